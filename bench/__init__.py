@@ -1,0 +1,1 @@
+"""Benchmarks: rota beside a baseline, in the same run. `./dev bench NAME [--json]`."""

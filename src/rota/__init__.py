@@ -1,0 +1,20 @@
+"""rota: who runs next, on whose budget, and by when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rota.app import Rota
+
+__all__ = ["Rota", "__version__"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Load `Rota` on first use, so that `import rota` and the command line start at once."""
+    if name == "Rota":
+        from rota.app import Rota  # noqa: PLC0415  # lazily, for a quick start
+
+        return Rota
+    raise AttributeError(f"module 'rota' has no attribute {name!r}")

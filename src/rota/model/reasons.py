@@ -1,0 +1,247 @@
+"""Every reason an entry waits, or was chosen.
+
+Two kinds of waiting, never mixed. A *blocking* reason means it may not run, whoever asks: lifting it
+needs time, money or an operator. An *ordering* reason means it may, and somebody else goes first.
+Each reason is typed and carries its numbers; `sentence` says it in words.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+__all__ = ["BLOCKING", "ORDERING", "Because", "Blocking", "Ordering"]
+
+
+class Blocking(msgspec.Struct, frozen=True, kw_only=True, tag_field="code"):
+    """Why an entry may not run now."""
+
+    lifts: ClassVar[str] = ""  # what would lift it, in a few words
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        raise NotImplementedError
+
+
+class NotYetRunnable(Blocking, tag="not_yet_runnable"):
+    """Its time has not come."""
+
+    lifts = "wait, or reschedule it"
+    runnable_at: float
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"it is not runnable before {self.runnable_at}"
+
+
+class BackingOff(Blocking, tag="backing_off"):
+    """Its last attempt failed and the next one waits."""
+
+    lifts = "wait, or retry it now"
+    until_at: float
+    attempt: int
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"attempt {self.attempt} failed; the next may start at {self.until_at}"
+
+
+class AfterPredecessor(Blocking, tag="after_predecessor"):
+    """It waits for other entries to complete."""
+
+    lifts = "complete or cancel what it waits for"
+    waiting_for: tuple[int, ...]
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"it waits for {', '.join(map(str, self.waiting_for))}"
+
+
+class PastDeadline(Blocking, tag="past_deadline"):
+    """Its deadline is over; the sweep will expire it."""
+
+    lifts = "move its deadline"
+    deadline: float
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"its deadline ({self.deadline}) has passed"
+
+
+class NotQueued(Blocking, tag="not_queued"):
+    """It is running or finished."""
+
+    lifts = "nothing: enqueue a new one"
+    state: str
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"it is {self.state}"
+
+
+class OwnerDead(Blocking, tag="owner_dead"):
+    """Its agent has ended."""
+
+    lifts = "enqueue it for a living agent"
+    pid: int
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"its agent {self.pid} is dead"
+
+
+class OverBudget(Blocking, tag="over_budget"):
+    """Used, reserved and asked together pass a limit: the strictest one is named."""
+
+    lifts = "raise the grant, or wait for the window to move"
+    level: str  # agent, project, global
+    owner: str
+    dim: str
+    used: int
+    reserved: int
+    ask: int
+    limit: int
+    frees_at: float | None = None
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return (
+            f"{self.dim} of {self.level} {self.owner}: {self.used:,} used + {self.reserved:,} reserved "
+            f"+ {self.ask:,} asked is over {self.limit:,}"
+        )
+
+
+class LimitExhausted(Blocking, tag="limit_exhausted"):
+    """A shared limit it draws on has nothing left."""
+
+    lifts = "wait for the refill"
+    name: str
+    until_at: float | None = None
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"the shared limit {self.name} is exhausted" + (f" until {self.until_at}" if self.until_at else "")
+
+
+class ContextDepleted(Blocking, tag="context_depleted"):
+    """Its own budget per period is used up."""
+
+    lifts = "wait for the refill"
+    context_id: int
+    until_at: float | None = None
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"context {self.context_id} is depleted" + (f" until {self.until_at}" if self.until_at else "")
+
+
+class CapReached(Blocking, tag="cap_reached"):
+    """Its agent or project already runs as much as it may."""
+
+    lifts = "wait for one to end, or raise the cap"
+    level: str  # agent, project, kind
+    owner: str
+    running: int
+    cap: int
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"{self.level} {self.owner} runs {self.running} of at most {self.cap}"
+
+
+class WorkspaceTaken(Blocking, tag="workspace_taken"):
+    """No workspace it could use is free."""
+
+    lifts = "wait for the holder, or add a workspace"
+    workspace: str | None  # None: every workspace of the project
+    held_by: tuple[int, ...]
+    since_at: float | None = None
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        what = f"workspace {self.workspace}" if self.workspace else "every workspace of its project"
+        return f"{what} is held by {', '.join(map(str, self.held_by))}"
+
+
+class PausedBy(Blocking, tag="paused"):
+    """Somebody paused its agent, its project or the fleet."""
+
+    lifts = "resume it"
+    level: str
+    owner: str
+    by: str
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"{self.level} {self.owner} was paused by {self.by}"
+
+
+class ProjectInactive(Blocking, tag="project_inactive"):
+    """Its project does not take part."""
+
+    lifts = "resume or restore the project"
+    project_id: str
+    status: str
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"project {self.project_id} is {self.status}"
+
+
+class Ordering(msgspec.Struct, frozen=True, kw_only=True, tag_field="code"):
+    """Why an entry that may run was not picked."""
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        raise NotImplementedError
+
+
+class NoSlot(Ordering, tag="no_slot"):
+    """Every slot that it fits is taken."""
+
+    kind: str | None = None
+    busy: int = 0
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        kind = f" of kind {self.kind}" if self.kind else ""
+        return f"no free slot{kind} ({self.busy} busy)"
+
+
+class Outranked(Ordering, tag="outranked"):
+    """Others go first."""
+
+    policy: str
+    ahead: int
+    first: tuple[int, ...] = ()  # the first few of them
+    score: str = ""
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"{self.ahead} entries go first by {self.policy}: {', '.join(map(str, self.first))}"
+
+
+class OutsideWindow(Ordering, tag="outside_window"):
+    """The policy looks at a bounded number of candidates, and it is not among them yet."""
+
+    window: int
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"it is not among the {self.window} candidates the policy looks at"
+
+
+class Because(msgspec.Struct, frozen=True, gc=False):
+    """Why this candidate was chosen: the policy, and the words for what decided."""
+
+    policy: str
+    words: str
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"{self.policy}: {self.words}"
+
+
+BLOCKING: tuple[type[Blocking], ...] = tuple(Blocking.__subclasses__())
+ORDERING: tuple[type[Ordering], ...] = tuple(Ordering.__subclasses__())

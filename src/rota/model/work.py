@@ -1,0 +1,318 @@
+"""What is scheduled: entries and their claims, agents, projects, workspaces, triggers.
+
+An *entry* is a row of the queue: "this agent should run". A *claim* is a worker's hold on one.
+Priority is higher-is-sooner. Weights are whole thousandths (`WEIGHT_UNIT` is weight one), so that
+shares are computed in integers. Instants end in `_at`; durations carry their unit.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+from rota.errors import InvalidPayload, ProjectInvalid, SchedInvalidPayload
+from rota.model.checks import TAGS_MAX, Checks
+
+__all__ = [
+    "AFTER_MAX",
+    "DIMENSIONS",
+    "EXIT_KINDS",
+    "WEIGHT_UNIT",
+    "Agent",
+    "Backoff",
+    "Claim",
+    "Intent",
+    "Limits",
+    "Project",
+    "ProjectConstraint",
+    "ReadyEntry",
+    "RestartPolicy",
+    "ScheduleSpec",
+    "Trigger",
+    "Worker",
+    "Workspace",
+]
+
+WEIGHT_UNIT = 1000  # weight one, in thousandths
+WEIGHT_MAX = 1_000_000 * WEIGHT_UNIT
+AFTER_MAX = 256  # predecessors of one entry
+ATTEMPTS_MAX = 1_000
+
+ExitKind = Literal["completed", "cancelled", "failed", "crashed"]
+EXIT_KINDS: tuple[ExitKind, ...] = ("completed", "cancelled", "failed", "crashed")
+
+# Suggested dimensions of usage; any non-empty name is allowed. cost_micro is 10^-6 of a currency unit.
+DIMENSIONS = ("tokens", "cost_micro", "cpu_s", "wall_s", "tool_calls", "fs_w_bytes")
+
+
+class Intent(StrEnum):
+    """What an agent is after; a policy may weigh it."""
+
+    PROTECT = "PROTECT"
+    ACCUMULATE = "ACCUMULATE"
+    BELONG = "BELONG"
+    DISCOVER = "DISCOVER"
+    DOMINATE = "DOMINATE"
+    NEUTRAL = "NEUTRAL"
+
+
+class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long to wait before the next attempt: base × factor^(attempt-1), capped, with full jitter."""
+
+    base_s: float = 1.0
+    factor: float = 2.0
+    cap_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        checks = Checks("Backoff", InvalidPayload)
+        checks.duration("base_s", self.base_s)
+        checks.number("factor", self.factor, 1)
+        checks.duration("cap_s", self.cap_s)
+
+
+_spec = Checks("ScheduleSpec", SchedInvalidPayload)
+_ON_FAILED = ("cancel", "run", "hold")
+_WORKSPACE_MODES = ("exclusive", "shared")
+
+
+class _SeedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pid: int  # owning agent
+    priority: int = 0  # higher is sooner
+    runnable_at: float = 0.0  # epoch seconds; 0 is "now"
+    deadline: float | None = None  # epoch seconds; None is none
+    trigger: str = "manual"  # manual, cron, event, resume, or your own word
+    payload: dict[str, Any] = {}  # opaque to the kernel
+
+
+class ScheduleSpec(_SeedSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A wish to run: what `enqueue` takes. Checked when it is made."""
+
+    tags: tuple[str, ...] = ()
+    key: str | None = None  # idempotency: the same key makes one entry
+    after: tuple[int, ...] = ()  # sched_ids that must complete first
+    on_failed: Literal["cancel", "run", "hold"] = "cancel"  # what to do when one of them does not
+    max_attempts: int = 3
+    retry_on: tuple[ExitKind, ...] = ("crashed",)
+    backoff: Backoff = Backoff()
+    expected: dict[str, int] = {}  # what a run is expected to use, per dimension
+    ceiling: dict[str, int] = {}  # what a run may use at most, per dimension
+    draws_on: tuple[str, ...] = ()  # names of shared limits
+    kind: str | None = None  # the kind of slot it needs; None runs anywhere
+    workspace: str | None = None  # the workspace it prefers
+    workspace_mode: Literal["exclusive", "shared"] | None = None  # None needs none
+    affinity: str | None = None  # the slot it would rather have
+    parent_id: int | None = None  # the entry that spawned it and lends it budget and priority
+    correlation_id: str | None = None
+    causation_id: str | None = None
+
+    def __post_init__(self) -> None:
+        _spec.whole("pid", self.pid)
+        _spec.whole("priority", self.priority)
+        _spec.instant("runnable_at", self.runnable_at)
+        if self.deadline is not None:
+            _spec.instant("deadline", self.deadline)
+            if self.deadline < self.runnable_at:
+                raise _spec.refuse("deadline", f"({self.deadline}) lies before runnable_at ({self.runnable_at})")
+        _spec.text("trigger", self.trigger)
+        _spec.mapping("payload", self.payload)
+        _spec.whole("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
+        # most entries leave the rest at its default, and these checks are on the enqueue path
+        if self.tags:
+            _spec.texts("tags", self.tags, TAGS_MAX)
+        if self.after:
+            self._check_after()
+        if self.expected:
+            _spec.amounts("expected", self.expected)
+        if self.ceiling:
+            _spec.amounts("ceiling", self.ceiling)
+        if self.draws_on:
+            _spec.texts("draws_on", self.draws_on)
+        if self.retry_on != ("crashed",):
+            for kind in self.retry_on:
+                _spec.one_of("retry_on", kind, EXIT_KINDS)
+        _spec.one_of("on_failed", self.on_failed, _ON_FAILED)
+        if self.workspace_mode is not None:
+            _spec.one_of("workspace_mode", self.workspace_mode, _WORKSPACE_MODES)
+        for field in ("key", "kind", "workspace", "affinity", "correlation_id", "causation_id"):
+            if getattr(self, field) is not None:
+                _spec.text(field, getattr(self, field))
+
+    def _check_after(self) -> None:
+        if type(self.after) is not tuple or len(self.after) > AFTER_MAX:
+            raise _spec.refuse("after", f"must be a tuple of at most {AFTER_MAX} sched_ids")
+        for sched_id in self.after:
+            _spec.whole("after", sched_id, 1)
+
+
+class _SeedEntry(msgspec.Struct, frozen=True):
+    sched_id: int
+    pid: int
+    priority: int
+    runnable_at: float
+    deadline: float | None
+    trigger: str
+    payload: dict[str, Any]
+    state: str  # see lifecycle.ENTRY
+    worker_id: str | None  # who claimed it
+    created_at: float
+    dispatched_at: float | None
+    completed_at: float | None
+    exit_kind: str | None
+
+
+class ReadyEntry(_SeedEntry, frozen=True, kw_only=True):
+    """A queue row as everybody sees it."""
+
+    project_id: str | None = None
+    hold: Literal["time", "after", "backoff"] | None = None  # why a queued entry is not ready
+    attempt: int = 0  # runs begun so far; the live run's number while dispatched
+    max_attempts: int = 3
+    outcome: str | None = None  # finer than exit_kind: timed_out, over_budget, quarantined, …
+    result: Any = None
+    tags: tuple[str, ...] = ()
+    key: str | None = None
+    token: int | None = None  # of the live claim
+    claim_expires_at: float | None = None
+    cancel_requested: bool = False
+    expected: dict[str, int] = {}
+    ceiling: dict[str, int] = {}
+    draws_on: tuple[str, ...] = ()
+    kind: str | None = None
+    workspace: str | None = None
+    parent_id: int | None = None
+    correlation_id: str | None = None
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """Who claims: a name, and which life of it (a restart is a new incarnation)."""
+
+    worker_id: str
+    incarnation: str
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's hold on an entry. It ends when it expires, unless heartbeats extend it."""
+
+    sched_id: int
+    worker_id: str
+    incarnation: str
+    token: int  # the event id of the claim: unique, growing, the fence of its workspace too
+    claimed_at: float
+    heartbeat_at: float
+    claim_timeout_s: float
+    reserved: dict[str, int] = {}  # asked of the budgets until it settles
+    workspace: str | None = None
+
+    @property
+    def expires_at(self) -> float:
+        """When the kernel takes the entry back."""
+        return self.heartbeat_at + self.claim_timeout_s
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one run may take; None is not limited here."""
+
+    wall_s: float | None = None
+    cpu_s: float | None = None
+    memory_bytes: int | None = None
+    processes: int | None = None
+    open_files: int | None = None
+    log_bytes: int = 1024 * 1024
+    tokens: int | None = None
+
+
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happens when an agent's run ends badly, again and again."""
+
+    when: Literal["never", "on_failure", "always"] = "on_failure"
+    backoff: Backoff = Backoff()
+    quarantine_after: int = 5  # failures in a row
+    quarantine_s: float = 600.0
+
+
+class Agent(msgspec.Struct, frozen=True):
+    """A schedulable process. Its `pid` is never reused."""
+
+    pid: int
+    parent_pid: int | None
+    name: str
+    template: str
+    state: str  # see lifecycle.AGENT
+    state_reason: str | None
+    created_at: float
+    updated_at: float
+    started_at: float | None
+    ended_at: float | None
+    exit_kind: str | None
+    exit_detail: dict[str, Any]
+    metadata: dict[str, Any]
+    last_event_id: int | None
+    # ours
+    project_id: str | None = None
+    priority: int = 0
+    weight: int = WEIGHT_UNIT
+    intent: Intent = Intent.NEUTRAL
+    rerunnable: bool = True  # a run ends in SUSPENDED and goes back to READY, not to DEAD
+    max_concurrent: int | None = None  # live claims at once; None is not limited here
+    paused_by: str | None = None
+
+
+class ProjectConstraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operator has put on a project until it is released."""
+
+    exclusive: bool = False  # one run at a time
+    max_by_kind: dict[str, int] = {}  # live runs per kind of slot
+    pause_scheduling: bool = False
+
+
+_project = Checks("Project", ProjectInvalid)
+
+
+class Project(msgspec.Struct, frozen=True, kw_only=True):
+    """A fair-share account: who a run is charged to."""
+
+    project_id: str
+    name: str
+    weight: int = WEIGHT_UNIT
+    max_concurrent: int | None = None
+    status: str = "ACTIVE"  # see lifecycle.PROJECT
+    constraint: ProjectConstraint = ProjectConstraint()
+    paused_by: str | None = None
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    metadata: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        _project.text("project_id", self.project_id)
+        _project.text("name", self.name)
+        _project.whole("weight", self.weight, 1, WEIGHT_MAX)
+        if self.max_concurrent is not None:
+            _project.whole("max_concurrent", self.max_concurrent, 0)
+
+
+class Workspace(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder that a run needs for itself, or shares with readers."""
+
+    workspace_id: str
+    project_id: str
+    path: str
+    source: Literal["folder", "worktree"] = "folder"
+    lock_mode: Literal["exclusive", "shared"] | None = None  # None is free
+    held_by: tuple[int, ...] = ()  # sched_ids of the live claims on it
+    held_since: float | None = None
+    fence: int = 0  # the highest token that ever held it
+
+
+class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What enqueues an agent without a person: exactly one of the five kinds."""
+
+    kind: Literal["cron", "event", "interval", "start", "after"]
+    cron: str | None = None
+    zone: str = "UTC"
+    event: str | None = None  # an event kind, or a prefix ending in *
+    every_s: float | None = None
+    after: str | None = None  # another agent's name
+    payload: dict[str, Any] = {}
+    priority: int | None = None

@@ -1,0 +1,211 @@
+"""The policies that rank each candidate by a number of its own: strict, round robin, priority with aging.
+
+*strict* is priority, then who became ready first, then id. It is what a queue means by priority, and
+it starves: while something more important keeps coming, the rest waits for ever.
+
+*round_robin* takes whoever has waited longest since its last run. Nobody waits longer than it takes to
+serve everybody once.
+
+*weighted_priority* and *intent_weighted* order by an effective priority: the candidate's own (times a
+weight for its intent), plus a boost for having waited. How the boost grows decides what it is worth:
+
+    fixed    boost once `max_wait` has passed, the same for ever. With room for everybody each pass this
+             is enough. When room is short it is not: priority 1 + 2 never passes priority 10.
+    linear   boost again for every further `max_wait`. It grows without end, so everybody's turn comes.
+
+    priority 10 against priority 1, one slot, boost 2 after 5: linear reaches 1 + 2 × 5 > 10 after 25
+    passes, runs once, and starts to wait anew. Fixed stops at 3 and never runs.
+
+The arithmetic is done in the order it is written in (base, then + boost), so that a faster form which
+does the same operations on columns gives the same order bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from typing import Literal
+
+from rota.errors import PolicyInvalid
+from rota.model.checks import Checks
+from rota.model.reasons import Because
+from rota.model.snapshot import Account, Candidate, Decisions, Key, Snapshot
+from rota.model.work import Intent
+from rota.policy.contract import Bound, Policy, place
+
+__all__ = [
+    "INTENT_WEIGHTS",
+    "HeapOrdering",
+    "boost",
+    "intent_weighted",
+    "round_robin",
+    "strict",
+    "strict_key",
+    "weighted_priority",
+]
+
+INTENT_WEIGHTS: Mapping[str, float] = {
+    Intent.DOMINATE: 3.0,
+    Intent.ACCUMULATE: 2.5,
+    Intent.DISCOVER: 2.0,
+    Intent.BELONG: 1.8,
+    Intent.PROTECT: 1.5,
+    Intent.NEUTRAL: 1.0,
+}
+UNKNOWN_INTENT_WEIGHT = 1.0
+
+Growth = Literal["fixed", "linear"]
+
+
+def strict_key(candidate: Candidate) -> tuple[float, float, int]:
+    """Priority, then who became ready first, then id."""
+    return -candidate.priority, candidate.ready_at, candidate.id
+
+
+class HeapOrdering:
+    """The ordering of a policy whose key depends on the candidate alone: a heap with lazy removal."""
+
+    def __init__(self, key: Callable[[Candidate], tuple[float, float, int]]) -> None:
+        self._key = key
+        self._heap: list[tuple[tuple[float, float, int], Candidate]] = []
+        self._ready: dict[int, Candidate] = {}
+
+    def account(self, level: Literal["owner", "group"], key: Key, account: Account) -> None:
+        """Accounts do not move this order."""
+
+    def charge(self, owner: Key, group: Key, cost: int) -> None:
+        """Costs do not move this order."""
+
+    def add(self, candidate: Candidate) -> None:
+        """A candidate became ready."""
+        if candidate.id in self._ready:
+            raise ValueError(f"candidate {candidate.id} is there already")
+        self._ready[candidate.id] = candidate
+        heappush(self._heap, (self._key(candidate), candidate))
+
+    def remove(self, candidate_id: int) -> None:
+        """A candidate is no longer ready."""
+        del self._ready[candidate_id]
+        if len(self._heap) > 2 * len(self._ready):  # dead entries never exceed the live ones
+            self._heap = [item for item in self._heap if self._ready.get(item[1].id) is item[1]]
+            heapify(self._heap)
+
+    def pick(self) -> Candidate | None:
+        """Take out the next one."""
+        while self._heap:
+            candidate = heappop(self._heap)[1]
+            if self._ready.get(candidate.id) is candidate:
+                del self._ready[candidate.id]
+                return candidate
+        return None
+
+
+def strict() -> Policy:
+    """Priority, then who became ready first."""
+
+    def rank(snapshot: Snapshot) -> Decisions:
+        return place(((c, _strict_because(c)) for c in sorted(snapshot.candidates, key=strict_key)), snapshot.slots)
+
+    return Policy(
+        name="strict",
+        rank=rank,
+        sentence="Higher priority first, then whoever became ready first. May starve.",
+        ordering=lambda: HeapOrdering(strict_key),
+    )
+
+
+def _strict_because(candidate: Candidate) -> Because:
+    return Because("strict", f"priority {candidate.priority}, ready at {candidate.ready_at}")
+
+
+def round_robin() -> Policy:
+    """Whoever has waited longest since its last run."""
+
+    def rank(snapshot: Snapshot) -> Decisions:
+        def key(candidate: Candidate) -> tuple[float, int]:
+            return snapshot.owner(candidate).last_run_at, candidate.id
+
+        return place(_reasons(sorted(snapshot.candidates, key=key), snapshot), snapshot.slots)
+
+    def _reasons(order: list[Candidate], snapshot: Snapshot) -> Iterator[tuple[Candidate, Because]]:
+        for candidate in order:
+            yield candidate, Because("round_robin", f"last run at {snapshot.owner(candidate).last_run_at}")
+
+    return Policy(
+        name="round_robin",
+        rank=rank,
+        sentence="Whoever has waited longest since its last run.",
+        bound=Bound(
+            "candidate",
+            lambda snapshot, _: math.ceil(len(snapshot.candidates) / max(1, len(snapshot.slots))),
+            "Nobody waits longer than it takes to serve everybody once.",
+        ),
+    )
+
+
+def boost(waited: float, max_wait: float, step: float, growth: Growth) -> float:
+    """What having waited is worth."""
+    if growth == "linear":
+        return step * (waited // max_wait)
+    return step if waited >= max_wait else 0.0
+
+
+def weighted_priority(*, max_wait: float = 5, starvation_boost: float = 2.0, growth: Growth = "linear") -> Policy:
+    """Priority plus a boost for having waited."""
+    return _aging("weighted_priority", None, max_wait, starvation_boost, growth)
+
+
+def intent_weighted(
+    *,
+    max_wait: float = 5,
+    starvation_boost: float = 2.0,
+    growth: Growth = "linear",
+    intent_weights: Mapping[str, float] = INTENT_WEIGHTS,
+) -> Policy:
+    """Priority times the weight of the intent, plus a boost for having waited."""
+    checks = Checks("intent_weighted", PolicyInvalid)
+    for intent, weight in intent_weights.items():
+        checks.number(f"intent_weights[{intent}]", weight, 0)
+    return _aging("intent_weighted", dict(intent_weights), max_wait, starvation_boost, growth)
+
+
+def _aging(name: str, weights: Mapping[str, float] | None, max_wait: float, step: float, growth: Growth) -> Policy:
+    checks = Checks(name, PolicyInvalid)
+    checks.number("max_wait", max_wait, 0)
+    checks.number("starvation_boost", step, 0)
+    checks.one_of("growth", growth, ("fixed", "linear"))
+    if max_wait == 0:
+        raise checks.refuse("max_wait", "must be more than 0")
+
+    def base(candidate: Candidate) -> float:
+        if weights is None:
+            return candidate.priority
+        return candidate.priority * weights.get(candidate.intent, UNKNOWN_INTENT_WEIGHT)
+
+    def effective(snapshot: Snapshot, candidate: Candidate) -> float:
+        waited = snapshot.now - snapshot.owner(candidate).last_run_at
+        return base(candidate) + boost(waited, max_wait, step, growth)
+
+    def rank(snapshot: Snapshot) -> Decisions:
+        scored = sorted((-effective(snapshot, c), c.id, c) for c in snapshot.candidates)
+        return place(((c, Because(name, f"effective priority {-score}")) for score, _, c in scored), snapshot.slots)
+
+    def passes(snapshot: Snapshot, _: Key) -> int:
+        # Once somebody has waited `unbeatable`, its boost makes up for the widest gap in priority, and
+        # whoever runs after that moment stays behind it: each of the others goes first once more at most.
+        # Those who had waited even longer at the start may go ahead until they too have run once.
+        bases = [base(candidate) for candidate in snapshot.candidates]
+        waits = [snapshot.now - snapshot.owner(candidate).last_run_at for candidate in snapshot.candidates]
+        steps = math.ceil((max(bases) - min(bases)) / step) + 1
+        unbeatable = max_wait * (steps + 1) + max(0.0, max(waits) - min(waits))
+        return math.ceil(unbeatable) + math.ceil(len(bases) / max(1, len(snapshot.slots)))
+
+    bound = Bound("candidate", passes, "Waiting is worth more and more, so everybody's turn comes.")
+    weighed = "times the weight of its intent, " if weights is not None else ""
+    return Policy(
+        name=name,
+        rank=rank,
+        sentence=f"Priority, {weighed}plus a boost for having waited ({growth}).",
+        bound=bound if growth == "linear" and step > 0 else None,
+    )
