@@ -579,7 +579,7 @@ class DaemonMoved(Fact):
 
     kind = "kernel.daemon.moved"
     verb: Literal["started", "stopped"]
-    version: str
+    rota_version: str
 
 
 class AccessDenied(Fact):

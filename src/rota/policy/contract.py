@@ -18,7 +18,7 @@ import msgspec
 from rota.model.reasons import Because
 from rota.model.snapshot import Account, Candidate, Decision, Decisions, Key, Slot, Snapshot
 
-__all__ = ["Bound", "Ordering", "Policy", "Rank", "place"]
+__all__ = ["Bound", "Ordering", "Places", "Policy", "Rank", "place"]
 
 Rank: TypeAlias = Callable[[Snapshot], Decisions]
 
@@ -55,7 +55,7 @@ class Bound(msgspec.Struct, frozen=True):
     `passes(snapshot, subject)`.
     """
 
-    subject: Literal["candidate", "owner", "group"]
+    subject: Literal["owner", "group"]
     passes: Callable[[Snapshot, Key], int]
     sentence: str
 
@@ -70,22 +70,40 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ordering: Callable[[], Ordering] | None = None
 
 
-def place(order: Iterable[tuple[Candidate, Because]], slots: Iterable[Slot]) -> Decisions:
-    """Give each candidate, in order, the plainest free slot that fits it.
+class Places:
+    """The free slots of a pass. A candidate is given the plainest one that fits it, so that a slot that
+    can do more is kept for those who need it."""
 
-    The plainest first, so that a slot that can do more is kept for those who need it. One that fits
-    nowhere is passed over and hides nobody behind it.
-    """
-    free = sorted(slots, key=lambda slot: (-len(slot.kinds), -slot.id))  # the plainest last, to pop it
-    plain = not any(slot.kinds for slot in free)
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        # the plainest last, to pop it
+        self._free = sorted(slots, key=lambda slot: (-len(slot.kinds), -slot.id))
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def take(self, candidate: Candidate) -> int | None:
+        """The slot that is now this candidate's, or None when none fits."""
+        free = self._free
+        if candidate.kind is None:
+            return free.pop().id if free else None
+        for at in range(len(free) - 1, -1, -1):
+            if candidate.kind in free[at].kinds:
+                return free.pop(at).id
+        return None
+
+    def kinds(self) -> frozenset[str]:
+        """The kinds of work that can still be placed."""
+        return frozenset(kind for slot in self._free for kind in slot.kinds)
+
+
+def place(order: Iterable[tuple[Candidate, Because]], slots: Iterable[Slot]) -> Decisions:
+    """Give each candidate, in order, a slot. One that fits nowhere is passed over and hides nobody."""
+    places = Places(slots)
     decisions: list[Decision] = []
     for candidate, because in order:
-        if not free:
+        if not places:
             break
-        if candidate.kind is None:
-            decisions.append(Decision(candidate.id, free.pop().id, because))
-        elif not plain:
-            at = next((i for i in range(len(free) - 1, -1, -1) if candidate.kind in free[i].kinds), None)
-            if at is not None:
-                decisions.append(Decision(candidate.id, free.pop(at).id, because))
+        slot_id = places.take(candidate)
+        if slot_id is not None:
+            decisions.append(Decision(candidate.id, slot_id, because))
     return tuple(decisions)

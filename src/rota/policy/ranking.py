@@ -137,7 +137,7 @@ def round_robin() -> Policy:
         rank=rank,
         sentence="Whoever has waited longest since its last run.",
         bound=Bound(
-            "candidate",
+            "owner",
             lambda snapshot, _: math.ceil(len(snapshot.candidates) / max(1, len(snapshot.slots))),
             "Nobody waits longer than it takes to serve everybody once.",
         ),
@@ -192,16 +192,14 @@ def _aging(name: str, weights: Mapping[str, float] | None, max_wait: float, step
         return place(((c, Because(name, f"effective priority {-score}")) for score, _, c in scored), snapshot.slots)
 
     def passes(snapshot: Snapshot, _: Key) -> int:
-        # Once somebody has waited `unbeatable`, its boost makes up for the widest gap in priority, and
-        # whoever runs after that moment stays behind it: each of the others goes first once more at most.
-        # Those who had waited even longer at the start may go ahead until they too have run once.
+        # Whoever runs once `unbeatable` has passed since X began to wait is behind X from then on, because
+        # X's boost leads by more than the widest gap in priority. So after that moment each of the others
+        # goes first once more at most.
         bases = [base(candidate) for candidate in snapshot.candidates]
-        waits = [snapshot.now - snapshot.owner(candidate).last_run_at for candidate in snapshot.candidates]
-        steps = math.ceil((max(bases) - min(bases)) / step) + 1
-        unbeatable = max_wait * (steps + 1) + max(0.0, max(waits) - min(waits))
-        return math.ceil(unbeatable) + math.ceil(len(bases) / max(1, len(snapshot.slots)))
+        unbeatable = max_wait * (math.ceil((max(bases) - min(bases)) / step) + 1)
+        return math.ceil(unbeatable) + math.ceil(len(bases) / max(1, len(snapshot.slots))) + 1
 
-    bound = Bound("candidate", passes, "Waiting is worth more and more, so everybody's turn comes.")
+    bound = Bound("owner", passes, "Waiting is worth more and more, so everybody's turn comes.")
     weighed = "times the weight of its intent, " if weights is not None else ""
     return Policy(
         name=name,

@@ -1,0 +1,304 @@
+"""The laws every policy keeps, checked on generated snapshots.
+
+    from rota.testing import policy_laws
+
+    @pytest.mark.parametrize("law", policy_laws.LAWS)
+    def test_my_policy_keeps_the_law(law):
+        policy_laws.check(my_policy(), law)
+
+Needs hypothesis: `pip install rota[testing]`.
+
+The closed world of the waiting law: everybody in the snapshot stays ready, each pass fills its slots, each
+pick is charged what it was expected to cost, and a pass takes one unit of time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rota.model.snapshot import Account, Candidate, Decision, Decisions, Key, Slot, Snapshot
+from rota.model.work import WEIGHT_UNIT, Intent
+from rota.policy.contract import Bound, Policy
+from rota.policy.virtual_time import charged
+
+__all__ = ["LAWS", "check", "closed_world", "settle", "snapshots"]
+
+Law: TypeAlias = Callable[[Policy], None]
+
+CANDIDATES_MAX = 12
+PASSES_MAX = 300  # of a closed world; a bound beyond it is checked up to here
+
+_KINDS = ("gpu", "browser")
+_quiet = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+@st.composite
+def accounts(draw: st.DrawFn, now: int) -> Account:
+    """Where an owner or a group may stand."""
+    return Account(
+        weight=draw(st.integers(1, 5)) * WEIGHT_UNIT // 2,
+        virtual_time=draw(st.integers(0, 20)) * 500_000,
+        request=draw(st.integers(1, 5)),
+        usage=draw(st.integers(0, 100)),
+        reserved=draw(st.integers(0, 10)),
+        live=draw(st.integers(0, 2)),
+        ended=draw(st.integers(0, 3)),
+        last_run_at=draw(st.integers(0, now)),
+    )
+
+
+@st.composite
+def snapshots(draw: st.DrawFn, *, kinds: bool = True, slots_min: int = 0) -> Snapshot:
+    """A moment that a runtime could meet: owners with several candidates, groups with several owners."""
+    now = draw(st.integers(0, 50))
+    ids = draw(st.lists(st.integers(1, 99), max_size=CANDIDATES_MAX, unique=True))
+    home = {owner: draw(st.sampled_from(["A", "B", "C"])) for owner in range(1, 6)}
+    candidates = tuple(draw(_candidate(number, home, now, kinds)) for number in ids)
+    slot_ids = draw(st.lists(st.integers(0, 20), min_size=slots_min, max_size=6, unique=True))
+    kind_sets = st.lists(st.sampled_from(_KINDS), unique=True, max_size=2).map(tuple) if kinds else st.just(())
+    return Snapshot(
+        now=now,
+        slots=tuple(Slot(number, draw(kind_sets)) for number in slot_ids),
+        candidates=candidates,
+        owners={owner: draw(accounts(now)) for owner in home},
+        groups={group: draw(accounts(now)) for group in ("A", "B", "C")},
+    )
+
+
+@st.composite
+def _candidate(draw: st.DrawFn, number: int, home: Mapping[int, str], now: int, kinds: bool) -> Candidate:
+    owner = draw(st.sampled_from(sorted(home)))
+    return Candidate(
+        id=number,
+        owner=owner,
+        group=home[owner],
+        priority=draw(st.integers(0, 10)),
+        ready_at=draw(st.integers(0, now)),
+        deadline=draw(st.none() | st.integers(0, 100)),
+        intent=draw(st.sampled_from(Intent)),
+        cost=draw(st.integers(1, 9)),
+        kind=draw(st.none() | st.sampled_from(_KINDS)) if kinds else None,
+    )
+
+
+# --- the laws ------------------------------------------------------------------------------------
+
+
+def same_input_same_answer(policy: Policy) -> None:
+    """Asked twice, it says the same."""
+
+    @_quiet
+    @given(snapshots())
+    def holds(snapshot: Snapshot) -> None:
+        assert policy.rank(snapshot) == policy.rank(snapshot)
+
+    holds()
+
+
+def input_order_is_irrelevant(policy: Policy) -> None:
+    """However the snapshot is listed, it says the same."""
+
+    @_quiet
+    @given(snapshots(), st.randoms(use_true_random=False))
+    def holds(snapshot: Snapshot, chance: random.Random) -> None:
+        assert policy.rank(_shuffled(snapshot, chance)) == policy.rank(snapshot)
+
+    holds()
+
+
+def _shuffled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
+    def mixed(things: Iterable[object]) -> list[object]:
+        listed = list(things)
+        chance.shuffle(listed)
+        return listed
+
+    return Snapshot(
+        now=snapshot.now,
+        slots=tuple(mixed(snapshot.slots)),  # type: ignore[arg-type]
+        candidates=tuple(mixed(snapshot.candidates)),  # type: ignore[arg-type]
+        owners=dict(mixed(snapshot.owners.items())),  # type: ignore[arg-type]
+        groups=dict(mixed(snapshot.groups.items())),  # type: ignore[arg-type]
+    )
+
+
+def no_stranger_no_duplicate_no_overflow(policy: Policy) -> None:
+    """It picks candidates it was shown, each once, each into a free slot that fits, each slot once."""
+
+    @_quiet
+    @given(snapshots())
+    def holds(snapshot: Snapshot) -> None:
+        decisions = policy.rank(snapshot)
+        shown = {candidate.id: candidate for candidate in snapshot.candidates}
+        free = {slot.id: slot for slot in snapshot.slots}
+        assert len({decision.candidate_id for decision in decisions}) == len(decisions)
+        assert len({decision.slot_id for decision in decisions}) == len(decisions)
+        for decision in decisions:
+            assert free[decision.slot_id].fits(shown[decision.candidate_id])
+
+    holds()
+
+
+def nothing_that_fits_is_left_out(policy: Policy) -> None:
+    """No slot stays free while a candidate that fits it waits."""
+
+    @_quiet
+    @given(snapshots())
+    def holds(snapshot: Snapshot) -> None:
+        decisions = policy.rank(snapshot)
+        picked = {decision.candidate_id for decision in decisions}
+        taken = {decision.slot_id for decision in decisions}
+        waiting = [candidate for candidate in snapshot.candidates if candidate.id not in picked]
+        free = [slot for slot in snapshot.slots if slot.id not in taken]
+        assert not any(slot.fits(candidate) for slot in free for candidate in waiting)
+
+    holds()
+
+
+def ties_end_in_the_lowest_id(policy: Policy) -> None:
+    """Of two candidates alike in everything, the one with the lower id goes first."""
+
+    @_quiet
+    @given(snapshots(), st.integers(100, 199))
+    def holds(snapshot: Snapshot, twin_id: int) -> None:
+        if not snapshot.candidates:
+            return
+        original = snapshot.candidates[0]
+        twin = msgspec.structs.replace(original, id=twin_id)
+        picked = _picked(policy, msgspec.structs.replace(snapshot, candidates=(*snapshot.candidates, twin)))
+        if twin.id in picked:
+            assert original.id in picked
+            assert picked.index(original.id) < picked.index(twin.id)
+
+    holds()
+
+
+def _picked(policy: Policy, snapshot: Snapshot) -> list[int]:
+    return [decision.candidate_id for decision in policy.rank(snapshot)]
+
+
+def every_pick_says_why(policy: Policy) -> None:
+    """Each decision names the policy and what decided."""
+
+    @_quiet
+    @given(snapshots())
+    def holds(snapshot: Snapshot) -> None:
+        for decision in policy.rank(snapshot):
+            assert decision.reason.policy == policy.name
+            assert decision.reason.words
+
+    holds()
+
+
+def the_ordering_picks_what_the_plain_form_picks(policy: Policy) -> None:
+    """Where there is an ordering, its picks one by one are the plain function's list."""
+    if policy.ordering is None:
+        return
+    fresh = policy.ordering
+
+    @_quiet
+    @given(snapshots(kinds=False))
+    def holds(snapshot: Snapshot) -> None:
+        ordering = fresh()
+        for owner, account in snapshot.owners.items():
+            ordering.account("owner", owner, account)
+        for group, account in snapshot.groups.items():
+            ordering.account("group", group, account)
+        for candidate in snapshot.candidates:
+            ordering.add(candidate)
+        picks = [ordering.pick() for _ in snapshot.slots]
+        assert [pick.id for pick in picks if pick is not None] == _picked(policy, snapshot)
+
+    holds()
+
+
+def the_bound_on_waiting_holds(policy: Policy) -> None:
+    """In a closed world nobody waits longer than the policy declares; one that declares None may starve."""
+    if policy.bound is None:
+        return
+    bound = policy.bound
+
+    @_quiet
+    @given(snapshots(kinds=False, slots_min=1))
+    def holds(snapshot: Snapshot) -> None:
+        _check_waiting(policy, bound, snapshot)
+
+    holds()
+
+
+LAWS: Mapping[str, Law] = {
+    law.__name__: law
+    for law in (
+        same_input_same_answer,
+        input_order_is_irrelevant,
+        no_stranger_no_duplicate_no_overflow,
+        nothing_that_fits_is_left_out,
+        ties_end_in_the_lowest_id,
+        every_pick_says_why,
+        the_ordering_picks_what_the_plain_form_picks,
+        the_bound_on_waiting_holds,
+    )
+}
+
+
+def check(policy: Policy, law: str) -> None:
+    """Check one law, by name."""
+    LAWS[law](policy)
+
+
+# --- the closed world ----------------------------------------------------------------------------
+
+
+def _check_waiting(policy: Policy, bound: Bound, snapshot: Snapshot) -> None:
+    subjects = {_subject(bound, candidate) for candidate in snapshot.candidates}
+    promised = {subject: bound.passes(snapshot, subject) for subject in subjects}
+    waited = dict.fromkeys(subjects, 0)
+    horizon = min(PASSES_MAX, 2 * max(promised.values(), default=0) + 1)
+    by_id = {candidate.id: candidate for candidate in snapshot.candidates}
+    for before, decisions, after in closed_world(policy, snapshot, horizon):
+        served = {_subject(bound, by_id[decision.candidate_id]) for decision in decisions}
+        for subject in subjects:
+            if subject in served:
+                waited[subject], promised[subject] = 0, bound.passes(after, subject)
+            else:
+                waited[subject] += 1
+                assert waited[subject] < promised[subject], f"{subject} waits longer than promised at {before.now}"
+
+
+def _subject(bound: Bound, candidate: Candidate) -> Key:
+    return candidate.owner if bound.subject == "owner" else candidate.group
+
+
+def closed_world(policy: Policy, snapshot: Snapshot, passes: int) -> Iterable[tuple[Snapshot, Decisions, Snapshot]]:
+    """Run passes in which everybody stays ready; each yields before, decisions, after."""
+    for _ in range(passes):
+        decisions = policy.rank(snapshot)
+        after = settle(snapshot, decisions)
+        yield snapshot, decisions, after
+        snapshot = after
+
+
+def settle(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
+    """The next moment: every pick ran, cost what was expected, and is ready again."""
+    by_id = {candidate.id: candidate for candidate in snapshot.candidates}
+    owners, groups = dict(snapshot.owners), dict(snapshot.groups)
+    for decision in decisions:
+        candidate = by_id[decision.candidate_id]
+        for table, key in ((owners, candidate.owner), (groups, candidate.group)):
+            table[key] = _ran(table.get(key, Account()), candidate.cost, snapshot.now)
+    return msgspec.structs.replace(snapshot, now=snapshot.now + 1, owners=owners, groups=groups)
+
+
+def _ran(account: Account, cost: int, now: float) -> Account:
+    return msgspec.structs.replace(
+        account,
+        usage=account.usage + cost,
+        virtual_time=charged(account.virtual_time, cost, account.weight),
+        ended=account.ended + 1,
+        last_run_at=now,
+    )

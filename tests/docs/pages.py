@@ -1,0 +1,123 @@
+"""The pages that are made from code: what they say cannot drift from what the code does.
+
+`./dev docs` writes them; a test holds them current.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from rota.errors import CODES, RESERVED
+from rota.model.events import FACTS
+from rota.model.lifecycle import MACHINES, Machine
+from rota.model.reasons import BLOCKING, ORDERING
+from rota.policy import registry
+
+ROOT = Path(__file__).parents[2]
+MADE = "<!-- Made from the code by `./dev docs`; edit the code, not this page. -->\n"
+
+
+def _first_line(thing: object) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]
+
+
+def state_machines() -> Iterator[str]:
+    """docs/state-machines.md."""
+    yield "# State machines\n"
+    yield MADE
+    yield "Every state machine in rota is a table of arrows in `rota/model/lifecycle.py`. A verb that is not drawn raises"
+    yield "an error that names the state, the verb and what would be legal, and changes nothing.\n"
+    for machine in MACHINES:
+        yield f"## {machine.name}\n"
+        yield f"{machine.about}\n"
+        yield "```mermaid\nstateDiagram-v2"
+        yield f"  [*] --> {machine.initial}"
+        yield from _arrows(machine)
+        for state in machine.states:
+            if state in machine.final:
+                yield f"  {state} --> [*]"
+        yield "```\n"
+
+
+def _arrows(machine: Machine) -> Iterator[str]:
+    """One line for each pair of states, with every verb that leads from the one to the other."""
+    verbs: dict[tuple[str, str], list[str]] = {}
+    for (source, verb), target in machine.arrows.items():
+        verbs.setdefault((source, target), []).append(verb)
+    for (source, target), names in verbs.items():
+        yield f"  {source} --> {target} : {' / '.join(names)}"
+
+
+def errors() -> Iterator[str]:
+    """docs/reference/errors.md."""
+    yield "# Errors\n"
+    yield MADE
+    yield "Every error has a number, a name, its facts as data, and a sentence that says what to do.\n"
+    yield "| code | name | raised as | meaning |\n|---|---|---|---|"
+    for code in CODES.values():
+        kind = f"`{code.raised_by.__name__}`" if code.raised_by else "the protocol"
+        yield f"| {code.code} | `{code.name}` | {kind} | {code.meaning} |"
+    yield "\nKept free for neighbours that share the numbers:\n"
+    for numbers, whose in RESERVED.items():
+        yield f"- {numbers.stop - 1} to {numbers.start}: {whose}"
+    yield ""
+
+
+def events() -> Iterator[str]:
+    """docs/reference/events.md."""
+    yield "# Events\n"
+    yield MADE
+    yield "Every fact the journal can hold. A user's own events may have any kind that does not begin with `kernel.`.\n"
+    yield "| kind | version | what it says | fields |\n|---|---|---|---|"
+    for kind, fact in FACTS.items():
+        fields = ", ".join(f"`{name}`" for name in fact.__struct_fields__)
+        yield f"| `{kind}` | {fact.version} | {_first_line(fact)} | {fields} |"
+    yield ""
+
+
+def reasons() -> Iterator[str]:
+    """docs/reference/reasons.md."""
+    yield "# Reasons\n"
+    yield MADE
+    yield "Why an entry waits. *Blocking*: it may not run, whoever asks. *Ordering*: it may, and others go first.\n"
+    yield "| blocking | what it says | what lifts it |\n|---|---|---|"
+    for reason in BLOCKING:
+        yield f"| `{reason.__struct_config__.tag}` | {_first_line(reason)} | {reason.lifts} |"
+    yield "\n| ordering | what it says |\n|---|---|"
+    for ordering in ORDERING:
+        yield f"| `{ordering.__struct_config__.tag}` | {_first_line(ordering)} |"
+    yield ""
+
+
+def policies() -> Iterator[str]:
+    """docs/reference/policies.md."""
+    yield "# Policies\n"
+    yield MADE
+    yield "A policy is a plain function from a snapshot to picks. Any policy works in any runtime.\n"
+    yield "| name | what it does | bound on waiting | parameters |\n|---|---|---|---|"
+    for name in registry.names():
+        policy = registry.make(name)
+        waiting = policy.bound.sentence if policy.bound else "**none: it may starve**"
+        parameters = ", ".join(f"`{key}={value!r}`" for key, value in registry.parameters(name).items())
+        yield f"| `{name}` | {policy.sentence} | {waiting} | {_plain(parameters) or '–'} |"
+    yield ""
+
+
+def _plain(text: str) -> str:
+    """Enum members read better as their values."""
+    return text.replace("mappingproxy(", "(").replace("<Intent.", "").replace("|", "\\|")
+
+
+PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
+    "docs/state-machines.md": state_machines,
+    "docs/reference/errors.md": errors,
+    "docs/reference/events.md": events,
+    "docs/reference/reasons.md": reasons,
+    "docs/reference/policies.md": policies,
+}
+
+
+def render(page: str) -> str:
+    """A page's text."""
+    return "\n".join(PAGES[page]())

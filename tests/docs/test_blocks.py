@@ -1,0 +1,107 @@
+"""Every command and code block in the README and the docs is run.
+
+Python blocks run by themselves, each in a process and a folder of its own. Shell blocks run in the checkout.
+The two commands that run this very test are held against .ci/run instead of being run inside themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DRAWINGS = {"mermaid", "text", "house"}  # for people; the house is read by the import-order test
+GATE = {"./dev test", "./dev check"}  # what CI runs: running them here would not end
+
+
+class Block(msgspec.Struct, frozen=True):
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        fence = None
+        for number, line in enumerate(page.read_text().splitlines(), start=1):
+            if line.startswith("```"):
+                if fence is None:
+                    fence = (number, line[3:].strip(), [])  # type: tuple[int, str, list[str]]
+                else:
+                    yield Block(page, fence[0], fence[1], "\n".join(fence[2]))
+                    fence = None
+            elif fence is not None:
+                fence[2].append(line)
+        assert fence is None, f"{page} leaves a block open"
+
+
+def of(*languages: str) -> list[Block]:
+    return [block for block in blocks() if block.language in languages]
+
+
+def test_every_block_is_of_a_kind_that_something_checks() -> None:
+    known = DRAWINGS | {"python", "bash", "toml", "json"}
+    strangers = [f"{block}: {block.language!r}" for block in blocks() if block.language not in known]
+    assert not strangers
+
+
+@pytest.mark.parametrize("block", of("python"), ids=str)
+def test_a_python_block_runs_by_itself(block: Block, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", block.text], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("block", of("bash"), ids=str)
+def test_the_commands_of_a_shell_block_run(block: Block) -> None:
+    environment = {**os.environ, "NO_COLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for line in block.text.splitlines():
+        command = line.split("#")[0].strip()
+        if not command:
+            continue
+        if command in GATE:
+            assert command in (ROOT / ".ci" / "run").read_text().splitlines()
+            continue
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("block", of("toml", "json"), ids=str)
+def test_a_data_block_can_be_read(block: Block) -> None:
+    assert tomllib.loads(block.text) if block.language == "toml" else msgspec.json.decode(block.text)
+
+
+def test_ci_runs_the_readmes_two_commands_and_nothing_else() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
+    assert commands == ["./dev check", "./dev test"]
+    assert {line.split("#")[0].strip() for line in (ROOT / "README.md").read_text().splitlines()} >= GATE
+
+
+def test_every_verb_of_dev_that_a_page_names_exists() -> None:
+    offered = subprocess.run(["./dev", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    verbs = set(re.findall(r"^  ([a-z]+)", offered, re.MULTILINE))
+    for page in PAGES:
+        for verb in re.findall(r"\./dev ([a-z]+)", page.read_text()):
+            assert verb in verbs, f"{page.relative_to(ROOT)} names ./dev {verb}"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
