@@ -26,8 +26,8 @@ def state_machines() -> Iterator[str]:
     """docs/state-machines.md."""
     yield "# State machines\n"
     yield MADE
-    yield "Every state machine in rota is a table of arrows in `rota/model/lifecycle.py`. A verb that is not drawn raises"
-    yield "an error that names the state, the verb and what would be legal, and changes nothing.\n"
+    yield "Every state machine in rota is a table of arrows in `rota/model/lifecycle.py`. A verb that is not drawn"
+    yield "raises an error that names the state, the verb and what would be legal, and changes nothing.\n"
     for machine in MACHINES:
         yield f"## {machine.name}\n"
         yield f"{machine.about}\n"

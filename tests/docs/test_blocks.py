@@ -35,17 +35,10 @@ class Block(msgspec.Struct, frozen=True):
 
 def blocks() -> Iterator[Block]:
     for page in PAGES:
-        fence = None
-        for number, line in enumerate(page.read_text().splitlines(), start=1):
-            if line.startswith("```"):
-                if fence is None:
-                    fence = (number, line[3:].strip(), [])  # type: tuple[int, str, list[str]]
-                else:
-                    yield Block(page, fence[0], fence[1], "\n".join(fence[2]))
-                    fence = None
-            elif fence is not None:
-                fence[2].append(line)
-        assert fence is None, f"{page} leaves a block open"
+        text = page.read_text()
+        assert text.count("\n```") % 2 == 0, f"{page} leaves a block open"
+        for fence in re.finditer(r"^```(\S*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            yield Block(page, text.count("\n", 0, fence.start()) + 1, fence[1], fence[2])
 
 
 def of(*languages: str) -> list[Block]:

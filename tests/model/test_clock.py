@@ -38,7 +38,8 @@ def test_advancing_wakes_those_whose_time_has_come_and_nobody_else() -> None:
 
     early = threading.Thread(target=sleeper, args=("early", 5))
     late = threading.Thread(target=sleeper, args=("late", 10))
-    early.start(), late.start()
+    early.start()
+    late.start()
     clock.until_parked(2)
     clock.advance(5)
     early.join()

@@ -44,7 +44,7 @@ def test_an_entry_keeps_the_seeds_fields_in_order_and_ours_are_keyword_only() ->
         "exit_kind",
     )
     with pytest.raises(TypeError):
-        ScheduleSpec(7, 0, 0.0, None, "manual", {}, ("tag",))  # type: ignore[misc]
+        ScheduleSpec(7, 0, 0.0, None, "manual", {}, ("tag",))  # type: ignore[call-arg]
 
 
 BAD: list[tuple[str, dict[str, Any]]] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rota.model.reasons import Because
-from rota.model.snapshot import Account, Candidate, Slot, Snapshot
+from rota.model.snapshot import Candidate, Slot, Snapshot
 from rota.policy import registry
 from rota.policy.contract import Bound, Policy, place
 from rota.testing import policy_laws
@@ -83,8 +83,8 @@ def test_each_law_catches_a_policy_that_breaks_it(law: str) -> None:
 # --- stories -------------------------------------------------------------------------------------
 
 
-def _one_slot(*candidates: Candidate, owners: dict[int, Account] | None = None, now: float = 0) -> Snapshot:
-    return Snapshot(now=now, slots=(Slot(0),), candidates=candidates, owners=dict(owners or {}))
+def _one_slot(*candidates: Candidate, now: float = 0) -> Snapshot:
+    return Snapshot(now=now, slots=(Slot(0),), candidates=candidates)
 
 
 def _run(policy: Policy, snapshot: Snapshot, passes: int) -> list[int]:

@@ -54,7 +54,7 @@ class FlowMove(msgspec.Struct, frozen=True, array_like=True):
 # --- agents --------------------------------------------------------------------------------------
 
 
-class ProcessCreated(Fact):
+class ProcessCreated(Fact, frozen=True, kw_only=True):
     """An agent was made."""
 
     kind = "kernel.process.created"
@@ -64,7 +64,7 @@ class ProcessCreated(Fact):
     project_id: str | None = None
 
 
-class ProcessTransitioned(Fact):
+class ProcessTransitioned(Fact, frozen=True, kw_only=True):
     """An agent went from one state to another."""
 
     kind = "kernel.process.transitioned"
@@ -73,7 +73,7 @@ class ProcessTransitioned(Fact):
     reason: str | None = None
 
 
-class ProcessTerminated(Fact):
+class ProcessTerminated(Fact, frozen=True, kw_only=True):
     """An agent ended."""
 
     kind = "kernel.process.terminated"
@@ -82,7 +82,7 @@ class ProcessTerminated(Fact):
     detail: dict[str, Any] = {}
 
 
-class ProcessRecovered(Fact):
+class ProcessRecovered(Fact, frozen=True, kw_only=True):
     """An agent was found running at start and put where it can go on."""
 
     kind = "kernel.process.recovered"
@@ -92,7 +92,7 @@ class ProcessRecovered(Fact):
     reason: str
 
 
-class ProcessUpdated(Fact):
+class ProcessUpdated(Fact, frozen=True, kw_only=True):
     """An agent's own settings changed."""
 
     kind = "kernel.process.updated"
@@ -102,7 +102,7 @@ class ProcessUpdated(Fact):
 # --- entries -------------------------------------------------------------------------------------
 
 
-class EntriesEnqueued(Fact):
+class EntriesEnqueued(Fact, frozen=True, kw_only=True):
     """Entries joined the queue: `count` of them, numbered from `first_id`."""
 
     kind = "kernel.sched.enqueued"
@@ -122,7 +122,7 @@ class ClaimedEntry(msgspec.Struct, frozen=True, array_like=True):
     workspace: str | None = None
 
 
-class EntriesClaimed(Fact):
+class EntriesClaimed(Fact, frozen=True, kw_only=True):
     """A worker took entries. This event's id is the claims' token."""
 
     kind = "kernel.sched.claimed"
@@ -144,7 +144,7 @@ class CompletedEntry(msgspec.Struct, frozen=True, array_like=True):
     outcome: str | None = None
 
 
-class EntriesCompleted(Fact):
+class EntriesCompleted(Fact, frozen=True, kw_only=True):
     """Runs ended, well or badly, for good."""
 
     kind = "kernel.sched.completed"
@@ -153,7 +153,7 @@ class EntriesCompleted(Fact):
     flows: list[FlowMove] = []
 
 
-class EntriesReturned(Fact):
+class EntriesReturned(Fact, frozen=True, kw_only=True):
     """Dispatched entries went back to the queue."""
 
     kind = "kernel.sched.returned"
@@ -164,7 +164,7 @@ class EntriesReturned(Fact):
     flows: list[FlowMove] = []
 
 
-class EntriesReleased(Fact):
+class EntriesReleased(Fact, frozen=True, kw_only=True):
     """Held entries became ready: their time came or what they waited for ended."""
 
     kind = "kernel.sched.released"
@@ -172,14 +172,14 @@ class EntriesReleased(Fact):
     sched_ids: list[int]
 
 
-class EntriesExpired(Fact):
+class EntriesExpired(Fact, frozen=True, kw_only=True):
     """Queued entries passed their deadline and were swept."""
 
     kind = "kernel.sched.expired"
     sched_ids: list[int]
 
 
-class EntriesCancelled(Fact):
+class EntriesCancelled(Fact, frozen=True, kw_only=True):
     """Queued entries were cancelled."""
 
     kind = "kernel.sched.cancelled"
@@ -187,7 +187,7 @@ class EntriesCancelled(Fact):
     reason: str | None = None
 
 
-class EntriesChanged(Fact):
+class EntriesChanged(Fact, frozen=True, kw_only=True):
     """Queued entries got another priority, time, deadline or tags."""
 
     kind = "kernel.sched.changed"
@@ -195,7 +195,7 @@ class EntriesChanged(Fact):
     changes: dict[str, Any]
 
 
-class CancelRequested(Fact):
+class CancelRequested(Fact, frozen=True, kw_only=True):
     """A running entry was asked to stop."""
 
     kind = "kernel.sched.cancel_requested"
@@ -203,7 +203,7 @@ class CancelRequested(Fact):
     by: str | None = None
 
 
-class ClaimsExtended(Fact):
+class ClaimsExtended(Fact, frozen=True, kw_only=True):
     """The wall clock jumped, and live claims were given the time back."""
 
     kind = "kernel.sched.claims_extended"
@@ -214,7 +214,7 @@ class ClaimsExtended(Fact):
 # --- budgets -------------------------------------------------------------------------------------
 
 
-class LedgerCreated(Fact):
+class LedgerCreated(Fact, frozen=True, kw_only=True):
     """An agent was given a ledger, or more dimensions of one."""
 
     kind = "kernel.ledger.created"
@@ -222,7 +222,7 @@ class LedgerCreated(Fact):
     warn_at: float
 
 
-class LedgerCharged(Fact):
+class LedgerCharged(Fact, frozen=True, kw_only=True):
     """Usage was recorded. It is recorded even when it passes a limit."""
 
     kind = "kernel.ledger.charged"
@@ -233,14 +233,14 @@ class LedgerCharged(Fact):
     flows: list[FlowMove] = []
 
 
-class LedgerRefunded(Fact):
+class LedgerRefunded(Fact, frozen=True, kw_only=True):
     """Usage was given back."""
 
     kind = "kernel.ledger.refunded"
     amounts: dict[str, int]
 
 
-class LedgerGranted(Fact):
+class LedgerGranted(Fact, frozen=True, kw_only=True):
     """A grant was changed."""
 
     kind = "kernel.ledger.granted"
@@ -249,7 +249,7 @@ class LedgerGranted(Fact):
     previous: int
 
 
-class LedgerWarned(Fact):
+class LedgerWarned(Fact, frozen=True, kw_only=True):
     """Usage crossed its warning mark."""
 
     kind = "kernel.ledger.warned"
@@ -258,7 +258,7 @@ class LedgerWarned(Fact):
     granted: int
 
 
-class LedgerBreached(Fact):
+class LedgerBreached(Fact, frozen=True, kw_only=True):
     """Usage crossed its limit."""
 
     kind = "kernel.ledger.breached"
@@ -269,7 +269,7 @@ class LedgerBreached(Fact):
     limit: int
 
 
-class BudgetSet(Fact):
+class BudgetSet(Fact, frozen=True, kw_only=True):
     """A project or global budget was set, changed or removed."""
 
     kind = "kernel.budget.set"
@@ -280,7 +280,7 @@ class BudgetSet(Fact):
     window_s: float | None = None
 
 
-class FlowReweighted(Fact):
+class FlowReweighted(Fact, frozen=True, kw_only=True):
     """A flow's share changed."""
 
     kind = "kernel.flow.reweighted"
@@ -290,7 +290,7 @@ class FlowReweighted(Fact):
     previous: int
 
 
-class ContextCreated(Fact):
+class ContextCreated(Fact, frozen=True, kw_only=True):
     """A context was admitted."""
 
     kind = "kernel.context.created"
@@ -301,7 +301,7 @@ class ContextCreated(Fact):
     bound_id: str
 
 
-class ContextAdjusted(Fact):
+class ContextAdjusted(Fact, frozen=True, kw_only=True):
     """A context's numbers change at its next refill."""
 
     kind = "kernel.context.adjusted"
@@ -309,7 +309,7 @@ class ContextAdjusted(Fact):
     changes: dict[str, Any]
 
 
-class ContextDepleted(Fact):
+class ContextDepleted(Fact, frozen=True, kw_only=True):
     """A context's budget is used up until it is refilled."""
 
     kind = "kernel.context.depleted"
@@ -318,7 +318,7 @@ class ContextDepleted(Fact):
     refill_at: float | None = None
 
 
-class ContextReplenished(Fact):
+class ContextReplenished(Fact, frozen=True, kw_only=True):
     """A context was refilled."""
 
     kind = "kernel.context.replenished"
@@ -327,14 +327,14 @@ class ContextReplenished(Fact):
     remaining: int
 
 
-class ContextRevoked(Fact):
+class ContextRevoked(Fact, frozen=True, kw_only=True):
     """A context was taken back; every handle to it is stale."""
 
     kind = "kernel.context.revoked"
     context_id: int
 
 
-class LimitThrottled(Fact):
+class LimitThrottled(Fact, frozen=True, kw_only=True):
     """A provider asked for a pause: everybody who draws on this name waits."""
 
     kind = "kernel.context.throttled"
@@ -346,7 +346,7 @@ class LimitThrottled(Fact):
 # --- projects, workspaces, pauses ----------------------------------------------------------------
 
 
-class ProjectCreated(Fact):
+class ProjectCreated(Fact, frozen=True, kw_only=True):
     """A project was made."""
 
     kind = "kernel.project.created"
@@ -355,7 +355,7 @@ class ProjectCreated(Fact):
     max_concurrent: int | None = None
 
 
-class ProjectUpdated(Fact):
+class ProjectUpdated(Fact, frozen=True, kw_only=True):
     """A project's settings changed."""
 
     kind = "kernel.project.updated"
@@ -363,7 +363,7 @@ class ProjectUpdated(Fact):
     changes: dict[str, Any]
 
 
-class ProjectTransitioned(Fact):
+class ProjectTransitioned(Fact, frozen=True, kw_only=True):
     """A project went from one status to another."""
 
     kind = "kernel.project.transitioned"
@@ -373,7 +373,7 @@ class ProjectTransitioned(Fact):
     by: str | None = None
 
 
-class WorkspaceAdded(Fact):
+class WorkspaceAdded(Fact, frozen=True, kw_only=True):
     """A project was given a workspace."""
 
     kind = "kernel.workspace.added"
@@ -382,14 +382,14 @@ class WorkspaceAdded(Fact):
     path: str
 
 
-class WorkspaceRemoved(Fact):
+class WorkspaceRemoved(Fact, frozen=True, kw_only=True):
     """A workspace was taken away."""
 
     kind = "kernel.workspace.removed"
     workspace_id: str
 
 
-class Paused(Fact):
+class Paused(Fact, frozen=True, kw_only=True):
     """An agent, a project or the whole fleet gets no more runs."""
 
     kind = "kernel.pause.set"
@@ -399,7 +399,7 @@ class Paused(Fact):
     reason: str | None = None
 
 
-class Resumed(Fact):
+class Resumed(Fact, frozen=True, kw_only=True):
     """A pause ended."""
 
     kind = "kernel.pause.lifted"
@@ -411,7 +411,7 @@ class Resumed(Fact):
 # --- the store and the clock ---------------------------------------------------------------------
 
 
-class StoreMigrated(Fact):
+class StoreMigrated(Fact, frozen=True, kw_only=True):
     """The file went from one schema version to the next."""
 
     kind = "kernel.store.migrated"
@@ -419,14 +419,14 @@ class StoreMigrated(Fact):
     to_version: int
 
 
-class Checkpointed(Fact):
+class Checkpointed(Fact, frozen=True, kw_only=True):
     """The folded state was written down, so that the journal before it can go."""
 
     kind = "kernel.journal.checkpointed"
     through_id: int
 
 
-class Pruned(Fact):
+class Pruned(Fact, frozen=True, kw_only=True):
     """Old rows were removed."""
 
     kind = "kernel.journal.pruned"
@@ -435,7 +435,7 @@ class Pruned(Fact):
     through_id: int
 
 
-class ClockJumped(Fact):
+class ClockJumped(Fact, frozen=True, kw_only=True):
     """The wall clock moved against the monotonic one."""
 
     kind = "kernel.clock.jumped"
@@ -445,7 +445,7 @@ class ClockJumped(Fact):
 # --- the policy service --------------------------------------------------------------------------
 
 
-class PolicyFellBack(Fact):
+class PolicyFellBack(Fact, frozen=True, kw_only=True):
     """A policy failed, and strict order took its place."""
 
     kind = "kernel.policy.fell_back"
@@ -454,7 +454,7 @@ class PolicyFellBack(Fact):
     detail: str
 
 
-class ProfileMapped(Fact):
+class ProfileMapped(Fact, frozen=True, kw_only=True):
     """The service turned a hint into a weight, a context or a lease."""
 
     kind = "kernel.policy.profile_mapped"
@@ -464,7 +464,7 @@ class ProfileMapped(Fact):
     epoch: int
 
 
-class PolicyReloaded(Fact):
+class PolicyReloaded(Fact, frozen=True, kw_only=True):
     """The service's settings were read anew; decisions of older epochs are dropped."""
 
     kind = "kernel.policy.reloaded"
@@ -472,7 +472,7 @@ class PolicyReloaded(Fact):
     changes: dict[str, Any] = {}
 
 
-class LeaseMoved(Fact):
+class LeaseMoved(Fact, frozen=True, kw_only=True):
     """A lease was granted, refused, revoked or released."""
 
     kind = "kernel.lease.moved"
@@ -483,7 +483,7 @@ class LeaseMoved(Fact):
     reason: str | None = None
 
 
-class IslandMoved(Fact):
+class IslandMoved(Fact, frozen=True, kw_only=True):
     """An island was admitted, refused, started, overran or stopped."""
 
     kind = "kernel.island.moved"
@@ -493,7 +493,7 @@ class IslandMoved(Fact):
     evidence: dict[str, int] = {}
 
 
-class DeadlineMissed(Fact):
+class DeadlineMissed(Fact, frozen=True, kw_only=True):
     """A run or an island's activation ended after its deadline."""
 
     kind = "kernel.deadline.missed"
@@ -504,7 +504,7 @@ class DeadlineMissed(Fact):
 # --- running -------------------------------------------------------------------------------------
 
 
-class RunStarted(Fact):
+class RunStarted(Fact, frozen=True, kw_only=True):
     """A runner began an entry."""
 
     kind = "kernel.run.started"
@@ -516,7 +516,7 @@ class RunStarted(Fact):
     os_pid: int | None = None
 
 
-class RunEnded(Fact):
+class RunEnded(Fact, frozen=True, kw_only=True):
     """A runner ended an entry."""
 
     kind = "kernel.run.ended"
@@ -529,7 +529,7 @@ class RunEnded(Fact):
     stopped_by: Literal["message", "TERM", "KILL"] | None = None
 
 
-class RunCheckpointed(Fact):
+class RunCheckpointed(Fact, frozen=True, kw_only=True):
     """An agent saved where it stands."""
 
     kind = "kernel.run.checkpointed"
@@ -538,7 +538,7 @@ class RunCheckpointed(Fact):
     state: dict[str, Any]
 
 
-class AgentQuarantined(Fact):
+class AgentQuarantined(Fact, frozen=True, kw_only=True):
     """An agent kept failing and is left alone for a while."""
 
     kind = "kernel.run.quarantined"
@@ -546,7 +546,7 @@ class AgentQuarantined(Fact):
     until_at: float
 
 
-class TriggerFired(Fact):
+class TriggerFired(Fact, frozen=True, kw_only=True):
     """A trigger enqueued an entry, or found one there already."""
 
     kind = "kernel.trigger.fired"
@@ -555,7 +555,7 @@ class TriggerFired(Fact):
     created: bool = True
 
 
-class SupervisorMoved(Fact):
+class SupervisorMoved(Fact, frozen=True, kw_only=True):
     """A supervisor started, drains, stopped, or took over another's work."""
 
     kind = "kernel.supervisor.moved"
@@ -564,7 +564,7 @@ class SupervisorMoved(Fact):
     verb: Literal["started", "draining", "stopped", "took_over"]
 
 
-class FleetReloaded(Fact):
+class FleetReloaded(Fact, frozen=True, kw_only=True):
     """The fleet file was read anew."""
 
     kind = "kernel.fleet.reloaded"
@@ -574,7 +574,7 @@ class FleetReloaded(Fact):
 # --- doors ---------------------------------------------------------------------------------------
 
 
-class DaemonMoved(Fact):
+class DaemonMoved(Fact, frozen=True, kw_only=True):
     """The daemon started or stopped."""
 
     kind = "kernel.daemon.moved"
@@ -582,7 +582,7 @@ class DaemonMoved(Fact):
     rota_version: str
 
 
-class AccessDenied(Fact):
+class AccessDenied(Fact, frozen=True, kw_only=True):
     """Somebody was turned away."""
 
     kind = "kernel.auth.denied"
@@ -591,7 +591,7 @@ class AccessDenied(Fact):
     reason: str
 
 
-class OperatorActed(Fact):
+class OperatorActed(Fact, frozen=True, kw_only=True):
     """An operator did something that others may ask about."""
 
     kind = "kernel.auth.operated"
@@ -600,7 +600,7 @@ class OperatorActed(Fact):
     detail: dict[str, Any] = {}
 
 
-class TokenMoved(Fact):
+class TokenMoved(Fact, frozen=True, kw_only=True):
     """An access token was made or revoked."""
 
     kind = "kernel.auth.token"

@@ -24,7 +24,7 @@ class Blocking(msgspec.Struct, frozen=True, kw_only=True, tag_field="code"):
         raise NotImplementedError
 
 
-class NotYetRunnable(Blocking, tag="not_yet_runnable"):
+class NotYetRunnable(Blocking, frozen=True, kw_only=True, tag="not_yet_runnable"):
     """Its time has not come."""
 
     lifts = "wait, or reschedule it"
@@ -35,7 +35,7 @@ class NotYetRunnable(Blocking, tag="not_yet_runnable"):
         return f"it is not runnable before {self.runnable_at}"
 
 
-class BackingOff(Blocking, tag="backing_off"):
+class BackingOff(Blocking, frozen=True, kw_only=True, tag="backing_off"):
     """Its last attempt failed and the next one waits."""
 
     lifts = "wait, or retry it now"
@@ -47,7 +47,7 @@ class BackingOff(Blocking, tag="backing_off"):
         return f"attempt {self.attempt} failed; the next may start at {self.until_at}"
 
 
-class AfterPredecessor(Blocking, tag="after_predecessor"):
+class AfterPredecessor(Blocking, frozen=True, kw_only=True, tag="after_predecessor"):
     """It waits for other entries to complete."""
 
     lifts = "complete or cancel what it waits for"
@@ -58,7 +58,7 @@ class AfterPredecessor(Blocking, tag="after_predecessor"):
         return f"it waits for {', '.join(map(str, self.waiting_for))}"
 
 
-class PastDeadline(Blocking, tag="past_deadline"):
+class PastDeadline(Blocking, frozen=True, kw_only=True, tag="past_deadline"):
     """Its deadline is over; the sweep will expire it."""
 
     lifts = "move its deadline"
@@ -69,7 +69,7 @@ class PastDeadline(Blocking, tag="past_deadline"):
         return f"its deadline ({self.deadline}) has passed"
 
 
-class NotQueued(Blocking, tag="not_queued"):
+class NotQueued(Blocking, frozen=True, kw_only=True, tag="not_queued"):
     """It is running or finished."""
 
     lifts = "nothing: enqueue a new one"
@@ -80,7 +80,7 @@ class NotQueued(Blocking, tag="not_queued"):
         return f"it is {self.state}"
 
 
-class OwnerDead(Blocking, tag="owner_dead"):
+class OwnerDead(Blocking, frozen=True, kw_only=True, tag="owner_dead"):
     """Its agent has ended."""
 
     lifts = "enqueue it for a living agent"
@@ -91,7 +91,7 @@ class OwnerDead(Blocking, tag="owner_dead"):
         return f"its agent {self.pid} is dead"
 
 
-class OverBudget(Blocking, tag="over_budget"):
+class OverBudget(Blocking, frozen=True, kw_only=True, tag="over_budget"):
     """Used, reserved and asked together pass a limit: the strictest one is named."""
 
     lifts = "raise the grant, or wait for the window to move"
@@ -112,7 +112,7 @@ class OverBudget(Blocking, tag="over_budget"):
         )
 
 
-class LimitExhausted(Blocking, tag="limit_exhausted"):
+class LimitExhausted(Blocking, frozen=True, kw_only=True, tag="limit_exhausted"):
     """A shared limit it draws on has nothing left."""
 
     lifts = "wait for the refill"
@@ -124,7 +124,7 @@ class LimitExhausted(Blocking, tag="limit_exhausted"):
         return f"the shared limit {self.name} is exhausted" + (f" until {self.until_at}" if self.until_at else "")
 
 
-class ContextDepleted(Blocking, tag="context_depleted"):
+class ContextDepleted(Blocking, frozen=True, kw_only=True, tag="context_depleted"):
     """Its own budget per period is used up."""
 
     lifts = "wait for the refill"
@@ -136,7 +136,7 @@ class ContextDepleted(Blocking, tag="context_depleted"):
         return f"context {self.context_id} is depleted" + (f" until {self.until_at}" if self.until_at else "")
 
 
-class CapReached(Blocking, tag="cap_reached"):
+class CapReached(Blocking, frozen=True, kw_only=True, tag="cap_reached"):
     """Its agent or project already runs as much as it may."""
 
     lifts = "wait for one to end, or raise the cap"
@@ -150,7 +150,7 @@ class CapReached(Blocking, tag="cap_reached"):
         return f"{self.level} {self.owner} runs {self.running} of at most {self.cap}"
 
 
-class WorkspaceTaken(Blocking, tag="workspace_taken"):
+class WorkspaceTaken(Blocking, frozen=True, kw_only=True, tag="workspace_taken"):
     """No workspace it could use is free."""
 
     lifts = "wait for the holder, or add a workspace"
@@ -164,7 +164,7 @@ class WorkspaceTaken(Blocking, tag="workspace_taken"):
         return f"{what} is held by {', '.join(map(str, self.held_by))}"
 
 
-class PausedBy(Blocking, tag="paused"):
+class PausedBy(Blocking, frozen=True, kw_only=True, tag="paused"):
     """Somebody paused its agent, its project or the fleet."""
 
     lifts = "resume it"
@@ -177,7 +177,7 @@ class PausedBy(Blocking, tag="paused"):
         return f"{self.level} {self.owner} was paused by {self.by}"
 
 
-class ProjectInactive(Blocking, tag="project_inactive"):
+class ProjectInactive(Blocking, frozen=True, kw_only=True, tag="project_inactive"):
     """Its project does not take part."""
 
     lifts = "resume or restore the project"
@@ -197,7 +197,7 @@ class Ordering(msgspec.Struct, frozen=True, kw_only=True, tag_field="code"):
         raise NotImplementedError
 
 
-class NoSlot(Ordering, tag="no_slot"):
+class NoSlot(Ordering, frozen=True, kw_only=True, tag="no_slot"):
     """Every slot that it fits is taken."""
 
     kind: str | None = None
@@ -209,7 +209,7 @@ class NoSlot(Ordering, tag="no_slot"):
         return f"no free slot{kind} ({self.busy} busy)"
 
 
-class Outranked(Ordering, tag="outranked"):
+class Outranked(Ordering, frozen=True, kw_only=True, tag="outranked"):
     """Others go first."""
 
     policy: str
@@ -222,7 +222,7 @@ class Outranked(Ordering, tag="outranked"):
         return f"{self.ahead} entries go first by {self.policy}: {', '.join(map(str, self.first))}"
 
 
-class OutsideWindow(Ordering, tag="outside_window"):
+class OutsideWindow(Ordering, frozen=True, kw_only=True, tag="outside_window"):
     """The policy looks at a bounded number of candidates, and it is not among them yet."""
 
     window: int
