@@ -138,7 +138,8 @@ def round_robin() -> Policy:
         sentence="Whoever has waited longest since its last run.",
         bound=Bound(
             "owner",
-            lambda snapshot, _: math.ceil(len(snapshot.candidates) / max(1, len(snapshot.slots))),
+            # one pass more than once round: whoever runs at the very moment of your own last run ties with you
+            lambda snapshot, _: math.ceil(len(snapshot.candidates) / max(1, len(snapshot.slots))) + 1,
             "Nobody waits longer than it takes to serve everybody once.",
         ),
     )

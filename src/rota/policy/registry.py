@@ -13,8 +13,9 @@ from importlib.metadata import entry_points
 from typing import Any, TypeAlias
 
 from rota.errors import PolicyInvalid, UnknownPolicy
-from rota.policy import deadline, ranking
+from rota.policy import deadline, flow_tree, ranking
 from rota.policy.contract import Policy
+from rota.policy.fair_share import fair_share
 
 __all__ = ["GROUP", "make", "names", "parameters"]
 
@@ -26,6 +27,9 @@ _BUILT_IN: Mapping[str, Factory] = {
     "round_robin": ranking.round_robin,
     "weighted_priority": ranking.weighted_priority,
     "intent_weighted": ranking.intent_weighted,
+    "fair_share": fair_share,
+    "wfq": flow_tree.wfq,
+    "eevdf": flow_tree.eevdf,
     "edf": deadline.edf,
 }
 

@@ -35,7 +35,11 @@ CANDIDATES_MAX = 12
 PASSES_MAX = 300  # of a closed world; a bound beyond it is checked up to here
 
 _KINDS = ("gpu", "browser")
-_quiet = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def _quiet() -> settings:
+    """Your own profile, without complaints about speed: some policies are slow on purpose."""
+    return settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @st.composite
@@ -93,7 +97,7 @@ def _candidate(draw: st.DrawFn, number: int, home: Mapping[int, str], now: int, 
 def same_input_same_answer(policy: Policy) -> None:
     """Asked twice, it says the same."""
 
-    @_quiet
+    @_quiet()
     @given(snapshots())
     def holds(snapshot: Snapshot) -> None:
         assert policy.rank(snapshot) == policy.rank(snapshot)
@@ -104,7 +108,7 @@ def same_input_same_answer(policy: Policy) -> None:
 def input_order_is_irrelevant(policy: Policy) -> None:
     """However the snapshot is listed, it says the same."""
 
-    @_quiet
+    @_quiet()
     @given(snapshots(), st.randoms(use_true_random=False))
     def holds(snapshot: Snapshot, chance: random.Random) -> None:
         assert policy.rank(_shuffled(snapshot, chance)) == policy.rank(snapshot)
@@ -130,7 +134,7 @@ def _shuffled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
 def no_stranger_no_duplicate_no_overflow(policy: Policy) -> None:
     """It picks candidates it was shown, each once, each into a free slot that fits, each slot once."""
 
-    @_quiet
+    @_quiet()
     @given(snapshots())
     def holds(snapshot: Snapshot) -> None:
         decisions = policy.rank(snapshot)
@@ -147,7 +151,7 @@ def no_stranger_no_duplicate_no_overflow(policy: Policy) -> None:
 def nothing_that_fits_is_left_out(policy: Policy) -> None:
     """No slot stays free while a candidate that fits it waits."""
 
-    @_quiet
+    @_quiet()
     @given(snapshots())
     def holds(snapshot: Snapshot) -> None:
         decisions = policy.rank(snapshot)
@@ -163,7 +167,7 @@ def nothing_that_fits_is_left_out(policy: Policy) -> None:
 def ties_end_in_the_lowest_id(policy: Policy) -> None:
     """Of two candidates alike in everything, the one with the lower id goes first."""
 
-    @_quiet
+    @_quiet()
     @given(snapshots(), st.integers(100, 199))
     def holds(snapshot: Snapshot, twin_id: int) -> None:
         if not snapshot.candidates:
@@ -185,7 +189,7 @@ def _picked(policy: Policy, snapshot: Snapshot) -> list[int]:
 def every_pick_says_why(policy: Policy) -> None:
     """Each decision names the policy and what decided."""
 
-    @_quiet
+    @_quiet()
     @given(snapshots())
     def holds(snapshot: Snapshot) -> None:
         for decision in policy.rank(snapshot):
@@ -201,7 +205,7 @@ def the_ordering_picks_what_the_plain_form_picks(policy: Policy) -> None:
         return
     fresh = policy.ordering
 
-    @_quiet
+    @_quiet()
     @given(snapshots(kinds=False))
     def holds(snapshot: Snapshot) -> None:
         ordering = fresh()
@@ -223,7 +227,7 @@ def the_bound_on_waiting_holds(policy: Policy) -> None:
         return
     bound = policy.bound
 
-    @_quiet
+    @_quiet()
     @given(snapshots(kinds=False, slots_min=1))
     def holds(snapshot: Snapshot) -> None:
         _check_waiting(policy, bound, snapshot)

@@ -1,0 +1,75 @@
+"""The groups of one pass and where they stand, while picks are made.
+
+Everything is counted in whole numbers. A pick counts at once: it uses up the group's guarantee and adds what
+the run is expected to cost to the group's usage, so that many slots filled in one pass come out like as many
+passes of one slot.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from rota.model.snapshot import Candidate, Key, Snapshot
+from rota.policy.fair_share.shares import deficit_scaled
+from rota.policy.ranking import strict_key
+
+__all__ = ["Contest", "Entrant"]
+
+_WEIGHT_MIN = 1  # a thousandth: a weight of nothing would be owed nothing, for ever
+
+
+class Entrant:
+    """A group with candidates."""
+
+    __slots__ = ("group", "guaranteed", "line", "usage", "weight")
+
+    def __init__(self, group: Key, line: list[Candidate], snapshot: Snapshot, min_guarantee: bool) -> None:
+        account = snapshot.group(line[0])
+        self.group = group
+        self.line = sorted(line, key=strict_key, reverse=True)  # the best last, to pop it
+        self.weight = max(_WEIGHT_MIN, account.weight)
+        self.usage = account.usage + account.reserved
+        self.guaranteed = min_guarantee and account.ended == 0 and account.live == 0
+
+    def drop_unplaceable(self, kinds: frozenset[str]) -> None:
+        """Let go of first candidates that fit no free slot: slots only get fewer, so none will fit later."""
+        line = self.line
+        while line and line[-1].kind is not None and line[-1].kind not in kinds:
+            line.pop()
+
+
+class Contest:
+    """All entrants of a pass, and the totals they are measured against."""
+
+    def __init__(self, snapshot: Snapshot, *, min_guarantee: bool) -> None:
+        lines: dict[Key, list[Candidate]] = defaultdict(list)
+        for candidate in snapshot.candidates:
+            lines[candidate.group].append(candidate)
+        self.entrants = [Entrant(group, line, snapshot, min_guarantee) for group, line in lines.items()]
+        self.weight_total = sum(entrant.weight for entrant in self.entrants)
+        # groups without candidates have used their part too
+        self.usage_charged = sum(account.usage + account.reserved for account in snapshot.groups.values())
+
+    @property
+    def usage_total(self) -> int:
+        """What everybody used; at least 1, as a divisor."""
+        return max(1, self.usage_charged)
+
+    def next(self, kinds: frozenset[str]) -> Entrant | None:
+        """Whose turn it is, among those with a candidate that fits a free slot."""
+        for entrant in self.entrants:
+            entrant.drop_unplaceable(kinds)
+        return min((entrant for entrant in self.entrants if entrant.line), key=self._standing, default=None)
+
+    def pick(self, entrant: Entrant) -> Candidate:
+        """Take its best candidate and count it."""
+        candidate = entrant.line.pop()
+        entrant.guaranteed = False
+        entrant.usage += candidate.cost
+        self.usage_charged += candidate.cost
+        return candidate
+
+    def _standing(self, entrant: Entrant) -> tuple[bool, int, int]:
+        """Guarantee, then deficit, then the lower id of the best candidate."""
+        deficit = deficit_scaled(entrant.usage, self.usage_total, entrant.weight, self.weight_total)
+        return not entrant.guaranteed, deficit, entrant.line[-1].id
