@@ -28,9 +28,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 @app.command()
 def version() -> None:
     """Print rota's version."""
-    from rota import __version__
+    from importlib.metadata import version as installed
 
-    typer.echo(__version__)
+    typer.echo(installed("rota"))
 
 
 @app.command()
