@@ -34,7 +34,12 @@ Law: TypeAlias = Callable[[Policy], None]
 CANDIDATES_MAX = 12
 PASSES_MAX = 300  # of a closed world; a bound beyond it is checked up to here
 
+OWNERS = 5
+_GROUPS = ("A", "B", "C")
 _KINDS = ("gpu", "browser")
+_KIND_SETS = st.sampled_from([(), ("gpu",), ("browser",), ("browser", "gpu")])
+_INTENTS = tuple(Intent)
+_CODES = st.integers(0, 10**12)
 
 
 def _quiet() -> settings:
@@ -42,52 +47,68 @@ def _quiet() -> settings:
     return settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
-@st.composite
-def accounts(draw: st.DrawFn, now: int) -> Account:
-    """Where an owner or a group may stand."""
+# A field each would be a hundred draws for one snapshot, and slow. So an account and a candidate are one draw: a
+# whole number that is read digit by digit, each digit a field. Zero is the plainest of them, so what fails shrinks
+# to something plain.
+
+
+def _account(code: int, now: int) -> Account:
+    """The account behind a number."""
+    digit = _Digits(code)
     return Account(
-        weight=draw(st.integers(1, 5)) * WEIGHT_UNIT // 2,
-        virtual_time=draw(st.integers(0, 20)) * 500_000,
-        request=draw(st.integers(1, 5)),
-        usage=draw(st.integers(0, 100)),
-        reserved=draw(st.integers(0, 10)),
-        live=draw(st.integers(0, 2)),
-        ended=draw(st.integers(0, 3)),
-        last_run_at=draw(st.integers(0, now)),
+        weight=(digit(5) + 1) * WEIGHT_UNIT // 2,
+        virtual_time=digit(20) * 500_000,
+        request=digit(5) + 1,
+        usage=digit(100),
+        reserved=digit(10),
+        live=digit(3),
+        ended=digit(4),
+        last_run_at=digit(now + 1),
     )
+
+
+def _candidate(code: int, number: int, home: Mapping[int, str], now: int, *, kinds: bool) -> Candidate:
+    """The candidate behind a number."""
+    digit = _Digits(code)
+    owner = digit(len(home)) + 1
+    return Candidate(
+        id=number,
+        owner=owner,
+        group=home[owner],
+        priority=digit(11),
+        ready_at=digit(now + 1),
+        deadline=(None, digit(100))[digit(2)],
+        intent=_INTENTS[digit(len(_INTENTS))],
+        cost=digit(9) + 1,
+        kind=(None, *_KINDS)[digit(len(_KINDS) + 1)] if kinds else None,
+    )
+
+
+class _Digits:
+    """A whole number read digit by digit, each in a base of its own."""
+
+    def __init__(self, code: int) -> None:
+        self._left = code
+
+    def __call__(self, base: int) -> int:
+        self._left, digit = divmod(self._left, base)
+        return digit
 
 
 @st.composite
 def snapshots(draw: st.DrawFn, *, kinds: bool = True, slots_min: int = 0) -> Snapshot:
     """A moment that a runtime could meet: owners with several candidates, groups with several owners."""
     now = draw(st.integers(0, 50))
-    ids = draw(st.lists(st.integers(1, 99), max_size=CANDIDATES_MAX, unique=True))
-    home = {owner: draw(st.sampled_from(["A", "B", "C"])) for owner in range(1, 6)}
-    candidates = tuple(draw(_candidate(number, home, now, kinds)) for number in ids)
-    slot_ids = draw(st.lists(st.integers(0, 20), min_size=slots_min, max_size=6, unique=True))
-    kind_sets = st.lists(st.sampled_from(_KINDS), unique=True, max_size=2).map(tuple) if kinds else st.just(())
+    home = dict(enumerate(draw(st.tuples(*[st.sampled_from(_GROUPS)] * OWNERS)), start=1))
+    codes = draw(st.dictionaries(st.integers(1, 99), _CODES, max_size=CANDIDATES_MAX))
+    slots = draw(st.dictionaries(st.integers(0, 20), _KIND_SETS, min_size=slots_min, max_size=6))
+    standing = draw(st.tuples(*[_CODES] * (OWNERS + len(_GROUPS))))
     return Snapshot(
         now=now,
-        slots=tuple(Slot(number, draw(kind_sets)) for number in slot_ids),
-        candidates=candidates,
-        owners={owner: draw(accounts(now)) for owner in home},
-        groups={group: draw(accounts(now)) for group in ("A", "B", "C")},
-    )
-
-
-@st.composite
-def _candidate(draw: st.DrawFn, number: int, home: Mapping[int, str], now: int, kinds: bool) -> Candidate:
-    owner = draw(st.sampled_from(sorted(home)))
-    return Candidate(
-        id=number,
-        owner=owner,
-        group=home[owner],
-        priority=draw(st.integers(0, 10)),
-        ready_at=draw(st.integers(0, now)),
-        deadline=draw(st.none() | st.integers(0, 100)),
-        intent=draw(st.sampled_from(Intent)),
-        cost=draw(st.integers(1, 9)),
-        kind=draw(st.none() | st.sampled_from(_KINDS)) if kinds else None,
+        slots=tuple(Slot(number, kinds_of if kinds else ()) for number, kinds_of in slots.items()),
+        candidates=tuple(_candidate(code, number, home, now, kinds=kinds) for number, code in codes.items()),
+        owners={owner: _account(code, now) for owner, code in zip(home, standing, strict=False)},
+        groups={group: _account(code, now) for group, code in zip(_GROUPS, standing[OWNERS:], strict=True)},
     )
 
 
