@@ -32,8 +32,8 @@ def show() -> None:
     for policy in POLICIES:
         _who_ran_when(console, policy, ticks)
     console.print(
-        "\n[dim]strict starves whoever is less important; aging lets everybody through in the end; eevdf gives each its "
-        "share.\nNext: read docs/architecture.md, or try `rota policy list`.[/]"
+        "\n[dim]strict starves whoever is less important; aging lets everybody through in the end; "
+        "eevdf gives each its share.\nNext: read docs/architecture.md, or try `rota policy list`.[/]"
     )
 
 

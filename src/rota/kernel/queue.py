@@ -41,8 +41,9 @@ def _json(field: str, value: Any, bytes_max: int) -> str:
 
 
 def _entry(row: Row) -> ReadyEntry:
-    payload, result = msgspec.json.decode(row[6]), None if row[14] is None else msgspec.json.decode(row[14])
-    return ReadyEntry(*row[:6], payload, *row[7:13], attempt=row[13], result=result, token=row[15])
+    seed = (*row[:6], msgspec.json.decode(row[6]), *row[7:13])
+    result = None if row[14] is None else msgspec.json.decode(row[14])
+    return ReadyEntry(*seed, attempt=row[13], result=result, token=row[15])
 
 
 class Queue:
