@@ -99,14 +99,15 @@ def policies() -> Iterator[str]:
     for name in registry.names():
         policy = registry.make(name)
         waiting = policy.bound.sentence if policy.bound else "**none: it may starve**"
-        parameters = ", ".join(f"`{key}={value!r}`" for key, value in registry.parameters(name).items())
-        yield f"| `{name}` | {policy.sentence} | {waiting} | {_plain(parameters) or '–'} |"
+        parameters = ", ".join(f"`{key}={_value(value)}`" for key, value in registry.parameters(name).items())
+        yield f"| `{name}` | {policy.sentence} | {waiting} | {parameters or '–'} |"
     yield ""
 
 
-def _plain(text: str) -> str:
-    """Enum members read better as their values."""
-    return text.replace("mappingproxy(", "(").replace("<Intent.", "").replace("|", "\\|")
+def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
+    return repr(value)
 
 
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {

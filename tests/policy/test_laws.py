@@ -135,3 +135,19 @@ def test_a_candidate_that_fits_no_slot_hides_nobody_and_a_special_slot_is_kept_f
     )
     decisions = registry.make("strict").rank(snapshot)
     assert [(decision.candidate_id, decision.slot_id) for decision in decisions] == [(2, 1), (3, 0)]
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names() if registry.make(name).ordering])
+def test_an_ordering_takes_back_what_was_removed_and_refuses_what_is_there(name: str) -> None:
+    make_ordering = registry.make(name).ordering
+    assert make_ordering is not None
+    ordering = make_ordering()
+    for cost in (1, 2, 3):  # the same place in the order, another candidate
+        ordering.add(Candidate(1, owner=1, cost=cost))
+        with pytest.raises(ValueError, match="there already"):
+            ordering.add(Candidate(1, owner=1))
+        ordering.remove(1)
+    ordering.add(Candidate(1, owner=1, cost=4))
+    ordering.add(Candidate(2, owner=2))
+    picks = [ordering.pick(), ordering.pick(), ordering.pick()]
+    assert [pick and (pick.id, pick.cost) for pick in picks] == [(1, 4), (2, 1), None]

@@ -12,7 +12,7 @@ import math
 from rota.model.reasons import Because
 from rota.model.snapshot import Candidate, Decisions, Snapshot
 from rota.policy.contract import Policy, place
-from rota.policy.ranking import HeapOrdering
+from rota.policy.ranking import LineOrdering
 
 __all__ = ["edf", "edf_key"]
 
@@ -33,7 +33,7 @@ def edf() -> Policy:
         name="edf",
         rank=rank,
         sentence="Whatever is due first; what has no deadline comes last. May starve.",
-        ordering=lambda: HeapOrdering(edf_key),
+        ordering=lambda: LineOrdering(edf_key),
     )
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from rota.errors import PolicyInvalid
 from rota.model.checks import Checks
@@ -36,7 +36,8 @@ from rota.policy.contract import Bound, Policy, place
 
 __all__ = [
     "INTENT_WEIGHTS",
-    "HeapOrdering",
+    "Line",
+    "LineOrdering",
     "boost",
     "intent_weighted",
     "round_robin",
@@ -56,6 +57,7 @@ INTENT_WEIGHTS: Mapping[str, float] = {
 UNKNOWN_INTENT_WEIGHT = 1.0
 
 Growth = Literal["fixed", "linear"]
+OrderKey: TypeAlias = Callable[[Candidate], tuple[float, float, int]]  # ends in the candidate's id
 
 
 def strict_key(candidate: Candidate) -> tuple[float, float, int]:
@@ -63,13 +65,48 @@ def strict_key(candidate: Candidate) -> tuple[float, float, int]:
     return -candidate.priority, candidate.ready_at, candidate.id
 
 
-class HeapOrdering:
-    """The ordering of a policy whose key depends on the candidate alone: a heap with lazy removal."""
+class Line:
+    """Candidates in an order that depends on each of them alone: a heap with lazy removal."""
 
-    def __init__(self, key: Callable[[Candidate], tuple[float, float, int]]) -> None:
+    __slots__ = ("_heap", "_key", "_ready")
+
+    def __init__(self, key: OrderKey) -> None:
         self._key = key
-        self._heap: list[tuple[tuple[float, float, int], Candidate]] = []
         self._ready: dict[int, Candidate] = {}
+        self._heap: list[tuple[float, float, int]] = []  # keys, living and dead; each ends in its candidate's id
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def add(self, candidate: Candidate) -> None:
+        """Put one in."""
+        if candidate.id in self._ready:
+            raise ValueError(f"candidate {candidate.id} is there already")
+        self._ready[candidate.id] = candidate
+        heappush(self._heap, self._key(candidate))
+
+    def remove(self, candidate_id: int) -> None:
+        """Take one out, wherever it stands."""
+        del self._ready[candidate_id]
+        if len(self._heap) > 2 * len(self._ready):  # dead keys never exceed the living
+            self._heap = [self._key(candidate) for candidate in self._ready.values()]
+            heapify(self._heap)
+
+    def take(self) -> Candidate | None:
+        """Take out the first."""
+        while self._heap:
+            key = heappop(self._heap)
+            candidate = self._ready.get(key[2])
+            if candidate is not None and self._key(candidate) == key:
+                return self._ready.pop(candidate.id)
+        return None
+
+
+class LineOrdering:
+    """The ordering of a policy whose order depends on each candidate alone."""
+
+    def __init__(self, key: OrderKey) -> None:
+        self._line = Line(key)
 
     def account(self, level: Literal["owner", "group"], key: Key, account: Account) -> None:
         """Accounts do not move this order."""
@@ -79,26 +116,15 @@ class HeapOrdering:
 
     def add(self, candidate: Candidate) -> None:
         """A candidate became ready."""
-        if candidate.id in self._ready:
-            raise ValueError(f"candidate {candidate.id} is there already")
-        self._ready[candidate.id] = candidate
-        heappush(self._heap, (self._key(candidate), candidate))
+        self._line.add(candidate)
 
     def remove(self, candidate_id: int) -> None:
         """A candidate is no longer ready."""
-        del self._ready[candidate_id]
-        if len(self._heap) > 2 * len(self._ready):  # dead entries never exceed the live ones
-            self._heap = [item for item in self._heap if self._ready.get(item[1].id) is item[1]]
-            heapify(self._heap)
+        self._line.remove(candidate_id)
 
     def pick(self) -> Candidate | None:
         """Take out the next one."""
-        while self._heap:
-            candidate = heappop(self._heap)[1]
-            if self._ready.get(candidate.id) is candidate:
-                del self._ready[candidate.id]
-                return candidate
-        return None
+        return self._line.take()
 
 
 def strict() -> Policy:
@@ -111,7 +137,7 @@ def strict() -> Policy:
         name="strict",
         rank=rank,
         sentence="Higher priority first, then whoever became ready first. May starve.",
-        ordering=lambda: HeapOrdering(strict_key),
+        ordering=lambda: LineOrdering(strict_key),
     )
 
 
