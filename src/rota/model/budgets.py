@@ -18,7 +18,7 @@ import msgspec
 
 from rota.errors import ContextInvalid
 from rota.model.checks import Checks
-from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT
+from rota.model.work import WEIGHT_UNIT
 
 __all__ = [
     "REFILLS_MAX",
@@ -187,8 +187,3 @@ class RealtimeIsland(msgspec.Struct, frozen=True, kw_only=True):
     overrun: Literal["stop", "degrade"] = "stop"
     shutdown: Literal["drain", "immediate"] = "drain"
     state: str = "proposed"  # see lifecycle.ISLAND
-
-
-def check_weight(noun: Checks, weight: int) -> int:
-    """A weight in thousandths, from the smallest share to a million shares."""
-    return noun.whole("weight", weight, 1, WEIGHT_MAX)
