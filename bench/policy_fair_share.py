@@ -146,9 +146,7 @@ class Described:
             return 0
         if any(other.id == friend and other.id not in self.given_agents for other in self.idle):
             return 2
-        busy = any(
-            a.id == friend and (a.state == AgentState.BUSY or a.current_task_id is not None) for a in state.agents
-        )
+        busy = any(other.id == friend and _is_busy(other) for other in state.agents)
         known = state.now > 0 and state.affinity_wait_seconds > 0 and task.created_at > 0
         return 3 if busy and known and state.now - task.created_at < state.affinity_wait_seconds else 1
 

@@ -16,12 +16,11 @@ from rota.errors import UnknownPid
 from rota.model.snapshot import Account, Candidate, Slot, Snapshot
 from rota.policy import ranking
 from rota.policy.contract import Policy
-from rota.tick import AgentDescriptor, AgentProcessState, NPCIntentType, ProcessTable, SchedulerConfig
+from rota.policy.ranking import Growth
+from rota.tick import AgentDescriptor, AgentProcessState, NPCIntentType, ProcessTable, SchedulerConfig, fast_order
 from rota.tick import order as plain_order
-from rota.tick.config import Growth
 from rota.tick.order import Aging
 
-fast_order = pytest.importorskip("rota.tick.fast_order", reason="numpy is not installed")
 FORMS = [plain_order, fast_order]
 
 

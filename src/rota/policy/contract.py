@@ -18,7 +18,7 @@ import msgspec
 from rota.model.reasons import Because
 from rota.model.snapshot import Account, Candidate, Decision, Decisions, Key, Slot, Snapshot
 
-__all__ = ["Bound", "Ordering", "Places", "Policy", "Rank", "place"]
+__all__ = ["Bound", "Ordering", "Places", "Policy", "Rank", "load", "place"]
 
 Rank: TypeAlias = Callable[[Snapshot], Decisions]
 
@@ -45,6 +45,17 @@ class Ordering(Protocol):
     def pick(self) -> Candidate | None:
         """Take out the next one, or None when nobody is ready."""
         ...
+
+
+def load(ordering: Ordering, snapshot: Snapshot) -> Ordering:
+    """Put everybody in a snapshot into a fresh ordering, each standing where the snapshot says."""
+    for owner, account in snapshot.owners.items():
+        ordering.account("owner", owner, account)
+    for group, account in snapshot.groups.items():
+        ordering.account("group", group, account)
+    for candidate in snapshot.candidates:
+        ordering.add(candidate)
+    return ordering
 
 
 class Bound(msgspec.Struct, frozen=True):

@@ -35,7 +35,9 @@ from rota.model.work import Intent
 from rota.policy.contract import Bound, Policy, place
 
 __all__ = [
+    "GROWTHS",
     "INTENT_WEIGHTS",
+    "Growth",
     "Line",
     "LineOrdering",
     "boost",
@@ -56,7 +58,8 @@ INTENT_WEIGHTS: Mapping[str, float] = {
 }
 UNKNOWN_INTENT_WEIGHT = 1.0
 
-Growth = Literal["fixed", "linear"]
+Growth: TypeAlias = Literal["fixed", "linear"]
+GROWTHS: tuple[Growth, ...] = ("fixed", "linear")
 OrderKey: TypeAlias = Callable[[Candidate], tuple[float, float, int]]  # ends in the candidate's id
 
 
@@ -201,7 +204,7 @@ def _aging(name: str, weights: Mapping[str, float] | None, max_wait: float, step
     checks = Checks(name, PolicyInvalid)
     checks.number("max_wait", max_wait, 0)
     checks.number("starvation_boost", step, 0)
-    checks.one_of("growth", growth, ("fixed", "linear"))
+    checks.one_of("growth", growth, GROWTHS)
     if max_wait == 0:
         raise checks.refuse("max_wait", "must be more than 0")
 

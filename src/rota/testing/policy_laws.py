@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from rota.model.snapshot import Account, Candidate, Decision, Decisions, Key, Slot, Snapshot
 from rota.model.work import WEIGHT_UNIT, Intent
-from rota.policy.contract import Bound, Policy
+from rota.policy.contract import Bound, Policy, load
 from rota.policy.virtual_time import charged
 
 __all__ = ["LAWS", "check", "closed_world", "settle", "snapshots"]
@@ -229,13 +229,7 @@ def the_ordering_picks_what_the_plain_form_picks(policy: Policy) -> None:
     @_quiet()
     @given(snapshots(kinds=False))
     def holds(snapshot: Snapshot) -> None:
-        ordering = fresh()
-        for owner, account in snapshot.owners.items():
-            ordering.account("owner", owner, account)
-        for group, account in snapshot.groups.items():
-            ordering.account("group", group, account)
-        for candidate in snapshot.candidates:
-            ordering.add(candidate)
+        ordering = load(fresh(), snapshot)
         picks = [ordering.pick() for _ in snapshot.slots]
         assert [pick.id for pick in picks if pick is not None] == _picked(policy, snapshot)
 

@@ -7,8 +7,8 @@ from rota.model.lifecycle import AgentProcessState
 from rota.model.work import Intent as NPCIntentType
 from rota.tick.config import SchedulerConfig, SchedulerMetrics, SchedulingPolicy
 from rota.tick.descriptor import AgentDescriptor
+from rota.tick.family import AgentLifecycleManager
 from rota.tick.faults import FaultIsolation, FaultRecord, FaultSeverity
-from rota.tick.lifecycle import AgentLifecycleManager
 from rota.tick.priority_queue import AgentPriorityQueue
 from rota.tick.process_table import ProcessTable
 from rota.tick.scheduler import TickScheduler

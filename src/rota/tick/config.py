@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
 
 from rota.errors import PolicyInvalid, UnknownPolicy
 from rota.model.checks import Checks
 from rota.model.work import Intent
 from rota.policy import registry
 from rota.policy.contract import Policy
-from rota.policy.ranking import INTENT_WEIGHTS
+from rota.policy.ranking import GROWTHS, INTENT_WEIGHTS, Growth
 
-__all__ = ["Growth", "SchedulerConfig", "SchedulerMetrics", "SchedulingPolicy"]
-
-Growth = Literal["fixed", "linear"]
+__all__ = ["SchedulerConfig", "SchedulerMetrics", "SchedulingPolicy"]
 
 _checks = Checks("SchedulerConfig", PolicyInvalid)
 
@@ -60,7 +57,7 @@ class SchedulerConfig:
         if self.max_per_tick is not None:
             _checks.whole("max_per_tick", self.max_per_tick, 1)
         if self.starvation_growth is not None:
-            _checks.one_of("starvation_growth", self.starvation_growth, ("fixed", "linear"))
+            _checks.one_of("starvation_growth", self.starvation_growth, GROWTHS)
 
     @property
     def growth(self) -> Growth:

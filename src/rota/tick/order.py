@@ -25,8 +25,8 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 from rota.errors import UnknownPid
-from rota.policy.ranking import UNKNOWN_INTENT_WEIGHT, boost
-from rota.tick.config import Growth, SchedulerConfig, SchedulingPolicy
+from rota.policy.ranking import UNKNOWN_INTENT_WEIGHT, Growth, boost
+from rota.tick.config import SchedulerConfig, SchedulingPolicy
 from rota.tick.descriptor import KERNEL_PID
 from rota.tick.process_table import INTENTS, READY, Columns
 

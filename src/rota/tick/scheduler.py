@@ -22,7 +22,7 @@ from rota.model.checks import Checks
 from rota.model.lifecycle import AgentProcessState
 from rota.model.snapshot import Snapshot
 from rota.policy import ranking, registry
-from rota.policy.contract import Policy
+from rota.policy.contract import Policy, load
 from rota.tick import order as plain_order
 from rota.tick.accounts import Accounts
 from rota.tick.config import SchedulerConfig, SchedulerMetrics, SchedulingPolicy
@@ -139,11 +139,7 @@ def _picks(policy: Policy, snapshot: Snapshot) -> list[int]:
     """Whom a policy picks. Its ordering, where it has one, need not look at everybody for each pick."""
     if policy.ordering is None:
         return [decision.candidate_id for decision in policy.rank(snapshot)]
-    ordering = policy.ordering()
-    for pid, account in snapshot.owners.items():
-        ordering.account("owner", pid, account)
-    for candidate in snapshot.candidates:
-        ordering.add(candidate)
+    ordering = load(policy.ordering(), snapshot)
     picks = (ordering.pick() for _ in snapshot.slots)
     return [candidate.id for candidate in picks if candidate is not None]
 
