@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 __all__ = ["Clock", "ManualClock", "SystemClock", "wait_until"]
@@ -30,6 +32,10 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds since some fixed moment; never goes back."""
+        ...
+
+    def life(self) -> str:
+        """Which life of the machine `monotonic` counts in: two readings compare only within one."""
         ...
 
     def wait(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
@@ -50,6 +56,13 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds since boot; never goes back."""
         return time.monotonic()
+
+    def life(self) -> str:
+        """The boot of this machine; where it has no name, this process, whose readings nobody else shares."""
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except OSError:
+            return f"process-{os.getpid()}"
 
     def wait(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
         """Wait on a held condition until notified or until the time has passed."""
@@ -79,6 +92,10 @@ class ManualClock:
     def monotonic(self) -> float:
         """Seconds advanced since this clock was made."""
         return self._monotonic
+
+    def life(self) -> str:
+        """This clock's own: no other shares its readings."""
+        return f"manual-{id(self):x}"
 
     def wait(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
         """Park on the condition until somebody notifies it or this clock has moved far enough."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from rota.clock import Clock
 from rota.errors import StoreUnavailable
-from rota.store.protocol import Statement, Store, Transaction
-from rota.store.sqlite import SqliteStore
+from rota.store.protocol import Row, Statement, Store, Transaction
+from rota.store.sqlite import Durability, SqliteStore
 
-__all__ = ["Statement", "Store", "Transaction", "open"]
+__all__ = ["Row", "Statement", "Store", "Transaction", "open"]
 
 
-def open(url: str) -> Store:  # noqa: A001  # `store.open` reads as what it is; nobody imports it bare
+def open(  # noqa: A001  # `store.open` reads as what it is; nobody imports it bare
+    url: str, *, clock: Clock | None = None, durability: Durability = "full", read_only: bool = False
+) -> Store:
     """Open a store by its address: a file's path, or `:memory:` for one that lives in this process."""
     if "://" in url:
         raise StoreUnavailable(f"no store for {url!r}", hint="Give a file's path, or :memory:.")
-    return SqliteStore(url)
+    return SqliteStore(url, clock=clock, durability=durability, read_only=read_only)

@@ -2,13 +2,17 @@
 
 Versions 4 to 99 belong to another kernel: such a file is refused, and so is one that is newer than
 this rota or whose stamp cannot be read. A refused file is not written.
+
+Version 100 makes the journal and the queue anew without AUTOINCREMENT, which costs a page in every commit. Ids are
+still never reused: what was numbered last is never pruned, and SQLite numbers on from the highest id.
 """
 
 from __future__ import annotations
 
 from rota.errors import SchemaMismatch
+from rota.store.protocol import Statement
 
-__all__ = ["LATEST", "STEPS", "plan"]
+__all__ = ["LATEST", "STEPS", "plan", "step"]
 
 STEPS: dict[int, str] = {
     1: """
@@ -73,22 +77,225 @@ STEPS: dict[int, str] = {
         CREATE INDEX idx_sched_queue_deadline ON agent_schedule_queue (deadline) WHERE deadline IS NOT NULL;
     """,
     100: """
-        ALTER TABLE agent_schedule_queue ADD COLUMN attempt INTEGER NOT NULL DEFAULT 0;
-        ALTER TABLE agent_schedule_queue ADD COLUMN result TEXT;
-        ALTER TABLE agent_schedule_queue ADD COLUMN token INTEGER;
+        ALTER TABLE agent_processes ADD COLUMN project_id TEXT;
+        ALTER TABLE agent_processes ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
+        ALTER TABLE agent_processes ADD COLUMN weight INTEGER NOT NULL DEFAULT 1000;
+        ALTER TABLE agent_processes ADD COLUMN intent TEXT NOT NULL DEFAULT 'NEUTRAL';
+        ALTER TABLE agent_processes ADD COLUMN rerunnable INTEGER NOT NULL DEFAULT 1;
+        ALTER TABLE agent_processes ADD COLUMN max_concurrent INTEGER;
+        ALTER TABLE agent_processes ADD COLUMN paused_by TEXT;
+        CREATE INDEX idx_process_stopped ON agent_processes (pid) WHERE paused_by IS NOT NULL OR max_concurrent = 0;
+        CREATE INDEX idx_process_capped ON agent_processes (pid, max_concurrent) WHERE max_concurrent IS NOT NULL;
+        CREATE INDEX idx_process_live ON agent_processes (state) WHERE state IN ('RUNNING','WAITING');
+        CREATE INDEX idx_process_project ON agent_processes (project_id) WHERE project_id IS NOT NULL;
+        CREATE INDEX idx_process_name ON agent_processes (name);
+
+        CREATE TABLE agent_events_100 (
+            event_id INTEGER PRIMARY KEY,
+            pid INTEGER,
+            ts REAL NOT NULL,
+            kind TEXT NOT NULL,
+            payload TEXT NOT NULL DEFAULT '{}',
+            causation_id TEXT,
+            correlation_id TEXT
+        );
+        INSERT INTO agent_events_100 SELECT event_id, pid, ts, kind, payload, causation_id, correlation_id
+            FROM agent_events;
+        DROP TABLE agent_events;
+        ALTER TABLE agent_events_100 RENAME TO agent_events;
+        CREATE INDEX idx_events_pid ON agent_events (pid, event_id)
+            WHERE pid IS NOT NULL AND kind NOT GLOB 'kernel.sched.*';
+        CREATE TABLE journal_checkpoints (
+            through_id INTEGER NOT NULL,
+            part INTEGER NOT NULL,
+            made_at REAL NOT NULL,
+            body TEXT NOT NULL,
+            PRIMARY KEY (through_id, part)
+        ) WITHOUT ROWID;
+
+        CREATE INDEX idx_ledger_breached ON agent_ledgers (pid) WHERE used > hard_limit;
+
+        CREATE TABLE agent_schedule_queue_100 (
+            sched_id INTEGER PRIMARY KEY,
+            pid INTEGER NOT NULL,
+            priority INTEGER NOT NULL DEFAULT 0,
+            runnable_at REAL NOT NULL DEFAULT 0,
+            deadline REAL,
+            trigger TEXT NOT NULL DEFAULT 'manual',
+            payload TEXT NOT NULL DEFAULT '{}',
+            state TEXT NOT NULL DEFAULT 'queued'
+                CHECK (state IN ('queued','dispatched','completed','expired','cancelled')),
+            worker_id TEXT,
+            created_at REAL NOT NULL,
+            dispatched_at REAL,
+            completed_at REAL,
+            exit_kind TEXT,
+            project_id TEXT,
+            hold TEXT CHECK (hold IN ('time','after','backoff')),
+            attempt INTEGER NOT NULL DEFAULT 0,
+            max_attempts INTEGER NOT NULL DEFAULT 3,
+            outcome TEXT,
+            result TEXT,
+            key TEXT,
+            token INTEGER,
+            incarnation TEXT,
+            heartbeat_at REAL,
+            claim_timeout_s REAL,
+            claim_expires_at REAL,
+            cancel_requested INTEGER NOT NULL DEFAULT 0,
+            held_workspace TEXT,
+            kind TEXT,
+            needs TEXT,
+            options TEXT,
+            estimate INTEGER NOT NULL DEFAULT 0,
+            spent TEXT,
+            FOREIGN KEY (pid) REFERENCES agent_processes(pid)
+        );
+        INSERT INTO agent_schedule_queue_100 (sched_id, pid, priority, runnable_at, deadline, trigger, payload, state,
+            worker_id, created_at, dispatched_at, completed_at, exit_kind)
+            SELECT sched_id, pid, priority, runnable_at, deadline, trigger, payload, state,
+            worker_id, created_at, dispatched_at, completed_at, exit_kind FROM agent_schedule_queue;
+        DROP TABLE agent_schedule_queue;
+        ALTER TABLE agent_schedule_queue_100 RENAME TO agent_schedule_queue;
+        UPDATE agent_schedule_queue SET hold = 'time' WHERE state = 'queued' AND runnable_at > 0;
+        UPDATE agent_schedule_queue SET heartbeat_at = dispatched_at, claim_timeout_s = 3600,
+            claim_expires_at = coalesce(dispatched_at, 0) + 3600 WHERE state = 'dispatched';
+
+        CREATE INDEX idx_sched_queue_pid ON agent_schedule_queue (pid);
+        CREATE INDEX idx_sched_queue_pickable ON agent_schedule_queue (priority DESC, runnable_at, sched_id)
+            WHERE state = 'queued' AND hold IS NULL;
+        CREATE INDEX idx_sched_queue_pickable_by_agent
+            ON agent_schedule_queue (pid, priority DESC, runnable_at, sched_id)
+            WHERE state = 'queued' AND hold IS NULL;
+        CREATE INDEX idx_sched_queue_pickable_by_project
+            ON agent_schedule_queue (project_id, priority DESC, runnable_at, sched_id)
+            WHERE state = 'queued' AND hold IS NULL AND project_id IS NOT NULL;
+        CREATE INDEX idx_sched_queue_held ON agent_schedule_queue (runnable_at, sched_id)
+            WHERE state = 'queued' AND hold IN ('time','backoff');
+        CREATE INDEX idx_sched_queue_live ON agent_schedule_queue (claim_expires_at)
+            WHERE state = 'dispatched';
+        CREATE INDEX idx_sched_queue_workspace ON agent_schedule_queue (held_workspace)
+            WHERE state = 'dispatched' AND held_workspace IS NOT NULL;
+        CREATE UNIQUE INDEX idx_sched_queue_key ON agent_schedule_queue (key) WHERE key IS NOT NULL;
+        CREATE INDEX idx_sched_queue_deadline ON agent_schedule_queue (deadline)
+            WHERE deadline IS NOT NULL AND state = 'queued';
+
+        CREATE TABLE entry_after (
+            sched_id INTEGER NOT NULL REFERENCES agent_schedule_queue(sched_id) ON DELETE CASCADE,
+            waits_for INTEGER NOT NULL,
+            PRIMARY KEY (sched_id, waits_for)
+        ) WITHOUT ROWID;
+        CREATE INDEX idx_after_waits_for ON entry_after (waits_for, sched_id);
+        CREATE TABLE entry_tags (
+            tag TEXT NOT NULL,
+            sched_id INTEGER NOT NULL REFERENCES agent_schedule_queue(sched_id) ON DELETE CASCADE,
+            PRIMARY KEY (tag, sched_id)
+        ) WITHOUT ROWID;
+        CREATE INDEX idx_tags_entry ON entry_tags (sched_id);
+        CREATE TABLE entry_fallout (
+            sched_id INTEGER PRIMARY KEY,
+            seen_id INTEGER NOT NULL DEFAULT 0
+        );
+
+        CREATE TABLE projects (
+            project_id TEXT PRIMARY KEY,
+            name TEXT NOT NULL,
+            weight INTEGER NOT NULL,
+            max_concurrent INTEGER,
+            status TEXT NOT NULL CHECK (status IN ('ACTIVE','PAUSED','ARCHIVED')),
+            restraint TEXT NOT NULL DEFAULT '{}',
+            paused_by TEXT,
+            created_at REAL NOT NULL,
+            updated_at REAL NOT NULL,
+            metadata TEXT NOT NULL DEFAULT '{}'
+        ) WITHOUT ROWID;
+        CREATE TABLE workspaces (
+            workspace_id TEXT PRIMARY KEY,
+            project_id TEXT NOT NULL REFERENCES projects(project_id),
+            path TEXT NOT NULL,
+            source TEXT NOT NULL DEFAULT 'folder',
+            fence INTEGER NOT NULL DEFAULT 0
+        ) WITHOUT ROWID;
+        CREATE INDEX idx_workspace_project ON workspaces (project_id);
+        CREATE UNIQUE INDEX idx_workspace_path ON workspaces (path);
+
+        CREATE TABLE budgets (
+            owner TEXT NOT NULL,
+            dim TEXT NOT NULL,
+            amount INTEGER NOT NULL,
+            window_s REAL NOT NULL,
+            PRIMARY KEY (owner, dim)
+        ) WITHOUT ROWID;
+        CREATE TABLE usage_windows (
+            owner TEXT NOT NULL,
+            dim TEXT NOT NULL,
+            window_s REAL NOT NULL,
+            used INTEGER NOT NULL DEFAULT 0,
+            edge_at REAL,
+            PRIMARY KEY (owner, dim, window_s)
+        ) WITHOUT ROWID;
+        CREATE INDEX idx_window_edge ON usage_windows (edge_at) WHERE edge_at IS NOT NULL;
+        CREATE TABLE usage_buckets (
+            owner TEXT NOT NULL,
+            dim TEXT NOT NULL,
+            window_s REAL NOT NULL,
+            leaves_at REAL NOT NULL,
+            amount INTEGER NOT NULL,
+            PRIMARY KEY (owner, dim, window_s, leaves_at)
+        ) WITHOUT ROWID;
+
+        CREATE TABLE project_flows (
+            project_id TEXT PRIMARY KEY,
+            virtual_time INTEGER NOT NULL DEFAULT 0,
+            clock INTEGER NOT NULL DEFAULT 0,
+            stamp INTEGER NOT NULL DEFAULT 0
+        ) WITHOUT ROWID;
+        CREATE TABLE agent_flows (
+            pid INTEGER PRIMARY KEY,
+            project_id TEXT NOT NULL DEFAULT '',
+            virtual_time INTEGER NOT NULL DEFAULT 0,
+            last_run_at REAL NOT NULL DEFAULT 0,
+            stamp INTEGER NOT NULL DEFAULT 0
+        );
+        CREATE INDEX idx_agent_flow_stamp ON agent_flows (stamp);
+        CREATE INDEX idx_project_flow_stamp ON project_flows (stamp);
+
+        CREATE TABLE contexts (
+            context_id INTEGER PRIMARY KEY AUTOINCREMENT,
+            bound_to TEXT NOT NULL CHECK (bound_to IN ('agent','project','call_path','name')),
+            bound_id TEXT NOT NULL,
+            unit TEXT NOT NULL,
+            budget INTEGER NOT NULL,
+            period_ms INTEGER NOT NULL,
+            state TEXT NOT NULL,
+            standing TEXT NOT NULL,
+            pending TEXT,
+            refill_at REAL,
+            throttled_until REAL,
+            generation INTEGER NOT NULL DEFAULT 0
+        );
+        CREATE UNIQUE INDEX idx_context_bound ON contexts (bound_to, bound_id, unit) WHERE state != 'revoked';
+        CREATE INDEX idx_context_refill ON contexts (refill_at) WHERE refill_at IS NOT NULL;
     """,
 }
 LATEST = max(STEPS)
 
 
-def plan(stamp: str | None) -> list[int]:
-    """The steps a file needs, oldest first, judged by its stamp (None: a new file)."""
+def plan(stamp: str | None, *, empty: bool) -> list[int]:
+    """The steps a file needs, oldest first, judged by its stamp (None: it has none)."""
     if stamp is None:
+        if not empty:
+            raise SchemaMismatch("the file has tables but no schema_version: it is another program's", stamp=stamp)
         return sorted(STEPS)
-    if not stamp.isdecimal():
+    if not (stamp.isascii() and stamp.isdecimal()):
         raise SchemaMismatch(f"schema_version {stamp!r} is not a number", stamp=stamp)
     version = int(stamp)
     if version not in STEPS:
         whose = "a newer rota" if version > LATEST else "another program"
         raise SchemaMismatch(f"schema_version {version} is of {whose}; this rota knows up to {LATEST}", stamp=stamp)
     return [step for step in sorted(STEPS) if step > version]
+
+
+def step(version: int) -> Statement:
+    """One step as a statement."""
+    return Statement(f"migrate_{version}", f"Take the file to version {version}.", STEPS[version])

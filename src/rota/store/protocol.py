@@ -6,10 +6,12 @@ with whom it shares a commit. Nobody is answered before the commit is durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-__all__ = ["Row", "Statement", "Store", "Transaction"]
+from rota.clock import Clock
+
+__all__ = ["Notes", "Row", "Statement", "Store", "Transaction"]
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -23,25 +25,72 @@ class Statement(NamedTuple):
     sql: str
 
 
+class Notes:
+    """What work has to say besides its answer."""
+
+    __slots__ = ("after", "due_at", "undone", "wake")
+
+    def __init__(self) -> None:
+        self.wake = False  # somebody who waits may have an answer now
+        self.due_at: float | None = None  # somebody who waits may have one then, by the wall clock
+        self.after: list[Callable[[], None]] = []  # to be called once it is durable
+        self.undone: list[Callable[[], None]] = []  # to be called if it never became durable
+
+
 class Transaction(Protocol):
-    """Statements run inside one transaction."""
+    """Statements inside one transaction. Work may be run again when a commit fails, so it writes only here."""
+
+    notes: Notes
+    commits_elsewhere: int  # by others on the same file, in this process or another: a number that grows
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""
+        ...
+
+    def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
+        """Run a statement that inserts a row and return its id, or 0 if it inserted none."""
+        ...
+
+    def run_many(self, statement: Statement, parameters: Iterable[Sequence[Any]]) -> None:
+        """Run a statement once for each row of parameters."""
         ...
 
 
 class Store(Protocol):
     """Rows that survive."""
 
+    clock: Clock
+
     def write(self, work: Callable[[Transaction], T]) -> T:
         """Run work in a transaction that writes: all of it or, if it raises, nothing."""
         ...
 
+    def wait(self, work: Callable[[Transaction], list[T]], timeout_s: float, same: Hashable = None) -> list[T]:
+        """Like write, but while the answer is empty wait for one, at most this long.
+
+        Those who wait with an equal `same` ask the same question: when one gets nothing, none would.
+        """
+        ...
+
     def read(self, work: Callable[[Transaction], T]) -> T:
-        """Run work on one consistent view, without writing."""
+        """Run work on one consistent view, without writing and without waiting for whoever writes."""
+        ...
+
+    def on_change(self, call: Callable[[], None], *, foreign_only: bool = False) -> Callable[[], None]:
+        """Have this called after every commit, of this process or only of others; the answer ends it.
+
+        It is called while the next writer waits, so it must not write.
+        """
+        ...
+
+    def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None:
+        """Copy everything to a new file while others go on; progress hears (done, total)."""
+        ...
+
+    def check(self) -> list[str]:
+        """What is wrong with the file, in sentences; empty when nothing is."""
         ...
 
     def close(self) -> None:
-        """Release the file."""
+        """Release the file. Whoever still waits is told."""
         ...

@@ -1,0 +1,83 @@
+"""Agents."""
+
+from __future__ import annotations
+
+from rota.store.protocol import Statement
+
+_AGENT = (
+    "pid, parent_pid, name, template, state, state_reason, created_at, updated_at, started_at, ended_at, exit_kind, "
+    "exit_detail, metadata, last_event_id, project_id, priority, weight, intent, rerunnable, max_concurrent, paused_by"
+)
+
+CREATE = Statement(
+    "agent_create",
+    "Make an agent, ready to run.",
+    "INSERT INTO agent_processes (parent_pid, name, template, state, created_at, updated_at, metadata, project_id, "
+    "priority, weight, intent, rerunnable, max_concurrent) VALUES (?, ?, ?, 'READY', ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "RETURNING pid",
+)
+GET = Statement(
+    "agent_get",
+    "One agent.",
+    f"SELECT {_AGENT} FROM agent_processes WHERE pid = ?",
+)
+STATE = Statement(
+    "agent_state",
+    "An agent's state and project.",
+    "SELECT state, project_id FROM agent_processes WHERE pid = ?",
+)
+FIND = Statement(
+    "agent_find",
+    "The living agents of a name, youngest first.",
+    f"SELECT {_AGENT} FROM agent_processes WHERE name = ? AND state != 'DEAD' ORDER BY pid DESC",
+)
+LIST = Statement(
+    "agent_list",
+    "A page of agents, by pid.",
+    f"SELECT {_AGENT} FROM agent_processes WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR project_id = ?2) "
+    "ORDER BY pid LIMIT +?3 OFFSET ?4",
+)
+COUNT = Statement(
+    "agent_count",
+    "How many agents a listing has in all.",
+    "SELECT count(*) FROM agent_processes WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR project_id = ?2)",
+)
+COUNT_BY_STATE = Statement(
+    "agent_count_by_state",
+    "How many agents are in each state.",
+    "SELECT state, count(*) FROM agent_processes GROUP BY state",
+)
+LAST_PID = Statement(
+    "agent_last_pid",
+    "The last pid that was given.",
+    "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'agent_processes'), 0)",
+)
+MOVE = Statement(
+    "agent_move",
+    "Put an agent into another state.",
+    "UPDATE agent_processes SET state = ?1, state_reason = ?2, updated_at = ?3, "
+    "started_at = CASE WHEN ?1 = 'RUNNING' THEN coalesce(started_at, ?3) ELSE started_at END, "
+    "ended_at = CASE WHEN ?1 = 'DEAD' THEN ?3 ELSE ended_at END, "
+    "exit_kind = coalesce(?4, exit_kind), exit_detail = coalesce(?5, exit_detail), last_event_id = ?6 WHERE pid = ?7",
+)
+TOUCH = Statement(
+    "agent_touch",
+    "Note an agent's latest event.",
+    "UPDATE agent_processes SET last_event_id = ?, updated_at = ? WHERE pid = ?",
+)
+SET = Statement(
+    "agent_set",
+    "Change an agent's own settings.",
+    "UPDATE agent_processes SET priority = ?, weight = ?, intent = ?, max_concurrent = ?, metadata = ?, "
+    "updated_at = ?, last_event_id = ? WHERE pid = ?",
+)
+PAUSE = Statement(
+    "agent_pause",
+    "Set or lift an agent's pause.",
+    "UPDATE agent_processes SET paused_by = ?, updated_at = ? WHERE pid = ?",
+)
+INTERRUPTED = Statement(
+    "agent_interrupted",
+    "Agents that were at work when everything stopped.",
+    "SELECT pid, state FROM agent_processes WHERE state IN ('RUNNING','WAITING') ORDER BY pid",
+)

@@ -1,0 +1,82 @@
+"""Flows: what is owed to projects and agents.
+
+`stamp` is the event in which a row last changed. Whoever keeps the rows in memory asks for what has a later stamp
+than the last it saw, and hears of its own changes and of other processes' in the same way. Who became ready by a
+new entry is seen from the entries with a higher id than the last that was seen, so enqueueing writes no flow.
+"""
+
+from __future__ import annotations
+
+from rota.store.protocol import Statement
+
+AGENT_MOVE = Statement(
+    "agent_flow_move",
+    "Put an agent's flow somewhere else in virtual time, and note when it was last served.",
+    "INSERT INTO agent_flows (pid, project_id, virtual_time, last_run_at, stamp) VALUES (?1, ?2, ?3, ?4, ?5) "
+    "ON CONFLICT (pid) DO UPDATE SET virtual_time = ?3, last_run_at = max(last_run_at, ?4), stamp = ?5",
+)
+AGENT_TOUCH = Statement(
+    "agent_flow_touch",
+    "Something that concerns an agent's flow has changed elsewhere: its weight, or entries that are ready again.",
+    "INSERT INTO agent_flows (pid, project_id, stamp) VALUES (?1, ?2, ?3) ON CONFLICT (pid) DO UPDATE SET stamp = ?3",
+)
+AGENT_GET = Statement(
+    "agent_flow_get",
+    "An agent's flow, with its weight.",
+    "SELECT f.pid, f.project_id, f.virtual_time, f.last_run_at, p.weight FROM agent_flows f "
+    "JOIN agent_processes p ON p.pid = f.pid WHERE f.pid = ?",
+)
+AGENTS_SINCE = Statement(
+    "agent_flows_since",
+    "Agents' flows that changed after an event.",
+    "SELECT f.pid, f.project_id, f.virtual_time, f.last_run_at, p.weight, p.intent, p.created_at, f.stamp "
+    "FROM agent_flows f JOIN agent_processes p ON p.pid = f.pid WHERE f.stamp > ? ORDER BY f.stamp",
+)
+AGENTS_OF = Statement(
+    "agent_flows_of",
+    "The flows of some agents, whether they ever moved or not.",
+    "SELECT p.pid, coalesce(p.project_id, ''), coalesce(f.virtual_time, 0), coalesce(f.last_run_at, 0), p.weight, "
+    "p.intent, p.created_at, coalesce(f.stamp, 0) FROM agent_processes p LEFT JOIN agent_flows f ON f.pid = p.pid "
+    "WHERE p.pid IN (SELECT value FROM json_each(?))",
+)
+OWNERS_READY = Statement(
+    "owners_ready",
+    "Every agent with ready entries: one step along the index for each.",
+    "WITH RECURSIVE owner(pid) AS ("
+    "SELECT min(pid) FROM agent_schedule_queue WHERE state = 'queued' AND hold IS NULL "
+    "UNION ALL SELECT (SELECT min(q.pid) FROM agent_schedule_queue q WHERE q.state = 'queued' AND q.hold IS NULL "
+    "AND q.pid > owner.pid) FROM owner WHERE owner.pid IS NOT NULL) SELECT pid FROM owner WHERE pid IS NOT NULL",
+)
+OWNERS_NEW = Statement(
+    "owners_new",
+    "The agents of entries that were enqueued after one, and the last of these entries.",
+    "SELECT DISTINCT pid FROM agent_schedule_queue WHERE sched_id > ? AND state = 'queued' AND hold IS NULL",
+)
+LAST_ENTRY = Statement(
+    "last_entry",
+    "The highest sched_id there is.",
+    "SELECT coalesce(max(sched_id), 0) FROM agent_schedule_queue",
+)
+PROJECT_MOVE = Statement(
+    "project_flow_move",
+    "Put a project's flow somewhere else in virtual time, with the time of its agents.",
+    "INSERT INTO project_flows (project_id, virtual_time, clock, stamp) VALUES (?1, ?2, ?3, ?4) "
+    "ON CONFLICT (project_id) DO UPDATE SET virtual_time = ?2, clock = ?3, stamp = ?4",
+)
+PROJECT_TOUCH = Statement(
+    "project_flow_touch",
+    "Something that concerns a project's flow has changed elsewhere.",
+    "INSERT INTO project_flows (project_id, stamp) VALUES (?1, ?2) ON CONFLICT (project_id) DO UPDATE SET stamp = ?2",
+)
+PROJECT_GET = Statement(
+    "project_flow_get",
+    "A project's flow, with its weight.",
+    "SELECT f.project_id, f.virtual_time, f.clock, coalesce(p.weight, 1000) FROM project_flows f "
+    "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.project_id = ?",
+)
+PROJECTS_SINCE = Statement(
+    "project_flows_since",
+    "Projects' flows that changed after an event.",
+    "SELECT f.project_id, f.virtual_time, f.clock, coalesce(p.weight, 1000), f.stamp FROM project_flows f "
+    "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.stamp > ? ORDER BY f.stamp",
+)

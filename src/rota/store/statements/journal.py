@@ -1,0 +1,83 @@
+"""The journal and its checkpoints."""
+
+from __future__ import annotations
+
+from rota.store.protocol import Statement
+
+_EVENT = "event_id, pid, ts, kind, payload, causation_id, correlation_id"
+
+EVENT_APPEND = Statement(
+    "event_append",
+    "Append to the journal.",
+    "INSERT INTO agent_events (pid, ts, kind, payload, causation_id, correlation_id) VALUES (?, ?, ?, ?, ?, ?)",
+)
+EVENT_TAIL = Statement(
+    "event_tail",
+    "Events after a cursor, oldest first.",
+    f"SELECT {_EVENT} FROM agent_events WHERE event_id > ? ORDER BY event_id LIMIT +?",
+)
+EVENT_TAIL_OF = Statement(
+    "event_tail_of",
+    "One agent's own events after a cursor, oldest first; those of its entries are the entries'.",
+    f"SELECT {_EVENT} FROM agent_events WHERE pid = ? AND pid IS NOT NULL AND kind NOT GLOB 'kernel.sched.*' "
+    "AND event_id > ? ORDER BY event_id LIMIT +?",
+)
+EVENT_ENDS = Statement(
+    "event_ends",
+    "The first and the last event there is.",
+    "SELECT (SELECT min(event_id) FROM agent_events), (SELECT max(event_id) FROM agent_events)",
+)
+EVENT_COUNT = Statement(
+    "event_count",
+    "How many events are kept.",
+    "SELECT count(*) FROM agent_events",
+)
+EVENTS_PRUNE = Statement(
+    "events_prune",
+    "Remove the oldest events up to a point, a batch at a time.",
+    # the last event stays, so that its number is never given twice
+    "DELETE FROM agent_events WHERE event_id IN (SELECT event_id FROM agent_events WHERE event_id <= ?1 AND ts < ?2 "
+    "AND event_id < (SELECT max(event_id) FROM agent_events) ORDER BY event_id LIMIT +?3) RETURNING event_id",
+)
+CHECKPOINT_PUT = Statement(
+    "checkpoint_put",
+    "Keep one part of a checkpoint.",
+    "INSERT INTO journal_checkpoints (through_id, part, made_at, body) VALUES (?, ?, ?, ?)",
+)
+CHECKPOINT_GET = Statement(
+    "checkpoint_get",
+    "The latest checkpoint, in its parts.",
+    "SELECT through_id, body FROM journal_checkpoints "
+    "WHERE through_id = (SELECT max(through_id) FROM journal_checkpoints) ORDER BY part",
+)
+CHECKPOINT_DROP = Statement(
+    "checkpoint_drop",
+    "Forget checkpoints older than one.",
+    "DELETE FROM journal_checkpoints WHERE through_id < ?",
+)
+ENTRY_STATES = Statement(
+    "entry_states",
+    "The state of every entry after one, by id, for a checkpoint.",
+    "SELECT sched_id, state FROM agent_schedule_queue WHERE sched_id > ? ORDER BY sched_id LIMIT +?",
+)
+LEDGER_STATES = Statement(
+    "ledger_states",
+    "Every ledger line, for a checkpoint.",
+    "SELECT pid, dim, used, granted FROM agent_ledgers ORDER BY pid, dim",
+)
+PROJECT_FLOW_STATES = Statement(
+    "project_flow_states",
+    "Every project's flow that ever moved, for a checkpoint.",
+    "SELECT project_id, virtual_time, clock FROM project_flows WHERE virtual_time != 0 OR clock != 0 "
+    "ORDER BY project_id",
+)
+AGENT_FLOW_STATES = Statement(
+    "agent_flow_states",
+    "Every agent's flow that ever moved, for a checkpoint.",
+    "SELECT pid, virtual_time FROM agent_flows WHERE virtual_time != 0 ORDER BY pid",
+)
+CONTEXT_STATES = Statement(
+    "context_states",
+    "Every context's standing, for a checkpoint.",
+    "SELECT context_id, state, standing FROM contexts ORDER BY context_id",
+)

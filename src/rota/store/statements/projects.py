@@ -1,0 +1,71 @@
+"""Projects and their workspaces."""
+
+from __future__ import annotations
+
+from rota.store.protocol import Statement
+
+_PROJECT = "project_id, name, weight, max_concurrent, status, restraint, paused_by, created_at, updated_at, metadata"
+
+CREATE = Statement(
+    "project_create",
+    "Make a project.",
+    f"INSERT INTO projects ({_PROJECT}) VALUES (?, ?, ?, ?, 'ACTIVE', ?, NULL, ?, ?, ?)",
+)
+GET = Statement(
+    "project_get",
+    "One project.",
+    f"SELECT {_PROJECT} FROM projects WHERE project_id = ?",
+)
+LIST = Statement(
+    "project_list",
+    "A page of projects, by id.",
+    f"SELECT {_PROJECT} FROM projects WHERE (?1 IS NULL OR status = ?1) ORDER BY project_id LIMIT +?2 OFFSET ?3",
+)
+COUNT = Statement(
+    "project_count",
+    "How many projects a listing has in all.",
+    "SELECT count(*) FROM projects WHERE (?1 IS NULL OR status = ?1)",
+)
+SET = Statement(
+    "project_set",
+    "Change a project.",
+    "UPDATE projects SET name = ?, weight = ?, max_concurrent = ?, status = ?, restraint = ?, paused_by = ?, "
+    "updated_at = ?, metadata = ? WHERE project_id = ?",
+)
+WORKSPACE_ADD = Statement(
+    "workspace_add",
+    "Give a project a workspace.",
+    "INSERT INTO workspaces (workspace_id, project_id, path, source) VALUES (?, ?, ?, ?)",
+)
+WORKSPACE_GET = Statement(
+    "workspace_get",
+    "One workspace.",
+    "SELECT workspace_id, project_id, path, source, fence FROM workspaces WHERE workspace_id = ?",
+)
+WORKSPACE_AT = Statement(
+    "workspace_at",
+    "The workspace at a path.",
+    "SELECT workspace_id FROM workspaces WHERE path = ?",
+)
+WORKSPACES_OF = Statement(
+    "workspaces_of",
+    "A project's workspaces, by id.",
+    "SELECT workspace_id, project_id, path, source, fence FROM workspaces WHERE project_id = ? ORDER BY workspace_id",
+)
+WORKSPACE_REMOVE = Statement(
+    "workspace_remove",
+    "Take a workspace away.",
+    "DELETE FROM workspaces WHERE workspace_id = ?",
+)
+WORKSPACE_FENCE = Statement(
+    "workspace_fence",
+    "Note the token of the claim that took a workspace.",
+    "UPDATE workspaces SET fence = ? WHERE workspace_id = ?",
+)
+WORKSPACE_HOLDERS = Statement(
+    "workspace_holders",
+    "The live claims that hold a workspace of a project.",
+    "SELECT q.held_workspace, q.sched_id, q.needs, q.dispatched_at FROM workspaces w "
+    "JOIN agent_schedule_queue q ON q.held_workspace = w.workspace_id AND q.state = 'dispatched' "
+    "WHERE w.project_id = ? ORDER BY q.sched_id",
+)
