@@ -14,8 +14,10 @@ from typing import Any
 from rota.errors import InvalidInput
 
 __all__ = [
+    "AMOUNT_MAX",
     "ID_CHARS_MAX",
     "INTEGER_MAX",
+    "NOTE_CHARS_MAX",
     "PAYLOAD_BYTES_MAX",
     "RESULT_BYTES_MAX",
     "TAGS_MAX",
@@ -23,9 +25,11 @@ __all__ = [
 ]
 
 INTEGER_MAX = 2**63 - 1  # what a row can hold
+AMOUNT_MAX = 10**12  # of one charge, in any dimension
 PAYLOAD_BYTES_MAX = 256 * 1024  # an entry's payload, as JSON
 RESULT_BYTES_MAX = 256 * 1024  # an entry's result, as JSON
 ID_CHARS_MAX = 256  # names, ids, triggers, tags
+NOTE_CHARS_MAX = 4_096  # reasons and remarks
 TAGS_MAX = 32  # tags of one entry
 
 
@@ -76,6 +80,21 @@ class Checks:
             raise self.refuse(field, "must not be empty")
         if len(value) > longest:
             raise self.refuse(field, f"must be at most {longest:,} characters, not {len(value):,}")
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as problem:
+                raise self.refuse(field, f"is not valid Unicode: {problem.reason}") from problem
+        return value
+
+    def note(self, field: str, value: Any, longest: int = NOTE_CHARS_MAX) -> str | None:
+        """Text that may be left out: a reason, somebody's name."""
+        return None if value is None else self.text(field, value, longest)
+
+    def flag(self, field: str, value: Any) -> bool:
+        """True or False, and nothing that only looks like it."""
+        if type(value) is not bool:
+            raise self.refuse(field, f"must be a bool, not {value!r}")
         return value
 
     def mapping(self, field: str, value: Any) -> Mapping[str, Any]:
@@ -88,7 +107,7 @@ class Checks:
         """A dictionary of dimension to a whole amount, from 0 on."""
         for dim, amount in self.mapping(field, value).items():
             self.text(f"{field} dimension", dim)
-            self.whole(f"{field}[{dim!r}]", amount, 0)
+            self.whole(f"{field}[{dim!r}]", amount, 0, AMOUNT_MAX)
         return value  # type: ignore[no-any-return]  # checked just above
 
     def one_of(self, field: str, value: Any, allowed: Collection[str]) -> str:

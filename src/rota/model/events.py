@@ -48,7 +48,8 @@ class FlowMove(msgspec.Struct, frozen=True, array_like=True):
     level: Literal["project", "agent"]
     key: str
     virtual_time: int
-    clock: int = 0
+    clock: int = 0  # of a project: the time of its agents
+    parent: str = ""  # of an agent: its project
 
 
 # --- agents --------------------------------------------------------------------------------------
@@ -132,6 +133,7 @@ class EntriesClaimed(Fact, frozen=True, kw_only=True):
     policy: str
     because: list[str] = []
     flows: list[FlowMove] = []
+    contexts: dict[str, int] = {}  # by context_id, what was taken at once (requests)
     forced_by: str | None = None
     admission_skipped: bool = False
 
@@ -229,7 +231,7 @@ class LedgerCharged(Fact, frozen=True, kw_only=True):
     amounts: dict[str, int]
     sched_id: int | None = None
     project_id: str | None = None
-    contexts: dict[str, int] = {}
+    contexts: dict[str, int] = {}  # by context_id
     flows: list[FlowMove] = []
 
 
@@ -238,6 +240,8 @@ class LedgerRefunded(Fact, frozen=True, kw_only=True):
 
     kind = "kernel.ledger.refunded"
     amounts: dict[str, int]
+    contexts: dict[str, int] = {}
+    flows: list[FlowMove] = []
 
 
 class LedgerGranted(Fact, frozen=True, kw_only=True):
@@ -299,6 +303,7 @@ class ContextCreated(Fact, frozen=True, kw_only=True):
     period: int
     bound_to: str
     bound_id: str
+    unit: str = "tokens"
 
 
 class ContextAdjusted(Fact, frozen=True, kw_only=True):
@@ -432,7 +437,7 @@ class Pruned(Fact, frozen=True, kw_only=True):
     kind = "kernel.journal.pruned"
     table: str
     count: int
-    through_id: int
+    ranges: list[tuple[int, int]] = []  # first and last id of each stretch
 
 
 class ClockJumped(Fact, frozen=True, kw_only=True):

@@ -75,6 +75,8 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _spec = Checks("ScheduleSpec", SchedInvalidPayload)
 _ON_FAILED = ("cancel", "run", "hold")
 _WORKSPACE_MODES = ("exclusive", "shared")
+_RETRY_ON: tuple[ExitKind, ...] = ("crashed",)
+_BACKOFF = Backoff()
 
 
 class _SeedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,11 +93,11 @@ class ScheduleSpec(_SeedSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     tags: tuple[str, ...] = ()
     key: str | None = None  # idempotency: the same key makes one entry
-    after: tuple[int, ...] = ()  # sched_ids that must complete first
+    after: tuple[int, ...] = ()  # sched_ids that must complete first; in enqueue_many, -1 is the entry just before
     on_failed: Literal["cancel", "run", "hold"] = "cancel"  # what to do when one of them does not
     max_attempts: int = 3
-    retry_on: tuple[ExitKind, ...] = ("crashed",)
-    backoff: Backoff = Backoff()
+    retry_on: tuple[ExitKind, ...] = _RETRY_ON
+    backoff: Backoff = _BACKOFF
     expected: dict[str, int] = {}  # what a run is expected to use, per dimension
     ceiling: dict[str, int] = {}  # what a run may use at most, per dimension
     draws_on: tuple[str, ...] = ()  # names of shared limits
@@ -106,6 +108,25 @@ class ScheduleSpec(_SeedSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
     parent_id: int | None = None  # the entry that spawned it and lends it budget and priority
     correlation_id: str | None = None
     causation_id: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it says nothing beyond the first fields, the key, the kind and how often it may be tried."""
+        return (
+            self.tags == ()
+            and self.draws_on == ()
+            and self.expected == {}
+            and self.ceiling == {}
+            and self.workspace is None
+            and self.workspace_mode is None
+            and self.affinity is None
+            and self.parent_id is None
+            and self.correlation_id is None
+            and self.causation_id is None
+            and self.on_failed == "cancel"
+            and self.retry_on == _RETRY_ON
+            and self.backoff == _BACKOFF
+        )
 
     def __post_init__(self) -> None:
         _spec.whole("pid", self.pid)
@@ -118,24 +139,29 @@ class ScheduleSpec(_SeedSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
         _spec.text("trigger", self.trigger)
         _spec.mapping("payload", self.payload)
         _spec.whole("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
-        # most entries leave the rest at its default, and these checks are on the enqueue path
-        if self.tags:
-            _spec.texts("tags", self.tags, TAGS_MAX)
-        if self.after:
+        for field in ("key", "kind"):
+            if getattr(self, field) is not None:
+                _spec.text(field, getattr(self, field))
+        if self.after != ():
             self._check_after()
-        if self.expected:
-            _spec.amounts("expected", self.expected)
-        if self.ceiling:
-            _spec.amounts("ceiling", self.ceiling)
-        if self.draws_on:
-            _spec.texts("draws_on", self.draws_on)
-        if self.retry_on != ("crashed",):
-            for kind in self.retry_on:
-                _spec.one_of("retry_on", kind, EXIT_KINDS)
+        if not self.is_plain:  # most are, and these checks are on the way of every one
+            self._check_rest()
+
+    def _check_rest(self) -> None:
+        _spec.texts("tags", self.tags, TAGS_MAX)
+        _spec.amounts("expected", self.expected)
+        _spec.amounts("ceiling", self.ceiling)
+        _spec.texts("draws_on", self.draws_on)
+        for kind in _spec.texts("retry_on", self.retry_on):
+            _spec.one_of("retry_on", kind, EXIT_KINDS)
         _spec.one_of("on_failed", self.on_failed, _ON_FAILED)
+        if not isinstance(self.backoff, Backoff):
+            raise _spec.refuse("backoff", f"must be a Backoff, not {self.backoff!r}")
         if self.workspace_mode is not None:
             _spec.one_of("workspace_mode", self.workspace_mode, _WORKSPACE_MODES)
-        for field in ("key", "kind", "workspace", "affinity", "correlation_id", "causation_id"):
+        if self.parent_id is not None:
+            _spec.whole("parent_id", self.parent_id, 1)
+        for field in ("workspace", "affinity", "correlation_id", "causation_id"):
             if getattr(self, field) is not None:
                 _spec.text(field, getattr(self, field))
 
@@ -143,7 +169,8 @@ class ScheduleSpec(_SeedSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
         if type(self.after) is not tuple or len(self.after) > AFTER_MAX:
             raise _spec.refuse("after", f"must be a tuple of at most {AFTER_MAX} sched_ids")
         for sched_id in self.after:
-            _spec.whole("after", sched_id, 1)
+            if _spec.whole("after", sched_id) == 0:
+                raise _spec.refuse("after", "must not be 0: from 1 on they are sched_ids, below 0 they count back")
 
 
 class _SeedEntry(msgspec.Struct, frozen=True):
@@ -259,12 +286,20 @@ class Agent(msgspec.Struct, frozen=True):
     paused_by: str | None = None
 
 
+_constraint = Checks("ProjectConstraint", ProjectInvalid)
+
+
 class ProjectConstraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an operator has put on a project until it is released."""
 
     exclusive: bool = False  # one run at a time
     max_by_kind: dict[str, int] = {}  # live runs per kind of slot
     pause_scheduling: bool = False
+
+    def __post_init__(self) -> None:
+        _constraint.flag("exclusive", self.exclusive)
+        _constraint.flag("pause_scheduling", self.pause_scheduling)
+        _constraint.amounts("max_by_kind", self.max_by_kind)
 
 
 _project = Checks("Project", ProjectInvalid)

@@ -18,7 +18,7 @@ import msgspec
 from rota.model.reasons import Because
 from rota.model.snapshot import Account, Candidate, Decision, Decisions, Key, Slot, Snapshot
 
-__all__ = ["Bound", "Ordering", "Places", "Policy", "Rank", "load", "place"]
+__all__ = ["Bound", "Heads", "Ordering", "Places", "Policy", "Rank", "load", "place"]
 
 Rank: TypeAlias = Callable[[Snapshot], Decisions]
 
@@ -71,6 +71,11 @@ class Bound(msgspec.Struct, frozen=True):
     sentence: str
 
 
+# Where not everybody can be shown, what a policy must see: the first candidates of each owner, of each group, by
+# deadline, or in strict order. One that goes by flows can be walked down the flows instead (see virtual_time).
+Heads: TypeAlias = Literal["owner", "group", "deadline", "strict", "flow"]
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """A policy with its parameters bound."""
 
@@ -79,6 +84,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     bound: Bound | None = None  # None: somebody may wait for ever
     ordering: Callable[[], Ordering] | None = None
+    heads: Heads = "owner"
+    eligibility: bool = True  # of one that goes by flows: whether those ahead of their share wait
 
 
 class Places:

@@ -34,6 +34,7 @@ def edf() -> Policy:
         rank=rank,
         sentence="Whatever is due first; what has no deadline comes last. May starve.",
         ordering=lambda: LineOrdering(edf_key),
+        heads="deadline",
     )
 
 

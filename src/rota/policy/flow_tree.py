@@ -208,6 +208,7 @@ def eevdf() -> Policy:
         sentence="Shares by weight: of those who have had no more than their share, whoever is due first.",
         bound=_BOUND,
         ordering=FlowTree,
+        heads="flow",
     )
 
 
@@ -219,6 +220,8 @@ def wfq() -> Policy:
         sentence="Shares by weight: whoever is due first, even if it has had more than its share.",
         bound=_BOUND,
         ordering=partial(FlowTree, eligibility=False),
+        heads="flow",
+        eligibility=False,
     )
 
 

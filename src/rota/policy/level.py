@@ -68,14 +68,14 @@ class Level:
         "_weighted",
     )
 
-    def __init__(self, *, eligibility: bool = True, debts_max: int = DEBTS_MAX) -> None:
+    def __init__(self, *, eligibility: bool = True, debts_max: int = DEBTS_MAX, clock: int = 0) -> None:
         self._eligibility = eligibility
         self._siblings: dict[Key, _Sibling] = {}
         self._slots: list[_Sibling] = []
         self._free: list[int] = []  # slots of those who left
         self._weight = 0  # Σ weight
         self._weighted = 0  # Σ weight × virtual time
-        self._clock = 0  # V at the moment the last one left
+        self._clock = clock  # V at the moment the last one left
         self._eligible: list[int] = []  # by deadline
         self._waiting: list[int] = []  # by virtual time
         self._next: _Sibling | None = None
@@ -109,6 +109,14 @@ class Level:
         if self._next is None:
             raise IndexError("nobody is ready")
         return self._next.key
+
+    def stands_at(self, key: Key) -> int:
+        """The virtual time of one who is ready."""
+        return self._siblings[key].at >> self._bits
+
+    def weight_of(self, key: Key) -> int:
+        """The weight of one who is ready."""
+        return self._siblings[key].weight
 
     def charge(self, key: Key, cost: int) -> None:
         """A sibling used so much; a negative cost corrects an earlier charge."""

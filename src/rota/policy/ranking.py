@@ -23,8 +23,10 @@ does the same operations on columns gives the same order bit for bit.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
+from operator import itemgetter
 from typing import Literal, TypeAlias
 
 from rota.errors import PolicyInvalid
@@ -141,6 +143,7 @@ def strict() -> Policy:
         rank=rank,
         sentence="Higher priority first, then whoever became ready first. May starve.",
         ordering=lambda: LineOrdering(strict_key),
+        heads="strict",
     )
 
 
@@ -148,14 +151,23 @@ def _strict_because(candidate: Candidate) -> Because:
     return Because("strict", f"priority {candidate.priority}, ready at {candidate.ready_at}")
 
 
+def _by_id(candidate: Candidate) -> int:
+    return candidate.id
+
+
 def round_robin() -> Policy:
     """Whoever has waited longest since its last run."""
 
     def rank(snapshot: Snapshot) -> Decisions:
-        def key(candidate: Candidate) -> tuple[float, int]:
-            return snapshot.owner(candidate).last_run_at, candidate.id
+        turns: Counter[Key] = Counter()  # of each owner in this pass: one that was picked has just run
 
-        return place(_reasons(sorted(snapshot.candidates, key=key), snapshot), snapshot.slots)
+        def key(candidate: Candidate) -> tuple[int, float, int]:
+            turn = turns[candidate.owner]
+            turns[candidate.owner] += 1
+            return turn, snapshot.owner(candidate).last_run_at if turn == 0 else 0, candidate.id
+
+        keyed = sorted([(key(each), each) for each in sorted(snapshot.candidates, key=_by_id)], key=itemgetter(0))
+        return place(_reasons([candidate for _, candidate in keyed], snapshot), snapshot.slots)
 
     def _reasons(order: list[Candidate], snapshot: Snapshot) -> Iterator[tuple[Candidate, Because]]:
         for candidate in order:

@@ -44,6 +44,7 @@ def fair_share(*, min_guarantee: bool = True) -> Policy:
             "No group waits longer than others need to catch up with what it used, where every entry fits every "
             "slot and costs at least 1.",
         ),
+        heads="group",
     )
 
 
