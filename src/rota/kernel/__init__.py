@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from rota.clock import Clock, SystemClock
+import random
+from typing import Any, Literal
+
+from rota.clock import Clock
 from rota.errors import IllegalQueueTransition, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId
 from rota.kernel.agents import Agents
+from rota.kernel.contexts import Contexts
+from rota.kernel.core import Core, Memo
+from rota.kernel.entries import EntryFilter
 from rota.kernel.journal import Journal
+from rota.kernel.ledger import Ledger
+from rota.kernel.projects import Projects
 from rota.kernel.queue import Queue
-from rota.model.work import ReadyEntry, ScheduleSpec
-from rota.store import Store
+from rota.kernel.retention import Retention
+from rota.kernel.runs import Completion
+from rota.model.work import Agent, ReadyEntry, ScheduleSpec
+from rota.store import Store, Transaction
+from rota.store.statements import agents as agent_sql
+from rota.store.statements import file as file_sql
+from rota.store.statements import journal as journal_sql
 
 __all__ = [
+    "Completion",
+    "EntryFilter",
     "IllegalQueueTransition",
     "Kernel",
     "ReadyEntry",
@@ -24,9 +39,50 @@ __all__ = [
 class Kernel:
     """The kernel's parts over one store and one clock."""
 
-    def __init__(self, store: Store, clock: Clock | None = None) -> None:
+    def __init__(self, store: Store, clock: Clock | None = None, *, chance: random.Random | None = None) -> None:
         self.store = store
-        self.clock = clock or SystemClock()
-        self.journal = Journal(store)
-        self.agents = Agents(store, self.clock)
-        self.queue = Queue(store, self.clock)
+        self.clock = clock or store.clock
+        core = Core(store, self.clock, chance or random.Random(), Memo())  # noqa: S311  # jitter, not secrets
+        self._core = core
+        self.journal = Journal(core)
+        self.agents = Agents(core)
+        self.ledger = Ledger(core)
+        self.contexts = Contexts(core)
+        self.projects = Projects(core)
+        self.queue = Queue(core)
+        self.retention = Retention(core)
+
+    def terminate(
+        self,
+        pid: int,
+        exit_kind: str,
+        detail: dict[str, Any] | None = None,
+        *,
+        queued: Literal["cancel", "keep"] = "cancel",
+    ) -> Agent:
+        """End an agent for good; its waiting entries are cancelled unless they are to be kept."""
+        checked = self.agents.check_exit(exit_kind, detail)
+        if queued not in ("cancel", "keep"):
+            raise SchedInvalidPayload(f"queued must be cancel or keep, not {queued!r}", field="queued")
+        now = self._core.now()
+        self._core.write(lambda tx: self.agents.end(tx, pid, exit_kind, checked, now))
+        if queued == "cancel":
+            self.queue.cancel_where(EntryFilter(pid=pid), reason="owner_terminated")
+        return self.agents.get(pid)
+
+    def info(self) -> dict[str, Any]:
+        """A few numbers about the file."""
+
+        def work(tx: Transaction) -> dict[str, Any]:
+            states: dict[str, int] = dict(tx.run(agent_sql.COUNT_BY_STATE))
+            _, last_event = tx.run(journal_sql.EVENT_ENDS)[0]
+            return {
+                "schema_version": int(tx.run(file_sql.META_GET, ("schema_version",))[0][0]),
+                "next_pid": int(tx.run(agent_sql.LAST_PID)[0][0]) + 1,
+                "next_event_id": (last_event or 0) + 1,
+                "agent_count": sum(states.values()),
+                "event_count": int(tx.run(journal_sql.EVENT_COUNT)[0][0]),
+                "live_states": {state: states.get(state, 0) for state in ("READY", "RUNNING", "WAITING", "SUSPENDED")},
+            }
+
+        return self._core.read(work)

@@ -1,43 +1,191 @@
-"""The dispatcher: snapshot, policy, verified claim.
+"""The dispatcher: what may run (the kernel) joined with which goes next (a policy).
 
-Strict order needs no snapshot: it is one statement of the kernel.
+Strict order is the kernel's own. A policy that shares by virtual time walks the flows; any other ranks a bounded
+window of candidates. Either way a pass proposes inside the transaction that claims, everything is checked again as
+it is offered, and what is refused is counted and passed over. A policy that fails costs order, never correctness:
+strict order takes its place in the same pass, and the journal says why.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol, TypedDict, Unpack
 
+from rota.errors import PolicyFailed, RotaError
 from rota.kernel import Kernel
+from rota.kernel.admission import Pulse
+from rota.kernel.claims import ClaimPass
+from rota.kernel.journal import append
+from rota.kernel.runs import Beat, Completion, Turnover
+from rota.model.events import FlowMove, PolicyFellBack
 from rota.model.work import ReadyEntry, ScheduleSpec
 from rota.policy.contract import Policy
 from rota.policy.registry import make
+from rota.service.flow_walk import FlowWalk
+from rota.service.leash import Leash
+from rota.service.window import Window
 
 __all__ = ["Dispatcher"]
+
+
+class Terms(TypedDict, total=False):
+    """What else a claim may say."""
+
+    now: float | None
+    admission_check: bool
+    claim_timeout_s: float
+    incarnation: str
+    kinds: Sequence[str]
+
+
+class _Proposer(Protocol):
+    """One way to find what to claim."""
+
+    def propose(self, claim: ClaimPass) -> list[FlowMove]:
+        """Offer entries to the claim; the answer is how flows moved."""
+        ...
+
+    def wrote(self, stamp: int) -> None:
+        """The moves were written with this stamp."""
+        ...
 
 
 class Dispatcher:
     """A desk over an embedded kernel."""
 
-    def __init__(self, kernel: Kernel, policy: Policy | None = None) -> None:
-        self._kernel = kernel
-        self.policy = policy or make("strict")
+    def __init__(self, kernel: Kernel, policy: Policy | str = "strict") -> None:
+        self.kernel = kernel
+        self.policy = make(policy) if isinstance(policy, str) else policy
+        self._leash = Leash(kernel.clock)
+        self._policies: dict[str, Policy] = {self.policy.name: self.policy}
+        self._proposers: dict[str, _Proposer] = {}
 
-    def create_agent(self, name: str, template: str) -> int:
+    # --- claiming --------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        worker_id: str,
+        max_n: int = 1,
+        *,
+        policy: Policy | str | None = None,
+        wait_s: float = 0.0,
+        **asked: Unpack[Terms],
+    ) -> list[ReadyEntry]:
+        """Take the next entries by a policy; while there are none, wait up to `wait_s`."""
+        chosen = self._chosen(policy)
+        return self.kernel.queue.claim(
+            worker_id=worker_id,
+            max_n=max_n,
+            wait_s=wait_s,
+            find=partial(self._pass, chosen),
+            same=chosen.name,
+            **asked,
+        )
+
+    def complete_and_claim(
+        self,
+        completions: Sequence[Completion],
+        worker_id: str,
+        max_n: int = 1,
+        *,
+        policy: Policy | str | None = None,
+        wait_s: float = 0.0,
+        **asked: Unpack[Terms],
+    ) -> Turnover:
+        """End runs and take the next entries in one commit."""
+        chosen = self._chosen(policy)
+        return self.kernel.queue.complete_and_claim(
+            completions,
+            worker_id=worker_id,
+            max_n=max_n,
+            wait_s=wait_s,
+            find=partial(self._pass, chosen),
+            same=chosen.name,
+            **asked,
+        )
+
+    def _chosen(self, policy: Policy | str | None) -> Policy:
+        if policy is None:
+            return self.policy
+        if isinstance(policy, str):
+            if policy not in self._policies:
+                self._policies[policy] = make(policy)
+            return self._policies[policy]
+        if self._policies.get(policy.name) is not policy:
+            self._policies[policy.name] = policy
+            self._proposers.pop(policy.name, None)
+        return policy
+
+    def _pass(self, policy: Policy, claim: ClaimPass, beat: Pulse) -> list[ReadyEntry]:
+        if beat.fleet_paused_by is not None:
+            return []
+        if policy.name == "strict" or self._leash.is_benched(policy):
+            claim.strict()
+            return claim.seal()
+        try:
+            proposer = self._proposer(policy)
+            moves = proposer.propose(claim)
+        except PolicyFailed as failure:
+            return self._fall_back(policy, claim, failure)
+        entries = claim.seal(policy=policy.name, moves=moves)
+        if entries and entries[0].token is not None:
+            proposer.wrote(entries[0].token)
+        return entries
+
+    def _proposer(self, policy: Policy) -> _Proposer:
+        if policy.name not in self._proposers:
+            walks = policy.heads == "flow"
+            made: _Proposer = FlowWalk(eligibility=policy.eligibility) if walks else Window(policy, self._leash)
+            self._proposers[policy.name] = made
+        return self._proposers[policy.name]
+
+    def _fall_back(self, policy: Policy, claim: ClaimPass, failure: PolicyFailed) -> list[ReadyEntry]:
+        """Strict order takes the place of a policy that failed; what it had taken before is kept."""
+        self._leash.bench(policy)
+        fact = PolicyFellBack(policy=policy.name, failure=failure.data["failure"], detail=failure.message)
+        append(claim.tx, fact, now=claim.terms.now)
+        claim.strict()
+        return claim.seal(policy="strict")
+
+    # --- the rest of the desk --------------------------------------------------------------------
+
+    def create_agent(self, name: str, template: str, **settings: Any) -> int:
         """Make an agent; its pid is the answer."""
-        return self._kernel.agents.create(name, template)
+        return self.kernel.agents.create(name, template, **settings)
 
     def enqueue(self, spec: ScheduleSpec) -> int:
         """Put an entry into the queue."""
-        return self._kernel.queue.enqueue(spec)
+        return self.kernel.queue.enqueue(spec)
 
-    def claim(self, worker_id: str, max_n: int = 1) -> list[ReadyEntry]:
-        """Take the next entries."""
-        return self._kernel.queue.claim(worker_id=worker_id, max_n=max_n)
+    def enqueue_many(self, specs: Sequence[ScheduleSpec]) -> list[int]:
+        """Put many entries into the queue: all or none."""
+        return self.kernel.queue.enqueue_many(specs)
 
-    def complete(self, sched_id: int, exit_kind: str, *, token: int | None = None, result: Any = None) -> None:
+    def heartbeat(self, sched_id: int, token: int) -> Beat:
+        """Hold on to a claim."""
+        return self.kernel.queue.heartbeat(sched_id, token)
+
+    def complete(
+        self,
+        sched_id: int,
+        exit_kind: str,
+        *,
+        token: int | None = None,
+        result: Any = None,
+        outcome: str | None = None,
+    ) -> tuple[str, str]:
         """End a run."""
-        self._kernel.queue.complete(sched_id, exit_kind, token=token, result=result)
+        return self.kernel.queue.complete(sched_id, exit_kind, token=token, result=result, outcome=outcome)
+
+    def complete_many(self, completions: Sequence[Completion]) -> list[tuple[str, str] | RotaError]:
+        """End many runs in one commit; one that is refused has its error in its place."""
+        return self.kernel.queue.complete_many(completions)
 
     def get(self, sched_id: int) -> ReadyEntry:
         """Look at an entry."""
-        return self._kernel.queue.get(sched_id)
+        return self.kernel.queue.get(sched_id)
+
+    def wait(self, sched_id: int, wait_s: float) -> ReadyEntry:
+        """The entry once it has ended."""
+        return self.kernel.queue.wait(sched_id, wait_s)

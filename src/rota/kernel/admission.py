@@ -1,0 +1,477 @@
+"""Admission: gathers what decides whether an entry may run, and keeps count while a pass hands entries out.
+
+The rules are in policy/eligibility; this file only fetches. Everything is derived from rows as they stand in
+the transaction: what runs and what is reserved is read from live claims. Within a pass each entry that is taken
+counts at once for those after it, so one claim of a hundred cannot pass a cap of ten.
+
+Most entries need no looking up at all: no project, no needs, and nobody has a ledger, a cap or a context. The
+`Pulse`, one row read at the start of every pass, tells.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from rota.kernel import contexts, windows
+from rota.kernel.contexts import Ration
+from rota.kernel.ledger import SHARED_DIM
+from rota.kernel.projects import holders
+from rota.kernel.rows import Needs, needs_of, spent_of
+from rota.model.reasons import Blocking
+from rota.model.work import ProjectConstraint
+from rota.policy import replenishment
+from rota.policy.eligibility import (
+    AgentFacts,
+    Allowed,
+    EntryFacts,
+    Facts,
+    ProjectFacts,
+    Rationed,
+    WorkspaceFacts,
+    blocking,
+)
+from rota.store import Row, Transaction
+from rota.store.statements import claims as sql
+from rota.store.statements import projects as project_sql
+from rota.store.statements import queue as queue_sql
+
+__all__ = ["Admission", "Pulse", "Subject", "pulse"]
+
+
+class Pulse(NamedTuple):
+    """When time next changes something, and what a pass has to look at besides the queue."""
+
+    held_at: float | None  # the next held entry is due
+    expires_at: float | None  # the next claim expires
+    deadline: float | None  # the next waiting entry passes its deadline
+    edge_at: float | None  # something leaves a usage window
+    refill_at: float | None  # something comes back to a context
+    fallout: int  # dependents of ended entries wait to be seen to
+    fleet_paused_by: str | None
+    any_stopped: int  # agents that are paused or may run nothing
+    any_capped: int
+    any_ledger: int
+    any_global_budget: int
+    any_context: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nobody has a cap, a ledger or a context: then only projects and needs have to be looked up."""
+        return not (self.any_capped or self.any_ledger or self.any_global_budget or self.any_context)
+
+    def is_due(self, now: float) -> bool:
+        """Whether time has brought something about."""
+        return (
+            (self.held_at is not None and self.held_at <= now)
+            or (self.expires_at is not None and self.expires_at <= now)
+            or (self.deadline is not None and self.deadline < now)
+            or (self.edge_at is not None and self.edge_at <= now)
+            or (self.refill_at is not None and self.refill_at <= now)
+            or bool(self.fallout)
+        )
+
+    @property
+    def due_at(self) -> float | None:
+        """When time alone may make an entry ready."""
+        instants = (self.held_at, self.expires_at, self.edge_at, self.refill_at)
+        return min((at for at in instants if at is not None), default=None)
+
+
+def pulse(tx: Transaction) -> Pulse:
+    """Take the pulse."""
+    return Pulse(*tx.run(sql.PULSE)[0])
+
+
+class Subject(NamedTuple):
+    """An entry as admission sees it."""
+
+    sched_id: int
+    pid: int
+    project_id: str | None
+    kind: str | None
+    needs_text: str | None
+    facts: EntryFacts
+
+    @property
+    def needs(self) -> Needs:
+        """What it asks for besides its agent's leave."""
+        return needs_of(self.needs_text)
+
+    @classmethod
+    def of(cls, row: Row) -> Subject:
+        """The subject in a row of `statements.queue.ENTRY`."""
+        facts = EntryFacts(state=row[7], hold=row[14], runnable_at=row[3], deadline=row[4], attempt=row[15])
+        return cls(row[0], row[1], row[13], row[24], row[25], facts)
+
+
+class _Agent:
+    """An agent within a pass."""
+
+    __slots__ = ("cap", "lines", "paused_by", "pid", "reserved", "running")
+
+    def __init__(self, pid: int, paused_by: str | None = None, cap: int | None = None) -> None:
+        self.pid = pid
+        self.paused_by = paused_by
+        self.cap = cap
+        self.running = 0
+        self.lines: list[tuple[str, int, int]] = []  # dim, used, limit
+        self.reserved: defaultdict[str, int] = defaultdict(int)
+
+
+class _Owner:
+    """A project, or everybody, within a pass."""
+
+    __slots__ = (
+        "budgets",
+        "cap",
+        "constraint",
+        "paused_by",
+        "project_id",
+        "reserved",
+        "running",
+        "running_of",
+        "status",
+    )
+
+    def __init__(self, project_id: str) -> None:
+        self.project_id = project_id
+        self.status = "ACTIVE"
+        self.paused_by: str | None = None
+        self.cap: int | None = None
+        self.constraint = _NO_CONSTRAINT
+        self.running = 0
+        self.running_of: defaultdict[str | None, int] = defaultdict(int)
+        self.budgets: list[tuple[str, int, int, float | None]] = []  # dim, limit, used, frees_at
+        self.reserved: defaultdict[str, int] = defaultdict(int)
+
+
+_NO_CONSTRAINT = ProjectConstraint()
+_NOTHING: Mapping[str, int] = {}
+
+
+@lru_cache(maxsize=1024)
+def _constraint(text: str) -> ProjectConstraint:
+    return msgspec.json.decode(text, type=ProjectConstraint)
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _ids(values: Iterable[int | str]) -> tuple[str]:
+    return (_encode(list(values)).decode(),)
+
+
+class Admission:
+    """Whether entries may run, asked of one transaction, with what this pass has already taken."""
+
+    def __init__(self, tx: Transaction, now: float, beat: Pulse, *, budgets_count: bool = True) -> None:
+        self._tx = tx
+        self._now = now
+        self._pulse = beat
+        self._budgets_count = budgets_count
+        self._agents: dict[int, _Agent] = {}
+        self._owners: dict[str, _Owner] = {}
+        self._rations: dict[tuple[int, str | None], list[Ration]] = {}  # by pid and needs
+        self._drawn: defaultdict[int, int] = defaultdict(int)  # by context, what live claims asked for
+        self._held: dict[str, dict[str, list[tuple[int, str, float]]]] = {}  # by project and workspace
+        self._live: list[Row] | None = None
+        self._live_of_agent: dict[int, list[Row]] | None = None
+        self._live_of_owner: dict[str | None, list[Row]] | None = None
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    def first_reason(self, subject: Subject) -> Blocking | None:
+        """What stands in the way of an entry, if anything does."""
+        return next(blocking(self.facts(subject)), None)
+
+    def reasons(self, subject: Subject) -> list[Blocking]:
+        """Everything that stands in the way of an entry."""
+        return list(blocking(self.facts(subject)))
+
+    def facts(self, subject: Subject) -> Facts:
+        """All that decides about an entry."""
+        needs = subject.needs
+        agent = self._agent(subject.pid)
+        entry = subject.facts
+        if entry.hold == "after":
+            entry = msgspec.structs.replace(entry, waiting_for=self._waiting_for(subject.sched_id))
+        return Facts(
+            now=self._now,
+            entry=entry,
+            agent=AgentFacts(pid=agent.pid, paused_by=agent.paused_by, running=agent.running, max_concurrent=agent.cap),
+            project=None if subject.project_id is None else self._project_facts(subject.project_id, subject.kind),
+            fleet_paused_by=self._pulse.fleet_paused_by,
+            budgets=self._budget_facts(subject, needs) if self._budgets_count else (),
+            rations=self._ration_facts(subject, needs) if self._budgets_count and self._pulse.any_context else (),
+            no_workspace=None if needs.mode is None else self._lack_of_workspace(subject, needs),
+        )
+
+    # --- taking ----------------------------------------------------------------------------------
+
+    def take(self, subject: Subject) -> str | None:
+        """Count an entry as running from here on; the answer is the workspace it is given."""
+        needs = subject.needs
+        self._count(subject, needs)
+        for ration in self._rations_for(subject, needs):
+            self._drawn[ration.context_id] += _ask_of(ration, needs)
+        if needs.mode is None or subject.project_id is None:
+            return None
+        workspace = self._free_workspace(subject.project_id, needs)
+        if workspace is not None:
+            held = self._holders(subject.project_id)
+            held.setdefault(workspace, []).append((subject.sched_id, needs.mode, self._now))
+        return workspace
+
+    def requests_of(self, subject: Subject) -> list[Ration]:
+        """The contexts in which beginning a run is itself a use."""
+        if not self._pulse.any_context:
+            return []
+        return [ration for ration in self._rations_for(subject, subject.needs) if ration.unit == "requests"]
+
+    def prefetch(self, rows: Iterable[Row]) -> None:
+        """Look up the owners of many entries at once."""
+        self._load_agents({row[1] for row in rows} - self._agents.keys())
+        self._load_owners({row[13] for row in rows if row[13] is not None} - self._owners.keys())
+
+    # --- agents and projects ---------------------------------------------------------------------
+
+    def _agent(self, pid: int) -> _Agent:
+        if pid not in self._agents:
+            self._load_agents({pid})
+        return self._agents[pid]
+
+    def _load_agents(self, pids: set[int]) -> None:
+        if not pids:
+            return
+        ids = _ids(pids)
+        for pid, paused_by, cap in self._tx.run(sql.AGENT_FACTS, ids):
+            self._agents[pid] = _Agent(pid, paused_by, cap)
+        if self._pulse.any_ledger:
+            for pid, dim, used, limit in self._tx.run(sql.LEDGER_FACTS, ids):
+                self._agents[pid].lines.append((dim, used, limit))
+        live = self._live_by_agent()
+        for pid in pids:
+            for _, _, _, needs_text, spent_text, count in live.get(pid, ()):
+                _add_agent_runs(self._agents[pid], needs_of(needs_text), spent_of(spent_text), count)
+
+    def _owner(self, owner: str) -> _Owner:
+        if owner not in self._owners:
+            self._load_owners({owner})
+        return self._owners[owner]
+
+    def _load_owners(self, owners: set[str]) -> None:
+        if not owners:
+            return
+        ids = _ids(owners)
+        for owner in owners:
+            self._owners[owner] = _Owner(owner)
+        for project_id, status, paused_by, cap, restraint in self._tx.run(sql.PROJECT_FACTS, ids):
+            loaded = self._owners[project_id]
+            loaded.status, loaded.paused_by, loaded.cap = status, paused_by, cap
+            loaded.constraint = _constraint(restraint)
+        for owner, dim, limit, used, frees_at in self._tx.run(sql.BUDGET_FACTS, ids):
+            self._owners[owner].budgets.append((dim, limit, used, frees_at))
+        live = self._live_by_owner()
+        for owner in owners:
+            claims = self._live_claims() if owner == windows.EVERYBODY else live.get(owner, ())
+            for _, _, kind, needs_text, spent_text, count in claims:
+                _add_runs(self._owners[owner], kind, needs_of(needs_text), spent_of(spent_text), count)
+
+    def _live_claims(self) -> list[Row]:
+        if self._live is None:
+            self._live = self._tx.run(sql.LIVE)
+        return self._live
+
+    def _live_by_agent(self) -> dict[int, list[Row]]:
+        if self._live_of_agent is None:
+            self._live_of_agent = {}
+            for row in self._live_claims():
+                self._live_of_agent.setdefault(row[0], []).append(row)
+        return self._live_of_agent
+
+    def _live_by_owner(self) -> dict[str | None, list[Row]]:
+        if self._live_of_owner is None:
+            self._live_of_owner = {}
+            for row in self._live_claims():
+                self._live_of_owner.setdefault(row[1], []).append(row)
+        return self._live_of_owner
+
+    def _count(self, subject: Subject, needs: Needs) -> None:
+        _add_agent_runs(self._agent(subject.pid), needs, _NOTHING, 1)
+        if subject.project_id is not None:
+            _add_runs(self._owner(subject.project_id), subject.kind, needs, _NOTHING, 1)
+        if self._pulse.any_global_budget:
+            _add_runs(self._owner(windows.EVERYBODY), subject.kind, needs, _NOTHING, 1)
+
+    def _project_facts(self, project_id: str, kind: str | None) -> ProjectFacts:
+        owner = self._owner(project_id)
+        cap = owner.cap
+        if owner.constraint.exclusive:
+            cap = 1 if cap is None else min(cap, 1)
+        return ProjectFacts(
+            project_id=project_id,
+            status=owner.status,
+            paused_by=owner.paused_by,
+            scheduling_paused=owner.constraint.pause_scheduling,
+            running=owner.running,
+            max_concurrent=cap,
+            running_of_kind=owner.running_of[kind] if kind is not None else 0,
+            max_of_kind=owner.constraint.max_by_kind.get(kind) if kind is not None else None,
+        )
+
+    # --- budgets ---------------------------------------------------------------------------------
+
+    def _budget_facts(self, subject: Subject, needs: Needs) -> tuple[Allowed, ...]:
+        agent = self._agent(subject.pid)
+        found = [
+            Allowed(
+                level="agent",
+                owner=str(agent.pid),
+                dim=dim,
+                used=used,
+                reserved=agent.reserved[dim],
+                ask=needs.ask(dim, 0),
+                limit=limit,
+            )
+            for dim, used, limit in agent.lines
+        ]
+        if subject.project_id is not None:
+            found += self._owner_budgets(self._owner(subject.project_id), needs)
+        if self._pulse.any_global_budget:
+            found += self._owner_budgets(self._owner(windows.EVERYBODY), needs)
+        return tuple(sorted(found, key=_room)) if len(found) > 1 else tuple(found)
+
+    def _owner_budgets(self, owner: _Owner, needs: Needs) -> list[Allowed]:
+        return [
+            Allowed(
+                level="global" if owner.project_id == windows.EVERYBODY else "project",
+                owner=owner.project_id,
+                dim=dim,
+                used=used,
+                reserved=owner.reserved[dim],
+                ask=max(1, needs.ask(dim, 1)),
+                limit=limit,
+                frees_at=frees_at,
+            )
+            for dim, limit, used, frees_at in owner.budgets
+        ]
+
+    # --- contexts --------------------------------------------------------------------------------
+
+    def _rations_for(self, subject: Subject, needs: Needs) -> list[Ration]:
+        if not self._pulse.any_context:
+            return []
+        key = subject.pid, subject.needs_text
+        if key not in self._rations:
+            found = contexts.rations_of(self._tx, needs, subject.pid, subject.project_id)
+            self._rations[key] = found
+            for ration in found:
+                if ration.context_id not in self._drawn:
+                    self._drawn[ration.context_id] = self._drawn_by_live(ration)
+        return self._rations[key]
+
+    def _drawn_by_live(self, ration: Ration) -> int:
+        """What live claims may still use of a context. A request was used when its run began."""
+        if ration.unit == "requests":
+            return 0
+        return sum(
+            count * needs_of(needs_text).reserved(SHARED_DIM, 1, spent_of(spent_text))
+            for pid, project_id, _, needs_text, spent_text, count in self._live_claims()
+            if _draws(ration, needs_of(needs_text), pid, project_id)
+        )
+
+    def _ration_facts(self, subject: Subject, needs: Needs) -> tuple[Rationed, ...]:
+        at_ms = contexts.in_ms(self._now)
+        found = []
+        for ration in self._rations_for(subject, needs):
+            allowance = replenishment.refilled(ration.allowance, at_ms)
+            ask = _ask_of(ration, needs)
+            reserved = self._drawn[ration.context_id]
+            covered_ms = replenishment.covered_at(allowance, min(ask + reserved, allowance.budget))
+            found.append(
+                Rationed(
+                    context_id=ration.context_id,
+                    name=ration.name,
+                    available=replenishment.available(allowance, at_ms),
+                    reserved=reserved,
+                    ask=ask,
+                    budget=allowance.budget,
+                    covered_at=None if covered_ms is None else covered_ms / 1000,
+                    throttled_until=ration.throttled_until,
+                )
+            )
+        return tuple(found)
+
+    # --- workspaces ------------------------------------------------------------------------------
+
+    def _holders(self, project_id: str) -> dict[str, list[tuple[int, str, float]]]:
+        if project_id not in self._held:
+            self._held[project_id] = holders(self._tx, project_id)
+        return self._held[project_id]
+
+    def _workspaces(self, project_id: str, needs: Needs) -> list[str]:
+        names = [row[0] for row in self._tx.run(project_sql.WORKSPACES_OF, (project_id,))]
+        return names if needs.workspace is None else [name for name in names if name == needs.workspace]
+
+    def _free_workspace(self, project_id: str, needs: Needs) -> str | None:
+        """One it can use: an exclusive run needs it empty, a shared one only free of exclusive holders."""
+        held = self._holders(project_id)
+        for name in self._workspaces(project_id, needs):
+            modes = {mode for _, mode, _ in held.get(name, [])}
+            if not modes or (needs.mode == "shared" and modes == {"shared"}):
+                return name
+        return None
+
+    def _lack_of_workspace(self, subject: Subject, needs: Needs) -> WorkspaceFacts | None:
+        if subject.project_id is None:
+            return WorkspaceFacts(workspace=needs.workspace)
+        if self._free_workspace(subject.project_id, needs) is not None:
+            return None
+        held = self._holders(subject.project_id)
+        claims = [claim for name in self._workspaces(subject.project_id, needs) for claim in held.get(name, [])]
+        return WorkspaceFacts(
+            workspace=needs.workspace,
+            held_by=tuple(sorted(sched_id for sched_id, _, _ in claims)),
+            since_at=min((since for _, _, since in claims), default=None),
+        )
+
+    # --- predecessors ----------------------------------------------------------------------------
+
+    def _waiting_for(self, sched_id: int) -> tuple[int, ...]:
+        rows = self._tx.run(queue_sql.PREDECESSORS, (sched_id,))
+        return tuple(other for other, state, exit_kind in rows if (state, exit_kind) != ("completed", "completed"))
+
+
+def _room(budget: Allowed) -> int:
+    """What a budget leaves once an ask is granted: the least room is the strictest, and is named first."""
+    return budget.limit - budget.used - budget.reserved - budget.ask
+
+
+def _add_agent_runs(agent: _Agent, needs: Needs, spent: Mapping[str, int], count: int) -> None:
+    agent.running += count
+    for dim in needs.dims:
+        agent.reserved[dim] += count * needs.reserved(dim, 0, spent)
+
+
+def _add_runs(owner: _Owner, kind: str | None, needs: Needs, spent: Mapping[str, int], count: int) -> None:
+    owner.running += count
+    owner.running_of[kind] += count
+    for dim, _, _, _ in owner.budgets:
+        owner.reserved[dim] += count * needs.reserved(dim, 1, spent)
+
+
+def _ask_of(ration: Ration, needs: Needs) -> int:
+    return 1 if ration.unit == "requests" else max(1, needs.ask(SHARED_DIM, 1))
+
+
+def _draws(ration: Ration, needs: Needs, pid: int, project_id: str | None) -> bool:
+    """Whether a live claim uses a context. An authority nearer to the run would pay instead, which is left out here:
+    at worst a reservation is counted twice, never missed."""
+    if ration.bound_to == "name":
+        return ration.bound_id in needs.draws_on
+    return ration.bound_id == {"call_path": needs.path, "agent": str(pid), "project": project_id}[ration.bound_to]

@@ -1,0 +1,283 @@
+"""Handing out: a pass proposes, this file verifies, reserves and writes.
+
+Whoever chooses the order (strict order here, a policy in the service) offers entries one by one. An offer is
+checked against everything that could stand in its way, counting what the same pass has taken before, and is
+either taken or refused with the reason; a refusal also says who else need not be offered any more. `seal` then
+writes all that was taken: one fact, whose event id is the token of every claim in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from rota.kernel import contexts, flows
+from rota.kernel.admission import Admission, Pulse, Subject
+from rota.kernel.contexts import Ration
+from rota.kernel.journal import append
+from rota.kernel.rows import entry_of, needs_of
+from rota.model import reasons
+from rota.model.events import ClaimedEntry, EntriesClaimed, FlowMove
+from rota.model.lifecycle import EntryState
+from rota.model.reasons import Blocking
+from rota.model.work import ReadyEntry, Worker
+from rota.store import Row, Transaction
+from rota.store.statements import claims as sql
+from rota.store.statements import projects as project_sql
+
+__all__ = ["CLAIM_MAX", "CLAIM_TIMEOUT_S", "ClaimPass", "Taken", "Terms"]
+
+CLAIM_MAX = 1_000  # entries in one claim
+CLAIM_TIMEOUT_S = 3600.0  # where the caller names none
+
+_encode = msgspec.json.Encoder().encode
+_NONE = "[]"
+
+
+class Terms(NamedTuple):
+    """What a claim asks for."""
+
+    worker: Worker
+    most: int
+    now: float
+    timeout_s: float = CLAIM_TIMEOUT_S
+    kinds: tuple[str, ...] = ()  # of slot
+    budgets_count: bool = True
+
+
+class Taken(NamedTuple):
+    """An entry that a pass has taken."""
+
+    row: Row
+    workspace: str | None
+    estimate: int
+    because: str
+
+    @property
+    def pid(self) -> int:
+        """Whose it is."""
+        return self.row[1]  # type: ignore[no-any-return]  # a row is untyped
+
+    @property
+    def project_id(self) -> str | None:
+        """Who pays for it."""
+        return self.row[13]  # type: ignore[no-any-return]  # a row is untyped
+
+
+class ClaimPass:
+    """One round of handing out, inside one transaction."""
+
+    def __init__(self, tx: Transaction, terms: Terms, beat: Pulse) -> None:
+        self.tx = tx
+        self.terms = terms
+        self._beat = beat
+        self._checks: Admission | None = None  # made when there is something to look up
+        self.taken: list[Taken] = []
+        self.refused: dict[str, int] = {}  # how many, by reason
+        self.everybody_out = False  # a reason that concerns all
+        self.pids: set[int] = set()  # owners that need not be offered any more
+        self.projects: set[str] = set()
+        self.needs: set[str] = set()  # what nobody can have now
+        self.alike: set[str] = set()  # pid, kind and needs together
+
+    @property
+    def room(self) -> int:
+        """How many more this claim can take."""
+        return 0 if self.everybody_out else self.terms.most - len(self.taken)
+
+    @property
+    def _kinds_json(self) -> str:
+        return _json(self.terms.kinds) if self.terms.kinds else _NONE
+
+    @property
+    def _admission(self) -> Admission:
+        if self._checks is None:
+            self._checks = Admission(self.tx, self.terms.now, self._beat, budgets_count=self.terms.budgets_count)
+        return self._checks
+
+    # --- offering --------------------------------------------------------------------------------
+
+    def offer(self, row: Row, *, estimate: int = 0, because: str = "") -> Blocking | None:
+        """Take an entry, or say what stands in its way."""
+        if self._beat.is_plain and row[13] is None and row[25] is None:  # nothing but its own row decides
+            self.taken.append(Taken(row, None, estimate, because))
+            return None
+        subject = Subject.of(row)
+        reason = self._admission.first_reason(subject)
+        if reason is not None:
+            code = type(reason).__name__
+            self.refused[code] = self.refused.get(code, 0) + 1
+            self._exclude(subject, reason)
+            return reason
+        self.taken.append(Taken(row, self._admission.take(subject), estimate, because))
+        return None
+
+    def reasons(self, row: Row) -> list[Blocking]:
+        """Everything that stands in an entry's way."""
+        return self._admission.reasons(Subject.of(row))
+
+    def prefetch(self, rows: list[Row]) -> None:
+        """Look up the owners of many entries at once, before they are offered."""
+        if not self._beat.is_plain or any(row[13] is not None for row in rows):
+            self._admission.prefetch(rows)
+
+    def _exclude(self, subject: Subject, reason: Blocking) -> None:
+        """Note who else would be refused for the same reason."""
+        self.alike.add(f"{subject.pid}|{subject.kind or ''}|{subject.needs_text or ''}")
+        match reason:
+            case reasons.PausedBy(level="fleet"):
+                self.everybody_out = True
+            case reasons.PausedBy(level="agent") | reasons.CapReached(level="agent"):
+                self.pids.add(subject.pid)
+            case reasons.OverBudget(level="agent", ask=0):
+                self.pids.add(subject.pid)
+            case reasons.OverBudget(level="global") if _nothing_left(reason):
+                self.everybody_out = True
+            case reasons.OverBudget(level="project") if _nothing_left(reason):
+                self._exclude_project(subject)
+            case reasons.ProjectInactive() | reasons.PausedBy(level="project") | reasons.CapReached(level="project"):
+                self._exclude_project(subject)
+            case reasons.LimitExhausted() if subject.needs_text is not None:
+                self.needs.add(subject.needs_text)
+
+    def _exclude_project(self, subject: Subject) -> None:
+        if subject.project_id is not None:
+            self.projects.add(subject.project_id)
+
+    # --- finding ---------------------------------------------------------------------------------
+
+    def strict(self) -> None:
+        """Take what is first in strict order, and go on behind whatever is refused."""
+        if self._beat.fleet_paused_by is not None:
+            return
+        if self._beat.any_capped:
+            self.pids.update(row[0] for row in self.tx.run(sql.CAPPED_OUT))
+        while self.room > 0:
+            rows = self.ready()
+            self.prefetch(rows)
+            refused = [reason for row in rows if (reason := self.offer(row)) is not None]
+            if not refused:
+                return
+
+    def blocked_agents(self) -> set[int]:
+        """Agents that would be refused whatever they offer: paused, at their cap, or over their grant."""
+        found: set[int] = set(self.pids)
+        if self._beat.any_stopped:
+            found.update(row[0] for row in self.tx.run(sql.STOPPED))
+        if self._beat.any_capped:
+            found.update(row[0] for row in self.tx.run(sql.CAPPED_OUT))
+        if self._beat.any_ledger and self.terms.budgets_count:
+            found.update(row[0] for row in self.tx.run(sql.BREACHED))
+        return found
+
+    def has_more(self, pid: int) -> bool:
+        """Whether an agent has ready entries besides those taken, for this claim or only for others."""
+        mine = sum(each.row[1] == pid for each in self.taken)
+        return bool(len(self.tx.run(sql.READY_IDS, (pid, mine + 1))) > mine)
+
+    def ready(self, project_id: str | None = None, *, most: int | None = None) -> list[Row]:
+        """The next entries in strict order, of everybody or of a project, that may yet be taken."""
+        limit = self.room if most is None else most
+        blocked = self._beat.any_stopped or self._beat.any_ledger or self.taken or self.alike or self.pids
+        if project_id is None and not blocked:
+            return self.tx.run(sql.READY, (self.terms.now, self._kinds_json, limit))
+        sets = (self.pids, self.projects, self.needs, self.alike, [each.row[0] for each in self.taken])
+        found = tuple(_json(each) if each else _NONE for each in sets)
+        row = (self.terms.now, self._kinds_json, limit, self.terms.budgets_count, *found)
+        if project_id is None:
+            return self.tx.run(sql.READY_OPEN, row)
+        if not project_id:
+            return self.tx.run(sql.READY_OF_NO_PROJECT, row)
+        return self.tx.run(sql.READY_OF_PROJECT, (*row, project_id))
+
+    def nearest_deadlines(self, most: int) -> list[Row]:
+        """The next entries by deadline that may yet be taken."""
+        sets = (self.pids, self.projects, self.needs, self.alike, [each.row[0] for each in self.taken])
+        found = tuple(_json(each) if each else _NONE for each in sets)
+        row = (self.terms.now, self._kinds_json, most, self.terms.budgets_count, *found)
+        return self.tx.run(sql.READY_BY_DEADLINE, row)
+
+    def ready_of(self, pid: int, most: int) -> list[Row]:
+        """An agent's next entries in strict order that may yet be taken."""
+        mine = [each.row[0] for each in self.taken if each.row[1] == pid]
+        prefix = f"{pid}|"
+        refused = {each.split("|", 2)[2] for each in self.alike if each.startswith(prefix)} | self.needs
+        sets = tuple(_json(each) if each else _NONE for each in (refused, mine))
+        return self.tx.run(sql.READY_OF_AGENT, (self.terms.now, self._kinds_json, most, pid, *sets))
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def seal(
+        self,
+        *,
+        policy: str = "strict",
+        moves: Sequence[FlowMove] = (),
+        forced_by: str | None = None,
+    ) -> list[ReadyEntry]:
+        """Write down all that was taken."""
+        if not self.taken:
+            return []
+        terms, worker = self.terms, self.terms.worker
+        fact = EntriesClaimed(
+            worker_id=worker.worker_id,
+            incarnation=worker.incarnation,
+            entries=[_claimed(each) for each in self.taken],
+            policy=policy,
+            because=[each.because for each in self.taken if each.because],
+            flows=list(moves),
+            contexts=self._use_requests(),
+            forced_by=forced_by,
+            admission_skipped=not terms.budgets_count,
+        )
+        token = append(self.tx, fact, now=terms.now)
+        expires_at = terms.now + terms.timeout_s
+        head = (worker.worker_id, worker.incarnation, terms.now, terms.now, terms.timeout_s, expires_at, token)
+        rows = [(*head, each.workspace, each.estimate, each.row[0]) for each in self.taken]
+        if len(rows) == 1:
+            self.tx.run(sql.CLAIM, rows[0])
+        else:
+            self.tx.run_many(sql.CLAIM, rows)
+        held = [(token, each.workspace) for each in self.taken if each.workspace is not None]
+        if held:
+            self.tx.run_many(project_sql.WORKSPACE_FENCE, held)
+        if moves:
+            flows.save(self.tx, moves, event_id=token, served_at=terms.now)
+        return [_dispatched(each, terms, token, expires_at) for each in self.taken]
+
+    def _use_requests(self) -> dict[str, int]:
+        """A request is used when its run begins."""
+        used: dict[int, tuple[Ration, int]] = {}
+        for each in self.taken if self._beat.any_context else ():
+            for ration in self._admission.requests_of(Subject.of(each.row)):
+                used[ration.context_id] = ration, used.get(ration.context_id, (ration, 0))[1] + 1
+        moved: dict[str, int] = {}
+        for ration, count in used.values():
+            moved |= contexts.charge(self.tx, [ration], {"requests": count}, self.terms.now)
+        return moved
+
+
+def _nothing_left(reason: reasons.OverBudget) -> bool:
+    """Whether not even the smallest ask would fit."""
+    return reason.used + reason.reserved >= reason.limit
+
+
+def _claimed(each: Taken) -> ClaimedEntry:
+    row = each.row
+    if row[25] is None:
+        return ClaimedEntry(row[0], row[1], row[15] + 1)
+    needs = needs_of(row[25])
+    return ClaimedEntry(row[0], row[1], row[15] + 1, {dim: needs.ask(dim, 0) for dim in needs.dims}, each.workspace)
+
+
+def _dispatched(each: Taken, terms: Terms, token: int, expires_at: float) -> ReadyEntry:
+    """The entry as the worker gets it, without reading it again."""
+    row = list(each.row)
+    row[7], row[8], row[10], row[14] = str(EntryState.DISPATCHED), terms.worker.worker_id, terms.now, None
+    row[15], row[20], row[21], row[22], row[23] = row[15] + 1, token, expires_at, 0, each.workspace
+    return entry_of(tuple(row))
+
+
+def _json(values: Iterable[int | str]) -> str:
+    return _encode(list(values)).decode()

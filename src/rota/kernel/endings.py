@@ -1,0 +1,256 @@
+"""How runs end: well or badly for good, again after a pause, or back in the queue.
+
+A completion with its claim's token comes from a worker that knows what it holds: if the run ended in a way its
+spec wants retried and attempts are left, the entry goes back with a back-off; otherwise it ends. A completion
+without a token is the plain verb of the queue: it ends the entry, whatever the kind. A claim that nobody held
+on to ends as crashed, and is retried by the same rule.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from rota.errors import RotaError, SchedUnknownId, StaleClaim
+from rota.kernel import after, flows, windows
+from rota.kernel.journal import append
+from rota.kernel.ledger import SHARED_DIM
+from rota.kernel.rows import Options, options_of, spent_of
+from rota.model.events import CompletedEntry, EntriesCompleted, EntriesReturned, FlowMove
+from rota.model.lifecycle import ENTRY, advance
+from rota.model.work import Backoff
+from rota.store import Transaction
+from rota.store.statements import claims as sql
+
+__all__ = ["Ended", "Ending", "Run", "backoff_s", "end_runs", "put_back", "runs_of"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Ending(NamedTuple):
+    """What is said about the end of one run."""
+
+    sched_id: int
+    exit_kind: str
+    token: int | None = None
+    result: str | None = None
+    outcome: str | None = None
+    verb: Literal["complete", "reclaim"] = "complete"
+
+
+class Run(NamedTuple):
+    """What has to be known of a run to end it."""
+
+    sched_id: int
+    state: str
+    token: int | None
+    pid: int
+    project_id: str | None
+    attempt: int
+    max_attempts: int
+    options_text: str | None
+    estimate: int
+    spent_text: str | None
+    dispatched_at: float | None
+    cancel_requested: int
+    worker_id: str | None
+    awaited: int  # whether other entries wait for it
+
+    @property
+    def options(self) -> Options:
+        """What its spec said about later."""
+        return options_of(self.options_text)
+
+    def correction(self, now: float) -> int:
+        """By how much what was measured differs from what its flows were charged when it began.
+
+        A run that was neither estimated nor measured moves nothing.
+        """
+        measured = spent_of(self.spent_text).get(SHARED_DIM, 0)
+        return self.cost(now) - self.estimate if measured or self.estimate else 0
+
+    def cost(self, now: float) -> int:
+        """What it used of what is shared: the tokens it was charged, else whole seconds, at least one."""
+        return spent_of(self.spent_text).get(SHARED_DIM, 0) or max(1, round(now - (self.dispatched_at or now)))
+
+
+class Ended(NamedTuple):
+    """What became of runs: each ending's new state or error, and every entry that ended for good."""
+
+    answers: list[tuple[str, str] | RotaError]
+    final: list[int]
+    changed_more: bool = True  # than the runs: windows, flows, other entries
+
+
+def runs_of(tx: Transaction, sched_ids: list[int]) -> dict[int, Run]:
+    """Runs by id; those that do not exist are missing."""
+    one = len(sched_ids) == 1  # the usual case, and twice as quick
+    rows = tx.run(sql.RUN, sched_ids) if one else tx.run(sql.RUNS, (_encode(sched_ids).decode(),))
+    return {row[0]: Run(*row) for row in rows}
+
+
+def backoff_s(backoff: Backoff, attempt: int, chance: random.Random) -> float:
+    """How long to wait after an attempt: anything up to base × factor^(attempt-1), capped."""
+    try:
+        longest = backoff.base_s * backoff.factor ** (attempt - 1)
+    except OverflowError:
+        longest = backoff.cap_s
+    return chance.uniform(0.0, min(backoff.cap_s, longest))
+
+
+def end_runs(tx: Transaction, endings: Sequence[Ending], now: float, chance: random.Random) -> Ended:
+    """End runs, each for itself: one that is refused changes nothing and holds up nobody."""
+    runs = runs_of(tx, [ending.sched_id for ending in endings])
+    if len(endings) == 1:
+        simple = _end_simply(tx, runs.get(endings[0].sched_id), endings[0], now)
+        if simple is not None:
+            return simple
+    answers: list[tuple[str, str] | RotaError] = []
+    final: list[tuple[Run, Ending]] = []
+    again: list[tuple[Run, Ending]] = []
+    for ending in endings:
+        run = runs.get(ending.sched_id)
+        try:
+            answer = _judge(run, ending)
+        except RotaError as error:
+            answers.append(error)
+            continue
+        assert run is not None  # noqa: S101  # judged just above
+        answers.append(answer)
+        (final if answer[1] in ENTRY.final else again).append((run, ending))
+        runs[ending.sched_id] = run._replace(state=answer[1], token=None)  # a second ending of it finds it ended
+    ended = [run for run, _ in (*final, *again)]
+    moves = flows.after_cost(tx, [(run.pid, run.project_id, run.correction(now)) for run in ended])
+    cancelled = _finish(tx, final, moves, now)
+    _return(tx, again, moves if not final else [], now, chance)
+    _count(tx, ended, now)
+    tx.notes.wake = True
+    return Ended(answers, [run.sched_id for run, _ in final] + cancelled)
+
+
+def _end_simply(tx: Transaction, run: Run | None, ending: Ending, now: float) -> Ended | None:
+    """End one run for good if it is of the usual kind: it went well, it is nobody's but its agent's, nobody waits."""
+    usual = run is not None and run.state == "dispatched" and run.token == ending.token and not run.awaited
+    if run is None or not usual or ending.exit_kind != "completed":
+        return None
+    if run.project_id is not None or run.estimate or run.spent_text is not None:
+        return None
+    if run.options_text is not None and "completed" in run.options.retry_on:
+        return None
+    tx.run(sql.COMPLETE, (now, "completed", ending.outcome, ending.result, run.sched_id))
+    fact = EntriesCompleted(
+        entries=[CompletedEntry(run.sched_id, "completed", ending.outcome)], worker_id=run.worker_id
+    )
+    append(tx, fact, now=now)
+    tx.notes.wake = True
+    return Ended([_COMPLETED], [run.sched_id], changed_more=False)
+
+
+_COMPLETED = ("dispatched", "completed")
+
+
+def _judge(run: Run | None, ending: Ending) -> tuple[str, str]:
+    """State before and after, or the error that nothing changes."""
+    if run is None:
+        raise SchedUnknownId(ending.sched_id)
+    if ending.token is not None and (run.token != ending.token or run.state != "dispatched"):
+        text = f"token {ending.token} is not the live claim of entry {ending.sched_id}, which is {run.state}"
+        raise StaleClaim(text, sched_id=ending.sched_id, token=ending.token)
+    knows = ending.token is not None or ending.verb == "reclaim"
+    may_retry = knows and not run.cancel_requested and run.attempt < run.max_attempts
+    if may_retry and ending.exit_kind in run.options.retry_on:
+        verb = "reclaim" if ending.verb == "reclaim" else "retry"
+        return run.state, str(advance(ENTRY, run.state, verb, run.sched_id))
+    return run.state, str(advance(ENTRY, run.state, "complete", run.sched_id))
+
+
+def _finish(tx: Transaction, ended: list[tuple[Run, Ending]], moves: list[FlowMove], now: float) -> list[int]:
+    """Write the runs that ended for good; the answer is who was cancelled because of it."""
+    if not ended:
+        return []
+    rows = []
+    entries = []
+    for run, ending in ended:
+        exit_kind = "cancelled" if run.cancel_requested and ending.verb == "reclaim" else ending.exit_kind
+        rows.append((now, exit_kind, ending.outcome, ending.result, run.sched_id))
+        entries.append(CompletedEntry(run.sched_id, exit_kind, ending.outcome))
+    if len(rows) == 1:
+        tx.run(sql.COMPLETE, rows[0])
+    else:
+        tx.run_many(sql.COMPLETE, rows)
+    fact = EntriesCompleted(entries=entries, worker_id=ended[0][0].worker_id, flows=moves)
+    flows.save(tx, moves, event_id=append(tx, fact, now=now))
+    return after.ended(tx, [run.sched_id for run, _ in ended if run.awaited], now)
+
+
+class _Return(NamedTuple):
+    """How a run goes back into the queue."""
+
+    run: Run
+    runnable_at: float
+    attempt: int
+    hold: str | None
+    outcome: str | None = None
+
+
+def _return(
+    tx: Transaction, again: list[tuple[Run, Ending]], moves: list[FlowMove], now: float, chance: random.Random
+) -> None:
+    """Write the runs that will be tried again, each after its own pause."""
+    verbs: tuple[Literal["retry", "reclaim"], ...] = ("retry", "reclaim")
+    for verb in verbs if again else ():
+        returns = []
+        for run, ending in again:
+            if (ending.verb == "reclaim") == (verb == "reclaim"):
+                wait_s = backoff_s(run.options.backoff, run.attempt, chance)
+                hold = "backoff" if wait_s > 0 else None
+                returns.append(_Return(run, now + wait_s, run.attempt, hold, ending.outcome))
+        if returns:
+            _put_back(tx, verb, returns, moves, now)
+            moves = []
+
+
+def put_back(tx: Transaction, run: Run, verb: Literal["preempt", "yield"], runnable_at: float, now: float) -> None:
+    """Put a run back into the queue without counting an attempt."""
+    advance(ENTRY, run.state, verb, run.sched_id)
+    moves = flows.after_cost(tx, [(run.pid, run.project_id, run.correction(now))])
+    hold = "time" if runnable_at > now else None
+    _put_back(tx, verb, [_Return(run, runnable_at, run.attempt - 1, hold)], moves, now)
+    tx.notes.wake = True
+
+
+def _put_back(
+    tx: Transaction,
+    verb: Literal["reclaim", "retry", "preempt", "yield"],
+    returns: list[_Return],
+    moves: list[FlowMove],
+    now: float,
+) -> None:
+    tx.run_many(sql.RETURN, [(r.hold, r.runnable_at, r.attempt, r.outcome, r.run.sched_id) for r in returns])
+    fact = EntriesReturned(
+        verb=verb,
+        sched_ids=[each.run.sched_id for each in returns],
+        runnable_at=min(each.runnable_at for each in returns),
+        reason=returns[0].outcome,
+        flows=moves,
+    )
+    event_id = append(tx, fact, now=now)
+    flows.save(tx, moves, event_id=event_id)
+    at_once = {(each.run.pid, each.run.project_id) for each in returns if each.hold is None}
+    flows.touch(tx, at_once, event_id=event_id)
+
+
+def _count(tx: Transaction, runs: list[Run], now: float) -> None:
+    """A run that ended in any way counts for its project, or one that always fails would stay first for ever."""
+    usage: dict[str, Counter[str]] = {}
+    for run in runs:
+        if run.project_id is not None:
+            counted = usage.setdefault(run.project_id, Counter())
+            counted[windows.RUNS] += 1
+            counted[windows.SHARE] += run.cost(now)
+    if usage:
+        windows.add(tx, usage.items(), now)

@@ -1,0 +1,447 @@
+"""Runs: handing entries to workers, holding on to them, charging for them, ending them, taking them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Required, TypeAlias, TypedDict, Unpack
+
+import msgspec
+
+from rota.errors import (
+    LedgerInvalidAmount,
+    RotaError,
+    SchedAdmissionDenied,
+    SchedInvalidPayload,
+    SchedUnknownId,
+    StaleClaim,
+)
+from rota.kernel.admission import Pulse
+from rota.kernel.claims import CLAIM_MAX, CLAIM_TIMEOUT_S, ClaimPass, Terms
+from rota.kernel.core import Core
+from rota.kernel.endings import Ending, Run, end_runs, put_back, runs_of
+from rota.kernel.ledger import Charged, Payer, record
+from rota.kernel.results import Results
+from rota.kernel.rows import encode_json, needs_of, spent_of
+from rota.kernel.upkeep import RECLAIM_MAX, Clockwork, expire_claims, sweep
+from rota.model.checks import RESULT_BYTES_MAX, Checks
+from rota.model.reasons import Blocking
+from rota.model.work import EXIT_KINDS, ReadyEntry, Worker
+from rota.store import Transaction
+from rota.store.statements import claims as sql
+from rota.store.statements import queue as queue_sql
+
+__all__ = ["COMPLETE_MAX", "Answer", "Asked", "Beat", "Completion", "Pass", "Runs", "Turnover"]
+
+COMPLETE_MAX = 1_000  # endings in one complete_many
+_queue = Checks("Queue", SchedInvalidPayload)
+_amounts = Checks("Run", LedgerInvalidAmount)
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+Pass: TypeAlias = Callable[[ClaimPass, Pulse], list[ReadyEntry]]  # how a claim finds what it takes
+Answer: TypeAlias = tuple[str, str] | RotaError  # to an ending: state before and after, or why nothing changed
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """How one run of a batch ended."""
+
+    sched_id: int
+    exit_kind: str = "completed"
+    token: int | None = None
+    result: Any = None
+    outcome: str | None = None
+
+
+class Beat(NamedTuple):
+    """The answer to a heartbeat."""
+
+    claim_expires_at: float
+    cancel_requested: bool
+
+
+class Turnover(NamedTuple):
+    """What became of the runs that ended, and what to run next."""
+
+    answers: list[Answer]
+    entries: list[ReadyEntry]
+
+
+class Asked(TypedDict, total=False):
+    """What a claim may say. Only the worker must be named."""
+
+    worker_id: Required[str]
+    max_n: int
+    now: float | None  # the caller's own time
+    admission_check: bool  # False skips budgets, and is recorded
+    claim_timeout_s: float
+    incarnation: str  # which life of the worker
+    kinds: Sequence[str]  # of slot it has
+    find: Pass  # in which order; strict if nothing is said
+    same: Hashable  # the name of that order: those who wait and ask the same are not all tried
+
+
+class _Ask(NamedTuple):
+    """A claim's wishes, checked."""
+
+    worker: Worker
+    most: int
+    now: float | None
+    timeout_s: float
+    kinds: tuple[str, ...]
+    budgets_count: bool
+    find: Pass
+    same: Hashable
+
+
+def strictly(claim: ClaimPass, _beat: Pulse) -> list[ReadyEntry]:
+    """Strict order: priority, then time, then id."""
+    claim.strict()
+    return claim.seal()
+
+
+class Runs:
+    """What workers do with entries."""
+
+    def __init__(self, core: Core, results: Results) -> None:
+        self._core = core
+        self._results = results
+        self._clockwork = Clockwork(core)
+
+    # --- handing out -----------------------------------------------------------------------------
+
+    def claim(self, *, wait_s: float = 0.0, **asked: Unpack[Asked]) -> list[ReadyEntry]:
+        """Hand ready entries to a worker and to nobody else; while there are none, wait up to `wait_s`."""
+        return self._claim(_ask(**asked), _queue.duration("wait_s", wait_s))
+
+    def complete_and_claim(
+        self, completions: Sequence[Completion], *, wait_s: float = 0.0, **asked: Unpack[Asked]
+    ) -> Turnover:
+        """End runs and take the next entries in one commit: what a worker does between two runs, at half the price.
+
+        If there is nothing to take, the endings are durable before the waiting begins.
+        """
+        endings, ask = _endings(completions), _ask(**asked)
+        _queue.duration("wait_s", wait_s)
+        now = self._core.now()
+
+        def work(tx: Transaction) -> Turnover:
+            return Turnover(self._end(tx, endings, now), self._hand_out(tx, ask))
+
+        turnover = self._core.write_steadily(work)
+        if turnover.entries or wait_s <= 0:
+            return turnover
+        return Turnover(turnover.answers, self._claim(ask, wait_s))
+
+    def _claim(self, ask: _Ask, wait_s: float) -> list[ReadyEntry]:
+        if wait_s > 0:
+            alike = ask.same, ask.kinds, ask.budgets_count
+            return self._core.store.wait(lambda tx: self._hand_out(tx, ask), wait_s, alike)
+        return self._core.write_steadily(lambda tx: self._hand_out(tx, ask))
+
+    def _hand_out(self, tx: Transaction, ask: _Ask) -> list[ReadyEntry]:
+        now = self._core.now() if ask.now is None else ask.now
+        beat = self._turn(tx, now, own_time=ask.now is None)
+        terms = Terms(ask.worker, ask.most, now, ask.timeout_s, ask.kinds, ask.budgets_count)
+        entries = ask.find(ClaimPass(tx, terms, beat), beat)
+        if entries:
+            self._foresee(beat, now + ask.timeout_s)
+        else:
+            tx.notes.due_at = beat.due_at
+        return entries
+
+    def _foresee(self, beat: Pulse, expires_at: float) -> None:
+        """A claim changes one thing of the pulse, when the first claim expires; and contexts, if it uses requests."""
+        memo = self._core.memo
+        if beat.any_context:
+            memo.forget()
+        elif memo.pulse is not None and (beat.expires_at is None or expires_at < beat.expires_at):
+            memo.pulse = beat._replace(expires_at=expires_at)
+
+    def force_claim(
+        self,
+        sched_id: int,
+        *,
+        worker_id: str,
+        by: str = "operator",
+        admission_check: bool = True,
+        claim_timeout_s: float = CLAIM_TIMEOUT_S,
+        incarnation: str = "",
+        now: float | None = None,
+    ) -> ReadyEntry:
+        """Hand out one entry whoever is first, if nothing blocks it; else `SchedAdmissionDenied` says all that does."""
+        worker = _worker(worker_id, incarnation)
+        _check_terms(admission_check, claim_timeout_s)
+        _queue.text("by", by)
+        if now is not None:
+            _queue.instant("now", now)
+
+        def work(tx: Transaction) -> ReadyEntry:
+            at = self._core.now() if now is None else now
+            beat = self._turn(tx, at, own_time=now is None)
+            rows = tx.run(queue_sql.GET, (_queue.whole("sched_id", sched_id),))
+            if not rows:
+                raise SchedUnknownId(sched_id)
+            claim = ClaimPass(tx, Terms(worker, 1, at, claim_timeout_s, (), admission_check), beat)
+            blocked = claim.reasons(rows[0])
+            if blocked:
+                raise _denied(sched_id, blocked)
+            claim.offer(rows[0], because=f"forced by {by}")
+            return claim.seal(policy="forced", forced_by=by)[0]
+
+        return self._core.write(work)
+
+    # --- holding on ------------------------------------------------------------------------------
+
+    def heartbeat(self, sched_id: int, token: int, now: float | None = None) -> Beat:
+        """Hold on to a live claim for another `claim_timeout_s`."""
+        answer = self.heartbeat_many([(sched_id, token)], now)[0]
+        if isinstance(answer, RotaError):
+            raise answer
+        return answer
+
+    def heartbeat_many(self, claims: Iterable[tuple[int, int]], now: float | None = None) -> list[Beat | RotaError]:
+        """Hold on to many; a claim that is lost has its error in its place."""
+        wanted = [(_queue.whole("sched_id", sched_id), _queue.whole("token", token)) for sched_id, token in claims]
+        if now is not None:
+            _queue.instant("now", now)
+
+        def work(tx: Transaction) -> list[Beat | RotaError]:
+            at = self._core.now() if now is None else now
+            if now is None:
+                self._clockwork.notice_jump(tx, at)
+            answers: list[Beat | RotaError] = []
+            for sched_id, token in wanted:
+                rows = tx.run(sql.HEARTBEAT, (at, sched_id, token))
+                answers.append(Beat(rows[0][1], bool(rows[0][0])) if rows else _stale(tx, sched_id, token))
+            return answers
+
+        return self._core.write_steadily(work)  # a claim that lasts longer leaves the pulse too early, which is allowed
+
+    def charge(self, sched_id: int, amounts: Mapping[str, int], *, token: int | None = None) -> dict[str, Charged]:
+        """Record what a run used, at every level; the answer has the lines of its agent's own ledger."""
+        _amounts.amounts("amounts", dict(amounts))
+        now = self._core.now()
+
+        def work(tx: Transaction) -> dict[str, Charged]:
+            run = self._live(tx, sched_id, token)
+            spent = dict(spent_of(run.spent_text))
+            for dim, amount in amounts.items():
+                spent[dim] = spent.get(dim, 0) + amount
+            tx.run(sql.SPEND, (_encode(spent).decode(), sched_id))
+            needs = needs_of(tx.run(queue_sql.GET, (sched_id,))[0][25])
+            payer = Payer(run.pid, run.project_id, needs, sched_id)
+            return record(tx, payer, dict(amounts), now, moves_flow=False)
+
+        return self._core.write(work)
+
+    # --- ending ----------------------------------------------------------------------------------
+
+    def complete(
+        self,
+        sched_id: int,
+        exit_kind: str,
+        *,
+        token: int | None = None,
+        result: Any = None,
+        outcome: str | None = None,
+    ) -> tuple[str, str]:
+        """End a run; the answer is (state before, state after).
+
+        With the live claim's token, a run that its spec wants retried goes back to `queued` while attempts are
+        left. Without one the entry ends, as long as it is dispatched.
+        """
+        answer = self.complete_many([Completion(sched_id, exit_kind, token, result, outcome)])[0]
+        if isinstance(answer, RotaError):
+            raise answer
+        return answer
+
+    def complete_many(self, completions: Sequence[Completion]) -> list[Answer]:
+        """End many runs in one commit; one that is refused has its error in its place and holds up nobody."""
+        endings = _endings(completions)
+        now = self._core.now()
+        return self._core.write_steadily(lambda tx: self._end(tx, endings, now))
+
+    def _end(self, tx: Transaction, endings: list[Ending], now: float) -> list[Answer]:
+        ended = end_runs(tx, endings, now, self._core.chance)
+        if ended.changed_more:
+            self._core.memo.forget()
+        self._will_tell(tx, ended.final)
+        return ended.answers
+
+    def put_back(
+        self,
+        sched_id: int,
+        *,
+        token: int,
+        verb: Literal["yield", "preempt"] = "yield",
+        runnable_at: float | None = None,
+    ) -> None:
+        """Put a run back into the queue, at once or for later; it does not count as an attempt.
+
+        A run that was asked to stop is not put back: it ends, cancelled.
+        """
+        _queue.one_of("verb", verb, ("yield", "preempt"))
+        now = self._core.now()
+        at = now if runnable_at is None else _queue.instant("runnable_at", runnable_at)
+
+        def work(tx: Transaction) -> None:
+            run = self._live(tx, sched_id, token)
+            if run.cancel_requested:
+                ending = Ending(sched_id, "cancelled", token)
+                self._will_tell(tx, end_runs(tx, [ending], now, self._core.chance).final)
+            else:
+                put_back(tx, run, verb, at, now)
+
+        self._core.write(work)
+
+    # --- taking back -----------------------------------------------------------------------------
+
+    def gc_expired(self, now: float | None = None) -> int:
+        """Sweep every waiting entry past its deadline; the answer is how many."""
+        at = self._core.now(now)
+        count = 0
+        while True:
+            swept = self._core.write(lambda tx: self._sweep(tx, at))
+            if not swept:
+                return count
+            count += swept
+
+    def gc_dispatched(self, stale_seconds: float, now: float | None = None) -> int:
+        """Take back every claim whose last heartbeat is longer ago than this; the answer is how many."""
+        _queue.duration("stale_seconds", stale_seconds)
+        if now is not None:
+            _queue.instant("now", now)
+
+        def work(tx: Transaction) -> int:
+            at = self._core.now() if now is None else now
+            if now is None:
+                self._clockwork.notice_jump(tx, at)
+            return self._reclaim(tx, sql.STALE_CLAIMS, (at - stale_seconds,), at)
+
+        count = 0
+        while taken := self._core.write(work):
+            count += taken
+        return count
+
+    def take_over(self, worker_id: str, incarnation: str) -> int:
+        """A worker has come back to life: take back at once what its earlier lives held."""
+        now = self._core.now()
+        count = 0
+        while taken := self._core.write(
+            lambda tx: self._reclaim(tx, sql.CLAIMS_OF_WORKER, (worker_id, incarnation), now)
+        ):
+            count += taken
+        return count
+
+    def upkeep(self, now: float | None = None) -> float | None:
+        """Do what is due; the answer is when the next thing falls due."""
+
+        def work(tx: Transaction) -> float | None:
+            at = self._core.now(now)
+            beat = self._turn(tx, at, own_time=now is None)
+            instants = [each for each in (beat.due_at, beat.deadline) if each is not None]
+            return min(instants, default=None)
+
+        return self._core.write(work)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _turn(self, tx: Transaction, now: float, *, own_time: bool) -> Pulse:
+        beat, final = self._clockwork.turn(tx, now, own_time=own_time)
+        self._will_tell(tx, final)
+        return beat
+
+    def _reclaim(self, tx: Transaction, statement: Any, parameters: tuple[Any, ...], now: float) -> int:
+        sched_ids = [row[0] for row in tx.run(statement, (*parameters, RECLAIM_MAX))]
+        self._will_tell(tx, expire_claims(tx, self._core, sched_ids, now))
+        return len(sched_ids)
+
+    def _sweep(self, tx: Transaction, now: float) -> int:
+        swept, cancelled = sweep(tx, now)
+        self._will_tell(tx, swept + cancelled)
+        return len(swept)
+
+    def _will_tell(self, tx: Transaction, final: list[int]) -> None:
+        """Once it is durable, wake whoever waits for these."""
+        if final:
+            tx.notes.after.append(lambda: self._results.tell(final))
+
+    def _live(self, tx: Transaction, sched_id: int, token: int | None) -> Run:
+        """A run that is under way, and whose claim is the caller's if it says so."""
+        run = runs_of(tx, [_queue.whole("sched_id", sched_id)]).get(sched_id)
+        if run is None:
+            raise SchedUnknownId(sched_id)
+        if run.state != "dispatched" or (token is not None and run.token != token):
+            raise _stale(tx, sched_id, token)
+        return run
+
+
+def _ask(
+    *,
+    worker_id: str,
+    max_n: int = 1,
+    now: float | None = None,
+    admission_check: bool = True,
+    claim_timeout_s: float = CLAIM_TIMEOUT_S,
+    incarnation: str = "",
+    kinds: Sequence[str] = (),
+    find: Pass = strictly,
+    same: Hashable = "strict",
+) -> _Ask:
+    if now is not None:
+        _queue.instant("now", now)
+    _check_terms(admission_check, claim_timeout_s)
+    return _Ask(
+        _worker(worker_id, incarnation),
+        min(_queue.whole("max_n", max_n, 1), CLAIM_MAX),
+        now,
+        claim_timeout_s,
+        tuple(sorted({_queue.text("kinds", kind) for kind in kinds})) if kinds else (),
+        admission_check,
+        find,
+        same,
+    )
+
+
+def _worker(worker_id: str, incarnation: str) -> Worker:
+    if type(incarnation) is not str:
+        raise _queue.refuse("incarnation", f"must be text, not {incarnation!r}")
+    return Worker(_queue.text("worker_id", worker_id), incarnation)
+
+
+def _check_terms(admission_check: bool, claim_timeout_s: float) -> None:
+    _queue.flag("admission_check", admission_check)
+    _queue.duration("claim_timeout_s", claim_timeout_s)
+
+
+def _endings(completions: Sequence[Completion]) -> list[Ending]:
+    if len(completions) > COMPLETE_MAX:
+        raise _queue.refuse("completions", f"may be at most {COMPLETE_MAX:,}, not {len(completions):,}")
+    return [_ending(each) for each in completions]
+
+
+def _ending(each: Completion) -> Ending:
+    _queue.whole("sched_id", each.sched_id)
+    _queue.one_of("exit_kind", each.exit_kind, EXIT_KINDS)
+    if each.token is not None:
+        _queue.whole("token", each.token)
+    if each.outcome is not None:
+        _queue.text("outcome", each.outcome)
+    result = None if each.result is None else encode_json("result", each.result, RESULT_BYTES_MAX)
+    return Ending(each.sched_id, each.exit_kind, each.token, result, each.outcome)
+
+
+def _stale(tx: Transaction, sched_id: int, token: int | None) -> RotaError:
+    run = runs_of(tx, [sched_id]).get(sched_id)
+    if run is None:
+        return SchedUnknownId(sched_id)
+    text = f"token {token} is not the live claim of entry {sched_id}, which is {run.state}"
+    return StaleClaim(text, sched_id=sched_id, token=token)
+
+
+def _denied(sched_id: int, blocked: list[Blocking]) -> SchedAdmissionDenied:
+    words = "; ".join(reason.sentence() for reason in blocked)
+    return SchedAdmissionDenied(
+        f"entry {sched_id} may not run: {words}",
+        sched_id=sched_id,
+        reasons=[msgspec.to_builtins(reason) for reason in blocked],
+    )

@@ -1,0 +1,77 @@
+"""Usage in a rolling window, kept as a running sum.
+
+Adding up a day of charges at every claim would cost more than the claim. So each window has its sum, and the
+usage in it lies in `BUCKETS` buckets of equal width: a charge goes into the present bucket and onto the sum,
+and a bucket that has moved out of the window is taken off again. The sum is at most one bucket above the exact
+one: a bucket leaves when all of it is out.
+
+    a window of 24 h has buckets of 5 min: what was used at 12:03 lies in the bucket of 12:00 to 12:05 and
+    counts until 12:05 the next day, at most 5 minutes too long
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rota.store import Transaction
+from rota.store.statements import budgets as sql
+
+__all__ = [
+    "BUCKETS",
+    "EVERYBODY",
+    "ROLL_MAX",
+    "RUNS",
+    "SHARE",
+    "SHARE_WINDOW_S",
+    "add",
+    "close",
+    "open_window",
+    "roll",
+    "take_back",
+]
+
+BUCKETS = 288  # in one window
+ROLL_MAX = 256  # windows rolled in one go
+EVERYBODY = "*"  # the owner of global budgets
+RUNS = "runs"  # the dimension in which runs that ended are counted
+SHARE = "share"  # the dimension in which shares are counted: tokens, else seconds
+SHARE_WINDOW_S = 24 * 3600.0  # what fair_share remembers
+
+
+def open_window(tx: Transaction, owner: str, dim: str, window_s: float) -> None:
+    """Begin to count."""
+    tx.run(sql.WINDOW_OPEN, (owner, dim, window_s))
+
+
+def close(tx: Transaction, owner: str, dim: str, window_s: float) -> None:
+    """Count no more."""
+    tx.run(sql.WINDOW_CLOSE, (owner, dim, window_s))
+    tx.run(sql.WINDOW_EMPTY, (owner, dim, window_s))
+
+
+def add(tx: Transaction, usage: Iterable[tuple[str, Mapping[str, int]]], now: float) -> None:
+    """Add to every window of each owner what it used, per dimension."""
+    rows = [(owner, dim, amount, now, BUCKETS) for owner, amounts in usage for dim, amount in amounts.items() if amount]
+    if rows:
+        tx.run_many(sql.BUCKET_ADD, rows)
+        tx.run_many(sql.WINDOW_ADD, rows)
+
+
+def take_back(tx: Transaction, owner: str, dim: str, amount: int, now: float) -> None:
+    """Give usage back: out of the newest buckets, and never more than is still in the window."""
+    left: dict[float, int] = {}  # by window, what is still to be given back
+    for window_s, leaves_at, held in tx.run(sql.BUCKETS_NEWEST, (owner, dim)):
+        part = min(held, left.setdefault(window_s, amount))
+        if part and leaves_at > now:
+            left[window_s] -= part
+            tx.run(sql.BUCKET_TAKE, (part, owner, dim, window_s, leaves_at))
+            tx.run(sql.WINDOW_TAKE, (part, owner, dim, window_s))
+
+
+def roll(tx: Transaction, now: float) -> int:
+    """Take off what has left its window; the answer is how many windows were rolled."""
+    due = tx.run(sql.WINDOWS_DUE, (now, ROLL_MAX))
+    for owner, dim, window_s in due:
+        left = sum(row[0] for row in tx.run(sql.BUCKETS_LEAVE, (owner, dim, window_s, now)))
+        tx.run(sql.WINDOW_ROLL, (left, owner, dim, window_s))
+    return len(due)
