@@ -9,7 +9,7 @@ from rota.clock import Clock
 from rota.errors import IllegalQueueTransition, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId
 from rota.kernel.agents import Agents
 from rota.kernel.contexts import Contexts
-from rota.kernel.core import Core, Memo
+from rota.kernel.core import Core, memo_of
 from rota.kernel.entries import EntryFilter
 from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
@@ -42,7 +42,7 @@ class Kernel:
     def __init__(self, store: Store, clock: Clock | None = None, *, chance: random.Random | None = None) -> None:
         self.store = store
         self.clock = clock or store.clock
-        core = Core(store, self.clock, chance or random.Random(), Memo())  # noqa: S311  # jitter, not secrets
+        core = Core(store, self.clock, chance or random.Random(), memo_of(store))  # noqa: S311  # jitter, not secrets
         self._core = core
         self.journal = Journal(core)
         self.agents = Agents(core)

@@ -10,6 +10,7 @@ Most entries need no looking up at all: no project, no needs, and nobody has a l
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -76,10 +77,16 @@ class Pulse(NamedTuple):
         )
 
     @property
+    def next_at(self) -> float | None:
+        """When the next thing falls due; at once if something is left."""
+        instants = (self.held_at, self.expires_at, self.deadline, self.edge_at, self.refill_at)
+        return 0.0 if self.fallout else min((at for at in instants if at is not None), default=None)
+
+    @property
     def due_at(self) -> float | None:
-        """When time alone may make an entry ready."""
-        instants = (self.held_at, self.expires_at, self.edge_at, self.refill_at)
-        return min((at for at in instants if at is not None), default=None)
+        """When whoever waits should look again: a deadline is swept just after it has come."""
+        after = None if self.deadline is None else math.nextafter(self.deadline, math.inf)
+        return self._replace(deadline=after).next_at
 
 
 def pulse(tx: Transaction) -> Pulse:
@@ -187,7 +194,41 @@ class Admission:
 
     def first_reason(self, subject: Subject) -> Blocking | None:
         """What stands in the way of an entry, if anything does."""
+        if self._is_clear(subject):
+            return None
         return next(blocking(self.facts(subject)), None)
+
+    def _is_clear(self, subject: Subject) -> bool:
+        """Whether an entry without needs plainly may run: the rules of eligibility, for the usual case, in short.
+
+        False says nothing. A test holds that this is never True where there is a reason.
+        """
+        if subject.needs_text is not None or subject.kind is not None or self._pulse.any_context:
+            return False
+        entry, now = subject.facts, self._now
+        waits = entry.state != "queued" or entry.hold is not None or entry.runnable_at > now
+        if waits or (entry.deadline is not None and entry.deadline <= now):
+            return False
+        agent = self._agent(subject.pid)
+        held_back = agent.paused_by is not None or (agent.cap is not None and agent.running >= agent.cap)
+        if held_back or self._pulse.fleet_paused_by is not None:
+            return False
+        if self._budgets_count and any(used + agent.reserved[dim] > limit for dim, used, limit in agent.lines):
+            return False
+        owners = [subject.project_id] if subject.project_id is not None else []
+        if self._pulse.any_global_budget:
+            owners.append(windows.EVERYBODY)
+        return all(self._is_open(self._owner(owner)) for owner in owners)
+
+    def _is_open(self, owner: _Owner) -> bool:
+        """Whether a project, or everybody, plainly has room for one more run that asks for nothing."""
+        if owner.status != "ACTIVE" or owner.paused_by is not None or owner.constraint != _NO_CONSTRAINT:
+            return False
+        if owner.cap is not None and owner.running >= owner.cap:
+            return False
+        if not self._budgets_count:
+            return True
+        return all(used + owner.reserved[dim] < limit for dim, limit, used, _ in owner.budgets)
 
     def reasons(self, subject: Subject) -> list[Blocking]:
         """Everything that stands in the way of an entry."""
@@ -233,6 +274,10 @@ class Admission:
             return []
         return [ration for ration in self._rations_for(subject, subject.needs) if ration.unit == "requests"]
 
+    def load_projects(self, project_ids: Iterable[str]) -> None:
+        """Look up many projects at once."""
+        self._load_owners({project_id for project_id in project_ids if project_id} - self._owners.keys())
+
     def prefetch(self, rows: Iterable[Row]) -> None:
         """Look up the owners of many entries at once."""
         self._load_agents({row[1] for row in rows} - self._agents.keys())
@@ -248,11 +293,12 @@ class Admission:
     def _load_agents(self, pids: set[int]) -> None:
         if not pids:
             return
-        ids = _ids(pids)
-        for pid, paused_by, cap in self._tx.run(sql.AGENT_FACTS, ids):
+        one = len(pids) == 1  # the usual case when flows are walked, and twice as quick
+        ids = tuple(pids) if one else _ids(pids)
+        for pid, paused_by, cap in self._tx.run(sql.AGENT_FACT if one else sql.AGENT_FACTS, ids):
             self._agents[pid] = _Agent(pid, paused_by, cap)
         if self._pulse.any_ledger:
-            for pid, dim, used, limit in self._tx.run(sql.LEDGER_FACTS, ids):
+            for pid, dim, used, limit in self._tx.run(sql.LEDGER_FACT if one else sql.LEDGER_FACTS, ids):
                 self._agents[pid].lines.append((dim, used, limit))
         live = self._live_by_agent()
         for pid in pids:

@@ -44,9 +44,7 @@ _encoder = msgspec.json.Encoder()
 
 def find(tx: Transaction, pid: int) -> Agent:
     """An agent, or the error that there is none."""
-    if type(pid) is not int:
-        raise _agent.refuse("pid", f"must be a whole number, not {pid!r}")
-    rows = tx.run(sql.GET, (pid,))
+    rows = tx.run(sql.GET, (_agent.whole("pid", pid),))
     if not rows:
         raise UnknownPid(pid)
     return agent_of(rows[0])
@@ -111,6 +109,7 @@ class Agents:
 
     def find(self, name: str) -> list[Agent]:
         """The living agents of a name, youngest first: names need not be unique."""
+        _agent.text("name", name)
         return [agent_of(row) for row in self._core.read(lambda tx: tx.run(sql.FIND, (name,)))]
 
     def list(
@@ -119,6 +118,7 @@ class Agents:
         """A page of agents by pid, and how many there are in all."""
         if state is not None:
             _agent.one_of("state", state, AGENT.states)
+        _agent.note("project_id", project_id)
         at = page(limit, offset)
 
         def work(tx: Transaction) -> tuple[list[Agent], int]:
@@ -131,6 +131,7 @@ class Agents:
         """Put an agent into another state, if there is such an arrow; `expect` also names the state before."""
         _agent.one_of("state", state, AGENT.states)
         _agent.note("reason", reason)
+        _agent.note("expect", expect)
         now = self._core.now()
 
         def work(tx: Transaction) -> Agent:
@@ -164,6 +165,8 @@ class Agents:
         """Change priority, weight, intent, max_concurrent or metadata."""
         for field in changes:
             _agent.one_of("field", field, ("priority", "weight", "intent", "max_concurrent", "metadata"))
+        if "metadata" in changes:
+            _as_json("metadata", changes["metadata"])
         now = self._core.now()
 
         def work(tx: Transaction) -> Agent:

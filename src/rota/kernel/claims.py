@@ -9,7 +9,8 @@ writes all that was taken: one fact, whose event id is the token of every claim 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -34,6 +35,7 @@ CLAIM_TIMEOUT_S = 3600.0  # where the caller names none
 
 _encode = msgspec.json.Encoder().encode
 _NONE = "[]"
+_DISPATCHED = str(EntryState.DISPATCHED)
 
 
 class Terms(NamedTuple):
@@ -75,7 +77,9 @@ class ClaimPass:
         self._beat = beat
         self._checks: Admission | None = None  # made when there is something to look up
         self.taken: list[Taken] = []
+        self.taken_of: dict[int, list[Taken]] = {}  # by agent, of those that were offered
         self.refused: dict[str, int] = {}  # how many, by reason
+        self._odd: set[int | str] = set()  # agents and projects with something in front that is not for this claim
         self.everybody_out = False  # a reason that concerns all
         self.pids: set[int] = set()  # owners that need not be offered any more
         self.projects: set[str] = set()
@@ -102,7 +106,7 @@ class ClaimPass:
     def offer(self, row: Row, *, estimate: int = 0, because: str = "") -> Blocking | None:
         """Take an entry, or say what stands in its way."""
         if self._beat.is_plain and row[13] is None and row[25] is None:  # nothing but its own row decides
-            self.taken.append(Taken(row, None, estimate, because))
+            self._take(Taken(row, None, estimate, because))
             return None
         subject = Subject.of(row)
         reason = self._admission.first_reason(subject)
@@ -111,12 +115,20 @@ class ClaimPass:
             self.refused[code] = self.refused.get(code, 0) + 1
             self._exclude(subject, reason)
             return reason
-        self.taken.append(Taken(row, self._admission.take(subject), estimate, because))
+        self._take(Taken(row, self._admission.take(subject), estimate, because))
         return None
+
+    def _take(self, taken: Taken) -> None:
+        self.taken.append(taken)
+        self.taken_of.setdefault(taken.row[1], []).append(taken)
 
     def reasons(self, row: Row) -> list[Blocking]:
         """Everything that stands in an entry's way."""
         return self._admission.reasons(Subject.of(row))
+
+    def prefetch_projects(self, project_ids: Iterable[str]) -> None:
+        """Look up many projects at once, before their entries are offered."""
+        self._admission.load_projects(project_ids)
 
     def prefetch(self, rows: list[Row]) -> None:
         """Look up the owners of many entries at once, before they are offered."""
@@ -156,6 +168,9 @@ class ClaimPass:
             self.pids.update(row[0] for row in self.tx.run(sql.CAPPED_OUT))
         while self.room > 0:
             rows = self.ready()
+            if self._beat.is_plain and not any(row[13] is not None or row[25] is not None for row in rows):
+                self.taken += [Taken(row, None, 0, "") for row in rows]  # nothing but their own rows decides
+                return
             self.prefetch(rows)
             refused = [reason for row in rows if (reason := self.offer(row)) is not None]
             if not refused:
@@ -172,10 +187,10 @@ class ClaimPass:
             found.update(row[0] for row in self.tx.run(sql.BREACHED))
         return found
 
-    def has_more(self, pid: int) -> bool:
+    def has_more(self, pid: int, but: int | None = None) -> bool:
         """Whether an agent has ready entries besides those taken, for this claim or only for others."""
-        mine = sum(each.row[1] == pid for each in self.taken)
-        return bool(len(self.tx.run(sql.READY_IDS, (pid, mine + 1))) > mine)
+        taken = len(self.taken_of.get(pid, ())) if but is None else but
+        return bool(len(self.tx.run(sql.READY_IDS, (pid, taken + 1))) > taken)
 
     def ready(self, project_id: str | None = None, *, most: int | None = None) -> list[Row]:
         """The next entries in strict order, of everybody or of a project, that may yet be taken."""
@@ -199,13 +214,46 @@ class ClaimPass:
         row = (self.terms.now, self._kinds_json, most, self.terms.budgets_count, *found)
         return self.tx.run(sql.READY_BY_DEADLINE, row)
 
+    def keep_order(self, by: Literal["agent", "project", "deadline"]) -> None:
+        """See to it that entries can be found agent by agent, project by project, or by deadline."""
+        made = {"agent": sql.INDEX_BY_AGENT, "project": sql.INDEX_BY_PROJECT, "deadline": sql.INDEX_BY_DEADLINE}
+        self.tx.run(made[by])
+
+    def heads_of(self, pid: int) -> tuple[Row | None, bool]:
+        """An agent's next entry that may yet be taken, and whether it has more that is ready, for anybody."""
+        taken = len(self.taken_of.get(pid, ()))
+        if pid not in self._odd and not self.alike and not self.needs:  # nothing in front, so those taken stand first
+            rows = self.tx.run(sql.HEADS_OF_AGENT, (pid, 2, taken))
+            if not rows:
+                return None, False
+            if self._fits(rows[0]):
+                return rows[0], len(rows) > 1
+            self._odd.add(pid)
+        rows = self.ready_of(pid, 1)
+        return (rows[0], self.has_more(pid, taken + 1)) if rows else (None, self.has_more(pid, taken))
+
+    def _fits(self, row: Row) -> bool:
+        """Whether an entry that is not held is for this claim at this time."""
+        now, kind, deadline = self.terms.now, row[24], row[4]
+        return (kind is None or kind in self.terms.kinds) and row[3] <= now and (deadline is None or deadline > now)
+
     def ready_of(self, pid: int, most: int) -> list[Row]:
         """An agent's next entries in strict order that may yet be taken."""
-        mine = [each.row[0] for each in self.taken if each.row[1] == pid]
+        mine = [each.row[0] for each in self.taken_of.get(pid, ())]
         prefix = f"{pid}|"
-        refused = {each.split("|", 2)[2] for each in self.alike if each.startswith(prefix)} | self.needs
-        sets = tuple(_json(each) if each else _NONE for each in (refused, mine))
+        refused = {each.removeprefix(prefix) for each in self.alike if each.startswith(prefix)}
+        sets = tuple(_json(each) if each else _NONE for each in (refused, mine, self.needs))
         return self.tx.run(sql.READY_OF_AGENT, (self.terms.now, self._kinds_json, most, pid, *sets))
+
+    def heads_in(self, project_id: str, most: int, skip: int) -> list[Row] | None:
+        """A project's next entries behind so many; None where lists have to be asked, of what was refused."""
+        if not project_id or project_id in self._odd or self.alike or self.pids or self.needs:
+            return None
+        rows = self.tx.run(sql.HEADS_OF_PROJECT, (project_id, most, skip))
+        if all(self._fits(row) for row in rows):
+            return rows
+        self._odd.add(project_id)
+        return None
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -234,11 +282,9 @@ class ClaimPass:
         token = append(self.tx, fact, now=terms.now)
         expires_at = terms.now + terms.timeout_s
         head = (worker.worker_id, worker.incarnation, terms.now, terms.now, terms.timeout_s, expires_at, token)
-        rows = [(*head, each.workspace, each.estimate, each.row[0]) for each in self.taken]
-        if len(rows) == 1:
-            self.tx.run(sql.CLAIM, rows[0])
-        else:
-            self.tx.run_many(sql.CLAIM, rows)
+        # by id, one by one: neighbours share pages, and an UPDATE of many rows at once would have to find each twice
+        rows = sorted(((each.row[0], each.workspace, each.estimate) for each in self.taken), key=itemgetter(0))
+        self.tx.run_many(sql.CLAIM, [(*head, workspace, estimate, sched_id) for sched_id, workspace, estimate in rows])
         held = [(token, each.workspace) for each in self.taken if each.workspace is not None]
         if held:
             self.tx.run_many(project_sql.WORKSPACE_FENCE, held)
@@ -274,9 +320,9 @@ def _claimed(each: Taken) -> ClaimedEntry:
 def _dispatched(each: Taken, terms: Terms, token: int, expires_at: float) -> ReadyEntry:
     """The entry as the worker gets it, without reading it again."""
     row = list(each.row)
-    row[7], row[8], row[10], row[14] = str(EntryState.DISPATCHED), terms.worker.worker_id, terms.now, None
+    row[7], row[8], row[10], row[14] = _DISPATCHED, terms.worker.worker_id, terms.now, None
     row[15], row[20], row[21], row[22], row[23] = row[15] + 1, token, expires_at, 0, each.workspace
-    return entry_of(tuple(row))
+    return entry_of(row)
 
 
 def _json(values: Iterable[int | str]) -> str:

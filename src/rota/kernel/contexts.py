@@ -21,7 +21,7 @@ from rota.kernel.journal import append
 from rota.kernel.rows import Needs
 from rota.model import events
 from rota.model.budgets import Handle, Refill, SchedulingContext
-from rota.model.checks import AMOUNT_MAX, Checks
+from rota.model.checks import AMOUNT_MAX, SECONDS_MAX, Checks
 from rota.model.lifecycle import CONTEXT, ContextState, advance
 from rota.policy import replenishment
 from rota.policy.replenishment import Allowance
@@ -149,7 +149,7 @@ class Contexts:
         bound = _checks.text("bound_id", str(bound_id) if type(bound_id) is int else bound_id)
         _checks.one_of("unit", unit, UNITS)
         _checks.whole("budget", budget, 1)
-        period_ms = in_ms(_checks.number("period_s", period_s, 0.001))
+        period_ms = in_ms(_checks.number("period_s", period_s, 0.001, SECONDS_MAX))
         now = self._core.now()
         standing = _encoder.encode(replenishment.full(budget, period_ms, in_ms(now))).decode()
 
@@ -182,7 +182,7 @@ class Contexts:
     def adjust(self, context_id: int, *, budget: int, period_s: float) -> SchedulingContext:
         """Other numbers, in force from the next refill on."""
         _checks.whole("budget", budget, 1)
-        period_ms = in_ms(_checks.number("period_s", period_s, 0.001))
+        period_ms = in_ms(_checks.number("period_s", period_s, 0.001, SECONDS_MAX))
         now = self._core.now()
 
         def work(tx: Transaction) -> SchedulingContext:
@@ -214,6 +214,8 @@ class Contexts:
 
     def resolve(self, handle: Handle) -> SchedulingContext:
         """The context a handle stands for, or the error that it was revoked."""
+        if not isinstance(handle, Handle):
+            raise _checks.refuse("handle", f"must be a Handle, not {type(handle).__name__}")
         context = self.get(handle.slot)
         if context.generation != handle.generation:
             raise StaleHandle(f"context {handle.slot} was revoked", context_id=handle.slot)
@@ -242,10 +244,12 @@ class Contexts:
         until_at = now + retry_after_s
 
         def work(tx: Transaction) -> float:
-            if not tx.run(sql.THROTTLE, (until_at, name)):
+            rows = tx.run(sql.THROTTLE, (until_at, name))
+            if not rows:
                 raise ContextUnknown(f"there is no limit named {name!r}", bound_id=name)
-            append(tx, events.LimitThrottled(name=name, until_at=until_at, by=by), now=now)
-            return until_at
+            latest_at = max(float(row[0]) for row in rows)
+            append(tx, events.LimitThrottled(name=name, until_at=latest_at, by=by), now=now)
+            return latest_at
 
         return self._core.write(work)
 

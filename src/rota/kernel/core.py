@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 from rota.clock import Clock
 from rota.errors import InvalidPayload
-from rota.model.checks import Checks
+from rota.model.checks import INTEGER_MAX, Checks
 from rota.store import Store, Transaction
 
-__all__ = ["LIST_MAX", "Core", "Memo", "Page", "page"]
+__all__ = ["LIST_MAX", "Core", "Memo", "Page", "memo_of", "page"]
 
 LIST_MAX = 10_000  # rows in one answer
 LIST_DEFAULT = 100
@@ -36,6 +37,14 @@ class Memo:
     def forget(self) -> None:
         """Read it again next time."""
         self.pulse = None
+
+
+_MEMOS: WeakKeyDictionary[Store, Memo] = WeakKeyDictionary()
+
+
+def memo_of(store: Store) -> Memo:
+    """The one memo of a store, whoever looks at it: two kernels over one store obey each other at once."""
+    return _MEMOS.setdefault(store, Memo())
 
 
 class Core(NamedTuple):
@@ -78,5 +87,5 @@ class Page(NamedTuple):
 def page(limit: object, offset: object) -> Page:
     """A page from what a caller gave: a bad limit is 100, a bad offset 0, and no page is above `LIST_MAX`."""
     good_limit = limit if type(limit) is int and limit >= 1 else LIST_DEFAULT
-    good_offset = offset if type(offset) is int and offset >= 0 else 0
+    good_offset = offset if type(offset) is int and 0 <= offset <= INTEGER_MAX else 0
     return Page(min(good_limit, LIST_MAX), good_offset)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -113,23 +114,33 @@ def end_runs(tx: Transaction, endings: Sequence[Ending], now: float, chance: ran
     final: list[tuple[Run, Ending]] = []
     again: list[tuple[Run, Ending]] = []
     for ending in endings:
-        run = runs.get(ending.sched_id)
+        run = runs.pop(ending.sched_id, None)  # a second ending of the same run is judged anew below
         try:
-            answer = _judge(run, ending)
+            answer = _judge(run or _moved(ending, final, again), ending)
         except RotaError as error:
             answers.append(error)
             continue
         assert run is not None  # noqa: S101  # judged just above
         answers.append(answer)
-        (final if answer[1] in ENTRY.final else again).append((run, ending))
-        runs[ending.sched_id] = run._replace(state=answer[1], token=None)  # a second ending of it finds it ended
+        (final if answer[1] == "completed" else again).append((run, ending))
     ended = [run for run, _ in (*final, *again)]
-    moves = flows.after_cost(tx, [(run.pid, run.project_id, run.correction(now)) for run in ended])
+    charged = [run for run in ended if run.estimate or run.spent_text is not None]
+    moves = flows.after_cost(tx, [(run.pid, run.project_id, run.correction(now)) for run in charged])
     cancelled = _finish(tx, final, moves, now)
     _return(tx, again, moves if not final else [], now, chance)
     _count(tx, ended, now)
     tx.notes.wake = True
-    return Ended(answers, [run.sched_id for run, _ in final] + cancelled)
+    steady = not (again or cancelled or moves or any(run.project_id is not None or run.awaited for run in ended))
+    return Ended(answers, [run.sched_id for run, _ in final] + cancelled, changed_more=not steady)
+
+
+def _moved(ending: Ending, final: list[tuple[Run, Ending]], again: list[tuple[Run, Ending]]) -> Run | None:
+    """A run that an earlier ending of the same call has moved already."""
+    for runs, state in ((final, "completed"), (again, "queued")):
+        for run, _ in runs:
+            if run.sched_id == ending.sched_id:
+                return run._replace(state=state, token=None)
+    return None
 
 
 def _end_simply(tx: Transaction, run: Run | None, ending: Ending, now: float) -> Ended | None:
@@ -157,6 +168,9 @@ def _judge(run: Run | None, ending: Ending) -> tuple[str, str]:
     """State before and after, or the error that nothing changes."""
     if run is None:
         raise SchedUnknownId(ending.sched_id)
+    well = run.token == ending.token and ending.exit_kind == "completed" and run.state == "dispatched"
+    if well and run.options_text is None:  # the usual case
+        return _COMPLETED
     if ending.token is not None and (run.token != ending.token or run.state != "dispatched"):
         text = f"token {ending.token} is not the live claim of entry {ending.sched_id}, which is {run.state}"
         raise StaleClaim(text, sched_id=ending.sched_id, token=ending.token)
@@ -172,16 +186,12 @@ def _finish(tx: Transaction, ended: list[tuple[Run, Ending]], moves: list[FlowMo
     """Write the runs that ended for good; the answer is who was cancelled because of it."""
     if not ended:
         return []
-    rows = []
-    entries = []
+    rows, entries = [], []
     for run, ending in ended:
         exit_kind = "cancelled" if run.cancel_requested and ending.verb == "reclaim" else ending.exit_kind
         rows.append((now, exit_kind, ending.outcome, ending.result, run.sched_id))
         entries.append(CompletedEntry(run.sched_id, exit_kind, ending.outcome))
-    if len(rows) == 1:
-        tx.run(sql.COMPLETE, rows[0])
-    else:
-        tx.run_many(sql.COMPLETE, rows)
+    tx.run_many(sql.COMPLETE, sorted(rows, key=itemgetter(4)))  # by id: neighbours share pages
     fact = EntriesCompleted(entries=entries, worker_id=ended[0][0].worker_id, flows=moves)
     flows.save(tx, moves, event_id=append(tx, fact, now=now))
     return after.ended(tx, [run.sched_id for run, _ in ended if run.awaited], now)
@@ -246,11 +256,11 @@ def _put_back(
 
 def _count(tx: Transaction, runs: list[Run], now: float) -> None:
     """A run that ended in any way counts for its project, or one that always fails would stay first for ever."""
-    usage: dict[str, Counter[str]] = {}
+    used: Counter[str] = Counter()
+    count: Counter[str] = Counter()
     for run in runs:
         if run.project_id is not None:
-            counted = usage.setdefault(run.project_id, Counter())
-            counted[windows.RUNS] += 1
-            counted[windows.SHARE] += run.cost(now)
-    if usage:
-        windows.add(tx, usage.items(), now)
+            used[run.project_id] += run.cost(now)
+            count[run.project_id] += 1
+    if count:
+        windows.add_runs(tx, [(project_id, used[project_id], number) for project_id, number in count.items()], now)

@@ -56,6 +56,8 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             _queue.whole("pid", self.pid)
         if self.exit_kind is not None:
             _queue.one_of("exit_kind", self.exit_kind, EXIT_KINDS)
+        for field in ("project_id", "trigger", "tag"):
+            _queue.note(field, getattr(self, field))
 
     @property
     def row(self) -> tuple[Any, ...]:
@@ -115,20 +117,35 @@ class Entries:
 
     def enqueue_many(self, specs: Sequence[ScheduleSpec]) -> list[int]:
         """Put many entries in: all or none. An `after` of -1 is the entry just before, in the same call."""
+        _queue.sequence("specs", specs)
         if len(specs) > ENQUEUE_MAX:
             raise _queue.refuse("specs", f"may be at most {ENQUEUE_MAX:,}, not {len(specs):,}")
-        new = []
-        for index, spec in enumerate(specs):
-            with _named(index):
-                new.append(_checked(spec))
+        new: list[_New] = []
+        try:
+            for spec in specs:
+                new.append(_checked(spec))  # noqa: PERF401  # how far it came says which one was wrong
+        except RotaError as error:
+            raise _naming(error, len(new)) from None
         if not new:
             return []
         now = self._core.now()
-        return self._core.write(lambda tx: self._enqueue(tx, new, now))
+        if any(spec.key is not None or spec.after or spec.tags or spec.parent_id is not None for spec in specs):
+            return self._core.write(lambda tx: self._enqueue(tx, new, now))
+        return self._core.write(lambda tx: self._enqueue_together(tx, new, now))
+
+    def _enqueue_together(self, tx: Transaction, batch: list[_New], now: float) -> list[int]:
+        """Write many entries of which nothing but their agents has to be looked up."""
+        projects = _living(tx, batch)
+        first_id = tx.insert_many(sql.ENQUEUE_MANY, [_row(new, projects[new.spec.pid], now) for new in batch])
+        held = [first_id + index for index, new in enumerate(batch) if new.spec.runnable_at > now]
+        fact = EntriesEnqueued(first_id=first_id, count=len(batch), held={"time": held} if held else {})
+        append(tx, fact, now=now)
+        tx.notes.wake = True
+        return list(range(first_id, first_id + len(batch)))
 
     def enqueue_unique(self, spec: ScheduleSpec, dedupe_by: Sequence[str] = ("pid", "trigger")) -> tuple[int, bool]:
         """Put an entry in unless one like it waits or runs; the answer is its id, and whether it is new."""
-        for field in dedupe_by:
+        for field in _queue.texts("dedupe_by", tuple(dedupe_by) if isinstance(dedupe_by, list) else dedupe_by):
             _queue.one_of("dedupe_by", field, _DEDUPE_BY)
         if "pid" not in dedupe_by:
             raise _queue.refuse("dedupe_by", "must name pid: entries are compared within one agent")
@@ -151,12 +168,14 @@ class Entries:
         ids: list[int] = []
         fresh = _Fresh()
         for index, new in enumerate(batch):
-            with _named(index if len(batch) > 1 else None):
-                known = tx.run(sql.BY_KEY, (new.spec.key,)) if new.spec.key is not None else ()
-                if known:
-                    ids.append(int(known[0][0]))
-                    continue
+            known = tx.run(sql.BY_KEY, (new.spec.key,)) if new.spec.key is not None else ()
+            if known:
+                ids.append(int(known[0][0]))
+                continue
+            try:
                 sched_id, hold = self._insert(tx, new, ids, now)
+            except RotaError as error:
+                raise (_naming(error, index) if len(batch) > 1 else error) from None
             ids.append(sched_id)
             fresh.add(sched_id, hold)
         if fresh.ids:
@@ -222,6 +241,7 @@ class Entries:
 
     def wait(self, sched_id: int, wait_s: float) -> ReadyEntry:
         """The entry once it has ended; `WaitTimeout` if it has not within this time."""
+        _queue.whole("sched_id", sched_id)
         _queue.duration("wait_s", wait_s)
         if not self._results.wait(sched_id, lambda: self.get(sched_id).state in ENTRY.final, wait_s):
             state = self.get(sched_id).state
@@ -297,6 +317,7 @@ class Entries:
     def cancel_where(self, wanted: EntryFilter, *, reason: str | None = None) -> int:
         """Cancel every waiting entry that matches, in bounded batches; the answer is how many."""
         _queue.note("reason", reason)
+        _check_filter(wanted)
         if wanted.state not in (None, "queued"):
             return 0
         waiting = msgspec.structs.replace(wanted, state="queued")
@@ -318,6 +339,7 @@ class Entries:
 
         A finished entry never reopens, so its copy has an id of its own: the answer maps old to new.
         """
+        _check_filter(wanted)
         again: dict[int, int] = {}
         for ids in self._matching(wanted):
             now = self._core.now()
@@ -376,19 +398,16 @@ def _checked(spec: ScheduleSpec) -> _New:
     return _New(spec, "{}" if not spec.payload else encode_json("payload", spec.payload, PAYLOAD_BYTES_MAX))
 
 
-class _named:  # noqa: N801  # reads as the word it is: with _named(index)
-    """Says in an error which of many specs was wrong."""
+def _check_filter(wanted: EntryFilter) -> None:
+    if not isinstance(wanted, EntryFilter):
+        raise _queue.refuse("wanted", f"must be an EntryFilter, not {type(wanted).__name__}")
 
-    def __init__(self, index: int | None) -> None:
-        self._index = index
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._index is not None and isinstance(error, RotaError):
-            error.message = f"specs[{self._index}]: {error.message}"
-            error.data["index"] = self._index
+def _naming(error: RotaError, index: int) -> RotaError:
+    """The same error, saying which of many specs was wrong."""
+    error.message = f"specs[{index}]: {error.message}"
+    error.data["index"] = index
+    return error
 
 
 def _write(tx: Transaction, new: _New, hold: str | None, path: str | None, now: float) -> int:
@@ -414,6 +433,39 @@ def _write(tx: Transaction, new: _New, hold: str | None, path: str | None, now: 
     if not sched_id and not _lives(tx, spec.pid):
         raise _queue.refuse("pid", f"{spec.pid} is dead and runs no more")
     return sched_id
+
+
+def _row(new: _New, project_id: str | None, now: float) -> tuple[Any, ...]:
+    spec = new.spec
+    hold = "time" if spec.runnable_at > now else None
+    needs, options = written(spec)
+    return (
+        spec.pid,
+        project_id,
+        spec.priority,
+        spec.runnable_at,
+        spec.deadline,
+        spec.trigger,
+        new.payload,
+        now,
+        hold,
+        spec.max_attempts,
+        spec.kind,
+        needs,
+        options,
+    )
+
+
+def _living(tx: Transaction, batch: list[_New]) -> dict[int, str | None]:
+    """The projects of a batch's agents, all of which must exist and live."""
+    rows = tx.run(agent_sql.STATES, (_ids({new.spec.pid for new in batch}),))
+    living = {pid: project_id for pid, state, project_id in rows if state != AgentState.DEAD}
+    for index, new in enumerate(batch):
+        pid = new.spec.pid
+        if pid not in living:
+            there = any(row[0] == pid for row in rows)
+            raise _naming(_queue.refuse("pid", f"{pid} is dead and runs no more") if there else UnknownPid(pid), index)
+    return living
 
 
 def _lives(tx: Transaction, pid: int) -> bool:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from rota.model.budgets import Flow
 from rota.model.checks import INTEGER_MAX
 from rota.model.events import FlowMove
@@ -21,33 +23,10 @@ from rota.policy.virtual_time import charged
 from rota.store import Transaction
 from rota.store.statements import flows as sql
 
-__all__ = ["NO_PROJECT", "after_cost", "agent_flow", "project_flow", "save", "touch"]
+__all__ = ["NO_PROJECT", "after_cost", "save", "touch"]
 
+_encode = msgspec.json.Encoder().encode
 NO_PROJECT = ""  # the project of agents that have none
-
-
-def agent_flow(tx: Transaction, pid: int, project_id: str | None = None) -> Flow:
-    """Where an agent's flow stands; one that never moved stands at 0."""
-    rows = tx.run(sql.AGENT_GET, (pid,))
-    if not rows:
-        return Flow(level="agent", key=str(pid), parent=project_id or NO_PROJECT)
-    _, parent, virtual_time, last_run_at, weight = rows[0]
-    return Flow(
-        level="agent",
-        key=str(pid),
-        parent=parent,
-        weight=weight,
-        virtual_time=virtual_time,
-        last_run_at=last_run_at,
-    )
-
-
-def project_flow(tx: Transaction, project_id: str | None) -> Flow:
-    """Where a project's flow stands; one that never moved stands at 0."""
-    key = project_id or NO_PROJECT
-    rows = tx.run(sql.PROJECT_GET, (key,))
-    _, virtual_time, clock, weight = rows[0] if rows else (key, 0, 0, WEIGHT_UNIT)
-    return Flow(level="project", key=key, weight=weight, virtual_time=virtual_time, clock=clock)
 
 
 def after_cost(tx: Transaction, costs: Iterable[tuple[int, str | None, int]]) -> list[FlowMove]:
@@ -60,8 +39,19 @@ def after_cost(tx: Transaction, costs: Iterable[tuple[int, str | None, int]]) ->
     for pid, project_id, cost in costs:
         agents[pid] = (project_id, agents.get(pid, (project_id, 0))[1] + cost)
         projects[project_id] = projects.get(project_id, 0) + cost
-    moves = [_moved(agent_flow(tx, pid, project_id), cost) for pid, (project_id, cost) in agents.items()]
-    moves += [_moved(project_flow(tx, project_id), cost) for project_id, cost in projects.items()]
+    stand = {row[0]: row for row in tx.run(sql.AGENTS_OF, (_json(agents),))}
+    moves = []
+    for pid, (project_id, cost) in agents.items():
+        row = stand[pid]
+        flow = Flow(level="agent", key=str(pid), parent=project_id or NO_PROJECT, weight=row[4], virtual_time=row[2])
+        moves.append(_moved(flow, cost))
+    groups = {row[0]: row for row in tx.run(sql.PROJECTS_OF, (_json(name or NO_PROJECT for name in projects),))}
+    for project_id, cost in projects.items():
+        name = project_id or NO_PROJECT
+        _, virtual_time, clock, weight = groups.get(name, (name, 0, 0, WEIGHT_UNIT))
+        moves.append(
+            _moved(Flow(level="project", key=name, weight=weight, virtual_time=virtual_time, clock=clock), cost)
+        )
     return moves
 
 
@@ -82,6 +72,10 @@ def save(tx: Transaction, moves: Iterable[FlowMove], *, event_id: int, served_at
         tx.run_many(sql.AGENT_MOVE, agents)
     if projects:
         tx.run_many(sql.PROJECT_MOVE, projects)
+
+
+def _json(values: Iterable[int | str]) -> str:
+    return _encode(list(values)).decode()
 
 
 def _bounded(virtual_time: int) -> int:

@@ -27,7 +27,7 @@ from rota.kernel.core import Core
 from rota.kernel.journal import append
 from rota.kernel.rows import Needs, needs_of, spent_of
 from rota.model.budgets import BudgetLine, LedgerLine
-from rota.model.checks import AMOUNT_MAX, INTEGER_MAX, Checks
+from rota.model.checks import AMOUNT_MAX, INTEGER_MAX, SECONDS_MAX, Checks
 from rota.model.events import (
     BudgetSet,
     LedgerBreached,
@@ -241,7 +241,7 @@ class Ledger:
             raise _checks.refuse("owner", f"of a {level} budget cannot be {owner!r}")
         if limit is not None:
             _checks.whole("limit", limit, 0)
-        _checks.number("window_s", window_s, 1)
+        _checks.number("window_s", window_s, 1, SECONDS_MAX)
         now = self._core.now()
 
         def work(tx: Transaction) -> None:
@@ -288,10 +288,13 @@ def _budget(row: Row, live: list[Row]) -> BudgetLine:
 
 
 def _lines(tx: Transaction, pid: int) -> list[LedgerLine]:
+    _checks.whole("pid", pid)
     return [LedgerLine(*row) for row in tx.run(sql.LEDGER_GET, (pid,))]
 
 
 def _line(tx: Transaction, pid: int, dim: str) -> LedgerLine:
+    _checks.whole("pid", pid)
+    _checks.text("dim", dim)
     rows = tx.run(sql.LEDGER_LINE, (pid, dim))
     if not rows:
         raise LedgerUnknownDim(f"agent {pid} has no line for {dim!r}", pid=pid, dim=dim)

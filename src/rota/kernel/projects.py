@@ -18,7 +18,7 @@ from rota.kernel import windows
 from rota.kernel.core import Core, page
 from rota.kernel.journal import append
 from rota.kernel.rows import needs_of
-from rota.model.checks import Checks
+from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import (
     Fact,
     FlowReweighted,
@@ -65,6 +65,7 @@ def project_of(row: Row) -> Project:
 
 def find_project(tx: Transaction, project_id: str) -> Project:
     """A project, or the error that there is none."""
+    _checks.text("project_id", project_id)
     rows = tx.run(sql.GET, (project_id,))
     if not rows:
         raise ProjectUnknown(f"there is no project {project_id!r}", project_id=project_id)
@@ -105,16 +106,24 @@ class Projects:
             max_concurrent=max_concurrent,
             created_at=now,
             updated_at=now,
-            metadata=metadata or {},
+            metadata={} if metadata is None else metadata,
         )
 
         def work(tx: Transaction) -> Project:
             if tx.run(sql.GET, (project_id,)):
                 raise ProjectExists(f"there is a project {project_id!r} already", project_id=project_id)
-            row = (project_id, project.name, weight, max_concurrent, "{}", now, now, _json(project.metadata))
+            row = (
+                project_id,
+                project.name,
+                weight,
+                max_concurrent,
+                "{}",
+                now,
+                now,
+                _json("metadata", project.metadata),
+            )
             tx.run(sql.CREATE, row)
-            for dim in (windows.SHARE, windows.RUNS):
-                windows.open_window(tx, project_id, dim, windows.SHARE_WINDOW_S)
+            windows.open_window(tx, project_id, windows.SHARE, windows.SHARE_WINDOW_S)
             fact = ProjectCreated(project_id=project_id, weight=weight, max_concurrent=max_concurrent)
             tx.run(flow_sql.PROJECT_TOUCH, (project_id, append(tx, fact, now=now)))
             return project
@@ -141,6 +150,8 @@ class Projects:
         """Change name, weight, max_concurrent or metadata. Weights are read at the next dispatch."""
         for field in changes:
             _checks.one_of("field", field, ("name", "weight", "max_concurrent", "metadata"))
+        if "metadata" in changes:
+            _json("metadata", changes["metadata"])
 
         def change(project: Project) -> tuple[Project, list[Fact]]:
             facts: list[Fact] = [ProjectUpdated(project_id=project_id, changes=changes)]
@@ -154,6 +165,8 @@ class Projects:
 
     def constrain(self, project_id: str, constraint: ProjectConstraint) -> Project:
         """Put a constraint on a project; an empty one releases it."""
+        if not isinstance(constraint, ProjectConstraint):
+            raise _checks.refuse("constraint", f"must be a ProjectConstraint, not {type(constraint).__name__}")
 
         def change(project: Project) -> tuple[Project, list[Fact]]:
             changes = {"constraint": msgspec.to_builtins(constraint)}
@@ -165,6 +178,7 @@ class Projects:
 
     def move(self, project_id: str, verb: str, *, by: str = "operator") -> Project:
         """Pause, resume, archive or restore a project."""
+        _checks.text("verb", verb)
         _checks.text("by", by)
 
         def change(project: Project) -> tuple[Project, list[Fact]]:
@@ -186,10 +200,10 @@ class Projects:
                 changed.weight,
                 changed.max_concurrent,
                 changed.status,
-                _json(msgspec.to_builtins(changed.constraint)),
+                _json("constraint", msgspec.to_builtins(changed.constraint)),
                 changed.paused_by,
                 now,
-                _json(changed.metadata),
+                _json("metadata", changed.metadata),
                 project_id,
             )
             tx.run(sql.SET, row)
@@ -274,6 +288,8 @@ class Projects:
     def workspaces(self, project_id: str) -> Workspaces:
         """A project's workspaces and who holds them."""
 
+        _checks.text("project_id", project_id)
+
         def work(tx: Transaction) -> Workspaces:
             held = holders(tx, project_id)
             return [_workspace_of(row, held) for row in tx.run(sql.WORKSPACES_OF, (project_id,))]
@@ -281,7 +297,7 @@ class Projects:
         return self._core.read(work)
 
     def _workspace(self, tx: Transaction, workspace_id: str) -> Workspace:
-        rows = tx.run(sql.WORKSPACE_GET, (workspace_id,))
+        rows = tx.run(sql.WORKSPACE_GET, (_workspace.text("workspace_id", workspace_id),))
         if not rows:
             raise WorkspaceUnknown(f"there is no workspace {workspace_id!r}", workspace_id=workspace_id)
         return _workspace_of(rows[0], holders(tx, rows[0][1]))
@@ -302,5 +318,12 @@ def _workspace_of(row: Row, held: dict[str, list[tuple[int, str, float]]]) -> Wo
     )
 
 
-def _json(value: Any) -> str:
-    return _encoder.encode(value).decode()
+def _json(field: str, value: Any) -> str:
+    _checks.mapping(field, value)
+    try:
+        body = _encoder.encode(value)
+    except (TypeError, ValueError) as problem:
+        raise _checks.refuse(field, f"is not JSON: {problem}") from problem
+    if len(body) > PAYLOAD_BYTES_MAX:
+        raise _checks.refuse(field, f"is {len(body):,} bytes; at most {PAYLOAD_BYTES_MAX:,} are taken")
+    return body.decode()

@@ -7,7 +7,7 @@ the same needs are *alike*: at any moment all of them may run or none. `options`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -69,7 +69,7 @@ class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def reserved(self, dim: str, otherwise: int, spent: Mapping[str, int] = _NOTHING) -> int:
         """What is still set aside for a run that has spent so much: used counts once, as usage."""
-        return max(0, self.ask(dim, otherwise) - spent.get(dim, 0))
+        return max(0, max(otherwise, self.ask(dim, otherwise)) - spent.get(dim, 0))
 
     @property
     def dims(self) -> frozenset[str]:
@@ -140,37 +140,48 @@ def options_of(text: str | None) -> Options:
     return _NO_OPTIONS if text is None else _decode(text, type=Options)
 
 
-# Most entries have nothing of: project, hold; outcome, result, key; a wish to stop, workspace, kind, needs, options.
-_UNUSUAL_1, _UNUSUAL_2, _UNUSUAL_3 = (None, None), (None, None, None), (0, None, None, None, None)
-
-
-def entry_of(row: Row) -> ReadyEntry:
+def entry_of(row: Sequence[Any]) -> ReadyEntry:
     """The entry in a row of `statements.queue.ENTRY`."""
-    payload = row[6]
-    needs_text, options_text = row[25], row[26]
-    seed = (*row[:6], {} if payload == "{}" else _decode(payload), *row[7:13])
-    if row[13:15] == _UNUSUAL_1 and row[17:20] == _UNUSUAL_2 and row[22:] == _UNUSUAL_3:
-        return ReadyEntry(*seed, attempt=row[15], max_attempts=row[16], token=row[20], claim_expires_at=row[21])
-    plain = {
-        "project_id": row[13],
-        "hold": row[14],
-        "attempt": row[15],
-        "max_attempts": row[16],
-        "outcome": row[17],
-        "result": None if row[18] is None else _decode(row[18]),
-        "key": row[19],
-        "token": row[20],
-        "claim_expires_at": row[21],
-        "cancel_requested": bool(row[22]),
-        "kind": row[24],
-    }
+    (
+        sched_id, pid, priority, runnable_at, deadline, trigger, payload, state, worker_id, created_at, dispatched_at,
+        completed_at, exit_kind, project_id, hold, attempt, max_attempts, outcome, result, key, token, expires_at,
+        cancel_requested, held_workspace, kind, needs_text, options_text,
+    ) = row  # fmt: skip
+    body = {} if payload == "{}" else _decode(payload)
+    seed = (
+        sched_id, pid, priority, runnable_at, deadline, trigger, body, state, worker_id, created_at, dispatched_at,
+        completed_at, exit_kind,
+    )  # fmt: skip
     if needs_text is None and options_text is None:
-        return ReadyEntry(*seed, **plain)
+        return ReadyEntry(
+            *seed,
+            project_id=project_id,
+            hold=hold,
+            attempt=attempt,
+            max_attempts=max_attempts,
+            outcome=outcome,
+            result=None if result is None else _decode(result),
+            key=key,
+            token=token,
+            claim_expires_at=expires_at,
+            cancel_requested=cancel_requested == 1,
+            kind=kind,
+        )
     needs, options = needs_of(needs_text), options_of(options_text)
     return ReadyEntry(
         *seed,
-        **plain,
-        workspace=row[23] or needs.workspace,
+        project_id=project_id,
+        hold=hold,
+        attempt=attempt,
+        max_attempts=max_attempts,
+        outcome=outcome,
+        result=None if result is None else _decode(result),
+        key=key,
+        token=token,
+        claim_expires_at=expires_at,
+        cancel_requested=cancel_requested == 1,
+        kind=kind,
+        workspace=held_workspace or needs.workspace,
         expected=needs.expected,
         ceiling=needs.ceiling,
         draws_on=needs.draws_on,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Required, TypeAlias, TypedDict, Unpack
 
 import msgspec
@@ -198,9 +198,10 @@ class Runs:
             raise answer
         return answer
 
-    def heartbeat_many(self, claims: Iterable[tuple[int, int]], now: float | None = None) -> list[Beat | RotaError]:
+    def heartbeat_many(self, claims: Sequence[tuple[int, int]], now: float | None = None) -> list[Beat | RotaError]:
         """Hold on to many; a claim that is lost has its error in its place."""
-        wanted = [(_queue.whole("sched_id", sched_id), _queue.whole("token", token)) for sched_id, token in claims]
+        _queue.sequence("claims", claims)
+        wanted = [_pair(each) for each in claims]
         if now is not None:
             _queue.instant("now", now)
 
@@ -218,7 +219,7 @@ class Runs:
 
     def charge(self, sched_id: int, amounts: Mapping[str, int], *, token: int | None = None) -> dict[str, Charged]:
         """Record what a run used, at every level; the answer has the lines of its agent's own ledger."""
-        _amounts.amounts("amounts", dict(amounts))
+        _amounts.amounts("amounts", amounts)
         now = self._core.now()
 
         def work(tx: Transaction) -> dict[str, Charged]:
@@ -280,6 +281,7 @@ class Runs:
         A run that was asked to stop is not put back: it ends, cancelled.
         """
         _queue.one_of("verb", verb, ("yield", "preempt"))
+        _queue.whole("token", token)
         now = self._core.now()
         at = now if runnable_at is None else _queue.instant("runnable_at", runnable_at)
 
@@ -324,6 +326,7 @@ class Runs:
 
     def take_over(self, worker_id: str, incarnation: str) -> int:
         """A worker has come back to life: take back at once what its earlier lives held."""
+        _worker(worker_id, incarnation)
         now = self._core.now()
         count = 0
         while taken := self._core.write(
@@ -335,11 +338,13 @@ class Runs:
     def upkeep(self, now: float | None = None) -> float | None:
         """Do what is due; the answer is when the next thing falls due."""
 
+        if now is not None:
+            _queue.instant("now", now)
+
         def work(tx: Transaction) -> float | None:
-            at = self._core.now(now)
+            at = self._core.now() if now is None else now
             beat = self._turn(tx, at, own_time=now is None)
-            instants = [each for each in (beat.due_at, beat.deadline) if each is not None]
-            return min(instants, default=None)
+            return beat.next_at
 
         return self._core.write(work)
 
@@ -367,6 +372,8 @@ class Runs:
 
     def _live(self, tx: Transaction, sched_id: int, token: int | None) -> Run:
         """A run that is under way, and whose claim is the caller's if it says so."""
+        if token is not None:
+            _queue.whole("token", token)
         run = runs_of(tx, [_queue.whole("sched_id", sched_id)]).get(sched_id)
         if run is None:
             raise SchedUnknownId(sched_id)
@@ -395,16 +402,29 @@ def _ask(
         min(_queue.whole("max_n", max_n, 1), CLAIM_MAX),
         now,
         claim_timeout_s,
-        tuple(sorted({_queue.text("kinds", kind) for kind in kinds})) if kinds else (),
+        _kinds(kinds) if kinds != () else (),
         admission_check,
         find,
         same,
     )
 
 
+def _kinds(kinds: Sequence[str]) -> tuple[str, ...]:
+    _queue.sequence("kinds", kinds)
+    return tuple(sorted({_queue.text("kinds", kind) for kind in kinds}))
+
+
+def _pair(claim: tuple[int, int]) -> tuple[int, int]:
+    try:
+        sched_id, token = claim
+    except (TypeError, ValueError) as problem:
+        raise _queue.refuse("claims", f"must be pairs of sched_id and token, not {claim!r}") from problem
+    return _queue.whole("sched_id", sched_id), _queue.whole("token", token)
+
+
 def _worker(worker_id: str, incarnation: str) -> Worker:
-    if type(incarnation) is not str:
-        raise _queue.refuse("incarnation", f"must be text, not {incarnation!r}")
+    if incarnation != "":
+        _queue.text("incarnation", incarnation)
     return Worker(_queue.text("worker_id", worker_id), incarnation)
 
 
@@ -414,12 +434,15 @@ def _check_terms(admission_check: bool, claim_timeout_s: float) -> None:
 
 
 def _endings(completions: Sequence[Completion]) -> list[Ending]:
+    _queue.sequence("completions", completions)
     if len(completions) > COMPLETE_MAX:
         raise _queue.refuse("completions", f"may be at most {COMPLETE_MAX:,}, not {len(completions):,}")
     return [_ending(each) for each in completions]
 
 
 def _ending(each: Completion) -> Ending:
+    if type(each) is not Completion:
+        raise _queue.refuse("completions", f"must be Completions, not {type(each).__name__}")
     _queue.whole("sched_id", each.sched_id)
     _queue.one_of("exit_kind", each.exit_kind, EXIT_KINDS)
     if each.token is not None:

@@ -20,10 +20,10 @@ __all__ = [
     "BUCKETS",
     "EVERYBODY",
     "ROLL_MAX",
-    "RUNS",
     "SHARE",
     "SHARE_WINDOW_S",
     "add",
+    "add_runs",
     "close",
     "open_window",
     "roll",
@@ -33,7 +33,6 @@ __all__ = [
 BUCKETS = 288  # in one window
 ROLL_MAX = 256  # windows rolled in one go
 EVERYBODY = "*"  # the owner of global budgets
-RUNS = "runs"  # the dimension in which runs that ended are counted
 SHARE = "share"  # the dimension in which shares are counted: tokens, else seconds
 SHARE_WINDOW_S = 24 * 3600.0  # what fair_share remembers
 
@@ -51,10 +50,19 @@ def close(tx: Transaction, owner: str, dim: str, window_s: float) -> None:
 
 def add(tx: Transaction, usage: Iterable[tuple[str, Mapping[str, int]]], now: float) -> None:
     """Add to every window of each owner what it used, per dimension."""
-    rows = [(owner, dim, amount, now, BUCKETS) for owner, amounts in usage for dim, amount in amounts.items() if amount]
+    _add(tx, [(owner, dim, amount, 0) for owner, amounts in usage for dim, amount in amounts.items() if amount], now)
+
+
+def add_runs(tx: Transaction, ended: Iterable[tuple[str, int, int]], now: float) -> None:
+    """Add to the projects' shares what their runs used and how many of them ended."""
+    _add(tx, [(owner, SHARE, used, runs) for owner, used, runs in ended], now)
+
+
+def _add(tx: Transaction, rows: list[tuple[str, str, int, int]], now: float) -> None:
     if rows:
-        tx.run_many(sql.BUCKET_ADD, rows)
-        tx.run_many(sql.WINDOW_ADD, rows)
+        parameters = [(*row, now, BUCKETS) for row in rows]
+        tx.run_many(sql.BUCKET_ADD, parameters)
+        tx.run_many(sql.WINDOW_ADD, parameters)
 
 
 def take_back(tx: Transaction, owner: str, dim: str, amount: int, now: float) -> None:
@@ -72,6 +80,7 @@ def roll(tx: Transaction, now: float) -> int:
     """Take off what has left its window; the answer is how many windows were rolled."""
     due = tx.run(sql.WINDOWS_DUE, (now, ROLL_MAX))
     for owner, dim, window_s in due:
-        left = sum(row[0] for row in tx.run(sql.BUCKETS_LEAVE, (owner, dim, window_s, now)))
-        tx.run(sql.WINDOW_ROLL, (left, owner, dim, window_s))
+        left = tx.run(sql.BUCKETS_LEAVE, (owner, dim, window_s, now))
+        used, ended = sum(row[0] for row in left), sum(row[1] for row in left)
+        tx.run(sql.WINDOW_ROLL, (used, ended, owner, dim, window_s))
     return len(due)

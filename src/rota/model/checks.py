@@ -20,12 +20,14 @@ __all__ = [
     "NOTE_CHARS_MAX",
     "PAYLOAD_BYTES_MAX",
     "RESULT_BYTES_MAX",
+    "SECONDS_MAX",
     "TAGS_MAX",
     "Checks",
 ]
 
 INTEGER_MAX = 2**63 - 1  # what a row can hold
 AMOUNT_MAX = 10**12  # of one charge, in any dimension
+SECONDS_MAX = 1e12  # an instant or a duration: some thirty thousand years
 PAYLOAD_BYTES_MAX = 256 * 1024  # an entry's payload, as JSON
 RESULT_BYTES_MAX = 256 * 1024  # an entry's result, as JSON
 ID_CHARS_MAX = 256  # names, ids, triggers, tags
@@ -66,11 +68,11 @@ class Checks:
 
     def instant(self, field: str, value: Any) -> float:
         """Epoch seconds, from 0 on."""
-        return self.number(field, value, 0)
+        return self.number(field, value, 0, SECONDS_MAX)
 
     def duration(self, field: str, value: Any) -> float:
         """A length of time, from 0 on."""
-        return self.number(field, value, 0)
+        return self.number(field, value, 0, SECONDS_MAX)
 
     def text(self, field: str, value: Any, longest: int = ID_CHARS_MAX) -> str:
         """Text that is not empty and not too long."""
@@ -112,9 +114,14 @@ class Checks:
 
     def one_of(self, field: str, value: Any, allowed: Collection[str]) -> str:
         """One of a few words."""
-        if value not in allowed:
+        if not isinstance(value, str) or value not in allowed:
             raise self.refuse(field, f"must be one of {', '.join(allowed)}, not {value!r}")
-        return value  # type: ignore[no-any-return]  # checked just above
+        return value
+
+    def sequence(self, field: str, value: Any) -> None:
+        """A list or a tuple."""
+        if type(value) is not list and type(value) is not tuple:
+            raise self.refuse(field, f"must be a list, not {type(value).__name__}")
 
     def texts(self, field: str, value: Any, most: int = TAGS_MAX) -> tuple[str, ...]:
         """A tuple of texts, not too many."""

@@ -184,7 +184,8 @@ def _of_ration(ration: Rationed, now: float) -> Iterator[Blocking]:
     short = ration.available - ration.reserved < min(ration.ask, ration.budget)
     if not throttled and not short:
         return
-    until_at = ration.covered_at if short else None
+    # where only live claims stand in the way, no refill lifts it
+    until_at = ration.covered_at if short and (ration.covered_at or 0) > now else None
     if throttled and ration.throttled_until is not None:
         until_at = max(until_at or 0.0, ration.throttled_until)
     if ration.name is not None:

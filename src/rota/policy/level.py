@@ -32,7 +32,7 @@ the smallest is forgiven.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
@@ -177,6 +177,30 @@ class Level:
         elif owes(virtual_time, self.time):
             self._debts.remember(key, _Debt(virtual_time, sibling.weight))
         self._doubts += 1
+        self._settle()
+
+    def retire(self, key: Key, cost: int) -> None:
+        """A sibling used so much and is no longer ready: a charge and a removal at the cost of one."""
+        sibling = self._siblings[key]
+        step = span(cost, sibling.weight)
+        sibling.at += step << self._bits
+        self._weighted += step * sibling.weight
+        self.remove(key)
+
+    def add_all(self, siblings: Iterable[tuple[Key, Account]], *, as_told: bool = False) -> None:
+        """Many became ready at the same moment: each starts at the later of its own and that moment's time.
+
+        With `as_told` each starts at its own, even when that is credit.
+        """
+        time = self.time
+        for key, account in siblings:
+            if key in self._siblings:
+                raise ValueError(f"sibling {key!r} is there already")
+            check_weight(account.weight)
+            own = self._own_time(key, account)
+            self._debts.take(key)
+            self._insert(key, account, own if as_told else joined(own, time))
+        self._rebuild(self._line())
         self._settle()
 
     def reweigh(self, key: Key, weight: int) -> None:

@@ -11,18 +11,22 @@ anybody else who was not: with its debt, without credit.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from rota.kernel.claims import ClaimPass
 from rota.kernel.ledger import SHARED_DIM
 from rota.kernel.rows import needs_of
 from rota.model.events import FlowMove
 from rota.model.snapshot import Account, Key
 from rota.policy.level import Level
+from rota.policy.virtual_time import charged
 from rota.service.roster import Group, Moved, Owner, Roster
-from rota.store import Row
+from rota.store import Row, Transaction
+from rota.store.statements import flows as flow_sql
 
-__all__ = ["HEADS_MAX", "FlowWalk", "expected_cost"]
+__all__ = ["PROJECTS_MAX", "FlowWalk", "expected_cost"]
 
-HEADS_MAX = 8  # of an agent's entries that are tried in one turn, if the ones before are refused
+PROJECTS_MAX = 1_000  # looked up at once, at the start of a pass
 
 
 def expected_cost(row: Row) -> int:
@@ -40,6 +44,11 @@ class FlowWalk:
 
     def forget(self) -> None:
         """What was read did not become durable: read it again next time."""
+        self._begun = False
+        self._looked = False  # at who competed before this memory began
+        self._unsaved: dict[int, tuple[str, int]] = {}  # agents that joined elsewhere than their rows say
+        self._unsaved_groups: dict[str, int] = {}
+        self._in_line: dict[int, str | None] = {}  # who began to compete, with its project, or (None) ceased to
         self._roster = Roster()
         self._root = Level(eligibility=self._eligibility)
         self._levels: dict[str, Level] = {}  # by project
@@ -47,19 +56,27 @@ class FlowWalk:
     def propose(self, claim: ClaimPass) -> list[FlowMove]:
         """Take what is due, one by one; the answer is where the flows stand after it."""
         claim.tx.notes.undone.append(self.forget)
+        if not self._begun:
+            claim.keep_order("agent")
+            self._begun = True
         self._sync(claim)
         turn = _Turn(claim.blocked_agents())
+        claim.prefetch_projects(islice(self._levels, PROJECTS_MAX))
         while claim.room > 0 and len(self._root):
             group = self._root.pick()
             assert isinstance(group, str)  # noqa: S101  # projects are named
             self._serve(claim, group, turn)
         moves = self._moves(turn)
         self._let_back_in(turn)
+        if claim.taken:
+            self._write_line(claim.tx)
         return moves
 
     def wrote(self, stamp: int) -> None:
         """The moves of a pass were written with this stamp."""
         self._roster.wrote(stamp)
+        self._unsaved.clear()
+        self._unsaved_groups.clear()
 
     # --- who competes ----------------------------------------------------------------------------
 
@@ -68,26 +85,48 @@ class FlowWalk:
         for group in groups:
             if group.now.project_id in self._root:
                 _follow(self._root, group.now.project_id, group)
+        fresh: dict[str, dict[int, Owner]] = {}  # by project and pid
         for owner in owners:
-            level = self._level(owner.now.project_id)
-            if owner.now.pid in level:
-                _follow(level, owner.now.pid, owner)
+            if owner.now.pid in self._level(owner.now.project_id):
+                _follow(self._levels[owner.now.project_id], owner.now.pid, owner)
             else:
-                self._join(owner.now)
+                fresh.setdefault(owner.now.project_id, {})[owner.now.pid] = owner.now
+        self._take_up(fresh)
+        self._let_in(fresh)
+
+    def _take_up(self, fresh: dict[str, dict[int, Owner]]) -> None:
+        """Whoever competed when somebody last looked stands where its row says, be that debt or credit."""
+        for project_id, members in fresh.items():
+            known = [member for member in members.values() if member.in_line]
+            if known and not self._looked:
+                self._levels[project_id].add_all([(member.pid, _account(member)) for member in known], as_told=True)
+                self._enter(project_id, as_told=True)
+        self._looked = True
+
+    def _let_in(self, fresh: dict[str, dict[int, Owner]]) -> None:
+        """Everybody else comes by the joining rule; that they compete, and where, is written with the next claim."""
+        for project_id, members in fresh.items():
+            level = self._levels[project_id]
+            joining = [member for member in members.values() if member.pid not in level]
+            if joining:
+                level.add_all([(member.pid, _account(member)) for member in joining])
+                self._enter(project_id)
+            for member in joining:
+                self._in_line[member.pid] = project_id
+                if level.stands_at(member.pid) != member.virtual_time:
+                    self._unsaved[member.pid] = project_id, level.stands_at(member.pid)
 
     def _join(self, owner: Owner) -> None:
-        level = self._level(owner.project_id)
-        level.add(owner.pid, _account(owner))
-        if owner.project_id not in self._root:
-            self._root.add(
-                owner.project_id, _account(self._roster.groups.get(owner.project_id) or Group(owner.project_id))
-            )
+        self._level(owner.project_id).add(owner.pid, _account(owner))
+        self._enter(owner.project_id)
 
-    def _leave(self, pid: int, group: str) -> None:
-        level = self._levels[group]
-        level.remove(pid)
-        if not len(level):
-            self._root.remove(group)
+    def _enter(self, group: str, *, as_told: bool = False) -> None:
+        """A project with agents that compete competes itself."""
+        if group not in self._root:
+            known = self._roster.groups.get(group) or Group(group)
+            self._root.add(group, _account(known), as_told=as_told)
+            if self._root.stands_at(group) != known.virtual_time:
+                self._unsaved_groups[group] = self._root.stands_at(group)
 
     def _level(self, group: str) -> Level:
         if group not in self._levels:
@@ -104,30 +143,28 @@ class FlowWalk:
         assert isinstance(pid, int)  # noqa: S101  # agents are numbered
         cost, more = (0, True) if pid in turn.blocked else self._take(claim, pid, group)
         if cost:
-            level.charge(pid, cost)
+            turn.stands[pid] = group, charged(level.stands_at(pid), cost, level.weight_of(pid))
             self._root.charge(group, cost)
-            turn.stands[pid] = group, level.stands_at(pid)
             turn.groups[group] = self._root.stands_at(group)
-        if group in claim.projects:
+        if cost and more and group not in claim.projects:
+            level.charge(pid, cost)
+            return
+        level.retire(pid, cost)
+        (turn.aside if more else turn.empty).append(pid)
+        if not len(level):
+            self._root.remove(group)
+        elif group in claim.projects:
             self._step_aside(group, turn)
-        elif not cost or not more:
-            turn.aside.append(pid)
-            self._leave(pid, group)
-            if not more:
-                turn.empty.add(pid)
 
     def _take(self, claim: ClaimPass, pid: int, group: str) -> tuple[int, bool]:
         """Take an agent's first entry that may run: its cost (0 if none) and whether it has more that is ready."""
-        for _ in range(HEADS_MAX):
-            rows = claim.ready_of(pid, 2)
-            if not rows:
-                return 0, claim.has_more(pid)
-            cost = expected_cost(rows[0])
-            because = f"project {group or '–'} and agent {pid} are due"
-            if claim.offer(rows[0], estimate=cost, because=because) is None:
-                return cost, len(rows) > 1 or claim.has_more(pid)
-            if pid in claim.pids or group in claim.projects or claim.everybody_out:
-                return 0, True
+        while not (pid in claim.pids or group in claim.projects or claim.everybody_out):
+            row, more = claim.heads_of(pid)
+            if row is None:
+                return 0, more
+            cost = expected_cost(row)
+            if claim.offer(row, estimate=cost, because=f"project {group or '–'} and agent {pid} are due") is None:
+                return cost, more
         return 0, True
 
     def _step_aside(self, group: str, turn: _Turn) -> None:
@@ -138,22 +175,34 @@ class FlowWalk:
     # --- afterwards ------------------------------------------------------------------------------
 
     def _moves(self, turn: _Turn) -> list[FlowMove]:
-        moves = [
-            FlowMove("agent", str(pid), virtual_time, 0, group) for pid, (group, virtual_time) in turn.stands.items()
+        stands = {**self._unsaved, **turn.stands}
+        groups = {**self._unsaved_groups, **turn.groups}
+        moves = [FlowMove("agent", str(pid), time, 0, group) for pid, (group, time) in stands.items()]
+        return moves + [
+            FlowMove("project", group, time, self._levels[group].time.whole) for group, time in groups.items()
         ]
-        for group, virtual_time in turn.groups.items():
-            moves.append(FlowMove("project", group, virtual_time, self._levels[group].time.whole))
-        return moves
+
+    def _write_line(self, tx: Transaction) -> None:
+        """Write down who competes and who does not any more: with a claim, since one in vain leaves no trace."""
+        entered = [(pid, project_id, 0) for pid, project_id in self._in_line.items() if project_id is not None]
+        left = [(pid,) for pid, project_id in self._in_line.items() if project_id is None]
+        if entered:
+            tx.run_many(flow_sql.AGENT_IN_LINE, entered)
+        if left:
+            tx.run_many(flow_sql.AGENT_OUT, left)
+        self._in_line.clear()
 
     def _let_back_in(self, turn: _Turn) -> None:
         """Who only stepped aside competes again in the next pass."""
-        for group, virtual_time in turn.groups.items():
+        for group, virtual_time in {**self._unsaved_groups, **turn.groups}.items():
             known = self._roster.groups.get(group) or Group(group)
             self._roster.groups[group] = known._replace(virtual_time=virtual_time, clock=self._levels[group].time.whole)
-        for pid, (_, virtual_time) in turn.stands.items():
+        for pid, (_, virtual_time) in {**self._unsaved, **turn.stands}.items():
             self._roster.owners[pid] = self._roster.owners[pid]._replace(virtual_time=virtual_time)
         for pid in turn.empty:
             self._roster.drop(pid)
+            self._unsaved.pop(pid, None)
+            self._in_line[pid] = None
         for pid in turn.aside:
             owner = self._roster.owners.get(pid)
             if owner is not None:
@@ -172,8 +221,8 @@ class _Turn:
         self.blocked = blocked
         self.stands: dict[int, tuple[str, int]] = {}  # agents that were served: their project, where they stand
         self.groups: dict[str, int] = {}  # projects that were served, and where they stand
-        self.aside: list[int] = []  # agents that left
-        self.empty: set[int] = set()  # of those, who has nothing ready
+        self.aside: list[int] = []  # agents that left and have more
+        self.empty: list[int] = []  # agents that left and have nothing ready
         self.out: list[str] = []  # projects that left whole
 
 

@@ -36,6 +36,7 @@ class Owner(NamedTuple):
     weight: int
     intent: str
     created_at: float
+    in_line: int  # it competed when somebody last looked, so it is owed what its row says
 
 
 class Group(NamedTuple):
@@ -76,11 +77,11 @@ class Roster:
             rows += tx.run(sql.AGENTS_SINCE, (self._stamp,))
         groups = tx.run(sql.PROJECTS_SINCE, (self._stamp,))
         self._loaded = True
-        changed = [Moved(self.owners.get(row[0]), Owner(*row[:7])) for row in rows]
+        changed = [Moved(self.owners.get(row[0]), Owner(*row[:8])) for row in rows]
         moved = [Moved(self.groups.get(row[0]), Group(*row[:4])) for row in groups]
         self.owners.update((each.now.pid, each.now) for each in changed)
         self.groups.update((each.now.project_id, each.now) for each in moved)
-        self._stamp = max([self._stamp, *(row[7] for row in rows), *(row[4] for row in groups)])
+        self._stamp = max([self._stamp, *(row[8] for row in rows), *(row[4] for row in groups)])
         return changed, moved
 
     def _newly_ready(self, tx: Transaction) -> list[int]:

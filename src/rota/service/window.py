@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 from rota.errors import PolicyFailed
-from rota.kernel import windows
 from rota.kernel.claims import ClaimPass
+from rota.kernel.flows import NO_PROJECT
 from rota.model.events import FlowMove
 from rota.model.snapshot import Account, Candidate, Decisions, Key, Slot, Snapshot
 from rota.model.work import Intent
@@ -29,6 +30,7 @@ from rota.store.statements import claims as claim_sql
 __all__ = ["HEADS_MAX", "ROUNDS_MAX", "WINDOW_MAX", "Window"]
 
 WINDOW_MAX = 1_000  # candidates that are shown at once
+SPARE = 4  # where all are shown in one order: so many times as many as can be taken
 HEADS_MAX = 16  # of one owner or group
 ROUNDS_MAX = 64  # in one pass
 
@@ -40,86 +42,85 @@ class Window:
         self._policy = policy
         self._leash = leash
         self._roster = Roster()
+        self._begun = False
 
     def propose(self, claim: ClaimPass) -> list[FlowMove]:
         """Take what the policy picks; the answer is who was served."""
-        claim.tx.notes.undone.append(self._roster.forget)
+        claim.tx.notes.undone.append(self._forget)
+        if not self._begun:
+            claim.keep_order("agent")  # the roster asks by agent
+            if self._policy.heads == "group":
+                claim.keep_order("project")
+            if self._policy.heads == "deadline":
+                claim.keep_order("deadline")
+            self._begun = True
         self._roster.sync(claim.tx)
-        blocked = claim.blocked_agents()
+        stock = self._stock(claim)
+        shares = _Shares(claim)
         for _ in range(ROUNDS_MAX):
-            if claim.room <= 0:
-                break
-            shown = self._show(claim, blocked)
+            shown = stock.show(claim) if claim.room > 0 else {}
             if not shown:
                 break
-            picks = self._rank(claim, shown)
-            if not self._offer(claim, shown, picks):
+            snapshot = self._snapshot(claim, shown.values(), shares)
+            decisions = self._leash.run(self._policy, snapshot)
+            picks = _checked(self._policy.name, decisions, shown, len(snapshot.slots))
+            if not picks:
                 break
+            self._offer(claim, stock, shown, picks)
         return self._served(claim)
+
+    def _forget(self) -> None:
+        """What was read or made did not become durable."""
+        self._roster.forget()
+        self._begun = False
 
     def wrote(self, stamp: int) -> None:
         """The moves of a pass were written with this stamp."""
         self._roster.wrote(stamp)
 
+    def _stock(self, claim: ClaimPass) -> Stock:
+        """What this policy must see of: each agent's first entries, each project's, or simply the first."""
+        match self._policy.heads:
+            case "group":
+                keys: list[Key] = list({owner.project_id for owner in self._roster.owners.values()})
+                return Stock(keys, claim.room, _of_group)
+            case "deadline":
+                return Stock([None], SPARE * claim.room, _by_deadline)
+            case "strict":
+                return Stock([None], SPARE * claim.room, _in_strict_order)
+            case _:
+                blocked = claim.blocked_agents()
+                waiting = (owner for owner in self._roster.owners.values() if owner.pid not in blocked)
+                longest = heapq.nsmallest(WINDOW_MAX, waiting, key=_last_served)
+                return Stock([owner.pid for owner in longest], claim.room, self._of_owner)
+
+    def _of_owner(self, claim: ClaimPass, pid: Key, most: int, _: int) -> list[Row]:
+        assert isinstance(pid, int)  # noqa: S101  # agents are numbered
+        rows = claim.ready_of(pid, most)
+        if not rows and not claim.has_more(pid):
+            self._roster.drop(pid)
+        return rows
+
     # --- showing ---------------------------------------------------------------------------------
 
-    def _show(self, claim: ClaimPass, blocked: set[int]) -> dict[int, Row]:
-        """The candidates of one round, by id."""
-        if self._policy.heads == "group":
-            rows = self._heads_of_groups(claim)
-        elif self._policy.heads == "deadline":
-            rows = claim.nearest_deadlines(WINDOW_MAX) or claim.ready(most=WINDOW_MAX)
-        elif self._policy.heads == "strict":
-            rows = claim.ready(most=WINDOW_MAX)
-        else:
-            rows = self._heads_of_owners(claim, blocked)
-        return {row[0]: row for row in rows}
-
-    def _heads_of_owners(self, claim: ClaimPass, blocked: set[int]) -> list[Row]:
-        waiting = (owner for owner in self._roster.owners.values() if owner.pid not in blocked)
-        longest = heapq.nsmallest(WINDOW_MAX, waiting, key=_last_served)
-        each = max(1, min(HEADS_MAX, WINDOW_MAX // max(1, len(longest)), claim.room))
-        rows: list[Row] = []
-        for owner in longest:
-            found = claim.ready_of(owner.pid, each)
-            rows += found
-            if not found and not claim.has_more(owner.pid):
-                self._roster.drop(owner.pid)
-        return rows
-
-    def _heads_of_groups(self, claim: ClaimPass) -> list[Row]:
-        groups = {owner.project_id for owner in self._roster.owners.values()} - claim.projects
-        each = max(1, min(HEADS_MAX, WINDOW_MAX // max(1, len(groups)), claim.room))
-        rows: list[Row] = []
-        for group in groups:
-            rows += claim.ready(group, most=each)
-        return rows
-
-    # --- ranking ---------------------------------------------------------------------------------
-
-    def _rank(self, claim: ClaimPass, shown: dict[int, Row]) -> list[tuple[int, str]]:
-        """What the policy picks, in order, each with its reason; `PolicyFailed` if that is nonsense."""
-        snapshot = self._snapshot(claim, shown.values())
-        decisions = self._leash.run(self._policy, snapshot)
-        return _checked(self._policy.name, decisions, shown, len(snapshot.slots))
-
-    def _snapshot(self, claim: ClaimPass, rows: Iterable[Row]) -> Snapshot:
+    def _snapshot(self, claim: ClaimPass, rows: Iterable[Row], shares: _Shares) -> Snapshot:
         candidates = tuple(self._candidate(row) for row in rows)
         owners: dict[Key, Account] = {}
         for candidate in candidates:
             owner = self._roster.owners.get(candidate.owner) if isinstance(candidate.owner, int) else None
             if owner is not None:
+                served = owner.pid in claim.taken_of  # in this pass
                 owners[candidate.owner] = Account(
                     weight=owner.weight,
                     virtual_time=owner.virtual_time,
-                    last_run_at=owner.last_run_at or owner.created_at,
+                    last_run_at=claim.terms.now if served else owner.last_run_at or owner.created_at,
                 )
         return Snapshot(
             now=claim.terms.now,
             slots=tuple(Slot(number, claim.terms.kinds) for number in range(claim.room)),
             candidates=candidates,
             owners=owners,
-            groups=self._groups(claim),
+            groups=shares.accounts(claim, self._roster.groups),
         )
 
     def _candidate(self, row: Row) -> Candidate:
@@ -136,60 +137,19 @@ class Window:
             kind=row[24],
         )
 
-    def _groups(self, claim: ClaimPass) -> dict[Key, Account]:
-        """Where every project stands, also those without candidates: their usage counts."""
-        used: dict[str, dict[str, int]] = {}
-        for project_id, dim, amount in claim.tx.run(budget_sql.WINDOWS_SHARED, (windows.SHARE_WINDOW_S,)):
-            used.setdefault(project_id, {})[dim] = amount
-        live: Counter[str] = Counter()
-        reserved: Counter[str] = Counter()
-        for project_id, count, estimate in claim.tx.run(claim_sql.LIVE_SHARES):
-            live[project_id or ""] += count
-            reserved[project_id or ""] += estimate
-        for each in claim.taken:
-            live[each.project_id or ""] += 1
-            reserved[each.project_id or ""] += each.estimate
-        accounts: dict[Key, Account] = {}
-        for name in {*used, *live, *self._roster.groups}:
-            group = self._roster.groups.get(name) or Group(name)
-            accounts[name] = Account(
-                weight=group.weight,
-                virtual_time=group.virtual_time,
-                usage=used.get(name, {}).get(windows.SHARE, 0),
-                reserved=reserved[name],
-                live=live[name],
-                ended=used.get(name, {}).get(windows.RUNS, 0),
-            )
-        return accounts
-
     # --- offering --------------------------------------------------------------------------------
 
-    def _offer(self, claim: ClaimPass, shown: dict[int, Row], picks: list[tuple[int, str]]) -> bool:
-        """Offer picks in order; whether another round may find more.
+    def _offer(self, claim: ClaimPass, stock: Stock, shown: dict[int, Row], picks: list[tuple[int, str]]) -> None:
+        """Offer picks in order, until the claim is full or somebody's heads are used up.
 
-        A round ends early where the policy has used up all that was shown of a project or an agent: what it
-        would pick next might be something that it was not shown.
+        What the policy would pick after that might be something it was not shown, so it is asked again.
         """
-        left = Counter(self._whose(row) for row in shown.values())
-        refused = False
+        claim.prefetch([shown[sched_id] for sched_id, _ in picks])
         for sched_id, because in picks:
             row = shown[sched_id]
-            refused |= claim.offer(row, estimate=expected_cost(row), because=because) is not None
-            left[self._whose(row)] -= 1
-            if claim.room <= 0:
-                return False
-            if not left[self._whose(row)]:
-                return True
-        return refused
-
-    def _whose(self, row: Row) -> Key:
-        match self._policy.heads:
-            case "group":
-                return str(row[13] or "")
-            case "owner":
-                return int(row[1])
-            case _:
-                return None
+            claim.offer(row, estimate=expected_cost(row), because=because)
+            if stock.used_up(row) or claim.room <= 0:
+                return
 
     def _served(self, claim: ClaimPass) -> list[FlowMove]:
         """Flows stay where they are in virtual time, charged as for any policy; that they were served is noted."""
@@ -200,6 +160,92 @@ class Window:
                 self._roster.owners[pid] = owner._replace(last_run_at=claim.terms.now)
                 moves.append(FlowMove("agent", str(pid), owner.virtual_time, 0, owner.project_id))
         return moves
+
+
+class Stock:
+    """The entries that are shown: of each key (an agent, a project, or everybody) the first few."""
+
+    def __init__(self, keys: list[Key], room: int, fetch: Fetch) -> None:
+        # enough that few run out in one round, few enough that not much is read for nothing
+        self._each = max(1, min(HEADS_MAX if None not in keys else WINDOW_MAX, room // max(1, len(keys)) + 1))
+        self._fetch = fetch
+        self._heads: dict[Key, dict[int, Row]] = {}
+        self._whose: dict[int, Key] = {}  # by entry
+        self._offered: Counter[Key] = Counter()
+        self._low: list[Key] = keys  # whose heads have to be read
+
+    def show(self, claim: ClaimPass) -> dict[int, Row]:
+        """Everything that is shown in the next round, by id."""
+        for key in self._low:
+            rows = self._fetch(claim, key, self._each, self._offered[key])
+            self._heads[key] = {row[0]: row for row in rows}
+            self._whose.update((row[0], key) for row in rows)
+        self._low = []
+        return {sched_id: row for heads in self._heads.values() for sched_id, row in heads.items()}
+
+    def used_up(self, row: Row) -> bool:
+        """Note that an entry was offered; whether its key's heads are used up by that."""
+        key = self._whose[row[0]]
+        del self._heads[key][row[0]]
+        self._offered[key] += 1
+        if not self._heads[key]:
+            self._low.append(key)
+        return not self._heads[key]
+
+
+Fetch: TypeAlias = Callable[[ClaimPass, Key, int, int], list[Row]]  # the next entries of a key, behind so many
+
+
+def _of_group(claim: ClaimPass, project_id: Key, most: int, offered: int) -> list[Row]:
+    if project_id in claim.projects:
+        return []
+    assert isinstance(project_id, str)  # noqa: S101  # projects are named
+    rows = claim.heads_in(project_id, most, offered)
+    return claim.ready(project_id, most=most) if rows is None else rows
+
+
+def _by_deadline(claim: ClaimPass, _key: Key, most: int, _offered: int) -> list[Row]:
+    """What has a deadline comes first; only when there is none left, what has not."""
+    return claim.nearest_deadlines(most) or claim.ready(most=most)
+
+
+def _in_strict_order(claim: ClaimPass, _key: Key, most: int, _offered: int) -> list[Row]:
+    return claim.ready(most=most)
+
+
+class _Shares:
+    """Where every project stands: read once in a pass, with what the pass has taken since."""
+
+    def __init__(self, claim: ClaimPass) -> None:
+        self._used: dict[str, tuple[int, int]] = {
+            owner: (used, ended) for owner, used, ended in claim.tx.run(budget_sql.WINDOWS_SHARED)
+        }
+        self._live: Counter[str] = Counter()
+        self._reserved: Counter[str] = Counter()
+        for project_id, count, estimate in claim.tx.run(claim_sql.LIVE_SHARES):
+            self._live[project_id or NO_PROJECT] += count
+            self._reserved[project_id or NO_PROJECT] += estimate
+        self._counted = 0  # of what the pass has taken
+
+    def accounts(self, claim: ClaimPass, groups: Mapping[str, Group]) -> dict[Key, Account]:
+        """Every project's account, also of those without candidates: their usage counts."""
+        for each in claim.taken[self._counted :]:
+            self._live[each.project_id or NO_PROJECT] += 1
+            self._reserved[each.project_id or NO_PROJECT] += each.estimate
+        self._counted = len(claim.taken)
+        names = {*self._used, *self._live, *groups}
+        return {name: self._account(name, groups.get(name) or Group(name)) for name in names}
+
+    def _account(self, name: str, group: Group) -> Account:
+        used, ended = self._used.get(name, (0, 0))
+        return Account(
+            weight=group.weight,
+            virtual_time=group.virtual_time,
+            usage=used,
+            reserved=self._reserved[name],
+            live=self._live[name],
+            ended=ended,
+        )
 
 
 def _last_served(owner: Owner) -> tuple[float, int]:

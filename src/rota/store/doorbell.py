@@ -91,8 +91,9 @@ class Bells:
         """Wake everybody else who listens. Costs a look at the board where nobody does."""
         mark = self._board.mark
         if mark != self._seen:
-            self._seen = mark
-            self._others = self._list()
+            with contextlib.suppress(OSError):  # short of something: then they are listed at the next ring
+                self._others = self._list()
+                self._seen = mark
         for name in self._others:
             self._send(name)
 
@@ -119,7 +120,7 @@ class Bells:
         return own
 
     def _list(self) -> list[str]:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):
             names = [path.name for path in self._folder.iterdir()]
             return [name for name in names if name.endswith(_SUFFIX) and name != self._name]
         return []

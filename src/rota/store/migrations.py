@@ -4,7 +4,9 @@ Versions 4 to 99 belong to another kernel: such a file is refused, and so is one
 this rota or whose stamp cannot be read. A refused file is not written.
 
 Version 100 makes the journal and the queue anew without AUTOINCREMENT, which costs a page in every commit. Ids are
-still never reused: what was numbered last is never pruned, and SQLite numbers on from the highest id.
+still never reused: what was numbered last is never pruned, and SQLite numbers on from the highest id (a file whose
+newest rows were deleted gets a row in their place that keeps the number). Its checks are
+chains of OR: for an IN list SQLite makes a little table each time it checks a row, which doubles the cost of a write.
 """
 
 from __future__ import annotations
@@ -101,6 +103,9 @@ STEPS: dict[int, str] = {
         );
         INSERT INTO agent_events_100 SELECT event_id, pid, ts, kind, payload, causation_id, correlation_id
             FROM agent_events;
+        INSERT INTO agent_events_100 (event_id, ts, kind, payload)
+            SELECT seq + 1, 0, 'kernel.store.migrated', '{"from_version":3,"to_version":100}' FROM sqlite_sequence
+            WHERE name = 'agent_events' AND seq > (SELECT coalesce(max(event_id), 0) FROM agent_events);
         DROP TABLE agent_events;
         ALTER TABLE agent_events_100 RENAME TO agent_events;
         CREATE INDEX idx_events_pid ON agent_events (pid, event_id)
@@ -124,14 +129,15 @@ STEPS: dict[int, str] = {
             trigger TEXT NOT NULL DEFAULT 'manual',
             payload TEXT NOT NULL DEFAULT '{}',
             state TEXT NOT NULL DEFAULT 'queued'
-                CHECK (state IN ('queued','dispatched','completed','expired','cancelled')),
+                CHECK (state = 'queued' OR state = 'dispatched' OR state = 'completed' OR state = 'expired'
+                    OR state = 'cancelled'),
             worker_id TEXT,
             created_at REAL NOT NULL,
             dispatched_at REAL,
             completed_at REAL,
             exit_kind TEXT,
             project_id TEXT,
-            hold TEXT CHECK (hold IN ('time','after','backoff')),
+            hold TEXT CHECK (hold IS NULL OR hold = 'time' OR hold = 'after' OR hold = 'backoff'),
             attempt INTEGER NOT NULL DEFAULT 0,
             max_attempts INTEGER NOT NULL DEFAULT 3,
             outcome TEXT,
@@ -155,6 +161,10 @@ STEPS: dict[int, str] = {
             worker_id, created_at, dispatched_at, completed_at, exit_kind)
             SELECT sched_id, pid, priority, runnable_at, deadline, trigger, payload, state,
             worker_id, created_at, dispatched_at, completed_at, exit_kind FROM agent_schedule_queue;
+        INSERT INTO agent_schedule_queue_100 (sched_id, pid, trigger, state, created_at, completed_at, outcome)
+            SELECT seq, (SELECT max(pid) FROM agent_processes), 'migration', 'cancelled', 0, 0, 'placeholder'
+            FROM sqlite_sequence WHERE name = 'agent_schedule_queue'
+            AND seq > (SELECT coalesce(max(sched_id), 0) FROM agent_schedule_queue);
         DROP TABLE agent_schedule_queue;
         ALTER TABLE agent_schedule_queue_100 RENAME TO agent_schedule_queue;
         UPDATE agent_schedule_queue SET hold = 'time' WHERE state = 'queued' AND runnable_at > 0;
@@ -164,14 +174,8 @@ STEPS: dict[int, str] = {
         CREATE INDEX idx_sched_queue_pid ON agent_schedule_queue (pid);
         CREATE INDEX idx_sched_queue_pickable ON agent_schedule_queue (priority DESC, runnable_at, sched_id)
             WHERE state = 'queued' AND hold IS NULL;
-        CREATE INDEX idx_sched_queue_pickable_by_agent
-            ON agent_schedule_queue (pid, priority DESC, runnable_at, sched_id)
-            WHERE state = 'queued' AND hold IS NULL;
-        CREATE INDEX idx_sched_queue_pickable_by_project
-            ON agent_schedule_queue (project_id, priority DESC, runnable_at, sched_id)
-            WHERE state = 'queued' AND hold IS NULL AND project_id IS NOT NULL;
         CREATE INDEX idx_sched_queue_held ON agent_schedule_queue (runnable_at, sched_id)
-            WHERE state = 'queued' AND hold IN ('time','backoff');
+            WHERE state = 'queued' AND (hold = 'time' OR hold = 'backoff');
         CREATE INDEX idx_sched_queue_live ON agent_schedule_queue (claim_expires_at)
             WHERE state = 'dispatched';
         CREATE INDEX idx_sched_queue_workspace ON agent_schedule_queue (held_workspace)
@@ -231,6 +235,7 @@ STEPS: dict[int, str] = {
             dim TEXT NOT NULL,
             window_s REAL NOT NULL,
             used INTEGER NOT NULL DEFAULT 0,
+            ended INTEGER NOT NULL DEFAULT 0,
             edge_at REAL,
             PRIMARY KEY (owner, dim, window_s)
         ) WITHOUT ROWID;
@@ -241,6 +246,7 @@ STEPS: dict[int, str] = {
             window_s REAL NOT NULL,
             leaves_at REAL NOT NULL,
             amount INTEGER NOT NULL,
+            ended INTEGER NOT NULL DEFAULT 0,
             PRIMARY KEY (owner, dim, window_s, leaves_at)
         ) WITHOUT ROWID;
 
@@ -255,6 +261,7 @@ STEPS: dict[int, str] = {
             project_id TEXT NOT NULL DEFAULT '',
             virtual_time INTEGER NOT NULL DEFAULT 0,
             last_run_at REAL NOT NULL DEFAULT 0,
+            in_line INTEGER NOT NULL DEFAULT 0,
             stamp INTEGER NOT NULL DEFAULT 0
         );
         CREATE INDEX idx_agent_flow_stamp ON agent_flows (stamp);

@@ -51,6 +51,10 @@ class Transaction(Protocol):
         """Run a statement that inserts a row and return its id, or 0 if it inserted none."""
         ...
 
+    def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
+        """Run a statement that inserts a row once for each row of parameters; the first new id. The rest follow it."""
+        ...
+
     def run_many(self, statement: Statement, parameters: Iterable[Sequence[Any]]) -> None:
         """Run a statement once for each row of parameters."""
         ...

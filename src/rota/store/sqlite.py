@@ -33,7 +33,7 @@ READERS_MAX = 16  # idle reading connections kept open
 STAMP_MAX = 20  # characters of a version that are looked at: Python will not read a number of thousands of digits
 BACKUP_PAGES = 1_024  # copied at a time
 PAGE_BYTES = 2_048  # half of SQLite's own default: a small commit flushes half as much (docs/decisions/0006)
-CACHE_KIB = 64 * 1024  # what a connection may keep of the file in memory: this is what bounds memory, not depth
+CACHE_KIB = 8 * 1024  # of the file, in each connection: what bounds memory. More gains nothing, the system caches too
 MEMORY = ":memory:"
 
 Durability = Literal["full", "normal"]
@@ -42,6 +42,7 @@ T = TypeVar("T")
 # no fault of the statement: these end the whole transaction, or leave no way to go on with it
 _GONE = (apsw.FullError, apsw.IOError, apsw.NoMemError, apsw.BusyError, apsw.CantOpenError, apsw.ProtocolError)
 _BROKEN = (apsw.CorruptError, apsw.NotADBError)
+_TROUBLE = (*_GONE, *_BROKEN, TypeError, OverflowError, UnicodeEncodeError)
 
 
 @contextlib.contextmanager
@@ -78,30 +79,38 @@ class _Session:
         """Run a statement and return its rows."""
         try:
             return self._cursor.execute(statement.sql, parameters).fetchall()
-        except _GONE as problem:
-            raise GroupFailed(str(problem)) from problem
-        except _BROKEN as problem:
-            raise StoreCorrupt(f"the file is damaged: {problem}") from problem
+        except _TROUBLE as problem:
+            raise _translated(problem) from problem
 
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
         """Run a statement that inserts a row and return its id, or 0 if it inserted none."""
         try:
             self._cursor.execute(statement.sql, parameters)
-        except _GONE as problem:
-            raise GroupFailed(str(problem)) from problem
-        except _BROKEN as problem:
-            raise StoreCorrupt(f"the file is damaged: {problem}") from problem
+        except _TROUBLE as problem:
+            raise _translated(problem) from problem
         connection = self._cursor.connection
         return connection.last_insert_rowid() if connection.changes() else 0
+
+    def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
+        """Run a statement that inserts a row once for each row of parameters; the first new id. The rest follow it."""
+        self.run_many(statement, parameters)
+        return self._cursor.connection.last_insert_rowid() - len(parameters) + 1
 
     def run_many(self, statement: Statement, parameters: Iterable[Sequence[Any]]) -> None:
         """Run a statement once for each row of parameters."""
         try:
             self._cursor.executemany(statement.sql, parameters).fetchall()  # it stops at a row that nobody takes
-        except _GONE as problem:
-            raise GroupFailed(str(problem)) from problem
-        except _BROKEN as problem:
-            raise StoreCorrupt(f"the file is damaged: {problem}") from problem
+        except _TROUBLE as problem:
+            raise _translated(problem) from problem
+
+
+def _translated(problem: BaseException) -> BaseException:
+    """What went wrong with a statement, in our words."""
+    if isinstance(problem, _GONE):
+        return GroupFailed(str(problem))
+    if isinstance(problem, _BROKEN):
+        return StoreCorrupt(f"the file is damaged: {problem}")
+    return InvalidInput(f"a value cannot be stored: {problem}")  # the net under checks that were too kind
 
 
 class _Engine:
@@ -116,6 +125,7 @@ class _Engine:
         self._board: Board | None = None
         self._bells: Bells | None = None
         self._commits = 0  # of this connection
+        self._committing = False  # COMMIT was begun: if no transaction is left then, it is durable
         if path != MEMORY:
             self._lock = os.open(path + "-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -147,6 +157,7 @@ class _Engine:
 
     def begin(self) -> None:
         """Take this process's turn, then SQLite's own lock, which nobody of ours then holds."""
+        self._committing = False
         try:
             self._enter()
             self._cursor.execute("BEGIN IMMEDIATE")
@@ -166,11 +177,12 @@ class _Engine:
         self._commits += 1
         if self._board is not None:
             self._board.count_commit()
+        self._committing = True
         self._do("COMMIT")
         self._leave()
 
     def rollback(self) -> bool:
-        """Undo it. False if there was nothing left to undo: it is gone already, or durable already."""
+        """Undo it, unless it is durable already: then the answer is False."""
         undo = self.connection.in_transaction
         try:
             if undo:
@@ -179,7 +191,7 @@ class _Engine:
             pass  # SQLite drops the transaction all the same
         finally:
             self._leave()
-        return undo
+        return undo or not self._committing
 
     def savepoint(self) -> None:
         """Mark where a request begins."""

@@ -71,7 +71,7 @@ class Engine(Protocol):
         ...
 
     def rollback(self) -> bool:
-        """Undo it. False if there was nothing left to undo: it is gone already, or durable already. Never raises."""
+        """Undo it, unless it is durable already: then the answer is False. Never raises."""
         ...
 
     def savepoint(self) -> None:
@@ -366,7 +366,7 @@ class Writer:
             if self._engine.rollback() or isinstance(problem, GroupFailed):
                 self._undo(group, riders)
                 raise
-            # an interrupt, and nothing is left to undo: the commit was done, so everybody gets what is in the file
+            # an interrupt that came when the commit was done: everybody gets what is in the file
             if len(group) == 1:
                 group[0].error = problem
         return [*writers, *riders, *newcomers]
@@ -485,7 +485,7 @@ class Writer:
         if request.bell is None:
             request.bell = threading.Condition(self._mutex)
         self._move(request, _Place.PARKED)
-        if due_at is not None and due_at <= self._clock.now():
+        if due_at is not None and not due_at > self._clock.now():  # put so that what is no number is paused too
             due_at = self._clock.now() + PAUSE_S
         if due_at is not None and (self._due_at is None or due_at < self._due_at):
             self._try_at(due_at)

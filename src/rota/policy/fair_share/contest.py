@@ -3,11 +3,16 @@
 Everything is counted in whole numbers. A pick counts at once: it uses up the group's guarantee and adds what
 the run is expected to cost to the group's usage, so that many slots filled in one pass come out like as many
 passes of one slot.
+
+Every pick changes everybody's deficit, since it is measured against what all used together. But among groups of one
+weight the order is simply that of their usage, whatever the others do. So the entrants of each weight stand in a
+heap of their own by usage, and a turn compares only the first of each weight.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from heapq import heapify, heappop, heapreplace
 
 from rota.model.snapshot import Candidate, Key, Snapshot
 from rota.policy.fair_share.shares import deficit_scaled
@@ -37,6 +42,11 @@ class Entrant:
         while line and line[-1].kind is not None and line[-1].kind not in kinds:
             line.pop()
 
+    @property
+    def place(self) -> tuple[bool, int, int]:
+        """Where it stands among those of its weight: guarantee, usage, the lower id of the best candidate."""
+        return not self.guaranteed, self.usage, self.line[-1].id
+
 
 class Contest:
     """All entrants of a pass, and the totals they are measured against."""
@@ -49,6 +59,16 @@ class Contest:
         self.weight_total = sum(entrant.weight for entrant in self.entrants)
         # groups without candidates have used their part too
         self.usage_charged = sum(account.usage + account.reserved for account in snapshot.groups.values())
+        self._classes = self._by_weight()
+
+    def _by_weight(self) -> list[list[_Place]]:
+        classes: dict[int, list[_Place]] = defaultdict(list)
+        for number, entrant in enumerate(self.entrants):
+            classes[entrant.weight].append((entrant.place, number))
+        heaps = list(classes.values())
+        for heap in heaps:
+            heapify(heap)
+        return heaps
 
     @property
     def usage_total(self) -> int:
@@ -57,9 +77,22 @@ class Contest:
 
     def next(self, kinds: frozenset[str]) -> Entrant | None:
         """Whose turn it is, among those with a candidate that fits a free slot."""
-        for entrant in self.entrants:
+        firsts = [first for heap in self._classes if (first := self._first(heap, kinds)) is not None]
+        return min(firsts, key=self._standing, default=None) if len(firsts) != 1 else firsts[0]
+
+    def _first(self, heap: list[_Place], kinds: frozenset[str]) -> Entrant | None:
+        """The first of a weight, once those who changed or have nothing left are where they belong."""
+        while heap:
+            place, number = heap[0]
+            entrant = self.entrants[number]
             entrant.drop_unplaceable(kinds)
-        return min((entrant for entrant in self.entrants if entrant.line), key=self._standing, default=None)
+            if not entrant.line:
+                heappop(heap)
+            elif entrant.place != place:
+                heapreplace(heap, (entrant.place, number))
+            else:
+                return entrant
+        return None
 
     def pick(self, entrant: Entrant) -> Candidate:
         """Take its best candidate and count it."""
@@ -73,3 +106,6 @@ class Contest:
         """Guarantee, then deficit, then the lower id of the best candidate."""
         deficit = deficit_scaled(entrant.usage, self.usage_total, entrant.weight, self.weight_total)
         return not entrant.guaranteed, deficit, entrant.line[-1].id
+
+
+_Place = tuple[tuple[bool, int, int], int]  # where an entrant stood when it was put there, and its number

@@ -26,15 +26,20 @@ STATE = Statement(
     "An agent's state and project.",
     "SELECT state, project_id FROM agent_processes WHERE pid = ?",
 )
+STATES = Statement(
+    "agent_states",
+    "The state and project of some agents.",
+    "SELECT pid, state, project_id FROM agent_processes WHERE pid IN (SELECT value FROM json_each(?))",
+)
 FIND = Statement(
     "agent_find",
     "The living agents of a name, youngest first.",
-    f"SELECT {_AGENT} FROM agent_processes WHERE name = ? AND state != 'DEAD' ORDER BY pid DESC",
+    f"SELECT {_AGENT} FROM agent_processes WHERE name = +? AND state != 'DEAD' ORDER BY pid DESC",
 )
 LIST = Statement(
     "agent_list",
     "A page of agents, by pid.",
-    f"SELECT {_AGENT} FROM agent_processes WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR project_id = ?2) "
+    f"SELECT {_AGENT} FROM agent_processes WHERE (?1 IS NULL OR state = +?1) AND (?2 IS NULL OR project_id = +?2) "
     "ORDER BY pid LIMIT +?3 OFFSET ?4",
 )
 COUNT = Statement(

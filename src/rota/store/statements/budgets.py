@@ -14,7 +14,7 @@ LEDGER_CREATE = Statement(
 LEDGER_GET = Statement(
     "ledger_get",
     "An agent's allowances.",
-    "SELECT pid, dim, used, granted, hard_limit, warn_at FROM agent_ledgers WHERE pid = ? ORDER BY dim",
+    "SELECT pid, dim, used, granted, hard_limit, warn_at FROM agent_ledgers WHERE pid = +? ORDER BY dim",
 )
 LEDGER_LINE = Statement(
     "ledger_line",
@@ -51,18 +51,12 @@ BUDGET_DROP = Statement(
     "Remove a budget.",
     "DELETE FROM budgets WHERE owner = ? AND dim = ?",
 )
-BUDGETS_OF = Statement(
-    "budgets_of",
-    "An owner's budgets and what was used in their windows.",
-    "SELECT b.dim, b.amount, b.window_s, coalesce(w.used, 0), w.edge_at FROM budgets b "
-    "LEFT JOIN usage_windows w ON w.owner = b.owner AND w.dim = b.dim AND w.window_s = b.window_s WHERE b.owner = ?",
-)
 BUDGETS_ALL = Statement(
     "budgets_all",
     "Every budget and what was used in its window, less what has left it since.",
     "SELECT b.owner, b.dim, b.amount, b.window_s, coalesce(w.used, 0) - coalesce((SELECT sum(u.amount) "
     "FROM usage_buckets u WHERE u.owner = b.owner AND u.dim = b.dim AND u.window_s = b.window_s "
-    "AND u.leaves_at <= ?1), 0) FROM budgets b "
+    "AND u.leaves_at <= +?1), 0) FROM budgets b "
     "LEFT JOIN usage_windows w ON w.owner = b.owner AND w.dim = b.dim AND w.window_s = b.window_s "
     "ORDER BY b.owner, b.dim",
 )
@@ -84,35 +78,31 @@ WINDOW_EMPTY = Statement(
     "Forget all buckets of a window.",
     "DELETE FROM usage_buckets WHERE owner = ? AND dim = ? AND window_s = ?",
 )
-WINDOWS_OF = Statement(
-    "windows_of",
-    "What an owner used, in each of its windows.",
-    "SELECT dim, window_s, used FROM usage_windows WHERE owner = ?",
-)
 WINDOWS_SHARED = Statement(
     "windows_shared",
-    "What every owner used of one dimension in one window.",
-    "SELECT owner, dim, used FROM usage_windows WHERE window_s = ? AND owner != '*'",
+    "What every project used of what is shared, and how many runs it ended.",
+    "SELECT owner, used, ended FROM usage_windows WHERE dim = 'share'",
 )
-# ?1 owner, ?2 dim, ?3 amount, ?4 now, ?5 buckets in a window. A bucket leaves when all of it is out of the window.
+# ?1 owner, ?2 dim, ?3 amount, ?4 runs that ended, ?5 now, ?6 buckets in a window. A bucket leaves when it is all out.
+_LEAVES_AT = "(CAST(?5 / (window_s / ?6) AS INTEGER) + 1) * (window_s / ?6) + window_s"
 BUCKET_ADD = Statement(
     "bucket_add",
     "Put usage into the present bucket of every window of its owner.",
-    "INSERT INTO usage_buckets (owner, dim, window_s, leaves_at, amount) "
-    "SELECT owner, dim, window_s, (CAST(?4 / (window_s / ?5) AS INTEGER) + 1) * (window_s / ?5) + window_s, ?3 "
-    "FROM usage_windows WHERE owner = ?1 AND dim = ?2 "
-    "ON CONFLICT (owner, dim, window_s, leaves_at) DO UPDATE SET amount = amount + excluded.amount",
+    "INSERT INTO usage_buckets (owner, dim, window_s, leaves_at, amount, ended) "
+    f"SELECT owner, dim, window_s, {_LEAVES_AT}, ?3, ?4 FROM usage_windows WHERE owner = ?1 AND dim = ?2 "
+    "ON CONFLICT (owner, dim, window_s, leaves_at) "
+    "DO UPDATE SET amount = amount + excluded.amount, ended = ended + excluded.ended",
 )
 WINDOW_ADD = Statement(
     "window_add",
     "Add usage to every window of its owner.",
-    "UPDATE usage_windows SET used = used + ?3, edge_at = coalesce(edge_at, "
-    "(CAST(?4 / (window_s / ?5) AS INTEGER) + 1) * (window_s / ?5) + window_s) WHERE owner = ?1 AND dim = ?2",
+    f"UPDATE usage_windows SET used = used + ?3, ended = ended + ?4, edge_at = coalesce(edge_at, {_LEAVES_AT}) "
+    "WHERE owner = ?1 AND dim = ?2",
 )
 BUCKETS_NEWEST = Statement(
     "buckets_newest",
     "What lies in an owner's buckets of one dimension, newest first.",
-    "SELECT window_s, leaves_at, amount FROM usage_buckets WHERE owner = ? AND dim = ? AND amount > 0 "
+    "SELECT window_s, leaves_at, amount FROM usage_buckets WHERE owner = +? AND dim = +? AND amount > 0 "
     "ORDER BY window_s, leaves_at DESC",
 )
 BUCKET_TAKE = Statement(
@@ -128,16 +118,17 @@ WINDOW_TAKE = Statement(
 WINDOWS_DUE = Statement(
     "windows_due",
     "Windows out of which a bucket has moved.",
-    "SELECT owner, dim, window_s FROM usage_windows WHERE edge_at <= ? ORDER BY edge_at LIMIT +?",
+    "SELECT owner, dim, window_s FROM usage_windows WHERE edge_at <= +? ORDER BY edge_at LIMIT +?",
 )
 BUCKETS_LEAVE = Statement(
     "buckets_leave",
     "Take out what has left a window.",
-    "DELETE FROM usage_buckets WHERE owner = ? AND dim = ? AND window_s = ? AND leaves_at <= ? RETURNING amount",
+    "DELETE FROM usage_buckets WHERE owner = ? AND dim = ? AND window_s = ? AND leaves_at <= ? RETURNING amount, ended",
 )
 WINDOW_ROLL = Statement(
     "window_roll",
     "Take what has left a window off its sum, and note when the next bucket leaves.",
-    "UPDATE usage_windows SET used = used - ?1, edge_at = (SELECT min(leaves_at) FROM usage_buckets b "
-    "WHERE b.owner = ?2 AND b.dim = ?3 AND b.window_s = ?4) WHERE owner = ?2 AND dim = ?3 AND window_s = ?4",
+    "UPDATE usage_windows SET used = used - ?1, ended = ended - ?2, edge_at = (SELECT min(leaves_at) "
+    "FROM usage_buckets b WHERE b.owner = ?3 AND b.dim = ?4 AND b.window_s = ?5) "
+    "WHERE owner = ?3 AND dim = ?4 AND window_s = ?5",
 )

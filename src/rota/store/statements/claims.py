@@ -11,7 +11,8 @@ PULSE = Statement(
     "pulse",
     "When time next changes something, and what a claim has to look at besides the queue.",
     "SELECT "
-    "(SELECT min(runnable_at) FROM agent_schedule_queue WHERE state = 'queued' AND hold IN ('time','backoff')), "
+    "(SELECT min(runnable_at) FROM agent_schedule_queue "
+    "WHERE state = 'queued' AND (hold = 'time' OR hold = 'backoff')), "
     "(SELECT min(claim_expires_at) FROM agent_schedule_queue WHERE state = 'dispatched'), "
     "(SELECT min(deadline) FROM agent_schedule_queue WHERE deadline IS NOT NULL AND state = 'queued'), "
     "(SELECT min(edge_at) FROM usage_windows WHERE edge_at IS NOT NULL), "
@@ -28,7 +29,7 @@ PULSE = Statement(
 # --- who may run ---------------------------------------------------------------------------------
 
 _READY = (
-    "state = 'queued' AND hold IS NULL AND runnable_at <= ?1 AND (deadline IS NULL OR deadline > ?1) "
+    "state = 'queued' AND hold IS NULL AND runnable_at <= +?1 AND (deadline IS NULL OR deadline > +?1) "
     "AND (kind IS NULL OR kind IN (SELECT value FROM json_each(?2)))"
 )
 _STRICT = "ORDER BY priority DESC, runnable_at, sched_id"
@@ -58,22 +59,57 @@ READY_OF_AGENT = Statement(
     "entries_ready_of_agent",
     "An agent's first ready entries in strict order, without those that ask for what was refused.",
     f"SELECT {ENTRY} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
-    f"WHERE pid = ?4 AND {_READY} "
-    "AND (needs IS NULL OR needs NOT IN (SELECT value FROM json_each(?5))) "
+    f"WHERE pid = +?4 AND {_READY} "
+    "AND coalesce(kind, '') || '|' || coalesce(needs, '') NOT IN (SELECT value FROM json_each(?5)) "
     "AND sched_id NOT IN (SELECT value FROM json_each(?6)) "
+    "AND (needs IS NULL OR needs NOT IN (SELECT value FROM json_each(?7))) "
     f"{_STRICT} LIMIT +?3",
+)
+# Who only ever claims in strict order does not pay for these: each would be another page in every commit. The first
+# pass that looks at agents or projects one by one, or by deadline, makes the one it needs, and from then on it is kept.
+INDEX_BY_AGENT = Statement(
+    "index_by_agent",
+    "Keep each agent's ready entries in strict order.",
+    "CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_agent "
+    "ON agent_schedule_queue (pid, priority DESC, runnable_at, sched_id) WHERE state = 'queued' AND hold IS NULL",
+)
+INDEX_BY_PROJECT = Statement(
+    "index_by_project",
+    "Keep each project's ready entries in strict order.",
+    "CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_project "
+    "ON agent_schedule_queue (project_id, priority DESC, runnable_at, sched_id) "
+    "WHERE state = 'queued' AND hold IS NULL AND project_id IS NOT NULL",
+)
+INDEX_BY_DEADLINE = Statement(
+    "index_by_deadline",
+    "Keep ready entries by deadline.",
+    "CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_deadline "
+    "ON agent_schedule_queue (deadline, priority DESC, sched_id) "
+    "WHERE state = 'queued' AND hold IS NULL AND deadline IS NOT NULL",
+)
+HEADS_OF_AGENT = Statement(
+    "entries_heads_of_agent",
+    "An agent's next entries that are not held, in strict order, whoever may have them.",
+    f"SELECT {ENTRY} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
+    f"WHERE pid = +?1 AND state = 'queued' AND hold IS NULL {_STRICT} LIMIT +?2 OFFSET +?3",
+)
+HEADS_OF_PROJECT = Statement(
+    "entries_heads_of_project",
+    "A project's next entries that are not held, in strict order, whoever may have them.",
+    f"SELECT {ENTRY} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
+    f"WHERE project_id = +?1 AND state = 'queued' AND hold IS NULL {_STRICT} LIMIT +?2 OFFSET +?3",
 )
 READY_IDS = Statement(
     "entries_ready_ids",
     "The first entries of an agent that are ready, whoever may have them.",
     "SELECT sched_id FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
-    "WHERE pid = ? AND state = 'queued' AND hold IS NULL LIMIT +?",
+    "WHERE pid = +? AND state = 'queued' AND hold IS NULL LIMIT +?",
 )
 READY_OF_PROJECT = Statement(
     "entries_ready_of_project",
     "A project's first ready entries in strict order whose owners and needs are not known to be blocked.",
     f"SELECT {ENTRY} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
-    f"WHERE project_id = ?10 AND {_READY} AND {_OPEN} {_STRICT} LIMIT +?3",
+    f"WHERE project_id = +?10 AND {_READY} AND {_OPEN} {_STRICT} LIMIT +?3",
 )
 READY_OF_NO_PROJECT = Statement(
     "entries_ready_of_no_project",
@@ -83,8 +119,8 @@ READY_OF_NO_PROJECT = Statement(
 READY_BY_DEADLINE = Statement(
     "entries_ready_by_deadline",
     "The ready entries with the nearest deadlines.",
-    f"SELECT {ENTRY} FROM agent_schedule_queue INDEXED BY idx_sched_queue_deadline "
-    f"WHERE deadline IS NOT NULL AND {_READY} AND {_OPEN} ORDER BY deadline LIMIT +?3",
+    f"SELECT {ENTRY} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_deadline "
+    f"WHERE deadline IS NOT NULL AND {_READY} AND {_OPEN} ORDER BY deadline, priority DESC, sched_id LIMIT +?3",
 )
 STOPPED = Statement(
     "agents_stopped",
@@ -119,6 +155,16 @@ AGENT_FACTS = Statement(
     "agent_facts",
     "What decides whether some agents may run.",
     f"SELECT pid, paused_by, max_concurrent FROM agent_processes WHERE pid IN {IDS}",
+)
+AGENT_FACT = Statement(
+    "agent_fact",
+    "What decides whether an agent may run.",
+    "SELECT pid, paused_by, max_concurrent FROM agent_processes WHERE pid = ?",
+)
+LEDGER_FACT = Statement(
+    "ledger_fact",
+    "Where an agent's ledger stands.",
+    "SELECT pid, dim, used, hard_limit FROM agent_ledgers WHERE pid = ?",
 )
 LEDGER_FACTS = Statement(
     "ledger_facts",
@@ -163,7 +209,8 @@ SPEND = Statement(
 
 _RUN = (
     "sched_id, state, token, pid, project_id, attempt, max_attempts, options, estimate, spent, dispatched_at, "
-    "cancel_requested, worker_id, EXISTS (SELECT 1 FROM entry_after a WHERE a.waits_for = sched_id)"
+    "cancel_requested, worker_id, "
+    "EXISTS (SELECT 1 FROM entry_after a WHERE a.waits_for = agent_schedule_queue.sched_id)"
 )
 RUN = Statement(
     "claim_of",
@@ -195,7 +242,7 @@ HELD_DUE = Statement(
     "entries_held_due",
     "Held entries whose time has come, earliest first.",
     "SELECT sched_id, pid, project_id, hold FROM agent_schedule_queue "
-    "WHERE state = 'queued' AND hold IN ('time','backoff') AND runnable_at <= ? "
+    "WHERE state = 'queued' AND (hold = 'time' OR hold = 'backoff') AND runnable_at <= +? "
     "ORDER BY runnable_at, sched_id LIMIT +?",
 )
 PROMOTE = Statement(
@@ -206,20 +253,20 @@ PROMOTE = Statement(
 EXPIRED_CLAIMS = Statement(
     "claims_expired",
     "Claims that nobody held on to, longest expired first.",
-    "SELECT sched_id FROM agent_schedule_queue WHERE state = 'dispatched' AND claim_expires_at <= ? "
+    "SELECT sched_id FROM agent_schedule_queue WHERE state = 'dispatched' AND claim_expires_at <= +? "
     "ORDER BY claim_expires_at LIMIT +?",
 )
 STALE_CLAIMS = Statement(
     "claims_stale",
     "Claims whose last heartbeat is longer ago than some time.",
-    "SELECT sched_id FROM agent_schedule_queue WHERE state = 'dispatched' "
-    "AND coalesce(heartbeat_at, dispatched_at) < ? ORDER BY sched_id LIMIT +?",
+    "SELECT sched_id FROM agent_schedule_queue INDEXED BY idx_sched_queue_live WHERE state = 'dispatched' "
+    "AND coalesce(heartbeat_at, dispatched_at) < +? ORDER BY claim_expires_at LIMIT +?",
 )
 PAST_DEADLINE = Statement(
     "entries_past_deadline",
     "Waiting entries whose deadline has passed.",
     "SELECT sched_id FROM agent_schedule_queue "
-    "WHERE deadline IS NOT NULL AND state = 'queued' AND deadline < ? ORDER BY deadline LIMIT +?",
+    "WHERE deadline IS NOT NULL AND state = 'queued' AND deadline < +? ORDER BY deadline LIMIT +?",
 )
 EXPIRE = Statement(
     "entry_expire",
@@ -235,6 +282,6 @@ EXTEND_ALL = Statement(
 CLAIMS_OF_WORKER = Statement(
     "claims_of_worker",
     "The live claims of a worker's earlier lives.",
-    "SELECT sched_id FROM agent_schedule_queue WHERE state = 'dispatched' AND worker_id = ? AND incarnation != ? "
-    "ORDER BY sched_id LIMIT +?",
+    "SELECT sched_id FROM agent_schedule_queue INDEXED BY idx_sched_queue_live "
+    "WHERE state = 'dispatched' AND worker_id = +? AND incarnation != ? ORDER BY claim_expires_at LIMIT +?",
 )

@@ -22,17 +22,12 @@ GET = Statement(
 BOUND = Statement(
     "context_bound",
     "The contexts that are bound to something and still valid.",
-    f"SELECT {_CONTEXT} FROM contexts WHERE bound_to = ? AND bound_id = ? AND state != 'revoked' ORDER BY unit",
+    f"SELECT {_CONTEXT} FROM contexts WHERE bound_to = +? AND bound_id = +? AND state != 'revoked' ORDER BY unit",
 )
 LIST = Statement(
     "context_list",
     "Every context, by id.",
     f"SELECT {_CONTEXT} FROM contexts ORDER BY context_id LIMIT +? OFFSET ?",
-)
-ANY = Statement(
-    "context_any",
-    "Whether there is any valid context.",
-    "SELECT EXISTS (SELECT 1 FROM contexts WHERE state != 'revoked')",
 )
 STAND = Statement(
     "context_stand",
@@ -47,11 +42,13 @@ REVOKE = Statement(
 THROTTLE = Statement(
     "context_throttle",
     "Let everybody who draws on a name wait.",
-    "UPDATE contexts SET throttled_until = ?, refill_at = min(coalesce(refill_at, ?1), ?1) "
-    "WHERE bound_to = 'name' AND bound_id = ? AND state != 'revoked' RETURNING context_id",
+    # a pause is "at least so long": a shorter one does not cut a longer one short
+    "UPDATE contexts SET throttled_until = max(coalesce(throttled_until, 0), ?1), "
+    "refill_at = min(coalesce(refill_at, ?1), ?1) "
+    "WHERE bound_to = 'name' AND bound_id = ?2 AND state != 'revoked' RETURNING throttled_until",
 )
 DUE = Statement(
     "context_due",
     "Contexts of which something comes back.",
-    f"SELECT {_CONTEXT} FROM contexts WHERE refill_at <= ? ORDER BY refill_at LIMIT +?",
+    f"SELECT {_CONTEXT} FROM contexts WHERE refill_at <= +? ORDER BY refill_at LIMIT +?",
 )

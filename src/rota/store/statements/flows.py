@@ -20,23 +20,29 @@ AGENT_TOUCH = Statement(
     "Something that concerns an agent's flow has changed elsewhere: its weight, or entries that are ready again.",
     "INSERT INTO agent_flows (pid, project_id, stamp) VALUES (?1, ?2, ?3) ON CONFLICT (pid) DO UPDATE SET stamp = ?3",
 )
-AGENT_GET = Statement(
-    "agent_flow_get",
-    "An agent's flow, with its weight.",
-    "SELECT f.pid, f.project_id, f.virtual_time, f.last_run_at, p.weight FROM agent_flows f "
-    "JOIN agent_processes p ON p.pid = f.pid WHERE f.pid = ?",
+AGENT_IN_LINE = Statement(
+    "agent_flow_in_line",
+    "An agent competes from now on; nothing is written if that was known.",
+    "INSERT INTO agent_flows (pid, project_id, in_line, stamp) VALUES (?1, ?2, 1, ?3) "
+    "ON CONFLICT (pid) DO UPDATE SET in_line = 1 WHERE in_line = 0",
+)
+AGENT_OUT = Statement(
+    "agent_flow_out",
+    "An agent was found without ready entries and competes no more.",
+    "UPDATE agent_flows SET in_line = 0 WHERE pid = ? AND in_line = 1",
 )
 AGENTS_SINCE = Statement(
     "agent_flows_since",
     "Agents' flows that changed after an event.",
-    "SELECT f.pid, f.project_id, f.virtual_time, f.last_run_at, p.weight, p.intent, p.created_at, f.stamp "
-    "FROM agent_flows f JOIN agent_processes p ON p.pid = f.pid WHERE f.stamp > ? ORDER BY f.stamp",
+    "SELECT f.pid, f.project_id, f.virtual_time, f.last_run_at, p.weight, p.intent, p.created_at, f.in_line, f.stamp "
+    "FROM agent_flows f JOIN agent_processes p ON p.pid = f.pid WHERE f.stamp > +? ORDER BY f.stamp",
 )
 AGENTS_OF = Statement(
     "agent_flows_of",
     "The flows of some agents, whether they ever moved or not.",
     "SELECT p.pid, coalesce(p.project_id, ''), coalesce(f.virtual_time, 0), coalesce(f.last_run_at, 0), p.weight, "
-    "p.intent, p.created_at, coalesce(f.stamp, 0) FROM agent_processes p LEFT JOIN agent_flows f ON f.pid = p.pid "
+    "p.intent, p.created_at, coalesce(f.in_line, 0), coalesce(f.stamp, 0) FROM agent_processes p "
+    "LEFT JOIN agent_flows f ON f.pid = p.pid "
     "WHERE p.pid IN (SELECT value FROM json_each(?))",
 )
 OWNERS_READY = Statement(
@@ -49,8 +55,10 @@ OWNERS_READY = Statement(
 )
 OWNERS_NEW = Statement(
     "owners_new",
-    "The agents of entries that were enqueued after one, and the last of these entries.",
-    "SELECT DISTINCT pid FROM agent_schedule_queue WHERE sched_id > ? AND state = 'queued' AND hold IS NULL",
+    "The agents of ready entries that were enqueued after one.",
+    # by id: any index that the conditions allow would be walked whole
+    "SELECT DISTINCT pid FROM agent_schedule_queue NOT INDEXED "
+    "WHERE sched_id > ? AND state = 'queued' AND hold IS NULL",
 )
 LAST_ENTRY = Statement(
     "last_entry",
@@ -68,15 +76,15 @@ PROJECT_TOUCH = Statement(
     "Something that concerns a project's flow has changed elsewhere.",
     "INSERT INTO project_flows (project_id, stamp) VALUES (?1, ?2) ON CONFLICT (project_id) DO UPDATE SET stamp = ?2",
 )
-PROJECT_GET = Statement(
-    "project_flow_get",
-    "A project's flow, with its weight.",
+PROJECTS_OF = Statement(
+    "project_flows_of",
+    "The flows of some projects that ever moved, with their weights.",
     "SELECT f.project_id, f.virtual_time, f.clock, coalesce(p.weight, 1000) FROM project_flows f "
-    "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.project_id = ?",
+    "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.project_id IN (SELECT value FROM json_each(?))",
 )
 PROJECTS_SINCE = Statement(
     "project_flows_since",
     "Projects' flows that changed after an event.",
     "SELECT f.project_id, f.virtual_time, f.clock, coalesce(p.weight, 1000), f.stamp FROM project_flows f "
-    "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.stamp > ? ORDER BY f.stamp",
+    "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.stamp > +? ORDER BY f.stamp",
 )

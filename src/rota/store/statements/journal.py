@@ -14,13 +14,13 @@ EVENT_APPEND = Statement(
 EVENT_TAIL = Statement(
     "event_tail",
     "Events after a cursor, oldest first.",
-    f"SELECT {_EVENT} FROM agent_events WHERE event_id > ? ORDER BY event_id LIMIT +?",
+    f"SELECT {_EVENT} FROM agent_events WHERE event_id > +? ORDER BY event_id LIMIT +?",
 )
 EVENT_TAIL_OF = Statement(
     "event_tail_of",
     "One agent's own events after a cursor, oldest first; those of its entries are the entries'.",
-    f"SELECT {_EVENT} FROM agent_events WHERE pid = ? AND pid IS NOT NULL AND kind NOT GLOB 'kernel.sched.*' "
-    "AND event_id > ? ORDER BY event_id LIMIT +?",
+    f"SELECT {_EVENT} FROM agent_events WHERE pid = +? AND pid IS NOT NULL AND kind NOT GLOB 'kernel.sched.*' "
+    "AND event_id > +? ORDER BY event_id LIMIT +?",
 )
 EVENT_ENDS = Statement(
     "event_ends",
@@ -36,7 +36,7 @@ EVENTS_PRUNE = Statement(
     "events_prune",
     "Remove the oldest events up to a point, a batch at a time.",
     # the last event stays, so that its number is never given twice
-    "DELETE FROM agent_events WHERE event_id IN (SELECT event_id FROM agent_events WHERE event_id <= ?1 AND ts < ?2 "
+    "DELETE FROM agent_events WHERE event_id IN (SELECT event_id FROM agent_events WHERE event_id <= +?1 AND ts < +?2 "
     "AND event_id < (SELECT max(event_id) FROM agent_events) ORDER BY event_id LIMIT +?3) RETURNING event_id",
 )
 CHECKPOINT_PUT = Statement(
@@ -58,7 +58,7 @@ CHECKPOINT_DROP = Statement(
 ENTRY_STATES = Statement(
     "entry_states",
     "The state of every entry after one, by id, for a checkpoint.",
-    "SELECT sched_id, state FROM agent_schedule_queue WHERE sched_id > ? ORDER BY sched_id LIMIT +?",
+    "SELECT sched_id, state FROM agent_schedule_queue WHERE sched_id > +? ORDER BY sched_id LIMIT +?",
 )
 LEDGER_STATES = Statement(
     "ledger_states",

@@ -19,7 +19,7 @@ GET = Statement(
 LIST = Statement(
     "project_list",
     "A page of projects, by id.",
-    f"SELECT {_PROJECT} FROM projects WHERE (?1 IS NULL OR status = ?1) ORDER BY project_id LIMIT +?2 OFFSET ?3",
+    f"SELECT {_PROJECT} FROM projects WHERE (?1 IS NULL OR status = +?1) ORDER BY project_id LIMIT +?2 OFFSET ?3",
 )
 COUNT = Statement(
     "project_count",
@@ -50,7 +50,7 @@ WORKSPACE_AT = Statement(
 WORKSPACES_OF = Statement(
     "workspaces_of",
     "A project's workspaces, by id.",
-    "SELECT workspace_id, project_id, path, source, fence FROM workspaces WHERE project_id = ? ORDER BY workspace_id",
+    "SELECT workspace_id, project_id, path, source, fence FROM workspaces WHERE project_id = +? ORDER BY workspace_id",
 )
 WORKSPACE_REMOVE = Statement(
     "workspace_remove",
@@ -67,5 +67,5 @@ WORKSPACE_HOLDERS = Statement(
     "The live claims that hold a workspace of a project.",
     "SELECT q.held_workspace, q.sched_id, q.needs, q.dispatched_at FROM workspaces w "
     "JOIN agent_schedule_queue q ON q.held_workspace = w.workspace_id AND q.state = 'dispatched' "
-    "WHERE w.project_id = ? ORDER BY q.sched_id",
+    "WHERE w.project_id = +? ORDER BY q.sched_id",
 )

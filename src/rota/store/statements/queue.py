@@ -21,6 +21,12 @@ ENQUEUE = Statement(
     "hold, max_attempts, key, kind, needs, options) SELECT pid, project_id, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? "
     "FROM agent_processes WHERE pid = ? AND state != 'DEAD'",
 )
+ENQUEUE_MANY = Statement(
+    "entry_enqueue_many",
+    "Put one of many entries into the queue, whose agents are known to live.",
+    "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, deadline, trigger, payload, created_at, "
+    "hold, max_attempts, kind, needs, options) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+)
 COPY = Statement(
     "entry_copy",
     "Put a copy of an entry into the queue, to be run now.",
@@ -41,8 +47,8 @@ BY_KEY = Statement(
 ALIKE = Statement(
     "entry_alike",
     "A waiting or running entry of an agent with the same trigger and payload, each compared only if asked.",
-    "SELECT sched_id FROM agent_schedule_queue WHERE pid = ?1 AND state IN ('queued','dispatched') "
-    "AND (?2 IS NULL OR trigger = ?2) AND (?3 IS NULL OR payload = ?3) ORDER BY sched_id LIMIT 1",
+    "SELECT sched_id FROM agent_schedule_queue WHERE pid = +?1 AND state IN ('queued','dispatched') "
+    "AND (?2 IS NULL OR trigger = +?2) AND (?3 IS NULL OR payload = +?3) ORDER BY sched_id LIMIT 1",
 )
 TAG = Statement(
     "entry_tag",
@@ -56,16 +62,6 @@ GET = Statement(
     "entry_get",
     "One entry.",
     f"SELECT {ENTRY} FROM agent_schedule_queue WHERE sched_id = ?",
-)
-LIST = Statement(
-    "entry_list",
-    "A page of all entries, by id.",
-    f"SELECT {ENTRY} FROM agent_schedule_queue ORDER BY sched_id LIMIT +? OFFSET ?",
-)
-COUNT = Statement(
-    "entry_count",
-    "How many entries there are.",
-    "SELECT count(*) FROM agent_schedule_queue",
 )
 COUNT_BY_STATE = Statement(
     "entry_count_by_state",
@@ -88,14 +84,14 @@ FILTERED = Statement(
 FILTERED_OF_AGENT = Statement(
     "entry_filtered_of_agent",
     "A page of one agent's entries that match a filter, by id.",
-    f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.pid = ?2 AND {_MATCHES} "
+    f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.pid = +?2 AND {_MATCHES} "
     "ORDER BY q.sched_id LIMIT +?7 OFFSET ?8",
 )
 FILTERED_OF_TAG = Statement(
     "entry_filtered_of_tag",
     "A page of the entries with a tag that match a filter, by id.",
     f"SELECT {_COLUMNS} FROM entry_tags g CROSS JOIN agent_schedule_queue q ON q.sched_id = g.sched_id "
-    f"WHERE g.tag = ?6 AND {_MATCHES} ORDER BY g.sched_id LIMIT +?7 OFFSET ?8",
+    f"WHERE g.tag = +?6 AND {_MATCHES} ORDER BY g.sched_id LIMIT +?7 OFFSET ?8",
 )
 FILTERED_COUNT = Statement(
     "entry_filtered_count",
@@ -110,12 +106,13 @@ FILTERED_COUNT_OF_AGENT = Statement(
 MATCHING_IDS = Statement(
     "entry_matching_ids",
     "The next entries that match a filter, by id, for a change in batches.",
-    f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.sched_id > ?7 AND {_MATCHES} ORDER BY q.sched_id LIMIT +?8",
+    f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.sched_id > +?7 AND {_MATCHES} "
+    "ORDER BY q.sched_id LIMIT +?8",
 )
 MATCHING_IDS_OF_AGENT = Statement(
     "entry_matching_ids_of_agent",
     "The next of an agent's entries that match a filter, by id, for a change in batches.",
-    f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.pid = ?2 AND q.sched_id > ?7 AND {_MATCHES} "
+    f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.pid = +?2 AND q.sched_id > +?7 AND {_MATCHES} "
     "ORDER BY q.sched_id LIMIT +?8",
 )
 
@@ -166,7 +163,7 @@ PREDECESSORS = Statement(
     "entry_predecessors",
     "How the entries stand that one waits for.",
     "SELECT a.waits_for, p.state, p.exit_kind FROM entry_after a "
-    "LEFT JOIN agent_schedule_queue p ON p.sched_id = a.waits_for WHERE a.sched_id = ? ORDER BY a.waits_for",
+    "LEFT JOIN agent_schedule_queue p ON p.sched_id = a.waits_for WHERE a.sched_id = +? ORDER BY a.waits_for",
 )
 AWAITED = Statement(
     "entry_awaited",
@@ -178,7 +175,7 @@ DEPENDENTS = Statement(
     "The next entries that are held for one, by id.",
     "SELECT q.sched_id, q.pid, q.project_id, q.runnable_at, q.options FROM entry_after a "
     "CROSS JOIN agent_schedule_queue q ON q.sched_id = a.sched_id "
-    "WHERE a.waits_for = ? AND a.sched_id > ? AND q.state = 'queued' AND q.hold = 'after' "
+    "WHERE a.waits_for = +? AND a.sched_id > +? AND q.state = 'queued' AND q.hold = 'after' "
     "ORDER BY a.sched_id LIMIT +?",
 )
 FALLOUT_ADD = Statement(

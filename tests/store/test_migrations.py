@@ -1,0 +1,253 @@
+"""A file goes forward with its rows untouched, or is refused and left as it was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from rota import store
+from rota.errors import SchemaMismatch, StoreError
+from rota.store import Row, Transaction
+from rota.store.migrations import LATEST, STEPS, plan
+from tests.store.files import CLEAN, children, contents, open_together, script
+from tests.store.world import sql
+
+PROCESSES = """
+    INSERT INTO agent_processes (pid, parent_pid, name, template, state, created_at, updated_at, exit_kind, metadata)
+    VALUES (1, NULL, 'root', 'shell', 'RUNNING', 100.5, 101.5, NULL, '{"a": 1}'),
+           (2, 1, 'child', 'python', 'READY', 102.0, 102.0, NULL, '{}'),
+           (9, 1, 'gone', 'python', 'DEAD', 103.0, 190.0, 'completed', '{}');
+    INSERT INTO agent_events (event_id, pid, ts, kind, payload, causation_id, correlation_id)
+    VALUES (1, 1, 100.5, 'kernel.process.created', '{"name":"root"}', NULL, 'c-1'),
+           (40, NULL, 150.0, 'user.note', '{}', '1', NULL);
+"""
+LEDGERS = """
+    INSERT INTO agent_ledgers (pid, dim, used, granted, hard_limit, warn_at)
+    VALUES (1, 'tokens', 1200, 5000, 6000, 0.75), (2, 'tokens', 7000, 5000, 6000, 0.8), (2, 'cost', 0, 1, 1, 0.8);
+"""
+QUEUE = """
+    INSERT INTO agent_schedule_queue (sched_id, pid, priority, runnable_at, deadline, trigger, payload, state,
+        worker_id, created_at, dispatched_at, completed_at, exit_kind)
+    VALUES (1, 1, 5, 0, NULL, 'manual', '{"n":1}', 'queued', NULL, 100.0, NULL, NULL, NULL),
+           (2, 2, -3, 5000.0, 6000.0, 'cron', '{}', 'queued', NULL, 101.0, NULL, NULL, NULL),
+           (3, 1, 0, 0, NULL, 'manual', '{}', 'dispatched', 'w-1', 102.0, 140.0, NULL, NULL),
+           (4, 2, 0, 0, NULL, 'event', '{}', 'completed', 'w-2', 103.0, 141.0, 150.0, 'completed'),
+           (8, 9, 0, 0, 120.0, 'manual', '{}', 'expired', NULL, 104.0, NULL, 121.0, NULL),
+           (9, 9, 0, 0, NULL, 'manual', '{}', 'cancelled', NULL, 105.0, NULL, 122.0, NULL);
+"""
+ROWS = {1: PROCESSES, 2: PROCESSES + LEDGERS, 3: PROCESSES + LEDGERS + QUEUE}
+TABLES = ("agent_processes", "agent_events", "agent_ledgers", "agent_schedule_queue")
+
+
+def make(path: str, *scripts: str, mode: str = "delete") -> None:
+    connection = apsw.Connection(path)
+    connection.execute(f"PRAGMA journal_mode = {mode}").fetchall()
+    for each in scripts:
+        connection.execute(each).fetchall()
+    connection.close()
+
+
+def columns(connection: apsw.Connection, table: str) -> list[str]:
+    return [str(row[1]) for row in connection.execute(f"PRAGMA table_info({table})").fetchall()]
+
+
+def dump(path: str, shape: dict[str, list[str]] | None = None) -> dict[str, list[tuple[str, Any]]]:
+    """Every row of the first kernel's tables, in the columns of this shape or in all there are."""
+    connection = apsw.Connection(path)
+    kept = shape or {table: columns(connection, table) for table in TABLES}
+    rows = {
+        table: connection.execute(f"SELECT {', '.join(names)} FROM {table} ORDER BY 1, 2").fetchall()
+        for table, names in kept.items()
+        if names
+    }
+    connection.close()
+    return {table: [(",".join(kept[table]), row) for row in found] for table, found in rows.items()}
+
+
+def shape_of(path: str) -> dict[str, list[str]]:
+    connection = apsw.Connection(path)
+    shape = {table: columns(connection, table) for table in TABLES}
+    connection.close()
+    return shape
+
+
+def stamp(tx: Transaction) -> Any:
+    return tx.run(sql("SELECT value FROM kernel_meta WHERE key = 'schema_version'"))[0][0]
+
+
+def schema(tx: Transaction) -> list[Row]:
+    """Every table and index with its columns, however it came to be."""
+    names = tx.run(sql("SELECT type, name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY 1, 2"))
+    return [
+        (kind, name, tx.run(sql(f"PRAGMA {'table_info' if kind == 'table' else 'index_xinfo'}({name})")))
+        for kind, name in names
+    ]
+
+
+# --- forward -------------------------------------------------------------------------------------
+
+
+def test_a_new_file_is_of_the_latest_version(path: str) -> None:
+    opened = store.open(path)
+    assert opened.read(stamp) == str(LATEST)
+    assert opened.check() == []
+    opened.close()
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_an_older_file_goes_forward_with_its_rows_untouched(path: str, version: int, mode: str) -> None:
+    make(path, script(version), ROWS[version], mode=mode)
+    before, shape = dump(path), shape_of(path)
+    opened = store.open(path)
+    assert opened.read(stamp) == str(LATEST)
+    assert opened.check() == []
+    fresh = store.open(":memory:")
+    assert opened.read(schema) == fresh.read(schema)  # and is of the shape that a new one has
+    fresh.close()
+    opened.close()
+    assert sum(len(rows) for rows in before.values()) >= 5
+    assert dump(path, shape) == before
+
+
+def test_ids_go_on_where_the_older_file_left_off(path: str) -> None:
+    make(path, script(3), ROWS[3])
+    opened = store.open(path)
+    entry = sql("INSERT INTO agent_schedule_queue (pid, created_at) VALUES (1, 200) RETURNING sched_id")
+    event = sql("INSERT INTO agent_events (ts, kind) VALUES (200, 'user.note') RETURNING event_id")
+    assert opened.write(lambda tx: tx.run(entry)) == [(10,)]
+    assert opened.write(lambda tx: tx.run(event)) == [(41,)]
+    opened.close()
+
+
+def test_entries_of_an_older_queue_are_ready_held_or_claimed_as_they_were(path: str) -> None:
+    make(path, script(3), ROWS[3])
+    opened = store.open(path)
+    query = sql("SELECT sched_id, hold, heartbeat_at, claim_timeout_s, claim_expires_at FROM agent_schedule_queue")
+    rows = {row[0]: row[1:] for row in opened.read(lambda tx: tx.run(query))}
+    assert rows[1] == (None, None, None, None)  # ready
+    assert rows[2] == ("time", None, None, None)  # not before its time
+    assert rows[3] == (None, 140.0, 3_600, 3_740.0)  # claimed, and taken back if nobody is heard of
+    assert [rows[n][0] for n in (4, 8, 9)] == [None] * 3
+    opened.close()
+
+
+def test_a_file_that_was_brought_forward_is_not_touched_again(path: str) -> None:
+    make(path, script(2), ROWS[2])
+    store.open(path).close()
+    before = Path(path).read_bytes()
+    store.open(path).close()
+    assert Path(path).read_bytes() == before
+
+
+def test_a_step_that_fails_leaves_the_file_at_its_version(path: str) -> None:
+    make(path, script(2), ROWS[2], "CREATE TABLE projects (mine TEXT); INSERT INTO projects VALUES ('keep me')")
+    before = dump(path)
+    with pytest.raises(StoreError, match="projects already exists"):
+        store.open(path)
+    assert dump(path) == before
+    connection = apsw.Connection(path)
+    assert connection.execute("SELECT value FROM kernel_meta").fetchall() == [("2",)]
+    assert connection.execute("SELECT mine FROM projects").fetchall() == [("keep me",)]
+    connection.close()
+
+
+def test_every_version_has_its_way_to_the_latest() -> None:
+    steps = sorted(STEPS)
+    assert steps[:3] == [1, 2, 3]
+    assert all(step >= 100 for step in steps[3:])
+    assert plan(None, empty=True) == steps
+    for place, step in enumerate(steps):
+        assert plan(str(step), empty=False) == steps[place + 1 :]
+
+
+# --- refused -------------------------------------------------------------------------------------
+
+FULL_WIDTH_100 = "\uff11\uff10\uff10"  # digits to Python, and not to us
+FOREIGN = ["4", "99", str(LATEST + 1), "99999", "9" * 5_000, "0", "-1"]
+MALFORMED = ["", " ", "abc", "3.0", "1e2", "+3", " 3", FULL_WIDTH_100, "\u2162"]
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+@pytest.mark.parametrize("stamped", FOREIGN + MALFORMED)
+def test_a_foreign_newer_or_malformed_stamp_is_refused_and_nothing_is_written(
+    tmp_path: Path, path: str, stamped: str, mode: str
+) -> None:
+    make(path, script(3), ROWS[3], f"UPDATE kernel_meta SET value = '{stamped}'", mode=mode)
+    refused(tmp_path, path)
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CREATE TABLE bookmarks (url TEXT)",  # another program's
+        "CREATE VIEW bookmarks AS SELECT 1",
+        "CREATE TABLE kernel_meta (key TEXT PRIMARY KEY, value TEXT)",  # no stamp
+        "CREATE TABLE kernel_meta (name TEXT, version INTEGER)",  # of another shape
+        "CREATE TABLE kernel_meta (key, value); INSERT INTO kernel_meta VALUES ('schema_version', NULL)",
+        "CREATE TABLE kernel_meta (key, value); INSERT INTO kernel_meta VALUES ('schema_version', x'33')",
+        "CREATE TABLE kernel_meta (key, value); INSERT INTO kernel_meta VALUES ('schema_version', 4)",
+    ],
+)
+def test_a_file_of_another_program_is_refused_and_nothing_is_written(
+    tmp_path: Path, path: str, text: str, mode: str
+) -> None:
+    make(path, text, mode=mode)
+    refused(tmp_path, path)
+
+
+def refused(folder: Path, path: str) -> None:
+    """It is refused for writing and for reading, its bytes are the same, and nothing was made beside it."""
+    before = contents(folder)
+    with pytest.raises(SchemaMismatch):
+        store.open(path)
+    assert contents(folder) == before
+    with pytest.raises(SchemaMismatch):
+        store.open(path, read_only=True)
+    after = contents(folder)
+    assert after["rota.db"] == before["rota.db"]
+    assert after.keys() - before.keys() <= {"rota.db-wal", "rota.db-shm"}  # of SQLite's own reading
+    assert after.get("rota.db-wal", b"") == b""
+
+
+def test_the_log_of_a_refused_file_is_left_beside_it(tmp_path: Path, path: str) -> None:
+    owner = apsw.Connection(path)
+    owner.execute("PRAGMA journal_mode = WAL").fetchall()
+    owner.execute("CREATE TABLE bookmarks (url TEXT); INSERT INTO bookmarks VALUES ('a page')").fetchall()
+    crashed = tmp_path / "crashed"
+    crashed.mkdir()
+    for name, text in contents(tmp_path).items():
+        (crashed / name).write_bytes(text)  # as a program that was killed leaves them
+    owner.close()
+    before = contents(crashed)
+    assert before["rota.db-wal"] != b""
+    with pytest.raises(SchemaMismatch):
+        store.open(str(crashed / "rota.db"))
+    after = contents(crashed)
+    assert (after["rota.db"], after["rota.db-wal"]) == (before["rota.db"], before["rota.db-wal"])
+    again = apsw.Connection(str(crashed / "rota.db"))
+    assert again.execute("SELECT url FROM bookmarks").fetchall() == [("a page",)]
+    again.close()
+
+
+# --- many at once --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_processes_that_open_a_file_at_the_same_moment_bring_it_forward_once(tmp_path: Path, version: int) -> None:
+    paths = [str(tmp_path / f"{n}.db") for n in range(12)]
+    if version:
+        for path in paths:
+            make(path, script(version), ROWS[version])
+    together = CLEAN.Barrier(4)
+    with children(open_together, [(together, paths)] * 4):
+        pass
+    for path in paths:
+        opened = store.open(path)
+        assert opened.read(stamp) == str(LATEST)
+        assert opened.check() == []
+        opened.close()
