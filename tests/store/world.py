@@ -13,7 +13,7 @@ import apsw
 from rota.clock import Clock, ManualClock
 from rota.store import Statement, Transaction
 from rota.store.protocol import Notes
-from rota.store.sqlite import _Engine
+from rota.store.sqlite_engine import SqliteEngine
 from rota.store.writer import Engine, GroupFailed, Writer
 
 PATIENCE_S = 60.0  # real time, and only to end a test that would hang
@@ -211,7 +211,7 @@ class World:
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = ManualClock(now=1_000.0)
         self.connection = apsw.Connection(":memory:")
-        self.engine = Probe(_Engine(self.connection, ":memory:"))
+        self.engine = Probe(SqliteEngine(self.connection, ":memory:"))
         self.writer = Writer(self.engine, clock or self.clock)
         self.writer._line = self.line = Line()
         self.writer._parked = self.room = Room()

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from rota.clock import Clock
 from rota.errors import IllegalQueueTransition, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId
 from rota.kernel.agents import Agents
+from rota.kernel.asks import Completion
 from rota.kernel.contexts import Contexts
 from rota.kernel.core import Core, memo_of
 from rota.kernel.entries import EntryFilter
@@ -16,7 +17,6 @@ from rota.kernel.ledger import Ledger
 from rota.kernel.projects import Projects
 from rota.kernel.queue import Queue
 from rota.kernel.retention import Retention
-from rota.kernel.runs import Completion
 from rota.model.work import Agent, ReadyEntry, ScheduleSpec
 from rota.store import Store, Transaction
 from rota.store.statements import agents as agent_sql

@@ -15,9 +15,10 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from rota.kernel import contexts, flows
-from rota.kernel.admission import Admission, Pulse, Subject
+from rota.kernel.admission import Admission, Subject
 from rota.kernel.contexts import Ration
 from rota.kernel.journal import append
+from rota.kernel.pulse import Pulse
 from rota.kernel.rows import entry_of, needs_of
 from rota.model import reasons
 from rota.model.events import ClaimedEntry, EntriesClaimed, FlowMove

@@ -8,17 +8,17 @@ service, over the same pass.
 from __future__ import annotations
 
 from rota.kernel.core import Core
-from rota.kernel.entries import Entries
+from rota.kernel.intake import Intake
 from rota.kernel.results import Results
 from rota.kernel.runs import Runs
 
 __all__ = ["Queue"]
 
 
-class Queue(Entries, Runs):
+class Queue(Intake, Runs):
     """Every verb of the queue: entries that wait, and runs of them."""
 
     def __init__(self, core: Core) -> None:
         results = Results(core.store, core.clock)
-        Entries.__init__(self, core, results)
+        Intake.__init__(self, core, results)
         Runs.__init__(self, core, results)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Required, TypeAlias, TypedDict, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Unpack
 
 import msgspec
 
@@ -15,87 +15,39 @@ from rota.errors import (
     SchedUnknownId,
     StaleClaim,
 )
-from rota.kernel.admission import Pulse
-from rota.kernel.claims import CLAIM_MAX, CLAIM_TIMEOUT_S, ClaimPass, Terms
+from rota.kernel.asks import (
+    Answer,
+    Ask,
+    Asked,
+    Beat,
+    Completion,
+    Turnover,
+    ask_of,
+    check_terms,
+    endings_of,
+    pair_of,
+    worker_of,
+)
+from rota.kernel.claims import CLAIM_TIMEOUT_S, ClaimPass, Terms
 from rota.kernel.core import Core
 from rota.kernel.endings import Ending, Run, end_runs, put_back, runs_of
 from rota.kernel.ledger import Charged, Payer, record
+from rota.kernel.pulse import Pulse
 from rota.kernel.results import Results
-from rota.kernel.rows import encode_json, needs_of, spent_of
+from rota.kernel.rows import needs_of, spent_of
 from rota.kernel.upkeep import RECLAIM_MAX, Clockwork, expire_claims, sweep
-from rota.model.checks import RESULT_BYTES_MAX, Checks
+from rota.model.checks import Checks
 from rota.model.reasons import Blocking
-from rota.model.work import EXIT_KINDS, ReadyEntry, Worker
+from rota.model.work import ReadyEntry
 from rota.store import Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import queue as queue_sql
 
-__all__ = ["COMPLETE_MAX", "Answer", "Asked", "Beat", "Completion", "Pass", "Runs", "Turnover"]
+__all__ = ["Runs"]
 
-COMPLETE_MAX = 1_000  # endings in one complete_many
 _queue = Checks("Queue", SchedInvalidPayload)
 _amounts = Checks("Run", LedgerInvalidAmount)
 _encode = msgspec.json.Encoder(order="deterministic").encode
-
-Pass: TypeAlias = Callable[[ClaimPass, Pulse], list[ReadyEntry]]  # how a claim finds what it takes
-Answer: TypeAlias = tuple[str, str] | RotaError  # to an ending: state before and after, or why nothing changed
-
-
-class Completion(msgspec.Struct, frozen=True):
-    """How one run of a batch ended."""
-
-    sched_id: int
-    exit_kind: str = "completed"
-    token: int | None = None
-    result: Any = None
-    outcome: str | None = None
-
-
-class Beat(NamedTuple):
-    """The answer to a heartbeat."""
-
-    claim_expires_at: float
-    cancel_requested: bool
-
-
-class Turnover(NamedTuple):
-    """What became of the runs that ended, and what to run next."""
-
-    answers: list[Answer]
-    entries: list[ReadyEntry]
-
-
-class Asked(TypedDict, total=False):
-    """What a claim may say. Only the worker must be named."""
-
-    worker_id: Required[str]
-    max_n: int
-    now: float | None  # the caller's own time
-    admission_check: bool  # False skips budgets, and is recorded
-    claim_timeout_s: float
-    incarnation: str  # which life of the worker
-    kinds: Sequence[str]  # of slot it has
-    find: Pass  # in which order; strict if nothing is said
-    same: Hashable  # the name of that order: those who wait and ask the same are not all tried
-
-
-class _Ask(NamedTuple):
-    """A claim's wishes, checked."""
-
-    worker: Worker
-    most: int
-    now: float | None
-    timeout_s: float
-    kinds: tuple[str, ...]
-    budgets_count: bool
-    find: Pass
-    same: Hashable
-
-
-def strictly(claim: ClaimPass, _beat: Pulse) -> list[ReadyEntry]:
-    """Strict order: priority, then time, then id."""
-    claim.strict()
-    return claim.seal()
 
 
 class Runs:
@@ -110,7 +62,7 @@ class Runs:
 
     def claim(self, *, wait_s: float = 0.0, **asked: Unpack[Asked]) -> list[ReadyEntry]:
         """Hand ready entries to a worker and to nobody else; while there are none, wait up to `wait_s`."""
-        return self._claim(_ask(**asked), _queue.duration("wait_s", wait_s))
+        return self._claim(ask_of(**asked), _queue.duration("wait_s", wait_s))
 
     def complete_and_claim(
         self, completions: Sequence[Completion], *, wait_s: float = 0.0, **asked: Unpack[Asked]
@@ -119,7 +71,7 @@ class Runs:
 
         If there is nothing to take, the endings are durable before the waiting begins.
         """
-        endings, ask = _endings(completions), _ask(**asked)
+        endings, ask = endings_of(completions), ask_of(**asked)
         _queue.duration("wait_s", wait_s)
         now = self._core.now()
 
@@ -131,13 +83,13 @@ class Runs:
             return turnover
         return Turnover(turnover.answers, self._claim(ask, wait_s))
 
-    def _claim(self, ask: _Ask, wait_s: float) -> list[ReadyEntry]:
+    def _claim(self, ask: Ask, wait_s: float) -> list[ReadyEntry]:
         if wait_s > 0:
             alike = ask.same, ask.kinds, ask.budgets_count
             return self._core.store.wait(lambda tx: self._hand_out(tx, ask), wait_s, alike)
         return self._core.write_steadily(lambda tx: self._hand_out(tx, ask))
 
-    def _hand_out(self, tx: Transaction, ask: _Ask) -> list[ReadyEntry]:
+    def _hand_out(self, tx: Transaction, ask: Ask) -> list[ReadyEntry]:
         now = self._core.now() if ask.now is None else ask.now
         beat = self._turn(tx, now, own_time=ask.now is None)
         terms = Terms(ask.worker, ask.most, now, ask.timeout_s, ask.kinds, ask.budgets_count)
@@ -168,8 +120,8 @@ class Runs:
         now: float | None = None,
     ) -> ReadyEntry:
         """Hand out one entry whoever is first, if nothing blocks it; else `SchedAdmissionDenied` says all that does."""
-        worker = _worker(worker_id, incarnation)
-        _check_terms(admission_check, claim_timeout_s)
+        worker = worker_of(worker_id, incarnation)
+        check_terms(admission_check, claim_timeout_s)
         _queue.text("by", by)
         if now is not None:
             _queue.instant("now", now)
@@ -201,7 +153,7 @@ class Runs:
     def heartbeat_many(self, claims: Sequence[tuple[int, int]], now: float | None = None) -> list[Beat | RotaError]:
         """Hold on to many; a claim that is lost has its error in its place."""
         _queue.sequence("claims", claims)
-        wanted = [_pair(each) for each in claims]
+        wanted = [pair_of(each) for each in claims]
         if now is not None:
             _queue.instant("now", now)
 
@@ -257,7 +209,7 @@ class Runs:
 
     def complete_many(self, completions: Sequence[Completion]) -> list[Answer]:
         """End many runs in one commit; one that is refused has its error in its place and holds up nobody."""
-        endings = _endings(completions)
+        endings = endings_of(completions)
         now = self._core.now()
         return self._core.write_steadily(lambda tx: self._end(tx, endings, now))
 
@@ -326,7 +278,7 @@ class Runs:
 
     def take_over(self, worker_id: str, incarnation: str) -> int:
         """A worker has come back to life: take back at once what its earlier lives held."""
-        _worker(worker_id, incarnation)
+        worker_of(worker_id, incarnation)
         now = self._core.now()
         count = 0
         while taken := self._core.write(
@@ -380,77 +332,6 @@ class Runs:
         if run.state != "dispatched" or (token is not None and run.token != token):
             raise _stale(tx, sched_id, token)
         return run
-
-
-def _ask(
-    *,
-    worker_id: str,
-    max_n: int = 1,
-    now: float | None = None,
-    admission_check: bool = True,
-    claim_timeout_s: float = CLAIM_TIMEOUT_S,
-    incarnation: str = "",
-    kinds: Sequence[str] = (),
-    find: Pass = strictly,
-    same: Hashable = "strict",
-) -> _Ask:
-    if now is not None:
-        _queue.instant("now", now)
-    _check_terms(admission_check, claim_timeout_s)
-    return _Ask(
-        _worker(worker_id, incarnation),
-        min(_queue.whole("max_n", max_n, 1), CLAIM_MAX),
-        now,
-        claim_timeout_s,
-        _kinds(kinds) if kinds != () else (),
-        admission_check,
-        find,
-        same,
-    )
-
-
-def _kinds(kinds: Sequence[str]) -> tuple[str, ...]:
-    _queue.sequence("kinds", kinds)
-    return tuple(sorted({_queue.text("kinds", kind) for kind in kinds}))
-
-
-def _pair(claim: tuple[int, int]) -> tuple[int, int]:
-    try:
-        sched_id, token = claim
-    except (TypeError, ValueError) as problem:
-        raise _queue.refuse("claims", f"must be pairs of sched_id and token, not {claim!r}") from problem
-    return _queue.whole("sched_id", sched_id), _queue.whole("token", token)
-
-
-def _worker(worker_id: str, incarnation: str) -> Worker:
-    if incarnation != "":
-        _queue.text("incarnation", incarnation)
-    return Worker(_queue.text("worker_id", worker_id), incarnation)
-
-
-def _check_terms(admission_check: bool, claim_timeout_s: float) -> None:
-    _queue.flag("admission_check", admission_check)
-    _queue.duration("claim_timeout_s", claim_timeout_s)
-
-
-def _endings(completions: Sequence[Completion]) -> list[Ending]:
-    _queue.sequence("completions", completions)
-    if len(completions) > COMPLETE_MAX:
-        raise _queue.refuse("completions", f"may be at most {COMPLETE_MAX:,}, not {len(completions):,}")
-    return [_ending(each) for each in completions]
-
-
-def _ending(each: Completion) -> Ending:
-    if type(each) is not Completion:
-        raise _queue.refuse("completions", f"must be Completions, not {type(each).__name__}")
-    _queue.whole("sched_id", each.sched_id)
-    _queue.one_of("exit_kind", each.exit_kind, EXIT_KINDS)
-    if each.token is not None:
-        _queue.whole("token", each.token)
-    if each.outcome is not None:
-        _queue.text("outcome", each.outcome)
-    result = None if each.result is None else encode_json("result", each.result, RESULT_BYTES_MAX)
-    return Ending(each.sched_id, each.exit_kind, each.token, result, each.outcome)
 
 
 def _stale(tx: Transaction, sched_id: int, token: int | None) -> RotaError:

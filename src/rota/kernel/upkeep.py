@@ -14,10 +14,10 @@ until it is started anew; after that there is nothing to compare with.
 from __future__ import annotations
 
 from rota.kernel import after, contexts, flows, windows
-from rota.kernel.admission import Pulse, pulse
 from rota.kernel.core import Core
 from rota.kernel.endings import Ending, end_runs
 from rota.kernel.journal import append
+from rota.kernel.pulse import Pulse, pulse
 from rota.model.events import ClaimsExtended, ClockJumped, EntriesExpired, EntriesReleased
 from rota.store import Transaction
 from rota.store.statements import claims as sql

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rota.errors import RotaError
-from rota.kernel.runs import Beat, Completion, Turnover
+from rota.kernel.asks import Beat, Completion, Turnover
 from rota.model.work import ReadyEntry, ScheduleSpec
 
 __all__ = ["Desk"]

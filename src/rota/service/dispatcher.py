@@ -14,10 +14,10 @@ from typing import Any, Protocol, TypedDict, Unpack
 
 from rota.errors import PolicyFailed, RotaError
 from rota.kernel import Kernel
-from rota.kernel.admission import Pulse
+from rota.kernel.asks import Beat, Completion, Turnover
 from rota.kernel.claims import ClaimPass
 from rota.kernel.journal import append
-from rota.kernel.runs import Beat, Completion, Turnover
+from rota.kernel.pulse import Pulse
 from rota.model.events import FlowMove, PolicyFellBack
 from rota.model.work import ReadyEntry, ScheduleSpec
 from rota.policy.contract import Policy

@@ -8,254 +8,29 @@ on a file beside it, which the system hands out in order, so nobody meets SQLite
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
 import apsw
 
 from rota.clock import Clock, SystemClock
-from rota.errors import InvalidInput, SchemaMismatch, StoreCorrupt, StoreError, StoreUnavailable
-from rota.store import migrations
-from rota.store.doorbell import Bells, Board, Watch
-from rota.store.protocol import Notes, Row, Statement, Transaction
+from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
+from rota.store.doorbell import Watch
+from rota.store.engine import GroupFailed
+from rota.store.protocol import Notes, Transaction
+from rota.store.sqlite_engine import MEMORY, Durability, Session, connect, migrate, named, open_engine, tune
 from rota.store.statements import file as sql
-from rota.store.writer import GroupFailed, Writer
+from rota.store.writer import Writer
 
-__all__ = ["BUSY_TIMEOUT_MS", "Durability", "SqliteStore"]
+__all__ = ["Durability", "SqliteStore"]
 
 SQLITE_OLDEST = (3, 51, 3)  # below it, a checkpoint beside a write can lose commits
-BUSY_TIMEOUT_MS = 10_000  # how long a foreign program may hold the file before a caller hears of it
 READERS_MAX = 16  # idle reading connections kept open
-STAMP_MAX = 20  # characters of a version that are looked at: Python will not read a number of thousands of digits
 BACKUP_PAGES = 1_024  # copied at a time
-PAGE_BYTES = 2_048  # half of SQLite's own default: a small commit flushes half as much (docs/decisions/0006)
-CACHE_KIB = 8 * 1024  # of the file, in each connection: what bounds memory. More gains nothing, the system caches too
-MEMORY = ":memory:"
-
-Durability = Literal["full", "normal"]
 T = TypeVar("T")
-
-# no fault of the statement: these end the whole transaction, or leave no way to go on with it
-_GONE = (apsw.FullError, apsw.IOError, apsw.NoMemError, apsw.BusyError, apsw.CantOpenError, apsw.ProtocolError)
-_BROKEN = (apsw.CorruptError, apsw.NotADBError)
-_TROUBLE = (*_GONE, *_BROKEN, TypeError, OverflowError, UnicodeEncodeError)
-
-
-@contextlib.contextmanager
-def _named(deed: str, path: str) -> Iterator[None]:
-    """Give what SQLite or the system complains of a name of ours."""
-    try:
-        yield
-    except _BROKEN as problem:
-        text = f"cannot {deed} {path}: not a file of ours, or damaged: {problem}"
-        raise StoreCorrupt(text, path=path) from problem
-    except (apsw.Error, OSError, GroupFailed) as problem:
-        raise StoreUnavailable(f"cannot {deed} {path}: {problem}", path=path) from problem
-
-
-def _connect(path: str, *, read_only: bool = False) -> apsw.Connection:
-    flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-    with _named("open", path):
-        connection = apsw.Connection(path, flags=flags)
-    connection.set_busy_timeout(BUSY_TIMEOUT_MS)
-    return connection
-
-
-class _Session:
-    """An open transaction, as one request sees it."""
-
-    __slots__ = ("_cursor", "commits_elsewhere", "notes")
-
-    def __init__(self, cursor: apsw.Cursor, notes: Notes, commits_elsewhere: int = 0) -> None:
-        self._cursor = cursor
-        self.notes = notes
-        self.commits_elsewhere = commits_elsewhere
-
-    def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Run a statement and return its rows."""
-        try:
-            return self._cursor.execute(statement.sql, parameters).fetchall()
-        except _TROUBLE as problem:
-            raise _translated(problem) from problem
-
-    def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
-        """Run a statement that inserts a row and return its id, or 0 if it inserted none."""
-        try:
-            self._cursor.execute(statement.sql, parameters)
-        except _TROUBLE as problem:
-            raise _translated(problem) from problem
-        connection = self._cursor.connection
-        return connection.last_insert_rowid() if connection.changes() else 0
-
-    def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
-        """Run a statement that inserts a row once for each row of parameters; the first new id. The rest follow it."""
-        self.run_many(statement, parameters)
-        return self._cursor.connection.last_insert_rowid() - len(parameters) + 1
-
-    def run_many(self, statement: Statement, parameters: Iterable[Sequence[Any]]) -> None:
-        """Run a statement once for each row of parameters."""
-        try:
-            self._cursor.executemany(statement.sql, parameters).fetchall()  # it stops at a row that nobody takes
-        except _TROUBLE as problem:
-            raise _translated(problem) from problem
-
-
-def _translated(problem: BaseException) -> BaseException:
-    """What went wrong with a statement, in our words."""
-    if isinstance(problem, _GONE):
-        return GroupFailed(str(problem))
-    if isinstance(problem, _BROKEN):
-        return StoreCorrupt(f"the file is damaged: {problem}")
-    return InvalidInput(f"a value cannot be stored: {problem}")  # the net under checks that were too kind
-
-
-class _Engine:
-    """The writing connection."""
-
-    def __init__(self, connection: apsw.Connection, path: str) -> None:
-        self.connection = connection
-        self._cursor = connection.cursor()
-        self._version = self._data_version()
-        self._rung = 0  # rows changed when the bells were last rung
-        self._lock: int | None = None
-        self._board: Board | None = None
-        self._bells: Bells | None = None
-        self._commits = 0  # of this connection
-        self._committing = False  # COMMIT was begun: if no transaction is left then, it is durable
-        if path != MEMORY:
-            self._lock = os.open(path + "-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                self._board = Board(self._lock)
-            except BaseException:
-                os.close(self._lock)
-                raise
-            self._bells = Bells(path, self._board)
-
-    def prepare(self, durability: Durability, *, read_only: bool) -> None:
-        """Set the connection up. Alone, because a file cannot turn to WAL while another process looks."""
-        _tune(self.connection)
-        if read_only:
-            return
-        self._enter()
-        try:
-            self.connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file; others keep theirs
-            mode = self.connection.execute("PRAGMA journal_mode = WAL").fetchall()[0][0]
-        finally:
-            self._leave()
-        if mode == "delete":
-            raise StoreUnavailable("this file system has no shared memory for WAL", hint="Use a local disk.")
-        self.connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
-
-    @property
-    def bells(self) -> Bells | None:
-        """Those of other processes on the same file; None in memory."""
-        return self._bells
-
-    def begin(self) -> None:
-        """Take this process's turn, then SQLite's own lock, which nobody of ours then holds."""
-        self._committing = False
-        try:
-            self._enter()
-            self._cursor.execute("BEGIN IMMEDIATE")
-        except BaseException as problem:
-            self.rollback()  # an interrupt may come when it is done
-            if isinstance(problem, apsw.BusyError):
-                text = f"another program has kept the file locked for {BUSY_TIMEOUT_MS / 1000:g} s"
-                raise StoreUnavailable(text, hint="Find who holds it; rota's own processes take turns.") from problem
-            if isinstance(problem, _BROKEN):
-                raise StoreCorrupt(f"the file is damaged: {problem}") from problem
-            if isinstance(problem, apsw.Error | OSError):
-                raise GroupFailed(str(problem)) from problem
-            raise
-
-    def commit(self) -> None:
-        """Make it durable. It is counted first: one too many has others look in vain, one too few leaves them wrong."""
-        self._commits += 1
-        if self._board is not None:
-            self._board.count_commit()
-        self._committing = True
-        self._do("COMMIT")
-        self._leave()
-
-    def rollback(self) -> bool:
-        """Undo it, unless it is durable already: then the answer is False."""
-        undo = self.connection.in_transaction
-        try:
-            if undo:
-                self._cursor.execute("ROLLBACK")
-        except apsw.Error:
-            pass  # SQLite drops the transaction all the same
-        finally:
-            self._leave()
-        return undo or not self._committing
-
-    def savepoint(self) -> None:
-        """Mark where a request begins."""
-        self._do("SAVEPOINT request")
-
-    def release(self) -> None:
-        """Keep what the request did."""
-        self._do("RELEASE request")
-
-    def rollback_to(self) -> None:
-        """Undo what the request did, and only that."""
-        self._do("ROLLBACK TO request")
-
-    def _do(self, verb: str) -> None:
-        """Move the transaction on. If that fails, it is no one request's fault, whatever the reason."""
-        try:
-            self._cursor.execute(verb)
-        except apsw.Error as problem:
-            raise GroupFailed(str(problem)) from problem
-
-    def transaction(self, notes: Notes) -> Transaction:
-        """The open transaction as one request sees it."""
-        return _Session(self._cursor, notes, 0 if self._board is None else self._board.commits - self._commits)
-
-    def changed_elsewhere(self) -> bool:
-        """Whether another connection has committed since the last time this was asked."""
-        try:
-            version = self._data_version()
-        except apsw.Error:
-            return False  # not to be known now; it will still have changed at the next look
-        changed = version != self._version
-        self._version = version
-        return changed
-
-    def ring(self) -> None:
-        """Tell other processes that something was committed, if anything was."""
-        changes = self.connection.total_changes()
-        if self._bells is not None and changes != self._rung:
-            self._rung = changes
-            self._bells.ring()
-
-    def close(self) -> None:
-        """Release the file."""
-        self.connection.close()
-        if self._bells is not None:
-            self._bells.close()
-        if self._board is not None:
-            self._board.close()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def _data_version(self) -> int:
-        # the pragma, not apsw's data_version(): that one does not see other processes
-        rows: list[Row] = self._cursor.execute("PRAGMA data_version").fetchall()
-        return int(rows[0][0])
-
-    def _enter(self) -> None:
-        if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-
-    def _leave(self) -> None:
-        if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
 
 class SqliteStore:
@@ -284,13 +59,13 @@ class SqliteStore:
         self._foreign: tuple[Callable[[], None], ...] = ()  # called when another process wrote
         self._watch: Watch | None = None
         self._closed = False
-        with _named("open", path):
-            self._engine = _open(path, durability, read_only=read_only)
+        with named("open", path):
+            self._engine = open_engine(path, durability, read_only=read_only)
         self._writer = Writer(self._engine, self.clock)
         try:
             if not read_only:
-                with _named("migrate", path):
-                    self._writer.write(_migrate)
+                with named("migrate", path):
+                    self._writer.write(migrate)
         except BaseException:
             self._engine.close()
             raise
@@ -320,7 +95,7 @@ class SqliteStore:
         cursor = connection.cursor()
         cursor.execute("BEGIN")
         try:
-            return work(_Session(cursor, Notes()))
+            return work(Session(cursor, Notes()))
         except GroupFailed as problem:
             raise StoreUnavailable(f"the file could not be read: {problem}") from problem
         finally:
@@ -335,7 +110,7 @@ class SqliteStore:
                 raise StoreError("a read inside a write", hint="Use the transaction that is open.")
             connection.execute("PRAGMA query_only = ON")
             try:
-                return work(_Session(connection.cursor(), Notes()))
+                return work(Session(connection.cursor(), Notes()))
             finally:
                 connection.execute("PRAGMA query_only = OFF")
 
@@ -357,9 +132,9 @@ class SqliteStore:
                 connection.close()
 
     def _connect_reader(self) -> apsw.Connection:
-        connection = _connect(self._path, read_only=True)
-        with _named("read", self._path):
-            _tune(connection)
+        connection = connect(self._path, read_only=True)
+        with named("read", self._path):
+            tune(connection)
         return connection
 
     def _check_open(self) -> None:
@@ -405,9 +180,9 @@ class SqliteStore:
         if self._path != MEMORY and os.path.realpath(path) == self._path:
             raise InvalidInput("a store cannot be its own backup", field="path", path=path)
         part.unlink(missing_ok=True)
-        target = _connect(str(part))
+        target = connect(str(part))
         try:
-            with _named("back up to", path):
+            with named("back up to", path):
                 with self._source() as source:
                     _copy(source, target, progress)
                 target.close()
@@ -455,78 +230,6 @@ class SqliteStore:
         for connection in readers:
             connection.close()
         self._engine.close()
-
-
-# --- opening -------------------------------------------------------------------------------------
-
-
-def _open(path: str, durability: Durability, *, read_only: bool) -> _Engine:
-    """A connection to a file that is ours, ready to write."""
-    connection = _connect(path, read_only=read_only)
-    try:
-        _judge(connection, read_only=read_only)  # before anything is written, beside it too
-        engine = _Engine(connection, MEMORY if read_only else path)
-    except BaseException:
-        connection.close()
-        raise
-    try:
-        engine.prepare(durability, read_only=read_only)
-    except BaseException:
-        engine.close()
-        raise
-    return engine
-
-
-def _judge(connection: apsw.Connection, *, read_only: bool) -> None:
-    """Refuse a file that is not ours, or that reading alone cannot open, and leave it as it was found."""
-    try:
-        _check_stamp(connection, read_only=read_only)
-    except SchemaMismatch:
-        # the last to close a file moves its log into it
-        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(_has_log(connection)))
-        raise
-    if connection.readonly("main") and not read_only:
-        text = f"{connection.filename} may not be written"
-        raise StoreUnavailable(text, hint="Change its rights, or open it with read_only.")
-
-
-def _check_stamp(connection: apsw.Connection, *, read_only: bool) -> None:
-    steps = migrations.plan(_stamp(connection), empty=_is_empty(connection))
-    if read_only and steps:
-        raise SchemaMismatch("the file is of an older version, and reading only never migrates it")
-
-
-def _has_log(connection: apsw.Connection) -> bool:
-    log = Path(f"{connection.filename}-wal")
-    return log.exists() and log.stat().st_size > 0
-
-
-def _tune(connection: apsw.Connection) -> None:
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-
-
-def _is_empty(connection: apsw.Connection) -> bool:
-    return not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
-
-
-def _stamp(connection: apsw.Connection) -> str | None:
-    if not connection.execute(sql.META_EXISTS.sql).fetchall():
-        return None
-    try:
-        rows = connection.execute(sql.META_GET.sql, ("schema_version",)).fetchall()
-    except apsw.SQLError as problem:
-        raise SchemaMismatch(f"the file's kernel_meta is another program's: {problem}") from problem
-    return str(rows[0][0])[:STAMP_MAX] if rows else None
-
-
-def _migrate(tx: Transaction) -> None:
-    """Take the file forward. Asked again inside the transaction, since another process may have done it."""
-    tables = tx.run(sql.META_EXISTS)
-    rows = tx.run(sql.META_GET, ("schema_version",)) if tables else []
-    for step in migrations.plan(str(rows[0][0]) if rows else None, empty=not tables):
-        tx.run(migrations.step(step))
-        tx.run(sql.META_SET, ("schema_version", str(step)))
 
 
 # --- care ----------------------------------------------------------------------------------------

@@ -36,10 +36,11 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rota.clock import Clock
 from rota.errors import StoreError, StoreUnavailable
+from rota.store.engine import Engine, GroupFailed
 from rota.store.protocol import Notes, Transaction
 
 __all__ = ["GROUP_MAX", "NAP_S", "PAUSE_S", "RETRY_S", "Engine", "GroupFailed", "Writer"]
@@ -50,53 +51,6 @@ PAUSE_S = 0.01  # between two tries of those whose time has come and who still g
 NAP_S = 10.0  # how late the writer thread notices that the wall clock was moved
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-class GroupFailed(BaseException):
-    """The transaction is gone with everything in it, through no fault of one request.
-
-    Not an `Exception`: work that catches those must not go on writing when there is nothing left to write in.
-    """
-
-
-class Engine(Protocol):
-    """What a database does for a group. `GroupFailed` out of any of it means that the transaction is gone."""
-
-    def begin(self) -> None:
-        """Begin a transaction that may write."""
-        ...
-
-    def commit(self) -> None:
-        """Make it durable."""
-        ...
-
-    def rollback(self) -> bool:
-        """Undo it, unless it is durable already: then the answer is False. Never raises."""
-        ...
-
-    def savepoint(self) -> None:
-        """Mark where a request begins."""
-        ...
-
-    def release(self) -> None:
-        """Keep what the request did."""
-        ...
-
-    def rollback_to(self) -> None:
-        """Undo what the request did, and only that."""
-        ...
-
-    def transaction(self, notes: Notes) -> Transaction:
-        """The open transaction as one request sees it."""
-        ...
-
-    def changed_elsewhere(self) -> bool:
-        """Whether somebody outside this engine has committed since the last time this was asked."""
-        ...
-
-    def ring(self) -> None:
-        """Tell other processes that something was committed."""
-        ...
 
 
 class _Place(Enum):
