@@ -22,9 +22,7 @@ from typing import Any
 
 from rota import store
 from rota.clock import Clock
-from rota.errors import WaitTimeout
-from rota.kernel import Kernel
-from rota.model.lifecycle import ENTRY
+from rota.kernel import Completion, Kernel
 from rota.model.work import ReadyEntry, ScheduleSpec
 from rota.runtime.runners import CallableRunner
 from rota.service.desk import Desk
@@ -44,12 +42,9 @@ class Job:
         """The entry as it stands."""
         return self._desk.get(self.sched_id)
 
-    def result(self) -> Any:
-        """What the run returned; raises `WaitTimeout` while it has not ended."""
-        entry = self.entry()
-        if entry.state not in ENTRY.final:
-            raise WaitTimeout(f"entry {self.sched_id} is still {entry.state}", sched_id=self.sched_id)
-        return entry.result
+    def result(self, wait_s: float = 0.0) -> Any:
+        """What the run returned, once it has ended; `WaitTimeout` if it has not within this time."""
+        return self._desk.wait(self.sched_id, wait_s).result
 
 
 class AgentHandle:
@@ -73,8 +68,8 @@ class Rota:
     """Agents, their queue, and the running of them, over one store."""
 
     def __init__(self, address: str | os.PathLike[str] = ":memory:", *, clock: Clock | None = None) -> None:
-        self._store = store.open(os.fspath(address))
-        self.kernel = Kernel(self._store, clock)
+        self._store = store.open(os.fspath(address), clock=clock)
+        self.kernel = Kernel(self._store)
         self.desk: Desk = Dispatcher(self.kernel)
         self._functions: dict[int, Callable[..., Any]] = {}
 
@@ -92,11 +87,14 @@ class Rota:
         """Run what is ready, in order, until nothing is; the answer is how many were run."""
         runner = CallableRunner(self._functions)
         count = 0
-        while entries := self.desk.claim(worker_id):
+        entries = self.desk.claim(worker_id)
+        while entries:
+            ended = []
             for entry in entries:
                 outcome = runner.run(entry)
-                self.desk.complete(entry.sched_id, outcome.exit_kind, token=entry.token, result=outcome.result)
+                ended.append(Completion(entry.sched_id, outcome.exit_kind, entry.token, outcome.result))
                 count += 1
+            entries = self.desk.complete_and_claim(ended, worker_id).entries
         return count
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Every command and code block in the README and the docs is run.
 
-Python blocks run by themselves, each in a process and a folder of its own. Shell blocks run in the checkout.
+Python blocks run after the ones above them on their page, as a reader would type them, in a process and a folder of their
+own. Shell blocks run in the checkout.
 The two commands that run this very test are held against .ci/run instead of being run inside themselves.
 """
 
@@ -52,8 +53,10 @@ def test_every_block_is_of_a_kind_that_something_checks() -> None:
 
 
 @pytest.mark.parametrize("block", of("python"), ids=str)
-def test_a_python_block_runs_by_itself(block: Block, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", block.text], cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_a_python_block_runs_after_the_ones_above_it(block: Block, tmp_path: Path) -> None:
+    story = [each.text for each in of("python") if each.page == block.page and each.line <= block.line]
+    code = "\n".join(story)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -24,6 +24,7 @@ __all__ = ["ENQUEUE_MAX", "Intake"]
 
 ENQUEUE_MAX = 10_000  # entries in one enqueue_many
 _DEDUPE_BY = ("pid", "trigger", "payload")
+_ATTEMPTS = ScheduleSpec(0).max_attempts  # as in the table's own default
 _queue = Checks("Queue", SchedInvalidPayload)
 _encode = msgspec.json.Encoder().encode
 
@@ -93,7 +94,12 @@ class Intake(Entries):
     def _enqueue_together(self, tx: Transaction, batch: list[_New], now: float) -> list[int]:
         """Write many entries of which nothing but their agents has to be looked up."""
         projects = _living(tx, batch)
-        first_id = tx.insert_many(sql.ENQUEUE_MANY, [_row(new, projects[new.spec.pid], now) for new in batch])
+        if all(_is_usual(new.spec, now) for new in batch):  # half the cost, for what most batches are
+            first_id = tx.insert_many(
+                sql.ENQUEUE_PLAIN, [_usual_row(new, projects[new.spec.pid], now) for new in batch]
+            )
+        else:
+            first_id = tx.insert_many(sql.ENQUEUE_MANY, [_row(new, projects[new.spec.pid], now) for new in batch])
         held = [first_id + index for index, new in enumerate(batch) if new.spec.runnable_at > now]
         fact = EntriesEnqueued(first_id=first_id, count=len(batch), held={"time": held} if held else {})
         append(tx, fact, now=now)
@@ -225,6 +231,17 @@ def _row(new: _New, project_id: str | None, now: float) -> tuple[Any, ...]:
         needs,
         options,
     )
+
+
+def _is_usual(spec: ScheduleSpec, now: float) -> bool:
+    """Whether an entry leaves at its default what most do, and is ready at once."""
+    said = spec.deadline is not None or spec.kind is not None or spec.max_attempts != _ATTEMPTS
+    return not said and spec.runnable_at <= now and spec.is_plain
+
+
+def _usual_row(new: _New, project_id: str | None, now: float) -> tuple[Any, ...]:
+    spec = new.spec
+    return spec.pid, project_id, spec.priority, spec.runnable_at, spec.trigger, new.payload, now
 
 
 def _living(tx: Transaction, batch: list[_New]) -> dict[int, str | None]:

@@ -27,6 +27,12 @@ ENQUEUE_MANY = Statement(
     "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, deadline, trigger, payload, created_at, "
     "hold, max_attempts, kind, needs, options) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
 )
+ENQUEUE_PLAIN = Statement(
+    "entry_enqueue_plain",
+    "Put one of many entries into the queue of which nothing but the usual is said, ready at once.",
+    "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, trigger, payload, created_at) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+)
 COPY = Statement(
     "entry_copy",
     "Put a copy of an entry into the queue, to be run now.",
