@@ -1,7 +1,7 @@
 """Every command and code block in the README and the docs is run.
 
-Python blocks run after the ones above them on their page, as a reader would type them, in a process and a folder of their
-own. Shell blocks run in the checkout.
+Python blocks run after the ones above them on their page, as a reader would type them, in a process and a folder of
+their own. Shell blocks run in the checkout.
 The two commands that run this very test are held against .ci/run instead of being run inside themselves.
 """
 

@@ -134,6 +134,7 @@ class Admission:
         self._agents: dict[int, _Agent] = {}
         self._owners: dict[str, _Owner] = {}
         self._rations: dict[tuple[int, str | None], list[Ration]] = {}  # by pid and needs
+        self._payers: dict[tuple[int, str | None], frozenset[int]] = {}  # contexts of live claims, by pid and needs
         self._drawn: defaultdict[int, int] = defaultdict(int)  # by context, what live claims asked for
         self._held: dict[str, dict[str, list[tuple[int, str, float]]]] = {}  # by project and workspace
         self._live: list[Row] | None = None
@@ -378,8 +379,16 @@ class Admission:
         return sum(
             count * needs_of(needs_text).reserved(SHARED_DIM, 1, spent_of(spent_text))
             for pid, project_id, _, needs_text, spent_text, count in self._live_claims()
-            if _draws(ration, needs_of(needs_text), pid, project_id)
+            if ration.context_id in self._paid_by(pid, project_id, needs_text)
         )
+
+    def _paid_by(self, pid: int, project_id: str | None, needs_text: str | None) -> frozenset[int]:
+        """The contexts a live claim draws on: exactly one authority pays, as for an entry that asks."""
+        key = pid, needs_text
+        if key not in self._payers:
+            found = contexts.rations_of(self._tx, needs_of(needs_text), pid, project_id)
+            self._payers[key] = frozenset(ration.context_id for ration in found)
+        return self._payers[key]
 
     def _ration_facts(self, subject: Subject, needs: Needs) -> tuple[Rationed, ...]:
         at_ms = contexts.in_ms(self._now)
@@ -463,11 +472,3 @@ def _add_runs(owner: _Owner, kind: str | None, needs: Needs, spent: Mapping[str,
 
 def _ask_of(ration: Ration, needs: Needs) -> int:
     return 1 if ration.unit == "requests" else max(1, needs.ask(SHARED_DIM, 1))
-
-
-def _draws(ration: Ration, needs: Needs, pid: int, project_id: str | None) -> bool:
-    """Whether a live claim uses a context. An authority nearer to the run would pay instead, which is left out here:
-    at worst a reservation is counted twice, never missed."""
-    if ration.bound_to == "name":
-        return ration.bound_id in needs.draws_on
-    return ration.bound_id == {"call_path": needs.path, "agent": str(pid), "project": project_id}[ration.bound_to]

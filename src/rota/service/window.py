@@ -167,7 +167,7 @@ class Stock:
 
     def __init__(self, keys: list[Key], room: int, fetch: Fetch) -> None:
         # enough that few run out in one round, few enough that not much is read for nothing
-        self._each = max(1, min(HEADS_MAX if None not in keys else WINDOW_MAX, room // max(1, len(keys)) + 1))
+        self._each = max(1, min(HEADS_MAX if None not in keys else WINDOW_MAX, room // max(1, len(keys)) + SPARE // 2))
         self._fetch = fetch
         self._heads: dict[Key, dict[int, Row]] = {}
         self._whose: dict[int, Key] = {}  # by entry

@@ -1,0 +1,298 @@
+"""A queue that is easy to believe: one dictionary, no index, no SQL, and every verb written the long way.
+
+It is what the real queue is held against. Everything here goes by the rules of the queue alone: there are no caps
+and no budgets, and chance is taken out (a back-off is always half of the longest it could be).
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rota.errors import SchedAdmissionDenied, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId, StaleClaim
+from rota.model.work import Backoff, ScheduleSpec
+
+FINAL = ("completed", "expired", "cancelled")
+
+
+class Halfway(random.Random):
+    """Chance without surprise: always the middle."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return (a + b) / 2
+
+
+def pause_s(backoff: Backoff, attempt: int) -> float:
+    return min(backoff.cap_s, backoff.base_s * backoff.factor ** (attempt - 1)) / 2
+
+
+@dataclass
+class Plain:
+    """One entry."""
+
+    sched_id: int
+    spec: ScheduleSpec
+    priority: int
+    runnable_at: float
+    deadline: float | None
+    waits_for: tuple[int, ...]
+    created_at: float
+    state: str = "queued"
+    hold: str | None = None
+    attempt: int = 0
+    worker_id: str | None = None
+    token: int | None = None
+    dispatched_at: float | None = None
+    heartbeat_at: float = 0.0
+    timeout_s: float = 0.0
+    cancel_requested: bool = False
+    completed_at: float | None = None
+    exit_kind: str | None = None
+
+    @property
+    def strictly(self) -> tuple[int, float, int]:
+        return -self.priority, self.runnable_at, self.sched_id
+
+    @property
+    def expires_at(self) -> float | None:
+        return self.heartbeat_at + self.timeout_s if self.state == "dispatched" else None
+
+    def is_ready(self, now: float) -> bool:
+        in_time = self.runnable_at <= now and (self.deadline is None or now < self.deadline)
+        return self.state == "queued" and self.hold is None and in_time
+
+
+@dataclass
+class PlainQueue:
+    """All entries, by id."""
+
+    entries: dict[int, Plain] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def __getitem__(self, sched_id: int) -> Plain:
+        if sched_id not in self.entries:
+            raise SchedUnknownId(sched_id)
+        return self.entries[sched_id]
+
+    def ready(self, now: float) -> list[Plain]:
+        """Those that would be handed out, in the order in which they would be."""
+        return sorted((entry for entry in self.entries.values() if entry.is_ready(now)), key=lambda one: one.strictly)
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def enqueue(self, spec: ScheduleSpec, now: float) -> int:
+        return self.enqueue_many([spec], now)[0]
+
+    def enqueue_many(self, specs: list[ScheduleSpec], now: float) -> list[int]:
+        """Specs are taken one after the other; whoever waits in vain is seen to once all are in."""
+        ids: list[int] = []
+        in_vain: list[Plain] = []
+        for spec in specs:
+            known = next((one.sched_id for one in self.entries.values() if spec.key and one.spec.key == spec.key), None)
+            if known is not None:
+                ids.append(known)
+                continue
+            entry = self._add(spec, tuple(other if other > 0 else ids[other] for other in spec.after), now)
+            ids.append(entry.sched_id)
+            if self._verdict(entry) == "cancel":
+                in_vain.append(entry)
+        for entry in in_vain:
+            self._end(entry, "cancelled", now)
+        self._see_to_dependents(in_vain, now)
+        return ids
+
+    def enqueue_unique(self, spec: ScheduleSpec, now: float) -> tuple[int, bool]:
+        for entry in self.entries.values():
+            alike = (entry.spec.pid, entry.spec.trigger) == (spec.pid, spec.trigger)
+            if alike and entry.state in ("queued", "dispatched"):
+                return entry.sched_id, False
+        return self.enqueue(spec, now), True
+
+    def _add(self, spec: ScheduleSpec, waits_for: tuple[int, ...], now: float) -> Plain:
+        for other in waits_for:
+            assert other in self.entries
+        entry = Plain(
+            next(self.numbers), spec, spec.priority, spec.runnable_at, spec.deadline, waits_for, created_at=now
+        )
+        self.entries[entry.sched_id] = entry
+        self._hold(entry, now)
+        return entry
+
+    def _hold(self, entry: Plain, now: float) -> None:
+        entry.hold = "after" if self._verdict(entry) else ("time" if entry.runnable_at > now else None)
+
+    # --- what waits for what ---------------------------------------------------------------------
+
+    def _verdict(self, entry: Plain) -> str | None:
+        """What an entry's predecessors mean for it: "cancel", "after" (wait on), or None (go)."""
+        bad = [one for one in self._unfinished(entry) if one.state in FINAL]
+        if bad and entry.spec.on_failed == "cancel":
+            return "cancel"
+        if entry.spec.on_failed == "run":
+            return "after" if len(bad) < len(self._unfinished(entry)) else None
+        return "after" if self._unfinished(entry) else None
+
+    def _unfinished(self, entry: Plain) -> list[Plain]:
+        others = [self.entries[other] for other in entry.waits_for]
+        return [one for one in others if (one.state, one.exit_kind) != ("completed", "completed")]
+
+    def _see_to_dependents(self, ended: list[Plain], now: float) -> None:
+        """Release or cancel whoever waited for these, and whoever waited for those, and so on."""
+        while ended:
+            just_ended = {one.sched_id for one in ended}
+            ended = []
+            for entry in self.entries.values():
+                if entry.state == "queued" and entry.hold == "after" and just_ended & set(entry.waits_for):
+                    if self._verdict(entry) == "cancel":
+                        ended.append(entry)
+                    else:
+                        self._hold(entry, now)
+            for entry in ended:
+                self._end(entry, "cancelled", now)
+
+    def _end(self, entry: Plain, state: str, now: float, exit_kind: str | None = None) -> None:
+        entry.state, entry.hold, entry.completed_at, entry.exit_kind = state, None, now, exit_kind
+
+    # --- changing what waits ---------------------------------------------------------------------
+
+    def cancel(self, sched_id: int, now: float) -> tuple[str, str]:
+        entry = self[sched_id]
+        if entry.state != "queued":
+            raise SchedIllegalTransition("entry", sched_id, entry.state, "cancel")
+        self._end(entry, "cancelled", now)
+        self._see_to_dependents([entry], now)
+        return "queued", "cancelled"
+
+    def request_cancel(self, sched_id: int, now: float) -> str:
+        entry = self[sched_id]
+        if entry.state == "dispatched":
+            entry.cancel_requested = True
+            return "dispatched"
+        return self.cancel(sched_id, now)[1]
+
+    def change(
+        self, sched_id: int, priority: int | None, runnable_at: float | None, deadline: float | None, now: float
+    ) -> None:
+        entry = self[sched_id]
+        if entry.state != "queued":
+            raise SchedIllegalTransition("entry", sched_id, entry.state, "change")
+        runnable_at = entry.runnable_at if runnable_at is None else runnable_at
+        deadline = entry.deadline if deadline is None else deadline
+        if deadline is not None and deadline < runnable_at:
+            raise SchedInvalidPayload("deadline lies before runnable_at", field="deadline")
+        entry.priority = entry.priority if priority is None else priority
+        entry.runnable_at, entry.deadline = runnable_at, deadline
+        if entry.hold != "after":
+            held = "backoff" if entry.hold == "backoff" else "time"
+            entry.hold = held if runnable_at > now else None
+
+    # --- handing out and holding on --------------------------------------------------------------
+
+    def claim(self, worker_id: str, most: int, timeout_s: float, token: int, now: float) -> list[int]:
+        """Hand out the first ready ones; `token` is what the real queue gave, which no model can foresee."""
+        self.turn(now)
+        handed_out = self.ready(now)[:most]
+        for entry in handed_out:
+            self._dispatch(entry, worker_id, timeout_s, token, now)
+        return [entry.sched_id for entry in handed_out]
+
+    def force_claim(self, sched_id: int, worker_id: str, timeout_s: float, token: int, now: float) -> int:
+        before = {one.sched_id: Plain(**vars(one)) for one in self.entries.values()}
+        self.turn(now)
+        if sched_id in self.entries and self.entries[sched_id].is_ready(now):
+            self._dispatch(self.entries[sched_id], worker_id, timeout_s, token, now)
+            return sched_id
+        self.entries = before  # whoever is refused has changed nothing
+        self[sched_id]
+        raise SchedAdmissionDenied("it is held")
+
+    def _dispatch(self, entry: Plain, worker_id: str, timeout_s: float, token: int, now: float) -> None:
+        entry.state, entry.worker_id, entry.token, entry.timeout_s = "dispatched", worker_id, token, timeout_s
+        entry.dispatched_at = entry.heartbeat_at = now
+        entry.attempt += 1
+
+    def heartbeat(self, sched_id: int, token: int, now: float) -> tuple[float, bool]:
+        entry = self._live(sched_id, token)
+        entry.heartbeat_at = now
+        return now + entry.timeout_s, entry.cancel_requested
+
+    def _live(self, sched_id: int, token: int) -> Plain:
+        entry = self[sched_id]
+        if entry.state != "dispatched" or entry.token != token:
+            raise StaleClaim("not the live claim")
+        return entry
+
+    # --- ending ----------------------------------------------------------------------------------
+
+    def complete(self, sched_id: int, exit_kind: str, token: int | None, now: float) -> tuple[str, str]:
+        entry = self[sched_id] if token is None else self._live(sched_id, token)
+        if entry.state != "dispatched":
+            raise SchedIllegalTransition("entry", sched_id, entry.state, "complete")
+        if token is not None and self._is_retried(entry, exit_kind):
+            self._back_off(entry, now)
+            return "dispatched", "queued"
+        self._end(entry, "completed", now, exit_kind)
+        self._see_to_dependents([entry], now)
+        return "dispatched", "completed"
+
+    def _is_retried(self, entry: Plain, exit_kind: str) -> bool:
+        left = entry.attempt < entry.spec.max_attempts
+        return left and exit_kind in entry.spec.retry_on and not entry.cancel_requested
+
+    def put_back(self, sched_id: int, token: int, at: float, now: float) -> None:
+        """One that was asked to stop does not come back: the request is not lost."""
+        entry = self._live(sched_id, token)
+        if entry.cancel_requested:
+            self._end(entry, "completed", now, "cancelled")
+            self._see_to_dependents([entry], now)
+            return
+        entry.attempt -= 1
+        self._return(entry, at, "time", now)
+
+    def _back_off(self, entry: Plain, now: float) -> None:
+        self._return(entry, now + pause_s(entry.spec.backoff, entry.attempt), "backoff", now)
+
+    def _return(self, entry: Plain, at: float, hold: str, now: float) -> None:
+        entry.state, entry.runnable_at, entry.hold = "queued", at, hold if at > now else None
+        entry.worker_id = entry.token = entry.dispatched_at = None
+
+    # --- what time brings about ------------------------------------------------------------------
+
+    def turn(self, now: float) -> None:
+        """What every claim first does: release, take back, sweep. In this order."""
+        for entry in self.entries.values():
+            if entry.state == "queued" and entry.hold in ("time", "backoff") and entry.runnable_at <= now:
+                entry.hold = None
+        self._take_back([one for one in self.entries.values() if (one.expires_at or now + 1) <= now], now)
+        self.gc_expired(now)
+
+    def gc_expired(self, now: float) -> int:
+        waiting = [one for one in self.entries.values() if one.state == "queued" and one.deadline is not None]
+        late = [one for one in waiting if one.deadline is not None and one.deadline < now]
+        for entry in late:
+            self._end(entry, "expired", now)
+        self._see_to_dependents(late, now)
+        return len(late)
+
+    def gc_dispatched(self, stale_s: float, now: float) -> int:
+        stale = [one for one in self.entries.values() if one.state == "dispatched" and one.heartbeat_at < now - stale_s]
+        self._take_back(stale, now)
+        return len(stale)
+
+    def take_over(self, worker_id: str, now: float) -> int:
+        """A worker comes in a new life: what its earlier ones held is taken back."""
+        lost = [one for one in self.entries.values() if one.state == "dispatched" and one.worker_id == worker_id]
+        self._take_back(lost, now)
+        return len(lost)
+
+    def _take_back(self, claims: list[Plain], now: float) -> None:
+        """A run that nobody held on to has crashed; if it was asked to stop, it has stopped."""
+        ended = [entry for entry in claims if not self._is_retried(entry, "crashed")]
+        for entry in claims:
+            if entry in ended:
+                self._end(entry, "completed", now, "cancelled" if entry.cancel_requested else "crashed")
+            else:
+                self._back_off(entry, now)
+        self._see_to_dependents(ended, now)

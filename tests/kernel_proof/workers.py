@@ -1,0 +1,98 @@
+"""What runs in processes of its own: claimers that drain a file, and writers and claimers that are killed.
+
+Processes come from a fork server that has imported everything once, so each starts in a few milliseconds and has
+no thread or open file of the test's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import random
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
+
+from rota import store
+from rota.clock import ManualClock
+from rota.kernel import Completion, Kernel
+from rota.model.work import Backoff, ScheduleSpec
+from rota.service.dispatcher import Dispatcher
+
+PATIENCE_S = 60.0  # real time, and only to end a test that would hang
+CLAIM_TIMEOUT_S = 600.0
+AT_ONCE = Backoff(0.0, 1.0, 0.0)
+
+
+def nursery() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def start(
+    context: ForkServerContext, target: Callable[..., None], **arguments: Any
+) -> tuple[ForkServerProcess, Connection]:
+    """A process, and the end of a pipe on which it tells what it has done."""
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(there,), kwargs=arguments, daemon=True)
+    process.start()
+    there.close()
+    return process, here
+
+
+def opened(path: str, now: float) -> Kernel:
+    return Kernel(store.open(path, clock=ManualClock(now), durability="normal"), chance=random.Random(1))
+
+
+def drain(tell: Connection, *, path: str, worker_id: str, policy: str, most: int) -> None:
+    """Claim until nothing is left, and tell which ids that were."""
+    kernel = opened(path, 2_000.0)
+    desk = Dispatcher(kernel, policy)
+    ids: list[int] = []
+    while entries := desk.claim(worker_id, most):
+        ids += [entry.sched_id for entry in entries]
+    tell.send(ids)
+    kernel.store.close()
+
+
+# --- to be killed --------------------------------------------------------------------------------
+#
+# Each deed is told once it has been answered, so whoever listens knows what was acknowledged. An enqueue is told
+# before it begins too: it may or may not have happened when its process is killed, and can be done again.
+
+
+def write_for_ever(tell: Connection, *, path: str, now: float, pid: int, name: str, seed: int) -> None:
+    """Enqueue one by one and in batches, each entry under a key of its own."""
+    kernel = opened(path, now)
+    chance = random.Random(seed)
+    numbers = itertools.count()
+    while True:
+        count = chance.choice([1, 1, 1, 5, 40])
+        keys = [f"{name}-{next(numbers)}" for _ in range(count)]
+        tell.send(("enqueue", keys))
+        specs = [
+            ScheduleSpec(pid, chance.randrange(3), key=key, payload={"key": key}, max_attempts=50, backoff=AT_ONCE)
+            for key in keys
+        ]
+        ids = [kernel.queue.enqueue(specs[0])] if count == 1 else kernel.queue.enqueue_many(specs)
+        tell.send(("enqueued", dict(zip(keys, ids, strict=True))))
+
+
+def work_for_ever(tell: Connection, *, path: str, now: float, worker_id: str, policy: str, seed: int) -> None:
+    """Claim, hold on, put some back and complete the rest; wait where there is nothing."""
+    kernel = opened(path, now)
+    desk = Dispatcher(kernel, policy)
+    chance = random.Random(seed)
+    while True:
+        runs = desk.claim(worker_id, chance.choice([1, 2, 10]), wait_s=3_600, claim_timeout_s=CLAIM_TIMEOUT_S)
+        tell.send(("claimed", [(run.sched_id, run.token) for run in runs]))
+        last = runs.pop() if chance.random() < 0.3 else None
+        if last is not None and last.token is not None:
+            kernel.queue.heartbeat(last.sched_id, last.token)
+            kernel.queue.put_back(last.sched_id, token=last.token)
+            tell.send(("was put back", (last.sched_id, last.token)))
+        ids = [run.sched_id for run in runs]
+        answers = kernel.queue.complete_many([Completion(run.sched_id, "completed", run.token) for run in runs])
+        tell.send(("completed", [id_ for id_, answer in zip(ids, answers, strict=True) if isinstance(answer, tuple)]))
