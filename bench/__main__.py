@@ -14,6 +14,7 @@ from bench.harness import Case, run, table
 BENCHES = {
     "tick": ["bench.tick"],
     "policy": ["bench.policy_queue", "bench.policy_eevdf", "bench.policy_fair_share"],
+    "queue": ["bench.queue", "bench.queue_drain", "bench.queue_size", "bench.queue_processes"],
 }
 
 

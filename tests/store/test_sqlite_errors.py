@@ -15,7 +15,7 @@ from rota import store
 from rota.clock import ManualClock
 from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
 from rota.store import Store, Transaction
-from rota.store import sqlite as module
+from rota.store import sqlite_engine as module
 from tests.store.files import contents, descriptors, name_of_error, without_rights
 from tests.store.world import LIST, PUT, WORDS, Caller, happened, put, sql, take, words
 

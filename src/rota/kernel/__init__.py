@@ -36,6 +36,9 @@ __all__ = [
 ]
 
 
+_ORPHANED = "owner_terminated"
+
+
 class Kernel:
     """The kernel's parts over one store and one clock."""
 
@@ -65,9 +68,16 @@ class Kernel:
         if queued not in ("cancel", "keep"):
             raise SchedInvalidPayload(f"queued must be cancel or keep, not {queued!r}", field="queued")
         now = self._core.now()
-        self._core.write(lambda tx: self.agents.end(tx, pid, exit_kind, checked, now))
-        if queued == "cancel":
-            self.queue.cancel_where(EntryFilter(pid=pid), reason="owner_terminated")
+        orphans = EntryFilter(pid=pid)
+
+        def work(tx: Transaction) -> None:
+            self.agents.end(tx, pid, exit_kind, checked, now)
+            if queued == "cancel":
+                self.queue.cancel_some(tx, orphans, now, _ORPHANED)
+
+        self._core.write(work)
+        if queued == "cancel":  # what one commit was too small for
+            self.queue.cancel_where(orphans, reason=_ORPHANED)
         return self.agents.get(pid)
 
     def info(self) -> dict[str, Any]:

@@ -285,7 +285,11 @@ class ClaimPass:
         head = (worker.worker_id, worker.incarnation, terms.now, terms.now, terms.timeout_s, expires_at, token)
         # by id, one by one: neighbours share pages, and an UPDATE of many rows at once would have to find each twice
         rows = sorted(((each.row[0], each.workspace, each.estimate) for each in self.taken), key=itemgetter(0))
-        self.tx.run_many(sql.CLAIM, [(*head, workspace, estimate, sched_id) for sched_id, workspace, estimate in rows])
+        parameters = [(*head, workspace, estimate, sched_id) for sched_id, workspace, estimate in rows]
+        if len(parameters) == 1:
+            self.tx.run(sql.CLAIM, parameters[0])
+        else:
+            self.tx.run_many(sql.CLAIM, parameters)
         held = [(token, each.workspace) for each in self.taken if each.workspace is not None]
         if held:
             self.tx.run_many(project_sql.WORKSPACE_FENCE, held)

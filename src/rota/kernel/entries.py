@@ -196,6 +196,13 @@ class Entries:
             count += self._core.write(work)
         return count
 
+    def cancel_some(self, tx: Transaction, wanted: EntryFilter, now: float, reason: str | None) -> None:
+        """Cancel an agent's waiting entries, as many as one transaction should, with whatever else is in it."""
+        waiting = msgspec.structs.replace(wanted, state="queued")
+        ids = [row[0] for row in tx.run(sql.MATCHING_IDS_OF_AGENT, (*waiting.row, 0, BATCH_MAX))]
+        if ids:
+            self._cancel(tx, ids, now, reason)
+
     def retry_where(self, wanted: EntryFilter) -> dict[int, int]:
         """Run again what matches: a backed-off entry at once, one that ended badly as a new entry.
 

@@ -1,0 +1,36 @@
+"""One world for each test, and what many tests begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rota.service.dispatcher import Dispatcher
+from tests.kernel.world import POLICIES, World
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pid(world: World) -> int:
+    """An agent."""
+    return world.agent()
+
+
+@pytest.fixture
+def lab(world: World) -> int:
+    """An agent of the project "lab"."""
+    world.projects.create("lab")
+    return world.agent(project_id="lab")
+
+
+@pytest.fixture(params=POLICIES)
+def desk(request: pytest.FixtureRequest, world: World) -> Dispatcher:
+    """The world's desk, under each policy: what is certain must not depend on who chooses."""
+    return Dispatcher(world.kernel, request.param)

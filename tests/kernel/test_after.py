@@ -1,0 +1,320 @@
+"""What waits for what: dependencies, what becomes of them when a predecessor fails, and how far one end reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.errors import SchedInvalidPayload, SchedUnknownId
+from rota.kernel import EntryFilter, ScheduleSpec
+from rota.kernel.after import FALLOUT_MAX
+from rota.model.events import EntriesCancelled, EntriesReleased
+from rota.model.reasons import AfterPredecessor
+from rota.model.work import AFTER_MAX
+from tests.kernel.world import START, World
+
+
+def run(world: World, sched_id: int, exit_kind: str = "completed") -> None:
+    """Let an entry run and end so."""
+    world.queue.force_claim(sched_id, worker_id="worker")
+    world.queue.complete(sched_id, exit_kind)
+
+
+# --- waiting and going ---------------------------------------------------------------------------
+
+
+def test_an_entry_waits_until_every_predecessor_has_completed(world: World, pid: int) -> None:
+    first, second = world.put(pid), world.put(pid)
+    third = world.put(pid, after=(first, second), priority=9)
+    assert world.state(third) == "queued:after"
+    assert world.reasons_against(third) == [AfterPredecessor(waiting_for=(first, second))]
+    run(world, first)
+    assert world.reasons_against(third) == [AfterPredecessor(waiting_for=(second,))]
+    assert world.take_ids() == [second]
+    world.queue.complete(second, "completed")
+    assert world.facts()[-1] == EntriesReleased(hold="after", sched_ids=[third])
+    assert world.take_ids() == [third]
+
+
+def test_a_predecessor_that_completed_already_holds_nobody_up(world: World, pid: int) -> None:
+    first = world.put(pid)
+    run(world, first)
+    second = world.put(pid, after=(first,))
+    assert world.state(second) == "queued"
+
+
+def test_one_that_is_released_before_its_time_waits_for_its_time(world: World, pid: int) -> None:
+    first = world.put(pid)
+    second = world.put(pid, after=(first,), runnable_at=START + 10)
+    run(world, first)
+    assert world.state(second) == "queued:time"
+    world.clock.advance(10)
+    assert world.take_ids() == [second]
+
+
+def test_one_whose_time_passed_while_it_waited_goes_at_once(world: World, pid: int) -> None:
+    first = world.put(pid)
+    second = world.put(pid, after=(first,), runnable_at=START + 10)
+    world.clock.advance(20)
+    assert world.take_ids() == [first]
+    assert world.state(second) == "queued:after"
+    world.queue.complete(first, "completed")
+    assert world.take_ids() == [second]
+
+
+def test_one_whose_deadline_passes_while_it_waits_expires(world: World, pid: int) -> None:
+    first = world.put(pid)
+    second = world.put(pid, after=(first,), deadline=START + 10)
+    third = world.put(pid, after=(second,))
+    world.clock.advance(11)
+    assert world.queue.gc_expired() == 1  # the one that was swept; its dependent is cancelled, not swept
+    assert [world.state(each) for each in (first, second, third)] == ["queued", "expired", "cancelled"]
+
+
+def test_a_predecessor_named_twice_is_one(world: World, pid: int) -> None:
+    first = world.put(pid)
+    second = world.put(pid, after=(first, first))
+    run(world, first)
+    assert world.take_ids() == [second]
+
+
+def test_a_retried_predecessor_keeps_its_id_and_those_behind_it_wait_through_its_attempts(
+    world: World, pid: int
+) -> None:
+    first = world.put(pid, max_attempts=3)
+    second = world.put(pid, after=(first,))
+    for _ in range(2):
+        world.queue.complete(first, "crashed", token=world.take_one().token)
+        assert world.state(second) == "queued:after"
+        world.clock.advance(10)
+    world.queue.complete(first, "completed", token=world.take_one().token)
+    assert world.take_ids() == [second]
+
+
+def test_a_predecessor_that_yields_or_loses_its_claim_holds_on_to_its_dependents(world: World, pid: int) -> None:
+    first = world.put(pid)
+    second = world.put(pid, after=(first,))
+    token = world.take_one(claim_timeout_s=10).token
+    assert token is not None
+    world.queue.put_back(first, token=token)
+    assert world.state(second) == "queued:after"
+    world.take_one(claim_timeout_s=10)
+    world.clock.advance(11)
+    world.queue.upkeep()
+    assert [world.state(each) for each in (first, second)] == ["queued:backoff", "queued:after"]
+
+
+# --- in one call ---------------------------------------------------------------------------------
+
+
+def test_a_chain_is_made_in_one_call_by_counting_back(world: World, pid: int) -> None:
+    specs = [ScheduleSpec(pid), ScheduleSpec(pid, after=(-1,)), ScheduleSpec(pid, after=(-1, -2))]
+    first, second, third = world.queue.enqueue_many(specs)
+    assert world.take_ids() == [first]
+    world.queue.complete(first, "completed")
+    assert world.take_ids() == [second]
+    world.queue.complete(second, "completed")
+    assert world.take_ids() == [third]
+
+
+def test_one_can_wait_for_old_and_new_ones_together(world: World, pid: int) -> None:
+    old = world.put(pid)
+    first, last = world.queue.enqueue_many([ScheduleSpec(pid), ScheduleSpec(pid, after=(old, -1))])
+    assert world.reasons_against(last) == [AfterPredecessor(waiting_for=(old, first))]
+
+
+@pytest.mark.parametrize("specs", [[(-1,)], [(), (-2,)], [(), (), (-1, -3)]])
+def test_counting_back_beyond_the_call_is_refused(world: World, pid: int, specs: list[tuple[int, ...]]) -> None:
+    world.put(pid)
+    before = world.everything()
+    with pytest.raises(SchedInvalidPayload) as caught:
+        world.queue.enqueue_many([ScheduleSpec(pid, after=after) for after in specs])
+    assert caught.value.field == "after"
+    assert world.everything() == before
+
+
+def test_only_what_exists_can_be_waited_for_so_there_is_no_circle(world: World, pid: int) -> None:
+    first = world.put(pid)
+    before = world.everything()
+    with pytest.raises(SchedUnknownId) as caught:
+        world.put(pid, after=(first, first + 1))  # itself
+    assert caught.value.sched_id == first + 1
+    with pytest.raises(SchedUnknownId):
+        world.queue.enqueue_many([ScheduleSpec(pid, after=(first + 2,)), ScheduleSpec(pid)])  # the one behind it
+    assert world.everything() == before
+
+
+def test_an_entry_may_have_as_many_predecessors_as_the_limit_says(world: World, pid: int) -> None:
+    ids = world.queue.enqueue_many([ScheduleSpec(pid)] * (AFTER_MAX + 1))
+    last = world.put(pid, after=tuple(ids[:AFTER_MAX]))
+    with pytest.raises(SchedInvalidPayload, match="at most 256"):
+        ScheduleSpec(pid, after=tuple(ids))
+    for sched_id in ids[:AFTER_MAX]:
+        assert world.state(last) == "queued:after"
+        run(world, sched_id)
+    assert world.state(last) == "queued"
+
+
+# --- when one fails ------------------------------------------------------------------------------
+
+BAD_ENDS: dict[str, Callable[[World, int], object]] = {
+    "failed": lambda world, sched_id: run(world, sched_id, "failed"),
+    "crashed": lambda world, sched_id: run(world, sched_id, "crashed"),
+    "ended as cancelled": lambda world, sched_id: run(world, sched_id, "cancelled"),
+    "cancelled": lambda world, sched_id: world.queue.cancel(sched_id),
+    "cancelled by filter": lambda world, _: world.queue.cancel_where(EntryFilter(tag="first")),
+    "expired": lambda world, _: world.queue.gc_expired(now=START + 51),
+}
+
+
+@pytest.mark.parametrize("end", BAD_ENDS)
+@pytest.mark.parametrize(("on_failed", "state"), [("cancel", "cancelled"), ("run", "queued"), ("hold", "queued:after")])
+def test_when_a_predecessor_does_not_complete_on_failed_decides(
+    world: World, pid: int, end: str, on_failed: Any, state: str
+) -> None:
+    first = world.put(pid, deadline=START + 50, tags=("first",))
+    second = world.put(pid, after=(first,), on_failed=on_failed)
+    BAD_ENDS[end](world, first)
+    assert world.state(second) == state
+    late = world.put(pid, after=(first,), on_failed=on_failed)  # also for one who comes when it has failed
+    assert world.state(late) == state
+    if state == "cancelled":
+        for sched_id in (second, late):
+            entry = world.queue.get(sched_id)
+            assert (entry.outcome, entry.completed_at is not None, entry.hold) == ("predecessor_failed", True, None)
+
+
+def test_cancelling_reaches_all_who_wait_for_one_that_was_cancelled(world: World, pid: int) -> None:
+    ids = world.queue.enqueue_many([ScheduleSpec(pid)] + [ScheduleSpec(pid, after=(-1,))] * 5)
+    free = world.put(pid)
+    run(world, ids[0], "failed")
+    assert [world.state(each) for each in ids] == ["completed"] + ["cancelled"] * 5
+    assert world.facts()[-1] == EntriesCancelled(sched_ids=ids[1:], reason="predecessor_failed")
+    assert world.take_ids() == [free]
+
+
+def test_cancelling_stops_at_one_that_runs_all_the_same(world: World, pid: int) -> None:
+    first = world.put(pid)
+    second = world.put(pid, after=(first,))
+    third = world.put(pid, after=(second,), on_failed="run")
+    fourth = world.put(pid, after=(third,))
+    run(world, first, "failed")
+    assert [world.state(each) for each in (second, third, fourth)] == ["cancelled", "queued", "queued:after"]
+    assert world.take_ids() == [third]
+    world.queue.complete(third, "completed")
+    assert world.take_ids() == [fourth]
+
+
+def test_one_failure_decides_at_once_and_one_that_would_run_waits_for_all(world: World, pid: int) -> None:
+    first, second = world.put(pid), world.put(pid)
+    strict = world.put(pid, after=(first, second))
+    easy = world.put(pid, after=(first, second), on_failed="run")
+    run(world, first, "failed")
+    assert [world.state(each) for each in (strict, easy)] == ["cancelled", "queued:after"]
+    run(world, second)
+    assert world.state(easy) == "queued"
+
+
+def test_one_that_is_held_can_still_be_cancelled_by_an_operator(world: World, pid: int) -> None:
+    first = world.put(pid)
+    second = world.put(pid, after=(first,), on_failed="hold")
+    run(world, first, "failed")
+    assert world.reasons_against(second) == [AfterPredecessor(waiting_for=(first,))]
+    assert world.queue.cancel(second) == ("queued", "cancelled")
+
+
+def test_a_failure_that_will_be_retried_is_not_yet_one(world: World, pid: int) -> None:
+    first = world.put(pid, retry_on=("failed",))
+    second = world.put(pid, after=(first,))
+    world.queue.complete(first, "failed", token=world.take_one().token)
+    assert [world.state(each) for each in (first, second)] == ["queued:backoff", "queued:after"]
+
+
+# --- how far one end reaches ---------------------------------------------------------------------
+
+
+def counts(world: World) -> dict[str, int]:
+    return world.queue.counts()
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_end_is_seen_to_in_batches_at_the_limit_and_one_past_it(world: World, pid: int, more: int) -> None:
+    first = world.put(pid)
+    world.queue.enqueue_many([ScheduleSpec(pid, after=(first,))] * (FALLOUT_MAX + more))
+    run(world, first)
+    found = counts(world)
+    assert (found["queued"], found.get("queued:after", 0)) == (FALLOUT_MAX, more)
+    world.queue.upkeep()  # whoever comes next sees to the rest
+    found = counts(world)
+    assert (found["queued"], found.get("queued:after", 0)) == (FALLOUT_MAX + more, 0)
+    assert world.rows("SELECT count(*) FROM entry_fallout") == [(0,)]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_failure_reaches_down_a_chain_in_batches(world: World, pid: int, more: int) -> None:
+    chain = world.queue.enqueue_many([ScheduleSpec(pid)] + [ScheduleSpec(pid, after=(-1,))] * (FALLOUT_MAX + more))
+    run(world, chain[0], "failed")
+    assert counts(world).get("queued:after", 0) == more
+    world.queue.upkeep()
+    assert counts(world) == {"completed": 1, "cancelled": FALLOUT_MAX + more}
+    fact = [fact for fact in world.facts() if isinstance(fact, EntriesCancelled)]
+    assert [len(each.sched_ids) for each in fact] == [FALLOUT_MAX] + [1] * more
+
+
+def test_cancelling_many_by_filter_sees_to_all_who_wait_for_them(world: World, pid: int) -> None:
+    heads = world.queue.enqueue_many([ScheduleSpec(pid, tags=("head",))] * 600)
+    world.queue.enqueue_many([ScheduleSpec(pid, after=(head,)) for head in heads] * 3)
+    assert world.queue.cancel_where(EntryFilter(tag="head")) == 600
+    while world.rows("SELECT count(*) FROM entry_fallout") != [(0,)]:
+        world.queue.upkeep()
+    assert counts(world) == {"cancelled": 2_400}
+
+
+def test_a_claim_does_its_part_of_what_is_left_before_it_looks(world: World, pid: int) -> None:
+    first = world.put(pid)
+    ids = world.queue.enqueue_many([ScheduleSpec(pid, after=(first,), priority=n) for n in range(FALLOUT_MAX + 1)])
+    run(world, first)
+    assert world.take_ids(1) == ids[-1:]  # the highest, which the end itself did not reach
+
+
+# --- a law ---------------------------------------------------------------------------------------
+
+GRAPHS = st.lists(
+    st.tuples(st.lists(st.integers(0, 30), max_size=3), st.sampled_from(["cancel", "run", "hold"])), max_size=9
+)
+
+
+@given(GRAPHS, st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["completed", "failed"])), max_size=12))
+def test_in_any_graph_an_entry_is_ready_cancelled_or_held_as_its_predecessors_say(
+    graph: list[tuple[list[int], Any]], ends: list[tuple[int, str]]
+) -> None:
+    world = World()
+    pid = world.agent()
+    edges: dict[int, tuple[set[int], str]] = {}
+    for wishes, on_failed in graph:
+        known = list(edges)
+        after = tuple(known[wish % len(known)] for wish in wishes) if known else ()
+        edges[world.put(pid, after=after, on_failed=on_failed)] = set(after), on_failed
+    for wish, exit_kind in ends:
+        ready = [each for each in edges if world.state(each) == "queued"]
+        if ready:
+            run(world, ready[wish % len(ready)], exit_kind)
+        for sched_id, (predecessors, on_failed) in edges.items():
+            if world.queue.get(sched_id).state != "completed":
+                assert world.state(sched_id) == _should_be(world, predecessors, on_failed)
+    world.close()
+
+
+def _should_be(world: World, predecessors: set[int], on_failed: str) -> str:
+    entries = [world.queue.get(each) for each in predecessors]
+    is_good = [each.state == "completed" and each.exit_kind == "completed" for each in entries]
+    has_ended = [each.state != "queued" for each in entries]
+    if all(is_good) or (on_failed == "run" and all(has_ended)):
+        return "queued"
+    if on_failed == "cancel" and any(end and not good for end, good in zip(has_ended, is_good, strict=True)):
+        return "cancelled"
+    return "queued:after"

@@ -1,0 +1,144 @@
+"""Workspaces: held by live claims, alone or together, fenced by their tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from rota.errors import WorkspaceExists, WorkspaceHeld, WorkspaceUnknown
+from rota.kernel import ScheduleSpec
+from rota.model.reasons import WorkspaceTaken
+from tests.kernel.world import START, World
+
+
+@pytest.fixture
+def owner(world: World, lab: int) -> int:
+    """The agent of a project with one workspace, "desk"."""
+    world.projects.add_workspace("desk", "lab", "/desk")
+    return lab
+
+
+def test_a_workspace_is_held_by_the_claim_that_took_it_and_free_when_that_ends(world: World, owner: int) -> None:
+    first = world.put(owner, workspace_mode="exclusive")
+    second = world.put(owner, workspace_mode="exclusive")
+    (entry,) = world.take(5)
+    assert (entry.sched_id, entry.workspace) == (first, "desk")
+    held = world.projects.workspace("desk")
+    assert (held.held_by, held.lock_mode, held.held_since, held.fence) == ((first,), "exclusive", START, entry.token)
+    assert world.reasons_against(second) == [WorkspaceTaken(workspace=None, held_by=(first,), since_at=START)]
+    world.queue.complete(first, "completed", token=entry.token)
+    free = world.projects.workspace("desk")
+    assert (free.held_by, free.lock_mode, free.held_since, free.fence) == ((), None, None, entry.token)
+    (later,) = world.take(5)
+    assert (later.sched_id, later.workspace) == (second, "desk")
+
+
+def test_the_fence_is_the_token_of_the_last_holder_and_only_ever_grows(world: World, owner: int) -> None:
+    fences = []
+    for _ in range(3):
+        sched_id = world.put(owner, workspace_mode="exclusive")
+        entry = world.take_one()
+        fences.append(world.projects.workspace("desk").fence)
+        assert fences[-1] == entry.token
+        world.queue.complete(sched_id, "completed", token=entry.token)
+    assert fences == sorted(set(fences))
+
+
+@pytest.mark.parametrize("ending", ["expire", "put_back", "retry", "gc_dispatched", "take_over"])
+def test_however_a_run_ends_its_workspace_is_free_again(world: World, owner: int, ending: str) -> None:
+    first = world.put(owner, workspace_mode="exclusive")
+    second = world.put(owner, workspace_mode="exclusive")
+    token = world.take_one(claim_timeout_s=10, incarnation="first life").token
+    assert token is not None
+    if ending == "expire":
+        world.clock.advance(10)
+    elif ending == "put_back":
+        world.queue.put_back(first, token=token, runnable_at=world.now + 500)
+    elif ending == "retry":
+        world.queue.complete(first, "crashed", token=token)
+    elif ending == "gc_dispatched":
+        world.clock.advance(1)
+        world.queue.gc_dispatched(0.5)
+    else:
+        world.queue.take_over("worker", "second life")
+    assert world.take_ids() == [second]
+    assert world.projects.workspace("desk").held_by == (second,)
+
+
+def test_those_who_share_hold_a_workspace_together_and_keep_others_out(world: World, owner: int) -> None:
+    readers = [world.put(owner, workspace_mode="shared", priority=5) for _ in range(2)]
+    writer = world.put(owner, workspace_mode="exclusive", priority=3)
+    late = world.put(owner, workspace_mode="shared")
+    assert world.take_ids() == [*readers, late]
+    held = world.projects.workspace("desk")
+    assert (held.lock_mode, held.held_by) == ("shared", (*readers, late))
+    for sched_id in [*readers, late]:
+        assert world.take() == []
+        world.queue.complete(sched_id, "completed")
+    assert world.take_ids() == [writer]
+    another = world.put(owner, workspace_mode="shared")
+    assert world.take() == []
+    world.queue.complete(writer, "completed")
+    assert world.take_ids() == [another]
+
+
+def test_one_without_a_wish_takes_any_free_workspace_and_one_with_a_wish_waits_for_it(world: World, owner: int) -> None:
+    world.projects.add_workspace("bench", "lab", "/bench")
+    wish = world.put(owner, workspace_mode="exclusive", workspace="desk", priority=5)
+    same = world.put(owner, workspace_mode="exclusive", workspace="desk", priority=4)
+    any_one = world.put(owner, workspace_mode="exclusive", priority=3)
+    left_out = world.put(owner, workspace_mode="exclusive")
+    assert [(entry.sched_id, entry.workspace) for entry in world.take(9)] == [(wish, "desk"), (any_one, "bench")]
+    assert world.reasons_against(same) == [WorkspaceTaken(workspace="desk", held_by=(wish,), since_at=START)]
+    assert world.reasons_against(left_out) == [WorkspaceTaken(workspace=None, held_by=(wish, any_one), since_at=START)]
+
+
+def test_two_in_one_claim_do_not_get_the_same_workspace(world: World, owner: int) -> None:
+    world.projects.add_workspace("bench", "lab", "/bench")
+    world.queue.enqueue_many([ScheduleSpec(owner, workspace_mode="exclusive")] * 3)
+    assert sorted(entry.workspace or "" for entry in world.take(3)) == ["bench", "desk"]
+
+
+@pytest.mark.usefixtures("owner")
+def test_a_workspace_of_another_project_is_nobodys_to_take(world: World) -> None:
+    world.projects.create("other")
+    stranger = world.agent(project_id="other")
+    for pid in (stranger, world.agent()):
+        sched_id = world.put(pid, workspace_mode="exclusive", workspace="desk")
+        assert world.take() == []
+        assert world.reasons_against(sched_id) == [WorkspaceTaken(workspace="desk", held_by=())]
+        world.queue.cancel(sched_id)
+
+
+def test_an_entry_that_needs_no_workspace_holds_none(world: World, owner: int) -> None:
+    world.put(owner)
+    assert world.take_one().workspace is None
+    assert world.projects.workspace("desk").held_by == ()
+
+
+@pytest.mark.usefixtures("owner")
+def test_a_workspace_has_an_id_and_a_path_of_its_own(world: World) -> None:
+    before = world.everything()
+    for workspace_id, path in (("desk", "/other"), ("other", "/desk")):
+        with pytest.raises(WorkspaceExists) as caught:
+            world.projects.add_workspace(workspace_id, "lab", path)
+        assert caught.value.code == -32185
+    assert world.everything() == before
+    world.projects.add_workspace("bench", "lab", "/bench", source="worktree")
+    assert [each.workspace_id for each in world.projects.workspaces("lab")] == ["bench", "desk"]
+
+
+def test_a_workspace_that_is_held_is_not_taken_away(world: World, owner: int) -> None:
+    sched_id = world.put(owner, workspace_mode="exclusive")
+    world.take_one()
+    before = world.everything()
+    with pytest.raises(WorkspaceHeld) as caught:
+        world.projects.remove_workspace("desk")
+    assert caught.value.code == -32186
+    assert world.everything() == before
+    world.queue.complete(sched_id, "completed")
+    world.projects.remove_workspace("desk")
+    assert world.projects.workspaces("lab") == []
+    for call in (world.projects.workspace, world.projects.remove_workspace):
+        with pytest.raises(WorkspaceUnknown) as unknown:
+            call("desk")
+        assert unknown.value.code == -32184

@@ -1,0 +1,138 @@
+"""A small world for the kernel's tests: a kernel in memory, a clock that is moved by hand, short words for the rest."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from rota import store
+from rota.clock import ManualClock
+from rota.errors import SchedAdmissionDenied
+from rota.kernel import Kernel, ScheduleSpec
+from rota.model.events import Event, Fact, decode
+from rota.model.reasons import BLOCKING, Blocking
+from rota.model.work import ReadyEntry
+from rota.service.dispatcher import Dispatcher
+from rota.store import Row, Statement, Store
+from tests.store.world import Caller, Room
+
+_REASONS = {str(kind.__struct_config__.tag): kind for kind in BLOCKING}
+START = 1_000.0  # when every world begins
+POLICIES = ("strict", "round_robin", "fair_share", "eevdf", "edf")  # one for each way of finding candidates
+
+
+class Chance(random.Random):
+    """A generator that gives the same share of any range: 1.0 is the longest pause, 0.0 none."""
+
+    share = 1.0
+
+    def uniform(self, a: float, b: float) -> float:
+        return a + (b - a) * self.share
+
+
+class World:
+    """A kernel, its clock, and what tests do with them."""
+
+    def __init__(self, path: str = ":memory:", clock: ManualClock | None = None) -> None:
+        self.clock = clock or ManualClock(START)
+        self.chance = Chance()
+        self.store: Store = store.open(path, clock=self.clock)
+        self.begin(Kernel(self.store, chance=self.chance))
+        self.queue.upkeep()  # the first look at a file notes there how the clocks stand
+
+    def begin(self, kernel: Kernel) -> None:
+        """Go on with this kernel."""
+        self.kernel = kernel
+        self.agents, self.journal, self.ledger = kernel.agents, kernel.journal, kernel.ledger
+        self.contexts, self.projects, self.queue = kernel.contexts, kernel.projects, kernel.queue
+
+    @property
+    def now(self) -> float:
+        return self.clock.now()
+
+    # --- doing -----------------------------------------------------------------------------------
+
+    def agent(self, name: str = "agent", **settings: Any) -> int:
+        return self.agents.create(name, **settings)
+
+    def put(self, pid: int, **spec: Any) -> int:
+        """Enqueue an entry."""
+        return self.queue.enqueue(ScheduleSpec(pid, **spec))
+
+    def take(self, max_n: int = 1, *, worker_id: str = "worker", **how: Any) -> list[ReadyEntry]:
+        """Claim entries."""
+        return self.queue.claim(worker_id=worker_id, max_n=max_n, **how)
+
+    def take_ids(self, max_n: int = 1_000, **how: Any) -> list[int]:
+        """Claim entries; their ids are the answer."""
+        return [entry.sched_id for entry in self.take(max_n, **how)]
+
+    def take_one(self, **how: Any) -> ReadyEntry:
+        """Claim the one entry that is ready."""
+        (entry,) = self.take(2, **how)
+        return entry
+
+    def ended(self, pid: int, exit_kind: str = "failed", **spec: Any) -> int:
+        """An entry that ran and ended so."""
+        sched_id = self.put(pid, **spec)
+        self.queue.force_claim(sched_id, worker_id="worker")
+        self.queue.complete(sched_id, exit_kind)
+        return sched_id
+
+    # --- waiting ---------------------------------------------------------------------------------
+
+    def waiter(self, desk: Dispatcher | None = None, *, wait_s: float = 100_000.0, **how: Any) -> Caller[list[int]]:
+        """Claim from another thread, and come back once that is parked."""
+        writer: Any = self.store._writer  # type: ignore[attr-defined]  # to see who waits there
+        if not isinstance(writer._parked, Room):
+            writer._parked = Room()
+        count = len(writer._parked)
+        asked = desk or Dispatcher(self.kernel)
+        caller = Caller(lambda: [entry.sched_id for entry in asked.claim("waiter", wait_s=wait_s, **how)])
+        writer._parked.until(count + 1)
+        return caller
+
+    def pass_time_until_done(self, caller: Caller[Any], *, step_s: float = 0.01) -> None:
+        """Let a call be answered, and let time pass step by step while it is not.
+
+        When the clock is moved a thread may be on its way into a wait, and then waits a little longer than it had to.
+        """
+        for _ in range(1_000):
+            caller._thread.join(0.01)
+            if caller.is_done:
+                return
+            self.clock.advance(step_s)
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def reasons_against(self, sched_id: int) -> list[Blocking]:
+        """All that stands in the way of an entry, as force_claim says it."""
+        with pytest.raises(SchedAdmissionDenied) as caught:
+            self.queue.force_claim(sched_id, worker_id="operator")
+        return [msgspec.convert(reason, _REASONS[reason["code"]]) for reason in caught.value.data["reasons"]]
+
+    def state(self, sched_id: int) -> str:
+        """An entry's state, and its hold if it has one: "queued:after"."""
+        entry = self.queue.get(sched_id)
+        return entry.state if entry.hold is None else f"{entry.state}:{entry.hold}"
+
+    def events(self, since: int = 0) -> list[Event]:
+        return self.journal.tail(since, 10_000)
+
+    def facts(self, since: int = 0) -> list[Fact]:
+        """Everything the kernel recorded, decoded."""
+        return [decode(event.kind, event.payload) for event in self.events(since) if event.kind.startswith("kernel.")]
+
+    def rows(self, sql: str) -> list[Row]:
+        return self.store.read(lambda tx: tx.run(Statement("test", "Made for a test.", sql)))
+
+    def everything(self) -> dict[str, list[Row]]:
+        """Every row of every table: what must be the same when nothing was written."""
+        tables = [row[0] for row in self.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        return {name: self.rows(f'SELECT * FROM "{name}"') for name in tables}
+
+    def close(self) -> None:
+        self.store.close()
