@@ -385,7 +385,8 @@ class Writer:
         if kept:
             _call_each((self._engine.ring, *self.listeners))
         for request in kept:
-            _call_each(request.notes.after)
+            if request.notes.after:
+                _call_each(request.notes.after)
 
     def _answer(self, done: list[_Request[Any]]) -> None:
         alone = len(done) == 1 and done[0].bell is None and not done[0].waits
