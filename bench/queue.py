@@ -3,8 +3,7 @@
 Both sides have the same entries in the same order, commit to the same disk with `synchronous=FULL`, and are in
 lockstep: a round counts only if both handed out the same ids and their files have the same entries in each state.
 What rota does and the bare loop does not: it checks the entry and its owner, keeps the claim with its token and
-its expiry, appends every fact to the journal, and looks at whatever else could be due. What it saves: its workers end
-a run and take the next one in one commit (`complete_and_claim`), where the bare loop, as one would write it, has two.
+its expiry, appends every fact to the journal, and looks at whatever else could be due.
 """
 
 from __future__ import annotations
@@ -104,25 +103,21 @@ class Sides:
         return [sched_id for batch in batches for sched_id in self.kernel.queue.enqueue_many([e.spec for e in batch])]
 
     def claim_complete(self, count: int, worker_id: str = "worker") -> list[int]:
-        """Claim and complete one by one, as a worker does: the end of a run and the next claim are one commit."""
+        """Claim and complete one by one."""
         queue, ids = self.kernel.queue, []
-        ended: list[Completion] = []
         for _ in range(count):
-            (entry,) = queue.complete_and_claim(ended, worker_id=worker_id).entries
-            ended = [Completion(entry.sched_id, token=entry.token)]
+            (entry,) = queue.claim(worker_id=worker_id)
+            queue.complete(entry.sched_id, "completed", token=entry.token)
             ids.append(entry.sched_id)
-        queue.complete_many(ended)
         return ids
 
     def batches(self) -> list[int]:
-        """Claim a batch, then complete it together with the next claim."""
+        """Claim a batch, then complete it."""
         queue, ids = self.kernel.queue, []
-        ended: list[Completion] = []
         for _ in range(0, self.count, BATCH):
-            entries = queue.complete_and_claim(ended, worker_id="worker", max_n=BATCH).entries
-            ended = [Completion(entry.sched_id, token=entry.token) for entry in entries]
+            entries = queue.claim(worker_id="worker", max_n=BATCH)
+            queue.complete_many([Completion(entry.sched_id, token=entry.token) for entry in entries])
             ids += [entry.sched_id for entry in entries]
-        queue.complete_many(ended)
         return ids
 
 

@@ -1,7 +1,8 @@
 """Where the queue's benchmarks keep their files, and how they fill them.
 
 Files lie in `.bench/` of this checkout: on its own disk, since a flush to memory costs nothing, and gone when
-their case is. Everything runs as users run it: WAL, `synchronous=FULL`, the journal on.
+their case is or, after a run that was killed, when the next one begins. Everything runs as users run it: WAL,
+`synchronous=FULL`, the journal on.
 
 What is there before a case begins does not have to come through the kernel: a million enqueues would take longer
 than all the rest. So `write_rows` puts such rows into the table with one statement while nobody has the file open,
@@ -50,7 +51,8 @@ class Folder:
 
     def __init__(self) -> None:
         FOLDER.mkdir(exist_ok=True)
-        self._folder = tempfile.TemporaryDirectory(dir=FOLDER)
+        _remove_orphans()
+        self._folder = tempfile.TemporaryDirectory(dir=FOLDER, prefix=f"{os.getpid()}-")
 
     def file(self, name: str) -> str:
         """The path of a file in it."""
@@ -70,6 +72,13 @@ class Folder:
         self._folder.cleanup()
         with contextlib.suppress(OSError):  # another case has files there
             FOLDER.rmdir()
+
+
+def _remove_orphans() -> None:
+    """A run that was killed leaves its folders behind: remove those whose process is gone."""
+    for folder in FOLDER.iterdir():
+        if not Path("/proc", folder.name.split("-")[0]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_kernel(path: str, *, clock: Clock | None = None, durability: Durability = "full") -> Kernel:

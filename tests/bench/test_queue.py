@@ -62,6 +62,14 @@ def test_rota_and_the_bare_loop_hand_out_the_same(make: queue.Make, count: int, 
     assert not small.exists()
 
 
+def test_what_a_killed_run_left_behind_is_removed_by_the_next_one(small: Path) -> None:
+    (small / "999999999-left").mkdir(parents=True)
+    folder = queue_files.Folder()
+    assert [path.name for path in small.iterdir()] == [Path(folder.file("a")).parent.name]
+    folder.close()
+    assert not small.exists()
+
+
 def test_a_side_that_leaves_entries_behind_is_not_verified() -> None:
     sides = queue.Sides(20)
     sides.stand()
