@@ -13,6 +13,7 @@ from bench.harness import Case, run, table
 # Each bench is a list of modules, and each module has `cases() -> Iterator[Case]`.
 BENCHES = {
     "tick": ["bench.tick"],
+    "host": ["bench.host"],
     "policy": ["bench.policy_queue", "bench.policy_eevdf", "bench.policy_fair_share"],
     "queue": ["bench.queue", "bench.queue_drain", "bench.queue_size", "bench.queue_processes"],
 }

@@ -6,7 +6,7 @@
     │   │   └── SchedInvalidPayload      a queue entry's field
     │   │       └── SchedInvalidStateFilter
     │   ├── LedgerInvalidAmount, LedgerInvalidRefund, LedgerInvalidWarnAt
-    │   ├── ProjectInvalid, ContextInvalid, PolicyInvalid
+    │   ├── ProjectInvalid, ContextInvalid, PolicyInvalid, CommandInvalid
     │   ├── LimitExceeded                a named limit, with its value and what was asked
     │   ├── FleetInvalid                 fleet file: file, key, what was expected
     │   └── GraphInvalid                 graph file: carries its diagnostics
@@ -31,6 +31,11 @@
     │   └── NotOriginator, Unauthenticated, Forbidden, LockedOut
     ├── StoreError                       the file or the database
     │   └── SchemaMismatch, StoreUnavailable, StoreCorrupt, NotEnabled
+    ├── HostError                        what the operating system did not give
+    │   ├── SpawnFailed                  the command was not started: why, and the system's own errno
+    │   ├── MinderLost                   the process that minds the commands is gone, and they with it
+    │   ├── WorkersUnavailable           the warm workers cannot be started
+    │   └── HostUnsupported              this machine does not offer it
     ├── RunnerHandshakeFailed, RunnerIpcTimeout
     ├── PolicyFailed                     a policy raised, stalled or answered nonsense
     ├── WaitTimeout                      what you waited for has not happened yet (also a TimeoutError)
@@ -172,6 +177,14 @@ class PolicyInvalid(InvalidInput):
     code = -32222
     name = "policy_invalid_parameter"
     meaning = "unknown or bad parameter of a policy"
+
+
+class CommandInvalid(InvalidInput):
+    """A command, its limits or its scheduling cannot be what somebody meant."""
+
+    code = -32240
+    name = "host_command_invalid"
+    meaning = "bad value in a command's, its limits' or its scheduling's field"
 
 
 class LimitExceeded(InvalidInput):
@@ -657,6 +670,56 @@ class StoreCorrupt(StoreError):
     name = "kernel_store_corrupt"
     meaning = "what was read cannot be what was written"
     hint = "Run `rota db check` and restore from a backup."
+
+
+# --- the host ------------------------------------------------------------------------------------
+
+
+class HostError(RotaError):
+    """The operating system did not give what was asked."""
+
+    code = -32241
+    name = "host_error"
+    meaning = "the operating system did not give what was asked"
+
+
+class SpawnFailed(HostError):
+    """A command was not started."""
+
+    code = -32242
+    name = "host_spawn_failed"
+    meaning = "a command was not started; the data says why"
+
+    def __init__(self, message: str, *, reason: str, errno: int, hint: str, **data: Any) -> None:
+        super().__init__(message, hint=hint, reason=reason, errno=errno, **data)
+        self.reason, self.errno = reason, errno
+
+
+class MinderLost(HostError):
+    """The process that starts and minds commands is gone."""
+
+    code = -32243
+    name = "host_minder_lost"
+    meaning = "the process that starts and minds commands is gone; its sessions were ended"
+    hint = "Start a new minder; what ran has been reported as lost and can be run again."
+
+
+class HostUnsupported(HostError):
+    """This machine does not offer what was asked."""
+
+    code = -32244
+    name = "host_unsupported"
+    meaning = "this machine does not offer what was asked"
+    hint = "docs/caveats.md says what each platform offers."
+
+
+class WorkersUnavailable(HostError):
+    """The warm workers cannot be started."""
+
+    code = -32245
+    name = "host_workers_unavailable"
+    meaning = "the warm worker processes cannot be started"
+    hint = "The message has the reason; mend it and make a new pool."
 
 
 # --- running -------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ def test_the_table_marks_a_missed_goal(capsys: pytest.CaptureFixture[str]) -> No
 
 
 CASES = {
+    "host": ["minder-start", "spawn", "spawn-8", "spawn-run", "warm-call", "warm-call-8"],
     "tick": ["order-weighted-100k", "order-intent-100k", "order-weighted-1m", "top-100-of-100k", "world-10k"],
     "policy": [
         *(f"queue-push-pop-{size}" for size in ("1k", "10k", "100k", "1m")),

@@ -1,0 +1,154 @@
+"""For tests with real processes: commands, lines from pipes, and knowing that a process is gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rota.host.command import Command
+from rota.host.processes import Minder
+from rota.host.session import Session
+
+PATIENCE_S = 60.0  # only ends a test that would hang
+ENV = {"PATH": os.environ["PATH"]}
+
+
+def sh(script: str, **fields: object) -> Command:
+    """A shell script as a command."""
+    return Command(argv=("sh", "-c", script), env=ENV, **fields)  # type: ignore[arg-type]
+
+
+def py(script: str, *arguments: str, **fields: object) -> Command:
+    """A Python script as a command."""
+    return Command(argv=(sys.executable, "-I", "-c", script, *arguments), env=ENV, **fields)  # type: ignore[arg-type]
+
+
+def py_with_rota(script: str) -> Command:
+    """A Python script that can import what we can."""
+    return Command(argv=(sys.executable, "-c", script), env={**ENV, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+def output_of(minder: Minder, command: Command, **spawn: object) -> bytes:
+    """All that a command writes, once it has ended."""
+    with Pipe() as pipe:
+        session = minder.spawn(command, stdout=pipe.theirs, **spawn)  # type: ignore[arg-type]
+        pipe.close_theirs()
+        written = pipe.rest()
+        assert session.wait(PATIENCE_S) is not None
+        return written
+
+
+class Pipe:
+    """What a command writes, for us to read line by line."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = os.pipe()
+        self._read = b""
+        self._theirs_open = True
+
+    def close_theirs(self) -> None:
+        if self._theirs_open:
+            os.close(self.theirs)
+            self._theirs_open = False
+
+    def say(self, text: str) -> None:
+        """Write a line ourselves."""
+        os.write(self.theirs, f"{text}\n".encode())
+
+    def line(self) -> str:
+        """The next line; fails when none comes, and is empty when nobody is left to write one."""
+        while b"\n" not in self._read and self._more():
+            pass
+        line, _, self._read = self._read.partition(b"\n")
+        return line.decode()
+
+    def rest(self) -> bytes:
+        """Everything until nobody writes any more."""
+        while self._more():
+            pass
+        rest, self._read = self._read, b""
+        return rest
+
+    def _more(self) -> bool:
+        assert select.select([self.ours], [], [], PATIENCE_S)[0], "nothing came"
+        chunk = os.read(self.ours, 65536)
+        self._read += chunk
+        return bool(chunk)
+
+    def __enter__(self) -> Pipe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close_theirs()
+        os.close(self.ours)
+
+
+def watch(pid: int) -> int:
+    """A descriptor that becomes readable when a process dies; taken while it lives, so that it is not another's."""
+    return os.pidfd_open(pid)
+
+
+def dies(pidfd: int) -> bool:
+    """Whether a watched process dies."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    try:
+        return bool(poll.poll(PATIENCE_S * 1000))
+    finally:
+        os.close(pidfd)
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Look until something that rings no bell has happened, letting others run between looks."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < give_up_at, "it did not happen"
+        os.sched_yield()
+
+
+def open_descriptors(minder: Minder) -> tuple[int, int]:
+    """How many descriptors are open here and in the minder."""
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path(f"/proc/{minder.pid}/fd").iterdir()))
+
+
+def state_of(pid: int) -> str:
+    """R runs, S sleeps, T is stopped, Z is dead and not buried, X is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+@contextmanager
+def running(minder: Minder, command: Command, **spawn: object) -> Iterator[tuple[Session, Pipe]]:
+    """A command that has said its first line and goes on; killed at the end."""
+    with Pipe() as pipe:
+        session = minder.spawn(command, stdout=pipe.theirs, **spawn)  # type: ignore[arg-type]
+        pipe.close_theirs()
+        assert pipe.line() == "ready"
+        try:
+            yield session, pipe
+        finally:
+            session.kill()
+            session.wait(PATIENCE_S)
+
+
+@contextmanager
+def client(script: str) -> Iterator[tuple[subprocess.Popen[bytes], Pipe]]:
+    """Another process that uses rota, as a program would; its stdout is the pipe."""
+    with Pipe() as pipe:
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=pipe.theirs, stdin=subprocess.PIPE)
+        pipe.close_theirs()
+        try:
+            yield process, pipe
+        finally:
+            process.kill()
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
