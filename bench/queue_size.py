@@ -181,7 +181,7 @@ def _work_and_tell(pipe: Connection, path: str) -> None:
     desk = Dispatcher(kernel, "eevdf")
     for _ in range(TURNS // BATCH):
         entries = desk.claim("worker", BATCH)
-        desk.complete_many([Completion(entry.sched_id, token=entry.token) for entry in entries])
+        desk.queue.complete_many([Completion(entry.sched_id, token=entry.token) for entry in entries])
         ran += len(entries)
     kernel.queue.list(state="queued", limit=BATCH)
     kernel.store.close()

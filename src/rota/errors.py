@@ -36,7 +36,8 @@
     │   ├── MinderLost                   the process that minds the commands is gone, and they with it
     │   ├── WorkersUnavailable           the warm workers cannot be started
     │   └── HostUnsupported              this machine does not offer it
-    ├── RunnerHandshakeFailed, RunnerIpcTimeout
+    ├── RunnerHandshakeFailed, RunnerIpcTimeout, RunnerProtocolBroken
+    ├── RunFailed                        whose result was asked for
     ├── PolicyFailed                     a policy raised, stalled or answered nonsense
     ├── WaitTimeout                      what you waited for has not happened yet (also a TimeoutError)
     └── GraphRunFailed
@@ -731,6 +732,7 @@ class RunnerHandshakeFailed(RotaError):
     code = -32172
     name = "kernel_runner_handshake_failed"
     meaning = "the subprocess did not answer as a runner"
+    hint = "It must answer init with ready before anything else; docs/agents.md has every message."
 
 
 class RunnerIpcTimeout(RotaError):
@@ -739,6 +741,25 @@ class RunnerIpcTimeout(RotaError):
     code = -32174
     name = "kernel_runner_ipc_timeout"
     meaning = "the subprocess did not answer in time"
+    hint = "It must answer init with ready at once: load what is slow afterwards."
+
+
+class RunnerProtocolBroken(RotaError):
+    """The subprocess said something that is no message."""
+
+    code = -32175
+    name = "kernel_runner_protocol_broken"
+    meaning = "the subprocess said something that is no message"
+    hint = "docs/agents.md has every message; what the program prints for people belongs on its standard error."
+
+
+class RunFailed(RotaError):
+    """The run whose result was asked for did not go well; what there is of a result is in the data."""
+
+    code = -32176
+    name = "kernel_run_failed"
+    meaning = "the run whose result was asked for did not go well"
+    hint = "`rota why ID` tells its story."
 
 
 class PolicyFailed(RotaError):

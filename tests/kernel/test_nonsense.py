@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from rota.errors import RotaError
-from rota.kernel import Completion, EntryFilter, ScheduleSpec
+from rota.kernel import Completion, EntryFilter, RunReport, ScheduleSpec
 from rota.model.budgets import Handle
 from rota.model.work import Backoff, ProjectConstraint
 from tests.kernel.furnished import DONE, INF, NAN, PID, QUEUED, RUNNING, SURROGATE, Furnished
@@ -222,6 +222,56 @@ for field in ScheduleSpec.__struct_fields__[1:]:
     VERBS["queue.enqueue"][1][field] = getattr(ScheduleSpec(PID), field)
 
 # They take nothing, or only what another verb has checked.
+VERBS |= {
+    "agents.paused": (lambda world: world.agents.paused, {"by": "anna", "limit": 10}),
+    "journal.wait": (lambda world: world.journal.wait, {"since": 0, "wait_s": 0.0}),
+    "queue.peek": (lambda world: world.queue.peek, {"max_n": 1, "kinds": ("gpu",)}),
+    "queue.nudge": (lambda world: world.queue.nudge, {"worker_id": "w", "incarnation": "i"}),
+    "supervision.turn": (
+        lambda world: world.kernel.supervision.turn,
+        {"reports": [RunReport(sched_id=RUNNING, token=0)], "worker_id": "w", "max_n": 1, "wait_s": 0.0},
+    ),
+    "supervision.turn of one report": (
+        lambda world: lambda **made: world.kernel.supervision.turn([RunReport(**made)], worker_id="w", max_n=0),
+        {
+            "sched_id": RUNNING,
+            "token": 0,
+            "exit_kind": "failed",
+            "outcome": "timed_out",
+            "result": {},
+            "usage": {},
+            "wall_ms": 5,
+            "stopped_by": "TERM",
+            "back": "yield",
+            "back_at": START,
+        },
+    ),
+    "supervision.began": (
+        lambda world: world.kernel.supervision.began,
+        {"sched_id": RUNNING, "token": 0, "slot": "s", "runner": "command", "os_pid": 7},
+    ),
+    "supervision.checkpoint": (
+        lambda world: world.kernel.supervision.checkpoint,
+        {"sched_id": RUNNING, "token": 0, "state": {}},
+    ),
+    "supervision.rest": (
+        lambda world: world.kernel.supervision.rest,
+        {"sched_id": RUNNING, "token": 0, "waiting": True},
+    ),
+    "supervision.spawn": (
+        lambda world: world.kernel.supervision.spawn,
+        {"spec": ScheduleSpec(PID, parent_id=RUNNING), "token": 0, "lent": {}},
+    ),
+    "supervision.quarantine": (
+        lambda world: world.kernel.supervision.quarantine,
+        {"pid": PID, "failures": 3, "until_at": START + 9},
+    ),
+    "supervision.moved": (
+        lambda world: world.kernel.supervision.moved,
+        {"worker_id": "w", "incarnation": "i", "verb": "started"},
+    ),
+}
+
 WITHOUT_INPUT = {
     "agents.check_exit",
     "agents.end",
@@ -230,16 +280,25 @@ WITHOUT_INPUT = {
     "ledger.budgets",
     "ledger.list_breached",
     "projects.fleet_paused_by",
+    "supervision.recover",
     "queue.cancel_some",
     "queue.counts",
+    # inside a transaction, for other parts of the kernel: what they are given was checked at the door
+    "queue.end",
+    "queue.hand_out",
+    "queue.live",
+    "queue.park",
+    "queue.put",
+    "queue.return_run",
+    "queue.spend",
 }
 
 
 def test_the_law_knows_every_verb_of_the_kernel(furnished: Furnished) -> None:
     public = {
         f"{part}.{name}"
-        for part in ("agents", "contexts", "journal", "ledger", "projects", "queue")
-        for name in dir(getattr(furnished, part))
+        for part in ("agents", "contexts", "journal", "ledger", "projects", "queue", "supervision")
+        for name in dir(getattr(furnished.kernel, part))
         if not name.startswith("_")
     }
     assert public - WITHOUT_INPUT - VERBS.keys() == set()

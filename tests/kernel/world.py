@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from tests.store.world import Caller, Room
 
 _REASONS = {str(kind.__struct_config__.tag): kind for kind in BLOCKING}
 START = 1_000.0  # when every world begins
+T = TypeVar("T")
 POLICIES = ("strict", "round_robin", "fair_share", "eevdf", "edf")  # one for each way of finding candidates
 
 
@@ -86,12 +88,16 @@ class World:
 
     def waiter(self, desk: Dispatcher | None = None, *, wait_s: float = 100_000.0, **how: Any) -> Caller[list[int]]:
         """Claim from another thread, and come back once that is parked."""
+        asked = desk or Dispatcher(self.kernel)
+        return self.waiter_of(lambda: [entry.sched_id for entry in asked.claim("waiter", wait_s=wait_s, **how)])
+
+    def waiter_of(self, call: Callable[[], T]) -> Caller[T]:
+        """Make a call that will wait from another thread, and come back once it is parked."""
         writer: Any = self.store._writer  # type: ignore[attr-defined]  # to see who waits there
         if not isinstance(writer._parked, Room):
             writer._parked = Room()
         count = len(writer._parked)
-        asked = desk or Dispatcher(self.kernel)
-        caller = Caller(lambda: [entry.sched_id for entry in asked.claim("waiter", wait_s=wait_s, **how)])
+        caller = Caller(call)
         writer._parked.until(count + 1)
         return caller
 

@@ -57,14 +57,14 @@ class Life:
         late = self.chance.choice([None, now + 30])
         runnable_at = self.chance.choice([0.0, now + 20])
         draws_on = self.chance.choice([(), ("model",)])
-        self.desk.enqueue(
+        self.desk.queue.enqueue(
             ScheduleSpec(self.chance.choice(self.pids), runnable_at=runnable_at, deadline=late, draws_on=draws_on)
         )
 
     def enqueue_many(self) -> None:
         pid = self.chance.choice(self.pids)
         first = ScheduleSpec(pid, retry_on=("crashed", "failed"), max_attempts=2)
-        self.desk.enqueue_many([first, ScheduleSpec(pid, after=(-1,)), ScheduleSpec(pid, tags=("some",))])
+        self.desk.queue.enqueue_many([first, ScheduleSpec(pid, after=(-1,)), ScheduleSpec(pid, tags=("some",))])
 
     def claim(self) -> None:
         entries = self.desk.claim(
@@ -75,7 +75,7 @@ class Life:
     def end(self) -> None:
         if self.live:
             sched_id, token = self.live.pop(self.chance.randrange(len(self.live)))
-            self.desk.complete_many([Completion(sched_id, self.chance.choice(EXIT_KINDS), token)])
+            self.desk.queue.complete_many([Completion(sched_id, self.chance.choice(EXIT_KINDS), token)])
 
     def charge(self) -> None:
         if self.live and self.kernel.queue.get(self.live[-1][0]).token == self.live[-1][1]:
@@ -122,9 +122,9 @@ def test_the_journal_tells_what_the_tables_hold_after_every_step(seed: int) -> N
 def test_a_prune_leaves_fewer_facts_and_the_same_state(tmp_path: Path) -> None:
     life = Life(1, str(tmp_path / "rota.db"))
     pid = life.pids[0]
-    ids = life.desk.enqueue_many([ScheduleSpec(pid) for _ in range(30)])
+    ids = life.desk.queue.enqueue_many([ScheduleSpec(pid) for _ in range(30)])
     entries = life.desk.claim("w", 20)
-    life.desk.complete_many([Completion(entry.sched_id, "completed", entry.token) for entry in entries])
+    life.desk.queue.complete_many([Completion(entry.sched_id, "completed", entry.token) for entry in entries])
     before = life.kernel.info()["event_count"]
     life.clock.advance(100)
     gone = life.kernel.retention.prune(events_older_than_s=10, entries_older_than_s=10)
@@ -141,15 +141,15 @@ def test_a_prune_leaves_fewer_facts_and_the_same_state(tmp_path: Path) -> None:
 def test_what_somebody_waits_for_is_not_pruned() -> None:
     life = Life(2)
     pid = life.pids[0]
-    first, second, held = life.desk.enqueue_many(
+    first, second, held = life.desk.queue.enqueue_many(
         [ScheduleSpec(pid, priority=9), ScheduleSpec(pid), ScheduleSpec(pid, after=(-2, -1))]
     )
     (entry,) = life.desk.claim("w")
-    life.desk.complete(first, "completed", token=entry.token)
+    life.desk.queue.complete(first, "completed", token=entry.token)
     life.clock.advance(100)
     assert life.kernel.retention.prune(events_older_than_s=0, entries_older_than_s=0).entries == 0
     (entry,) = life.desk.claim("w")
-    life.desk.complete(second, "completed", token=entry.token)
+    life.desk.queue.complete(second, "completed", token=entry.token)
     assert life.kernel.queue.get(held).hold is None
     life.kernel.store.close()
 
@@ -157,13 +157,13 @@ def test_what_somebody_waits_for_is_not_pruned() -> None:
 def test_numbers_are_not_given_twice_after_everything_was_pruned() -> None:
     life = Life(3)
     pid = life.pids[0]
-    (last,) = life.desk.enqueue_many([ScheduleSpec(pid)])
+    (last,) = life.desk.queue.enqueue_many([ScheduleSpec(pid)])
     (entry,) = life.desk.claim("w")
-    life.desk.complete(last, "completed", token=entry.token)
+    life.desk.queue.complete(last, "completed", token=entry.token)
     life.clock.advance(100)
     life.kernel.retention.prune(events_older_than_s=0, entries_older_than_s=0)
     cursor = life.kernel.journal.cursor()
-    assert life.desk.enqueue(ScheduleSpec(pid)) > last
+    assert life.desk.queue.enqueue(ScheduleSpec(pid)) > last
     assert life.kernel.journal.cursor() > cursor
     life.kernel.store.close()
 

@@ -11,6 +11,7 @@ import pytest
 from rota import Rota, store
 from rota.clock import ManualClock
 from rota.errors import (
+    RunFailed,
     SchedIllegalTransition,
     SchedInvalidPayload,
     SchedUnknownId,
@@ -22,6 +23,7 @@ from rota.errors import (
 )
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.events import decode
+from rota.store.migrations import LATEST
 
 
 def test_a_function_becomes_an_agent_and_its_entry_runs() -> None:
@@ -36,17 +38,23 @@ def test_a_function_becomes_an_agent_and_its_entry_runs() -> None:
         job = summarise.enqueue(url="a page", priority=5)
         with pytest.raises(WaitTimeout):
             job.result()
-        assert rota.run() == 1
+        assert rota.run(until_idle=True) == 1
         assert job.result() == {"read": "a page"}
         assert job.entry().state == "completed"
         events = rota.kernel.journal.tail()
         assert [event.kind for event in events] == [
             "kernel.process.created",
             "kernel.sched.enqueued",
+            "kernel.supervisor.moved",
             "kernel.sched.claimed",
+            "kernel.process.transitioned",
+            "kernel.run.ended",
             "kernel.sched.completed",
+            "kernel.process.transitioned",
+            "kernel.process.transitioned",
+            "kernel.supervisor.moved",
         ]
-        claimed = events[2]
+        claimed = events[3]
         assert log == [(1, 1, claimed.event_id, "a page")]  # the token is the event id of the claim
         assert [decode(event.kind, event.payload).kind for event in events] == [event.kind for event in events]
 
@@ -59,18 +67,19 @@ def test_an_agents_fault_is_an_outcome_and_not_ours() -> None:
             raise RuntimeError("no network")
 
         job = broken.enqueue()
-        rota.run()
+        rota.run(until_idle=True)
         assert job.entry().exit_kind == "failed"
-        assert job.result() == {"error": "RuntimeError: no network"}
+        with pytest.raises(RunFailed, match="no network"):
+            job.result()
 
 
 def test_what_was_enqueued_is_there_after_the_file_is_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "rota.db"
     with Rota(path) as rota:
-        pid = rota.desk.create_agent("worker", "callable")
-        sched_id = rota.desk.enqueue(ScheduleSpec(pid, 3, payload={"n": 1}))
+        pid = rota.desk.agents.create("worker")
+        sched_id = rota.desk.queue.enqueue(ScheduleSpec(pid, 3, payload={"n": 1}))
     with Rota(path) as rota:
-        entry = rota.desk.get(sched_id)
+        entry = rota.desk.queue.get(sched_id)
         assert (entry.state, entry.priority, entry.payload) == ("queued", 3, {"n": 1})
 
 
@@ -133,7 +142,7 @@ def test_bad_input_gets_its_typed_error_and_nothing_is_written() -> None:
     assert kernel.journal.tail() == before
 
 
-@pytest.mark.parametrize("stamp", ["4", "99", "101", "abc", "-1"])
+@pytest.mark.parametrize("stamp", ["4", "99", str(LATEST + 1), "abc", "-1"])
 def test_a_file_of_another_kernel_is_refused_and_not_written(tmp_path: Path, stamp: str) -> None:
     path = tmp_path / "other.db"
     connection = apsw.Connection(str(path))

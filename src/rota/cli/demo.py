@@ -45,7 +45,7 @@ def _one_entry(console: Console) -> None:
             return {"read": url, "attempt": run.attempt}
 
         job = summarise.enqueue(url="a page", priority=5)
-        rota.run()
+        rota.run(until_idle=True)
         for event in rota.kernel.journal.tail():
             console.print(_story(event))
         console.print(f"  → result of entry {job.sched_id}: {job.result()}", style="bold")

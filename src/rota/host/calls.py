@@ -2,8 +2,10 @@
 
     pool → worker    CALL (number, function, arguments)    TELL (number, value), while it works
     worker → pool    NOTE (number, value), while it works  then one of VALUE, RAISED, UNPICKLABLE, UNLOADABLE
+    worker → pool    ASK (number, question, value), while it works
+    pool → worker    ANSWER (number, question, whether it went well, value)
 
-A worker reads nothing but CALLs until it has answered, except when its function asks what it was told.
+A worker reads nothing but CALLs until it has answered, except when its function asks, or asks what it was told.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class Kind(IntEnum):
     RAISED = 5
     UNPICKLABLE = 6  # the value cannot be sent
     UNLOADABLE = 7  # the function or its arguments cannot be understood here
+    ASK = 8
+    ANSWER = 9
 
 
 def pickled_call(

@@ -110,6 +110,11 @@ class Minder:
         return self._process.pid
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the minder process is gone: a new one is needed."""
+        return self._lost
+
+    @property
     def sessions(self) -> list[Session]:
         """What runs, or is being started."""
         with self._lock:

@@ -6,6 +6,7 @@ worker directly, on the caller's own thread: it sends, and blocks reading until 
 
     caller ──CALL──▶ worker            idle workers are taken last in, first out: the warmest first
     caller ◀─NOTE── worker             a function may say things while it runs
+    caller ◀─ASK─── worker             or ask, and wait for the ANSWER
     caller ◀─VALUE─ worker             and the worker is idle again
 
 How a call ends is always an `Outcome`, never an exception of the pool. A worker that dies closes its line; the caller
@@ -32,7 +33,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from rota.clock import Clock, SystemClock, wait_until
-from rota.errors import InvalidInput, LimitExceeded, RotaError, WorkersUnavailable
+from rota.errors import HostError, InvalidInput, LimitExceeded, RotaError, WorkersUnavailable
 from rota.host.calls import TELL_BYTES_MAX, Kind, Line, pickled_call
 from rota.host.command import Command
 from rota.host.frames import Frame, Inbox, encode, send
@@ -68,17 +69,28 @@ class _Worker:
 class Call:
     """A call that runs. Whoever started it calls `outcome`, once; any thread may `kill` it or `tell` it something."""
 
-    def __init__(self, pool: WarmWorkers, number: int, worker: _Worker, on_note: Callable[[Any], None] | None) -> None:
+    def __init__(
+        self,
+        pool: WarmWorkers,
+        number: int,
+        worker: _Worker,
+        on_note: Callable[[Any], None] | None,
+        on_ask: Callable[[Any], Any] | None,
+    ) -> None:
         self.number = number
         self._pool = pool
         self._worker = worker
         self._on_note = on_note
+        self._on_ask = on_ask
         self._watched: int | None = None  # the watchdog's token
         self._is_over = False
         self._outcome: Outcome | None = None
 
     def outcome(self) -> Outcome:
-        """Wait for the end. What the function notes on the way is given to `on_note`, on this thread."""
+        """Wait for the end. What the function notes or asks on the way goes to `on_note` and `on_ask`, on this thread.
+
+        What `on_ask` raises is raised again where the function asked.
+        """
         if self._outcome is None:
             answer = self._wait_for_answer()
             self._outcome = of_answer(*answer) if answer is not None else self._pool._died(self, self._worker)
@@ -86,8 +98,11 @@ class Call:
 
     def _wait_for_answer(self) -> tuple[Kind, bytes] | None:
         try:
-            while (message := self._worker.line.receive()) is not None and message[0] is Kind.NOTE:
-                self._hear(message[1])
+            while (message := self._worker.line.receive()) is not None and message[0] in (Kind.NOTE, Kind.ASK):
+                if message[0] is Kind.NOTE:
+                    self._hear(message[1])
+                else:
+                    self._answer(message[1])
         except BaseException:  # a Ctrl-C, or what on_note raised: nobody waits for the worker any more
             self._pool._abandon(self, self._worker)
             raise
@@ -111,6 +126,28 @@ class Call:
         number, value = pickle.loads(payload)  # noqa: S301  # from our own worker
         if number == self.number and self._on_note is not None:  # else a thread of an earlier call speaks late
             self._on_note(value)
+
+    def _answer(self, payload: bytes) -> None:
+        number, question, value = pickle.loads(payload)  # noqa: S301  # from our own worker
+        if number != self.number:
+            return  # a thread of an earlier call: it has been told that its call is over
+        try:
+            answer = pickle.dumps((number, question, True, (self._on_ask or _nobody)(value)))
+        except Exception as problem:  # it is the function that asked, so it is the function that hears it
+            answer = _pickled_problem(number, question, problem)
+        with suppress(OSError):  # it has died: the next read says so
+            self._worker.line.send(Kind.ANSWER, answer)
+
+
+def _nobody(_question: Any) -> None:
+    raise HostError("nobody answers questions of this call", hint="Give the call an `on_ask`.")
+
+
+def _pickled_problem(number: int, question: int, problem: Exception) -> bytes:
+    try:
+        return pickle.dumps((number, question, False, problem))
+    except Exception:  # an exception's own reduce method may raise anything
+        return pickle.dumps((number, question, False, HostError(f"{type(problem).__name__}: {problem}")))
 
 
 class WarmWorkers:
@@ -189,9 +226,10 @@ class WarmWorkers:
         *,
         timeout_s: float | None = None,
         on_note: Callable[[Any], None] | None = None,
+        on_ask: Callable[[Any], Any] | None = None,
     ) -> Outcome:
         """Run a function in a worker and wait for how it ends."""
-        return self.start(function, args, kwargs, timeout_s=timeout_s, on_note=on_note).outcome()
+        return self.start(function, args, kwargs, timeout_s=timeout_s, on_note=on_note, on_ask=on_ask).outcome()
 
     def start(
         self,
@@ -201,12 +239,13 @@ class WarmWorkers:
         *,
         timeout_s: float | None = None,
         on_note: Callable[[Any], None] | None = None,
+        on_ask: Callable[[Any], Any] | None = None,
     ) -> Call:
         """Give a function to an idle worker, waiting for one if need be. `timeout_s` counts from when it was given."""
         number = next(self._numbers)
         payload = pickled_call(number, function, args, kwargs)
         worker = self._take()
-        call = Call(self, number, worker, on_note)
+        call = Call(self, number, worker, on_note, on_ask)
         if timeout_s is not None:
             call._watched = self._watchdog.watch(timeout_s, lambda: self._doom(call, worker, "timed_out"))
         try:

@@ -17,6 +17,7 @@ from rota.kernel.ledger import Ledger
 from rota.kernel.projects import Projects
 from rota.kernel.queue import Queue
 from rota.kernel.retention import Retention
+from rota.kernel.supervision import RunReport, Supervision
 from rota.model.work import Agent, ReadyEntry, ScheduleSpec
 from rota.store import Store, Transaction
 from rota.store.statements import agents as agent_sql
@@ -29,6 +30,7 @@ __all__ = [
     "IllegalQueueTransition",
     "Kernel",
     "ReadyEntry",
+    "RunReport",
     "SchedIllegalTransition",
     "SchedInvalidPayload",
     "SchedUnknownId",
@@ -54,6 +56,7 @@ class Kernel:
         self.projects = Projects(core)
         self.queue = Queue(core)
         self.retention = Retention(core)
+        self.supervision = Supervision(core, self.agents, self.queue)
 
     def terminate(
         self,

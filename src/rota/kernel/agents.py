@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from rota.errors import InvalidPayload, ProjectUnknown, UnknownPid
-from rota.kernel.core import Core, page
+from rota.kernel.core import LIST_MAX, Core, page
 from rota.kernel.journal import append
 from rota.kernel.rows import agent_of
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
@@ -35,6 +35,7 @@ from rota.store.statements import projects as project_sql
 __all__ = ["Agents", "Recovery", "find"]
 
 Pids: TypeAlias = list[int]
+Found: TypeAlias = list[Agent]
 Recovery = Literal["mark-suspended", "mark-dead"]
 RECOVERIES: dict[str, str] = {"mark-suspended": "suspend", "mark-dead": "terminate"}
 
@@ -201,6 +202,12 @@ class Agents:
             tx.notes.wake = True
 
         self._core.write(work)
+
+    def paused(self, by: str, *, limit: int = LIST_MAX) -> Found:
+        """The agents that this one has paused, by pid."""
+        _agent.text("by", by)
+        rows = self._core.read(lambda tx: tx.run(sql.PAUSED, (by, page(limit, 0).limit)))
+        return [agent_of(row) for row in rows]
 
     def recover(self, policy: Recovery = "mark-suspended", *, reason: str = "daemon_restart") -> Pids:
         """Put agents that were at work when everything stopped where they can go on; their pids are the answer."""

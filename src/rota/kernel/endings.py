@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from rota.errors import RotaError, SchedUnknownId, StaleClaim
-from rota.kernel import after, flows, windows
+from rota.kernel import after, flows, lending, windows
 from rota.kernel.journal import append
 from rota.kernel.ledger import SHARED_DIM
 from rota.kernel.rows import Options, options_of, spent_of
@@ -29,6 +29,7 @@ from rota.store.statements import claims as sql
 
 __all__ = ["Ended", "Ending", "Run", "backoff_s", "end_runs", "put_back", "runs_of"]
 
+NEVER_AGAIN = frozenset({"over_budget"})  # outcomes that another attempt would only repeat
 _encode = msgspec.json.Encoder().encode
 
 
@@ -176,6 +177,7 @@ def _judge(run: Run | None, ending: Ending) -> tuple[str, str]:
         raise StaleClaim(text, sched_id=ending.sched_id, token=ending.token)
     knows = ending.token is not None or ending.verb == "reclaim"
     may_retry = knows and not run.cancel_requested and run.attempt < run.max_attempts
+    may_retry = may_retry and ending.outcome not in NEVER_AGAIN
     if may_retry and ending.exit_kind in run.options.retry_on:
         verb = "reclaim" if ending.verb == "reclaim" else "retry"
         return run.state, str(advance(ENTRY, run.state, verb, run.sched_id))
@@ -240,6 +242,9 @@ def _put_back(
     moves: list[FlowMove],
     now: float,
 ) -> None:
+    for each in returns:
+        if each.run.spent_text is not None and each.run.options.parent_id is not None:
+            lending.after_attempt(tx, each.run.sched_id)
     tx.run_many(sql.RETURN, [(r.hold, r.runnable_at, r.attempt, r.outcome, r.run.sched_id) for r in returns])
     fact = EntriesReturned(
         verb=verb,

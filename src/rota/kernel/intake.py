@@ -126,6 +126,10 @@ class Intake(Entries):
 
         return self._core.write(work)
 
+    def put(self, tx: Transaction, spec: ScheduleSpec, now: float) -> int:
+        """Put an entry in inside a transaction."""
+        return self._enqueue(tx, [_checked(spec)], now)[0]
+
     def _enqueue(self, tx: Transaction, batch: list[_New], now: float) -> list[int]:
         """Write entries and the one fact about them. Ids of new entries follow one another."""
         ids: list[int] = []

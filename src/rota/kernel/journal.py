@@ -80,11 +80,18 @@ class Journal:
 
         return self._core.write(work)
 
-    def tail(self, since: int = 0, limit: int = 1_000, *, pid: int | None = None) -> list[Event]:
-        """Events after `since`, oldest first, at most `TAIL_MAX`; of one agent if asked."""
+    def tail(
+        self, since: int = 0, limit: int = 1_000, *, pid: int | None = None, kinds: tuple[str, ...] = ()
+    ) -> list[Event]:
+        """Events after `since`, oldest first, at most `TAIL_MAX`; of one agent, or of some kinds, if asked."""
         _checks.whole("since", since)
         most = max(1, min(_checks.whole("limit", limit), TAIL_MAX))
-        if pid is None:
+        if kinds != ():
+            if pid is not None:
+                raise _checks.refuse("kinds", "cannot be asked for together with a pid")
+            names = msgspec.json.encode(_checks.texts("kinds", kinds)).decode()
+            rows = self._core.read(lambda tx: tx.run(sql.EVENT_TAIL_KINDS, (since, names, most)))
+        elif pid is None:
             rows = self._core.read(lambda tx: tx.run(sql.EVENT_TAIL, (since, most)))
         else:
             rows = self._core.read(lambda tx: tx.run(sql.EVENT_TAIL_OF, (pid, since, most)))
@@ -94,6 +101,22 @@ class Journal:
         """The id of the last event."""
         rows = self._core.read(lambda tx: tx.run(sql.EVENT_ENDS))
         return int(rows[0][1] or 0)
+
+    def wait(self, since: int, wait_s: float) -> int:
+        """Wait until something was recorded after `since`, or until the time has passed; the cursor is the answer."""
+        _checks.whole("since", since)
+        _checks.duration("wait_s", wait_s)
+        self._listen()
+        give_up_at = self._core.clock.monotonic() + wait_s
+        while True:
+            with self._news:
+                seen = self._count
+            cursor = self.cursor()
+            left_s = give_up_at - self._core.clock.monotonic()
+            if cursor > since or left_s <= 0:
+                return cursor
+            with self._news:
+                wait_until(self._core.clock, self._news, partial(self._has_news, seen), left_s)
 
     def follow(self, since: int | None = None, *, wait_s: float | None = None) -> Iterator[Event]:
         """Events as they are committed, from a cursor or from now on; ends when nothing came for `wait_s`."""

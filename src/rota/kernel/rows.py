@@ -135,9 +135,14 @@ def spent_of(text: str | None) -> Mapping[str, int]:
     return _NOTHING if text is None else _decoded_spent(text)
 
 
+@lru_cache(maxsize=4096)
+def _decoded_options(text: str) -> Options:
+    return _decode(text, type=Options)
+
+
 def options_of(text: str | None) -> Options:
     """The options in a row."""
-    return _NO_OPTIONS if text is None else _decode(text, type=Options)
+    return _NO_OPTIONS if text is None else _decoded_options(text)
 
 
 def entry_of(row: Sequence[Any]) -> ReadyEntry:

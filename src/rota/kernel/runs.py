@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 import msgspec
@@ -32,19 +33,20 @@ from rota.kernel.claims import CLAIM_TIMEOUT_S, ClaimPass, Terms
 from rota.kernel.core import Core
 from rota.kernel.endings import Ending, Run, end_runs, put_back, runs_of
 from rota.kernel.ledger import Charged, Payer, record
-from rota.kernel.pulse import Pulse
+from rota.kernel.pulse import Pulse, pulse
 from rota.kernel.results import Results
-from rota.kernel.rows import needs_of, spent_of
+from rota.kernel.rows import entry_of, needs_of, spent_of
 from rota.kernel.upkeep import RECLAIM_MAX, Clockwork, expire_claims, sweep
 from rota.model.checks import Checks
 from rota.model.reasons import Blocking
-from rota.model.work import ReadyEntry
-from rota.store import Transaction
+from rota.model.work import ReadyEntry, Worker
+from rota.store import Nudge, Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import queue as queue_sql
 
 __all__ = ["Runs"]
 
+NUDGES_MAX = 10_000  # workers whose nudges are remembered; the one first heard of is forgotten first
 _queue = Checks("Queue", SchedInvalidPayload)
 _amounts = Checks("Run", LedgerInvalidAmount)
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -57,6 +59,8 @@ class Runs:
         self._core = core
         self._results = results
         self._clockwork = Clockwork(core)
+        self._nudges: dict[Worker, Nudge] = {}
+        self._nudging = threading.Lock()  # of the nudges
 
     # --- handing out -----------------------------------------------------------------------------
 
@@ -76,7 +80,7 @@ class Runs:
         now = self._core.now()
 
         def work(tx: Transaction) -> Turnover:
-            return Turnover(self._end(tx, endings, now), self._hand_out(tx, ask))
+            return Turnover(self.end(tx, endings, now), self.hand_out(tx, ask))
 
         turnover = self._core.write_steadily(work)
         if turnover.entries or wait_s <= 0:
@@ -85,11 +89,26 @@ class Runs:
 
     def _claim(self, ask: Ask, wait_s: float) -> list[ReadyEntry]:
         if wait_s > 0:
-            alike = ask.same, ask.kinds, ask.budgets_count
-            return self._core.store.wait(lambda tx: self._hand_out(tx, ask), wait_s, alike)
-        return self._core.write_steadily(lambda tx: self._hand_out(tx, ask))
+            return self.park(lambda tx: self.hand_out(tx, ask), ask, wait_s)
+        return self._core.write_steadily(lambda tx: self.hand_out(tx, ask))
 
-    def _hand_out(self, tx: Transaction, ask: Ask) -> list[ReadyEntry]:
+    def park(self, work: Callable[[Transaction], list[ReadyEntry]], ask: Ask, wait_s: float) -> list[ReadyEntry]:
+        """Hand out entries; while there are none, wait for some, at most this long, or until nudged."""
+        alike = ask.same, ask.kinds, ask.budgets_count
+        return self._core.store.wait(work, wait_s, alike, self._nudge_of(ask.worker))
+
+    def nudge(self, worker_id: str, incarnation: str = "") -> None:
+        """Let a worker's waiting claim come back at once, empty-handed; if none waits, its next one does not."""
+        self._core.store.nudge(self._nudge_of(worker_of(worker_id, incarnation)))
+
+    def _nudge_of(self, worker: Worker) -> Nudge:
+        with self._nudging:
+            if worker not in self._nudges and len(self._nudges) >= NUDGES_MAX:
+                del self._nudges[next(iter(self._nudges))]
+            return self._nudges.setdefault(worker, Nudge())
+
+    def hand_out(self, tx: Transaction, ask: Ask) -> list[ReadyEntry]:
+        """Hand out entries inside a transaction."""
         now = self._core.now() if ask.now is None else ask.now
         beat = self._turn(tx, now, own_time=ask.now is None)
         terms = Terms(ask.worker, ask.most, now, ask.timeout_s, ask.kinds, ask.budgets_count)
@@ -141,6 +160,18 @@ class Runs:
 
         return self._core.write(work)
 
+    def peek(self, max_n: int = 1, *, kinds: Sequence[str] = ()) -> list[ReadyEntry]:
+        """What a claim in strict order would be handed now, without handing it out."""
+        ask = ask_of(worker_id="peek", max_n=max_n, kinds=kinds)
+
+        def work(tx: Transaction) -> list[ReadyEntry]:
+            terms = Terms(ask.worker, ask.most, self._core.now(), ask.timeout_s, ask.kinds, ask.budgets_count)
+            claim = ClaimPass(tx, terms, pulse(tx))
+            claim.strict()
+            return [entry_of(each.row) for each in claim.taken]
+
+        return self._core.read(work)
+
     # --- holding on ------------------------------------------------------------------------------
 
     def heartbeat(self, sched_id: int, token: int, now: float | None = None) -> Beat:
@@ -174,17 +205,17 @@ class Runs:
         _amounts.amounts("amounts", amounts)
         now = self._core.now()
 
-        def work(tx: Transaction) -> dict[str, Charged]:
-            run = self._live(tx, sched_id, token)
-            spent = dict(spent_of(run.spent_text))
-            for dim, amount in amounts.items():
-                spent[dim] = spent.get(dim, 0) + amount
-            tx.run(sql.SPEND, (_encode(spent).decode(), sched_id))
-            needs = needs_of(tx.run(queue_sql.GET, (sched_id,))[0][25])
-            payer = Payer(run.pid, run.project_id, needs, sched_id)
-            return record(tx, payer, dict(amounts), now, moves_flow=False)
+        return self._core.write(lambda tx: self.spend(tx, self.live(tx, sched_id, token), amounts, now))
 
-        return self._core.write(work)
+    def spend(self, tx: Transaction, run: Run, amounts: Mapping[str, int], now: float) -> dict[str, Charged]:
+        """Charge a live run inside a transaction."""
+        spent = dict(spent_of(run.spent_text))
+        for dim, amount in amounts.items():
+            spent[dim] = spent.get(dim, 0) + amount
+        tx.run(sql.SPEND, (_encode(spent).decode(), run.sched_id))
+        needs = needs_of(tx.run(queue_sql.GET, (run.sched_id,))[0][25])
+        payer = Payer(run.pid, run.project_id, needs, run.sched_id)
+        return record(tx, payer, dict(amounts), now, moves_flow=False)
 
     # --- ending ----------------------------------------------------------------------------------
 
@@ -211,9 +242,10 @@ class Runs:
         """End many runs in one commit; one that is refused has its error in its place and holds up nobody."""
         endings = endings_of(completions)
         now = self._core.now()
-        return self._core.write_steadily(lambda tx: self._end(tx, endings, now))
+        return self._core.write_steadily(lambda tx: self.end(tx, endings, now))
 
-    def _end(self, tx: Transaction, endings: list[Ending], now: float) -> list[Answer]:
+    def end(self, tx: Transaction, endings: list[Ending], now: float) -> list[Answer]:
+        """End runs inside a transaction."""
         ended = end_runs(tx, endings, now, self._core.chance)
         if ended.changed_more:
             self._core.memo.forget()
@@ -237,15 +269,17 @@ class Runs:
         now = self._core.now()
         at = now if runnable_at is None else _queue.instant("runnable_at", runnable_at)
 
-        def work(tx: Transaction) -> None:
-            run = self._live(tx, sched_id, token)
-            if run.cancel_requested:
-                ending = Ending(sched_id, "cancelled", token)
-                self._will_tell(tx, end_runs(tx, [ending], now, self._core.chance).final)
-            else:
-                put_back(tx, run, verb, at, now)
+        self._core.write(lambda tx: self.return_run(tx, self.live(tx, sched_id, token), verb, at, now))
 
-        self._core.write(work)
+    def return_run(
+        self, tx: Transaction, run: Run, verb: Literal["yield", "preempt"], runnable_at: float, now: float
+    ) -> None:
+        """Put a live run back inside a transaction, or end it if it was asked to stop."""
+        if run.cancel_requested:
+            ending = Ending(run.sched_id, "cancelled", run.token)
+            self._will_tell(tx, end_runs(tx, [ending], now, self._core.chance).final)
+        else:
+            put_back(tx, run, verb, runnable_at, now)
 
     # --- taking back -----------------------------------------------------------------------------
 
@@ -322,7 +356,7 @@ class Runs:
         if final:
             tx.notes.after.append(lambda: self._results.tell(final))
 
-    def _live(self, tx: Transaction, sched_id: int, token: int | None) -> Run:
+    def live(self, tx: Transaction, sched_id: int, token: int | None) -> Run:
         """A run that is under way, and whose claim is the caller's if it says so."""
         if token is not None:
             _queue.whole("token", token)

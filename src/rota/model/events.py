@@ -284,6 +284,24 @@ class BudgetSet(Fact, frozen=True, kw_only=True):
     window_s: float | None = None
 
 
+class BudgetLent(Fact, frozen=True, kw_only=True):
+    """A run lent a part of its budget to work that it spawned."""
+
+    kind = "kernel.budget.lent"
+    sched_id: int
+    parent_id: int
+    amounts: dict[str, int]
+
+
+class BudgetReturned(Fact, frozen=True, kw_only=True):
+    """What a child left of what it was lent went back to its parent."""
+
+    kind = "kernel.budget.returned"
+    sched_id: int
+    parent_id: int
+    amounts: dict[str, int]
+
+
 class FlowReweighted(Fact, frozen=True, kw_only=True):
     """A flow's share changed."""
 

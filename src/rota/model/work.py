@@ -253,7 +253,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What happens when an agent's run ends badly, again and again."""
 
-    when: Literal["never", "on_failure", "always"] = "on_failure"
+    when: Literal["never", "on_crash", "on_failure", "always"] = "on_crash"  # always: also when it ended well
     backoff: Backoff = Backoff()
     quarantine_after: int = 5  # failures in a row
     quarantine_s: float = 600.0

@@ -1,33 +1,69 @@
-"""The desk: the calls a worker needs, whoever answers them.
+"""The desk: all that producers, workers and supervisors ask of rota, whoever answers.
 
-An embedded service and a client of a daemon are both a desk, so a worker cannot tell them apart.
+An embedded service and a client of a daemon are both a desk, so nobody who works at one can tell them apart. Its parts
+have the verbs of the kernel's parts; taking entries goes through the service, which joins a policy to the claim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from rota.errors import RotaError
-from rota.kernel.asks import Beat, Completion, Turnover
-from rota.model.work import ReadyEntry, ScheduleSpec
+from rota.clock import Clock
+from rota.kernel.agents import Agents
+from rota.kernel.asks import Completion, Turnover
+from rota.kernel.contexts import Contexts
+from rota.kernel.journal import Journal
+from rota.kernel.ledger import Ledger
+from rota.kernel.projects import Projects
+from rota.kernel.queue import Queue
+from rota.kernel.supervision import RunReport, Supervision
+from rota.model.work import ReadyEntry
 
 __all__ = ["Desk"]
 
 
 class Desk(Protocol):
-    """What a worker or a producer asks for."""
+    """What may be asked of rota."""
 
-    def create_agent(self, name: str, template: str, **settings: Any) -> int:
-        """Make an agent; its pid is the answer."""
+    @property
+    def clock(self) -> Clock:
+        """The clock that waiting goes by."""
         ...
 
-    def enqueue(self, spec: ScheduleSpec) -> int:
-        """Put an entry into the queue."""
+    @property
+    def agents(self) -> Agents:
+        """Agents."""
         ...
 
-    def enqueue_many(self, specs: Sequence[ScheduleSpec]) -> list[int]:
-        """Put many entries into the queue: all or none."""
+    @property
+    def queue(self) -> Queue:
+        """Entries and runs."""
+        ...
+
+    @property
+    def ledger(self) -> Ledger:
+        """Grants, charges, budgets."""
+        ...
+
+    @property
+    def contexts(self) -> Contexts:
+        """Budgets per period, named limits."""
+        ...
+
+    @property
+    def projects(self) -> Projects:
+        """Projects, workspaces, the fleet's pause."""
+        ...
+
+    @property
+    def journal(self) -> Journal:
+        """What happened."""
+        ...
+
+    @property
+    def supervision(self) -> Supervision:
+        """Runs and agents, moved together."""
         ...
 
     def claim(
@@ -41,26 +77,6 @@ class Desk(Protocol):
         kinds: Sequence[str] = (),
     ) -> list[ReadyEntry]:
         """Take the next entries; while there are none, wait up to `wait_s`."""
-        ...
-
-    def heartbeat(self, sched_id: int, token: int) -> Beat:
-        """Hold on to a claim."""
-        ...
-
-    def complete(
-        self,
-        sched_id: int,
-        exit_kind: str,
-        *,
-        token: int | None = None,
-        result: Any = None,
-        outcome: str | None = None,
-    ) -> tuple[str, str]:
-        """End a run; the answer is (state before, state after)."""
-        ...
-
-    def complete_many(self, completions: Sequence[Completion]) -> list[tuple[str, str] | RotaError]:
-        """End many runs in one commit; one that is refused has its error in its place."""
         ...
 
     def complete_and_claim(
@@ -77,10 +93,20 @@ class Desk(Protocol):
         """End runs and take the next entries in one commit."""
         ...
 
-    def get(self, sched_id: int) -> ReadyEntry:
-        """Look at an entry."""
+    def turn(
+        self,
+        reports: Sequence[RunReport],
+        worker_id: str,
+        max_n: int = 1,
+        *,
+        wait_s: float = 0.0,
+        claim_timeout_s: float = ...,
+        incarnation: str = "",
+        kinds: Sequence[str] = (),
+    ) -> Turnover:
+        """A supervisor's turn: end runs, take the next entries and move the agents of both, in one commit."""
         ...
 
-    def wait(self, sched_id: int, wait_s: float) -> ReadyEntry:
-        """The entry once it has ended."""
+    def close(self) -> None:
+        """Let go of it."""
         ...

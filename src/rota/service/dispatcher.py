@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Protocol, TypedDict, Unpack
 
-from rota.errors import PolicyFailed, RotaError
-from rota.kernel import Kernel
-from rota.kernel.asks import Beat, Completion, Turnover
+from rota.errors import PolicyFailed
+from rota.kernel import Completion, Kernel, RunReport
+from rota.kernel.asks import Turnover
 from rota.kernel.claims import ClaimPass
 from rota.kernel.journal import append
 from rota.kernel.pulse import Pulse
 from rota.model.events import FlowMove, PolicyFellBack
-from rota.model.work import ReadyEntry, ScheduleSpec
+from rota.model.work import ReadyEntry
 from rota.policy.contract import Policy
 from rota.policy.registry import make
 from rota.service.flow_walk import FlowWalk
@@ -56,6 +56,14 @@ class Dispatcher:
 
     def __init__(self, kernel: Kernel, policy: Policy | str = "strict") -> None:
         self.kernel = kernel
+        self.clock = kernel.clock
+        self.agents = kernel.agents
+        self.queue = kernel.queue
+        self.ledger = kernel.ledger
+        self.contexts = kernel.contexts
+        self.projects = kernel.projects
+        self.journal = kernel.journal
+        self.supervision = kernel.supervision
         self.policy = make(policy) if isinstance(policy, str) else policy
         self._leash = Leash(kernel.clock)
         self._policies: dict[str, Policy] = {self.policy.name: self.policy}
@@ -97,6 +105,28 @@ class Dispatcher:
         chosen = self._chosen(policy)
         return self.kernel.queue.complete_and_claim(
             completions,
+            worker_id=worker_id,
+            max_n=max_n,
+            wait_s=wait_s,
+            find=partial(self._pass, chosen),
+            same=chosen.name,
+            **asked,
+        )
+
+    def turn(
+        self,
+        reports: Sequence[RunReport],
+        worker_id: str,
+        max_n: int = 1,
+        *,
+        policy: Policy | str | None = None,
+        wait_s: float = 0.0,
+        **asked: Unpack[Terms],
+    ) -> Turnover:
+        """A supervisor's turn: end runs, take the next entries and move the agents of both, in one commit."""
+        chosen = self._chosen(policy)
+        return self.kernel.supervision.turn(
+            reports,
             worker_id=worker_id,
             max_n=max_n,
             wait_s=wait_s,
@@ -150,42 +180,6 @@ class Dispatcher:
 
     # --- the rest of the desk --------------------------------------------------------------------
 
-    def create_agent(self, name: str, template: str, **settings: Any) -> int:
-        """Make an agent; its pid is the answer."""
-        return self.kernel.agents.create(name, template, **settings)
-
-    def enqueue(self, spec: ScheduleSpec) -> int:
-        """Put an entry into the queue."""
-        return self.kernel.queue.enqueue(spec)
-
-    def enqueue_many(self, specs: Sequence[ScheduleSpec]) -> list[int]:
-        """Put many entries into the queue: all or none."""
-        return self.kernel.queue.enqueue_many(specs)
-
-    def heartbeat(self, sched_id: int, token: int) -> Beat:
-        """Hold on to a claim."""
-        return self.kernel.queue.heartbeat(sched_id, token)
-
-    def complete(
-        self,
-        sched_id: int,
-        exit_kind: str,
-        *,
-        token: int | None = None,
-        result: Any = None,
-        outcome: str | None = None,
-    ) -> tuple[str, str]:
-        """End a run."""
-        return self.kernel.queue.complete(sched_id, exit_kind, token=token, result=result, outcome=outcome)
-
-    def complete_many(self, completions: Sequence[Completion]) -> list[tuple[str, str] | RotaError]:
-        """End many runs in one commit; one that is refused has its error in its place."""
-        return self.kernel.queue.complete_many(completions)
-
-    def get(self, sched_id: int) -> ReadyEntry:
-        """Look at an entry."""
-        return self.kernel.queue.get(sched_id)
-
-    def wait(self, sched_id: int, wait_s: float) -> ReadyEntry:
-        """The entry once it has ended."""
-        return self.kernel.queue.wait(sched_id, wait_s)
+    def close(self) -> None:
+        """Let go of the store."""
+        self.kernel.store.close()

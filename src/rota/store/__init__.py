@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rota.clock import Clock
 from rota.errors import StoreUnavailable
-from rota.store.protocol import Row, Statement, Store, Transaction
+from rota.store.protocol import Nudge, Row, Statement, Store, Transaction
 from rota.store.sqlite import Durability, SqliteStore
 
-__all__ = ["Row", "Statement", "Store", "Transaction", "open"]
+__all__ = ["Nudge", "Row", "Statement", "Store", "Transaction", "open"]
 
 
 def open(  # noqa: A001  # `store.open` reads as what it is; nobody imports it bare

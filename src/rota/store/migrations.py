@@ -284,6 +284,15 @@ STEPS: dict[int, str] = {
         CREATE UNIQUE INDEX idx_context_bound ON contexts (bound_to, bound_id, unit) WHERE state != 'revoked';
         CREATE INDEX idx_context_refill ON contexts (refill_at) WHERE refill_at IS NOT NULL;
     """,
+    101: """
+        CREATE TABLE entry_loans (
+            sched_id INTEGER PRIMARY KEY REFERENCES agent_schedule_queue(sched_id) ON DELETE CASCADE,
+            parent_id INTEGER NOT NULL,
+            amounts TEXT NOT NULL,
+            since_id INTEGER NOT NULL
+        );
+        CREATE INDEX idx_loans_parent ON entry_loans (parent_id);
+    """,
 }
 LATEST = max(STEPS)
 

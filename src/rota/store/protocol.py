@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rota.clock import Clock
 
-__all__ = ["Notes", "Row", "Statement", "Store", "Transaction"]
+__all__ = ["Notes", "Nudge", "Row", "Statement", "Store", "Transaction"]
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -60,6 +60,15 @@ class Transaction(Protocol):
         ...
 
 
+class Nudge:
+    """A way to end somebody's wait. It is not lost if it comes too early: the next wait with it does not begin."""
+
+    __slots__ = ("given",)
+
+    def __init__(self) -> None:
+        self.given = False
+
+
 class Store(Protocol):
     """Rows that survive."""
 
@@ -69,11 +78,21 @@ class Store(Protocol):
         """Run work in a transaction that writes: all of it or, if it raises, nothing."""
         ...
 
-    def wait(self, work: Callable[[Transaction], list[T]], timeout_s: float, same: Hashable = None) -> list[T]:
-        """Like write, but while the answer is empty wait for one, at most this long.
+    def wait(
+        self,
+        work: Callable[[Transaction], list[T]],
+        timeout_s: float,
+        same: Hashable = None,
+        nudge: Nudge | None = None,
+    ) -> list[T]:
+        """Like write, but while the answer is empty wait for one, at most this long, or until nudged.
 
         Those who wait with an equal `same` ask the same question: when one gets nothing, none would.
         """
+        ...
+
+    def nudge(self, nudge: Nudge) -> None:
+        """Let whoever waits with this nudge go, empty-handed; if nobody does yet, the next who would."""
         ...
 
     def read(self, work: Callable[[Transaction], T]) -> T:

@@ -20,7 +20,7 @@ from rota.clock import Clock, SystemClock
 from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
 from rota.store.doorbell import Watch
 from rota.store.engine import GroupFailed
-from rota.store.protocol import Notes, Transaction
+from rota.store.protocol import Notes, Nudge, Transaction
 from rota.store.sqlite_engine import MEMORY, Durability, Session, connect, migrate, named, open_engine, tune
 from rota.store.statements import file as sql
 from rota.store.writer import Writer
@@ -77,12 +77,22 @@ class SqliteStore:
         self._check_writable()
         return self._writer.write(work)
 
-    def wait(self, work: Callable[[Transaction], list[T]], timeout_s: float, same: Hashable = None) -> list[T]:
-        """Like write, but while the answer is empty wait for one, at most this long."""
+    def wait(
+        self,
+        work: Callable[[Transaction], list[T]],
+        timeout_s: float,
+        same: Hashable = None,
+        nudge: Nudge | None = None,
+    ) -> list[T]:
+        """Like write, but while the answer is empty wait for one, at most this long, or until nudged."""
         self._check_writable()
         if timeout_s > 0:
             self._start_watch()
-        return self._writer.wait(work, timeout_s, same)
+        return self._writer.wait(work, timeout_s, same, nudge)
+
+    def nudge(self, nudge: Nudge) -> None:
+        """Let whoever waits with this nudge go, empty-handed; if nobody does yet, the next who would."""
+        self._writer.nudge(nudge)
 
     def read(self, work: Callable[[Transaction], T]) -> T:
         """Run work on one consistent view, without writing and without waiting for whoever writes."""

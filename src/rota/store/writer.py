@@ -41,7 +41,7 @@ from typing import Any, Generic, TypeVar
 from rota.clock import Clock
 from rota.errors import StoreError, StoreUnavailable
 from rota.store.engine import Engine, GroupFailed
-from rota.store.protocol import Notes, Transaction
+from rota.store.protocol import Notes, Nudge, Transaction
 
 __all__ = ["GROUP_MAX", "NAP_S", "PAUSE_S", "RETRY_S", "Engine", "GroupFailed", "Writer"]
 
@@ -65,12 +65,13 @@ class _Place(Enum):
 class _Request(Generic[T]):
     """Work, and the caller who waits for it."""
 
-    __slots__ = ("answer", "bell", "error", "kept", "notes", "parks", "place", "same", "work")
+    __slots__ = ("answer", "bell", "error", "kept", "notes", "nudge", "parks", "place", "same", "work")
 
     def __init__(self, work: Callable[[Transaction], T], *, parks: bool = False, same: Hashable = None) -> None:
         self.work = work
         self.parks = parks  # an empty answer means: not yet
         self.same = same  # who asks the same question gets the same answer; None: nobody does
+        self.nudge: Nudge | None = None  # what may end its wait
         self.place = _Place.RUNNING
         self.answer: T | None = None
         self.error: BaseException | None = None
@@ -117,13 +118,24 @@ class Writer:
         self._submit(request)
         return request.result()
 
-    def wait(self, work: Callable[[Transaction], list[T]], timeout_s: float, same: Hashable) -> list[T]:
-        """Like write, but while the answer is empty stay parked, at most this long."""
+    def wait(
+        self, work: Callable[[Transaction], list[T]], timeout_s: float, same: Hashable, nudge: Nudge | None = None
+    ) -> list[T]:
+        """Like write, but while the answer is empty stay parked, at most this long, or until nudged."""
         hash(same)  # here, where it is the caller's own fault
         give_up_at = self._clock.monotonic() + timeout_s
         request = _Request(work, parks=timeout_s > 0, same=same)
+        request.nudge = nudge
         self._submit(request, give_up_at)
         return request.result() or []
+
+    def nudge(self, nudge: Nudge) -> None:
+        """Let whoever is parked with this nudge go; if nobody is, the next who would be."""
+        with self._mutex:
+            nudge.given = True
+            for request in [each for each in self._parked if each.nudge is nudge]:
+                del self._parked[request]
+                self._settle(request)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -427,6 +439,9 @@ class Writer:
     def _settle(self, request: _Request[Any]) -> None:
         """Answer a request, or park it if it would rather wait. The mutex is held."""
         if not request.waits:
+            self._move(request, _Place.ANSWERED)
+        elif request.nudge is not None and request.nudge.given:
+            request.nudge.given = False
             self._move(request, _Place.ANSWERED)
         elif self._closed:
             self._refuse(request)

@@ -86,3 +86,14 @@ INTERRUPTED = Statement(
     "Agents that were at work when everything stopped.",
     "SELECT pid, state FROM agent_processes WHERE state IN ('RUNNING','WAITING') ORDER BY pid",
 )
+AT_WORK = Statement(
+    "agents_at_work",
+    "The state of some agents, and whether one of their runs lives.",
+    "SELECT pid, state, pid IN (SELECT pid FROM agent_schedule_queue WHERE state = 'dispatched'), rerunnable "
+    "FROM agent_processes WHERE pid IN (SELECT value FROM json_each(?)) ORDER BY pid",
+)
+PAUSED = Statement(
+    "agents_paused",
+    "Agents that somebody has paused.",
+    f"SELECT {_AGENT} FROM agent_processes WHERE paused_by = ? ORDER BY pid LIMIT +?",
+)

@@ -132,3 +132,10 @@ WINDOW_ROLL = Statement(
     "FROM usage_buckets b WHERE b.owner = ?3 AND b.dim = ?4 AND b.window_s = ?5) "
     "WHERE owner = ?3 AND dim = ?4 AND window_s = ?5",
 )
+IS_BUDGETED = Statement(
+    "dim_is_budgeted",
+    "Whether a dimension is limited for an agent, its project or everybody.",
+    "SELECT 1 FROM agent_ledgers WHERE pid = ?1 AND dim = ?2 "
+    "UNION ALL SELECT 1 FROM budgets WHERE owner = ?3 AND dim = ?2 "
+    "UNION ALL SELECT 1 FROM budgets WHERE owner = ?4 AND dim = ?2 LIMIT 1",
+)

@@ -205,6 +205,17 @@ SPEND = Statement(
     "UPDATE agent_schedule_queue SET spent = ? WHERE sched_id = ?",
 )
 
+CHECKPOINT = Statement(
+    "claim_checkpoint",
+    "Keep where a run stands, in the place of its result.",
+    "UPDATE agent_schedule_queue SET result = ? WHERE sched_id = ?",
+)
+LIVE_RUNS = Statement(
+    "claims_live_runs",
+    "How many runs of an agent live.",
+    "SELECT count(*) FROM agent_schedule_queue WHERE state = 'dispatched' AND +pid = ?",
+)
+
 # --- ending --------------------------------------------------------------------------------------
 
 _RUN = (
@@ -225,7 +236,8 @@ RUNS = Statement(
 COMPLETE = Statement(
     "entry_complete",
     "End a run for good.",
-    "UPDATE agent_schedule_queue SET state = 'completed', completed_at = ?, exit_kind = ?, outcome = ?, result = ?, "
+    "UPDATE agent_schedule_queue SET state = 'completed', completed_at = ?, exit_kind = ?, outcome = ?, "
+    "result = coalesce(?, result), "
     "held_workspace = NULL, claim_expires_at = NULL WHERE sched_id = ?",
 )
 RETURN = Statement(

@@ -16,6 +16,12 @@ EVENT_TAIL = Statement(
     "Events after a cursor, oldest first.",
     f"SELECT {_EVENT} FROM agent_events WHERE event_id > +? ORDER BY event_id LIMIT +?",
 )
+EVENT_TAIL_KINDS = Statement(
+    "event_tail_kinds",
+    "Events of some kinds after a cursor.",
+    f"SELECT {_EVENT} FROM agent_events WHERE event_id > +?1 "
+    "AND kind IN (SELECT value FROM json_each(?2)) ORDER BY event_id LIMIT +?3",
+)
 EVENT_TAIL_OF = Statement(
     "event_tail_of",
     "One agent's own events after a cursor, oldest first; those of its entries are the entries'.",
