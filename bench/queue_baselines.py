@@ -11,20 +11,22 @@ is gone when its worker dies, and it writes once where rota writes twice.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import apsw
 
 from bench.queue_files import Entry
 
-__all__ = ["BareQueue", "HueyQueue"]
+__all__ = ["PATIENCE_S", "POLL_S", "BareQueue", "HueyQueue"]
 
 BUSY_TIMEOUT_MS = 60_000
 NOW = 1e9  # anything after every runnable_at
+POLL_S = 0.01
 PATIENCE_S = 300.0  # ends a hang, measures nothing
 
 _SCHEMA = """
@@ -154,6 +156,34 @@ class HueyQueue:
             raise TimeoutError(f"Huey did not run {count:,} tasks within {PATIENCE_S:g} s")
         return self._last_at - started, next(self._numbers) - 1
 
+    @contextlib.contextmanager
+    def consuming(self, count: int, workers: int) -> Iterator[Callable[[], float]]:
+        """Huey's consumer at work; what is given waits for the last of so many tasks and says when it ran."""
+        consumer = _consumer(self._huey, workers)
+        self._last = count
+        consumer.start()
+
+        def ended_at() -> float:
+            if not self._ended.wait(PATIENCE_S):
+                raise TimeoutError(f"Huey did not run {count:,} tasks within {PATIENCE_S:g} s")
+            return self._last_at
+
+        try:
+            yield ended_at
+        finally:
+            consumer.stop(graceful=True)
+
+    @contextlib.contextmanager
+    def serving(self, function: Callable[[], None]) -> Iterator[Callable[[], object]]:
+        """Huey's consumer with one worker, and how to give it this function to run."""
+        task = self._huey.task(name="serve")(function)
+        consumer = _consumer(self._huey, 1, first_delay_s=POLL_S)
+        consumer.start()
+        try:
+            yield task
+        finally:
+            consumer.stop(graceful=True)
+
     def left(self) -> int:
         """How many tasks wait."""
         return int(self._huey.pending_count())
@@ -168,12 +198,12 @@ class HueyQueue:
             self._ended.set()
 
 
-def _consumer(huey: Any, workers: int) -> Any:
-    """Huey's own consumer, with threads, leaving this process's signals alone."""
+def _consumer(huey: Any, workers: int, first_delay_s: float = 0.001) -> Any:
+    """Huey's own consumer, with threads, leaving this process's signals alone. Idle, it looks every `POLL_S`."""
     from huey.consumer import Consumer  # noqa: PLC0415  # as above
 
     class Quiet(Consumer):  # type: ignore[misc]  # huey has no types
         def _set_signal_handlers(self) -> None:
             """Ours stay as they are."""
 
-    return Quiet(huey, workers=workers, periodic=False, initial_delay=0.001, max_delay=0.01)
+    return Quiet(huey, workers=workers, periodic=False, initial_delay=first_delay_s, max_delay=POLL_S)
