@@ -17,8 +17,8 @@ Runs are at least once: a run that dies is run again, so an agent that must not 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 
@@ -33,7 +33,7 @@ from rota.runtime.supervisor import Settings, Supervisor
 from rota.service.desk import Desk
 from rota.service.dispatcher import Dispatcher
 
-__all__ = ["AgentHandle", "Job", "Rota"]
+__all__ = ["AgentHandle", "AgentSettings", "Job", "Rota"]
 
 
 class Job:
@@ -72,6 +72,50 @@ def _failed(entry: ReadyEntry) -> RunFailed:
         outcome=entry.outcome,
         result=entry.result,
     )
+
+
+class AgentSettings(TypedDict, total=False):
+    """What can be said of an agent when it is made."""
+
+    project: str | None  # made if it is not there
+    weight: float  # its share against the other agents of its project
+    priority: int
+    max_concurrent: int | None
+    intent: str
+    budget: Mapping[str, int]  # in all, by dimension
+    # how it is run: fields of `RunPlan`
+    isolation: Literal["thread", "process"]
+    limits: Limits
+    restart: RestartPolicy
+    expected: Mapping[str, int]
+    ceiling: Mapping[str, int]
+    draws_on: Sequence[str]
+    kind: str | None
+    workspace: str | None
+    workspace_mode: Literal["exclusive", "shared"] | None
+    max_attempts: int
+    stop_grace_s: float
+    env: Mapping[str, str]
+    pass_env: Sequence[str]
+    cwd: str | None
+    stdin: Literal["payload", "none"]
+    usage: str | Mapping[str, str] | None
+
+
+_OWN = ("priority", "max_concurrent", "intent")
+_ELSEWHERE = ("project", "weight", "budget")
+
+
+def _split(settings: AgentSettings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is said of the agent itself, and how it is run."""
+    said: dict[str, Any] = dict(settings)
+    own = {field: said[field] for field in _OWN if field in said}
+    own["weight"] = round(said.get("weight", 1.0) * WEIGHT_UNIT)
+    plan = {field: value for field, value in said.items() if field not in (*_OWN, *_ELSEWHERE)}
+    for field in ("draws_on", "pass_env"):
+        if field in plan:
+            plan[field] = tuple(plan[field])
+    return own, plan
 
 
 class AgentHandle:
@@ -140,43 +184,26 @@ class Rota:
         return project
 
     def agent(
-        self,
-        name: str | None = None,
-        *,
-        project: str | None = None,
-        weight: float = 1.0,
-        priority: int = 0,
-        budget: Mapping[str, int] | None = None,
-        isolation: Literal["thread", "process"] = "thread",
-        limits: Limits | None = None,
-        restart: RestartPolicy | None = None,
-        expected: Mapping[str, int] | None = None,
-        draws_on: Iterable[str] = (),
-        max_concurrent: int | None = None,
-        **more: Any,
+        self, name: str | None = None, **settings: Unpack[AgentSettings]
     ) -> Callable[[Callable[..., Any]], AgentHandle]:
-        """Turn a function, sync or async, into an agent. Its budget is a total; `more` are fields of a `RunPlan`.
+        """Turn a function, sync or async, into an agent.
 
         An agent keeps its name over restarts: a function of the same name is the same agent, with these settings.
         """
-        plan = RunPlan(
-            isolation=isolation,
-            limits=limits or Limits(),
-            restart=restart or RestartPolicy(),
-            expected=dict(expected or {}),
-            draws_on=tuple(draws_on),
-            **more,
-        )
-        settings = {"priority": priority, "weight": round(weight * WEIGHT_UNIT), "max_concurrent": max_concurrent}
 
         def register(function: Callable[..., Any]) -> AgentHandle:
             called = name or function.__name__
-            agent = self._agent(called, project, plan, settings)
-            self._grant(agent.pid, budget or {})
             self._functions[called] = function
-            return AgentHandle(self.desk, agent, function)
+            return AgentHandle(self.desk, self._have_agent(called, "callable", {}, settings), function)
 
         return register
+
+    def command(
+        self, name: str, argv: Sequence[str], *, ndjson: bool = False, **settings: Unpack[AgentSettings]
+    ) -> AgentHandle:
+        """Make an agent of a program: any program, or one that speaks ndjson (see docs/agents.md)."""
+        runner = "ndjson" if ndjson else "command"
+        return AgentHandle(self.desk, self._have_agent(name, runner, {"argv": tuple(argv)}, settings))
 
     def find(self, name: str) -> AgentHandle:
         """An agent by its name, wherever it was made."""
@@ -188,20 +215,28 @@ class Rota:
             raise NotFound(f"there is no agent named {name!r}", hint="Make it with @rota.agent, or in the fleet file.")
         return found[0]
 
-    def _agent(self, name: str, project: str | None, plan: RunPlan, settings: dict[str, Any]) -> Agent:
+    def _have_agent(self, name: str, runner: str, how: dict[str, Any], settings: AgentSettings) -> Agent:
         """The agent of this name, made or brought up to date; nothing is written if it is already so."""
-        body = {PLAN_KEY: msgspec.to_builtins(plan)}
+        own, plan = _split(settings)
+        body = {PLAN_KEY: msgspec.to_builtins(RunPlan(runner=runner, **how, **plan))}
+        project = settings.get("project")
         found = self.desk.agents.find(name)
         if not found or (project is not None and found[0].project_id != project):
             if project is not None:
                 self._have_project(project)
-            pid = self.desk.agents.create(name, "callable", project_id=project, metadata=body, **settings)
-            return self.desk.agents.get(pid)
-        agent = found[0]
-        changes = {field: value for field, value in settings.items() if getattr(agent, field) != value}
+            pid = self.desk.agents.create(name, runner, project_id=project, metadata=body, **own)
+        else:
+            pid = found[0].pid
+            self._bring_up_to_date(found[0], own, body)
+        self._grant(pid, settings.get("budget") or {})
+        return self.desk.agents.get(pid)
+
+    def _bring_up_to_date(self, agent: Agent, own: dict[str, Any], body: dict[str, Any]) -> None:
+        changes = {field: value for field, value in own.items() if getattr(agent, field) != value}
         if agent.metadata.get(PLAN_KEY) != body[PLAN_KEY]:
             changes["metadata"] = agent.metadata | body
-        return self.desk.agents.update(agent.pid, **changes) if changes else agent
+        if changes:
+            self.desk.agents.update(agent.pid, **changes)
 
     def _have_project(self, project_id: str) -> None:
         try:
