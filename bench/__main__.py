@@ -12,7 +12,7 @@ from bench.harness import Case, run, table
 
 # Each bench is a list of modules, and each module has `cases() -> Iterator[Case]`.
 BENCHES = {
-    "fleet": ["bench.fleet_callable"],
+    "fleet": ["bench.fleet_callable", "bench.fleet_commands"],
     "tick": ["bench.tick"],
     "host": ["bench.host"],
     "policy": ["bench.policy_queue", "bench.policy_eevdf", "bench.policy_fair_share"],

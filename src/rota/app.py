@@ -16,6 +16,7 @@ Runs are at least once: a run that dies is run again, so an agent that must not 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
@@ -25,6 +26,7 @@ import msgspec
 from rota import store
 from rota.clock import Clock
 from rota.errors import NotFound, RunFailed
+from rota.host.nursery import here
 from rota.kernel import Kernel
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project, ReadyEntry, RestartPolicy
 from rota.policy.contract import Policy
@@ -128,6 +130,8 @@ class AgentHandle:
         self._function = function
         self.pid = agent.pid
         self.name = agent.name
+        if function is not None:
+            functools.update_wrapper(self, function)  # so that a worker process finds the function behind the handle
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function here and now, without the queue."""
@@ -156,7 +160,9 @@ class Rota:
         policy: Policy | str = "strict",
         clock: Clock | None = None,
     ) -> None:
-        self.kernel = Kernel(store.open(os.fspath(address), clock=clock))
+        # a worker process loads the main program again to find its functions: that must not touch the file
+        where = ":memory:" if here.is_nursery else os.fspath(address)
+        self.kernel = Kernel(store.open(where, clock=clock))
         self.desk: Desk = Dispatcher(self.kernel, policy)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._supervisor: Supervisor | None = None

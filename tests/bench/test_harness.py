@@ -69,6 +69,10 @@ def test_the_table_marks_a_missed_goal(capsys: pytest.CaptureFixture[str]) -> No
 
 
 CASES = {
+    "fleet": [
+        *("callable-4slots", "start-p50", "start-p99", "idle-cpu"),
+        *("command-spawn", "command-group", "warm-process"),
+    ],
     "host": ["minder-start", "spawn", "spawn-8", "spawn-run", "warm-call", "warm-call-8"],
     "tick": ["order-weighted-100k", "order-intent-100k", "order-weighted-1m", "top-100-of-100k", "world-10k"],
     "policy": [

@@ -39,7 +39,7 @@ T = TypeVar("T")
 BACK = {"preempted": "preempt", "draining": "yield"}  # reasons after which an entry goes back into the queue
 FAILED = frozenset({"timed_out", "over_budget"})
 LOG_TAIL_BYTES = 4_096  # of the output, in a result
-WAIT_SLICE_S = 60.0  # how long one wait for a child is parked before it looks whether the run was stopped
+WAIT_SLICE_S = 1.0  # how long one wait for a child is parked before it looks whether the run was stopped
 
 
 class Seat(Protocol):
@@ -67,6 +67,7 @@ class LiveRun:
         self._log = log
         self._seat = seat
         self._lock = threading.Lock()  # of what was spent
+        self._logging = threading.Lock()  # a run may have several threads that print
         self._spent: dict[str, int] = {}
         self._saved = work.checkpoint
         self._ceiling = work.entry.ceiling  # lower while a part of it is lent
@@ -153,7 +154,8 @@ class LiveRun:
 
     def log(self, data: bytes) -> None:
         """Keep output, within its limit."""
-        self._log.write(data)
+        with self._logging:
+            self._log.write(data)
 
     def log_tail(self) -> str:
         """The end of what was logged."""

@@ -14,6 +14,7 @@ import msgspec
 from rota.errors import FleetInvalid
 from rota.model.checks import Checks
 from rota.model.work import Agent, Limits, RestartPolicy, ScheduleSpec
+from rota.runtime.usage import UsageReader
 
 __all__ = ["PLAN_KEY", "RunPlan", "plan_of", "spec_for"]
 
@@ -54,6 +55,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     def __post_init__(self) -> None:
         _checks.text("runner", self.runner)
         _checks.duration("stop_grace_s", self.stop_grace_s)
+        if self.usage is not None:
+            UsageReader(self.usage)  # which refuses what it cannot read by
         if self.runner in ("command", "ndjson") and not self.argv:
             raise _checks.refuse("argv", f"must name the program that the {self.runner} runner starts")
 

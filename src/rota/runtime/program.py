@@ -202,9 +202,10 @@ class Program:
             poll.register(fd, select.POLLIN)
         if wake is not None:
             poll.register(wake, select.POLLIN)
+        open_fds = set(sinks)
         with _death_of(self.session, poll) as death:
             alive = death is not None
-            while alive:
+            while alive and (open_fds or wake is not None):  # else there is nothing to do but to wait for its end
                 for fd, _events in poll.poll():
                     if fd == death:
                         alive = False
@@ -213,6 +214,7 @@ class Program:
                         on_wake(poll)
                     elif not _hand_on(fd, sinks[fd]):
                         poll.unregister(fd)
+                        open_fds.discard(fd)
         ended = self.session.wait()
         assert ended is not None  # noqa: S101  # without a timeout, wait ends with the session
         for fd, sink in sinks.items():

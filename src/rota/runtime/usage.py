@@ -129,7 +129,7 @@ class Term(msgspec.Struct, frozen=True):
     scale: float = 1.0
 
 
-_NAME = r"[^\s.\[\]+*]+"
+_NAME = r"[\w$:/@-]+"
 _STEP = rf"(?:{_NAME}|\*)"
 _INDEX = r"\[-?\d{1,9}\]"
 _PATH = rf"(?:{_STEP}|{_INDEX})(?:\.{_STEP}|{_INDEX})*"

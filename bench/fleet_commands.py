@@ -1,0 +1,109 @@
+"""The fleet: what a run costs beside the barest way to do the same."""
+
+from __future__ import annotations
+
+import operator
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from bench.harness import Arena, Case
+from rota.model.work import Agent, Limits, ReadyEntry
+from rota.runtime.callable_runner import CallableRunner
+from rota.runtime.command_runner import CommandRunner
+from rota.runtime.plans import RunPlan
+from rota.runtime.runners import Assignment, Runner, Stops
+from rota.runtime.workshop import Workshop
+
+SPAWNS = 200  # in one round
+CALLS = 1_000
+TRUE = "/bin/true"
+LIMITS = Limits(cpu_s=60, memory_bytes=1024**3, open_files=256, processes=10_000)
+
+
+def cases() -> Iterator[Case]:
+    run = "subprocess.run"
+    yield Case("command-spawn", SPAWNS, "ops/s", run, lambda: _spawn_arena(groups=False), ops=SPAWNS, goal=0.5)
+    yield Case("command-group", SPAWNS, "ops/s", run, lambda: _spawn_arena(groups=True), ops=SPAWNS)
+    pool = "ProcessPoolExecutor(1).submit().result()"
+    yield Case("warm-process", CALLS, "ops/s", pool, _warm_arena, ops=CALLS, goal=0.5)
+
+
+class _Line:
+    """A supervisor that keeps nothing: what is measured is the runner."""
+
+    stop_reason: str | None = None
+
+    def began(self, stops: Stops, *, os_pid: int | None = None, advisories: Sequence[str] = ()) -> None:
+        """It runs."""
+
+    def log(self, data: bytes) -> None:
+        """Output."""
+
+    def log_tail(self) -> str:
+        return ""
+
+    def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:  # noqa: ARG002  # as the protocol has it
+        return {}
+
+    def remaining(self) -> dict[str, int]:
+        return {}
+
+    def checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Saved."""
+
+    def throttled(self, retry_after_s: float, name: str | None = None) -> None:
+        """A pause."""
+
+    def spawn(self, *_said: Any, **_more: Any) -> int:
+        return 0
+
+    def wait_for(self, *_said: Any, **_more: Any) -> list[ReadyEntry]:
+        return []
+
+
+def _work(plan: RunPlan, payload: dict[str, Any]) -> Assignment:
+    entry = ReadyEntry(
+        1, 1, 0, 0.0, None, "manual", payload, "dispatched", "w", 0.0, 0.0, None, None, attempt=1, token=1
+    )
+    agent = Agent(1, None, "bench", "t", "RUNNING", None, 0.0, 0.0, None, None, None, {}, {}, None)
+    return Assignment(entry=entry, agent=agent, plan=plan, slot="s0")
+
+
+def _codes(runner: Runner, work: Assignment, count: int) -> list[Any]:
+    line = _Line()
+    return [runner.run(work, line).result for _ in range(count)]
+
+
+def _spawn_arena(*, groups: bool) -> Arena:
+    workshop = Workshop()
+    runner = CommandRunner(workshop, groups=groups)
+    work = _work(RunPlan(runner="command", argv=(TRUE,), cwd="/tmp", limits=LIMITS), {"n": 1})
+    return Arena(
+        rota=lambda: [result["exit_code"] for result in _codes(runner, work, SPAWNS)],
+        base=lambda: [subprocess.run([TRUE], cwd="/tmp", check=False).returncode for _ in range(SPAWNS)],
+        close=workshop.close,
+    )
+
+
+def _warm_arena() -> Arena:
+    workshop = Workshop()
+    runner = CallableRunner(workshop, {}, slots=1)
+    executor = ProcessPoolExecutor(1)
+    work = _work(RunPlan(function="bench.fleet:negated", isolation="process"), {"n": 5})
+
+    def close() -> None:
+        runner.close()
+        workshop.close()
+        executor.shutdown()
+
+    return Arena(
+        rota=lambda: _codes(runner, work, CALLS),
+        base=lambda: [executor.submit(operator.neg, 5).result() for _ in range(CALLS)],
+        close=close,
+    )
+
+
+def negated(n: int) -> int:
+    return -n
