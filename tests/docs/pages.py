@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import msgspec
+from msgspec import structs
+
 from rota.errors import CODES, RESERVED
 from rota.model.events import FACTS
 from rota.model.lifecycle import MACHINES, Machine
 from rota.model.reasons import BLOCKING, ORDERING
 from rota.policy import registry
+from rota.runtime.fleet import tables as fleet_tables
+from rota.runtime.fleet.reader import expected
 
 ROOT = Path(__file__).parents[2]
 MADE = "<!-- Made from the code by `./dev docs`; edit the code, not this page. -->\n"
@@ -104,6 +109,46 @@ def policies() -> Iterator[str]:
     yield ""
 
 
+def fleet_file() -> Iterator[str]:
+    """docs/reference/fleet.md."""
+    yield "# The fleet file, key by key\n"
+    yield MADE
+    yield "What it is for is told in [the guide](../fleet.md). `rota run --schema` prints the same for an editor.\n"
+    for place, table in FLEET_TABLES.items():
+        yield f"## {place}\n"
+        yield f"{_first_line(table)}\n"
+        yield "| key | what it takes | if nothing is said | what it means |\n|---|---|---|---|"
+        for field in structs.fields(table):
+            description = next(note.description for note in field.type.__metadata__ if note.description)
+            yield f"| `{field.name}` | {expected(field.type)} | {_usual(field)} | {description} |"
+        yield ""
+
+
+FLEET_TABLES: Mapping[str, type[msgspec.Struct]] = {
+    "At the top": fleet_tables.FleetFile,
+    "`policy`, as a table": fleet_tables.PolicyTable,
+    "`[scheduling]`": fleet_tables.SchedulingTable,
+    "`scheduling.preemption`": fleet_tables.PreemptionTable,
+    "`[projects.NAME]`": fleet_tables.ProjectTable,
+    "`projects.NAME.workspaces`, as a table": fleet_tables.WorktreesTable,
+    "`[limits.NAME]`": fleet_tables.LimitTable,
+    "`limits.NAME.requests`, `limits.NAME.tokens`": fleet_tables.RationTable,
+    "`[agents.NAME]`": fleet_tables.AgentTable,
+    "`agents.NAME.limits`": fleet_tables.RunLimitsTable,
+    "`agents.NAME.restart`": fleet_tables.RestartTable,
+    "`agents.NAME.triggers`, each": fleet_tables.TriggerTable,
+}
+
+
+def _usual(field: structs.FieldInfo) -> str:
+    """A key's default, as the file would write it."""
+    if field.required:
+        return "**must be said**"
+    default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    shown = msgspec.to_builtins(default)
+    return "–" if shown in (None, {}, [], ()) else f"`{msgspec.json.encode(shown).decode()}`"
+
+
 def _value(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
@@ -116,6 +161,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/reference/events.md": events,
     "docs/reference/reasons.md": reasons,
     "docs/reference/policies.md": policies,
+    "docs/reference/fleet.md": fleet_file,
 }
 
 

@@ -84,6 +84,15 @@ def test_names_need_not_be_unique_and_finding_one_gives_the_living_youngest_firs
     assert world.agents.find("nobody") == []
 
 
+def test_a_unique_name_is_given_to_one_living_agent(world: World) -> None:
+    first = world.agents.create("reader", unique=True, priority=3)
+    cursor = world.journal.cursor()
+    assert world.agents.create("reader", unique=True, priority=9) == first
+    assert (world.agents.get(first).priority, world.journal.cursor()) == (3, cursor)
+    world.kernel.terminate(first, "completed")
+    assert world.agents.create("reader", unique=True) > first
+
+
 def test_an_unknown_parent_or_project_makes_no_agent(world: World) -> None:
     before = world.everything()
     with pytest.raises(UnknownPid):

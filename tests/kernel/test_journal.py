@@ -11,7 +11,17 @@ import pytest
 from rota.errors import InvalidPayload, SchedInvalidPayload, UnknownPid
 from rota.kernel import Completion, EntryFilter, ScheduleSpec
 from rota.model.checks import PAYLOAD_BYTES_MAX
-from rota.model.events import EntriesCancelled, EntriesClaimed, EntriesCompleted, EntriesEnqueued, Event, Fact
+from rota.model.events import (
+    EntriesCancelled,
+    EntriesClaimed,
+    EntriesCompleted,
+    EntriesEnqueued,
+    Event,
+    Fact,
+    FleetReloaded,
+    LedgerCharged,
+    TriggerFired,
+)
 from rota.store.statements.journal import EVENT_APPEND
 from tests.kernel.world import START, World
 from tests.store.world import Caller
@@ -292,3 +302,49 @@ def test_following_more_than_a_page_gives_all(world: World) -> None:
     world.store.write(lambda tx: tx.run_many(EVENT_APPEND, rows))
     events = list(world.journal.follow(0, wait_s=0.0))
     assert [event.event_id for event in events] == list(range(1, 2_501))
+
+
+# --- facts of whoever runs the work, and notes -----------------------------------------------------
+
+
+def test_a_fact_about_running_work_is_recorded_whole_and_moves_its_agents_row(world: World, pid: int) -> None:
+    fact = TriggerFired(trigger="trigger:reader:0:60", sched_id=7, created=False)
+    event_id = world.journal.record(fact, pid=pid)
+    assert world.facts(event_id - 1) == [fact]
+    assert world.agents.get(pid).last_event_id == event_id
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        LedgerCharged(amounts={"tokens": 5}),
+        EntriesCancelled(sched_ids=[1]),
+        TriggerFired(trigger="t", sched_id="seven"),  # type: ignore[arg-type]  # that is the point
+        FleetReloaded(changes={"much": "x" * PAYLOAD_BYTES_MAX}),
+        FleetReloaded(changes={"odd": object()}),
+        "kernel.fleet.reloaded",
+    ],
+    ids=["usage", "a verb of the queue", "unreadable", "too large", "not JSON", "no fact"],
+)
+def test_facts_that_a_verb_of_the_kernel_writes_or_nobody_could_read_are_refused(world: World, fact: Any) -> None:
+    before = world.everything()
+    with pytest.raises(InvalidPayload) as caught:
+        world.journal.record(fact)
+    assert caught.value.field == "fact"
+    assert world.everything() == before
+
+
+def test_a_note_is_kept_under_its_name_until_the_next_one_and_is_no_event(world: World) -> None:
+    cursor = world.journal.cursor()
+    assert world.journal.recall("reader") is None
+    world.journal.remember("reader", {"cursor": 5})
+    world.journal.remember("other", {"cursor": 9})
+    world.journal.remember("reader", {"cursor": 6, "more": [None, 1.5]})
+    assert world.journal.recall("reader") == {"cursor": 6, "more": [None, 1.5]}
+    assert world.journal.cursor() == cursor
+
+
+def test_a_note_cannot_overwrite_the_files_own_settings(world: World) -> None:
+    version = world.kernel.info()["schema_version"]
+    world.journal.remember("schema_version", {"v": 1})
+    assert world.kernel.info()["schema_version"] == version

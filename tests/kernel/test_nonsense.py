@@ -16,6 +16,7 @@ import pytest
 from rota.errors import RotaError
 from rota.kernel import Completion, EntryFilter, RunReport, ScheduleSpec
 from rota.model.budgets import Handle
+from rota.model.events import FleetReloaded, TriggerFired
 from rota.model.work import Backoff, ProjectConstraint
 from tests.kernel.furnished import DONE, INF, NAN, PID, QUEUED, RUNNING, SURROGATE, Furnished
 from tests.kernel.world import START
@@ -66,6 +67,10 @@ VERBS: dict[str, tuple[Callable[[Furnished], Callable[..., object]], dict[str, A
     "queue.enqueue_unique": (
         lambda world: world.queue.enqueue_unique,
         {"spec": ScheduleSpec(PID, trigger="new"), "dedupe_by": ("pid", "trigger")},
+    ),
+    "queue.enqueue_unique, by key": (
+        lambda world: world.queue.enqueue_unique,
+        {"spec": ScheduleSpec(PID, key="new"), "dedupe_by": ("key",)},
     ),
     "queue.get": (lambda world: world.queue.get, {"sched_id": QUEUED}),
     "queue.list": (
@@ -139,6 +144,7 @@ VERBS: dict[str, tuple[Callable[[Furnished], Callable[..., object]], dict[str, A
             "intent": "NEUTRAL",
             "rerunnable": True,
             "max_concurrent": 1,
+            "unique": False,
         },
     ),
     "agents.get": (lambda world: world.agents.get, {"pid": PID}),
@@ -166,6 +172,13 @@ VERBS: dict[str, tuple[Callable[[Furnished], Callable[..., object]], dict[str, A
         lambda world: world.journal.append,
         {"pid": PID, "kind": "mine", "payload": {}, "causation_id": "c", "correlation_id": "c"},
     ),
+    "journal.record": (lambda world: world.journal.record, {"fact": FleetReloaded(), "pid": PID}),
+    "journal.record, its fact": (
+        lambda world: lambda **made: world.journal.record(TriggerFired(**made)),
+        {"trigger": "t", "sched_id": 1, "created": True},
+    ),
+    "journal.remember": (lambda world: world.journal.remember, {"name": "n", "note": {}}),
+    "journal.recall": (lambda world: world.journal.recall, {"name": "n"}),
     "journal.tail": (lambda world: world.journal.tail, {"since": 0, "limit": 10, "pid": PID}),
     "journal.follow": (lambda world: lambda since: list(world.journal.follow(since, wait_s=0.0)), {"since": 0}),
     "ledger.create": (lambda world: world.ledger.create, {"pid": PID, "grants": {"cpu_s": 1}, "warn_at": 0.5}),

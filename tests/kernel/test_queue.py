@@ -128,6 +128,26 @@ def test_enqueue_unique_finds_what_waits_or_runs_for_the_same_agent_and_trigger(
     assert (second != first, created) == (True, True)
 
 
+def test_by_key_enqueue_unique_finds_only_the_same_key_and_also_what_has_ended(world: World, pid: int) -> None:
+    world.put(pid, trigger="cron")
+    first, created = world.queue.enqueue_unique(ScheduleSpec(pid, trigger="cron", key="at 60"), dedupe_by=("key",))
+    assert created
+    world.queue.force_claim(first, worker_id="worker")
+    world.queue.complete(first, "completed")
+    assert world.queue.enqueue_unique(ScheduleSpec(pid, trigger="cron", key="at 60"), dedupe_by=("key",)) == (
+        first,
+        False,
+    )
+    assert world.queue.enqueue_unique(ScheduleSpec(pid, trigger="cron", key="at 120"), dedupe_by=("key",))[1]
+
+
+def test_to_compare_by_key_there_must_be_one_and_nothing_else(world: World, pid: int) -> None:
+    with pytest.raises(SchedInvalidPayload, match="key must be given"):
+        world.queue.enqueue_unique(ScheduleSpec(pid), dedupe_by=("key",))
+    with pytest.raises(SchedInvalidPayload, match="must not name key together with others"):
+        world.queue.enqueue_unique(ScheduleSpec(pid, key="k"), dedupe_by=("pid", "key"))
+
+
 def test_enqueue_unique_does_not_mix_agents_or_triggers(world: World, pid: int) -> None:
     made = [
         world.queue.enqueue_unique(spec)

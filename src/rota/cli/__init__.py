@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,6 +32,47 @@ def version() -> None:
     from importlib.metadata import version as installed
 
     typer.echo(installed("rota"))
+
+
+@app.command()
+def run(
+    fleet: Annotated[Path | None, typer.Argument(help="The fleet file; fleet.toml here if nothing is said.")] = None,
+    *,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what would run and who would get what; write nothing.")
+    ] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a fleet file.")] = False,
+    slots: Annotated[int | None, typer.Option(help="How many runs at once, whatever the file says.", min=1)] = None,
+    worker_id: Annotated[str | None, typer.Option(help="Who claims; the same name again takes over at once.")] = None,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when there is nothing to do.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Log lines instead of the live view.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a fleet: keep its agents running on its slots, fairly, within budget."""
+    if schema:
+        from rota.cli.fleet_plan import print_schema
+
+        print_schema()
+    elif plan:
+        from rota.cli.fleet_plan import show
+        from rota.cli.run import found
+
+        show(found(fleet), as_json=as_json)
+    else:
+        from rota.cli.run import run as supervise
+
+        count = supervise(fleet, until_idle=until_idle, plain=plain, slots=slots, worker_id=worker_id)
+        typer.echo(f"{count} runs have ended", err=True)
+
+
+@app.command()
+def reload(
+    fleet: Annotated[Path | None, typer.Argument(help="The fleet file; fleet.toml here if nothing is said.")] = None,
+) -> None:
+    """Let whoever runs a fleet read its file anew, without dropping what runs."""
+    from rota.cli.run import reload as ask
+
+    ask(fleet)
 
 
 @app.command()

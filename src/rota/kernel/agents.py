@@ -81,16 +81,23 @@ class Agents:
         intent: Intent | str = Intent.NEUTRAL,
         rerunnable: bool = True,
         max_concurrent: int | None = None,
+        unique: bool = False,
     ) -> int:
-        """Make an agent; its pid is the answer. Nothing is enqueued."""
+        """Make an agent; its pid is the answer. Nothing is enqueued.
+
+        With `unique`, a living agent of this name is the answer instead, as it is.
+        """
         _agent.text("name", name)
         _agent.text("template", template)
         settings = _settings(priority, weight, intent, max_concurrent)
         _agent.flag("rerunnable", rerunnable)
+        _agent.flag("unique", unique)
         body = _as_json("metadata", {} if metadata is None else metadata)
         now = self._core.now()
 
         def work(tx: Transaction) -> int:
+            if unique and (there := tx.run(sql.FIND, (name,))):
+                return int(there[0][0])
             if parent_pid is not None:
                 find(tx, parent_pid)
             if project_id is not None and not tx.run(project_sql.GET, (project_id,)):

@@ -23,7 +23,7 @@ from rota.store.statements import queue as sql
 __all__ = ["ENQUEUE_MAX", "Intake"]
 
 ENQUEUE_MAX = 10_000  # entries in one enqueue_many
-_DEDUPE_BY = ("pid", "trigger", "payload")
+_DEDUPE_BY = ("pid", "trigger", "payload", "key")
 _ATTEMPTS = ScheduleSpec(0).max_attempts  # as in the table's own default
 _queue = Checks("Queue", SchedInvalidPayload)
 _encode = msgspec.json.Encoder().encode
@@ -107,19 +107,28 @@ class Intake(Entries):
         return list(range(first_id, first_id + len(batch)))
 
     def enqueue_unique(self, spec: ScheduleSpec, dedupe_by: Sequence[str] = ("pid", "trigger")) -> tuple[int, bool]:
-        """Put an entry in unless one like it waits or runs; the answer is its id, and whether it is new."""
+        """Put an entry in unless one like it waits or runs; the answer is its id, and whether it is new.
+
+        By `("key",)` only one with the same key is like it, whether that still runs or has long ended.
+        """
         for field in _queue.texts("dedupe_by", tuple(dedupe_by) if isinstance(dedupe_by, list) else dedupe_by):
             _queue.one_of("dedupe_by", field, _DEDUPE_BY)
-        if "pid" not in dedupe_by:
-            raise _queue.refuse("dedupe_by", "must name pid: entries are compared within one agent")
         new = _checked(spec)
+        by_key = tuple(dedupe_by) == ("key",)
+        if by_key and spec.key is None:
+            raise _queue.refuse("key", "must be given to compare by it")
+        if not by_key and "key" in dedupe_by:
+            raise _queue.refuse("dedupe_by", "must not name key together with others")
+        if not by_key and "pid" not in dedupe_by:
+            raise _queue.refuse("dedupe_by", "must name pid: entries are compared within one agent")
         now = self._core.now()
 
         def work(tx: Transaction) -> tuple[int, bool]:
             trigger = spec.trigger if "trigger" in dedupe_by else None
             payload = new.payload if "payload" in dedupe_by else None
             there = tx.run(sql.BY_KEY, (spec.key,)) if spec.key is not None else []
-            there = there or tx.run(sql.ALIKE, (spec.pid, trigger, payload))
+            if not by_key:
+                there = there or tx.run(sql.ALIKE, (spec.pid, trigger, payload))
             if there:
                 return int(there[0][0]), False
             return self._enqueue(tx, [new], now)[0], True

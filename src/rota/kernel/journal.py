@@ -14,17 +14,21 @@ from typing import Any
 import msgspec
 
 from rota.clock import wait_until
-from rota.errors import InvalidPayload, UnknownPid
+from rota.errors import InvalidPayload, StoreCorrupt, UnknownPid
 from rota.kernel.core import Core
-from rota.model.checks import Checks
-from rota.model.events import Event, Fact, check_user_event, encode
+from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
+from rota.model.events import Event, Fact, check_user_event, decode, encode
 from rota.store import Row, Transaction
 from rota.store.statements import agents as agent_sql
+from rota.store.statements import file as file_sql
 from rota.store.statements import journal as sql
 
-__all__ = ["TAIL_MAX", "Journal", "append", "event_of"]
+__all__ = ["RUNTIME_KINDS", "TAIL_MAX", "Journal", "append", "event_of"]
 
 TAIL_MAX = 10_000  # events in one answer
+# Facts of whoever runs the work: they change nothing that the kernel keeps, so no verb of the kernel writes them.
+RUNTIME_KINDS = ("kernel.run.", "kernel.trigger.", "kernel.supervisor.", "kernel.fleet.")
+_NOTE = "note:"  # before the name of a note, among the file's settings
 _checks = Checks("Event", InvalidPayload)
 
 
@@ -68,17 +72,30 @@ class Journal:
             if value is not None:
                 _checks.text(field, value)
         now = self._core.now()
+        row = (pid, now, kind, body, causation_id, correlation_id)
+        return self._core.write(lambda tx: _put(tx, pid, now, row))
 
-        def work(tx: Transaction) -> int:
-            if pid is not None and not tx.run(agent_sql.STATE, (pid,)):
-                raise UnknownPid(pid)
-            row = (pid, now, kind, body, causation_id, correlation_id)
-            event_id = tx.insert(sql.EVENT_APPEND, row)
-            if pid is not None:
-                tx.run(agent_sql.TOUCH, (event_id, now, pid))
-            return event_id
+    def record(self, fact: Fact, *, pid: int | None = None) -> int:
+        """Record a fact about running work: a run, a trigger, a supervisor or the fleet; its event id is the answer."""
+        if pid is not None:
+            _checks.whole("pid", pid)
+        body = _runtime_fact(fact)
+        now = self._core.now()
+        row = (pid, now, fact.kind, body, None, None)
+        return self._core.write_steadily(lambda tx: _put(tx, pid, now, row))
 
-        return self._core.write(work)
+    def remember(self, name: str, note: dict[str, Any]) -> None:
+        """Keep a note under a name, in place of the one before: where a reader of the journal stands, for example."""
+        _checks.text("name", name)
+        _checks.mapping("note", note)
+        body = _as_json("note", note)
+        self._core.write_steadily(lambda tx: tx.run(file_sql.META_SET, (_NOTE + name, body)))
+
+    def recall(self, name: str) -> dict[str, Any] | None:
+        """The note kept under a name, if there is one."""
+        _checks.text("name", name)
+        rows = self._core.read(lambda tx: tx.run(file_sql.META_GET, (_NOTE + name,)))
+        return msgspec.json.decode(rows[0][0]) if rows else None
 
     def tail(
         self, since: int = 0, limit: int = 1_000, *, pid: int | None = None, kinds: tuple[str, ...] = ()
@@ -146,6 +163,39 @@ class Journal:
         if not self._listening:
             self._listening = True
             self._core.store.on_change(self.ring)
+
+
+def _put(tx: Transaction, pid: int | None, now: float, row: Row) -> int:
+    """Append an event of which only the agent is still to be checked."""
+    if pid is not None and not tx.run(agent_sql.STATE, (pid,)):
+        raise UnknownPid(pid)
+    event_id = tx.insert(sql.EVENT_APPEND, row)
+    if pid is not None:
+        tx.run(agent_sql.TOUCH, (event_id, now, pid))
+    return event_id
+
+
+def _runtime_fact(fact: Any) -> str:
+    """A fact as it is stored, once it is found to be of those that `record` takes and to be readable again."""
+    if not isinstance(fact, Fact) or not fact.kind.startswith(RUNTIME_KINDS):
+        kinds = ", ".join(f"{kind}*" for kind in RUNTIME_KINDS)
+        raise _checks.refuse("fact", f"must be one of {kinds}, not {getattr(fact, 'kind', type(fact).__name__)}")
+    body = _as_json("fact", fact)
+    try:
+        decode(fact.kind, msgspec.json.decode(body))
+    except StoreCorrupt as problem:
+        raise _checks.refuse("fact", f"cannot be read again: {problem.message}") from problem
+    return body
+
+
+def _as_json(field: str, value: Any) -> str:
+    try:
+        body = encode(value) if isinstance(value, Fact) else msgspec.json.encode(value)
+    except (TypeError, ValueError) as problem:
+        raise _checks.refuse(field, f"is not JSON: {problem}") from problem
+    if len(body) > PAYLOAD_BYTES_MAX:
+        raise _checks.refuse(field, f"is {len(body):,} bytes; at most {PAYLOAD_BYTES_MAX:,} are taken")
+    return body.decode()
 
 
 def event_of(row: Row) -> Event:

@@ -340,10 +340,13 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     fence: int = 0  # the highest token that ever held it
 
 
+TriggerKind = Literal["cron", "event", "interval", "start", "after"]
+
+
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What enqueues an agent without a person: exactly one of the five kinds."""
 
-    kind: Literal["cron", "event", "interval", "start", "after"]
+    kind: TriggerKind
     cron: str | None = None
     zone: str = "UTC"
     event: str | None = None  # an event kind, or a prefix ending in *
@@ -351,3 +354,5 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     after: str | None = None  # another agent's name
     payload: dict[str, Any] = {}
     priority: int | None = None
+    catch_up: bool = True  # cron, interval: what was missed while nobody ran is made up for, once
+    event_as: str | None = None  # event, after: the payload's key under which the event is handed on

@@ -40,6 +40,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     pass_env: tuple[str, ...] = ()  # further names of our environment that are allowed through
     cwd: str | None = None  # None: its workspace, else where the supervisor stands
     stdin: Literal["payload", "none"] = "payload"  # command: whether the payload is written to it as JSON
+    payload: dict[str, Any] = {}  # what an entry is given where it says nothing else
     usage: str | dict[str, str] | None = None  # command: a preset's name, or dimension → path in its JSON output
     limits: Limits = Limits()
     restart: RestartPolicy = RestartPolicy()
@@ -75,7 +76,9 @@ def plan_of(agent: Agent) -> RunPlan | None:
 def spec_for(agent: Agent, plan: RunPlan | None, payload: Mapping[str, Any], **said: Any) -> ScheduleSpec:
     """An entry for an agent: what is said here, else what its plan says, else the defaults."""
     wanted: dict[str, Any] = {"priority": agent.priority}
+    given = dict(payload)
     if plan is not None:
+        given = {**plan.payload, **given}
         wanted |= {
             "expected": plan.expected,
             "ceiling": _ceiling(plan),
@@ -87,7 +90,7 @@ def spec_for(agent: Agent, plan: RunPlan | None, payload: Mapping[str, Any], **s
             "retry_on": _RETRY_ON[plan.restart.when],
             "backoff": plan.restart.backoff,
         }
-    return ScheduleSpec(pid=agent.pid, payload=dict(payload), **(wanted | said))
+    return ScheduleSpec(pid=agent.pid, payload=given, **(wanted | said))
 
 
 def _ceiling(plan: RunPlan) -> dict[str, int]:

@@ -20,16 +20,11 @@ from rota.kernel.queue import Queue
 from rota.kernel.supervision import RunReport, Supervision
 from rota.model.work import ReadyEntry
 
-__all__ = ["Desk"]
+__all__ = ["Desk", "Registers"]
 
 
-class Desk(Protocol):
-    """What may be asked of rota."""
-
-    @property
-    def clock(self) -> Clock:
-        """The clock that waiting goes by."""
-        ...
+class Registers(Protocol):
+    """The kernel's parts, whoever answers for them: what is kept, and how it is changed."""
 
     @property
     def agents(self) -> Agents:
@@ -59,6 +54,15 @@ class Desk(Protocol):
     @property
     def journal(self) -> Journal:
         """What happened."""
+        ...
+
+
+class Desk(Registers, Protocol):
+    """What may be asked of rota."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that waiting goes by."""
         ...
 
     @property

@@ -1,0 +1,69 @@
+"""`rota run`: a fleet at work, in the terminal. `rota reload`: let it read its file anew."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from rota import store
+from rota.errors import FleetInvalid
+from rota.kernel import Kernel
+from rota.policy import registry
+from rota.runtime.fleet.file import load
+from rota.runtime.fleet_run import FleetRun, ask_for_reload
+from rota.service.dispatcher import Dispatcher
+
+__all__ = ["reload", "run"]
+
+DEFAULT_FLEET = "fleet.toml"
+
+
+def run(path: Path | None, *, until_idle: bool, plain: bool, **overrides: Any) -> int:
+    """Run a fleet until it is stopped, or until there is nothing to do; how many runs have ended."""
+    fleet = load(found(path))
+    console = Console(stderr=True)
+    live = console.is_terminal and not plain
+    _log_to(console, quiet=live)
+    kernel = Kernel(store.open(fleet.store_path))
+    desk = Dispatcher(kernel, registry.make(fleet.policy_name, **fleet.policy_params))
+    try:
+        fleet_run = FleetRun(desk, fleet, **{name: value for name, value in overrides.items() if value is not None})
+        for change in fleet_run.changes if not live else ():
+            console.print(f"{change}", highlight=False)
+        return fleet_run.run(until_idle=until_idle, handles_signals=True)
+    finally:
+        kernel.store.close()
+
+
+def reload(path: Path | None) -> None:
+    """Ask whoever runs this fleet to read its file anew, once the file is found to be right."""
+    fleet = load(found(path))
+    kernel = Kernel(store.open(fleet.store_path))
+    try:
+        ask_for_reload(Dispatcher(kernel), getpass.getuser(), fleet.title)
+    finally:
+        kernel.store.close()
+    print(f"asked every supervisor of {fleet.title} to read {fleet.path} anew", file=sys.stderr)
+
+
+def found(path: Path | None) -> Path:
+    """The fleet file that was named, or the one that lies here."""
+    if path is not None:
+        return path
+    here = Path(DEFAULT_FLEET)
+    if not here.exists():
+        raise FleetInvalid(
+            f"there is no {DEFAULT_FLEET} here", hint="Name a fleet file: `rota run path/to/fleet.toml`."
+        )
+    return here
+
+
+def _log_to(console: Console, *, quiet: bool) -> None:
+    handler = RichHandler(console=console, show_path=False, markup=False)
+    logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, format="%(message)s", handlers=[handler])

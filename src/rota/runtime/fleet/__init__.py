@@ -1,0 +1,1 @@
+"""The fleet file: read, compared with a store, applied, planned."""

@@ -1,0 +1,142 @@
+"""A fleet file, running: the store agrees with it, its triggers fire, its agents run, and it can be read anew.
+
+A reload changes nothing that runs: what the file says is compared with the store, and only the difference is applied.
+Running work goes on under the plan it began with; the next run of an agent has the new one. A file that cannot be read
+leaves everything as it is, and says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from rota.errors import RotaError
+from rota.model.events import Event
+from rota.policy import registry
+from rota.runtime.fleet.apply import apply
+from rota.runtime.fleet.changes import Changes
+from rota.runtime.fleet.file import load
+from rota.runtime.fleet.tables import Fleet
+from rota.runtime.supervisor import Settings, Supervisor
+from rota.runtime.triggers import Triggers
+from rota.service.desk import Desk
+from rota.service.dispatcher import Dispatcher
+
+__all__ = ["RELOAD", "FleetRun", "ask_for_reload"]
+
+RELOAD = "fleet.reload"  # the event that asks every supervisor of a fleet to read its file anew
+_log = logging.getLogger("rota.runtime")
+
+
+def ask_for_reload(desk: Desk, by: str, title: str | None = None) -> int:
+    """Ask whoever runs a fleet on this store to read its file anew; of one title, or of all."""
+    return desk.journal.append(None, RELOAD, {"by": by, "fleet": title})
+
+
+class FleetRun:
+    """A fleet at work."""
+
+    def __init__(self, desk: Desk, fleet: Fleet, **overrides: Any) -> None:
+        self.desk = desk
+        self.fleet = fleet
+        self._overrides = overrides  # settings of the command line: they outlast a reload
+        self.changes = self._apply(fleet)
+        self.supervisor = Supervisor(desk, self._settings(fleet), functions={})
+        self._triggers = Triggers(desk, desk.clock, fleet)
+        self.supervisor.add_duty(_FleetDuty(desk, self._triggers, self._reload_if_asked))
+
+    def run(self, *, until_idle: bool = False, handles_signals: bool = False) -> int:
+        """Run the fleet; the answer is how many runs have ended."""
+        self._triggers.begin(self.supervisor.incarnation)
+        with self._on_hangup() if handles_signals else _nothing():
+            return self.supervisor.run(until_idle=until_idle, handles_signals=handles_signals)
+
+    def reload(self) -> Changes | None:
+        """Read the file anew and apply the difference; None, and a line in the log, if it cannot be."""
+        try:
+            fleet = load(self.fleet.path)
+            changes = self._apply(fleet)
+            self._triggers.reload(fleet)
+            self._use_policy(fleet)
+            self.supervisor.resize(self._settings(fleet).slots)
+        except RotaError as problem:
+            _log.error("the fleet file was not reloaded: %s", problem)
+            return None
+        self.fleet = fleet
+        _log.info("reloaded %s: %s", fleet.path, ", ".join(str(change) for change in changes) or "nothing changed")
+        return changes
+
+    def _apply(self, fleet: Fleet) -> Changes:
+        changes = apply(self.desk, fleet)
+        if changes:
+            self.desk.journal.record(changes.fact())
+        return changes
+
+    def _use_policy(self, fleet: Fleet) -> None:
+        """An embedded desk goes on with the file's policy; a daemon's policy is the daemon's."""
+        if isinstance(self.desk, Dispatcher) and self.desk.policy.name != fleet.policy_name:
+            self.desk.policy = registry.make(fleet.policy_name, **fleet.policy_params)
+
+    def _settings(self, fleet: Fleet) -> Settings:
+        preemption = fleet.scheduling.preemption
+        said: dict[str, Any] = {
+            "slots": fleet.slots,
+            "worker_id": fleet.worker_id,
+            "preemption_marks": () if preemption is None else preemption.bands,
+            "preemption_grace_s": None if preemption is None else preemption.grace_s,
+            "logs": f"{fleet.store_path}-logs" if "://" not in fleet.store_path else None,
+        }
+        return Settings(**(said | self._overrides))
+
+    def _reload_if_asked(self, events: Sequence[Event]) -> None:
+        asked = [event.payload.get("fleet") for event in events if event.kind == RELOAD]
+        if any(title in (None, self.fleet.title) for title in asked):
+            self.reload()
+
+    @contextmanager
+    def _on_hangup(self) -> Iterator[None]:
+        """SIGHUP asks for a reload, on the watch's thread like everybody else's wish."""
+
+        def ask(_number: int, _frame: object) -> None:
+            # not on this thread, which may be in the middle of a write
+            asks = partial(ask_for_reload, self.desk, "SIGHUP", self.fleet.title)
+            threading.Thread(target=asks, daemon=True).start()
+
+        before = signal.signal(signal.SIGHUP, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+
+class _FleetDuty:
+    """The fleet's part of the watch: triggers and wishes to reload."""
+
+    kinds = (RELOAD,)
+
+    def __init__(self, desk: Desk, triggers: Triggers, reload_if_asked: Callable[[Sequence[Event]], None]) -> None:
+        self._desk = desk
+        self._triggers = triggers
+        self._reload_if_asked = reload_if_asked
+
+    def hear(self, events: Sequence[Event]) -> None:
+        self._reload_if_asked(events)
+        # triggers follow from a cursor of their own, which outlives a restart
+        while self._triggers.wants_events and (fresh := self._desk.journal.tail(self._triggers.cursor)):
+            self._triggers.hear(fresh)
+
+    def next_at(self) -> float | None:
+        return self._triggers.next_at()
+
+    def due(self, now: float) -> None:
+        self._triggers.due(now)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
