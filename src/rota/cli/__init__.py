@@ -76,11 +76,16 @@ def reload(
 
 
 @app.command()
-def demo() -> None:
-    """Show what rota does: one entry all the way, then who ran when under three policies."""
+def demo(
+    seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="How long the projects share.")] = 50.0,
+    policy: Annotated[str, typer.Option(help="Who decides which entry goes next; see `rota policy list`.")] = "eevdf",
+    as_json: AsJson = False,
+) -> None:
+    """Show rota's main job: three projects, a dozen agents, and everything going wrong that may. About a minute."""
     from rota.cli.demo import show
 
-    show()
+    if not show(seconds=seconds, policy=policy, as_json=as_json):
+        raise typer.Exit(1)
 
 
 @policy_app.command("list")

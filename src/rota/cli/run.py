@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from rota import store
+from rota.cli.view import LiveView
 from rota.errors import FleetInvalid
 from rota.kernel import Kernel
 from rota.policy import registry
@@ -27,8 +28,8 @@ DEFAULT_FLEET = "fleet.toml"
 def run(path: Path | None, *, until_idle: bool, plain: bool, **overrides: Any) -> int:
     """Run a fleet until it is stopped, or until there is nothing to do; how many runs have ended."""
     fleet = load(found(path))
-    console = Console(stderr=True)
-    live = console.is_terminal and not plain
+    console = Console(stderr=True, force_terminal=False if plain else None)
+    live = console.is_terminal
     _log_to(console, quiet=live)
     kernel = Kernel(store.open(fleet.store_path))
     desk = Dispatcher(kernel, registry.make(fleet.policy_name, **fleet.policy_params))
@@ -36,7 +37,8 @@ def run(path: Path | None, *, until_idle: bool, plain: bool, **overrides: Any) -
         fleet_run = FleetRun(desk, fleet, **{name: value for name, value in overrides.items() if value is not None})
         for change in fleet_run.changes if not live else ():
             console.print(f"{change}", highlight=False)
-        return fleet_run.run(until_idle=until_idle, handles_signals=True)
+        with LiveView(desk, fleet_run.supervisor, console=console, store=fleet.store_path):
+            return fleet_run.run(until_idle=until_idle, handles_signals=True)
     finally:
         kernel.store.close()
 

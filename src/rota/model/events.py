@@ -363,7 +363,7 @@ class LimitThrottled(Fact, frozen=True, kw_only=True):
     kind = "kernel.context.throttled"
     name: str
     until_at: float
-    by: int | None = None  # the sched_id that was told
+    by: int | None = None  # the pid of the agent that was told
 
 
 # --- projects, workspaces, pauses ----------------------------------------------------------------

@@ -121,6 +121,10 @@ class Supervisor:
         _log.info("draining: %s runs are under way", len(self.runs))
         for shift in self.shifts:
             shift.take_nothing_more()
+        try:
+            self._desk.supervision.moved(self.worker_id, self.incarnation, "draining")
+        except RotaError as problem:  # it drains whether or not that can be written down
+            _log.warning("that it drains could not be recorded: %s", problem)
         self._watchdog.watch(self.settings.drain_s, lambda: self._stop_all("draining"))
 
     def resize(self, slots: int | dict[str, int]) -> None:

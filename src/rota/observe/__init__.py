@@ -1,0 +1,1 @@
+"""Readers of the journal: they fold facts, and write nothing."""

@@ -1,0 +1,150 @@
+"""`rota demo` shows what it says, with real processes."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from rota.cli.demo_report import Demonstrated, Incidents, print_report
+from rota.kernel import Kernel, ScheduleSpec
+from rota.model.work import ReadyEntry
+from rota.observe.report import ProjectReport, Report, Waits
+from rota.store import open as open_store
+
+ROTA = Path(sys.executable).parent / "rota"
+
+
+def rota_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ROTA, "demo", *arguments], capture_output=True, text=True, check=False, timeout=110)
+
+
+def test_everything_that_goes_wrong_is_survived_and_nothing_is_lost() -> None:
+    done = rota_demo("--seconds", "5", "--json")
+    assert done.returncode == 0, done.stderr
+    shown = msgspec.json.decode(done.stdout)
+    assert shown["nothing_lost"]
+    assert shown["kill_survived"]
+    assert shown["taken_over"]
+    assert shown["over_budget_stopped"]
+    assert shown["crasher_quarantined"]
+    report = shown["report"]
+    assert (report["lost"], report["queued"], report["running"]) == (0, 0, 0)
+    assert report["finished"] == {"completed": report["enqueued"] - 2, "crashed": 1, "failed": 1}
+    assert report["failures"]["over_budget"] == 1
+    assert report["reclaimed"] >= len(shown["taken_over"])
+    assert report["retries"] >= 2  # of the one that crashes
+    tokens = {project["project_id"]: project["charged"]["tokens"] for project in report["projects"]}
+    assert tokens.keys() == {"research", "review", "upkeep"}
+    assert all(tokens.values())
+    assert sum(project["share"] for project in shown["projects"].values()) == pytest.approx(1.0)
+    assert "quarantined for 600 s" in done.stderr  # the view tells the story beside the report
+
+
+def test_a_policy_that_does_not_exist_is_one_sentence() -> None:
+    done = rota_demo("--policy", "nonsense")
+    assert done.returncode == 1
+    assert done.stderr.startswith("rota: ")
+    assert "nonsense" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ended() -> Any:
+    """Entries that ended like this."""
+    kernel = Kernel(open_store(":memory:"))
+    pid = kernel.agents.create("agent")
+
+    def entry(exit_kind: str, outcome: str | None = None, **changes: Any) -> ReadyEntry:
+        sched_id = kernel.queue.enqueue(ScheduleSpec(pid))
+        kernel.queue.claim(worker_id="w")
+        kernel.queue.complete(sched_id, exit_kind, outcome=outcome)
+        return msgspec.structs.replace(kernel.queue.get(sched_id), **changes)
+
+    yield entry
+    kernel.store.close()
+
+
+def outcome(ended: Any, **changes: Any) -> Demonstrated:
+    project = ProjectReport(
+        project_id="research",
+        weight=3_000,
+        runs=10,
+        failed=1,
+        charged={"tokens": 9_000},
+        seconds=12.0,
+        share=0.52,
+        target=0.5,
+    )
+    report = Report(
+        measure="tokens",
+        projects=[project],
+        jain=0.9991,
+        waits=Waits(count=10, p50_s=1.0, p99_s=2.5, max_s=3.0),
+        retries=2,
+        reclaimed=1,
+        failures={"over_budget": 1},
+        enqueued=10,
+        finished={"completed": 9, "failed": 1},
+        queued=0,
+        running=0,
+        lost=0,
+    )
+    told = {
+        "orphans": [ended("completed", attempt=2, result={"began_at_step": 3})],
+        "spender": ended("failed", "over_budget"),
+        "stumbler": ended("crashed", attempt=3),
+        "stumbler_paused_by": "quarantine",
+    }
+    incidents = Incidents(**{name: changes.pop(name, value) for name, value in told.items()})
+    report = msgspec.structs.replace(report, **changes)
+    return Demonstrated(policy="eevdf", seconds=61.2, shares=report, report=report, incidents=incidents)
+
+
+def printed(shown: Demonstrated) -> str:
+    console = Console(record=True, width=120, file=io.StringIO(), color_system=None)
+    print_report(shown, console)
+    return console.export_text()
+
+
+def test_the_report_says_how_it_went(ended: Any) -> None:
+    shown = outcome(ended)
+    assert shown.went_well
+    text = printed(shown)
+    assert "research         3      10     9,000    52.0%     50.0%     +2.0%" in text
+    assert "Shares were 2.0% off at most; Jain's index 0.9991 (1 is fair)." in text
+    assert "Entries: 10 put in, 10 ended (9 completed, 1 failed); 2 retries, 1 claims taken back." in text
+    assert "✓ worker-b was killed holding #1 (attempt 2): worker-a took over and finished; 1 went on" in text
+    assert "✓ the stumbler crashed 3 times, was retried, then quarantined" in text
+    assert "✓ nothing lost: 10 entries put in, 10 ended" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"lost": 1, "enqueued": 11}, "✗ 1 of 11 entries were lost"),
+        ({"queued": 1, "enqueued": 11}, "✗ nothing lost: 11 entries put in, 10 ended, 1 not done yet"),
+        ({"orphans": []}, "✗ worker-b could not be killed while it held something"),
+        ({"spender": None}, "✗ the spender should have been stopped over budget, but did not run"),
+        ({"stumbler_paused_by": None}, "✗ the stumbler crashed 3 times, was retried, but not quarantined"),
+    ],
+)
+def test_what_did_not_go_as_it_should_is_said(ended: Any, changes: dict[str, Any], line: str) -> None:
+    shown = outcome(ended, **changes)
+    assert not shown.went_well
+    assert line in printed(shown)
+
+
+def test_work_of_the_killed_worker_that_ended_badly_is_not_survived(ended: Any) -> None:
+    shown = outcome(ended, orphans=[ended("crashed", attempt=3)])
+    assert not shown.went_well
+    assert "✗ worker-b was killed holding #1 (attempt 3), and not all of it was finished" in printed(shown)

@@ -1,0 +1,94 @@
+"""Laws of the board: whatever is done to a queue, what it counts is what the tables hold."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.cli.view import start_of
+from rota.errors import RotaError
+from rota.kernel import ScheduleSpec
+from rota.model.work import Backoff
+from rota.observe.board import Board
+from rota.service.dispatcher import Dispatcher
+from tests.kernel.world import World
+from tests.observe.test_board import counts_of, folded
+
+VERBS = ("put", "put_many", "put_late", "put_after", "take", "end", "fail", "back", "cancel", "change", "wait", "ask")
+DEEDS = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 40)), max_size=60)
+
+
+def do(world: World, pid: int, verb: str, number: int) -> None:
+    """One deed; the number says to which entry, how many, or how long."""
+    sched_id = number % 8 + 1  # few, so that much happens to each
+    token = _token(world, sched_id)
+    if verb == "put":
+        spec = {"retry_on": ("failed", "crashed"), "backoff": Backoff(base_s=3.0), "max_attempts": 2}
+        world.put(pid, deadline=world.now + 50 if number % 5 == 0 else None, **spec)
+    elif verb == "put_many":
+        later = world.now + number % 7
+        world.queue.enqueue_many(
+            [ScheduleSpec(pid, runnable_at=later if n % 2 else 0.0) for n in range(number % 5 + 1)]
+        )
+    elif verb == "put_late":
+        world.put(pid, runnable_at=world.now + number)
+    elif verb == "put_after":
+        world.put(pid, after=(sched_id,), on_failed=("cancel", "run", "hold")[number % 3])
+    elif verb == "take":
+        world.take(number % 4 + 1, claim_timeout_s=10.0)
+    elif verb in ("end", "fail"):
+        world.queue.complete(sched_id, "completed" if verb == "end" else "failed", token=token)
+    elif verb == "back":
+        world.queue.put_back(sched_id, token=token or 0, runnable_at=world.now + number % 3)
+    elif verb == "cancel":
+        world.queue.cancel(sched_id)
+    elif verb == "change" and world.queue.get(sched_id).hold != "after":  # see test_board: that is told late
+        world.queue.change(sched_id, runnable_at=world.now + number % 4)
+    elif verb == "wait":
+        world.clock.advance(number)
+        world.queue.upkeep()
+    elif verb == "ask":
+        world.queue.request_cancel(sched_id)
+
+
+def _token(world: World, sched_id: int) -> int | None:
+    with suppress(RotaError):
+        return world.queue.get(sched_id).token
+    return None
+
+
+@given(DEEDS)
+def test_what_the_board_counts_is_what_the_tables_hold(deeds: list[tuple[str, int]]) -> None:
+    world = World()
+    try:
+        pid, board = world.agent(), Board()
+        for verb, number in deeds:
+            with suppress(RotaError):  # what is refused changes nothing, and the board must agree with that, too
+                do(world, pid, verb, number)
+            folded(world, board)
+            assert (board.queued, board.running, board.holds) == counts_of(world.kernel)
+            assert board.report(world.queue.counts()).lost == 0
+        live = sum(not lane.is_free for lane in board.lanes)
+        assert live == board.running
+    finally:
+        world.close()
+
+
+@given(DEEDS, st.integers(0, 60))
+def test_a_board_that_begins_later_counts_the_same(deeds: list[tuple[str, int]], cut: int) -> None:
+    world = World()
+    try:
+        pid, late = world.agent(), Board()
+        for index, (verb, number) in enumerate(deeds):
+            if index == cut:
+                late = Board(start_of(Dispatcher(world.kernel)))
+            with suppress(RotaError):
+                do(world, pid, verb, number)
+        folded(world, late)
+        queued, running, _ = counts_of(world.kernel)
+        assert (late.queued, late.running) == (queued, running)
+        assert late.report(world.queue.counts()).lost == 0
+    finally:
+        world.close()
