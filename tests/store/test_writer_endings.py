@@ -200,6 +200,28 @@ def test_an_interrupt_that_comes_with_the_commit_takes_nothing_back(world: World
     assert world.words() == ["second"]
 
 
+def test_one_who_writes_alone_and_is_interrupted_with_its_commit_hears_of_both(world: World) -> None:
+    log: list[str] = []
+    world.engine.after["commit"] = failing(1, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        world.writer.write(noting(log, "word"))
+    assert log == ["word durable"]
+    assert world.words() == ["word"]
+
+
+def test_one_who_writes_alone_and_is_interrupted_before_its_commit_has_written_nothing(world: World) -> None:
+    log: list[str] = []
+
+    def work(tx: Transaction) -> None:
+        noting(log, "word")(tx)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        world.writer.write(work)
+    assert log == ["word undone"]
+    assert world.words() == []
+
+
 def test_a_newcomer_that_is_interrupted_with_its_commit_is_not_parked(world: World) -> None:
     world.engine.after["commit"] = failing(1, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):

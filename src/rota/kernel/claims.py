@@ -8,20 +8,32 @@ writes all that was taken: one fact, whose event id is the token of every claim 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from operator import itemgetter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from rota.kernel import contexts, flows
 from rota.kernel.admission import Admission, Subject
 from rota.kernel.contexts import Ration
+from rota.kernel.flows import NO_PROJECT, Served
 from rota.kernel.journal import append
 from rota.kernel.pulse import Pulse
-from rota.kernel.rows import entry_of, needs_of
+from rota.kernel.rows import (
+    ATTEMPT,
+    DEADLINE,
+    KIND,
+    NEEDS,
+    PID,
+    PROJECT,
+    READY_WIDTH,
+    RUNNABLE_AT,
+    entry_of,
+    needs_of,
+)
 from rota.model import reasons
-from rota.model.events import ClaimedEntry, EntriesClaimed, FlowMove
+from rota.model.events import ClaimedEntry, EntriesClaimed
 from rota.model.lifecycle import EntryState
 from rota.model.reasons import Blocking
 from rota.model.work import ReadyEntry, Worker
@@ -35,7 +47,9 @@ CLAIM_MAX = 1_000  # entries in one claim
 CLAIM_TIMEOUT_S = 3600.0  # where the caller names none
 
 _encode = msgspec.json.Encoder().encode
+_sched_id = itemgetter(-1)
 _NONE = "[]"
+_NOBODY = Served()
 _DISPATCHED = str(EntryState.DISPATCHED)
 
 
@@ -61,12 +75,12 @@ class Taken(NamedTuple):
     @property
     def pid(self) -> int:
         """Whose it is."""
-        return self.row[1]  # type: ignore[no-any-return]  # a row is untyped
+        return self.row[PID]  # type: ignore[no-any-return]  # a row is untyped
 
     @property
     def project_id(self) -> str | None:
         """Who pays for it."""
-        return self.row[13]  # type: ignore[no-any-return]  # a row is untyped
+        return self.row[PROJECT]  # type: ignore[no-any-return]  # a row is untyped
 
 
 class ClaimPass:
@@ -80,7 +94,7 @@ class ClaimPass:
         self.taken: list[Taken] = []
         self.taken_of: dict[int, list[Taken]] = {}  # by agent, of those that were offered
         self.refused: dict[str, int] = {}  # how many, by reason
-        self._odd: set[int | str] = set()  # agents and projects with something in front that is not for this claim
+        self._odd: set[int | str] = set()  # agents and projects with something in front that this claim does not take
         self.everybody_out = False  # a reason that concerns all
         self.pids: set[int] = set()  # owners that need not be offered any more
         self.projects: set[str] = set()
@@ -106,7 +120,7 @@ class ClaimPass:
 
     def offer(self, row: Row, *, estimate: int = 0, because: str = "") -> Blocking | None:
         """Take an entry, or say what stands in its way."""
-        if self._beat.is_plain and row[13] is None and row[25] is None:  # nothing but its own row decides
+        if self._beat.is_plain and row[PROJECT] is None and row[NEEDS] is None:  # nothing but its own row decides
             self._take(Taken(row, None, estimate, because))
             return None
         subject = Subject.of(row)
@@ -121,7 +135,7 @@ class ClaimPass:
 
     def _take(self, taken: Taken) -> None:
         self.taken.append(taken)
-        self.taken_of.setdefault(taken.row[1], []).append(taken)
+        self.taken_of.setdefault(taken.row[PID], []).append(taken)
 
     def reasons(self, row: Row) -> list[Blocking]:
         """Everything that stands in an entry's way."""
@@ -133,12 +147,13 @@ class ClaimPass:
 
     def prefetch(self, rows: list[Row]) -> None:
         """Look up the owners of many entries at once, before they are offered."""
-        if not self._beat.is_plain or any(row[13] is not None for row in rows):
+        if not self._beat.is_plain or any(row[PROJECT] is not None for row in rows):
             self._admission.prefetch(rows)
 
     def _exclude(self, subject: Subject, reason: Blocking) -> None:
         """Note who else would be refused for the same reason."""
         self.alike.add(f"{subject.pid}|{subject.kind or ''}|{subject.needs_text or ''}")
+        self._odd.add(subject.project_id or NO_PROJECT)
         match reason:
             case reasons.PausedBy(level="fleet"):
                 self.everybody_out = True
@@ -169,7 +184,7 @@ class ClaimPass:
             self.pids.update(row[0] for row in self.tx.run(sql.CAPPED_OUT))
         while self.room > 0:
             rows = self.ready()
-            if self._beat.is_plain and not any(row[13] is not None or row[25] is not None for row in rows):
+            if self._beat.is_plain and not any(row[PROJECT] is not None or row[NEEDS] is not None for row in rows):
                 self.taken += [Taken(row, None, 0, "") for row in rows]  # nothing but their own rows decides
                 return
             self.prefetch(rows)
@@ -204,9 +219,7 @@ class ClaimPass:
         row = (self.terms.now, self._kinds_json, limit, self.terms.budgets_count, *found)
         if project_id is None:
             return self.tx.run(sql.READY_OPEN, row)
-        if not project_id:
-            return self.tx.run(sql.READY_OF_NO_PROJECT, row)
-        return self.tx.run(sql.READY_OF_PROJECT, (*row, project_id))
+        return self.tx.run(sql.READY_OF_PROJECT, (*row, project_id or None))
 
     def nearest_deadlines(self, most: int) -> list[Row]:
         """The next entries by deadline that may yet be taken."""
@@ -235,8 +248,12 @@ class ClaimPass:
 
     def _fits(self, row: Row) -> bool:
         """Whether an entry that is not held is for this claim at this time."""
-        now, kind, deadline = self.terms.now, row[24], row[4]
-        return (kind is None or kind in self.terms.kinds) and row[3] <= now and (deadline is None or deadline > now)
+        now, kind, deadline = self.terms.now, row[KIND], row[DEADLINE]
+        return (
+            (kind is None or kind in self.terms.kinds)
+            and row[RUNNABLE_AT] <= now
+            and (deadline is None or deadline > now)
+        )
 
     def ready_of(self, pid: int, most: int) -> list[Row]:
         """An agent's next entries in strict order that may yet be taken."""
@@ -246,15 +263,26 @@ class ClaimPass:
         sets = tuple(_json(each) if each else _NONE for each in (refused, mine, self.needs))
         return self.tx.run(sql.READY_OF_AGENT, (self.terms.now, self._kinds_json, most, pid, *sets))
 
-    def heads_in(self, project_id: str, most: int, skip: int) -> list[Row] | None:
-        """A project's next entries behind so many; None where lists have to be asked, of what was refused."""
-        if not project_id or project_id in self._odd or self.alike or self.pids or self.needs:
-            return None
-        rows = self.tx.run(sql.HEADS_OF_PROJECT, (project_id, most, skip))
-        if all(self._fits(row) for row in rows):
-            return rows
-        self._odd.add(project_id)
-        return None
+    def heads_in(self, project_id: str, most: int, offered: int) -> list[Row]:
+        """The next entries of a project, or of none, that may yet be taken, when so many have been offered."""
+        if project_id not in self._odd:  # nothing in front is for others, so those that were offered stand first
+            rows = self.tx.run(sql.HEADS_OF_PROJECT, (project_id or None, most, offered))
+            if all(self.is_for(row) for row in rows):
+                return rows
+            self._odd.add(project_id)
+        return self.ready(project_id, most=most)
+
+    def first_of_each_project(self) -> list[tuple[str, int, Row]]:
+        """Every project with entries that are not held, with its weight and the first of them."""
+        return [(row[-2], row[-1], row[:-2]) for row in self.tx.run(sql.FIRST_OF_PROJECTS)]
+
+    def is_for(self, row: Row) -> bool:
+        """Whether an entry that is not held may yet be taken by this claim, as far as this pass knows."""
+        return self._fits(row) and row[PID] not in self.pids
+
+    def leave_out_blocked(self) -> None:
+        """Have nothing offered of agents that would be refused whatever it is."""
+        self.pids |= self.blocked_agents()
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -262,7 +290,7 @@ class ClaimPass:
         self,
         *,
         policy: str = "strict",
-        moves: Sequence[FlowMove] = (),
+        served: Served = _NOBODY,
         forced_by: str | None = None,
     ) -> list[ReadyEntry]:
         """Write down all that was taken."""
@@ -275,8 +303,8 @@ class ClaimPass:
             entries=[_claimed(each) for each in self.taken],
             policy=policy,
             because=[each.because for each in self.taken if each.because],
-            flows=list(moves),
-            contexts=self._use_requests(),
+            flows=list(served.moves),
+            contexts=self._use_requests() if self._beat.any_context else {},
             forced_by=forced_by,
             admission_skipped=not terms.budgets_count,
         )
@@ -284,23 +312,26 @@ class ClaimPass:
         expires_at = terms.now + terms.timeout_s
         head = (worker.worker_id, worker.incarnation, terms.now, terms.now, terms.timeout_s, expires_at, token)
         # by id, one by one: neighbours share pages, and an UPDATE of many rows at once would have to find each twice
-        rows = sorted(((each.row[0], each.workspace, each.estimate) for each in self.taken), key=itemgetter(0))
-        parameters = [(*head, workspace, estimate, sched_id) for sched_id, workspace, estimate in rows]
-        if len(parameters) == 1:
-            self.tx.run(sql.CLAIM, parameters[0])
+        rows = [(*head, each.workspace, each.estimate, each.row[0]) for each in self.taken]
+        if len(rows) == 1:
+            self.tx.run(sql.CLAIM, rows[0])
         else:
-            self.tx.run_many(sql.CLAIM, parameters)
+            self.tx.run_many(sql.CLAIM, sorted(rows, key=_sched_id))
         held = [(token, each.workspace) for each in self.taken if each.workspace is not None]
         if held:
             self.tx.run_many(project_sql.WORKSPACE_FENCE, held)
-        if moves:
-            flows.save(self.tx, moves, event_id=token, served_at=terms.now)
-        return [_dispatched(each, terms, token, expires_at) for each in self.taken]
+        if served.moves:
+            flows.save(self.tx, served.moves, event_id=token, served_at=terms.now)
+        if served.agents:
+            flows.serve(self.tx, served.agents, event_id=token, served_at=terms.now)
+        # as in statements.queue.ENTRY, from state on
+        tail = (_DISPATCHED, worker.worker_id, terms.now, None, None, None, token, expires_at, 0)
+        return [_dispatched(each, tail) for each in self.taken]
 
     def _use_requests(self) -> dict[str, int]:
         """A request is used when its run begins."""
         used: dict[int, tuple[Ration, int]] = {}
-        for each in self.taken if self._beat.any_context else ():
+        for each in self.taken:
             for ration in self._admission.requests_of(Subject.of(each.row)):
                 used[ration.context_id] = ration, used.get(ration.context_id, (ration, 0))[1] + 1
         moved: dict[str, int] = {}
@@ -316,18 +347,18 @@ def _nothing_left(reason: reasons.OverBudget) -> bool:
 
 def _claimed(each: Taken) -> ClaimedEntry:
     row = each.row
-    if row[25] is None:
-        return ClaimedEntry(row[0], row[1], row[15] + 1)
-    needs = needs_of(row[25])
-    return ClaimedEntry(row[0], row[1], row[15] + 1, {dim: needs.ask(dim, 0) for dim in needs.dims}, each.workspace)
+    if row[NEEDS] is None:
+        return ClaimedEntry(row[0], row[PID], row[ATTEMPT] + 1)
+    needs = needs_of(row[NEEDS])
+    return ClaimedEntry(
+        row[0], row[PID], row[ATTEMPT] + 1, {dim: needs.ask(dim, 0) for dim in needs.dims}, each.workspace
+    )
 
 
-def _dispatched(each: Taken, terms: Terms, token: int, expires_at: float) -> ReadyEntry:
+def _dispatched(each: Taken, tail: tuple[Any, ...]) -> ReadyEntry:
     """The entry as the worker gets it, without reading it again."""
-    row = list(each.row)
-    row[7], row[8], row[10], row[14] = _DISPATCHED, terms.worker.worker_id, terms.now, None
-    row[15], row[20], row[21], row[22], row[23] = row[15] + 1, token, expires_at, 0, each.workspace
-    return entry_of(row)
+    row = each.row
+    return entry_of((*row[:ATTEMPT], row[ATTEMPT] + 1, *row[ATTEMPT + 1 : READY_WIDTH], *tail, each.workspace))
 
 
 def _json(values: Iterable[int | str]) -> str:

@@ -11,7 +11,8 @@ Who has ready entries is not written down. The service keeps it in memory: it se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,10 +24,17 @@ from rota.policy.virtual_time import charged
 from rota.store import Transaction
 from rota.store.statements import flows as sql
 
-__all__ = ["NO_PROJECT", "after_cost", "save", "touch"]
+__all__ = ["NO_PROJECT", "Served", "after_cost", "save", "serve", "touch"]
 
 _encode = msgspec.json.Encoder().encode
 NO_PROJECT = ""  # the project of agents that have none
+
+
+class Served(NamedTuple):
+    """What a pass did for flows: those it moved, and the agents (with their projects) it served without moving them."""
+
+    moves: Collection[FlowMove] = ()
+    agents: Collection[tuple[int, str | None]] = ()
 
 
 def after_cost(tx: Transaction, costs: Iterable[tuple[int, str | None, int]]) -> list[FlowMove]:
@@ -69,9 +77,15 @@ def save(tx: Transaction, moves: Iterable[FlowMove], *, event_id: int, served_at
         else:
             projects.append((move.key, _bounded(move.virtual_time), _bounded(move.clock), event_id))
     if agents:
-        tx.run_many(sql.AGENT_MOVE, agents)
+        tx.run_many(sql.AGENT_MOVE, sorted(agents))  # by pid: neighbours share pages
     if projects:
         tx.run_many(sql.PROJECT_MOVE, projects)
+
+
+def serve(tx: Transaction, agents: Iterable[tuple[int, str | None]], *, event_id: int, served_at: float) -> None:
+    """Note when these agents were last served; in virtual time they stay where they are."""
+    rows = [(pid, project_id or NO_PROJECT, served_at, event_id) for pid, project_id in agents]
+    tx.run_many(sql.AGENT_SERVED, sorted(rows))  # by pid: neighbours share pages
 
 
 def _json(values: Iterable[int | str]) -> str:

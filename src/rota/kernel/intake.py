@@ -9,9 +9,9 @@ import msgspec
 
 from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, UnknownPid
 from rota.kernel import after
-from rota.kernel.entries import Entries, lives
+from rota.kernel.entries import Entries
 from rota.kernel.journal import append
-from rota.kernel.rows import encode_json, needs_of, written
+from rota.kernel.rows import NEEDS, encode_json, needs_of, written
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import EntriesEnqueued
 from rota.model.lifecycle import AgentState
@@ -60,18 +60,10 @@ class Intake(Entries):
     def enqueue(self, spec: ScheduleSpec) -> int:
         """Put an entry into the queue; its sched_id is the answer once it is durable."""
         new = _checked(spec)
-        now = self._core.now()
-        simple = spec.is_plain and spec.key is None and not spec.after
-        if not simple or spec.runnable_at > now or spec.deadline is not None:
-            return self._core.write(lambda tx: self._enqueue(tx, [new], now)[0])
-        return self._core.write_steadily(lambda tx: self._enqueue_simple(tx, new, now))
-
-    def _enqueue_simple(self, tx: Transaction, new: _New, now: float) -> int:
-        """Write one entry of the usual kind, ready at once, of which nothing has to be looked up."""
-        sched_id = _write(tx, new, None, None, now)
-        append(tx, EntriesEnqueued(first_id=sched_id), now=now, pid=new.spec.pid)
-        tx.notes.wake = True
-        return sched_id
+        now = self._core.clock.now()
+        if spec.key is None and not spec.after and _is_usual(spec, now):
+            return self._core.store.write(lambda tx: _enqueue_simple(tx, new, now))  # leaves the pulse as it is
+        return self._core.write(lambda tx: self._enqueue(tx, [new], now)[0])
 
     def enqueue_many(self, specs: Sequence[ScheduleSpec]) -> list[int]:
         """Put many entries in: all or none. An `after` of -1 is the entry just before, in the same call."""
@@ -99,7 +91,7 @@ class Intake(Entries):
                 sql.ENQUEUE_PLAIN, [_usual_row(new, projects[new.spec.pid], now) for new in batch]
             )
         else:
-            first_id = tx.insert_many(sql.ENQUEUE_MANY, [_row(new, projects[new.spec.pid], now) for new in batch])
+            first_id = tx.insert_many(sql.ENQUEUE, [_row(new, projects[new.spec.pid], now) for new in batch])
         held = [first_id + index for index, new in enumerate(batch) if new.spec.runnable_at > now]
         fact = EntriesEnqueued(first_id=first_id, count=len(batch), held={"time": held} if held else {})
         append(tx, fact, now=now)
@@ -176,7 +168,8 @@ class Intake(Entries):
         predecessors = tuple(_resolve(other, earlier) for other in spec.after)
         hold = after.hold_for(tx, predecessors, spec.on_failed) if predecessors else None
         stored = "after" if hold is not None else ("time" if spec.runnable_at > now else None)
-        sched_id = _write(tx, new, stored, _call_path(tx, spec.parent_id), now)
+        path = _call_path(tx, spec.parent_id)
+        sched_id = tx.insert(sql.ENQUEUE, _row(new, _project_of(tx, spec.pid), now, hold=stored, path=path))
         if predecessors:
             after.wait_for(tx, sched_id, predecessors)
         if spec.tags:
@@ -200,35 +193,31 @@ def _naming(error: RotaError, index: int) -> RotaError:
     return error
 
 
-def _write(tx: Transaction, new: _New, hold: str | None, path: str | None, now: float) -> int:
-    """Write an entry's row; its agent must exist and live."""
-    spec = new.spec
-    needs, options = written(spec, path)
-    row = (
-        spec.priority,
-        spec.runnable_at,
-        spec.deadline,
-        spec.trigger,
-        new.payload,
-        now,
-        hold,
-        spec.max_attempts,
-        spec.key,
-        spec.kind,
-        needs,
-        options,
-        spec.pid,
-    )
-    sched_id = tx.insert(sql.ENQUEUE, row)
-    if not sched_id and not lives(tx, spec.pid):
-        raise _queue.refuse("pid", f"{spec.pid} is dead and runs no more")
+def _enqueue_simple(tx: Transaction, new: _New, now: float) -> int:
+    """Write one entry of the usual kind, ready at once, of which nothing but its agent has to be looked up."""
+    pid = new.spec.pid
+    sched_id = tx.insert(sql.ENQUEUE_PLAIN, _usual_row(new, _project_of(tx, pid), now))
+    append(tx, EntriesEnqueued(first_id=sched_id), now=now, pid=pid)
+    tx.notes.wake = True
     return sched_id
 
 
-def _row(new: _New, project_id: str | None, now: float) -> tuple[Any, ...]:
+def _project_of(tx: Transaction, pid: int) -> str | None:
+    """The project of an agent, which must exist and live."""
+    rows = tx.run(agent_sql.STATE, (pid,))
+    if not rows:
+        raise UnknownPid(pid)
+    state, project_id = rows[0]
+    if state == AgentState.DEAD:
+        raise _queue.refuse("pid", f"{pid} is dead and runs no more")
+    return project_id  # type: ignore[no-any-return]  # a row is untyped
+
+
+def _row(
+    new: _New, project_id: str | None, now: float, *, hold: str | None = None, path: str | None = None
+) -> tuple[Any, ...]:
     spec = new.spec
-    hold = "time" if spec.runnable_at > now else None
-    needs, options = written(spec)
+    needs, options = written(spec, path)
     return (
         spec.pid,
         project_id,
@@ -238,8 +227,9 @@ def _row(new: _New, project_id: str | None, now: float) -> tuple[Any, ...]:
         spec.trigger,
         new.payload,
         now,
-        hold,
+        hold or ("time" if spec.runnable_at > now else None),
         spec.max_attempts,
+        spec.key,
         spec.kind,
         needs,
         options,
@@ -285,7 +275,7 @@ def _call_path(tx: Transaction, parent_id: int | None) -> str | None:
     rows = tx.run(sql.GET, (parent_id,))
     if not rows:
         raise SchedUnknownId(parent_id)
-    return needs_of(rows[0][25]).path or str(parent_id)
+    return needs_of(rows[0][NEEDS]).path or str(parent_id)
 
 
 def _ids(values: Iterable[int]) -> str:

@@ -19,7 +19,16 @@ from rota.model.work import Agent, Backoff, ExitKind, Intent, ReadyEntry, Schedu
 from rota.store import Row
 
 __all__ = [
+    "ATTEMPT",
+    "DEADLINE",
+    "KIND",
+    "NEEDS",
     "NO_NEEDS",
+    "PID",
+    "PRIORITY",
+    "PROJECT",
+    "READY_WIDTH",
+    "RUNNABLE_AT",
     "Needs",
     "Options",
     "agent_of",
@@ -27,9 +36,18 @@ __all__ = [
     "entry_of",
     "needs_of",
     "options_of",
+    "ready_entry_of",
     "spent_of",
+    "state_and_hold",
     "written",
 ]
+
+# Where things are in a row of `statements.queue.READY_COLUMNS`, and so in one of `ENTRY`.
+PID, PRIORITY, RUNNABLE_AT, DEADLINE = 1, 2, 3, 4
+PROJECT, ATTEMPT, KIND, NEEDS = 8, 9, 13, 14
+READY_WIDTH = 17  # what an entry has while it is ready
+_STATE, _HOLD = 17, 22
+_READY_TAIL = ("queued", None, None, None, None, None, None, None, 0, None)  # the rest, while it is ready
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decode = msgspec.json.decode
@@ -145,12 +163,17 @@ def options_of(text: str | None) -> Options:
     return _NO_OPTIONS if text is None else _decoded_options(text)
 
 
+def ready_entry_of(row: Sequence[Any]) -> ReadyEntry:
+    """The entry in a row of `statements.queue.READY_COLUMNS`."""
+    return entry_of((*row[:READY_WIDTH], *_READY_TAIL))
+
+
 def entry_of(row: Sequence[Any]) -> ReadyEntry:
     """The entry in a row of `statements.queue.ENTRY`."""
     (
-        sched_id, pid, priority, runnable_at, deadline, trigger, payload, state, worker_id, created_at, dispatched_at,
-        completed_at, exit_kind, project_id, hold, attempt, max_attempts, outcome, result, key, token, expires_at,
-        cancel_requested, held_workspace, kind, needs_text, options_text,
+        sched_id, pid, priority, runnable_at, deadline, trigger, payload, created_at, project_id, attempt, max_attempts,
+        outcome, key, kind, needs_text, options_text, result, state, worker_id, dispatched_at, completed_at, exit_kind,
+        hold, token, expires_at, cancel_requested, held_workspace,
     ) = row  # fmt: skip
     body = {} if payload == "{}" else _decode(payload)
     seed = (
@@ -194,6 +217,11 @@ def entry_of(row: Sequence[Any]) -> ReadyEntry:
         parent_id=options.parent_id,
         correlation_id=options.correlation_id,
     )
+
+
+def state_and_hold(row: Sequence[Any]) -> tuple[str, str | None]:
+    """How the entry in a row stands; one of `READY_COLUMNS` is ready."""
+    return (row[_STATE], row[_HOLD]) if len(row) > READY_WIDTH else ("queued", None)
 
 
 def agent_of(row: Row) -> Agent:

@@ -35,7 +35,7 @@ from rota.kernel.endings import Ending, Run, end_runs, put_back, runs_of
 from rota.kernel.ledger import Charged, Payer, record
 from rota.kernel.pulse import Pulse, pulse
 from rota.kernel.results import Results
-from rota.kernel.rows import entry_of, needs_of, spent_of
+from rota.kernel.rows import NEEDS, needs_of, ready_entry_of, spent_of
 from rota.kernel.upkeep import RECLAIM_MAX, Clockwork, expire_claims, sweep
 from rota.model.checks import Checks
 from rota.model.reasons import Blocking
@@ -168,7 +168,7 @@ class Runs:
             terms = Terms(ask.worker, ask.most, self._core.now(), ask.timeout_s, ask.kinds, ask.budgets_count)
             claim = ClaimPass(tx, terms, pulse(tx))
             claim.strict()
-            return [entry_of(each.row) for each in claim.taken]
+            return [ready_entry_of(each.row) for each in claim.taken]
 
         return self._core.read(work)
 
@@ -213,7 +213,7 @@ class Runs:
         for dim, amount in amounts.items():
             spent[dim] = spent.get(dim, 0) + amount
         tx.run(sql.SPEND, (_encode(spent).decode(), run.sched_id))
-        needs = needs_of(tx.run(queue_sql.GET, (run.sched_id,))[0][25])
+        needs = needs_of(tx.run(queue_sql.GET, (run.sched_id,))[0][NEEDS])
         payer = Payer(run.pid, run.project_id, needs, run.sched_id)
         return record(tx, payer, dict(amounts), now, moves_flow=False)
 

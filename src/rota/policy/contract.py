@@ -72,8 +72,9 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 # Where not everybody can be shown, what a policy must see: the first candidates of each owner, of each group, by
-# deadline, or in strict order. One that goes by flows can be walked down the flows instead (see virtual_time).
-Heads: TypeAlias = Literal["owner", "group", "deadline", "strict", "flow"]
+# deadline, or in strict order. One that goes by flows can be walked down the flows instead (see virtual_time), and one
+# that goes by the groups' shares can be walked group by group (see fair_share/contest).
+Heads: TypeAlias = Literal["owner", "group", "deadline", "strict", "flow", "share"]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +87,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     ordering: Callable[[], Ordering] | None = None
     heads: Heads = "owner"
     eligibility: bool = True  # of one that goes by flows: whether those ahead of their share wait
+    guarantee: bool = True  # of one that goes by shares: whether those who had no run in the window go first
 
 
 class Places:

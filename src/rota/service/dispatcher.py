@@ -1,9 +1,9 @@
 """The dispatcher: what may run (the kernel) joined with which goes next (a policy).
 
-Strict order is the kernel's own. A policy that shares by virtual time walks the flows; any other ranks a bounded
-window of candidates. Either way a pass proposes inside the transaction that claims, everything is checked again as
-it is offered, and what is refused is counted and passed over. A policy that fails costs order, never correctness:
-strict order takes its place in the same pass, and the journal says why.
+Strict order is the kernel's own. A policy that shares by virtual time walks the flows, one that shares by usage walks
+the projects; any other ranks a bounded window of candidates. Either way a pass proposes inside the transaction that
+claims, everything is checked again as it is offered, and what is refused is counted and passed over. A policy that
+fails costs order, never correctness: strict order takes its place in the same pass, and the journal says why.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from rota.errors import PolicyFailed
 from rota.kernel import Completion, Kernel, RunReport
 from rota.kernel.asks import Turnover
 from rota.kernel.claims import ClaimPass
+from rota.kernel.flows import Served
 from rota.kernel.journal import append
 from rota.kernel.pulse import Pulse
-from rota.model.events import FlowMove, PolicyFellBack
+from rota.model.events import PolicyFellBack
 from rota.model.work import ReadyEntry
 from rota.policy.contract import Policy
 from rota.policy.registry import make
 from rota.service.flow_walk import FlowWalk
 from rota.service.leash import Leash
+from rota.service.share_walk import ShareWalk
 from rota.service.window import Window
 
 __all__ = ["Dispatcher"]
@@ -42,8 +44,8 @@ class Terms(TypedDict, total=False):
 class _Proposer(Protocol):
     """One way to find what to claim."""
 
-    def propose(self, claim: ClaimPass) -> list[FlowMove]:
-        """Offer entries to the claim; the answer is how flows moved."""
+    def propose(self, claim: ClaimPass) -> Served:
+        """Offer entries to the claim; the answer is who was served."""
         ...
 
     def wrote(self, stamp: int) -> None:
@@ -155,20 +157,27 @@ class Dispatcher:
             return claim.seal()
         try:
             proposer = self._proposer(policy)
-            moves = proposer.propose(claim)
+            served = proposer.propose(claim)
         except PolicyFailed as failure:
             return self._fall_back(policy, claim, failure)
-        entries = claim.seal(policy=policy.name, moves=moves)
+        entries = claim.seal(policy=policy.name, served=served)
         if entries and entries[0].token is not None:
             proposer.wrote(entries[0].token)
         return entries
 
     def _proposer(self, policy: Policy) -> _Proposer:
         if policy.name not in self._proposers:
-            walks = policy.heads == "flow"
-            made: _Proposer = FlowWalk(eligibility=policy.eligibility) if walks else Window(policy, self._leash)
-            self._proposers[policy.name] = made
+            self._proposers[policy.name] = self._make_proposer(policy)
         return self._proposers[policy.name]
+
+    def _make_proposer(self, policy: Policy) -> _Proposer:
+        match policy.heads:
+            case "flow":
+                return FlowWalk(eligibility=policy.eligibility)
+            case "share":
+                return ShareWalk(guarantee=policy.guarantee)
+            case _:
+                return Window(policy, self._leash)
 
     def _fall_back(self, policy: Policy, claim: ClaimPass, failure: PolicyFailed) -> list[ReadyEntry]:
         """Strict order takes the place of a policy that failed; what it had taken before is kept."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 from itertools import islice
 
 from rota.kernel.claims import ClaimPass
+from rota.kernel.flows import Served
 from rota.kernel.ledger import SHARED_DIM
-from rota.kernel.rows import needs_of
+from rota.kernel.rows import NEEDS, needs_of
 from rota.model.events import FlowMove
 from rota.model.snapshot import Account, Key
 from rota.policy.level import Level
@@ -31,7 +32,9 @@ PROJECTS_MAX = 1_000  # looked up at once, at the start of a pass
 
 def expected_cost(row: Row) -> int:
     """What an entry's run is expected to use of what is shared; 1 where nothing is said."""
-    needs = needs_of(row[25])
+    if row[NEEDS] is None:
+        return 1
+    needs = needs_of(row[NEEDS])
     return max(1, needs.expected.get(SHARED_DIM, needs.ceiling.get(SHARED_DIM, 1)))
 
 
@@ -53,7 +56,7 @@ class FlowWalk:
         self._root = Level(eligibility=self._eligibility)
         self._levels: dict[str, Level] = {}  # by project
 
-    def propose(self, claim: ClaimPass) -> list[FlowMove]:
+    def propose(self, claim: ClaimPass) -> Served:
         """Take what is due, one by one; the answer is where the flows stand after it."""
         claim.tx.notes.undone.append(self.forget)
         if not self._begun:
@@ -70,7 +73,7 @@ class FlowWalk:
         self._let_back_in(turn)
         if claim.taken:
             self._write_line(claim.tx)
-        return moves
+        return Served(moves)
 
     def wrote(self, stamp: int) -> None:
         """The moves of a pass were written with this stamp."""

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from rota.errors import PolicyFailed
 from rota.kernel.claims import ClaimPass
-from rota.kernel.flows import NO_PROJECT
-from rota.model.events import FlowMove
+from rota.kernel.flows import Served
+from rota.kernel.rows import DEADLINE, KIND, PID, PRIORITY, PROJECT, RUNNABLE_AT
 from rota.model.snapshot import Account, Candidate, Decisions, Key, Slot, Snapshot
 from rota.model.work import Intent
 from rota.policy.contract import Policy
 from rota.service.flow_walk import expected_cost
 from rota.service.leash import Leash
 from rota.service.roster import Group, Owner, Roster
+from rota.service.shares import Shares
 from rota.store import Row
-from rota.store.statements import budgets as budget_sql
-from rota.store.statements import claims as claim_sql
 
 __all__ = ["HEADS_MAX", "ROUNDS_MAX", "WINDOW_MAX", "Window"]
 
@@ -44,7 +43,7 @@ class Window:
         self._roster = Roster()
         self._begun = False
 
-    def propose(self, claim: ClaimPass) -> list[FlowMove]:
+    def propose(self, claim: ClaimPass) -> Served:
         """Take what the policy picks; the answer is who was served."""
         claim.tx.notes.undone.append(self._forget)
         if not self._begun:
@@ -56,7 +55,7 @@ class Window:
             self._begun = True
         self._roster.sync(claim.tx)
         stock = self._stock(claim)
-        shares = _Shares(claim)
+        shares = Shares(claim)
         for _ in range(ROUNDS_MAX):
             shown = stock.show(claim) if claim.room > 0 else {}
             if not shown:
@@ -103,7 +102,7 @@ class Window:
 
     # --- showing ---------------------------------------------------------------------------------
 
-    def _snapshot(self, claim: ClaimPass, rows: Iterable[Row], shares: _Shares) -> Snapshot:
+    def _snapshot(self, claim: ClaimPass, rows: Iterable[Row], shares: Shares) -> Snapshot:
         candidates = tuple(self._candidate(row) for row in rows)
         owners: dict[Key, Account] = {}
         for candidate in candidates:
@@ -120,21 +119,30 @@ class Window:
             slots=tuple(Slot(number, claim.terms.kinds) for number in range(claim.room)),
             candidates=candidates,
             owners=owners,
-            groups=shares.accounts(claim, self._roster.groups),
+            groups=self._groups(claim, shares),
         )
 
+    def _groups(self, claim: ClaimPass, shares: Shares) -> dict[Key, Account]:
+        """Every project's account, also of those without candidates: their usage counts."""
+        shares.count(claim)
+        known = self._roster.groups
+        groups = [known.get(name) or Group(name) for name in {*shares.names, *known}]
+        return {
+            group.project_id: shares.account(group.project_id, group.weight, group.virtual_time) for group in groups
+        }
+
     def _candidate(self, row: Row) -> Candidate:
-        owner = self._roster.owners.get(row[1])
+        owner = self._roster.owners.get(row[PID])
         return Candidate(
             id=row[0],
-            owner=row[1],
-            group=row[13] or "",
-            priority=row[2],
-            ready_at=row[3],
-            deadline=row[4],
+            owner=row[PID],
+            group=row[PROJECT] or "",
+            priority=row[PRIORITY],
+            ready_at=row[RUNNABLE_AT],
+            deadline=row[DEADLINE],
             intent=Intent(owner.intent) if owner is not None else Intent.NEUTRAL,
             cost=expected_cost(row),
-            kind=row[24],
+            kind=row[KIND],
         )
 
     # --- offering --------------------------------------------------------------------------------
@@ -151,15 +159,14 @@ class Window:
             if stock.used_up(row) or claim.room <= 0:
                 return
 
-    def _served(self, claim: ClaimPass) -> list[FlowMove]:
+    def _served(self, claim: ClaimPass) -> Served:
         """Flows stay where they are in virtual time, charged as for any policy; that they were served is noted."""
-        moves: list[FlowMove] = []
-        for pid in {each.pid for each in claim.taken}:
+        agents = {(each.pid, each.project_id) for each in claim.taken}
+        for pid, _ in agents:
             owner = self._roster.owners.get(pid)
             if owner is not None:
                 self._roster.owners[pid] = owner._replace(last_run_at=claim.terms.now)
-                moves.append(FlowMove("agent", str(pid), owner.virtual_time, 0, owner.project_id))
-        return moves
+        return Served(agents=agents)
 
 
 class Stock:
@@ -200,8 +207,7 @@ def _of_group(claim: ClaimPass, project_id: Key, most: int, offered: int) -> lis
     if project_id in claim.projects:
         return []
     assert isinstance(project_id, str)  # noqa: S101  # projects are named
-    rows = claim.heads_in(project_id, most, offered)
-    return claim.ready(project_id, most=most) if rows is None else rows
+    return claim.heads_in(project_id, most, offered)
 
 
 def _by_deadline(claim: ClaimPass, _key: Key, most: int, _offered: int) -> list[Row]:
@@ -211,41 +217,6 @@ def _by_deadline(claim: ClaimPass, _key: Key, most: int, _offered: int) -> list[
 
 def _in_strict_order(claim: ClaimPass, _key: Key, most: int, _offered: int) -> list[Row]:
     return claim.ready(most=most)
-
-
-class _Shares:
-    """Where every project stands: read once in a pass, with what the pass has taken since."""
-
-    def __init__(self, claim: ClaimPass) -> None:
-        self._used: dict[str, tuple[int, int]] = {
-            owner: (used, ended) for owner, used, ended in claim.tx.run(budget_sql.WINDOWS_SHARED)
-        }
-        self._live: Counter[str] = Counter()
-        self._reserved: Counter[str] = Counter()
-        for project_id, count, estimate in claim.tx.run(claim_sql.LIVE_SHARES):
-            self._live[project_id or NO_PROJECT] += count
-            self._reserved[project_id or NO_PROJECT] += estimate
-        self._counted = 0  # of what the pass has taken
-
-    def accounts(self, claim: ClaimPass, groups: Mapping[str, Group]) -> dict[Key, Account]:
-        """Every project's account, also of those without candidates: their usage counts."""
-        for each in claim.taken[self._counted :]:
-            self._live[each.project_id or NO_PROJECT] += 1
-            self._reserved[each.project_id or NO_PROJECT] += each.estimate
-        self._counted = len(claim.taken)
-        names = {*self._used, *self._live, *groups}
-        return {name: self._account(name, groups.get(name) or Group(name)) for name in names}
-
-    def _account(self, name: str, group: Group) -> Account:
-        used, ended = self._used.get(name, (0, 0))
-        return Account(
-            weight=group.weight,
-            virtual_time=group.virtual_time,
-            usage=used,
-            reserved=self._reserved[name],
-            live=self._live[name],
-            ended=ended,
-        )
 
 
 def _last_served(owner: Owner) -> tuple[float, int]:

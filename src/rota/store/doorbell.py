@@ -7,7 +7,8 @@ is read from the file, and a poll every `POLL_S` is the net under a bell that co
 Who listens is asked at every commit, where even one call of the system is dear: the processor comes back from a
 flush with nothing in its caches. So there is a *board*, a few bytes of memory that all processes share (they map the
 lock file): whoever hangs a bell leaves a new mark on it, and whoever rings looks at the board only. Commits are
-counted there too, so that everybody can tell at no cost whether somebody else has written.
+counted there too, so that everybody can tell at no cost whether somebody else has written. And whoever opens the file
+leaves its name there, so that the one who was first can tell whether it still has the file to itself.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _SUFFIX = ".bell"
 _ADDRESS_BYTES_MAX = 100  # what a socket address holds, with some to spare
 _MARK_BYTES = 8
 _COMMITS = struct.Struct("=q")
-_BOARD = struct.Struct("=8sq")
+_BOARD = struct.Struct("=8sq8s")
+_NAME_AT = _MARK_BYTES + _COMMITS.size
 _log = logging.getLogger(__name__)
 
 
@@ -59,6 +61,15 @@ class Board:
     def count_commit(self) -> None:
         """One more. The committer holds the lock, so nobody else counts at the same time."""
         _COMMITS.pack_into(self._bytes, _MARK_BYTES, self.commits + 1)
+
+    @property
+    def last_comer(self) -> bytes:
+        """The name of whoever opened the file last."""
+        return self._bytes[_NAME_AT:]
+
+    @last_comer.setter
+    def last_comer(self, name: bytes) -> None:
+        self._bytes[_NAME_AT:] = name
 
     def close(self) -> None:
         """Look no more."""

@@ -292,6 +292,7 @@ STEPS: dict[int, str] = {
             since_id INTEGER NOT NULL
         );
         CREATE INDEX idx_loans_parent ON entry_loans (parent_id);
+        DROP INDEX IF EXISTS idx_sched_queue_pickable_by_project; -- it is made anew, for entries of no project too
     """,
 }
 LATEST = max(STEPS)

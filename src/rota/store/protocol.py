@@ -41,7 +41,11 @@ class Transaction(Protocol):
     """Statements inside one transaction. Work may be run again when a commit fails, so it writes only here."""
 
     notes: Notes
-    commits_elsewhere: int  # by others on the same file, in this process or another: a number that grows
+
+    @property
+    def commits_elsewhere(self) -> int:
+        """How many commits others made on the same file, in this process or another: a number that grows."""
+        ...
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""

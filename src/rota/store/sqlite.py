@@ -74,7 +74,8 @@ class SqliteStore:
 
     def write(self, work: Callable[[Transaction], T]) -> T:
         """Run work in a transaction that writes: all of it or, if it raises, nothing."""
-        self._check_writable()
+        if self._read_only:
+            self._check_writable()
         return self._writer.write(work)
 
     def wait(

@@ -1,6 +1,17 @@
 """SQLite connections: opening a file that is ours, and the one that writes, as the writer sees it.
 
 Processes take turns by an exclusive lock on a file beside the database, which the system hands out in order.
+
+**Alone.** Turns are for fairness; what keeps two writers apart is SQLite's own lock. So one who has the file to itself
+need not take turns, count commits or ring bells, a twentieth of a small commit. It must not be mistaken:
+
+1. Everybody who has the file open holds a shared lock on a second file, `-here`. The system lets go of it when its
+   holder dies, however. Who can have that lock exclusively for a moment while it opens the file is the only one there.
+2. Everybody who opens the file leaves a name on the board, before it writes anything. The first one is alone until it
+   finds another name there, and not again after that.
+3. Opening is done in a turn, so two who open at once do it one after the other.
+4. The first one looks at the board again when it has SQLite's lock. If it is alone then, whoever comes waits at that
+   lock for the transaction to end, and has read nothing before. If it is not, its commit is counted and rung.
 """
 
 from __future__ import annotations
@@ -40,6 +51,7 @@ STAMP_MAX = 20  # characters of a version that are looked at: Python will not re
 PAGE_BYTES = 2_048  # half of SQLite's own default: a small commit flushes half as much (docs/decisions/0006)
 CACHE_KIB = 8 * 1024  # of the file, in each connection: what bounds memory. More gains nothing, the system caches too
 MEMORY = ":memory:"
+NAME_BYTES = 8  # of one who opens a file, on the board
 
 Durability = Literal["full", "normal"]
 
@@ -73,12 +85,17 @@ def connect(path: str, *, read_only: bool = False) -> apsw.Connection:
 class Session:
     """An open transaction, as one request sees it."""
 
-    __slots__ = ("_cursor", "commits_elsewhere", "notes")
+    __slots__ = ("_cursor", "_engine", "notes")
 
-    def __init__(self, cursor: apsw.Cursor, notes: Notes, commits_elsewhere: int = 0) -> None:
+    def __init__(self, cursor: apsw.Cursor, notes: Notes, engine: SqliteEngine | None = None) -> None:
         self._cursor = cursor
+        self._engine = engine
         self.notes = notes
-        self.commits_elsewhere = commits_elsewhere
+
+    @property
+    def commits_elsewhere(self) -> int:
+        """How many commits others made on the same file; a view for reading does not say."""
+        return 0 if self._engine is None else self._engine.commits_elsewhere
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""
@@ -123,6 +140,7 @@ class SqliteEngine:
 
     def __init__(self, connection: apsw.Connection, path: str) -> None:
         self.connection = connection
+        self._path = path
         self._cursor = connection.cursor()
         self._version = self._data_version()
         self._rung = 0  # rows changed when the bells were last rung
@@ -139,6 +157,9 @@ class SqliteEngine:
                 os.close(self._lock)
                 raise
             self._bells = Bells(path, self._board)
+        self._here: int | None = None  # locked as long as the file is open
+        self._name = b""  # what it left on the board, if nobody else was there
+        self._alone = False  # in the transaction that is open
 
     def prepare(self, durability: Durability, *, read_only: bool) -> None:
         """Set the connection up. Alone, because a file cannot turn to WAL while another process looks."""
@@ -149,6 +170,7 @@ class SqliteEngine:
         try:
             self.connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file; others keep theirs
             mode = self.connection.execute("PRAGMA journal_mode = WAL").fetchall()[0][0]
+            self._arrive()
         finally:
             self._leave()
         if mode == "delete":
@@ -164,8 +186,10 @@ class SqliteEngine:
         """Take this process's turn, then SQLite's own lock, which nobody of ours then holds."""
         self._committing = False
         try:
-            self._enter()
+            if not self._is_alone():
+                self._enter()
             self._cursor.execute("BEGIN IMMEDIATE")
+            self._alone = self._is_alone()  # again: who came meanwhile may have read something, and must hear of this
         except BaseException as problem:
             self.rollback()  # an interrupt may come when it is done
             if isinstance(problem, apsw.BusyError):
@@ -179,12 +203,16 @@ class SqliteEngine:
 
     def commit(self) -> None:
         """Make it durable. It is counted first: one too many has others look in vain, one too few leaves them wrong."""
-        self._commits += 1
-        if self._board is not None:
+        if not self._alone and self._board is not None:
+            self._commits += 1
             self._board.count_commit()
         self._committing = True
-        self._do("COMMIT")
-        self._leave()
+        try:
+            self._cursor.execute("COMMIT")
+        except apsw.Error as problem:
+            raise GroupFailed(str(problem)) from problem
+        if not self._alone:
+            self._leave()  # also where no turn was taken, because the other one came a moment later
 
     def rollback(self) -> bool:
         """Undo it, unless it is durable already: then the answer is False."""
@@ -219,7 +247,12 @@ class SqliteEngine:
 
     def transaction(self, notes: Notes) -> Transaction:
         """The open transaction as one request sees it."""
-        return Session(self._cursor, notes, 0 if self._board is None else self._board.commits - self._commits)
+        return Session(self._cursor, notes, self)
+
+    @property
+    def commits_elsewhere(self) -> int:
+        """How many commits others made on the same file."""
+        return 0 if self._board is None else self._board.commits - self._commits
 
     def changed_elsewhere(self) -> bool:
         """Whether another connection has committed since the last time this was asked."""
@@ -232,9 +265,11 @@ class SqliteEngine:
         return changed
 
     def ring(self) -> None:
-        """Tell other processes that something was committed, if anything was."""
+        """Tell other processes that something was committed, if anything was and anybody is there."""
+        if self._alone or self._bells is None:
+            return
         changes = self.connection.total_changes()
-        if self._bells is not None and changes != self._rung:
+        if changes != self._rung:
             self._rung = changes
             self._bells.ring()
 
@@ -245,9 +280,26 @@ class SqliteEngine:
             self._bells.close()
         if self._board is not None:
             self._board.close()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        for held in (self._here, self._lock):
+            if held is not None:
+                os.close(held)
+        self._here = self._lock = None
+
+    def _arrive(self) -> None:
+        """Be seen by whoever else has the file open, and see whether anybody has. In a turn."""
+        if self._board is None:
+            return
+        self._here = os.open(self._path + "-here", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._here, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._name = os.urandom(NAME_BYTES)
+        except BlockingIOError:
+            pass  # somebody is there: its name on the board is not ours, and never will be
+        fcntl.flock(self._here, fcntl.LOCK_SH)
+        self._board.last_comer = self._name or os.urandom(NAME_BYTES)
+
+    def _is_alone(self) -> bool:
+        return self._board is not None and self._board.last_comer == self._name
 
     def _data_version(self) -> int:
         # the pragma, not apsw's data_version(): that one does not see other processes

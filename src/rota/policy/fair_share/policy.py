@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from rota.errors import PolicyInvalid
 from rota.model.checks import Checks
-from rota.model.reasons import Because
 from rota.model.snapshot import Decision, Decisions, Key, Snapshot
 from rota.policy.contract import Bound, Places, Policy
-from rota.policy.fair_share.contest import Contest, Entrant
+from rota.policy.fair_share.contest import Contest
 from rota.policy.fair_share.waiting import passes_max
 
 __all__ = ["fair_share"]
@@ -44,30 +43,23 @@ def fair_share(*, min_guarantee: bool = True) -> Policy:
             "No group waits longer than others need to catch up with what it used, where every entry fits every "
             "slot and costs at least 1.",
         ),
-        heads="group",
+        heads="share",
+        guarantee=min_guarantee,
     )
 
 
 def _rank(snapshot: Snapshot, min_guarantee: bool) -> Decisions:
     """Pick until the slots are full or nobody fits."""
-    contest = Contest(snapshot, min_guarantee=min_guarantee)
+    contest = Contest.of(snapshot, min_guarantee=min_guarantee)
     places = Places(snapshot.slots)
     decisions: list[Decision] = []
     while places:
         entrant = contest.next(places.kinds())
         if entrant is None:
             break
-        because = Because("fair_share", _words(entrant, contest))
+        because = contest.because(entrant)
         candidate = contest.pick(entrant)
         slot_id = places.take(candidate)
         assert slot_id is not None, "the contest offers only what fits"  # noqa: S101  # a programmer's error
         decisions.append(Decision(candidate.id, slot_id, because))
     return tuple(decisions)
-
-
-def _words(entrant: Entrant, contest: Contest) -> str:
-    if entrant.guaranteed:
-        return "guarantee: no run of its group in the window yet"
-    actual = 100 * entrant.usage / contest.usage_total
-    target = 100 * entrant.weight / contest.weight_total
-    return f"its group used {actual:.1f}% of a target of {target:.1f}%"

@@ -35,7 +35,7 @@ __all__ = ["passes_max"]
 
 def passes_max(snapshot: Snapshot, group: Key, *, min_guarantee: bool) -> int:
     """The pass in which a group with candidates is served at the latest."""
-    contest = Contest(snapshot, min_guarantee=min_guarantee)
+    contest = Contest.of(snapshot, min_guarantee=min_guarantee)
     waiting = next(entrant for entrant in contest.entrants if entrant.group == group)
     others = [entrant for entrant in contest.entrants if entrant is not waiting]
     picks_before = _picks_before(waiting, others, contest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rota.store.protocol import Statement
-from rota.store.statements.queue import ENTRY, IDS
+from rota.store.statements.queue import IDS, READY_COLUMNS
 
 # --- the pulse -----------------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ _STRICT = "ORDER BY priority DESC, runnable_at, sched_id"
 READY = Statement(
     "entries_ready",
     "The first ready entries in strict order, when nobody is held back.",
-    f"SELECT {ENTRY} FROM agent_schedule_queue WHERE {_READY} {_STRICT} LIMIT +?3",
+    f"SELECT {READY_COLUMNS} FROM agent_schedule_queue WHERE {_READY} {_STRICT} LIMIT +?3",
 )
 # ?4 whether budgets count; JSON lists of what this pass has found: ?5 pids, ?6 projects, ?7 needs, ?8 what is alike
 # (pid, kind and needs together), ?9 ids it took already. The filter stands before the LIMIT: a blocked head hides none.
@@ -53,12 +53,12 @@ _OPEN = (
 READY_OPEN = Statement(
     "entries_ready_open",
     "The first ready entries in strict order whose owners, budgets and needs are not known to be blocked.",
-    f"SELECT {ENTRY} FROM agent_schedule_queue WHERE {_READY} AND {_OPEN} {_STRICT} LIMIT +?3",
+    f"SELECT {READY_COLUMNS} FROM agent_schedule_queue WHERE {_READY} AND {_OPEN} {_STRICT} LIMIT +?3",
 )
 READY_OF_AGENT = Statement(
     "entries_ready_of_agent",
     "An agent's first ready entries in strict order, without those that ask for what was refused.",
-    f"SELECT {ENTRY} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
+    f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
     f"WHERE pid = +?4 AND {_READY} "
     "AND coalesce(kind, '') || '|' || coalesce(needs, '') NOT IN (SELECT value FROM json_each(?5)) "
     "AND sched_id NOT IN (SELECT value FROM json_each(?6)) "
@@ -78,7 +78,7 @@ INDEX_BY_PROJECT = Statement(
     "Keep each project's ready entries in strict order.",
     "CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_project "
     "ON agent_schedule_queue (project_id, priority DESC, runnable_at, sched_id) "
-    "WHERE state = 'queued' AND hold IS NULL AND project_id IS NOT NULL",
+    "WHERE state = 'queued' AND hold IS NULL",
 )
 INDEX_BY_DEADLINE = Statement(
     "index_by_deadline",
@@ -90,14 +90,28 @@ INDEX_BY_DEADLINE = Statement(
 HEADS_OF_AGENT = Statement(
     "entries_heads_of_agent",
     "An agent's next entries that are not held, in strict order, whoever may have them.",
-    f"SELECT {ENTRY} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
+    f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
     f"WHERE pid = +?1 AND state = 'queued' AND hold IS NULL {_STRICT} LIMIT +?2 OFFSET +?3",
 )
 HEADS_OF_PROJECT = Statement(
     "entries_heads_of_project",
-    "A project's next entries that are not held, in strict order, whoever may have them.",
-    f"SELECT {ENTRY} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
-    f"WHERE project_id = +?1 AND state = 'queued' AND hold IS NULL {_STRICT} LIMIT +?2 OFFSET +?3",
+    "The next entries of a project, or of none, that are not held, in strict order, whoever may have them.",
+    f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
+    f"WHERE project_id IS +?1 AND state = 'queued' AND hold IS NULL {_STRICT} LIMIT +?2 OFFSET +?3",
+)
+_COLUMNS = ", ".join(f"q.{column}" for column in READY_COLUMNS.split(", "))
+_OF_PROJECTS = (
+    "agent_schedule_queue q INDEXED BY idx_sched_queue_pickable_by_project WHERE q.state = 'queued' AND q.hold IS NULL"
+)
+FIRST_OF_PROJECTS = Statement(
+    "entries_first_of_projects",
+    "The first entry of every project that has one that is not held, whoever may have it; '' is no project.",
+    f"WITH RECURSIVE line(name) AS (SELECT '' UNION ALL "
+    f"SELECT (SELECT min(q.project_id) FROM {_OF_PROJECTS} AND q.project_id > line.name) FROM line "
+    f"WHERE line.name IS NOT NULL) SELECT {_COLUMNS}, line.name, coalesce(p.weight, 1000) "
+    f"FROM line CROSS JOIN agent_schedule_queue q LEFT JOIN projects p ON p.project_id = line.name "
+    f"WHERE line.name IS NOT NULL AND q.sched_id = (SELECT q.sched_id FROM {_OF_PROJECTS} "
+    f"AND q.project_id IS nullif(line.name, '') {_STRICT} LIMIT 1)",
 )
 READY_IDS = Statement(
     "entries_ready_ids",
@@ -107,19 +121,14 @@ READY_IDS = Statement(
 )
 READY_OF_PROJECT = Statement(
     "entries_ready_of_project",
-    "A project's first ready entries in strict order whose owners and needs are not known to be blocked.",
-    f"SELECT {ENTRY} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
-    f"WHERE project_id = +?10 AND {_READY} AND {_OPEN} {_STRICT} LIMIT +?3",
-)
-READY_OF_NO_PROJECT = Statement(
-    "entries_ready_of_no_project",
-    "The first ready entries of agents without a project, in strict order.",
-    f"SELECT {ENTRY} FROM agent_schedule_queue WHERE project_id IS NULL AND {_READY} AND {_OPEN} {_STRICT} LIMIT +?3",
+    "The first ready entries of a project, or of none, in strict order that are not known to be blocked.",
+    f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
+    f"WHERE project_id IS +?10 AND {_READY} AND {_OPEN} {_STRICT} LIMIT +?3",
 )
 READY_BY_DEADLINE = Statement(
     "entries_ready_by_deadline",
     "The ready entries with the nearest deadlines.",
-    f"SELECT {ENTRY} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_deadline "
+    f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_deadline "
     f"WHERE deadline IS NOT NULL AND {_READY} AND {_OPEN} ORDER BY deadline, priority DESC, sched_id LIMIT +?3",
 )
 STOPPED = Statement(
@@ -158,13 +167,9 @@ AGENT_FACTS = Statement(
 )
 AGENT_FACT = Statement(
     "agent_fact",
-    "What decides whether an agent may run.",
-    "SELECT pid, paused_by, max_concurrent FROM agent_processes WHERE pid = ?",
-)
-LEDGER_FACT = Statement(
-    "ledger_fact",
-    "Where an agent's ledger stands.",
-    "SELECT pid, dim, used, hard_limit FROM agent_ledgers WHERE pid = ?",
+    "What decides whether an agent may run, a row for each line of its ledger.",
+    "SELECT p.paused_by, p.max_concurrent, l.dim, l.used, l.hard_limit FROM agent_processes p "
+    "LEFT JOIN agent_ledgers l ON l.pid = p.pid WHERE p.pid = +?",
 )
 LEDGER_FACTS = Statement(
     "ledger_facts",

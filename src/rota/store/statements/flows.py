@@ -15,6 +15,12 @@ AGENT_MOVE = Statement(
     "INSERT INTO agent_flows (pid, project_id, virtual_time, last_run_at, stamp) VALUES (?1, ?2, ?3, ?4, ?5) "
     "ON CONFLICT (pid) DO UPDATE SET virtual_time = ?3, last_run_at = max(last_run_at, ?4), stamp = ?5",
 )
+AGENT_SERVED = Statement(
+    "agent_flow_served",
+    "Note when an agent was last served, under a policy that does not go by virtual time.",
+    "INSERT INTO agent_flows (pid, project_id, last_run_at, stamp) VALUES (?1, ?2, ?3, ?4) "
+    "ON CONFLICT (pid) DO UPDATE SET last_run_at = max(last_run_at, ?3), stamp = ?4",
+)
 AGENT_TOUCH = Statement(
     "agent_flow_touch",
     "Something that concerns an agent's flow has changed elsewhere: its weight, or entries that are ready again.",

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from rota.store.protocol import Statement
 
-# The order is known to kernel/rows.
-ENTRY = (
-    "sched_id, pid, priority, runnable_at, deadline, trigger, payload, state, worker_id, created_at, dispatched_at, "
-    "completed_at, exit_kind, project_id, hold, attempt, max_attempts, outcome, result, key, token, claim_expires_at, "
-    "cancel_requested, held_workspace, kind, needs, options"
+# The order is known to kernel/rows. What an entry has while it is ready comes first, and of those that a claim looks
+# at nothing else is read: every column has its price.
+READY_COLUMNS = (
+    "sched_id, pid, priority, runnable_at, deadline, trigger, payload, created_at, project_id, attempt, max_attempts, "
+    "outcome, key, kind, needs, options, result"  # a result there is where an earlier attempt stood
 )
+ENTRY = (
+    f"{READY_COLUMNS}, state, worker_id, dispatched_at, completed_at, exit_kind, hold, token, "
+    "claim_expires_at, cancel_requested, held_workspace"
+)
+_COLUMNS = ", ".join(f"q.{column}" for column in ENTRY.split(", "))
 IDS = "(SELECT value FROM json_each(?))"
 
 # --- in ------------------------------------------------------------------------------------------
 
 ENQUEUE = Statement(
     "entry_enqueue",
-    "Put an entry into the queue, if its agent exists and lives.",
+    # not INSERT … SELECT from the agent's row: looking at that first and inserting values takes half the time
+    "Put an entry into the queue, whose agent is known to live.",
     "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, deadline, trigger, payload, created_at, "
-    "hold, max_attempts, key, kind, needs, options) SELECT pid, project_id, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? "
-    "FROM agent_processes WHERE pid = ? AND state != 'DEAD'",
-)
-ENQUEUE_MANY = Statement(
-    "entry_enqueue_many",
-    "Put one of many entries into the queue, whose agents are known to live.",
-    "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, deadline, trigger, payload, created_at, "
-    "hold, max_attempts, kind, needs, options) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "hold, max_attempts, key, kind, needs, options) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
 )
 ENQUEUE_PLAIN = Statement(
     "entry_enqueue_plain",
-    "Put one of many entries into the queue of which nothing but the usual is said, ready at once.",
+    "Put an entry into the queue of which nothing but the usual is said, ready at once, and whose agent lives.",
     "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, trigger, payload, created_at) "
     "VALUES (?, ?, ?, ?, ?, ?, ?)",
 )
@@ -81,7 +80,6 @@ _MATCHES = (
     "AND (?4 IS NULL OR q.trigger = ?4) AND (?5 IS NULL OR q.exit_kind = ?5) "
     "AND (?6 IS NULL OR EXISTS (SELECT 1 FROM entry_tags t WHERE t.tag = ?6 AND t.sched_id = q.sched_id))"
 )
-_COLUMNS = ", ".join(f"q.{column}" for column in ENTRY.split(", "))
 FILTERED = Statement(
     "entry_filtered",
     "A page of entries that match a filter, by id.",
