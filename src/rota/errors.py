@@ -9,10 +9,12 @@
     │   ├── ProjectInvalid, ContextInvalid, PolicyInvalid, CommandInvalid
     │   ├── LimitExceeded                a named limit, with its value and what was asked
     │   ├── FleetInvalid                 fleet file: file, key, what was expected
-    │   └── GraphInvalid                 graph file: carries its diagnostics
+    │   ├── GraphInvalid                 graph file: carries its diagnostics
+    │   └── ComponentInvalid             a graph component's signature, configuration or use
     ├── NotFound                         no such thing (also a KeyError)
     │   ├── UnknownPid, SchedUnknownId, UnknownPolicy, ProjectUnknown, WorkspaceUnknown
     │   ├── ContextUnknown, LeaseUnknown, IslandUnknown, RunnerUnknownPid
+    │   ├── ComponentUnknown, LaneUnknown
     │   └── LedgerUnknownDim, UnknownRequest
     ├── Conflict                         it exists already
     │   └── LedgerExists, ProjectExists, WorkspaceExists, ContextExists
@@ -223,8 +225,17 @@ class GraphInvalid(InvalidInput):
     meaning = "the graph cannot be loaded or does not pass validation"
 
     def __init__(self, message: str, *, diagnostics: Sequence[Any] = (), hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint, diagnostics=tuple(diagnostics))
         self.diagnostics = tuple(diagnostics)
+
+
+class ComponentInvalid(InvalidInput):
+    """A graph component's signature, configuration or use was refused."""
+
+    code = -32204
+    name = "graph_component_invalid"
+    meaning = "a component's signature, configuration or use was refused"
+    hint = "Correct the component, or its configuration in the graph."
 
 
 # --- not there, or there already -----------------------------------------------------------------
@@ -337,6 +348,24 @@ class UnknownRequest(NotFound):
     code = -32002
     name = "unknown_request"
     meaning = "the daemon knows no such request"
+
+
+class ComponentUnknown(NotFound):
+    """No component, or no component type, has this name."""
+
+    code = -32202
+    name = "graph_component_unknown"
+    meaning = "no component or component type has this name"
+    hint = "Register the type, or load the module that defines it."
+
+
+class LaneUnknown(NotFound):
+    """The graph has no lane of this name that can be stepped."""
+
+    code = -32205
+    name = "graph_lane_unknown"
+    meaning = "the graph has no lane of this name that can be stepped by hand"
+    hint = "Only lanes of type manual_step are stepped by hand."
 
 
 class Conflict(RotaError):

@@ -74,6 +74,15 @@ CASES = {
         *("command-spawn", "command-group", "warm-process"),
     ],
     "host": ["minder-start", "spawn", "spawn-8", "spawn-run", "warm-call", "warm-call-8"],
+    "graph": [
+        "pipeline-1000",
+        "diamond-64",
+        "pipeline-1000-bare",
+        "diamond-64-bare",
+        "pool-4",
+        "trace-on",
+        "compile-4096",
+    ],
     "tick": ["order-weighted-100k", "order-intent-100k", "order-weighted-1m", "top-100-of-100k", "world-10k"],
     "policy": [
         *(f"queue-push-pop-{size}" for size in ("1k", "10k", "100k", "1m")),

@@ -12,6 +12,10 @@ import msgspec
 from msgspec import structs
 
 from rota.errors import CODES, RESERVED
+from rota.graph.capabilities import IMPLEMENTED, fields_without_use
+from rota.graph.diagnostics import CODES as CODES_OF_GRAPHS
+from rota.graph.document import InputLimits
+from rota.graph.spec import LANE_TYPES_V1
 from rota.model.events import FACTS
 from rota.model.lifecycle import MACHINES, Machine
 from rota.model.reasons import BLOCKING, ORDERING
@@ -149,6 +153,33 @@ def _usual(field: structs.FieldInfo) -> str:
     return "–" if shown in (None, {}, [], ()) else f"`{msgspec.json.encode(shown).decode()}`"
 
 
+def graph() -> Iterator[str]:
+    """docs/reference/graph.md."""
+    yield "# Graph files: diagnostics, lanes and limits\n"
+    yield MADE
+    yield "What `rota graph validate` can say, what each lane type does, and how large a file may be.\n"
+    yield "## Diagnostics\n"
+    yield "Errors refuse a graph; `--strict-diagnostics` refuses warnings too; advisories and notes refuse nothing.\n"
+    yield "| code | severity | about | what it says | what to do |\n|---|---|---|---|---|"
+    for name, code in CODES_OF_GRAPHS.items():
+        yield f"| `{name}` | {code.severity} | {code.category} | {code.meaning} | {code.fix} |"
+    yield "\n## Lane types\n"
+    yield "Each word under *does* is the name of a test. `rota graph plan --format json` says the same of your lanes,"
+    yield "together with the fields that this machine applies and those that it does not.\n"
+    yield "| type | schema | does | fields it has no use for |\n|---|---|---|---|"
+    for kind, words in IMPLEMENTED.items():
+        version = "1" if kind in LANE_TYPES_V1 else "2"
+        does = ", ".join(f"`{word}`" for word in words)
+        idle = ", ".join(f"`{field}`" for field in fields_without_use(kind)) or "–"
+        yield f"| `{kind}` | {version} | {does} | {idle} |"
+    yield "\n## Limits of a file\n"
+    yield "| limit | default |\n|---|---|"
+    limits = InputLimits()
+    for name in InputLimits.__struct_fields__:
+        yield f"| `{name}` | {getattr(limits, name):,} |"
+    yield ""
+
+
 def _value(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
@@ -162,6 +193,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/reference/reasons.md": reasons,
     "docs/reference/policies.md": policies,
     "docs/reference/fleet.md": fleet_file,
+    "docs/reference/graph.md": graph,
 }
 
 

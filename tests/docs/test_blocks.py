@@ -1,7 +1,7 @@
 """Every command and code block in the README and the docs is run.
 
 Python blocks run after the ones above them on their page, as a reader would type them, in a process and a folder of
-their own. Shell blocks run in the checkout.
+their own. Shell blocks run beside a copy of the examples, `./dev` in the checkout.
 The two commands that run this very test are held against .ci/run instead of being run inside themselves.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -17,6 +18,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+from rota.graph.compiler import compile_graph
+from rota.graph.loader import load_text
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,7 +52,7 @@ def of(*languages: str) -> list[Block]:
 
 
 def test_every_block_is_of_a_kind_that_something_checks() -> None:
-    known = DRAWINGS | {"python", "bash", "toml", "json"}
+    known = DRAWINGS | {"python", "bash", "toml", "json", "yaml"}
     strangers = [f"{block}: {block.language!r}" for block in blocks() if block.language not in known]
     assert not strangers
 
@@ -62,7 +66,8 @@ def test_a_python_block_runs_after_the_ones_above_it(block: Block, tmp_path: Pat
 
 
 @pytest.mark.parametrize("block", of("bash"), ids=str)
-def test_the_commands_of_a_shell_block_run(block: Block) -> None:
+def test_the_commands_of_a_shell_block_run(block: Block, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     environment = {**os.environ, "NO_COLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for line in block.text.splitlines():
         command = line.split("#")[0].strip()
@@ -73,7 +78,12 @@ def test_the_commands_of_a_shell_block_run(block: Block) -> None:
             assert command in (ROOT / ".ci" / "run").read_text().splitlines()
             continue
         done = subprocess.run(
-            ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+            ["bash", "-c", command],
+            cwd=ROOT if command.startswith("./dev") else tmp_path,  # what a command makes is not left in the checkout
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
@@ -81,6 +91,11 @@ def test_the_commands_of_a_shell_block_run(block: Block) -> None:
 def test_data_blocks_can_be_read() -> None:
     for block in of("toml", "json"):
         assert tomllib.loads(block.text) if block.language == "toml" else msgspec.json.decode(block.text), block
+
+
+@pytest.mark.parametrize("block", of("yaml"), ids=str)
+def test_a_yaml_block_is_a_graph_that_compiles(block: Block) -> None:
+    assert compile_graph(load_text(block.text, form="yaml")).components
 
 
 def test_ci_runs_the_readmes_two_commands_and_nothing_else() -> None:

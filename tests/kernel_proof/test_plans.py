@@ -176,6 +176,10 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "checkpoint_get": ("journal_checkpoints by key", "journal_checkpoints by key"),
     "checkpoint_drop": ("journal_checkpoints by key",),
     "entry_states": ("agent_schedule_queue by key",),
+    "graph_run_take": (),
+    "graph_run_get": ("graph_runs by sqlite_autoindex_graph_runs_1",),
+    "graph_run_commit": ("graph_runs by sqlite_autoindex_graph_runs_1",),
+    "graph_run_forget": ("graph_runs by sqlite_autoindex_graph_runs_1",),
     "project_create": (),
     "project_get": ("projects by key",),
     "project_set": ("projects by key",),
@@ -273,6 +277,7 @@ CLAIM_PATH = (
 )
 
 COLD: Mapping[str, str] = {
+    "graph_run_list": "A page for a person, by name.",
     "index_by_agent": "Once in the life of a file, when a policy first wants it.",
     "index_by_deadline": "Once in the life of a file, when a policy first wants it.",
     "index_by_project": "Once in the life of a file, when a policy first wants it.",

@@ -113,6 +113,16 @@ def test_an_older_file_goes_forward_with_its_rows_untouched(path: str, version: 
     assert dump(path, shape) == before
 
 
+def test_a_file_from_before_runs_of_graphs_were_kept_gets_their_table(path: str) -> None:
+    make(path, script(100))
+    opened, fresh = store.open(path), store.open(":memory:")
+    assert opened.read(stamp) == str(LATEST)
+    assert opened.read(schema) == fresh.read(schema)
+    assert opened.read(lambda tx: tx.run(sql("SELECT count(*) FROM graph_runs"))) == [(0,)]
+    fresh.close()
+    opened.close()
+
+
 def test_ids_go_on_where_the_older_file_left_off(path: str) -> None:
     make(path, script(3), ROWS[3])
     opened = store.open(path)

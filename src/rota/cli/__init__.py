@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from rota.cli.graph import graph_app
 from rota.errors import RotaError
 
 __all__ = ["app", "main"]
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 policy_app = typer.Typer(help="The policies that decide which entry goes next.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
+app.add_typer(graph_app, name="graph")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

@@ -12,6 +12,7 @@ from rota.kernel.asks import Completion
 from rota.kernel.contexts import Contexts
 from rota.kernel.core import Core, memo_of
 from rota.kernel.entries import EntryFilter
+from rota.kernel.graph_runs import GraphRuns
 from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
 from rota.kernel.projects import Projects
@@ -55,6 +56,7 @@ class Kernel:
         self.contexts = Contexts(core)
         self.projects = Projects(core)
         self.queue = Queue(core)
+        self.graphs = GraphRuns(core)
         self.retention = Retention(core)
         self.supervision = Supervision(core, self.agents, self.queue)
 

@@ -632,6 +632,33 @@ class TokenMoved(Fact, frozen=True, kw_only=True):
     scope: list[str] = []
 
 
+# --- graphs --------------------------------------------------------------------------------------
+
+
+class GraphRunTaken(Fact, frozen=True, kw_only=True):
+    """A process began a run of a graph, or went on with it. This event's id is the run's fence."""
+
+    kind = "kernel.graph.taken"
+    run_id: str
+    graph: str
+    next_epoch_id: int
+
+
+class GraphRunCommitted(Fact, frozen=True, kw_only=True):
+    """A run of a graph wrote down where it stands: everything before this epoch is committed."""
+
+    kind = "kernel.graph.committed"
+    run_id: str
+    next_epoch_id: int
+
+
+class GraphRunForgotten(Fact, frozen=True, kw_only=True):
+    """A run of a graph was removed; nobody can resume it."""
+
+    kind = "kernel.graph.forgotten"
+    run_id: str
+
+
 # --- reading and writing -------------------------------------------------------------------------
 
 FACTS: Mapping[str, type[Fact]] = {fact.kind: fact for fact in Fact.__subclasses__()}

@@ -294,6 +294,17 @@ STEPS: dict[int, str] = {
         CREATE INDEX idx_loans_parent ON entry_loans (parent_id);
         DROP INDEX IF EXISTS idx_sched_queue_pickable_by_project; -- it is made anew, for entries of no project too
     """,
+    102: """
+        CREATE TABLE graph_runs (
+            run_id TEXT PRIMARY KEY,
+            graph TEXT NOT NULL,
+            pid INTEGER NOT NULL REFERENCES agent_processes(pid),
+            fence INTEGER NOT NULL,
+            next_epoch_id INTEGER NOT NULL DEFAULT 1,
+            updated_at REAL NOT NULL,
+            checkpoint TEXT
+        );
+    """,
 }
 LATEST = max(STEPS)
 

@@ -1,0 +1,279 @@
+"""Components are Python: a function, or a class with an `execute` method, and the decorator that says so.
+
+    @component("demo.Scale")
+    def scale(value: float, *, factor: float = 2.0) -> float:
+        return value * factor
+
+Everything is read from the signature:
+
+    value               a positional parameter is an input port; with a default it need not have a message
+    *parts              is one input port that many edges may lead to
+    **inputs            takes whatever ports the edges name
+    factor              a keyword-only parameter is configuration, from `config:` in the graph file
+    -> float            what is returned is published on the output port, `out` unless `outputs=` names others
+    context, invocation are not ports: they are the run's own objects, for those who ask by this name
+
+Returning None publishes nothing; with several outputs a dictionary of port to payload is returned. `Batch[int]` is the
+annotation of a port that a `batch` trigger fills: a tuple of payloads, each an int. A function may be `async`.
+
+A class is made once per run, with the configuration as keyword arguments; `execute` is read like a function. It may
+also have any of these:
+
+    configure, activate     at the start of a run, in lifecycle order
+    deactivate              at its end, in reverse order, for whoever was started
+    reset, restore(state)   before a run; restore instead of reset where there is a state to restore
+    snapshot() -> state     after a run
+    reconfigure(**config)   takes a new configuration between two epochs; `validate_config(**config)` may refuse it
+
+The decorated function or class stays what it was, so it can be called, tested and pickled as before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, overload
+
+import msgspec
+
+from rota.errors import ComponentInvalid
+from rota.graph.ports import ComponentDescriptor, Port
+from rota.graph.spec import BoundaryRole
+
+__all__ = ["EVENT_PORTS", "REQUIRED", "Batch", "ComponentType", "Parameter", "component", "component_type"]
+
+T = TypeVar("T")
+_BATCH = "rota.batch"
+Batch: TypeAlias = Annotated[tuple[T, ...], _BATCH]
+
+ATTRIBUTE = "__rota_component__"
+INJECTED = ("context", "invocation")
+EVENT_PORTS = ("request", "task_ready", "future_ready")  # what arrives from outside the edges, as ports of these names
+DEFAULT_OUTPUT = "out"
+REQUIRED = inspect.Parameter.empty
+
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
+
+_Kind: TypeAlias = Literal["function", "class"]
+_Implementation = TypeVar("_Implementation", bound=Callable[..., Any])
+Outputs: TypeAlias = Sequence[str | Port] | Mapping[str, Any]
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """A positional argument of the call: an input port, or one of the run's own objects."""
+
+    name: str
+    default: Any  # REQUIRED where there is none
+    many: bool = False  # *args: one argument for each edge
+
+    @property
+    def is_port(self) -> bool:
+        """Whether messages fill it."""
+        return self.name not in INJECTED
+
+
+class ComponentType(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered type: what it offers, and how to call it."""
+
+    descriptor: ComponentDescriptor
+    implementation: Callable[..., Any]
+    kind: _Kind
+    parameters: tuple[Parameter, ...]  # every positional one, in order
+    injected: tuple[str, ...]  # which of `context` and `invocation` it asks for, in whatever way
+    takes_any: bool  # **inputs
+    config_names: tuple[str, ...] | None  # None: any configuration
+    config_required: tuple[str, ...]
+    is_async: bool
+
+    @property
+    def name(self) -> str:
+        """The type's name in a graph file."""
+        return self.descriptor.type
+
+    def check_config(self, component_id: str, config: Mapping[str, Any]) -> None:
+        """Refuse configuration that the type does not take, or lacks."""
+        missing = [name for name in self.config_required if name not in config]
+        unknown = [] if self.config_names is None else [name for name in config if name not in self.config_names]
+        if missing or unknown:
+            problem = f"needs {', '.join(missing)}" if missing else f"takes no {', '.join(unknown)}"
+            known = ", ".join(self.config_names or ()) or "nothing"
+            raise ComponentInvalid(
+                f"component {component_id} of type {self.name} {problem} in its config",
+                hint=f"Its configuration knows: {known}.",
+                component_id=component_id,
+            )
+
+
+@overload
+def component(type_or_implementation: _Implementation, /) -> _Implementation: ...
+
+
+@overload
+def component(
+    type_or_implementation: str | None = None,
+    /,
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    outputs: Outputs | None = None,
+    role: BoundaryRole | None = None,
+) -> Callable[[_Implementation], _Implementation]: ...
+
+
+def component(
+    type_or_implementation: Any = None,
+    /,
+    *,
+    inputs: Mapping[str, Any] | None = None,
+    outputs: Outputs | None = None,
+    role: BoundaryRole | None = None,
+) -> Any:
+    """Say that a function or a class is a component; without a type's name its own name is the type."""
+    named = type_or_implementation is None or isinstance(type_or_implementation, str)
+    type_name = type_or_implementation if named else None
+
+    def decorate(implementation: _Implementation) -> _Implementation:
+        read = _Reader(implementation, type_name or implementation.__name__, inputs or {}, outputs, role)
+        setattr(implementation, ATTRIBUTE, read.component_type())
+        return implementation
+
+    return decorate if named else decorate(type_or_implementation)
+
+
+def component_type(thing: Any) -> ComponentType | None:
+    """What the decorator said about a function or class; a subclass is not a component because its parent is."""
+    found = vars(thing).get(ATTRIBUTE) if hasattr(thing, "__dict__") else None
+    return found if isinstance(found, ComponentType) else None
+
+
+# --- reading a signature -------------------------------------------------------------------------
+
+
+class _Reader:
+    """Reads a signature once, when the decorator runs."""
+
+    def __init__(
+        self,
+        implementation: Callable[..., Any],
+        type_name: str,
+        inputs: Mapping[str, Any],
+        outputs: Outputs | None,
+        role: BoundaryRole | None,
+    ) -> None:
+        self._implementation = implementation
+        self._type_name = type_name
+        self._input_types = inputs
+        self._output_names = outputs
+        self._role = role
+        self._kind: _Kind = "class" if inspect.isclass(implementation) else "function"
+        self._execute = self._find_execute()
+        self._hints = _hints(self._execute)
+        declared = list(inspect.signature(self._execute).parameters.values())
+        self._declared = declared[1:] if self._kind == "class" else declared  # without self
+
+    def component_type(self) -> ComponentType:
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in self._declared)
+        names, required = self._configuration()
+        return ComponentType(
+            descriptor=ComponentDescriptor(
+                type=self._type_name,
+                inputs=tuple(self._port(each) for each in self._ports()),
+                outputs=self._outputs(),
+                role=self._role,
+                any_ports=takes_any,
+                config_names=names,
+                config_required=required,
+            ),
+            implementation=self._implementation,
+            kind=self._kind,
+            parameters=tuple(
+                Parameter(each.name, each.default, each.kind is each.VAR_POSITIONAL)
+                for each in self._declared
+                if each.kind in _POSITIONAL
+            ),
+            injected=tuple(each.name for each in self._declared if each.name in INJECTED),
+            takes_any=takes_any,
+            config_names=names,
+            config_required=required,
+            is_async=inspect.iscoroutinefunction(self._execute),
+        )
+
+    def _find_execute(self) -> Callable[..., Any]:
+        execute = getattr(self._implementation, "execute", None) if self._kind == "class" else self._implementation
+        if not inspect.isfunction(execute):
+            raise self._refuse("must be a function, or a class with a method `execute`")
+        if inspect.isgeneratorfunction(execute) or inspect.isasyncgenfunction(execute):
+            raise self._refuse("may not be a generator: publish through `context` instead")
+        return execute
+
+    def _ports(self) -> list[inspect.Parameter]:
+        return [each for each in self._declared if each.kind in _POSITIONAL and each.name not in INJECTED]
+
+    def _port(self, declared: inspect.Parameter) -> Port:
+        hint = self._input_types.get(declared.name, self._hints.get(declared.name, Any))
+        many = declared.kind is declared.VAR_POSITIONAL
+        return Port(
+            name=declared.name,
+            payload_type=_type_name(hint),
+            # what comes from outside the edges needs no edge
+            required=declared.default is declared.empty and not many and declared.name not in EVENT_PORTS,
+            multiplicity="multi" if many else "single",
+        )
+
+    def _outputs(self) -> tuple[Port, ...]:
+        returned = self._hints.get("return", Any)
+        if self._output_names is None:
+            silent = returned is type(None) and "context" not in {each.name for each in self._declared}
+            return () if silent else (Port(name=DEFAULT_OUTPUT, payload_type=_type_name(_not_none(returned))),)
+        if isinstance(self._output_names, Mapping):
+            return tuple(Port(name=name, payload_type=_type_name(hint)) for name, hint in self._output_names.items())
+        only = len(self._output_names) == 1
+        named = _type_name(_not_none(returned)) if only else ""
+        return tuple(
+            each if isinstance(each, Port) else Port(name=each, payload_type=named) for each in self._output_names
+        )
+
+    def _configuration(self) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+        """The names configuration may have, and those it must have."""
+        if self._kind == "class":
+            settings = list(inspect.signature(self._implementation).parameters.values())  # of __init__, without self
+            if any(each.kind is each.VAR_KEYWORD for each in settings):
+                return None, ()
+        else:
+            settings = [each for each in self._declared if each.kind is each.KEYWORD_ONLY and each.name not in INJECTED]
+        names = tuple(each.name for each in settings)
+        return names, tuple(each.name for each in settings if each.default is each.empty)
+
+    def _refuse(self, problem: str) -> ComponentInvalid:
+        return ComponentInvalid(f"component {self._type_name} {problem}", component_type=self._type_name)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except Exception:  # a name that cannot be found here, or is for the type checker only: the port fits everything
+        return {}
+
+
+def _not_none(hint: Any) -> Any:
+    """`X | None` as X: returning None publishes nothing."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        kept = [each for each in typing.get_args(hint) if each is not type(None)]
+        return kept[0] if len(kept) == 1 else Any
+    return hint
+
+
+def _type_name(hint: Any) -> str:
+    """The word by which two ports are compared; empty fits everything."""
+    hint = _not_none(hint)
+    if typing.get_origin(hint) is Annotated:
+        inner, *notes = typing.get_args(hint)
+        return _type_name(typing.get_args(inner)[0] if _BATCH in notes else inner)
+    if hint is Any or hint is object or isinstance(hint, TypeVar) or hint is type(None):
+        return ""
+    return hint.__qualname__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

@@ -1,0 +1,81 @@
+"""The JSON Schema of a graph file, for editors and other tools: made from the structures, so it cannot drift.
+
+It holds what can be said about one field at a time. That edges lead somewhere and circles have owners is checked by
+`compiler.check`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from rota.graph.document import InputLimits
+from rota.graph.expansion import Instance, Template
+from rota.graph.spec import (
+    ERROR_POLICIES_V1,
+    LANE_TYPES_V1,
+    VERSION_2_FIELDS,
+    ComponentSpec,
+    CompositeLoopSpec,
+    EdgeSpec,
+    GraphInfo,
+    Id,
+    LaneSpec,
+)
+
+__all__ = ["graph_schema"]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class SubgraphFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of the graph with a name that is put in front of the names in it."""
+
+    id: Id
+    components: tuple[ComponentSpec, ...]
+    edges: tuple[EdgeSpec, ...]
+    composite_loops: tuple[CompositeLoopSpec, ...] = ()
+
+
+class GraphFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A graph file as it is written, before subgraphs and templates are unfolded."""
+
+    schema_version: Literal[1, 2]
+    graph: GraphInfo
+    lanes: dict[Id, LaneSpec]
+    components: tuple[ComponentSpec, ...]
+    edges: tuple[EdgeSpec, ...]
+    composite_loops: tuple[CompositeLoopSpec, ...] = ()
+    subgraphs: tuple[SubgraphFile, ...] = ()
+    templates: tuple[Template, ...] = ()
+    template_instances: tuple[Instance, ...] = ()
+
+
+def graph_schema(version: Literal[1, 2] = 2) -> dict[str, Any]:
+    """The schema of graph files of this version."""
+    schema = msgspec.json.schema(GraphFile)
+    parts: dict[str, Any] = schema["$defs"]
+    root = parts["GraphFile"]["properties"]
+    root["schema_version"] = {"const": version}
+    _add_limits(root)
+    if version == 1:
+        _leave_out_version_2(parts)
+    return {"$schema": DIALECT, "title": f"rota graph file, schema version {version}", **schema}
+
+
+def _add_limits(root: dict[str, Any]) -> None:
+    limits = InputLimits()
+    root["lanes"]["maxProperties"] = limits.lanes
+    root["components"]["maxItems"] = limits.components
+    root["edges"]["maxItems"] = limits.edges
+    root["composite_loops"]["maxItems"] = limits.composite_loops
+
+
+def _leave_out_version_2(parts: dict[str, Any]) -> None:
+    for name, section in (("LaneSpec", "lanes"), ("ExecutionSpec", "execution")):
+        for field in VERSION_2_FIELDS[section]:
+            del parts[name]["properties"][field]
+    parts.pop("LanePolicy")
+    parts["LaneSpec"]["properties"]["type"]["enum"] = list(LANE_TYPES_V1)
+    parts["ExecutionSpec"]["properties"]["on_error"]["enum"] = list(ERROR_POLICIES_V1)

@@ -1,0 +1,80 @@
+"""Graphs with a queue lane, over a real kernel in memory, with a worker that works when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rota import store
+from rota.graph.component_registry import ComponentRegistry
+from rota.graph.entry_worker import EntryWorker
+from rota.graph.lanes.durable import DurableRuns
+from rota.graph.run import RuntimeRunner
+from rota.graph.run_options import RuntimeRunnerOptions
+from rota.kernel import Kernel
+from rota.model.work import ReadyEntry
+from rota.service.dispatcher import Dispatcher
+from tests.graph.parts import Count, add, note
+from tests.graph.worlds import compile_world, node, wire
+
+LANES: Mapping[str, Any] = {"main": {"type": "event_loop"}, "far": {"type": "queue"}}
+ASYNC: dict[str, Any] = {"mode": "queue", "capacity": 99}
+
+
+class DurableWorld:
+    """A graph, and the kernel that keeps its runs."""
+
+    def __init__(self, nodes: Iterable[Any], wires: Iterable[Any], lanes: Mapping[str, Any] = LANES) -> None:
+        self.plan, self.registry = compile_world(nodes, wires, lanes=lanes)
+        self.kernel = Kernel(store.open(":memory:"))
+        self.desk = Dispatcher(self.kernel)
+
+    def runner(self, run_id: str = "r1", **options: Any) -> RuntimeRunner:
+        """A process that runs the graph, or goes on with it."""
+        durable = DurableRuns(self.kernel)
+        return RuntimeRunner(self.plan, self.registry, RuntimeRunnerOptions(durable=durable, run_id=run_id, **options))
+
+    def worker(self, registry: ComponentRegistry | None = None, **how: Any) -> EntryWorker:
+        """Somebody who runs entries of this graph."""
+        return EntryWorker(self.desk, registry or self.registry, ["world"], **how)
+
+    def work(self, most: int | None = None) -> int:
+        """Run the entries that are ready; returns how many."""
+        return self.worker().run_ready(most)
+
+    def claim(self) -> ReadyEntry:
+        """Take the next entry by hand."""
+        (entry,) = self.desk.claim("by hand", kinds=["graph:world"])
+        return entry
+
+    def finish(self, entry: ReadyEntry, result: Any, exit_kind: str = "completed") -> None:
+        """End an entry that was taken by hand."""
+        self.desk.queue.complete(entry.sched_id, exit_kind, token=entry.token, result=result)
+
+    def entries(self, state: str | None = None) -> list[ReadyEntry]:
+        """All entries, oldest first."""
+        return self.kernel.queue.list(state=state)[0]
+
+    def entry_keys(self) -> list[str]:
+        """Under which keys there are entries, oldest first."""
+        return [str(entry.key) for entry in self.entries()]
+
+    def rewrite_checkpoint(self, old: str, new: str) -> None:
+        """Change what was written down of run r1."""
+        run = self.kernel.graphs.take("r1", "world", 1)
+        text = (run.checkpoint or b"").decode().replace(old, new) if old else new
+        self.kernel.graphs.commit("r1", fence=run.fence, next_epoch_id=1, checkpoint=text.encode())
+
+
+def count_work_note(work: Any = add, *, source: Any = Count, **execution: Any) -> DurableWorld:
+    """count → work (in the queue) → note."""
+    nodes = [
+        node(source, "source"),
+        node(work, "work", on="any_input", lane="far", **execution),
+        node(note, on="any_input"),
+    ]
+    wires = [
+        wire("source.out > work.value", **ASYNC),
+        wire("work.out > parts.note.value", "async", **ASYNC),
+    ]
+    return DurableWorld(nodes, wires)

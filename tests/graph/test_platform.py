@@ -1,0 +1,165 @@
+"""What is applied here: an advisory appears exactly when a field is set and not applied; both answers are tested."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+import pytest
+
+from rota.graph.capabilities import IMPLEMENTED, Platform, capability, ignored_fields, probe
+from rota.graph.spec import LANE_TYPES, LaneSpec, LaneType
+from tests.graph.drafts import BARE, FULL, checked, draft
+
+
+def ignored(kind: LaneType, platform: Platform = FULL, **fields: Any) -> list[str]:
+    """The fields of one lane that are said to be ignored."""
+    document = draft(["a"], lanes={"main": {"type": kind, **fields}}, version=2)
+    diagnostics = checked(document, platform=platform).diagnostics
+    assert {(each.code, each.severity) for each in diagnostics} <= {("advisory_lane_field_ignored", "advisory")}
+    return [each.graph_path.removeprefix("lanes.main.") for each in diagnostics]
+
+
+@pytest.mark.parametrize("kind", LANE_TYPES)
+@pytest.mark.parametrize("platform", [BARE, FULL], ids=["bare", "full"])
+def test_a_lane_left_at_its_defaults_has_no_advisory(kind: LaneType, platform: Platform) -> None:
+    assert ignored(kind, platform) == []
+
+
+@pytest.mark.parametrize("kind", LANE_TYPES)
+@pytest.mark.parametrize("field", ["priority", "isolation_intent"])
+def test_what_nothing_applies_is_always_advisory(kind: LaneType, field: str) -> None:
+    wish: dict[str, Any] = {field: "high"}
+    assert ignored(kind, **wish) == [field]
+
+
+OS_WISHES: list[tuple[dict[str, Any], list[str]]] = [
+    ({"cpu_affinity": [0, 1]}, ["cpu_affinity"]),
+    ({"nice_priority": 5}, ["nice_priority"]),
+    ({"nice_priority": -5}, ["nice_priority"]),
+    ({"rt_policy": "fifo", "rt_priority": 10}, ["rt_policy", "rt_priority"]),
+    ({"rt_policy": "rr", "rt_priority": 1}, ["rt_policy", "rt_priority"]),
+]
+
+
+@pytest.mark.parametrize(("wish", "fields"), OS_WISHES, ids=str)
+@pytest.mark.parametrize("kind", ["thread_pool", "isolated_thread", "process_pool"])
+def test_a_wish_is_applied_to_workers_where_the_platform_allows_it(
+    kind: LaneType, wish: dict[str, Any], fields: list[str]
+) -> None:
+    assert ignored(kind, FULL, **wish) == []
+    assert ignored(kind, BARE, **wish) == fields
+    lane = msgspec.convert({"type": kind, **wish}, LaneSpec)
+    assert capability("main", lane, FULL).applied_fields == tuple(fields)
+    assert capability("main", lane, BARE).advisory_fields == tuple(fields)
+
+
+@pytest.mark.parametrize(("wish", "fields"), OS_WISHES, ids=str)
+@pytest.mark.parametrize("kind", ["event_loop", "fixed_rate", "manual_step", "queue"])
+def test_a_wish_is_advisory_where_there_are_no_workers(kind: LaneType, wish: dict[str, Any], fields: list[str]) -> None:
+    assert ignored(kind, FULL, **wish) == fields
+
+
+@pytest.mark.parametrize(
+    ("kind", "platform", "applied"),
+    [
+        ("thread_pool", FULL, True),
+        ("isolated_thread", FULL, True),
+        ("thread_pool", BARE, False),
+        ("process_pool", FULL, True),
+        ("event_loop", FULL, False),
+        ("manual_step", FULL, False),
+    ],
+)
+def test_a_thread_name_needs_persistent_workers(kind: LaneType, platform: Platform, applied: bool) -> None:
+    assert ignored(kind, platform, thread_name="worker") == ([] if applied else ["thread_name"])
+
+
+@pytest.mark.parametrize("kind", LANE_TYPES)
+def test_the_wall_clock_is_for_fixed_rate(kind: LaneType) -> None:
+    assert ignored(kind, wall_clock_enabled=True) == ([] if kind == "fixed_rate" else ["wall_clock_enabled"])
+
+
+def test_a_right_that_is_missing_makes_only_its_own_wish_advisory() -> None:
+    no_raise = msgspec.structs.replace(FULL, nice_below_zero=False)
+    assert ignored("thread_pool", no_raise, nice_priority=5) == []
+    assert ignored("thread_pool", no_raise, nice_priority=-5) == ["nice_priority"]
+    assert ignored("thread_pool", msgspec.structs.replace(FULL, cpus=(0,)), cpu_affinity=[0, 1]) == ["cpu_affinity"]
+    assert ignored("thread_pool", msgspec.structs.replace(FULL, cpus=(0,)), cpu_affinity=[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "fields"),
+    [
+        ({"rt_policy": "fifo"}, ["rt_policy"]),
+        ({"rt_priority": 10}, ["rt_priority"]),
+        ({"rt_policy": "deadline", "rt_priority": 10}, ["rt_policy", "rt_priority"]),
+        ({"rt_policy": "fifo", "rt_priority": 100}, ["rt_policy", "rt_priority"]),
+        ({"nice_priority": 20}, ["nice_priority"]),
+        ({"cpu_affinity": [-1]}, ["cpu_affinity"]),
+    ],
+)
+def test_a_wish_that_no_system_can_grant_is_kept_and_advisory(wish: dict[str, Any], fields: list[str]) -> None:
+    assert ignored("thread_pool", FULL, **wish) == fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({"hz": 50}, {"fixed_rate", "isolated_thread"}),
+        ({"period_ms": 5}, {"fixed_rate", "isolated_thread"}),
+        ({"tick_budget_ms": 5}, {"fixed_rate", "isolated_thread"}),
+        ({"max_threads": 2}, {"thread_pool", "process_pool"}),
+        ({"queue_capacity": 2}, {"thread_pool", "process_pool", "isolated_thread", "manual_step"}),
+        ({"overflow": "drop_oldest"}, {"thread_pool", "process_pool", "isolated_thread", "manual_step"}),
+        ({"policy": "eevdf"}, {"thread_pool", "process_pool", "isolated_thread", "manual_step"}),
+        ({"starvation_epochs": 3}, {"isolated_thread", "manual_step"}),
+        ({"max_callback_ms": 3}, set(LANE_TYPES)),
+    ],
+)
+def test_a_field_of_rotas_own_is_advisory_off_the_lanes_that_apply_it(fields: dict[str, Any], kinds: set[str]) -> None:
+    assert {kind for kind in LANE_TYPES if ignored(kind, **fields) == []} == kinds
+
+
+def test_an_overrun_policy_needs_a_tick_that_can_be_late() -> None:
+    assert ignored("fixed_rate", overrun_policy="skip_next") == ["overrun_policy"]
+    assert ignored("fixed_rate", overrun_policy="skip_next", wall_clock_enabled=True) == []
+    assert ignored("isolated_thread", overrun_policy="skip_next") == []
+
+
+def test_only_an_overflow_that_blocks_waits() -> None:
+    assert ignored("thread_pool", overflow_deadline_ms=5, overflow="block") == []
+    assert ignored("thread_pool", overflow_deadline_ms=5) == ["overflow_deadline_ms"]
+
+
+def test_an_advisory_says_why() -> None:
+    reasons = ignored_fields(LaneSpec(type="thread_pool", nice_priority=-1, cpu_affinity=(9,)), FULL)
+    assert reasons == {"cpu_affinity": "this process may not use CPU 9"}
+    no_raise = msgspec.structs.replace(FULL, nice_below_zero=False)
+    assert ignored_fields(LaneSpec(type="thread_pool", nice_priority=-1), no_raise) == {
+        "nice_priority": "this process may not lower its niceness"
+    }
+
+
+def test_every_lane_type_says_what_it_implements_without_repeating_itself() -> None:
+    assert set(IMPLEMENTED) == set(LANE_TYPES)
+    for words in IMPLEMENTED.values():
+        assert len(words) == len(set(words))
+
+
+def test_only_processes_claim_hard_preemption() -> None:
+    claims = {kind: capability("x", LaneSpec(type=kind), FULL).unsupported_claims for kind in LANE_TYPES}
+    assert [kind for kind, unsupported in claims.items() if "hard_preemption" not in unsupported] == ["process_pool"]
+    assert all("hard_real_time" in unsupported for unsupported in claims.values())
+
+
+def test_the_machine_is_asked_and_the_thread_that_asks_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    before = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+    platform = probe.__wrapped__()
+    assert before == (os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0))
+    assert platform.name == "linux"
+    assert set(platform.cpus) == os.sched_getaffinity(0)
+    monkeypatch.setattr("sys.platform", "plan9")
+    assert probe.__wrapped__() == Platform(name="plan9")

@@ -1,0 +1,326 @@
+"""The queue lane: invocations as entries of the durable queue."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from rota.errors import ComponentInvalid, ComponentUnknown, InvalidInput
+from rota.graph.component_registry import ComponentRegistry
+from rota.graph.components import component
+from rota.graph.entry_worker import run_entry
+from rota.graph.invocation import GraphContext
+from rota.graph.lanes.durable import DurableRuns
+from rota.graph.run import RuntimeRunner
+from rota.graph.run_options import RuntimeRunnerOptions, SchedulerStopReason
+from rota.graph.stop import StopToken
+from rota.kernel import graph_runs
+from rota.model.checks import PAYLOAD_BYTES_MAX
+from rota.model.events import EntriesEnqueued
+from tests.graph.durable_worlds import ASYNC, DurableWorld, count_work_note
+from tests.graph.parts import add, burst, log, note
+from tests.graph.worlds import names, node, wire
+
+
+class TestEntries:
+    def test_durable_entries(self) -> None:
+        world = count_work_note()
+        with world.runner() as runner:
+            runner.step()
+            assert log == []
+            assert world.work() == 1
+            runner.step()
+        assert log == [2]
+        assert runner.result.ok
+
+    def test_runtime_owned_publication_commit(self) -> None:
+        """What an entry published is put on its edges by the run, at the boundary after the entry has ended."""
+        world = count_work_note()
+        with world.runner() as runner:
+            runner.step()
+            world.work()
+            edge = runner._running().wiring.channels["work>parts.note"]
+            assert edge.offers == 0
+            runner.step()
+            assert edge.committed == 1
+
+    def test_timeout_budget_observation(self) -> None:
+        """How long an entry took is measured by its worker, and held against the component's budget."""
+        world = count_work_note(budget_ms=5)
+        with world.runner(trace=True) as runner:
+            for _ in range(2):
+                runner.step()
+            for duration_s in (0.25, 0.001):
+                world.finish(world.claim(), {"published": [], "duration_s": duration_s})
+            runner.step()
+        metrics = {"component_id": "work", "lane": "far"}
+        assert runner.result.metric("runtime.component.timeout_budget_exceeded_count", **metrics) == 1
+        assert runner.result.metric("runtime.component.busy_duration_ms", **metrics) == pytest.approx(251)
+        assert names(runner.result, "component_timeout") == ["component_timeout_budget_exceeded"]
+
+    def test_the_epoch_does_not_wait_for_its_entries(self) -> None:
+        world = count_work_note()
+        with world.runner() as runner:
+            for _ in range(5):
+                runner.step()
+            assert len(world.entries("queued")) == 5
+            assert log == []
+        assert runner.result.metric("runtime.scheduler.in_flight_count", lane="far") == 5
+
+    def test_an_entry_carries_everything_needed_to_run_it_elsewhere(self) -> None:
+        world = count_work_note(priority="high")
+        with world.runner() as runner:
+            runner.step()
+        (entry,) = world.entries()
+        payload = entry.payload
+        assert (payload["run"], payload["epoch"], payload["invocation"]) == ("r1", 1, "r1/1/work/0")
+        assert (payload["component"], payload["type"], payload["config"]) == ("work", "parts.add", {})
+        assert (entry.key, entry.kind, entry.trigger) == ("graph/r1/1/work/0", "graph:world", "graph")
+        assert entry.correlation_id == "r1"
+
+    @pytest.mark.parametrize(("word", "priority"), [("high", 1), ("normal", 0), ("low", -1), ("background", -2)])
+    def test_a_class_is_a_priority_around_the_default_of_the_queue(self, word: str, priority: int) -> None:
+        world = count_work_note(priority=word)
+        world.runner(steps=1).run()
+        assert [entry.priority for entry in world.entries()] == [priority]
+
+    def test_runtime_priority_ordering(self) -> None:
+        """Workers are given entries by class, then in the order in which they became ready."""
+        classes = ("background", "normal", "high", "low")
+        nodes = [node(burst, "source", config={"size": 2})]
+        nodes += [node(add, name, on="any_input", lane="far", priority=name) for name in classes]
+        world = DurableWorld(nodes, [wire(f"source.out > {name}.value", **ASYNC) for name in classes])
+        world.runner(steps=1).run()
+        taken = [world.claim().payload["invocation"] for _ in range(8)]
+        assert taken == [f"r1/1/{name}/{at}" for name in ("high", "normal", "low", "background") for at in (0, 1)]
+
+    def test_entries_are_on_the_account_of_the_graphs_own_agent(self) -> None:
+        world = count_work_note()
+        world.runner("r1", steps=1).run()
+        world.runner("r2", steps=1).run()
+        (agent,) = world.kernel.agents.find("world")
+        assert agent.template == "graph"
+        assert {entry.pid for entry in world.entries()} == {agent.pid}
+
+    def test_or_of_the_agent_that_is_named(self) -> None:
+        world = count_work_note()
+        pid = world.kernel.agents.create("payer")
+        options = RuntimeRunnerOptions(durable=DurableRuns(world.kernel, pid), steps=1)
+        RuntimeRunner(world.plan, world.registry, options).run()
+        assert [entry.pid for entry in world.entries()] == [pid]
+
+    def test_a_worker_that_does_not_know_graphs_is_not_given_their_entries(self) -> None:
+        world = count_work_note()
+        world.runner(steps=1).run()
+        assert world.desk.claim("plain") == []
+        assert world.claim().payload["component"] == "work"
+
+    def test_all_invocations_of_a_step_are_one_commit(self) -> None:
+        nodes = [node(burst, "source", config={"size": 5}), node(add, "work", on="any_input", lane="far")]
+        world = DurableWorld(nodes, [wire("source.out > work.value", **ASYNC)])
+        world.runner(steps=1).run()
+        facts = [event.payload for event in world.kernel.journal.tail() if event.kind == EntriesEnqueued.kind]
+        assert [fact.get("count", 1) for fact in facts] == [5]
+        assert [entry.payload["inputs"][0]["payload"] for entry in world.entries()] == [0, 1, 2, 3, 4]
+
+    def test_results_are_committed_in_the_order_of_the_entries(self) -> None:
+        world = count_work_note()
+        with world.runner() as runner:
+            for _ in range(3):
+                runner.step()
+            taken = [world.claim() for _ in range(3)]
+            for at in (2, 0, 1):
+                world.finish(taken[at], run_entry(world.registry, taken[at].payload))
+            runner.step()
+        assert log == [2, 3, 4]
+
+    def test_until_idle_waits_for_entries_to_end(self) -> None:
+        @component("test.ask")
+        def ask(request: int) -> int:
+            return request
+
+        nodes = [
+            node(ask, "source", on="request", sources=[{"type": "request"}]),
+            node(add, "work", on="any_input", lane="far"),
+            node(note, on="any_input"),
+        ]
+        wires = [wire("source.out > work.value", **ASYNC), wire("work.out > parts.note.value", "async", **ASYNC)]
+        world = DurableWorld(nodes, wires)
+        runner = world.runner(run_until_idle=True)
+        runner.start()
+        runner.send("source", 5)
+        stop = StopToken()
+        worker = threading.Thread(target=world.worker().serve, args=(stop,))
+        worker.start()
+        result = runner.run()
+        stop.request()
+        worker.join(30)
+        assert (log, result.scheduler_stop_reason) == ([6], SchedulerStopReason.IDLE)
+
+    def test_causation_is_kept_through_the_queue(self) -> None:
+        world = count_work_note()
+        with world.runner(trace=True) as runner:
+            runner.step()
+            world.work()
+            runner.step()
+        assert runner.result.trace is not None
+        noted = [event for event in runner.result.trace.events() if event.component_id == "parts.note"]
+        assert noted[0].causation_id == "work>parts.note#1"
+        assert noted[0].correlation_id == "source>work#1"
+
+    def test_a_class_with_its_life_and_an_async_function_run_as_entries(self) -> None:
+        @component("test.Living")
+        class Living:
+            def activate(self) -> None:
+                log.append("activate")
+
+            def deactivate(self) -> None:
+                log.append("deactivate")
+
+            async def execute(self, value: int, context: GraphContext) -> int:
+                return value * 10
+
+        world = count_work_note(Living)
+        with world.runner() as runner:
+            runner.step()
+            world.work()
+            runner.step()
+        assert log == ["activate", "deactivate", 10]
+
+    def test_without_a_queue_the_error_says_what_to_give(self) -> None:
+        world = count_work_note()
+        with pytest.raises(InvalidInput, match="no durable queue was given"):
+            RuntimeRunner(world.plan, world.registry).run()
+
+
+class TestFailures:
+    def failing(self, **execution: Any) -> DurableWorld:
+        @component("test.broken")
+        def broken(value: int) -> int:
+            raise ValueError(f"no {value}")
+
+        return count_work_note(broken, **execution)
+
+    def test_a_failed_entry_ends_the_run(self) -> None:
+        world = self.failing()
+        with world.runner() as runner:
+            runner.step()
+            world.work()
+            runner.step()
+        assert runner.result.scheduler_stop_reason == SchedulerStopReason.ERROR
+        assert "ValueError: no 1" in runner.result.errors[0]
+
+    def test_or_is_recorded_and_the_run_goes_on(self) -> None:
+        world = self.failing(on_error="continue")
+        with world.runner() as runner:
+            for _ in range(3):
+                runner.step()
+                world.work()
+        assert runner.result.scheduler_stop_reason == SchedulerStopReason.TICK_BOUND
+        assert runner.result.error_count == 2
+
+    def test_a_retry_is_an_entry_of_its_own(self) -> None:
+        world = self.failing(on_error="retry", max_attempts=3)
+        with world.runner() as runner:
+            runner.step()
+            for _ in range(3):
+                world.work(most=1)
+                runner.step()
+        mine = [key for key in world.entry_keys() if key.startswith("graph/r1/1/")]
+        assert mine == ["graph/r1/1/work/0", "graph/r1/1/work/0~2", "graph/r1/1/work/0~3"]
+
+    def test_a_payload_that_is_not_json_fails_the_invocation(self) -> None:
+        @component("test.set")
+        def give_set() -> Any:
+            return {1, 2}
+
+        world = count_work_note(source=give_set, on_error="continue")
+        with world.runner() as runner:
+            runner.step()
+        assert "cannot be kept as JSON" in runner.result.errors[0]
+        assert world.entries() == []
+
+    def test_a_result_that_is_not_json_fails_the_entry(self) -> None:
+        @component("test.odd")
+        def odd(value: int) -> Any:
+            return (1, 2)
+
+        world = count_work_note(odd)
+        with world.runner() as runner:
+            runner.step()
+            with pytest.raises(ComponentInvalid, match="come back changed"):
+                run_entry(world.registry, world.claim().payload)
+
+    def test_a_result_that_is_not_a_list_of_publications_is_a_failure(self) -> None:
+        world = count_work_note()
+        with world.runner() as runner:
+            runner.step()
+            world.finish(world.claim(), {"anything": 1})
+            runner.step()
+        assert "does not say what was published" in runner.result.errors[0]
+
+    def test_an_entry_of_an_unknown_type_is_a_typed_error(self) -> None:
+        world = count_work_note()
+        with world.runner() as runner:
+            runner.step()
+        with pytest.raises(ComponentUnknown):
+            run_entry(ComponentRegistry(), world.claim().payload)
+
+    def test_an_entry_that_was_cancelled_is_a_failure_that_says_so(self) -> None:
+        world = count_work_note()
+        with world.runner() as runner:
+            runner.step()
+            world.kernel.queue.cancel(world.entries()[0].sched_id)
+            runner.step()
+        assert "entry 1 ended without a result: cancelled" in runner.result.errors[0]
+
+    def test_an_entry_that_was_pruned_before_anybody_looked_is_a_failure_that_says_so(self) -> None:
+        world = count_work_note()
+        with world.runner() as runner:
+            for _ in range(2):
+                runner.step()
+            world.finish(world.claim(), {"published": [], "duration_s": 0})
+            world.kernel.retention.prune(events_older_than_s=0, entries_older_than_s=0)
+            runner.step()
+        assert "was pruned before the run saw how it ended" in runner.result.errors[0]
+
+    def test_a_payload_that_is_too_large_for_the_queue_fails_the_invocation(self) -> None:
+        @component("test.large")
+        def large() -> Any:
+            return "x" * (PAYLOAD_BYTES_MAX + 1)
+
+        world = count_work_note(source=large, on_error="continue")
+        with world.runner() as runner:
+            runner.step()
+        assert "the queue takes 262,144" in runner.result.errors[0]
+        assert world.entries() == []
+
+    def test_one_invocation_that_cannot_be_enqueued_does_not_keep_its_neighbours_back(self) -> None:
+        @component("test.mixed", outputs=("out",))
+        def mixed(context: GraphContext) -> None:
+            for payload in (1, {2}, 3):
+                context.publish("out", payload)
+
+        world = count_work_note(source=mixed, on_error="continue")
+        with world.runner() as runner:
+            runner.step()
+        assert runner.result.error_count == 1
+        assert [entry.payload["inputs"][0]["payload"] for entry in world.entries()] == [1, 3]
+
+    def test_a_checkpoint_that_is_too_large_ends_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(graph_runs, "CHECKPOINT_BYTES_MAX", 10)
+        result = count_work_note().runner(steps=3).run()
+        assert result.runtime_errors[0].code == "checkpoint_failed"
+        assert "CHECKPOINT_BYTES_MAX is 10" in result.errors[0]
+        assert log == []
+
+    def test_a_queue_that_cannot_be_reached_ends_the_run_and_loses_nothing(self) -> None:
+        world = count_work_note(on_error="continue")
+        with world.runner() as runner:
+            runner.step()
+            world.kernel.store.close()
+            assert runner.step() == 0
+        assert [error.code for error in runner.result.runtime_errors] == ["queue_unavailable"]
+        assert runner.result.scheduler_stop_reason == SchedulerStopReason.ERROR
