@@ -1,0 +1,158 @@
+"""A fleet file at work: real commands, triggers, and a reload while runs are under way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rota import store
+from rota.kernel import Kernel, ScheduleSpec
+from rota.runtime.fleet.file import load
+from rota.runtime.fleet_run import FleetRun, ask_for_reload
+from rota.service.dispatcher import Dispatcher
+from tests.host.support import PATIENCE_S, until
+
+ONE = """
+slots = 2
+[projects.lab]
+weight = 1
+[agents.greeter]
+project = "lab"
+command = ["sh", "-c", "echo hello > greeted"]
+triggers = [{on = "start"}]
+[agents.sleeper]
+project = "lab"
+command = ["sh", "-c", "echo $$ > slept.$ROTA_SCHED_ID; while [ ! -e go ]; do sleep 0.01; done"]
+stop_grace_s = 0.2
+"""
+TWO = (
+    ONE.replace("slots = 2", "slots = 3").replace("weight = 1", "weight = 5")
+    + """
+[agents.newcomer]
+command = ["sh", "-c", "echo here > arrived"]
+"""
+)
+
+
+@contextmanager
+def fleet_in(folder: Path, text: str = ONE) -> Iterator[FleetRun]:
+    path = folder / "fleet.toml"
+    path.write_text(text)
+    kernel = Kernel(store.open(str(folder / "rota.db")))
+    yield FleetRun(Dispatcher(kernel, "eevdf"), load(path))
+    kernel.store.close()
+
+
+@contextmanager
+def running(fleet: FleetRun) -> Iterator[None]:
+    thread = threading.Thread(target=fleet.run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        fleet.supervisor.drain()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def put(fleet: FleetRun, name: str, **spec: Any) -> int:
+    (agent,) = fleet.desk.agents.find(name)
+    return fleet.desk.queue.enqueue(ScheduleSpec(agent.pid, **spec))
+
+
+def test_what_a_file_says_runs_where_the_file_lies(tmp_path: Path) -> None:
+    with fleet_in(tmp_path) as fleet:
+        assert fleet.run(until_idle=True) == 1
+        assert (tmp_path / "greeted").read_text() == "hello\n"
+        assert len(list((tmp_path / "rota.db-logs").iterdir())) == 1
+
+
+def test_a_reload_under_load_drops_nothing_and_takes_up_what_is_new(tmp_path: Path) -> None:
+    with fleet_in(tmp_path) as fleet, running(fleet):
+        held = [put(fleet, "sleeper") for _ in range(2)]
+        until(lambda: all((tmp_path / f"slept.{sched_id}").exists() for sched_id in held))
+        tokens = [fleet.desk.queue.get(sched_id).token for sched_id in held]
+        (tmp_path / "fleet.toml").write_text(TWO)
+        ask_for_reload(fleet.desk, "the test")
+        until(lambda: fleet.fleet.slots == 3)
+        sched_id = put(fleet, "newcomer")
+        fleet.desk.queue.wait(sched_id, PATIENCE_S)  # on the slot that came with the reload
+        assert (tmp_path / "arrived").exists()
+        assert fleet.desk.projects.get("lab").weight == 5_000
+        assert [fleet.desk.queue.get(each).token for each in held] == tokens
+        (tmp_path / "go").touch()
+        assert [fleet.desk.queue.wait(each, PATIENCE_S).exit_kind for each in held] == ["completed"] * 2
+    changes = [event.payload["changes"] for event in events(tmp_path, "kernel.fleet.reloaded")]
+    assert changes[-1]["agent"] == {"created": ["newcomer"]}
+
+
+def test_a_file_that_cannot_be_read_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with fleet_in(tmp_path) as fleet:
+        (tmp_path / "fleet.toml").write_text(ONE.replace("weight = 1", "weight = 'much'"))
+        assert fleet.reload() is None
+        assert "projects.lab.weight" in caplog.text
+        assert fleet.fleet.slots == 2
+        assert fleet.desk.projects.get("lab").weight == 1_000
+
+
+def test_fewer_slots_take_effect_as_runs_end(tmp_path: Path) -> None:
+    with fleet_in(tmp_path) as fleet, running(fleet):
+        held = [put(fleet, "sleeper") for _ in range(3)]
+        until(lambda: len(fleet.supervisor.runs) == 2)
+        fleet.supervisor.resize(1)
+        (tmp_path / "go").touch()
+        for each in held:
+            fleet.desk.queue.wait(each, PATIENCE_S)
+        until(lambda: fleet.supervisor.shifts[0].free == 1)
+
+
+def test_hangup_reloads_and_the_first_signal_drains_and_the_second_kills(tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text(ONE)
+    rota = str(Path(sys.executable).with_name("rota"))
+    process = subprocess.Popen([rota, "run", "--plain"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        until((tmp_path / "greeted").exists)
+        (tmp_path / "fleet.toml").write_text(TWO)
+        process.send_signal(signal.SIGHUP)
+        until(lambda: bool(events(tmp_path, "kernel.fleet.reloaded")[1:]))
+        kernel = Kernel(store.open(str(tmp_path / "rota.db")))
+        (agent,) = kernel.agents.find("sleeper")
+        sched_id = kernel.queue.enqueue(ScheduleSpec(agent.pid))
+        until((tmp_path / f"slept.{sched_id}").exists)
+        process.send_signal(signal.SIGTERM)
+        until(lambda: any(e.payload["verb"] == "draining" for e in events(tmp_path, "kernel.supervisor.moved")))
+        assert process.poll() is None  # it lets the run end
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+        entry = kernel.queue.get(sched_id)
+        assert (entry.state, entry.attempt) == ("queued", 0)  # put back, not lost, and no attempt counted
+        kernel.store.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_reload_from_the_command_line_is_heard(tmp_path: Path) -> None:
+    with fleet_in(tmp_path) as fleet, running(fleet):
+        (tmp_path / "fleet.toml").write_text(TWO)
+        rota = str(Path(sys.executable).with_name("rota"))
+        done = subprocess.run([rota, "reload"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        until(lambda: fleet.fleet.slots == 3)
+
+
+def events(folder: Path, kind: str) -> list[Any]:
+    opened = store.open(os.fspath(folder / "rota.db"), read_only=True)
+    try:
+        return Kernel(opened).journal.tail(kinds=(kind,))
+    finally:
+        opened.close()
