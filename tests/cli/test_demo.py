@@ -49,7 +49,7 @@ def test_everything_that_goes_wrong_is_survived_and_nothing_is_lost() -> None:
 
 def test_a_policy_that_does_not_exist_is_one_sentence() -> None:
     done = rota_demo("--policy", "nonsense")
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stderr.startswith("rota: ")
     assert "nonsense" in done.stderr
     assert "Traceback" not in done.stderr

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import structs
+from typer.main import get_command
 
+from rota.cli import app
+from rota.cli.exits import EXITS
 from rota.errors import CODES, RESERVED
 from rota.graph.capabilities import IMPLEMENTED, fields_without_use
 from rota.graph.diagnostics import CODES as CODES_OF_GRAPHS
@@ -180,6 +184,47 @@ def graph() -> Iterator[str]:
     yield ""
 
 
+def cli() -> Iterator[str]:
+    """docs/reference/cli.md."""
+    yield "# The command line\n"
+    yield MADE
+    yield "Every command prints text for people and, with `--json`, JSON for programs. The store is named by `--store`,"
+    yield "by `ROTA_STORE`, or it is `rota.db` in this folder. An error is one sentence on the standard error, or with"
+    yield "`--json` an object with its code, name and facts; the number the command ends with says which sort it was.\n"
+    yield "| ends with | meaning |\n|---|---|"
+    for code, meaning in EXITS.items():
+        yield f"| {code} | {meaning} |"
+    yield from _commands(get_command(app), "rota")
+
+
+def _commands(group: Any, path: str) -> Iterator[str]:
+    """Each command below a group, and the groups below it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield f"\n## {path} {name}\n\n{command.help}"
+            yield from _commands(command, f"{path} {name}")
+        else:
+            yield from _command(command, f"{path} {name}")
+
+
+def _command(command: Any, path: str) -> Iterator[str]:
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    words = " ".join(_metavar(param) for param in arguments)
+    yield f"\n### {path}{' ' * bool(words)}{words}\n\n{command.help}\n"
+    if command.params:
+        yield "| | what it says | unless said |\n|---|---|---|"
+    for param in command.params:
+        shown = _metavar(param) if param in arguments else f"`{'`, `'.join([*param.opts, *param.secondary_opts])}`"
+        unsaid = param.required or param.default is None or param.default is False
+        default = "" if unsaid else f"`{param.default}`"
+        yield f"| {shown} | {param.help} | {default} |"
+
+
+def _metavar(argument: Any) -> str:
+    word = argument.name.upper() + ("…" if argument.nargs == -1 else "")
+    return word if argument.required else f"[{word}]"
+
+
 def _value(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
@@ -194,6 +239,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/reference/policies.md": policies,
     "docs/reference/fleet.md": fleet_file,
     "docs/reference/graph.md": graph,
+    "docs/reference/cli.md": cli,
 }
 
 

@@ -18,7 +18,7 @@ from rota.kernel import Completion, EntryFilter, RunReport, ScheduleSpec
 from rota.model.budgets import Handle
 from rota.model.events import FleetReloaded, TriggerFired
 from rota.model.work import Backoff, ProjectConstraint
-from tests.kernel.furnished import DONE, INF, NAN, PID, QUEUED, RUNNING, SURROGATE, Furnished
+from tests.kernel.furnished import BACKED_OFF, DONE, INF, NAN, PID, QUEUED, RUNNING, SURROGATE, Furnished
 from tests.kernel.world import START
 
 
@@ -85,6 +85,7 @@ VERBS: dict[str, tuple[Callable[[Furnished], Callable[..., object]], dict[str, A
     "queue.cancel": (lambda world: world.queue.cancel, {"sched_id": QUEUED}),
     "queue.request_cancel": (lambda world: world.queue.request_cancel, {"sched_id": RUNNING, "by": "anna"}),
     "queue.cancel_where": (lambda world: world.queue.cancel_where, {"wanted": EntryFilter(), "reason": "because"}),
+    "queue.retry": (lambda world: world.queue.retry, {"sched_id": BACKED_OFF}),
     "queue.retry_where": (lambda world: world.queue.retry_where, {"wanted": EntryFilter()}),
     "queue.claim": (
         lambda world: world.queue.claim,

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
+from rota.cli.agents import agents
+from rota.cli.cancel import cancel
+from rota.cli.db import db
+from rota.cli.doctor import doctor
+from rota.cli.enqueue import enqueue
+from rota.cli.events import events
+from rota.cli.exits import INTERRUPTED, code_of
 from rota.cli.graph import graph_app
+from rota.cli.ledger import ledger
+from rota.cli.limits import limits
+from rota.cli.options import AsJson
+from rota.cli.pause import pause, resume
+from rota.cli.projects import projects
+from rota.cli.ps import ps
+from rota.cli.queue import queue
+from rota.cli.retry import retry
+from rota.cli.why import why
 from rota.errors import RotaError
 
 __all__ = ["app", "main"]
@@ -19,21 +36,32 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # plain help: rich alone would take longer to load than everything else together
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 policy_app = typer.Typer(help="The policies that decide which entry goes next.", no_args_is_help=True)
-app.add_typer(policy_app, name="policy")
-app.add_typer(graph_app, name="graph")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+COMMANDS: tuple[Callable[..., None], ...] = (enqueue, ps, queue, why, cancel, retry, pause, resume, events, doctor)
+for command in COMMANDS:
+    app.command()(command)
+for group, name in (
+    (agents, "agents"),
+    (projects, "projects"),
+    (ledger, "ledger"),
+    (limits, "limits"),
+    (policy_app, "policy"),
+    (graph_app, "graph"),
+    (db, "db"),
+):
+    app.add_typer(group, name=name)
 
 
 @app.command()
-def version() -> None:
+def version(as_json: AsJson = False) -> None:
     """Print rota's version."""
     from importlib.metadata import version as installed
 
-    typer.echo(installed("rota"))
+    typer.echo(f'{{"version":"{installed("rota")}"}}' if as_json else installed("rota"))
 
 
 @app.command()
@@ -64,17 +92,18 @@ def run(
         from rota.cli.run import run as supervise
 
         count = supervise(fleet, until_idle=until_idle, plain=plain, slots=slots, worker_id=worker_id)
-        typer.echo(f"{count} runs have ended", err=True)
+        typer.echo(f'{{"ended":{count}}}' if as_json else f"{count} runs have ended", err=not as_json)
 
 
 @app.command()
 def reload(
     fleet: Annotated[Path | None, typer.Argument(help="The fleet file; fleet.toml here if nothing is said.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Let whoever runs a fleet read its file anew, without dropping what runs."""
     from rota.cli.run import reload as ask
 
-    ask(fleet)
+    ask(fleet, as_json=as_json)
 
 
 @app.command()
@@ -103,7 +132,18 @@ def main() -> None:
     try:
         app()
     except RotaError as error:
-        print(f"rota: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        _report(error)
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
+
+
+def _report(error: RotaError) -> NoReturn:
+    """Say what went wrong and what to do: a sentence, or JSON where JSON was asked for."""
+    if "--json" in sys.argv[1:]:
+        import json
+
+        body = {"code": error.code, "message": error.message, **error.to_rpc_data()}
+        sys.stderr.write(json.dumps({"error": body}, default=str) + "\n")
+    else:
+        sys.stderr.write(f"rota: {error}\n")
+    raise SystemExit(code_of(error)) from None

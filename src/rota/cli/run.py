@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from rota import store
+from rota.cli.output import print_json
 from rota.cli.view import LiveView
 from rota.errors import FleetInvalid
 from rota.kernel import Kernel
@@ -43,15 +44,18 @@ def run(path: Path | None, *, until_idle: bool, plain: bool, **overrides: Any) -
         kernel.store.close()
 
 
-def reload(path: Path | None) -> None:
+def reload(path: Path | None, *, as_json: bool) -> None:
     """Ask whoever runs this fleet to read its file anew, once the file is found to be right."""
     fleet = load(found(path))
     kernel = Kernel(store.open(fleet.store_path))
     try:
-        ask_for_reload(Dispatcher(kernel), getpass.getuser(), fleet.title)
+        event_id = ask_for_reload(Dispatcher(kernel), getpass.getuser(), fleet.title)
     finally:
         kernel.store.close()
-    print(f"asked every supervisor of {fleet.title} to read {fleet.path} anew", file=sys.stderr)
+    if as_json:
+        print_json({"fleet": fleet.title, "file": fleet.path, "event_id": event_id})
+    else:
+        print(f"asked every supervisor of {fleet.title} to read {fleet.path} anew", file=sys.stderr)
 
 
 def found(path: Path | None) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 from rota.clock import Clock
 from rota.errors import IllegalQueueTransition, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId
@@ -17,6 +18,7 @@ from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
 from rota.kernel.projects import Projects
 from rota.kernel.queue import Queue
+from rota.kernel.rehearsal import Stage, rehearse
 from rota.kernel.retention import Retention
 from rota.kernel.supervision import RunReport, Supervision
 from rota.model.work import Agent, ReadyEntry, ScheduleSpec
@@ -40,6 +42,7 @@ __all__ = [
 
 
 _ORPHANED = "owner_terminated"
+T = TypeVar("T")
 
 
 class Kernel:
@@ -84,6 +87,10 @@ class Kernel:
         if queued == "cancel":  # what one commit was too small for
             self.queue.cancel_where(orphans, reason=_ORPHANED)
         return self.agents.get(pid)
+
+    def rehearse(self, play: Callable[[Stage], T], *, now: float | None = None) -> T:
+        """Do what is due, then whatever `play` does, answer with what it found, and undo it all."""
+        return rehearse(self._core, play, now=now)
 
     def info(self) -> dict[str, Any]:
         """A few numbers about the file."""

@@ -203,6 +203,19 @@ class Entries:
         if ids:
             self._cancel(tx, ids, now, reason)
 
+    def retry(self, sched_id: int) -> int:
+        """Run an entry again: a backed-off one at once, one that ended badly as a new entry, whose id is the answer."""
+        now = self._core.now()
+
+        def work(tx: Transaction) -> int:
+            entry = _find(tx, sched_id)
+            new = self._retry(tx, entry, now)
+            if new is None:
+                raise ENTRY.error(sched_id, entry.state, "retry", legal=ENTRY.verbs(entry.state))
+            return new
+
+        return self._core.write(work)
+
     def retry_where(self, wanted: EntryFilter) -> dict[int, int]:
         """Run again what matches: a backed-off entry at once, one that ended badly as a new entry.
 

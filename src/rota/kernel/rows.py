@@ -20,7 +20,10 @@ from rota.store import Row
 
 __all__ = [
     "ATTEMPT",
+    "COMPLETED_AT",
+    "CREATED_AT",
     "DEADLINE",
+    "DISPATCHED_AT",
     "KIND",
     "NEEDS",
     "NO_NEEDS",
@@ -29,6 +32,8 @@ __all__ = [
     "PROJECT",
     "READY_WIDTH",
     "RUNNABLE_AT",
+    "STATE",
+    "TOKEN",
     "Needs",
     "Options",
     "agent_of",
@@ -46,7 +51,8 @@ __all__ = [
 PID, PRIORITY, RUNNABLE_AT, DEADLINE = 1, 2, 3, 4
 PROJECT, ATTEMPT, KIND, NEEDS = 8, 9, 13, 14
 READY_WIDTH = 17  # what an entry has while it is ready
-_STATE, _HOLD = 17, 22
+CREATED_AT = 7
+STATE, DISPATCHED_AT, COMPLETED_AT, _HOLD, TOKEN = 17, 19, 20, 22, 23
 _READY_TAIL = ("queued", None, None, None, None, None, None, None, 0, None)  # the rest, while it is ready
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -221,7 +227,7 @@ def entry_of(row: Sequence[Any]) -> ReadyEntry:
 
 def state_and_hold(row: Sequence[Any]) -> tuple[str, str | None]:
     """How the entry in a row stands; one of `READY_COLUMNS` is ready."""
-    return (row[_STATE], row[_HOLD]) if len(row) > READY_WIDTH else ("queued", None)
+    return (row[STATE], row[_HOLD]) if len(row) > READY_WIDTH else ("queued", None)
 
 
 def agent_of(row: Row) -> Agent:

@@ -7,11 +7,11 @@ Each reason is typed and carries its numbers; `sentence` says it in words.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
-__all__ = ["BLOCKING", "ORDERING", "Because", "Blocking", "Ordering"]
+__all__ = ["BLOCKING", "ORDERING", "Because", "Blocking", "BlockingReason", "Ordering", "OrderingReason"]
 
 
 class Blocking(msgspec.Struct, frozen=True, kw_only=True, tag_field="code"):
@@ -189,6 +189,23 @@ class ProjectInactive(Blocking, frozen=True, kw_only=True, tag="project_inactive
         return f"project {self.project_id} is {self.status}"
 
 
+BlockingReason: TypeAlias = (
+    NotYetRunnable
+    | BackingOff
+    | AfterPredecessor
+    | PastDeadline
+    | NotQueued
+    | OwnerDead
+    | OverBudget
+    | LimitExhausted
+    | ContextDepleted
+    | CapReached
+    | WorkspaceTaken
+    | PausedBy
+    | ProjectInactive
+)  # by its tag, so that one can be read back from JSON
+
+
 class Ordering(msgspec.Struct, frozen=True, kw_only=True, tag_field="code"):
     """Why an entry that may run was not picked."""
 
@@ -215,11 +232,35 @@ class Outranked(Ordering, frozen=True, kw_only=True, tag="outranked"):
     policy: str
     ahead: int
     first: tuple[int, ...] = ()  # the first few of them
-    score: str = ""
+    score: str = ""  # its own, in the policy's words, where it was reached
+    at_least: bool = False  # nobody looked further
 
     def sentence(self) -> str:
         """The reason in words."""
-        return f"{self.ahead} entries go first by {self.policy}: {', '.join(map(str, self.first))}"
+        count = f"{self.ahead:,} or more go" if self.at_least else f"{self.ahead:,} go{'es' * (self.ahead == 1)}"
+        more = ", …" if self.ahead > len(self.first) else ""
+        return f"{count} first by {self.policy}: {', '.join(map(str, self.first))}{more}"
+
+
+class CrowdedOut(Ordering, frozen=True, kw_only=True, tag="crowded_out"):
+    """Nothing blocks it now, and once those before it have been taken something does."""
+
+    by: tuple[int, ...]  # the first few of those
+    then: tuple[BlockingReason, ...]
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"others take what it needs: then {'; '.join(reason.sentence() for reason in self.then)}"
+
+
+class NotPicked(Ordering, frozen=True, kw_only=True, tag="not_picked"):
+    """There was room, and the policy left it empty."""
+
+    policy: str
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"{self.policy} was shown it and did not pick it"
 
 
 class OutsideWindow(Ordering, frozen=True, kw_only=True, tag="outside_window"):
@@ -230,6 +271,9 @@ class OutsideWindow(Ordering, frozen=True, kw_only=True, tag="outside_window"):
     def sentence(self) -> str:
         """The reason in words."""
         return f"it is not among the {self.window} candidates the policy looks at"
+
+
+OrderingReason: TypeAlias = NoSlot | Outranked | CrowdedOut | NotPicked | OutsideWindow
 
 
 class Because(msgspec.Struct, frozen=True, gc=False):

@@ -83,6 +83,19 @@ class Level:
         self._debts = _Debts(debts_max)
         self._bits = KEY_BITS_MIN + SLOT_BITS  # below the time in an entry
 
+    def twin(self) -> Level:
+        """The same level once more: what happens to the one from here on does not happen to the other."""
+        made = Level(eligibility=self._eligibility, clock=self._clock)
+        made._slots = [sibling.twin() for sibling in self._slots]
+        made._siblings = {key: made._slots[sibling.slot] for key, sibling in self._siblings.items()}
+        made._free = self._free.copy()
+        made._weight, made._weighted = self._weight, self._weighted
+        made._eligible, made._waiting = self._eligible.copy(), self._waiting.copy()
+        made._next = None if self._next is None else made._slots[self._next.slot]
+        made._doubts, made._bits = self._doubts, self._bits
+        made._debts = self._debts.twin()
+        return made
+
     def __len__(self) -> int:
         return len(self._siblings)
 
@@ -336,6 +349,12 @@ class _Sibling:
         self.request = request
         self.slot = slot
 
+    def twin(self) -> _Sibling:
+        """The same once more, with the very same entry: a living entry is known by its identity."""
+        made = _Sibling(self.key, self.weight, self.request, self.slot)
+        made.at, made.span, made.entry = self.at, self.span, self.entry
+        return made
+
     def stand(self, virtual_time: int, bits: int) -> None:
         """Take a place in virtual time, waiting."""
         place = _place(self.key, bits - SLOT_BITS) << SLOT_BITS | self.slot
@@ -391,6 +410,12 @@ class _Debts:
         self._most = most
         self.by_key: dict[Key, _Debt] = {}
         self.heap: list[tuple[int, tuple[int, int, str], Key]] = []  # by virtual time; lazily cleaned
+
+    def twin(self) -> _Debts:
+        """The same debts once more."""
+        made = _Debts(self._most)
+        made.by_key, made.heap = self.by_key.copy(), self.heap.copy()
+        return made
 
     def remember(self, key: Key, debt: _Debt) -> None:
         """It left owing. Of too many debts the smallest is forgiven."""

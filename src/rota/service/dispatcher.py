@@ -14,7 +14,7 @@ from typing import Protocol, TypedDict, Unpack
 
 from rota.errors import PolicyFailed
 from rota.kernel import Completion, Kernel, RunReport
-from rota.kernel.asks import Turnover
+from rota.kernel.asks import Pass, Turnover
 from rota.kernel.claims import ClaimPass
 from rota.kernel.flows import Served
 from rota.kernel.journal import append
@@ -50,6 +50,10 @@ class _Proposer(Protocol):
 
     def wrote(self, stamp: int) -> None:
         """The moves were written with this stamp."""
+        ...
+
+    def twin(self, leash: Leash) -> _Proposer:
+        """One that would propose the same, with a memory of its own."""
         ...
 
 
@@ -137,17 +141,33 @@ class Dispatcher:
             **asked,
         )
 
-    def _chosen(self, policy: Policy | str | None) -> Policy:
+    def rehearsal(self, policy: Policy | str | None = None) -> Pass:
+        """The pass that a claim by this policy would make now, over copies: it leaves this dispatcher as it is.
+
+        To be called while nobody else writes, so that nobody changes what is copied.
+        """
+        twin = Dispatcher(self.kernel, self.policy)
+        twin._leash, twin._policies = self._leash.twin(), self._policies.copy()
+        chosen = twin._chosen(policy)
+        live = self._proposers.get(chosen.name)
+        if live is not None and self._policies.get(chosen.name) is chosen:
+            twin._proposers[chosen.name] = live.twin(twin._leash)
+        return partial(twin._pass, chosen)
+
+    def named(self, policy: Policy | str | None) -> Policy:
+        """The policy that a claim would go by."""
         if policy is None:
             return self.policy
         if isinstance(policy, str):
-            if policy not in self._policies:
-                self._policies[policy] = make(policy)
-            return self._policies[policy]
-        if self._policies.get(policy.name) is not policy:
-            self._policies[policy.name] = policy
-            self._proposers.pop(policy.name, None)
+            return self._policies.get(policy) or make(policy)
         return policy
+
+    def _chosen(self, policy: Policy | str | None) -> Policy:
+        chosen = self.named(policy)
+        if self._policies.get(chosen.name) is not chosen:
+            self._policies[chosen.name] = chosen
+            self._proposers.pop(chosen.name, None)
+        return chosen
 
     def _pass(self, policy: Policy, claim: ClaimPass, beat: Pulse) -> list[ReadyEntry]:
         if beat.fleet_paused_by is not None:

@@ -21,6 +21,7 @@ from rota.model.events import FlowMove
 from rota.model.snapshot import Account, Key
 from rota.policy.level import Level
 from rota.policy.virtual_time import charged
+from rota.service.leash import Leash
 from rota.service.roster import Group, Moved, Owner, Roster
 from rota.store import Row, Transaction
 from rota.store.statements import flows as flow_sql
@@ -55,6 +56,16 @@ class FlowWalk:
         self._roster = Roster()
         self._root = Level(eligibility=self._eligibility)
         self._levels: dict[str, Level] = {}  # by project
+
+    def twin(self, _: Leash) -> FlowWalk:
+        """The same memory once more."""
+        made = FlowWalk(eligibility=self._eligibility)
+        made._begun, made._looked = self._begun, self._looked
+        made._unsaved, made._unsaved_groups = self._unsaved.copy(), self._unsaved_groups.copy()
+        made._in_line = self._in_line.copy()
+        made._roster, made._root = self._roster.twin(), self._root.twin()
+        made._levels = {project_id: level.twin() for project_id, level in self._levels.items()}
+        return made
 
     def propose(self, claim: ClaimPass) -> Served:
         """Take what is due, one by one; the answer is where the flows stand after it."""

@@ -36,6 +36,12 @@ class Leash:
         self._clock = clock
         self._until: dict[str, float] = {}  # by name, monotonic
 
+    def twin(self) -> Leash:
+        """The same bench once more."""
+        made = Leash(self._clock)
+        made._until = self._until.copy()
+        return made
+
     def is_benched(self, policy: Policy) -> bool:
         """Whether a policy sits out."""
         until = self._until.get(policy.name)

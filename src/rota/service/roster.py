@@ -69,6 +69,13 @@ class Roster:
         """Read everything again next time."""
         self.__init__()  # type: ignore[misc]  # to be as new
 
+    def twin(self) -> Roster:
+        """The same roster once more."""
+        made = Roster()
+        made.owners, made.groups = self.owners.copy(), self.groups.copy()
+        made._stamp, made._entry, made._loaded = self._stamp, self._entry, self._loaded
+        return made
+
     def sync(self, tx: Transaction) -> tuple[list[Moved[Owner]], list[Moved[Group]]]:
         """Bring the roster up to date; the answer is who is new on it or stands elsewhere, with where it stood."""
         fresh = self._newly_ready(tx)

@@ -20,6 +20,7 @@ from rota.kernel.rows import KIND, PID, PROJECT
 from rota.model.snapshot import Account, Candidate, Key
 from rota.policy.fair_share.contest import Contest, Entrant
 from rota.service.flow_walk import expected_cost
+from rota.service.leash import Leash
 from rota.service.shares import Shares
 from rota.store import Row
 
@@ -48,6 +49,12 @@ class ShareWalk:
         while claim.room > 0 and (entrant := contest.next(fits)) is not None:
             _serve(claim, lines, contest, entrant)
         return Served(agents={(each.pid, each.project_id) for each in claim.taken})
+
+    def twin(self, _: Leash) -> ShareWalk:
+        """The same once more: there is no memory but that the index was made."""
+        made = ShareWalk(guarantee=self._guarantee)
+        made._begun = self._begun
+        return made
 
     def wrote(self, stamp: int) -> None:
         """Nothing is remembered."""

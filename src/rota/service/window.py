@@ -43,6 +43,12 @@ class Window:
         self._roster = Roster()
         self._begun = False
 
+    def twin(self, leash: Leash) -> Window:
+        """The same memory once more, on another leash."""
+        made = Window(self._policy, leash)
+        made._roster, made._begun = self._roster.twin(), self._begun
+        return made
+
     def propose(self, claim: ClaimPass) -> Served:
         """Take what the policy picks; the answer is who was served."""
         claim.tx.notes.undone.append(self._forget)

@@ -103,6 +103,10 @@ class Store(Protocol):
         """Run work on one consistent view, without writing and without waiting for whoever writes."""
         ...
 
+    def rehearse(self, work: Callable[[Transaction], T]) -> T:
+        """Run work as `write` would, answer with what it found, and undo it, always: nothing is written."""
+        ...
+
     def on_change(self, call: Callable[[], None], *, foreign_only: bool = False) -> Callable[[], None]:
         """Have this called after every commit, of this process or only of others; the answer ends it.
 

@@ -102,6 +102,23 @@ class SqliteStore:
         with self._reader() as connection:
             return self._read_view(connection, work)
 
+    def rehearse(self, work: Callable[[Transaction], T]) -> T:
+        """Run work as `write` would, and undo it, always. It takes its turn with whoever writes; nobody is told."""
+        self._check_writable()
+        notes = Notes()
+        with self._writer.exclusive():
+            if self._engine.connection.in_transaction:
+                raise StoreError("a rehearsal inside a write", hint="Call it from outside.")
+            try:
+                self._engine.begin()
+                return work(self._engine.transaction(notes))
+            except GroupFailed as problem:
+                raise StoreUnavailable(f"the rehearsal could not be run: {problem}") from problem
+            finally:
+                self._engine.rollback()
+                for call in notes.undone:
+                    call()
+
     def _read_view(self, connection: apsw.Connection, work: Callable[[Transaction], T]) -> T:
         cursor = connection.cursor()
         cursor.execute("BEGIN")

@@ -51,6 +51,11 @@ BUDGET_DROP = Statement(
     "Remove a budget.",
     "DELETE FROM budgets WHERE owner = ? AND dim = ?",
 )
+BUDGET_WINDOW = Statement(
+    "budget_window",
+    "The window a budget is counted in.",
+    "SELECT window_s FROM budgets WHERE owner = ? AND dim = ?",
+)
 BUDGETS_ALL = Statement(
     "budgets_all",
     "Every budget and what was used in its window, less what has left it since.",

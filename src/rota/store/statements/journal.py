@@ -33,6 +33,25 @@ EVENT_ENDS = Statement(
     "The first and the last event there is.",
     "SELECT (SELECT min(event_id) FROM agent_events), (SELECT max(event_id) FROM agent_events)",
 )
+EVENT_FROM = Statement(
+    "event_from",
+    "The first event from an id on, and when it was.",
+    "SELECT event_id, ts FROM agent_events WHERE event_id >= +? ORDER BY event_id LIMIT 1",
+)
+EVENTS_NAMING = Statement(
+    "events_naming",
+    "Of a stretch of the journal, what may concern an entry: it was enqueued then, or its number occurs.",
+    f"SELECT {_EVENT} FROM agent_events WHERE event_id >= +?1 AND event_id <= +?2 AND ("
+    "(kind = 'kernel.sched.enqueued' AND json_extract(payload, '$.first_id') <= ?3 "
+    "AND json_extract(payload, '$.first_id') + coalesce(json_extract(payload, '$.count'), 1) > ?3) "
+    "OR (kind GLOB 'kernel.*' AND kind != 'kernel.sched.enqueued' AND instr(payload, ?4))) ORDER BY event_id",
+)
+CLAIMED_LATELY = Statement(
+    "claimed_lately",
+    "How many entries a stretch of the journal saw handed out, and since when.",
+    "SELECT coalesce(sum(json_array_length(payload, '$.entries')), 0), min(ts) FROM agent_events "
+    "WHERE event_id > +?1 AND event_id <= +?2 AND kind = 'kernel.sched.claimed'",
+)
 EVENT_COUNT = Statement(
     "event_count",
     "How many events are kept.",

@@ -1,0 +1,165 @@
+"""What `rota doctor` looks at, part by part. Each part yields findings; a bad one says what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata, util
+from pathlib import Path
+from typing import Literal
+
+import apsw
+import msgspec
+
+from rota.cli.connection import is_file, open_file
+from rota.cli.output import now, span
+from rota.errors import RotaError
+from rota.kernel import Kernel
+from rota.policy import registry
+from rota.store.sqlite import SQLITE_OLDEST
+
+__all__ = ["PARTS", "Finding", "examine"]
+
+FREE_BYTES_MIN = 256 * 1024 * 1024  # below it a store will soon be unable to write
+LOG_BYTES_MAX = 256 * 1024 * 1024  # a log that never shrinks has a reader that never ends
+EXTRAS = {"fast": "numpy", "postgres": "psycopg", "ray": "ray", "mcp": "mcp", "web": "nicegui"}
+
+Verdict = Literal["good", "note", "bad"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at."""
+
+    part: str
+    verdict: Verdict
+    words: str
+    fix: str = ""
+
+
+Part = Callable[[str], Iterator[Finding]]
+
+
+def examine(address: str) -> Iterator[Finding]:
+    """Look at everything."""
+    for part in PARTS:
+        yield from part(address)
+
+
+# --- the installation ----------------------------------------------------------------------------
+
+
+def _installation(_: str) -> Iterator[Finding]:
+    part = "installation"
+    yield Finding(part, "good", f"rota {metadata.version('rota')} on Python {platform.python_version()}")
+    version = apsw.sqlite_lib_version()
+    safe = tuple(map(int, version.split("."))) >= SQLITE_OLDEST
+    fix = "" if safe else "This version can lose commits: pip install --upgrade apsw."
+    yield Finding(part, "good" if safe else "bad", f"SQLite {version}", fix)
+    there = [extra for extra, module in EXTRAS.items() if util.find_spec(module) is not None]
+    yield Finding(part, "good", f"extras: {', '.join(there) or 'none'}")
+    yield from _policies(part)
+
+
+def _policies(part: str) -> Iterator[Finding]:
+    """Policies that other packages bring may fail to load; that is better known before a claim needs them."""
+    broken = []
+    for name in registry.names():
+        try:
+            registry.make(name)
+        except Exception as problem:  # whatever a stranger's package does
+            broken.append(f"{name} ({problem})")
+    fix = "Repair or remove the package that brings it." if broken else ""
+    words = f"policies that do not load: {', '.join(broken)}" if broken else f"{len(registry.names())} policies"
+    yield Finding(part, "bad" if broken else "good", words, fix)
+
+
+# --- the store -----------------------------------------------------------------------------------
+
+
+def _store(address: str) -> Iterator[Finding]:
+    part = "store"
+    if not is_file(address):
+        yield Finding(part, "note", f"{address} is not a file: ask whoever serves it")
+        return
+    path = Path(address)
+    if not path.exists():
+        yield Finding(part, "note", f"there is no store at {path} yet", "Begin one: rota agents create NAME.")
+        yield from _room(part, path)
+        return
+    yield from _room(part, path)
+    yield from _rights(part, path)
+    try:
+        with open_file(address) as kernel:
+            yield from _inside(part, kernel)
+    except RotaError as problem:
+        yield Finding(part, "bad", problem.message, problem.hint)
+
+
+def _room(part: str, path: Path) -> Iterator[Finding]:
+    folder = path.absolute().parent
+    if not os.access(folder, os.W_OK):
+        yield Finding(part, "bad", f"{folder} cannot be written", "Change its rights, or keep the store elsewhere.")
+        return
+    free = shutil.disk_usage(folder).free
+    low = free < FREE_BYTES_MIN
+    yield Finding(part, "bad" if low else "good", f"{free / 2**30:.1f} GiB free", "Make room." if low else "")
+
+
+def _rights(part: str, path: Path) -> Iterator[Finding]:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o022:
+        yield Finding(part, "bad", f"others may write to {path} ({mode:o})", f"chmod go-w {path}")
+    elif mode & 0o044:
+        yield Finding(part, "note", f"others may read {path} ({mode:o}), payloads too", f"chmod 600 {path}")
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
+        size = f"{log.stat().st_size / 2**20:,.0f} MiB"
+        yield Finding(part, "note", f"the log beside it is {size}", "End whoever has read it for hours.")
+
+
+def _inside(part: str, kernel: Kernel) -> Iterator[Finding]:
+    info = kernel.info()
+    yield Finding(part, "good", f"schema version {info['schema_version']}, {info['event_count']:,} events")
+    problems = kernel.store.check()
+    for problem in problems:
+        yield Finding(part, "bad", problem, "Restore a backup; keep the damaged file for a look.")
+    if not problems:
+        yield Finding(part, "good", "no damage")
+    yield from _work("work", kernel)
+
+
+def _work(part: str, kernel: Kernel) -> Iterator[Finding]:
+    counts = kernel.queue.counts()
+    yield Finding(part, "good", ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "no entries")
+    paused_by = kernel.projects.fleet_paused_by()
+    if paused_by is not None:
+        yield Finding(part, "note", f"the fleet was paused by {paused_by}", "rota resume fleet")
+    breached = kernel.ledger.list_breached()
+    if breached:
+        pids = ", ".join(sorted({str(line.pid) for line in breached}))
+        yield Finding(part, "note", f"over their grants: agents {pids}", "rota ledger breached")
+    at = now()
+    runs, _ = kernel.queue.list(state="dispatched", limit=1_000)
+    late = [run for run in runs if run.claim_expires_at is not None and run.claim_expires_at < at]
+    if late:
+        since = max(at - (run.claim_expires_at or at) for run in late)
+        words = f"{len(late):,} claims have expired, the first {span(since)} ago, and nobody has asked for work since"
+        yield Finding(part, "note", words, "Start a worker: the next claim takes them back.")
+
+
+# --- the platform --------------------------------------------------------------------------------
+
+
+def _platform(_: str) -> Iterator[Finding]:
+    part = "platform"
+    linux = sys.platform == "linux"
+    fix = "" if linux else "The queue works; control over processes is Linux's."
+    yield Finding(part, "good" if linux else "note", f"{platform.system()} {platform.release()}", fix)
+    yield Finding(part, "good", f"{len(os.sched_getaffinity(0)) if linux else os.cpu_count()} cores")
+
+
+PARTS: tuple[Part, ...] = (_installation, _store, _platform)

@@ -1,0 +1,99 @@
+"""What people and programs see: tables and sentences for the ones, JSON for the others."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rota.clock import SystemClock
+
+__all__ = ["cell", "console", "now", "print_fields", "print_json", "print_page", "print_table", "span", "when"]
+
+PIPE_COLUMNS = 160  # where there is no terminal to ask how wide it is
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+def now() -> float:
+    """This machine's time, to say how long ago something was."""
+    return SystemClock().now()
+
+
+def console() -> Console:
+    """Where text goes."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
+    return Console(width=width, highlight=False, emoji=False)
+
+
+def print_json(value: Any) -> None:
+    """One value on one line."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
+    """A table, or the sentence that there is nothing to show."""
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for row in rows:
+        table.add_row(*map(cell, row))
+    console().print(table if table.row_count else empty, markup=not table.row_count)
+
+
+def print_page(name: str, page: tuple[Sequence[Any], int], columns: dict[str, str], *, as_json: bool) -> None:
+    """A page of structures and how many there are in all; `columns` are headings and attributes."""
+    things, total = page
+    if as_json:
+        print_json({name: things, "total": total})
+        return
+    rows = ([getattr(thing, attribute) for attribute in columns.values()] for thing in things)
+    print_table(list(columns), rows, empty=f"no {name}")
+    if total > len(things):
+        console().print(f"{len(things):,} of {total:,} {name}", style="dim")
+
+
+def cell(value: Any) -> str:
+    """A value as it stands in a table: a dash for nothing, commas in what is long."""
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple | list):
+        return ", ".join(map(cell, value)) or "–"
+    if isinstance(value, dict | msgspec.Struct):
+        value = msgspec.json.encode(value).decode()
+    return escape(str(value))
+
+
+def when(at: float | None, now_at: float) -> str:
+    """An instant, seen from now."""
+    if at is None:
+        return "–"
+    if not at:
+        return "at once"
+    return f"in {span(at - now_at)}" if at > now_at else f"{span(now_at - at)} ago"
+
+
+def span(seconds: float) -> str:
+    """A duration in its own unit."""
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def print_fields(thing: Any) -> None:
+    """One structure, a line for each field."""
+    at = now()
+    out = console()
+    width = max(map(len, thing.__struct_fields__))
+    for name in thing.__struct_fields__:
+        value = getattr(thing, name)
+        text = when(value, at) if name.endswith("_at") else cell(value)
+        out.print(f"[bold]{name.replace('_', ' '):{width}}[/]  {text}")

@@ -1,0 +1,108 @@
+"""Events and the doctor: what happened, and whether all is well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rota import store
+from rota.clock import ManualClock
+from rota.kernel import Kernel, ScheduleSpec
+from tests.cli.shell import Shell
+
+
+@pytest.fixture
+def pid(rota: Shell) -> int:
+    return int(rota("agents", "create", "bob").out)
+
+
+# --- events --------------------------------------------------------------------------------------
+
+
+def test_events_are_printed_from_a_cursor_and_by_kind(rota: Shell, pid: int) -> None:
+    rota("enqueue", pid)
+    rota("cancel", 1)
+    lines = rota("events").out.splitlines()
+    assert [line.split()[2] for line in lines] == [
+        "kernel.process.created",
+        "kernel.sched.enqueued",
+        "kernel.sched.cancelled",
+    ]
+    assert rota("events", "--since", 2).out.split()[2] == "kernel.sched.cancelled"
+    assert len(rota("events", "--kind", "kernel.sched.*").out.splitlines()) == 2
+    assert len(rota("events", "--agent", "bob").out.splitlines()) == 1
+    assert '"kind":"kernel.process.created"' in rota("events", "-n", 1, "--json").out
+
+
+def test_following_ends_when_nothing_came_for_so_long(rota: Shell, pid: int) -> None:
+    followed = rota("events", "--follow", "--idle", 0)
+    assert (followed.code, followed.out.split()[2]) == (0, "kernel.process.created")
+    assert rota("events", "--follow", "--agent", pid).code == 2
+
+
+# --- the doctor ----------------------------------------------------------------------------------
+
+
+def findings(rota: Shell) -> dict[str, list[str]]:
+    """What the doctor says, by verdict."""
+    found: dict[str, list[str]] = {"good": [], "note": [], "bad": []}
+    for each in rota("doctor", "--json").json["findings"]:
+        assert bool(each["fix"]) or each["verdict"] == "good" or each["part"] == "platform"
+        found[each["verdict"]].append(each["words"])
+    return found
+
+
+def test_a_healthy_store_has_nothing_bad(rota: Shell, path: Path, pid: int) -> None:
+    path.chmod(0o600)
+    rota("enqueue", pid)
+    found = findings(rota)
+    assert found["bad"] == []
+    assert found["note"] == []
+    assert "1 queued" in found["good"]
+    assert "no damage" in rota("doctor").out
+
+
+def test_no_store_yet_is_only_noted(rota: Shell, path: Path) -> None:
+    assert findings(rota)["note"] == [f"there is no store at {path} yet"]
+    assert rota("doctor").code == 0
+
+
+def test_what_keeps_work_from_being_done_is_noted_with_what_to_do(rota: Shell, path: Path, pid: int) -> None:
+    path.chmod(0o644)
+    rota("pause", "fleet", "--by", "ann")
+    rota("ledger", "grant", pid, "tokens", 1)
+    rota("ledger", "charge", pid, "tokens", 2)
+    long_ago = Kernel(store.open(str(path), clock=ManualClock(1_000.0)))
+    long_ago.projects.resume_fleet("ann")
+    long_ago.queue.enqueue(ScheduleSpec(long_ago.agents.create("amy")))
+    long_ago.queue.claim(worker_id="gone")
+    long_ago.projects.pause_fleet("ann")
+    long_ago.store.close()
+    rights, paused, over, lost = findings(rota)["note"]
+    assert rights == f"others may read {path} (644), payloads too"
+    assert paused == "the fleet was paused by ann"
+    assert over == f"over their grants: agents {pid}"
+    assert lost.startswith("1 claims have expired")
+    assert rota("doctor").code == 0
+
+
+def test_a_file_that_others_may_write_is_bad(rota: Shell, path: Path, pid: int) -> None:
+    path.chmod(0o666)
+    assert findings(rota)["bad"] == [f"others may write to {path} (666)"]
+    assert (rota("doctor").code, pid) == (1, 1)
+
+
+def test_damage_is_found_by_the_doctor_and_by_check(rota: Shell, path: Path, pid: int) -> None:
+    kernel = Kernel(store.open(str(path)))
+    for number in range(200):
+        kernel.journal.append(pid, "mine.note", {"number": number, "text": "x" * 200})
+    kernel.store.close()
+    body = bytearray(path.read_bytes())
+    middle = len(body) // 2
+    body[middle : middle + 4_096] = b"\xff" * 4_096
+    path.write_bytes(body)
+    assert rota("db", "check").code in {1, 5}
+    answer = rota("doctor")
+    assert answer.code == 1
+    assert "✗" in answer.out
