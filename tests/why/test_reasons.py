@@ -184,17 +184,17 @@ def test_what_those_before_it_take_away_is_told(kernel: Kernel, pid: int) -> Non
     assert told.blocking == ()
 
 
-def test_one_that_the_policy_is_not_shown_says_so(kernel: Kernel) -> None:
+def test_one_that_the_policy_is_not_shown_is_taken_when_all_that_it_was_shown_are_refused(kernel: Kernel) -> None:
     """A policy is shown as many owners as it may be, longest unserved first; all of those are refused, one by one."""
     kernel.contexts.create(bound_to="name", bound_id="openai", budget=10, period_s=60)
     kernel.contexts.throttle("openai", 30.0)
     pids = [kernel.agents.create(f"a{at}") for at in range(WINDOW_MAX + 1)]
     kernel.queue.enqueue_many([ScheduleSpec(pid, draws_on=("openai",)) for pid in pids[:-1]])
     desk = Dispatcher(kernel, "round_robin")
-    told = explain(desk, kernel.queue.enqueue(ScheduleSpec(pids[-1])))
-    assert told.ordering == (reasons.OutsideWindow(window=WINDOW_MAX),)
-    assert told.blocking == ()
-    assert desk.claim("anybody") == []
+    last = kernel.queue.enqueue(ScheduleSpec(pids[-1]))
+    told = explain(desk, last)
+    assert (told.blocking, told.ordering, told.position) == ((), (), 1)
+    assert [entry.sched_id for entry in desk.claim("anybody")] == [last]
 
 
 # --- stories -------------------------------------------------------------------------------------

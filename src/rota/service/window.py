@@ -3,7 +3,8 @@
 Not everybody can be shown. What a policy must see is its `heads`: each owner's first entries, or each group's, or
 those with the nearest deadlines. Owners are taken least recently served first, so that nobody is overlooked for
 ever. A pass may take several rounds: when the policy has used up all that was shown of somebody who has more, it
-is shown the next ones before it goes on.
+is shown the next ones before it goes on. If all that it was shown is refused and somebody was left out, the rest of
+the claim goes in strict order: what is blocked never hides what may run.
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ class Window:
             if not picks:
                 break
             self._offer(claim, stock, shown, picks)
+        else:
+            stock.is_whole = False
+        if claim.room > 0 and not stock.is_whole:  # so many were refused that some who may run were never shown
+            claim.strict()
         return self._served(claim)
 
     def _forget(self) -> None:
@@ -96,8 +101,10 @@ class Window:
             case _:
                 blocked = claim.blocked_agents()
                 waiting = (owner for owner in self._roster.owners.values() if owner.pid not in blocked)
-                longest = heapq.nsmallest(WINDOW_MAX, waiting, key=_last_served)
-                return Stock([owner.pid for owner in longest], claim.room, self._of_owner)
+                longest = heapq.nsmallest(WINDOW_MAX + 1, waiting, key=_last_served)
+                stock = Stock([owner.pid for owner in longest[:WINDOW_MAX]], claim.room, self._of_owner)
+                stock.is_whole = len(longest) <= WINDOW_MAX
+                return stock
 
     def _of_owner(self, claim: ClaimPass, pid: Key, most: int, _: int) -> list[Row]:
         assert isinstance(pid, int)  # noqa: S101  # agents are numbered
@@ -186,6 +193,7 @@ class Stock:
         self._whose: dict[int, Key] = {}  # by entry
         self._offered: Counter[Key] = Counter()
         self._low: list[Key] = keys  # whose heads have to be read
+        self.is_whole = True  # nobody is left out
 
     def show(self, claim: ClaimPass) -> dict[int, Row]:
         """Everything that is shown in the next round, by id."""
