@@ -1,4 +1,4 @@
-"""`python -m bench NAME [--json] [--only TEXT]`."""
+"""`python -m bench NAME [--json] [--only TEXT] [--attribute]`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ BENCHES = {
     "host": ["bench.host"],
     "policy": ["bench.policy_queue", "bench.policy_eevdf", "bench.policy_fair_share"],
     "queue": ["bench.queue", "bench.queue_drain", "bench.queue_size", "bench.queue_processes"],
+    "cpu": ["bench.cpu", "bench.cpu_live"],
 }
 
 
@@ -26,16 +27,30 @@ def _cases(name: str) -> Iterator[Case]:
         yield from importlib.import_module(module).cases()
 
 
+def _attribute(name: str) -> int:
+    """Let every module of a bench that can say where its time goes say it."""
+    modules = [importlib.import_module(module) for module in BENCHES[name]]
+    telling = [module for module in modules if hasattr(module, "attribute")]
+    for module in telling:
+        module.attribute()
+    if not telling:
+        print(f"{name} does not say where its time goes", file=sys.stderr)
+    return 0 if telling else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench", description="rota beside a baseline, in the same run")
     parser.add_argument("name", nargs="?", choices=sorted(BENCHES))
     parser.add_argument("--json", action="store_true", help="one object per line")
     parser.add_argument("--only", help="only the cases whose name has this text in it")
+    parser.add_argument("--attribute", action="store_true", help="where the time goes, instead of the cases (cpu)")
     options = parser.parse_args()
     if options.name is None:
         for name in sorted(BENCHES):
             print(f"{name:10} {', '.join(case.name for case in _cases(name))}")
         return 0
+    if options.attribute:
+        return _attribute(options.name)
     rows = run(options.name, _cases(options.name), options.only)
     if options.json:
         for row in rows:

@@ -9,11 +9,12 @@
     │   ├── ProjectInvalid, ContextInvalid, PolicyInvalid, CommandInvalid
     │   ├── LimitExceeded                a named limit, with its value and what was asked
     │   ├── FleetInvalid                 fleet file: file, key, what was expected
+    │   ├── ScenarioInvalid              simulation file: file, key, what was expected
     │   ├── GraphInvalid                 graph file: carries its diagnostics
     │   └── ComponentInvalid             a graph component's signature, configuration or use
     ├── NotFound                         no such thing (also a KeyError)
     │   ├── UnknownPid, SchedUnknownId, UnknownPolicy, ProjectUnknown, WorkspaceUnknown
-    │   ├── ContextUnknown, LeaseUnknown, IslandUnknown, RunnerUnknownPid
+    │   ├── ContextUnknown, LeaseUnknown, IslandUnknown, EntityUnknown, RunnerUnknownPid
     │   ├── ComponentUnknown, LaneUnknown
     │   └── LedgerUnknownDim, UnknownRequest
     ├── Conflict                         it exists already
@@ -22,13 +23,13 @@
     │   ├── SchedIllegalTransition       = IllegalQueueTransition
     │   ├── InvalidStateTransition       the tick world's
     │   ├── ProjectIllegalTransition, ContextIllegalTransition
-    │   ├── LeaseIllegalTransition, IslandIllegalTransition
+    │   ├── LeaseIllegalTransition, IslandIllegalTransition, EntityIllegalTransition
     │   └── RunnerIllegalState
     ├── Refused                          right question, and the answer is no
     │   ├── SchedAdmissionDenied         force_claim: carries every blocking reason
     │   ├── StaleClaim                   the claim is no longer yours
     │   ├── WorkspaceHeld, ContextDepleted, StaleHandle, DonationCycle
-    │   └── LeaseRefused, IslandRefused
+    │   └── ContextRefused, LeaseRefused, IslandRefused
     ├── NotAllowed                       authentication and scope
     │   └── NotOriginator, Unauthenticated, Forbidden, LockedOut
     ├── StoreError                       the file or the database
@@ -217,6 +218,14 @@ class FleetInvalid(InvalidInput):
     meaning = "the fleet file does not say something that can be run"
 
 
+class ScenarioInvalid(InvalidInput):
+    """The scenario file says something that cannot be."""
+
+    code = -32308
+    name = "scenario_invalid"
+    meaning = "the scenario file does not say something that can be simulated"
+
+
 class GraphInvalid(InvalidInput):
     """The graph file cannot be loaded or does not pass validation."""
 
@@ -332,6 +341,14 @@ class IslandUnknown(NotFound):
     code = -32301
     name = "kernel_island_unknown"
     meaning = "no realtime island has this id"
+
+
+class EntityUnknown(NotFound):
+    """No entity, group or core of the engine has this id."""
+
+    code = -32305
+    name = "cpu_entity_unknown"
+    meaning = "no entity, group or core of the engine has this id"
 
 
 class RunnerUnknownPid(NotFound):
@@ -520,6 +537,14 @@ class IslandIllegalTransition(IllegalTransition):
     meaning = "a realtime island cannot do that from its state"
 
 
+class EntityIllegalTransition(IllegalTransition):
+    """An entity on the cores cannot do that from its state."""
+
+    code = -32306
+    name = "cpu_entity_illegal_transition"
+    meaning = "an entity on the cores cannot do that from its state"
+
+
 class RunnerIllegalState(IllegalTransition):
     """The agent is not in a state in which it can be started."""
 
@@ -591,6 +616,15 @@ class DonationCycle(Refused):
     name = "kernel_donation_cycle"
     meaning = "the call would wait for itself"
     hint = "Break the circle of calls; a context can be donated along a chain only."
+
+
+class ContextRefused(Refused):
+    """The context does not fit beside those that were admitted."""
+
+    code = -32307
+    name = "cpu_context_refused"
+    meaning = "the context does not fit; the data gives the shortfall in numbers"
+    hint = "Ask for less per period, a longer period, or another core."
 
 
 class LeaseRefused(Refused):

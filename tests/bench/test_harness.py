@@ -83,6 +83,18 @@ CASES = {
         "trace-on",
         "compile-4096",
     ],
+    "cpu": [
+        "step-1k",
+        "step-10k",
+        "step-100k",
+        "step-1m",
+        "cores-16",
+        "cores-256",
+        "sim",
+        "live-weight-3-of-4",
+        "live-budget-20-of-100",
+        "live-driver-cost-20",
+    ],
     "tick": ["order-weighted-100k", "order-intent-100k", "order-weighted-1m", "top-100-of-100k", "world-10k"],
     "policy": [
         *(f"queue-push-pop-{size}" for size in ("1k", "10k", "100k", "1m")),

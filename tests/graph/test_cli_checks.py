@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rota.cli import app, main
+from rota.cli.exits import code_of
 from rota.errors import GraphInvalid
 from rota.graph.schema import graph_schema
 from tests.graph.drafts import draft
@@ -220,7 +221,7 @@ def test_an_error_is_one_sentence_and_never_a_traceback(
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as left:
         main()
-    assert left.value.code == 1
+    assert left.value.code == code_of(GraphInvalid(""))
     said = capsys.readouterr().err
     assert said.startswith("rota: ")
     assert said.count("\n") == 1

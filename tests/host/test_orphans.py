@@ -251,12 +251,14 @@ def test_killing_the_client_continues_every_session_where_that_was_asked() -> No
 
 def test_a_stopped_member_that_left_the_group_is_continued_too() -> None:
     stops = DAEMON.format(inside="print(os.getpid(), flush=True); os.kill(os.getpid(), 19)")
-    with client(lost("continue", f"start({stops + 'daemon(); signal.pause()'!r})")) as (process, pipe):
-        daemon = int(pipe.line())
+    waits = stops + "print(os.getpid(), flush=True); daemon(); signal.pause()"
+    with client(lost("continue", f"start({waits!r})")) as (process, pipe):
+        leader, daemon = int(pipe.line()), int(pipe.line())
         until(lambda: state_of(daemon) == "T")
         process.kill()
         assert int(pipe.line()) == daemon
-        os.kill(daemon, signal.SIGKILL)
+        for pid in (daemon, leader):  # they live on, as was asked
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_fork_of_the_client_that_holds_its_socket_does_not_keep_the_sessions_alive() -> None:

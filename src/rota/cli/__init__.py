@@ -11,6 +11,7 @@ import typer
 
 from rota.cli.agents import agents
 from rota.cli.cancel import cancel
+from rota.cli.cores import cpu
 from rota.cli.db import db
 from rota.cli.doctor import doctor
 from rota.cli.enqueue import enqueue
@@ -51,6 +52,7 @@ for group, name in (
     (limits, "limits"),
     (policy_app, "policy"),
     (graph_app, "graph"),
+    (cpu, "cpu"),
     (db, "db"),
 ):
     app.add_typer(group, name=name)

@@ -32,7 +32,7 @@ __all__ = [
     "SchedulingContext",
 ]
 
-REFILLS_MAX = 16  # pending refills of one context; the latest two merge beyond that
+REFILLS_MAX = 16  # of one context; neighbours merge beyond that, see policy/replenishment
 CORES_MAX = 4096
 
 Level = Literal["agent", "project", "global", "context"]
@@ -106,8 +106,8 @@ CRITICALITIES: tuple[Criticality, ...] = ("background", "normal", "high", "criti
 class SchedulingContext(msgspec.Struct, frozen=True, kw_only=True):
     """Budget per period, as authority: who is bound to it may run until it is used up.
 
-    What is left plus every pending refill is the budget, at all times; an overshoot makes
-    `remaining` negative, which is debt.
+    What is available plus every pending refill is the budget, at all times. `remaining` is what is
+    available less what was used ahead of its refill: below 0 it is debt.
     """
 
     context_id: int
@@ -154,6 +154,7 @@ class CpuIsolationLease(msgspec.Struct, frozen=True, kw_only=True):
     cores: tuple[int, ...]
     mode: Literal["exclusive", "poller"] = "exclusive"
     housekeeping: tuple[int, ...] = ()  # cores that must stay with everybody else
+    consumers: tuple[int, ...] = ()  # of a poller's ring: the entities that take from it
     accounting_target: int | None = None  # the context that pays
     revocation_latency_max: int = 0
     revoke_endpoint: int | None = None

@@ -495,6 +495,18 @@ class PolicyReloaded(Fact, frozen=True, kw_only=True):
     changes: dict[str, Any] = {}
 
 
+class CpuContextMoved(Fact, frozen=True, kw_only=True):
+    """A context for CPU time was admitted, refused, adjusted or revoked."""
+
+    kind = "kernel.cpu_context.moved"
+    context_id: int
+    owner: str
+    verb: Literal["admit", "refuse", "adjust", "revoke"]
+    budget_ns: int
+    period_ns: int
+    reason: str | None = None
+
+
 class LeaseMoved(Fact, frozen=True, kw_only=True):
     """A lease was granted, refused, revoked or released."""
 

@@ -17,6 +17,7 @@ from rota import errors
 __all__ = [
     "AGENT",
     "CONTEXT",
+    "ENTITY",
     "ENTRY",
     "ISLAND",
     "LEASE",
@@ -290,6 +291,42 @@ SEED_AGENT = Machine(
 )
 
 
+# --- cores ---------------------------------------------------------------------------------------
+
+
+class EntityState(StrEnum):
+    """Where an entity on the cores stands."""
+
+    SLEEPING = "sleeping"
+    READY = "ready"
+    RUNNING = "running"
+    THROTTLED = "throttled"
+    CALLING = "calling"
+    EXITED = "exited"
+
+
+_N = EntityState
+ENTITY = Machine(
+    "entity",
+    "What runs on a core. Ready, it is owned by exactly one core's queue; throttled, it would run but has no budget; "
+    "calling, it waits for a reply and has lent its budget to whoever serves it.",
+    _N.SLEEPING,
+    {
+        (_N.SLEEPING, "wake"): _N.READY,
+        (_N.READY, "run"): _N.RUNNING,
+        (_N.RUNNING, "preempt"): _N.READY,
+        (_N.RUNNING, "block"): _N.SLEEPING,
+        (_N.RUNNING, "reply"): _N.SLEEPING,
+        (_N.RUNNING, "call"): _N.CALLING,
+        (_N.CALLING, "answer"): _N.READY,
+        **_from([_N.READY, _N.RUNNING], "deplete", _N.THROTTLED),
+        (_N.THROTTLED, "replenish"): _N.READY,
+        **_from([_N.SLEEPING, _N.READY, _N.RUNNING, _N.THROTTLED, _N.CALLING], "exit", _N.EXITED),
+    },
+    partial(errors.EntityIllegalTransition, "entity"),
+)
+
+
 # --- contexts, leases, islands -------------------------------------------------------------------
 
 
@@ -377,6 +414,7 @@ MACHINES: tuple[Machine, ...] = (
     PROJECT,
     SEED_TASK,
     SEED_AGENT,
+    ENTITY,
     CONTEXT,
     LEASE,
     ISLAND,

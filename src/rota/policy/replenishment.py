@@ -32,10 +32,10 @@ and needs no field of its own; `debt` reads it from the instants.
 **What is promised.** Of whatever was begun inside any stretch of time as long as a period, not more than the
 budget was used, plus what overshot. This holds for every such stretch, wherever it begins.
 
-**A bounded list.** Many small charges make many refills. Beyond `refills_max` two neighbours become one, at
-the later instant of the two: a budget may come late by this, never early. The pair is chosen for which the
-least waiting is added (amount × how much later), so that under a steady stream the refills stay spread over
-the whole period and little is lost: with 16 of them, a few per cent.
+**A bounded list.** Many small charges make many refills. Those of one instant are one; beyond `refills_max`
+two neighbours become one, at the later instant of the two: a budget may come late by this, never early. The
+pair is chosen for which the least waiting is added (amount × how much later), so that under a steady stream
+the refills stay spread over the whole period and little is lost: with 16 of them, a few per cent.
 
 **Two users.** A context on a core counts nanoseconds of running per nanoseconds of time, in memory. A
 provider's limit (200,000 tokens per 60 s) counts tokens per microsecond and is kept as a row: an
@@ -45,7 +45,7 @@ function here takes one and returns another; whoever keeps it, keeps the answer.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left
 from typing import TypeAlias
 
 import msgspec
@@ -59,6 +59,7 @@ __all__ = [
     "Allowance",
     "adjusted",
     "available",
+    "bound",
     "charged",
     "covered_at",
     "debt",
@@ -156,7 +157,7 @@ def charged(allowance: Allowance, amount: int, at: int, *, refills_max: int = RE
     budget, period, refills = allowance.budget, allowance.period, allowance.refills
     begins, part = refills[0]
     due = max(begins, at) + period
-    if 0 < amount < part and len(refills) < refills_max and due >= refills[-1][0]:
+    if 0 < amount < part and len(refills) < refills_max and due > refills[-1][0]:
         # Nearly every charge: the first refill covers it, and what was used comes back last of all. The sum
         # cannot change here, so it is not taken again.
         shorter = ((begins, part - amount), *refills[1:], (due, amount))
@@ -171,14 +172,16 @@ def _after(before: tuple[_Refill, ...], amount: int, at: int, budget: int, perio
     if amount >= budget:
         # each time the whole budget is taken, every refill is put back once
         times, amount = divmod(amount, budget)
-        refills = [(max(begins, at) + times * period, part) for begins, part in refills]
+        refills = []
+        for begins, part in before:
+            _put(refills, max(begins, at) + times * period, part)
     while amount:
         begins, part = refills.pop(0)
         if amount < part:
             refills.insert(0, (begins, part - amount))
             part = amount
         amount -= part
-        insort(refills, (max(begins, at) + period, part))
+        _put(refills, max(begins, at) + period, part)
     return refills
 
 
@@ -209,7 +212,7 @@ def refunded(allowance: Allowance, amount: int, now: int, *, refills_max: int = 
             refills.append((at, part - amount))
             part = amount
         amount -= part
-        insort(refills, (at - allowance.period, part))
+        _put(refills, at - allowance.period, part)
     return _with(allowance, refills, refills_max)
 
 
@@ -229,13 +232,13 @@ def _in_force(allowance: Allowance, adjustment: Adjustment) -> Allowance:
     change = adjustment.budget - allowance.budget
     refills = list(allowance.refills)
     if change > 0:
-        insort(refills, (adjustment.at, change))
+        _put(refills, adjustment.at, change)
     while change < 0:
         at, part = refills.pop(0)
         if part + change > 0:
             refills.insert(0, (at, part + change))
         change += part
-    _bound(refills, REFILLS_MAX)
+    bound(refills, REFILLS_MAX)
     return lawful(Allowance(adjustment.budget, adjustment.period, tuple(refills)))
 
 
@@ -243,18 +246,27 @@ def _in_force(allowance: Allowance, adjustment: Adjustment) -> Allowance:
 
 
 def _with(allowance: Allowance, refills: list[_Refill], refills_max: int) -> Allowance:
-    _bound(refills, refills_max)
+    bound(refills, refills_max)
     return lawful(Allowance(allowance.budget, allowance.period, tuple(refills), allowance.adjustment))
 
 
-def _bound(refills: list[_Refill], most: int) -> None:
+def _put(refills: list[_Refill], at: int, amount: int) -> None:
+    """Add a refill where it belongs; one of the same instant becomes part of it."""
+    place = bisect_left(refills, (at, 0))
+    if place < len(refills) and refills[place][0] == at:
+        refills[place] = at, refills[place][1] + amount
+    else:
+        refills.insert(place, (at, amount))
+
+
+def bound(refills: list[_Refill], most: int, *, first: int = 1) -> None:
     """Merge neighbours until there are no more refills than allowed, adding as little waiting as can be.
 
-    The first one is left alone: it is what can be used now.
+    Those before `first` are left alone: they are what can be used now.
     """
     while len(refills) > most:
-        place, least = 1, -1
-        for index in range(1, len(refills) - 1):
+        place, least = first, -1
+        for index in range(first, len(refills) - 1):
             at, amount = refills[index]
             waiting = amount * (refills[index + 1][0] - at)
             if waiting < least or least < 0:

@@ -1,0 +1,343 @@
+"""The engine under virtual time: the driver, the report, the drawing, and the examples that are shipped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import msgspec
+import pytest
+
+from rota.cpu import Machine
+from rota.errors import ContextRefused, IslandRefused, LeaseRefused
+from rota.policy import registry
+from rota.sim.cores.build import arrange, build
+from rota.sim.cores.plot import SHAPES_MAX, draw
+from rota.sim.cores.report import Report, Spread, report
+from rota.sim.cores.scenario import Scenario, load, parse
+from rota.sim.cores.simulation import Simulation
+
+MS = 1_000_000
+EXAMPLES = Path(__file__).parents[2] / "examples" / "cpu"
+
+
+def simulate(text: str) -> Simulation:
+    scenario = parse(text)
+    simulation = build(scenario)
+    simulation.check = Machine.audit
+    simulation.run(scenario.duration_ms * MS)
+    return simulation
+
+
+HOGS = """
+cores = 1
+duration_ms = 400
+[[thread]]
+name = "heavy"
+kind = "hog"
+weight = 3
+[[thread]]
+name = "light"
+kind = "hog"
+"""
+
+
+# --- the driver ------------------------------------------------------------------------------------
+
+
+def test_a_report_says_who_had_what() -> None:
+    shown = report(simulate(HOGS))
+    heavy, light = shown.threads
+    assert (heavy.name, light.name) == ("heavy", "light")
+    assert abs(heavy.share_ppm - 750_000) < 8_000
+    assert heavy.runtime_ns + light.runtime_ns == 400 * MS
+    assert -3 * MS < heavy.lag_min_ns < 0 < heavy.lag_max_ns < 3 * MS
+    assert shown.cores[0].idle_ppm == 0
+    assert shown.counted["picks"] >= heavy.switches + light.switches
+
+
+def test_threads_begin_when_they_are_told_to() -> None:
+    simulation = simulate(HOGS + "start_ms = 100\n")
+    first = next(segment for segment in simulation.segments if segment.thread == "light")
+    assert 100 * MS <= first.start_ns <= 103 * MS
+
+
+def test_one_more_thread_does_not_change_what_the_others_draw() -> None:
+    sleeper = '[[thread]]\nname = "s"\nkind = "sleeper"\nwork_us = [1, 900]\nsleep_us = [1, 900]\n'
+    alone, beside = simulate(HOGS + sleeper), simulate(HOGS + sleeper + sleeper.replace('"s"', '"t"'))
+
+    def first_stretches(simulation: Simulation) -> int:
+        return next(one.end_ns - one.start_ns for one in simulation.segments if one.thread == "s")
+
+    assert first_stretches(alone) == first_stretches(beside)
+
+
+def test_a_server_that_ends_leaves_its_callers_going() -> None:
+    simulation = simulate("""
+cores = 1
+duration_ms = 100
+[[thread]]
+name = "server"
+kind = "server"
+[[thread]]
+name = "client"
+kind = "caller"
+count = 3
+work_us = 100
+serve_us = 3000
+sleep_us = 100
+server = "server"
+[[event]]
+at_ms = 50
+do = "exit"
+name = "server"
+""")
+    shown = {one.name: one for one in report(simulation).threads}
+    assert simulation.decisions["CallFailed"] >= 1
+    assert shown["server"].runtime_ns <= 50 * MS
+    assert all(shown[f"client-{number}"].switches > 50 for number in range(3))
+
+
+def test_cores_come_and_go_and_services_too() -> None:
+    simulation = simulate(
+        HOGS.replace("cores = 1", "cores = 2")
+        + """
+count = 4
+[[event]]
+at_ms = 100
+do = "core_offline"
+core = 1
+[[event]]
+at_ms = 150
+do = "service_lost"
+[[event]]
+at_ms = 200
+do = "core_online"
+core = 1
+[[event]]
+at_ms = 300
+do = "service_back"
+"""
+    )
+    ran = [one for one in simulation.segments if one.core == 1]
+    assert not any(one.end_ns > 100 * MS and one.start_ns < 200 * MS for one in ran)
+    assert any(one.start_ns > 200 * MS for one in ran)
+    assert simulation.machine.evidence.fallbacks == 1
+    assert simulation.machine.orders.epoch == 1
+
+
+def test_a_lease_and_a_context_can_be_revoked_on_the_way() -> None:
+    simulation = simulate("""
+cores = 2
+duration_ms = 100
+[[group]]
+name = "owner"
+[[context]]
+name = "cap"
+budget_us = 1000
+period_us = 20000
+[[lease]]
+name = "mine"
+owner = "owner"
+cores = [1]
+context = "cap"
+at_ms = 10
+endpoint = 4
+[[thread]]
+name = "capped"
+kind = "hog"
+context = "cap"
+[[thread]]
+name = "poller"
+kind = "hog"
+group = "owner"
+[[event]]
+at_ms = 60
+do = "revoke_lease"
+name = "mine"
+[[event]]
+at_ms = 80
+do = "revoke_context"
+name = "cap"
+""")
+    assert simulation.decisions["PostRevoke"] == simulation.decisions["LeaseEnded"] == 1
+    shown = {one.name: one for one in report(simulation).threads}
+    assert 20 * MS < shown["capped"].runtime_ns < 26 * MS
+
+
+def test_a_request_to_look_again_may_take_time() -> None:
+    prompt = simulate(
+        HOGS + '[[thread]]\nname = "s"\nkind = "sleeper"\nlatency = "sensitive"\nwork_us=50\nsleep_us=999\n'
+    )
+    slow = simulate(
+        "reschedule_us = 200\n"
+        + HOGS
+        + '[[thread]]\nname = "s"\nkind = "sleeper"\nlatency = "sensitive"\nwork_us=50\nsleep_us=999\n'
+    )
+    latencies = [report(one).threads[2].latency for one in (prompt, slow)]
+    assert latencies[0] is not None
+    assert latencies[1] is not None
+    assert latencies[1].p50_ns >= latencies[0].p50_ns + 200_000
+
+
+def test_percentiles_are_times_that_were_seen() -> None:
+    assert Spread.of([]) is None
+    assert Spread.of([5]) == Spread(1, 5, 5, 5)
+    assert Spread.of(list(range(1, 101))) == Spread(100, 50, 100, 100)
+    assert Spread.of(list(range(1, 1002))) == Spread(1001, 501, 991, 1001)
+
+
+# --- the drawing -----------------------------------------------------------------------------------
+
+
+def test_a_drawing_shows_every_turn_and_every_lag() -> None:
+    simulation = simulate(HOGS.replace('"light"', '"<light> & \\"loud\\""'))
+    tree = ET.fromstring(draw(simulation, "a <title>"))
+    space = {"svg": "http://www.w3.org/2000/svg"}
+    titles = [one.text or "" for one in tree.findall(".//svg:title", space)]
+    assert len(titles) == len(simulation.segments)
+    assert any(title.startswith('<light> & "loud": ') for title in titles)
+    assert len(tree.findall(".//svg:polyline", space)) == 2
+    words = [one.text for one in tree.findall(".//svg:text", space)]
+    assert "a <title>" in words
+    assert "core 0" in words
+
+
+def test_of_a_long_simulation_the_beginning_is_drawn() -> None:
+    scenario = parse(HOGS.replace("duration_ms = 400", "duration_ms = 30000"))
+    simulation = build(scenario)
+    simulation.run(30_000 * MS)
+    text = draw(simulation, "long")
+    assert text.count("<rect") < SHAPES_MAX + 20
+    assert "the first" in text
+    assert draw(simulation, "long", until_ns=50 * MS).count("<rect") < 60
+
+
+def test_nothing_at_all_can_be_drawn_too() -> None:
+    ET.fromstring(draw(Simulation(Machine(cores=1)), "empty"))
+
+
+# --- the examples that are shipped ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["audio", "voice", "robot", "provider"])
+def test_an_example_keeps_its_promises(name: str) -> None:
+    scenario = load(EXAMPLES / f"{name}.toml")
+    simulation = build(scenario)
+    simulation.run(scenario.duration_ms * MS)
+    assert simulation.machine.evidence.misses == 0
+    assert simulation.decisions["IslandMoved"] == 0
+    responses = {one.name: one.response for one in report(simulation).threads}
+    for thread in scenario.thread:
+        context = next((one for one in scenario.context if one.name == thread.context), None)
+        if thread.kind == "periodic" and context is not None and context.criticality != "background":
+            response = responses[thread.name]
+            assert response is not None
+            assert response.max_ns <= (context.deadline_us or context.period_us) * 1_000
+
+
+def test_the_example_that_does_not_fit_is_refused_with_its_shortfall() -> None:
+    with pytest.raises(IslandRefused) as refused:
+        build(load(EXAMPLES / "refused.toml"))
+    assert refused.value.data["missing"] == [
+        "memory in bytes: 16,000,000 needed, 8,000,000 available",
+        "time of core 1 for critical deadlines in ns: 21,000,000 needed, 20,000,000 available",
+    ]
+
+
+def test_every_example_is_one_of_these() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.toml")} == {"audio", "voice", "robot", "provider", "refused"}
+
+
+def test_what_is_not_an_island_is_refused_by_itself() -> None:
+    promise = '[[context]]\nname = "p"\nbudget_us = 99\nperiod_us = 100\ncriticality = "high"\ncores = [0]\n'
+    with pytest.raises(ContextRefused, match="utilisation of core 0"):
+        simulate(HOGS + promise)
+    lease = (
+        '[[group]]\nname = "g"\n[[context]]\nname = "c"\nbudget_us = 1\nperiod_us = 2\n'
+        '[[lease]]\nname = "l"\nowner = "g"\ncores = [0]\ncontext = "c"\n'
+    )
+    with pytest.raises(LeaseRefused, match="no core would be left"):
+        simulate(HOGS + lease)
+
+
+# --- the command -----------------------------------------------------------------------------------
+
+
+def rota(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from rota.cli import main; main()", "cpu", "sim", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_prints_a_report_and_draws(tmp_path: Path) -> None:
+    drawing = tmp_path / "out.svg"
+    done = rota(str(EXAMPLES / "audio.toml"), "--policy", "wfq", "--plot", str(drawing), "--plot-ms", "50")
+    assert done.returncode == 0, done.stderr
+    assert "wfq, seed 1" in done.stdout
+    assert "0 misses" in " ".join(done.stdout.split())
+    ET.parse(drawing)
+
+
+def test_the_command_takes_any_policy_that_is_registered() -> None:
+    done = rota(str(EXAMPLES / "provider.toml"), "--policy", "strict", "--arrange-us", "1000")
+    assert done.returncode == 0, done.stderr
+    assert "strict, seed 4" in done.stdout
+    assert "0 misses" in " ".join(done.stdout.split())
+
+
+def test_another_policy_arranges_who_goes_first_and_the_laws_hold() -> None:
+    """Three hogs of one weight: of the two who wait, strict takes the more important, and the third hardly runs."""
+    contexts = "".join(
+        f'[[context]]\nname = "{name}"\nbudget_us = 90_000\nperiod_us = 100_000\npriority = {priority}\n'
+        f'[[thread]]\nname = "{name}"\nkind = "hog"\ncontext = "{name}"\n'
+        for name, priority in (("low", 1), ("middle", 2), ("high", 3))
+    )
+    simulation = build(parse("cores = 1\nduration_ms = 300\n" + contexts))
+    arrange(simulation, registry.make("strict"), 1 * MS)
+    simulation.check = Machine.audit
+    simulation.run(300 * MS)
+    shares = {one.name: one.share_ppm for one in report(simulation).threads}
+    assert shares["high"] > 450_000
+    assert shares["low"] < 50_000
+
+
+def test_the_command_can_say_it_as_json_and_the_same_seed_says_the_same() -> None:
+    first, again, other = (rota(str(EXAMPLES / "voice.toml"), "--json", "--seed", seed) for seed in ("5", "5", "6"))
+    shown = msgspec.json.decode(first.stdout, type=Report)
+    assert shown.duration_ns == 3_000 * MS
+    assert first.stdout == again.stdout != other.stdout
+
+
+def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text("cores = 1\n")
+    for path, code, words in (
+        (EXAMPLES / "refused.toml", 1, "does not fit"),
+        (bad, 2, "bad.toml: Object missing required field"),
+    ):
+        done = rota(str(path))
+        assert done.returncode == code
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_drawing_that_cannot_be_written_and_a_policy_that_is_not_there_are_said(tmp_path: Path) -> None:
+    for words, code, said in (
+        (("--plot", str(tmp_path / "nowhere" / "out.svg")), 2, "out.svg cannot be written: No such file"),
+        (("--policy", "bogus"), 3, "no policy is called 'bogus'"),
+    ):
+        done = rota(str(EXAMPLES / "provider.toml"), *words)
+        assert done.returncode == code
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_scenario_can_be_made_in_python_too() -> None:
+    scenario = msgspec.structs.replace(parse(HOGS), duration_ms=10)
+    assert isinstance(scenario, Scenario)
+    simulation = build(scenario, observe=False)
+    simulation.run(10 * MS)
+    assert simulation.segments == []
+    assert simulation.events > 0
