@@ -17,6 +17,7 @@ BENCHES = {
     "tick": ["bench.tick"],
     "host": ["bench.host"],
     "policy": ["bench.policy_queue", "bench.policy_eevdf", "bench.policy_fair_share"],
+    "daemon": ["bench.daemon"],
     "queue": ["bench.queue", "bench.queue_drain", "bench.queue_size", "bench.queue_processes"],
     "cpu": ["bench.cpu", "bench.cpu_live"],
 }

@@ -24,8 +24,9 @@ from typing import Any, Literal, TypedDict, Unpack
 import msgspec
 
 from rota import store
+from rota.client import connect, is_remote
 from rota.clock import Clock
-from rota.errors import NotFound, RunFailed
+from rota.errors import NotEnabled, NotFound, RunFailed
 from rota.host.nursery import here
 from rota.kernel import Kernel
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project, ReadyEntry, RestartPolicy
@@ -159,13 +160,25 @@ class Rota:
         *,
         policy: Policy | str = "strict",
         clock: Clock | None = None,
+        token: str | None = None,
     ) -> None:
-        # a worker process loads the main program again to find its functions: that must not touch the file
+        """Over a file, or over a daemon at `unix:/path` or `http(s)://host:port`, whose policy is then its own."""
+        # a worker process loads the main program again to find its functions: that must touch nothing
         where = ":memory:" if here.is_nursery else os.fspath(address)
-        self.kernel = Kernel(store.open(where, clock=clock))
-        self.desk: Desk = Dispatcher(self.kernel, policy)
+        self.desk: Desk
+        if is_remote(where):
+            self.desk = connect(where, token=token, clock=clock)
+        else:
+            self.desk = Dispatcher(Kernel(store.open(where, clock=clock)), policy)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._supervisor: Supervisor | None = None
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel, where it is in this process."""
+        if not isinstance(self.desk, Dispatcher):
+            raise NotEnabled("the kernel is the daemon's", hint="Ask the desk: it has the same parts.")
+        return self.desk.kernel
 
     # --- who there is ------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-__all__ = ["CODES", "RESERVED", "Code", "IllegalQueueTransition", "RotaError"]
+__all__ = ["CODES", "RESERVED", "Code", "IllegalQueueTransition", "RotaError", "rebuilt"]
 
 
 class RotaError(Exception):
@@ -77,14 +77,14 @@ class RotaError(Exception):
         return f"{self.message}. {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.hint, self.data)
+        return rebuilt, (type(self), self.message, self.hint, self.data)
 
     def to_rpc_data(self) -> dict[str, Any]:
         """The facts as they travel on the wire."""
         return {"name": self.name, "hint": self.hint, **self.data}
 
 
-def _rebuild(kind: type[RotaError], message: str, hint: str, data: dict[str, Any]) -> RotaError:
+def rebuilt(kind: type[RotaError], message: str, hint: str, data: dict[str, Any]) -> RotaError:
     """Make an error again in another process, whatever its own constructor asks for."""
     error = kind.__new__(kind)
     RotaError.__init__(error, message, hint=hint, **data)

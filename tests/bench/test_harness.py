@@ -102,6 +102,10 @@ CASES = {
         *(f"eevdf-{size}" for size in ("1k", "10k", "100k", "1m")),
         "fair-share-1000x100k",
     ],
+    "daemon": [
+        *("enqueue-1c", "enqueue-16c", "claim-complete-16c", "http-enqueue-16c"),
+        *("wake-p50", "wake-p99", "memory"),
+    ],
     "queue": [
         *("enqueue-1t", "claim-complete-1t", "enqueue-16t", "claim-complete-16t", "enqueue-many-100", "batch-100"),
         *("drain-1w", "drain-4w", "fair-drain-4w", "eevdf-drain-4w"),

@@ -33,7 +33,7 @@ MISTAKES = {
     "numbers and a tag": (("cancel", 1, "--tag", "x"), 2),
     "an unknown word": (("queue", "--state", "bogus"), 2),
     "an unknown command": (("fly",), 2),
-    "a store that is a daemon": (("ps", "--store", "unix:/run/rota"), 2),
+    "a daemon that is not there": (("ps", "--store", "unix:/nowhere/rota.sock"), 5),
     "a store that is a folder": (("ps", "--store", "/"), 5),
     "a store that is not there": (("ps", "--store", "/nowhere/rota.db"), 5),
 }

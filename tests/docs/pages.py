@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import structs
@@ -26,6 +27,7 @@ from rota.model.reasons import BLOCKING, ORDERING
 from rota.policy import registry
 from rota.runtime.fleet import tables as fleet_tables
 from rota.runtime.fleet.reader import expected
+from rota.wire.methods import ANY_METHOD, METHODS, Method
 
 ROOT = Path(__file__).parents[2]
 MADE = "<!-- Made from the code by `./dev docs`; edit the code, not this page. -->\n"
@@ -231,6 +233,66 @@ def _value(value: object) -> str:
     return repr(value)
 
 
+def rpc() -> Iterator[str]:
+    """docs/reference/rpc.md."""
+    yield "# Methods\n"
+    yield MADE
+    yield "What the daemon can be asked, over the unix socket and over HTTP alike ([guide](../daemon.md)). Fields"
+    yield "without a default must be given; a field that is none of these, or of another type, is -32602. Fields marked"
+    yield "† need scope `operate` when they are not left at their default. *Safe* methods may be sent again when an"
+    yield "answer was lost.\n"
+    shared = ", ".join(f"`{kind.__name__}` {kind.code}" for kind in ANY_METHOD)
+    yield f"Every method may answer with {shared}; what a method adds to these stands with it.\n"
+    for method in METHODS.values():
+        yield from _method(method)
+
+
+def _method(method: Method) -> Iterator[str]:
+    yield f"## {method.name}\n"
+    safe = ", safe" if method.safe else ""
+    yield f"{method.sentence} Scope `{method.scope}`{safe}.\n"
+    fields = msgspec.structs.fields(method.params)
+    if fields:
+        yield "| parameter | type | default |\n|---|---|---|"
+        for field in fields:
+            mark = " †" if field.name in method.guarded else ""
+            yield f"| `{field.name}`{mark} | {_type(field.type)} | {_default(field)} |"
+        yield ""
+    yield f"Answers with {_answer(method.shape.result)}."
+    if method.errors:
+        own = ", ".join(f"`{kind.__name__}` {kind.code}" for kind in method.errors)
+        yield f"Its own errors: {own}."
+    yield ""
+
+
+def _type(kind: Any) -> str:
+    text = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+    text = re.sub(r"\b(?:rota\.[a-z_.]+|typing|msgspec(?:\._core)?)\.", "", text)
+    text = text.replace(" | UnsetType", "")  # its default says so
+    return f"`{text}`".replace("|", "\\|").replace("NoneType", "None")
+
+
+def _default(field: Any) -> str:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return f"`{field.default_factory()!r}`"
+    if field.default is msgspec.NODEFAULT:
+        return ""
+    if field.default is msgspec.UNSET:
+        return "left out"
+    return f"`{msgspec.json.encode(field.default).decode()}`"
+
+
+def _answer(result: Any) -> str:
+    if not hasattr(result, "__struct_fields__"):
+        return f"{_type(result)}"
+    if not result.__struct_fields__:
+        return "an empty object"
+    if result.__module__.startswith("rota.model"):
+        return f"`{result.__name__}`"
+    fields = ", ".join(f"`{field.name}`: {_type(field.type)}" for field in msgspec.structs.fields(result))
+    return fields.replace("\\|", "|")
+
+
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/state-machines.md": state_machines,
     "docs/reference/errors.md": errors,
@@ -240,6 +302,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/reference/fleet.md": fleet_file,
     "docs/reference/graph.md": graph,
     "docs/reference/cli.md": cli,
+    "docs/reference/rpc.md": rpc,
 }
 
 

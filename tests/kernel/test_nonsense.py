@@ -181,6 +181,7 @@ VERBS: dict[str, tuple[Callable[[Furnished], Callable[..., object]], dict[str, A
     "journal.remember": (lambda world: world.journal.remember, {"name": "n", "note": {}}),
     "journal.recall": (lambda world: world.journal.recall, {"name": "n"}),
     "journal.tail": (lambda world: world.journal.tail, {"since": 0, "limit": 10, "pid": PID}),
+    "queue.watch": (lambda world: lambda sched_id: world.queue.watch(sched_id, lambda: None)(), {"sched_id": 1}),
     "journal.follow": (lambda world: lambda since: list(world.journal.follow(since, wait_s=0.0)), {"since": 0}),
     "ledger.create": (lambda world: world.ledger.create, {"pid": PID, "grants": {"cpu_s": 1}, "warn_at": 0.5}),
     "ledger.get": (lambda world: world.ledger.get, {"pid": PID}),

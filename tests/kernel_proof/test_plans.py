@@ -137,6 +137,7 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "context_throttle": ("contexts by idx_context_bound",),
     "context_due": ("contexts by idx_context_refill",),
     "meta_get": ("kernel_meta by key",),
+    "meta_under": ("kernel_meta by key",),
     "meta_set": (),
     "meta_unset": ("kernel_meta by key",),
     "agent_flow_move": (),

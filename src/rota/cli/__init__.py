@@ -26,6 +26,7 @@ from rota.cli.projects import projects
 from rota.cli.ps import ps
 from rota.cli.queue import queue
 from rota.cli.retry import retry
+from rota.cli.serving import serve, token
 from rota.cli.why import why
 from rota.errors import RotaError
 
@@ -42,7 +43,19 @@ app = typer.Typer(
 )
 policy_app = typer.Typer(help="The policies that decide which entry goes next.", no_args_is_help=True)
 
-COMMANDS: tuple[Callable[..., None], ...] = (enqueue, ps, queue, why, cancel, retry, pause, resume, events, doctor)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    enqueue,
+    ps,
+    queue,
+    why,
+    cancel,
+    retry,
+    pause,
+    resume,
+    events,
+    doctor,
+    serve,
+)
 for command in COMMANDS:
     app.command()(command)
 for group, name in (
@@ -53,6 +66,7 @@ for group, name in (
     (policy_app, "policy"),
     (graph_app, "graph"),
     (cpu, "cpu"),
+    (token, "token"),
     (db, "db"),
 ):
     app.add_typer(group, name=name)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rota import store
+from rota.client import Client, connect, is_remote
 from rota.errors import InvalidInput, StoreUnavailable
 from rota.kernel import Kernel
 from rota.model.explanation import Explanation
@@ -20,6 +21,7 @@ from rota.service.explain import explain
 
 __all__ = ["EmbeddedDesk", "is_file", "open_desk", "open_file"]
 
+REACH_S = 2.0  # how long a command tries to reach a daemon: one that is just starting, not one that is not there
 _REMOTE = ("unix:", "http:", "https:", "postgres:", "postgresql:")
 
 
@@ -50,9 +52,12 @@ class EmbeddedDesk(Dispatcher):
         self.close()
 
 
-def open_desk(address: str, *, create: bool = False) -> EmbeddedDesk:
-    """The desk at an address; a file that is not there is made only by those who put something in first."""
-    return EmbeddedDesk(_kernel(address, create=create))
+def open_desk(address: str, *, create: bool = False) -> EmbeddedDesk | Client:
+    """The desk at an address, in this process or a daemon's.
+
+    A file that is not there is made only by those who put something in first.
+    """
+    return connect(address, retry_s=REACH_S) if is_remote(address) else EmbeddedDesk(_kernel(address, create=create))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -109,6 +109,11 @@ class Entries:
             state = self.get(sched_id).state
             raise WaitTimeout(f"entry {sched_id} is still {state} after {wait_s:g} s", sched_id=sched_id)
         return self.get(sched_id)
+
+    def watch(self, sched_id: int, call: Callable[[], None]) -> Callable[[], None]:
+        """Have this called whenever there is reason to look whether an entry has ended; the answer ends it."""
+        _queue.whole("sched_id", sched_id)
+        return self._results.watch(sched_id, call)
 
     # --- changing what waits ---------------------------------------------------------------------
 

@@ -38,6 +38,15 @@ class _Waiter:
             return woken
 
 
+class _Watcher:
+    """Somebody who has no thread to wait on, and is called instead."""
+
+    __slots__ = ("ring",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.ring = call
+
+
 class Results:
     """Who waits for which entry."""
 
@@ -45,7 +54,7 @@ class Results:
         self._store = store
         self._clock = clock
         self._guard = threading.Lock()
-        self._waiters: dict[int, list[_Waiter]] = {}
+        self._waiters: dict[int, list[_Waiter | _Watcher]] = {}
         self._end_listening: Callable[[], None] | None = None
 
     def tell(self, sched_ids: Iterable[int]) -> None:
@@ -67,20 +76,32 @@ class Results:
                     return has_ended()
             return True
 
+    def watch(self, sched_id: int, call: Callable[[], None]) -> Callable[[], None]:
+        """Have this called whenever there is reason to look at an entry; the answer ends it."""
+        watcher = _Watcher(call)
+        self._join(sched_id, watcher)
+        return lambda: self._leave(sched_id, watcher)
+
     @contextmanager
     def _waiting_for(self, sched_id: int) -> Iterator[_Waiter]:
         waiter = _Waiter()
+        self._join(sched_id, waiter)
+        try:
+            yield waiter
+        finally:
+            self._leave(sched_id, waiter)
+
+    def _join(self, sched_id: int, waiter: _Waiter | _Watcher) -> None:
         with self._guard:
             self._waiters.setdefault(sched_id, []).append(waiter)
             if self._end_listening is None:
                 self._end_listening = self._store.on_change(self._look, foreign_only=True)
-        try:
-            yield waiter
-        finally:
-            with self._guard:
-                self._waiters[sched_id].remove(waiter)
-                if not self._waiters[sched_id]:
-                    del self._waiters[sched_id]
+
+    def _leave(self, sched_id: int, waiter: _Waiter | _Watcher) -> None:
+        with self._guard:
+            self._waiters[sched_id].remove(waiter)
+            if not self._waiters[sched_id]:
+                del self._waiters[sched_id]
 
     def _look(self) -> None:
         """Another process wrote: everybody looks for themselves."""

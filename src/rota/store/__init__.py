@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from rota.clock import Clock
 from rota.errors import StoreUnavailable
+from rota.store.joint import JointStore
 from rota.store.protocol import Nudge, Row, Statement, Store, Transaction
 from rota.store.sqlite import Durability, SqliteStore
 
-__all__ = ["Nudge", "Row", "Statement", "Store", "Transaction", "open"]
+__all__ = ["JointStore", "Nudge", "Row", "Statement", "Store", "Transaction", "open", "open_joint"]
 
 
 def open(  # noqa: A001  # `store.open` reads as what it is; nobody imports it bare
@@ -17,3 +18,8 @@ def open(  # noqa: A001  # `store.open` reads as what it is; nobody imports it b
     if "://" in url:
         raise StoreUnavailable(f"no store for {url!r}", hint="Give a file's path, or :memory:.")
     return SqliteStore(url, clock=clock, durability=durability, read_only=read_only)
+
+
+def open_joint(path: str, *, clock: Clock | None = None, durability: Durability = "full") -> JointStore:
+    """Open a store to which whole verbs can be posted, as a daemon does."""
+    return JointStore(SqliteStore(path, clock=clock, durability=durability))

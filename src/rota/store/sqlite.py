@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
@@ -23,7 +23,7 @@ from rota.store.engine import GroupFailed
 from rota.store.protocol import Notes, Nudge, Transaction
 from rota.store.sqlite_engine import MEMORY, Durability, Session, connect, migrate, named, open_engine, tune
 from rota.store.statements import file as sql
-from rota.store.writer import Writer
+from rota.store.writer import Posted, Writer
 
 __all__ = ["Durability", "SqliteStore"]
 
@@ -94,6 +94,29 @@ class SqliteStore:
     def nudge(self, nudge: Nudge) -> None:
         """Let whoever waits with this nudge go, empty-handed; if nobody does yet, the next who would."""
         self._writer.nudge(nudge)
+
+    def post(self, requests: Sequence[Posted[Any]]) -> None:
+        """Leave work with the writer, together, without waiting for it."""
+        self._check_writable()
+        if any(request.parks for request in requests):
+            self._start_watch()
+        self._writer.post(requests)
+
+    def run(self, requests: Sequence[Posted[Any]]) -> bool:
+        """Run posted work here and now, as one group, if nobody else writes; the answer is whether it was."""
+        self._check_writable()
+        if any(request.parks for request in requests):
+            self._start_watch()
+        return self._writer.run(requests)
+
+    @property
+    def parked(self) -> int:
+        """How many wait for an answer that is not empty."""
+        return self._writer.parked
+
+    def withdraw(self, request: Posted[Any]) -> None:
+        """Let posted work wait no longer."""
+        self._writer.withdraw(request)
 
     def read(self, work: Callable[[Transaction], T]) -> T:
         """Run work on one consistent view, without writing and without waiting for whoever writes."""

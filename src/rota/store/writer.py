@@ -22,6 +22,9 @@ A full disk, or any failure of the commit itself, undoes the group. Its requests
 by one and without the parked ones, so that each gets a true answer of its own; the parked ones are tried
 after them, and again every `RETRY_S` while that fails.
 
+Not every caller has a thread to wait on. Work can also be *posted*: it stands in line, shares commits and is parked
+like any other, and whoever posted it is told when it is answered.
+
 One mutex guards the line, the parked ones and the place of every request; each request has its own
 condition on that mutex, so an answer wakes one thread and no herd. The *turn* is a second lock, held by
 whoever is writing; the mutex is never held while anybody writes. What is called under the turn (work, and
@@ -33,7 +36,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -43,7 +46,7 @@ from rota.errors import StoreError, StoreUnavailable
 from rota.store.engine import Engine, GroupFailed
 from rota.store.protocol import Notes, Nudge, Transaction
 
-__all__ = ["GROUP_MAX", "NAP_S", "PAUSE_S", "RETRY_S", "Engine", "GroupFailed", "Writer"]
+__all__ = ["GROUP_MAX", "NAP_S", "PAUSE_S", "RETRY_S", "Engine", "GroupFailed", "Posted", "Writer"]
 
 GROUP_MAX = 256  # requests in one commit
 RETRY_S = 1.0  # how long the parked ones wait after the store itself has failed
@@ -65,7 +68,20 @@ class _Place(Enum):
 class _Request(Generic[T]):
     """Work, and the caller who waits for it."""
 
-    __slots__ = ("answer", "bell", "error", "kept", "notes", "nudge", "parks", "place", "same", "work")
+    __slots__ = (
+        "answer",
+        "bell",
+        "error",
+        "given_up",
+        "kept",
+        "notes",
+        "nudge",
+        "parks",
+        "place",
+        "same",
+        "told",
+        "work",
+    )
 
     def __init__(self, work: Callable[[Transaction], T], *, parks: bool = False, same: Hashable = None) -> None:
         self.work = work
@@ -78,17 +94,36 @@ class _Request(Generic[T]):
         self.kept = False  # what it did is in the transaction
         self.notes = Notes()
         self.bell: threading.Condition | None = None
+        self.told: Callable[[], None] | None = None  # of posted work: called when it is answered
+        self.given_up = False  # it would no longer wait
 
     @property
     def waits(self) -> bool:
         """It found nothing, and would rather wait than be told so."""
-        return self.parks and self.error is None and not self.answer
+        return self.parks and not self.given_up and self.error is None and not self.answer
 
     def result(self) -> T:
         """The answer, or the error, for the caller."""
         if self.error is not None:
             raise self.error
         return self.answer  # type: ignore[return-value]  # it is set where there is no error
+
+
+class Posted(_Request[T]):
+    """Work that no thread waits for. Its answer is there once `told` was called, which must be quick."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        work: Callable[[Transaction], T],
+        told: Callable[[], None],
+        *,
+        parks: bool = False,
+        same: Hashable = None,
+    ) -> None:
+        super().__init__(work, parks=parks, same=same)
+        self.told = told
 
 
 class Writer:
@@ -146,6 +181,35 @@ class Writer:
             for request in [each for each in self._parked if each.nudge is nudge]:
                 del self._parked[request]
                 self._settle(request)
+
+    def post(self, requests: Sequence[Posted[Any]]) -> None:
+        """Leave work in line, together, without waiting for it; each is told when it is answered."""
+        self._check_no_turn()
+        with self._mutex:
+            self._check_open()
+            self._wake_thread()
+            for request in requests:
+                request.place = _Place.IN_LINE
+            self._line.extend(requests)
+
+    def run(self, requests: Sequence[Posted[Any]]) -> bool:
+        """Run posted work here and now, as one group, if nobody else writes; the answer is whether it was."""
+        if self._company or self._line or len(requests) > GROUP_MAX or not self._turn.acquire(blocking=False):
+            return False
+        try:
+            self._check_open()
+            self._run_group(list(requests))
+        finally:
+            self._turn.release()
+        return True
+
+    def withdraw(self, request: Posted[Any]) -> None:
+        """Let posted work wait no longer: if it is not answered yet, it is now or in a moment, with what it has."""
+        with self._mutex:
+            request.given_up = True
+            if request.place is _Place.PARKED:
+                del self._parked[request]
+                self._move(request, _Place.ANSWERED)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -444,7 +508,7 @@ class Writer:
                 _call_each(request.notes.after)
 
     def _answer(self, done: list[_Request[Any]]) -> None:
-        alone = len(done) == 1 and done[0].bell is None and not done[0].waits
+        alone = len(done) == 1 and done[0].bell is None and done[0].told is None and not done[0].waits
         if alone:  # on its own thread: nobody has to be woken
             done[0].place = _Place.ANSWERED
             return
@@ -470,7 +534,7 @@ class Writer:
         """Try the parked ones, oldest first; whoever asks what was just answered with nothing is spared."""
         in_vain: dict[Hashable, float | None] = {}  # question → when to ask it again
         for rider in riders:
-            if not rider.parks:  # interrupted a moment ago: let it not take what nobody would hear of
+            if rider.given_up or not rider.parks:  # interrupted a moment ago: let it not take what nobody would hear of
                 continue
             if rider.same in in_vain:
                 rider.notes.due_at = in_vain[rider.same]
@@ -495,7 +559,7 @@ class Writer:
         """Let a request wait. The mutex is held."""
         self._parked[request] = None
         due_at, request.notes = request.notes.due_at, Notes()  # what it noted so far has been told
-        if request.bell is None:
+        if request.bell is None and request.told is None:
             request.bell = threading.Condition(self._mutex)
         self._move(request, _Place.PARKED)
         if due_at is not None and not due_at > self._clock.now():  # put so that what is no number is paused too
@@ -524,6 +588,8 @@ class Writer:
         request.place = place
         if request.bell is not None:
             request.bell.notify()
+        elif request.told is not None and place is _Place.ANSWERED:
+            request.told()
 
 
 def _call_each(calls: Iterable[Callable[[], object]]) -> None:

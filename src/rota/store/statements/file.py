@@ -24,6 +24,11 @@ META_UNSET = Statement(
     "Forget a value of the file's own settings.",
     "DELETE FROM kernel_meta WHERE key = ?",
 )
+META_UNDER = Statement(
+    "meta_under",
+    "Every value of the file's own settings whose key begins alike.",
+    "SELECT key, value FROM kernel_meta WHERE key >= ? AND key < ?",
+)
 INTEGRITY = Statement(
     "integrity",
     "What SQLite itself finds wrong with the file.",

@@ -1,0 +1,72 @@
+"""Talking to a daemon: `connect("unix:/path")` or `connect("http://host:port")` is a desk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rota.client.async_client import AsyncClient
+from rota.client.client import Client
+from rota.client.connections import Connection, HttpConnection, LineConnection
+from rota.errors import InvalidInput
+
+__all__ = ["AsyncClient", "Client", "connect", "connect_async", "is_remote"]
+
+_SCHEMES = ("unix:", "http://", "https://")
+
+
+def is_remote(address: str) -> bool:
+    """Whether an address is a daemon's, and not a file's."""
+    return address.startswith(_SCHEMES)
+
+
+def connect(
+    address: str,
+    *,
+    token: str | None = None,
+    token_file: str | None = None,
+    authority: str | None = None,
+    timeout_s: float = 30.0,
+    **how: Any,
+) -> Client:
+    """A client of the daemon at `unix:/path` or `http(s)://host:port`.
+
+    The token is the one given, else that in `ROTA_TOKEN`, else that in the file given or named by `ROTA_TOKEN_FILE`;
+    the unix socket needs none. `authority` is a PEM file of whoever signed the daemon's certificate.
+    """
+    secret = _token(token, token_file) if address.startswith("http") else None
+    return Client(opener(address, secret, timeout_s, authority), address, timeout_s=timeout_s, **how)
+
+
+def connect_async(
+    address: str, *, timeout_s: float = 30.0, retry_s: float = 30.0, keys: bool = True, **how: Any
+) -> AsyncClient:
+    """The same for a program with an event loop; to be called inside it."""
+    threads = None
+    if not address.startswith("unix:"):
+        threads = connect(address, timeout_s=timeout_s, retry_s=retry_s, keys=keys, **how)
+    return AsyncClient(address, threads=threads, timeout_s=timeout_s, retry_s=retry_s, keys=keys)
+
+
+def opener(address: str, token: str | None, timeout_s: float, authority: str | None) -> Callable[[], Connection]:
+    """What opens a connection to an address."""
+    if address.startswith("unix:"):
+        return partial(LineConnection, address.removeprefix("unix:"), timeout_s)
+    if is_remote(address):
+        return partial(HttpConnection, address, token, timeout_s, authority)
+    hint = "Give unix:/path, http://host:port or https://host:port."
+    raise InvalidInput(f"{address!r} is no daemon's address", field="address", hint=hint)
+
+
+def _token(token: str | None, token_file: str | None) -> str | None:
+    if token is None:
+        token = os.environ.get("ROTA_TOKEN")
+    if token is None and (path := token_file or os.environ.get("ROTA_TOKEN_FILE")):
+        try:
+            token = Path(path).read_text(encoding="utf-8")
+        except OSError as problem:
+            raise InvalidInput(f"the token's file cannot be read: {problem}", field="token_file") from problem
+    return None if token is None else token.strip()

@@ -1,0 +1,1 @@
+"""The daemon: one process that has the file, and many that talk to it."""

@@ -1,0 +1,83 @@
+"""What systemd wants to hear from a service: that it is ready, that it stops, and that it still lives.
+
+The sign of life is given from the event loop, so a loop that hangs is a service that gets restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["Notifier", "unit"]
+
+_log = logging.getLogger("rota.daemon")
+WATCHDOG_S = 30
+
+_UNIT = """\
+[Unit]
+Description=rota: who runs next, on whose budget, and by when ({store})
+After=network.target
+
+[Service]
+Type=notify
+ExecStart={command}
+WorkingDirectory={folder}
+Restart=on-failure
+WatchdogSec={watchdog_s}
+TimeoutStopSec=30
+UMask=0077
+NoNewPrivileges=yes
+ProtectSystem=strict
+ReadWritePaths={folder}
+PrivateTmp=yes
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit(store: str, options: Sequence[str]) -> str:
+    """A unit file for a daemon of this file with these options."""
+    path = os.path.realpath(store)
+    words = [sys.executable, "-m", "rota", "serve", "--store", path, *options]
+    return _UNIT.format(store=path, command=shlex.join(words), folder=str(Path(path).parent), watchdog_s=WATCHDOG_S)
+
+
+class Notifier:
+    """Talks to systemd, if systemd listens."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        microseconds = environment.get("WATCHDOG_USEC", "")
+        mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self._every_s = int(microseconds) / 2e6 if microseconds.isdecimal() and mine else None
+
+    def ready(self) -> None:
+        """It takes calls."""
+        self._send("READY=1")
+
+    def stopping(self) -> None:
+        """It takes no more."""
+        self._send("STOPPING=1")
+
+    def keep_alive(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give a sign of life, again and again, as often as was asked for."""
+        if self._every_s is not None:
+            self._send("WATCHDOG=1")
+            loop.call_later(self._every_s, self.keep_alive, loop)
+
+    def _send(self, text: str) -> None:
+        if not self._address:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
+                out.sendto(text.encode(), address)
+        except OSError as problem:
+            _log.warning("systemd did not hear %r: %s", text, problem)

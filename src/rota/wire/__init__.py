@@ -1,0 +1,1 @@
+"""The wire: every method once, and JSON-RPC around it."""

@@ -1,0 +1,51 @@
+"""`rota token`, on a file and through its daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from rota.cli import app
+from rota.client import connect
+from rota.errors import InvalidInput, Unauthenticated
+from tests.daemon.world import serving
+
+
+def rota(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.mark.parametrize("through_daemon", [False, True])
+def test_a_token_is_made_listed_used_and_revoked(tmp_path: Path, through_daemon: bool) -> None:
+    path = str(tmp_path / "rota.db")
+    with serving(path) as served:
+        where = served.unix if through_daemon else path
+        token = rota("token", "create", "ci", "--scope", "enqueue:alpha,beta", "--expires", "30d", "--store", where)
+        token = token.strip()
+        (line,) = msgspec.json.decode(rota("token", "list", "--json", "--store", where))
+        assert (line["name"], line["scope"], line["projects"]) == ("ci", "enqueue", ["alpha", "beta"])
+        assert line["expires_at"] - line["created_at"] == pytest.approx(30 * 86_400)
+        assert token.split("_")[2] not in str(line)
+        with connect(served.url, token=token) as client:
+            assert client.queue.counts() == {}
+            assert "opens nothing" in rota("token", "revoke", line["token_id"], "--store", where)
+            for _ in range(1_000):
+                try:
+                    client.queue.counts()
+                except Unauthenticated:
+                    break
+            with pytest.raises(Unauthenticated, match="revoked"):
+                client.queue.counts()
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--scope", "root"), ("--scope", "read", "--expires", "soon"), ("--scope", "work:a")]
+)
+def test_a_token_that_makes_no_sense_is_refused(tmp_path: Path, wrong: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput):
+        rota("token", "create", "ci", *wrong, "--store", str(tmp_path / "rota.db"))

@@ -1,0 +1,26 @@
+"""One daemon for the tests that need nothing special of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rota.client import Client, connect
+from tests.daemon.world import Served, make_token, serving
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path / "rota.db") as daemon:
+        yield daemon
+
+
+@pytest.fixture(params=["unix", "http"])
+def client(served: Served, request: pytest.FixtureRequest) -> Iterator[Client]:
+    """A client with every right, over each transport."""
+    over_unix = request.param == "unix"
+    made = served.client() if over_unix else connect(served.url, token=make_token(served.path, "admin"))
+    with made:
+        yield made

@@ -1,0 +1,319 @@
+"""Who may do what: tokens, scopes, projects, lock-out, and the audit of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rota import store
+from rota.client import connect
+from rota.clock import ManualClock
+from rota.daemon.http import HttpSettings
+from rota.daemon.limits import Limits
+from rota.daemon.lockout import Lockout
+from rota.errors import Forbidden, InvalidInput, LockedOut, Unauthenticated
+from rota.kernel import Kernel, ScheduleSpec
+from rota.office import LOCAL, Caller, Office
+from rota.office.callers import check
+from rota.service.dispatcher import Dispatcher
+from rota.wire.methods import METHODS, SCOPES, Method, Scope
+from tests.daemon.web import call, fetch, rpc
+from tests.daemon.world import Served, make_token, serving
+
+
+def example(kind: Any) -> Any:
+    """Parameters of a type, with whatever it takes."""
+    values: dict[Any, Any] = {int: 1, str: "x", float: 1.0, bool: True}
+    given: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        if field.required:
+            given[field.name] = _value(field.type, values)
+    return msgspec.convert(given, kind)
+
+
+def _value(kind: Any, values: dict[Any, Any]) -> Any:
+    if kind in values:
+        return values[kind]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [1, 1] if kind.__struct_config__.array_like else msgspec.to_builtins(example(kind))
+    text = str(kind)
+    if "Literal" in text:
+        return kind.__args__[0]
+    found = {"list[": [], "dict": {}, "int": 1}
+    return next((value for word, value in found.items() if word in text), "x")
+
+
+# --- scopes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_open_to_its_scope_and_closed_to_the_one_below(name: str) -> None:
+    method = METHODS[name]
+    params = example(method.params)
+    rung = SCOPES.index(method.scope)
+    for scope in SCOPES:
+        caller = Caller(name="somebody", scope=scope)
+        if SCOPES.index(scope) >= rung:
+            assert check(caller, method, params) == method.scope
+        else:
+            with pytest.raises(Forbidden, match=f"needs scope {method.scope}"):
+                check(caller, method, params)
+
+
+GUARDED = [(method, field) for method in METHODS.values() for field in method.guarded]
+
+
+@pytest.mark.parametrize(("method", "field"), GUARDED, ids=lambda each: str(getattr(each, "name", each)))
+def test_ones_own_time_and_unchecked_claims_need_scope_operate(method: Method, field: str) -> None:
+    value = False if field == "admission_check" else 5.0
+    params = msgspec.structs.replace(example(method.params), **{field: value})
+    assert check(Caller(name="somebody", scope="operate"), method, params) == "operate"
+    with pytest.raises(Forbidden, match="needs scope operate"):
+        check(Caller(name="somebody", scope="work"), method, params)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_over_tcp_nothing_is_answered_without_a_token_or_below_its_scope(name: str, closed: Served) -> None:
+    method = METHODS[name]
+    params = msgspec.to_builtins(example(method.params))
+    body = {"jsonrpc": "2.0", "id": 1, "method": name, "params": params}
+    bare = rpc(closed.url, None, body)
+    assert bare.status == 401
+    assert bare.json["error"]["code"] == Unauthenticated.code
+    rung = SCOPES.index(method.scope)
+    if rung:
+        below = rpc(closed.url, TOKENS[SCOPES[rung - 1]], body).json
+        assert below["error"]["code"] == Forbidden.code
+    within = rpc(closed.url, TOKENS[method.scope], body).json
+    assert within.get("error", {}).get("code") != Forbidden.code
+
+
+TOKENS: dict[Scope, str] = {}
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A daemon that locks nobody out, with a token of each scope."""
+    path = tmp_path_factory.mktemp("closed") / "rota.db"
+    with serving(path, limits=Limits(failures_max=100_000)) as served:
+        TOKENS.update({scope: make_token(served.path, scope) for scope in SCOPES})
+        yield served
+
+
+# --- projects ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_projects(served: Served) -> dict[str, int]:
+    """Agents and entries of two projects; the pids."""
+    pids = {}
+    with served.client() as client:
+        for project in ("alpha", "beta"):
+            client.projects.create(project, metadata={"secret": project})
+            pids[project] = client.agents.create(project, project_id=project, metadata={"secret": project})
+            client.enqueue(ScheduleSpec(pids[project], payload={"secret": project}, tags=("t",), key=project))
+            client.journal.append(pids[project], "note", {"secret": project})
+    return pids
+
+
+def test_a_token_of_one_project_sees_nothing_that_is_in_another(served: Served, two_projects: dict[str, int]) -> None:
+    token = make_token(served.path, "enqueue", projects=("alpha",))
+    with connect(served.url, token=token) as client:
+        own, other = client.get(1), client.get(2)
+        assert (own.payload, own.key) == ({"secret": "alpha"}, "alpha")
+        assert (other.payload, other.key, other.tags, other.result) == ({}, None, (), None)
+        assert other.state == "queued", "that it is there and how it stands is no secret"
+        entries, total = client.queue.list()
+        assert [entry.payload for entry in entries] == [{"secret": "alpha"}, {}]
+        assert total == 2
+        assert client.agents.get(two_projects["beta"]).metadata == {}
+        assert [agent.metadata for agent in client.agents.list()[0]] == [{"secret": "alpha"}, {}]
+        assert [project.metadata for project in client.projects.list()[0]] == [{"secret": "alpha"}, {}]
+        notes = [event.payload for event in client.journal.tail() if event.kind == "note"]
+        assert notes == [{"secret": "alpha"}, {}]
+        assert "beta" not in repr([event for event in client.journal.tail() if event.pid == two_projects["beta"]])
+
+
+def test_a_token_of_one_project_writes_into_no_other(served: Served, two_projects: dict[str, int]) -> None:
+    token = make_token(served.path, "enqueue", projects=("alpha",))
+    with connect(served.url, token=token) as client:
+        assert client.enqueue(ScheduleSpec(two_projects["alpha"])) == 3
+        theirs = ScheduleSpec(two_projects["beta"])
+        with pytest.raises(Forbidden, match="may not write into project 'beta'"):
+            client.enqueue(theirs)
+        with pytest.raises(Forbidden):
+            client.enqueue_many([ScheduleSpec(two_projects["alpha"]), theirs])
+        with pytest.raises(Forbidden):
+            client.queue.enqueue_unique(theirs)
+        with pytest.raises(Forbidden):
+            client.queue.cancel(2)
+        with pytest.raises(Forbidden):
+            client.queue.request_cancel(2)
+        assert client.queue.cancel(3) == ("queued", "cancelled")
+    with served.client() as local:
+        assert local.queue.list()[1] == 3, "nothing of what was refused was written"
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+def test_a_token_works_until_it_is_revoked_elsewhere(served: Served) -> None:
+    token = make_token(served.path, "read")
+    assert "result" in call(served.url, token, "kernel.sched.counts")
+    kernel = Kernel(store.open(served.path))
+    office = Office(kernel, Dispatcher(kernel))
+    office.ask("system.token_revoke", token_id=token.split("_")[1])
+    office.close()
+    kernel.store.close()
+    for _ in range(1_000):  # the daemon hears of it by a bell, or at the next look
+        answer = call(served.url, token, "kernel.sched.counts")
+        if "error" in answer:
+            break
+    assert "was revoked" in answer["error"]["message"]
+
+
+def test_a_token_expires(tmp_path: Path) -> None:
+    clock = ManualClock(1_000.0)
+    kernel = Kernel(store.open(str(tmp_path / "rota.db"), clock=clock))
+    office = Office(kernel, Dispatcher(kernel))
+    token = office.ask("system.token_create", name="t", scope="read", expires_in_s=10.0).token
+    clock.advance(9.9)
+    assert office.tokens.caller(token, "here").scope == "read"
+    clock.advance(0.1)
+    with pytest.raises(Unauthenticated, match="has expired"):
+        office.tokens.caller(token, "here")
+    office.close()
+    kernel.store.close()
+
+
+@pytest.mark.parametrize("wrong", ["", "x", "rota_", "rota__", "rota_0_0", "Rota_{id}_{secret}", "rota_{id}_{secret}x"])
+def test_only_the_whole_token_opens(tmp_path: Path, wrong: str) -> None:
+    kernel = Kernel(store.open(str(tmp_path / "rota.db")))
+    office = Office(kernel, Dispatcher(kernel))
+    _, token_id, secret = office.ask("system.token_create", name="t", scope="read").token.split("_", 2)
+    with pytest.raises(Unauthenticated):
+        office.tokens.caller(wrong.format(id=token_id, secret=secret), "here")
+    office.close()
+    kernel.store.close()
+
+
+def test_no_secret_is_kept(tmp_path: Path) -> None:
+    token = make_token(str(tmp_path / "rota.db"), "admin")
+    secret = token.split("_", 2)[2].encode()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and secret in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"scope": "root"},
+        {"scope": "work", "projects": ("alpha",)},
+        {"scope": "read", "projects": ()},
+        {"scope": "read", "expires_in_s": 0.0},
+        {"scope": "read", "name": ""},
+    ],
+)
+def test_a_token_that_makes_no_sense_is_refused(tmp_path: Path, asked: dict[str, Any]) -> None:
+    kernel = Kernel(store.open(str(tmp_path / "rota.db")))
+    office = Office(kernel, Dispatcher(kernel))
+    with pytest.raises(InvalidInput):
+        office.ask("system.token_create", **{"name": "t", **asked})
+    assert office.ask("system.token_list") == []
+    office.close()
+    kernel.store.close()
+
+
+# --- lock-out ------------------------------------------------------------------------------------
+
+
+def test_an_address_is_locked_out_after_repeated_failures_and_let_in_again_later() -> None:
+    now = [0.0]
+    lockout = Lockout(Limits(failures_max=3, failures_s=10, lockout_s=60), lambda: now[0])
+    for at in (0.0, 1.0):
+        now[0] = at
+        lockout.failed("a")
+    lockout.check("a")
+    now[0] = 10.0
+    lockout.failed("a")
+    with pytest.raises(LockedOut, match="another 60 s"):
+        lockout.check("a")
+    lockout.check("b")
+    now[0] = 70.0
+    lockout.check("a")
+    for at in (80.0, 85.0, 90.1):
+        now[0] = at
+        lockout.failed("a")
+    lockout.check("a")
+
+
+def test_failures_are_remembered_of_so_many_addresses_only() -> None:
+    lockout = Lockout(Limits(addresses_max=2), lambda: 0.0)
+    for address in ("a", "b", "c"):
+        lockout.failed(address)
+    assert len(lockout._failures) == 2
+
+
+def test_over_tcp_a_third_failure_locks_the_address_out_even_with_a_good_token(served: Served) -> None:
+    good = make_token(served.path, "read")
+    for _ in range(3):
+        assert rpc(served.url, "rota_0_0", {}).status == 401
+    locked = rpc(served.url, good, {"jsonrpc": "2.0", "id": 1, "method": "kernel.sched.counts"})
+    assert locked.status == 429
+    assert 0 < int(locked.headers["retry-after"]) <= 60
+    assert fetch(served.url, "/livez").status == 200
+    with served.client() as client:
+        denied = [event for event in client.journal.tail() if event.kind == "kernel.auth.denied"]
+    assert len(denied) == 3, "what comes while locked out is not even written down"
+
+
+# --- the audit -----------------------------------------------------------------------------------
+
+
+def test_every_denial_and_every_operators_act_is_written_down(served: Served) -> None:
+    reader, operator = make_token(served.path, "read"), make_token(served.path, "operate")
+    assert call(served.url, reader, "kernel.project.pause_fleet", {"by": "x"})["error"]["code"] == Forbidden.code
+    assert "result" in call(served.url, operator, "kernel.project.pause_fleet", {"by": "x", "reason": "test"})
+    assert call(served.url, None, "kernel.sched.counts")["error"]["code"] == Unauthenticated.code
+    with served.client() as client:
+        facts = [event for event in client.journal.tail(0, 10_000) if event.kind.startswith("kernel.auth")]
+    denied = [event.payload for event in facts if event.kind == "kernel.auth.denied"]
+    assert [fact.get("method") for fact in denied] == ["kernel.project.pause_fleet", None]
+    assert f"token:{reader.split('_')[1]}" in denied[0]["peer"]
+    acts = [event.payload for event in facts if event.kind == "kernel.auth.operated"]
+    assert acts[-1] == {
+        "who": f"token:{operator.split('_')[1]}",
+        "method": "kernel.project.pause_fleet",
+        "detail": {"by": "x", "reason": "test"},
+    }
+    assert not any(token.split("_", 2)[2] in repr(facts) for token in (reader, operator))
+
+
+def test_an_operators_act_and_its_record_are_one_commit(tmp_path: Path) -> None:
+    kernel = Kernel(store.open(str(tmp_path / "rota.db")))
+    office = Office(kernel, Dispatcher(kernel))
+    with pytest.raises(InvalidInput):
+        office.call("kernel.project.move", {"project_id": "nothing", "verb": ""}, LOCAL)
+    assert not [event for event in kernel.journal.tail() if event.kind == "kernel.auth.operated"]
+    office.close()
+    kernel.store.close()
+
+
+# --- where it listens ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])
+def test_beyond_this_machine_it_listens_with_tls_only(host: str) -> None:
+    with pytest.raises(InvalidInput, match="tls-cert"):
+        HttpSettings(host=host)
+    assert HttpSettings(host=host, certificate="c.pem", key="k.pem").host == host
+    with pytest.raises(InvalidInput, match="both"):
+        HttpSettings(host=host, certificate="c.pem")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_on_this_machine_it_listens_without(host: str) -> None:
+    assert HttpSettings(host=host).certificate is None

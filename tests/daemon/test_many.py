@@ -1,0 +1,183 @@
+"""Many clients at once: shared commits, one wake for each, and nobody gets what another has."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rota import store
+from rota.client import Client, connect
+from rota.daemon.exchange import Exchange
+from rota.kernel import Kernel, ScheduleSpec
+from rota.office import LOCAL, Office
+from rota.service.dispatcher import Dispatcher
+from rota.wire.methods import METHODS
+from tests.daemon.world import Raw, Served, make_token, serving
+
+CLIENTS = 16
+
+
+@pytest.mark.parametrize("transport", ["unix", "http"])
+def test_sixteen_clients_share_the_work_and_none_of_it_is_done_twice(tmp_path: Path, transport: str) -> None:
+    each = 25
+    with serving(tmp_path / "rota.db", policy="eevdf") as served:
+        token = make_token(served.path, "admin")
+        address = served.unix if transport == "unix" else served.url
+        with connect(address, token=token) as client:
+            pids = [client.create_agent(f"agent {number}", "callable") for number in range(4)]
+
+            def work(number: int) -> list[int]:
+                with connect(address, token=token) as own:
+                    for step in range(each):
+                        own.enqueue(ScheduleSpec(pids[step % 4], payload={"from": number}))
+                    return _drain(own, f"worker {number}")
+
+            with ThreadPoolExecutor(CLIENTS) as pool:
+                ran = [sched_id for ids in pool.map(work, range(CLIENTS)) for sched_id in ids]
+            assert Counter(ran) == Counter(range(1, CLIENTS * each + 1))
+            assert client.queue.counts() == {"completed": CLIENTS * each}
+
+
+def _drain(client: Client, worker_id: str) -> list[int]:
+    ran = []
+    while entries := client.claim(worker_id, 2, wait_s=0.2):
+        for entry in entries:
+            client.complete(entry.sched_id, "completed", token=entry.token)
+            ran.append(entry.sched_id)
+    return ran
+
+
+def test_a_client_may_be_used_by_many_threads(served: Served) -> None:
+    with served.client() as client:
+        pid = client.create_agent("agent", "callable")
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            ids = list(pool.map(lambda _: client.enqueue(ScheduleSpec(pid)), range(200)))
+    assert sorted(ids) == list(range(1, 201))
+
+
+def test_what_arrives_together_shares_a_commit_and_wakes_the_loop_once(tmp_path: Path) -> None:
+    """A batch of a connection, or lines of many, are read in one go: they make one group and come back in one."""
+    joint = store.open_joint(str(tmp_path / "rota.db"))
+    office = Office(kernel := Kernel(joint), Dispatcher(kernel))
+    pid = kernel.agents.create("agent")
+    commits: list[int] = []
+    joint.on_change(lambda: commits.append(1))
+
+    async def together(here: bool) -> tuple[int, int, list[Any]]:
+        exchange = Exchange(asyncio.get_running_loop(), joint, office)
+        if not here:
+            exchange._here_from = float("inf")  # as after a slow commit
+        answers: list[Any] = []
+        done = asyncio.Event()
+
+        def reply(result: Any, error: BaseException | None) -> None:
+            answers.append(result if error is None else error)
+            if len(answers) == 20:
+                done.set()
+
+        commits.clear()
+        for step in range(20):
+            spec = ScheduleSpec(pid, payload={"step": step})
+            exchange.carry(METHODS["kernel.sched.enqueue"], spec, LOCAL, reply)
+        await done.wait()
+        exchange.close()
+        return len(commits), exchange.wakes, answers
+
+    for here in (True, False):
+        count, wakes, answers = asyncio.run(together(here))
+        assert (count, wakes) == (1, 1)
+        ids = [answer.sched_id for answer in answers]
+        assert ids == list(range(ids[0], ids[0] + 20))
+    office.close()
+    joint.close()
+
+
+def test_one_request_that_fails_harms_no_other_of_its_group(served: Served) -> None:
+    with served.client() as client, Raw(served.unix) as raw:
+        pid = client.create_agent("agent", "callable")
+        wishes = [{"pid": pid}, {"pid": 99}, {"pid": pid, "after": [77]}, {"pid": pid}]
+        lines = [
+            msgspec.json.encode({"jsonrpc": "2.0", "id": number, "method": "kernel.sched.enqueue", "params": wish})
+            for number, wish in enumerate(wishes)
+        ]
+        raw.say(b"\n".join(lines) + b"\n")
+        answers = {answer["id"]: answer for answer in (raw.hear() for _ in wishes)}
+        assert [answers[number].get("error", {}).get("code") for number in range(4)] == [None, -32102, -32132, None]
+        assert client.queue.counts() == {"queued": 2}
+
+
+def test_a_waiting_claim_holds_no_thread(served: Served) -> None:
+    with served.client() as client:
+        pid = client.create_agent("agent", "callable")
+        waiters = [Raw(served.unix) for _ in range(100)]
+        params = {"worker_id": "w", "wait_s": 60.0}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "kernel.sched.claim", "params": params}
+        before = threading.active_count()
+        for raw in waiters:
+            raw.say(msgspec.json.encode(body) + b"\n")
+        served.until_parked(100)
+        assert threading.active_count() <= before + 2, "the writer's and the watch, if they had not been started yet"
+        ids = client.enqueue_many([ScheduleSpec(pid)] * 100)
+        got = [raw.hear()["result"]["entries"][0]["sched_id"] for raw in waiters]
+        assert sorted(got) == ids
+        for raw in waiters:
+            raw.close()
+
+
+def test_a_claim_of_somebody_who_has_gone_takes_nothing(served: Served) -> None:
+    with served.client() as client:
+        pid = client.create_agent("agent", "callable")
+        gone = Raw(served.unix)
+        params = {"worker_id": "gone", "wait_s": 60.0}
+        gone.say(msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "method": "kernel.sched.claim", "params": params}))
+        gone.say(b"\n")
+        served.until_parked(1)
+        gone.close()
+        served._until(lambda: served.daemon.joint.parked == 0)
+        sched_id = client.enqueue(ScheduleSpec(pid))
+        assert [entry.sched_id for entry in client.claim("here")] == [sched_id]
+
+
+def test_what_was_handed_to_somebody_who_has_gone_is_put_back(tmp_path: Path) -> None:
+    joint = store.open_joint(str(tmp_path / "rota.db"))
+    office = Office(kernel := Kernel(joint), Dispatcher(kernel))
+    sched_id = kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("agent")))
+
+    async def claim_and_go() -> None:
+        exchange = Exchange(asyncio.get_running_loop(), joint, office)
+        method = METHODS["kernel.sched.claim"]
+        params = msgspec.convert({"worker_id": "gone"}, method.params)
+        job = exchange.carry(method, params, LOCAL, lambda _result, _error: pytest.fail("nobody is there"))
+        exchange.withdraw(job)  # before its group runs: it cannot be stopped any more
+        while exchange.jobs or kernel.queue.get(sched_id).state != "queued":
+            await asyncio.sleep(0)
+        exchange.close()
+
+    asyncio.run(claim_and_go())
+    entry = kernel.queue.get(sched_id)
+    assert (entry.state, entry.attempt) == ("queued", 0)
+    office.close()
+    joint.close()
+
+
+def test_embedded_openers_beside_the_daemon_still_work(served: Served) -> None:
+    with served.client() as client:
+        pid = client.create_agent("agent", "callable")
+        kernel = Kernel(store.open(served.path))
+        got: list[int] = []
+        waiter = threading.Thread(target=lambda: got.extend(e.sched_id for e in client.claim("worker", wait_s=60.0)))
+        waiter.start()
+        served.until_parked(1)
+        sched_id = kernel.queue.enqueue(ScheduleSpec(pid))
+        waiter.join(30.0)
+        assert got == [sched_id]
+        kernel.queue.complete(sched_id, "completed")
+        assert client.wait(sched_id, 30.0).state == "completed"
+        kernel.store.close()
