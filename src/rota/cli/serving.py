@@ -65,7 +65,11 @@ def token_list(store: Store = STORE, as_json: AsJson = False) -> None:
 
 
 @token.command("revoke")
-def token_revoke(token_id: str, store: Store = STORE, as_json: AsJson = False) -> None:
+def token_revoke(
+    token_id: Annotated[str, typer.Argument(help="Its id, as `rota token list` shows it.")],
+    store: Store = STORE,
+    as_json: AsJson = False,
+) -> None:
     """Let an access token open nothing any more."""
     from rota.cli.tokens import revoke
 
