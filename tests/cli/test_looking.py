@@ -106,3 +106,17 @@ def test_damage_is_found_by_the_doctor_and_by_check(rota: Shell, path: Path, pid
     answer = rota("doctor")
     assert answer.code == 1
     assert "✗" in answer.out
+
+
+def test_top_looks_once_as_json(rota: Shell, pid: int) -> None:
+    rota("enqueue", pid)
+    seen = rota("top", "--json").json
+    assert seen["counts"] == {"queued": 1}
+    assert (seen["running"], seen["paused_by"]) == ([], None)
+
+
+def test_the_doctor_says_what_the_machine_lets_us_do(rota: Shell, pid: int) -> None:
+    findings = rota("doctor", "--json").json["findings"]
+    controls = [finding["words"] for finding in findings if finding["part"] == "controls"]
+    assert any("minder" in words for words in controls)
+    assert any("control groups" in words for words in controls)

@@ -27,6 +27,7 @@ from rota.cli.ps import ps
 from rota.cli.queue import queue
 from rota.cli.retry import retry
 from rota.cli.serving import serve, token
+from rota.cli.top import top
 from rota.cli.why import why
 from rota.errors import RotaError
 
@@ -46,6 +47,7 @@ policy_app = typer.Typer(help="The policies that decide which entry goes next.",
 COMMANDS: tuple[Callable[..., None], ...] = (
     enqueue,
     ps,
+    top,
     queue,
     why,
     cancel,

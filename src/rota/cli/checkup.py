@@ -18,6 +18,7 @@ import msgspec
 from rota.cli.connection import is_file, open_file
 from rota.cli.output import now, span
 from rota.errors import RotaError
+from rota.host.capabilities import detect
 from rota.kernel import Kernel
 from rota.policy import registry
 from rota.store.sqlite import SQLITE_OLDEST
@@ -162,4 +163,17 @@ def _platform(_: str) -> Iterator[Finding]:
     yield Finding(part, "good", f"{len(os.sched_getaffinity(0)) if linux else os.cpu_count()} cores")
 
 
-PARTS: tuple[Part, ...] = (_installation, _store, _platform)
+def _controls(_: str) -> Iterator[Finding]:
+    """What this machine lets rota do with processes, found by trying."""
+    part = "controls"
+    found = detect()
+    for offer in found.offers:
+        words = f"{offer.name}: {offer.for_what}"
+        yield Finding(part, "good", words) if offer.works else Finding(part, "note", f"no {words}", offer.why_not)
+    holds = [support.feature for support in found.cgroups if support.works]
+    words = f"control groups ({found.cgroup_backend}): {', '.join(holds) or 'none'}"
+    missing = next((support.why_not for support in found.cgroups if not support.works), "")
+    yield Finding(part, "good" if holds and not missing else "note", words, missing)
+
+
+PARTS: tuple[Part, ...] = (_installation, _store, _platform, _controls)

@@ -14,11 +14,14 @@ from rich.logging import RichHandler
 from rota import store
 from rota.cli.output import print_json
 from rota.cli.view import LiveView
+from rota.client import connect, is_remote
 from rota.errors import FleetInvalid
 from rota.kernel import Kernel
 from rota.policy import registry
 from rota.runtime.fleet.file import load
+from rota.runtime.fleet.tables import Fleet
 from rota.runtime.fleet_run import FleetRun, ask_for_reload
+from rota.service.desk import Desk
 from rota.service.dispatcher import Dispatcher
 
 __all__ = ["reload", "run"]
@@ -32,8 +35,7 @@ def run(path: Path | None, *, until_idle: bool, plain: bool, **overrides: Any) -
     console = Console(stderr=True, force_terminal=False if plain else None)
     live = console.is_terminal
     _log_to(console, quiet=live)
-    kernel = Kernel(store.open(fleet.store_path))
-    desk = Dispatcher(kernel, registry.make(fleet.policy_name, **fleet.policy_params))
+    desk = _desk(fleet)
     try:
         fleet_run = FleetRun(desk, fleet, **{name: value for name, value in overrides.items() if value is not None})
         for change in fleet_run.changes if not live else ():
@@ -41,17 +43,25 @@ def run(path: Path | None, *, until_idle: bool, plain: bool, **overrides: Any) -
         with LiveView(desk, fleet_run.supervisor, console=console, store=fleet.store_path):
             return fleet_run.run(until_idle=until_idle, handles_signals=True)
     finally:
-        kernel.store.close()
+        desk.close()
+
+
+def _desk(fleet: Fleet) -> Desk:
+    """A daemon's desk, whose policy is its own, or one over a file, by the fleet's policy."""
+    if is_remote(fleet.store_path):
+        return connect(fleet.store_path)
+    policy = registry.make(fleet.policy_name, **fleet.policy_params)
+    return Dispatcher(Kernel(store.open(fleet.store_path)), policy)
 
 
 def reload(path: Path | None, *, as_json: bool) -> None:
     """Ask whoever runs this fleet to read its file anew, once the file is found to be right."""
     fleet = load(found(path))
-    kernel = Kernel(store.open(fleet.store_path))
+    desk = _desk(fleet)
     try:
-        event_id = ask_for_reload(Dispatcher(kernel), getpass.getuser(), fleet.title)
+        event_id = ask_for_reload(desk, getpass.getuser(), fleet.title)
     finally:
-        kernel.store.close()
+        desk.close()
     if as_json:
         print_json({"fleet": fleet.title, "file": fleet.path, "event_id": event_id})
     else:

@@ -56,6 +56,7 @@ class LiveView:
         console: Console | None = None,
         store: str = "",
         board: Board | None = None,
+        full_screen: bool = False,
     ) -> None:
         self.board = board  # None: one that begins now. Whoever reads it waits until the view is closed
         self._desk = desk
@@ -64,6 +65,7 @@ class LiveView:
         self._store = store
         self._policy = str(getattr(getattr(desk, "policy", None), "name", ""))
         self._paints = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._full_screen = full_screen
         self._live: Live | None = None
         self._shown: Scene | None = None
         self._skipped = 0
@@ -81,7 +83,9 @@ class LiveView:
             if self.board is None:
                 self.board = Board(start_of(self._desk))
             if self._paints:
-                self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
+                self._live = Live(
+                    console=self._console, auto_refresh=False, vertical_overflow="crop", screen=self._full_screen
+                )
                 self._live.start()
         except Exception:
             _log.exception("the view could not begin; the run goes on without it")
@@ -93,6 +97,12 @@ class LiveView:
         self, _kind: type[BaseException] | None, _problem: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def wait(self) -> None:
+        """Stay until somebody closes the view, or interrupts."""
+        with self._bell:
+            while not self._is_over:
+                self._bell.wait()
 
     def close(self) -> None:
         """Show what is left to show, and end."""

@@ -89,7 +89,7 @@ class FleetRun:
             "worker_id": fleet.worker_id,
             "preemption_marks": () if preemption is None else preemption.bands,
             "preemption_grace_s": None if preemption is None else preemption.grace_s,
-            "logs": f"{fleet.store_path}-logs" if "://" not in fleet.store_path else None,
+            "logs": fleet.at("rota-logs") if ":" in fleet.store_path else f"{fleet.store_path}-logs",
         }
         return Settings(**(said | self._overrides))
 

@@ -183,7 +183,12 @@ class FleetFile(_Table, frozen=True, kw_only=True):
     name: Annotated[
         Name | None, Meta(description="Tells fleets on one store apart; the file's name if nothing is said.")
     ] = None
-    store: Annotated[Text, Meta(description="The file that everything is kept in.")] = "rota.db"
+    store: Annotated[
+        Text,
+        Meta(
+            description="The file that everything is kept in, or a daemon's address (`unix:/path`, `http://host:port`)."
+        ),
+    ] = "rota.db"
     policy: Annotated[str | PolicyTable, Meta(description="Who goes next; `rota policy list` shows what there is.")] = (
         "eevdf"
     )
@@ -238,7 +243,7 @@ class Fleet(FleetFile, frozen=True, kw_only=True):
     @property
     def store_path(self) -> str:
         """The store's address, with a file's path made absolute."""
-        if self.store == ":memory:" or "://" in self.store:
+        if self.store == ":memory:" or "://" in self.store or self.store.startswith("unix:"):
             return self.store
         return self.at(self.store)
 
