@@ -115,7 +115,8 @@ def test_top_looks_once_as_json(rota: Shell, pid: int) -> None:
     assert (seen["running"], seen["paused_by"]) == ([], None)
 
 
-def test_the_doctor_says_what_the_machine_lets_us_do(rota: Shell, pid: int) -> None:
+@pytest.mark.usefixtures("pid")
+def test_the_doctor_says_what_the_machine_lets_us_do(rota: Shell) -> None:
     findings = rota("doctor", "--json").json["findings"]
     controls = [finding["words"] for finding in findings if finding["part"] == "controls"]
     assert any("minder" in words for words in controls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import ssl
@@ -64,7 +65,8 @@ class LineConnection:
             if timeout_s != self._timeout_s:
                 self._socket.settimeout(timeout_s)
                 self._timeout_s = timeout_s
-            self._socket.sendall(body + b"\n")
+            with contextlib.suppress(BrokenPipeError):  # it may have said why before it hung up
+                self._socket.sendall(body + b"\n")
             return self._line()
         except OSError as problem:  # a part of the line may have arrived, and parts are not carried out; all may
             raise Lost(str(problem) or "timed out", sent=True) from problem
