@@ -91,7 +91,7 @@ def _warm_arena() -> Arena:
     workshop = Workshop()
     runner = CallableRunner(workshop, {}, slots=1)
     executor = ProcessPoolExecutor(1)
-    work = _work(RunPlan(function="bench.fleet:negated", isolation="process"), {"n": 5})
+    work = _work(RunPlan(function=f"{__name__}:negated", isolation="process"), {"n": 5})
 
     def close() -> None:
         runner.close()
