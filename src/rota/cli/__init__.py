@@ -44,43 +44,6 @@ app = typer.Typer(
 )
 policy_app = typer.Typer(help="The policies that decide which entry goes next.", no_args_is_help=True)
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    enqueue,
-    ps,
-    top,
-    queue,
-    why,
-    cancel,
-    retry,
-    pause,
-    resume,
-    events,
-    doctor,
-    serve,
-)
-for command in COMMANDS:
-    app.command()(command)
-for group, name in (
-    (agents, "agents"),
-    (projects, "projects"),
-    (ledger, "ledger"),
-    (limits, "limits"),
-    (policy_app, "policy"),
-    (graph_app, "graph"),
-    (cpu, "cpu"),
-    (token, "token"),
-    (db, "db"),
-):
-    app.add_typer(group, name=name)
-
-
-@app.command()
-def version(as_json: AsJson = False) -> None:
-    """Print rota's version."""
-    from importlib.metadata import version as installed
-
-    typer.echo(f'{{"version":"{installed("rota")}"}}' if as_json else installed("rota"))
-
 
 @app.command()
 def run(
@@ -143,6 +106,44 @@ def policy_list(as_json: AsJson = False) -> None:
     from rota.cli.policies import show
 
     show(as_json=as_json)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (
+    enqueue,
+    ps,
+    top,
+    queue,
+    why,
+    cancel,
+    retry,
+    pause,
+    resume,
+    events,
+    doctor,
+    serve,
+)
+for command in COMMANDS:
+    app.command()(command)
+for group, name in (
+    (agents, "agents"),
+    (projects, "projects"),
+    (ledger, "ledger"),
+    (limits, "limits"),
+    (policy_app, "policy"),
+    (graph_app, "graph"),
+    (cpu, "cpu"),
+    (token, "token"),
+    (db, "db"),
+):
+    app.add_typer(group, name=name)
+
+
+@app.command()
+def version(as_json: AsJson = False) -> None:
+    """Print rota's version."""
+    from importlib.metadata import version as installed
+
+    typer.echo(f'{{"version":"{installed("rota")}"}}' if as_json else installed("rota"))
 
 
 def main() -> None:
