@@ -27,7 +27,7 @@ from rota.model.work import Backoff
 from rota.store import Transaction
 from rota.store.statements import claims as sql
 
-__all__ = ["Ended", "Ending", "Run", "backoff_s", "end_runs", "put_back", "runs_of"]
+__all__ = ["Ended", "Ending", "Run", "backoff_s", "end_runs", "not_live", "put_back", "runs_of"]
 
 NEVER_AGAIN = frozenset({"over_budget"})  # outcomes that another attempt would only repeat
 _encode = msgspec.json.Encoder().encode
@@ -165,6 +165,12 @@ def _end_simply(tx: Transaction, run: Run | None, ending: Ending, now: float) ->
 _COMPLETED = ("dispatched", "completed")
 
 
+def not_live(run: Run, token: int | None) -> StaleClaim:
+    """The error for a token that is not a run's live claim."""
+    text = f"token {token} is not the live claim of entry {run.sched_id}, which is {run.state}"
+    return StaleClaim(text, sched_id=run.sched_id, token=token)
+
+
 def _judge(run: Run | None, ending: Ending) -> tuple[str, str]:
     """State before and after, or the error that nothing changes."""
     if run is None:
@@ -173,8 +179,7 @@ def _judge(run: Run | None, ending: Ending) -> tuple[str, str]:
     if well and run.options_text is None:  # the usual case
         return _COMPLETED
     if ending.token is not None and (run.token != ending.token or run.state != "dispatched"):
-        text = f"token {ending.token} is not the live claim of entry {ending.sched_id}, which is {run.state}"
-        raise StaleClaim(text, sched_id=ending.sched_id, token=ending.token)
+        raise not_live(run, ending.token)
     knows = ending.token is not None or ending.verb == "reclaim"
     may_retry = knows and not run.cancel_requested and run.attempt < run.max_attempts
     may_retry = may_retry and ending.outcome not in NEVER_AGAIN

@@ -14,7 +14,6 @@ from rota.errors import (
     SchedAdmissionDenied,
     SchedInvalidPayload,
     SchedUnknownId,
-    StaleClaim,
 )
 from rota.kernel.asks import (
     Answer,
@@ -31,7 +30,7 @@ from rota.kernel.asks import (
 )
 from rota.kernel.claims import CLAIM_TIMEOUT_S, ClaimPass, Terms
 from rota.kernel.core import Core
-from rota.kernel.endings import Ending, Run, end_runs, put_back, runs_of
+from rota.kernel.endings import Ending, Run, end_runs, not_live, put_back, runs_of
 from rota.kernel.ledger import Charged, Payer, record
 from rota.kernel.pulse import Pulse, pulse
 from rota.kernel.results import Results
@@ -370,10 +369,7 @@ class Runs:
 
 def _stale(tx: Transaction, sched_id: int, token: int | None) -> RotaError:
     run = runs_of(tx, [sched_id]).get(sched_id)
-    if run is None:
-        return SchedUnknownId(sched_id)
-    text = f"token {token} is not the live claim of entry {sched_id}, which is {run.state}"
-    return StaleClaim(text, sched_id=sched_id, token=token)
+    return SchedUnknownId(sched_id) if run is None else not_live(run, token)
 
 
 def _denied(sched_id: int, blocked: list[Blocking]) -> SchedAdmissionDenied:

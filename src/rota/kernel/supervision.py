@@ -17,16 +17,16 @@ A turn with nothing to say that is handed nothing writes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, TypeAlias, Unpack
 
 import msgspec
 
-from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, StaleClaim
+from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId
 from rota.kernel import lending
 from rota.kernel.agents import Agents
 from rota.kernel.asks import COMPLETE_MAX, Answer, Ask, Asked, Turnover, ask_of, worker_of
 from rota.kernel.core import Core
-from rota.kernel.endings import Ending, Run, runs_of
+from rota.kernel.endings import Ending, Run, not_live, runs_of
 from rota.kernel.entries import EntryFilter
 from rota.kernel.journal import append
 from rota.kernel.queue import Queue
@@ -66,6 +66,9 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     back_at: float | None = None  # None: at once
 
 
+Told: TypeAlias = tuple[RunReport, Ending]  # a report, and the end that it stands for if it is one
+
+
 class Supervision:
     """Runs and their agents, moved together."""
 
@@ -82,8 +85,7 @@ class Supervision:
         With `max_n=0` nothing is taken. What ended is durable before the waiting begins.
         """
         _report.sequence("reports", reports)
-        for report in reports:
-            _check(report)
+        told = [(report, _checked(report)) for report in reports]
         if len(reports) > COMPLETE_MAX:
             raise _report.refuse("reports", f"may be at most {COMPLETE_MAX:,}, not {len(reports):,}")
         _report.duration("wait_s", wait_s)
@@ -91,18 +93,18 @@ class Supervision:
         ask = ask_of(**asked) if wants else None
         if not reports and ask is not None and wait_s > 0:
             return Turnover([], self._queue.park(lambda tx: self._next(tx, ask), ask, wait_s))
-        turnover = self._core.write_steadily(lambda tx: self._turn(tx, reports, ask))
+        turnover = self._core.write_steadily(lambda tx: self._turn(tx, told, ask))
         if turnover.entries or ask is None or wait_s <= 0:
             return turnover
         return Turnover(turnover.answers, self._queue.park(lambda tx: self._next(tx, ask), ask, wait_s))
 
-    def _turn(self, tx: Transaction, reports: Sequence[RunReport], ask: Ask | None) -> Turnover:
+    def _turn(self, tx: Transaction, told: Sequence[Told], ask: Ask | None) -> Turnover:
         now = self._core.now()
-        runs = runs_of(tx, [report.sched_id for report in reports]) if reports else {}
-        answers = self._end(tx, runs, reports, now)
+        runs = runs_of(tx, [report.sched_id for report, _ in told]) if told else {}
+        answers = self._end(tx, runs, told, now)
         final = {
             runs[report.sched_id].pid: report.exit_kind
-            for report, answer in zip(reports, answers, strict=True)
+            for (report, _), answer in zip(told, answers, strict=True)
             if not isinstance(answer, RotaError) and answer[1] == "completed"
         }
         entries = self._queue.hand_out(tx, ask) if ask is not None else []
@@ -114,27 +116,27 @@ class Supervision:
         self._settle(tx, {entry.pid for entry in entries}, {}, self._core.now())
         return entries
 
-    def _end(self, tx: Transaction, runs: dict[int, Run], reports: Sequence[RunReport], now: float) -> list[Answer]:
+    def _end(self, tx: Transaction, runs: dict[int, Run], told: Sequence[Told], now: float) -> list[Answer]:
         """End runs or put them back; one that is stale or unknown changes nothing and holds up nobody."""
         answers: dict[int, Answer] = {}
         endings: list[tuple[int, Ending]] = []
-        told: set[int] = set()
-        for number, report in enumerate(reports):
+        seen: set[int] = set()
+        for number, (report, ending) in enumerate(told):
             run = runs.get(report.sched_id)
-            if run is None or run.state != "dispatched" or run.token != report.token or run.sched_id in told:
-                answers[number] = _refusal(run, report)
+            if run is None or run.state != "dispatched" or run.token != report.token or run.sched_id in seen:
+                answers[number] = SchedUnknownId(report.sched_id) if run is None else not_live(run, report.token)
                 continue
-            told.add(run.sched_id)
+            seen.add(run.sched_id)
             usage = self._charge(tx, run, report.usage, now)
             if report.back is None:
-                endings.append((number, _ending(report)))
+                endings.append((number, ending))
             else:
                 answers[number] = self._return(tx, run, report, now)
             append(tx, _fact(run, report, usage), now=now, pid=run.pid)
         if endings:
             ended = self._queue.end(tx, [ending for _, ending in endings], now)
             answers |= {number: answer for (number, _), answer in zip(endings, ended, strict=True)}
-        return [answers[number] for number in range(len(reports))]
+        return [answers[number] for number in range(len(told))]
 
     def _return(self, tx: Transaction, run: Run, report: RunReport, now: float) -> Answer:
         assert report.back is not None  # noqa: S101  # asked by the caller
@@ -278,7 +280,8 @@ class Supervision:
         self._core.write_steadily(lambda tx: append(tx, fact, now=self._core.now()))
 
 
-def _check(report: RunReport) -> None:
+def _checked(report: RunReport) -> Ending:
+    """What a report says about the end of its run, once it is found to be right."""
     if type(report) is not RunReport:
         raise _report.refuse("reports", f"must be RunReports, not {type(report).__name__}")
     _report.whole("sched_id", report.sched_id)
@@ -292,8 +295,8 @@ def _check(report: RunReport) -> None:
         _report.one_of("back", report.back, _BACK)
     if report.back_at is not None:
         _report.instant("back_at", report.back_at)
-    if report.result is not None:
-        encode_json("result", report.result, RESULT_BYTES_MAX)
+    result = None if report.result is None else encode_json("result", report.result, RESULT_BYTES_MAX)
+    return Ending(report.sched_id, report.exit_kind, report.token, result, report.outcome)
 
 
 def _way(state: str, *, is_live: bool) -> tuple[str, ...]:
@@ -301,18 +304,6 @@ def _way(state: str, *, is_live: bool) -> tuple[str, ...]:
     if is_live:
         return {"READY": ("RUNNING",), "SUSPENDED": ("READY", "RUNNING")}.get(state, ())
     return ("SUSPENDED", "READY") if state in ("RUNNING", "WAITING") else ()
-
-
-def _ending(report: RunReport) -> Ending:
-    result = None if report.result is None else encode_json("result", report.result, RESULT_BYTES_MAX)
-    return Ending(report.sched_id, report.exit_kind, report.token, result, report.outcome)
-
-
-def _refusal(run: Run | None, report: RunReport) -> RotaError:
-    if run is None:
-        return SchedUnknownId(report.sched_id)
-    text = f"token {report.token} is not the live claim of entry {run.sched_id}, which is {run.state}"
-    return StaleClaim(text, sched_id=run.sched_id, token=report.token)
 
 
 def _fact(run: Run, report: RunReport, usage: dict[str, int]) -> events.RunEnded:

@@ -11,7 +11,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -53,7 +53,7 @@ class FleetRun:
     def run(self, *, until_idle: bool = False, handles_signals: bool = False) -> int:
         """Run the fleet; the answer is how many runs have ended."""
         self._triggers.begin(self.supervisor.incarnation)
-        with self._on_hangup() if handles_signals else _nothing():
+        with self._on_hangup() if handles_signals else nullcontext():
             return self.supervisor.run(until_idle=until_idle, handles_signals=handles_signals)
 
     def reload(self) -> Changes | None:
@@ -135,8 +135,3 @@ class _FleetDuty:
 
     def due(self, now: float) -> None:
         self._triggers.due(now)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

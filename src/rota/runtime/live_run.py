@@ -33,7 +33,7 @@ from rota.runtime.plans import plan_of, spec_for
 from rota.runtime.runners import Assignment, Outcome, Stops
 from rota.service.desk import Desk
 
-__all__ = ["LiveRun", "Seat"]
+__all__ = ["LiveRun", "Seat", "left_of"]
 
 T = TypeVar("T")
 BACK = {"preempted": "preempt", "draining": "yield"}  # reasons after which an entry goes back into the queue
@@ -52,6 +52,12 @@ class Seat(Protocol):
     def take_again(self) -> None:
         """Wait for a slot and go on in it."""
         ...
+
+
+def left_of(desk: Desk, pid: int, own: Mapping[str, int]) -> dict[str, int]:
+    """What is left per dimension: of an agent's grants, and of a run's own ceiling where that is less."""
+    left = {line.dim: line.hard_limit - line.used for line in desk.ledger.get(pid)}
+    return left | {dim: min(amount, left.get(dim, amount)) for dim, amount in own.items()}
 
 
 class LiveRun:
@@ -174,12 +180,9 @@ class LiveRun:
 
     def remaining(self) -> dict[str, int]:
         """What is left of its ceiling and its agent's grants, per dimension."""
-        left = {line.dim: line.hard_limit - line.used for line in self._desk.ledger.get(self.entry.pid)}
         with self._lock:
-            for dim, most in self._ceiling.items():
-                own = most - self._spent.get(dim, 0)
-                left[dim] = min(own, left.get(dim, own))
-        return left
+            own = {dim: most - self._spent.get(dim, 0) for dim, most in self._ceiling.items()}
+        return left_of(self._desk, self.entry.pid, own)
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Save where the work stands."""

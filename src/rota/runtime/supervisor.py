@@ -21,7 +21,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from rota.kernel.supervision import RunReport
 from rota.model.events import Event, ProcessUpdated
 from rota.model.work import Agent, ReadyEntry
 from rota.runtime import runner_registry
-from rota.runtime.live_run import LiveRun
+from rota.runtime.live_run import LiveRun, left_of
 from rota.runtime.log import BoundedLog
 from rota.runtime.plans import RunPlan, plan_of
 from rota.runtime.preemption import Preemption, Running
@@ -106,7 +106,7 @@ class Supervisor:
         watch = Watch(self._desk, self.settings.heartbeat_s, lambda: self.runs, self._duties)
         watch.start()
         try:
-            with self._signals() if handles_signals else _nothing():
+            with self._signals() if handles_signals else nullcontext():
                 self._serve(until_idle=until_idle)
         finally:
             self._end(watch)
@@ -228,13 +228,14 @@ class Supervisor:
 
     def _begin(self, shift: Shift, entry: ReadyEntry, slot: str) -> tuple[LiveRun, Callable[[], Outcome]]:
         agent, plan = self._agent(entry.pid)
+        is_program = plan is not None and plan.runner != "callable"  # a function asks when it wants to know
         work = Assignment(
             entry=entry,
             agent=agent,
             plan=plan or RunPlan(),
             slot=slot,
             workspace=self._folder(entry),
-            remaining=self._remaining(entry) if plan is not None and plan.runner != "callable" else {},
+            remaining=left_of(self._desk, entry.pid, entry.ceiling) if is_program else {},
             checkpoint=entry.result if isinstance(entry.result, dict) else None,
         )
         run = LiveRun(self._desk, work, self._watchdog, self._open_log(work), _Seat(shift, entry.sched_id))
@@ -280,10 +281,6 @@ class Supervisor:
 
     def _folder(self, entry: ReadyEntry) -> str | None:
         return None if entry.workspace is None else self._desk.projects.workspace(entry.workspace).path
-
-    def _remaining(self, entry: ReadyEntry) -> dict[str, int]:
-        left = {line.dim: line.hard_limit - line.used for line in self._desk.ledger.get(entry.pid)}
-        return left | {dim: min(most, left.get(dim, most)) for dim, most in entry.ceiling.items()}
 
     def _open_log(self, work: Assignment) -> BoundedLog:
         path = None
@@ -348,8 +345,3 @@ def _pools(slots: int | dict[str, int]) -> list[tuple[tuple[str, ...], int]]:
     if isinstance(slots, int):
         return [((), slots)]
     return [((kind,) if kind != "any" else (), count) for kind, count in slots.items() if count > 0]
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
