@@ -78,7 +78,7 @@ def test_terminating_what_has_ended_by_itself_says_so(minder: Minder) -> None:
 def test_a_signal_reaches_the_whole_group(minder: Minder, monkeypatch: pytest.MonkeyPatch, by_descriptor: bool) -> None:
     monkeypatch.setattr(session_module._group_signals, "possible", by_descriptor)
     family = """
-import os, signal, sys
+import os, signal, sys, time
 def hears(*_):
     os.write(1, b"member\\n" if member == 0 else b"leader\\n")
     if member != 0:
@@ -90,7 +90,7 @@ member = os.fork()
 if member == 0:
     print("ready", flush=True)
 while True:
-    signal.pause()
+    time.sleep(0.01)  # a pause would sleep through a signal that comes just before it
 """
     with running(minder, py(family)) as (session, pipe):
         session.signal(signal.SIGUSR1)

@@ -379,6 +379,7 @@ class Exchange:
                 _log.debug("an answer came after the loop had ended")
 
     def _take_in(self) -> None:
+        self._store.settled()  # so that all answers of a commit are taken in together
         self.wakes += 1
         self._woken = False
         while self._incoming:

@@ -62,6 +62,10 @@ class JointStore(Store):
         """Run verbs here and now, in one commit, if nobody else writes; the answer is whether it was."""
         return self._store.run(errands)
 
+    def settled(self) -> None:
+        """Come back when the group whose answers are being given has all of them."""
+        self._store.settled()
+
     @property
     def parked(self) -> int:
         """How many posted verbs and callers wait for something to be handed out."""

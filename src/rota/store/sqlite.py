@@ -109,6 +109,10 @@ class SqliteStore:
             self._start_watch()
         return self._writer.run(requests)
 
+    def settled(self) -> None:
+        """Come back when the group whose answers are being given has all of them."""
+        self._writer.settled()
+
     @property
     def parked(self) -> int:
         """How many wait for an answer that is not empty."""

@@ -235,6 +235,11 @@ class Writer:
             changed, self._elsewhere = self._elsewhere, False
             return changed
 
+    def settled(self) -> None:
+        """Come back when the group whose answers are being given has all of them; that is never long."""
+        with self._mutex:
+            pass
+
     @property
     def parked(self) -> int:
         """How many wait for work."""
