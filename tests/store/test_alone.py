@@ -128,11 +128,11 @@ def test_one_who_comes_just_before_the_only_one_begins_hears_of_what_it_commits(
 
     def come() -> None:
         came.append(store.open(path))
-        before.append(came[0].write(lambda tx: tx.commits_elsewhere))
+        before.append(came[0].write(lambda tx: tx.news))
 
     first._engine._cursor = Waits(first._engine._cursor, come)  # type: ignore[assignment]
     first.write(put("word"))
-    assert came[0].write(lambda tx: tx.commits_elsewhere) == before[0] + 1
+    assert came[0].write(lambda tx: tx.news) > before[0]
     came[0].close()
     first.close()
 
@@ -141,8 +141,8 @@ def test_what_was_committed_alone_is_not_missed_by_those_who_come_later(path: st
     first = store.open(path)
     first.write(lambda tx: tx.run(WORDS))
     second = store.open(path)
-    before = second.write(lambda tx: tx.commits_elsewhere)
+    before = second.write(lambda tx: tx.news)
     first.write(put("word"))
-    assert second.write(lambda tx: tx.commits_elsewhere) == before + 1
+    assert second.write(lambda tx: tx.news) > before
     first.close()
     second.close()

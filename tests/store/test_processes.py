@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import queue
 import socket
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,17 +74,27 @@ def gaps(turns: list[int]) -> list[int]:
     return found
 
 
-def test_a_store_is_told_how_much_others_have_committed(path: str, opened: Store) -> None:
-    def elsewhere(tx: Transaction) -> int:
-        return tx.commits_elsewhere
+def test_a_store_hears_that_others_have_written_and_not_of_its_own_writes(path: str, opened: Store) -> None:
+    def news(tx: Transaction) -> int:
+        return tx.news
 
-    before = opened.write(elsewhere)
+    before = opened.write(news)
     opened.write(put("mine"))
-    assert opened.write(elsewhere) == before
+    with pytest.raises(ZeroDivisionError):
+        opened.write(lambda _tx: 1 / 0)
+    assert opened.write(news) == before
     other = store.open(path)
     other.write(put("theirs"))
-    assert opened.write(elsewhere) > before
+    assert opened.write(news) > before
     other.close()
+
+
+def test_a_store_hears_that_a_program_which_is_not_ours_has_written(path: str, opened: Store) -> None:
+    before = opened.write(lambda tx: tx.news)
+    with contextlib.closing(sqlite3.connect(path)) as foreign:
+        foreign.execute("INSERT INTO kernel_meta (key, value) VALUES ('theirs', '1')")
+        foreign.commit()
+    assert opened.write(lambda tx: tx.news) > before
 
 
 # --- waking each other ---------------------------------------------------------------------------

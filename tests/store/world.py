@@ -132,6 +132,7 @@ class Probe:
         self.before: dict[str, Callable[[], object]] = {}
         self.after: dict[str, Callable[[], object]] = {}
         self.foreign = False  # somebody outside has written
+        self.alone = False
 
     def _do(self, verb: str, act: Callable[[], T]) -> T:
         self.log.append(verb)

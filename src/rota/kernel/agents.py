@@ -161,6 +161,7 @@ class Agents:
         fact = ProcessTerminated(prev_state=agent.state, exit_kind=exit_kind, detail=detail)
         event_id = append(tx, fact, now=now, pid=pid)
         tx.run(sql.MOVE, (AgentState.DEAD, None, now, exit_kind, _as_json("detail", detail), event_id, pid))
+        self._core.memo.forget()  # it was known to live
         return agent
 
     def check_exit(self, exit_kind: str, detail: dict[str, Any] | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -16,27 +16,63 @@ __all__ = ["LIST_MAX", "Core", "Memo", "Page", "memo_of", "page"]
 
 LIST_MAX = 10_000  # rows in one answer
 LIST_DEFAULT = 100
+LIVING_MAX = 10_000  # agents that are known to live
 T = TypeVar("T")
 _call = Checks("Call", InvalidPayload)
 
 
 class Memo:
-    """What was last read of the pulse (see admission), while nothing can have changed it.
+    """What was last read and every verb needs, while nothing can have changed it: the pulse, and who lives.
 
-    Every write forgets it, but for those that are known to leave the pulse alone. It may be too early in what it
+    Every write forgets it, but for those that are known to leave both alone. The pulse may be too early in what it
     says will happen, which costs a look, and is never too late.
     """
 
-    __slots__ = ("elsewhere", "pulse", "read_at")
+    __slots__ = ("_living", "_news", "_pulse")
 
     def __init__(self) -> None:
-        self.pulse: Any = None
-        self.elsewhere = 0  # commits of others when it was read
-        self.read_at = 0.0
+        self._news = -1  # of others, when anything was last looked up here
+        self._pulse: Any = None
+        self._living: dict[int, str | None] = {}
 
     def forget(self) -> None:
-        """Read it again next time."""
-        self.pulse = None
+        """Read it all again next time."""
+        self._pulse = None
+        self._living = {}
+
+    def pulse(self, tx: Transaction) -> Any:
+        """The pulse, if it is known."""
+        self._look(tx)
+        return self._pulse
+
+    def keep_pulse(self, tx: Transaction, pulse: Any) -> None:
+        """Remember the pulse that was just read."""
+        self._look(tx)
+        self._pulse = pulse
+        tx.notes.undone.append(self.forget)
+
+    def move_pulse(self, pulse: Any) -> None:
+        """Remember what a verb knows to have changed of the pulse."""
+        if self._pulse is not None:
+            self._pulse = pulse
+
+    def living(self, tx: Transaction) -> dict[int, str | None]:
+        """The agents that are known to live, each with its project."""
+        if self._news != tx.news:
+            self._look(tx)
+        return self._living
+
+    def keep_living(self, tx: Transaction, found: Mapping[int, str | None]) -> None:
+        """Remember agents that were just found to live."""
+        if len(self._living) + len(found) > LIVING_MAX:
+            self._living = {}
+        self._living.update(found)
+        tx.notes.undone.append(self.forget)
+
+    def _look(self, tx: Transaction) -> None:
+        if self._news != tx.news:
+            self._news = tx.news
+            self.forget()
 
 
 _MEMOS: WeakKeyDictionary[Store, Memo] = WeakKeyDictionary()

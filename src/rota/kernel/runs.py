@@ -120,11 +120,10 @@ class Runs:
 
     def _foresee(self, beat: Pulse, expires_at: float) -> None:
         """A claim changes one thing of the pulse, when the first claim expires; and contexts, if it uses requests."""
-        memo = self._core.memo
         if beat.any_context:
-            memo.forget()
-        elif memo.pulse is not None and (beat.expires_at is None or expires_at < beat.expires_at):
-            memo.pulse = beat._replace(expires_at=expires_at)
+            self._core.memo.forget()
+        elif beat.expires_at is None or expires_at < beat.expires_at:
+            self._core.memo.move_pulse(beat._replace(expires_at=expires_at))
 
     def force_claim(
         self,

@@ -29,7 +29,6 @@ PROMOTE_MAX = 1_000  # held entries released in one go
 RECLAIM_MAX = 1_000  # claims taken back in one go
 SWEEP_MAX = 1_000  # deadlines swept in one go
 JUMP_MIN_S = 5.0  # less is drift, not a jump
-MEMO_S = 0.05  # how long the pulse is believed: a program that is not ours may have written to the file
 _OFFSET = "clock_offset"  # the file's setting: which life of the machine, and wall less monotonic clock in it
 
 
@@ -48,14 +47,12 @@ class Clockwork:
         """
         if own_time:
             self.notice_jump(tx, now)
-            memo = self._core.memo
-            known: Pulse | None = memo.pulse
-            fresh = known is not None and memo.elsewhere == tx.commits_elsewhere and now - memo.read_at < MEMO_S
-            if known is not None and fresh and now >= memo.read_at and not known.is_due(now):
+            known: Pulse | None = self._core.memo.pulse(tx)
+            if known is not None and not known.is_due(now):
                 return known, []
         beat = pulse(tx)
         if not beat.is_due(now):
-            return self._remember(tx, beat, now, own_time), []
+            return self._remember(tx, beat, own_time), []
         final: list[int] = []
         expired: list[int] = []
         if beat.held_at is not None and beat.held_at <= now:
@@ -72,14 +69,13 @@ class Clockwork:
             contexts.refill(tx, now)
         if beat.fallout:
             final += after.see_to_fallout(tx, now)
-        return self._remember(tx, pulse(tx), now, own_time), final
+        return self._remember(tx, pulse(tx), own_time), final
 
-    def _remember(self, tx: Transaction, beat: Pulse, now: float, own_time: bool) -> Pulse:
-        memo = self._core.memo
-        memo.forget()
+    def _remember(self, tx: Transaction, beat: Pulse, own_time: bool) -> Pulse:
         if own_time:
-            memo.pulse, memo.elsewhere, memo.read_at = beat, tx.commits_elsewhere, now
-            tx.notes.undone.append(memo.forget)
+            self._core.memo.keep_pulse(tx, beat)
+        else:
+            self._core.memo.forget()
         return beat
 
     def notice_jump(self, tx: Transaction, now: float) -> None:

@@ -6,9 +6,8 @@ is read from the file, and a poll every `POLL_S` is the net under a bell that co
 
 Who listens is asked at every commit, where even one call of the system is dear: the processor comes back from a
 flush with nothing in its caches. So there is a *board*, a few bytes of memory that all processes share (they map the
-lock file): whoever hangs a bell leaves a new mark on it, and whoever rings looks at the board only. Commits are
-counted there too, so that everybody can tell at no cost whether somebody else has written. And whoever opens the file
-leaves its name there, so that the one who was first can tell whether it still has the file to itself.
+lock file): whoever hangs a bell leaves a new mark on it, and whoever rings looks at the board only. And whoever opens
+the file leaves its name there, so that the one who was first can tell whether it still has the file to itself.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import mmap
 import os
 import select
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,9 +28,8 @@ POLL_S = 0.05  # how late a missed bell is noticed
 _SUFFIX = ".bell"
 _ADDRESS_BYTES_MAX = 100  # what a socket address holds, with some to spare
 _MARK_BYTES = 8
-_COMMITS = struct.Struct("=q")
-_BOARD = struct.Struct("=8sq8s")
-_NAME_AT = _MARK_BYTES + _COMMITS.size
+_NAME_AT = 16  # between them stood a count, in files of earlier versions
+_BOARD_BYTES = 24
 _log = logging.getLogger(__name__)
 
 
@@ -41,8 +38,9 @@ class Board:
 
     def __init__(self, lock: int) -> None:
         # room on the disk, not only a size: where that is missing, writing to shared memory kills the process
-        os.posix_fallocate(lock, 0, _BOARD.size)
-        self._bytes = mmap.mmap(lock, _BOARD.size)
+        os.posix_fallocate(lock, 0, _BOARD_BYTES)
+        self._bytes = mmap.mmap(lock, _BOARD_BYTES)
+        self.last_comer = memoryview(self._bytes)[_NAME_AT:]  # the name of whoever opened the file last
 
     @property
     def mark(self) -> bytes:
@@ -53,26 +51,9 @@ class Board:
     def mark(self, mark: bytes) -> None:
         self._bytes[:_MARK_BYTES] = mark
 
-    @property
-    def commits(self) -> int:
-        """How many commits there have been, by anybody."""
-        return _BOARD.unpack_from(self._bytes)[1]  # type: ignore[no-any-return]  # a whole number
-
-    def count_commit(self) -> None:
-        """One more. The committer holds the lock, so nobody else counts at the same time."""
-        _COMMITS.pack_into(self._bytes, _MARK_BYTES, self.commits + 1)
-
-    @property
-    def last_comer(self) -> bytes:
-        """The name of whoever opened the file last."""
-        return self._bytes[_NAME_AT:]
-
-    @last_comer.setter
-    def last_comer(self, name: bytes) -> None:
-        self._bytes[_NAME_AT:] = name
-
     def close(self) -> None:
         """Look no more."""
+        self.last_comer.release()
         self._bytes.close()
 
 

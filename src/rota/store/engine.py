@@ -19,6 +19,8 @@ class GroupFailed(BaseException):
 class Engine(Protocol):
     """What a database does for a group. `GroupFailed` out of any of it means that the transaction is gone."""
 
+    alone: bool  # nobody else had the file open when the last transaction began, so there is nobody to tell
+
     def begin(self) -> None:
         """Begin a transaction that may write."""
         ...

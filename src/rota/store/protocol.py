@@ -41,18 +41,14 @@ class Transaction(Protocol):
     """Statements inside one transaction. Work may be run again when a commit fails, so it writes only here."""
 
     notes: Notes
-
-    @property
-    def commits_elsewhere(self) -> int:
-        """How many commits others made on the same file, in this process or another: a number that grows."""
-        ...
+    news: int  # it grows when others have written to the same file, in this process or another, ours or not
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""
         ...
 
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
-        """Run a statement that inserts a row and return its id, or 0 if it inserted none."""
+        """Run a statement that inserts a row and return its id."""
         ...
 
     def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:

@@ -3,7 +3,7 @@
 Processes take turns by an exclusive lock on a file beside the database, which the system hands out in order.
 
 **Alone.** Turns are for fairness; what keeps two writers apart is SQLite's own lock. So one who has the file to itself
-need not take turns, count commits or ring bells, a twentieth of a small commit. It must not be mistaken:
+need not take turns or ring bells, a twentieth of a small commit. It must not be mistaken:
 
 1. Everybody who has the file open holds a shared lock on a second file, `-here`. The system lets go of it when its
    holder dies, however. Who can have that lock exclusively for a moment while it opens the file is the only one there.
@@ -11,7 +11,7 @@ need not take turns, count commits or ring bells, a twentieth of a small commit.
    finds another name there, and not again after that.
 3. Opening is done in a turn, so two who open at once do it one after the other.
 4. The first one looks at the board again when it has SQLite's lock. If it is alone then, whoever comes waits at that
-   lock for the transaction to end, and has read nothing before. If it is not, its commit is counted and rung.
+   lock for the transaction to end, and has read nothing before. If it is not, its commit is rung.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ __all__ = [
 BUSY_TIMEOUT_MS = 10_000  # how long a foreign program may hold the file before a caller hears of it
 STAMP_MAX = 20  # characters of a version that are looked at: Python will not read a number of thousands of digits
 PAGE_BYTES = 2_048  # half of SQLite's own default: a small commit flushes half as much (docs/decisions/0006)
+LOG_PAGES = (
+    4_000  # of the log, before it is moved into the file: 8 MiB, so that a page that changes often is moved once
+)
 CACHE_KIB = 8 * 1024  # of the file, in each connection: what bounds memory. More gains nothing, the system caches too
 MEMORY = ":memory:"
 NAME_BYTES = 8  # of one who opens a file, on the board
@@ -85,17 +88,12 @@ def connect(path: str, *, read_only: bool = False) -> apsw.Connection:
 class Session:
     """An open transaction, as one request sees it."""
 
-    __slots__ = ("_cursor", "_engine", "notes")
+    __slots__ = ("_cursor", "news", "notes")
 
-    def __init__(self, cursor: apsw.Cursor, notes: Notes, engine: SqliteEngine | None = None) -> None:
+    def __init__(self, cursor: apsw.Cursor, notes: Notes, news: int = 0) -> None:
         self._cursor = cursor
-        self._engine = engine
         self.notes = notes
-
-    @property
-    def commits_elsewhere(self) -> int:
-        """How many commits others made on the same file; a view for reading does not say."""
-        return 0 if self._engine is None else self._engine.commits_elsewhere
+        self.news = news
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""
@@ -105,13 +103,12 @@ class Session:
             raise _translated(problem) from problem
 
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
-        """Run a statement that inserts a row and return its id, or 0 if it inserted none."""
+        """Run a statement that inserts a row and return its id."""
         try:
             self._cursor.execute(statement.sql, parameters)
         except _TROUBLE as problem:
             raise _translated(problem) from problem
-        connection = self._cursor.connection
-        return connection.last_insert_rowid() if connection.changes() else 0
+        return self._cursor.connection.last_insert_rowid()
 
     def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
         """Run a statement that inserts a row once for each row of parameters; the first new id. The rest follow it."""
@@ -147,7 +144,9 @@ class SqliteEngine:
         self._lock: int | None = None
         self._board: Board | None = None
         self._bells: Bells | None = None
-        self._commits = 0  # of this connection
+        self._last_comer: memoryview | bytes = b""  # on the board
+        self._news = 0  # how often others were found to have written
+        self._file_version = connection.data_version()  # of the file, as it was left or found by this connection
         self._committing = False  # COMMIT was begun: if no transaction is left then, it is durable
         if path != MEMORY:
             self._lock = os.open(path + "-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -157,9 +156,10 @@ class SqliteEngine:
                 os.close(self._lock)
                 raise
             self._bells = Bells(path, self._board)
+            self._last_comer = self._board.last_comer
         self._here: int | None = None  # locked as long as the file is open
         self._name = b""  # what it left on the board, if nobody else was there
-        self._alone = False  # in the transaction that is open
+        self.alone = False  # until somebody else was seen; as was found when the last transaction began
 
     def prepare(self, durability: Durability, *, read_only: bool) -> None:
         """Set the connection up. Alone, because a file cannot turn to WAL while another process looks."""
@@ -176,6 +176,7 @@ class SqliteEngine:
         if mode == "delete":
             raise StoreUnavailable("this file system has no shared memory for WAL", hint="Use a local disk.")
         self.connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'full' else 'NORMAL'}")
+        self.connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
 
     @property
     def bells(self) -> Bells | None:
@@ -186,10 +187,15 @@ class SqliteEngine:
         """Take this process's turn, then SQLite's own lock, which nobody of ours then holds."""
         self._committing = False
         try:
-            if not self._is_alone():
+            if not self.alone or self._last_comer != self._name:
                 self._enter()
             self._cursor.execute("BEGIN IMMEDIATE")
-            self._alone = self._is_alone()  # again: who came meanwhile may have read something, and must hear of this
+            # again: who came meanwhile may have read something, and must hear of this
+            self.alone = self.alone and self._last_comer == self._name
+            version = self.connection.data_version()  # SQLite has just looked
+            if version != self._file_version:
+                self._file_version = version
+                self._news += 1
         except BaseException as problem:
             self.rollback()  # an interrupt may come when it is done
             if isinstance(problem, apsw.BusyError):
@@ -202,16 +208,14 @@ class SqliteEngine:
             raise
 
     def commit(self) -> None:
-        """Make it durable. It is counted first: one too many has others look in vain, one too few leaves them wrong."""
-        if not self._alone and self._board is not None:
-            self._commits += 1
-            self._board.count_commit()
+        """Make it durable."""
         self._committing = True
         try:
             self._cursor.execute("COMMIT")
         except apsw.Error as problem:
             raise GroupFailed(str(problem)) from problem
-        if not self._alone:
+        self._file_version = self.connection.data_version()
+        if not self.alone:
             self._leave()  # also where no turn was taken, because the other one came a moment later
 
     def rollback(self) -> bool:
@@ -247,12 +251,7 @@ class SqliteEngine:
 
     def transaction(self, notes: Notes) -> Transaction:
         """The open transaction as one request sees it."""
-        return Session(self._cursor, notes, self)
-
-    @property
-    def commits_elsewhere(self) -> int:
-        """How many commits others made on the same file."""
-        return 0 if self._board is None else self._board.commits - self._commits
+        return Session(self._cursor, notes, self._news)
 
     def changed_elsewhere(self) -> bool:
         """Whether another connection has committed since the last time this was asked."""
@@ -266,7 +265,7 @@ class SqliteEngine:
 
     def ring(self) -> None:
         """Tell other processes that something was committed, if anything was and anybody is there."""
-        if self._alone or self._bells is None:
+        if self.alone or self._bells is None:
             return
         changes = self.connection.total_changes()
         if changes != self._rung:
@@ -293,16 +292,14 @@ class SqliteEngine:
         try:
             fcntl.flock(self._here, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._name = os.urandom(NAME_BYTES)
+            self.alone = True
         except BlockingIOError:
             pass  # somebody is there: its name on the board is not ours, and never will be
         fcntl.flock(self._here, fcntl.LOCK_SH)
-        self._board.last_comer = self._name or os.urandom(NAME_BYTES)
-
-    def _is_alone(self) -> bool:
-        return self._board is not None and self._board.last_comer == self._name
+        self._board.last_comer[:] = self._name or os.urandom(NAME_BYTES)
 
     def _data_version(self) -> int:
-        # the pragma, not apsw's data_version(): that one does not see other processes
+        # the pragma: outside a transaction data_version() does not see other processes
         rows: list[Row] = self._cursor.execute("PRAGMA data_version").fetchall()
         return int(rows[0][0])
 

@@ -149,18 +149,14 @@ class Writer:
 
     def write(self, work: Callable[[Transaction], T]) -> T:
         """Run work and answer once it is durable."""
+        if not (self._company or self._line or self._parked) and self._turn.acquire(blocking=False):
+            try:
+                if not (self._parked or self._closed):  # looked at again, now that nobody else has the turn
+                    return self._run_alone(work)
+            finally:
+                self._turn.release()
         request = _Request(work)
-        if self._company or self._line or self._parked or not self._turn.acquire(blocking=False):
-            self._submit(request)
-            return request.result()
-        try:
-            self._check_open()
-            if self._parked:  # looked at again, now that nobody else has the turn
-                self._run_group([request])
-            else:
-                self._run_alone(request)
-        finally:
-            self._turn.release()
+        self._submit(request)
         return request.result()
 
     def wait(
@@ -364,28 +360,30 @@ class Writer:
 
     # --- one request, the usual case -------------------------------------------------------------
 
-    def _run_alone(self, request: _Request[Any]) -> None:
+    def _run_alone(self, work: Callable[[Transaction], T]) -> T:
         """What `_run_group` does for one who writes while nobody waits, in one step. The turn is held.
 
         It matters: whoever comes back from a flush finds its caches cold, and pays double for every call on the way.
         """
         self._holder = threading.get_ident()
-        engine = self._engine
+        notes, engine = Notes(), self._engine
         try:
             try:
                 engine.begin()
-                request.answer = request.work(engine.transaction(request.notes))
-                request.kept = True
+                answer = work(engine.transaction(notes))
                 engine.commit()
             except BaseException as problem:
-                self._make_good(request, problem)
-            if request.kept:
-                _call_each((engine.ring, *self.listeners, *request.notes.after))
+                return self._make_good(work, notes, problem)
+            if not engine.alone or self.listeners or notes.after:
+                _call_each((engine.ring, *self.listeners, *notes.after))
+            return answer
         finally:
             self._holder = None
 
-    def _make_good(self, request: _Request[Any], problem: BaseException) -> None:
+    def _make_good(self, work: Callable[[Transaction], T], notes: Notes, problem: BaseException) -> T:
         """One who wrote alone met a problem: undo it and let that be its answer, or try once more."""
+        request = _Request(work)
+        request.notes = notes
         undone = self._engine.rollback()
         if isinstance(problem, GroupFailed):
             self._undo([request], [])
@@ -393,7 +391,9 @@ class Writer:
         elif undone:
             self._fail(request, problem)
         else:  # an interrupt that came when the commit was done: it is in the file, and told
-            request.error = problem
+            request.error, request.kept = problem, True
+        self._tell([request])
+        return request.result()
 
     # --- one group -------------------------------------------------------------------------------
 
