@@ -13,7 +13,7 @@ from rota import store
 from rota.errors import StoreUnavailable, UnknownPid
 from rota.kernel import Kernel, ScheduleSpec
 from rota.store import JointStore
-from rota.store.writer import Posted
+from rota.store.requests import Posted
 
 PATIENCE_S = 30.0
 

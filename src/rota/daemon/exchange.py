@@ -33,7 +33,7 @@ from rota.errors import Forbidden, RotaError, WaitTimeout
 from rota.office import Caller, Office
 from rota.office.callers import check
 from rota.store import JointStore
-from rota.store.writer import Posted
+from rota.store.requests import Posted
 from rota.wire.methods import METHODS, Method
 from rota.wire.params import Claim, CompleteAndClaim, Turn
 from rota.wire.results import Claimed, Done, TurnedOver

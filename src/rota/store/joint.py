@@ -16,8 +16,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from rota.store.protocol import Nudge, Store, Transaction
+from rota.store.requests import Posted
 from rota.store.sqlite import SqliteStore
-from rota.store.writer import Posted
 
 __all__ = ["JointStore"]
 

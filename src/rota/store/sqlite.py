@@ -21,9 +21,10 @@ from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
 from rota.store.doorbell import Watch
 from rota.store.engine import GroupFailed
 from rota.store.protocol import Notes, Nudge, Transaction
+from rota.store.requests import Posted
 from rota.store.sqlite_engine import MEMORY, Durability, Session, connect, migrate, named, open_engine, tune
 from rota.store.statements import file as sql
-from rota.store.writer import Posted, Writer
+from rota.store.writer import Writer
 
 __all__ = ["Durability", "SqliteStore"]
 

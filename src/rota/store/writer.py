@@ -38,15 +38,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from rota.clock import Clock
 from rota.errors import StoreError, StoreUnavailable
 from rota.store.engine import Engine, GroupFailed
 from rota.store.protocol import Notes, Nudge, Transaction
+from rota.store.requests import Place, Posted, Request
 
-__all__ = ["GROUP_MAX", "NAP_S", "PAUSE_S", "RETRY_S", "Engine", "GroupFailed", "Posted", "Writer"]
+__all__ = ["GROUP_MAX", "NAP_S", "PAUSE_S", "RETRY_S", "Engine", "GroupFailed", "Writer"]
 
 GROUP_MAX = 256  # requests in one commit
 RETRY_S = 1.0  # how long the parked ones wait after the store itself has failed
@@ -54,76 +54,6 @@ PAUSE_S = 0.01  # between two tries of those whose time has come and who still g
 NAP_S = 10.0  # how late the writer thread notices that the wall clock was moved
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-class _Place(Enum):
-    """Where a request is."""
-
-    IN_LINE = 1
-    RUNNING = 2
-    PARKED = 3
-    ANSWERED = 4
-
-
-class _Request(Generic[T]):
-    """Work, and the caller who waits for it."""
-
-    __slots__ = (
-        "answer",
-        "bell",
-        "error",
-        "given_up",
-        "kept",
-        "notes",
-        "nudge",
-        "parks",
-        "place",
-        "same",
-        "told",
-        "work",
-    )
-
-    def __init__(self, work: Callable[[Transaction], T], *, parks: bool = False, same: Hashable = None) -> None:
-        self.work = work
-        self.parks = parks  # an empty answer means: not yet
-        self.same = same  # who asks the same question gets the same answer; None: nobody does
-        self.nudge: Nudge | None = None  # what may end its wait
-        self.place = _Place.RUNNING
-        self.answer: T | None = None
-        self.error: BaseException | None = None
-        self.kept = False  # what it did is in the transaction
-        self.notes = Notes()
-        self.bell: threading.Condition | None = None
-        self.told: Callable[[], None] | None = None  # of posted work: called when it is answered
-        self.given_up = False  # it would no longer wait
-
-    @property
-    def waits(self) -> bool:
-        """It found nothing, and would rather wait than be told so."""
-        return self.parks and not self.given_up and self.error is None and not self.answer
-
-    def result(self) -> T:
-        """The answer, or the error, for the caller."""
-        if self.error is not None:
-            raise self.error
-        return self.answer  # type: ignore[return-value]  # it is set where there is no error
-
-
-class Posted(_Request[T]):
-    """Work that no thread waits for. Its answer is there once `told` was called, which must be quick."""
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        work: Callable[[Transaction], T],
-        told: Callable[[], None],
-        *,
-        parks: bool = False,
-        same: Hashable = None,
-    ) -> None:
-        super().__init__(work, parks=parks, same=same)
-        self.told = told
 
 
 class Writer:
@@ -136,8 +66,8 @@ class Writer:
         self._turn = threading.Lock()  # held by whoever is writing
         self._mutex = threading.Lock()  # guards all that follows, and the place of every request
         self._bell = threading.Condition(self._mutex)  # wakes the writer thread
-        self._line: deque[_Request[Any]] = deque()
-        self._parked: dict[_Request[Any], None] = {}  # oldest first
+        self._line: deque[Request[Any]] = deque()
+        self._parked: dict[Request[Any], None] = {}  # oldest first
         self._due_at: float | None = None  # when time alone may give a parked one its answer
         self._company = False  # the writer thread is about to write, or was not alone when it last did: stand in line
         self._holder: int | None = None  # the thread that has the turn
@@ -155,7 +85,7 @@ class Writer:
                     return self._run_alone(work)
             finally:
                 self._turn.release()
-        request = _Request(work)
+        request = Request(work)
         self._submit(request)
         return request.result()
 
@@ -165,7 +95,7 @@ class Writer:
         """Like write, but while the answer is empty stay parked, at most this long, or until nudged."""
         hash(same)  # here, where it is the caller's own fault
         give_up_at = self._clock.monotonic() + timeout_s
-        request = _Request(work, parks=timeout_s > 0, same=same)
+        request = Request(work, parks=timeout_s > 0, same=same)
         request.nudge = nudge
         self._submit(request, give_up_at)
         return request.result() or []
@@ -185,7 +115,7 @@ class Writer:
             self._check_open()
             self._wake_thread()
             for request in requests:
-                request.place = _Place.IN_LINE
+                request.place = Place.IN_LINE
             self._line.extend(requests)
 
     def run(self, requests: Sequence[Posted[Any]]) -> bool:
@@ -203,9 +133,9 @@ class Writer:
         """Let posted work wait no longer: if it is not answered yet, it is now or in a moment, with what it has."""
         with self._mutex:
             request.given_up = True
-            if request.place is _Place.PARKED:
+            if request.place is Place.PARKED:
                 del self._parked[request]
-                self._move(request, _Place.ANSWERED)
+                self._move(request, Place.ANSWERED)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -256,7 +186,7 @@ class Writer:
         with self._turn:  # whoever is writing finishes first
             pass
 
-    def _submit(self, request: _Request[Any], give_up_at: float | None = None) -> None:
+    def _submit(self, request: Request[Any], give_up_at: float | None = None) -> None:
         try:
             self._serve_or_line_up(request)
             if request.bell is not None:  # else it was answered here and now
@@ -266,7 +196,7 @@ class Writer:
                 self._abandon(request)
             raise
 
-    def _serve_or_line_up(self, request: _Request[Any]) -> None:
+    def _serve_or_line_up(self, request: Request[Any]) -> None:
         if self._company or self._line or not self._turn.acquire(blocking=False):
             self._stand_in_line(request)
         else:
@@ -276,20 +206,20 @@ class Writer:
             finally:
                 self._turn.release()
 
-    def _stand_in_line(self, request: _Request[Any]) -> None:
+    def _stand_in_line(self, request: Request[Any]) -> None:
         self._check_no_turn()
         with self._mutex:
             self._check_open()
             self._wake_thread()  # first: where no thread can be started, nobody may be left in line
-            request.place = _Place.IN_LINE
+            request.place = Place.IN_LINE
             request.bell = threading.Condition(self._mutex)
             self._line.append(request)
 
-    def _await(self, request: _Request[Any], bell: threading.Condition, give_up_at: float | None) -> None:
+    def _await(self, request: Request[Any], bell: threading.Condition, give_up_at: float | None) -> None:
         """Wait for the answer. Only a parked request may be given up: one that is being run is about to be answered."""
         with self._mutex:
-            while request.place is not _Place.ANSWERED:
-                if request.place is not _Place.PARKED or give_up_at is None:
+            while request.place is not Place.ANSWERED:
+                if request.place is not Place.PARKED or give_up_at is None:
                     bell.wait()
                     continue
                 left_s = give_up_at - self._clock.monotonic()
@@ -298,7 +228,7 @@ class Writer:
                     return
                 self._clock.wait(bell, min(left_s, threading.TIMEOUT_MAX))
 
-    def _abandon(self, request: _Request[Any]) -> None:
+    def _abandon(self, request: Request[Any]) -> None:
         """Its caller was interrupted: nobody will hear the answer, so let it not happen if it need not."""
         with self._mutex:
             request.parks = False  # if it is being run just now, it is not parked again
@@ -349,12 +279,12 @@ class Writer:
             return None
         return min(max(0.0, self._due_at - self._clock.now()), NAP_S)
 
-    def _take_line(self) -> list[_Request[Any]]:
+    def _take_line(self) -> list[Request[Any]]:
         """Everybody in line, up to the limit. An empty group is run for the parked ones alone."""
         with self._mutex:
             group = [self._line.popleft() for _ in range(min(len(self._line), GROUP_MAX))]
             for request in group:
-                request.place = _Place.RUNNING
+                request.place = Place.RUNNING
             self._company = len(group) > 1
             return group
 
@@ -382,7 +312,7 @@ class Writer:
 
     def _make_good(self, work: Callable[[Transaction], T], notes: Notes, problem: BaseException) -> T:
         """One who wrote alone met a problem: undo it and let that be its answer, or try once more."""
-        request = _Request(work)
+        request = Request(work)
         request.notes = notes
         undone = self._engine.rollback()
         if isinstance(problem, GroupFailed):
@@ -397,7 +327,7 @@ class Writer:
 
     # --- one group -------------------------------------------------------------------------------
 
-    def _run_group(self, group: list[_Request[Any]]) -> None:
+    def _run_group(self, group: list[Request[Any]]) -> None:
         """Run a group and the parked ones it wakes, commit, tell, and answer. The turn is held."""
         self._holder = threading.get_ident()
         try:
@@ -409,7 +339,7 @@ class Writer:
         finally:
             self._holder = None
 
-    def _attempt(self, group: list[_Request[Any]]) -> list[_Request[Any]]:
+    def _attempt(self, group: list[Request[Any]]) -> list[Request[Any]]:
         """Give everybody in the group an answer: together, or else one by one."""
         try:
             return self._commit(group)
@@ -420,13 +350,13 @@ class Writer:
         self._try_parked_again(later=all(request.error is not None for request in done))
         return done
 
-    def _commit(self, group: list[_Request[Any]], *, alone: bool = False) -> list[_Request[Any]]:
+    def _commit(self, group: list[Request[Any]], *, alone: bool = False) -> list[Request[Any]]:
         """One transaction: who writes, the parked ones they may have woken, newcomers. The answer is in that order."""
         rides = bool(self._parked) and not alone
         shared = len(group) != 1 or rides
         writers = [request for request in group if not request.parks] if shared else group
         newcomers = [request for request in group if request.parks] if shared else []
-        riders: list[_Request[Any]] = []
+        riders: list[Request[Any]] = []
         self._engine.begin()
         try:
             for request in writers:
@@ -449,7 +379,7 @@ class Writer:
                 group[0].error = problem
         return [*writers, *riders, *newcomers]
 
-    def _wakes(self, group: list[_Request[Any]]) -> bool:
+    def _wakes(self, group: list[Request[Any]]) -> bool:
         return not group or any(request.notes.wake for request in group) or self._changed_elsewhere()
 
     def _changed_elsewhere(self) -> bool:
@@ -458,7 +388,7 @@ class Writer:
         self._elsewhere = self._elsewhere or changed
         return changed
 
-    def _commit_alone(self, request: _Request[Any]) -> _Request[Any]:
+    def _commit_alone(self, request: Request[Any]) -> Request[Any]:
         """The group failed: run one of its requests by itself, so that its answer is its own."""
         try:
             self._commit([request], alone=True)
@@ -469,7 +399,7 @@ class Writer:
             return self._fail(request, error)
         return request
 
-    def _run(self, request: _Request[Any], *, shared: bool) -> None:
+    def _run(self, request: Request[Any], *, shared: bool) -> None:
         """Run one request. Its own error is its answer and undoes what it did, nothing else."""
         request.answer, request.error, request.notes = None, None, Notes()
         if shared:  # alone, undoing it is undoing all
@@ -488,13 +418,13 @@ class Writer:
         if shared:
             self._engine.release()
 
-    def _fail(self, request: _Request[Any], error: BaseException) -> _Request[Any]:
+    def _fail(self, request: Request[Any], error: BaseException) -> Request[Any]:
         """Make an error the answer. What the work did is undone, and it is told so."""
         _call_each(request.notes.undone)
         request.answer, request.error, request.kept, request.notes = None, error, False, Notes()
         return request
 
-    def _undo(self, group: list[_Request[Any]], riders: list[_Request[Any]]) -> None:
+    def _undo(self, group: list[Request[Any]], riders: list[Request[Any]]) -> None:
         """Nothing of this became durable: tell it so, and let the riders wait on as before."""
         for request in [*group, *riders]:
             _call_each(request.notes.undone)
@@ -503,7 +433,7 @@ class Writer:
             for rider in riders:
                 self._settle(rider)
 
-    def _tell(self, done: list[_Request[Any]]) -> None:
+    def _tell(self, done: list[Request[Any]]) -> None:
         """It is durable: tell other processes, those who listen here, and whoever the work named."""
         kept = [request for request in done if request.kept]
         if kept:
@@ -512,10 +442,10 @@ class Writer:
             if request.notes.after:
                 _call_each(request.notes.after)
 
-    def _answer(self, done: list[_Request[Any]]) -> None:
+    def _answer(self, done: list[Request[Any]]) -> None:
         alone = len(done) == 1 and done[0].bell is None and done[0].told is None and not done[0].waits
         if alone:  # on its own thread: nobody has to be woken
-            done[0].place = _Place.ANSWERED
+            done[0].place = Place.ANSWERED
             return
         with self._mutex:
             again = any(request.parks and request.notes.wake and not request.waits for request in done)
@@ -526,16 +456,16 @@ class Writer:
 
     # --- the parked ones -------------------------------------------------------------------------
 
-    def _take_parked(self) -> list[_Request[Any]]:
+    def _take_parked(self) -> list[Request[Any]]:
         with self._mutex:
             riders = list(self._parked)
             self._parked.clear()
             self._due_at = None
             for rider in riders:
-                rider.place = _Place.RUNNING
+                rider.place = Place.RUNNING
             return riders
 
-    def _run_riders(self, riders: list[_Request[Any]]) -> None:
+    def _run_riders(self, riders: list[Request[Any]]) -> None:
         """Try the parked ones, oldest first; whoever asks what was just answered with nothing is spared."""
         in_vain: dict[Hashable, float | None] = {}  # question → when to ask it again
         for rider in riders:
@@ -548,25 +478,25 @@ class Writer:
             if rider.waits and rider.same is not None:
                 in_vain[rider.same] = rider.notes.due_at
 
-    def _settle(self, request: _Request[Any]) -> None:
+    def _settle(self, request: Request[Any]) -> None:
         """Answer a request, or park it if it would rather wait. The mutex is held."""
         if not request.waits:
-            self._move(request, _Place.ANSWERED)
+            self._move(request, Place.ANSWERED)
         elif request.nudge is not None and request.nudge.given:
             request.nudge.given = False
-            self._move(request, _Place.ANSWERED)
+            self._move(request, Place.ANSWERED)
         elif self._closed:
             self._refuse(request)
         else:
             self._park(request)
 
-    def _park(self, request: _Request[Any]) -> None:
+    def _park(self, request: Request[Any]) -> None:
         """Let a request wait. The mutex is held."""
         self._parked[request] = None
         due_at, request.notes = request.notes.due_at, Notes()  # what it noted so far has been told
         if request.bell is None and request.told is None:
             request.bell = threading.Condition(self._mutex)
-        self._move(request, _Place.PARKED)
+        self._move(request, Place.PARKED)
         if due_at is not None and not due_at > self._clock.now():  # put so that what is no number is paused too
             due_at = self._clock.now() + PAUSE_S
         if due_at is not None and (self._due_at is None or due_at < self._due_at):
@@ -583,17 +513,17 @@ class Writer:
         with self._mutex:
             self._try_at(self._clock.now() + (RETRY_S if later else 0.0))
 
-    def _refuse(self, request: _Request[Any]) -> None:
+    def _refuse(self, request: Request[Any]) -> None:
         """Tell a caller that it waits in vain. The mutex is held."""
         request.error = StoreUnavailable("the store was closed", hint="Open it again.")
-        self._move(request, _Place.ANSWERED)
+        self._move(request, Place.ANSWERED)
 
-    def _move(self, request: _Request[Any], place: _Place) -> None:
+    def _move(self, request: Request[Any], place: Place) -> None:
         """Put a request somewhere else and tell its caller. The mutex is held."""
         request.place = place
         if request.bell is not None:
             request.bell.notify()
-        elif request.told is not None and place is _Place.ANSWERED:
+        elif request.told is not None and place is Place.ANSWERED:
             request.told()
 
 
