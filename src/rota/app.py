@@ -26,7 +26,7 @@ import msgspec
 from rota import store
 from rota.client import connect, is_remote
 from rota.clock import Clock
-from rota.errors import NotEnabled, NotFound, RunFailed
+from rota.errors import NotEnabled, NotFound, RunFailed, UnknownAgent
 from rota.host.nursery import here
 from rota.kernel import Kernel
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project, ReadyEntry, RestartPolicy
@@ -231,7 +231,7 @@ class Rota:
     def _find(self, name: str) -> Agent:
         found = self.desk.agents.find(name)
         if not found:
-            raise NotFound(f"there is no agent named {name!r}", hint="Make it with @rota.agent, or in the fleet file.")
+            raise UnknownAgent(name)
         return found[0]
 
     def _have_agent(self, name: str, runner: str, how: dict[str, Any], settings: AgentSettings) -> Agent:

@@ -13,7 +13,7 @@
     │   ├── GraphInvalid                 graph file: carries its diagnostics
     │   └── ComponentInvalid             a graph component's signature, configuration or use
     ├── NotFound                         no such thing (also a KeyError)
-    │   ├── UnknownPid, SchedUnknownId, UnknownPolicy, ProjectUnknown, WorkspaceUnknown
+    │   ├── UnknownPid, UnknownAgent, SchedUnknownId, UnknownPolicy, ProjectUnknown, WorkspaceUnknown
     │   ├── ContextUnknown, LeaseUnknown, IslandUnknown, EntityUnknown, RunnerUnknownPid
     │   ├── ComponentUnknown, LaneUnknown
     │   └── LedgerUnknownDim, UnknownRequest
@@ -271,6 +271,19 @@ class UnknownPid(NotFound):
     def __init__(self, pid: object) -> None:
         super().__init__(f"no agent has pid {pid}", pid=pid)
         self.pid = pid
+
+
+class UnknownAgent(NotFound):
+    """No agent has this name."""
+
+    code = -32116
+    name = "kernel_unknown_agent"
+    meaning = "no agent has this name"
+    hint = "Make it first, or check its name; `rota agents list` shows them."
+
+    def __init__(self, agent: str) -> None:
+        super().__init__(f"there is no agent named {agent!r}", agent=agent)
+        self.agent = agent
 
 
 class SchedUnknownId(NotFound):

@@ -51,6 +51,19 @@ def test_the_whole_life_of_an_entry(rota: Shell, path: Path, pid: int) -> None:
     ]
 
 
+@pytest.mark.usefixtures("pid")
+def test_what_is_held_for_a_failed_entry_is_released(rota: Shell, path: Path) -> None:
+    rota("enqueue", "bob")
+    rota("enqueue", "bob", "--after", 1, "--on-failed", "hold")
+    kernel = working(path)
+    (run,) = kernel.queue.claim(worker_id="w")
+    kernel.queue.complete(1, "failed", token=run.token)
+    kernel.store.close()
+    assert "let it run although 1 failed" in rota("why", 2).out
+    assert rota("release", 2, "--json").json == {"released": {"2": None}}
+    assert rota("release", 2).code == 4  # it waits for nobody any more
+
+
 def test_everything_that_can_be_said_of_an_entry_is_kept(rota: Shell, path: Path, pid: int) -> None:
     rota("agents", "create", "amy")
     said = ("--in", "5m", "--within", "1h", "--key", "k", "--kind", "gpu", "--expect", "tokens=5", "--ceiling")

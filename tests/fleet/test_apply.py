@@ -360,3 +360,16 @@ def _inline(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + "}"
     return repr(value)
+
+
+def test_the_window_of_a_file_is_what_fair_share_looks_back_and_what_budgets_count_in(office: Office) -> None:
+    text = "[scheduling]\nrolling_window_hours = {hours}\n[projects.lab]\nbudget = {{tokens = 9}}\n"
+    office.apply(text.format(hours=6))
+    assert office.desk.ledger.share_window() == 6 * 3600
+    changes = office.apply(text.format(hours=2))
+    assert [str(change) for change in changes] == [
+        "scheduling rolling_window_hours changed: window_s 21600.0 → 7200.0",
+        "budget lab tokens changed: window_s 21600.0 → 7200.0",
+    ]
+    assert office.desk.ledger.share_window() == 2 * 3600
+    assert [line.window_s for line in office.desk.ledger.budgets()] == [2 * 3600]

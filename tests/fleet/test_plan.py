@@ -219,9 +219,6 @@ WARNED = {
     "[scheduling]\nmin_task_guarantee = false\n" + A: (
         "scheduling.min_task_guarantee: eevdf has no guarantee to switch off; fair_share has"
     ),
-    "policy = 'fair_share'\n[scheduling]\nrolling_window_hours = 12\n" + A: (
-        "scheduling.rolling_window_hours: budgets count in this window; fair_share looks back 24 h whatever it is"
-    ),
 }
 
 

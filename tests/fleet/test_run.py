@@ -104,6 +104,18 @@ def test_a_file_that_cannot_be_read_changes_nothing(tmp_path: Path, caplog: pyte
         assert fleet.desk.projects.get("lab").weight == 1_000
 
 
+def test_a_reload_says_what_it_changed_in_the_supervisor_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rota.runtime")
+    with fleet_in(tmp_path) as fleet:
+        (tmp_path / "fleet.toml").write_text(ONE.replace("slots = 2", "slots = 3"))
+        assert fleet.reload() is not None
+        assert "fleet.toml: slots 2 → 3" in caplog.text
+        assert fleet.reload() is not None
+        assert caplog.text.endswith("nothing changed\n")
+
+
 def test_fewer_slots_take_effect_as_runs_end(tmp_path: Path) -> None:
     with fleet_in(tmp_path) as fleet, running(fleet):
         held = [put(fleet, "sleeper") for _ in range(3)]

@@ -10,7 +10,7 @@ from tests.kernel.world import World
 NAN, INF = float("nan"), float("inf")
 SURROGATE = "\ud800"  # half a character: it cannot be written down
 PID, DEAD_PID = 1, 2
-QUEUED, RUNNING, DONE, BACKED_OFF = 1, 2, 3, 4
+QUEUED, RUNNING, DONE, BACKED_OFF, AFTER = 1, 2, 3, 4, 5
 
 
 class Furnished(World):
@@ -34,6 +34,7 @@ class Furnished(World):
         self.token = self.queue.get(RUNNING).token or 0
         self.queue.complete(DONE, "completed")
         self.queue.complete(BACKED_OFF, "crashed", token=self.queue.get(BACKED_OFF).token)
+        assert self.put(PID, after=(RUNNING,), on_failed="hold") == AFTER
 
     def image(self) -> bytes:
         """The whole store, byte for byte: quicker to compare and to bring back than its rows."""

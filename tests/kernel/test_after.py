@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.errors import SchedInvalidPayload, SchedUnknownId
+from rota.errors import SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId
 from rota.kernel import EntryFilter, ScheduleSpec
 from rota.kernel.after import FALLOUT_MAX
-from rota.model.events import EntriesCancelled, EntriesReleased
+from rota.model.events import EntriesCancelled, EntriesChanged, EntriesReleased
 from rota.model.reasons import AfterPredecessor
 from rota.model.work import AFTER_MAX
 from tests.kernel.world import START, World
@@ -225,6 +225,39 @@ def test_one_that_is_held_can_still_be_cancelled_by_an_operator(world: World, pi
     run(world, first, "failed")
     assert world.reasons_against(second) == [AfterPredecessor(waiting_for=(first,))]
     assert world.queue.cancel(second) == ("queued", "cancelled")
+
+
+def test_one_that_is_held_is_let_go_by_an_operator_and_the_journal_says_so(world: World, pid: int) -> None:
+    first = world.put(pid)
+    second = world.put(pid, after=(first,), on_failed="hold")
+    run(world, first, "failed")
+    assert world.take() == []
+    assert world.queue.release(second).hold is None
+    assert world.facts()[-2:] == [
+        EntriesChanged(sched_ids=[second], changes={"on_failed": "run"}),
+        EntriesReleased(hold="after", sched_ids=[second]),
+    ]
+    assert world.take_ids() == [second]
+
+
+def test_one_that_is_let_go_still_waits_for_those_under_way(world: World, pid: int) -> None:
+    first, other = world.put(pid), world.put(pid)
+    second = world.put(pid, after=(first, other), on_failed="hold")
+    run(world, first, "failed")
+    assert world.queue.release(second).hold == "after"
+    run(world, other, "failed")
+    assert world.take_ids() == [second]
+
+
+def test_only_what_waits_for_others_can_be_let_go(world: World, pid: int) -> None:
+    ready, later = world.put(pid), world.put(pid, runnable_at=world.now + 9)
+    before = world.facts()
+    for sched_id in (ready, later):
+        with pytest.raises(SchedIllegalTransition, match="release"):
+            world.queue.release(sched_id)
+    with pytest.raises(SchedUnknownId):
+        world.queue.release(99)
+    assert world.facts() == before
 
 
 def test_a_failure_that_will_be_retried_is_not_yet_one(world: World, pid: int) -> None:

@@ -18,7 +18,7 @@ from rota.kernel import Completion, EntryFilter, RunReport, ScheduleSpec
 from rota.model.budgets import Handle
 from rota.model.events import FleetReloaded, TriggerFired
 from rota.model.work import Backoff, ProjectConstraint
-from tests.kernel.furnished import BACKED_OFF, DONE, INF, NAN, PID, QUEUED, RUNNING, SURROGATE, Furnished
+from tests.kernel.furnished import AFTER, BACKED_OFF, DONE, INF, NAN, PID, QUEUED, RUNNING, SURROGATE, Furnished
 from tests.kernel.world import START
 
 
@@ -85,6 +85,7 @@ VERBS: dict[str, tuple[Callable[[Furnished], Callable[..., object]], dict[str, A
     "queue.cancel": (lambda world: world.queue.cancel, {"sched_id": QUEUED}),
     "queue.request_cancel": (lambda world: world.queue.request_cancel, {"sched_id": RUNNING, "by": "anna"}),
     "queue.cancel_where": (lambda world: world.queue.cancel_where, {"wanted": EntryFilter(), "reason": "because"}),
+    "queue.release": (lambda world: world.queue.release, {"sched_id": AFTER}),
     "queue.retry": (lambda world: world.queue.retry, {"sched_id": BACKED_OFF}),
     "queue.retry_where": (lambda world: world.queue.retry_where, {"wanted": EntryFilter()}),
     "queue.claim": (
@@ -193,6 +194,7 @@ VERBS: dict[str, tuple[Callable[[Furnished], Callable[..., object]], dict[str, A
         lambda world: world.ledger.set_budget,
         {"level": "project", "owner": "lab", "dim": "tokens", "limit": 5, "window_s": 60.0},
     ),
+    "ledger.set_share_window": (lambda world: world.ledger.set_share_window, {"window_s": 60.0}),
     "projects.create": (
         lambda world: world.projects.create,
         {"project_id": "p", "name": "n", "weight": 1, "max_concurrent": 1, "metadata": {}},
@@ -294,6 +296,7 @@ WITHOUT_INPUT = {
     "journal.ring",
     "ledger.budgets",
     "ledger.list_breached",
+    "ledger.share_window",
     "projects.fleet_paused_by",
     "supervision.recover",
     "queue.cancel_some",

@@ -11,7 +11,7 @@ import pytest
 
 from rota import Rota
 from rota.clock import ManualClock
-from rota.errors import RunFailed
+from rota.errors import RunFailed, UnknownAgent
 from rota.kernel import ScheduleSpec
 from rota.model.work import Backoff, Limits, RestartPolicy
 from tests.supervisor.crew import START, Crew
@@ -46,6 +46,48 @@ def test_an_async_function_is_an_agent_too(crew: Crew) -> None:
     job = read.enqueue(url="a page")
     crew.rota.run(until_idle=True)
     assert job.result() == {"read": "a page", "attempt": 1}
+
+
+def test_what_was_kept_of_a_terminated_agent_does_not_run_on_a_supervisor_that_knew_it(crew: Crew) -> None:
+    began: list[int] = []
+
+    @crew.rota.agent()
+    def worker(number: int) -> None:
+        began.append(number)
+
+    @crew.rota.agent()
+    def patient(ctx: Any) -> None:
+        crew.until(lambda: ctx.cancelled)
+
+    running = crew.run_in_background()
+    crew.ended(worker.enqueue(number=1))
+    later = worker.enqueue(number=2, options={"runnable_at": crew.clock.now() + 1e6})
+    crew.rota.kernel.terminate(worker.pid, "completed", queued="keep")
+    for _ in range(2):  # whoever acts on the second request has heard all that was recorded before the first
+        asked = patient.enqueue()
+        crew.until(lambda asked=asked: asked.entry().state == "dispatched")  # type: ignore[misc]  # mypy knows no such lambda
+        asked.cancel(by="anna")
+        crew.ended(asked)
+    crew.clock.advance(1e6)
+    crew.ended(later)
+    crew.stop(running)
+    assert (later.entry().exit_kind, later.entry().outcome) == ("cancelled", "owner_dead")
+    assert began == [1]
+
+
+def test_work_for_an_agent_that_nobody_knows_is_refused_by_name(crew: Crew) -> None:
+    caught: list[UnknownAgent] = []
+
+    @crew.rota.agent()
+    def parent(ctx: Any) -> None:
+        try:
+            ctx.spawn("nobody")
+        except UnknownAgent as unknown:
+            caught.append(unknown)
+
+    parent.enqueue()
+    crew.rota.run(until_idle=True)
+    assert [unknown.agent for unknown in caught] == ["nobody"]
 
 
 def test_a_failed_run_raises_where_its_result_is_asked_for(crew: Crew) -> None:

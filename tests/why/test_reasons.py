@@ -14,10 +14,11 @@ from rota.model import reasons
 from rota.model.explanation import Explanation
 from rota.model.reasons import BLOCKING, ORDERING, Blocking, Ordering
 from rota.model.work import ProjectConstraint
+from rota.policy.contract import Policy
 from rota.service import story
 from rota.service.dispatcher import Dispatcher
 from rota.service.explain import NAMED_MAX, explain
-from rota.service.window import WINDOW_MAX
+from rota.service.window import HEADS_MAX, WINDOW_MAX
 
 START_AT = 1_000.0
 
@@ -70,6 +71,33 @@ def test_one_that_waits_for_others_names_those_that_have_not_completed(kernel: K
     assert told.blocking == (reasons.AfterPredecessor(waiting_for=(second,)),)
     assert told.estimate.starts_at is None
     assert told.changes[0].words == f"let {second} complete"
+
+
+def test_one_that_is_held_for_a_failed_one_can_be_released_and_what_is_proposed_does_it(
+    kernel: Kernel, pid: int
+) -> None:
+    first, other = (kernel.queue.enqueue(ScheduleSpec(pid, 9)) for _ in range(2))
+    held = kernel.queue.enqueue(ScheduleSpec(pid, after=(first, other), on_failed="hold"))
+    kernel.queue.force_claim(first, worker_id="w")
+    kernel.queue.complete(first, "failed")
+    told = explain(Dispatcher(kernel), held)
+    assert [change.words for change in told.changes] == [
+        f"let {other} complete",
+        f"let it run although {first} failed",
+    ]
+    assert (told.changes[1].verb, told.changes[1].arguments) == ("queue.release", {"sched_id": held})
+    kernel.queue.cancel(other)
+    kernel.queue.release(held)
+    assert explain(Dispatcher(kernel), held).blocking == ()
+
+
+def test_one_that_a_choosy_policy_was_shown_and_one_that_it_was_not_are_told_apart(kernel: Kernel, pid: int) -> None:
+    """A policy need not pick anybody. Of an agent with much to do it is shown no more than the first few."""
+    ids = kernel.queue.enqueue_many([ScheduleSpec(pid)] * (2 * HEADS_MAX))
+    choosy = Policy(name="choosy", rank=lambda _snapshot: (), sentence="it takes nobody")
+    first, last = (explain(Dispatcher(kernel, choosy), sched_id).ordering for sched_id in (ids[0], ids[-1]))
+    assert first == (reasons.NotPicked(policy="choosy"),)
+    assert last == (reasons.OutsideWindow(window=WINDOW_MAX),)
 
 
 def test_the_level_at_which_a_budget_is_short_is_named_with_its_numbers(kernel: Kernel, pid: int) -> None:

@@ -25,6 +25,7 @@ from rota.cli.pause import pause, resume
 from rota.cli.projects import projects
 from rota.cli.ps import ps
 from rota.cli.queue import queue
+from rota.cli.release import release
 from rota.cli.retry import retry
 from rota.cli.serving import serve, token
 from rota.cli.top import top
@@ -116,6 +117,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     why,
     cancel,
     retry,
+    release,
     pause,
     resume,
     events,

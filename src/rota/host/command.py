@@ -21,7 +21,7 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -33,7 +33,7 @@ from rota.model.budgets import CORES_MAX
 from rota.model.checks import Checks
 from rota.model.work import Limits
 
-__all__ = ["MEMORY_BYTES_MIN", "AtEnd", "Command", "Exit", "Joining", "order", "signal_name", "spawn_failed"]
+__all__ = ["MEMORY_BYTES_MIN", "AtEnd", "Command", "Exit", "Joining", "Recipe", "signal_name", "spawn_failed"]
 
 MEMORY_BYTES_MIN = 32 * 1024 * 1024  # the minder puts the limit on itself for a moment, and must fit into it
 CPU_GRACE_S = 1  # between SIGXCPU, which a program may handle, and SIGKILL
@@ -56,16 +56,20 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
             raise _checks.refuse("argv", "must be a tuple that begins with a program")
         for text in self.argv:
             _check_text("argv", text)
-        for name, value in self.env.items():
-            _check_text("env", name)
-            _check_text("env", value)
-            if not name or "=" in name:
-                raise _checks.refuse("env", f"has a name that no program could read: {name!r}")
+        _check_env(self.env)
         if self.cwd is not None:
             _check_text("cwd", self.cwd)
         for core in self.cores or ():
             _checks.whole("cores", core, 0, CORES_MAX - 1)
         _check_limits(self.limits)
+
+
+def _check_env(env: Mapping[str, str]) -> None:
+    for name, value in env.items():
+        _check_text("env", name)
+        _check_text("env", value)
+        if not name or "=" in name:
+            raise _checks.refuse("env", f"has a name that no program could read: {name!r}")
 
 
 def _check_text(field: str, text: Any) -> None:
@@ -132,24 +136,47 @@ class Joining(NamedTuple):
     holds: frozenset[str] = frozenset()  # the limits that the group enforces
 
 
-def order(command: Command, joining: Joining) -> dict[str, Any]:
-    """A command as the minder understands it."""
-    cwd = _folder(command)
-    return {
-        "op": "spawn",
-        "path": _wire(_program(command, cwd)),
-        "argv": [_wire(text) for text in command.argv],
-        "env": {_wire(name): _wire(value) for name, value in command.env.items()},
-        "cwd": _wire(cwd),
-        "limits": [list(limit) for limit in _limits(command.limits, joining.holds)],
-        "cores": None if command.cores is None else sorted(command.cores),
-        "scheduling": None if command.scheduling is None else attributes(command.scheduling),
-        "groups": joining.join,
-        "at_end": joining.at_end,
-    }
+class Recipe:
+    """A command in the minder's words: put into them once, ordered any number of times."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self._env = {_wire(name): _wire(value) for name, value in command.env.items()}
+        self._limits: dict[frozenset[str], list[list[Any]]] = {}  # by what a control group holds instead
+        self._fixed = {
+            "op": "spawn",
+            "argv": [_wire(text) for text in command.argv],
+            "cores": None if command.cores is None else sorted(command.cores),
+            "scheduling": None if command.scheduling is None else attributes(command.scheduling),
+        }
+
+    def order(self, joining: Joining, more_env: Mapping[str, str]) -> dict[str, Any]:
+        """What the minder is told, for a run that has these variables too."""
+        cwd = _folder(self.command)
+        return {
+            **self._fixed,
+            "path": _wire(_program(self.command, cwd)),
+            "env": {**self._env, **_more(more_env)} if more_env else self._env,
+            "cwd": _wire(cwd),
+            "limits": self._limits_beside(joining.holds),
+            "groups": joining.join,
+            "at_end": joining.at_end,
+        }
+
+    def _limits_beside(self, held: frozenset[str]) -> list[list[Any]]:
+        if held not in self._limits:
+            self._limits[held] = [list(limit) for limit in _limits(self.command.limits, held)]
+        return self._limits[held]
+
+
+def _more(env: Mapping[str, str]) -> dict[str, str]:
+    _check_env(env)
+    return {_wire(name): _wire(value) for name, value in env.items()}
 
 
 def _folder(command: Command) -> str:
+    if command.cwd is not None and command.cwd.startswith("/"):
+        return command.cwd
     try:
         return str(Path(command.cwd or ".").absolute())
     except FileNotFoundError as gone:  # where we are was removed under us

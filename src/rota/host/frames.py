@@ -24,14 +24,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["FRAME_BYTES_MAX", "FRAME_FDS_MAX", "Frame", "Inbox", "Outbox", "encode", "send"]
+__all__ = ["FRAME_BYTES_MAX", "FRAME_FDS_MAX", "REPORT_BYTES", "Frame", "Inbox", "Outbox", "encode", "send"]
 
 FRAME_BYTES_MAX = 40 * 1024 * 1024  # the longest argument list a kernel takes (6 MiB), every byte as six
 FRAME_FDS_MAX = 16
 READ_BYTES = 64 * 1024  # above the allocator's mmap threshold every read would cost a mapping
-_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # what we receive is for one child, not for all of them
+REPORT_BYTES = 4 * 1024  # to be read at once where only reports come
+_CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # what we receive is for one child, not for all of them
 _ANCILLARY_BYTES = socket.CMSG_SPACE(FRAME_FDS_MAX * array.array("i").itemsize)
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
+_parse = json.JSONDecoder().raw_decode  # not loads, which looks for what we never send
 
 
 class Frame(NamedTuple):
@@ -47,8 +49,12 @@ class Frame(NamedTuple):
 
     def close(self) -> None:
         """Close the descriptors."""
-        for fd in self.fds:
-            os.close(fd)
+        _close(self.fds)
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def encode(message: dict[str, Any], fds: Sequence[int] = ()) -> bytes:
@@ -68,21 +74,25 @@ def send(sock: socket.socket, line: bytes, fds: Sequence[int] = ()) -> None:
 class Inbox:
     """Frames as they come in."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, read_bytes: int = READ_BYTES) -> None:
         self._socket = sock
+        self._read_bytes = read_bytes
         self._begun = bytearray()  # the frame that has begun and not ended
         self._begun_fds: tuple[int, ...] = ()
 
-    def receive(self) -> list[Frame] | None:
+    def receive(self, flags: int = 0) -> list[Frame] | None:
         """What one read brings, perhaps nothing whole; None when the other side has closed."""
-        chunk, ancillary, _flags, _address = self._socket.recvmsg(READ_BYTES, _ANCILLARY_BYTES, _CLOEXEC)
+        chunk, ancillary, _flags, _address = self._socket.recvmsg(self._read_bytes, _ANCILLARY_BYTES, _CLOEXEC | flags)
         if not chunk:
             return None
-        return list(self._split(chunk, tuple(_descriptors(ancillary))))
+        fds = tuple(_descriptors(ancillary)) if ancillary else ()
+        if not self._begun and chunk.find(b"\n") == len(chunk) - 1:  # one frame and no more, as it mostly is
+            return [Frame(_message(chunk), fds)]
+        return list(self._split(chunk, fds))
 
     def close(self) -> None:
         """Close what belongs to a frame that will never end."""
-        Frame({}, self._begun_fds).close()
+        _close(self._begun_fds)
         self._begun_fds = ()
 
     def _split(self, chunk: bytes, fds: tuple[int, ...]) -> Iterator[Frame]:
@@ -100,7 +110,12 @@ class Inbox:
             line, _none = lines.pop()
             lines.append((line, fds))
         for line, belonging in lines:
-            yield Frame(json.loads(line.decode("ascii")), belonging)
+            yield Frame(_message(line), belonging)
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    message: dict[str, Any] = _parse(line.decode())[0]
+    return message
 
 
 def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> Iterator[int]:
@@ -137,7 +152,7 @@ class Outbox:
             except ConnectionError:  # nobody is left to be told; the loop notices by itself that its client is gone
                 self.close()
                 return
-            Frame({}, fds).close()
+            _close(fds)
             if sent < len(line):
                 self._waiting[0] = (line[sent:], ())
                 return
@@ -146,5 +161,5 @@ class Outbox:
     def close(self) -> None:
         """Give up what has not gone."""
         for _line, fds in self._waiting:
-            Frame({}, fds).close()
+            _close(fds)
         self._waiting.clear()

@@ -23,11 +23,12 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["MARK", "Mark", "all_pids", "children_of", "descendants_of", "identity", "mark_of", "own_children"]
+__all__ = ["MARK", "Mark", "OwnChildren", "all_pids", "children_of", "descendants_of", "identity", "mark_of"]
 
 MARK = "ROTA_SESSION"
 _MARK_PREFIX = MARK.encode() + b"="
 READ_BYTES = 32 * 1024
+WHOLE_BYTES_MAX = 2 * 1024  # a list shorter than this was not cut: the kernel gives at least most of a page at once
 _PPID, _START = 1, 19  # fields of /proc/PID/stat behind the name, which may hold anything
 
 
@@ -109,13 +110,26 @@ def _children_by_looking_at_everybody(parent: int) -> list[int]:
     return found
 
 
-def own_children() -> list[int]:
-    """The children of this process, which has one thread."""
-    pid = os.getpid()
-    try:
-        return [int(child) for child in _read(f"/proc/self/task/{pid}/children").split()]
-    except FileNotFoundError:
-        return _children_by_looking_at_everybody(pid)
+class OwnChildren:
+    """The children of this process, which has one thread. It asks at every death, so the list is kept open."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        try:
+            self._fd: int | None = os.open(f"/proc/self/task/{self._pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._fd = None
+
+    def __call__(self) -> list[int]:
+        """Who they are now."""
+        if self._fd is None:
+            return _children_by_looking_at_everybody(self._pid)
+        text = b""
+        while piece := os.pread(self._fd, READ_BYTES, len(text)):
+            text += piece
+            if len(piece) < WHOLE_BYTES_MAX:
+                break
+        return [int(child) for child in text.split()]
 
 
 def descendants_of(pid: int) -> Iterator[int]:

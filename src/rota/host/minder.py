@@ -19,12 +19,17 @@ The life of a session, with a command that leaves a daemon behind:
     …       each death may make grandchildren visible as new children: sweep again, until none is left
     bury    now the leader is waited for and the exit is told, with all that the session used       → exit
 
+Many commands are over in a millisecond. To whoever follows one on a channel of its own (see channels.py) the minder
+says the beginning only when the command still runs a moment later; else beginning and end are one report (→ ran), and
+the command had the processors to itself meanwhile.
+
 It imports as little as it can: it starts in some 40 ms and holds about 10 MB. It never waits for anybody: what its
 client does not read yet is kept, and the number of sessions bounds how much that can be.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -35,7 +40,7 @@ from contextlib import suppress
 from typing import Any
 
 from rota.host.frames import Frame, Inbox, Outbox
-from rota.host.lineage import MARK, Mark, descendants_of, identity, mark_of, own_children
+from rota.host.lineage import MARK, Mark, OwnChildren, descendants_of, identity, mark_of
 from rota.host.reaping import ChildBell, bury, dead_child, kill_group
 from rota.host.spawning import HOME, StepFailed, spawn, write
 from rota.host.syscalls import become_subreaper
@@ -44,19 +49,31 @@ __all__ = ["Minder", "main"]
 
 ENDING_ROUNDS_MAX = 200  # of ENDING_ROUND_MS each: longer only if the kernel itself does not let go of a process
 ENDING_ROUND_MS = 50
+COLLECT_AFTER = 50_000  # objects
+BEGINNING_HELD_MS = 2  # how long the beginning of a followed session is not said if nothing happens
+BEGINNING_HELD_TURNS = 8  # and for how many turns if something does
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXCPU)
 
 
 class Session:
     """A command that was started, and all that came from it."""
 
-    __slots__ = ("at_end", "id", "pid", "strays", "usage")
+    __slots__ = ("at_end", "beginning", "id", "outbox", "pid", "strays", "usage")
 
-    def __init__(self, session_id: int, pid: int, at_end: dict[str, Any]) -> None:
+    def __init__(self, session_id: int, pid: int, at_end: dict[str, Any], outbox: Outbox) -> None:
         self.id, self.pid = session_id, pid
+        self.outbox = outbox  # where its reports go
+        self.beginning: dict[str, Any] | None = None  # the report of it, as long as it was not said
         self.at_end = at_end  # files to write and folders to remove, of its control group
         self.strays: set[int] = set()  # members that had to be killed after the leader
         self.usage = {"user_s": 0.0, "system_s": 0.0, "rss_bytes_max": 0}  # of members we buried ourselves
+
+    def say_beginning(self) -> None:
+        """Report that it runs, with a descriptor for it; once."""
+        beginning, self.beginning = self.beginning, None
+        if beginning is not None:
+            pidfd = _watch(self.pid)
+            self.outbox.put(beginning, () if pidfd is None else (pidfd,))
 
     def thaw(self) -> None:
         """Let a frozen control group run, so that it can die or go on."""
@@ -88,15 +105,20 @@ class Minder:
         self._orders, self._reports = orders, reports
         self._inbox, self._outbox = Inbox(orders), Outbox(reports)
         self._bell = ChildBell()
+        self._children = OwnChildren()
         self._on_loss = on_loss
         self._identity = identity(os.getpid())
+        self._mark = str(Mark(on_loss, self._identity, 0))[:-1]
+        self._channels: dict[int | None, Outbox] = {}  # lines of their own; none ever holds more than two reports
         self._sessions: dict[int, Session] = {}  # by id
         self._leaders: dict[int, Session] = {}  # by pid
         self._dead: dict[int, Session] = {}  # leaders that have died and are not buried, by pid
+        self._held: list[list[Any]] = []  # [session whose beginning is not said yet, for how many more turns]
         self._adopted: dict[int, Session | None] = {}  # orphans that became our children; None: whose, nobody can say
         self._poll = select.poll()
         self._client = _watch(client_pid)
-        for fd in (orders.fileno(), self._bell.fileno(), self._client):
+        self._orders_fd, self._bell_fd = orders.fileno(), self._bell.fileno()
+        for fd in (self._orders_fd, self._bell_fd, self._client):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
 
@@ -114,19 +136,23 @@ class Minder:
 
     def _serve(self) -> bool:
         """One turn of the loop; whether there is a client left to serve."""
-        ready = {fd for fd, _events in self._poll.poll()}
-        if self._client in ready:
-            return False
-        if self._bell.fileno() in ready:
-            self._bell.hush()
-            self._reap()
-        if self._reports.fileno() in ready:
-            self._outbox.flush()
-        listening = self._orders.fileno() not in ready or self._listen()
+        listening = True
+        events = self._poll.poll(BEGINNING_HELD_MS if self._held else None)
+        for fd, _events in events:
+            if fd == self._client:
+                return False
+            if fd == self._bell_fd:
+                self._bell.hush()
+                self._reap()
+            elif fd == self._orders_fd:
+                listening = self._listen()
+            else:  # there is room for reports again
+                self._outbox.flush()
+                self._poll.unregister(fd)
+        if self._held:
+            self._say_beginnings(all_of_them=not events)
         if self._outbox:  # what did not fit goes when there is room
             self._poll.register(self._reports, select.POLLOUT)
-        elif self._reports.fileno() in ready:
-            self._poll.unregister(self._reports)
         return listening
 
     def _listen(self) -> bool:
@@ -145,6 +171,9 @@ class Minder:
         if order["op"] == "spawn":
             self._spawn(frame)
             return
+        if order["op"] == "channel":
+            self._open_channel(frame)
+            return
         session = self._sessions.get(order["id"])
         if session is None:
             return  # it has ended, and the report of that is on its way
@@ -156,19 +185,37 @@ class Minder:
     def _spawn(self, frame: Frame) -> None:
         order = frame.message
         session_id = order["id"]
-        order["env"][MARK] = str(Mark(self._on_loss, self._identity, session_id))
+        order["env"][MARK] = f"{self._mark}{session_id}"
+        outbox = self._channels.get(order.get("channel"), self._outbox)
         try:
             pid, in_force = spawn(order, frame)
         except StepFailed as failed:
-            self._answer(frame, {"what": "failed", "id": session_id, "step": failed.step, "errno": failed.number})
+            frame.close()
+            outbox.put({"what": "failed", "id": session_id, "step": failed.step, "errno": failed.number})
             return
-        self._sessions[session_id] = self._leaders[pid] = Session(session_id, pid, order["at_end"])
-        self._answer(frame, {"what": "started", "id": session_id, "pid": pid, **in_force}, _watch(pid))
+        frame.close()  # before the answer: who hears that a command has started may wait for it to close them
+        self._sessions[session_id] = self._leaders[pid] = Session(session_id, pid, order["at_end"], outbox)
+        session = self._sessions[session_id]
+        session.beginning = {"what": "started", "id": session_id, "pid": pid, **in_force}
+        if outbox is self._outbox:
+            session.say_beginning()
+        else:
+            self._held.append([session, BEGINNING_HELD_TURNS])
 
-    def _answer(self, frame: Frame, message: dict[str, Any], pidfd: int | None = None) -> None:
-        """Close the descriptors first: who hears that a command has started may wait for it to close them."""
-        frame.close()
-        self._outbox.put(message, () if pidfd is None else (pidfd,))
+    def _say_beginnings(self, *, all_of_them: bool) -> None:
+        """Say the beginnings that were held long enough, of sessions that still run."""
+        for held in self._held:
+            held[1] -= 1
+            if all_of_them or not held[1]:
+                held[0].say_beginning()
+        self._held = [held for held in self._held if held[0].beginning is not None]
+
+    def _open_channel(self, frame: Frame) -> None:
+        """The client follows some sessions on a line of its own. If it did not arrive, ours serves them too."""
+        for fd in frame.fds:
+            line = socket.socket(fileno=fd)
+            line.setblocking(False)
+            self._channels[frame.message["id"]] = Outbox(line)
 
     # --- deaths ----------------------------------------------------------------------------------
 
@@ -183,6 +230,8 @@ class Minder:
                     session.kill()
             if self._dead:
                 self._sweep()
+            if not self._leaders and not self._adopted:
+                return  # the sweep has seen that nobody else is there
 
     def _newly_dead(self) -> list[int]:
         """Some who died and were not seen yet; none when there are no more."""
@@ -190,7 +239,7 @@ class Minder:
             pid = dead_child()
             return [] if pid is None else [pid]
         # a dead leader that is not buried would always be the first answer, so ask for each child by its number
-        return [pid for pid in own_children() if pid not in self._dead and dead_child(pid) is not None]
+        return [pid for pid in self._children() if pid not in self._dead and dead_child(pid) is not None]
 
     def _sweep(self) -> None:
         """Kill what dead leaders left behind, and bury those leaders that left nothing."""
@@ -205,7 +254,7 @@ class Minder:
 
     def _adopt(self) -> list[int]:
         """Our children that we did not spawn. Each is asked once whose it is."""
-        children = own_children()
+        children = self._children()
         if len(children) <= len(self._leaders):
             return []  # we know them all
         orphans = [pid for pid in children if pid not in self._leaders]
@@ -237,10 +286,15 @@ class Minder:
             session.add_usage(usage)
 
     def _bury_leader(self, pid: int, session: Session) -> None:
-        end = bury(pid)
-        session.add_usage(end)
+        report = bury(pid)
+        session.add_usage(report)
         del self._dead[pid], self._leaders[pid], self._sessions[session.id]
-        self._outbox.put({"what": "exit", "id": session.id, **end, **session.usage, "strays": len(session.strays)})
+        report |= session.usage
+        report |= {"what": "exit", "id": session.id, "strays": len(session.strays)}
+        if session.beginning is not None:  # nobody was told that it runs
+            report = {**session.beginning, **report, "what": "ran"}
+            session.beginning = None
+        session.outbox.put(report)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -258,7 +312,7 @@ class Minder:
         for _round in range(ENDING_ROUNDS_MAX):
             self._bell.hush()
             self._reap()
-            living = [pid for pid in own_children() if pid not in self._dead]
+            living = [pid for pid in self._children() if pid not in self._dead]
             if not living and not self._dead:
                 break
             for pid in living:
@@ -322,6 +376,8 @@ def main(arguments: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for ignored in _IGNORED:  # its life hangs on its client alone
         signal.signal(ignored, signal.SIG_IGN)
+    gc.freeze()  # what it has loaded stays; and what it makes from now on has no cycles worth a look each millisecond
+    gc.set_threshold(COLLECT_AFTER)
     become_subreaper()
     os.chdir(HOME)
     orders, reports = (socket.socket(fileno=int(fd)) for fd in arguments[:2])

@@ -3,7 +3,8 @@
 `Minder` starts one minder process and speaks with it over two socket pairs. Any thread may `start` a command: it sends
 its order under a lock and goes on; `spawn` also waits until the command runs. One thread listens: a beginning or an
 end is told to the session (who waits there wakes), and an end then to `on_exit`, on the listening thread. What is
-called there may start the next command, and must not wait for anything.
+called there may start the next command, and must not wait for anything. Who orders a command and then does nothing
+but follow it can have its reports come directly (`followed`, see channels.py); then `on_exit` is on that thread.
 
 The two watch each other. If the client dies, its ends of the sockets close and the minder ends every session. If the
 minder dies, the client reads an end of file: it then does what the minder would have done, as well as it can from
@@ -27,21 +28,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
+import msgspec
+
 from rota.clock import Clock, SystemClock
 from rota.errors import CommandInvalid, HostError, HostUnsupported, LimitExceeded, MinderLost
 from rota.host.advisory import Advisory, reason
 from rota.host.affinity import advise, check_cores
-from rota.host.command import Command, Exit, Joining, order, spawn_failed
+from rota.host.channels import Channel, Channels
+from rota.host.command import Command, Exit, Joining, Recipe, spawn_failed
 from rota.host.frames import FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, Inbox, encode, send
-from rota.host.lineage import Mark, all_pids, identity, mark_of
+from rota.host.lineage import identity
 from rota.host.session import Session
+from rota.host.strays import ROUNDS_MAX, marked, send_signal
 
-__all__ = ["Joinable", "Minder", "Ordered", "end_strays", "python_start"]
+__all__ = ["Joinable", "Minder", "Ordered", "python_start"]
 
 LOSS_PATIENCE_MS = 2_000  # for each killed leader to die, when the minder is gone
-STRAY_ROUNDS_MAX = 20  # looks for marked processes, when the minder is gone
 
 _log = logging.getLogger("rota.host")
+_encode = msgspec.json.Encoder().encode
 
 
 class Joinable(Protocol):
@@ -64,6 +69,8 @@ class Ordered(TypedDict, total=False):
     stderr: int | None
     more_fds: dict[int, int]  # further numbers in the command, and descriptors of ours
     group: Joinable | None  # the control group to run in
+    more_env: dict[str, str]  # variables of this start alone
+    followed: bool  # the thread that orders it takes in its reports itself; see channels.py
     tag: Any  # to find it again in `on_exit`
 
 
@@ -90,6 +97,7 @@ class Minder:
         self._closing = False
         self._lost = False
         self._sending = threading.Lock()
+        self._channels = Channels(self._announce)
         # One socket for each direction: on a shared one, the minder's reading would wake who waits for its reports
         self._orders, orders = socket.socketpair()
         self._reports, reports = socket.socketpair()
@@ -120,7 +128,7 @@ class Minder:
         with self._lock:
             return list(self._sessions.values())
 
-    def spawn(self, command: Command, **ordered: Unpack[Ordered]) -> Session:
+    def spawn(self, command: Command | Recipe, **ordered: Unpack[Ordered]) -> Session:
         """Start a command and wait until it runs; SpawnFailed says why it does not."""
         if threading.current_thread() is self._listener:
             raise HostError(
@@ -130,33 +138,51 @@ class Minder:
         session.started()
         return session
 
-    def start(self, command: Command, **ordered: Unpack[Ordered]) -> Session:
+    def start(self, command: Command | Recipe, **ordered: Unpack[Ordered]) -> Session:
         """Order a command to be started and do not wait for it. If the system refuses, its end is told, with why.
 
         What can be known beforehand (no such program on the PATH, a descriptor that is not open) is raised at once.
         """
         return self._order(command, ordered, refusal_is_told=True)
 
-    def _order(self, command: Command, ordered: Ordered, *, refusal_is_told: bool) -> Session:
+    def _order(self, command: Command | Recipe, ordered: Ordered, *, refusal_is_told: bool) -> Session:
+        recipe = command if isinstance(command, Recipe) else Recipe(command)
         group, more = ordered.get("group"), ordered.get("more_fds") or {}
         joining = group.joining(self.pid) if group is not None else Joining()
-        wanted = order(command, joining)
-        if command.cores is not None:
-            check_cores(command.cores)
-        fds = _checked({0: ordered.get("stdin"), 1: ordered.get("stdout"), 2: ordered.get("stderr")}, more)
-        session = Session(next(self._ids), self._clock, self._ask, joining.at_end, ordered.get("tag"))
+        wanted = recipe.order(joining, ordered.get("more_env") or {})
+        if recipe.command.cores is not None:
+            check_cores(recipe.command.cores)
+        fds = _wired({0: ordered.get("stdin"), 1: ordered.get("stdout"), 2: ordered.get("stderr")}, more)
+        session = self._session(joining, ordered)
         session.refusal_is_told = refusal_is_told
-        self._expect(session, command)
-        if group is not None:
-            group.take(session)
         try:
-            self._send({**wanted, "id": session.id, "to": list(fds)}, tuple(fds.values()))
+            self._expect(session, recipe.command)
+            if group is not None:
+                group.take(session)
+            self._send_spawn({**wanted, "id": session.id, "to": list(fds)}, fds, session.channel)
         except BaseException:
-            with self._lock:
-                self._sessions.pop(session.id, None)
-                self._commands.pop(session.id, None)
+            self._forget(session)
             raise
         return session
+
+    def _session(self, joining: Joining, ordered: Ordered) -> Session:
+        return Session(
+            next(self._ids),
+            self._clock,
+            self._ask,
+            joining.at_end,
+            tag=ordered.get("tag"),
+            channel=self._channels.take() if ordered.get("followed") else None,
+            hear=self._hear,
+        )
+
+    def _forget(self, session: Session) -> None:
+        """It was not ordered after all."""
+        with self._lock:
+            self._sessions.pop(session.id, None)
+            self._commands.pop(session.id, None)
+        if session.channel is not None:
+            self._channels.give_back(session.channel)
 
     def close(self) -> None:
         """End every session (or let it go on, as `on_loss` says) and the minder."""
@@ -190,8 +216,21 @@ class Minder:
             self._sessions[session.id] = session
             self._commands[session.id] = command
 
+    def _announce(self, channel_id: int, fd: int) -> None:
+        self._send({"op": "channel", "id": channel_id}, (fd,))
+
+    def _send_spawn(self, order: dict[str, Any], fds: dict[int, int], channel: Channel | None) -> None:
+        if channel is not None:
+            order["channel"] = channel.id
+        try:
+            self._send(order, tuple(fds.values()))
+        except MinderLost:
+            for target, fd in fds.items():
+                _check_open(target, fd)
+            raise
+
     def _send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        line = encode(message, fds)
+        line = _line(message, fds)
         if len(line) > FRAME_BYTES_MAX:
             raise LimitExceeded("frame_bytes_max", FRAME_BYTES_MAX, len(line), field="argv")
         try:
@@ -223,18 +262,24 @@ class Minder:
         message = frame.message
         what, session_id = message["what"], message["id"]
         with self._lock:
-            session = self._sessions[session_id] if what == "started" else self._sessions.pop(session_id)
+            session = self._sessions.get(session_id) if what == "started" else self._sessions.pop(session_id, None)
             command = self._commands.pop(session_id, None)
-        if command is None:
+        if session is None:  # followed, and told as lost by the listener in this moment
+            frame.close()
+        elif command is None:
             self._tell(session, _exit(session, message))
-        elif what == "started":
+        elif what != "failed":  # started, or ran: then it is over too
             session.begin(message["pid"], frame.fds[0] if frame.fds else None, tuple(_advisories(command, message)))
+            if what == "ran":
+                self._tell(session, _exit(session, message))
         else:
             refused = spawn_failed(command, command.cwd or ".", message["step"], message["errno"])
             self._tell(session, Exit(session_id=session_id, pid=0, refused=refused))
 
     def _tell(self, session: Session, ended: Exit) -> None:
         session.finish(ended)
+        if session.channel is not None and not ended.lost:
+            self._channels.give_back(session.channel)
         if self._on_exit is not None and (ended.pid or session.refusal_is_told):
             try:
                 self._on_exit(session, ended)
@@ -243,6 +288,7 @@ class Minder:
 
     def _end(self) -> None:
         """The minder has ended, in order or not."""
+        self._hear_the_rest()
         with self._lock:
             self._lost = True
             left = list(self._sessions.values())
@@ -256,33 +302,52 @@ class Minder:
         self._process.wait()
         self._orders.close()
         self._reports.close()
+        self._channels.close()
+
+    def _hear_the_rest(self) -> None:
+        """What was said on channels before the minder ended, and not yet taken in."""
+        for session in self.sessions:
+            while session.channel is not None and (frames := session.channel.receive(waits=False)):
+                for frame in frames:
+                    self._hear(frame)
 
     def _do_what_the_minder_would(self, left: list[Session]) -> None:
         _log.error("the minder (pid %s) is gone; its %s sessions end as lost", self.pid, len(left))
         number = signal.SIGCONT if self._on_loss == "continue" else signal.SIGKILL
         for session in left:
             session.end_alone(number, LOSS_PATIENCE_MS)
-        for _round in range(STRAY_ROUNDS_MAX):
-            found = [pid for pid, mark in _marked() if mark.minder == self.identity]
+        for _round in range(ROUNDS_MAX):
+            found = [pid for pid, mark in marked() if mark.minder == self.identity]
             for pid in found:
-                _send_signal(pid, number)
+                send_signal(pid, number)
             if not found or number == signal.SIGCONT:
                 return
 
 
-def _checked(standard: dict[int, int | None], more: dict[int, int]) -> dict[int, int]:
-    """The descriptors of a command by the numbers they get there: open ones, and not too many."""
+def _line(message: dict[str, Any], fds: tuple[int, ...]) -> bytes:
+    """The same as `encode`, by the faster encoder; it does not know bytes that are not UTF-8, as a path may have."""
+    try:
+        return _encode({**message, "fds": len(fds)} if fds else message) + b"\n"
+    except UnicodeEncodeError:
+        return encode(message, fds)
+
+
+def _wired(standard: dict[int, int | None], more: dict[int, int]) -> dict[int, int]:
+    """The descriptors of a command by the numbers they get there, not too many."""
     if standard.keys() & more.keys():
         raise CommandInvalid("descriptors 0, 1 and 2 are given by name", field="fds")
     fds = {**{target: fd for target, fd in standard.items() if fd is not None}, **more}
     if len(fds) > FRAME_FDS_MAX:
         raise LimitExceeded("frame_fds_max", FRAME_FDS_MAX, len(fds), field="fds")
-    for target, fd in fds.items():
-        try:
-            os.fstat(fd)
-        except OSError as closed:
-            raise CommandInvalid(f"descriptor {fd}, to be {target}, is not open", field="fds") from closed
     return fds
+
+
+def _check_open(target: int, fd: int) -> None:
+    """Sending a descriptor that is not open fails; this says which."""
+    try:
+        os.fstat(fd)
+    except OSError as closed:
+        raise CommandInvalid(f"descriptor {fd}, to be {target}, is not open", field="fds") from closed
 
 
 def _start(fds: list[int], on_loss: str) -> subprocess.Popen[bytes]:
@@ -325,53 +390,3 @@ def _advisories(command: Command, started: dict[str, Any]) -> Iterator[Advisory]
         yield Advisory(what, reason(number), str(command.scheduling) if what == "scheduling" else "")
     if command.cores is not None:
         yield from advise(command.cores, frozenset(started["cores"]))
-
-
-# --- what a dead minder left ------------------------------------------------------------------------
-
-
-def _marked() -> Iterator[tuple[int, Mark]]:
-    """Every process with a mark that means something to us."""
-    ours = _world("self")
-    for pid in all_pids():
-        mark = mark_of(pid)
-        if mark is not None and _world(str(pid)) == ours:
-            yield pid, mark
-
-
-def _world(process: str) -> tuple[int, str] | None:
-    """A process's user and pid namespace: in another namespace the minder has another number, and may well live."""
-    folder = Path("/proc") / process
-    try:
-        return folder.stat().st_uid, str((folder / "ns" / "pid").readlink())
-    except OSError:
-        return None
-
-
-def _send_signal(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-def end_strays() -> list[int]:
-    """Kill every process that its minder, had it lived, would have killed. Their pids.
-
-    What everything crashing at once left behind. Processes of a minder that lets its sessions go on are left alone.
-    """
-    ended: list[int] = []
-    for _round in range(STRAY_ROUNDS_MAX):
-        strays = [pid for pid, mark in _marked() if mark.on_loss == "kill" and not _lives(mark.minder)]
-        if not strays:
-            break
-        for pid in strays:
-            _send_signal(pid, signal.SIGKILL)
-        ended += strays
-    return sorted(set(ended))
-
-
-def _lives(minder: str) -> bool:
-    pid = minder.partition(".")[0]
-    try:
-        return pid.isdigit() and identity(int(pid)) == minder
-    except OSError:
-        return False

@@ -7,6 +7,9 @@ unlike a number, is not given away again. Elsewhere the minder sends it, which i
 `terminate` is the ladder: TERM; the grace, measured by the caller's clock; KILL. A stopped command cannot act on
 TERM, so it is continued; KILL needs no consent, and goes through the minder, because only the minder finds what
 escaped.
+
+A session that is *followed* has a channel of its own: the thread that ordered it takes in its reports itself
+(in `started`, `take_in` and `wait`), and nobody has to wake it.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from typing import Any, Literal, NamedTuple
 from rota.clock import Clock, wait_until
 from rota.errors import CommandInvalid, MinderLost, NotAllowed, NotFound
 from rota.host.advisory import Advisory
+from rota.host.channels import Channel
 from rota.host.command import AtEnd, Exit
 from rota.host.cpu_clocks import process_cpu_ns
+from rota.host.frames import Frame
 
 __all__ = ["TO_THE_GROUP", "Ended", "Session"]
 
@@ -44,19 +49,28 @@ class Session:
     """A command that was ordered, and runs unless it was refused. Any thread may use it."""
 
     def __init__(
-        self, session_id: int, clock: Clock, ask: Callable[[dict[str, Any]], None], at_end: AtEnd, tag: Any
+        self,
+        session_id: int,
+        clock: Clock,
+        ask: Callable[[dict[str, Any]], None],
+        at_end: AtEnd,
+        *,
+        tag: Any = None,
+        channel: Channel | None = None,
+        hear: Callable[[Frame], None] = lambda _frame: None,
     ) -> None:
         self.id = session_id
         self.tag = tag  # whatever the caller wants to find again in `on_exit`
+        self.channel = channel  # where its reports come in, if it is followed; else the listener takes them in
         self.pid = 0  # until it runs
         self.refusal_is_told = True  # to `on_exit`; else whoever spawns it raises it
         self.advisories: tuple[Advisory, ...] = ()  # what was asked and is not in force
         self._clock = clock
         self._ask = ask
         self._at_end = at_end
-        lock = threading.Lock()  # of all below
-        self._began = threading.Condition(lock)
-        self._ended = threading.Condition(lock)
+        self._hear = hear
+        self._ordered_by = threading.get_ident()
+        self._changed = threading.Condition(threading.Lock())  # of all below
         self._pidfd: int | None = None
         self._exit: Exit | None = None
 
@@ -67,24 +81,51 @@ class Session:
 
     def started(self) -> None:
         """Wait until it runs and has its `pid`; raise why if it was refused."""
-        with self._began:
-            self._began.wait_for(lambda: self.pid or self._exit is not None)
+        if self._is_followed_here:
+            while not self.pid and self._exit is None:
+                self.take_in(waits=True)
+        else:
+            with self._changed:
+                self._changed.wait_for(lambda: self.pid or self._exit is not None)
         if self._exit is not None and self._exit.refused is not None:
             raise self._exit.refused
         if not self.pid:
             raise MinderLost("the minder was lost while it was to start a command")
 
+    def take_in(self, *, waits: bool = False) -> None:
+        """Take in what has come on its channel. For the thread that ordered it."""
+        assert self.channel is not None  # noqa: S101  # it was ordered with `followed`
+        frames = self.channel.receive(waits=waits)
+        for frame in frames or ():
+            self._hear(frame)
+        if frames is None:
+            self._wait(None)  # the minder is gone: what became of this session the listener says
+
+    @property
+    def _is_followed_here(self) -> bool:
+        return self.channel is not None and threading.get_ident() == self._ordered_by
+
     def wait(self, timeout_s: float | None = None) -> Exit | None:
-        """Wait for the end: how it ended, or None when the time has passed."""
-        with self._ended:
-            wait_until(self._clock, self._ended, lambda: self._exit is not None, timeout_s)
+        """Wait for the end: how it ended, or None when the time has passed. Who follows it waits without a limit."""
+        if self._is_followed_here:
+            assert timeout_s is None  # noqa: S101  # nobody else would take in that it has ended
+            while self._exit is None:
+                self.take_in(waits=True)
+            if self._exit.lost and self.channel is not None:
+                self.channel.close()  # the minder's end of it is gone
+            return self._exit
+        return self._wait(timeout_s)
+
+    def _wait(self, timeout_s: float | None) -> Exit | None:
+        with self._changed:
+            wait_until(self._clock, self._changed, lambda: self._exit is not None, timeout_s)
             return self._exit
 
     def signal(self, number: int) -> bool:
         """Send a signal to its process group; False when it has ended."""
         if number not in _SIGNALS:
             raise CommandInvalid(f"{number!r} is not a signal", field="number")
-        with self._ended:  # so that the descriptor is not closed, and its number used again, meanwhile
+        with self._changed:  # so that the descriptor is not closed, and its number used again, meanwhile
             if self._exit is not None:
                 return False
             if self._pidfd is not None and _group_signals.possible:
@@ -135,23 +176,22 @@ class Session:
 
     def begin(self, pid: int, pidfd: int | None, advisories: tuple[Advisory, ...]) -> None:
         """It runs: wake who waits for that."""
-        with self._began:
+        with self._changed:
             self.pid, self._pidfd, self.advisories = pid, pidfd, advisories
-            self._began.notify_all()
+            self._changed.notify_all()
 
     def finish(self, ended: Exit) -> None:
         """It has ended: wake who waits."""
-        with self._ended:
+        with self._changed:
             self._exit = ended
             if self._pidfd is not None:
                 os.close(self._pidfd)
                 self._pidfd = None
-            self._began.notify_all()
-            self._ended.notify_all()
+            self._changed.notify_all()
 
     def end_alone(self, number: int, patience_ms: int) -> None:
         """Without a minder: send this to its group ourselves, and wait a little for its leader's death if it kills."""
-        with self._ended:
+        with self._changed:
             if number == signal.SIGKILL:
                 _write_all(self._at_end.get("kill", ()))
             if self._pidfd is not None:

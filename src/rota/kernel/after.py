@@ -3,7 +3,8 @@
 An entry enqueued `after` others is held until each of them has completed well. Edges never change and name only
 entries that exist already, so there can be no cycle. When a predecessor ends otherwise, the entry's `on_failed`
 says what becomes of it: cancelled (and so are those who wait for *it*), run all the same, or held until an
-operator decides. A retried predecessor keeps its id, so those behind it wait through all its attempts.
+operator decides: to cancel it, or to let it go (`release`), which makes its `on_failed` "run". A retried predecessor
+keeps its id, so those behind it wait through all its attempts.
 
 An end may concern many. It is seen to in batches of `FALLOUT_MAX`: the first in the transaction of the end,
 the rest from a small table by whoever comes next.
@@ -25,7 +26,7 @@ from rota.model.lifecycle import ENTRY
 from rota.store import Row, Transaction
 from rota.store.statements import queue as sql
 
-__all__ = ["FALLOUT_MAX", "ended", "hold_for", "see_to_fallout", "wait_for"]
+__all__ = ["FALLOUT_MAX", "ended", "hold_for", "let_go", "see_to_fallout", "wait_for"]
 
 FALLOUT_MAX = 1_000  # dependents seen to in one go
 _queue = Checks("ScheduleSpec", SchedInvalidPayload)
@@ -73,6 +74,15 @@ def see_to_fallout(tx: Transaction, now: float) -> list[int]:
         left -= len(dependents)
     _tell(tx, released, cancelled, now)
     return cancelled
+
+
+def let_go(tx: Transaction, dependent: Row, now: float) -> None:
+    """Let an entry run although a predecessor failed; for those that have not ended it goes on waiting."""
+    options = msgspec.structs.replace(options_of(dependent[4]), on_failed="run")
+    tx.run(sql.SET_OPTIONS, (_encode(options).decode(), dependent[0]))
+    released: list[Row] = []
+    _see_to(tx, (*dependent[:4], _encode(options).decode()), now, released, [])
+    _tell(tx, released, [], now)
 
 
 def _see_to(tx: Transaction, dependent: Row, now: float, released: list[Row], cancelled: list[int]) -> None:

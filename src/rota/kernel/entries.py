@@ -152,6 +152,21 @@ class Entries:
 
         return self._core.write(work)
 
+    def release(self, sched_id: int) -> ReadyEntry:
+        """Let an entry that waits for others run although one of them failed; it still waits for those under way."""
+        now = self._core.now()
+
+        def work(tx: Transaction) -> ReadyEntry:
+            entry = _find(tx, sched_id)
+            held = tx.run(sql.DEPENDENT, (sched_id,))
+            if not held:
+                raise ENTRY.error(sched_id, entry.state, "release", legal=ENTRY.verbs(entry.state))
+            append(tx, EntriesChanged(sched_ids=[sched_id], changes={"on_failed": "run"}), now=now, pid=entry.pid)
+            after.let_go(tx, held[0], now)
+            return _find(tx, sched_id)
+
+        return self._core.write(work)
+
     def cancel(self, sched_id: int) -> tuple[str, str]:
         """Cancel an entry that waits; the answer is (state before, state after)."""
         now = self._core.now()

@@ -36,10 +36,12 @@ from rota.model.events import (
     LedgerGranted,
     LedgerRefunded,
     LedgerWarned,
+    ShareWindowSet,
 )
 from rota.store import Row, Transaction
 from rota.store.statements import budgets as sql
 from rota.store.statements import claims as claim_sql
+from rota.store.statements import file as file_sql
 from rota.store.statements import projects as project_sql
 
 __all__ = ["SHARED_DIM", "Charged", "Ledger", "Payer", "record"]
@@ -250,9 +252,32 @@ class Ledger:
             if limit is None:
                 tx.run(sql.BUDGET_DROP, (owner, dim))
             else:
+                for (before_s,) in tx.run(sql.BUDGET_WINDOW, (owner, dim)):
+                    windows.resize(tx, (owner, dim, before_s), window_s, now)
                 windows.open_window(tx, owner, dim, window_s)
                 tx.run(sql.BUDGET_SET, (owner, dim, limit, window_s))
             append(tx, BudgetSet(level=level, owner=owner, dim=dim, limit=limit, window_s=window_s), now=now)
+            tx.notes.wake = True
+
+        self._core.write(work)
+
+    def share_window(self) -> float:
+        """How far back fair_share looks, in seconds."""
+        return self._core.read(windows.share_window_s)
+
+    def set_share_window(self, window_s: float) -> None:
+        """Have fair_share look back this far. What was used in that time, as far as it is known, counts at once."""
+        _checks.number("window_s", window_s, 1, SECONDS_MAX)
+        now = self._core.now()
+
+        def work(tx: Transaction) -> None:
+            before_s = windows.share_window_s(tx)
+            if before_s == window_s:
+                return
+            for owner, counted_s in tx.run(sql.WINDOWS_OF_DIM, (windows.SHARE,)):
+                windows.resize(tx, (owner, windows.SHARE, counted_s), window_s, now)
+            tx.run(file_sql.META_SET, (windows.SHARE_WINDOW, repr(float(window_s))))
+            append(tx, ShareWindowSet(window_s=window_s, previous_s=before_s), now=now)
             tx.notes.wake = True
 
         self._core.write(work)

@@ -123,7 +123,7 @@ class Projects:
                 _json("metadata", project.metadata),
             )
             tx.run(sql.CREATE, row)
-            windows.open_window(tx, project_id, windows.SHARE, windows.SHARE_WINDOW_S)
+            windows.open_window(tx, project_id, windows.SHARE, windows.share_window_s(tx))
             fact = ProjectCreated(project_id=project_id, weight=weight, max_concurrent=max_concurrent)
             tx.run(flow_sql.PROJECT_TOUCH, (project_id, append(tx, fact, now=now)))
             return project

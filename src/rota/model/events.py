@@ -284,6 +284,14 @@ class BudgetSet(Fact, frozen=True, kw_only=True):
     window_s: float | None = None
 
 
+class ShareWindowSet(Fact, frozen=True, kw_only=True):
+    """fair_share looks back this far from now on."""
+
+    kind = "kernel.share.window_set"
+    window_s: float
+    previous_s: float
+
+
 class BudgetLent(Fact, frozen=True, kw_only=True):
     """A run lent a part of its budget to work that it spawned."""
 

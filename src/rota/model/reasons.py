@@ -50,7 +50,7 @@ class BackingOff(Blocking, frozen=True, kw_only=True, tag="backing_off"):
 class AfterPredecessor(Blocking, frozen=True, kw_only=True, tag="after_predecessor"):
     """It waits for other entries to complete."""
 
-    lifts = "complete or cancel what it waits for"
+    lifts = "complete what it waits for, or release it"
     waiting_for: tuple[int, ...]
 
     def sentence(self) -> str:
@@ -270,7 +270,7 @@ class OutsideWindow(Ordering, frozen=True, kw_only=True, tag="outside_window"):
 
     def sentence(self) -> str:
         """The reason in words."""
-        return f"it is not among the {self.window} candidates the policy looks at"
+        return f"it is not among the candidates that the policy is shown, at most {self.window}"
 
 
 OrderingReason: TypeAlias = NoSlot | Outranked | CrowdedOut | NotPicked | OutsideWindow

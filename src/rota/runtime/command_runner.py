@@ -7,6 +7,7 @@ more speaks ndjson.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ from rota.runtime.usage import Report, UsageReader
 from rota.runtime.workshop import Workshop
 
 __all__ = ["CommandRunner"]
+
+PIPE_BYTES_MIN = 4 * 1024  # what a pipe takes at once, however many there are
 
 
 class CommandRunner:
@@ -42,19 +45,20 @@ class CommandRunner:
     def _run(self, work: Assignment, line: Line, output: _Output, descriptors: Descriptors) -> Outcome:
         env, fds = _given(work, descriptors)
         fds |= output.theirs
-        advisories: list[str] = []
-        began = False
+        program: Program | None = None
         try:
-            with self._programs.running(work, env, fds, advisories) as program:
-                began = True
+            with self._programs.running(work, env, fds, []) as program:
                 for fd in fds.values():
                     descriptors.close(fd)
-                line.began(ProgramStops(program.session), os_pid=program.session.pid, advisories=advisories)
                 return self._followed(program, output, line)
         except RotaError as problem:
-            return lost(problem) if began else not_started(problem)
+            has_begun = program is not None and program.session.pid
+            return lost(problem) if has_begun else not_started(problem)
 
     def _followed(self, program: Program, output: _Output, line: Line) -> Outcome:
+        program.begun()
+        session = program.session
+        line.began(ProgramStops(session), os_pid=session.pid, advisories=program.advisories)
         ended = program.pump(output.sinks)
         return _outcome(program.ending(ended), output.report(), line)
 
@@ -67,11 +71,21 @@ def _given(work: Assignment, descriptors: Descriptors) -> tuple[dict[str, str], 
     if len(payload) <= INLINE_BYTES_MAX:
         env["ROTA_PAYLOAD"] = payload.decode()
     if work.plan.stdin == "payload":
-        fds[0] = descriptors.keep(in_memory(payload))
+        fds[0] = _readable(payload, descriptors)
     saved = long_checkpoint(work)
     if saved is not None:
         fds[CHECKPOINT_FD] = descriptors.keep(in_memory(saved))
     return env, fds
+
+
+def _readable(payload: bytes, descriptors: Descriptors) -> int:
+    """A descriptor to read it from. A short one fits into a pipe, which costs half of a file in memory."""
+    if len(payload) > PIPE_BYTES_MIN:
+        return descriptors.keep(in_memory(payload))
+    theirs, ours = descriptors.pipe()
+    os.write(ours, payload)
+    descriptors.close(ours)
+    return theirs
 
 
 class _Output:

@@ -67,8 +67,9 @@ class FleetRun:
         except RotaError as problem:
             _log.error("the fleet file was not reloaded: %s", problem)
             return None
+        told = [*map(str, changes), *_changes_here(self.fleet, fleet)]
         self.fleet = fleet
-        _log.info("reloaded %s: %s", fleet.path, ", ".join(str(change) for change in changes) or "nothing changed")
+        _log.info("reloaded %s: %s", fleet.path, ", ".join(told) or "nothing changed")
         return changes
 
     def _apply(self, fleet: Fleet) -> Changes:
@@ -112,6 +113,16 @@ class FleetRun:
             yield
         finally:
             signal.signal(signal.SIGHUP, before)
+
+
+def _changes_here(before: Fleet, after: Fleet) -> Iterator[str]:
+    """What a file changes in this supervisor alone, and not in the store."""
+    for field, old, new in (
+        ("slots", before.slots, after.slots),
+        ("policy", before.policy_name, after.policy_name),
+    ):
+        if old != new:
+            yield f"{field} {old} → {new}"
 
 
 class _FleetDuty:

@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from rota.errors import RotaError, StaleClaim
+from rota.errors import StaleClaim, UnknownAgent
 from rota.host.watchdog import Watchdog
 from rota.kernel.supervision import RunReport
 from rota.model.work import ReadyEntry
@@ -199,7 +199,7 @@ class LiveRun:
         """Enqueue child work, with a part of this run's budget and at least its priority."""
         found = self._desk.agents.find(agent)
         if not found:
-            raise RotaError(f"there is no agent named {agent!r}", hint="Make it first, or check its name.")
+            raise UnknownAgent(agent)
         child = found[0]
         said.setdefault("priority", max(child.priority, self.entry.priority))
         said.setdefault("correlation_id", self.entry.correlation_id)

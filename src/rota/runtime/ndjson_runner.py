@@ -67,6 +67,7 @@ class NdjsonRunner:
         with self._programs.running(work, {}, theirs, advisories) as program:
             for fd in theirs.values():
                 descriptors.close(fd)
+            program.begun()
             talk = _Conversation(work, line, program, mailbox, self._watchdog)
             try:
                 talk.begin(advisories)

@@ -4,10 +4,10 @@
 directory, a session of its own, limits on each process, and a control group where the plan limits memory or processes
 and the machine has groups for that. Without a group the same limits hold for each process, which an advisory says.
 
-A `Program` is read on the slot's own thread (`pump`): one poll over its outputs and its leader's descriptor. Outputs
-may close early, or be held open by somebody whom the program gave them to; neither matters, for it is the session's
-end that ends a run. When the leader is dead the minder has ended the rest of the session, so what is in the pipes then
-is all there will be.
+A `Program` is read on the slot's own thread (`pump`): one poll over its outputs and the minder's reports about it.
+Outputs may close early, or be held open by somebody whom the program gave them to; neither matters, for it is the
+session's end that ends a run. When the minder reports that, it has ended the rest of the session, so what is in the
+pipes then is all there will be.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from typing import Any, Literal
 
 import msgspec
 
+from rota.clock import Clock
 from rota.errors import HostError, MinderLost, RotaError
 from rota.host.cgroup_dialects import GroupLimits
 from rota.host.cgroups import Group
-from rota.host.command import Command, Exit, signal_name
+from rota.host.command import Command, Exit, Recipe, signal_name
 from rota.host.environment import scrubbed
+from rota.host.processes import Ordered
 from rota.host.session import Session
 from rota.model.work import Limits
+from rota.runtime.plans import RunPlan
 from rota.runtime.run_environment import facts
 from rota.runtime.runners import Assignment, Line, Outcome
 from rota.runtime.workshop import Workshop
@@ -46,6 +49,7 @@ __all__ = [
 ]
 
 READ_BYTES = 64 * 1024
+RECIPES_MAX = 256  # plans that are kept ready
 DRAIN_BYTES_MAX = 1024 * 1024  # of each output after the end: no pipe holds more without a privilege
 SHELL_SIGNAL_CODES = 128  # a shell ends with this plus the signal that ended its last command
 TAIL_CHARS_MAX = 4_000  # of the output, in a result
@@ -124,43 +128,53 @@ class Programs:
         self._workshop = workshop
         self._groups = groups
         self._ours = dict(os.environ)
-        self._scrubbed: dict[tuple[str, ...], dict[str, str]] = {}
+        self._recipes: dict[tuple[int, str | None], tuple[RunPlan, Recipe]] = {}
 
     @contextmanager
     def running(
         self, work: Assignment, more_env: Mapping[str, str], fds: Mapping[int, int], advisories: list[str]
     ) -> Iterator[Program]:
-        """A program under way; whatever happens meanwhile, nothing of it is left behind."""
-        started_at = self._workshop.clock.monotonic()
-        command = self._command(work, more_env)
+        """A program that was ordered; whatever happens meanwhile, nothing of it is left behind."""
         group = self._group(work.plan.limits, advisories)
         session: Session | None = None
         try:
-            session = self._start(command, group, fds)
-            session.started()
-            advisories += map(str, session.advisories)
-            yield Program(self._workshop, session, group, work, started_at)
+            session = self._start(self._recipe(work), {**facts(work), **more_env}, group, fds)
+            yield Program(self._workshop.clock, session, group, work.plan.limits, advisories)
         finally:
-            if session is not None and session.exit is None:
-                session.kill()
+            if session is not None:
+                if session.exit is None:
+                    session.kill()
                 session.wait()
             if group is not None:
                 group.remove()
 
-    def _command(self, work: Assignment, more_env: Mapping[str, str]) -> Command:
-        plan = work.plan
-        if plan.pass_env not in self._scrubbed:
-            self._scrubbed[plan.pass_env] = scrubbed(self._ours, allow=plan.pass_env)
-        env = {**self._scrubbed[plan.pass_env], **plan.env, **facts(work), **more_env}
-        return Command(argv=plan.argv, env=env, cwd=work.workspace or plan.cwd, limits=plan.limits)
+    def _recipe(self, work: Assignment) -> Recipe:
+        """How its plan is run, in its folder: the same for run after run, as long as the plan is the same object."""
+        plan, cwd = work.plan, work.workspace or work.plan.cwd
+        known = self._recipes.get((id(plan), cwd))
+        if known is not None and known[0] is plan:
+            return known[1]
+        env = {**scrubbed(self._ours, allow=plan.pass_env), **plan.env}
+        recipe = Recipe(Command(argv=plan.argv, env=env, cwd=cwd, limits=plan.limits))
+        if len(self._recipes) >= RECIPES_MAX:
+            self._recipes.clear()
+        self._recipes[id(plan), cwd] = plan, recipe
+        return recipe
 
-    def _start(self, command: Command, group: Group | None, fds: Mapping[int, int]) -> Session:
-        standard = {"stdin": fds.get(0), "stdout": fds.get(1), "stderr": fds.get(2)}
-        more = {target: fd for target, fd in fds.items() if target > 2}  # noqa: PLR2004  # beyond the standard three
+    def _start(self, recipe: Recipe, env: dict[str, str], group: Group | None, fds: Mapping[int, int]) -> Session:
+        ordered: Ordered = {
+            "stdin": fds.get(0),
+            "stdout": fds.get(1),
+            "stderr": fds.get(2),
+            "more_fds": {target: fd for target, fd in fds.items() if target > 2},  # noqa: PLR2004  # the standard three
+            "more_env": env,
+            "group": group,
+            "followed": True,
+        }
         try:
-            return self._workshop.minder.start(command, **standard, more_fds=more, group=group)
+            return self._workshop.minder.start(recipe, **ordered)
         except MinderLost:  # it died in this moment: the workshop makes another
-            return self._workshop.minder.start(command, **standard, more_fds=more, group=group)
+            return self._workshop.minder.start(recipe, **ordered)
 
     def _group(self, limits: Limits, advisories: list[str]) -> Group | None:
         if limits.memory_bytes is None and limits.processes is None:
@@ -184,41 +198,50 @@ class Programs:
 
 
 class Program:
-    """A program that runs."""
+    """A program that was ordered, and runs unless it is refused."""
 
     def __init__(
-        self, workshop: Workshop, session: Session, group: Group | None, work: Assignment, started_at: float
+        self, clock: Clock, session: Session, group: Group | None, limits: Limits, advisories: list[str]
     ) -> None:
         self.session = session
-        self._clock = workshop.clock
+        self.advisories = advisories  # what was asked and is not in force; complete when it has begun
+        self._clock = clock
         self._group = group
-        self._limits = work.plan.limits
-        self._started_at = started_at
+        self._limits = limits
+        self._started_at = clock.monotonic()
+
+    def begun(self) -> None:
+        """Wait until it runs; raise why if it was refused."""
+        self.session.started()
+        self.advisories += map(str, self.session.advisories)
 
     def pump(self, sinks: Sinks, wake: int | None = None, on_wake: Callable[[select.poll], None] | None = None) -> Exit:
         """Hand on what it writes until it has ended. `on_wake` is called when the descriptor `wake` is readable."""
+        ended = self.session.exit
+        if ended is None:
+            ended = self._pump(sinks, wake, on_wake)
+        for fd, sink in sinks.items():
+            _drain(fd, sink)
+        return ended
+
+    def _pump(self, sinks: Sinks, wake: int | None, on_wake: Callable[[select.poll], None] | None) -> Exit:
         poll = select.poll()
         for fd in sinks:
             poll.register(fd, select.POLLIN)
         if wake is not None:
             poll.register(wake, select.POLLIN)
-        open_fds = set(sinks)
-        with _death_of(self.session, poll) as death:
-            alive = death is not None
-            while alive and (open_fds or wake is not None):  # else there is nothing to do but to wait for its end
-                for fd, _events in poll.poll():
-                    if fd == death:
-                        alive = False
-                    elif fd not in sinks:
-                        assert on_wake is not None  # noqa: S101  # a wake has somebody to be woken
-                        on_wake(poll)
-                    elif not _hand_on(fd, sinks[fd]):
-                        poll.unregister(fd)
-                        open_fds.discard(fd)
-        ended = self.session.wait()
-        assert ended is not None  # noqa: S101  # without a timeout, wait ends with the session
-        for fd, sink in sinks.items():
-            _drain(fd, sink)
+        assert self.session.channel is not None  # noqa: S101  # ours are followed
+        reports = self.session.channel.fileno()
+        poll.register(reports, select.POLLIN)
+        while (ended := self.session.exit) is None:
+            for fd, _events in poll.poll():
+                if fd == reports:
+                    self.session.take_in()
+                elif fd not in sinks:
+                    assert on_wake is not None  # noqa: S101  # a wake has somebody to be woken
+                    on_wake(poll)
+                elif not _hand_on(fd, sinks[fd]):
+                    poll.unregister(fd)
         return ended
 
     def ending(self, ended: Exit) -> Ending:
@@ -261,22 +284,8 @@ class Program:
         return False
 
 
-@contextmanager
-def _death_of(session: Session, poll: select.poll) -> Iterator[int | None]:
-    """A descriptor that becomes readable when the leader dies; None if it is gone already."""
-    try:
-        fd = os.pidfd_open(session.pid)
-    except ProcessLookupError:
-        yield None
-        return
-    try:
-        poll.register(fd, select.POLLIN)
-        yield fd if session.exit is None else None
-    finally:
-        os.close(fd)
-
-
 def _hand_on(fd: int, sink: Callable[[bytes], None]) -> bool:
+    """Hand on what has been written; False when nothing more will be."""
     chunk = os.read(fd, READ_BYTES)
     if chunk:
         sink(chunk)

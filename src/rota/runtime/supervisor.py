@@ -31,7 +31,7 @@ import msgspec
 from rota.errors import RotaError
 from rota.host.watchdog import Watchdog
 from rota.kernel.supervision import RunReport
-from rota.model.events import Event, ProcessUpdated
+from rota.model.events import Event, ProcessTerminated, ProcessUpdated
 from rota.model.work import Agent, ReadyEntry
 from rota.runtime import runner_registry
 from rota.runtime.live_run import LiveRun, left_of
@@ -308,16 +308,16 @@ class Supervisor:
 
 
 class _ChangedAgents:
-    """A duty: what is remembered of an agent is forgotten when it was changed."""
+    """A duty: what is remembered of an agent is forgotten when it was changed or has ended."""
 
-    kinds = (ProcessUpdated.kind,)
+    kinds = (ProcessUpdated.kind, ProcessTerminated.kind)
 
     def __init__(self, forget: Callable[[int], None]) -> None:
         self._forget = forget
 
     def hear(self, events: Sequence[Event]) -> None:
         for event in events:
-            if event.kind == ProcessUpdated.kind and event.pid is not None:
+            if event.kind in self.kinds and event.pid is not None:
                 self._forget(event.pid)
 
     def next_at(self) -> float | None:

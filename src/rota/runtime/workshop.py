@@ -10,7 +10,8 @@ import threading
 
 from rota.clock import Clock, SystemClock
 from rota.host.cgroups import Cgroups
-from rota.host.processes import Minder, end_strays
+from rota.host.processes import Minder
+from rota.host.strays import end_strays
 
 __all__ = ["Workshop"]
 

@@ -16,15 +16,17 @@ from rota.kernel.rehearsal import Stage
 from rota.kernel.rows import KIND, PID, PROJECT
 from rota.model import reasons
 from rota.model.explanation import Change
-from rota.model.lifecycle import EntryState
+from rota.model.lifecycle import ENTRY, EntryState
 from rota.model.reasons import Blocking
 from rota.store import Row
 from rota.store.statements import budgets as budget_sql
+from rota.store.statements import queue as queue_sql
 
 __all__ = ["DEADLINE_S", "lifting"]
 
 DEADLINE_S = 60.0  # from now, for one whose deadline has passed
 BY = "operator"
+WELL = ("completed", "completed")  # the state and the exit kind of what ended well
 
 
 def lifting(stage: Stage, row: Row, blocked: Iterable[Blocking]) -> Iterator[Change]:
@@ -46,8 +48,8 @@ def _lift(stage: Stage, row: Row, reason: Blocking) -> Iterator[Change]:
             yield _change(row, "let it be runnable now", runnable_at=stage.now)
         case reasons.PastDeadline():
             yield _change(row, "give it a later deadline", deadline=stage.now + DEADLINE_S)
-        case reasons.AfterPredecessor(waiting_for=others):
-            yield Change(f"let {', '.join(map(str, others))} complete")
+        case reasons.AfterPredecessor():
+            yield from _see_predecessors_through(stage, row)
         case reasons.OverBudget():
             yield _raise_budget(stage, reason)
         case reasons.LimitExhausted(until_at=until_at) | reasons.ContextDepleted(until_at=until_at):
@@ -61,6 +63,17 @@ def _lift(stage: Stage, row: Row, reason: Blocking) -> Iterator[Change]:
             yield from _resume(row, reason)
         case reasons.NotQueued(state=state) if state != EntryState.DISPATCHED:
             yield Change("nothing starts it again: enqueue a new one")
+
+
+def _see_predecessors_through(stage: Stage, row: Row) -> Iterator[Change]:
+    """Those under way have to complete; for those that ended otherwise, somebody has to decide."""
+    found = stage.tx.run(queue_sql.PREDECESSORS, (row[0],))
+    waiting = [other for other, state, _ in found if state is not None and state not in ENTRY.final]
+    failed = [other for other, state, how in found if state in ENTRY.final and (state, how) != WELL]
+    if waiting:
+        yield Change(f"let {', '.join(map(str, waiting))} complete")
+    if failed:
+        yield Change(f"let it run although {', '.join(map(str, failed))} failed", "queue.release", {"sched_id": row[0]})
 
 
 def _change(row: Row, words: str, **changes: float) -> Change:

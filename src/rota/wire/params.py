@@ -410,6 +410,12 @@ class SetBudget(Params, frozen=True):
     window_s: float = SHARE_WINDOW_S
 
 
+class SetShareWindow(Params, frozen=True):
+    """How far back fair_share looks."""
+
+    window_s: float
+
+
 class CreateContext(Params, frozen=True, kw_only=True):
     """A budget per period, and what it is bound to."""
 

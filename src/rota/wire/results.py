@@ -345,6 +345,12 @@ class PausedBy(msgspec.Struct, frozen=True):
     paused_by: str | None
 
 
+class ShareWindow(msgspec.Struct, frozen=True):
+    """How far back fair_share looks, in seconds."""
+
+    window_s: float
+
+
 class Appended(msgspec.Struct, frozen=True):
     """The new event."""
 

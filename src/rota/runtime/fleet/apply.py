@@ -72,6 +72,7 @@ def difference(desk: Registers, fleet: Fleet) -> list[Step]:
     for name, table in fleet.agents.items():
         _check_project(name, table, agents.get(name))
     steps = [
+        *_window_steps(desk, fleet),
         *_project_steps(desk, fleet, projects),
         *NamedLimits(desk, fleet).steps(),
         *_agent_steps(desk, fleet, agents),
@@ -135,7 +136,9 @@ def _budget_steps(
     for dim, limit in wanted.items():
         line = known.get(dim)
         if line is None or (line.limit, line.window_s) != (limit, window_s):
-            fields: dict[str, list[Any]] = {} if line is None else {"limit": [line.limit, limit]}
+            fields: dict[str, list[Any]] = {}
+            if line is not None and line.limit != limit:
+                fields["limit"] = [line.limit, limit]
             if line is not None and line.window_s != window_s:
                 fields["window_s"] = [line.window_s, window_s]
             verb: Any = "created" if line is None else "changed"
@@ -144,6 +147,15 @@ def _budget_steps(
     for dim in known.keys() - wanted.keys():
         change = Change(what="budget", name=f"{owner} {dim}", verb="removed")
         yield Step(change, later(desk.ledger.set_budget, level, owner, dim, None))
+
+
+def _window_steps(desk: Registers, fleet: Fleet) -> Iterator[Step]:
+    """How far back fair_share looks: before any project is made, which is counted in that window."""
+    before_s, window_s = desk.ledger.share_window(), fleet.scheduling.rolling_window_hours * 3600.0
+    if before_s != window_s:
+        fields = {"window_s": [before_s, window_s]}
+        change = Change(what="scheduling", name="rolling_window_hours", verb="changed", fields=fields)
+        yield Step(change, later(desk.ledger.set_share_window, window_s))
 
 
 def _global_steps(desk: Registers, fleet: Fleet, known: dict[str, BudgetLine]) -> Iterator[Step]:

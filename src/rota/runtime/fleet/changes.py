@@ -13,7 +13,7 @@ __all__ = ["NAMES_MAX", "Change", "Changes"]
 
 SHOWN_CHARS_MAX = 80  # of a value
 NAMES_MAX = 100  # of one kind of change, in the journal
-What = Literal["project", "budget", "workspace", "limit", "agent", "grant"]
+What = Literal["scheduling", "project", "budget", "workspace", "limit", "agent", "grant"]
 Verb = Literal["created", "changed", "removed", "paused", "resumed", "postponed"]
 
 

@@ -97,7 +97,7 @@ class SchedulingTable(_Table, frozen=True, kw_only=True):
     """What holds for everybody."""
 
     rolling_window_hours: Annotated[
-        float, Meta(description="The window that budgets of projects and of everybody count in.", gt=0, le=8784)
+        float, Meta(description="The window that budgets count in, and that `fair_share` looks back.", gt=0, le=8784)
     ] = 24.0
     min_task_guarantee: Annotated[
         bool, Meta(description="`fair_share`: a project without a run in the window goes first.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rota.kernel.windows import SHARE_WINDOW_S
 from rota.model.lifecycle import ProjectStatus
 from rota.policy.contract import Policy
 from rota.runtime.fleet.reader import dotted
@@ -46,11 +45,6 @@ def _of_scheduling(fleet: Fleet, policy: Policy) -> Iterator[str]:
         yield "scheduling.affinity_wait_s: not applied by the supervisor; only the fair-share door waits for a slot"
     if said.min_task_guarantee != usual.min_task_guarantee and fleet.policy_name != "fair_share":
         yield f"scheduling.min_task_guarantee: {fleet.policy_name} has no guarantee to switch off; fair_share has"
-    if said.rolling_window_hours * 3600 != SHARE_WINDOW_S and fleet.policy_name == "fair_share":
-        yield (
-            "scheduling.rolling_window_hours: budgets count in this window; fair_share looks back "
-            f"{SHARE_WINDOW_S / 3600:g} h whatever it is"
-        )
 
 
 def _of_projects(fleet: Fleet, desk: Registers | None) -> Iterator[str]:

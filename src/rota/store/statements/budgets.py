@@ -120,6 +120,23 @@ WINDOW_TAKE = Statement(
     "Take usage off a window's sum again.",
     "UPDATE usage_windows SET used = used - ? WHERE owner = ? AND dim = ? AND window_s = ?",
 )
+WINDOWS_OF_DIM = Statement(
+    "windows_of_dim",
+    "Whose usage is counted in a dimension, and in which windows.",
+    "SELECT owner, window_s FROM usage_windows WHERE dim = ?",
+)
+BUCKETS_OF = Statement(
+    "buckets_of",
+    "What lies in a window: when each bucket leaves, what was used in it, how many runs ended in it.",
+    "SELECT leaves_at, amount, ended FROM usage_buckets WHERE owner = ? AND dim = ? AND window_s = ?",
+)
+BUCKET_PUT = Statement(
+    "bucket_put",
+    "Put usage into one bucket of a window.",
+    "INSERT INTO usage_buckets (owner, dim, window_s, leaves_at, amount, ended) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (owner, dim, window_s, leaves_at) "
+    "DO UPDATE SET amount = amount + excluded.amount, ended = ended + excluded.ended",
+)
 WINDOWS_DUE = Statement(
     "windows_due",
     "Windows out of which a bucket has moved.",
@@ -134,6 +151,13 @@ WINDOW_ROLL = Statement(
     "window_roll",
     "Take what has left a window off its sum, and note when the next bucket leaves.",
     "UPDATE usage_windows SET used = used - ?1, ended = ended - ?2, edge_at = (SELECT min(leaves_at) "
+    "FROM usage_buckets b WHERE b.owner = ?3 AND b.dim = ?4 AND b.window_s = ?5) "
+    "WHERE owner = ?3 AND dim = ?4 AND window_s = ?5",
+)
+WINDOW_SET = Statement(
+    "window_set",
+    "Set a window's sum, and note when its first bucket leaves.",
+    "UPDATE usage_windows SET used = ?1, ended = ?2, edge_at = (SELECT min(leaves_at) "
     "FROM usage_buckets b WHERE b.owner = ?3 AND b.dim = ?4 AND b.window_s = ?5) "
     "WHERE owner = ?3 AND dim = ?4 AND window_s = ?5",
 )

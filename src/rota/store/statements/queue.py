@@ -182,6 +182,17 @@ DEPENDENTS = Statement(
     "WHERE a.waits_for = +? AND a.sched_id > +? AND q.state = 'queued' AND q.hold = 'after' "
     "ORDER BY a.sched_id LIMIT +?",
 )
+DEPENDENT = Statement(
+    "entry_dependent",
+    "One entry that is held for others.",
+    "SELECT sched_id, pid, project_id, runnable_at, options FROM agent_schedule_queue "
+    "WHERE sched_id = ? AND state = 'queued' AND hold = 'after'",
+)
+SET_OPTIONS = Statement(
+    "entry_set_options",
+    "Change what an entry says about later.",
+    "UPDATE agent_schedule_queue SET options = ? WHERE sched_id = ?",
+)
 FALLOUT_ADD = Statement(
     "fallout_add",
     "Note that those who wait for an entry have to be seen to.",
