@@ -161,13 +161,17 @@ class Rota:
         policy: Policy | str = "strict",
         clock: Clock | None = None,
         token: str | None = None,
+        ca_file: str | None = None,
     ) -> None:
-        """Over a file, or over a daemon at `unix:/path` or `http(s)://host:port`, whose policy is then its own."""
+        """Over a file, or over a daemon at `unix:/path` or `http(s)://host:port`, whose policy is then its own.
+
+        `token` and `ca_file` are for a daemon over TCP (docs/daemon.md).
+        """
         # a worker process loads the main program again to find its functions: that must touch nothing
         where = ":memory:" if here.is_nursery else os.fspath(address)
         self.desk: Desk
         if is_remote(where):
-            self.desk = connect(where, token=token, clock=clock)
+            self.desk = connect(where, token=token, ca_file=ca_file, clock=clock)
         else:
             self.desk = Dispatcher(Kernel(store.open(where, clock=clock)), policy)
         self._functions: dict[str, Callable[..., Any]] = {}

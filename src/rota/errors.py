@@ -31,7 +31,7 @@
     │   ├── WorkspaceHeld, ContextDepleted, StaleHandle, DonationCycle
     │   └── ContextRefused, LeaseRefused, IslandRefused
     ├── NotAllowed                       authentication and scope
-    │   └── NotOriginator, Unauthenticated, Forbidden, LockedOut
+    │   └── NotOriginator, Unauthenticated, Forbidden, LockedOut, DaemonUntrusted
     ├── StoreError                       the file or the database
     │   └── SchemaMismatch, StoreUnavailable, StoreCorrupt, NotEnabled
     ├── HostError                        what the operating system did not give
@@ -682,7 +682,7 @@ class Unauthenticated(NotAllowed):
     code = -32003
     name = "unauthenticated"
     meaning = "no token, or one that is unknown, expired or revoked"
-    hint = "Make a token with `rota token create` and send it."
+    hint = "Make a token with `rota token create` and give it: token=…, ROTA_ACCESS_TOKEN, or --token-file."
 
 
 class Forbidden(NotAllowed):
@@ -701,6 +701,15 @@ class LockedOut(NotAllowed):
     name = "locked_out"
     meaning = "too many failed attempts from this address"
     hint = "Wait until the lock-out ends."
+
+
+class DaemonUntrusted(NotAllowed):
+    """The client does not believe that the daemon is who it says."""
+
+    code = -32007
+    name = "daemon_untrusted"
+    meaning = "the daemon's certificate is not one that this client trusts"
+    hint = "Name the PEM file of whoever signed it: ca_file=…, --ca-file, or ROTA_CA_FILE."
 
 
 # --- the store -----------------------------------------------------------------------------------

@@ -16,7 +16,10 @@ from rota import store
 from rota.cli import app
 from rota.kernel import Kernel
 
-HEAVY = ("rich", "msgspec", "apsw", "asyncio", "rota.kernel", "rota.service", "rota.policy", "rota.tick", "rota.model")
+HEAVY = (
+    *("pydantic", "rich", "msgspec", "apsw", "asyncio"),
+    *("rota.kernel", "rota.service", "rota.policy", "rota.tick", "rota.model"),
+)
 MODULES_MAX = 160  # on top of Python's own; typer brings most of them
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from rota.cli import app
 from rota.client import connect
-from rota.errors import InvalidInput, Unauthenticated
+from rota.errors import InvalidInput, StoreUnavailable, Unauthenticated
 from tests.daemon.world import serving
 
 
@@ -41,6 +41,14 @@ def test_a_token_is_made_listed_used_and_revoked(tmp_path: Path, through_daemon:
                     break
             with pytest.raises(Unauthenticated, match="revoked"):
                 client.queue.counts()
+
+
+def test_looking_for_tokens_makes_no_store(tmp_path: Path) -> None:
+    path = tmp_path / "rota.db"
+    for words in (("list",), ("revoke", "1")):
+        with pytest.raises(StoreUnavailable, match="there is no store"):
+            rota("token", *words, "--store", str(path))
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

@@ -119,16 +119,17 @@ def test_the_token_comes_from_the_argument_the_environment_or_a_file(
     file.write_text(token + "\n")
     for how, environment in (
         ({"token": token}, {}),
-        ({}, {"ROTA_TOKEN": token}),
+        ({}, {"ROTA_ACCESS_TOKEN": token}),
         ({"token_file": str(file)}, {}),
-        ({}, {"ROTA_TOKEN_FILE": str(file)}),
+        ({}, {"ROTA_ACCESS_TOKEN_FILE": str(file)}),
     ):
         with monkeypatch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, value)
             with connect(served.url, **how) as client:  # type: ignore[arg-type]
                 assert client.queue.counts() == {}
-    with connect(served.url) as client, pytest.raises(Unauthenticated):
+    monkeypatch.setenv("ROTA_TOKEN", "41")  # what a run is given: the token of its claim, which is another thing
+    with connect(served.url) as client, pytest.raises(Unauthenticated, match="no token"):
         client.queue.counts()
     with connect(served.url, token=token) as client, pytest.raises(Forbidden, match="needs scope enqueue"):
         client.enqueue(ScheduleSpec(1))

@@ -12,9 +12,9 @@ import pytest
 from rota import store
 from rota.client import connect
 from rota.clock import ManualClock
-from rota.daemon.http import HttpSettings
 from rota.daemon.limits import Limits
 from rota.daemon.lockout import Lockout
+from rota.daemon.tcp import HttpSettings
 from rota.errors import Forbidden, InvalidInput, LockedOut, Unauthenticated
 from rota.kernel import Kernel, ScheduleSpec
 from rota.office import LOCAL, Caller, Office
@@ -251,10 +251,29 @@ def test_an_address_is_locked_out_after_repeated_failures_and_let_in_again_later
 
 
 def test_failures_are_remembered_of_so_many_addresses_only() -> None:
-    lockout = Lockout(Limits(addresses_max=2), lambda: 0.0)
-    for address in ("a", "b", "c"):
+    lockout = Lockout(Limits(addresses_max=2, failures_max=2), lambda: 0.0)
+    for address in ("a", "b", "a"):  # at the limit both are remembered
         lockout.failed(address)
+    with pytest.raises(LockedOut):
+        lockout.check("a")
+    for address in ("c", "d", "b"):  # one past it the first of them is forgotten, and begins anew
+        lockout.failed(address)
+    lockout.check("b")
     assert len(lockout._failures) == 2
+
+
+def test_so_many_addresses_are_locked_out_at_a_time() -> None:
+    lockout = Lockout(Limits(addresses_max=2, failures_max=1), lambda: 0.0)
+    for address in ("a", "b"):
+        lockout.failed(address)
+    for address in ("a", "b"):
+        with pytest.raises(LockedOut):
+            lockout.check(address)
+    lockout.failed("c")
+    lockout.check("a")
+    for address in ("b", "c"):
+        with pytest.raises(LockedOut):
+            lockout.check(address)
 
 
 def test_over_tcp_a_third_failure_locks_the_address_out_even_with_a_good_token(served: Served) -> None:

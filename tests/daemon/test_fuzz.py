@@ -126,6 +126,16 @@ def check(answer: Any) -> None:
             assert each["error"]["message"]
 
 
+def hear_up_to(raw: Raw, ident: str) -> dict[str, Any]:
+    """Ask something, and hear all that is said up to its answer: others may come before it, and after it."""
+    raw.say(msgspec.json.encode({"jsonrpc": "2.0", "id": ident, "method": "kernel.sched.counts"}) + b"\n")
+    while (answer := raw.hear()) is not None:
+        check(answer)
+        if isinstance(answer, dict) and answer.get("id") == ident:
+            return answer
+    raise AssertionError("the daemon has closed the connection")
+
+
 @pytest.mark.parametrize("transport", ["unix", "http"])
 def test_whatever_is_said_the_daemon_answers_in_good_form_and_lives(tmp_path: Path, transport: str) -> None:
     maker = Maker(random.Random(SEED))
@@ -133,27 +143,20 @@ def test_whatever_is_said_the_daemon_answers_in_good_form_and_lives(tmp_path: Pa
     try:
         unix, url = daemon.addresses
         token = make_token(daemon.path, "admin")
-        count = CASES if transport == "unix" else CASES // 10
         with Raw(unix) as raw:
-            for number in range(count):
-                if number == count // 10:
+            for number in range(CASES):
+                if number == CASES // 10:
                     before_kib = daemon.memory_kib()
                 body = case(maker)
                 if transport == "unix":
                     raw.say(body + b"\n")
-                    mark = {"jsonrpc": "2.0", "id": "mark", "method": "kernel.sched.counts"}
-                    raw.say(msgspec.json.encode(mark) + b"\n")  # what wants no answer gets none, but this does
-                    while (answer := raw.hear()) is not None:
-                        check(answer)
-                        if isinstance(answer, dict) and answer.get("id") == "mark":
-                            break
-                    assert answer is not None
+                    hear_up_to(raw, f"mark {number}")  # what wants no answer gets none, but this does
                 else:
                     response = rpc(url, token, body)
                     assert response.status in (200, 204, 400)
                     if response.status == 200:
                         check(response.json)
-            assert "result" in raw.ask("kernel.sched.counts")
+            assert "result" in hear_up_to(raw, "the last")
         assert daemon.memory_kib() - before_kib < GROWTH_KIB_MAX
     finally:
         code = daemon.stop()

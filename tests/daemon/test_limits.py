@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,15 @@ import msgspec
 import pytest
 
 from rota.client import connect
+from rota.daemon.feed import BATCH, Subscriber
 from rota.daemon.limits import Limits
 from rota.errors import LimitExceeded, SchedInvalidPayload
 from rota.kernel import ScheduleSpec
-from rota.model.checks import PAYLOAD_BYTES_MAX
+from rota.model.checks import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX
+from rota.office import Caller
 from rota.wire.envelope import BATCH_MAX, BODY_BYTES_MAX, NESTING_MAX
-from tests.daemon.web import Stream, rpc
-from tests.daemon.world import Raw, Served, make_token, serving
+from tests.daemon.web import Stream, fetch, rpc
+from tests.daemon.world import PATIENCE_S, Raw, Served, make_token, serving
 
 COUNTS = {"jsonrpc": "2.0", "id": 1, "method": "kernel.sched.counts", "params": {}}
 
@@ -69,6 +73,122 @@ def test_payload_bytes_max(client: Any) -> None:
         client.enqueue(ScheduleSpec(pid, payload={"a": "x" * (PAYLOAD_BYTES_MAX - empty + 1)}))
 
 
+def test_result_bytes_max(client: Any) -> None:
+    pid = client.create_agent("agent", "callable")
+    runs = [client.enqueue(ScheduleSpec(pid)) for _ in range(2)]
+    client.claim("worker", 2)
+    client.complete(runs[0], "completed", result="x" * (RESULT_BYTES_MAX - len('""')))
+    with pytest.raises(SchedInvalidPayload, match="262,145 bytes"):
+        client.complete(runs[1], "completed", result="x" * (RESULT_BYTES_MAX - len('""') + 1))
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+def over_both(served: Served) -> Iterator[Callable[[Any], Any]]:
+    """Ask over each transport; the decoded answer."""
+    with Raw(served.unix) as raw:
+
+        def over_unix(body: Any) -> Any:
+            raw.say(msgspec.json.encode(body) + b"\n")
+            return raw.hear()
+
+        yield over_unix
+    token = make_token(served.path, "admin")
+    yield lambda body: rpc(served.url, token, body).json
+
+
+def test_answer_bytes_max(tmp_path: Path) -> None:
+    size = len(msgspec.json.encode({"id": 1, "result": {"states": {}}, "jsonrpc": "2.0"}))
+    for most, fits in ((size, True), (size - 1, False)):
+        limits = Limits(answer_bytes_max=most)
+        with serving(tmp_path / f"{most}.db", limits=limits) as served:
+            for ask in over_both(served):
+                answer = ask(COUNTS)
+                assert ("result" in answer) == fits
+                if not fits:
+                    assert answer["error"]["data"]["limit"] == "answer_bytes_max"
+                    assert answer["error"]["data"]["asked"] == size
+
+
+def test_answer_bytes_max_is_for_all_answers_to_a_batch(tmp_path: Path) -> None:
+    size = len(msgspec.json.encode({"id": 1, "result": {"states": {}}, "jsonrpc": "2.0"}))
+    for most, fitting in ((3 * size, 3), (3 * size - 1, 2)):
+        limits = Limits(answer_bytes_max=most)
+        with serving(tmp_path / f"{most}.db", limits=limits) as served:
+            for ask in over_both(served):
+                answers = ask([COUNTS] * 3)
+                assert sum("result" in each for each in answers) == fitting
+                refused = [each["error"]["data"]["limit"] for each in answers if "error" in each]
+                assert refused == ["answer_bytes_max"] * (3 - fitting)
+
+
+async def written_until_stuck(connection: Any, most: int) -> list[bool]:
+    """Write what nobody fetches: whether that is too much when exactly so much lies there, and one byte more."""
+    transport, stuck = connection._transport, []
+    while not (left := transport.get_write_buffer_size()):  # the system has room of its own
+        transport.write(b"x" * 1_000)
+        await asyncio.sleep(0)
+    for part in (b"x" * (most - left), b"\n"):
+        transport.write(part)
+        await asyncio.sleep(0)
+        stuck.append(connection._stuck is not None)
+    assert transport.get_write_buffer_size() == most + 1
+    return stuck
+
+
+def test_out_bytes_max_is_what_may_lie_there_unfetched(tmp_path: Path) -> None:
+    with serving(tmp_path / "rota.db", limits=Limits(out_bytes_max=10_000)) as served, Raw(served.unix) as raw:
+        assert "result" in raw.ask("kernel.sched.counts")
+        (connection,) = served.daemon._connections.open
+        writing = asyncio.run_coroutine_threadsafe(written_until_stuck(connection, 10_000), served.loop)
+        assert writing.result(PATIENCE_S) == [False, True]
+        assert set(raw._file.readline()) == set(b"x\n")
+        assert "result" in raw.ask("kernel.sched.counts"), "it has fetched it, and is answered again"
+
+
+# --- connections ---------------------------------------------------------------------------------
+
+
+def head(token: str, size: int) -> bytes:
+    """A request whose address and headers take so many bytes."""
+    said = {"Host": "x", "Connection": "close", "Authorization": f"Bearer {token}"}
+    taken = len("/metrics") + sum(len(name) + len(value) for name, value in said.items())
+    said["X-Pad"] = "x" * (size - taken - len("X-Pad"))
+    lines = "".join(f"{name}: {value}\r\n" for name, value in said.items())
+    return f"GET /metrics HTTP/1.1\r\n{lines}\r\n".encode()
+
+
+def sent(url: str, body: bytes) -> bytes:
+    """What a daemon answers to bytes over TCP."""
+    host, port = url.removeprefix("http://").split(":")
+    answer = b""
+    with socket.create_connection((host, int(port)), timeout=30) as client, contextlib.suppress(ConnectionError):
+        client.sendall(body)
+        while part := client.recv(1 << 16):
+            answer += part
+    return answer
+
+
+def test_head_bytes_max(tmp_path: Path) -> None:
+    with serving(tmp_path / "rota.db", limits=Limits(head_bytes_max=1_000)) as served:
+        token = make_token(served.path, "read")
+        assert sent(served.url, head(token, 1_000)).startswith(b"HTTP/1.1 200 ")
+        refused = sent(served.url, head(token, 1_001))
+        assert refused.startswith(b"HTTP/1.1 400 ")
+        assert b"head_bytes_max" in refused
+
+
+@pytest.mark.parametrize("start", [b"GET /metrics HTTP/1.1\r\nX-Pad: ", b"GET /metrics HTTP/1.1\r\n", b"GET /"])
+def test_head_bytes_max_holds_for_a_head_that_never_ends(tmp_path: Path, start: bytes) -> None:
+    more = b"X: y\r\n" if start.endswith(b"1.1\r\n") else b"x" * 6
+    with serving(tmp_path / "rota.db", limits=Limits(head_bytes_max=1_000)) as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as client, pytest.raises(ConnectionError):
+            client.sendall(start + more * 10_000_000)
+        assert fetch(served.url, "/livez").status == 200
+
+
 def test_connections_max_on_the_unix_socket(tmp_path: Path) -> None:
     with serving(tmp_path / "rota.db", limits=Limits(connections_max=2)) as served, contextlib.ExitStack() as stack:
         first, second = (stack.enter_context(Raw(served.unix)) for _ in range(2))
@@ -98,6 +218,41 @@ def test_pipeline_max_holds_back_what_is_sent_too_fast_and_loses_nothing(tmp_pat
         count = 200
         raw.say(b"".join(msgspec.json.encode(COUNTS | {"id": number}) + b"\n" for number in range(count)))
         assert sorted(raw.hear()["id"] for _ in range(count)) == list(range(count))
+
+
+def test_pipeline_max_is_how_many_may_be_unanswered(tmp_path: Path) -> None:
+    def claim(number: int) -> bytes:
+        wishes = {"worker_id": f"w{number}", "wait_s": 600.0}
+        body = {"jsonrpc": "2.0", "id": f"claim {number}", "method": "kernel.sched.claim", "params": wishes}
+        return msgspec.json.encode(body) + b"\n"
+
+    with (
+        serving(tmp_path / "rota.db", limits=Limits(pipeline_max=2)) as served,
+        Raw(served.unix) as raw,
+        served.client() as other,
+    ):
+        raw.say(claim(1))
+        assert "result" in raw.ask("kernel.sched.counts"), "with one that waits there is room for another"
+        raw.say(claim(2))
+        served.until_parked(2)
+        raw.say(msgspec.json.encode(COUNTS) + b"\n")
+        assert other.queue.counts() == {}, "only this connection has to wait"
+        other.queue.nudge("w1")
+        assert [raw.hear()["id"] for _ in range(2)] == ["claim 1", 1]
+        other.queue.nudge("w2")
+        assert raw.hear()["id"] == "claim 2"
+
+
+def test_slow_s_leaves_alone_who_ends_its_line_in_time(tmp_path: Path) -> None:
+    with serving(tmp_path / "rota.db", limits=Limits(slow_s=600.0)) as served, Raw(served.unix) as raw:
+        body = msgspec.json.encode(COUNTS)
+        assert "result" in raw.ask("kernel.sched.counts")
+        (connection,) = served.daemon._connections.open
+        raw.say(body[:20])
+        served._until(lambda: connection._slow is not None)
+        raw.say(body[20:] + b"\n")
+        assert "result" in raw.hear()
+        assert connection._slow is None, "it has all the time it wants before its next line"
 
 
 def test_slow_s_cuts_off_who_does_not_end_a_line(tmp_path: Path) -> None:
@@ -142,6 +297,27 @@ def test_subscribers_max(tmp_path: Path) -> None:
         with Stream(served.url, token) as first, Stream(served.url, token) as second:
             assert first.status == 200
             assert second.status == 429
+        served.until_no_subscriber()
+        with Stream(served.url, token) as third:
+            assert third.status == 200, "there is room again"
+
+
+def test_lag_events_max(tmp_path: Path) -> None:
+    """A subscriber that has just been sent a whole batch is this far behind the last event."""
+    with serving(tmp_path / "rota.db", limits=Limits(lag_events_max=5)) as served, served.client() as client:
+        door: Any = served.daemon.door
+        for _ in range(10):
+            client.journal.append(None, "note")
+        last = client.journal.cursor()
+
+        def notice(behind: int) -> Any:
+            subscriber = Subscriber(Caller(name="somebody", scope="read"), last - behind)
+            subscriber.live = True
+            asked = asyncio.run_coroutine_threadsafe(door.feed._gap_if_slow(subscriber, BATCH), served.loop)
+            return asked.result(PATIENCE_S)
+
+        assert notice(5) is None
+        assert msgspec.json.decode(notice(6).split(b"data: ")[1]) == {"from": last - 5, "to": last, "reason": "slow"}
 
 
 def test_a_client_that_is_refused_for_a_limit_hears_which(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from rota import store
 from rota.client import Client, connect
-from rota.daemon.exchange import Exchange
+from rota.daemon.exchange import READERS, Exchange
 from rota.kernel import Kernel, ScheduleSpec
 from rota.office import LOCAL, Office
 from rota.service.dispatcher import Dispatcher
@@ -129,6 +129,25 @@ def test_a_waiting_claim_holds_no_thread(served: Served) -> None:
         assert sorted(got) == ids
         for raw in waiters:
             raw.close()
+
+
+def test_however_much_is_committed_one_who_waits_is_looked_at_once_at_a_time(served: Served) -> None:
+    """Else those who wait for what seldom comes would heap up work faster than it is done."""
+    with served.client() as client, Raw(served.unix) as raw:
+        params = {"since": client.journal.cursor(), "kinds": ["rare"], "wait_s": 600.0}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "kernel.event.tail", "params": params}
+        raw.say(msgspec.json.encode(body) + b"\n")
+        readers = served.daemon.exchange._readers
+        served._until(lambda: any(job.waits and not job.looks for job in set(served.daemon.exchange.jobs)))
+        release = threading.Event()
+        for _ in range(READERS):
+            readers.submit(release.wait, 30.0)
+        for _ in range(50):
+            client.journal.append(None, "often")
+        assert readers._work_queue.qsize() == 1
+        release.set()
+        event_id = client.journal.append(None, "rare")
+        assert [event["event_id"] for event in raw.hear()["result"]["events"]] == [event_id]
 
 
 def test_a_claim_of_somebody_who_has_gone_takes_nothing(served: Served) -> None:

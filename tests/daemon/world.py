@@ -20,9 +20,10 @@ import uvloop
 
 from rota import store
 from rota.client import Client, connect
-from rota.daemon.http import HttpDoor, HttpSettings
+from rota.daemon.http import HttpDoor
 from rota.daemon.limits import Limits
 from rota.daemon.server import Daemon, Settings
+from rota.daemon.tcp import HttpSettings
 from rota.kernel import Kernel
 from rota.office import Office
 from rota.service.dispatcher import Dispatcher

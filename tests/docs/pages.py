@@ -196,7 +196,13 @@ def cli() -> Iterator[str]:
     yield "| ends with | meaning |\n|---|---|"
     for code, meaning in EXITS.items():
         yield f"| {code} | {meaning} |"
-    yield from _commands(get_command(app), "rota")
+    yield "\nBefore a command: how to get in at a daemon ([guide](../daemon.md)).\n"
+    yield "| option | what it is |\n|---|---|"
+    root: Any = get_command(app)
+    for param in root.params:
+        if param.name in ("token_file", "ca_file"):
+            yield f"| `{param.opts[0]}` | {param.help} |"
+    yield from _commands(root, "rota")
 
 
 def _commands(group: Any, path: str) -> Iterator[str]:

@@ -179,6 +179,8 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "event_from": ("agent_events by key",),
     "events_naming": ("agent_events by key",),
     "claimed_lately": ("agent_events by key",),
+    "last_claim": ("agent_events by key",),
+    "last_failure": ("agent_events by key",),
     "events_prune": ("agent_events by key", "agent_events by key", "agent_events at an end"),
     "checkpoint_put": (),
     "checkpoint_get": ("journal_checkpoints by key", "journal_checkpoints by key"),

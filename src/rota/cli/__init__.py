@@ -20,7 +20,7 @@ from rota.cli.exits import INTERRUPTED, code_of
 from rota.cli.graph import graph_app
 from rota.cli.ledger import ledger
 from rota.cli.limits import limits
-from rota.cli.options import AsJson
+from rota.cli.options import AsJson, CaFile, TokenFile, access
 from rota.cli.pause import pause, resume
 from rota.cli.projects import projects
 from rota.cli.ps import ps
@@ -44,6 +44,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 policy_app = typer.Typer(help="The policies that decide which entry goes next.", no_args_is_help=True)
+
+
+@app.callback()
+def get_in(token_file: TokenFile = None, ca_file: CaFile = None) -> None:
+    """Take what is said before a command: how to get in at a daemon."""
+    access.token_file, access.ca_file = token_file, ca_file
 
 
 @app.command()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rota import store
+from rota.cli.options import access
 from rota.client import Client, connect, is_remote
 from rota.errors import InvalidInput, StoreUnavailable
 from rota.kernel import Kernel
@@ -19,7 +20,7 @@ from rota.model.explanation import Explanation
 from rota.service.dispatcher import Dispatcher
 from rota.service.explain import explain
 
-__all__ = ["EmbeddedDesk", "is_file", "open_desk", "open_file"]
+__all__ = ["EmbeddedDesk", "is_file", "open_desk", "open_file", "reach"]
 
 REACH_S = 2.0  # how long a command tries to reach a daemon: one that is just starting, not one that is not there
 _REMOTE = ("unix:", "http:", "https:", "postgres:", "postgresql:")
@@ -43,7 +44,16 @@ class EmbeddedDesk(Dispatcher):
         now: float | None = None,
     ) -> Explanation:
         """Why an entry is not running."""
-        return explain(self, sched_id, worker_id=worker_id, max_n=max_n, policy=policy, kinds=kinds, now=now)
+        return explain(
+            self,
+            sched_id,
+            worker_id=worker_id,
+            max_n=max_n,
+            policy=policy,
+            kinds=kinds,
+            now=now,
+            from_outside=True,
+        )
 
     def __enter__(self) -> EmbeddedDesk:
         return self
@@ -57,13 +67,18 @@ def open_desk(address: str, *, create: bool = False) -> EmbeddedDesk | Client:
 
     A file that is not there is made only by those who put something in first.
     """
-    return connect(address, retry_s=REACH_S) if is_remote(address) else EmbeddedDesk(_kernel(address, create=create))
+    return reach(address) if is_remote(address) else EmbeddedDesk(_kernel(address, create=create))
+
+
+def reach(address: str, *, retry_s: float = REACH_S) -> Client:
+    """A client of a daemon, with what was said about getting in."""
+    return connect(address, token_file=access.token_file, ca_file=access.ca_file, retry_s=retry_s)
 
 
 @contextmanager
-def open_file(address: str, *, read_only: bool = False) -> Iterator[Kernel]:
+def open_file(address: str, *, create: bool = False, read_only: bool = False) -> Iterator[Kernel]:
     """The kernel over a file, for those who care for the file itself."""
-    kernel = _kernel(address, read_only=read_only)
+    kernel = _kernel(address, create=create, read_only=read_only)
     try:
         yield kernel
     finally:

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from rota import store
+from rota.cli.connection import reach
 from rota.cli.output import print_json
 from rota.cli.view import LiveView
-from rota.client import connect, is_remote
+from rota.client import is_remote
 from rota.errors import FleetInvalid
 from rota.kernel import Kernel
 from rota.policy import registry
@@ -27,6 +28,7 @@ from rota.service.dispatcher import Dispatcher
 __all__ = ["reload", "run"]
 
 DEFAULT_FLEET = "fleet.toml"
+RETRY_S = 30.0  # for a daemon that is away while a fleet runs
 
 
 def run(path: Path | None, *, until_idle: bool, plain: bool, **overrides: Any) -> int:
@@ -49,7 +51,7 @@ def run(path: Path | None, *, until_idle: bool, plain: bool, **overrides: Any) -
 def _desk(fleet: Fleet) -> Desk:
     """A daemon's desk, whose policy is its own, or one over a file, by the fleet's policy."""
     if is_remote(fleet.store_path):
-        return connect(fleet.store_path)
+        return reach(fleet.store_path, retry_s=RETRY_S)
     policy = registry.make(fleet.policy_name, **fleet.policy_params)
     return Dispatcher(Kernel(store.open(fleet.store_path)), policy)
 

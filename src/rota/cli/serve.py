@@ -44,7 +44,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         """What opens the way in over TCP, if one is wanted. HTTP is loaded only then: it takes a second."""
         if self.listen is None:
             return None
-        from rota.daemon.http import HttpDoor, HttpSettings
+        from rota.daemon.http import HttpDoor
+        from rota.daemon.tcp import HttpSettings
 
         host, colon, port = self.listen.rpartition(":")
         if not colon or not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):

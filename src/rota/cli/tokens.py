@@ -3,51 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from rota import store
-from rota.client import connect, is_remote
-from rota.errors import InvalidInput
-from rota.kernel import Kernel
+from rota.cli.connection import open_file, reach
+from rota.cli.output import print_table
+from rota.cli.typed import seconds
+from rota.client import is_remote
 from rota.office import Office
 from rota.service.dispatcher import Dispatcher
-from rota.wire.results import TokenLine
+from rota.wire.results.register import TokenLine
 
 __all__ = ["create", "revoke", "show"]
 
-_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
 
 @contextlib.contextmanager
-def _asking(address: str) -> Iterator[Callable[..., Any]]:
+def _asking(address: str, *, create: bool = False) -> Iterator[Callable[..., Any]]:
     """What calls a method at an address, be it a file's or a daemon's."""
     if is_remote(address):
-        with connect(address) as client:
+        with reach(address) as client:
             yield client.call
         return
-    kernel = Kernel(store.open(address))
-    office = Office(kernel, Dispatcher(kernel), store=address)
-    try:
-        yield office.ask
-    finally:
-        office.close()
-        kernel.store.close()
+    with open_file(address, create=create) as kernel:
+        office = Office(kernel, Dispatcher(kernel), store=address)
+        try:
+            yield office.ask
+        finally:
+            office.close()
 
 
 def create(address: str, name: str, scope: str, expires: str | None, *, as_json: bool) -> None:
     """Make a token and print it, this once."""
     rung, _, named = scope.partition(":")
     projects = tuple(named.split(",")) if named else None
-    with _asking(address) as ask:
-        made = ask("system.token_create", name=name, scope=rung, projects=projects, expires_in_s=_seconds(expires))
+    expires_in_s = None if expires is None else seconds(expires, "expires")
+    with _asking(address, create=True) as ask:
+        made = ask("system.token_create", name=name, scope=rung, projects=projects, expires_in_s=expires_in_s)
     if as_json:
         typer.echo(msgspec.json.encode(made))
         return
@@ -62,11 +57,11 @@ def show(address: str, *, as_json: bool) -> None:
     if as_json:
         typer.echo(msgspec.json.encode(lines))
         return
-    table = Table("token", "name", "scope", "made", "expires", "revoked", box=None)
-    for line in lines:
-        times = (_day(at) for at in (line.created_at, line.expires_at, line.revoked_at))
-        table.add_row(line.token_id, line.name, _scope(line), *times)
-    Console().print(table)
+    rows = [
+        (line.token_id, line.name, _scope(line), *map(_day, (line.created_at, line.expires_at, line.revoked_at)))
+        for line in lines
+    ]
+    print_table(["token", "name", "scope", "made", "expires", "revoked"], rows, empty="no tokens")
 
 
 def revoke(address: str, token_id: str, *, as_json: bool) -> None:
@@ -82,12 +77,3 @@ def _scope(line: TokenLine) -> str:
 
 def _day(at: float | None) -> str:
     return "–" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def _seconds(text: str | None) -> float | None:
-    """A length of time from words like 90s, 15m, 12h or 30d."""
-    if text is None:
-        return None
-    if not (found := re.fullmatch(r"(\d{1,9})([smhd])", text)):
-        raise InvalidInput(f"{text!r} is no length of time", field="expires", hint="Say 90s, 15m, 12h or 30d.")
-    return float(int(found[1]) * _UNITS[found[2]])

@@ -24,7 +24,9 @@ def why(
     worker: Annotated[str, typer.Option("--worker", help="The worker whose claim is tried.")] = "anybody",
     max_n: Annotated[int, typer.Option("--max-n", min=1, help="How many entries it asks for.")] = 1,
     kind: Annotated[list[str] | None, typer.Option("--kind", help="A kind of slot it has; may be repeated.")] = None,
-    policy: Annotated[str | None, typer.Option("--policy", help="The policy it goes by.")] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="The policy it goes by; the one in force, if left out.")
+    ] = None,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +47,8 @@ def _print(console: Console, told: Explanation) -> None:
     _print_reasons(console, told)
     _print_outlook(console, told)
     _print_story(console, told)
-    console.print(f"\n[dim]true at event {told.cursor}, for a claim of {told.max_n} by {told.worker_id}[/]")
+    claim = f"a claim of {told.max_n} by {told.worker_id}, with policy {told.policy} ({told.policy_source})"
+    console.print(f"\ntrue at event {told.cursor}, for {claim}", style="dim", markup=False)
 
 
 def _print_reasons(console: Console, told: Explanation) -> None:

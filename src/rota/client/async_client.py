@@ -14,7 +14,7 @@ import msgspec
 
 from rota.client.client import BACKOFF_S, Client, Keys, is_safe, lost_answer, unreachable
 from rota.client.connections import Lost
-from rota.client.parts import POLL_S, bound, verbs_of
+from rota.client.parts import POLL_S, verbs_of
 from rota.errors import RotaError
 from rota.kernel.agents import Agents
 from rota.kernel.asks import Beat, Completion, Turnover
@@ -119,10 +119,9 @@ class AsyncPart:
         found = self.__dict__.get("_verbs", {}).get(verb)
         if found is None:
             raise AttributeError(f"there is no verb {verb!r} over the wire")
-        method, signature = found
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return await self._ask(method, bound(method, signature, args, kwargs))
+            return await self._ask(found.method, found.bound(args, kwargs))
 
         return call
 

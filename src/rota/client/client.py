@@ -24,9 +24,9 @@ import msgspec
 from rota.client.connections import Connection, Lost
 from rota.client.parts import RemoteJournal, RemotePart, RemoteQueue
 from rota.clock import Clock, SystemClock
-from rota.errors import RotaError, SchedInvalidPayload, StoreUnavailable
+from rota.errors import SchedInvalidPayload, StoreUnavailable
 from rota.kernel.agents import Agents
-from rota.kernel.asks import Beat, Completion, Turnover
+from rota.kernel.asks import Completion, Turnover
 from rota.kernel.claims import CLAIM_TIMEOUT_S
 from rota.kernel.contexts import Contexts
 from rota.kernel.journal import Journal
@@ -47,13 +47,8 @@ BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # between two tries to reach the 
 _ENQUEUE = METHODS["kernel.sched.enqueue"]
 _ENQUEUE_MANY = METHODS["kernel.sched.enqueue_many"]
 _CLAIM = METHODS["kernel.sched.claim"]
-_COMPLETE = METHODS["kernel.sched.complete"]
-_COMPLETE_MANY = METHODS["kernel.sched.complete_many"]
 _TURN_OVER = METHODS["kernel.sched.complete_and_claim"]
 _TURN = METHODS["kernel.run.turn"]
-_HEARTBEAT = METHODS["kernel.sched.heartbeat"]
-_GET = METHODS["kernel.sched.get"]
-_WAIT = METHODS["kernel.sched.wait"]
 
 
 class Keys:
@@ -98,7 +93,10 @@ def lost_answer(address: str, method: Method, lost: BaseException) -> StoreUnava
 def unreachable(address: str, lost: BaseException) -> StoreUnavailable:
     """The error for a daemon that cannot be reached."""
     text = f"the daemon at {address} cannot be reached: {str(lost) or 'timed out'}"
-    return StoreUnavailable(text, hint="Is it running? `rota serve` starts it.", address=address)
+    hint = "Is it running? `rota serve` starts it."
+    if address.startswith("http:"):
+        hint += " With TLS its address begins with https:."
+    return StoreUnavailable(text, hint=hint, address=address)
 
 
 class Client:
@@ -132,6 +130,12 @@ class Client:
         self.projects = cast("Projects", RemotePart("projects", Projects, self.send))
         self.journal = cast("Journal", RemoteJournal(self.send))
         self.supervision = cast("Supervision", RemotePart("supervision", Supervision, self.send))
+        # the parts' verbs that are used most can be called without naming the part
+        self.create_agent = self.agents.create
+        self.enqueue, self.enqueue_many = self.queue.enqueue, self.queue.enqueue_many
+        self.complete, self.complete_many = self.queue.complete, self.queue.complete_many
+        self.heartbeat = self.queue.heartbeat
+        self.get, self.wait = self.queue.get, self.queue.wait
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -204,10 +208,6 @@ class Client:
 
     # --- the desk --------------------------------------------------------------------------------
 
-    def create_agent(self, name: str, template: str, **settings: Any) -> int:
-        """Make an agent; its pid is the answer."""
-        return self.agents.create(name, template, **settings)
-
     def terminate(self, pid: int, exit_kind: str, detail: dict[str, Any] | None = None, **how: Any) -> Agent:
         """End an agent for good."""
         params = {"pid": pid, "exit_kind": exit_kind, "detail": detail, **how}
@@ -216,14 +216,6 @@ class Client:
     def info(self) -> dict[str, Any]:
         """A few numbers about the file."""
         return cast("dict[str, Any]", self.send(METHODS["system.info"], {}))
-
-    def enqueue(self, spec: ScheduleSpec) -> int:
-        """Put an entry into the queue."""
-        return cast("int", self.send(_ENQUEUE, spec))
-
-    def enqueue_many(self, specs: Sequence[ScheduleSpec]) -> list[int]:
-        """Put many entries into the queue: all or none."""
-        return cast("list[int]", self.send(_ENQUEUE_MANY, {"specs": specs}))
 
     def claim(
         self,
@@ -239,27 +231,6 @@ class Client:
         """Take the next entries; while there are none, wait up to `wait_s`."""
         params = _wishes(worker_id, max_n, wait_s, claim_timeout_s, incarnation, kinds)
         return cast("list[ReadyEntry]", self.send(_CLAIM, params | asked))
-
-    def heartbeat(self, sched_id: int, token: int) -> Beat:
-        """Hold on to a claim."""
-        return cast("Beat", self.send(_HEARTBEAT, {"sched_id": sched_id, "token": token}))
-
-    def complete(
-        self,
-        sched_id: int,
-        exit_kind: str,
-        *,
-        token: int | None = None,
-        result: Any = None,
-        outcome: str | None = None,
-    ) -> tuple[str, str]:
-        """End a run; the answer is (state before, state after)."""
-        params = {"sched_id": sched_id, "exit_kind": exit_kind, "token": token, "result": result, "outcome": outcome}
-        return cast("tuple[str, str]", self.send(_COMPLETE, params))
-
-    def complete_many(self, completions: Sequence[Completion]) -> list[tuple[str, str] | RotaError]:
-        """End many runs in one commit; one that is refused has its error in its place."""
-        return cast("list[tuple[str, str] | RotaError]", self.send(_COMPLETE_MANY, {"completions": completions}))
 
     def complete_and_claim(
         self,
@@ -296,14 +267,6 @@ class Client:
     def explain(self, sched_id: int, **claim: Any) -> Explanation:
         """Why an entry is not running."""
         return cast("Explanation", self.send(METHODS["kernel.sched.explain"], {"sched_id": sched_id, **claim}))
-
-    def get(self, sched_id: int) -> ReadyEntry:
-        """Look at an entry."""
-        return cast("ReadyEntry", self.send(_GET, {"sched_id": sched_id}))
-
-    def wait(self, sched_id: int, wait_s: float) -> ReadyEntry:
-        """The entry once it has ended."""
-        return cast("ReadyEntry", self.send(_WAIT, {"sched_id": sched_id, "wait_s": wait_s}))
 
 
 def _wishes(  # noqa: PLR0917  # all of them, in the order in which both verbs have them

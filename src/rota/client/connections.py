@@ -9,11 +9,11 @@ import ssl
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from rota.errors import InvalidInput, RotaError, StoreUnavailable
+from rota.errors import DaemonUntrusted, InvalidInput, RotaError, StoreUnavailable
 from rota.wire.envelope import encode_call, result_of
 from rota.wire.methods import METHODS, PROTOCOL
 
-__all__ = ["Connection", "HttpConnection", "LineConnection", "Lost"]
+__all__ = ["Connection", "HttpConnection", "LineConnection", "Lost", "trusting"]
 
 CHUNK_BYTES = 1 << 16
 _HELLO = METHODS["system.hello"]
@@ -91,16 +91,15 @@ class LineConnection:
 class HttpConnection:
     """HTTP or HTTPS, kept alive."""
 
-    def __init__(self, url: str, token: str | None, timeout_s: float, authority: str | None) -> None:
+    def __init__(self, url: str, token: str | None, timeout_s: float, trust: ssl.SSLContext | None) -> None:
         parts = urlsplit(url)
         self._path = parts.path.rstrip("/") + "/rpc"
         self._headers = {"content-type": "application/json", "rota-protocol": str(PROTOCOL)}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
         host = parts.hostname or ""
-        if parts.scheme == "https":
-            context = ssl.create_default_context(cafile=authority)
-            secure = http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
+        if trust is not None:
+            secure = http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=trust)
             self._http: http.client.HTTPConnection = secure
         else:
             self._http = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
@@ -108,7 +107,8 @@ class HttpConnection:
             self._http.connect()
             self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as problem:
-            raise Lost(str(problem), sent=False) from problem
+            self._http.close()
+            raise _not_connected(url, problem) from problem
 
     def ask(self, body: bytes, timeout_s: float) -> bytes:
         """Post a request and read the response."""
@@ -127,6 +127,36 @@ class HttpConnection:
     def close(self) -> None:
         """Ask no more."""
         self._http.close()
+
+
+# --- trust ---------------------------------------------------------------------------------------
+
+_CLOSED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # the other side went away, as it may without TLS
+_NAMES = (62, 64)  # OpenSSL's numbers for a certificate of another host name, or another address
+
+
+def trusting(ca_file: str | None) -> ssl.SSLContext:
+    """Whom to believe: those who sign for this machine anyway, or only those in a file."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as problem:
+        hint = "It is a PEM file with the certificate of whoever signed the daemon's."
+        raise InvalidInput(f"ca_file {ca_file} cannot be used: {problem}", field="ca_file", hint=hint) from problem
+
+
+def _not_connected(url: str, problem: OSError) -> RotaError | Lost:
+    """Trying again helps with a daemon that is away, not with one that is not believed or does not speak TLS."""
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        text = f"the certificate of {url} is not trusted: {problem.verify_message.rstrip('.')}"
+        hint = "Call the daemon by a name that is in its certificate." if problem.verify_code in _NAMES else None
+        return DaemonUntrusted(text, hint=hint, address=url)
+    if isinstance(problem, ssl.SSLError) and not isinstance(problem, _CLOSED):
+        text = f"no TLS could be agreed on with {url}: {problem.reason or problem}"
+        return StoreUnavailable(text, hint="Without TLS its address begins with http:.", address=url)
+    return Lost(str(problem), sent=False)
+
+
+# --- answers -------------------------------------------------------------------------------------
 
 
 def _body(status: int, answer: bytes) -> bytes:

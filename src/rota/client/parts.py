@@ -17,29 +17,47 @@ from rota.kernel.queue import Queue
 from rota.model.events import Event, Fact
 from rota.wire.methods import METHODS, Method, of_part
 
-__all__ = ["RemoteJournal", "RemotePart", "RemoteQueue", "bound", "verbs_of"]
+__all__ = ["RemoteJournal", "RemotePart", "RemoteQueue", "Verb", "verbs_of"]
 
 POLL_S = 30.0  # how long one request of a follower waits
 
 Send = Callable[[Method, Any], Any]
 
 
-def bound(method: Method, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What is sent for a call: the arguments that were given, by name, or the one noun that the verb takes."""
-    given = signature.bind(None, *args, **kwargs).arguments
-    given.pop("self")
-    if method.whole:
-        (noun,) = given.values()
-        return noun
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD and name in given:
-            given |= given.pop(name)
-    return given
+class Verb:
+    """A verb that can be called over the wire, and how its arguments are read."""
+
+    def __init__(self, method: Method, signature: inspect.Signature) -> None:
+        self.method = method
+        self.signature = signature
+        own = list(signature.parameters.values())[1:]  # without self
+        self._in_order = tuple(each.name for each in own if each.kind is each.POSITIONAL_OR_KEYWORD)
+        self._known = frozenset(each.name for each in own if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL))
+        self._needed = frozenset(each.name for each in own if each.name in self._known and each.default is each.empty)
+
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is sent for a call: the arguments that were given, by name, or the one noun that the verb takes."""
+        if self.method.whole and len(args) == 1 and not kwargs:
+            return args[0]
+        given = dict(zip(self._in_order, args, strict=False)) | kwargs
+        once = len(args) <= len(self._in_order) and len(given) == len(args) + len(kwargs)
+        if not (once and self._needed <= given.keys() <= self._known):
+            given = self._bound_slowly(args, kwargs)
+        return next(iter(given.values())) if self.method.whole else given
+
+    def _bound_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """As the language does it, which knows every kind of parameter and says well what is wrong with a call."""
+        given = self.signature.bind(None, *args, **kwargs).arguments
+        given.pop("self")
+        for name, parameter in self.signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD and name in given:
+                given |= given.pop(name)
+        return given
 
 
-def verbs_of(part: str, kind: type) -> dict[str, tuple[Method, inspect.Signature]]:
+def verbs_of(part: str, kind: type) -> dict[str, Verb]:
     """The verbs of a part that can be called over the wire."""
-    return {verb: (method, inspect.signature(getattr(kind, verb))) for verb, method in of_part(part).items()}
+    return {verb: Verb(method, inspect.signature(getattr(kind, verb))) for verb, method in of_part(part).items()}
 
 
 class RemotePart:
@@ -55,13 +73,12 @@ class RemotePart:
         found = self.__dict__.get("_verbs", {}).get(verb)
         if found is None:
             raise AttributeError(f"{self.__dict__.get('_part', 'a part')} has no verb {verb!r} over the wire")
-        method, signature = found
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._send(method, bound(method, signature, args, kwargs))
+            return self._send(found.method, found.bound(args, kwargs))
 
-        call.__name__, call.__doc__ = verb, method.sentence
-        call.__signature__ = _without_self(signature)  # type: ignore[attr-defined]  # as inspect reads it
+        call.__name__, call.__doc__ = verb, found.method.sentence
+        call.__signature__ = _without_self(found.signature)  # type: ignore[attr-defined]  # as inspect reads it
         setattr(self, verb, call)
         return call
 
@@ -76,7 +93,7 @@ class RemoteQueue(RemotePart):
     def __init__(self, send: Send) -> None:
         super().__init__("queue", Queue, send)
         for verb in ("claim", "complete_and_claim"):
-            self._verbs[verb] = METHODS[f"kernel.sched.{verb}"], inspect.signature(getattr(Queue, verb))
+            self._verbs[verb] = Verb(METHODS[f"kernel.sched.{verb}"], inspect.signature(getattr(Queue, verb)))
 
         def strictly(method: Method, params: Any) -> Any:
             claims = method.part == "desk"

@@ -11,7 +11,7 @@ The loop may not block, and a commit takes as long as the disk takes. So calls g
   that brings work hands it over.
 - *reads* and what takes several commits run on a few threads of their own.
 
-What waits for a change (an entry's end, an event) waits in the loop: whoever commits rings, and the loop looks.
+What waits for a change (an entry's end, an event) waits in the loop (`waiting.py`).
 
 Every job is answered exactly once. A job whose connection is gone is withdrawn; if it was handed entries in that very
 moment, they are put back at once instead of being held until their claim expires.
@@ -29,16 +29,19 @@ from typing import Any
 
 import msgspec
 
-from rota.errors import Forbidden, RotaError, WaitTimeout
+from rota.daemon.jobs import Job, Reply
+from rota.daemon.waiting import Waiting
+from rota.errors import Forbidden, RotaError
 from rota.office import Caller, Office
 from rota.office.callers import check
 from rota.store import JointStore
 from rota.store.requests import Posted
 from rota.wire.methods import METHODS, Method
-from rota.wire.params import Claim, CompleteAndClaim, Turn
-from rota.wire.results import Claimed, Done, TurnedOver
+from rota.wire.params.work import Claim, CompleteAndClaim, Turn
+from rota.wire.results import Done
+from rota.wire.results.work import Claimed, TurnedOver
 
-__all__ = ["Exchange", "Job"]
+__all__ = ["Exchange"]
 
 READERS = 4  # threads that look
 STEPPERS = 2  # threads for what takes several commits
@@ -47,56 +50,6 @@ QUICK_S = 0.02  # a commit that took longer was not quick
 NUDGES_MAX = 10_000  # workers whose nudges are remembered; the one first heard of is forgotten first
 AFTER_SLOW_S = 1.0  # how long groups are left to the writer's thread then
 _log = logging.getLogger("rota.daemon")
-Reply = Callable[[Any, BaseException | None], None]
-
-
-class Job:
-    """A call under way, and who wants its answer."""
-
-    __slots__ = ("_exchange", "caller", "earlier", "end_watch", "errand", "gone", "method", "params", "reply", "timer")
-
-    def __init__(self, exchange: Exchange, method: Method, params: Any, caller: Caller, reply: Reply) -> None:
-        self._exchange = exchange
-        self.method = method
-        self.params = params
-        self.caller = caller
-        self.reply: Reply | None = reply
-        self.errand: Posted[Any] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.end_watch: Callable[[], None] | None = None
-        self.earlier: TurnedOver | None = None  # what became of the runs that ended before it waited for the next
-        self.gone = False  # nobody will hear the answer
-
-    def answer(self, result: Any, error: BaseException | None = None) -> None:
-        """Give the answer, which is the last thing that happens to a job."""
-        self.stop_waiting()
-        reply, self.reply = self.reply, None
-        if reply is None:
-            return
-        self._exchange.jobs.discard(self)
-        if self.gone:
-            self._exchange.put_back(self, result)
-        else:
-            reply(result, error)
-
-    @property
-    def is_parked(self) -> bool:
-        """Whether it waits for something to be handed out."""
-        return self.errand is not None and self.errand.parks and self.reply is not None
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is one that may wait for something to happen."""
-        return bool(getattr(self.params, "wait_s", 0.0) > 0)
-
-    def stop_waiting(self) -> None:
-        """Let go of what would wake it."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        if self.end_watch is not None:
-            self.end_watch()
-            self.end_watch = None
 
 
 class Exchange:
@@ -113,17 +66,17 @@ class Exchange:
         self._woken = False  # the loop knows that there is something
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="rota-read")
         self._steppers = ThreadPoolExecutor(STEPPERS, thread_name_prefix="rota-steps")
-        self._followers: dict[object, Callable[[], None]] = {}  # who wants to hear of commits
+        self._waiting = Waiting(loop, office, self._readers, tell=self._tell, fail=self._fail)
         self.jobs: set[Job] = set()  # not answered yet
         self._nudged: dict[tuple[str, str], None] = {}  # workers whose next claim shall not wait
         self.wakes = 0  # of the loop, to take in answers
-        self._end_listening = store.on_change(self._committed)
+        self._end_listening = store.on_change(self._waiting.committed)
 
     # --- taking calls ----------------------------------------------------------------------------
 
     def carry(self, method: Method, params: Any, caller: Caller, reply: Reply) -> Job:
         """Have a call answered."""
-        job = Job(self, method, params, caller, reply)
+        job = Job(method, params, caller, reply, self._ended)
         self.jobs.add(job)
         match method.manner:
             case "write":
@@ -135,7 +88,7 @@ class Exchange:
             case "steps":
                 self._hand_to(self._steppers, job)
             case "wait":
-                self._wait(job)
+                self._waiting.wait(job)
             case "door" if method.name == "kernel.sched.nudge":
                 self._guarded(job, self._nudge)
             case "door":
@@ -161,6 +114,10 @@ class Exchange:
         if isinstance(error, Forbidden):
             self.record_denied(job.caller, job.method.name, error.message)
         job.answer(None, error)
+
+    def follow(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Have this called in the loop after commits; the answer ends it."""
+        return self._waiting.follow(call)
 
     def record_denied(self, caller: Caller, method: str | None, reason: str) -> None:
         """Write down, when there is time, that somebody was turned away."""
@@ -294,8 +251,11 @@ class Exchange:
         elif job.errand is None and job.method.manner == "wait":
             job.answer(None)
 
-    def put_back(self, job: Job, result: Any) -> None:
-        """Entries were handed to somebody who is gone: let others have them."""
+    def _ended(self, job: Job, result: Any) -> None:
+        """A job was answered; if entries were handed to somebody who is gone, others may have them."""
+        self.jobs.discard(job)
+        if not job.gone:
+            return
         for entry in getattr(result, "entries", None) or ():
             if job.method.manner == "claim" and entry.token is not None:
                 verb = partial(self._office.kernel.queue.put_back, entry.sched_id, token=entry.token)
@@ -312,59 +272,6 @@ class Exchange:
             self._fail(job, error)
         else:
             job.answer(future.result())
-
-    # --- waiting for a change --------------------------------------------------------------------
-
-    def _wait(self, job: Job) -> None:
-        """Look, then wait, then look again: what changed between looking and waiting has rung already."""
-        if job.params.wait_s > 0:
-            job.timer = self._loop.call_later(job.params.wait_s, self._give_up, job)
-        try:
-            if job.method.name == "kernel.sched.wait":
-                ring = partial(self._tell, self._look, job)
-                job.end_watch = self._office.kernel.queue.watch(job.params.sched_id, ring)
-            elif job.params.wait_s > 0:
-                job.end_watch = self.follow(partial(self._look, job))
-        except RotaError as error:
-            self._fail(job, error)
-            return
-        self._look(job)
-
-    def _look(self, job: Job, *, last: bool = False) -> None:
-        if job.reply is None:
-            return
-        params = msgspec.structs.replace(job.params, wait_s=0.0)
-        future = self._readers.submit(self._office.run, job.method, params, job.caller)
-        future.add_done_callback(partial(self._tell, partial(self._seen, last=last or job.params.wait_s <= 0), job))
-
-    def _seen(self, job: Job, future: Future[Any], *, last: bool) -> None:
-        error = future.exception()
-        if isinstance(error, WaitTimeout):
-            if last:
-                text = error.message.replace("after 0 s", f"after {job.params.wait_s:g} s")
-                job.answer(None, WaitTimeout(text, **error.data))
-        elif error is not None:
-            self._fail(job, error)
-        elif last or job.method.name == "kernel.sched.wait" or future.result().events:
-            job.answer(future.result())
-
-    def _give_up(self, job: Job) -> None:
-        job.timer = None
-        self._look(job, last=True)
-
-    def follow(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Have this called in the loop after commits; the answer ends it."""
-        mark = object()
-        self._followers[mark] = call
-        return lambda: self._followers.pop(mark, None) and None
-
-    def _committed(self) -> None:
-        if self._followers:
-            self._tell(self._ring_followers, None)
-
-    def _ring_followers(self, _job: None) -> None:
-        for call in list(self._followers.values()):
-            call()
 
     # --- into the loop ---------------------------------------------------------------------------
 
@@ -397,7 +304,7 @@ class Exchange:
                 if job.errand is not None and job.errand.parks:
                     self._store.withdraw(job.errand)
                 elif job.method.manner == "wait":
-                    self._look(job, last=True)
+                    self._waiting.look(job, last=True)
 
     def close(self) -> None:
         """Answer no more."""

@@ -27,8 +27,8 @@ from rota.model.events import Event
 from rota.office import Caller, Office
 from rota.store.statements import journal as sql
 from rota.wire.methods import METHODS
-from rota.wire.params import Tail
-from rota.wire.results import Events
+from rota.wire.params.register import Tail
+from rota.wire.results.register import Events
 
 __all__ = ["BATCH", "Feed", "Subscriber"]
 

@@ -1,34 +1,31 @@
 """TCP: the same methods as `POST /rpc`, the journal as server-sent events, health and metrics.
 
-Whoever calls over TCP has a token; without one only `/livez` and `/readyz` answer. Beyond this machine's own addresses
-the daemon listens with TLS only: a token that is sent in the clear is everybody's.
+Whoever calls over TCP has a token; without one only `/livez` and `/readyz` answer. Where it listens, and with which
+certificate, is in `tcp.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
 import logging
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import uvicorn
 from msgspec import UNSET
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rota.daemon.exchange import Exchange, Job
+from rota.daemon.exchange import Exchange
 from rota.daemon.feed import Feed, Subscriber
+from rota.daemon.jobs import Job
 from rota.daemon.limits import Limits
 from rota.daemon.lockout import Lockout
-from rota.daemon.requests import Log, bytes_of
+from rota.daemon.requests import Log, Room, bytes_of
+from rota.daemon.tcp import HttpSettings, Listener
 from rota.errors import Forbidden, InvalidInput, LimitExceeded, LockedOut, NotAllowed, RotaError, Unauthenticated
 from rota.observe.metrics import Metrics
 from rota.office import Caller, Office
@@ -36,40 +33,12 @@ from rota.wire.envelope import BODY_BYTES_MAX, Call, Refused, calls_of, refuse
 from rota.wire.faults import fault_of
 from rota.wire.methods import PROTOCOL
 
-__all__ = ["HttpDoor", "HttpSettings"]
+__all__ = ["HttpDoor"]
 
 PROTOCOL_HEADER = b"rota-protocol"
-KEEP_ALIVE_S = 75  # an idle connection is kept open
 CATCH_UP_S = 5.0  # between two looks of the metrics at the journal
 _log = logging.getLogger("rota.daemon")
 _STATUS: dict[type[RotaError], int] = {LockedOut: 429, Unauthenticated: 401, Forbidden: 403, LimitExceeded: 429}
-
-
-class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to listen, with what."""
-
-    host: str = "127.0.0.1"
-    port: int = 7682
-    certificate: str | None = None  # a PEM file
-    key: str | None = None
-    open_metrics: bool = False  # /metrics without a token
-
-    def __post_init__(self) -> None:
-        if (self.certificate is None) != (self.key is None):
-            raise InvalidInput("TLS needs both a certificate and its key", field="certificate")
-        if self.certificate is None and not _is_loopback(self.host):
-            text = f"{self.host} can be reached from elsewhere, and without TLS tokens would be sent in the clear"
-            hint = "Give --tls-cert and --tls-key, or listen on 127.0.0.1 and put a proxy with TLS in front."
-            raise InvalidInput(text, field="host", hint=hint)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name can mean anything
 
 
 class HttpDoor:
@@ -84,61 +53,27 @@ class HttpDoor:
         self._metrics = Metrics(office.kernel)
         self._received = 0
         self._ready = False
-        self._stopping = False
-        self.transports: dict[tuple[str, int], asyncio.Transport] = {}
         self.feed = Feed(exchange, office, limits)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._server: _Server | None = None
+        self._listener = Listener(settings, limits, self._app())
+        self._keeping_up: asyncio.Task[None] | None = None
 
     # --- opening and closing ---------------------------------------------------------------------
 
     async def open(self) -> str:
         """Listen; the answer is the address."""
-        settings = self._settings
-        listener = _bound(settings.host, settings.port)
-        config = uvicorn.Config(
-            self._app(),
-            http=_protocol_of(self),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,  # an address in a header is whatever somebody wrote there
-            server_header=False,
-            date_header=False,
-            limit_concurrency=self._limits.connections_max + 1,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            ssl_certfile=settings.certificate,
-            ssl_keyfile=settings.key,
-        )
-        self._server = _Server(config)
-        await self._start(self._server, listener)
-        self._tasks.append(asyncio.create_task(self._keep_up()))
+        address = await self._listener.open()
+        self._keeping_up = asyncio.create_task(self._keep_up())
         self._ready = True
-        host, port = listener.getsockname()[:2]
-        scheme = "http" if settings.certificate is None else "https"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-    async def _start(self, server: _Server, listener: socket.socket) -> None:
-        serving = asyncio.create_task(server.serve([listener]))
-        self._tasks.append(serving)
-        while not server.started:
-            if serving.done():
-                await serving  # raises what went wrong
-                raise InvalidInput("the daemon could not listen", field="host")
-            await asyncio.sleep(0.005)
+        return address
 
     async def close(self) -> None:
         """Tell subscribers, answer what is under way, and listen no more."""
-        self._stopping = True
         self._ready = False
         self.feed.end()
-        if self._server is not None:
-            self._server.should_exit = True
-            await self._tasks[0]
-        for task in self._tasks[1:]:
-            task.cancel()
-        await asyncio.gather(*self._tasks[1:], return_exceptions=True)
+        await self._listener.close()
+        if self._keeping_up is not None:
+            self._keeping_up.cancel()
+            await asyncio.gather(self._keeping_up, return_exceptions=True)
 
     async def _keep_up(self) -> None:
         """Let the metrics follow the journal, so that nobody who asks has to wait for a long way."""
@@ -192,7 +127,8 @@ class HttpDoor:
             await _send(send, 408, refuse(None, fault_of(InvalidInput(text))))
             return
         calls, is_batch = calls_of(body)
-        pending = [self._carry(call, caller) for call in calls]
+        room = Room(self._limits.answer_bytes_max)
+        pending = [self._carry(call, caller, room) for call in calls]
         bodies = await self._gather(pending, receive)
         if bodies is None:
             return  # nobody is there any more
@@ -204,7 +140,7 @@ class HttpDoor:
         else:
             await _send(send, 200, answers[0])
 
-    def _carry(self, call: Call | Refused, caller: Caller) -> _Pending:
+    def _carry(self, call: Call | Refused, caller: Caller, room: Room) -> _Pending:
         self._received += 1
         log = Log(0, self._received, caller)
         pending = _Pending(asyncio.get_running_loop())
@@ -217,7 +153,7 @@ class HttpDoor:
         name = call.method.name
 
         def reply(result: Any, error: BaseException | None) -> None:
-            body = bytes_of(ident, result, error, log, name)
+            body = bytes_of(ident, result, error, log, name, room=room)
             pending.settle(body if wanted else None)
 
         pending.job = self._exchange.carry(call.method, call.params, caller, reply)
@@ -252,9 +188,7 @@ class HttpDoor:
             await self._feed_one(subscriber, receive, send)
         except TimeoutError:
             _log.warning("subscriber %s cut off: it does not fetch what it is sent", caller.name)
-            transport = self.transports.get(scope["client"])
-            if transport is not None:
-                transport.abort()
+            self._listener.cut_off(scope["client"])
         finally:
             self.feed.leave(subscriber)
 
@@ -381,60 +315,3 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signals to the daemon."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there, or an error of ours."""
-    try:
-        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, number)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as problem:
-        raise InvalidInput(f"cannot listen on {host} port {port}: {problem}", field="port") from problem
-    listener.setblocking(False)
-    return listener
-
-
-def _protocol_of(door: HttpDoor) -> type[asyncio.Protocol]:
-    """A connection that gives a client only so long to send its headers, and that can be cut off."""
-    slow_s = door._limits.slow_s  # it is this door's own
-
-    class Connection(HttpToolsProtocol):
-        _slow: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent
-            super().connection_made(transport)
-            if self.client is not None:
-                door.transports[self.client] = transport
-            self._slow = self.loop.call_later(slow_s, transport.abort)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop()
-            if self.client is not None:
-                door.transports.pop(self.client, None)
-            super().connection_lost(exc)
-
-        def on_message_begin(self) -> None:
-            self._stop()
-            self._slow = self.loop.call_later(slow_s, self.transport.abort)
-            super().on_message_begin()
-
-        def on_headers_complete(self) -> None:
-            self._stop()
-            super().on_headers_complete()
-
-        def _stop(self) -> None:
-            if self._slow is not None:
-                self._slow.cancel()
-                self._slow = None
-
-    return Connection

@@ -13,7 +13,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon's own limits; those of the wire (body, batch, nesting) and of an entry (payload) stand with them."""
 
     connections_max: int = 512  # on each transport
+    head_bytes_max: int = 64 * 1024  # of a request's address and headers over HTTP
     pipeline_max: int = 64  # requests of one connection that are not answered yet; more are not read before some are
+    answer_bytes_max: int = 64 * 1024 * 1024  # of one answer, or of all answers to a batch
     out_bytes_max: int = 2 * BODY_BYTES_MAX  # answers that one client has not fetched
     slow_s: float = 30.0  # how long a client may take to send one request, or to fetch what it was sent
     subscribers_max: int = 128  # at /events

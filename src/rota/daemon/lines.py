@@ -17,9 +17,10 @@ from typing import Any
 
 from msgspec import UNSET
 
-from rota.daemon.exchange import Exchange, Job
+from rota.daemon.exchange import Exchange
+from rota.daemon.jobs import Job
 from rota.daemon.limits import Limits
-from rota.daemon.requests import Log, bytes_of
+from rota.daemon.requests import Log, Room, bytes_of
 from rota.errors import LimitExceeded, Unauthenticated
 from rota.office import Caller
 from rota.wire.envelope import BODY_BYTES_MAX, Call, Id, Refused, calls_of, refuse
@@ -183,8 +184,9 @@ class LineProtocol(asyncio.Protocol):
         if not line.strip():
             return
         calls, is_batch = calls_of(line)
+        room = Room(self._limits.answer_bytes_max)
         if not is_batch:
-            self._carry(calls[0], self._send)
+            self._carry(calls[0], self._send, room)
             return
         answers: list[bytes] = []
         left = len(calls)
@@ -198,9 +200,9 @@ class LineProtocol(asyncio.Protocol):
                 self._send(b"[" + b",".join(answers) + b"]" if answers else None)
 
         for call in calls:
-            self._carry(call, collect)
+            self._carry(call, collect, room)
 
-    def _carry(self, call: Call | Refused, send: Callable[[bytes | None], None]) -> None:
+    def _carry(self, call: Call | Refused, send: Callable[[bytes | None], None], room: Room) -> None:
         """Have one request answered; a notification is carried out and not answered."""
         assert self._caller is not None  # noqa: S101  # who is not known is not heard
         self._received += 1
@@ -218,7 +220,7 @@ class LineProtocol(asyncio.Protocol):
             self._pending -= 1
             if job is not None:
                 self._jobs.discard(job)
-            body = bytes_of(ident, result, error, log, call.method.name)
+            body = bytes_of(ident, result, error, log, call.method.name, room=room)
             send(body if wanted else None)
             self._go_on()
 

@@ -10,9 +10,7 @@ from rota.office import Caller
 from rota.wire.envelope import Id, Refused, answer, refuse
 from rota.wire.faults import Fault, fault_of
 
-__all__ = ["ANSWER_BYTES_MAX", "Log", "bytes_of"]
-
-ANSWER_BYTES_MAX = 64 * 1024 * 1024  # of one answer: whoever asks for more takes smaller pages
+__all__ = ["Log", "Room", "bytes_of"]
 
 _log = logging.getLogger("rota.daemon")
 
@@ -49,14 +47,31 @@ class Log(NamedTuple):
         _log.info(line, self.request_id, refused.method, self.caller.name, refused.error.code)
 
 
-def bytes_of(ident: Id, result: Any, error: BaseException | None, log: Log, method: str) -> bytes:
+class Room:
+    """How large the answer to a request, or all answers to a batch, may be: what does not fit is refused."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+
+    def take(self, size: int) -> None:
+        """Take so many bytes, if there are."""
+        if self._taken + size > self._most:
+            raise LimitExceeded("answer_bytes_max", self._most, self._taken + size)
+        self._taken += size
+
+
+def bytes_of(ident: Id, result: Any, error: BaseException | None, log: Log, method: str, *, room: Room) -> bytes:
     """The bytes of an answer, or of a refusal."""
     if error is None:
         body = answer(ident, result)
-        if len(body) <= ANSWER_BYTES_MAX:
+        try:
+            room.take(len(body))
+        except LimitExceeded as too_large:
+            error = too_large
+        else:
             log.answered(method)
             return body
-        error = LimitExceeded("answer_bytes_max", ANSWER_BYTES_MAX, len(body))
     log.failed(method, error)
     fault = fault_of(error)
     if not isinstance(error, RotaError):

@@ -25,6 +25,7 @@ from rota.kernel.journal import append
 from rota.model.events import DaemonMoved
 from rota.office import Office
 from rota.service.dispatcher import Dispatcher
+from rota.service.in_force import announce
 from rota.wire.methods import PROTOCOL
 
 __all__ = ["Daemon", "Door", "MakeDoor", "Settings"]
@@ -104,6 +105,7 @@ class Daemon:
             address = f"unix:{self._presence.socket}"
             self.addresses = (address,) if door is None else (address, await door.open())
             self._record(kernel, "started")
+            announce(kernel.journal, settings.policy, by="the daemon")
             self._announce(kernel.clock.now())
             if threading.current_thread() is threading.main_thread():  # elsewhere signals are not heard
                 for number in (signal.SIGTERM, signal.SIGINT):

@@ -23,12 +23,12 @@ from rota.store.statements import agents as agent_sql
 from rota.store.statements import file as file_sql
 from rota.store.statements import journal as sql
 
-__all__ = ["RUNTIME_KINDS", "TAIL_MAX", "Journal", "append", "event_of"]
+__all__ = ["NOTE", "RUNTIME_KINDS", "TAIL_MAX", "Journal", "append", "event_of"]
 
 TAIL_MAX = 10_000  # events in one answer
 # Facts of whoever runs the work: they change nothing that the kernel keeps, so no verb of the kernel writes them.
 RUNTIME_KINDS = ("kernel.run.", "kernel.trigger.", "kernel.supervisor.", "kernel.fleet.")
-_NOTE = "note:"  # before the name of a note, among the file's settings
+NOTE = "note:"  # before the name of a note, among the file's settings
 _checks = Checks("Event", InvalidPayload)
 
 
@@ -89,12 +89,12 @@ class Journal:
         _checks.text("name", name)
         _checks.mapping("note", note)
         body = _as_json("note", note)
-        self._core.write_steadily(lambda tx: tx.run(file_sql.META_SET, (_NOTE + name, body)))
+        self._core.write_steadily(lambda tx: tx.run(file_sql.META_SET, (NOTE + name, body)))
 
     def recall(self, name: str) -> dict[str, Any] | None:
         """The note kept under a name, if there is one."""
         _checks.text("name", name)
-        rows = self._core.read(lambda tx: tx.run(file_sql.META_GET, (_NOTE + name,)))
+        rows = self._core.read(lambda tx: tx.run(file_sql.META_GET, (NOTE + name,)))
         return msgspec.json.decode(rows[0][0]) if rows else None
 
     def tail(

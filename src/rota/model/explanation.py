@@ -60,6 +60,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     max_n: int
     kinds: tuple[str, ...] = ()
     policy: str  # by which the claim would choose; strict, if another failed
+    policy_source: str = ""  # how that is known
     blocking: tuple[BlockingReason, ...] = ()
     ordering: tuple[OrderingReason, ...] = ()
     position: int | None = None  # 1 is next; None: blocked, or behind all that were looked at

@@ -24,8 +24,8 @@ from rota.service.dispatcher import Dispatcher
 from rota.service.explain import explain
 from rota.wire.methods import METHODS, PROTOCOL, Method, Scope
 from rota.wire.openrpc import document
-from rota.wire.params import EnqueueMany, EnqueueUnique
-from rota.wire.results import Welcome
+from rota.wire.params.work import EnqueueMany, EnqueueUnique
+from rota.wire.results.register import Welcome
 
 __all__ = ["LOCAL", "Caller", "Office", "Tokens"]
 
@@ -108,7 +108,8 @@ class Office:
         for project_id in self._projects_touched(params):
             if not caller.sees(project_id):
                 whose = "no project" if project_id is None else f"project {project_id!r}"
-                raise Forbidden(f"{caller.name} may not write into {whose}", project_id=project_id)
+                hint = "Use a token that is bound to it, or to no project."
+                raise Forbidden(f"{caller.name} may not write into {whose}", hint=hint, project_id=project_id)
 
     def _projects_touched(self, params: Any) -> set[str | None]:
         """The projects that a call writes into: looked up anew, since this may be inside a commit that fails."""
@@ -146,7 +147,7 @@ class Office:
 
     def explain(self, sched_id: int, **claim: Any) -> Explanation:
         """Why an entry is not running."""
-        return explain(self.desk, sched_id, **claim)
+        return explain(self.desk, sched_id, from_outside=True, **claim)
 
     def record(self, kind: str, payload: dict[str, Any], pid: int | None = None) -> int:
         """Record a fact about running work, which has to be one that rota knows."""

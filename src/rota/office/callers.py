@@ -17,7 +17,8 @@ from rota.model.events import Event
 from rota.model.explanation import Explanation
 from rota.model.work import Agent, Project, ReadyEntry, Workspace
 from rota.wire.methods import METHODS, SCOPES, Method, Scope
-from rota.wire.results import AgentList, AgentPage, EntryPage, Events, ProjectPage, Workspaces
+from rota.wire.results.register import AgentList, AgentPage, Events, ProjectPage, Workspaces
+from rota.wire.results.work import EntryPage
 
 __all__ = ["BOUND_SCOPES", "Caller", "Owners", "hide", "needed_scope"]
 

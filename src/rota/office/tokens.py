@@ -24,7 +24,7 @@ from rota.office.callers import BOUND_SCOPES, Caller
 from rota.store import Transaction
 from rota.store.statements import file as sql
 from rota.wire.methods import SCOPES
-from rota.wire.results import NewToken, TokenLine
+from rota.wire.results.register import NewToken, TokenLine
 
 __all__ = ["TOKENS_MAX", "Tokens"]
 

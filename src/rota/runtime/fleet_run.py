@@ -26,6 +26,7 @@ from rota.runtime.supervisor import Settings, Supervisor
 from rota.runtime.triggers import Triggers
 from rota.service.desk import Desk
 from rota.service.dispatcher import Dispatcher
+from rota.service.in_force import announce
 
 __all__ = ["RELOAD", "FleetRun", "ask_for_reload"]
 
@@ -46,6 +47,7 @@ class FleetRun:
         self.fleet = fleet
         self._overrides = overrides  # settings of the command line: they outlast a reload
         self.changes = self._apply(fleet)
+        self._announce_policy(fleet)
         self.supervisor = Supervisor(desk, self._settings(fleet), functions={})
         self._triggers = Triggers(desk, desk.clock, fleet)
         self.supervisor.add_duty(_FleetDuty(desk, self._triggers, self._reload_if_asked))
@@ -82,6 +84,11 @@ class FleetRun:
         """An embedded desk goes on with the file's policy; a daemon's policy is the daemon's."""
         if isinstance(self.desk, Dispatcher) and self.desk.policy.name != fleet.policy_name:
             self.desk.policy = registry.make(fleet.policy_name, **fleet.policy_params)
+            self._announce_policy(fleet)
+
+    def _announce_policy(self, fleet: Fleet) -> None:
+        if isinstance(self.desk, Dispatcher):
+            announce(self.desk.journal, fleet.policy_name, by=f"fleet {fleet.title}", params=fleet.policy_params)
 
     def _settings(self, fleet: Fleet) -> Settings:
         preemption = fleet.scheduling.preemption

@@ -35,6 +35,7 @@ from rota.model.reasons import Blocking, BlockingReason, OrderingReason
 from rota.model.work import ReadyEntry
 from rota.policy.contract import Policy
 from rota.service.dispatcher import Dispatcher
+from rota.service.in_force import Chosen, in_force
 from rota.service.remedies import lifting
 from rota.service.story import tell
 from rota.service.window import WINDOW_MAX
@@ -60,14 +61,19 @@ def explain(
     policy: Policy | str | None = None,
     kinds: Sequence[str] = (),
     now: float | None = None,
+    from_outside: bool = False,
 ) -> Explanation:
-    """Why an entry is not running: what a claim by this worker, made now, would do about it."""
+    """Why an entry is not running: what a claim by this worker, made now, would do about it.
+
+    Where no policy is named, the claim goes by the dispatcher's own; asked from outside, by somebody who does not
+    claim with this dispatcher, it goes by the one that is in force on the store.
+    """
     _queue.whole("sched_id", sched_id)
     ask = ask_of(worker_id=worker_id, max_n=max_n, kinds=kinds, now=now)
 
     def play(stage: Stage) -> tuple[Row, Explanation]:
         row = stage.row(sched_id)
-        return row, _explained(dispatcher, stage, row, ask, policy)
+        return row, _explained(dispatcher, stage, row, ask, _chosen(dispatcher, stage, policy, from_outside))
 
     row, answer = dispatcher.kernel.rehearse(play, now=now)
     return _with_story(dispatcher, row, answer)
@@ -79,14 +85,22 @@ def _with_story(dispatcher: Dispatcher, row: Row, answer: Explanation) -> Explan
     return msgspec.structs.replace(answer, story=story.steps, story_is_whole=story.is_whole)
 
 
-def _explained(dispatcher: Dispatcher, stage: Stage, row: Row, ask: Ask, policy: Policy | str | None) -> Explanation:
+def _chosen(dispatcher: Dispatcher, stage: Stage, policy: Policy | str | None, from_outside: bool) -> Chosen:
+    if policy is not None:
+        return Chosen(dispatcher.named(policy), "it was asked for")
+    if from_outside:
+        return in_force(stage.tx, stage.cursor, dispatcher)
+    return Chosen(dispatcher.policy, "it is this desk's own")
+
+
+def _explained(dispatcher: Dispatcher, stage: Stage, row: Row, ask: Ask, chosen: Chosen) -> Explanation:
     terms = Terms(ask.worker, ask.most, stage.now, ask.timeout_s, ask.kinds)
     blocked = _blocked(ClaimPass(stage.tx, terms, stage.beat), row)
-    turn = _Turn(policy=dispatcher.named(policy).name)
+    turn = _Turn(policy=chosen.policy.name)
     if row[STATE] == EntryState.QUEUED and row[KIND] is not None and row[KIND] not in terms.kinds:
         turn = turn._replace(ordering=(_no_slot(stage, row),))
     elif not blocked:
-        turn = _let_happen(dispatcher, stage, row, terms, policy)
+        turn = _let_happen(dispatcher, stage, row, terms, chosen.policy)
     return Explanation(
         sched_id=row[0],
         pid=row[PID],
@@ -97,6 +111,7 @@ def _explained(dispatcher: Dispatcher, stage: Stage, row: Row, ask: Ask, policy:
         max_n=terms.most,
         kinds=terms.kinds,
         policy=turn.policy,
+        policy_source=chosen.source,
         blocking=blocked,
         ordering=turn.ordering,
         position=turn.position,
@@ -180,7 +195,7 @@ class _Turn(NamedTuple):
     claimed: int = 0  # of those, how many in the very claim that was asked about
 
 
-def _let_happen(dispatcher: Dispatcher, stage: Stage, row: Row, terms: Terms, policy: Policy | str | None) -> _Turn:
+def _let_happen(dispatcher: Dispatcher, stage: Stage, row: Row, terms: Terms, policy: Policy) -> _Turn:
     """Let the claim happen, and one more behind it if the entry was not reached."""
     find = dispatcher.rehearsal(policy)
     claim = last = _Watched(stage.tx, terms, stage.beat, row)

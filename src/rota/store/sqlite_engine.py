@@ -71,7 +71,9 @@ def named(deed: str, path: str) -> Iterator[None]:
         yield
     except BROKEN as problem:
         text = f"cannot {deed} {path}: not a file of ours, or damaged: {problem}"
-        raise StoreCorrupt(text, path=path) from problem
+        wrong = "Is this the right file? If it is, restore it from a backup."
+        hint = wrong if isinstance(problem, apsw.NotADBError) else None
+        raise StoreCorrupt(text, hint=hint, path=path) from problem
     except (apsw.Error, OSError, GroupFailed) as problem:
         raise StoreUnavailable(f"cannot {deed} {path}: {problem}", path=path) from problem
 
@@ -348,7 +350,8 @@ def _judge(connection: apsw.Connection, *, read_only: bool) -> None:
 def _check_stamp(connection: apsw.Connection, *, read_only: bool) -> None:
     steps = migrations.plan(_stamp(connection), empty=_is_empty(connection))
     if read_only and steps:
-        raise SchemaMismatch("the file is of an older version, and reading only never migrates it")
+        text = "the file is of an older version, and reading only never migrates it"
+        raise SchemaMismatch(text, hint="Take it to this version: `rota db migrate`.")
 
 
 def _has_log(connection: apsw.Connection) -> bool:

@@ -52,6 +52,19 @@ CLAIMED_LATELY = Statement(
     "SELECT coalesce(sum(json_array_length(payload, '$.entries')), 0), min(ts) FROM agent_events "
     "WHERE event_id > +?1 AND event_id <= +?2 AND kind = 'kernel.sched.claimed'",
 )
+LAST_CLAIM = Statement(
+    "last_claim",
+    "The newest claim of a stretch of the journal that nobody forced, and by which policy it was made.",
+    "SELECT event_id, json_extract(payload, '$.policy') FROM agent_events WHERE event_id > +?1 AND event_id <= +?2 "
+    "AND kind = 'kernel.sched.claimed' AND json_extract(payload, '$.forced_by') IS NULL "
+    "ORDER BY event_id DESC LIMIT 1",
+)
+LAST_FAILURE = Statement(
+    "last_failure",
+    "The policy that failed last in a stretch of the journal.",
+    "SELECT json_extract(payload, '$.policy') FROM agent_events WHERE event_id > +?1 AND event_id <= +?2 "
+    "AND kind = 'kernel.policy.fell_back' ORDER BY event_id DESC LIMIT 1",
+)
 EVENT_COUNT = Statement(
     "event_count",
     "How many events are kept.",
