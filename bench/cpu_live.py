@@ -3,6 +3,9 @@
 Each figure is a percentage that was measured on real processes, by their own clocks. Beside it stands, where control
 groups give it, the kernel's own weight or quota for the same commands in the same run. There is no ratio to reach:
 these depend on what else the machine does meanwhile.
+
+`--attribute` says where the driver's own time goes, with a trace and without, and what the same commands get from the
+kernel alone.
 """
 
 from __future__ import annotations
@@ -12,15 +15,18 @@ import sys
 from collections.abc import Callable, Iterator
 
 from bench.harness import Arena, Case, Measured
+from rota.cpu.trace import Trace
 from rota.host.affinity import allowed_cores
 from rota.host.cgroup_dialects import GroupLimits
 from rota.host.cgroups import Cgroups
 from rota.host.command import Command
 from rota.host.processes import Minder
 from rota.runtime.cpu_driver import CpuDriver
+from rota.runtime.cpu_report import DriverReport
 
 MS = 1_000_000
 SECONDS = 10.0
+ATTRIBUTE_S = 2.0
 HOG = (sys.executable, "-S", "-c", "while True: pass")
 MANY = 20
 
@@ -103,3 +109,38 @@ def _kernel(
 
 def _any(*_answers: object) -> bool:
     return True
+
+
+# --- where the time goes -----------------------------------------------------------------------------
+
+
+def attribute() -> None:
+    """Print where the live driver's own time goes, beside the same commands without it and with a trace."""
+    print(f"\ntwo hogs on one core for {ATTRIBUTE_S:g} s: what they had, and the driver's own time\n")
+    print(f"  {'without the driver':34} {_without_driver():8.1%} of the core")
+    for name, trace in (("with the driver, no trace", None), ("with the driver, tracing", Trace())):
+        with CpuDriver(cores=[_core()], trace=trace) as driver:
+            for number in range(2):
+                driver.launch(f"p{number}", _hog())
+            driver.run(ATTRIBUTE_S)
+            _print_spent(name, driver.report(), driver.machine.evidence.trace_bytes)
+
+
+def _without_driver() -> float:
+    """What both hogs had of the core when only the kernel shared it."""
+    with Minder() as minder:
+        sessions = [minder.spawn(_hog()) for _ in range(2)]
+        sessions[0].wait(ATTRIBUTE_S)  # it never ends: this is how long they run
+        used_ns = sum(session.cpu_ns() for session in sessions)
+        for session in sessions:
+            session.kill()
+            session.wait()
+    return used_ns / 1e9 / ATTRIBUTE_S
+
+
+def _print_spent(name: str, report: DriverReport, trace_bytes: int) -> None:
+    used_ns = sum(one.cpu_ns for one in report.processes)
+    print(f"  {name:34} {used_ns / report.wall_ns:8.1%} of the core; the driver {report.driver_ppm / 10_000:.2f} %")
+    for field in report.spent.__struct_fields__:
+        print(f"    {field:32} {getattr(report.spent, field) * 100 / report.wall_ns:8.3f} % of the time")
+    print(f"    {'trace_bytes':32} {trace_bytes:8,}")

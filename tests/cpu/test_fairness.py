@@ -142,6 +142,24 @@ def test_debt_is_not_slept_off_and_credit_is_not_saved_up() -> None:
     assert stage.runtime(other) > 0
 
 
+@pytest.mark.parametrize(("beside", "there"), [(100, 7_000), (3_000, 100), (1, 100_000), (1_000, 1_000)])
+def test_who_wakes_on_another_core_owes_there_what_it_owed_here(beside: int, there: int) -> None:
+    """Not more: beside somebody light the distance in virtual time is far, though hardly anything is owed."""
+    stage = Stage(cores=2)
+    stage.one(weight=beside, core_mask=0b01)
+    debtor = stage.one(weight=7_000, core_mask=0b01)
+    stage.spawn(2, weight=there, core_mask=0b10)
+    stage.until(20 * MS)
+    while stage.machine.running(0) != debtor or stage.machine.entity(debtor, stage.now).lag_ns >= 0:
+        stage.until(stage.now + MS // 10)
+    owed = stage.machine.entity(debtor, stage.now).lag_ns
+    stage.block(debtor)
+    stage.obey(stage.machine.set_mask(debtor, 0b10))
+    stage.tell(Wake(debtor))
+    assert stage.machine.entity(debtor, stage.now).core == 1
+    assert stage.machine.entity(debtor, stage.now).lag_ns == pytest.approx(owed, abs=100)
+
+
 # --- hand-overs ----------------------------------------------------------------------------------
 
 

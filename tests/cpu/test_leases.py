@@ -69,6 +69,24 @@ def proofs(stage: Stage, wanted: CpuIsolationLease) -> list[str]:
 # --- what it does --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("strangers", [2, 5, 30])
+@pytest.mark.parametrize("granted_ms", [1, 2, 4, 5, 10])
+def test_the_owner_goes_to_its_core_at_once_or_when_the_turn_it_has_elsewhere_ends(
+    strangers: int, granted_ms: int
+) -> None:
+    """If it runs elsewhere when the lease is granted, its core finds nobody to take over: it is sent there later."""
+    stage = leased_stage(cores=2)
+    owner = stage.one(group="owner")
+    stage.spawn(strangers)
+    stage.until(granted_ms * MS)
+    grant(stage, lease((1,)))
+    stage.until(stage.now + 3 * MS)
+    had = stage.runtime(owner)
+    stage.until(stage.now + 50 * MS)
+    assert stage.machine.entity(owner).core == 1
+    assert stage.runtime(owner) - had == 50 * MS
+
+
 def test_a_lease_empties_its_core_of_everybody_else() -> None:
     stage = leased_stage()
     strangers = stage.spawn(9)

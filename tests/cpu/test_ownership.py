@@ -297,3 +297,14 @@ def test_an_entity_that_cannot_be_is_refused(options: dict[str, object], field: 
 def test_an_engine_that_cannot_be_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ContextInvalid):
         Machine(**options)  # type: ignore[arg-type]  # the point of the test
+
+
+def test_what_is_kept_does_not_grow_with_those_who_are_gone() -> None:
+    stage = Stage(cores=2)
+    stage.machine.add_group("family")
+    stays = stage.one(group="family")
+    for _ in range(200):
+        gone = stage.one(group="family")
+        stage.tell(Exit(gone))
+    assert len(stage.machine._queues._seats.holders) <= 2 + 2  # two entities, and the group's node on each core
+    assert stage.machine.entity(stays).group == "family"

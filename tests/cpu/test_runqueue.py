@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.cpu.evidence import Evidence
-from rota.cpu.runqueue import RULES, Rule, RunQueue, Sibling, moved
+from rota.cpu.runqueue import RULES, Rule, RunQueue, Seats, Sibling, moved
 from rota.policy.virtual_time import SCALE, LevelTime, charged, choose, joined, level_time, reweighed, span
 from rota.policy.virtual_time import Sibling as PlainSibling
 
@@ -103,7 +103,7 @@ class Pair:
         self.siblings: dict[int, Sibling] = {
             key: Sibling(key, weight, slice_ns) for key, (weight, slice_ns) in enumerate(population, 1)
         }
-        self.queue = RunQueue(self.siblings, rule, Evidence())
+        self.queue = queue_of(*self.siblings.values(), rule=rule)
         self.plain = PlainQueue(rule)
         self.now = 0
 
@@ -262,7 +262,10 @@ def test_beside_a_feather_a_moved_elephant_does_not_starve_whoever_slept() -> No
 
 
 def queue_of(*siblings: Sibling, rule: Rule = "eevdf") -> RunQueue:
-    return RunQueue({one.key: one for one in siblings}, rule, Evidence())
+    seats = Seats()
+    for one in siblings:
+        seats.take(one)
+    return RunQueue(seats, rule, Evidence())
 
 
 def test_whoever_wakes_in_the_middle_of_a_turn_joins_where_the_level_stands_then() -> None:
@@ -326,3 +329,21 @@ def test_a_heap_entry_of_the_first_instant_is_told_from_a_dead_one() -> None:
     queue.enter(a, 0)
     assert [one.key for one in queue.queued()] == [1]
     assert charged(0, 0, 1000) == a.virtual_time
+
+
+def test_a_seat_that_is_used_again_brings_nothing_of_its_last_holder() -> None:
+    seats = Seats()
+    gone, stays, comes = Sibling(1, 1000, 10), Sibling(2, 1000, 10), Sibling(3, 1000, 10)
+    for one in (gone, stays):
+        seats.take(one)
+    queue = RunQueue(seats, "eevdf", Evidence())
+    queue.enter(gone, 0)
+    queue.enter(stays, 0)
+    queue.remove(gone)
+    seats.leave(gone)
+    seats.take(comes)
+    assert seats.holders == [comes, stays]
+    assert queue.take(0, current_leaves=True) is stays
+    assert queue.take(5, current_leaves=True) is None
+    queue.enter(comes, 5)
+    assert queue.take(5) is comes

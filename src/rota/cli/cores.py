@@ -37,9 +37,11 @@ def cpu_run(  # noqa: PLR0917  # each is an option of the command line
     weight: Annotated[list[str] | None, typer.Option(help="A share: a=3. Others have 1.")] = None,
     budget: Annotated[list[str] | None, typer.Option(help="At most so many ms per period in ms: a=20/100.")] = None,
     lease: Annotated[list[str] | None, typer.Option(help="A core for one that has a budget alone: a=1.")] = None,
+    realtime: Annotated[list[str] | None, typer.Option(help="If allowed: a=fifo:10, a=deadline:20/100.")] = None,
     cores: Annotated[str | None, typer.Option(help="Use these cores only: 0,1.")] = None,
     slice_ms: Annotated[int, typer.Option(help="How long a turn is.", min=1, max=100)] = 10,
     for_s: Annotated[float | None, typer.Option("--for", help="End everything after so many seconds.", min=0)] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write every event and decision into this file.")] = None,
     freezer: Annotated[bool, typer.Option(help="Stop commands by control groups where they can.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -50,9 +52,11 @@ def cpu_run(  # noqa: PLR0917  # each is an option of the command line
         weights=weight or (),
         budgets=budget or (),
         leases=lease or (),
+        realtime=realtime or (),
         cores=cores,
         slice_ms=slice_ms,
         for_s=for_s,
         freezer=freezer,
+        trace=trace,
     )
     run(commands, wishes, as_json=as_json)

@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from rota.cli import output
 from rota.cpu.runqueue import RULES, Rule
 from rota.errors import InvalidInput
 from rota.policy import registry
@@ -21,6 +22,7 @@ from rota.sim.cores.simulation import Simulation
 __all__ = ["Drawing", "simulate"]
 
 US, MS = 1_000, 1_000_000
+FIGURES = 3  # of a time in ms
 ROWS_MAX = 40  # threads shown; the rest is in the JSON
 
 
@@ -47,7 +49,7 @@ def simulate(
     if as_json:
         print(msgspec.json.encode(shown).decode())
         return
-    console = Console()
+    console = output.console()
     console.print(_threads(shown, title))
     _totals(console, shown)
     if drawing is not None:
@@ -75,7 +77,9 @@ def _draw(simulation: Simulation, title: str, drawing: Drawing) -> None:
 
 def _threads(shown: Report, title: str) -> Table:
     caption = "in ms. lag: least/most owed. latency: waking to running, response: asked to done; p50/p99/max."
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=None, padding=(0, 1))
+    table = Table(
+        title=title, title_justify="left", caption=caption, caption_justify="left", box=None, padding=(0, 2, 0, 0)
+    )
     table.add_column("thread", overflow="ellipsis", no_wrap=True)
     for name in ("share%", "lag", "latency", "response", "switches", "moves"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -112,4 +116,7 @@ def _spread(spread: Spread | None) -> str:
 
 
 def _ms(time_ns: int) -> str:
-    return f"{time_ns / MS:.2f}"
+    """Three figures, so that a row fits on a narrow screen; all of them are in the JSON."""
+    time_ms = time_ns / MS
+    decimals = max(0, FIGURES - len(f"{abs(time_ms):.0f}"))
+    return f"{time_ms:,.{decimals}f}"

@@ -6,18 +6,22 @@ import os
 import string
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
-from rota.errors import InvalidInput
+from rota.cli import output
+from rota.cpu.trace import Trace
+from rota.errors import InvalidInput, RotaError
 from rota.host.affinity import allowed_cores
 from rota.host.cgroups import Cgroups
 from rota.host.command import Command
+from rota.host.realtime import Scheduling
 from rota.model.work import WEIGHT_UNIT
-from rota.runtime.cpu_driver import CpuDriver, DriverReport
+from rota.runtime.cpu_driver import CpuDriver
+from rota.runtime.cpu_report import DriverReport
 
 __all__ = ["Wishes", "run"]
 
@@ -32,10 +36,12 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     weights: Sequence[str] = ()  # a=3
     budgets: Sequence[str] = ()  # a=20/100, in ms
     leases: Sequence[str] = ()  # a=1
+    realtime: Sequence[str] = ()  # a=fifo:10, a=rr:10, a=deadline:20/100
     cores: str | None = None  # 0,1
     slice_ms: int = 10
     for_s: float | None = None
     freezer: bool = False
+    trace: Path | None = None
 
 
 def run(words: Sequence[str], wishes: Wishes, *, as_json: bool) -> None:
@@ -44,10 +50,13 @@ def run(words: Sequence[str], wishes: Wishes, *, as_json: bool) -> None:
     weights = _by_name("weight", wishes.weights, _weight, commands)
     budgets = _by_name("budget", wishes.budgets, _budget, commands)
     leases = _by_name("lease", wishes.leases, _core, commands)
+    realtime = _by_name("realtime", wishes.realtime, _scheduling, commands)
     cgroups = Cgroups() if wishes.freezer else None
-    with CpuDriver(cores=_cores(wishes.cores), slice_ns=wishes.slice_ms * MS, cgroups=cgroups) as driver:
+    trace = None if wishes.trace is None else Trace()
+    cores, slice_ns = _cores(wishes.cores), wishes.slice_ms * MS
+    with CpuDriver(cores=cores, slice_ns=slice_ns, cgroups=cgroups, trace=trace) as driver:
         for name, argv in commands.items():
-            command = Command(argv=tuple(argv), env=dict(os.environ))
+            command = Command(argv=tuple(argv), env=dict(os.environ), scheduling=realtime.get(name))
             driver.launch(name, command, weight=weights.get(name, WEIGHT_UNIT))
         for name, (budget_ns, period_ns) in budgets.items():
             driver.limit(name, budget_ns=budget_ns, period_ns=period_ns)
@@ -56,14 +65,23 @@ def run(words: Sequence[str], wishes: Wishes, *, as_json: bool) -> None:
         with suppress(KeyboardInterrupt):  # the report is what somebody who interrupts wants to see
             driver.run(wishes.for_s)
         report = driver.report()
+    if wishes.trace is not None and trace is not None:
+        _write(wishes.trace, trace)
     _show(report, commands, as_json=as_json)
+
+
+def _write(path: Path, trace: Trace) -> None:
+    try:
+        path.write_bytes(b"".join(line + b"\n" for line in trace.lines()))
+    except OSError as problem:
+        raise InvalidInput(f"{path} cannot be written: {problem.strerror}", field="trace") from problem
 
 
 def _show(report: DriverReport, commands: dict[str, list[str]], *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(report).decode())
         return
-    console = Console()
+    console = output.console()
     table = Table(box=None, padding=(0, 1))
     for name in ("", "command", "share%", "cpu s", "turns s", "switches"):
         table.add_column(
@@ -112,6 +130,8 @@ def _by_name(what: str, said: Sequence[str], read: Callable[[str], T], commands:
             raise InvalidInput(f"--{what} {text}: there is no command {name!r}", field=what)
         try:
             found[name] = read(value)
+        except RotaError:
+            raise  # it says by itself what is wrong
         except ValueError as problem:
             raise InvalidInput(f"--{what} {text}: {value!r} cannot be read", field=what) from problem
     return found
@@ -124,6 +144,18 @@ def _weight(text: str) -> int:
 def _budget(text: str) -> tuple[int, int]:
     budget_ms, _, period_ms = text.partition("/")
     return round(float(budget_ms) * MS), round(float(period_ms or 100) * MS)
+
+
+def _scheduling(text: str) -> Scheduling:
+    """The kernel's own policy: a priority for fifo and rr, a budget per period in ms for deadline."""
+    policy, _, value = text.partition(":")
+    match policy:
+        case "fifo" | "rr":
+            return Scheduling(policy=policy, priority=int(value or 1))
+        case "deadline":
+            runtime_ns, period_ns = _budget(value)
+            return Scheduling(policy=policy, runtime_ns=runtime_ns, deadline_ns=period_ns, period_ns=period_ns)
+    raise ValueError(policy)
 
 
 def _core(text: str) -> int:

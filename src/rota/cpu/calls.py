@@ -27,11 +27,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from rota.cpu.cores import Cores, turn_began
+from rota.cpu.cores import Cores
 from rota.cpu.events import Call, CallFailed, Decision, Reply, Run
 from rota.cpu.placement import Placement
 from rota.cpu.queues import Queues
 from rota.cpu.records import CallRecord, Core, Entity
+from rota.cpu.turns import count_stretch, turn_began
 from rota.errors import DonationCycle, LimitExceeded
 from rota.model.lifecycle import EntityState
 
@@ -128,7 +129,7 @@ class Calls:
         core, ties = place.core, place.ties
         if ties.turn_at_ns is None:
             ties.turn_at_ns = place.last_start_ns
-        self._cores.count_stretch(giver, now)
+        count_stretch(giver, now)
         taker.last_start_ns = now
         ties.actor, taker.ties.place = taker, place
         place.is_plain = giver.is_plain = taker.is_plain = False

@@ -1,4 +1,4 @@
-"""The cores: who runs, and how that changes.
+"""The cores: who is runnable where, and what happens when that changes. (How a turn begins and ends is in `turns`.)
 
 **Ownership.** A runnable entity is owned by exactly one core's queue, or it runs on that core. Moving takes it
 out of one queue before it is put into another, so at no moment is it in two.
@@ -6,9 +6,6 @@ out of one queue before it is put into another, so at no moment is it in two.
 **One core at a time.** Whoever runs on a core is changed only by an event of that core. Waking somebody for
 another core puts it into that core's queue and, if it should go first, asks the core to look again; a core is
 asked at most once until it has looked.
-
-**Choosing.** The reserved line first (`deadlines`), then whom the policy service has put in front, then the
-fair queue (`runqueue`), then the background. A core that finds nothing steals (`placement`).
 
 **Two ways through.** Nearly every wake and block is the same: an entity of no group in the normal band, on a
 busy core. These take a short way with few questions; everything else takes the long way, where each case has
@@ -23,19 +20,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from itertools import chain, islice
 
-from rota.cpu.accounts import SLICE_MAX_NS
 from rota.cpu.contexts import Contexts
 from rota.cpu.events import Block, DeadlineMissed, Decision, Idle, Kill, Preempt, Reschedule, Run, Tick, Wake
 from rota.cpu.evidence import Evidence
 from rota.cpu.placement import Placement
 from rota.cpu.queues import Queues
-from rota.cpu.records import NORMAL, Context, Core, Entity, needs_context
+from rota.cpu.records import NORMAL, Context, Core, Entity
 from rota.cpu.runqueue import Sibling
 from rota.cpu.timers import Timers
+from rota.cpu.turns import Turns, turn_began
 from rota.errors import EntityIllegalTransition, EntityUnknown, RotaError
-from rota.model.lifecycle import ENTITY, ContextState, EntityState
+from rota.model.lifecycle import ENTITY, EntityState
 
-__all__ = ["RELEASES_MAX", "Cores", "turn_began"]
+__all__ = ["RELEASES_MAX", "Cores"]
 
 RELEASES_MAX = 64  # entities that one refill lets go on in one step
 
@@ -48,15 +45,22 @@ class Cores:
     """Wakes, blocks and ticks: what happens on the cores of one engine."""
 
     def __init__(
-        self, queues: Queues, placement: Placement, contexts: Contexts, timers: Timers[Hashable], evidence: Evidence
+        self,
+        queues: Queues,
+        placement: Placement,
+        contexts: Contexts,
+        turns: Turns,
+        *,
+        timers: Timers[Hashable],
+        evidence: Evidence,
     ) -> None:
         self._queues = queues
         self._placement = placement
         self._contexts = contexts
+        self._turns = turns
         self._timers = timers
         self._evidence = evidence
         self._entities = queues.entities
-        self.best_effort_ns = 0  # ran on nobody's budget
         self.ended_ns = 0  # ran, by those who are gone
 
     # --- events ----------------------------------------------------------------------------------
@@ -103,7 +107,7 @@ class Cores:
         entity.runtime_ns += ran_ns
         payer = entity.payer
         if payer is None:
-            self.best_effort_ns += ran_ns
+            self._turns.best_effort_ns += ran_ns
         else:
             payer.settle(entity.granted_ns, ran_ns, entity.woken_at_ns, now)
             if payer.throttled:
@@ -123,7 +127,7 @@ class Cores:
                 core.current = taken
                 core.is_asked = False
                 if core.idle_since_ns is not None:
-                    self._end_idle(core, now)
+                    self._turns.end_idle(core, now)
                 self._evidence.picks += 1
                 return (Run(core.core_id, taken.key, now + limit_ns),)
         core.current = None
@@ -201,7 +205,7 @@ class Cores:
     def stop(self, place: Entity, now: int) -> DeadlineMissed | None:
         """Whoever runs goes to sleep: pause it, and say so if its activation is past its deadline."""
         payer, ends = place.payer, place.band > NORMAL and place.ties.actor is place
-        missed = self._missed(place, now) if ends else None
+        missed = self._turns.missed(place, now) if ends else None
         if payer is not None and payer.is_draining and payer.island is not None:
             self._timers.set(payer.island, now)
         self.pause(place, now)
@@ -209,14 +213,14 @@ class Cores:
 
     def pause(self, place: Entity, now: int) -> None:
         """Take whoever runs off its core and its place out of its queue, and charge it."""
-        self._charge(place, now)
+        self._turns.charge(place, now)
         self._queues.leave(place, now)
         self._queues.choose_payer_if_changed(place)
 
     def end_turn(self, core: Core, place: Entity, now: int, out: list[Decision]) -> None:
         """Whoever ran stays in the queue if it may and can pay, and the core chooses anew."""
         actor = place.ties.actor
-        self._charge(place, now)
+        self._turns.charge(place, now)
         core.is_asked = True  # it is looking: nobody needs to ask
         at = len(out)
         payer = place.payer
@@ -233,6 +237,14 @@ class Cores:
         if core.current is not place:
             self.note_preempted(core, actor, out, at)
         out.extend(chosen)
+        if self._placement.idle and actor.state is _READY and place.core is core:
+            self._go_to_idle(place, now, out)
+
+    def _go_to_idle(self, place: Entity, now: int, out: list[Decision]) -> None:
+        """Move somebody to a core with nothing to do. When that core looked around, this one ran and was no prey."""
+        core = self._placement.send_to_idle(place, now, out)
+        if core is not None:
+            out.extend(self.ask(core))
 
     def note_preempted(self, core: Core, actor: Entity, out: list[Decision], at: int) -> None:
         """Somebody was stopped that would have gone on; the driver hears of it before it hears who runs instead."""
@@ -256,115 +268,24 @@ class Cores:
         else:
             self.make_ready(place, now, out)
 
-    def _charge(self, place: Entity, now: int) -> None:
-        """Count what somebody ran for, against exactly one authority; its core is free now."""
-        ran_ns = now - turn_began(place)
-        self.count_stretch(place.ties.actor, now)
-        place.ties.turn_at_ns = None
-        place.core.current = None
-        payer = place.payer
-        if payer is None or payer.state is ContextState.REVOKED:
-            self.best_effort_ns += ran_ns
-            return
-        payer.settle(place.granted_ns, ran_ns, place.woken_at_ns, now)
-        if payer.throttled:
-            self._timers.set(payer, now)
-
-    @staticmethod
-    def count_stretch(actor: Entity, now: int) -> None:
-        """Count what somebody who runs has run since it was given the core."""
-        actor.runtime_ns += now - actor.last_start_ns
-
-    def _missed(self, entity: Entity, now: int) -> DeadlineMissed | None:
-        """Whether an activation that ends now is past its deadline, which is counted from when it began."""
-        payer = entity.payer
-        if payer is None or now <= entity.woken_at_ns + payer.deadline_ns:
-            return None
-        self._evidence.misses += 1
-        lateness_ns = now - entity.woken_at_ns - payer.deadline_ns
-        if payer.misses is not None:
-            payer.misses.note(now, lateness_ns)
-        return DeadlineMissed(entity.key, payer.context_id, lateness_ns)
-
     # --- running ---------------------------------------------------------------------------------
 
     def dispatch(self, core: Core, taken: Sibling | None, now: int) -> Sequence[Decision]:
         """Start somebody on a core where nobody runs: whoever was taken already, else the first that can pay."""
         out: list[Decision] = []
         core.is_asked = True  # it is looking: nobody needs to ask
-        place = self._queues.entity_behind(taken, now) or self._next(core, now, out)
+        place = self._queues.entity_behind(taken, now) or self._turns.next(core, now, out)
         while place is not None:
-            limit_ns = self._limit(place, now)
+            limit_ns = self._turns.limit_ns(place, now)
             if limit_ns:
-                out.append(self._run(core, place, limit_ns, now))
+                out.append(self._turns.begin(core, place, limit_ns, now))
                 return out
             self._queues.leave(place, now)
             self._hold(place, now, out)
-            place = self._next(core, now, out)
-        self._go_idle(core, now)
+            place = self._turns.next(core, now, out)
+        self._turns.go_idle(core, now)
         out.append(Idle(core.core_id))
         return out
-
-    def _run(self, core: Core, place: Entity, limit_ns: int, now: int) -> Run:
-        """A place that was taken out of its queue has its turn: whoever acts in it runs from now on."""
-        actor = place.ties.actor
-        actor.state = _RUNNING
-        place.last_start_ns = actor.last_start_ns = now
-        place.granted_ns = limit_ns
-        core.current = place
-        core.is_asked = False
-        self._end_idle(core, now)
-        self._evidence.picks += 1
-        return Run(core.core_id, actor.key, now + limit_ns)
-
-    def _end_idle(self, core: Core, now: int) -> None:
-        if core.idle_since_ns is not None:
-            core.idle_ns += now - core.idle_since_ns
-            core.idle_since_ns = None
-            self._placement.idle &= ~core.bit
-
-    def _limit(self, place: Entity, now: int) -> int:
-        """How long somebody may run at once; 0 if nobody pays for it."""
-        payer = place.payer
-        # in the bands above normal it is the budget and who is due sooner that end a turn
-        want_ns = SLICE_MAX_NS if place.band > NORMAL else self._queues.turn_ns(place)
-        if payer is None:
-            return 0 if needs_context(place) else want_ns
-        return payer.grant(want_ns, now)
-
-    def _next(self, core: Core, now: int, out: list[Decision]) -> Entity | None:
-        """Take whoever goes first out of a core's queues, or out of another core's."""
-        if core.has_urgent:
-            entity = core.reserved.take() or self._from_front(core, now)
-            core.has_urgent = len(core.reserved) > 0 or len(core.front) > 0
-            if entity is not None:
-                return entity
-        queues = self._queues
-        entity = queues.take(core.fair, now) or queues.take(core.background, now)
-        if entity is None and core.is_online and self._placement.steal(core, now, out):
-            entity = queues.take(core.fair, now) or queues.take(core.background, now)
-        return entity
-
-    def _from_front(self, core: Core, now: int) -> Entity | None:
-        """The next of those whom the policy service has put first and who still wait here."""
-        while core.front:
-            entity = self._entities.get(core.front.popleft())
-            if entity is None or entity.state is not _READY:
-                continue
-            place = entity.ties.place
-            if place.core is core and place.band == NORMAL:
-                self._queues.start_waiting(place, now)
-                return place
-        return None
-
-    def _go_idle(self, core: Core, now: int) -> None:
-        core.is_asked = False
-        if core.idle_since_ns is None:
-            core.idle_since_ns = now
-        self._evidence.picks += 1
-        self._evidence.idles += 1
-        if core.is_online:
-            self._placement.idle |= core.bit
 
     # --- changing who pays ---------------------------------------------------------------------------
 
@@ -428,9 +349,3 @@ class Cores:
         if entity is None:
             return EntityUnknown(f"there is no entity {key}, or no longer", entity=key)
         return EntityIllegalTransition("entity", key, entity.state, verb, legal=ENTITY.verbs(entity.state))
-
-
-def turn_began(place: Entity) -> int:
-    """When the turn of a place began, which may have changed hands since."""
-    at_ns = place.ties.turn_at_ns
-    return place.last_start_ns if at_ns is None else at_ns

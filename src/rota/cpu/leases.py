@@ -235,7 +235,9 @@ class Leases:
             core = self._queues.core(core_id)
             core.lease_id = record.lease.lease_id
             self._placement.evacuate(core, now, out)
-            if core.current is not None and not self._placement.cores_for(core.current) & core.bit:
+            brought = self._placement.bring(owner, core, now, out)
+            current = core.current
+            if brought if current is None else not self._placement.cores_for(current) & core.bit:
                 out.extend(self._cores.ask(core))
 
     def _open(self, record: LeaseRecord, now: int, out: list[Decision]) -> None:

@@ -17,7 +17,6 @@ everybody may see is in `account`, `entity`, `context`, `island` and `evidence`:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -58,17 +57,18 @@ from rota.cpu.handles import Right
 from rota.cpu.islands import Capacity, IslandPlan, IslandRecord, Islands
 from rota.cpu.leases import LeaseRecord, Leases
 from rota.cpu.orders import Orders
+from rota.cpu.pictures import account_of, idle_ns_of, picture_of, waiting_on
 from rota.cpu.placement import Placement
 from rota.cpu.queues import Queues
-from rota.cpu.records import NORMAL, Context, Entity, Group, Ties
+from rota.cpu.records import Context, Entity, Group, Ties
 from rota.cpu.reservations import Reservations, Shortage
 from rota.cpu.runqueue import RULES, Rule
 from rota.cpu.timers import Timers
 from rota.cpu.trace import Trace
+from rota.cpu.turns import Turns
 from rota.errors import ContextExists, ContextInvalid, ContextRefused, InvalidInput
 from rota.model.budgets import CORES_MAX, CpuIsolationLease, Handle, RealtimeIsland, SchedulingContext
 from rota.model.checks import Checks
-from rota.model.lifecycle import EntityState
 from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT
 
 __all__ = ["ENTITIES_MAX", "TIMERS_MAX", "Machine"]
@@ -101,7 +101,10 @@ class Machine:
         self._contexts = Contexts(evidence, self.timers)
         self._queues = Queues(cores, rule, self._contexts, evidence)
         self._placement = Placement(self._queues, evidence)
-        self._cores = Cores(self._queues, self._placement, self._contexts, self.timers, evidence)
+        self._turns = Turns(self._queues, self._placement, self.timers, evidence)
+        self._cores = Cores(
+            self._queues, self._placement, self._contexts, self._turns, timers=self.timers, evidence=evidence
+        )
         self._calls = Calls(self._queues, self._placement, self._cores)
         self._leases = Leases(self._queues, self._placement, self._contexts, self._cores, self.timers)
         self._reservations = Reservations(cores, blocking_ns)
@@ -258,11 +261,7 @@ class Machine:
         """Take in a context, if what it promises fits; the answer is the first handle to it."""
         missing = self.shortages([spec])
         if missing:
-            raise ContextRefused(
-                f"context {spec.context_id} does not fit: {'; '.join(one.sentence() for one in missing)}",
-                context_id=spec.context_id,
-                missing=[one.sentence() for one in missing],
-            )
+            raise _refused(spec, missing)
         handle = self._contexts.admit(spec, self._now)
         self._reservations.promise(spec)
         return handle
@@ -298,14 +297,10 @@ class Machine:
         context = self._contexts.resolve(handle, "adjust")
         wanted = msgspec.structs.replace(context.spec, budget=budget, period=period)
         self._reservations.end(context.context_id)
-        missing = list(self._reservations.shortages([wanted]))
+        missing = self.shortages([wanted])
         self._reservations.promise(context.spec if missing else wanted)
         if missing:
-            raise ContextRefused(
-                f"context {context.context_id} does not fit: {'; '.join(one.sentence() for one in missing)}",
-                context_id=context.context_id,
-                missing=[one.sentence() for one in missing],
-            )
+            raise _refused(wanted, missing)
         context.spec = wanted
         self._contexts.adjust(handle, budget, period, self._now)
 
@@ -378,46 +373,15 @@ class Machine:
 
     def account(self, entity: int, now: int | None = None) -> ThreadCpuAccount:
         """What an entity has used up to an instant, of itself the one of the last step."""
-        found = self._queues.entity(entity)
-        runs = found.state is EntityState.RUNNING
-        ran_ns = (self._now if now is None else now) - found.last_start_ns if runs else 0
-        stops = found.voluntary_blocks + found.preemptions
-        return ThreadCpuAccount(
-            runtime_ns=found.runtime_ns + ran_ns,
-            last_start_ns=found.last_start_ns if stops or runs else None,
-            virtual_runtime=found.virtual_time,
-            context_switches=stops + runs,
-            preemptions=found.preemptions,
-            voluntary_blocks=found.voluntary_blocks,
-            migrations=found.ties.migrations,
-        )
+        return account_of(self._queues.entity(entity), self._at(now))
 
     def entity(self, entity: int, now: int | None = None) -> SchedEntity:
         """Where an entity stands at an instant, of itself the one of the last step."""
-        found = self._queues.entity(entity)
-        ties, payer = found.ties, found.ties.place.payer
-        return SchedEntity(
-            entity=entity,
-            state=str(found.state),
-            weight=found.weight,
-            latency_class=ties.latency_class,
-            slice_ns=found.slice_ns,
-            eligible=found.virtual_time,
-            virtual_deadline=found.virtual_time + found.span,
-            lag_ns=self._queues.lag_ns(found, self._now if now is None else now),
-            core=ties.place.core.core_id,
-            core_mask=ties.core_mask,
-            group=None if ties.group is None else ties.group.name,
-            paying=None if payer is None else payer.context_id,
-            woken_at_ns=ties.place.woken_at_ns,
-            deadline_at_ns=None if payer is None else ties.place.woken_at_ns + payer.deadline_ns,
-        )
+        return picture_of(self._queues.entity(entity), self._queues, self._at(now))
 
     def waiting(self, core: int, most: int) -> list[int]:
         """Who waits in the fair queue of a core, or behind its group there; no more than so many, by number."""
-        places = self._queues.waiting(self._queues.core(core))
-        fair = (place.ties.actor.key for place in places if place.band == NORMAL)
-        return sorted(islice(fair, most))
+        return waiting_on(self._queues.core(core), self._queues, most)
 
     def group(self, name: str) -> tuple[int, list[int]]:
         """The weight of a group, and who is in it."""
@@ -435,15 +399,22 @@ class Machine:
 
     def idle_ns(self, core: int, now: int | None = None) -> int:
         """For how long a core has had nothing to do, up to an instant."""
-        found = self._queues.core(core)
-        since = found.idle_since_ns
-        return found.idle_ns + (0 if since is None else (self._now if now is None else now) - since)
+        return idle_ns_of(self._queues.core(core), self._at(now))
+
+    def _at(self, now: int | None) -> int:
+        return self._now if now is None else now
 
     def audit(self) -> None:
         """Raise an AssertionError if anything is not as it must be between two steps. Slow: for tests."""
-        audit(self._queues, self._placement, self._contexts, self._cores)
+        audit(self._queues, self._placement, self._contexts, self._turns, self._cores)
 
     @property
     def best_effort_ns(self) -> int:
         """How long entities have run on nobody's budget, turns under way not counted in."""
-        return self._cores.best_effort_ns
+        return self._turns.best_effort_ns
+
+
+def _refused(spec: SchedulingContext, missing: Sequence[Shortage]) -> ContextRefused:
+    sentences = [one.sentence() for one in missing]
+    what = f"context {spec.context_id} does not fit: {'; '.join(sentences)}"
+    return ContextRefused(what, context_id=spec.context_id, missing=sentences)

@@ -10,6 +10,9 @@ a few.
 the one it looked into last, and at no more than `STEAL_LOOKS_MAX` entities of each. It takes the most overdue
 that may run here.
 
+**Sending.** A core that found nothing does not look again by itself. So whoever has had its turn, waits for the next
+and may run on such a core is sent there: when that core looked, it may have been running, and was no prey.
+
 **Evening out.** Busy cores never steal, so with more work than cores an uneven start would stay. When a turn
 ends, the core looks at one other queue. If somebody there would leave the two loads (sums of weights) closer
 together, it is moved.
@@ -26,6 +29,7 @@ from rota.cpu.evidence import Evidence
 from rota.cpu.queues import Queues
 from rota.cpu.records import NORMAL, Core, Entity, GroupNode
 from rota.cpu.runqueue import RunQueue
+from rota.model.lifecycle import EntityState
 
 __all__ = ["BALANCE_LOOKS_MAX", "PLACE_LOOKS_MAX", "STEAL_LOOKS_MAX", "STEAL_TRIES_MAX", "Placement"]
 
@@ -80,6 +84,33 @@ class Placement:
         if idle:
             return own if own.bit & idle else self._lowest(idle)
         return own if own.bit & cores else self._least_loaded(cores)
+
+    def send_to_idle(self, entity: Entity, now: int, out: list[Decision]) -> Core | None:
+        """Move somebody who waits to a core with nothing to do on which it may run, if there is one."""
+        idle = self.idle & self.cores_for(entity) & entity.ties.allowed
+        if not idle or entity.band > NORMAL:
+            return None
+        target = self._lowest(idle)
+        self._send(entity, target, now, out)
+        return target
+
+    def bring(self, owner: str, core: Core, now: int, out: list[Decision]) -> bool:
+        """Move one of a group that waits elsewhere to a core that is the group's alone; whether there was one."""
+        group = self._queues.groups.get(owner)
+        for entity in group.members.values() if group is not None else ():
+            place, may = entity.ties.place, core.bit & entity.ties.place.ties.allowed
+            if entity.state is EntityState.READY and place.core.is_open and place.band <= NORMAL and may:
+                self._send(place, core, now, out)
+                return True
+        return False
+
+    def _send(self, entity: Entity, target: Core, now: int, out: list[Decision]) -> None:
+        source = entity.core
+        self._queues.move(entity, target, now)
+        entity.ties.migrations += 1
+        self._evidence.migrations += 1
+        self.mark(target)
+        out.append(Migrate(entity.key, source.core_id, target.core_id))
 
     def even_out(self, core: Core, now: int, out: list[Decision]) -> None:
         """Move somebody here from one other queue, if that leaves the two loads closer together."""

@@ -11,7 +11,7 @@ node on that core:
 Virtual times of two queues cannot be compared; what is owed can. So an entity that enters another queue is
 placed anew:
 
-    woken there   it starts at that queue's time, plus what it owed in the old one: debt comes along, credit does not
+    woken there   it owes there what it would owe here if it came back: debt comes along, credit does not
     moved there   (while it waited) it is owed there exactly what it was owed here
 
 Here entities enter and leave queues. Which core, and when, is decided in `placement` and `cores`.
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from rota.cpu.contexts import Contexts
 from rota.cpu.evidence import Evidence
 from rota.cpu.records import BACKGROUND, NORMAL, Core, Entity, Group, GroupNode, needs_context
-from rota.cpu.runqueue import NOT_QUEUED, Rule, RunQueue, Sibling
+from rota.cpu.runqueue import NOT_QUEUED, Rule, RunQueue, Seats, Sibling
 from rota.errors import EntityUnknown
 from rota.policy.virtual_time import charged, lag, reweighed
 
@@ -37,7 +37,7 @@ class Queues:
     def __init__(self, core_count: int, rule: Rule, contexts: Contexts, evidence: Evidence) -> None:
         self._contexts = contexts
         self._evidence = evidence
-        self._siblings: dict[int, Sibling] = {}  # entities and nodes of groups, for the queues
+        self._seats = Seats()  # of entities and nodes of groups, for the queues
         self._last_key = 0
         self.rule: Rule = rule
         self.entities: dict[int, Entity] = {}
@@ -73,7 +73,8 @@ class Queues:
 
     def add(self, entity: Entity, group: Group | None) -> None:
         """Take in an entity, asleep."""
-        self.entities[entity.key] = self._siblings[entity.key] = entity
+        self.entities[entity.key] = entity
+        self._seats.take(entity)
         if group is not None:
             group.members[entity.key] = entity
             entity.ties.group = group
@@ -82,14 +83,15 @@ class Queues:
     def forget(self, entity: Entity) -> None:
         """An entity that is in no queue any more is gone; so is its group's place on the cores with the last of it."""
         self._contexts.forget(entity)
-        del self.entities[entity.key], self._siblings[entity.key]
+        del self.entities[entity.key]
+        self._seats.leave(entity)
         group = entity.ties.group
         if group is None:
             return
         del group.members[entity.key]
         if not group.members:
             for node in group.nodes.values():
-                del self._siblings[node.key]
+                self._seats.leave(node)
             group.nodes.clear()
 
     def forget_group(self, group: Group) -> None:
@@ -284,8 +286,7 @@ class Queues:
         queue = self._queue(entity)
         if entity.home is not queue:
             entity.home.forgive_falls(entity)
-            owed = max(0, entity.virtual_time - entity.home.time(now).whole)
-            entity.virtual_time = queue.time(now).whole + owed
+            entity.virtual_time = _with_debt(entity, entity.home, queue, now)
             entity.fallen = queue.fallen
             entity.home = queue
         return queue
@@ -300,11 +301,11 @@ class Queues:
         node = group.nodes.get(core.core_id)
         if node is None:
             node = group.nodes[core.core_id] = GroupNode(self.new_key(), group, self._new_queue())
-            self._siblings[node.key] = node
+            self._seats.take(node)
         return node.inside
 
     def _new_queue(self) -> RunQueue:
-        return RunQueue(self._siblings, self.rule, self._evidence)
+        return RunQueue(self._seats, self.rule, self._evidence)
 
     def _node_of(self, entity: Entity) -> GroupNode | None:
         """The node behind which an entity stands, if it does."""
@@ -337,3 +338,20 @@ class Queues:
         if entity.ties.group is current.ties.group:
             return entity, current
         return self._node_of(entity) or entity, self._node_of(current) or current
+
+
+def _with_debt(entity: Entity, home: RunQueue, queue: RunQueue, now: int) -> int:
+    """Where somebody who owed in one queue stands in another, so that once it has joined it owes as much there.
+
+    How far it stands ahead of the others is not what it owes: with it among them the level is nearer, by their part of
+    all weight. Beside a light sibling that is far behind, the distance alone would be many times the debt.
+    """
+    time, own = queue.time(now).whole, entity.weight
+    ahead = entity.virtual_time - home.time(now).whole
+    if ahead <= 0:
+        return time
+    if home.weight:
+        ahead = -(-ahead * home.weight // (home.weight + own))
+    if queue.weight:
+        ahead = -(-ahead * (queue.weight + own) // queue.weight)
+    return time + ahead

@@ -15,7 +15,8 @@ Three rules order the heaps, and the same sums are kept under each, so that a qu
     wfq           everybody by virtual deadline
     round_robin   everybody by last start: the recovery path when nobody can be trusted to set weights
 
-A heap entry is one whole number: the time, then the key. Comparing two of them orders by time, then by key. An
+A heap entry is one whole number: the time, then the key, then the seat. Comparing two of them orders by time, then by
+key; the *seat* is where its sibling is found, an index that is used again when somebody is gone (a key never is). An
 entry is dead when it is not its sibling's present one; dead entries are dropped when they surface, and both
 heaps are built afresh before the dead outnumber the living. The least virtual time is never above the average,
 so under eevdf somebody is always eligible.
@@ -37,7 +38,7 @@ A *group* (the threads of a process) is a sibling that has a queue of its own in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Literal
 
@@ -45,13 +46,14 @@ from rota.cpu.evidence import Evidence
 from rota.model.work import WEIGHT_UNIT
 from rota.policy.virtual_time import SCALE, LevelTime, reweighed, span
 
-__all__ = ["NOT_QUEUED", "RULES", "Rule", "RunQueue", "Sibling", "moved"]
+__all__ = ["NOT_QUEUED", "RULES", "Rule", "RunQueue", "Seats", "Sibling", "moved"]
 
 Rule = Literal["eevdf", "wfq", "round_robin"]
 RULES: tuple[Rule, ...] = ("eevdf", "wfq", "round_robin")
 
-KEY_BITS = 32
-KEY_MASK = (1 << KEY_BITS) - 1
+SEAT_BITS = 32
+SEAT_MASK = (1 << SEAT_BITS) - 1
+TAIL_BITS = 32 + SEAT_BITS  # of an entry, below the time: the key and the seat
 NOT_QUEUED = -1  # the entry of one that is in no heap
 
 
@@ -69,10 +71,11 @@ def moved(virtual_time: int, weight: int, source: LevelTime, target: LevelTime) 
 class Sibling:
     """Somebody who competes for a core."""
 
-    __slots__ = ("due", "entry", "fallen", "key", "last_start_ns", "slice_ns", "span", "virtual_time", "weight")
+    __slots__ = ("due", "entry", "fallen", "key", "last_start_ns", "slice_ns", "span", "tail", "virtual_time", "weight")
 
     def __init__(self, key: int, weight: int = WEIGHT_UNIT, slice_ns: int = 1) -> None:
         self.key = key
+        self.tail = key << SEAT_BITS  # and its seat, once it has one
         self.entry = NOT_QUEUED
         self.virtual_time = 0
         self.fallen = 0  # how far the level had fallen when it left
@@ -84,7 +87,33 @@ class Sibling:
         self.weight = weight
         self.slice_ns = slice_ns
         self.span = span(slice_ns, weight)  # from its virtual time to its virtual deadline
-        self.due = self.span << KEY_BITS | self.key  # added to a shifted virtual time this is a heap entry
+        self.due = self.span << TAIL_BITS | self.tail  # added to a shifted virtual time this is a heap entry
+
+
+class Seats:
+    """Everybody who may stand in some queue of one engine, by seat."""
+
+    __slots__ = ("_free", "holders")
+
+    def __init__(self) -> None:
+        self.holders: list[Sibling | None] = []
+        self._free: list[int] = []  # seats of those who are gone
+
+    def take(self, sibling: Sibling) -> None:
+        """Give a seat to somebody new."""
+        if not self._free:
+            self._free.append(len(self.holders))
+            self.holders.append(None)
+        seat = self._free.pop()
+        self.holders[seat] = sibling
+        sibling.tail = sibling.key << SEAT_BITS | seat
+        sibling.shape(sibling.weight, sibling.slice_ns)
+
+    def leave(self, sibling: Sibling) -> None:
+        """Somebody is gone. Entries that it left in heaps are dead whoever has its seat next: they are not theirs."""
+        seat = sibling.tail & SEAT_MASK
+        self.holders[seat] = None
+        self._free.append(seat)
 
 
 class RunQueue:
@@ -106,8 +135,8 @@ class RunQueue:
         "weighted",
     )
 
-    def __init__(self, siblings: Mapping[int, Sibling], rule: Rule, evidence: Evidence) -> None:
-        self._siblings = siblings  # everybody by key, also of other queues
+    def __init__(self, seats: Seats, rule: Rule, evidence: Evidence) -> None:
+        self._siblings = seats.holders  # everybody by seat, also of other queues
         self._rule = rule
         self._is_eevdf = rule == "eevdf"
         self._evidence = evidence
@@ -147,10 +176,10 @@ class RunQueue:
         # what `enter_at` does, without asking again what is known here: nearly every wake comes this way
         if virtual_time <= time:
             sibling.virtual_time = virtual_time = time
-            sibling.entry = entry = (virtual_time << KEY_BITS) + sibling.due
+            sibling.entry = entry = (virtual_time << TAIL_BITS) + sibling.due
             heappush(self._eligible, entry)
         else:
-            sibling.entry = entry = virtual_time << KEY_BITS | sibling.key
+            sibling.entry = entry = virtual_time << TAIL_BITS | sibling.tail
             heappush(self._waiting, entry)
         self.weight = weight + sibling.weight
         self.weighted = weighted + sibling.weight * virtual_time
@@ -177,19 +206,17 @@ class RunQueue:
                 return None
         eligible, waiting, siblings = self._eligible, self._waiting, self._siblings
         time = weighted // weight
-        owed_from = time + 1 << KEY_BITS  # entries of the waiting below this have a time that has come
-        get = siblings.get
-        while waiting and waiting[0] < owed_from:
+        while waiting and waiting[0] >> TAIL_BITS <= time:  # the time of the first has come
             entry = heappop(waiting)
-            sibling = get(entry & KEY_MASK)
+            sibling = siblings[entry & SEAT_MASK]
             if sibling is not None and sibling.entry is entry:
-                sibling.entry = entry = (sibling.virtual_time << KEY_BITS) + sibling.due
+                sibling.entry = entry = (sibling.virtual_time << TAIL_BITS) + sibling.due
                 heappush(eligible, entry)
             else:
                 self._drop_dead()
         while eligible:
             entry = heappop(eligible)
-            sibling = get(entry & KEY_MASK)
+            sibling = siblings[entry & SEAT_MASK]
             if sibling is None or sibling.entry is not entry:
                 self._drop_dead()
             elif sibling.virtual_time <= time or not self._is_eevdf:
@@ -208,7 +235,7 @@ class RunQueue:
 
     def _demote(self, sibling: Sibling) -> None:
         """Somebody who owed has left, the time fell, and this one is no longer owed: it waits again."""
-        sibling.entry = entry = sibling.virtual_time << KEY_BITS | sibling.key
+        sibling.entry = entry = sibling.virtual_time << TAIL_BITS | sibling.tail
         heappush(self._waiting, entry)
         self._evidence.looks += 1
 
@@ -313,27 +340,27 @@ class RunQueue:
         """Everybody who waits, in no particular order."""
         for heap in (self._eligible, self._waiting):
             for entry in heap:
-                sibling = self._siblings.get(entry & KEY_MASK)
+                sibling = self._siblings[entry & SEAT_MASK]
                 if sibling is not None and sibling.entry is entry:
                     yield sibling
 
     def most_overdue(self, looks_max: int) -> list[Sibling]:
         """Those near the front of the line, most overdue first, found with no more than so many looks."""
         entries = sorted(self._eligible[:looks_max]) or sorted(self._waiting[:looks_max])
-        siblings = ((entry, self._siblings.get(entry & KEY_MASK)) for entry in entries)
+        siblings = ((entry, self._siblings[entry & SEAT_MASK]) for entry in entries)
         return [one for entry, one in siblings if one is not None and one.entry is entry]
 
     # --- the heaps -------------------------------------------------------------------------------
 
     def _push(self, sibling: Sibling) -> None:
         """Put somebody into the heap where it belongs; its sums are in already."""
-        virtual_time, key = sibling.virtual_time, sibling.key
+        virtual_time, tail = sibling.virtual_time, sibling.tail
         if self._rule == "round_robin":
-            entry, heap = sibling.last_start_ns + 1 << KEY_BITS | key, self._eligible
+            entry, heap = sibling.last_start_ns + 1 << TAIL_BITS | tail, self._eligible
         elif self._rule == "wfq" or virtual_time * self.weight <= self.weighted:
-            entry, heap = (virtual_time << KEY_BITS) + sibling.due, self._eligible
+            entry, heap = (virtual_time << TAIL_BITS) + sibling.due, self._eligible
         else:
-            entry, heap = virtual_time << KEY_BITS | key, self._waiting
+            entry, heap = virtual_time << TAIL_BITS | tail, self._waiting
         sibling.entry = entry
         heappush(heap, entry)
 

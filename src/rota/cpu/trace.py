@@ -39,11 +39,15 @@ class Trace:
         """The same handlers, each of which writes down what it was told and what it said."""
         return {kind: self._traced(kind.__name__, handler, evidence) for kind, handler in handlers.items()}
 
+    def note(self, now: int, name: str, event: object, decisions: Sequence[Decision]) -> int:
+        """Write down what an engine was told and what it said; the answer is how many bytes that took."""
+        said = [[type(decision).__name__, decision] for decision in decisions]
+        return self._write(self._encode([now, name, event, said]))
+
     def _traced(self, name: str, handler: Handler, evidence: Evidence) -> Handler:
         def traced(event: Any, now: int) -> Sequence[Decision]:
             decisions = handler(event, now)
-            said = [[type(decision).__name__, decision] for decision in decisions]
-            evidence.trace_bytes += self._write(self._encode([now, name, event, said]))
+            evidence.trace_bytes += self.note(now, name, event, decisions)
             return decisions
 
         return traced

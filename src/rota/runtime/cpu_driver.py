@@ -44,6 +44,7 @@ from rota.cpu.events import (
     Timer,
     Wake,
 )
+from rota.cpu.trace import Trace
 from rota.errors import ContextExists, ContextInvalid, EntityUnknown
 from rota.host import command as host_command
 from rota.host.affinity import check_cores
@@ -56,9 +57,10 @@ from rota.host.session import Session
 from rota.model.budgets import OverrunPolicy
 from rota.model.checks import Checks
 from rota.model.work import WEIGHT_UNIT
+from rota.runtime.cpu_report import DriverReport, ProcessReport, Spent
 from rota.runtime.sliced import Sliced
 
-__all__ = ["CpuDriver", "DriverReport", "ProcessReport", "Spent"]
+__all__ = ["CpuDriver"]
 
 MS = 1_000_000
 SLEEPS_BELOW = 20  # a clock that moved by less than a twentieth of the time: does it sleep?
@@ -67,38 +69,6 @@ GRACE_S = 2.0
 REVOCATION_NS = 50 * MS
 
 _checks = Checks("CpuDriver", ContextInvalid)
-
-
-class Spent(msgspec.Struct):
-    """Where the driver's own time went. Diagnostic: no decision reads it."""
-
-    scheduling_ns: int = 0
-    clocks_ns: int = 0
-    signals_ns: int = 0
-    lock_wait_ns: int = 0
-
-
-class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one command had."""
-
-    name: str
-    cpu_ns: int  # by its own clock
-    turn_ns: int  # the core was its
-    share_ppm: int  # of what all of them used
-    switches: int
-    preemptions: int
-    advisories: tuple[str, ...]
-
-
-class DriverReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver did."""
-
-    wall_ns: int
-    processes: tuple[ProcessReport, ...]
-    driver_cpu_ns: int
-    driver_ppm: int  # of one core
-    spent: Spent
-    backend: str  # of control groups; none: stopped by signals
 
 
 class CpuDriver:
@@ -111,11 +81,13 @@ class CpuDriver:
         slice_ns: int = 10 * MS,
         clock: Clock | None = None,
         cgroups: Cgroups | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self._cores = sorted(check_cores(cores))  # the machine's core behind each of the engine's
         self._slice_ns = _checks.whole("slice_ns", slice_ns, SLICE_MIN_NS, SLICE_MAX_NS)
         self._clock = clock or SystemClock()
         self._cgroups = cgroups
+        self._trace = trace
         self._freezes = cgroups is not None and cgroups.support["freeze"].works
         self._began_s = self._clock.monotonic()
         self._ran_from: tuple[int, int] | None = None  # when `run` was called first, and our own clock then
@@ -147,7 +119,8 @@ class CpuDriver:
         entity = self.machine.spawn(group=name, slice_ns=self._slice_ns)
         group = self._cgroups.make(group_limits) if self._cgroups is not None else None
         try:
-            session = self._minder.spawn(command, tag=entity, group=group, stdout=1, stderr=2)
+            plain = msgspec.structs.replace(command, scheduling=None)
+            session = self._minder.spawn(plain, tag=entity, group=group, stdout=1, stderr=2)
         except BaseException:
             self._step(ExitGroup(name))
             _remove(group)
@@ -155,6 +128,8 @@ class CpuDriver:
         process = Sliced(name, entity, session, group, freezes=self._freezes)
         self._by_entity[entity] = self._by_name[name] = process
         process.stand_still()
+        if command.scheduling is not None:
+            process.ask_kernel(command.scheduling)
         self._step(Wake(entity))
         return entity
 
@@ -346,7 +321,12 @@ class CpuDriver:
     def _step(self, event: Event) -> None:
         now = self._now()
         decisions = self.machine.step(event, now)
-        self.spent.scheduling_ns += self._now() - now
+        decided = self._now()
+        self.spent.scheduling_ns += decided - now
+        if self._trace is not None:
+            written = self._trace.note(now, type(event).__name__, event, decisions)
+            self.machine.evidence.trace_bytes += written
+            self.spent.logging_ns += self._now() - decided
         self._obey(decisions)
 
     def _obey(self, decisions: Sequence[Decision]) -> None:

@@ -19,12 +19,15 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from rota.errors import HostError, NotFound
+from msgspec.structs import replace
+
+from rota.errors import CommandInvalid, HostError, NotFound
 from rota.host.advisory import Advisory
 from rota.host.affinity import pin
 from rota.host.cgroups import Group
 from rota.host.cpu_clocks import process_cpu_ns, tree_cpu_ns
 from rota.host.lineage import children_of, descendants_of
+from rota.host.realtime import Scheduling, apply
 from rota.host.session import Session
 
 __all__ = ["CHILDREN_LOOK_NS", "Sliced"]
@@ -49,13 +52,14 @@ class Sliced:
         self._has_children = False
         self._children_at_ns = -CHILDREN_LOOK_NS
         self._placing: tuple[Advisory, ...] = ()
+        self._scheduling: tuple[Advisory, ...] = ()
 
     @property
     def advisories(self) -> tuple[Advisory, ...]:
         """What was asked and is not in force, or only as long as the process plays along."""
         of_group = self.group.advisories if self.group is not None else ()
         stopping = () if self._freezes else (_COOPERATIVE,)
-        return (*self.session.advisories, *of_group, *self._placing, *stopping)
+        return (*self.session.advisories, *self._scheduling, *of_group, *self._placing, *stopping)
 
     def go(self, core: int) -> None:
         """Let it run on a core of the machine."""
@@ -76,6 +80,17 @@ class Sliced:
                 self.group.freeze()
             else:
                 self.session.signal(signal.SIGSTOP)
+
+    def ask_kernel(self, wanted: Scheduling) -> None:
+        """Ask for a policy of the kernel's while it stands still: under `fifo` it might not let us stop it in time."""
+        try:
+            refused = apply(self.session.pid, wanted)
+        except NotFound:
+            refused = (Advisory("scheduling", "it ended before it could be asked for", str(wanted)),)
+        except HostError as problem:
+            refused = (Advisory("scheduling", problem.message, str(wanted)),)
+        cooperative = "its turns are cooperative"
+        self._scheduling = tuple(replace(one, why=f"{one.why}; {cooperative}") for one in refused)
 
     def let_alone(self) -> None:
         """Nobody holds it any more: it goes on as if there were no driver."""
@@ -119,8 +134,8 @@ class Sliced:
                 pin(child, (core,))
         except NotFound:
             return  # it has ended, and the report of it is on its way
-        except HostError as refused:
-            self._placing = (Advisory("cores", refused.message, str(core)),)
+        except (HostError, CommandInvalid) as refused:  # the kernel leaves nobody under `deadline` to one core
+            self._placing = (Advisory("cores", f"{refused.message}; where it runs is cooperative", str(core)),)
 
 
 _COOPERATIVE = Advisory("stopping", "it is stopped by signals: a program of the same user may undo that", "freezer")

@@ -1,26 +1,29 @@
 """What the threads of a simulation do: how long they work, and what comes then.
 
 A thread is a small state machine that is asked one thing only: *your stretch of work is done, what now?* The
-answer is one of four: sleep until an instant, call a server, reply, or nothing (a hog's stretch is never done).
+answer is an instant to sleep until, or `CALL` (a server), or `REPLY`. (A hog is never asked.)
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from typing import Literal, TypeAlias
+from functools import cache
+from typing import TypeAlias
 
 from rota.sim.cores.scenario import Span, ThreadSpec
 
-__all__ = ["ENDLESS", "Caller", "Hog", "Periodic", "Server", "Sleeper", "Thread", "make_thread"]
+__all__ = ["CALL", "ENDLESS", "REPLY", "Caller", "Hog", "Periodic", "Server", "Sleeper", "Thread", "make_thread"]
 
 US = 1_000
 ENDLESS = 1 << 62  # ns of work: more than any simulation lasts
 
-Then: TypeAlias = Literal["sleep", "call", "reply"]
+CALL, REPLY = -1, -2  # what comes then, if it is no sleep
+Then: TypeAlias = int  # the instant in ns at which a sleep ends, or one of these
 Lengths: TypeAlias = tuple[int, int]  # the shortest in microseconds, and how many there are to draw from
 
 
+@cache  # the threads of one table share theirs, so that it is at hand whoever wakes
 def _lengths(span: Span) -> Lengths:
     return (span, 1) if isinstance(span, int) else (span[0], span[1] - span[0] + 1)
 
@@ -36,7 +39,6 @@ class Thread:
         "name",
         "responses",
         "started_at_ns",
-        "wakes_at_ns",
         "woken_at_ns",
     )
 
@@ -49,7 +51,6 @@ class Thread:
         self.left_ns = 0  # of the stretch under way
         self.started_at_ns = 0  # when it was last given a core
         self.woken_at_ns: int | None = None  # None once it has run
-        self.wakes_at_ns = 0  # when it goes on after a sleep
         self.latencies: list[int] = []  # from waking to running, ns
         self.responses: list[int] = []  # from being asked to being done, ns
 
@@ -101,8 +102,7 @@ class Sleeper(Thread):
 
     def done(self, now: int) -> Then:
         """Sleep for a while."""
-        self.wakes_at_ns = now + self._rest_ns
-        return "sleep"
+        return now + self._rest_ns
 
 
 class Periodic(Thread):
@@ -124,8 +124,7 @@ class Periodic(Thread):
         """Wait for the next period; if that has begun already, go on at once."""
         asked_at_ns = self._asked_at_ns or 0
         self.responses.append(now - asked_at_ns)
-        self.wakes_at_ns = max(now, asked_at_ns + self._every_ns)
-        return "sleep"
+        return max(now, asked_at_ns + self._every_ns)
 
 
 class Server(Thread):
@@ -146,10 +145,9 @@ class Server(Thread):
         """Whoever asked is gone."""
         self.asked = deque(one for one in self.asked if one[0] != caller)
 
-    def done(self, now: int) -> Then:
+    def done(self, _now: int) -> Then:
         """Answer."""
-        self.wakes_at_ns = now
-        return "reply"
+        return REPLY
 
 
 class Caller(Thread):
@@ -173,10 +171,9 @@ class Caller(Thread):
         if self._called_at_ns is None and self.server is not None:
             self._called_at_ns = now
             self.server.asked.append((self.entity, self.draw(self._serve)))
-            return "call"
+            return CALL
         self.responses.append(now - (self._called_at_ns or now))
-        self.wakes_at_ns = now + self.draw(self._sleep)
-        return "sleep"
+        return now + self.draw(self._sleep)
 
 
 def make_thread(spec: ThreadSpec, name: str, entity: int, chance: random.Random) -> Thread:
