@@ -61,7 +61,7 @@ class Intake(Entries):
         """Put an entry into the queue; its sched_id is the answer once it is durable."""
         payload = _payload(spec)
         now = self._core.clock.now()
-        if spec.key is None and not spec.after and _is_usual(spec, now):
+        if not spec.after and _is_usual(spec, now):
             return self._core.store.write(lambda tx: self._enqueue_usual(tx, spec, payload, now))
         return self._core.write(lambda tx: self._enqueue(tx, [_New(spec, payload)], now)[0])
 
@@ -86,7 +86,10 @@ class Intake(Entries):
         return self._core.write(lambda tx: self._enqueue_together(tx, new, now))
 
     def _enqueue_usual(self, tx: Transaction, spec: ScheduleSpec, payload: str, now: float) -> int:
-        """Write one entry of the usual kind: nothing but its agent has to be looked up, and the pulse stays."""
+        """Write one entry of the usual kind: nothing but its key and its agent is looked up, and the pulse stays."""
+        known = tx.run(sql.BY_KEY, (spec.key,)) if spec.key is not None else ()
+        if known:
+            return int(known[0][0])
         pid = spec.pid
         living = self._core.memo.living(tx)
         if pid not in living:
@@ -259,7 +262,7 @@ def _is_usual(spec: ScheduleSpec, now: float) -> bool:
 
 
 def _usual_row(spec: ScheduleSpec, payload: str, project_id: str | None, now: float) -> tuple[Any, ...]:
-    return spec.pid, project_id, spec.priority, spec.runnable_at, spec.trigger, payload, now
+    return spec.pid, project_id, spec.priority, spec.runnable_at, spec.trigger, payload, now, spec.key
 
 
 def _living(tx: Transaction, batch: list[_New]) -> dict[int, str | None]:

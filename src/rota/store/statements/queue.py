@@ -29,8 +29,8 @@ ENQUEUE = Statement(
 ENQUEUE_PLAIN = Statement(
     "entry_enqueue_plain",
     "Put an entry into the queue of which nothing but the usual is said, ready at once, and whose agent lives.",
-    "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, trigger, payload, created_at) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, trigger, payload, created_at, key) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
 )
 COPY = Statement(
     "entry_copy",
