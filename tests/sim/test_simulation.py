@@ -14,7 +14,7 @@ from rota.cpu import Machine
 from rota.errors import ContextRefused, IslandRefused, LeaseRefused
 from rota.policy import registry
 from rota.sim.cores.build import arrange, build
-from rota.sim.cores.plot import SHAPES_MAX, draw
+from rota.sim.cores.plot import SHAPES_MAX, _color, draw
 from rota.sim.cores.report import Report, Spread, report
 from rota.sim.cores.scenario import Scenario, load, parse
 from rota.sim.cores.simulation import Simulation
@@ -278,6 +278,10 @@ def test_the_command_prints_a_report_and_draws(tmp_path: Path) -> None:
     assert "wfq, seed 1" in done.stdout
     assert "0 misses" in " ".join(done.stdout.split())
     ET.parse(drawing)
+
+
+def test_a_hundred_threads_have_a_hundred_colours() -> None:
+    assert len({_color(number) for number in range(100)}) == 100
 
 
 def test_the_command_takes_any_policy_that_is_registered() -> None:

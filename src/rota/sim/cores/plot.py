@@ -7,6 +7,7 @@ a bounded number of shapes; of a long simulation the beginning is drawn, and the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from colorsys import hls_to_rgb
 from html import escape
 
 from rota.sim.cores.simulation import LagSample, Segment, Simulation
@@ -20,6 +21,7 @@ ROW = 26  # one core
 LAG = 220  # the lower half
 LEGEND = 18
 LEGEND_COLUMNS = 6
+GOLDEN_ANGLE = 137.508  # degrees between two hues: however many there are, neighbours differ
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b", "#ff9da6", "#79706e")
 
 
@@ -31,7 +33,7 @@ def draw(simulation: Simulation, title: str, *, until_ns: int | None = None) -> 
         segments, until_ns = segments[:SHAPES_MAX], segments[SHAPES_MAX].start_ns
     until_ns = max(1, until_ns)
     names = list(dict.fromkeys(segment.thread for segment in segments))
-    canvas = _Canvas(until_ns, {name: COLORS[at % len(COLORS)] for at, name in enumerate(names)})
+    canvas = _Canvas(until_ns, {name: _color(at) for at, name in enumerate(names)})
     lag_top = 60 + simulation.machine.core_count * ROW + 30
     height = lag_top + LAG + 50 + LEGEND * (len(names) // LEGEND_COLUMNS)
     body = [
@@ -44,6 +46,15 @@ def draw(simulation: Simulation, title: str, *, until_ns: int | None = None) -> 
         body.append(f'<text x="{LEFT}" y="40">the first {_ms(until_ns)} of {_ms(simulation.now)}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif"'
     return "\n".join([f'{head} font-size="11">', '<rect width="100%" height="100%" fill="white"/>', *body, "</svg>\n"])
+
+
+def _color(number: int) -> str:
+    """A colour of its own for each thread: the first few from a palette, then around the wheel, lighter and darker."""
+    if number < len(COLORS):
+        return COLORS[number]
+    lightness = 0.72 - 0.17 * (number % 3)
+    rgb = hls_to_rgb(number * GOLDEN_ANGLE % 360 / 360, lightness, 0.6)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
 
 
 class _Canvas:
