@@ -139,6 +139,12 @@ def test_a_policy_that_only_another_program_knows_is_named_and_the_default_taken
     )
 
 
+def test_only_the_policy_is_named_in_that_sentence_whatever_the_fleet_is_called(kernel: Kernel) -> None:
+    announce(kernel.journal, "mine", by="fleet do it items")
+    source = ask(kernel, busy(kernel)).policy_source
+    assert source == "fleet do it items goes by mine, which is not known here: this is the default"
+
+
 def test_a_note_of_somebody_else_under_that_name_is_passed_over(kernel: Kernel) -> None:
     kernel.journal.remember("policy", {"of": "the house"})
     assert ask(kernel, busy(kernel)).policy == "strict"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -77,27 +77,56 @@ LIMITS = {
 }
 
 
-def _with_limits(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with a --max option for each input limit; those given arrive together as `limits`."""
+Options = Mapping[str, tuple[Any, Any]]  # what is typed and how, and what it is if it is not
+Command = Callable[..., None]
 
-    @wraps(command)
-    def limited(*arguments: Any, **options: Any) -> None:
-        given = {name: options.pop(f"max_{name}") for name in LIMITS}
-        command(*arguments, **options, limits={name: value for name, value in given.items() if value is not None})
 
-    hints = get_type_hints(command, include_extras=True)
-    kept = [each for each in inspect.signature(command).parameters.values() if each.name != "limits"]
-    parameters = [each.replace(annotation=hints[each.name]) for each in kept]
-    for name, words in LIMITS.items():
-        option = typer.Option(min=0, help=f"At most so many {words}.", rich_help_panel="Limits")
-        annotation = Annotated[int | None, option]
-        parameters.append(
-            inspect.Parameter(f"max_{name}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        )
-    # what typer reads: the annotations, already evaluated, and the signature
-    limited.__annotations__ = {each.name: each.annotation for each in parameters}
-    limited.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return limited
+def _instead_of(argument: str, options: Options, made: Callable[[dict[str, Any]], Any]) -> Callable[[Command], Command]:
+    """A command takes these options in the place of one argument, which is made of them."""
+
+    def change(command: Command) -> Command:
+        @wraps(command)
+        def changed(*arguments: Any, **given: Any) -> None:
+            value = made({name: given.pop(name) for name in options})
+            command(*arguments, **given, **{argument: value})
+
+        hints = get_type_hints(command, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        for each in inspect.signature(command).parameters.values():
+            if each.name == argument:
+                parameters += [_option(name, *option) for name, option in options.items()]
+            else:
+                parameters.append(each.replace(annotation=hints[each.name]))
+        # what typer reads: the annotations, already evaluated, and the signature
+        changed.__annotations__ = {each.name: each.annotation for each in parameters}
+        changed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return changed
+
+    return change
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _limit(words: str) -> tuple[Any, None]:
+    option = typer.Option(min=0, help=f"At most so many {words}.", rich_help_panel="Limits")
+    return Annotated[int | None, option], None
+
+
+_with_limits = _instead_of(
+    "limits",
+    {f"max_{name}": _limit(words) for name, words in LIMITS.items()},
+    lambda given: {name.removeprefix("max_"): value for name, value in given.items() if value is not None},
+)
+_with_bounds = _instead_of(
+    "bounds",
+    {"steps": (Steps, None), "duration_ms": (Duration, None), "run_until_idle": (UntilIdle, False)},
+    lambda given: given,
+)
+_with_keeping = _instead_of(
+    "keeping", {"store": (Store, None), "run_id": (RunId, None), "workers": (Workers, 1)}, lambda given: given
+)
 
 
 @graph_app.command()
@@ -204,24 +233,22 @@ def schema(
 
 @graph_app.command()
 @_with_limits
+@_with_bounds
+@_with_keeping
 def run(
     file: GraphFile,
     *,
     components: Components = None,
-    steps: Steps = None,
-    duration_ms: Duration = None,
-    until_idle: UntilIdle = False,
-    store: Store = None,
-    run_id: RunId = None,
-    workers: Workers = 1,
+    bounds: dict[str, Any],
+    keeping: dict[str, Any],
     form: AsFormat = Format.TEXT,
     limits: dict[str, int],
 ) -> None:
     """Run a graph. Ctrl-C stops it at the next check; what was admitted is finished. Exits with 1 when it fails."""
     from rota.cli import graph_durable, graph_runs
 
-    source = graph_runs.Source(file, components or [], limits, graph_durable.Keeping(store, run_id, workers))
-    graph_runs.run(source, _bounds(steps, duration_ms, until_idle), as_json=form == Format.JSON)
+    source = graph_runs.Source(file, components or [], limits, graph_durable.Keeping(**keeping))
+    graph_runs.run(source, bounds, as_json=form == Format.JSON)
 
 
 @graph_app.command()
@@ -244,38 +271,34 @@ def work(
 
 @graph_app.command()
 @_with_limits
+@_with_bounds
+@_with_keeping
 def metrics(
     file: GraphFile,
     *,
     components: Components = None,
-    steps: Steps = None,
-    duration_ms: Duration = None,
-    until_idle: UntilIdle = False,
-    store: Store = None,
-    run_id: RunId = None,
-    workers: Workers = 1,
+    bounds: dict[str, Any],
+    keeping: dict[str, Any],
     form: AsFormat = Format.TEXT,
     limits: dict[str, int],
 ) -> None:
     """Run a graph and print every metric."""
     from rota.cli import graph_durable, graph_runs
 
-    source = graph_runs.Source(file, components or [], limits, graph_durable.Keeping(store, run_id, workers))
-    graph_runs.metrics(source, _bounds(steps, duration_ms, until_idle), as_json=form == Format.JSON)
+    source = graph_runs.Source(file, components or [], limits, graph_durable.Keeping(**keeping))
+    graph_runs.metrics(source, bounds, as_json=form == Format.JSON)
 
 
 @graph_app.command()
 @_with_limits
+@_with_bounds
+@_with_keeping
 def trace(
     file: GraphFile,
     *,
     components: Components = None,
-    steps: Steps = None,
-    duration_ms: Duration = None,
-    until_idle: UntilIdle = False,
-    store: Store = None,
-    run_id: RunId = None,
-    workers: Workers = 1,
+    bounds: dict[str, Any],
+    keeping: dict[str, Any],
     form: Annotated[TraceFormat, typer.Option("--format", help="chrome opens in Perfetto.")] = TraceFormat.TEXT,
     output: Output = None,
     limits: dict[str, int],
@@ -283,8 +306,8 @@ def trace(
     """Run a graph and print what happened when, and on which worker."""
     from rota.cli import graph_durable, graph_runs
 
-    source = graph_runs.Source(file, components or [], limits, graph_durable.Keeping(store, run_id, workers))
-    graph_runs.trace(source, _bounds(steps, duration_ms, until_idle), form.value, output)
+    source = graph_runs.Source(file, components or [], limits, graph_durable.Keeping(**keeping))
+    graph_runs.trace(source, bounds, form.value, output)
 
 
 @graph_app.command()
@@ -302,7 +325,3 @@ def bench(
     from rota.cli import graph_runs
 
     graph_runs.bench(graph_runs.Source(file, components or [], limits), steps, runs, as_json=form == Format.JSON)
-
-
-def _bounds(steps: int | None, duration_ms: float | None, until_idle: bool) -> dict[str, Any]:
-    return {"steps": steps, "duration_ms": duration_ms, "run_until_idle": until_idle}

@@ -42,12 +42,14 @@ class Memo:
 
     def pulse(self, tx: Transaction) -> Any:
         """The pulse, if it is known."""
-        self._look(tx)
+        if self._news != tx.news:
+            self._begin_anew(tx)
         return self._pulse
 
     def keep_pulse(self, tx: Transaction, pulse: Any) -> None:
         """Remember the pulse that was just read."""
-        self._look(tx)
+        if self._news != tx.news:
+            self._begin_anew(tx)
         self._pulse = pulse
         tx.notes.undone.append(self.forget)
 
@@ -59,7 +61,7 @@ class Memo:
     def living(self, tx: Transaction) -> dict[int, str | None]:
         """The agents that are known to live, each with its project."""
         if self._news != tx.news:
-            self._look(tx)
+            self._begin_anew(tx)
         return self._living
 
     def keep_living(self, tx: Transaction, found: Mapping[int, str | None]) -> None:
@@ -69,10 +71,10 @@ class Memo:
         self._living.update(found)
         tx.notes.undone.append(self.forget)
 
-    def _look(self, tx: Transaction) -> None:
-        if self._news != tx.news:
-            self._news = tx.news
-            self.forget()
+    def _begin_anew(self, tx: Transaction) -> None:
+        """Others have written."""
+        self._news = tx.news
+        self.forget()
 
 
 _MEMOS: WeakKeyDictionary[Store, Memo] = WeakKeyDictionary()

@@ -62,6 +62,7 @@ class Intake(Entries):
         payload = _payload(spec)
         now = self._core.clock.now()
         if not spec.after and _is_usual(spec, now):
+            # as write_steadily does; after a flush every call on the way is dear, and this is the way most take
             return self._core.store.write(lambda tx: self._enqueue_usual(tx, spec, payload, now))
         return self._core.write(lambda tx: self._enqueue(tx, [_New(spec, payload)], now)[0])
 
@@ -87,9 +88,8 @@ class Intake(Entries):
 
     def _enqueue_usual(self, tx: Transaction, spec: ScheduleSpec, payload: str, now: float) -> int:
         """Write one entry of the usual kind: nothing but its key and its agent is looked up, and the pulse stays."""
-        known = tx.run(sql.BY_KEY, (spec.key,)) if spec.key is not None else ()
-        if known:
-            return int(known[0][0])
+        if spec.key is not None and (known := _by_key(tx, spec.key)) is not None:
+            return known
         pid = spec.pid
         living = self._core.memo.living(tx)
         if pid not in living:
@@ -141,11 +141,11 @@ class Intake(Entries):
         def work(tx: Transaction) -> tuple[int, bool]:
             trigger = spec.trigger if "trigger" in dedupe_by else None
             payload = new.payload if "payload" in dedupe_by else None
-            there = tx.run(sql.BY_KEY, (spec.key,)) if spec.key is not None else []
-            if not by_key:
-                there = there or tx.run(sql.ALIKE, (spec.pid, trigger, payload))
-            if there:
-                return int(there[0][0]), False
+            there = None if spec.key is None else _by_key(tx, spec.key)
+            if there is None and not by_key:
+                there = next((int(row[0]) for row in tx.run(sql.ALIKE, (spec.pid, trigger, payload))), None)
+            if there is not None:
+                return there, False
             return self._enqueue(tx, [new], now)[0], True
 
         return self._core.write(work)
@@ -159,9 +159,9 @@ class Intake(Entries):
         ids: list[int] = []
         fresh = _Fresh()
         for index, new in enumerate(batch):
-            known = tx.run(sql.BY_KEY, (new.spec.key,)) if new.spec.key is not None else ()
-            if known:
-                ids.append(int(known[0][0]))
+            known = None if new.spec.key is None else _by_key(tx, new.spec.key)
+            if known is not None:
+                ids.append(known)
                 continue
             try:
                 sched_id, hold = self._insert(tx, new, ids, now)
@@ -219,6 +219,12 @@ def _naming(error: RotaError, index: int) -> RotaError:
     error.message = f"specs[{index}]: {error.message}"
     error.data["index"] = index
     return error
+
+
+def _by_key(tx: Transaction, key: str) -> int | None:
+    """The entry of an idempotency key, if there is one."""
+    rows = tx.run(sql.BY_KEY, (key,))
+    return int(rows[0][0]) if rows else None
 
 
 def _project_of(tx: Transaction, pid: int) -> str | None:

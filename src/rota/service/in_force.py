@@ -65,9 +65,9 @@ def in_force(tx: Transaction, cursor: int, desk: Dispatcher) -> Chosen:
     """The policy that claims on this store go by, as far as the file says; else the desk's own."""
     note, claimed = _note(tx), _claimed(tx, cursor)
     if note is not None and (claimed is None or note.name in (claimed.policy, claimed.failed)):
-        return _known(desk, note.name, note.params, f"{note.by} goes by it")
+        return _known(desk, note.name, note.params, f"{note.by} goes by")
     if claimed is not None:
-        return _known(desk, claimed.name, {}, f"the newest claim, event {claimed.event_id}, went by it")
+        return _known(desk, claimed.name, {}, f"the newest claim, event {claimed.event_id}, went by")
     return Chosen(desk.policy, "nothing was claimed yet, so it is the default")
 
 
@@ -88,9 +88,9 @@ def _claimed(tx: Transaction, cursor: int) -> _Claimed | None:
     return _Claimed(event_id, policy, failed[0][0] if failed else None)
 
 
-def _known(desk: Dispatcher, name: str, params: dict[str, Any], source: str) -> Chosen:
-    """A policy by its name, with the desk's memory of it where it has one."""
+def _known(desk: Dispatcher, name: str, params: dict[str, Any], who: str) -> Chosen:
+    """A policy by its name, with the desk's memory of it where it has one; `who` goes by it."""
     try:
-        return Chosen(registry.make(name, **params) if params else desk.named(name), source)
+        return Chosen(registry.make(name, **params) if params else desk.named(name), f"{who} it")
     except Exception:  # it may be another package's, or of another program alone
-        return Chosen(desk.policy, f"{source.replace(' it', f' {name}')}, which is not known here: this is the default")
+        return Chosen(desk.policy, f"{who} {name}, which is not known here: this is the default")
