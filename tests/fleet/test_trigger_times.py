@@ -7,7 +7,7 @@ from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rota.model.work import Trigger
@@ -109,6 +109,8 @@ TRIGGERS = st.builds(cron, CRONS, ZONES) | st.builds(every, st.floats(1, 1e5) | 
 
 
 @given(trigger=TRIGGERS, at=TIMES)
+@example(trigger=every(14362.108890122836), at=1735689600.0)  # where division rounds down
+@example(trigger=cron("* * * * *", "UTC"), at=1830211199.9999998)  # where a calendar rounds up
 def test_the_next_lies_after_the_last_not_after_and_nothing_between(trigger: Trigger, at: float) -> None:
     last, following = latest_by(trigger, at), next_after(trigger, at)
     assert last is not None

@@ -65,8 +65,7 @@ def latest_by(trigger: Trigger, at: float) -> float | None:
     """The last instant up to and including this one at which it fires; None if there is none."""
     if trigger.kind == "interval":
         every_s = trigger.every_s or EVERY_S_LEAST
-        step = math.floor(at / every_s)
-        return step * every_s if step * every_s <= at else (step - 1) * every_s  # division may have rounded up
+        return _steps_by(every_s, at) * every_s
     if not NEAR_S <= at < _LATEST_AT:
         return None
     # Backwards, the instant asked from is left out, so begin just after it: firings are on whole seconds. In an
@@ -80,14 +79,22 @@ def _after(trigger: Trigger, at: float) -> Iterator[float]:
     """Every instant after this one at which it fires."""
     if trigger.kind == "interval":
         every_s = trigger.every_s or EVERY_S_LEAST
-        steps = count(math.floor(at / every_s))
-        yield from (step * every_s for step in steps if step * every_s > at)
+        yield from (step * every_s for step in count(_steps_by(every_s, at) + 1))
     elif NEAR_S <= at < _LATEST_AT:
         last_at = at  # from inside an hour that comes twice, the walk can begin with the first of the two
-        for moment in CronSim(trigger.cron or "", _local(trigger, at)):
+        # from the whole second: a calendar knows no less than a microsecond, and would round up to the next firing
+        for moment in CronSim(trigger.cron or "", _local(trigger, math.floor(at))):
             if moment.timestamp() > last_at:
                 last_at = moment.timestamp()
                 yield last_at
+
+
+def _steps_by(every_s: float, at: float) -> int:
+    """How many intervals have passed, by the very instants at which they end: division may round either way."""
+    steps = math.floor(at / every_s) + 1
+    while steps * every_s > at:
+        steps -= 1
+    return steps
 
 
 def _changes_near(trigger: Trigger, at: float) -> bool:
