@@ -94,6 +94,7 @@ class AgentSettings(TypedDict, total=False):
     ceiling: Mapping[str, int]
     draws_on: Sequence[str]
     kind: str | None
+    affinity: str | None
     workspace: str | None
     workspace_mode: Literal["exclusive", "shared"] | None
     max_attempts: int

@@ -42,6 +42,38 @@ def test_functions_run_through_a_daemon_and_their_agents_move(rota: Rota) -> Non
     assert [line.used for line in rota.desk.ledger.get(double.pid)] == [20]
 
 
+def test_an_entry_waits_for_the_busy_supervisor_that_it_would_rather_have(rota: Rota) -> None:
+    gates = {name: threading.Event() for name in ("first", "second", "wanted", "last")}
+    begun = {name: threading.Event() for name in gates}
+
+    @rota.agent()
+    def work(name: str) -> None:
+        begun[name].set()
+        assert gates[name].wait(PATIENCE_S)
+
+    supervisors = [rota.supervisor(1, worker_id=name) for name in ("box", "other")]
+    threads = [threading.Thread(target=each.run) for each in supervisors]
+    for thread in threads:
+        thread.start()
+    plain = {name: work.enqueue(name=name) for name in ("first", "second")}
+    assert all(begun[name].wait(PATIENCE_S) for name in plain)
+    held_by = {rota.desk.queue.get(job.sched_id).worker_id: name for name, job in plain.items()}
+    assert set(held_by) == {"box", "other"}
+    wanted, last = work.enqueue(name="wanted", options={"affinity": "box"}), work.enqueue(name="last", priority=-1)
+    gates[held_by["other"]].set()
+    assert begun["last"].wait(PATIENCE_S)  # the other one is free first, and goes past it
+    assert rota.desk.queue.get(wanted.sched_id).hold == "worker"
+    gates[held_by["box"]].set()
+    assert begun["wanted"].wait(PATIENCE_S)
+    assert rota.desk.queue.get(wanted.sched_id).worker_id == "box"
+    for gate in gates.values():
+        gate.set()
+    last.result(PATIENCE_S)
+    for supervisor, thread in zip(supervisors, threads, strict=True):
+        supervisor.drain()
+        thread.join(PATIENCE_S)
+
+
 def test_a_waiting_supervisor_is_woken_by_an_entry_and_nudged_by_the_end_of_a_run(rota: Rota) -> None:
     begun, go = threading.Event(), threading.Event()
 

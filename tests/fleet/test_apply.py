@@ -17,7 +17,7 @@ from rota.model.events import FleetReloaded
 from rota.runtime.fleet.apply import BY, FLEET_KEY, NO_GRANT, apply, difference
 from rota.runtime.fleet.changes import NAMES_MAX, Change, Changes
 from rota.runtime.fleet.file import load
-from rota.runtime.plans import plan_of
+from rota.runtime.plans import plan_of, spec_for
 from tests.fleet.office import Office
 from tests.store.world import Caller
 
@@ -373,3 +373,15 @@ def test_the_window_of_a_file_is_what_fair_share_looks_back_and_what_budgets_cou
     ]
     assert office.desk.ledger.share_window() == 2 * 3600
     assert [line.window_s for line in office.desk.ledger.budgets()] == [2 * 3600]
+
+
+def test_the_wait_of_a_file_is_how_long_entries_are_kept_and_its_agents_may_name_a_worker(office: Office) -> None:
+    text = "[scheduling]\naffinity_wait_s = '{wait}'\n[agents.a]\ncommand = 'ls'\naffinity = 'box'\n"
+    changes = list(office.apply(text.format(wait="5m")))
+    assert str(changes[0]) == "scheduling affinity_wait_s changed: wait_s 120.0 → 300.0"
+    assert office.desk.queue.affinity_wait() == 300.0
+    (agent,) = office.desk.agents.find("a")
+    assert spec_for(agent, plan_of(agent), {}).affinity == "box"
+    assert list(office.apply(text.format(wait="5m"))) == []
+    office.apply("")
+    assert office.desk.queue.affinity_wait() == 120.0

@@ -213,9 +213,6 @@ WARNED = {
         "agents.a: draws on x's tokens and says neither expected nor ceiling: none are held back for a run"
     ),
     "[projects.p]\n" + A: "projects.p: has no agents, so its weight counts for nothing",
-    "[scheduling]\naffinity_wait_s = 5\n" + A: (
-        "scheduling.affinity_wait_s: not applied by the supervisor; only the fair-share door waits for a slot"
-    ),
     "[scheduling]\nmin_task_guarantee = false\n" + A: (
         "scheduling.min_task_guarantee: eevdf has no guarantee to switch off; fair_share has"
     ),

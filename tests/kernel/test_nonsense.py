@@ -195,6 +195,7 @@ VERBS: dict[str, tuple[Callable[[Furnished], Callable[..., object]], dict[str, A
         {"level": "project", "owner": "lab", "dim": "tokens", "limit": 5, "window_s": 60.0},
     ),
     "ledger.set_share_window": (lambda world: world.ledger.set_share_window, {"window_s": 60.0}),
+    "queue.set_affinity_wait": (lambda world: world.queue.set_affinity_wait, {"wait_s": 60.0}),
     "projects.create": (
         lambda world: world.projects.create,
         {"project_id": "p", "name": "n", "weight": 1, "max_concurrent": 1, "metadata": {}},
@@ -297,6 +298,7 @@ WITHOUT_INPUT = {
     "ledger.budgets",
     "ledger.list_breached",
     "ledger.share_window",
+    "queue.affinity_wait",
     "projects.fleet_paused_by",
     "supervision.recover",
     "queue.cancel_some",

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rota.errors import SchedAdmissionDenied, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId, StaleClaim
+from rota.kernel.attendance import ABOUT_S
+from rota.kernel.keeping import AFFINITY_WAIT_S
 from rota.model.work import Backoff, ScheduleSpec
 
 FINAL = ("completed", "expired", "cancelled")
@@ -50,6 +52,7 @@ class Plain:
     cancel_requested: bool = False
     completed_at: float | None = None
     exit_kind: str | None = None
+    kept_until: float = 0.0
 
     @property
     def strictly(self) -> tuple[int, float, int]:
@@ -60,8 +63,12 @@ class Plain:
         return self.heartbeat_at + self.timeout_s if self.state == "dispatched" else None
 
     def is_ready(self, now: float) -> bool:
+        return self.hold is None and self.may_run(now)
+
+    def may_run(self, now: float) -> bool:
+        """Whoever is forced to run need not be the one that is wanted."""
         in_time = self.runnable_at <= now and (self.deadline is None or now < self.deadline)
-        return self.state == "queued" and self.hold is None and in_time
+        return self.state == "queued" and self.hold in (None, "worker") and in_time
 
 
 @dataclass
@@ -70,6 +77,8 @@ class PlainQueue:
 
     entries: dict[int, Plain] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    wait_s: float = AFFINITY_WAIT_S
+    seen_at: dict[str, float] = field(default_factory=dict)  # by worker
 
     def __getitem__(self, sched_id: int) -> Plain:
         if sched_id not in self.entries:
@@ -122,6 +131,31 @@ class PlainQueue:
 
     def _hold(self, entry: Plain, now: float) -> None:
         entry.hold = "after" if self._verdict(entry) else ("time" if entry.runnable_at > now else None)
+        if entry.hold is None:
+            self._keep(entry, now)
+
+    # --- what is kept for a worker ---------------------------------------------------------------
+
+    def _keep(self, entry: Plain, now: float) -> None:
+        """Nobody else is to have it for a while, if the worker that it would rather have is about."""
+        wanted = entry.spec.affinity
+        if wanted is None or self.wait_s == 0:
+            return
+        holds = any(one.state == "dispatched" and one.worker_id == wanted for one in self.entries.values())
+        if holds or now - self.seen_at.get(wanted, -ABOUT_S) < ABOUT_S:
+            entry.hold, entry.kept_until = "worker", now + self.wait_s
+
+    def _kept(self) -> list[Plain]:
+        return [one for one in self.entries.values() if one.state == "queued" and one.hold == "worker"]
+
+    def set_affinity_wait(self, wait_s: float, now: float) -> None:
+        if wait_s != self.wait_s:
+            self.wait_s = wait_s
+            for entry in self._kept():
+                entry.kept_until = min(entry.kept_until, now + wait_s)
+
+    def release(self, sched_id: int) -> None:
+        self[sched_id].hold = None
 
     # --- what waits for what ---------------------------------------------------------------------
 
@@ -186,13 +220,18 @@ class PlainQueue:
         entry.runnable_at, entry.deadline = runnable_at, deadline
         if entry.hold != "after":
             held = "backoff" if entry.hold == "backoff" else "time"
-            entry.hold = held if runnable_at > now else None
+            kept = "worker" if entry.hold == "worker" else None
+            entry.hold = held if runnable_at > now else kept
 
     # --- handing out and holding on --------------------------------------------------------------
 
     def claim(self, worker_id: str, most: int, timeout_s: float, token: int, now: float) -> list[int]:
         """Hand out the first ready ones; `token` is what the real queue gave, which no model can foresee."""
         self.turn(now)
+        self.seen_at[worker_id] = now
+        mine = [one for one in self._kept() if one.spec.affinity == worker_id]
+        for entry in sorted(mine, key=lambda one: one.strictly)[:most]:
+            entry.hold = None
         handed_out = self.ready(now)[:most]
         for entry in handed_out:
             self._dispatch(entry, worker_id, timeout_s, token, now)
@@ -201,7 +240,7 @@ class PlainQueue:
     def force_claim(self, sched_id: int, worker_id: str, timeout_s: float, token: int, now: float) -> int:
         before = {one.sched_id: Plain(**vars(one)) for one in self.entries.values()}
         self.turn(now)
-        if sched_id in self.entries and self.entries[sched_id].is_ready(now):
+        if sched_id in self.entries and self.entries[sched_id].may_run(now):
             self._dispatch(self.entries[sched_id], worker_id, timeout_s, token, now)
             return sched_id
         self.entries = before  # whoever is refused has changed nothing
@@ -212,6 +251,7 @@ class PlainQueue:
         entry.state, entry.worker_id, entry.token, entry.timeout_s = "dispatched", worker_id, token, timeout_s
         entry.dispatched_at = entry.heartbeat_at = now
         entry.attempt += 1
+        entry.hold = None
 
     def heartbeat(self, sched_id: int, token: int, now: float) -> tuple[float, bool]:
         entry = self._live(sched_id, token)
@@ -230,12 +270,18 @@ class PlainQueue:
         entry = self[sched_id] if token is None else self._live(sched_id, token)
         if entry.state != "dispatched":
             raise SchedIllegalTransition("entry", sched_id, entry.state, "complete")
+        self._see(entry, token, now)
         if token is not None and self._is_retried(entry, exit_kind):
             self._back_off(entry, now)
             return "dispatched", "queued"
         self._end(entry, "completed", now, exit_kind)
         self._see_to_dependents([entry], now)
         return "dispatched", "completed"
+
+    def _see(self, entry: Plain, token: int | None, now: float) -> None:
+        """Who ends a run is about."""
+        if token is not None and entry.worker_id is not None:
+            self.seen_at[entry.worker_id] = now
 
     def _is_retried(self, entry: Plain, exit_kind: str) -> bool:
         left = entry.attempt < entry.spec.max_attempts
@@ -245,6 +291,7 @@ class PlainQueue:
         """One that was asked to stop does not come back: the request is not lost."""
         entry = self._live(sched_id, token)
         if entry.cancel_requested:
+            self._see(entry, token, now)
             self._end(entry, "completed", now, "cancelled")
             self._see_to_dependents([entry], now)
             return
@@ -264,9 +311,13 @@ class PlainQueue:
         """What every claim first does: release, take back, sweep. In this order."""
         for entry in self.entries.values():
             if entry.state == "queued" and entry.hold in ("time", "backoff") and entry.runnable_at <= now:
-                entry.hold = None
+                was, entry.hold = entry.hold, None
+                if was == "time" and entry.attempt == 0:
+                    self._keep(entry, now)
         self._take_back([one for one in self.entries.values() if (one.expires_at or now + 1) <= now], now)
         self.gc_expired(now)
+        for entry in self._kept():
+            entry.hold = None if entry.kept_until <= now else "worker"
 
     def gc_expired(self, now: float) -> int:
         waiting = [one for one in self.entries.values() if one.state == "queued" and one.deadline is not None]
@@ -289,6 +340,8 @@ class PlainQueue:
 
     def _take_back(self, claims: list[Plain], now: float) -> None:
         """A run that nobody held on to has crashed; if it was asked to stop, it has stopped."""
+        for entry in claims:
+            self.seen_at.pop(entry.worker_id or "", None)
         ended = [entry for entry in claims if not self._is_retried(entry, "crashed")]
         for entry in claims:
             if entry in ended:

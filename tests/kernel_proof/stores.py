@@ -66,6 +66,7 @@ class EntryPlan:
     delay_s: float
     lasts_s: float | None
     kind: str | None
+    affinity: str | None
     expected: Amounts
     ceiling: Amounts
     draws_on: tuple[str, ...]
@@ -143,6 +144,7 @@ class Dice(random.Random):
             delay_s=self.choice([0.0, 0.0, 0.0, 0.0, 0.0, 5.0, 5.0, 20.0]),
             lasts_s=self.choice([None, None, None, None, None, 5.0, WAIT_S, 30.0, 40.0]),
             kind=self.choice([None, None, "gpu", "cpu"]),
+            affinity=self.choice([None, None, None, "w", "earlier", "nobody"]),
             expected=self.amounts(0, 6),
             ceiling=self.amounts(0, 6),
             draws_on=self.choice([(), (), (), ("openai",), ("local",), NAMES]),
@@ -193,7 +195,8 @@ class Built:
         self.kernel.store.close()
 
 
-def built(plan: StorePlan) -> Built:
+def built(plan: StorePlan, about: tuple[str, ...] = ()) -> Built:
+    """The store of a plan; entries that would rather have one of these workers are kept for it."""
     clock = ManualClock(START_AT)
     made = Built(Kernel(store.open(":memory:", clock=clock)), clock, fleet_paused=plan.fleet_paused)
     made.throttled = plan.throttled if plan.throttled in plan.names else None
@@ -203,6 +206,8 @@ def built(plan: StorePlan) -> Built:
         _context(made, "name", name, context)
     for dim in plan.global_budgets:
         made.kernel.ledger.set_budget("global", "*", dim, PLENTY)
+    for worker_id in about:
+        made.kernel.queue.claim(worker_id=worker_id)
     _enqueue(made, plan, pids)
     _begin_runs(made, plan)
     _use_up(made, plan, payers, pids)
@@ -253,6 +258,7 @@ def _enqueue(made: Built, plan: StorePlan, pids: list[int]) -> None:
             runnable_at,
             None if entry.lasts_s is None else max(runnable_at, START_AT) + entry.lasts_s,
             kind=entry.kind,
+            affinity=entry.affinity,
             expected=entry.expected,
             ceiling=entry.ceiling,
             draws_on=entry.draws_on,

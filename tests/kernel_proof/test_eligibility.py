@@ -45,7 +45,8 @@ def made_from(plan: StorePlan) -> Iterator[Built]:
 
 
 def fits(entry: ReadyEntry, kinds: tuple[str, ...]) -> bool:
-    return entry.kind is None or entry.kind in kinds
+    """Whether it is for a worker with these slots, for whom nothing is kept."""
+    return entry.hold != "worker" and (entry.kind is None or entry.kind in kinds)
 
 
 def ids_of(entries: list[ReadyEntry]) -> list[int]:

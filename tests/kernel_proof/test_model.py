@@ -19,6 +19,7 @@ from rota.clock import ManualClock
 from rota.errors import RotaError
 from rota.kernel import Completion, Kernel, ReadyEntry
 from rota.model.work import EXIT_KINDS, Backoff, ExitKind, ScheduleSpec
+from rota.store import Statement
 from tests.kernel_proof.plain_queue import Halfway, Plain, PlainQueue
 
 START_AT = 1_000.0
@@ -31,6 +32,7 @@ priorities = st.integers(-2, 2)
 exit_kinds = st.sampled_from(EXIT_KINDS)
 retries = st.sampled_from([(), ("crashed",), ("failed", "crashed"), EXIT_KINDS])
 backoffs = st.sampled_from([Backoff(), Backoff(0.0, 1.0, 0.0), Backoff(4.0, 2.0, 10.0)])
+affinities = st.none() | st.sampled_from([*WORKERS, "cat"])  # whom nobody ever saw
 timeouts_s = st.sampled_from([1.0, 5.0, 20.0])
 
 
@@ -125,6 +127,7 @@ class QueueAgainstDictionary(RuleBasedStateMachine):
         max_attempts=st.integers(1, 3),
         retry_on=retries,
         backoff=backoffs,
+        affinity=affinities,
     )
     def enqueue(
         self, agent: int, priority: int, delay_s: float, lasts_s: float | None, **more: Any
@@ -142,6 +145,7 @@ class QueueAgainstDictionary(RuleBasedStateMachine):
         first=entries,
         second=entries,
         on_failed=st.sampled_from(["cancel", "run", "hold"]),
+        affinity=affinities,
     )
     def enqueue_after(
         self,
@@ -151,9 +155,9 @@ class QueueAgainstDictionary(RuleBasedStateMachine):
         lasts_s: float | None,
         first: int,
         second: int,
-        on_failed: str,
+        **more: Any,
     ) -> int:
-        spec = self.spec(0, priority, delay_s, lasts_s, after=(first, second), on_failed=on_failed)
+        spec = self.spec(0, priority, delay_s, lasts_s, after=(first, second), **more)
         sched_id: int = self.agree(lambda: self.queue.enqueue(spec), lambda: self.plain.enqueue(spec, self.now))
         return sched_id
 
@@ -271,6 +275,17 @@ class QueueAgainstDictionary(RuleBasedStateMachine):
 
         self.agree(real, lambda: self.plain.change(entry, priority, runnable_at, deadline, self.now))
 
+    @rule(wait_s=st.sampled_from([0.0, 5.0, 120.0]))
+    def set_affinity_wait(self, wait_s: float) -> None:
+        self.queue.set_affinity_wait(wait_s)
+        self.plain.set_affinity_wait(wait_s, self.now)
+
+    @rule(entry=entries)
+    def release_what_is_kept(self, entry: int) -> None:
+        if self.plain[entry].hold == "worker":
+            self.queue.release(entry)
+            self.plain.release(entry)
+
     # --- time ------------------------------------------------------------------------------------
 
     @rule(seconds=halves)
@@ -291,6 +306,7 @@ class QueueAgainstDictionary(RuleBasedStateMachine):
         for entry in self.plain.entries.values():
             if entry.state == "queued":
                 instants += [entry.deadline, entry.runnable_at if entry.hold in ("time", "backoff") else None]
+                instants.append(entry.kept_until if entry.hold == "worker" else None)
             instants.append(entry.expires_at)
         return min((at for at in instants if at is not None), default=None)
 
@@ -314,6 +330,13 @@ class QueueAgainstDictionary(RuleBasedStateMachine):
         assert total == len(self.plain.entries)
         for entry in listed:
             assert (entry.sched_id, seen(entry)) == (entry.sched_id, foreseen(self.plain[entry.sched_id]))
+
+    @invariant()
+    def what_is_noted_as_kept_is_what_is_held_for_a_worker(self) -> None:
+        noted = Statement("noted", "Made for a test.", "SELECT sched_id, worker_id FROM kept_entries")
+        rows: dict[int, str] = dict(self.kernel.store.read(lambda tx: tx.run(noted)))
+        kept = {one.sched_id: one.spec.affinity for one in self.plain.entries.values() if one.hold == "worker"}
+        assert rows == kept
 
 
 TestQueueAgainstDictionary = QueueAgainstDictionary.TestCase

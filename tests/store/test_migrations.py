@@ -123,6 +123,23 @@ def test_a_file_from_before_runs_of_graphs_were_kept_gets_their_table(path: str)
     opened.close()
 
 
+@pytest.mark.parametrize("version", [100, 101, 102])
+def test_a_file_from_before_entries_were_kept_for_workers_can_hold_them_for_one(path: str, version: int) -> None:
+    make(path, script(version), PROCESSES, QUEUE.replace("(2, 2,", "(7, 2,"))
+    before = dump(path)
+    opened, fresh = store.open(path), store.open(":memory:")
+    assert opened.read(schema) == fresh.read(schema)
+    assert opened.check() == []
+    hold = "UPDATE agent_schedule_queue SET hold = '{}' WHERE sched_id = 1"
+    opened.write(lambda tx: tx.run(sql(hold.format("worker"))))
+    with pytest.raises(apsw.ConstraintError, match="CHECK"):
+        opened.write(lambda tx: tx.run(sql(hold.format("whim"))))
+    opened.write(lambda tx: tx.run(sql("UPDATE agent_schedule_queue SET hold = NULL WHERE sched_id = 1")))
+    fresh.close()
+    opened.close()
+    assert dump(path, shape_of(path)) == before
+
+
 def test_ids_go_on_where_the_older_file_left_off(path: str) -> None:
     make(path, script(3), ROWS[3])
     opened = store.open(path)

@@ -10,6 +10,7 @@ import pytest
 from rota import store
 from rota.clock import ManualClock
 from rota.kernel import Completion, Kernel, ScheduleSpec
+from rota.kernel.keeping import AFFINITY_WAIT_S
 from rota.model import reasons
 from rota.model.explanation import Explanation
 from rota.model.reasons import BLOCKING, ORDERING, Blocking, Ordering
@@ -201,6 +202,33 @@ def test_without_a_slot_of_its_kind_nobody_who_asks_can_take_it(kernel: Kernel, 
     told = why(kernel, ScheduleSpec(pid, kind="gpu"))
     assert told.ordering == (reasons.NoSlot(kind="gpu", busy=0),)
     assert explain(Dispatcher(kernel), told.sched_id, kinds=("gpu",)).starts
+
+
+def test_one_that_is_kept_for_a_worker_says_for_whom_and_until_when_and_its_worker_may_have_it(
+    kernel: Kernel, pid: int
+) -> None:
+    kernel.queue.claim(worker_id="box")
+    told = why(kernel, ScheduleSpec(pid, affinity="box"))
+    assert told.blocking == ()
+    assert told.ordering == (reasons.WaitsForWorker(worker_id="box", until_at=START_AT + AFFINITY_WAIT_S),)
+    assert told.ordering[0].sentence() == "it is kept for worker box until 1120.0"
+    assert told.estimate.starts_at == START_AT + AFFINITY_WAIT_S
+    assert [step.words for step in told.story] == ["enqueued, held: for its worker"]
+    assert explain(Dispatcher(kernel), told.sched_id, worker_id="box").starts
+    (change,) = told.changes
+    assert (change.verb, change.arguments) == ("queue.release", {"sched_id": told.sched_id})
+    kernel.queue.release(**change.arguments)
+    again = explain(Dispatcher(kernel), told.sched_id)
+    assert again.starts
+    assert again.story[-1].words == "ready: its wait (for its worker) is over"
+
+
+def test_of_two_kept_for_a_worker_with_one_slot_the_second_is_told_that_it_is_kept_on(kernel: Kernel, pid: int) -> None:
+    kernel.queue.claim(worker_id="box")
+    kernel.queue.enqueue(ScheduleSpec(pid, 5, affinity="box"))
+    second = kernel.queue.enqueue(ScheduleSpec(pid, affinity="box"))
+    told = explain(Dispatcher(kernel), second, worker_id="box")
+    assert [type(reason) for reason in told.ordering] == [reasons.WaitsForWorker]
 
 
 def test_what_those_before_it_take_away_is_told(kernel: Kernel, pid: int) -> None:

@@ -29,6 +29,7 @@ def enqueue(
     tag: Annotated[Many, typer.Option("--tag", help="A label; repeatable.")] = None,
     trigger: Annotated[str, typer.Option("--trigger", help="What asked for it.")] = "manual",
     kind: Annotated[str | None, typer.Option("--kind", help="The kind of slot it needs.")] = None,
+    affinity: Annotated[str | None, typer.Option("--affinity", help="The worker it would rather have.")] = None,
     expect: Annotated[Many, typer.Option("--expect", help="What it will use: tokens=500; repeatable.")] = None,
     ceiling: Annotated[Many, typer.Option("--ceiling", help="What it may use at most; repeatable.")] = None,
     draws_on: Annotated[Many, typer.Option("--draws-on", help="A shared limit by name; repeatable.")] = None,
@@ -72,6 +73,7 @@ def enqueue(
             ceiling=typed.amounts(ceiling or [], "ceiling"),
             draws_on=tuple(draws_on or ()),
             kind=kind,
+            affinity=affinity,
             workspace=workspace,
             workspace_mode=workspace_mode,
         )

@@ -139,7 +139,7 @@ def _queue(scene: Scene) -> list[Text]:
     return [*lines, Text.assemble(("wrong ", "dim"), (" · ".join(wrong), "yellow"))] if wrong else lines
 
 
-_HOLDS = {"time": "for their time", "backoff": "backing off", "after": "after others"}
+_HOLDS = {"time": "for their time", "backoff": "backing off", "after": "after others", "worker": "for their worker"}
 
 
 def _duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""`rota release`: let what waits for a failed entry run all the same."""
+"""`rota release`: let what waits for a failed entry, or is kept for a worker, run all the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def release(
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Let entries run although what they were to come after failed; for what is under way they still wait."""
+    """Let entries run although what they were to come after failed, or although they are kept for a worker."""
     from rota.cli.connection import open_desk
     from rota.cli.output import print_json, print_table
 

@@ -11,7 +11,7 @@ from rota.errors import IllegalQueueTransition, SchedIllegalTransition, SchedInv
 from rota.kernel.agents import Agents
 from rota.kernel.asks import Completion
 from rota.kernel.contexts import Contexts
-from rota.kernel.core import Core, memo_of
+from rota.kernel.core import Core, attendance_of, memo_of
 from rota.kernel.entries import EntryFilter
 from rota.kernel.graph_runs import GraphRuns
 from rota.kernel.journal import Journal
@@ -51,7 +51,8 @@ class Kernel:
     def __init__(self, store: Store, clock: Clock | None = None, *, chance: random.Random | None = None) -> None:
         self.store = store
         self.clock = clock or store.clock
-        core = Core(store, self.clock, chance or random.Random(), memo_of(store))  # noqa: S311  # jitter, not secrets
+        jitter = chance or random.Random()  # noqa: S311  # no secret
+        core = Core(store, self.clock, jitter, memo_of(store), attendance_of(store))
         self._core = core
         self.journal = Journal(core)
         self.agents = Agents(core)

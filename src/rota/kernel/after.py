@@ -13,15 +13,17 @@ the rest from a small table by whoever comes next.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from rota.errors import SchedInvalidPayload, SchedUnknownId
-from rota.kernel import flows
+from rota.kernel import flows, keeping
+from rota.kernel.core import Core
 from rota.kernel.journal import append
 from rota.kernel.rows import options_of
 from rota.model.checks import Checks
-from rota.model.events import EntriesCancelled, EntriesReleased
+from rota.model.events import EntriesCancelled, EntriesKept, EntriesReleased
 from rota.model.lifecycle import ENTRY
 from rota.store import Row, Transaction
 from rota.store.statements import queue as sql
@@ -48,54 +50,75 @@ def wait_for(tx: Transaction, sched_id: int, after: Iterable[int]) -> None:
     tx.run_many(sql.AFTER_ADD, [(sched_id, other) for other in dict.fromkeys(after)])
 
 
-def ended(tx: Transaction, sched_ids: Sequence[int], now: float) -> list[int]:
+def ended(tx: Transaction, core: Core, sched_ids: Sequence[int], now: float) -> list[int]:
     """Entries have ended: see to those who wait for them. The answer is those who were cancelled for it."""
     awaited = [row[0] for row in tx.run(sql.AWAITED, (_ids(sched_ids),))] if sched_ids else []
     if not awaited:
         return []
     tx.run_many(sql.FALLOUT_ADD, [(sched_id,) for sched_id in awaited])
-    return see_to_fallout(tx, now)
+    return see_to_fallout(tx, core, now)
 
 
-def see_to_fallout(tx: Transaction, now: float) -> list[int]:
+def see_to_fallout(tx: Transaction, core: Core, now: float) -> list[int]:
     """Release or cancel those whose predecessors have ended, at most `FALLOUT_MAX` of them."""
     left = FALLOUT_MAX
-    released: list[Row] = []
-    cancelled: list[int] = []
+    seen_to = _SeenTo([], [], [])
     while left > 0 and (rows := tx.run(sql.FALLOUT_NEXT)):
         predecessor, seen_id = rows[0]
         dependents = tx.run(sql.DEPENDENTS, (predecessor, seen_id, left))
         for dependent in dependents:
-            _see_to(tx, dependent, now, released, cancelled)
+            _see_to(tx, core, dependent, now, seen_to)
         if len(dependents) < left:
             tx.run(sql.FALLOUT_DONE, (predecessor,))
         else:
             tx.run(sql.FALLOUT_SEEN, (dependents[-1][0], predecessor))
         left -= len(dependents)
-    _tell(tx, released, cancelled, now)
-    return cancelled
+    _tell(tx, seen_to, now)
+    return seen_to.cancelled
 
 
-def let_go(tx: Transaction, dependent: Row, now: float) -> None:
+def let_go(tx: Transaction, core: Core, dependent: Row, now: float) -> None:
     """Let an entry run although a predecessor failed; for those that have not ended it goes on waiting."""
     options = msgspec.structs.replace(options_of(dependent[4]), on_failed="run")
     tx.run(sql.SET_OPTIONS, (_encode(options).decode(), dependent[0]))
-    released: list[Row] = []
-    _see_to(tx, (*dependent[:4], _encode(options).decode()), now, released, [])
-    _tell(tx, released, [], now)
+    seen_to = _SeenTo([], [], [])
+    _see_to(tx, core, (*dependent[:4], _encode(options).decode(), *dependent[5:]), now, seen_to)
+    _tell(tx, seen_to, now)
 
 
-def _see_to(tx: Transaction, dependent: Row, now: float, released: list[Row], cancelled: list[int]) -> None:
-    sched_id, _, _, runnable_at, options = dependent
+class _SeenTo(NamedTuple):
+    """What became of dependents."""
+
+    released: list[Row]
+    kept: list[int]  # for a worker
+    cancelled: list[int]
+
+
+def _see_to(tx: Transaction, core: Core, dependent: Row, now: float, seen_to: _SeenTo) -> None:
+    """Judge one dependent."""
+    sched_id, runnable_at, options = dependent[0], dependent[3], dependent[4]
     predecessors = [(state, exit_kind) for _, state, exit_kind in tx.run(sql.PREDECESSORS, (sched_id,))]
     verdict = _verdict(predecessors, options_of(options).on_failed)
     if verdict is None:
-        tx.run(sql.RELEASE, ("time" if runnable_at > now else None, sched_id))
-        released.append(dependent)
+        hold = "time" if runnable_at > now else _kept(tx, core, dependent, now)
+        tx.run(sql.RELEASE, (hold, sched_id))
+        if hold == "worker":
+            seen_to.kept.append(sched_id)
+        else:
+            seen_to.released.append(dependent)
     elif verdict == "cancel":
         tx.run(sql.CANCEL, (now, "predecessor_failed", sched_id))
         tx.run(sql.FALLOUT_ADD, (sched_id,))
-        cancelled.append(sched_id)
+        seen_to.cancelled.append(sched_id)
+
+
+def _kept(tx: Transaction, core: Core, dependent: Row, now: float) -> str | None:
+    """Keep an entry that could be ready for the worker it would rather have, if that is about."""
+    sched_id, _, _, runnable_at, options, kind, priority = dependent
+    if options is None:
+        return None
+    wish = keeping.Wish(sched_id, options_of(options).affinity, kind, priority, runnable_at)
+    return keeping.hold_for(tx, core.seen, wish, now)
 
 
 def _verdict(predecessors: Iterable[tuple[str | None, str | None]], on_failed: str) -> str | None:
@@ -112,13 +135,16 @@ def _verdict(predecessors: Iterable[tuple[str | None, str | None]], on_failed: s
     return "after" if waits else None
 
 
-def _tell(tx: Transaction, released: list[Row], cancelled: list[int], now: float) -> None:
+def _tell(tx: Transaction, seen_to: _SeenTo, now: float) -> None:
+    released, kept, cancelled = seen_to
     if released:
         event_id = append(tx, EntriesReleased(hold="after", sched_ids=[row[0] for row in released]), now=now)
         flows.touch(tx, {(row[1], row[2]) for row in released}, event_id=event_id)
-        tx.notes.wake = True
+    if kept:
+        append(tx, EntriesKept(hold="after", sched_ids=kept), now=now)
     if cancelled:
         append(tx, EntriesCancelled(sched_ids=cancelled, reason="predecessor_failed"), now=now)
+    tx.notes.wake = tx.notes.wake or bool(released or kept)
 
 
 def _ids(values: Iterable[int]) -> str:

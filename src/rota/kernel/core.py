@@ -9,10 +9,11 @@ from weakref import WeakKeyDictionary
 
 from rota.clock import Clock
 from rota.errors import InvalidPayload
+from rota.kernel.attendance import Attendance
 from rota.model.checks import INTEGER_MAX, Checks
 from rota.store import Store, Transaction
 
-__all__ = ["LIST_MAX", "Core", "Memo", "Page", "memo_of", "page"]
+__all__ = ["LIST_MAX", "Core", "Memo", "Page", "attendance_of", "memo_of", "page"]
 
 LIST_MAX = 10_000  # rows in one answer
 LIST_DEFAULT = 100
@@ -85,13 +86,22 @@ def memo_of(store: Store) -> Memo:
     return _MEMOS.setdefault(store, Memo())
 
 
+_SEEN: WeakKeyDictionary[Store, Attendance] = WeakKeyDictionary()
+
+
+def attendance_of(store: Store) -> Attendance:
+    """Who was seen at a store, whichever kernel saw it."""
+    return _SEEN.setdefault(store, Attendance())
+
+
 class Core(NamedTuple):
-    """The store, the clock, the generator that jitter comes from, and what was last read of the pulse."""
+    """The store, the clock, the generator that jitter comes from, what was last read of the pulse, and who is about."""
 
     store: Store
     clock: Clock
     chance: random.Random
     memo: Memo
+    seen: Attendance
 
     def now(self, given: float | None = None) -> float:
         """The caller's own `now`, or the clock's."""

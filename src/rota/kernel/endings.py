@@ -18,6 +18,7 @@ import msgspec
 
 from rota.errors import RotaError, SchedUnknownId, StaleClaim
 from rota.kernel import after, flows, lending, windows
+from rota.kernel.core import Core
 from rota.kernel.journal import append
 from rota.kernel.ledger import SHARED_DIM
 from rota.kernel.rows import Options, options_of, spent_of
@@ -104,11 +105,11 @@ def backoff_s(backoff: Backoff, attempt: int, chance: random.Random) -> float:
     return chance.uniform(0.0, min(backoff.cap_s, longest))
 
 
-def end_runs(tx: Transaction, endings: Sequence[Ending], now: float, chance: random.Random) -> Ended:
+def end_runs(tx: Transaction, core: Core, endings: Sequence[Ending], now: float) -> Ended:
     """End runs, each for itself: one that is refused changes nothing and holds up nobody."""
     runs = runs_of(tx, [ending.sched_id for ending in endings])
     if len(endings) == 1:
-        simple = _end_simply(tx, runs.get(endings[0].sched_id), endings[0], now)
+        simple = _end_simply(tx, core, runs.get(endings[0].sched_id), endings[0], now)
         if simple is not None:
             return simple
     answers: list[tuple[str, str] | RotaError] = []
@@ -127,8 +128,10 @@ def end_runs(tx: Transaction, endings: Sequence[Ending], now: float, chance: ran
     ended = [run for run, _ in (*final, *again)]
     charged = [run for run in ended if run.estimate or run.spent_text is not None]
     moves = flows.after_cost(tx, [(run.pid, run.project_id, run.correction(now)) for run in charged])
-    cancelled = _finish(tx, final, moves, now)
-    _return(tx, again, moves if not final else [], now, chance)
+    for run, ending in (*final, *again):
+        _attend(core, run, ending, now)
+    cancelled = _finish(tx, core, final, moves, now)
+    _return(tx, again, moves if not final else [], now, core.chance)
     _count(tx, ended, now)
     tx.notes.wake = True
     steady = not (again or cancelled or moves or any(run.project_id is not None or run.awaited for run in ended))
@@ -144,7 +147,7 @@ def _moved(ending: Ending, final: list[tuple[Run, Ending]], again: list[tuple[Ru
     return None
 
 
-def _end_simply(tx: Transaction, run: Run | None, ending: Ending, now: float) -> Ended | None:
+def _end_simply(tx: Transaction, core: Core, run: Run | None, ending: Ending, now: float) -> Ended | None:
     """End one run for good if it is of the usual kind: it went well, it is nobody's but its agent's, nobody waits."""
     usual = run is not None and run.state == "dispatched" and run.token == ending.token and not run.awaited
     if run is None or not usual or ending.exit_kind != "completed":
@@ -153,6 +156,7 @@ def _end_simply(tx: Transaction, run: Run | None, ending: Ending, now: float) ->
         return None
     if run.options_text is not None and "completed" in run.options.retry_on:
         return None
+    _attend(core, run, ending, now)
     tx.run(sql.COMPLETE, (now, "completed", ending.outcome, ending.result, run.sched_id))
     fact = EntriesCompleted(
         entries=[CompletedEntry(run.sched_id, "completed", ending.outcome)], worker_id=run.worker_id
@@ -189,7 +193,17 @@ def _judge(run: Run | None, ending: Ending) -> tuple[str, str]:
     return run.state, str(advance(ENTRY, run.state, "complete", run.sched_id))
 
 
-def _finish(tx: Transaction, ended: list[tuple[Run, Ending]], moves: list[FlowMove], now: float) -> list[int]:
+def _attend(core: Core, run: Run, ending: Ending, now: float) -> None:
+    """Who ends a run is there, and may well want what comes after it; who lets one expire is gone."""
+    if run.worker_id is not None and ending.verb == "reclaim":
+        core.seen.lost(run.worker_id)
+    elif run.worker_id is not None and ending.token is not None:
+        core.seen.saw(run.worker_id, now)
+
+
+def _finish(
+    tx: Transaction, core: Core, ended: list[tuple[Run, Ending]], moves: list[FlowMove], now: float
+) -> list[int]:
     """Write the runs that ended for good; the answer is who was cancelled because of it."""
     if not ended:
         return []
@@ -201,7 +215,7 @@ def _finish(tx: Transaction, ended: list[tuple[Run, Ending]], moves: list[FlowMo
     tx.run_many(sql.COMPLETE, sorted(rows, key=itemgetter(4)))  # by id: neighbours share pages
     fact = EntriesCompleted(entries=entries, worker_id=ended[0][0].worker_id, flows=moves)
     flows.save(tx, moves, event_id=append(tx, fact, now=now))
-    return after.ended(tx, [run.sched_id for run, _ in ended if run.awaited], now)
+    return after.ended(tx, core, [run.sched_id for run, _ in ended if run.awaited], now)
 
 
 class _Return(NamedTuple):

@@ -14,7 +14,7 @@ from rota.errors import (
     UnknownPid,
     WaitTimeout,
 )
-from rota.kernel import after, flows
+from rota.kernel import after, flows, keeping
 from rota.kernel.core import Core, page
 from rota.kernel.journal import append
 from rota.kernel.results import Results
@@ -144,6 +144,10 @@ class Entries:
                 raise _queue.refuse("deadline", f"({changed.deadline}) lies before runnable_at ({changed.runnable_at})")
             hold = _hold_after_change(entry, changed, now)
             tx.run(sql.CHANGE, (changed.priority, changed.runnable_at, changed.deadline, hold, sched_id))
+            if hold == "worker":
+                tx.run(sql.KEPT_PLACE, (changed.priority, changed.runnable_at, sched_id))
+            elif entry.hold == "worker":
+                keeping.forget(tx, [sched_id])
             event_id = append(tx, EntriesChanged(sched_ids=[sched_id], changes=changes), now=now, pid=entry.pid)
             if hold is None:
                 flows.touch(tx, [(entry.pid, entry.project_id)], event_id=event_id)
@@ -153,16 +157,22 @@ class Entries:
         return self._core.write(work)
 
     def release(self, sched_id: int) -> ReadyEntry:
-        """Let an entry that waits for others run although one of them failed; it still waits for those under way."""
+        """Let an entry run although one that it waits for failed, or although it is kept for a worker.
+
+        For those under way it still waits.
+        """
         now = self._core.now()
 
         def work(tx: Transaction) -> ReadyEntry:
             entry = _find(tx, sched_id)
+            if entry.hold == "worker":
+                keeping.release(tx, tx.run(sql.KEPT, (sched_id,)), now)
+                return _find(tx, sched_id)
             held = tx.run(sql.DEPENDENT, (sched_id,))
             if not held:
                 raise ENTRY.error(sched_id, entry.state, "release", legal=ENTRY.verbs(entry.state))
             append(tx, EntriesChanged(sched_ids=[sched_id], changes={"on_failed": "run"}), now=now, pid=entry.pid)
-            after.let_go(tx, held[0], now)
+            after.let_go(tx, self._core, held[0], now)
             return _find(tx, sched_id)
 
         return self._core.write(work)
@@ -273,9 +283,10 @@ class Entries:
 
     def _cancel(self, tx: Transaction, sched_ids: Ids, now: float, reason: str | None) -> None:
         """Cancel entries that are known to wait, and see to those who wait for them."""
+        keeping.forget(tx, sched_ids)
         tx.run_many(sql.CANCEL, [(now, reason, sched_id) for sched_id in sched_ids])
         append(tx, EntriesCancelled(sched_ids=sched_ids, reason=reason), now=now)
-        ended = sched_ids + after.ended(tx, sched_ids, now)
+        ended = sched_ids + after.ended(tx, self._core, sched_ids, now)
         tx.notes.after.append(lambda: self._results.tell(ended))
 
     def _matching(self, wanted: EntryFilter) -> Iterator[Ids]:
@@ -311,7 +322,7 @@ def _hold_after_change(entry: ReadyEntry, changed: ReadyEntry, now: float) -> st
     if entry.hold == "after":
         return "after"
     if changed.runnable_at <= now:
-        return None
+        return "worker" if entry.hold == "worker" else None
     return entry.hold if entry.hold == "backoff" else "time"
 
 

@@ -8,16 +8,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, UnknownPid
-from rota.kernel import after
+from rota.kernel import after, keeping
 from rota.kernel.entries import Entries
 from rota.kernel.journal import append
 from rota.kernel.rows import NEEDS, encode_json, needs_of, written
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
-from rota.model.events import EntriesEnqueued
+from rota.model.events import AffinityWaitSet, EntriesEnqueued
 from rota.model.lifecycle import AgentState
 from rota.model.work import ScheduleSpec
 from rota.store import Transaction
 from rota.store.statements import agents as agent_sql
+from rota.store.statements import file as file_sql
 from rota.store.statements import queue as sql
 
 __all__ = ["ENQUEUE_MAX", "Intake"]
@@ -80,7 +81,7 @@ class Intake(Entries):
         if not new:
             return []
         now = self._core.now()
-        if any(spec.key is not None or spec.after or spec.tags or spec.parent_id is not None for spec in specs):
+        if any(_is_looked_up(spec) for spec in specs):
             return self._core.write(lambda tx: self._enqueue(tx, new, now))
         if all(_is_usual(spec, now) for spec in specs):  # half the cost, for what most batches are
             return self._core.write_steadily(lambda tx: self._enqueue_all_usual(tx, new, now))
@@ -193,11 +194,42 @@ class Intake(Entries):
         stored = "after" if hold is not None else ("time" if spec.runnable_at > now else None)
         path = _call_path(tx, spec.parent_id)
         sched_id = tx.insert(sql.ENQUEUE, _row(new, _project_of(tx, spec.pid), now, hold=stored, path=path))
+        if stored is None and spec.affinity is not None:
+            stored = self._keep(tx, sched_id, spec, now)
         if predecessors:
             after.wait_for(tx, sched_id, predecessors)
         if spec.tags:
             tx.run_many(sql.TAG, [(tag, sched_id) for tag in dict.fromkeys(spec.tags)])
         return sched_id, hold if hold == "cancel" else stored
+
+    def _keep(self, tx: Transaction, sched_id: int, spec: ScheduleSpec, now: float) -> str | None:
+        """Keep a new entry that could be ready for the worker it would rather have, if that is about."""
+        wish = keeping.Wish(sched_id, spec.affinity, spec.kind, spec.priority, spec.runnable_at)
+        hold = keeping.hold_for(tx, self._core.seen, wish, now)
+        if hold is not None:
+            tx.run(sql.RELEASE, (hold, sched_id))
+        return hold
+
+    # --- for whom entries are kept -----------------------------------------------------------------
+
+    def affinity_wait(self) -> float:
+        """How long an entry is kept for the worker it would rather have, in seconds."""
+        return self._core.read(keeping.affinity_wait_s)
+
+    def set_affinity_wait(self, wait_s: float) -> None:
+        """Keep entries this long for the worker they would rather have; those that are kept already, no longer."""
+        _queue.duration("wait_s", wait_s)
+        now = self._core.now()
+
+        def work(tx: Transaction) -> None:
+            before_s = keeping.affinity_wait_s(tx)
+            if before_s != wait_s:
+                tx.run(file_sql.META_SET, (keeping.AFFINITY_WAIT, repr(float(wait_s))))
+                tx.run(sql.KEEP_NO_LONGER, (now + wait_s,))
+                append(tx, AffinityWaitSet(wait_s=wait_s, previous_s=before_s), now=now)
+                tx.notes.wake = True
+
+        self._core.write(work)
 
 
 # --- checks and rows -----------------------------------------------------------------------------
@@ -259,6 +291,12 @@ def _row(
         needs,
         options,
     )
+
+
+def _is_looked_up(spec: ScheduleSpec) -> bool:
+    """Whether more than its agent has to be looked up before an entry is written."""
+    names = spec.key is not None or spec.parent_id is not None or spec.affinity is not None
+    return names or bool(spec.after or spec.tags)
 
 
 def _is_usual(spec: ScheduleSpec, now: float) -> bool:

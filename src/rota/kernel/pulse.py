@@ -23,6 +23,7 @@ class Pulse(NamedTuple):
     deadline: float | None  # the next waiting entry passes its deadline
     edge_at: float | None  # something leaves a usage window
     refill_at: float | None  # something comes back to a context
+    kept_until: float | None  # the next entry has been kept for a worker long enough
     fallout: int  # dependents of ended entries wait to be seen to
     fleet_paused_by: str | None
     any_stopped: int  # agents that are paused or may run nothing
@@ -44,13 +45,14 @@ class Pulse(NamedTuple):
             or (self.deadline is not None and self.deadline < now)
             or (self.edge_at is not None and self.edge_at <= now)
             or (self.refill_at is not None and self.refill_at <= now)
+            or (self.kept_until is not None and self.kept_until <= now)
             or bool(self.fallout)
         )
 
     @property
     def next_at(self) -> float | None:
         """When the next thing falls due; at once if something is left."""
-        instants = (self.held_at, self.expires_at, self.deadline, self.edge_at, self.refill_at)
+        instants = (self.held_at, self.expires_at, self.deadline, self.edge_at, self.refill_at, self.kept_until)
         return 0.0 if self.fallout else min((at for at in instants if at is not None), default=None)
 
     @property

@@ -5,8 +5,8 @@ done first (held entries released, expired claims taken back, deadlines swept), 
 rehearsal is a transaction that writes and is always rolled back. It takes its turn like any writer, and for that
 time it holds up the others; what it does is therefore bounded by whoever plays.
 
-Nothing of it is left, in the file or in memory: the clockwork, the pulse it remembers and the generator that jitter
-comes from are copies.
+Nothing of it is left, in the file or in memory: the clockwork, the pulse it remembers, who was seen and the generator
+that jitter comes from are copies.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Stage(NamedTuple):
 def rehearse(core: Core, play: Callable[[Stage], T], *, now: float | None = None) -> T:
     """Do what is due, then whatever `play` does, answer with what it found, and undo it all."""
     given = None if now is None else core.now(now)
-    apart = core._replace(chance=copy.copy(core.chance), memo=Memo())
+    apart = core._replace(chance=copy.copy(core.chance), memo=Memo(), seen=core.seen.copy())
 
     def work(tx: Transaction) -> T:
         cursor = int(tx.run(journal_sql.EVENT_ENDS)[0][1] or 0)

@@ -15,6 +15,7 @@ from rota.errors import (
     SchedInvalidPayload,
     SchedUnknownId,
 )
+from rota.kernel import keeping
 from rota.kernel.asks import (
     Answer,
     Ask,
@@ -111,6 +112,10 @@ class Runs:
         now = self._core.now() if ask.now is None else ask.now
         beat = self._turn(tx, now, own_time=ask.now is None)
         terms = Terms(ask.worker, ask.most, now, ask.timeout_s, ask.kinds, ask.budgets_count)
+        self._core.seen.saw(ask.worker.worker_id, now)
+        if beat.kept_until is not None:  # the answer is this worker's own
+            keeping.has_asked(tx, terms.worker.worker_id, terms.kinds, terms.most, now)
+            tx.notes.speaks_for_others = False
         entries = ask.find(ClaimPass(tx, terms, beat), beat)
         if entries:
             self._foresee(beat, now + ask.timeout_s)
@@ -153,6 +158,7 @@ class Runs:
             blocked = claim.reasons(rows[0])
             if blocked:
                 raise _denied(sched_id, blocked)
+            keeping.release(tx, tx.run(queue_sql.KEPT, (sched_id,)), at)
             claim.offer(rows[0], because=f"forced by {by}")
             return claim.seal(policy="forced", forced_by=by)[0]
 
@@ -244,7 +250,7 @@ class Runs:
 
     def end(self, tx: Transaction, endings: list[Ending], now: float) -> list[Answer]:
         """End runs inside a transaction."""
-        ended = end_runs(tx, endings, now, self._core.chance)
+        ended = end_runs(tx, self._core, endings, now)
         if ended.changed_more:
             self._core.memo.forget()
         self._will_tell(tx, ended.final)
@@ -275,7 +281,7 @@ class Runs:
         """Put a live run back inside a transaction, or end it if it was asked to stop."""
         if run.cancel_requested:
             ending = Ending(run.sched_id, "cancelled", run.token)
-            self._will_tell(tx, end_runs(tx, [ending], now, self._core.chance).final)
+            self._will_tell(tx, end_runs(tx, self._core, [ending], now).final)
         else:
             put_back(tx, run, verb, runnable_at, now)
 
@@ -345,7 +351,7 @@ class Runs:
         return len(sched_ids)
 
     def _sweep(self, tx: Transaction, now: float) -> int:
-        swept, cancelled = sweep(tx, now)
+        swept, cancelled = sweep(tx, self._core, now)
         self._will_tell(tx, swept + cancelled)
         return len(swept)
 

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, Unpack
 import msgspec
 
 from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId
-from rota.kernel import lending
+from rota.kernel import keeping, lending
 from rota.kernel.agents import Agents
 from rota.kernel.asks import COMPLETE_MAX, Answer, Ask, Asked, Turnover, ask_of, worker_of
 from rota.kernel.core import Core
@@ -277,7 +277,14 @@ class Supervision:
         worker_of(worker_id, incarnation)
         _report.one_of("verb", verb, ("started", "draining", "stopped", "took_over"))
         fact = events.SupervisorMoved(worker_id=worker_id, incarnation=incarnation, verb=verb)  # type: ignore[arg-type]  # checked
-        self._core.write_steadily(lambda tx: append(tx, fact, now=self._core.now()))
+        self._core.write(lambda tx: self._moved(tx, fact))
+
+    def _moved(self, tx: Transaction, fact: events.SupervisorMoved) -> None:
+        now = self._core.now()
+        append(tx, fact, now=now)
+        if fact.verb in ("draining", "stopped"):
+            self._core.seen.left(fact.worker_id)
+            keeping.has_left(tx, fact.worker_id, now)
 
 
 def _checked(report: RunReport) -> Ending:

@@ -2,7 +2,8 @@
 
 Nobody has to run a janitor: every claim first does what is due, each thing in bounded batches, and a parked
 claim is woken when the next thing falls due. Held entries are released, expired claims taken back, passed
-deadlines swept, usage that left its window taken off, contexts refilled, dependents seen to.
+deadlines swept, usage that left its window taken off, contexts refilled, entries kept no longer for a worker,
+dependents seen to.
 
 **When the wall clock jumps** (a laptop slept, a clock was corrected) every live claim would seem to have
 expired at once, or to last for hours. A claim is a hold for so much *elapsed* time. So the file remembers by how
@@ -13,15 +14,17 @@ until it is started anew; after that there is nothing to compare with.
 
 from __future__ import annotations
 
-from rota.kernel import after, contexts, flows, windows
+from rota.kernel import after, contexts, flows, keeping, windows
 from rota.kernel.core import Core
 from rota.kernel.endings import Ending, end_runs
 from rota.kernel.journal import append
 from rota.kernel.pulse import Pulse, pulse
-from rota.model.events import ClaimsExtended, ClockJumped, EntriesExpired, EntriesReleased
-from rota.store import Transaction
+from rota.kernel.rows import options_of
+from rota.model.events import ClaimsExtended, ClockJumped, EntriesExpired, EntriesKept, EntriesReleased
+from rota.store import Row, Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import file as file_sql
+from rota.store.statements import queue as queue_sql
 
 __all__ = ["JUMP_MIN_S", "PROMOTE_MAX", "RECLAIM_MAX", "SWEEP_MAX", "Clockwork", "expire_claims", "sweep"]
 
@@ -56,19 +59,21 @@ class Clockwork:
         final: list[int] = []
         expired: list[int] = []
         if beat.held_at is not None and beat.held_at <= now:
-            promote(tx, now)
+            promote(tx, self._core, now)
         if beat.expires_at is not None and beat.expires_at <= now:
             expired = [row[0] for row in tx.run(sql.EXPIRED_CLAIMS, (now, RECLAIM_MAX))]
             final += expire_claims(tx, self._core, expired, now)
         if expired or (beat.deadline is not None and beat.deadline < now):  # what was taken back may be too late, too
-            swept, cancelled = sweep(tx, now)
+            swept, cancelled = sweep(tx, self._core, now)
             final += swept + cancelled
         if beat.edge_at is not None and beat.edge_at <= now:
             windows.roll(tx, now)
         if beat.refill_at is not None and beat.refill_at <= now:
             contexts.refill(tx, now)
+        if beat.kept_until is not None and beat.kept_until <= now:
+            keeping.long_enough(tx, now)
         if beat.fallout:
-            final += after.see_to_fallout(tx, now)
+            final += after.see_to_fallout(tx, self._core, now)
         return self._remember(tx, pulse(tx), own_time), final
 
     def _remember(self, tx: Transaction, beat: Pulse, own_time: bool) -> Pulse:
@@ -105,30 +110,43 @@ class Clockwork:
         self._offset_s = before_s
 
 
-def promote(tx: Transaction, now: float) -> int:
-    """Release held entries whose time has come, earliest first."""
+def promote(tx: Transaction, core: Core, now: float) -> int:
+    """Release held entries whose time has come, earliest first; some are then kept for a worker."""
     due = tx.run(sql.HELD_DUE, (now, PROMOTE_MAX))
-    tx.run_many(sql.PROMOTE, [(row[0],) for row in due])
+    kept = {row[0] for row in due if row[4] is not None and _is_kept(tx, core, row, now)}
+    tx.run_many(queue_sql.RELEASE, [("worker" if row[0] in kept else None, row[0]) for row in due])
     for hold in ("time", "backoff"):
-        rows = [row for row in due if row[3] == hold]
+        rows = [row for row in due if row[3] == hold and row[0] not in kept]
         if rows:
             event_id = append(tx, EntriesReleased(hold=hold, sched_ids=[row[0] for row in rows]), now=now)
             flows.touch(tx, {(row[1], row[2]) for row in rows}, event_id=event_id)
+    if kept:
+        append(tx, EntriesKept(hold="time", sched_ids=sorted(kept)), now=now)
     tx.notes.wake = tx.notes.wake or bool(due)
     return len(due)
+
+
+def _is_kept(tx: Transaction, core: Core, due: Row, now: float) -> bool:
+    """Whether an entry whose time has come waits on, for a worker; one that was tried before goes anywhere."""
+    sched_id, _, _, hold, options, attempt, kind, priority, runnable_at = due
+    if hold != "time" or attempt > 0:
+        return False
+    wish = keeping.Wish(sched_id, options_of(options).affinity, kind, priority, runnable_at)
+    return keeping.hold_for(tx, core.seen, wish, now) is not None
 
 
 def expire_claims(tx: Transaction, core: Core, sched_ids: list[int], now: float) -> list[int]:
     """Take claims back: their runs count as crashed. The answer is every entry that ended for good."""
     endings = [Ending(sched_id, "crashed", outcome="claim_expired", verb="reclaim") for sched_id in sched_ids]
-    return end_runs(tx, endings, now, core.chance).final if endings else []
+    return end_runs(tx, core, endings, now).final if endings else []
 
 
-def sweep(tx: Transaction, now: float) -> tuple[list[int], list[int]]:
+def sweep(tx: Transaction, core: Core, now: float) -> tuple[list[int], list[int]]:
     """Move waiting entries past their deadline to expired, at most `SWEEP_MAX`: who, and who was cancelled for it."""
     late = [row[0] for row in tx.run(sql.PAST_DEADLINE, (now, SWEEP_MAX))]
     if not late:
         return [], []
+    keeping.forget(tx, late)
     tx.run_many(sql.EXPIRE, [(now, sched_id) for sched_id in late])
     append(tx, EntriesExpired(sched_ids=late), now=now)
-    return late, after.ended(tx, late, now)
+    return late, after.ended(tx, core, late, now)

@@ -167,10 +167,18 @@ class EntriesReturned(Fact, frozen=True, kw_only=True):
 
 
 class EntriesReleased(Fact, frozen=True, kw_only=True):
-    """Held entries became ready: their time came or what they waited for ended."""
+    """Held entries became ready: their time came, what they waited for ended, or the worker they waited for asked."""
 
     kind = "kernel.sched.released"
     hold: str
+    sched_ids: list[int]
+
+
+class EntriesKept(Fact, frozen=True, kw_only=True):
+    """Held entries could be ready, and are kept for the worker they would rather have."""
+
+    kind = "kernel.sched.kept"
+    hold: str  # what they had waited for
     sched_ids: list[int]
 
 
@@ -289,6 +297,14 @@ class ShareWindowSet(Fact, frozen=True, kw_only=True):
 
     kind = "kernel.share.window_set"
     window_s: float
+    previous_s: float
+
+
+class AffinityWaitSet(Fact, frozen=True, kw_only=True):
+    """Entries wait this long for the worker they would rather have from now on."""
+
+    kind = "kernel.affinity.wait_set"
+    wait_s: float
     previous_s: float
 
 

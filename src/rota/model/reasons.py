@@ -226,6 +226,17 @@ class NoSlot(Ordering, frozen=True, kw_only=True, tag="no_slot"):
         return f"no free slot{kind} ({self.busy} busy)"
 
 
+class WaitsForWorker(Ordering, frozen=True, kw_only=True, tag="waits_for_worker"):
+    """It is kept for the worker it would rather have, for a while."""
+
+    worker_id: str
+    until_at: float
+
+    def sentence(self) -> str:
+        """The reason in words."""
+        return f"it is kept for worker {self.worker_id} until {self.until_at}"
+
+
 class Outranked(Ordering, frozen=True, kw_only=True, tag="outranked"):
     """Others go first."""
 
@@ -273,7 +284,7 @@ class OutsideWindow(Ordering, frozen=True, kw_only=True, tag="outside_window"):
         return f"it is not among the candidates that the policy is shown, at most {self.window}"
 
 
-OrderingReason: TypeAlias = NoSlot | Outranked | CrowdedOut | NotPicked | OutsideWindow
+OrderingReason: TypeAlias = NoSlot | WaitsForWorker | Outranked | CrowdedOut | NotPicked | OutsideWindow
 
 
 class Because(msgspec.Struct, frozen=True, gc=False):

@@ -104,7 +104,7 @@ class ScheduleSpec(_SeedSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
     kind: str | None = None  # the kind of slot it needs; None runs anywhere
     workspace: str | None = None  # the workspace it prefers
     workspace_mode: Literal["exclusive", "shared"] | None = None  # None needs none
-    affinity: str | None = None  # the slot it would rather have
+    affinity: str | None = None  # the worker it would rather have
     parent_id: int | None = None  # the entry that spawned it and lends it budget and priority
     correlation_id: str | None = None
     causation_id: str | None = None
@@ -193,7 +193,7 @@ class ReadyEntry(_SeedEntry, frozen=True, kw_only=True):
     """A queue row as everybody sees it."""
 
     project_id: str | None = None
-    hold: Literal["time", "after", "backoff"] | None = None  # why a queued entry is not ready
+    hold: Literal["time", "after", "backoff", "worker"] | None = None  # why a queued entry is not ready
     attempt: int = 0  # runs begun so far; the live run's number while dispatched
     max_attempts: int = 3
     outcome: str | None = None  # finer than exit_kind: timed_out, over_budget, quarantined, …

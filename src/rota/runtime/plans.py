@@ -49,6 +49,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     ceiling: dict[str, int] = {}
     draws_on: tuple[str, ...] = ()
     kind: str | None = None
+    affinity: str | None = None
     workspace: str | None = None
     workspace_mode: Literal["exclusive", "shared"] | None = None
     max_attempts: int = 3
@@ -84,6 +85,7 @@ def spec_for(agent: Agent, plan: RunPlan | None, payload: Mapping[str, Any], **s
             "ceiling": _ceiling(plan),
             "draws_on": plan.draws_on,
             "kind": plan.kind,
+            "affinity": plan.affinity,
             "workspace": plan.workspace,
             "workspace_mode": plan.workspace_mode,
             "max_attempts": 1 if plan.restart.when == "never" else plan.max_attempts,

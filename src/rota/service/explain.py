@@ -21,12 +21,13 @@ from typing import NamedTuple, cast
 import msgspec
 
 from rota.errors import SchedInvalidPayload
+from rota.kernel import keeping
 from rota.kernel.asks import Ask, ask_of
 from rota.kernel.claims import ClaimPass, Taken, Terms
 from rota.kernel.flows import Served
 from rota.kernel.pulse import Pulse
 from rota.kernel.rehearsal import Stage
-from rota.kernel.rows import DISPATCHED_AT, KIND, PID, PRIORITY, RUNNABLE_AT, STATE
+from rota.kernel.rows import DISPATCHED_AT, KIND, PID, PRIORITY, RUNNABLE_AT, STATE, state_and_hold
 from rota.model import reasons
 from rota.model.checks import Checks
 from rota.model.explanation import Ahead, Change, Estimate, Explanation
@@ -42,6 +43,7 @@ from rota.service.window import WINDOW_MAX
 from rota.store import Row, Transaction
 from rota.store.statements import claims as claim_sql
 from rota.store.statements import journal as journal_sql
+from rota.store.statements import queue as queue_sql
 
 __all__ = ["LOOK_MAX", "NAMED_MAX", "RECENT_MAX", "explain"]
 
@@ -49,6 +51,7 @@ LOOK_MAX = 500  # entries behind the claim's own that are looked at for a positi
 NAMED_MAX = 5  # of those that go first
 RECENT_MAX = 1_000  # events from which the pace is reckoned
 _NOBODY = Served()
+_KEPT = (EntryState.QUEUED, "worker")
 _queue = Checks("Queue", SchedInvalidPayload)
 
 
@@ -72,6 +75,8 @@ def explain(
     ask = ask_of(worker_id=worker_id, max_n=max_n, kinds=kinds, now=now)
 
     def play(stage: Stage) -> tuple[Row, Explanation]:
+        if stage.beat.kept_until is not None:
+            keeping.has_asked(stage.tx, ask.worker.worker_id, ask.kinds, ask.most, stage.now)
         row = stage.row(sched_id)
         return row, _explained(dispatcher, stage, row, ask, _chosen(dispatcher, stage, policy, from_outside))
 
@@ -99,6 +104,8 @@ def _explained(dispatcher: Dispatcher, stage: Stage, row: Row, ask: Ask, chosen:
     turn = _Turn(policy=chosen.policy.name)
     if row[STATE] == EntryState.QUEUED and row[KIND] is not None and row[KIND] not in terms.kinds:
         turn = turn._replace(ordering=(_no_slot(stage, row),))
+    elif state_and_hold(row) == _KEPT:
+        turn = turn._replace(ordering=(_waits_for_worker(stage, row),))
     elif not blocked:
         turn = _let_happen(dispatcher, stage, row, terms, chosen.policy)
     return Explanation(
@@ -240,6 +247,11 @@ def _no_slot(stage: Stage, row: Row) -> OrderingReason:
     return reasons.NoSlot(kind=row[KIND], busy=busy)
 
 
+def _waits_for_worker(stage: Stage, row: Row) -> OrderingReason:
+    worker_id, until_at = stage.tx.run(queue_sql.KEPT_FOR, (row[0],))[0]
+    return reasons.WaitsForWorker(worker_id=worker_id, until_at=until_at)
+
+
 def _ahead(taken: Taken) -> Ahead:
     return Ahead(taken.row[0], taken.pid, taken.project_id, _score(taken))
 
@@ -261,6 +273,8 @@ def _estimate(stage: Stage, row: Row, blocked: Sequence[Blocking], ordering: Seq
     if not ordering:
         return Estimate(stage.now, "the next such claim returns it")
     last = ordering[-1]
+    if isinstance(last, reasons.WaitsForWorker):
+        return Estimate(last.until_at, "others may have it then; its worker may before, when it asks for work")
     return _by_pace(stage, last) if isinstance(last, reasons.Outranked) else Estimate(None, last.sentence())
 
 
@@ -303,6 +317,8 @@ def _changes(stage: Stage, row: Row, blocked: Sequence[Blocking], turn: _Turn) -
     yield from lifting(stage, row, blocked)
     if any(isinstance(reason, reasons.NoSlot) for reason in turn.ordering):
         yield Change(f"let a worker with a slot of kind {row[KIND]} ask for work")
+    elif any(isinstance(reason, reasons.WaitsForWorker) for reason in turn.ordering):
+        yield Change("let anybody have it", "queue.release", {"sched_id": row[0]})
     elif turn.ordering and turn.policy == "strict" and turn.claimed:
         priority = _high_enough(turn)
         yield Change(f"raise its priority to {priority}", "queue.change", {"sched_id": row[0], "priority": priority})

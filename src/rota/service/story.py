@@ -72,6 +72,9 @@ def _naming(tx: Transaction, sched_id: int, stretches: list[tuple[int, int]]) ->
             yield event_of(row)
 
 
+_HOLDS = {"worker": "for its worker"}  # the others say it themselves
+
+
 def _steps(found: dict[int, Event], sched_id: int) -> Iterator[Step]:
     for event_id, event in sorted(found.items()):
         words = _words(events.decode(event.kind, event.payload), sched_id)
@@ -84,7 +87,7 @@ def _words(fact: Fact, sched_id: int) -> str | None:  # noqa: PLR0911, PLR0912  
     match fact:
         case events.EntriesEnqueued(held=held):
             hold = next((hold for hold, ids in held.items() if sched_id in ids), None)
-            return f"enqueued, held: {hold}" if hold else "enqueued"
+            return f"enqueued, held: {_HOLDS.get(hold, hold)}" if hold else "enqueued"
         case events.EntriesClaimed():
             return _claimed(fact, sched_id)
         case events.EntriesCompleted(entries=entries):
@@ -94,7 +97,9 @@ def _words(fact: Fact, sched_id: int) -> str | None:  # noqa: PLR0911, PLR0912  
         case events.EntriesReturned(sched_ids=ids) if sched_id in ids:
             return f"back in the queue: {fact.verb}" + (f" ({fact.reason})" if fact.reason else "")
         case events.EntriesReleased(sched_ids=ids) if sched_id in ids:
-            return f"ready: its wait ({fact.hold}) is over"
+            return f"ready: its wait ({_HOLDS.get(fact.hold, fact.hold)}) is over"
+        case events.EntriesKept(sched_ids=ids) if sched_id in ids:
+            return f"kept for its worker: its wait ({_HOLDS.get(fact.hold, fact.hold)}) is over"
         case events.EntriesExpired(sched_ids=ids) if sched_id in ids:
             return "expired: its deadline passed"
         case events.EntriesCancelled(sched_ids=ids) if sched_id in ids:

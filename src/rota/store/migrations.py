@@ -305,6 +305,24 @@ STEPS: dict[int, str] = {
             checkpoint TEXT
         );
     """,
+    # A check is no more than text in the schema, and a looser one is true of every row there is: so the text is changed
+    # and the table is not made anew, which could take minutes.
+    103: """
+        PRAGMA writable_schema = ON;
+        UPDATE sqlite_schema SET sql = replace(sql, 'hold = ''backoff'')', 'hold = ''backoff'' OR hold = ''worker'')')
+            WHERE type = 'table' AND name = 'agent_schedule_queue';
+        PRAGMA writable_schema = RESET;
+        CREATE TABLE kept_entries (
+            sched_id INTEGER PRIMARY KEY REFERENCES agent_schedule_queue(sched_id) ON DELETE CASCADE,
+            worker_id TEXT NOT NULL,
+            kind TEXT,
+            priority INTEGER NOT NULL,
+            runnable_at REAL NOT NULL,
+            until_at REAL NOT NULL
+        );
+        CREATE INDEX idx_kept_worker ON kept_entries (worker_id, kind, priority DESC, runnable_at, sched_id);
+        CREATE INDEX idx_kept_until ON kept_entries (until_at);
+    """,
 }
 LATEST = max(STEPS)
 

@@ -28,11 +28,12 @@ class Statement(NamedTuple):
 class Notes:
     """What work has to say besides its answer."""
 
-    __slots__ = ("after", "due_at", "undone", "wake")
+    __slots__ = ("after", "due_at", "speaks_for_others", "undone", "wake")
 
     def __init__(self) -> None:
         self.wake = False  # somebody who waits may have an answer now
         self.due_at: float | None = None  # somebody who waits may have one then, by the wall clock
+        self.speaks_for_others = True  # who asks the same question would get the same answer
         self.after: list[Callable[[], None]] = []  # to be called once it is durable
         self.undone: list[Callable[[], None]] = []  # to be called if it never became durable
 
@@ -87,7 +88,8 @@ class Store(Protocol):
     ) -> list[T]:
         """Like write, but while the answer is empty wait for one, at most this long, or until nudged.
 
-        Those who wait with an equal `same` ask the same question: when one gets nothing, none would.
+        Those who wait with an equal `same` ask the same question: when one gets nothing, none would, unless its notes
+        say that it speaks for nobody else.
         """
         ...
 

@@ -475,7 +475,7 @@ class Writer:
                 rider.notes.due_at = in_vain[rider.same]
                 continue
             self._run(rider, shared=True)
-            if rider.waits and rider.same is not None:
+            if rider.waits and rider.same is not None and rider.notes.speaks_for_others:
                 in_vain[rider.same] = rider.notes.due_at
 
     def _settle(self, request: Request[Any]) -> None:

@@ -202,6 +202,7 @@ class AgentTable(_Table, frozen=True, kw_only=True):
     restart: Annotated[RestartTable, Meta(description="What happens when runs end badly.")] = RestartTable()
     stop_grace_s: Annotated[Seconds, Meta(description="Between asking, SIGTERM and SIGKILL.")] = usually_s(5)
     kind: Annotated[Name | None, Meta(description="The kind of slot it needs.")] = None
+    affinity: Annotated[Name | None, Meta(description="The worker it would rather have, if that is about.")] = None
     workspace: Annotated[
         Literal["exclusive", "shared"] | None, Meta(description="Whether a run needs a workspace of its project.")
     ] = None
@@ -247,6 +248,7 @@ class AgentTable(_Table, frozen=True, kw_only=True):
             ceiling=self.ceiling,
             draws_on=self.draws_on,
             kind=self.kind,
+            affinity=self.affinity,
             workspace_mode=self.workspace,
             max_attempts=self.restart.attempts,
         )

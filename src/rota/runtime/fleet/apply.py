@@ -72,7 +72,7 @@ def difference(desk: Registers, fleet: Fleet) -> list[Step]:
     for name, table in fleet.agents.items():
         _check_project(name, table, agents.get(name))
     steps = [
-        *_window_steps(desk, fleet),
+        *_scheduling_steps(desk, fleet),
         *_project_steps(desk, fleet, projects),
         *NamedLimits(desk, fleet).steps(),
         *_agent_steps(desk, fleet, agents),
@@ -149,13 +149,19 @@ def _budget_steps(
         yield Step(change, later(desk.ledger.set_budget, level, owner, dim, None))
 
 
-def _window_steps(desk: Registers, fleet: Fleet) -> Iterator[Step]:
-    """How far back fair_share looks: before any project is made, which is counted in that window."""
+def _scheduling_steps(desk: Registers, fleet: Fleet) -> Iterator[Step]:
+    """How far back fair_share looks: before any project is made, which is counted in that window. And for how long
+    entries are kept for a worker."""
     before_s, window_s = desk.ledger.share_window(), fleet.scheduling.rolling_window_hours * 3600.0
     if before_s != window_s:
         fields = {"window_s": [before_s, window_s]}
         change = Change(what="scheduling", name="rolling_window_hours", verb="changed", fields=fields)
         yield Step(change, later(desk.ledger.set_share_window, window_s))
+    before_s, wait_s = desk.queue.affinity_wait(), float(fleet.scheduling.affinity_wait_s)
+    if before_s != wait_s:
+        fields = {"wait_s": [before_s, wait_s]}
+        change = Change(what="scheduling", name="affinity_wait_s", verb="changed", fields=fields)
+        yield Step(change, later(desk.queue.set_affinity_wait, wait_s))
 
 
 def _global_steps(desk: Registers, fleet: Fleet, known: dict[str, BudgetLine]) -> Iterator[Step]:

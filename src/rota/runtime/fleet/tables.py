@@ -103,7 +103,7 @@ class SchedulingTable(_Table, frozen=True, kw_only=True):
         bool, Meta(description="`fair_share`: a project without a run in the window goes first.")
     ] = True
     affinity_wait_s: Annotated[
-        Seconds, Meta(description="How long an entry waits for the slot it would rather have.")
+        Seconds, Meta(description="How long an entry is kept for the worker it would rather have.")
     ] = usually_s(120)
     budget: Annotated[
         dict[str, Amount],

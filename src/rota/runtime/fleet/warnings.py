@@ -41,8 +41,6 @@ def _of_scheduling(fleet: Fleet, policy: Policy) -> Iterator[str]:
     usual, said = SchedulingTable(), fleet.scheduling
     if policy.bound is None:
         yield f"policy: {policy.name} may let unimportant entries wait for ever"
-    if said.affinity_wait_s != usual.affinity_wait_s:
-        yield "scheduling.affinity_wait_s: not applied by the supervisor; only the fair-share door waits for a slot"
     if said.min_task_guarantee != usual.min_task_guarantee and fleet.policy_name != "fair_share":
         yield f"scheduling.min_task_guarantee: {fleet.policy_name} has no guarantee to switch off; fair_share has"
 

@@ -17,6 +17,7 @@ PULSE = Statement(
     "(SELECT min(deadline) FROM agent_schedule_queue WHERE deadline IS NOT NULL AND state = 'queued'), "
     "(SELECT min(edge_at) FROM usage_windows WHERE edge_at IS NOT NULL), "
     "(SELECT min(refill_at) FROM contexts WHERE refill_at IS NOT NULL), "
+    "(SELECT min(until_at) FROM kept_entries), "
     "EXISTS (SELECT 1 FROM entry_fallout), "
     "(SELECT value FROM kernel_meta WHERE key = 'fleet_paused_by'), "
     "EXISTS (SELECT 1 FROM agent_processes WHERE paused_by IS NOT NULL OR max_concurrent = 0), "
@@ -258,14 +259,9 @@ RETURN = Statement(
 HELD_DUE = Statement(
     "entries_held_due",
     "Held entries whose time has come, earliest first.",
-    "SELECT sched_id, pid, project_id, hold FROM agent_schedule_queue "
+    "SELECT sched_id, pid, project_id, hold, options, attempt, kind, priority, runnable_at FROM agent_schedule_queue "
     "WHERE state = 'queued' AND (hold = 'time' OR hold = 'backoff') AND runnable_at <= +? "
     "ORDER BY runnable_at, sched_id LIMIT +?",
-)
-PROMOTE = Statement(
-    "entry_promote",
-    "A held entry is ready.",
-    "UPDATE agent_schedule_queue SET hold = NULL WHERE sched_id = ?",
 )
 EXPIRED_CLAIMS = Statement(
     "claims_expired",
@@ -295,6 +291,12 @@ EXTEND_ALL = Statement(
     "Give live claims the time back by which the wall clock jumped.",
     "UPDATE agent_schedule_queue SET claim_expires_at = claim_expires_at + ?1, heartbeat_at = heartbeat_at + ?1 "
     "WHERE state = 'dispatched' RETURNING sched_id",
+)
+AT_WORK = Statement(
+    "worker_at_work",
+    "Whether a worker, or one of its kinds of slots, holds a claim.",
+    "SELECT 1 FROM agent_schedule_queue INDEXED BY idx_sched_queue_live WHERE state = 'dispatched' "
+    "AND (worker_id = +?1 OR substr(worker_id, 1, length(?1) + 1) = ?1 || '/') LIMIT 1",
 )
 CLAIMS_OF_WORKER = Statement(
     "claims_of_worker",

@@ -177,7 +177,7 @@ AWAITED = Statement(
 DEPENDENTS = Statement(
     "entry_dependents",
     "The next entries that are held for one, by id.",
-    "SELECT q.sched_id, q.pid, q.project_id, q.runnable_at, q.options FROM entry_after a "
+    "SELECT q.sched_id, q.pid, q.project_id, q.runnable_at, q.options, q.kind, q.priority FROM entry_after a "
     "CROSS JOIN agent_schedule_queue q ON q.sched_id = a.sched_id "
     "WHERE a.waits_for = +? AND a.sched_id > +? AND q.state = 'queued' AND q.hold = 'after' "
     "ORDER BY a.sched_id LIMIT +?",
@@ -185,7 +185,7 @@ DEPENDENTS = Statement(
 DEPENDENT = Statement(
     "entry_dependent",
     "One entry that is held for others.",
-    "SELECT sched_id, pid, project_id, runnable_at, options FROM agent_schedule_queue "
+    "SELECT sched_id, pid, project_id, runnable_at, options, kind, priority FROM agent_schedule_queue "
     "WHERE sched_id = ? AND state = 'queued' AND hold = 'after'",
 )
 SET_OPTIONS = Statement(
@@ -212,6 +212,60 @@ FALLOUT_DONE = Statement(
     "fallout_done",
     "All who waited for an entry have been seen to.",
     "DELETE FROM entry_fallout WHERE sched_id = ?",
+)
+
+# --- what is kept for a worker -------------------------------------------------------------------
+
+KEEP = Statement(
+    "entry_keep",
+    "Keep an entry for a worker until some time. Its place in strict order is noted too, to find the first of many.",
+    "INSERT OR REPLACE INTO kept_entries (sched_id, worker_id, kind, priority, runnable_at, until_at) "
+    "VALUES (?, ?, ?, ?, ?, ?)",
+)
+KEPT_PLACE = Statement(
+    "entry_kept_place",
+    "An entry that is kept has another place in strict order.",
+    "UPDATE kept_entries SET priority = ?, runnable_at = ? WHERE sched_id = ?",
+)
+KEEP_NO_LONGER = Statement(
+    "entries_keep_no_longer",
+    "No entry is kept for longer than to this time.",
+    "UPDATE kept_entries SET until_at = ?1 WHERE until_at > ?1",
+)
+KEEP_FOR_NO_LONGER = Statement(
+    "entries_keep_for_no_longer",
+    "No entry is kept for a worker, or for one of its kinds of slots, for longer than to this time.",
+    "UPDATE kept_entries SET until_at = ?1 WHERE until_at > ?1 "
+    "AND (worker_id = ?2 OR (worker_id > ?2 || '/' AND worker_id < ?2 || '0'))",  # 0 comes after the slash
+)
+KEPT_FOR = Statement(
+    "entry_kept_for",
+    "The worker that an entry is kept for, and until when.",
+    "SELECT worker_id, until_at FROM kept_entries WHERE sched_id = ?",
+)
+_KEPT = (
+    "SELECT k.sched_id, q.pid, q.project_id, k.priority, k.runnable_at "
+    "FROM kept_entries k CROSS JOIN agent_schedule_queue q ON q.sched_id = k.sched_id"
+)
+FIRST_KEPT = Statement(
+    "entries_first_kept",
+    "The first entries of a kind that are kept for a worker, in strict order.",
+    f"{_KEPT} WHERE k.worker_id = +?1 AND k.kind IS +?2 ORDER BY k.priority DESC, k.runnable_at, k.sched_id LIMIT +?3",
+)
+KEPT_LONG_ENOUGH = Statement(
+    "entries_kept_long_enough",
+    "The entries that are kept no longer than to this time, longest first.",
+    f"{_KEPT} WHERE k.until_at <= +?1 ORDER BY k.until_at, k.sched_id LIMIT +?2",
+)
+KEPT = Statement(
+    "entry_kept",
+    "One entry, if it is kept for a worker.",
+    f"{_KEPT} WHERE k.sched_id = ?",
+)
+KEEP_NO_MORE = Statement(
+    "entries_keep_no_more",
+    "Entries are kept for nobody.",
+    f"DELETE FROM kept_entries WHERE sched_id IN {IDS}",
 )
 
 # --- retention -----------------------------------------------------------------------------------

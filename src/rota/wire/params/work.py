@@ -178,6 +178,12 @@ class EntryId(Params, frozen=True):
     sched_id: int
 
 
+class SetAffinityWait(Params, frozen=True):
+    """How long an entry is kept for the worker it would rather have."""
+
+    wait_s: float
+
+
 class RequestCancel(Params, frozen=True):
     """An entry that is to stop, and who asks."""
 

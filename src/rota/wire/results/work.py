@@ -198,6 +198,12 @@ class Next(msgspec.Struct, frozen=True):
     next_at: float | None
 
 
+class AffinityWait(msgspec.Struct, frozen=True):
+    """How long an entry is kept for the worker it would rather have, in seconds."""
+
+    wait_s: float
+
+
 # --- what a run used ---------------------------------------------------------------------------
 
 
