@@ -140,3 +140,12 @@ def test_force_tells_every_reason_at_once(world: World) -> None:
     assert [reason.context_id for reason in reasons if isinstance(reason, ContextDepleted)] == [own]
     assert all(reason.sentence() for reason in reasons)
     assert world.state(blocked) == "queued:after"
+
+
+def test_a_forced_claim_that_nobody_holds_on_to_is_taken_back_by_the_next_who_asks(world: World, pid: int) -> None:
+    """What is remembered of the pulse was read before the claim was made, and must know of it all the same."""
+    forced = world.put(pid)
+    world.queue.force_claim(forced, worker_id="operator", claim_timeout_s=10)
+    world.clock.advance(10)
+    assert world.take_ids() == []
+    assert world.state(forced) == "queued:backoff"

@@ -16,6 +16,7 @@ from rota.kernel.attendance import ABOUT_S
 from rota.kernel.keeping import AFFINITY_WAIT_S
 from rota.model.work import Backoff, ScheduleSpec
 
+LEFT = -1.0
 FINAL = ("completed", "expired", "cancelled")
 
 
@@ -141,8 +142,10 @@ class PlainQueue:
         wanted = entry.spec.affinity
         if wanted is None or self.wait_s == 0:
             return
+        if self.seen_at.get(wanted) == LEFT:
+            return
         holds = any(one.state == "dispatched" and one.worker_id == wanted for one in self.entries.values())
-        if holds or now - self.seen_at.get(wanted, -ABOUT_S) < ABOUT_S:
+        if holds or now - self.seen_at.get(wanted, now - ABOUT_S) < ABOUT_S:
             entry.hold, entry.kept_until = "worker", now + self.wait_s
 
     def _kept(self) -> list[Plain]:
@@ -341,7 +344,7 @@ class PlainQueue:
     def _take_back(self, claims: list[Plain], now: float) -> None:
         """A run that nobody held on to has crashed; if it was asked to stop, it has stopped."""
         for entry in claims:
-            self.seen_at.pop(entry.worker_id or "", None)
+            self.seen_at[entry.worker_id or ""] = LEFT
         ended = [entry for entry in claims if not self._is_retried(entry, "crashed")]
         for entry in claims:
             if entry in ended:

@@ -38,13 +38,8 @@ class Attendance:
         while len(self._seen_at) > SEEN_MAX:
             del self._seen_at[next(iter(self._seen_at))]
 
-    def lost(self, worker_id: str) -> None:
-        """A worker's claim expired: nobody knows where it is."""
-        for name in names_of(worker_id):
-            self._seen_at.pop(name, None)
-
     def left(self, worker_id: str) -> None:
-        """A worker takes nothing more, whatever it still holds."""
+        """A worker takes nothing more, whatever it still holds: it said so, or let a claim expire."""
         self.saw(worker_id, _LEFT)
         for name in [name for name in self._seen_at if name.startswith(f"{worker_id}/")]:
             self._seen_at[name] = _LEFT

@@ -196,7 +196,7 @@ def _judge(run: Run | None, ending: Ending) -> tuple[str, str]:
 def _attend(core: Core, run: Run, ending: Ending, now: float) -> None:
     """Who ends a run is there, and may well want what comes after it; who lets one expire is gone."""
     if run.worker_id is not None and ending.verb == "reclaim":
-        core.seen.lost(run.worker_id)
+        core.seen.left(run.worker_id)
     elif run.worker_id is not None and ending.token is not None:
         core.seen.saw(run.worker_id, now)
 

@@ -160,6 +160,7 @@ class Runs:
                 raise _denied(sched_id, blocked)
             keeping.release(tx, tx.run(queue_sql.KEPT, (sched_id,)), at)
             claim.offer(rows[0], because=f"forced by {by}")
+            self._foresee(beat, at + claim_timeout_s)
             return claim.seal(policy="forced", forced_by=by)[0]
 
         return self._core.write(work)
