@@ -8,6 +8,9 @@ import pytest
 
 from rota import store
 from rota.kernel import Kernel
+from rota.runtime.fleet.apply import apply
+from rota.runtime.fleet.file import load
+from rota.service.dispatcher import Dispatcher
 from rota.store.migrations import LATEST
 from tests.cli.shell import Shell
 
@@ -77,6 +80,26 @@ def test_everything_that_can_be_said_of_an_entry_is_kept(rota: Shell, path: Path
     assert (first.draws_on, first.max_attempts, first.hold) == (("openai",), 7, "time")
     assert first.deadline == pytest.approx(first.runnable_at + 3_600)
     assert (second.runnable_at, second.hold, second.trigger) == (1_896_091_200.0, "after", "cron")
+
+
+def test_what_is_not_said_of_an_entry_is_as_its_agents_plan_has_it(rota: Shell, path: Path, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text(
+        "slots = {gpu = 1}\n[limits.openai]\nrequests_per_minute = 5\n[agents.reader]\ncommand = 'true'\npriority = 4\n"
+        "kind = 'gpu'\nceiling = {tokens = 9}\ndraws_on = ['openai']\npayload = {depth = 2, short = true}\n"
+        "restart = {attempts = 2}\n"
+    )
+    kernel = working(path)
+    apply(Dispatcher(kernel), load(fleet))
+    kernel.store.close()
+    rota("enqueue", "reader", "--payload", '{"short": false}')
+    rota("enqueue", "reader", "--priority", 0, "--ceiling", "tokens=1", "--max-attempts", 5)
+    kernel = working(path)
+    usual, other = kernel.queue.get(1), kernel.queue.get(2)
+    kernel.store.close()
+    assert (usual.priority, usual.kind, usual.ceiling, usual.draws_on) == (4, "gpu", {"tokens": 9}, ("openai",))
+    assert (usual.payload, usual.max_attempts) == ({"depth": 2, "short": False}, 2)
+    assert (other.priority, other.ceiling, other.max_attempts) == (0, {"tokens": 1}, 5)
 
 
 def test_waiting_for_an_entry_prints_what_it_returned(rota: Shell, path: Path, pid: int) -> None:

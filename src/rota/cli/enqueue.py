@@ -17,7 +17,9 @@ def enqueue(
     agent: Annotated[str, typer.Argument(help="The agent, by pid or by name.")],
     *,
     payload: Annotated[str, typer.Option("--payload", "-p", help="A JSON object for the run.")] = "{}",
-    priority: Annotated[int, typer.Option("--priority", help="Higher is sooner.")] = 0,
+    priority: Annotated[
+        int | None, typer.Option("--priority", help="Higher is sooner; if nothing is said, the agent's own.")
+    ] = None,
     delay: Annotated[str | None, typer.Option("--in", help="Not before so long from now: 90s, 5m, 2h, 1d.")] = None,
     at: Annotated[str | None, typer.Option("--at", help="Not before this date and time, or epoch seconds.")] = None,
     within: Annotated[str | None, typer.Option("--within", help="Drop it if it has not begun by then: 5m.")] = None,
@@ -37,17 +39,17 @@ def enqueue(
     workspace_mode: Annotated[
         Literal["exclusive", "shared"] | None, typer.Option("--workspace-mode", help="It needs a workspace, so.")
     ] = None,
-    max_attempts: Annotated[int, typer.Option("--max-attempts", help="How often it may be tried.")] = 3,
+    max_attempts: Annotated[int | None, typer.Option("--max-attempts", help="How often it may be tried.")] = None,
     wait: Annotated[str | None, typer.Option("--wait", help="Wait so long for its end, and print its result.")] = None,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Ask for one run of an agent; the entry's number is printed."""
+    """Ask for one run of an agent; the entry's number is printed. What is not said is as the agent's plan has it."""
     from rota.cli import typed
     from rota.cli.connection import open_desk
     from rota.cli.output import now
     from rota.errors import InvalidInput
-    from rota.model.work import ScheduleSpec
+    from rota.runtime.plans import plan_of, spec_for
 
     if delay is not None and at is not None:
         raise InvalidInput("--in and --at say the same thing", field="at", hint="Say one of them.")
@@ -56,27 +58,28 @@ def enqueue(
         runnable_at = now() + typed.seconds(delay, "in")
     deadline = None if within is None else max(now(), runnable_at) + typed.seconds(within, "within")
     wait_s = None if wait is None else typed.seconds(wait, "wait")
+    said: dict[str, Any] = {
+        "priority": priority,
+        "deadline": deadline,
+        "key": key,
+        "kind": kind,
+        "affinity": affinity,
+        "workspace": workspace,
+        "workspace_mode": workspace_mode,
+        "max_attempts": max_attempts,
+        "expected": typed.amounts(expect, "expect") if expect else None,
+        "ceiling": typed.amounts(ceiling, "ceiling") if ceiling else None,
+        "draws_on": tuple(draws_on) if draws_on else None,
+        "runnable_at": runnable_at,
+        "trigger": trigger,
+        "tags": tuple(tag or ()),
+        "after": tuple(after or ()),
+        "on_failed": on_failed,
+    }
+    given = {field: value for field, value in said.items() if value is not None}
     with open_desk(store) as desk:
-        spec = ScheduleSpec(
-            typed.pid_of(desk, agent),
-            priority,
-            runnable_at,
-            deadline,
-            trigger,
-            typed.json_object(payload, "payload"),
-            tags=tuple(tag or ()),
-            key=key,
-            after=tuple(after or ()),
-            on_failed=on_failed,
-            max_attempts=max_attempts,
-            expected=typed.amounts(expect or [], "expect"),
-            ceiling=typed.amounts(ceiling or [], "ceiling"),
-            draws_on=tuple(draws_on or ()),
-            kind=kind,
-            affinity=affinity,
-            workspace=workspace,
-            workspace_mode=workspace_mode,
-        )
+        who = typed.agent_of(desk, agent)
+        spec = spec_for(who, plan_of(who), typed.json_object(payload, "payload"), **given)
         sched_id = desk.queue.enqueue(spec)
         _tell(desk, sched_id, wait_s, as_json=as_json)
 

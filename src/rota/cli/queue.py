@@ -57,7 +57,8 @@ def _row(entry: ReadyEntry) -> tuple[object, ...]:
     from rota.cli.output import now, when
 
     instant = entry.runnable_at if entry.state == "queued" else entry.completed_at or entry.dispatched_at
-    state = entry.exit_kind if entry.state == "completed" else entry.hold or entry.state
+    hold = "kept" if entry.hold == "worker" else entry.hold
+    state = entry.exit_kind if entry.state == "completed" else hold or entry.state
     return (
         entry.sched_id,
         entry.pid,

@@ -11,7 +11,7 @@ from rota.errors import InvalidInput, NotFound
 from rota.kernel import EntryFilter
 from rota.model.work import Agent
 
-__all__ = ["amounts", "filter_of", "instant", "json_object", "pid_of", "seconds"]
+__all__ = ["agent_of", "amounts", "filter_of", "instant", "json_object", "pid_of", "seconds"]
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -19,6 +19,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 class _Agents(Protocol):
     def find(self, name: str) -> list[Agent]: ...
+    def get(self, pid: int) -> Agent: ...
 
 
 class _HasAgents(Protocol):
@@ -27,16 +28,25 @@ class _HasAgents(Protocol):
 
 
 def pid_of(desk: _HasAgents, who: str) -> int:
+    """The pid of an agent, by itself, or by a name that one living agent has."""
+    return int(who) if _is_pid(who) else agent_of(desk, who).pid
+
+
+def _is_pid(who: str) -> bool:
+    return who.isascii() and who.isdecimal()
+
+
+def agent_of(desk: _HasAgents, who: str) -> Agent:
     """An agent by its pid, or by its name where one living agent has it."""
-    if who.isascii() and who.isdecimal():
-        return int(who)
+    if _is_pid(who):
+        return desk.agents.get(int(who))
     found = desk.agents.find(who)
     if not found:
         raise NotFound(f"no living agent is called {who!r}", hint="`rota agents` shows who there is.", name=who)
     if len(found) > 1:
         pids = ", ".join(str(agent.pid) for agent in found)
         raise InvalidInput(f"{len(found)} agents are called {who!r}", field="agent", hint=f"Say which: {pids}.")
-    return found[0].pid
+    return found[0]
 
 
 def filter_of(
