@@ -229,6 +229,18 @@ def test_a_wait_that_is_no_time_is_refused(world: World, bad: object) -> None:
         world.queue.set_affinity_wait(bad)  # type: ignore[arg-type]  # on purpose
 
 
+# --- looking -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("busy")
+def test_to_peek_as_the_worker_is_to_see_what_is_kept_for_it_and_to_change_nothing(world: World, pid: int) -> None:
+    wanted, low = world.put(pid, affinity="box"), world.put(pid, priority=-1)
+    before = world.everything()
+    assert [entry.sched_id for entry in world.queue.peek(5)] == [low]
+    assert [entry.sched_id for entry in world.queue.peek(5, worker_id="box")] == [wanted, low]
+    assert world.everything() == before
+
+
 # --- those who wait for work -----------------------------------------------------------------------
 
 

@@ -243,7 +243,7 @@ for field in ScheduleSpec.__struct_fields__[1:]:
 VERBS |= {
     "agents.paused": (lambda world: world.agents.paused, {"by": "anna", "limit": 10}),
     "journal.wait": (lambda world: world.journal.wait, {"since": 0, "wait_s": 0.0}),
-    "queue.peek": (lambda world: world.queue.peek, {"max_n": 1, "kinds": ("gpu",)}),
+    "queue.peek": (lambda world: world.queue.peek, {"max_n": 1, "kinds": ("gpu",), "worker_id": "w"}),
     "queue.nudge": (lambda world: world.queue.nudge, {"worker_id": "w", "incarnation": "i"}),
     "supervision.turn": (
         lambda world: world.kernel.supervision.turn,

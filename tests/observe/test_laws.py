@@ -16,7 +16,11 @@ from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import World
 from tests.observe.test_board import counts_of, folded
 
-VERBS = ("put", "put_many", "put_late", "put_after", "take", "end", "fail", "back", "cancel", "change", "wait", "ask")
+VERBS = (
+    "put", "put_many", "put_late", "put_after", "take", "end", "fail", "back", "cancel", "change", "release", "wait",
+    "ask",
+)  # fmt: skip
+WORKERS = (None, "worker", "box")  # whom an entry would rather have: the first asks often, the second now and then
 DEEDS = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 40)), max_size=60)
 
 
@@ -26,18 +30,20 @@ def do(world: World, pid: int, verb: str, number: int) -> None:
     token = _token(world, sched_id)
     if verb == "put":
         spec = {"retry_on": ("failed", "crashed"), "backoff": Backoff(base_s=3.0), "max_attempts": 2}
-        world.put(pid, deadline=world.now + 50 if number % 5 == 0 else None, **spec)
+        deadline = world.now + 50 if number % 5 == 0 else None
+        world.put(pid, deadline=deadline, affinity=WORKERS[number % 3], **spec)
     elif verb == "put_many":
         later = world.now + number % 7
         world.queue.enqueue_many(
             [ScheduleSpec(pid, runnable_at=later if n % 2 else 0.0) for n in range(number % 5 + 1)]
         )
     elif verb == "put_late":
-        world.put(pid, runnable_at=world.now + number)
+        world.put(pid, runnable_at=world.now + number, affinity=WORKERS[number % 3])
     elif verb == "put_after":
-        world.put(pid, after=(sched_id,), on_failed=("cancel", "run", "hold")[number % 3])
+        failed = ("cancel", "run", "hold")[number % 3]
+        world.put(pid, after=(sched_id,), on_failed=failed, affinity=WORKERS[number % 2])
     elif verb == "take":
-        world.take(number % 4 + 1, claim_timeout_s=10.0)
+        world.take(number % 4 + 1, claim_timeout_s=10.0, worker_id="worker" if number % 5 else "box")
     elif verb in ("end", "fail"):
         world.queue.complete(sched_id, "completed" if verb == "end" else "failed", token=token)
     elif verb == "back":
@@ -49,6 +55,8 @@ def do(world: World, pid: int, verb: str, number: int) -> None:
     elif verb == "wait":
         world.clock.advance(number)
         world.queue.upkeep()
+    elif verb == "release" and world.queue.get(sched_id).hold == "worker":
+        world.queue.release(sched_id)
     elif verb == "ask":
         world.queue.request_cancel(sched_id)
 

@@ -298,7 +298,8 @@ def test_draining_lets_runs_end_and_takes_nothing_more(crew: Crew) -> None:
     assert second.entry().state == "queued"
 
 
-def test_a_higher_band_asks_the_lowest_run_to_give_way(crew: Crew) -> None:
+@pytest.mark.parametrize("affinity", [None, "box"])
+def test_a_higher_band_asks_the_lowest_run_to_give_way(crew: Crew, affinity: str | None) -> None:
     begun = threading.Event()
     order: list[str] = []
 
@@ -317,9 +318,9 @@ def test_a_higher_band_asks_the_lowest_run_to_give_way(crew: Crew) -> None:
         order.append("urgent")
 
     slow = background.enqueue()
-    running = crew.run_in_background(preemption_marks=(50,))
+    running = crew.run_in_background(preemption_marks=(50,), worker_id="box")
     assert begun.wait(20)
-    fast = urgent.enqueue()
+    fast = urgent.enqueue(options={"affinity": affinity})
     assert crew.ended(fast).exit_kind == "completed"
     assert crew.ended(slow).result == "finished"
     assert order == ["urgent", "background"]

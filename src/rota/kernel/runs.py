@@ -165,17 +165,21 @@ class Runs:
 
         return self._core.write(work)
 
-    def peek(self, max_n: int = 1, *, kinds: Sequence[str] = ()) -> list[ReadyEntry]:
-        """What a claim in strict order would be handed now, without handing it out."""
-        ask = ask_of(worker_id="peek", max_n=max_n, kinds=kinds)
+    def peek(self, max_n: int = 1, *, kinds: Sequence[str] = (), worker_id: str = "peek") -> list[ReadyEntry]:
+        """What a claim in strict order by a worker would be handed now, without handing it out."""
+        ask = ask_of(worker_id=worker_id, max_n=max_n, kinds=kinds)
 
-        def work(tx: Transaction) -> list[ReadyEntry]:
-            terms = Terms(ask.worker, ask.most, self._core.now(), ask.timeout_s, ask.kinds, ask.budgets_count)
-            claim = ClaimPass(tx, terms, pulse(tx))
+        def look(tx: Transaction) -> list[ReadyEntry]:
+            beat, now = pulse(tx), self._core.now()
+            if beat.kept_until is not None:
+                keeping.has_asked(tx, worker_id, ask.kinds, ask.most, now)
+            claim = ClaimPass(tx, Terms(ask.worker, ask.most, now, ask.timeout_s, ask.kinds, ask.budgets_count), beat)
             claim.strict()
             return [ready_entry_of(each.row) for each in claim.taken]
 
-        return self._core.read(work)
+        if self._core.read(lambda tx: pulse(tx).kept_until) is None:
+            return self._core.read(look)
+        return self._core.store.rehearse(look)  # what is kept for the worker has to be released first
 
     # --- holding on ------------------------------------------------------------------------------
 

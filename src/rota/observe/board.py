@@ -112,6 +112,7 @@ class Board:
             facts.ProjectUpdated: self._fold_weight,
             facts.EntriesEnqueued: self._fold_enqueued,
             facts.EntriesReleased: self._fold_released,
+            facts.EntriesKept: self._fold_kept,
             facts.EntriesChanged: self._fold_changed,
             facts.EntriesClaimed: self._fold_claimed,
             facts.EntriesCompleted: self._fold_completed,
@@ -177,16 +178,26 @@ class Board:
             if self._held.pop(sched_id, None) is not None or sched_id in self._ready:
                 self._ready[sched_id] = event.ts
 
+    def _fold_kept(self, fact: facts.EntriesKept, _event: Event) -> None:
+        """Entries need not wait for that any more, and wait for a worker instead."""
+        for sched_id in fact.sched_ids:
+            known = self._held.pop(sched_id, None) is not None
+            if self._ready.pop(sched_id, None) is not None or known:
+                self._held[sched_id] = "worker"
+
     def _fold_changed(self, fact: facts.EntriesChanged, event: Event) -> None:
-        """Another time: an entry may be held by it from now on, or not any more; one that waits for others stays."""
+        """Another time: an entry may be held by it from now on, or not any more.
+
+        One that waits for others stays, and so does one that is kept for a worker, unless its time is yet to come.
+        """
         if "runnable_at" not in fact.changes:
             return
         for sched_id in fact.sched_ids:
             if fact.changes["runnable_at"] <= event.ts:
-                if self._held.get(sched_id, "after") != "after":
+                if self._held.get(sched_id, "after") not in ("after", "worker"):
                     del self._held[sched_id]
                     self._ready[sched_id] = event.ts
-            elif self._ready.pop(sched_id, None) is not None:
+            elif self._ready.pop(sched_id, None) is not None or self._held.get(sched_id) == "worker":
                 self._held[sched_id] = "time"
 
     def _fold_claimed(self, fact: facts.EntriesClaimed, event: Event) -> None:

@@ -12,7 +12,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from rota.model.events import EntriesChanged, EntriesEnqueued, EntriesReleased, EntriesReturned, Event
+from rota.model.events import (
+    EntriesChanged,
+    EntriesEnqueued,
+    EntriesKept,
+    EntriesReleased,
+    EntriesReturned,
+    Event,
+)
 from rota.model.work import ReadyEntry
 
 __all__ = ["PEEK_MAX", "Preemption", "Running", "victims"]
@@ -41,7 +48,7 @@ def victims(running: Iterable[Running], waiting: Sequence[int], marks: Sequence[
 class Preemption:
     """Looks, whenever something became ready, whether somebody has to give way."""
 
-    kinds = (EntriesEnqueued.kind, EntriesReleased.kind, EntriesReturned.kind, EntriesChanged.kind)
+    kinds = (EntriesEnqueued.kind, EntriesReleased.kind, EntriesKept.kind, EntriesReturned.kind, EntriesChanged.kind)
 
     def __init__(
         self,

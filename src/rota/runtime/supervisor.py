@@ -216,7 +216,7 @@ class Supervisor:
 
         return Preemption(
             self.settings.preemption_marks,
-            peek=lambda most: self._desk.queue.peek(most, kinds=shift.kinds),
+            peek=lambda most: self._desk.queue.peek(most, kinds=shift.kinds, worker_id=shift.worker_id),
             running=lambda: [
                 Running(run.entry.sched_id, run.entry.priority, run.started_at)
                 for run in shift.runs

@@ -57,10 +57,11 @@ class NudgeWorker(Params, frozen=True):
 
 
 class Peek(Params, frozen=True):
-    """How many entries to look at, for which kinds of slot."""
+    """How many entries to look at, for which kinds of slot, as which worker."""
 
     max_n: int = 1
     kinds: tuple[str, ...] = ()
+    worker_id: str = "peek"
 
 
 class Explain(Params, frozen=True, kw_only=True):
