@@ -12,15 +12,16 @@ import pytest
 from rota.errors import CommandInvalid, MinderLost, SpawnFailed
 from rota.host.command import Command, Exit, Recipe
 from rota.host.processes import Minder
+from rota.host.spawning import RECIPE_KEPT_BYTES_MAX, RECIPES_MAX
 from rota.model.work import Limits
 from tests.host.support import ENV, PATIENCE_S, Pipe, dies, open_descriptors, py, sh, until, watch
 
 WAITING = py("import signal; print('ready', flush=True); signal.pause()")
 
 
-def followed(minder: Minder, command: Command | Recipe, **ordered: object) -> Exit:
+def followed(minder: Minder, command: Command | Recipe, fds: dict[int, int] | None = None) -> Exit:
     """Order a command and follow it to its end."""
-    session = minder.start(command, followed=True, **ordered)  # type: ignore[arg-type]
+    session = minder.follow(command, fds or {})
     session.started()
     ended = session.wait()
     assert ended is not None
@@ -32,7 +33,7 @@ def _open_here() -> set[str]:
 
 
 def test_what_is_over_at_once_is_told_with_its_beginning(minder: Minder) -> None:
-    session = minder.start(sh("exit 3"), followed=True)
+    session = minder.follow(sh("exit 3"), {})
     session.started()
     ended = session.wait()
     assert ended is not None
@@ -43,7 +44,7 @@ def test_what_is_over_at_once_is_told_with_its_beginning(minder: Minder) -> None
 
 def test_what_goes_on_is_told_to_run_while_others_come_and_go(minder: Minder) -> None:
     with Pipe() as pipe:
-        session = minder.start(WAITING, followed=True, stdout=pipe.theirs)
+        session = minder.follow(WAITING, {1: pipe.theirs})
         pipe.close_theirs()
         session.started()
         assert pipe.line() == "ready"
@@ -82,7 +83,7 @@ def test_channels_are_used_again_and_nothing_else_stays_open(minder: Minder) -> 
 def test_when_the_minder_is_killed_who_follows_hears_that_the_run_is_lost_and_the_command_dies() -> None:
     before = _open_here()
     with Minder() as minder, Pipe() as pipe:
-        session = minder.start(WAITING, followed=True, stdout=pipe.theirs)
+        session = minder.follow(WAITING, {1: pipe.theirs})
         pipe.close_theirs()
         session.started()
         assert pipe.line() == "ready"
@@ -101,7 +102,7 @@ def test_when_the_minder_is_killed_who_follows_hears_that_the_run_is_lost_and_th
 def test_closing_the_minder_tells_who_follows_how_the_command_ended() -> None:
     minder = Minder()
     with Pipe() as pipe:
-        session = minder.start(WAITING, followed=True, stdout=pipe.theirs)
+        session = minder.follow(WAITING, {1: pipe.theirs})
         pipe.close_theirs()
         session.started()
         assert pipe.line() == "ready"
@@ -113,7 +114,7 @@ def test_closing_the_minder_tells_who_follows_how_the_command_ended() -> None:
 
 def test_a_closed_descriptor_is_named_and_the_minder_goes_on(minder: Minder) -> None:
     with pytest.raises(CommandInvalid, match="descriptor 999, to be 1, is not open"):
-        followed(minder, sh("exit 0"), stdout=999)
+        followed(minder, sh("exit 0"), {1: 999})
     assert followed(minder, sh("exit 0")).ok
 
 
@@ -122,10 +123,58 @@ def test_a_recipe_runs_again_and_again_each_time_with_variables_of_its_own(minde
     told = []
     for number in ("1", "zwei", "\udcff"):
         with Pipe() as pipe:
-            session = minder.start(recipe, followed=True, stdout=pipe.theirs, more_env={"NUMBER": number, "FIXED": "f"})
+            session = minder.follow(recipe, {1: pipe.theirs}, more_env={"NUMBER": number, "FIXED": "f"})
             pipe.close_theirs()
             told.append(pipe.rest())
             assert session.wait() is not None
     assert told == [b"f 1\n64\n", b"f zwei\n64\n", b"f \xff\n64\n"]
-    with pytest.raises(CommandInvalid, match="env"):
-        minder.start(recipe, more_env={"A=B": "x"})
+
+
+class Text(str):
+    """Text of a class of its own, which the minder could not be told."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("env", [{"A=B": "x"}, {"": "x"}, {"A": "\0"}, {"A\0": "x"}, {"A": 1}, {"A": Text("x")}])
+def test_a_run_has_no_variables_that_no_program_could_read(minder: Minder, env: dict[str, str]) -> None:
+    recipe = Recipe(sh("exit 0"))
+    with pytest.raises(CommandInvalid) as refused:
+        minder.follow(recipe, {}, more_env=env)
+    assert refused.value.field == "env"
+    assert minder.sessions == []
+
+
+def test_a_recipe_finds_its_program_and_its_folder_anew_each_time(
+    minder: Minder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path.resolve() / name for name in ("first", "second")]
+    recipe = Recipe(Command(argv=("tool",), env={"PATH": f"{folders[0]}:{folders[1]}"}, cwd="."))
+    told = []
+    for folder in reversed(folders):  # what the second has is found as long as the first has nothing
+        folder.mkdir()
+        (folder / "tool").write_text(f"#!/bin/sh\necho {folder.name}; pwd")
+        (folder / "tool").chmod(0o755)
+        monkeypatch.chdir(folder)
+        with Pipe() as pipe:
+            session = minder.follow(recipe, {1: pipe.theirs})
+            pipe.close_theirs()
+            told.append(pipe.rest().decode().split())
+            assert session.wait() is not None
+    assert told == [["second", str(folders[1])], ["first", str(folders[0])]]
+    for folder in folders:
+        (folder / "tool").unlink()
+    with pytest.raises(SpawnFailed):
+        followed(minder, recipe)
+
+
+def test_recipes_are_told_apart_however_many_there_are_and_however_long(minder: Minder) -> None:
+    recipes = [Recipe(sh(f"exit {code} # {'x' * (code % 3) * RECIPE_KEPT_BYTES_MAX}")) for code in range(100)]
+    assert len(recipes) > RECIPES_MAX
+    for _twice in range(2):
+        sessions = [minder.start(recipe) for recipe in recipes[-3:] + recipes[:3]]
+        ends = [session.wait(PATIENCE_S) for session in sessions]
+        assert [ended.code for ended in ends if ended is not None] == [97, 98, 99, 0, 1, 2]
+        for recipe in recipes[3:-3]:
+            minder.start(recipe, tag="between")
+        until(lambda: not minder.sessions)

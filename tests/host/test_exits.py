@@ -14,7 +14,7 @@ from rota.host.environment import scrubbed
 from rota.host.lineage import MARK, Mark
 from rota.host.processes import Minder
 from rota.host.session import Session
-from tests.host.support import ENV, PATIENCE_S, Pipe, output_of, py, sh
+from tests.host.support import ENV, PATIENCE_S, Pipe, output_of, py, py_with_rota, sh
 
 
 def ended(minder: Minder, command: Command) -> Exit:
@@ -33,6 +33,20 @@ def test_an_exit_code_is_told(minder: Minder, code: int) -> None:
 def test_a_death_by_signal_is_told(minder: Minder, number: int) -> None:
     found = ended(minder, sh(f"kill -{int(number)} $$"))
     assert (found.code, found.signal) == (None, number)
+
+
+IGNORES_DEATHS = """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from rota.host.command import Command
+from rota.host.processes import Minder
+with Minder() as minder:
+    print(minder.spawn(Command(argv=("/bin/sh", "-c", "exit 7"))).wait(60).code)
+"""
+
+
+def test_an_end_is_told_to_who_ignores_the_deaths_of_its_children(minder: Minder) -> None:
+    assert output_of(minder, py_with_rota(IGNORES_DEATHS), stderr=2) == b"7\n"
 
 
 def test_what_was_used_is_told(minder: Minder) -> None:

@@ -295,14 +295,18 @@ def test_a_minder_that_finds_its_client_gone_at_its_start_ends_at_once() -> None
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("nonsense", "complaint"),
+    [(b"nonsense\n", "a frame is longer than"), (b"\x04\0\0\0\0\0\0\0what", "bad marshal data")],
+)
 def test_nonsense_on_the_socket_ends_the_minder_and_what_it_started(
-    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, nonsense: bytes, complaint: str
 ) -> None:
     with Minder() as minder, running(minder, sh("echo ready; while :; do sleep 1000; done")) as (session, _pipe):
-        minder._orders.send(b"nonsense\n")
+        minder._orders.send(nonsense)
         assert ended(session.wait(PATIENCE_S)).signal == signal.SIGKILL  # told before it ended
         until(lambda: state_of(minder.pid) == "X")
-    assert "JSONDecodeError" in capfd.readouterr().err
+    assert complaint in capfd.readouterr().err
     assert "is gone" in caplog.text
 
 

@@ -16,6 +16,7 @@ addresses that they never write to, and would not even start.
 from __future__ import annotations
 
 import errno
+import marshal
 import math
 import os
 import resource
@@ -137,40 +138,67 @@ class Joining(NamedTuple):
 
 
 class Recipe:
-    """A command in the minder's words: put into them once, ordered any number of times."""
+    """A command in the minder's words: put into them once, ordered any number of times.
+
+    What is the same for run after run is one piece of bytes. The client puts it together once, and the minder, which
+    keeps the recipes it has read, knows it by its bytes: neither has to look into it again.
+    """
 
     def __init__(self, command: Command) -> None:
         self.command = command
-        self._env = {_wire(name): _wire(value) for name, value in command.env.items()}
-        self._limits: dict[frozenset[str], list[list[Any]]] = {}  # by what a control group holds instead
-        self._fixed = {
-            "op": "spawn",
-            "argv": [_wire(text) for text in command.argv],
-            "cores": None if command.cores is None else sorted(command.cores),
-            "scheduling": None if command.scheduling is None else attributes(command.scheduling),
-        }
+        self._latest: tuple[tuple[Any, ...], bytes] = (), b""  # what the words depend on, and the words
 
     def order(self, joining: Joining, more_env: Mapping[str, str]) -> dict[str, Any]:
         """What the minder is told, for a run that has these variables too."""
-        cwd = _folder(self.command)
         return {
-            **self._fixed,
-            "path": _wire(_program(self.command, cwd)),
-            "env": {**self._env, **_more(more_env)} if more_env else self._env,
-            "cwd": _wire(cwd),
-            "limits": self._limits_beside(joining.holds),
+            "op": "spawn",
+            "recipe": self._words(joining.holds),
+            "env": _more(more_env) if more_env else {},
             "groups": joining.join,
             "at_end": joining.at_end,
         }
 
-    def _limits_beside(self, held: frozenset[str]) -> list[list[Any]]:
-        if held not in self._limits:
-            self._limits[held] = [list(limit) for limit in _limits(self.command.limits, held)]
-        return self._limits[held]
+    def _words(self, held: frozenset[str]) -> bytes:
+        cwd = _folder(self.command)
+        program = _program(self.command, cwd)  # looked for each time: it may be another than before
+        depends_on = held, cwd, program
+        latest, words = self._latest
+        if latest != depends_on:
+            words = self._put_into_words(held, cwd, program)
+            self._latest = depends_on, words
+        return words
+
+    def _put_into_words(self, held: frozenset[str], cwd: str, program: str) -> bytes:
+        command = self.command
+        return marshal.dumps(
+            {
+                "path": _wire(program),
+                "argv": [_wire(text) for text in command.argv],
+                "base_env": _wire_all(command.env),
+                "cwd": _wire(cwd),
+                "limits": [tuple(limit) for limit in _limits(command.limits, held)],
+                "cores": None if command.cores is None else sorted(command.cores),
+                "scheduling": None if command.scheduling is None else attributes(command.scheduling),
+            }
+        )
 
 
 def _more(env: Mapping[str, str]) -> dict[str, str]:
+    if _is_plain(env):
+        return dict(env)
     _check_env(env)
+    return _wire_all(env)
+
+
+def _is_plain(env: Mapping[str, str]) -> bool:
+    """Whether all of it is ASCII and nothing is to be refused: a look at all of it at once, as it nearly always is."""
+    if {*map(type, env), *map(type, env.values())} != {str} or "" in env:
+        return False
+    names, values = "".join(env), "".join(env.values())
+    return "=" not in names and "\0" not in names and "\0" not in values and names.isascii() and values.isascii()
+
+
+def _wire_all(env: Mapping[str, str]) -> dict[str, str]:
     return {_wire(name): _wire(value) for name, value in env.items()}
 
 

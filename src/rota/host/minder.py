@@ -41,8 +41,8 @@ from typing import Any
 
 from rota.host.frames import Frame, Inbox, Outbox
 from rota.host.lineage import MARK, Mark, OwnChildren, descendants_of, identity, mark_of
-from rota.host.reaping import ChildBell, bury, dead_child, kill_group
-from rota.host.spawning import HOME, StepFailed, spawn, write
+from rota.host.reaping import BlockedBell, bury, dead_child, kill_group
+from rota.host.spawning import HOME, Recipes, StepFailed, spawn, write
 from rota.host.syscalls import become_subreaper
 
 __all__ = ["Minder", "main"]
@@ -66,7 +66,7 @@ class Session:
         self.beginning: dict[str, Any] | None = None  # the report of it, as long as it was not said
         self.at_end = at_end  # files to write and folders to remove, of its control group
         self.strays: set[int] = set()  # members that had to be killed after the leader
-        self.usage = {"user_s": 0.0, "system_s": 0.0, "rss_bytes_max": 0}  # of members we buried ourselves
+        self.usage: dict[str, Any] | None = None  # of members we buried ourselves
 
     def say_beginning(self) -> None:
         """Report that it runs, with a descriptor for it; once."""
@@ -81,6 +81,9 @@ class Session:
 
     def kill(self) -> None:
         """Kill the leader's group, and its control group where there is one."""
+        if not self.at_end:
+            kill_group(self.pid, signal.SIGKILL)
+            return
         _write_all(self.at_end.get("kill", ()))
         kill_group(self.pid, signal.SIGKILL)
         self.thaw()  # a frozen group of version 1 dies only when it thaws
@@ -92,10 +95,11 @@ class Session:
 
     def add_usage(self, usage: dict[str, Any]) -> None:
         """Count what a member used."""
-        own = self.usage
-        own["user_s"] += usage["user_s"]
-        own["system_s"] += usage["system_s"]
-        own["rss_bytes_max"] = max(own["rss_bytes_max"], usage["rss_bytes_max"])
+        if self.usage is None:
+            self.usage = {"user_s": 0.0, "system_s": 0.0, "rss_bytes_max": 0}
+        self.usage["user_s"] += usage["user_s"]
+        self.usage["system_s"] += usage["system_s"]
+        self.usage["rss_bytes_max"] = max(self.usage["rss_bytes_max"], usage["rss_bytes_max"])
 
 
 class Minder:
@@ -104,7 +108,7 @@ class Minder:
     def __init__(self, orders: socket.socket, reports: socket.socket, client_pid: int, on_loss: str) -> None:
         self._orders, self._reports = orders, reports
         self._inbox, self._outbox = Inbox(orders), Outbox(reports)
-        self._bell = ChildBell()
+        self._bell = BlockedBell()
         self._children = OwnChildren()
         self._on_loss = on_loss
         self._identity = identity(os.getpid())
@@ -113,6 +117,7 @@ class Minder:
         self._sessions: dict[int, Session] = {}  # by id
         self._leaders: dict[int, Session] = {}  # by pid
         self._dead: dict[int, Session] = {}  # leaders that have died and are not buried, by pid
+        self._recipes = Recipes()
         self._held: list[list[Any]] = []  # [session whose beginning is not said yet, for how many more turns]
         self._adopted: dict[int, Session | None] = {}  # orphans that became our children; None: whose, nobody can say
         self._poll = select.poll()
@@ -183,10 +188,10 @@ class Minder:
             kill_group(session.pid, order["signal"])
 
     def _spawn(self, frame: Frame) -> None:
-        order = frame.message
+        order = self._recipes.whole(frame.message)
         session_id = order["id"]
         order["env"][MARK] = f"{self._mark}{session_id}"
-        outbox = self._channels.get(order.get("channel"), self._outbox)
+        outbox = self._channels.get(order["channel"], self._outbox)
         try:
             pid, in_force = spawn(order, frame)
         except StepFailed as failed:
@@ -194,8 +199,7 @@ class Minder:
             outbox.put({"what": "failed", "id": session_id, "step": failed.step, "errno": failed.number})
             return
         frame.close()  # before the answer: who hears that a command has started may wait for it to close them
-        self._sessions[session_id] = self._leaders[pid] = Session(session_id, pid, order["at_end"], outbox)
-        session = self._sessions[session_id]
+        session = self._sessions[session_id] = self._leaders[pid] = Session(session_id, pid, order["at_end"], outbox)
         session.beginning = {"what": "started", "id": session_id, "pid": pid, **in_force}
         if outbox is self._outbox:
             session.say_beginning()
@@ -287,10 +291,11 @@ class Minder:
 
     def _bury_leader(self, pid: int, session: Session) -> None:
         report = bury(pid)
-        session.add_usage(report)
+        if session.usage is not None:
+            session.add_usage(report)
+            report |= session.usage
         del self._dead[pid], self._leaders[pid], self._sessions[session.id]
-        report |= session.usage
-        report |= {"what": "exit", "id": session.id, "strays": len(session.strays)}
+        report["what"], report["id"], report["strays"] = "exit", session.id, len(session.strays)
         if session.beginning is not None:  # nobody was told that it runs
             report = {**session.beginning, **report, "what": "ran"}
             session.beginning = None

@@ -4,7 +4,7 @@
 its order under a lock and goes on; `spawn` also waits until the command runs. One thread listens: a beginning or an
 end is told to the session (who waits there wakes), and an end then to `on_exit`, on the listening thread. What is
 called there may start the next command, and must not wait for anything. Who orders a command and then does nothing
-but follow it can have its reports come directly (`followed`, see channels.py); then `on_exit` is on that thread.
+but follow it can have its reports come directly (`follow`, see channels.py); then `on_exit` is on that thread.
 
 The two watch each other. If the client dies, its ends of the sockets close and the minder ends every session. If the
 minder dies, the client reads an end of file: it then does what the minder would have done, as well as it can from
@@ -28,13 +28,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack
 
-import msgspec
-
 from rota.clock import Clock, SystemClock
 from rota.errors import CommandInvalid, HostError, HostUnsupported, LimitExceeded, MinderLost
 from rota.host.advisory import Advisory, reason
 from rota.host.affinity import advise, check_cores
-from rota.host.channels import Channel, Channels
+from rota.host.channels import Channels
 from rota.host.command import Command, Exit, Joining, Recipe, spawn_failed
 from rota.host.frames import FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, Inbox, encode, send
 from rota.host.lineage import identity
@@ -45,8 +43,8 @@ __all__ = ["Joinable", "Minder", "Ordered", "python_start"]
 
 LOSS_PATIENCE_MS = 2_000  # for each killed leader to die, when the minder is gone
 
+_NO_GROUP = Joining()
 _log = logging.getLogger("rota.host")
-_encode = msgspec.json.Encoder().encode
 
 
 class Joinable(Protocol):
@@ -70,7 +68,6 @@ class Ordered(TypedDict, total=False):
     more_fds: dict[int, int]  # further numbers in the command, and descriptors of ours
     group: Joinable | None  # the control group to run in
     more_env: dict[str, str]  # variables of this start alone
-    followed: bool  # the thread that orders it takes in its reports itself; see channels.py
     tag: Any  # to find it again in `on_exit`
 
 
@@ -134,7 +131,7 @@ class Minder:
             raise HostError(
                 "on_exit may not wait for a command to run", hint="Use start: this thread hears the answer."
             )
-        session = self._order(command, ordered, refusal_is_told=False)
+        session = self._order(command, _wired(ordered), ordered, refusal_is_told=False)
         session.started()
         return session
 
@@ -143,36 +140,56 @@ class Minder:
 
         What can be known beforehand (no such program on the PATH, a descriptor that is not open) is raised at once.
         """
-        return self._order(command, ordered, refusal_is_told=True)
+        return self._order(command, _wired(ordered), ordered)
 
-    def _order(self, command: Command | Recipe, ordered: Ordered, *, refusal_is_told: bool) -> Session:
+    def follow(
+        self,
+        command: Command | Recipe,
+        fds: dict[int, int],
+        *,
+        group: Joinable | None = None,
+        more_env: dict[str, str] | None = None,
+    ) -> Session:
+        """As `start`, but this thread takes in the reports itself. The descriptors are given by their numbers there."""
+        return self._order(command, fds, {"group": group, "more_env": more_env or {}}, followed=True)
+
+    def _order(
+        self,
+        command: Command | Recipe,
+        fds: dict[int, int],
+        ordered: Ordered,
+        *,
+        followed: bool = False,
+        refusal_is_told: bool = True,
+    ) -> Session:
         recipe = command if isinstance(command, Recipe) else Recipe(command)
-        group, more = ordered.get("group"), ordered.get("more_fds") or {}
-        joining = group.joining(self.pid) if group is not None else Joining()
+        group = ordered.get("group")
+        joining = group.joining(self.pid) if group is not None else _NO_GROUP
         wanted = recipe.order(joining, ordered.get("more_env") or {})
         if recipe.command.cores is not None:
             check_cores(recipe.command.cores)
-        fds = _wired({0: ordered.get("stdin"), 1: ordered.get("stdout"), 2: ordered.get("stderr")}, more)
-        session = self._session(joining, ordered)
+        if len(fds) > FRAME_FDS_MAX:
+            raise LimitExceeded("frame_fds_max", FRAME_FDS_MAX, len(fds), field="fds")
+        session = self._session(joining, ordered, followed=followed)
         session.refusal_is_told = refusal_is_told
         try:
             self._expect(session, recipe.command)
             if group is not None:
                 group.take(session)
-            self._send_spawn({**wanted, "id": session.id, "to": list(fds)}, fds, session.channel)
+            self._send_spawn(session, wanted, fds)
         except BaseException:
             self._forget(session)
             raise
         return session
 
-    def _session(self, joining: Joining, ordered: Ordered) -> Session:
+    def _session(self, joining: Joining, ordered: Ordered, *, followed: bool) -> Session:
         return Session(
             next(self._ids),
             self._clock,
             self._ask,
             joining.at_end,
             tag=ordered.get("tag"),
-            channel=self._channels.take() if ordered.get("followed") else None,
+            channel=self._channels.take() if followed else None,
             hear=self._hear,
         )
 
@@ -219,23 +236,23 @@ class Minder:
     def _announce(self, channel_id: int, fd: int) -> None:
         self._send({"op": "channel", "id": channel_id}, (fd,))
 
-    def _send_spawn(self, order: dict[str, Any], fds: dict[int, int], channel: Channel | None) -> None:
-        if channel is not None:
-            order["channel"] = channel.id
+    def _send_spawn(self, session: Session, wanted: dict[str, Any], fds: dict[int, int]) -> None:
+        wanted["id"], wanted["to"] = session.id, tuple(fds)
+        wanted["channel"] = session.channel.id if session.channel is not None else None
         try:
-            self._send(order, tuple(fds.values()))
+            self._send(wanted, tuple(fds.values()))
         except MinderLost:
             for target, fd in fds.items():
                 _check_open(target, fd)
             raise
 
     def _send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        line = _line(message, fds)
-        if len(line) > FRAME_BYTES_MAX:
-            raise LimitExceeded("frame_bytes_max", FRAME_BYTES_MAX, len(line), field="argv")
+        frame = encode(message, fds)
+        if len(frame) > FRAME_BYTES_MAX:
+            raise LimitExceeded("frame_bytes_max", FRAME_BYTES_MAX, len(frame), field="argv")
         try:
             with self._sending:
-                send(self._orders, line, fds)
+                send(self._orders, frame, fds)
         except OSError as gone:
             raise MinderLost("the minder does not listen any more") from gone
 
@@ -269,9 +286,11 @@ class Minder:
         elif command is None:
             self._tell(session, _exit(session, message))
         elif what != "failed":  # started, or ran: then it is over too
-            session.begin(message["pid"], frame.fds[0] if frame.fds else None, tuple(_advisories(command, message)))
+            session.advisories = tuple(_advisories(command, message))
             if what == "ran":
                 self._tell(session, _exit(session, message))
+            else:
+                session.begin(message["pid"], frame.fds[0] if frame.fds else None)
         else:
             refused = spawn_failed(command, command.cwd or ".", message["step"], message["errno"])
             self._tell(session, Exit(session_id=session_id, pid=0, refused=refused))
@@ -324,22 +343,13 @@ class Minder:
                 return
 
 
-def _line(message: dict[str, Any], fds: tuple[int, ...]) -> bytes:
-    """The same as `encode`, by the faster encoder; it does not know bytes that are not UTF-8, as a path may have."""
-    try:
-        return _encode({**message, "fds": len(fds)} if fds else message) + b"\n"
-    except UnicodeEncodeError:
-        return encode(message, fds)
-
-
-def _wired(standard: dict[int, int | None], more: dict[int, int]) -> dict[int, int]:
-    """The descriptors of a command by the numbers they get there, not too many."""
-    if standard.keys() & more.keys():
+def _wired(ordered: Ordered) -> dict[int, int]:
+    """The descriptors of a command by the numbers they get there."""
+    named = (ordered.get("stdin"), ordered.get("stdout"), ordered.get("stderr"))
+    more = ordered.get("more_fds") or {}
+    if any(target < len(named) for target in more):
         raise CommandInvalid("descriptors 0, 1 and 2 are given by name", field="fds")
-    fds = {**{target: fd for target, fd in standard.items() if fd is not None}, **more}
-    if len(fds) > FRAME_FDS_MAX:
-        raise LimitExceeded("frame_fds_max", FRAME_FDS_MAX, len(fds), field="fds")
-    return fds
+    return {**{target: fd for target, fd in enumerate(named) if fd is not None}, **more}
 
 
 def _check_open(target: int, fd: int) -> None:
@@ -375,7 +385,7 @@ def python_start(module: str, *flags: str) -> list[str]:
 def _exit(session: Session, message: dict[str, Any]) -> Exit:
     return Exit(
         session_id=session.id,
-        pid=session.pid,
+        pid=session.pid or message["pid"],  # the latter if this is the first that is heard of it
         code=message["code"],
         signal=message["signal"],
         cpu_user_s=message["user_s"],

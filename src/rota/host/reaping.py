@@ -4,6 +4,10 @@ A dead child keeps its pid until its parent has waited for it. That is what make
 waited, the number cannot belong to a stranger. So we first look who died without waiting (`WNOWAIT`), do what must be
 done while the number is still theirs, and only then `bury` them, which also tells what they used.
 
+That somebody died is told by a bell, of which there are two kinds. The minder has nothing but its own code, so it
+blocks SIGCHLD and polls for it: a death costs one read, and no call of a handler. The nursery runs other people's
+modules and forks workers from itself; a blocked signal would go along, so there a handler rings.
+
 The minder and the nursery import this, so it imports almost nothing.
 """
 
@@ -14,7 +18,9 @@ import signal
 import socket
 from typing import Any
 
-__all__ = ["ChildBell", "bury", "dead_child", "kill_group"]
+from rota.host.syscalls import signal_descriptor
+
+__all__ = ["BlockedBell", "ChildBell", "bury", "dead_child", "kill_group"]
 
 RINGS_READ = 4096
 RSS_UNIT_BYTES = 1024  # ru_maxrss counts KiB on Linux
@@ -53,6 +59,26 @@ class ChildBell:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._rung.close()
         self._rings.close()
+
+
+class BlockedBell:
+    """The same for a process that can do without the signal itself: from now on SIGCHLD is blocked in it."""
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it: then nobody is left to bury
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
+        self._fd = signal_descriptor(signal.SIGCHLD)
+
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._fd
+
+    def hush(self) -> None:
+        """Forget the rings so far; who died is found by looking."""
+        try:  # noqa: SIM105  # suppress costs more than the read
+            os.read(self._fd, RINGS_READ)  # all of them: a signal that is pending is not pending twice
+        except BlockingIOError:
+            pass
 
 
 def _nothing(_signal: int, _frame: object) -> None:

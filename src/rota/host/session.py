@@ -19,8 +19,8 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -70,7 +70,8 @@ class Session:
         self._at_end = at_end
         self._hear = hear
         self._ordered_by = threading.get_ident()
-        self._changed = threading.Condition(threading.Lock())  # of all below
+        self._lock = threading.Lock()  # of all below
+        self._changed: threading.Condition | None = None  # made by the first who waits: mostly nobody does
         self._pidfd: int | None = None
         self._exit: Exit | None = None
 
@@ -85,8 +86,8 @@ class Session:
             while not self.pid and self._exit is None:
                 self.take_in(waits=True)
         else:
-            with self._changed:
-                self._changed.wait_for(lambda: self.pid or self._exit is not None)
+            with self._changes() as changed:
+                changed.wait_for(lambda: self.pid or self._exit is not None)
         if self._exit is not None and self._exit.refused is not None:
             raise self._exit.refused
         if not self.pid:
@@ -94,7 +95,7 @@ class Session:
 
     def take_in(self, *, waits: bool = False) -> None:
         """Take in what has come on its channel. For the thread that ordered it."""
-        assert self.channel is not None  # noqa: S101  # it was ordered with `followed`
+        assert self.channel is not None  # noqa: S101  # it is followed
         frames = self.channel.receive(waits=waits)
         for frame in frames or ():
             self._hear(frame)
@@ -117,15 +118,23 @@ class Session:
         return self._wait(timeout_s)
 
     def _wait(self, timeout_s: float | None) -> Exit | None:
-        with self._changed:
-            wait_until(self._clock, self._changed, lambda: self._exit is not None, timeout_s)
+        with self._changes() as changed:
+            wait_until(self._clock, changed, lambda: self._exit is not None, timeout_s)
             return self._exit
+
+    @contextmanager
+    def _changes(self) -> Iterator[threading.Condition]:
+        """The lock, held, and what to wait on there."""
+        with self._lock:
+            if self._changed is None:
+                self._changed = threading.Condition(self._lock)
+            yield self._changed
 
     def signal(self, number: int) -> bool:
         """Send a signal to its process group; False when it has ended."""
         if number not in _SIGNALS:
             raise CommandInvalid(f"{number!r} is not a signal", field="number")
-        with self._changed:  # so that the descriptor is not closed, and its number used again, meanwhile
+        with self._lock:  # so that the descriptor is not closed, and its number used again, meanwhile
             if self._exit is not None:
                 return False
             if self._pidfd is not None and _group_signals.possible:
@@ -141,7 +150,7 @@ class Session:
                     _group_signals.possible = False
                 else:
                     return True
-        self._ask({"op": "signal", "id": self.id, "signal": number})
+        self._ask({"op": "signal", "id": self.id, "signal": int(number)})
         return True
 
     def kill(self) -> None:
@@ -174,24 +183,29 @@ class Session:
 
     # --- for the one who made it -----------------------------------------------------------------
 
-    def begin(self, pid: int, pidfd: int | None, advisories: tuple[Advisory, ...]) -> None:
+    def begin(self, pid: int, pidfd: int | None) -> None:
         """It runs: wake who waits for that."""
-        with self._changed:
-            self.pid, self._pidfd, self.advisories = pid, pidfd, advisories
-            self._changed.notify_all()
+        with self._lock:
+            self.pid, self._pidfd = pid, pidfd
+            self._wake()
 
     def finish(self, ended: Exit) -> None:
-        """It has ended: wake who waits."""
-        with self._changed:
+        """It has ended: wake who waits. What is heard of only now has its pid from here."""
+        with self._lock:
+            self.pid = ended.pid
             self._exit = ended
             if self._pidfd is not None:
                 os.close(self._pidfd)
                 self._pidfd = None
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._changed is not None:
             self._changed.notify_all()
 
     def end_alone(self, number: int, patience_ms: int) -> None:
         """Without a minder: send this to its group ourselves, and wait a little for its leader's death if it kills."""
-        with self._changed:
+        with self._lock:
             if number == signal.SIGKILL:
                 _write_all(self._at_end.get("kill", ()))
             if self._pidfd is not None:

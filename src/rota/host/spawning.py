@@ -16,12 +16,16 @@ Two kinds of thing cannot be taken off again, and are set on the child right aft
 What the system does not allow of the second kind is reported, not raised: the command runs without it.
 If something cannot be taken off, the minder must not go on under a command's limits: the error ends it.
 
+An order has two parts: what belongs to one start, and the *recipe*, which comes again with every run of a plan. The
+recipe is one piece of bytes (see command.py); the minder keeps what it has read by these bytes and need not read again.
+
 The minder imports this, so it imports almost nothing.
 """
 
 from __future__ import annotations
 
 import errno
+import marshal
 import os
 import resource
 import signal
@@ -32,14 +36,39 @@ from typing import Any
 from rota.host.frames import Frame
 from rota.host.syscalls import SchedAttr, sched_setattr
 
-__all__ = ["HOME", "StepFailed", "spawn", "write"]
+__all__ = ["HOME", "RECIPES_MAX", "RECIPE_KEPT_BYTES_MAX", "Recipes", "StepFailed", "spawn", "write"]
 
 STDIN, STDERR = 0, 2
 HOME = "/"  # where the minder stands between spawns
+RECIPES_MAX = 64  # that are kept: few and short, for the minder must fit into the memory limit of any command
+RECIPE_KEPT_BYTES_MAX = 4 * 1024
 
 # What a parent may have ignored, and a program expects not to be
 _DEFAULTED = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGPIPE", "SIGXCPU", "SIGXFSZ", "SIGUSR1", "SIGUSR2")
 _SIGNALS_TO_DEFAULT = [getattr(signal, name) for name in _DEFAULTED]
+
+
+class Recipes:
+    """The recipes that came lately."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, dict[str, Any]] = {}  # by the words they came in
+
+    def whole(self, order: dict[str, Any]) -> dict[str, Any]:
+        """An order together with what its recipe says."""
+        words = order["recipe"]
+        recipe = self._kept.get(words)
+        if recipe is None:
+            recipe = marshal.loads(words)  # noqa: S302  # our client's; see frames.py
+            self._keep(words, recipe)
+        return {**recipe, **order, "env": {**recipe["base_env"], **order["env"]}}
+
+    def _keep(self, words: bytes, recipe: dict[str, Any]) -> None:
+        if len(words) > RECIPE_KEPT_BYTES_MAX:
+            return
+        if len(self._kept) >= RECIPES_MAX:
+            self._kept.clear()
+        self._kept[words] = recipe
 
 
 class StepFailed(Exception):  # it travels as {"failed": …}
@@ -135,22 +164,21 @@ def _wiring(given: dict[int, int], lifted: list[int]) -> list[tuple[int, int, in
     return actions
 
 
-def _set_on_child(pid: int, order: dict[str, Any]) -> list[list[Any]]:
+def _set_on_child(pid: int, order: dict[str, Any]) -> list[tuple[str, int]]:
     """Set what could not be inherited; it has not been waited for, so the pid is its own even if it has died."""
-    unset: list[list[Any]] = []
-
-    def attempt(what: str, act: Callable[..., Any], *arguments: Any) -> None:
-        try:
-            act(*arguments)
-        except OSError as problem:
-            unset.append([what, problem.errno])
-        except ValueError:  # how the resource module says EPERM
-            unset.append([what, errno.EPERM])
-
+    unset: list[tuple[str, int]] = []
     for name, which, soft, hard, _inherited in order["limits"]:
-        attempt(name, resource.prlimit, pid, which, (soft, hard))
+        try:
+            resource.prlimit(pid, which, (soft, hard))
+        except OSError as problem:
+            unset.append((name, problem.errno or errno.EIO))
+        except ValueError:  # how the resource module says EPERM
+            unset.append((name, errno.EPERM))
     if order["scheduling"] is not None:
-        attempt("scheduling", sched_setattr, pid, SchedAttr(**order["scheduling"]))
+        try:
+            sched_setattr(pid, SchedAttr(**order["scheduling"]))
+        except OSError as problem:
+            unset.append(("scheduling", problem.errno or errno.EIO))
     return unset
 
 

@@ -11,9 +11,17 @@ import errno
 import os
 import sys
 
-__all__ = ["SchedAttr", "become_subreaper", "knows_subreapers", "sched_getattr", "sched_setattr"]
+__all__ = [
+    "SchedAttr",
+    "become_subreaper",
+    "knows_subreapers",
+    "sched_getattr",
+    "sched_setattr",
+    "signal_descriptor",
+]
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
+SIGSET_BYTES = 128  # sigset_t of every C library on Linux: room for 1024 signals
 RESET_ON_FORK = 0x01  # sched_attr.flags: children start as SCHED_OTHER
 
 # (sched_setattr, sched_getattr) by machine: a C library offers names for them only since a short time
@@ -65,6 +73,16 @@ def knows_subreapers() -> bool:
     """Whether a process can become one."""
     answer = ctypes.c_int()
     return sys.platform == "linux" and int(_libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)) == 0
+
+
+def signal_descriptor(number: int) -> int:
+    """A descriptor that is readable while this signal is pending; it must be blocked. Reading never waits."""
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    wanted = ctypes.create_string_buffer(SIGSET_BYTES)
+    _libc.sigemptyset(wanted)
+    _checked(_libc.sigaddset(wanted, number))
+    return _checked(_libc.signalfd(-1, wanted, os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 def _sched_attr_call(which: int) -> int:

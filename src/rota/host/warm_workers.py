@@ -189,8 +189,8 @@ class WarmWorkers:
         self._loading = {
             "op": "load",
             "path": [str(folder) for folder in sys.path],
-            "argv": list(sys.argv),
-            "preload": list(preload),
+            "argv": [str(argument) for argument in sys.argv],
+            "preload": [str(module) for module in preload],
             "main": main_module() if main else None,
         }
         self._watchdog = Watchdog(self._clock, "rota-warm-watchdog")

@@ -47,7 +47,7 @@ class CommandRunner:
         fds |= output.theirs
         program: Program | None = None
         try:
-            with self._programs.running(work, env, fds, []) as program:
+            with self._programs.start(work, env, fds, []) as program:
                 for fd in fds.values():
                     descriptors.close(fd)
                 return self._followed(program, output, line)

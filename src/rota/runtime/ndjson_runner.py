@@ -64,7 +64,7 @@ class NdjsonRunner:
         mailbox = _Mailbox(ours, descriptors)
         theirs = {0: their_in, 1: their_out, 2: their_err}
         advisories: list[str] = []
-        with self._programs.running(work, {}, theirs, advisories) as program:
+        with self._programs.start(work, {}, theirs, advisories) as program:
             for fd in theirs.values():
                 descriptors.close(fd)
             program.begun()

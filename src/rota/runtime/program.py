@@ -16,19 +16,18 @@ import math
 import os
 import select
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from rota.clock import Clock
 from rota.errors import HostError, MinderLost, RotaError
-from rota.host.cgroup_dialects import GroupLimits
+from rota.host.cgroup_dialects import GroupLimits, Limit
 from rota.host.cgroups import Group
 from rota.host.command import Command, Exit, Recipe, signal_name
 from rota.host.environment import scrubbed
-from rota.host.processes import Ordered
 from rota.host.session import Session
 from rota.model.work import Limits
 from rota.runtime.plans import RunPlan
@@ -49,7 +48,7 @@ __all__ = [
 ]
 
 READ_BYTES = 64 * 1024
-RECIPES_MAX = 256  # plans that are kept ready
+PREPARED_MAX = 256  # plans that are kept ready
 DRAIN_BYTES_MAX = 1024 * 1024  # of each output after the end: no pipe holds more without a privilege
 SHELL_SIGNAL_CODES = 128  # a shell ends with this plus the signal that ended its last command
 TAIL_CHARS_MAX = 4_000  # of the output, in a result
@@ -120,6 +119,27 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, int]
 
 
+class _Prepared(NamedTuple):
+    """What is the same for every run of a plan."""
+
+    plan: RunPlan
+    recipe: Recipe
+    without_group: list[str]  # the advisories
+
+
+def _held_by_each(limits: Limits, group: Group | None) -> list[str]:
+    """Advisories: which limits hold for each process and not, as was asked, for all of them together."""
+    asked: dict[Limit, tuple[str, int | None]] = {
+        "memory": ("memory_bytes", limits.memory_bytes),
+        "processes": ("processes", limits.processes),
+    }
+    return [
+        f"{field} ({amount:,} was asked) holds for each process, not for all of them together"
+        for limit, (field, amount) in asked.items()
+        if amount is not None and (group is None or not group.holds(limit))
+    ]
+
+
 class Programs:
     """Starts the programs of one runner."""
 
@@ -128,63 +148,46 @@ class Programs:
         self._workshop = workshop
         self._groups = groups
         self._ours = dict(os.environ)
-        self._recipes: dict[tuple[int, str | None], tuple[RunPlan, Recipe]] = {}
+        self._known: dict[tuple[int, str | None], _Prepared] = {}
 
-    @contextmanager
-    def running(
-        self, work: Assignment, more_env: Mapping[str, str], fds: Mapping[int, int], advisories: list[str]
-    ) -> Iterator[Program]:
-        """A program that was ordered; whatever happens meanwhile, nothing of it is left behind."""
-        group = self._group(work.plan.limits, advisories)
-        session: Session | None = None
+    def start(
+        self, work: Assignment, more_env: Mapping[str, str], fds: dict[int, int], advisories: list[str]
+    ) -> Program:
+        """A program that was ordered. Use it as a context: whatever happens, nothing of it is left behind."""
+        limits, prepared = work.plan.limits, self._prepared(work)
+        group = self._group(limits, advisories)
+        advisories += prepared.without_group if group is None else _held_by_each(limits, group)
         try:
-            session = self._start(self._recipe(work), {**facts(work), **more_env}, group, fds)
-            yield Program(self._workshop.clock, session, group, work.plan.limits, advisories)
-        finally:
-            if session is not None:
-                if session.exit is None:
-                    session.kill()
-                session.wait()
+            session = self._follow(prepared.recipe, fds, group, {**facts(work), **more_env})
+            return Program(self._workshop.clock, session, group, limits, advisories)
+        except BaseException:
             if group is not None:
                 group.remove()
+            raise
 
-    def _recipe(self, work: Assignment) -> Recipe:
+    def _prepared(self, work: Assignment) -> _Prepared:
         """How its plan is run, in its folder: the same for run after run, as long as the plan is the same object."""
         plan, cwd = work.plan, work.workspace or work.plan.cwd
-        known = self._recipes.get((id(plan), cwd))
-        if known is not None and known[0] is plan:
-            return known[1]
+        known = self._known.get((id(plan), cwd))
+        if known is not None and known.plan is plan:
+            return known
         env = {**scrubbed(self._ours, allow=plan.pass_env), **plan.env}
         recipe = Recipe(Command(argv=plan.argv, env=env, cwd=cwd, limits=plan.limits))
-        if len(self._recipes) >= RECIPES_MAX:
-            self._recipes.clear()
-        self._recipes[id(plan), cwd] = plan, recipe
-        return recipe
+        if len(self._known) >= PREPARED_MAX:
+            self._known.clear()
+        prepared = self._known[id(plan), cwd] = _Prepared(plan, recipe, _held_by_each(plan.limits, None))
+        return prepared
 
-    def _start(self, recipe: Recipe, env: dict[str, str], group: Group | None, fds: Mapping[int, int]) -> Session:
-        ordered: Ordered = {
-            "stdin": fds.get(0),
-            "stdout": fds.get(1),
-            "stderr": fds.get(2),
-            "more_fds": {target: fd for target, fd in fds.items() if target > 2},  # noqa: PLR2004  # the standard three
-            "more_env": env,
-            "group": group,
-            "followed": True,
-        }
+    def _follow(self, recipe: Recipe, fds: dict[int, int], group: Group | None, env: dict[str, str]) -> Session:
         try:
-            return self._workshop.minder.start(recipe, **ordered)
+            return self._workshop.minder.follow(recipe, fds, group=group, more_env=env)
         except MinderLost:  # it died in this moment: the workshop makes another
-            return self._workshop.minder.start(recipe, **ordered)
+            return self._workshop.minder.follow(recipe, fds, group=group, more_env=env)
 
     def _group(self, limits: Limits, advisories: list[str]) -> Group | None:
         if limits.memory_bytes is None and limits.processes is None:
             return None  # what is left, each process is limited in by itself, and a group costs a millisecond
-        group = self._made(limits, advisories) if self._groups else None
-        for field, limit in (("memory_bytes", "memory"), ("processes", "processes")):
-            asked = getattr(limits, field)
-            if asked is not None and (group is None or not group.holds(limit)):  # type: ignore[arg-type]  # two of them
-                advisories.append(f"{field} ({asked:,} was asked) holds for each process, not for all of them together")
-        return group
+        return self._made(limits, advisories) if self._groups else None
 
     def _made(self, limits: Limits, advisories: list[str]) -> Group | None:
         cgroups = self._workshop.cgroups
@@ -209,6 +212,17 @@ class Program:
         self._group = group
         self._limits = limits
         self._started_at = clock.monotonic()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        session = self.session
+        if session.exit is None:
+            session.kill()
+        session.wait()
+        if self._group is not None:
+            self._group.remove()
 
     def begun(self) -> None:
         """Wait until it runs; raise why if it was refused."""
@@ -296,10 +310,12 @@ def _drain(fd: int, sink: Callable[[bytes], None]) -> None:
     """Hand on what is left in a pipe, without waiting for whoever may still hold it open."""
     os.set_blocking(fd, False)
     left = DRAIN_BYTES_MAX
-    with suppress(BlockingIOError):
+    try:
         while left > 0 and (chunk := os.read(fd, READ_BYTES)):
             sink(chunk)
             left -= len(chunk)
+    except BlockingIOError:
+        pass
 
 
 def whole_seconds(seconds: float) -> int:
