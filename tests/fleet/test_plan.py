@@ -213,6 +213,9 @@ WARNED = {
         "agents.a: draws on x's tokens and says neither expected nor ceiling: none are held back for a run"
     ),
     "[projects.p]\n" + A: "projects.p: has no agents, so its weight counts for nothing",
+    "[agents.f]\nfunction = 'm:f'\nbudget = {tokens = 5}\nlimits = {memory = '1GiB'}": (
+        "agents.f.limits.memory: a function on a thread cannot be held to it; say isolation = 'process'"
+    ),
     "[scheduling]\nmin_task_guarantee = false\n" + A: (
         "scheduling.min_task_guarantee: eevdf has no guarantee to switch off; fair_share has"
     ),

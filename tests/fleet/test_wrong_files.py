@@ -16,6 +16,7 @@ SECONDS = 'a number of seconds, or a text such as "90s", "5m" or "2h"'
 BYTES = 'a number of bytes, or a text such as "512MiB" or "2GB"'
 AMOUNT = "a whole number from 0 to 1,000,000,000,000"
 GRANT = "a whole number from 1 to 1,000,000,000,000"
+F = "[agents.f]\nfunction = 'm:f'\n"
 A = "[agents.reader]\ncommand = 'ls'\n"  # an agent to put one wrong thing into
 
 WRONG = {
@@ -108,6 +109,11 @@ WRONG = {
         "agents.reader: expected exactly one of command, ndjson, function, found command and function"
     ),
     A + "isolation = 'process'": "agents.reader: isolation goes with function, not with command",
+    F + "env = {KEY = '1'}": "agents.f: env goes with command and ndjson, not with function",
+    F + "pass_env = ['KEY']": "agents.f: pass_env goes with command and ndjson, not with function",
+    F + "cwd = 'work'": "agents.f: cwd goes with command and ndjson, not with function",
+    F + "stdin = 'none'": "agents.f: stdin goes with command, not with function",
+    "[agents.n]\nndjson = 'n'\nusage = {tokens = 'a'}": "agents.n: usage goes with command, not with ndjson",
     "[agents.reader]\ncommand = ''": 'agents.reader.command: expected a program to start, found ""',
     "[agents.reader]\nndjson = []": "agents.reader.ndjson: expected a program to start, found an empty list",
     '[agents.reader]\ncommand = "echo \'x"': "agents.reader.command: cannot be split into words: no closing quotation",

@@ -21,6 +21,8 @@ from rota.runtime.plans import PLAN_KEY, RunPlan, plan_of, spec_for
         ({"runner": "command", "argv": ("true",), "usage": "no-such-preset"}, "no preset"),
         ({"runner": "command", "argv": ("true",), "usage": {"tokens": "a +"}}, "usage"),
         ({"stop_grace_s": -1}, "stop_grace_s"),
+        ({"env": {"KEY": "1"}}, "env goes with programs"),
+        ({"pass_env": ("KEY",)}, "pass_env goes with programs"),
     ],
 )
 def test_a_plan_that_could_not_run_is_refused_when_it_is_made(said: dict[str, Any], problem: str) -> None:

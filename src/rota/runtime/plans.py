@@ -61,6 +61,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
             UsageReader(self.usage)  # which refuses what it cannot read by
         if self.runner in ("command", "ndjson") and not self.argv:
             raise _checks.refuse("argv", f"must name the program that the {self.runner} runner starts")
+        for field in ("env", "pass_env"):
+            if self.runner == "callable" and getattr(self, field):
+                raise _checks.refuse(field, "goes with programs: a function shares the environment of its process")
 
 
 def plan_of(agent: Agent) -> RunPlan | None:

@@ -148,6 +148,15 @@ _KINDS: dict[str, TriggerKind] = {
     "after": "after",
 }
 _HOW = ("command", "ndjson", "function")
+_PROGRAMS = ("command", "ndjson")
+_GOES_WITH: tuple[tuple[str, Any, tuple[str, ...]], ...] = (  # a field, what it is if nothing is said, and what uses it
+    ("isolation", None, ("function",)),
+    ("env", {}, _PROGRAMS),  # a function shares what its process has
+    ("pass_env", (), _PROGRAMS),
+    ("cwd", None, _PROGRAMS),
+    ("stdin", "payload", ("command",)),
+    ("usage", None, ("command",)),
+)
 Argv = str | tuple[str, ...]
 
 
@@ -213,8 +222,11 @@ class AgentTable(_Table, frozen=True, kw_only=True):
         if len(said) != 1:
             told = "none of them" if not said else " and ".join(said)
             raise ValueError(f"expected exactly one of {', '.join(_HOW)}, found {told}")
-        if self.isolation is not None and self.function is None:
-            raise ValueError(f"isolation goes with function, not with {said[0]}")
+        if self.runner is not None:
+            return  # it knows what it can use
+        for field, usual, ways in _GOES_WITH:
+            if getattr(self, field) != usual and said[0] not in ways:
+                raise ValueError(f"{field} goes with {' and '.join(ways)}, not with {said[0]}")
 
     @property
     def thousandths(self) -> int:

@@ -25,6 +25,8 @@ OF_EVERY_RUN = (
     "kernel.ledger.charged",
 )
 
+_OF_PROCESSES = ("cpu_s", "memory", "processes", "open_files")  # limits that only a process can be held to
+
 
 def warnings(fleet: Fleet, policy: Policy, desk: Registers | None = None) -> list[str]:
     """Every warning about a fleet; with a desk also those about what the store holds."""
@@ -79,6 +81,10 @@ def _of_agent(fleet: Fleet, key: str, agent: AgentTable) -> Iterator[str]:
     if agent.kind is not None and all(agent.kind not in kinds for kinds in fleet.slot_kinds):
         yield f"{key}.kind: there is no slot of kind {agent.kind!r}, so it waits for another worker"
     yield from _of_ask(fleet, key, agent)
+    if agent.function is not None and agent.isolation != "process" and agent.runner is None:
+        for field in _OF_PROCESSES:
+            if getattr(agent.limits, field) is not None:
+                yield f"{key}.limits.{field}: a function on a thread cannot be held to it; say isolation = 'process'"
     for name in agent.draws_on:
         if "tokens" in fleet.limits[name].rations and "tokens" not in {*agent.expected, *agent.ceiling}:
             yield f"{key}: draws on {name}'s tokens and says neither expected nor ceiling: none are held back for a run"
