@@ -14,7 +14,7 @@ from rota.store.statements import claims as sql
 __all__ = ["ABOUT_S", "SEEN_MAX", "Attendance", "names_of"]
 
 ABOUT_S = 300.0  # how long after it was last seen a worker that holds nothing is taken to be about
-SEEN_MAX = 10_000  # workers that are remembered; the one longest not seen is forgotten first
+SEEN_MAX = 10_000  # workers that are remembered; the one first seen is forgotten first
 _LEFT = -math.inf
 
 
@@ -24,7 +24,7 @@ class Attendance:
     __slots__ = ("_seen_at",)
 
     def __init__(self, seen_at: dict[str, float] | None = None) -> None:
-        self._seen_at = seen_at if seen_at is not None else {}  # longest ago first
+        self._seen_at = seen_at if seen_at is not None else {}
 
     def copy(self) -> Attendance:
         """One of its own, for a rehearsal."""
@@ -32,9 +32,9 @@ class Attendance:
 
     def saw(self, worker_id: str, now: float) -> None:
         """A worker is there."""
-        for name in names_of(worker_id):
-            self._seen_at.pop(name, None)
-            self._seen_at[name] = now
+        self._seen_at[worker_id] = now
+        if "/" in worker_id:
+            self._seen_at.update(dict.fromkeys(names_of(worker_id), now))
         while len(self._seen_at) > SEEN_MAX:
             del self._seen_at[next(iter(self._seen_at))]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -128,8 +128,7 @@ def end_runs(tx: Transaction, core: Core, endings: Sequence[Ending], now: float)
     ended = [run for run, _ in (*final, *again)]
     charged = [run for run in ended if run.estimate or run.spent_text is not None]
     moves = flows.after_cost(tx, [(run.pid, run.project_id, run.correction(now)) for run in charged])
-    for run, ending in (*final, *again):
-        _attend(core, run, ending, now)
+    _attend(core, (*final, *again), now)
     cancelled = _finish(tx, core, final, moves, now)
     _return(tx, again, moves if not final else [], now, core.chance)
     _count(tx, ended, now)
@@ -156,7 +155,8 @@ def _end_simply(tx: Transaction, core: Core, run: Run | None, ending: Ending, no
         return None
     if run.options_text is not None and "completed" in run.options.retry_on:
         return None
-    _attend(core, run, ending, now)
+    if run.worker_id is not None:
+        core.seen.saw(run.worker_id, now)
     tx.run(sql.COMPLETE, (now, "completed", ending.outcome, ending.result, run.sched_id))
     fact = EntriesCompleted(
         entries=[CompletedEntry(run.sched_id, "completed", ending.outcome)], worker_id=run.worker_id
@@ -193,12 +193,14 @@ def _judge(run: Run | None, ending: Ending) -> tuple[str, str]:
     return run.state, str(advance(ENTRY, run.state, "complete", run.sched_id))
 
 
-def _attend(core: Core, run: Run, ending: Ending, now: float) -> None:
+def _attend(core: Core, ended: Iterable[tuple[Run, Ending]], now: float) -> None:
     """Who ends a run is there, and may well want what comes after it; who lets one expire is gone."""
-    if run.worker_id is not None and ending.verb == "reclaim":
-        core.seen.left(run.worker_id)
-    elif run.worker_id is not None and ending.token is not None:
-        core.seen.saw(run.worker_id, now)
+    workers = {(run.worker_id, ending.token is None, ending.verb) for run, ending in ended}
+    for worker_id, is_untold, verb in workers:
+        if worker_id is not None and verb == "reclaim":
+            core.seen.left(worker_id)
+        elif worker_id is not None and not is_untold:
+            core.seen.saw(worker_id, now)
 
 
 def _finish(
