@@ -1,8 +1,8 @@
 """Admission: gathers what decides whether an entry may run, and keeps count while a pass hands entries out.
 
-The rules are in policy/eligibility; this file only fetches. Everything is derived from rows as they stand in
-the transaction: what runs and what is reserved is read from live claims. Within a pass each entry that is taken
-counts at once for those after it, so one claim of a hundred cannot pass a cap of ten.
+The rules are in policy/eligibility; this file only fetches, from rows as they stand in the transaction and from the
+roster, which knows who runs what. Within a pass each entry that is taken counts at once for those after it, so one
+claim of a hundred cannot pass a cap of ten.
 
 Most entries need no looking up at all: no project, no needs, and nobody has a ledger, a cap or a context. The
 `Pulse`, one row read at the start of every pass, tells.
@@ -11,8 +11,7 @@ Most entries need no looking up at all: no project, no needs, and nobody has a l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +21,7 @@ from rota.kernel.contexts import Ration
 from rota.kernel.ledger import SHARED_DIM
 from rota.kernel.projects import holders
 from rota.kernel.pulse import Pulse
+from rota.kernel.roster import NO_CONSTRAINT, OwnerOnRoster, Roster
 from rota.kernel.rows import (
     ATTEMPT,
     DEADLINE,
@@ -36,7 +36,6 @@ from rota.kernel.rows import (
     state_and_hold,
 )
 from rota.model.reasons import Blocking
-from rota.model.work import ProjectConstraint
 from rota.policy import replenishment
 from rota.policy.eligibility import (
     AgentFacts,
@@ -49,7 +48,6 @@ from rota.policy.eligibility import (
     blocking,
 )
 from rota.store import Row, Transaction
-from rota.store.statements import claims as sql
 from rota.store.statements import projects as project_sql
 from rota.store.statements import queue as queue_sql
 
@@ -81,63 +79,6 @@ class Subject(NamedTuple):
         return cls(row[0], row[PID], row[PROJECT], row[KIND], row[NEEDS], facts)
 
 
-class _Agent:
-    """An agent within a pass."""
-
-    __slots__ = ("cap", "lines", "paused_by", "pid", "reserved", "running")
-
-    def __init__(self, pid: int, paused_by: str | None = None, cap: int | None = None) -> None:
-        self.pid = pid
-        self.paused_by = paused_by
-        self.cap = cap
-        self.running = 0
-        self.lines: list[tuple[str, int, int]] = []  # dim, used, limit
-        self.reserved: defaultdict[str, int] = defaultdict(int)
-
-
-class _Owner:
-    """A project, or everybody, within a pass."""
-
-    __slots__ = (
-        "budgets",
-        "cap",
-        "constraint",
-        "paused_by",
-        "project_id",
-        "reserved",
-        "running",
-        "running_of",
-        "status",
-    )
-
-    def __init__(self, project_id: str) -> None:
-        self.project_id = project_id
-        self.status = "ACTIVE"
-        self.paused_by: str | None = None
-        self.cap: int | None = None
-        self.constraint = _NO_CONSTRAINT
-        self.running = 0
-        self.running_of: defaultdict[str | None, int] = defaultdict(int)
-        self.budgets: list[tuple[str, int, int, float | None]] = []  # dim, limit, used, frees_at
-        self.reserved: defaultdict[str, int] = defaultdict(int)
-
-
-_NO_CONSTRAINT = ProjectConstraint()
-_NOTHING: Mapping[str, int] = {}
-
-
-@lru_cache(maxsize=1024)
-def _constraint(text: str) -> ProjectConstraint:
-    return msgspec.json.decode(text, type=ProjectConstraint)
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-def _ids(values: Iterable[int | str]) -> tuple[str]:
-    return (_encode(list(values)).decode(),)
-
-
 class Admission:
     """Whether entries may run, asked of one transaction, with what this pass has already taken."""
 
@@ -146,15 +87,11 @@ class Admission:
         self._now = now
         self._pulse = beat
         self._budgets_count = budgets_count
-        self._agents: dict[int, _Agent] = {}
-        self._owners: dict[str, _Owner] = {}
+        self._roster = Roster(tx, beat)
         self._rations: dict[tuple[int, str | None], list[Ration]] = {}  # by pid and needs
         self._payers: dict[tuple[int, str | None], frozenset[int]] = {}  # contexts of live claims, by pid and needs
         self._drawn: defaultdict[int, int] = defaultdict(int)  # by context, what live claims asked for
         self._held: dict[str, dict[str, list[tuple[int, str, float]]]] = {}  # by project and workspace
-        self._live: list[Row] | None = None
-        self._live_of_agent: dict[int, list[Row]] | None = None
-        self._live_of_owner: dict[str | None, list[Row]] | None = None
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -175,7 +112,7 @@ class Admission:
         waits = entry.state != "queued" or entry.hold is not None or entry.runnable_at > now
         if waits or (entry.deadline is not None and entry.deadline <= now):
             return False
-        agent = self._agent(subject.pid)
+        agent = self._roster.agent(subject.pid)
         held_back = agent.paused_by is not None or (agent.cap is not None and agent.running >= agent.cap)
         if held_back or self._pulse.fleet_paused_by is not None:
             return False
@@ -184,11 +121,11 @@ class Admission:
         owners = [subject.project_id] if subject.project_id is not None else []
         if self._pulse.any_global_budget:
             owners.append(windows.EVERYBODY)
-        return all(self._is_open(self._owner(owner)) for owner in owners)
+        return all(self._is_open(self._roster.owner(owner)) for owner in owners)
 
-    def _is_open(self, owner: _Owner) -> bool:
+    def _is_open(self, owner: OwnerOnRoster) -> bool:
         """Whether a project, or everybody, plainly has room for one more run that asks for nothing."""
-        if owner.status != "ACTIVE" or owner.paused_by is not None or owner.constraint != _NO_CONSTRAINT:
+        if owner.status != "ACTIVE" or owner.paused_by is not None or owner.constraint != NO_CONSTRAINT:
             return False
         if owner.cap is not None and owner.running >= owner.cap:
             return False
@@ -203,7 +140,7 @@ class Admission:
     def facts(self, subject: Subject) -> Facts:
         """All that decides about an entry."""
         needs = subject.needs
-        agent = self._agent(subject.pid)
+        agent = self._roster.agent(subject.pid)
         entry = subject.facts
         if entry.hold == "after":
             entry = msgspec.structs.replace(entry, waiting_for=self._waiting_for(subject.sched_id))
@@ -223,7 +160,7 @@ class Admission:
     def take(self, subject: Subject) -> str | None:
         """Count an entry as running from here on; the answer is the workspace it is given."""
         needs = subject.needs
-        self._count(subject, needs)
+        self._roster.take(subject.pid, subject.project_id, subject.kind, needs)
         for ration in self._rations_for(subject, needs):
             self._drawn[ration.context_id] += _ask_of(ration, needs)
         if needs.mode is None or subject.project_id is None:
@@ -242,97 +179,17 @@ class Admission:
 
     def load_projects(self, project_ids: Iterable[str]) -> None:
         """Look up many projects at once."""
-        self._load_owners({project_id for project_id in project_ids if project_id} - self._owners.keys())
+        self._roster.load_owners(project_id for project_id in project_ids if project_id)
 
     def prefetch(self, rows: Iterable[Row]) -> None:
         """Look up the owners of many entries at once."""
-        self._load_agents({row[PID] for row in rows} - self._agents.keys())
-        self._load_owners({row[PROJECT] for row in rows if row[PROJECT] is not None} - self._owners.keys())
+        self._roster.load_agents(row[PID] for row in rows)
+        self._roster.load_owners(row[PROJECT] for row in rows if row[PROJECT] is not None)
 
-    # --- agents and projects ---------------------------------------------------------------------
-
-    def _agent(self, pid: int) -> _Agent:
-        return self._agents.get(pid) or self._load_agent(pid)
-
-    def _load_agents(self, pids: set[int]) -> None:
-        if not pids:
-            return
-        ids = _ids(pids)
-        for pid, paused_by, cap in self._tx.run(sql.AGENT_FACTS, ids):
-            self._agents[pid] = _Agent(pid, paused_by, cap)
-        if self._pulse.any_ledger:
-            for pid, dim, used, limit in self._tx.run(sql.LEDGER_FACTS, ids):
-                self._agents[pid].lines.append((dim, used, limit))
-        for pid in pids:
-            self._count_live(self._agents[pid])
-
-    def _load_agent(self, pid: int) -> _Agent:
-        """One at a time, as when flows or projects are walked: half the price of a list of one."""
-        agent: _Agent | None = None
-        for paused_by, cap, dim, used, limit in self._tx.run(sql.AGENT_FACT, (pid,)):
-            agent = agent or _Agent(pid, paused_by, cap)
-            if dim is not None:
-                agent.lines.append((dim, used, limit))
-        assert agent is not None  # noqa: S101  # entries belong to agents, which are never removed
-        self._count_live(agent)
-        self._agents[pid] = agent
-        return agent
-
-    def _count_live(self, agent: _Agent) -> None:
-        for _, _, _, needs_text, spent_text, count in self._live_by_agent().get(agent.pid, ()):
-            _add_agent_runs(agent, needs_of(needs_text), spent_of(spent_text), count)
-
-    def _owner(self, owner: str) -> _Owner:
-        if owner not in self._owners:
-            self._load_owners({owner})
-        return self._owners[owner]
-
-    def _load_owners(self, owners: set[str]) -> None:
-        if not owners:
-            return
-        ids = _ids(owners)
-        for owner in owners:
-            self._owners[owner] = _Owner(owner)
-        for project_id, status, paused_by, cap, restraint in self._tx.run(sql.PROJECT_FACTS, ids):
-            loaded = self._owners[project_id]
-            loaded.status, loaded.paused_by, loaded.cap = status, paused_by, cap
-            loaded.constraint = _constraint(restraint)
-        for owner, dim, limit, used, frees_at in self._tx.run(sql.BUDGET_FACTS, ids):
-            self._owners[owner].budgets.append((dim, limit, used, frees_at))
-        live = self._live_by_owner()
-        for owner in owners:
-            claims = self._live_claims() if owner == windows.EVERYBODY else live.get(owner, ())
-            for _, _, kind, needs_text, spent_text, count in claims:
-                _add_runs(self._owners[owner], kind, needs_of(needs_text), spent_of(spent_text), count)
-
-    def _live_claims(self) -> list[Row]:
-        if self._live is None:
-            self._live = self._tx.run(sql.LIVE)
-        return self._live
-
-    def _live_by_agent(self) -> dict[int, list[Row]]:
-        if self._live_of_agent is None:
-            self._live_of_agent = {}
-            for row in self._live_claims():
-                self._live_of_agent.setdefault(row[0], []).append(row)
-        return self._live_of_agent
-
-    def _live_by_owner(self) -> dict[str | None, list[Row]]:
-        if self._live_of_owner is None:
-            self._live_of_owner = {}
-            for row in self._live_claims():
-                self._live_of_owner.setdefault(row[1], []).append(row)
-        return self._live_of_owner
-
-    def _count(self, subject: Subject, needs: Needs) -> None:
-        _add_agent_runs(self._agent(subject.pid), needs, _NOTHING, 1)
-        if subject.project_id is not None:
-            _add_runs(self._owner(subject.project_id), subject.kind, needs, _NOTHING, 1)
-        if self._pulse.any_global_budget:
-            _add_runs(self._owner(windows.EVERYBODY), subject.kind, needs, _NOTHING, 1)
+    # --- projects --------------------------------------------------------------------------------
 
     def _project_facts(self, project_id: str, kind: str | None) -> ProjectFacts:
-        owner = self._owner(project_id)
+        owner = self._roster.owner(project_id)
         cap = owner.cap
         if owner.constraint.exclusive:
             cap = 1 if cap is None else min(cap, 1)
@@ -350,7 +207,7 @@ class Admission:
     # --- budgets ---------------------------------------------------------------------------------
 
     def _budget_facts(self, subject: Subject, needs: Needs) -> tuple[Allowed, ...]:
-        agent = self._agent(subject.pid)
+        agent = self._roster.agent(subject.pid)
         found = [
             Allowed(
                 level="agent",
@@ -364,12 +221,12 @@ class Admission:
             for dim, used, limit in agent.lines
         ]
         if subject.project_id is not None:
-            found += self._owner_budgets(self._owner(subject.project_id), needs)
+            found += self._owner_budgets(self._roster.owner(subject.project_id), needs)
         if self._pulse.any_global_budget:
-            found += self._owner_budgets(self._owner(windows.EVERYBODY), needs)
+            found += self._owner_budgets(self._roster.owner(windows.EVERYBODY), needs)
         return tuple(sorted(found, key=_room)) if len(found) > 1 else tuple(found)
 
-    def _owner_budgets(self, owner: _Owner, needs: Needs) -> list[Allowed]:
+    def _owner_budgets(self, owner: OwnerOnRoster, needs: Needs) -> list[Allowed]:
         return [
             Allowed(
                 level="global" if owner.project_id == windows.EVERYBODY else "project",
@@ -404,7 +261,7 @@ class Admission:
             return 0
         return sum(
             count * needs_of(needs_text).reserved(SHARED_DIM, 1, spent_of(spent_text))
-            for pid, project_id, _, needs_text, spent_text, count in self._live_claims()
+            for pid, project_id, _, needs_text, spent_text, count in self._roster.live_claims()
             if ration.context_id in self._paid_by(pid, project_id, needs_text)
         )
 
@@ -481,19 +338,6 @@ class Admission:
 def _room(budget: Allowed) -> int:
     """What a budget leaves once an ask is granted: the least room is the strictest, and is named first."""
     return budget.limit - budget.used - budget.reserved - budget.ask
-
-
-def _add_agent_runs(agent: _Agent, needs: Needs, spent: Mapping[str, int], count: int) -> None:
-    agent.running += count
-    for dim in needs.dims:
-        agent.reserved[dim] += count * needs.reserved(dim, 0, spent)
-
-
-def _add_runs(owner: _Owner, kind: str | None, needs: Needs, spent: Mapping[str, int], count: int) -> None:
-    owner.running += count
-    owner.running_of[kind] += count
-    for dim, _, _, _ in owner.budgets:
-        owner.reserved[dim] += count * needs.reserved(dim, 1, spent)
 
 
 def _ask_of(ration: Ration, needs: Needs) -> int:
