@@ -13,10 +13,13 @@ from rota import store
 from rota.clock import ManualClock
 from rota.errors import SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId, StaleClaim
 from rota.kernel import Kernel, ScheduleSpec
+from rota.kernel.claims import CLAIM_BYTES_MAX, CLAIM_MAX
 from rota.kernel.endings import backoff_s
 from rota.kernel.upkeep import PROMOTE_MAX, RECLAIM_MAX, SWEEP_MAX
+from rota.model.checks import PAYLOAD_BYTES_MAX
 from rota.model.events import EntriesReleased, EntriesReturned
 from rota.model.work import Backoff
+from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import START, World
 
 # --- how long a claim lasts ----------------------------------------------------------------------
@@ -383,3 +386,34 @@ def test_a_claim_releases_what_is_due_a_thousand_at_a_time_the_earliest_first(wo
     released = [fact for fact in world.facts() if isinstance(fact, EntriesReleased)]
     assert [len(fact.sched_ids) for fact in released] == [PROMOTE_MAX]
     assert world.take_ids(1) == [last]
+
+
+# --- large payloads ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lab", [False, True])
+def test_a_claim_takes_no_more_than_an_answer_can_hold_and_the_rest_is_left_for_the_next(
+    world: World, desk: Dispatcher, lab: bool
+) -> None:
+    """Over a daemon, what was handed out in an answer that is too long would be nobody's until it expires."""
+    if lab:
+        world.projects.create("lab", max_concurrent=500)
+    pid = world.agent(project_id="lab" if lab else None)
+    body = {"text": "x" * (PAYLOAD_BYTES_MAX - 100)}
+    count = 2 * CLAIM_BYTES_MAX // PAYLOAD_BYTES_MAX + 1
+    ids = world.queue.enqueue_many([ScheduleSpec(pid, payload=body, deadline=START + 10**6)] * count)
+    taken: list[int] = []
+    sizes: list[int] = []
+    while entries := desk.claim("worker", 1_000):
+        taken += [entry.sched_id for entry in entries]
+        sizes.append(len(entries))
+    assert taken == ids
+    most = CLAIM_BYTES_MAX // PAYLOAD_BYTES_MAX + 1
+    assert sizes == [most, count - most]
+    assert world.queue.counts() == {"dispatched": count}
+
+
+def test_many_small_entries_are_all_taken_at_once_however_they_are_read(world: World, desk: Dispatcher) -> None:
+    pid = world.agent()
+    ids = world.queue.enqueue_many([ScheduleSpec(pid, deadline=START + 10**6)] * CLAIM_MAX)
+    assert [entry.sched_id for entry in desk.claim("worker", CLAIM_MAX)] == ids

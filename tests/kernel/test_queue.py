@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, UnknownPid
+from rota.errors import LimitExceeded, RotaError, SchedInvalidPayload, SchedUnknownId, UnknownPid
 from rota.kernel import EntryFilter, ScheduleSpec
+from rota.kernel.entries import LIST_BYTES_MAX
 from rota.kernel.intake import ENQUEUE_MAX
-from rota.model.checks import TAGS_MAX
+from rota.model.checks import PAYLOAD_BYTES_MAX, TAGS_MAX
 from rota.model.events import EntriesEnqueued
 from rota.model.reasons import AfterPredecessor
 from tests.kernel.world import START, World
@@ -295,3 +296,20 @@ def test_an_entry_of_a_kind_goes_only_to_a_worker_that_has_it_and_one_of_none_to
     assert world.take_ids() == [plain]
     assert world.take_ids(kinds=("big", "small")) == [big]
     assert world.take_ids(kinds=["gpu"]) == [gpu]
+
+
+def test_a_page_that_is_too_large_is_refused_with_what_to_do_and_a_smaller_one_is_not(world: World, pid: int) -> None:
+    body = {"text": "x" * (PAYLOAD_BYTES_MAX - 100)}
+    fits = LIST_BYTES_MAX // PAYLOAD_BYTES_MAX
+    world.queue.enqueue_many([ScheduleSpec(pid, payload=body)] * (fits + 2))
+    with pytest.raises(LimitExceeded, match="list_bytes_max") as refused:
+        world.queue.list(limit=10_000)
+    assert refused.value.data["field"] == "limit"
+    assert len(world.queue.list(limit=fits)[0]) == fits
+
+
+def test_a_long_page_is_the_same_however_it_is_read(world: World, pid: int) -> None:
+    ids = world.queue.enqueue_many([ScheduleSpec(pid, tags=("odd",) if n % 2 else ()) for n in range(2_001)])
+    assert [entry.sched_id for entry in world.queue.list(limit=10_000)[0]] == ids
+    assert [entry.sched_id for entry in world.queue.list(limit=777, offset=3)[0]] == ids[3:780]
+    assert [entry.sched_id for entry in world.queue.list(limit=900, offset=1, tag="odd")[0]] == ids[1::2][1:901]

@@ -25,9 +25,11 @@ from rota.kernel.rows import (
     DEADLINE,
     KIND,
     NEEDS,
+    PAYLOAD,
     PID,
     PROJECT,
     READY_WIDTH,
+    RESULT,
     RUNNABLE_AT,
     entry_of,
     needs_of,
@@ -41,9 +43,11 @@ from rota.store import Row, Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import projects as project_sql
 
-__all__ = ["CLAIM_MAX", "CLAIM_TIMEOUT_S", "ClaimPass", "Taken", "Terms"]
+__all__ = ["CLAIM_BYTES_MAX", "CLAIM_MAX", "CLAIM_TIMEOUT_S", "ClaimPass", "Taken", "Terms"]
 
 CLAIM_MAX = 1_000  # entries in one claim
+CLAIM_BYTES_MAX = 16 * 1024 * 1024  # of payloads: a claim that has so much takes no more, or no answer could hold it
+READ_MAX = 250  # entries that are read at a time
 CLAIM_TIMEOUT_S = 3600.0  # where the caller names none
 
 _encode = msgspec.json.Encoder().encode
@@ -95,6 +99,7 @@ class ClaimPass:
         self.taken_of: dict[int, list[Taken]] = {}  # by agent, of those that were offered
         self.refused: dict[str, int] = {}  # how many, by reason
         self._odd: set[int | str] = set()  # agents and projects with something in front that this claim does not take
+        self._bytes = 0  # of what was taken
         self.everybody_out = False  # a reason that concerns all
         self.pids: set[int] = set()  # owners that need not be offered any more
         self.projects: set[str] = set()
@@ -104,7 +109,12 @@ class ClaimPass:
     @property
     def room(self) -> int:
         """How many more this claim can take."""
-        return 0 if self.everybody_out else self.terms.most - len(self.taken)
+        return 0 if self.everybody_out or self._bytes >= CLAIM_BYTES_MAX else self.terms.most - len(self.taken)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has taken all that it can."""
+        return len(self.taken) >= self.terms.most or self._bytes >= CLAIM_BYTES_MAX
 
     @property
     def _kinds_json(self) -> str:
@@ -134,8 +144,18 @@ class ClaimPass:
         return None
 
     def _take(self, taken: Taken) -> None:
+        row = taken.row
         self.taken.append(taken)
-        self.taken_of.setdefault(taken.row[PID], []).append(taken)
+        self.taken_of.setdefault(row[PID], []).append(taken)
+        self._bytes += len(row[PAYLOAD]) + len(row[RESULT] or "")
+
+    def _take_all(self, rows: list[Row]) -> None:
+        """Take entries of which nothing but their own rows decides, while there is room."""
+        for row in rows:
+            if self._bytes >= CLAIM_BYTES_MAX:
+                return
+            self.taken.append(Taken(row, None, 0, ""))
+            self._bytes += len(row[PAYLOAD]) + len(row[RESULT] or "")
 
     def reasons(self, row: Row) -> list[Blocking]:
         """Everything that stands in an entry's way."""
@@ -182,15 +202,24 @@ class ClaimPass:
             return
         if self._beat.any_capped:
             self.pids.update(row[0] for row in self.tx.run(sql.CAPPED_OUT))
-        while self.room > 0:
-            rows = self.ready()
-            if self._beat.is_plain and not any(row[PROJECT] is not None or row[NEEDS] is not None for row in rows):
-                self.taken += [Taken(row, None, 0, "") for row in rows]  # nothing but their own rows decides
+        while (room := self.room) > 0:
+            rows = self.ready(most=min(room, READ_MAX))
+            refused = self._offer_all(rows)
+            if not refused and len(rows) < READ_MAX:
                 return
-            self.prefetch(rows)
-            refused = [reason for row in rows if (reason := self.offer(row)) is not None]
-            if not refused:
-                return
+
+    def _offer_all(self, rows: list[Row]) -> bool:
+        """Offer entries one after the other while there is room; the answer is whether any was refused."""
+        if self._beat.is_plain and not any(row[PROJECT] is not None or row[NEEDS] is not None for row in rows):
+            self._take_all(rows)
+            return False
+        self.prefetch(rows)
+        refused = False
+        for row in rows:
+            if self._bytes >= CLAIM_BYTES_MAX:
+                break
+            refused = self.offer(row) is not None or refused
+        return refused
 
     def blocked_agents(self) -> set[int]:
         """Agents that would be refused whatever they offer: paused, at their cap, or over their grant."""

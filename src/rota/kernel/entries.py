@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from rota.errors import (
+    LimitExceeded,
     SchedInvalidPayload,
     SchedInvalidStateFilter,
     SchedUnknownId,
@@ -15,21 +16,23 @@ from rota.errors import (
     WaitTimeout,
 )
 from rota.kernel import after, flows, keeping
-from rota.kernel.core import Core, page
+from rota.kernel.core import Core, Page, page
 from rota.kernel.journal import append
 from rota.kernel.results import Results
-from rota.kernel.rows import entry_of
+from rota.kernel.rows import PAYLOAD, RESULT, entry_of
 from rota.model.checks import Checks
 from rota.model.events import CancelRequested, EntriesCancelled, EntriesChanged, EntriesEnqueued
 from rota.model.lifecycle import ENTRY, AgentState, advance
 from rota.model.work import EXIT_KINDS, ReadyEntry
-from rota.store import Row, Transaction
+from rota.store import Row, Statement, Transaction
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import queue as sql
 
-__all__ = ["BATCH_MAX", "Entries", "EntryFilter", "lives"]
+__all__ = ["BATCH_MAX", "LIST_BYTES_MAX", "Entries", "EntryFilter", "lives"]
 
 BATCH_MAX = 1_000  # entries changed in one transaction by a filter
+LIST_BYTES_MAX = 32 * 1024 * 1024  # payloads and results in one page
+READ_MAX = 250  # entries of a page that are read at a time
 _queue = Checks("Queue", SchedInvalidPayload)
 _filter = Checks("Queue", SchedInvalidStateFilter)
 _encode = msgspec.json.Encoder().encode
@@ -91,7 +94,7 @@ class Entries:
             statement = sql.FILTERED_OF_TAG
 
         def work(tx: Transaction) -> tuple[list[ReadyEntry], int]:
-            rows = tx.run(statement, (*wanted.row, at.limit, at.offset))
+            rows = _page_of(tx, statement, wanted, at)
             return [entry_of(row) for row in rows], int(tx.run(counting, wanted.row)[0][0])
 
         return self._core.read(work)
@@ -316,6 +319,21 @@ def lives(tx: Transaction, pid: int) -> bool:
     if not rows:
         raise UnknownPid(pid)
     return bool(rows[0][0] != AgentState.DEAD)
+
+
+def _page_of(tx: Transaction, statement: Statement, wanted: EntryFilter, at: Page) -> list[Row]:
+    """The rows of a page, read in parts: one that is too large is refused before it fills the memory."""
+    rows: list[Row] = []
+    size = 0
+    while len(rows) < at.limit:
+        part = tx.run(statement, (*wanted.row, min(READ_MAX, at.limit - len(rows)), at.offset + len(rows)))
+        rows += part
+        size += sum(len(row[PAYLOAD]) + len(row[RESULT] or "") for row in part)
+        if size > LIST_BYTES_MAX:
+            raise LimitExceeded("list_bytes_max", LIST_BYTES_MAX, size, field="limit")
+        if len(part) < READ_MAX:
+            break
+    return rows
 
 
 def _hold_after_change(entry: ReadyEntry, changed: ReadyEntry, now: float) -> str | None:

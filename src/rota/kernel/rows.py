@@ -27,10 +27,12 @@ __all__ = [
     "KIND",
     "NEEDS",
     "NO_NEEDS",
+    "PAYLOAD",
     "PID",
     "PRIORITY",
     "PROJECT",
     "READY_WIDTH",
+    "RESULT",
     "RUNNABLE_AT",
     "STATE",
     "TOKEN",
@@ -50,6 +52,7 @@ __all__ = [
 # Where things are in a row of `statements.queue.READY_COLUMNS`, and so in one of `ENTRY`.
 PID, PRIORITY, RUNNABLE_AT, DEADLINE = 1, 2, 3, 4
 PROJECT, ATTEMPT, KIND, NEEDS = 8, 9, 13, 14
+PAYLOAD, RESULT = 6, 16
 READY_WIDTH = 17  # what an entry has while it is ready
 CREATED_AT = 7
 STATE, DISPATCHED_AT, COMPLETED_AT, _HOLD, TOKEN = 17, 19, 20, 22, 23

@@ -148,11 +148,6 @@ class _Watched(ClaimPass):
         self.shown = False  # whether anybody who chooses saw it
         self.short_of: list[Blocking] = []  # what blocks it now that others were taken
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more could be taken."""
-        return len(self.taken) >= self.terms.most
-
     def seal(
         self, *, policy: str = "strict", served: Served = _NOBODY, forced_by: str | None = None
     ) -> list[ReadyEntry]:

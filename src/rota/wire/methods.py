@@ -147,7 +147,7 @@ _SCHED: Sequence[Method] = (
          "One entry as it stands.", errors=_ENTRY),
     _row("kernel.sched.list", p.ListEntries, fields(r.EntryPage, together), "read", "read", "queue.list",
          "A page of entries by id, and how many match in all.",
-         errors=(e.SchedInvalidStateFilter, e.SchedInvalidPayload)),
+         errors=(e.SchedInvalidStateFilter, e.SchedInvalidPayload, e.LimitExceeded)),
     _row("kernel.sched.counts", Nothing, one(r.Counts), "read", "read", "queue.counts",
          "How many entries are in each state; those that wait also by why."),
     _row("kernel.sched.wait", p.WaitFor, same(ReadyEntry), "read", "wait", "queue.wait",
