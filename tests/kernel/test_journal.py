@@ -10,6 +10,7 @@ import pytest
 
 from rota.errors import InvalidPayload, SchedInvalidPayload, UnknownPid
 from rota.kernel import Completion, EntryFilter, ScheduleSpec
+from rota.kernel.journal import READ_MAX, TAIL_BYTES_MAX, TAIL_MAX
 from rota.model.checks import PAYLOAD_BYTES_MAX
 from rota.model.events import (
     EntriesCancelled,
@@ -348,3 +349,25 @@ def test_a_note_cannot_overwrite_the_files_own_settings(world: World) -> None:
     version = world.kernel.info()["schema_version"]
     world.journal.remember("schema_version", {"v": 1})
     assert world.kernel.info()["schema_version"] == version
+
+
+def test_an_answer_with_large_events_ends_early_and_the_next_goes_on(world: World) -> None:
+    body = {"text": "x" * (PAYLOAD_BYTES_MAX - 100)}
+    count = READ_MAX + 3
+    for _ in range(count):
+        world.journal.append(None, "big.note", body)
+    for _ in range(5):
+        world.journal.append(None, "small.note", {})
+    cursor, answers = 0, []
+    while events := world.journal.tail(cursor, TAIL_MAX, kinds=("big.note", "small.note")):
+        answers.append(len(events))
+        cursor = events[-1].event_id
+    assert READ_MAX * PAYLOAD_BYTES_MAX > TAIL_BYTES_MAX
+    assert answers == [READ_MAX, count - READ_MAX + 5]
+
+
+def test_a_long_answer_is_the_same_however_it_is_read(world: World, pid: int) -> None:
+    ids = [world.journal.append(pid if n % 2 else None, "note", {"n": n}) for n in range(3 * READ_MAX + 1)]
+    assert [event.event_id for event in world.journal.tail(ids[0] - 1, TAIL_MAX)] == ids
+    assert [event.event_id for event in world.journal.tail(ids[2], READ_MAX + 7)] == ids[3 : READ_MAX + 10]
+    assert [event.event_id for event in world.journal.tail(ids[0] - 1, TAIL_MAX, pid=pid)] == ids[1::2]

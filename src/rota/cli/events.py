@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,12 +43,19 @@ def events(
             found = desk.journal.follow(start, wait_s=idle_s)
         else:
             pid = None if agent is None else pid_of(desk, agent)
-            found = iter(desk.journal.tail(0 if since is None and pid is not None else start, limit, pid=pid))
+            found = _some(desk, 0 if since is None and pid is not None else start, limit, pid)
         try:
             for event in found:
                 _print(event, kind, as_json=as_json)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _some(desk: Any, since: int, limit: int, pid: int | None) -> Iterator[Event]:
+    """So many events, in as many answers as it takes."""
+    while limit > 0 and (events := desk.journal.tail(since, limit, pid=pid)):
+        yield from events
+        since, limit = events[-1].event_id, limit - len(events)
 
 
 def _print(event: Event, kind: str | None, *, as_json: bool) -> None:

@@ -7,7 +7,7 @@ commit: a follower reads only what is in the file, and is woken after a commit, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,11 @@ from rota.store.statements import agents as agent_sql
 from rota.store.statements import file as file_sql
 from rota.store.statements import journal as sql
 
-__all__ = ["NOTE", "RUNTIME_KINDS", "TAIL_MAX", "Journal", "append", "event_of"]
+__all__ = ["NOTE", "READ_MAX", "RUNTIME_KINDS", "TAIL_BYTES_MAX", "TAIL_MAX", "Journal", "append", "event_of"]
 
 TAIL_MAX = 10_000  # events in one answer
+TAIL_BYTES_MAX = 16 * 1024 * 1024  # with so much an answer is long enough
+READ_MAX = 250  # events that are read at a time
 # Facts of whoever runs the work: they change nothing that the kernel keeps, so no verb of the kernel writes them.
 RUNTIME_KINDS = ("kernel.run.", "kernel.trigger.", "kernel.supervisor.", "kernel.fleet.")
 NOTE = "note:"  # before the name of a note, among the file's settings
@@ -100,19 +102,34 @@ class Journal:
     def tail(
         self, since: int = 0, limit: int = 1_000, *, pid: int | None = None, kinds: tuple[str, ...] = ()
     ) -> list[Event]:
-        """Events after `since`, oldest first, at most `TAIL_MAX`; of one agent, or of some kinds, if asked."""
+        """Events after `since`, oldest first, at most `TAIL_MAX`; of one agent, or of some kinds, if asked.
+
+        Where they are large, fewer may come than there are and were asked for, but not fewer than `READ_MAX`.
+        """
         _checks.whole("since", since)
         most = max(1, min(_checks.whole("limit", limit), TAIL_MAX))
         if kinds != ():
             if pid is not None:
                 raise _checks.refuse("kinds", "cannot be asked for together with a pid")
             names = msgspec.json.encode(_checks.texts("kinds", kinds)).decode()
-            rows = self._core.read(lambda tx: tx.run(sql.EVENT_TAIL_KINDS, (since, names, most)))
-        elif pid is None:
-            rows = self._core.read(lambda tx: tx.run(sql.EVENT_TAIL, (since, most)))
-        else:
-            rows = self._core.read(lambda tx: tx.run(sql.EVENT_TAIL_OF, (pid, since, most)))
-        return [event_of(row) for row in rows]
+            return self._read(lambda tx, at, count: tx.run(sql.EVENT_TAIL_KINDS, (at, names, count)), since, most)
+        if pid is None:
+            return self._read(lambda tx, at, count: tx.run(sql.EVENT_TAIL, (at, count)), since, most)
+        return self._read(lambda tx, at, count: tx.run(sql.EVENT_TAIL_OF, (pid, at, count)), since, most)
+
+    def _read(self, part: Callable[[Transaction, int, int], list[Row]], since: int, most: int) -> list[Event]:
+        """Read in parts until there are so many, or so much."""
+
+        def work(tx: Transaction) -> list[Row]:
+            rows = part(tx, since, min(most, READ_MAX))
+            size, read = _size(rows), len(rows)
+            while read == READ_MAX and len(rows) < most and size < TAIL_BYTES_MAX:
+                more = part(tx, rows[-1][0], min(most - len(rows), READ_MAX))
+                rows += more
+                size, read = size + _size(more), len(more)
+            return rows
+
+        return [event_of(row) for row in self._core.read(work)]
 
     def cursor(self) -> int:
         """The id of the last event."""
@@ -196,6 +213,10 @@ def _as_json(field: str, value: Any) -> str:
     if len(body) > PAYLOAD_BYTES_MAX:
         raise _checks.refuse(field, f"is {len(body):,} bytes; at most {PAYLOAD_BYTES_MAX:,} are taken")
     return body.decode()
+
+
+def _size(rows: Iterable[Row]) -> int:
+    return sum(len(row[4]) for row in rows)
 
 
 def event_of(row: Row) -> Event:

@@ -83,12 +83,11 @@ class Metrics:
         with self._guard:
             for _ in range(0, FOLD_MAX, TAIL_MAX):
                 events = self._kernel.journal.tail(self._cursor, TAIL_MAX)
+                if not events:
+                    break
                 for event in events:
                     self._fold(event)
-                if events:
-                    self._cursor = events[-1].event_id
-                if len(events) < TAIL_MAX:
-                    break
+                self._cursor = events[-1].event_id
             self.lag.set(self._kernel.journal.cursor() - self._cursor)
 
     def exposition(self) -> bytes:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rota.errors import RotaError
+from rota.kernel.journal import READ_MAX
 from rota.model.events import CancelRequested, Event
 from rota.runtime.live_run import LiveRun
 from rota.service.desk import Desk
@@ -20,7 +21,6 @@ from rota.service.desk import Desk
 __all__ = ["Duty", "Watch"]
 
 LISTEN_PAUSE_S = 0.1  # between two looks at the journal
-TAIL_MAX = 1_000  # events in one look
 _log = logging.getLogger("rota.runtime")
 
 
@@ -110,11 +110,11 @@ class Watch:
 
     def _hear(self, cursor: int) -> None:
         while self._seen < cursor:
-            events = self._desk.journal.tail(self._seen, TAIL_MAX, kinds=self._kinds)
+            events = self._desk.journal.tail(self._seen, READ_MAX, kinds=self._kinds)
             self._stop_cancelled(events)
             for duty in self._duties:
                 duty.hear(events)
-            self._seen = cursor if len(events) < TAIL_MAX else events[-1].event_id
+            self._seen = cursor if len(events) < READ_MAX else events[-1].event_id
 
     def _stop_cancelled(self, events: Sequence[Event]) -> None:
         wanted = {
