@@ -116,6 +116,17 @@ def test_a_reload_says_what_it_changed_in_the_supervisor_itself(
         assert caplog.text.endswith("nothing changed\n")
 
 
+def test_a_reload_says_what_it_leaves_for_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "rota.runtime")
+    with fleet_in(tmp_path) as fleet:
+        text = ONE.replace("slots = 2", "slots = {any = 2, gpu = 1}\nworker_id = 'box'\nlogs_max = 5")
+        (tmp_path / "fleet.toml").write_text(text + "\n[scheduling.preemption]\nbands = [50]\n")
+        assert fleet.reload() is not None
+        for field in ("kinds of slots", "worker_id", "preemption", "logs_max"):
+            assert f"{field} (from the next start on)" in caplog.text
+        assert "store (" not in caplog.text
+
+
 def test_fewer_slots_take_effect_as_runs_end(tmp_path: Path) -> None:
     with fleet_in(tmp_path) as fleet, running(fleet):
         held = [put(fleet, "sleeper") for _ in range(3)]

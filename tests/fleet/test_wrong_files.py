@@ -24,7 +24,8 @@ WRONG = {
     "polcy = 'eevdf'": "polcy: unknown key; did you mean 'policy'?",
     "[agent.reader]\ncommand = 'ls'": "agent: unknown key; did you mean 'agents'?",
     "colour = 'red'": (
-        "colour: unknown key; known here: name, store, policy, slots, worker_id, scheduling, projects, limits, agents"
+        "colour: unknown key; known here: name, store, policy, slots, worker_id, logs_max, scheduling, projects, "
+        "limits, agents"
     ),
     A + "prioriy = 3": "agents.reader.prioriy: unknown key; did you mean 'priority'?",
     A + "limits = {wall = 3}": "agents.reader.limits.wall: unknown key; did you mean 'wall_s'?",

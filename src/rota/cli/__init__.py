@@ -20,6 +20,7 @@ from rota.cli.exits import INTERRUPTED, code_of
 from rota.cli.graph import graph_app
 from rota.cli.ledger import ledger
 from rota.cli.limits import limits
+from rota.cli.logs import logs
 from rota.cli.options import AsJson, CaFile, TokenFile, access
 from rota.cli.pause import pause, resume
 from rota.cli.projects import projects
@@ -121,6 +122,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     top,
     queue,
     why,
+    logs,
     cancel,
     retry,
     release,

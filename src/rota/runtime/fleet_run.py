@@ -97,6 +97,7 @@ class FleetRun:
             "worker_id": fleet.worker_id,
             "preemption_marks": () if preemption is None else preemption.bands,
             "preemption_grace_s": None if preemption is None else preemption.grace_s,
+            "logs_max": fleet.logs_max,
             "logs": fleet.at("rota-logs") if ":" in fleet.store_path else f"{fleet.store_path}-logs",
         }
         return Settings(**(said | self._overrides))
@@ -130,6 +131,14 @@ def _changes_here(before: Fleet, after: Fleet) -> Iterator[str]:
     ):
         if old != new:
             yield f"{field} {old} → {new}"
+    later = {
+        "kinds of slots": set(before.slot_kinds) != set(after.slot_kinds),
+        "store": before.store != after.store,
+        "worker_id": before.worker_id != after.worker_id,
+        "preemption": before.scheduling.preemption != after.scheduling.preemption,
+        "logs_max": before.logs_max != after.logs_max,
+    }
+    yield from (f"{field} (from the next start on)" for field, changes in later.items() if changes)
 
 
 class _FleetDuty:

@@ -23,7 +23,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -36,6 +35,7 @@ from rota.model.work import Agent, ReadyEntry
 from rota.runtime import runner_registry
 from rota.runtime.live_run import LiveRun, left_of
 from rota.runtime.log import BoundedLog
+from rota.runtime.log_folder import LOGS_MAX, LogFolder
 from rota.runtime.plans import RunPlan, plan_of
 from rota.runtime.preemption import Preemption, Running
 from rota.runtime.restarts import Restarts
@@ -66,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     preemption_marks: tuple[int, ...] = ()  # between bands of priority; empty: nobody is preempted
     preemption_grace_s: float | None = None  # None: as for every stop
     logs: str | None = None  # the folder that output is kept in; None keeps only its end, with the result
+    logs_max: int = LOGS_MAX  # runs whose output is kept there; the oldest go first
 
 
 class Supervisor:
@@ -86,6 +87,7 @@ class Supervisor:
         self._agents: dict[int, tuple[Agent, RunPlan | None]] = {}
         self._strangers: set[int] = set()  # agents that cannot be run here, said once
         self._restarts = Restarts(desk, self._watchdog)
+        self._logs = self._log_folder()
         self._duties: list[Duty] = [_ChangedAgents(self.forget)]
         self._lock = threading.Lock()  # of what the threads share above
         self._is_draining = False
@@ -284,9 +286,14 @@ class Supervisor:
 
     def _open_log(self, work: Assignment) -> BoundedLog:
         path = None
-        if self.settings.logs is not None and work.plan.runner != "callable":
-            path = Path(self.settings.logs) / f"{work.entry.sched_id}.{work.entry.attempt}.log"
+        if self._logs is not None and work.plan.runner != "callable":
+            path = self._logs.path_for(work.entry.sched_id, work.entry.attempt)
         return BoundedLog(work.plan.limits.log_bytes, path)
+
+    def _log_folder(self) -> LogFolder | None:
+        if self.settings.logs is None:
+            return None
+        return LogFolder(self.settings.logs, self.settings.logs_max, lambda: [run.entry.sched_id for run in self.runs])
 
     def _ended(self, run: LiveRun, report: RunReport) -> None:
         self._see_to(run, report, self._restarts.before_report)

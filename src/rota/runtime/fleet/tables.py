@@ -42,6 +42,7 @@ from rota.runtime.fleet.agent_tables import (
     Weight,
 )
 from rota.runtime.fleet.units import Seconds, schema_of, usually_s
+from rota.runtime.log_folder import LOGS_MAX
 
 __all__ = [
     "AGENTS_MAX",
@@ -197,6 +198,14 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         Meta(description="How many runs at once, or a table of kinds of slots (`any` is no kind)."),
     ] = 4
     worker_id: Annotated[Name | None, Meta(description="Who claims; the machine's name if nothing is said.")] = None
+    logs_max: Annotated[
+        int,
+        Meta(
+            description="Runs whose output is kept in files, in `STORE-logs`; the oldest go first. 0 keeps none.",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = LOGS_MAX
     scheduling: Annotated[SchedulingTable, Meta(description="What holds for everybody.")] = SchedulingTable()
     projects: Annotated[dict[str, ProjectTable], Meta(description="By name.", max_length=PROJECTS_MAX)] = {}
     limits: Annotated[
