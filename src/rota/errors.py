@@ -18,7 +18,7 @@
     │   ├── ComponentUnknown, LaneUnknown
     │   └── LedgerUnknownDim, UnknownRequest
     ├── Conflict                         it exists already
-    │   └── LedgerExists, ProjectExists, WorkspaceExists, ContextExists
+    │   └── LedgerExists, ProjectExists, WorkspaceExists, ContextExists, WorkerExists
     ├── IllegalTransition                the state machine has no such arrow; nothing changed
     │   ├── SchedIllegalTransition       = IllegalQueueTransition
     │   ├── InvalidStateTransition       the tick world's
@@ -430,6 +430,15 @@ class WorkspaceExists(Conflict):
     code = -32185
     name = "kernel_workspace_exists"
     meaning = "a workspace with this id or path exists already"
+
+
+class WorkerExists(Conflict):
+    """A supervisor of that name is at work."""
+
+    code = -32177
+    name = "worker_exists"
+    meaning = "a supervisor of that name is at work"
+    hint = "Stop it first, or give this one another worker_id."
 
 
 class ContextExists(Conflict):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rota import store
+from rota.errors import WorkerExists
 from rota.kernel import Kernel, ScheduleSpec
 from rota.runtime.fleet.file import load
 from rota.runtime.fleet_run import FleetRun, ask_for_reload
@@ -125,6 +126,21 @@ def test_a_reload_says_what_it_leaves_for_the_next_start(tmp_path: Path, caplog:
         for field in ("kinds of slots", "worker_id", "preemption", "logs_max"):
             assert f"{field} (from the next start on)" in caplog.text
         assert "store (" not in caplog.text
+
+
+def test_the_same_fleet_started_twice_is_refused_before_it_changes_anything(tmp_path: Path) -> None:
+    named = ONE.replace("slots = 2", "slots = 2\nworker_id = 'box'")
+    with fleet_in(tmp_path, named) as fleet, running(fleet):
+        held = put(fleet, "sleeper")
+        until(lambda: len(fleet.supervisor.runs) == 1)
+        (tmp_path / "fleet.toml").write_text(named.replace("weight = 1", "weight = 9"))
+        with pytest.raises(WorkerExists, match="box is at work already"):
+            FleetRun(fleet.desk, load(tmp_path / "fleet.toml"))
+        assert fleet.desk.projects.get("lab").weight == 1_000
+        assert fleet.desk.queue.get(held).attempt == 1
+        (tmp_path / "go").touch()
+        fleet.desk.queue.wait(held, PATIENCE_S)
+        assert fleet.desk.queue.get(held).attempt == 1
 
 
 def test_fewer_slots_take_effect_as_runs_end(tmp_path: Path) -> None:

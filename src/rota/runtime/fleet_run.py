@@ -11,7 +11,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from rota.runtime.fleet.apply import apply
 from rota.runtime.fleet.changes import Changes
 from rota.runtime.fleet.file import load
 from rota.runtime.fleet.tables import Fleet
+from rota.runtime.name_lock import held_name
 from rota.runtime.supervisor import Settings, Supervisor
 from rota.runtime.triggers import Triggers
 from rota.service.desk import Desk
@@ -46,6 +47,8 @@ class FleetRun:
         self.desk = desk
         self.fleet = fleet
         self._overrides = overrides  # settings of the command line: they outlast a reload
+        with self._name():
+            pass  # whoever is started twice by mistake changes nothing, neither in the store
         self.changes = self._apply(fleet)
         self._announce_policy(fleet)
         self.supervisor = Supervisor(desk, self._settings(fleet), functions={})
@@ -54,9 +57,12 @@ class FleetRun:
 
     def run(self, *, until_idle: bool = False, handles_signals: bool = False) -> int:
         """Run the fleet; the answer is how many runs have ended."""
-        self._triggers.begin(self.supervisor.incarnation)
-        with self._on_hangup() if handles_signals else nullcontext():
+        with self._name(), self._on_hangup() if handles_signals else nullcontext():
+            self._triggers.begin(self.supervisor.incarnation)
             return self.supervisor.run(until_idle=until_idle, handles_signals=handles_signals)
+
+    def _name(self) -> AbstractContextManager[None]:
+        return held_name(_beside(self.fleet, "workers"), self._settings(self.fleet).worker_id)
 
     def reload(self) -> Changes | None:
         """Read the file anew and apply the difference; None, and a line in the log, if it cannot be."""
@@ -98,7 +104,7 @@ class FleetRun:
             "preemption_marks": () if preemption is None else preemption.bands,
             "preemption_grace_s": None if preemption is None else preemption.grace_s,
             "logs_max": fleet.logs_max,
-            "logs": fleet.at("rota-logs") if ":" in fleet.store_path else f"{fleet.store_path}-logs",
+            "logs": _beside(fleet, "logs"),
         }
         return Settings(**(said | self._overrides))
 
@@ -121,6 +127,11 @@ class FleetRun:
             yield
         finally:
             signal.signal(signal.SIGHUP, before)
+
+
+def _beside(fleet: Fleet, what: str) -> str:
+    """A folder beside the store, or beside the fleet file if the store is a daemon's."""
+    return fleet.at(f"rota-{what}") if ":" in fleet.store_path else f"{fleet.store_path}-{what}"
 
 
 def _changes_here(before: Fleet, after: Fleet) -> Iterator[str]:
