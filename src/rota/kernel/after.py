@@ -18,12 +18,12 @@ from typing import NamedTuple
 import msgspec
 
 from rota.errors import SchedInvalidPayload, SchedUnknownId
-from rota.kernel import flows, keeping
+from rota.kernel import keeping
 from rota.kernel.core import Core
 from rota.kernel.journal import append
 from rota.kernel.rows import options_of
 from rota.model.checks import Checks
-from rota.model.events import EntriesCancelled, EntriesKept, EntriesReleased
+from rota.model.events import EntriesCancelled, EntriesKept
 from rota.model.lifecycle import ENTRY
 from rota.store import Row, Transaction
 from rota.store.statements import queue as sql
@@ -138,13 +138,12 @@ def _verdict(predecessors: Iterable[tuple[str | None, str | None]], on_failed: s
 def _tell(tx: Transaction, seen_to: _SeenTo, now: float) -> None:
     released, kept, cancelled = seen_to
     if released:
-        event_id = append(tx, EntriesReleased(hold="after", sched_ids=[row[0] for row in released]), now=now)
-        flows.touch(tx, {(row[1], row[2]) for row in released}, event_id=event_id)
+        keeping.tell_ready(tx, "after", released, now)
     if kept:
         append(tx, EntriesKept(hold="after", sched_ids=kept), now=now)
+        tx.notes.wake = True
     if cancelled:
         append(tx, EntriesCancelled(sched_ids=cancelled, reason="predecessor_failed"), now=now)
-    tx.notes.wake = tx.notes.wake or bool(released or kept)
 
 
 def _ids(values: Iterable[int]) -> str:

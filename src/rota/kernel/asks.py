@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Required, TypeAlias, TypedDict
 import msgspec
 
 from rota.errors import RotaError, SchedInvalidPayload
-from rota.kernel.claims import CLAIM_MAX, CLAIM_TIMEOUT_S, ClaimPass
+from rota.kernel.claims import CLAIM_MAX, CLAIM_TIMEOUT_S, ClaimPass, Terms
 from rota.kernel.endings import Ending
 from rota.kernel.pulse import Pulse
 from rota.kernel.rows import encode_json
@@ -87,6 +87,10 @@ class Ask(NamedTuple):
     budgets_count: bool
     find: Pass
     same: Hashable
+
+    def terms(self, now: float) -> Terms:
+        """What a pass at this time goes by."""
+        return Terms(self.worker, self.most, now, self.timeout_s, self.kinds, self.budgets_count)
 
 
 def strictly(claim: ClaimPass, _beat: Pulse) -> list[ReadyEntry]:

@@ -17,6 +17,7 @@ import msgspec
 from rota.kernel import contexts, flows
 from rota.kernel.admission import Admission, Subject
 from rota.kernel.contexts import Ration
+from rota.kernel.core import READ_MAX
 from rota.kernel.flows import NO_PROJECT, Served
 from rota.kernel.journal import append
 from rota.kernel.pulse import Pulse
@@ -25,14 +26,13 @@ from rota.kernel.rows import (
     DEADLINE,
     KIND,
     NEEDS,
-    PAYLOAD,
     PID,
     PROJECT,
     READY_WIDTH,
-    RESULT,
     RUNNABLE_AT,
     entry_of,
     needs_of,
+    size_of,
 )
 from rota.model import reasons
 from rota.model.events import ClaimedEntry, EntriesClaimed
@@ -47,7 +47,6 @@ __all__ = ["CLAIM_BYTES_MAX", "CLAIM_MAX", "CLAIM_TIMEOUT_S", "ClaimPass", "Take
 
 CLAIM_MAX = 1_000  # entries in one claim
 CLAIM_BYTES_MAX = 16 * 1024 * 1024  # of payloads: a claim that has so much takes no more, or no answer could hold it
-READ_MAX = 250  # entries that are read at a time
 CLAIM_TIMEOUT_S = 3600.0  # where the caller names none
 
 _encode = msgspec.json.Encoder().encode
@@ -147,7 +146,7 @@ class ClaimPass:
         row = taken.row
         self.taken.append(taken)
         self.taken_of.setdefault(row[PID], []).append(taken)
-        self._bytes += len(row[PAYLOAD]) + len(row[RESULT] or "")
+        self._bytes += size_of(row)
 
     def _take_all(self, rows: list[Row]) -> None:
         """Take entries of which nothing but their own rows decides, while there is room."""
@@ -155,7 +154,7 @@ class ClaimPass:
             if self._bytes >= CLAIM_BYTES_MAX:
                 return
             self.taken.append(Taken(row, None, 0, ""))
-            self._bytes += len(row[PAYLOAD]) + len(row[RESULT] or "")
+            self._bytes += size_of(row)
 
     def reasons(self, row: Row) -> list[Blocking]:
         """Everything that stands in an entry's way."""

@@ -13,10 +13,11 @@ from rota.kernel.attendance import Attendance
 from rota.model.checks import INTEGER_MAX, Checks
 from rota.store import Store, Transaction
 
-__all__ = ["LIST_MAX", "Core", "Memo", "Page", "attendance_of", "memo_of", "page"]
+__all__ = ["LIST_MAX", "READ_MAX", "Core", "Memo", "Page", "attendance_of", "memo_of", "page"]
 
 LIST_MAX = 10_000  # rows in one answer
 LIST_DEFAULT = 100
+READ_MAX = 250  # rows that may be large are read so many at a time
 LIVING_MAX = 10_000  # agents that are known to live
 T = TypeVar("T")
 _call = Checks("Call", InvalidPayload)

@@ -16,10 +16,10 @@ from rota.errors import (
     WaitTimeout,
 )
 from rota.kernel import after, flows, keeping
-from rota.kernel.core import Core, Page, page
+from rota.kernel.core import READ_MAX, Core, Page, page
 from rota.kernel.journal import append
 from rota.kernel.results import Results
-from rota.kernel.rows import PAYLOAD, RESULT, entry_of
+from rota.kernel.rows import entry_of, size_of
 from rota.model.checks import Checks
 from rota.model.events import CancelRequested, EntriesCancelled, EntriesChanged, EntriesEnqueued
 from rota.model.lifecycle import ENTRY, AgentState, advance
@@ -32,7 +32,6 @@ __all__ = ["BATCH_MAX", "LIST_BYTES_MAX", "Entries", "EntryFilter", "lives"]
 
 BATCH_MAX = 1_000  # entries changed in one transaction by a filter
 LIST_BYTES_MAX = 32 * 1024 * 1024  # payloads and results in one page
-READ_MAX = 250  # entries of a page that are read at a time
 _queue = Checks("Queue", SchedInvalidPayload)
 _filter = Checks("Queue", SchedInvalidStateFilter)
 _encode = msgspec.json.Encoder().encode
@@ -328,7 +327,7 @@ def _page_of(tx: Transaction, statement: Statement, wanted: EntryFilter, at: Pag
     while len(rows) < at.limit:
         part = tx.run(statement, (*wanted.row, min(READ_MAX, at.limit - len(rows)), at.offset + len(rows)))
         rows += part
-        size += sum(len(row[PAYLOAD]) + len(row[RESULT] or "") for row in part)
+        size += sum(map(size_of, part))
         if size > LIST_BYTES_MAX:
             raise LimitExceeded("list_bytes_max", LIST_BYTES_MAX, size, field="limit")
         if len(part) < READ_MAX:

@@ -15,7 +15,7 @@ import msgspec
 
 from rota.clock import wait_until
 from rota.errors import InvalidPayload, StoreCorrupt, UnknownPid
-from rota.kernel.core import Core
+from rota.kernel.core import READ_MAX, Core
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import Event, Fact, check_user_event, decode, encode
 from rota.store import Row, Transaction
@@ -27,7 +27,6 @@ __all__ = ["NOTE", "READ_MAX", "RUNTIME_KINDS", "TAIL_BYTES_MAX", "TAIL_MAX", "J
 
 TAIL_MAX = 10_000  # events in one answer
 TAIL_BYTES_MAX = 16 * 1024 * 1024  # with so much an answer is long enough
-READ_MAX = 250  # events that are read at a time
 # Facts of whoever runs the work: they change nothing that the kernel keeps, so no verb of the kernel writes them.
 RUNTIME_KINDS = ("kernel.run.", "kernel.trigger.", "kernel.supervisor.", "kernel.fleet.")
 NOTE = "note:"  # before the name of a note, among the file's settings

@@ -15,14 +15,16 @@ worker with slots of several kinds asks as `name/kind` for each of them: who nam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from rota.kernel import flows
 from rota.kernel.attendance import Attendance, names_of
+from rota.kernel.claims import Terms
 from rota.kernel.journal import append
+from rota.kernel.pulse import Pulse
 from rota.model.events import EntriesReleased
 from rota.store import Row, Transaction
 from rota.store.statements import file as file_sql
@@ -40,6 +42,7 @@ __all__ = [
     "hold_for",
     "long_enough",
     "release",
+    "tell_ready",
 ]
 
 AFFINITY_WAIT_S = 120.0  # how long an entry is kept, unless the file's setting says otherwise
@@ -75,12 +78,15 @@ def hold_for(tx: Transaction, seen: Attendance, wish: Wish, now: float) -> Liter
     return "worker"
 
 
-def has_asked(tx: Transaction, worker_id: str, kinds: Iterable[str], most: int, now: float) -> None:
-    """A worker has room for so many: the first that are kept for it are ready."""
-    asks = [(name, kind, most) for name in names_of(worker_id) for kind in (None, *kinds)]
+def has_asked(tx: Transaction, terms: Terms, beat: Pulse) -> None:
+    """A worker has room: the first that are kept for it are ready, as many as it could take."""
+    if beat.kept_until is None:
+        return
+    names = names_of(terms.worker.worker_id)
+    asks = [(name, kind, terms.most) for name in names for kind in (None, *terms.kinds)]
     rows = [row for ask in asks for row in tx.run(sql.FIRST_KEPT, ask)]
     rows.sort(key=lambda row: (-row[3], row[4], row[0]))  # strictly
-    release(tx, rows[:most], now)
+    release(tx, rows[: terms.most], terms.now)
 
 
 def has_left(tx: Transaction, worker_id: str, now: float) -> None:
@@ -100,9 +106,14 @@ def release(tx: Transaction, rows: Sequence[Row], now: float) -> None:
         sched_ids = [row[0] for row in rows]
         forget(tx, sched_ids)
         tx.run_many(sql.RELEASE, [(None, sched_id) for sched_id in sched_ids])
-        event_id = append(tx, EntriesReleased(hold="worker", sched_ids=sched_ids), now=now)
-        flows.touch(tx, {(row[1], row[2]) for row in rows}, event_id=event_id)
-        tx.notes.wake = True
+        tell_ready(tx, "worker", rows, now)
+
+
+def tell_ready(tx: Transaction, hold: str, rows: Sequence[Row], now: float) -> None:
+    """Entries (id, agent, project, …) need not wait for that any more: record it, and who has something ready again."""
+    event_id = append(tx, EntriesReleased(hold=hold, sched_ids=[row[0] for row in rows]), now=now)
+    flows.touch(tx, {(row[1], row[2]) for row in rows}, event_id=event_id)
+    tx.notes.wake = True
 
 
 def forget(tx: Transaction, sched_ids: Sequence[int]) -> None:

@@ -27,12 +27,10 @@ __all__ = [
     "KIND",
     "NEEDS",
     "NO_NEEDS",
-    "PAYLOAD",
     "PID",
     "PRIORITY",
     "PROJECT",
     "READY_WIDTH",
-    "RESULT",
     "RUNNABLE_AT",
     "STATE",
     "TOKEN",
@@ -44,6 +42,7 @@ __all__ = [
     "needs_of",
     "options_of",
     "ready_entry_of",
+    "size_of",
     "spent_of",
     "state_and_hold",
     "written",
@@ -52,7 +51,7 @@ __all__ = [
 # Where things are in a row of `statements.queue.READY_COLUMNS`, and so in one of `ENTRY`.
 PID, PRIORITY, RUNNABLE_AT, DEADLINE = 1, 2, 3, 4
 PROJECT, ATTEMPT, KIND, NEEDS = 8, 9, 13, 14
-PAYLOAD, RESULT = 6, 16
+_PAYLOAD, _RESULT = 6, 16
 READY_WIDTH = 17  # what an entry has while it is ready
 CREATED_AT = 7
 STATE, DISPATCHED_AT, COMPLETED_AT, _HOLD, TOKEN = 17, 19, 20, 22, 23
@@ -226,6 +225,11 @@ def entry_of(row: Sequence[Any]) -> ReadyEntry:
         parent_id=options.parent_id,
         correlation_id=options.correlation_id,
     )
+
+
+def size_of(row: Sequence[Any]) -> int:
+    """How much an entry brings along: its payload, and its result or where an earlier attempt stood."""
+    return len(row[_PAYLOAD]) + len(row[_RESULT] or "")
 
 
 def state_and_hold(row: Sequence[Any]) -> tuple[str, str | None]:

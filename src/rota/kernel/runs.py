@@ -111,11 +111,10 @@ class Runs:
         """Hand out entries inside a transaction."""
         now = self._core.now() if ask.now is None else ask.now
         beat = self._turn(tx, now, own_time=ask.now is None)
-        terms = Terms(ask.worker, ask.most, now, ask.timeout_s, ask.kinds, ask.budgets_count)
+        terms = ask.terms(now)
         self._core.seen.saw(ask.worker.worker_id, now)
-        if beat.kept_until is not None:  # the answer is this worker's own
-            keeping.has_asked(tx, terms.worker.worker_id, terms.kinds, terms.most, now)
-            tx.notes.speaks_for_others = False
+        keeping.has_asked(tx, terms, beat)
+        tx.notes.speaks_for_others = beat.kept_until is None  # else the answer is this worker's own
         entries = ask.find(ClaimPass(tx, terms, beat), beat)
         if entries:
             self._foresee(beat, now + ask.timeout_s)
@@ -170,10 +169,9 @@ class Runs:
         ask = ask_of(worker_id=worker_id, max_n=max_n, kinds=kinds)
 
         def look(tx: Transaction) -> list[ReadyEntry]:
-            beat, now = pulse(tx), self._core.now()
-            if beat.kept_until is not None:
-                keeping.has_asked(tx, worker_id, ask.kinds, ask.most, now)
-            claim = ClaimPass(tx, Terms(ask.worker, ask.most, now, ask.timeout_s, ask.kinds, ask.budgets_count), beat)
+            beat, terms = pulse(tx), ask.terms(self._core.now())
+            keeping.has_asked(tx, terms, beat)
+            claim = ClaimPass(tx, terms, beat)
             claim.strict()
             return [ready_entry_of(each.row) for each in claim.taken]
 

@@ -14,13 +14,13 @@ until it is started anew; after that there is nothing to compare with.
 
 from __future__ import annotations
 
-from rota.kernel import after, contexts, flows, keeping, windows
+from rota.kernel import after, contexts, keeping, windows
 from rota.kernel.core import Core
 from rota.kernel.endings import Ending, end_runs
 from rota.kernel.journal import append
 from rota.kernel.pulse import Pulse, pulse
 from rota.kernel.rows import options_of
-from rota.model.events import ClaimsExtended, ClockJumped, EntriesExpired, EntriesKept, EntriesReleased
+from rota.model.events import ClaimsExtended, ClockJumped, EntriesExpired, EntriesKept
 from rota.store import Row, Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import file as file_sql
@@ -118,8 +118,7 @@ def promote(tx: Transaction, core: Core, now: float) -> int:
     for hold in ("time", "backoff"):
         rows = [row for row in due if row[3] == hold and row[0] not in kept]
         if rows:
-            event_id = append(tx, EntriesReleased(hold=hold, sched_ids=[row[0] for row in rows]), now=now)
-            flows.touch(tx, {(row[1], row[2]) for row in rows}, event_id=event_id)
+            keeping.tell_ready(tx, hold, rows, now)
     if kept:
         append(tx, EntriesKept(hold="time", sched_ids=sorted(kept)), now=now)
     tx.notes.wake = tx.notes.wake or bool(due)

@@ -75,8 +75,7 @@ def explain(
     ask = ask_of(worker_id=worker_id, max_n=max_n, kinds=kinds, now=now)
 
     def play(stage: Stage) -> tuple[Row, Explanation]:
-        if stage.beat.kept_until is not None:
-            keeping.has_asked(stage.tx, ask.worker.worker_id, ask.kinds, ask.most, stage.now)
+        keeping.has_asked(stage.tx, ask.terms(stage.now), stage.beat)
         row = stage.row(sched_id)
         return row, _explained(dispatcher, stage, row, ask, _chosen(dispatcher, stage, policy, from_outside))
 
@@ -99,7 +98,7 @@ def _chosen(dispatcher: Dispatcher, stage: Stage, policy: Policy | str | None, f
 
 
 def _explained(dispatcher: Dispatcher, stage: Stage, row: Row, ask: Ask, chosen: Chosen) -> Explanation:
-    terms = Terms(ask.worker, ask.most, stage.now, ask.timeout_s, ask.kinds)
+    terms = ask.terms(stage.now)
     blocked = _blocked(ClaimPass(stage.tx, terms, stage.beat), row)
     turn = _Turn(policy=chosen.policy.name)
     if row[STATE] == EntryState.QUEUED and row[KIND] is not None and row[KIND] not in terms.kinds:
