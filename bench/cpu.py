@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import ROUNDS, Arena, Case, Measured
-from rota.cpu import Machine, SchedulingContext
-from rota.cpu.events import Block, Run, Tick, Wake
-from rota.cpu.trace import Trace
-from rota.sim.cores.build import build
-from rota.sim.cores.scenario import Scenario, ThreadSpec
+from rota.cores import Machine, SchedulingContext
+from rota.cores.events import Block, Run, Tick, Wake
+from rota.cores.trace import Trace
+from rota.sim.build import build
+from rota.sim.scenario import Scenario, ThreadSpec
 
 MS = 1_000_000
 SEED = 20_260_505

@@ -15,14 +15,14 @@ import sys
 from collections.abc import Callable, Iterator
 
 from bench.harness import Arena, Case, Measured
-from rota.cpu.trace import Trace
+from rota.cores.trace import Trace
+from rota.fleet.cores_driver import CpuDriver
+from rota.fleet.cores_report import DriverReport
 from rota.host.affinity import allowed_cores
-from rota.host.cgroup_dialects import GroupLimits
+from rota.host.cgroup_files import GroupLimits
 from rota.host.cgroups import Cgroups
 from rota.host.command import Command
-from rota.host.processes import Minder
-from rota.runtime.cpu_driver import CpuDriver
-from rota.runtime.cpu_report import DriverReport
+from rota.host.reaper_client import Minder
 
 MS = 1_000_000
 SECONDS = 10.0

@@ -28,10 +28,10 @@ import msgspec
 
 from bench.harness import Arena, Case, Measured
 from bench.queue_files import Entry, Folder, draw, new_file, open_kernel
-from rota.client import Client, connect
-from rota.daemon.presence import locate
 from rota.kernel import ScheduleSpec
-from rota.office import Office
+from rota.rpc.client import Client, connect
+from rota.rpc.daemon.presence import locate
+from rota.rpc.handlers import Office
 from rota.service.dispatcher import Dispatcher
 
 __all__ = ["cases"]

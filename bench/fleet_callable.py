@@ -21,7 +21,7 @@ from bench.harness import Arena, Case, Measured
 from bench.queue_baselines import PATIENCE_S, POLL_S, HueyQueue
 from bench.queue_files import Folder
 from rota import Rota
-from rota.runtime.supervisor import Supervisor
+from rota.fleet.supervisor import Supervisor
 
 __all__ = ["cases"]
 

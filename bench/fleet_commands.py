@@ -9,12 +9,12 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from bench.harness import Arena, Case
+from rota.fleet.agent_settings import RunPlan
+from rota.fleet.runners.callable import CallableRunner
+from rota.fleet.runners.command import CommandRunner
+from rota.fleet.runners.contract import Assignment, Runner, Stops
+from rota.fleet.runners.resources import Workshop
 from rota.model.work import Agent, Limits, ReadyEntry
-from rota.runtime.callable_runner import CallableRunner
-from rota.runtime.command_runner import CommandRunner
-from rota.runtime.plans import RunPlan
-from rota.runtime.runners import Assignment, Runner, Stops
-from rota.runtime.workshop import Workshop
 
 SPAWNS = 200  # in one round
 CALLS = 1_000

@@ -16,8 +16,8 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 from bench.harness import Arena, Case, Measured
 from rota.host.command import Command
-from rota.host.processes import Minder
-from rota.host.warm_workers import WarmWorkers
+from rota.host.reaper_client import Minder
+from rota.host.worker_pool import WarmWorkers
 from rota.model.work import Limits
 
 SPAWNS = 200  # in one round

@@ -25,7 +25,7 @@ import apsw
 from rota import store
 from rota.clock import Clock
 from rota.kernel import Kernel, ScheduleSpec
-from rota.kernel.intake import ENQUEUE_MAX
+from rota.kernel.enqueue import ENQUEUE_MAX
 from rota.store.sqlite import Durability
 
 __all__ = [

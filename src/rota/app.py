@@ -24,16 +24,16 @@ from typing import Any, Literal, TypedDict, Unpack
 import msgspec
 
 from rota import store
-from rota.client import connect, is_remote
 from rota.clock import Clock
 from rota.errors import NotEnabled, NotFound, RunFailed, UnknownAgent
-from rota.host.nursery import here
+from rota.fleet.agent_settings import PLAN_KEY, RunPlan, plan_of, spec_for
+from rota.fleet.supervisor import Settings, Supervisor
+from rota.host.fork_server import here
 from rota.kernel import Kernel
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project, ReadyEntry, RestartPolicy
 from rota.policy.contract import Policy
-from rota.runtime.plans import PLAN_KEY, RunPlan, plan_of, spec_for
-from rota.runtime.supervisor import Settings, Supervisor
-from rota.service.desk import Desk
+from rota.rpc.client import connect, is_remote
+from rota.service.api import Desk
 from rota.service.dispatcher import Dispatcher
 
 __all__ = ["AgentHandle", "AgentSettings", "Job", "Rota"]

@@ -8,9 +8,9 @@ from rich.console import Console, RenderableType
 
 from rota.cli.panels import Look, Scene, scene_view
 from rota.model.budgets import BudgetLine, SchedulingContext
+from rota.observe.event_text import Story
 from rota.observe.report import ProjectReport
 from rota.observe.spans import Ending, Span
-from rota.observe.stories import Story
 
 NOW = 1_000.0
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rota import store
+from rota.fleet.config.apply import apply
+from rota.fleet.config.file import load
 from rota.kernel import Kernel
-from rota.runtime.fleet.apply import apply
-from rota.runtime.fleet.file import load
 from rota.service.dispatcher import Dispatcher
 from rota.store.migrations import LATEST
 from tests.cli.shell import Shell

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.runtime.log_folder import log_name
+from rota.fleet.log_folder import log_name
 from tests.cli.shell import Shell
 
 

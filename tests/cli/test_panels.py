@@ -9,8 +9,8 @@ import pytest
 from rich.cells import cell_len
 
 from rota.cli.panels import WINDOWS_S, Look, Scene, bar, lane_cells, scene_view, window_s_for
+from rota.observe.event_text import Story
 from rota.observe.spans import Lane
-from rota.observe.stories import Story
 from tests.cli.scenes import NOW, fleet, painted, project, screen, span
 from tests.docs.pages import ROOT
 

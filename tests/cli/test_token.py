@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rota.cli import app
-from rota.client import connect
 from rota.errors import InvalidInput, StoreUnavailable, Unauthenticated
+from rota.rpc.client import connect
 from tests.daemon.world import serving
 
 

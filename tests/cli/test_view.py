@@ -15,8 +15,8 @@ from rota.app import Rota
 from rota.cli import view as views
 from rota.cli.view import LiveView, log_line, start_of
 from rota.kernel import ScheduleSpec
-from rota.observe.board import AgentTag, Board
-from rota.observe.stories import Story
+from rota.observe.event_text import Story
+from rota.observe.fleet_state import AgentTag, Board
 from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import START, World
 

@@ -13,16 +13,16 @@ import msgspec
 import pytest
 
 from rota import store
-from rota.client import AsyncClient, Client, connect, connect_async, is_remote
-from rota.client.client import IDLE_MAX, Keys, is_safe
-from rota.client.connections import Lost
 from rota.errors import Forbidden, InvalidInput, SchedInvalidPayload, StoreUnavailable, Unauthenticated, UnknownPid
 from rota.kernel import Completion, Kernel, ScheduleSpec
-from rota.service.desk import Desk
+from rota.rpc.client import AsyncClient, Client, connect, connect_async, is_remote
+from rota.rpc.client.client import IDLE_MAX, Keys, is_safe
+from rota.rpc.client.connections import Lost
+from rota.rpc.error_codec import fault_of
+from rota.rpc.jsonrpc import answer, refuse
+from rota.rpc.methods import METHODS
+from rota.service.api import Desk
 from rota.service.dispatcher import Dispatcher
-from rota.wire.envelope import answer, refuse
-from rota.wire.faults import fault_of
-from rota.wire.methods import METHODS
 from tests.daemon.world import Served, make_token, serving
 
 PARTS = ("agents", "queue", "ledger", "contexts", "projects", "journal", "supervision")

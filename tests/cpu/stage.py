@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from rota.cpu import Handle, Machine, SchedulingContext
-from rota.cpu.events import Block, Decision, Event, Idle, Preempt, Reschedule, Run, Tick, Timer, Wake
+from rota.cores import Handle, Machine, SchedulingContext
+from rota.cores.events import Block, Decision, Event, Idle, Preempt, Reschedule, Run, Tick, Timer, Wake
 
 MS = 1_000_000
 D = TypeVar("D", bound=Decision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rota.cpu.events import Call, Exit, Migrate, Reply, Steal, Tick, Wake
+from rota.cores.events import Call, Exit, Migrate, Reply, Steal, Tick, Wake
 from rota.errors import EntityUnknown
 from tests.cpu.stage import MS, Stage
 

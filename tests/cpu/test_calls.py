@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from rota.cpu.calls import CALL_DEPTH_MAX, CALLERS_MAX
-from rota.cpu.events import Call, CallFailed, Exit, Kill, PostTimeout, Reply, Revoke, Run, Wake
+from rota.cores.calls import CALL_DEPTH_MAX, CALLERS_MAX
+from rota.cores.events import Call, CallFailed, Exit, Kill, PostTimeout, Reply, Revoke, Run, Wake
 from rota.errors import DonationCycle, EntityIllegalTransition, LimitExceeded
 from tests.cpu.stage import MS, Stage
 

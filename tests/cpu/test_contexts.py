@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rota.cpu import Machine, SchedulingContext
-from rota.cpu.events import (
+from rota.cores import Machine, SchedulingContext
+from rota.cores.events import (
     Acknowledge,
     Exit,
     Idle,

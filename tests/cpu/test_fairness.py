@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from rota.cpu import Machine
-from rota.cpu.events import Block, Call, Reply, Reweigh, Run, Tick, Wake
-from rota.cpu.runqueue import Rule
-from rota.sim.cores.build import build
-from rota.sim.cores.report import Report, ThreadReport, report
-from rota.sim.cores.scenario import parse
+from rota.cores import Machine
+from rota.cores.events import Block, Call, Reply, Reweigh, Run, Tick, Wake
+from rota.cores.runqueue import Rule
+from rota.sim.build import build
+from rota.sim.report import Report, ThreadReport, report
+from rota.sim.scenario import parse
 from tests.cpu.stage import MS, Stage
 
 SLICE = 3 * MS  # of the normal latency class

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rota.cpu import Capacity, CpuIsolationLease, Handle, IslandPlan, Machine, RealtimeIsland, SchedulingContext
-from rota.cpu.events import (
+from rota.cores import Capacity, CpuIsolationLease, Handle, IslandPlan, Machine, RealtimeIsland, SchedulingContext
+from rota.cores.events import (
     Block,
     CoreOffline,
     DeadlineMissed,
@@ -20,7 +20,7 @@ from rota.cpu.events import (
     Tick,
     Wake,
 )
-from rota.cpu.islands import MISSES_KEPT
+from rota.cores.islands import MISSES_KEPT
 from rota.errors import (
     ContextExists,
     ContextUnknown,
@@ -30,8 +30,8 @@ from rota.errors import (
     IslandUnknown,
     StaleHandle,
 )
-from rota.sim.cores.build import build
-from rota.sim.cores.scenario import parse
+from rota.sim.build import build
+from rota.sim.scenario import parse
 from tests.cpu.stage import MS, Stage
 
 CAPACITY = Capacity(memory_bytes=1000, slots=4, tokens=500, devices=frozenset(("microphone", "speaker")))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rota.cpu import Capacity, CpuIsolationLease, Handle, IslandPlan, Machine, RealtimeIsland, SchedulingContext
-from rota.cpu.events import (
+from rota.cores import Capacity, CpuIsolationLease, Handle, IslandPlan, Machine, RealtimeIsland, SchedulingContext
+from rota.cores.events import (
     Acknowledge,
     Arrange,
     Block,
@@ -37,14 +37,14 @@ from rota.cpu.events import (
     UseRule,
     Wake,
 )
-from rota.cpu.evidence import LABELS
-from rota.cpu.queues import Queues
-from rota.cpu.records import Entity
-from rota.cpu.runqueue import RULES
-from rota.cpu.trace import Trace
+from rota.cores.evidence import LABELS
+from rota.cores.queues import Queues
+from rota.cores.records import Entity
+from rota.cores.runqueue import RULES
+from rota.cores.trace import Trace
 from rota.errors import RotaError
 from rota.model.budgets import CRITICALITIES, Criticality
-from rota.sim.cores.build import build
+from rota.sim.build import build
 from tests.cpu.worlds import random_scenario
 
 MS = 1_000_000

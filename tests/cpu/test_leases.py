@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rota.cpu import CpuIsolationLease, Handle
-from rota.cpu.events import (
+from rota.cores import CpuIsolationLease, Handle
+from rota.cores.events import (
     CloseSession,
     CoreOffline,
     Exit,
@@ -20,7 +20,7 @@ from rota.cpu.events import (
     ServiceLost,
     Wake,
 )
-from rota.cpu.leases import REVOCATION_BOUND_NS
+from rota.cores.leases import REVOCATION_BOUND_NS
 from rota.errors import (
     ContextExists,
     ContextInvalid,

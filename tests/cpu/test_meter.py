@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.cpu.meter import Meter
+from rota.cores.meter import Meter
 from rota.model.budgets import REFILLS_MAX
 from rota.policy.replenishment import Allowance, adjusted, available, charged, full, lawful, refilled
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rota.cpu import Machine
-from rota.cpu.endings import EXITS_MAX
-from rota.cpu.events import (
+from rota.cores import Machine
+from rota.cores.endings import EXITS_MAX
+from rota.cores.events import (
     Block,
     CoreOffline,
     CoreOnline,
@@ -24,7 +24,7 @@ from rota.cpu.events import (
     Tick,
     Wake,
 )
-from rota.cpu.placement import STEAL_LOOKS_MAX, STEAL_TRIES_MAX
+from rota.cores.placement import STEAL_LOOKS_MAX, STEAL_TRIES_MAX
 from rota.errors import ContextInvalid, EntityIllegalTransition, EntityUnknown, InvalidInput, Refused
 from tests.cpu.stage import MS, Stage
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.cpu.evidence import Evidence
-from rota.cpu.runqueue import RULES, Rule, RunQueue, Seats, Sibling, moved
+from rota.cores.evidence import Evidence
+from rota.cores.runqueue import RULES, Rule, RunQueue, Seats, Sibling, moved
 from rota.policy.virtual_time import SCALE, LevelTime, charged, choose, joined, level_time, reweighed, span
 from rota.policy.virtual_time import Sibling as PlainSibling
 

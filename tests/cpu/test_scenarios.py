@@ -13,11 +13,11 @@ import os
 import msgspec
 import pytest
 
-from rota.cpu import Machine
-from rota.sim.cores.build import build
-from rota.sim.cores.report import report
-from rota.sim.cores.scenario import Scenario, ThreadSpec, weight_of
-from rota.sim.cores.simulation import Simulation
+from rota.cores import Machine
+from rota.sim.build import build
+from rota.sim.report import report
+from rota.sim.scenario import Scenario, ThreadSpec, weight_of
+from rota.sim.simulation import Simulation
 from tests.cpu.watch import LagWatch, check_budgets, check_conservation
 from tests.cpu.worlds import random_scenario
 

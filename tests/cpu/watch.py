@@ -30,8 +30,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rota.cpu import Machine
-from rota.cpu.runqueue import RunQueue, Sibling
+from rota.cores import Machine
+from rota.cores.runqueue import RunQueue, Sibling
 from rota.model.lifecycle import EntityState
 from rota.policy.virtual_time import SCALE
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rota.cpu.accounts import LatencyClass
-from rota.sim.cores.scenario import ContextSpec, GroupSpec, IslandSpec, Scenario, ThreadSpec
+from rota.cores.accounts import LatencyClass
+from rota.sim.scenario import ContextSpec, GroupSpec, IslandSpec, Scenario, ThreadSpec
 
 LATENCIES: tuple[LatencyClass, ...] = ("sensitive", "normal", "normal", "batch")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.client import Client, connect
+from rota.rpc.client import Client, connect
 from tests.daemon.world import Served, make_token, serving
 
 

@@ -10,17 +10,17 @@ import msgspec
 import pytest
 
 from rota import store
-from rota.client import connect
 from rota.clock import ManualClock
-from rota.daemon.limits import Limits
-from rota.daemon.lockout import Lockout
-from rota.daemon.tcp import HttpSettings
 from rota.errors import Forbidden, InvalidInput, LockedOut, Unauthenticated
 from rota.kernel import Kernel, ScheduleSpec
-from rota.office import LOCAL, Caller, Office
-from rota.office.callers import check
+from rota.rpc.authorization import check
+from rota.rpc.client import connect
+from rota.rpc.daemon.limits import Limits
+from rota.rpc.daemon.lockout import Lockout
+from rota.rpc.daemon.tcp import HttpSettings
+from rota.rpc.handlers import LOCAL, Caller, Office
+from rota.rpc.methods import METHODS, SCOPES, Method, Scope
 from rota.service.dispatcher import Dispatcher
-from rota.wire.methods import METHODS, SCOPES, Method, Scope
 from tests.daemon.web import call, fetch, rpc
 from tests.daemon.world import Served, make_token, serving
 

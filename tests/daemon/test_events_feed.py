@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from rota.daemon.feed import BATCH
-from rota.daemon.limits import Limits
 from rota.kernel import ScheduleSpec
+from rota.rpc.daemon.feed import BATCH
+from rota.rpc.daemon.limits import Limits
 from tests.daemon.web import Stream, fetch
 from tests.daemon.world import Raw, Served, make_token, serving
 

@@ -17,7 +17,7 @@ import msgspec.inspect as shapes
 import pytest
 
 from rota.errors import CODES
-from rota.wire.methods import METHODS
+from rota.rpc.methods import METHODS
 from tests.daemon.web import rpc
 from tests.daemon.world import Process, Raw, make_token
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from rota import store
-from rota.client import Client, connect
 from rota.errors import RotaError, StoreUnavailable
 from rota.kernel import Kernel, ReadyEntry, ScheduleSpec
 from rota.kernel.journal import TAIL_MAX
+from rota.rpc.client import Client, connect
 from tests.daemon.world import PATIENCE_S, Process
 
 ROUNDS = int(os.environ.get("ROTA_SOAK_ROUNDS", "40" if "ROTA_SOAK" in os.environ else "2"))

@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from rota.client import Client
 from rota.errors import (
     LedgerUnknownDim,
     ProjectExists,
@@ -20,6 +19,7 @@ from rota.errors import (
     WaitTimeout,
 )
 from rota.kernel import Completion, EntryFilter, ScheduleSpec
+from rota.rpc.client import Client
 from tests.daemon.world import Served
 
 

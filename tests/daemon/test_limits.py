@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from rota.client import connect
-from rota.daemon.feed import BATCH, Subscriber
-from rota.daemon.limits import Limits
 from rota.errors import LimitExceeded, SchedInvalidPayload
 from rota.kernel import ScheduleSpec
 from rota.model.checks import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX
-from rota.office import Caller
-from rota.wire.envelope import BATCH_MAX, BODY_BYTES_MAX, NESTING_MAX
+from rota.rpc.client import connect
+from rota.rpc.daemon.feed import BATCH, Subscriber
+from rota.rpc.daemon.limits import Limits
+from rota.rpc.handlers import Caller
+from rota.rpc.jsonrpc import BATCH_MAX, BODY_BYTES_MAX, NESTING_MAX
 from tests.daemon.web import Stream, fetch, rpc
 from tests.daemon.world import PATIENCE_S, Raw, Served, make_token, serving
 

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from rota import store
-from rota.client import Client, connect
-from rota.daemon.exchange import READERS, Exchange
 from rota.kernel import Kernel, ScheduleSpec
-from rota.office import LOCAL, Office
+from rota.rpc.client import Client, connect
+from rota.rpc.daemon.exchange import READERS, Exchange
+from rota.rpc.handlers import LOCAL, Office
+from rota.rpc.methods import METHODS
 from rota.service.dispatcher import Dispatcher
-from rota.wire.methods import METHODS
 from tests.daemon.world import Raw, Served, make_token, serving
 
 CLIENTS = 16

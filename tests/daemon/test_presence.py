@@ -19,11 +19,11 @@ import pytest
 
 from rota import store
 from rota.cli.serve import Options, run
-from rota.daemon.presence import Note, Presence, locate
-from rota.daemon.systemd import Notifier
 from rota.errors import InvalidInput, StoreUnavailable, UnknownPolicy
 from rota.kernel import Kernel, ScheduleSpec
-from rota.wire.methods import PROTOCOL
+from rota.rpc.daemon.presence import Note, Presence, locate
+from rota.rpc.daemon.systemd import Notifier
+from rota.rpc.methods import PROTOCOL
 from tests.daemon.web import fetch
 from tests.daemon.world import PATIENCE_S, Process, Raw, Served, serving
 

@@ -11,9 +11,9 @@ import pytest
 import trustme
 
 from rota import Rota
-from rota.client import connect, connect_async
 from rota.errors import DaemonUntrusted, InvalidInput, StoreUnavailable
 from rota.kernel import ScheduleSpec
+from rota.rpc.client import connect, connect_async
 from tests.cli.shell import Shell, make_shell
 from tests.daemon.world import PATIENCE_S, Process, make_token
 

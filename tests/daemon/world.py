@@ -19,13 +19,13 @@ import msgspec
 import uvloop
 
 from rota import store
-from rota.client import Client, connect
-from rota.daemon.http import HttpDoor
-from rota.daemon.limits import Limits
-from rota.daemon.server import Daemon, Settings
-from rota.daemon.tcp import HttpSettings
 from rota.kernel import Kernel
-from rota.office import Office
+from rota.rpc.client import Client, connect
+from rota.rpc.daemon.http import HttpDoor
+from rota.rpc.daemon.limits import Limits
+from rota.rpc.daemon.server import Daemon, Settings
+from rota.rpc.daemon.tcp import HttpSettings
+from rota.rpc.handlers import Office
 from rota.service.dispatcher import Dispatcher
 
 PATIENCE_S = 30.0

@@ -17,6 +17,8 @@ from typer.main import get_command
 from rota.cli import app
 from rota.cli.exits import EXITS
 from rota.errors import CODES, RESERVED
+from rota.fleet.config import tables as fleet_tables
+from rota.fleet.config.reader import expected
 from rota.graph.capabilities import IMPLEMENTED, fields_without_use
 from rota.graph.diagnostics import CODES as CODES_OF_GRAPHS
 from rota.graph.document import InputLimits
@@ -25,9 +27,7 @@ from rota.model.events import FACTS
 from rota.model.lifecycle import MACHINES, Machine
 from rota.model.reasons import BLOCKING, ORDERING
 from rota.policy import registry
-from rota.runtime.fleet import tables as fleet_tables
-from rota.runtime.fleet.reader import expected
-from rota.wire.methods import ANY_METHOD, METHODS, Method
+from rota.rpc.methods import ANY_METHOD, METHODS, Method
 
 ROOT = Path(__file__).parents[2]
 MADE = "<!-- Made from the code by `./dev docs`; edit the code, not this page. -->\n"

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from rota import store
 from rota.clock import ManualClock
+from rota.fleet.config.apply import apply
+from rota.fleet.config.changes import Changes
+from rota.fleet.config.file import load
+from rota.fleet.config.tables import Fleet
+from rota.fleet.triggers import Triggers
 from rota.kernel import Kernel
 from rota.model.events import Fact, decode
 from rota.model.work import Agent, ReadyEntry
-from rota.runtime.fleet.apply import apply
-from rota.runtime.fleet.changes import Changes
-from rota.runtime.fleet.file import load
-from rota.runtime.fleet.tables import Fleet
-from rota.runtime.triggers import Triggers
 
 START = 1_700_000_000.0  # a Tuesday, 22:13:20 UTC
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from rota import store
 from rota.errors import FleetInvalid
+from rota.fleet.agent_settings import plan_of, spec_for
+from rota.fleet.config.apply import BY, FLEET_KEY, NO_GRANT, apply, difference
+from rota.fleet.config.changes import NAMES_MAX, Change, Changes
+from rota.fleet.config.file import load
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.events import FleetReloaded
-from rota.runtime.fleet.apply import BY, FLEET_KEY, NO_GRANT, apply, difference
-from rota.runtime.fleet.changes import NAMES_MAX, Change, Changes
-from rota.runtime.fleet.file import load
-from rota.runtime.plans import plan_of, spec_for
 from tests.fleet.office import Office
 from tests.store.world import Caller
 

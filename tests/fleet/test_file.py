@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.errors import FleetInvalid
+from rota.fleet.agent_settings import PLAN_KEY, plan_of, spec_for
+from rota.fleet.config.file import load
+from rota.fleet.config.tables import FleetFile, schema
+from rota.fleet.config.units import Bytes, Seconds, Span, unit_of
 from rota.model.work import Agent, Backoff, Intent, Limits
-from rota.runtime.fleet.file import load
-from rota.runtime.fleet.tables import FleetFile, schema
-from rota.runtime.fleet.units import Bytes, Seconds, Span, unit_of
-from rota.runtime.plans import PLAN_KEY, plan_of, spec_for
 from tests.fleet.office import Office
 
 ROOT = Path(__file__).parents[2]

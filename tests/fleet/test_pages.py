@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rota.runtime.fleet.plan import plan
-from rota.runtime.fleet.tables import schema
+from rota.fleet.config.plan import plan
+from rota.fleet.config.tables import schema
 from tests.docs.pages import FLEET_TABLES
 from tests.fleet.office import START, Office
 

@@ -15,11 +15,11 @@ from rich.console import Console
 from rota import store
 from rota.cli import fleet_plan as door
 from rota.clock import ManualClock
+from rota.fleet.config.apply import apply
+from rota.fleet.config.file import load
+from rota.fleet.config.plan import FleetPlan, parts, plan
+from rota.fleet.config.tables import schema
 from rota.kernel import Kernel
-from rota.runtime.fleet.apply import apply
-from rota.runtime.fleet.file import load
-from rota.runtime.fleet.plan import FleetPlan, parts, plan
-from rota.runtime.fleet.tables import schema
 from tests.fleet.office import START, Office
 
 ROOT = Path(__file__).parents[2]

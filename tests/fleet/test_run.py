@@ -16,9 +16,9 @@ import pytest
 
 from rota import store
 from rota.errors import WorkerExists
+from rota.fleet.config.file import load
+from rota.fleet.fleet_run import FleetRun, ask_for_reload
 from rota.kernel import Kernel, ScheduleSpec
-from rota.runtime.fleet.file import load
-from rota.runtime.fleet_run import FleetRun, ask_for_reload
 from rota.service.dispatcher import Dispatcher
 from tests.host.support import PATIENCE_S, until
 

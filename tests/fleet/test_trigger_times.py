@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rota.fleet.trigger_times import cron_problem, firings_after, latest_by, next_after, zone_problem
 from rota.model.work import Trigger
-from rota.runtime.trigger_times import cron_problem, firings_after, latest_by, next_after, zone_problem
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.errors import StoreUnavailable
+from rota.fleet.triggers import HEARD_MAX, LATE_MAX_S, Triggers
 from rota.kernel import Completion
 from rota.model.events import TriggerFired
 from rota.model.work import ReadyEntry
-from rota.runtime.triggers import HEARD_MAX, LATE_MAX_S, Triggers
 from tests.fleet.office import START, Office
 from tests.store.world import Caller
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rota.errors import FleetInvalid
+from rota.fleet.config import worktrees
 from rota.kernel import ScheduleSpec
-from rota.runtime.fleet import worktrees
 from tests.fleet.office import Office
 
 IDENTITY = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}

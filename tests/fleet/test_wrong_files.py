@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rota.errors import FleetInvalid
-from rota.runtime.fleet.agent_tables import TRIGGERS_MAX
-from rota.runtime.fleet.file import FILE_BYTES_MAX, load
-from rota.runtime.fleet.reader import PROBLEMS_MAX
-from rota.runtime.fleet.tables import AGENTS_MAX, PROJECTS_MAX
+from rota.fleet.config.agent_tables import TRIGGERS_MAX
+from rota.fleet.config.file import FILE_BYTES_MAX, load
+from rota.fleet.config.reader import PROBLEMS_MAX
+from rota.fleet.config.tables import AGENTS_MAX, PROJECTS_MAX
 
 SECONDS = 'a number of seconds, or a text such as "90s", "5m" or "2h"'
 BYTES = 'a number of bytes, or a text such as "512MiB" or "2GB"'

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rota.runtime.supervisor import Supervisor
+from rota.fleet.supervisor import Supervisor
 from tests.supervisor.crew import START, Crew
 
 DAY_S = 24 * 3_600.0

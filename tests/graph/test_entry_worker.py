@@ -15,7 +15,7 @@ from rota.graph.entry_worker import EntryWorker
 from rota.graph.invocation import GraphContext
 from rota.graph.stop import StopToken
 from rota.kernel import Kernel
-from rota.kernel.asks import Beat
+from rota.kernel.claim_request import Beat
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.service.dispatcher import Dispatcher
 from tests.graph.durable_worlds import DurableWorld, count_work_note

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rota.host.lineage import children_of
-from rota.host.processes import Minder
+from rota.host.reaper_client import Minder
 from tests.host.support import PATIENCE_S, until
 
 

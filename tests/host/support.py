@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rota.host.command import Command
-from rota.host.processes import Minder
+from rota.host.reaper_client import Minder
 from rota.host.session import Session
 
 PATIENCE_S = 60.0  # only ends a test that would hang

@@ -15,8 +15,8 @@ from rota.errors import HostUnsupported
 from rota.host.capabilities import Capabilities, detect
 from rota.host.cgroups import Cgroups
 from rota.host.lineage import children_of
-from rota.host.processes import Minder, python_start
 from rota.host.realtime import read
+from rota.host.reaper_client import Minder, python_start
 from tests.host.support import PATIENCE_S, running, sh
 
 
@@ -86,7 +86,7 @@ for module in {MODULES}:
     __import__("rota.host." + module)
 from rota.errors import HostUnsupported
 from rota.host.capabilities import detect
-from rota.host.processes import Minder
+from rota.host.reaper_client import Minder
 found = detect()
 print(found.can_mind, sorted(offer.name for offer in found.offers if offer.works))
 try:
@@ -123,15 +123,15 @@ HEAVY = {
 }
 
 
-def test_the_minder_loads_only_what_it_needs() -> None:
-    line = python_start("rota.host.minder", "-I", "-S")
+def test_the_reaper_loads_only_what_it_needs() -> None:
+    line = python_start("rota.host.reaper", "-I", "-S")
     code = line[-1].replace("main(sys.argv[1:])", "print(*sys.modules)")
     done = subprocess.run([*line[:-1], code], capture_output=True, text=True, timeout=PATIENCE_S, check=True, env={})
     loaded = {name for name in done.stdout.split() if not name.startswith("_")}
     assert loaded & HEAVY == set()
     assert {name for name in loaded if name.startswith("rota.")} == {
         "rota.host",
-        *(f"rota.host.{name}" for name in ("frames", "reaping", "syscalls", "lineage", "spawning", "minder")),
+        *(f"rota.host.{name}" for name in ("frames", "child_exits", "syscalls", "lineage", "spawning", "reaper")),
     }
 
 

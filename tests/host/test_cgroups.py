@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from rota.errors import CommandInvalid, Conflict, HostUnsupported
-from rota.host.cgroup_dialects import DIALECTS, FEATURES, Dialect, Feature, GroupLimits, Limit, Write
+from rota.host.cgroup_files import DIALECTS, FEATURES, Dialect, Feature, GroupLimits, Limit, Write
+from rota.host.cgroup_mounts import trees
 from rota.host.cgroups import Cgroups, Group
 from rota.host.command import Command
-from rota.host.hierarchies import trees
-from rota.host.processes import Minder
+from rota.host.reaper_client import Minder
 from rota.model.work import Limits
 from tests.host.support import PATIENCE_S, Pipe, client, dies, output_of, py, running, sh, state_of, until, watch
 
@@ -309,7 +309,7 @@ CLIENT = """
 import signal, sys
 from rota.host.cgroups import Cgroups
 from rota.host.command import Command
-from rota.host.processes import Minder
+from rota.host.reaper_client import Minder
 minder = Minder(on_loss={on_loss!r})
 group = Cgroups(versions={versions!r}).make()
 session = minder.spawn(Command(argv=(sys.executable, "-I", "-c", {hog!r}), env={{}}), stdout=1, group=group)

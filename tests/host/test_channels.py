@@ -11,7 +11,7 @@ import pytest
 
 from rota.errors import CommandInvalid, MinderLost, SpawnFailed
 from rota.host.command import Command, Exit, Recipe
-from rota.host.processes import Minder
+from rota.host.reaper_client import Minder
 from rota.host.spawning import RECIPE_KEPT_BYTES_MAX, RECIPES_MAX
 from rota.model.work import Limits
 from tests.host.support import ENV, PATIENCE_S, Pipe, dies, open_descriptors, py, sh, until, watch

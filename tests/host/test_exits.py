@@ -12,7 +12,7 @@ import pytest
 from rota.host.command import Command, Exit
 from rota.host.environment import scrubbed
 from rota.host.lineage import MARK, Mark
-from rota.host.processes import Minder
+from rota.host.reaper_client import Minder
 from rota.host.session import Session
 from tests.host.support import ENV, PATIENCE_S, Pipe, output_of, py, py_with_rota, sh
 
@@ -39,7 +39,7 @@ IGNORES_DEATHS = """
 import signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 from rota.host.command import Command
-from rota.host.processes import Minder
+from rota.host.reaper_client import Minder
 with Minder() as minder:
     print(minder.spawn(Command(argv=("/bin/sh", "-c", "exit 7"))).wait(60).code)
 """

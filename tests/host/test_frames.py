@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rota.host import frames
 from rota.host.frames import FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, Inbox, Outbox, encode, send
-from rota.host.processes import Minder
+from rota.host.reaper_client import Minder
 from tests.host.support import PATIENCE_S, output_of, py_with_rota
 
 texts = st.text(max_size=40)  # lone surrogates too: that is how strange file names look

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.host.hierarchies import OWN_LEAF, Tree, enable_controllers, trees
+from rota.host.cgroup_mounts import OWN_LEAF, Tree, enable_controllers, trees
 
 PURE_V2 = "30 23 0:26 / {sys} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 HYBRID = (

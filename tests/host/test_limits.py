@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 from rota.host.command import Command
-from rota.host.processes import Minder
 from rota.host.realtime import Scheduling
+from rota.host.reaper_client import Minder
 from rota.model.work import Limits
 from tests.host.support import PATIENCE_S, Pipe, output_of, py, py_with_rota, sh
 
@@ -126,7 +126,7 @@ def test_nice_and_policy_are_in_force(minder: Minder) -> None:
 WITHOUT_RIGHTS = """
 import ctypes, os
 from rota.host.command import Command
-from rota.host.processes import Minder
+from rota.host.reaper_client import Minder
 from rota.host.realtime import Scheduling
 from rota.model.work import Limits
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from rota.errors import MinderLost
-from rota.host import strays
+from rota.host import orphans
 from rota.host.command import Command, Exit
 from rota.host.lineage import MARK, Mark, children_of
-from rota.host.processes import Minder
-from rota.host.strays import end_strays
+from rota.host.orphans import end_strays
+from rota.host.reaper_client import Minder
 from tests.host.support import ENV, PATIENCE_S, Pipe, client, dies, py, running, sh, state_of, until, watch
 
 # A daemon as the books teach it: forked twice, a session of its own. It says its pid, and then its parent goes on.
@@ -190,7 +190,7 @@ def test_families_that_are_ended_in_every_way_leave_nobody(minder: Minder) -> No
     with ThreadPoolExecutor(8) as threads:
         assert all(found is not None for found in threads.map(run, range(48)))
     until(lambda: not children_of(minder.pid))
-    assert not [pid for pid, mark in strays.marked() if mark.minder == minder.identity]
+    assert not [pid for pid, mark in orphans.marked() if mark.minder == minder.identity]
 
 
 def test_closing_the_minder_ends_every_session_and_says_so() -> None:
@@ -209,7 +209,7 @@ def test_closing_the_minder_ends_every_session_and_says_so() -> None:
 CLIENT = """
 import os, signal, sys
 from rota.host.command import Command
-from rota.host.processes import Minder
+from rota.host.reaper_client import Minder
 minder = Minder(on_loss={on_loss!r})
 def start(script):
     return minder.spawn(Command(argv=(sys.executable, "-I", "-c", script), env={{}}), stdout=1)

@@ -10,8 +10,8 @@ import pytest
 from rota.errors import CommandInvalid, NotFound
 from rota.host.affinity import advise, allowed_cores, pin, threads_of
 from rota.host.cpu_clocks import process_cpu_ns, tree_cpu_ns
-from rota.host.processes import Minder
 from rota.host.realtime import Scheduling, apply, read
+from rota.host.reaper_client import Minder
 from tests.host.support import py, running, until
 
 NO_SUCH_PID = 2**22 + 1  # above what Linux ever gives

@@ -12,7 +12,7 @@ from rota.clock import ManualClock
 from rota.host import session as session_module
 from rota.host.command import Exit
 from rota.host.lineage import children_of
-from rota.host.processes import Minder
+from rota.host.reaper_client import Minder
 from rota.host.session import Ended
 from tests.host.support import PATIENCE_S, Pipe, open_descriptors, py, running, sh, state_of, until
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rota.errors import CommandInvalid, HostError, LimitExceeded, MinderLost, SpawnFailed
-from rota.host import processes
+from rota.host import reaper_client
 from rota.host.command import MEMORY_BYTES_MIN, Command, Exit
 from rota.host.frames import FRAME_FDS_MAX
-from rota.host.processes import Minder
 from rota.host.realtime import Scheduling
+from rota.host.reaper_client import Minder
 from rota.host.session import Session
 from rota.model.work import Limits
 from tests.host.support import ENV, PATIENCE_S, open_descriptors, output_of, py, sh
@@ -83,7 +83,7 @@ def test_an_argument_longer_than_the_system_takes(minder: Minder) -> None:
 
 
 def test_a_frame_longer_than_its_limit(minder: Minder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "FRAME_BYTES_MAX", 1_000)
+    monkeypatch.setattr(reaper_client, "FRAME_BYTES_MAX", 1_000)
     with pytest.raises(LimitExceeded) as refused:
         minder.spawn(sh("x" * 1_000))
     assert refused.value.limit == "frame_bytes_max"

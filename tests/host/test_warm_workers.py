@@ -17,9 +17,9 @@ import pytest
 
 from rota.clock import ManualClock
 from rota.errors import InvalidInput, LimitExceeded, WorkersUnavailable
-from rota.host import calls
-from rota.host.processes import Minder
-from rota.host.warm_workers import EARLY_DEATHS_MAX, WarmWorkers
+from rota.host import worker_messages
+from rota.host.reaper_client import Minder
+from rota.host.worker_pool import EARLY_DEATHS_MAX, WarmWorkers
 from rota.model.work import Limits
 from tests.host import tasks
 from tests.host.support import PATIENCE_S, Pipe, dies, open_descriptors, sh, until, watch
@@ -111,7 +111,7 @@ def test_a_call_that_cannot_be_sent_is_refused_and_no_worker_is_taken(pool: Warm
 
 
 def test_a_call_longer_than_its_limit_is_refused(pool: WarmWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "CALL_BYTES_MAX", 1_000)
+    monkeypatch.setattr(worker_messages, "CALL_BYTES_MAX", 1_000)
     with pytest.raises(LimitExceeded) as refused:
         pool.call(tasks.echo, ("x" * 1_000,))
     assert refused.value.limit == "call_bytes_max"
@@ -441,8 +441,8 @@ def test_calls_and_crashes_leave_no_descriptor_open(minder: Minder) -> None:
 # --- the main module ----------------------------------------------------------------------------------
 
 PROGRAM = """
-from rota.host.processes import Minder
-from rota.host.warm_workers import WarmWorkers
+from rota.host.reaper_client import Minder
+from rota.host.worker_pool import WarmWorkers
 
 class Thing:
     def __init__(self, number): self.number = number

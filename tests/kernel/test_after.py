@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rota.errors import SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId
 from rota.kernel import EntryFilter, ScheduleSpec
-from rota.kernel.after import FALLOUT_MAX
+from rota.kernel.dependencies import FALLOUT_MAX
 from rota.model.events import EntriesCancelled, EntriesChanged, EntriesReleased
 from rota.model.reasons import AfterPredecessor
 from rota.model.work import AFTER_MAX

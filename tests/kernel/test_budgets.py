@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rota.errors import LedgerInvalidAmount
 from rota.kernel import ScheduleSpec
-from rota.kernel.windows import BUCKETS, ROLL_MAX
+from rota.kernel.usage_windows import BUCKETS, ROLL_MAX
 from rota.model.events import BudgetSet
 from rota.model.reasons import OverBudget
 from rota.service.dispatcher import Dispatcher

@@ -14,8 +14,8 @@ from rota.clock import ManualClock
 from rota.errors import SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId, StaleClaim
 from rota.kernel import Kernel, ScheduleSpec
 from rota.kernel.claims import CLAIM_BYTES_MAX, CLAIM_MAX
-from rota.kernel.endings import backoff_s
-from rota.kernel.upkeep import PROMOTE_MAX, RECLAIM_MAX, SWEEP_MAX
+from rota.kernel.completion import backoff_s
+from rota.kernel.maintenance import PROMOTE_MAX, RECLAIM_MAX, SWEEP_MAX
 from rota.model.checks import PAYLOAD_BYTES_MAX
 from rota.model.events import EntriesReleased, EntriesReturned
 from rota.model.work import Backoff

@@ -8,7 +8,7 @@ import pytest
 
 from rota.clock import ManualClock
 from rota.errors import SchedUnknownId
-from rota.kernel.upkeep import JUMP_MIN_S
+from rota.kernel.maintenance import JUMP_MIN_S
 from rota.model.events import ClaimsExtended, ClockJumped
 from tests.kernel.world import START, World
 

@@ -9,7 +9,7 @@ import pytest
 
 from rota.errors import RotaError, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId, StaleClaim, WaitTimeout
 from rota.kernel import Completion, EntryFilter, ScheduleSpec
-from rota.kernel.asks import COMPLETE_MAX
+from rota.kernel.claim_request import COMPLETE_MAX
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.events import EntriesClaimed, EntriesCompleted
 from rota.model.work import ReadyEntry

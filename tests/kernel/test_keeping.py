@@ -8,8 +8,8 @@ import pytest
 
 from rota.errors import SchedIllegalTransition, SchedInvalidPayload
 from rota.kernel import Kernel, ScheduleSpec
-from rota.kernel.attendance import ABOUT_S, SEEN_MAX, Attendance
-from rota.kernel.keeping import AFFINITY_WAIT_S, RELEASE_MAX
+from rota.kernel.affinity import AFFINITY_WAIT_S, RELEASE_MAX
+from rota.kernel.workers_seen import ABOUT_S, SEEN_MAX, Attendance
 from rota.model.events import AffinityWaitSet, EntriesKept, EntriesReleased
 from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import START, World

@@ -14,7 +14,7 @@ from rota.errors import SchedInvalidPayload, UnknownPid
 from rota.kernel import Kernel, RunReport, ScheduleSpec
 from rota.kernel.core import LIVING_MAX, Memo
 from rota.store import Transaction
-from rota.store.joint import JointStore
+from rota.store.joined import JointStore
 from rota.store.sqlite import SqliteStore
 
 

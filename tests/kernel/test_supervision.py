@@ -9,7 +9,7 @@ import pytest
 
 from rota.errors import LedgerInvalidAmount, SchedInvalidPayload, SchedUnknownId, StaleClaim
 from rota.kernel import RunReport, ScheduleSpec
-from rota.kernel.asks import Turnover
+from rota.kernel.claim_request import Turnover
 from rota.model.work import ReadyEntry
 from tests.kernel.world import START, World
 

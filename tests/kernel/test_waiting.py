@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from rota.kernel import ScheduleSpec
-from rota.kernel.after import FALLOUT_MAX
+from rota.kernel.dependencies import FALLOUT_MAX
 from rota.service.dispatcher import Dispatcher
 from tests.kernel.scenes import CHANGES, TIMES
 from tests.kernel.world import START, World

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.errors import LedgerInvalidAmount
-from rota.kernel.windows import BUCKETS, SHARE_WINDOW_S
+from rota.kernel.usage_windows import BUCKETS, SHARE_WINDOW_S
 from rota.model.events import ShareWindowSet
 from rota.service.dispatcher import Dispatcher
 from rota.store.statements import budgets as sql

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rota.errors import SchedAdmissionDenied, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId, StaleClaim
-from rota.kernel.attendance import ABOUT_S
-from rota.kernel.keeping import AFFINITY_WAIT_S
+from rota.kernel.affinity import AFFINITY_WAIT_S
+from rota.kernel.workers_seen import ABOUT_S
 from rota.model.work import Backoff, ScheduleSpec
 
 LEFT = -1.0

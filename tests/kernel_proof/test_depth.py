@@ -14,7 +14,7 @@ from rota import store
 from rota.clock import ManualClock
 from rota.kernel import Completion, Kernel, ScheduleSpec
 from rota.service.dispatcher import Dispatcher
-from rota.service.window import WINDOW_MAX
+from rota.service.ranked_pass import WINDOW_MAX
 from rota.store.sqlite import SqliteStore
 
 START_AT = 1_000.0

@@ -19,8 +19,8 @@ from rota import store
 from rota.clock import ManualClock
 from rota.errors import SchedAdmissionDenied
 from rota.kernel import Kernel, ReadyEntry, ScheduleSpec
-from rota.kernel.admission import Admission, Subject
-from rota.kernel.pulse import pulse
+from rota.kernel.claim_checks import Admission, Subject
+from rota.kernel.due_summary import pulse
 from rota.model.events import PolicyFellBack
 from rota.model.work import ProjectConstraint
 from rota.policy import registry

@@ -20,7 +20,7 @@ from rota.model.reasons import Because
 from rota.model.snapshot import Candidate, Decision, Decisions, Snapshot
 from rota.policy.contract import Policy
 from rota.service.dispatcher import Dispatcher
-from rota.service.leash import BENCH_S
+from rota.service.policy_guard import BENCH_S
 
 START_AT = 1_000.0
 HANGS_S = 60.0  # real time, and only to end a test that would hang

@@ -10,9 +10,9 @@ from rota.kernel import Kernel, ScheduleSpec
 from rota.kernel.supervision import RunReport
 from rota.model.events import Event
 from rota.model.work import Backoff, ReadyEntry
-from rota.observe import board as boards
+from rota.observe import fleet_state as boards
 from rota.observe import spans
-from rota.observe.board import AgentTag, Board, Start
+from rota.observe.fleet_state import AgentTag, Board, Start
 from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import START, World
 

@@ -11,7 +11,7 @@ from rota.cli.view import start_of
 from rota.errors import RotaError
 from rota.kernel import ScheduleSpec
 from rota.model.work import Backoff
-from rota.observe.board import Board
+from rota.observe.fleet_state import Board
 from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import World
 from tests.observe.test_board import counts_of, folded

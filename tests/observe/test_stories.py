@@ -6,7 +6,7 @@ import pytest
 
 from rota.model import events as facts
 from rota.model.events import Event, Fact
-from rota.observe.stories import _TELLERS, STORIES_PER_FACT_MAX, tell
+from rota.observe.event_text import _TELLERS, STORIES_PER_FACT_MAX, tell
 
 NOW = 100.0
 

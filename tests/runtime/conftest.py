@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rota.fleet.runners.resources import Workshop
 from rota.host.lineage import children_of
-from rota.runtime.workshop import Workshop
 from tests.host.support import PATIENCE_S, until
 from tests.runtime.lines import RecordingLine
 

@@ -13,7 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from rota.runtime.run_context import RunContext
+from rota.fleet.runners.context import RunContext
 
 
 def summarise(ctx: Any, url: str, words: int = 3) -> dict[str, Any]:

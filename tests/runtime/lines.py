@@ -12,11 +12,11 @@ import msgspec
 
 from rota.clock import Clock
 from rota.errors import LedgerInvalidAmount, UnknownPid, WaitTimeout
+from rota.fleet.agent_settings import RunPlan
+from rota.fleet.log import BoundedLog
+from rota.fleet.runners.contract import Assignment, Outcome, Runner, Stops
+from rota.fleet.runners.resources import Workshop
 from rota.model.work import Agent, Limits, ReadyEntry
-from rota.runtime.log import BoundedLog
-from rota.runtime.plans import RunPlan
-from rota.runtime.runners import Assignment, Outcome, Runner, Stops
-from rota.runtime.workshop import Workshop
 
 PATIENCE_S = 60.0  # only ends a test that would hang
 

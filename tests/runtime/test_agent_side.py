@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import rota.agent
-from rota.runtime.ndjson_runner import NdjsonRunner
-from rota.runtime.plans import RunPlan
-from rota.runtime.workshop import Workshop
+from rota.fleet.agent_settings import RunPlan
+from rota.fleet.runners.ndjson import NdjsonRunner
+from rota.fleet.runners.resources import Workshop
 from tests.runtime.lines import RecordingLine, Running, work
 
 HEAD = "from rota.agent import *\n"

@@ -12,12 +12,12 @@ import pytest
 
 from rota.clock import ManualClock
 from rota.errors import FleetInvalid
+from rota.fleet.agent_settings import RunPlan
+from rota.fleet.runners import registry
+from rota.fleet.runners.callable import CallableRunner
+from rota.fleet.runners.contract import Outcome
+from rota.fleet.runners.resources import Workshop
 from rota.model.work import Limits
-from rota.runtime import runner_registry
-from rota.runtime.callable_runner import CallableRunner
-from rota.runtime.plans import RunPlan
-from rota.runtime.runners import Outcome
-from rota.runtime.workshop import Workshop
 from tests.host.support import dies, until, watch
 from tests.runtime import functions
 from tests.runtime.lines import RecordingLine, Running, work
@@ -280,12 +280,12 @@ def test_a_thread_that_outlives_its_call_does_not_disturb_the_next(line: Recordi
 
 def test_the_registry_makes_the_three_and_names_them_when_asked_for_another(line: RecordingLine) -> None:
     with Workshop() as shop:
-        runner = runner_registry.make("callable", shop, {"plain": functions.plain}, 1)
+        runner = registry.make("callable", shop, {"plain": functions.plain}, 1)
         assert runner.run(work(plan("thread"), {"a": 1, "b": 2}, name="plain"), line).result == 3
         for name in ("command", "ndjson"):
-            runner_registry.make(name, shop, {}, 1).close()
+            registry.make(name, shop, {}, 1).close()
         with pytest.raises(FleetInvalid, match="command, ndjson, callable"):
-            runner_registry.make("carrier-pigeon", shop, {}, 1)
+            registry.make("carrier-pigeon", shop, {}, 1)
 
 
 def test_a_package_may_add_a_runner_and_its_faults_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -297,17 +297,17 @@ def test_a_package_may_add_a_runner_and_its_faults_are_named(monkeypatch: pytest
         "command = tests.runtime.test_callable_runner:Pigeon\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    runner_registry._added.cache_clear()
+    registry._added.cache_clear()
     try:
         with Workshop() as shop:
-            added, ours = (runner_registry.make(name, shop, {}, 3) for name in ("pigeon", "command"))
+            added, ours = (registry.make(name, shop, {}, 3) for name in ("pigeon", "command"))
             assert isinstance(added, Pigeon)
             assert added.slots == 3
             assert not isinstance(ours, Pigeon)  # what is built in cannot be replaced
             with pytest.raises(FleetInvalid, match=r"broken.*cannot be made"):
-                runner_registry.make("broken", shop, {}, 3)
+                registry.make("broken", shop, {}, 3)
     finally:
-        runner_registry._added.cache_clear()
+        registry._added.cache_clear()
 
 
 class Pigeon:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from rota.errors import StaleClaim
+from rota.fleet.agent_settings import RunPlan
+from rota.fleet.runners.command import CommandRunner
+from rota.fleet.runners.environment import INLINE_BYTES_MAX
+from rota.fleet.runners.resources import Workshop
 from rota.model.work import Limits
-from rota.runtime.command_runner import CommandRunner
-from rota.runtime.plans import RunPlan
-from rota.runtime.run_environment import INLINE_BYTES_MAX
-from rota.runtime.workshop import Workshop
 from tests.host.support import dies, until, watch
 from tests.runtime.lines import LIMITED, RecordingLine, Running, python, shell, work
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rota.cpu.events import Migrate, PostTimeout
+from rota.cores.events import Migrate, PostTimeout
 from rota.errors import CommandInvalid, ContextExists, EntityUnknown, LeaseRefused, SpawnFailed
+from rota.fleet.cores_driver import CpuDriver
+from rota.fleet.cores_report import DriverReport
 from rota.host.affinity import allowed_cores
 from rota.host.command import Command
 from rota.host.realtime import Scheduling, read
-from rota.runtime.cpu_driver import CpuDriver
-from rota.runtime.cpu_report import DriverReport
 
 MS = 1_000_000
 CORE = max(allowed_cores())
@@ -203,7 +203,7 @@ def test_what_cannot_be_is_refused_and_leaves_nothing_behind() -> None:
 DRIVER = """
 import os, sys
 from rota.host.command import Command
-from rota.runtime.cpu_driver import CpuDriver
+from rota.fleet.cores_driver import CpuDriver
 cpu = CpuDriver(cores=({core},), slice_ns=5_000_000)
 for name in "ab":
     cpu.launch(name, Command(argv=(sys.executable, "-S", "-c", "while True: pass")))

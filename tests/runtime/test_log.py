@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.runtime.log import BoundedLog
+from rota.fleet.log import BoundedLog
 
 pieces = st.lists(st.binary(max_size=40), max_size=30)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rota.runtime.log_folder import LogFolder, found_logs, log_name
+from rota.fleet.log_folder import LogFolder, found_logs, log_name
 
 
 def begin(logs: LogFolder, sched_id: int, *, attempt: int = 1) -> Path:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from rota.errors import WorkerExists
-from rota.runtime.name_lock import held_name
+from rota.fleet.name_lock import held_name
 
 HOLDER = """
 import sys
-from rota.runtime.name_lock import held_name
+from rota.fleet.name_lock import held_name
 with held_name(sys.argv[1], "box/gpu"):
     print("held", flush=True)
     sys.stdin.read()

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from rota.clock import ManualClock
 from rota.errors import RunnerProtocolBroken
+from rota.fleet.agent_settings import RunPlan
+from rota.fleet.runners import protocol
+from rota.fleet.runners.ndjson import EXIT_GRACE_S, IPC_TIMEOUT_S, NdjsonRunner
+from rota.fleet.runners.resources import Workshop
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.work import Limits
-from rota.runtime import protocol
-from rota.runtime.ndjson_runner import EXIT_GRACE_S, IPC_TIMEOUT_S, NdjsonRunner
-from rota.runtime.plans import RunPlan
-from rota.runtime.workshop import Workshop
 from tests.runtime.lines import RecordingLine, Running, python, work
 
 HEAD = """

@@ -9,8 +9,8 @@ import pytest
 
 from rota import Rota
 from rota.errors import FleetInvalid
+from rota.fleet.agent_settings import PLAN_KEY, RunPlan, plan_of, spec_for
 from rota.model.work import Limits, RestartPolicy
-from rota.runtime.plans import PLAN_KEY, RunPlan, plan_of, spec_for
 
 
 @pytest.mark.parametrize(

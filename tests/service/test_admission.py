@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rota.cpu import Capacity, CpuIsolationLease, IslandPlan, Machine, RealtimeIsland, SchedulingContext
-from rota.cpu.events import ReleaseLease, StopIsland
+from rota.cores import Capacity, CpuIsolationLease, IslandPlan, Machine, RealtimeIsland, SchedulingContext
+from rota.cores.events import ReleaseLease, StopIsland
 from rota.errors import ContextRefused, IslandRefused, LeaseRefused, PolicyInvalid
 from rota.model.events import CpuContextMoved, Fact, IslandMoved, LeaseMoved
 from rota.service.admission import Admission, OwnerLimit

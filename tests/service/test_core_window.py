@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from rota.clock import ManualClock
-from rota.cpu import Machine, SchedulingContext
-from rota.cpu.events import Tick, Wake
-from rota.cpu.orders import FRONT_MAX
+from rota.cores import Machine, SchedulingContext
+from rota.cores.events import Tick, Wake
+from rota.cores.orders import FRONT_MAX
 from rota.model.events import Fact, PolicyFellBack
 from rota.model.reasons import Because
 from rota.model.snapshot import Decision, Decisions, Snapshot
 from rota.policy import registry
 from rota.policy.contract import Policy, Rank
 from rota.service.admission import Admission
-from rota.service.core_window import BAND_STEP, CoreWindow
-from rota.service.leash import Leash
-from rota.service.steward import Steward
+from rota.service.core_policy import BAND_STEP, CoreWindow
+from rota.service.policy_guard import Leash
+from rota.service.policy_link import Steward
 
 MS = 1_000_000
 

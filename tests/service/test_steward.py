@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rota.cpu import CpuIsolationLease, Machine, SchedulingContext
-from rota.cpu.events import Block, Exit, LeaseEnded, Reweigh, Tick, Timer, Wake
+from rota.cores import CpuIsolationLease, Machine, SchedulingContext
+from rota.cores.events import Block, Exit, LeaseEnded, Reweigh, Tick, Timer, Wake
 from rota.errors import Refused
 from rota.model.events import CpuContextMoved, Fact, PolicyFellBack, PolicyReloaded, ProfileMapped
 from rota.service.admission import Admission, OwnerLimit
+from rota.service.policy_link import QUESTIONS_MAX, STALE_MAX, STRIKES_MAX, Answer, Steward, by_the_book
 from rota.service.profiles import Hint, Profile
-from rota.service.steward import QUESTIONS_MAX, STALE_MAX, STRIKES_MAX, Answer, Steward, by_the_book
 
 MS = 1_000_000
 WITHIN = 2 * MS  # an answer is overdue after that

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rota.errors import ScenarioInvalid
-from rota.sim.cores.scenario import SCENARIO_BYTES_MAX, load, parse
+from rota.sim.scenario import SCENARIO_BYTES_MAX, load, parse
 
 GOOD = """
 cores = 2

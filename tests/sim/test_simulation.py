@@ -10,14 +10,14 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from rota.cpu import Machine
+from rota.cores import Machine
 from rota.errors import ContextRefused, IslandRefused, LeaseRefused
 from rota.policy import registry
-from rota.sim.cores.build import arrange, build
-from rota.sim.cores.plot import SHAPES_MAX, _color, draw
-from rota.sim.cores.report import Report, Spread, report
-from rota.sim.cores.scenario import Scenario, load, parse
-from rota.sim.cores.simulation import Simulation
+from rota.sim.build import arrange, build
+from rota.sim.plot import SHAPES_MAX, _color, draw
+from rota.sim.report import Report, Spread, report
+from rota.sim.scenario import Scenario, load, parse
+from rota.sim.simulation import Simulation
 
 MS = 1_000_000
 EXAMPLES = Path(__file__).parents[2] / "examples" / "cpu"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rota.store import doorbell
-from rota.store.doorbell import Bells, Board, Watch
+from rota.store import ipc_notify
+from rota.store.ipc_notify import Bells, Board, Watch
 from tests.store.world import acquire
 
 
@@ -51,7 +51,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 @pytest.fixture
 def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doorbell, "POLL_S", 3_600.0)
+    monkeypatch.setattr(ipc_notify, "POLL_S", 3_600.0)
 
 
 def test_where_nobody_listens_ringing_makes_nothing(house: House) -> None:

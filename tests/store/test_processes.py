@@ -16,7 +16,7 @@ import pytest
 
 from rota import store
 from rota.clock import SystemClock
-from rota.store import Store, Transaction, doorbell
+from rota.store import Store, Transaction, ipc_notify
 from rota.store.sqlite import SqliteStore
 from tests.store import deeds
 from tests.store.files import CLEAN, children
@@ -130,7 +130,7 @@ def until_bell_hangs(path: str) -> None:
 def test_a_waiter_is_woken_by_the_bell_of_another_process(
     path: str, opened: Store, room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorbell, "POLL_S", 3_600.0)  # without the net
+    monkeypatch.setattr(ipc_notify, "POLL_S", 3_600.0)  # without the net
     assert wait_for_a_word_of_another_process(path, opened, room, lambda: until_bell_hangs(path)) == ["word"]
 
 
@@ -139,7 +139,7 @@ def test_a_bell_works_however_deep_the_file_lies(tmp_path: Path, monkeypatch: py
     folder.mkdir(parents=True)
     path = str(folder / "rota.db")
     assert len(path) > 108  # more than the address of a socket holds
-    monkeypatch.setattr(doorbell, "POLL_S", 3_600.0)
+    monkeypatch.setattr(ipc_notify, "POLL_S", 3_600.0)
     deep = SqliteStore(path)
     deep.write(lambda tx: tx.run(WORDS))
     deep._writer._parked = room = Room()

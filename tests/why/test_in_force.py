@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from rota import store
 from rota.clock import ManualClock
+from rota.fleet.config.file import load
+from rota.fleet.fleet_run import FleetRun
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.explanation import Explanation
 from rota.model.reasons import Because
 from rota.model.snapshot import Decision, Decisions, Snapshot
 from rota.policy import registry
 from rota.policy.contract import Policy
-from rota.runtime.fleet.file import load
-from rota.runtime.fleet_run import FleetRun
 from rota.service.dispatcher import Dispatcher
 from rota.service.explain import explain
-from rota.service.in_force import announce
+from rota.service.policy_in_force import announce
 from tests.daemon.web import call
 from tests.daemon.world import make_token, serving
 from tests.kernel_proof.stores import StorePlan, built, plans

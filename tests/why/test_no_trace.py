@@ -14,7 +14,7 @@ from rota import store
 from rota.clock import ManualClock
 from rota.errors import SchedInvalidPayload, SchedUnknownId, StoreError, StoreUnavailable, UnknownPolicy
 from rota.kernel import Completion, Kernel, ScheduleSpec
-from rota.kernel.rehearsal import Stage
+from rota.kernel.dry_run import Stage
 from rota.policy import registry
 from rota.service.dispatcher import Dispatcher
 from rota.service.explain import explain

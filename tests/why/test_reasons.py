@@ -10,16 +10,16 @@ import pytest
 from rota import store
 from rota.clock import ManualClock
 from rota.kernel import Completion, Kernel, ScheduleSpec
-from rota.kernel.keeping import AFFINITY_WAIT_S
+from rota.kernel.affinity import AFFINITY_WAIT_S
 from rota.model import reasons
 from rota.model.explanation import Explanation
 from rota.model.reasons import BLOCKING, ORDERING, Blocking, Ordering
 from rota.model.work import ProjectConstraint
 from rota.policy.contract import Policy
-from rota.service import story
+from rota.service import entry_history
 from rota.service.dispatcher import Dispatcher
 from rota.service.explain import NAMED_MAX, explain
-from rota.service.window import HEADS_MAX, WINDOW_MAX
+from rota.service.ranked_pass import HEADS_MAX, WINDOW_MAX
 
 START_AT = 1_000.0
 
@@ -296,7 +296,7 @@ def test_numbers_that_only_contain_its_own_are_not_its_story(kernel: Kernel, pid
 def test_a_long_stretch_of_the_journal_is_read_from_both_ends(
     kernel: Kernel, pid: int, monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
-    monkeypatch.setattr(story, "SCAN_MAX", 10)
+    monkeypatch.setattr(entry_history, "SCAN_MAX", 10)
     assert isinstance(kernel.clock, ManualClock)
     kernel.clock.advance(1)  # what was recorded before it is not looked at
     sched_id = kernel.queue.enqueue(ScheduleSpec(pid))

@@ -13,7 +13,8 @@ from msgspec import UNSET
 
 from rota import errors
 from rota.errors import CODES, RotaError, SchedIllegalTransition
-from rota.wire.envelope import (
+from rota.rpc.error_codec import error_of, fault_of
+from rota.rpc.jsonrpc import (
     BATCH_MAX,
     BODY_BYTES_MAX,
     NESTING_MAX,
@@ -25,8 +26,7 @@ from rota.wire.envelope import (
     refuse,
     result_of,
 )
-from rota.wire.faults import error_of, fault_of
-from rota.wire.methods import METHODS
+from rota.rpc.methods import METHODS
 
 
 def one(body: Any) -> Call | Refused:

@@ -12,7 +12,7 @@ from rota import errors
 from rota.errors import RotaError
 from rota.kernel import Kernel
 from rota.kernel.agents import Agents
-from rota.kernel.asks import Asked, ask_of
+from rota.kernel.claim_request import Asked, ask_of
 from rota.kernel.contexts import Contexts
 from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
@@ -21,10 +21,10 @@ from rota.kernel.queue import Queue
 from rota.kernel.retention import Retention
 from rota.kernel.supervision import Supervision
 from rota.model.work import ReadyEntry, ScheduleSpec
-from rota.office.tokens import Tokens
+from rota.rpc.methods import METHODS, SCOPES, Method, of_part
+from rota.rpc.openrpc import document
+from rota.rpc.tokens import Tokens
 from rota.service.dispatcher import Dispatcher
-from rota.wire.methods import METHODS, SCOPES, Method, of_part
-from rota.wire.openrpc import document
 
 PARTS: dict[str, type] = {
     "queue": Queue,

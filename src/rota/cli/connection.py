@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rota import store
 from rota.cli.options import access
-from rota.client import Client, connect, is_remote
 from rota.errors import InvalidInput, StoreUnavailable
 from rota.kernel import Kernel
 from rota.model.explanation import Explanation
+from rota.rpc.client import Client, connect, is_remote
 from rota.service.dispatcher import Dispatcher
 from rota.service.explain import explain
 

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from rota.cli import output
-from rota.cpu.runqueue import RULES, Rule
+from rota.cores.runqueue import RULES, Rule
 from rota.errors import InvalidInput
 from rota.policy import registry
-from rota.sim.cores.build import arrange, build
-from rota.sim.cores.plot import draw
-from rota.sim.cores.report import Report, Spread, report
-from rota.sim.cores.scenario import Scenario, load
-from rota.sim.cores.simulation import Simulation
+from rota.sim.build import arrange, build
+from rota.sim.plot import draw
+from rota.sim.report import Report, Spread, report
+from rota.sim.scenario import Scenario, load
+from rota.sim.simulation import Simulation
 
 __all__ = ["Drawing", "simulate"]
 

@@ -13,15 +13,15 @@ import msgspec
 from rich.table import Table
 
 from rota.cli import output
-from rota.cpu.trace import Trace
+from rota.cores.trace import Trace
 from rota.errors import InvalidInput, RotaError
+from rota.fleet.cores_driver import CpuDriver
+from rota.fleet.cores_report import DriverReport
 from rota.host.affinity import allowed_cores
 from rota.host.cgroups import Cgroups
 from rota.host.command import Command
 from rota.host.realtime import Scheduling
 from rota.model.work import WEIGHT_UNIT
-from rota.runtime.cpu_driver import CpuDriver
-from rota.runtime.cpu_report import DriverReport
 
 __all__ = ["Wishes", "run"]
 

@@ -30,11 +30,11 @@ from rota.app import Rota
 from rota.cli.demo_report import Demonstrated, Incidents, print_report
 from rota.cli.demo_worker import WORKER_ID
 from rota.cli.view import LiveView
+from rota.fleet.agent_settings import PLAN_KEY, RunPlan, plan_of, spec_for
+from rota.fleet.supervisor import Supervisor
 from rota.model.work import Agent, Backoff, Limits, ReadyEntry, RestartPolicy
-from rota.observe.board import Board
+from rota.observe.fleet_state import Board
 from rota.observe.report import Report
-from rota.runtime.plans import PLAN_KEY, RunPlan, plan_of, spec_for
-from rota.runtime.supervisor import Supervisor
 
 __all__ = ["demonstrate", "show"]
 

@@ -49,7 +49,7 @@ def enqueue(
     from rota.cli.connection import open_desk
     from rota.cli.output import now
     from rota.errors import InvalidInput
-    from rota.runtime.plans import plan_of, spec_for
+    from rota.fleet.agent_settings import plan_of, spec_for
 
     if delay is not None and at is not None:
         raise InvalidInput("--in and --at say the same thing", field="at", hint="Say one of them.")

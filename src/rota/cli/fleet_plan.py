@@ -15,10 +15,10 @@ from rich.table import Table
 
 from rota import store
 from rota.clock import Clock, SystemClock
+from rota.fleet.config.file import load
+from rota.fleet.config.plan import FleetPlan, plan
+from rota.fleet.config.tables import Fleet, schema
 from rota.kernel import Kernel
-from rota.runtime.fleet.file import load
-from rota.runtime.fleet.plan import FleetPlan, plan
-from rota.runtime.fleet.tables import Fleet, schema
 
 __all__ = ["print_schema", "show"]
 

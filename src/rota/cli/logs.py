@@ -29,7 +29,7 @@ def logs(
 
     from rota.cli.output import print_json
     from rota.errors import NotFound
-    from rota.runtime.log_folder import found_logs
+    from rota.fleet.log_folder import found_logs
 
     where = folder or Path(f"{store}-logs")
     found = found_logs(where, entry)

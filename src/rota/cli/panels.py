@@ -18,9 +18,9 @@ from rich.text import Text
 
 from rota.model.budgets import BudgetLine, SchedulingContext
 from rota.model.work import WEIGHT_UNIT
+from rota.observe.event_text import Story, Tone
 from rota.observe.report import ProjectReport
 from rota.observe.spans import Lane, Span
-from rota.observe.stories import Story, Tone
 
 __all__ = ["Look", "Scene", "bar", "column_s", "gantt", "lane_cells", "scene_view", "window_s_for"]
 

@@ -15,14 +15,14 @@ from rota import store
 from rota.cli.connection import reach
 from rota.cli.output import print_json
 from rota.cli.view import LiveView
-from rota.client import is_remote
 from rota.errors import FleetInvalid
+from rota.fleet.config.file import load
+from rota.fleet.config.tables import Fleet
+from rota.fleet.fleet_run import FleetRun, ask_for_reload
 from rota.kernel import Kernel
 from rota.policy import registry
-from rota.runtime.fleet.file import load
-from rota.runtime.fleet.tables import Fleet
-from rota.runtime.fleet_run import FleetRun, ask_for_reload
-from rota.service.desk import Desk
+from rota.rpc.client import is_remote
+from rota.service.api import Desk
 from rota.service.dispatcher import Dispatcher
 
 __all__ = ["reload", "run"]

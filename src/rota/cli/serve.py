@@ -10,10 +10,10 @@ from importlib.metadata import version
 import msgspec
 import uvloop
 
-from rota.daemon.server import Daemon, MakeDoor, Settings
-from rota.daemon.systemd import unit
 from rota.errors import InvalidInput
 from rota.policy import registry
+from rota.rpc.daemon.server import Daemon, MakeDoor, Settings
+from rota.rpc.daemon.systemd import unit
 
 __all__ = ["Options", "run", "show_unit"]
 
@@ -44,8 +44,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         """What opens the way in over TCP, if one is wanted. HTTP is loaded only then: it takes a second."""
         if self.listen is None:
             return None
-        from rota.daemon.http import HttpDoor
-        from rota.daemon.tcp import HttpSettings
+        from rota.rpc.daemon.http import HttpDoor
+        from rota.rpc.daemon.tcp import HttpSettings
 
         host, colon, port = self.listen.rpartition(":")
         if not colon or not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):

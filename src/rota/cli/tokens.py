@@ -13,10 +13,10 @@ import typer
 from rota.cli.connection import open_file, reach
 from rota.cli.output import print_table
 from rota.cli.typed import seconds
-from rota.client import is_remote
-from rota.office import Office
+from rota.rpc.client import is_remote
+from rota.rpc.handlers import Office
+from rota.rpc.results.register import TokenLine
 from rota.service.dispatcher import Dispatcher
-from rota.wire.results.register import TokenLine
 
 __all__ = ["create", "revoke", "show"]
 

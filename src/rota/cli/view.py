@@ -19,12 +19,12 @@ from rich.live import Live
 from rich.text import Text
 
 from rota.cli.panels import Look, Scene, column_s, scene_view, window_s_for
+from rota.fleet.supervisor import Supervisor
 from rota.model.budgets import BudgetLine, SchedulingContext
-from rota.observe.board import AgentTag, Board, Start
+from rota.observe.event_text import Story
+from rota.observe.fleet_state import AgentTag, Board, Start
 from rota.observe.spans import Lane, Span
-from rota.observe.stories import Story
-from rota.runtime.supervisor import Supervisor
-from rota.service.desk import Desk
+from rota.service.api import Desk
 
 __all__ = ["LiveView", "log_line", "look_of", "start_of"]
 

@@ -30,10 +30,10 @@ from rota.graph.messages import Inputs
 from rota.graph.reports import words
 from rota.graph.scope import DetachedScope
 from rota.graph.stop import StopToken
-from rota.kernel.asks import Completion
+from rota.kernel.claim_request import Completion
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.work import ReadyEntry
-from rota.service.desk import Desk
+from rota.service.api import Desk
 
 __all__ = ["CLAIM_TIMEOUT_S", "HEARTBEAT_S", "EntryWorker", "run_entry"]
 

@@ -38,7 +38,7 @@ import msgspec
 
 from rota.errors import Conflict, HostError, HostUnsupported, RotaError
 from rota.host.advisory import Advisory, reason
-from rota.host.cgroup_dialects import (
+from rota.host.cgroup_files import (
     DIALECTS,
     FEATURES,
     LIMITS,
@@ -49,8 +49,8 @@ from rota.host.cgroup_dialects import (
     Write,
     write,
 )
+from rota.host.cgroup_mounts import V1, V2, Tree, enable_controllers, handed_down, trees
 from rota.host.command import AtEnd, Joining
-from rota.host.hierarchies import V1, V2, Tree, enable_controllers, handed_down, trees
 from rota.host.session import Session
 
 __all__ = ["Backend", "Cgroups", "Group", "GroupUsage", "Support"]

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from rota.host.calls import Kind
 from rota.host.command import Exit, signal_name
+from rota.host.worker_messages import Kind
 
 __all__ = ["Outcome", "OutcomeKind", "epitaph", "how", "of_answer", "of_death"]
 

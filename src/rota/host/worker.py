@@ -23,7 +23,7 @@ import traceback
 from typing import Any, NoReturn
 
 from rota.errors import HostError
-from rota.host.calls import Kind, Line
+from rota.host.worker_messages import Kind, Line
 
 __all__ = ["ask", "fileno", "in_worker", "leave", "note", "serve", "told"]
 

@@ -9,16 +9,16 @@ from typing import Any, Literal, TypeVar
 from rota.clock import Clock
 from rota.errors import IllegalQueueTransition, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId
 from rota.kernel.agents import Agents
-from rota.kernel.asks import Completion
+from rota.kernel.claim_request import Completion
 from rota.kernel.contexts import Contexts
 from rota.kernel.core import Core, attendance_of, memo_of
+from rota.kernel.dry_run import Stage, rehearse
 from rota.kernel.entries import EntryFilter
 from rota.kernel.graph_runs import GraphRuns
 from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
 from rota.kernel.projects import Projects
 from rota.kernel.queue import Queue
-from rota.kernel.rehearsal import Stage, rehearse
 from rota.kernel.retention import Retention
 from rota.kernel.supervision import RunReport, Supervision
 from rota.model.work import Agent, ReadyEntry, ScheduleSpec

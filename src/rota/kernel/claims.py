@@ -15,12 +15,12 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from rota.kernel import contexts, flows
-from rota.kernel.admission import Admission, Subject
+from rota.kernel.claim_checks import Admission, Subject
 from rota.kernel.contexts import Ration
 from rota.kernel.core import READ_MAX
+from rota.kernel.due_summary import Pulse
 from rota.kernel.flows import NO_PROJECT, Served
 from rota.kernel.journal import append
-from rota.kernel.pulse import Pulse
 from rota.kernel.rows import (
     ATTEMPT,
     DEADLINE,

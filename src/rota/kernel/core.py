@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from rota.clock import Clock
 from rota.errors import InvalidPayload
-from rota.kernel.attendance import Attendance
+from rota.kernel.workers_seen import Attendance
 from rota.model.checks import INTEGER_MAX, Checks
 from rota.store import Store, Transaction
 

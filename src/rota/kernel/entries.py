@@ -15,7 +15,7 @@ from rota.errors import (
     UnknownPid,
     WaitTimeout,
 )
-from rota.kernel import after, flows, keeping
+from rota.kernel import affinity, dependencies, flows
 from rota.kernel.core import READ_MAX, Core, Page, page
 from rota.kernel.journal import append
 from rota.kernel.results import Results
@@ -149,7 +149,7 @@ class Entries:
             if hold == "worker":
                 tx.run(sql.KEPT_PLACE, (changed.priority, changed.runnable_at, sched_id))
             elif entry.hold == "worker":
-                keeping.forget(tx, [sched_id])
+                affinity.forget(tx, [sched_id])
             event_id = append(tx, EntriesChanged(sched_ids=[sched_id], changes=changes), now=now, pid=entry.pid)
             if hold is None:
                 flows.touch(tx, [(entry.pid, entry.project_id)], event_id=event_id)
@@ -168,13 +168,13 @@ class Entries:
         def work(tx: Transaction) -> ReadyEntry:
             entry = _find(tx, sched_id)
             if entry.hold == "worker":
-                keeping.release(tx, tx.run(sql.KEPT, (sched_id,)), now)
+                affinity.release(tx, tx.run(sql.KEPT, (sched_id,)), now)
                 return _find(tx, sched_id)
             held = tx.run(sql.DEPENDENT, (sched_id,))
             if not held:
                 raise ENTRY.error(sched_id, entry.state, "release", legal=ENTRY.verbs(entry.state))
             append(tx, EntriesChanged(sched_ids=[sched_id], changes={"on_failed": "run"}), now=now, pid=entry.pid)
-            after.let_go(tx, self._core, held[0], now)
+            dependencies.let_go(tx, self._core, held[0], now)
             return _find(tx, sched_id)
 
         return self._core.write(work)
@@ -285,10 +285,10 @@ class Entries:
 
     def _cancel(self, tx: Transaction, sched_ids: Ids, now: float, reason: str | None) -> None:
         """Cancel entries that are known to wait, and see to those who wait for them."""
-        keeping.forget(tx, sched_ids)
+        affinity.forget(tx, sched_ids)
         tx.run_many(sql.CANCEL, [(now, reason, sched_id) for sched_id in sched_ids])
         append(tx, EntriesCancelled(sched_ids=sched_ids, reason=reason), now=now)
-        ended = sched_ids + after.ended(tx, self._core, sched_ids, now)
+        ended = sched_ids + dependencies.ended(tx, self._core, sched_ids, now)
         tx.notes.after.append(lambda: self._results.tell(ended))
 
     def _matching(self, wanted: EntryFilter) -> Iterator[Ids]:

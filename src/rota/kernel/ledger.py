@@ -21,7 +21,7 @@ from rota.errors import (
     LedgerUnknownDim,
     ProjectUnknown,
 )
-from rota.kernel import contexts, flows, windows
+from rota.kernel import contexts, flows, usage_windows
 from rota.kernel.agents import find
 from rota.kernel.core import Core
 from rota.kernel.journal import append
@@ -87,10 +87,10 @@ def record(
 ) -> dict[str, Charged]:
     """Record usage at every level. Dimensions in which the agent has no line are recorded above it."""
     lines = {dim: line for dim in amounts if (line := _charge_line(tx, payer.pid, dim, amounts[dim])) is not None}
-    owners = [(windows.EVERYBODY, amounts)]
+    owners = [(usage_windows.EVERYBODY, amounts)]
     if payer.project_id is not None:
         owners.append((payer.project_id, amounts))
-    windows.add(tx, owners, now)
+    usage_windows.add(tx, owners, now)
     rations = contexts.rations_of(tx, payer.needs, payer.pid, payer.project_id)
     moved = contexts.charge(tx, rations, dict(amounts), now)
     shared = amounts.get(SHARED_DIM, 0) if moves_flow else 0
@@ -193,9 +193,9 @@ class Ledger:
             if amount > line.used:
                 raise _refund.refuse("amount", f"({amount:,}) is more than was used ({line.used:,})")
             tx.run(sql.LEDGER_CHARGE, (-amount, pid, dim, INTEGER_MAX))
-            for owner in (windows.EVERYBODY, project_id):
+            for owner in (usage_windows.EVERYBODY, project_id):
                 if owner is not None:
-                    windows.take_back(tx, owner, dim, amount, now)
+                    usage_windows.take_back(tx, owner, dim, amount, now)
             rations = contexts.rations_of(tx, needs_of(None), pid, project_id)
             moved = contexts.charge(tx, rations, {dim: -amount}, now)
             moves = flows.after_cost(tx, [(pid, project_id, -amount)]) if dim == SHARED_DIM else []
@@ -233,13 +233,13 @@ class Ledger:
         dim: str,
         limit: int | None,
         *,
-        window_s: float = windows.SHARE_WINDOW_S,
+        window_s: float = usage_windows.SHARE_WINDOW_S,
     ) -> None:
         """Set what a project, or everybody (`"*"`), may use per rolling window; None lifts the budget."""
         _checks.one_of("level", level, ("project", "global"))
         _checks.text("owner", owner)
         _checks.text("dim", dim)
-        if (level == "global") != (owner == windows.EVERYBODY):
+        if (level == "global") != (owner == usage_windows.EVERYBODY):
             raise _checks.refuse("owner", f"of a {level} budget cannot be {owner!r}")
         if limit is not None:
             _checks.whole("limit", limit, 0)
@@ -253,8 +253,8 @@ class Ledger:
                 tx.run(sql.BUDGET_DROP, (owner, dim))
             else:
                 for (before_s,) in tx.run(sql.BUDGET_WINDOW, (owner, dim)):
-                    windows.resize(tx, (owner, dim, before_s), window_s, now)
-                windows.open_window(tx, owner, dim, window_s)
+                    usage_windows.resize(tx, (owner, dim, before_s), window_s, now)
+                usage_windows.open_window(tx, owner, dim, window_s)
                 tx.run(sql.BUDGET_SET, (owner, dim, limit, window_s))
             append(tx, BudgetSet(level=level, owner=owner, dim=dim, limit=limit, window_s=window_s), now=now)
             tx.notes.wake = True
@@ -263,7 +263,7 @@ class Ledger:
 
     def share_window(self) -> float:
         """How far back fair_share looks, in seconds."""
-        return self._core.read(windows.share_window_s)
+        return self._core.read(usage_windows.share_window_s)
 
     def set_share_window(self, window_s: float) -> None:
         """Have fair_share look back this far. What was used in that time, as far as it is known, counts at once."""
@@ -271,12 +271,12 @@ class Ledger:
         now = self._core.now()
 
         def work(tx: Transaction) -> None:
-            before_s = windows.share_window_s(tx)
+            before_s = usage_windows.share_window_s(tx)
             if before_s == window_s:
                 return
-            for owner, counted_s in tx.run(sql.WINDOWS_OF_DIM, (windows.SHARE,)):
-                windows.resize(tx, (owner, windows.SHARE, counted_s), window_s, now)
-            tx.run(file_sql.META_SET, (windows.SHARE_WINDOW, repr(float(window_s))))
+            for owner, counted_s in tx.run(sql.WINDOWS_OF_DIM, (usage_windows.SHARE,)):
+                usage_windows.resize(tx, (owner, usage_windows.SHARE, counted_s), window_s, now)
+            tx.run(file_sql.META_SET, (usage_windows.SHARE_WINDOW, repr(float(window_s))))
             append(tx, ShareWindowSet(window_s=window_s, previous_s=before_s), now=now)
             tx.notes.wake = True
 
@@ -295,7 +295,7 @@ class Ledger:
 
 def _budget(row: Row, live: list[Row]) -> BudgetLine:
     owner, dim, amount, window_s, used = row
-    everybody = owner == windows.EVERYBODY
+    everybody = owner == usage_windows.EVERYBODY
     reserved = sum(
         count * needs_of(needs).reserved(dim, 1, spent_of(spent))
         for _, project_id, _, needs, spent, count in live

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from rota.errors import ProjectExists, ProjectInvalid, ProjectUnknown, WorkspaceExists, WorkspaceHeld, WorkspaceUnknown
-from rota.kernel import windows
+from rota.kernel import usage_windows
 from rota.kernel.core import Core, page
 from rota.kernel.journal import append
 from rota.kernel.rows import needs_of
@@ -97,8 +97,8 @@ class Projects:
     ) -> Project:
         """Make a project. Its usage is counted from now on."""
         now = self._core.now()
-        if project_id == windows.EVERYBODY:
-            raise _checks.refuse("project_id", f"cannot be {windows.EVERYBODY!r}: that is everybody")
+        if project_id == usage_windows.EVERYBODY:
+            raise _checks.refuse("project_id", f"cannot be {usage_windows.EVERYBODY!r}: that is everybody")
         project = Project(
             project_id=project_id,
             name=project_id if name is None else name,
@@ -123,7 +123,7 @@ class Projects:
                 _json("metadata", project.metadata),
             )
             tx.run(sql.CREATE, row)
-            windows.open_window(tx, project_id, windows.SHARE, windows.share_window_s(tx))
+            usage_windows.open_window(tx, project_id, usage_windows.SHARE, usage_windows.share_window_s(tx))
             fact = ProjectCreated(project_id=project_id, weight=weight, max_concurrent=max_concurrent)
             tx.run(flow_sql.PROJECT_TOUCH, (project_id, append(tx, fact, now=now)))
             return project
@@ -219,12 +219,12 @@ class Projects:
         """Give nobody any more runs until the fleet is resumed."""
         _checks.text("by", by)
         _checks.note("reason", reason)
-        self._pause_fleet(by, Paused(level="fleet", key=windows.EVERYBODY, by=by, reason=reason))
+        self._pause_fleet(by, Paused(level="fleet", key=usage_windows.EVERYBODY, by=by, reason=reason))
 
     def resume_fleet(self, by: str) -> None:
         """Lift the fleet's pause."""
         _checks.text("by", by)
-        self._pause_fleet(None, Resumed(level="fleet", key=windows.EVERYBODY, by=by))
+        self._pause_fleet(None, Resumed(level="fleet", key=usage_windows.EVERYBODY, by=by))
 
     def fleet_paused_by(self) -> str | None:
         """Who paused everybody, if anybody did."""

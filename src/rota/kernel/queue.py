@@ -8,7 +8,7 @@ service, over the same pass.
 from __future__ import annotations
 
 from rota.kernel.core import Core
-from rota.kernel.intake import Intake
+from rota.kernel.enqueue import Intake
 from rota.kernel.results import Results
 from rota.kernel.runs import Runs
 

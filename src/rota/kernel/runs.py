@@ -15,8 +15,8 @@ from rota.errors import (
     SchedInvalidPayload,
     SchedUnknownId,
 )
-from rota.kernel import keeping
-from rota.kernel.asks import (
+from rota.kernel import affinity
+from rota.kernel.claim_request import (
     Answer,
     Ask,
     Asked,
@@ -30,13 +30,13 @@ from rota.kernel.asks import (
     worker_of,
 )
 from rota.kernel.claims import CLAIM_TIMEOUT_S, ClaimPass, Terms
+from rota.kernel.completion import Ending, Run, end_runs, not_live, put_back, runs_of
 from rota.kernel.core import Core
-from rota.kernel.endings import Ending, Run, end_runs, not_live, put_back, runs_of
+from rota.kernel.due_summary import Pulse, pulse
 from rota.kernel.ledger import Charged, Payer, record
-from rota.kernel.pulse import Pulse, pulse
+from rota.kernel.maintenance import RECLAIM_MAX, Clockwork, expire_claims, sweep
 from rota.kernel.results import Results
 from rota.kernel.rows import NEEDS, needs_of, ready_entry_of, spent_of
-from rota.kernel.upkeep import RECLAIM_MAX, Clockwork, expire_claims, sweep
 from rota.model.checks import Checks
 from rota.model.reasons import Blocking
 from rota.model.work import ReadyEntry, Worker
@@ -113,7 +113,7 @@ class Runs:
         beat = self._turn(tx, now, own_time=ask.now is None)
         terms = ask.terms(now)
         self._core.seen.saw(ask.worker.worker_id, now)
-        keeping.has_asked(tx, terms, beat)
+        affinity.has_asked(tx, terms, beat)
         tx.notes.speaks_for_others = beat.kept_until is None  # else the answer is this worker's own
         entries = ask.find(ClaimPass(tx, terms, beat), beat)
         if entries:
@@ -157,7 +157,7 @@ class Runs:
             blocked = claim.reasons(rows[0])
             if blocked:
                 raise _denied(sched_id, blocked)
-            keeping.release(tx, tx.run(queue_sql.KEPT, (sched_id,)), at)
+            affinity.release(tx, tx.run(queue_sql.KEPT, (sched_id,)), at)
             claim.offer(rows[0], because=f"forced by {by}")
             self._foresee(beat, at + claim_timeout_s)
             return claim.seal(policy="forced", forced_by=by)[0]
@@ -170,7 +170,7 @@ class Runs:
 
         def look(tx: Transaction) -> list[ReadyEntry]:
             beat, terms = pulse(tx), ask.terms(self._core.now())
-            keeping.has_asked(tx, terms, beat)
+            affinity.has_asked(tx, terms, beat)
             claim = ClaimPass(tx, terms, beat)
             claim.strict()
             return [ready_entry_of(each.row) for each in claim.taken]

@@ -22,16 +22,16 @@ from typing import Any, Literal, TypeAlias, Unpack
 import msgspec
 
 from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId
-from rota.kernel import keeping, lending
+from rota.kernel import affinity, budget_loans
 from rota.kernel.agents import Agents
-from rota.kernel.asks import COMPLETE_MAX, Answer, Ask, Asked, Turnover, ask_of, worker_of
+from rota.kernel.claim_request import COMPLETE_MAX, Answer, Ask, Asked, Turnover, ask_of, worker_of
+from rota.kernel.completion import Ending, Run, not_live, runs_of
 from rota.kernel.core import Core
-from rota.kernel.endings import Ending, Run, not_live, runs_of
 from rota.kernel.entries import EntryFilter
 from rota.kernel.journal import append
 from rota.kernel.queue import Queue
 from rota.kernel.rows import encode_json
-from rota.kernel.windows import EVERYBODY
+from rota.kernel.usage_windows import EVERYBODY
 from rota.model import events
 from rota.model.checks import RESULT_BYTES_MAX, Checks
 from rota.model.lifecycle import AGENT, verb_to
@@ -207,7 +207,7 @@ class Supervision:
             self._queue.live(tx, parent_id, _report.whole("token", token))
             sched_id = self._queue.put(tx, wanted, now)
             if amounts:
-                lending.lend(tx, parent_id, (sched_id, spec.pid), amounts, now)
+                budget_loans.lend(tx, parent_id, (sched_id, spec.pid), amounts, now)
             return sched_id
 
         return self._core.write(work)
@@ -227,7 +227,7 @@ class Supervision:
                 self._move(tx, (run.pid, state, "WAITING"), "children", now)
             elif not waiting and state == "WAITING":
                 self._move(tx, (run.pid, state, "RUNNING"), "children_ended", now)
-            return {} if waiting else lending.collect(tx, sched_id, run.pid, now)
+            return {} if waiting else budget_loans.collect(tx, sched_id, run.pid, now)
 
         return self._core.write(work)
 
@@ -284,7 +284,7 @@ class Supervision:
         append(tx, fact, now=now)
         if fact.verb in ("draining", "stopped"):
             self._core.seen.left(fact.worker_id)
-            keeping.has_left(tx, fact.worker_id, now)
+            affinity.has_left(tx, fact.worker_id, now)
 
 
 def _checked(report: RunReport) -> Ending:

@@ -22,9 +22,9 @@ from typing import Literal
 
 import msgspec
 
-from rota.cpu import CpuIsolationLease, Handle, IslandPlan, Machine, SchedulingContext
-from rota.cpu import events as said
-from rota.cpu.reservations import is_reserved
+from rota.cores import CpuIsolationLease, Handle, IslandPlan, Machine, SchedulingContext
+from rota.cores import events as said
+from rota.cores.reservations import is_reserved
 from rota.errors import ContextRefused, IslandRefused, LeaseRefused, PolicyInvalid, Refused
 from rota.model.budgets import CRITICALITIES, Criticality
 from rota.model.checks import Checks

@@ -14,19 +14,19 @@ from typing import Protocol, TypedDict, Unpack
 
 from rota.errors import PolicyFailed
 from rota.kernel import Completion, Kernel, RunReport
-from rota.kernel.asks import Pass, Turnover
+from rota.kernel.claim_request import Pass, Turnover
 from rota.kernel.claims import ClaimPass
+from rota.kernel.due_summary import Pulse
 from rota.kernel.flows import Served
 from rota.kernel.journal import append
-from rota.kernel.pulse import Pulse
 from rota.model.events import PolicyFellBack
 from rota.model.work import ReadyEntry
 from rota.policy.contract import Policy
 from rota.policy.registry import make
-from rota.service.flow_walk import FlowWalk
-from rota.service.leash import Leash
-from rota.service.share_walk import ShareWalk
-from rota.service.window import Window
+from rota.service.flow_pass import FlowWalk
+from rota.service.policy_guard import Leash
+from rota.service.ranked_pass import Window
+from rota.service.share_pass import ShareWalk
 
 __all__ = ["Dispatcher"]
 

@@ -21,12 +21,12 @@ from typing import NamedTuple, cast
 import msgspec
 
 from rota.errors import SchedInvalidPayload
-from rota.kernel import keeping
-from rota.kernel.asks import Ask, ask_of
+from rota.kernel import affinity
+from rota.kernel.claim_request import Ask, ask_of
 from rota.kernel.claims import ClaimPass, Taken, Terms
+from rota.kernel.dry_run import Stage
+from rota.kernel.due_summary import Pulse
 from rota.kernel.flows import Served
-from rota.kernel.pulse import Pulse
-from rota.kernel.rehearsal import Stage
 from rota.kernel.rows import DISPATCHED_AT, KIND, PID, PRIORITY, RUNNABLE_AT, STATE, state_and_hold
 from rota.model import reasons
 from rota.model.checks import Checks
@@ -36,10 +36,10 @@ from rota.model.reasons import Blocking, BlockingReason, OrderingReason
 from rota.model.work import ReadyEntry
 from rota.policy.contract import Policy
 from rota.service.dispatcher import Dispatcher
-from rota.service.in_force import Chosen, in_force
-from rota.service.remedies import lifting
-from rota.service.story import tell
-from rota.service.window import WINDOW_MAX
+from rota.service.entry_history import tell
+from rota.service.policy_in_force import Chosen, in_force
+from rota.service.ranked_pass import WINDOW_MAX
+from rota.service.suggestions import lifting
 from rota.store import Row, Transaction
 from rota.store.statements import claims as claim_sql
 from rota.store.statements import journal as journal_sql
@@ -75,7 +75,7 @@ def explain(
     ask = ask_of(worker_id=worker_id, max_n=max_n, kinds=kinds, now=now)
 
     def play(stage: Stage) -> tuple[Row, Explanation]:
-        keeping.has_asked(stage.tx, ask.terms(stage.now), stage.beat)
+        affinity.has_asked(stage.tx, ask.terms(stage.now), stage.beat)
         row = stage.row(sched_id)
         return row, _explained(dispatcher, stage, row, ask, _chosen(dispatcher, stage, policy, from_outside))
 

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rota.cpu.accounts import LATENCY_CLASSES, LatencyClass
+from rota.cores.accounts import LATENCY_CLASSES, LatencyClass
 from rota.errors import ContextInvalid, PolicyInvalid
 from rota.model.budgets import CRITICALITIES, Criticality, OverrunPolicy
 from rota.model.checks import Checks

@@ -1,1 +1,1 @@
-"""Simulations: the real thing under a clock that is moved by hand, from a seed."""
+"""The engine for cores under virtual time: scenario in, report and drawing out."""

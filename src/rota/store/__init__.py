@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rota.clock import Clock
 from rota.errors import StoreUnavailable
-from rota.store.joint import JointStore
+from rota.store.joined import JointStore
 from rota.store.protocol import Nudge, Row, Statement, Store, Transaction
 from rota.store.sqlite import Durability, SqliteStore
 

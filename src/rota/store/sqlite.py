@@ -18,8 +18,8 @@ import apsw
 
 from rota.clock import Clock, SystemClock
 from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
-from rota.store.doorbell import Watch
 from rota.store.engine import GroupFailed
+from rota.store.ipc_notify import Watch
 from rota.store.protocol import Notes, Nudge, Transaction
 from rota.store.requests import Posted
 from rota.store.sqlite_engine import MEMORY, Durability, Session, connect, migrate, named, open_engine, tune

@@ -27,8 +27,8 @@ import apsw
 
 from rota.errors import InvalidInput, SchemaMismatch, StoreCorrupt, StoreUnavailable
 from rota.store import migrations
-from rota.store.doorbell import Bells, Board
 from rota.store.engine import GroupFailed
+from rota.store.ipc_notify import Bells, Board
 from rota.store.protocol import Notes, Row, Statement, Transaction
 from rota.store.statements import file as sql
 

@@ -18,8 +18,8 @@ import msgspec
 from rota.graph.invocation import Publication
 from rota.graph.spec import PRIORITY_RANKS
 from rota.kernel import Kernel
+from rota.kernel.enqueue import ENQUEUE_MAX
 from rota.kernel.graph_runs import GraphRun
-from rota.kernel.intake import ENQUEUE_MAX
 from rota.model.work import ReadyEntry, ScheduleSpec
 
 __all__ = ["DurableRun", "DurableRuns", "EntryOutcome", "EntryRequest", "EntryResult", "entry_kind"]

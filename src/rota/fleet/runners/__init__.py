@@ -1,0 +1,1 @@
+"""How an entry is run: the runner contract and the three runners (command, ndjson, callable)."""

@@ -1,0 +1,1 @@
+"""The daemon: one process that owns the file and serves many clients."""

@@ -1,1 +1,0 @@
-"""The engine for cores under virtual time: scenario in, report and drawing out."""

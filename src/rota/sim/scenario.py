@@ -1,0 +1,343 @@
+"""A scenario: cores, who runs on them, and what happens, as a TOML file.
+
+    seed = 7
+    cores = 2
+    duration_ms = 1000
+
+    [[thread]]
+    name = "hog"
+    kind = "hog"
+    weight = 3
+
+    [[thread]]
+    name = "editor"
+    kind = "sleeper"
+    work_us = [200, 800]     # a whole number, or a range to draw from
+    sleep_us = [2000, 9000]
+
+Five kinds of threads: a *hog* never stops by itself; a *sleeper* works, sleeps and works again; a *periodic*
+one is asked for its work every so often; a *server* works when it is called; a *caller* works, calls a server,
+and sleeps. Times are whole microseconds and milliseconds, weights are numbers with up to three decimals.
+
+A file that says something that cannot be is refused with the place and what was expected there, before anything
+runs.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from rota.cores.accounts import LatencyClass
+from rota.cores.runqueue import Rule
+from rota.errors import ScenarioInvalid
+from rota.model.budgets import CORES_MAX, Criticality, OverrunPolicy
+from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT
+
+__all__ = [
+    "SCENARIO_BYTES_MAX",
+    "THREADS_MAX",
+    "CapacitySpec",
+    "ContextSpec",
+    "EventSpec",
+    "GroupSpec",
+    "IslandSpec",
+    "LeaseSpec",
+    "Scenario",
+    "Span",
+    "ThreadSpec",
+    "load",
+    "parse",
+    "weight_of",
+]
+
+SCENARIO_BYTES_MAX = 1024 * 1024
+THREADS_MAX = 1_000_000  # counted after `count`
+
+Span: TypeAlias = int | tuple[int, int]  # microseconds; a range is drawn from, both ends included
+Kind = Literal["hog", "sleeper", "periodic", "caller", "server"]
+
+# what each kind must say, and may say nothing else of
+_KIND_FIELDS: dict[Kind, tuple[str, ...]] = {
+    "hog": (),
+    "sleeper": ("work_us", "sleep_us"),
+    "periodic": ("work_us", "every_us"),
+    "caller": ("work_us", "sleep_us", "server", "serve_us"),
+    "server": (),
+}
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file."""
+
+
+class GroupSpec(_Table, frozen=True, kw_only=True):
+    """A process, session or project whose threads compete as one."""
+
+    name: str
+    weight: float = 1.0
+    latency: LatencyClass = "normal"
+    context: str | None = None
+
+
+class ContextSpec(_Table, frozen=True, kw_only=True):
+    """A budget per period."""
+
+    name: str
+    budget_us: int
+    period_us: int
+    deadline_us: int | None = None
+    criticality: Criticality = "normal"
+    priority: int = 0
+    cores: tuple[int, ...] = ()
+    overrun: OverrunPolicy = "throttle"
+    endpoint: int | None = None
+
+
+class ThreadSpec(_Table, frozen=True, kw_only=True):
+    """One thread, or `count` of them that are alike."""
+
+    name: str
+    kind: Kind
+    count: int = 1
+    weight: float = 1.0
+    latency: LatencyClass = "normal"
+    slice_us: int | None = None
+    group: str | None = None
+    context: str | None = None
+    cores: tuple[int, ...] = ()
+    needs_context: bool = False
+    start_ms: int = 0
+    work_us: Span | None = None
+    sleep_us: Span | None = None
+    every_us: int | None = None
+    server: str | None = None
+    serve_us: Span | None = None
+
+
+class LeaseSpec(_Table, frozen=True, kw_only=True):
+    """Cores for one group alone, from an instant on."""
+
+    name: str
+    owner: str
+    cores: tuple[int, ...]
+    context: str
+    at_ms: int = 0
+    mode: Literal["exclusive", "poller"] = "exclusive"
+    housekeeping: tuple[int, ...] = ()
+    revocation_us: int = 5_000
+    endpoint: int | None = None
+    on_service_loss: Literal["keep", "revoke"] = "keep"
+
+
+class IslandSpec(_Table, frozen=True, kw_only=True):
+    """A realtime graph that is admitted whole or refused whole."""
+
+    name: str
+    contexts: tuple[str, ...]
+    leases: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    slots: int = 0
+    tokens: int = 0
+    devices: tuple[str, ...] = ()
+    overrun: Literal["stop", "degrade"] = "stop"
+    shutdown: Literal["drain", "immediate"] = "drain"
+
+
+class CapacitySpec(_Table, frozen=True, kw_only=True):
+    """What islands may reserve, besides cores."""
+
+    memory_bytes: int = 0
+    slots: int = 0
+    tokens: int = 0
+    devices: tuple[str, ...] = ()
+
+
+class EventSpec(_Table, frozen=True, kw_only=True):
+    """Something that happens at an instant."""
+
+    at_ms: int
+    do: Literal["core_offline", "core_online", "exit", "revoke_context", "revoke_lease", "service_lost", "service_back"]
+    core: int | None = None
+    name: str | None = None  # of the thread, context or lease
+
+
+class Scenario(_Table, frozen=True, kw_only=True):
+    """Everything a simulation is told."""
+
+    cores: int
+    duration_ms: int
+    seed: int = 1
+    rule: Rule = "eevdf"
+    reschedule_us: int = 0  # how long a core takes to hear that it should look again
+    capacity: CapacitySpec = CapacitySpec()
+    group: tuple[GroupSpec, ...] = ()
+    context: tuple[ContextSpec, ...] = ()
+    thread: tuple[ThreadSpec, ...] = ()
+    lease: tuple[LeaseSpec, ...] = ()
+    island: tuple[IslandSpec, ...] = ()
+    event: tuple[EventSpec, ...] = ()
+
+
+def load(path: Path) -> Scenario:
+    """Read a scenario from a file."""
+    try:
+        size = path.stat().st_size
+        if size > SCENARIO_BYTES_MAX:
+            raise ScenarioInvalid(f"{path} is {size:,} bytes; at most {SCENARIO_BYTES_MAX:,} are read")
+        text = path.read_text(encoding="utf-8")
+    except OSError as problem:
+        raise ScenarioInvalid(f"{path} cannot be read: {problem.strerror}") from problem
+    except UnicodeDecodeError as problem:
+        raise ScenarioInvalid(f"{path} is not UTF-8: {problem}") from problem
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str = "scenario") -> Scenario:
+    """Read a scenario from text; `source` is named in errors."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as problem:
+        raise ScenarioInvalid(f"{source} is not TOML: {problem}") from problem
+    try:
+        scenario = msgspec.convert(data, Scenario)
+    except msgspec.ValidationError as problem:
+        raise ScenarioInvalid(f"{source}: {_in_our_words(problem)}") from problem
+    for key, expected in _problems(scenario):
+        raise ScenarioInvalid(f"{source}: {key} {expected}", field=key)
+    return scenario
+
+
+def weight_of(weight: float) -> int:
+    """A weight as the engine counts it, in thousandths."""
+    return round(weight * WEIGHT_UNIT)
+
+
+def _in_our_words(problem: msgspec.ValidationError) -> str:
+    """What msgspec found, with the place as people write it: thread[2].work_us."""
+    said, _, place = str(problem).partition(" - at `$")
+    place = place.strip("`").removeprefix(".")
+    return f"{place}: {said}" if place else said
+
+
+# --- what cannot be --------------------------------------------------------------------------------
+
+
+def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """Everything in a scenario that cannot be: the place, and what was expected there."""
+    yield from _outside("cores", scenario.cores, 1, CORES_MAX)
+    yield from _outside("duration_ms", scenario.duration_ms, 1, 10**9)
+    yield from _outside("reschedule_us", scenario.reschedule_us, 0, 10**6)
+    yield from _names(scenario)
+    for at, group in enumerate(scenario.group):
+        yield from _weight(f"group[{at}].weight", group.weight)
+        yield from _known(f"group[{at}].context", group.context, scenario.context)
+    for at, context in enumerate(scenario.context):
+        yield from _context(f"context[{at}]", context, scenario)
+    for at, thread in enumerate(scenario.thread):
+        yield from _thread(f"thread[{at}]", thread, scenario)
+    yield from _outside("thread count", sum(thread.count for thread in scenario.thread), 1, THREADS_MAX)
+    for at, lease in enumerate(scenario.lease):
+        yield from _lease(f"lease[{at}]", lease, scenario)
+    for at, island in enumerate(scenario.island):
+        for name in island.contexts:
+            yield from _known(f"island[{at}].contexts", name, scenario.context)
+        for name in island.leases:
+            yield from _known(f"island[{at}].leases", name, scenario.lease)
+    for at, event in enumerate(scenario.event):
+        yield from _event(f"event[{at}]", event, scenario)
+
+
+def _names(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    for kind in ("group", "context", "thread", "lease", "island"):
+        seen: set[str] = set()
+        for at, one in enumerate(getattr(scenario, kind)):
+            if not one.name:
+                yield f"{kind}[{at}].name", "must not be empty"
+            if one.name in seen:
+                yield f"{kind}[{at}].name", f"is {one.name!r}, which another {kind} has"
+            seen.add(one.name)
+
+
+def _context(place: str, context: ContextSpec, scenario: Scenario) -> Iterator[tuple[str, str]]:
+    yield from _outside(f"{place}.period_us", context.period_us, 1, 10**10)
+    yield from _outside(f"{place}.budget_us", context.budget_us, 1, context.period_us)
+    if context.deadline_us is not None:
+        yield from _outside(f"{place}.deadline_us", context.deadline_us, 1, 10**10)
+    yield from _cores(f"{place}.cores", context.cores, scenario)
+
+
+def _thread(place: str, thread: ThreadSpec, scenario: Scenario) -> Iterator[tuple[str, str]]:
+    yield from _outside(f"{place}.count", thread.count, 1, THREADS_MAX)
+    yield from _outside(f"{place}.start_ms", thread.start_ms, 0, scenario.duration_ms)
+    yield from _weight(f"{place}.weight", thread.weight)
+    yield from _known(f"{place}.group", thread.group, scenario.group)
+    yield from _known(f"{place}.context", thread.context, scenario.context)
+    yield from _cores(f"{place}.cores", thread.cores, scenario)
+    for field in ("work_us", "sleep_us", "every_us", "server", "serve_us"):
+        value, needed = getattr(thread, field), field in _KIND_FIELDS[thread.kind]
+        if needed and value is None:
+            yield f"{place}.{field}", f"is missing: a {thread.kind} needs it"
+        elif value is not None and not needed:
+            yield f"{place}.{field}", f"is given, and a {thread.kind} takes none"
+        elif value is not None and field != "server":
+            yield from _span(f"{place}.{field}", value)
+    if thread.server is not None:
+        servers = [one for one in scenario.thread if one.kind == "server"]
+        yield from _known(f"{place}.server", thread.server, servers)
+
+
+def _lease(place: str, lease: LeaseSpec, scenario: Scenario) -> Iterator[tuple[str, str]]:
+    yield from _known(f"{place}.owner", lease.owner, scenario.group)
+    yield from _known(f"{place}.context", lease.context, scenario.context)
+    yield from _cores(f"{place}.cores", lease.cores, scenario)
+    yield from _cores(f"{place}.housekeeping", lease.housekeeping, scenario)
+    if not lease.cores:
+        yield f"{place}.cores", "must name at least one core"
+
+
+def _event(place: str, event: EventSpec, scenario: Scenario) -> Iterator[tuple[str, str]]:
+    yield from _outside(f"{place}.at_ms", event.at_ms, 0, scenario.duration_ms)
+    about = {"exit": scenario.thread, "revoke_context": scenario.context, "revoke_lease": scenario.lease}.get(event.do)
+    if event.do in ("core_offline", "core_online"):
+        if event.core is None:
+            yield f"{place}.core", f"is missing: {event.do} needs it"
+        else:
+            yield from _cores(f"{place}.core", (event.core,), scenario)
+    if about is not None:
+        if event.name is None:
+            yield f"{place}.name", f"is missing: {event.do} needs it"
+        yield from _known(f"{place}.name", event.name, about)
+
+
+def _outside(place: str, value: int, low: int, high: int) -> Iterator[tuple[str, str]]:
+    if not low <= value <= high:
+        yield place, f"must lie from {low:,} to {high:,}, not {value:,}"
+
+
+def _span(place: str, span: Span) -> Iterator[tuple[str, str]]:
+    low, high = (span, span) if isinstance(span, int) else span
+    if not 1 <= low <= high <= 10**10:
+        yield place, f"must be at least 1 microsecond, and a range must ascend, not {span}"
+
+
+def _weight(place: str, weight: float) -> Iterator[tuple[str, str]]:
+    if not math.isfinite(weight) or not 1 <= weight_of(weight) <= WEIGHT_MAX:
+        yield place, f"must lie from 0.001 to {WEIGHT_MAX // WEIGHT_UNIT:,}, not {weight}"
+
+
+def _cores(place: str, cores: tuple[int, ...], scenario: Scenario) -> Iterator[tuple[str, str]]:
+    for core in cores:
+        if not 0 <= core < scenario.cores:
+            yield place, f"names core {core}; there are 0 to {scenario.cores - 1}"
+
+
+def _known(place: str, name: str | None, among: Any) -> Iterator[tuple[str, str]]:
+    names = [one.name for one in among]
+    if name is not None and name not in names:
+        yield place, f"is {name!r}; known are: {', '.join(names) or 'none'}"

@@ -1,1 +1,0 @@
-"""The wire: every method once, and JSON-RPC around it."""
