@@ -5,8 +5,9 @@ Names are loaded when they are first used: a worker process and the command line
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rota.lazy import exports
 
 if TYPE_CHECKING:
     from rota.graph.capabilities import Platform, probe
@@ -88,41 +89,36 @@ __all__ = [
     "validation_shape",
 ]
 
-_HOMES = {
-    "rota.graph.capabilities": ("Platform", "probe"),
-    "rota.graph.compiler": ("Checked", "check", "compile_graph", "lint"),
-    "rota.graph.component_registry": ("ComponentRegistry",),
-    "rota.graph.components": ("Batch", "component"),
-    "rota.graph.diagnostics": ("Diagnostic",),
-    "rota.graph.difference": ("PlanDifference", "compare_plans"),
-    "rota.graph.document": ("InputLimits",),
-    "rota.graph.entry_worker": ("EntryWorker", "run_entry"),
-    "rota.graph.invocation": ("GraphContext", "Invocation"),
-    "rota.graph.lanes.durable": ("DurableRuns",),
-    "rota.graph.lanes.threads": ("WorkerReport",),
-    "rota.graph.loader": ("load", "load_mapping", "load_text"),
-    "rota.graph.loops": ("LoopOutcome",),
-    "rota.graph.mermaid": ("to_mermaid",),
-    "rota.graph.messages": ("Message",),
-    "rota.graph.metrics": ("SCHEDULER_METRICS", "Metric"),
-    "rota.graph.plan": ("Plan",),
-    "rota.graph.ports": ("ComponentDescriptor", "Port"),
-    "rota.graph.reports": ("HealthEvent", "RunError"),
-    "rota.graph.run": ("RuntimeRunner",),
-    "rota.graph.run_options": ("RuntimeRunnerOptions", "RuntimeRunnerResult", "SchedulerStopReason"),
-    "rota.graph.schema": ("graph_schema",),
-    "rota.graph.shapes": ("plan_shape", "validation_shape"),
-    "rota.graph.spec": ("GraphSpec",),
-    "rota.graph.stop": ("StopToken",),
-    "rota.graph.svg": ("to_svg",),
-    "rota.graph.tasks": ("TaskExecutorConfig", "TaskResult"),
-    "rota.graph.tracing": ("TRACE_EVENTS", "Trace", "TraceEvent"),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Load a name on first use."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'rota.graph' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+__getattr__ = exports(
+    __name__,
+    {
+        "capabilities": ("Platform", "probe"),
+        "compiler": ("Checked", "check", "compile_graph", "lint"),
+        "component_registry": ("ComponentRegistry",),
+        "components": ("Batch", "component"),
+        "diagnostics": ("Diagnostic",),
+        "difference": ("PlanDifference", "compare_plans"),
+        "document": ("InputLimits",),
+        "entry_worker": ("EntryWorker", "run_entry"),
+        "invocation": ("GraphContext", "Invocation"),
+        "lanes.durable": ("DurableRuns",),
+        "lanes.threads": ("WorkerReport",),
+        "loader": ("load", "load_mapping", "load_text"),
+        "loops": ("LoopOutcome",),
+        "mermaid": ("to_mermaid",),
+        "messages": ("Message",),
+        "metrics": ("SCHEDULER_METRICS", "Metric"),
+        "plan": ("Plan",),
+        "ports": ("ComponentDescriptor", "Port"),
+        "reports": ("HealthEvent", "RunError"),
+        "run": ("RuntimeRunner",),
+        "run_options": ("RuntimeRunnerOptions", "RuntimeRunnerResult", "SchedulerStopReason"),
+        "schema": ("graph_schema",),
+        "shapes": ("plan_shape", "validation_shape"),
+        "spec": ("GraphSpec",),
+        "stop": ("StopToken",),
+        "svg": ("to_svg",),
+        "tasks": ("TaskExecutorConfig", "TaskResult"),
+        "tracing": ("TRACE_EVENTS", "Trace", "TraceEvent"),
+    },
+)
