@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import ROUNDS, Arena, Case, Measured
-from rota.cores import Machine, SchedulingContext
-from rota.cores.events import Block, Run, Tick, Wake
-from rota.cores.trace import Trace
-from rota.sim.build import build
+from rota.cores import CoresEngine, SchedulingContext
+from rota.cores.events import Block, CoreTick, RunEntity, Wake
+from rota.cores.telemetry import EngineTrace
+from rota.sim.build import build_simulation
 from rota.sim.scenario import Scenario, ThreadSpec
 
 MS = 1_000_000
@@ -78,21 +78,21 @@ class World:
         cores: int,
         *,
         contexts: bool = True,
-        trace: Trace | None = None,
+        trace: EngineTrace | None = None,
         delay_max_ns: int = DELAY_MAX_NS,
     ) -> None:
         chance = random.Random(SEED)
-        self.machine = machine = Machine(cores=cores, trace=trace)
-        everybody = [machine.spawn(weight=chance.randint(1, 10) * 1000) for _ in range(entities)]
+        self.engine = engine = CoresEngine(cores=cores, trace=trace)
+        everybody = [engine.spawn(weight=chance.randint(1, 10) * 1000) for _ in range(entities)]
         for entity in everybody if contexts else ():
             spec = SchedulingContext(context_id=entity, budget=5 * MS, period=20 * MS)
-            machine.bind(machine.admit(spec), entity)
+            engine.bind(engine.admit(spec), entity)
         awake, self.asleep = everybody[: entities // 2], everybody[entities // 2 :]
         for entity in awake:
-            machine.step(Wake(entity), 0)
+            engine.step(Wake(entity), 0)
         for core in range(cores):
-            machine.step(Tick(core), 0)
-        self.running = [machine.running(core) or 0 for core in range(cores)]
+            engine.step(CoreTick(core), 0)
+        self.running = [engine.running(core) or 0 for core in range(cores)]
         self.now = 0
         self.plan = [
             (cycle % cores, chance.randrange(len(self.asleep)), chance.randint(1, delay_max_ns))
@@ -101,12 +101,12 @@ class World:
 
     def cycles(self) -> int:
         """Block who runs, and wake one who sleeps, core after core; the answer is how many were started."""
-        step, running, asleep, now, started = self.machine.step, self.running, self.asleep, self.now, 0
+        step, running, asleep, now, started = self.engine.step, self.running, self.asleep, self.now, 0
         for core, sleeper, delay in self.plan:
             now += delay
             entity = running[core]
             for decision in step(Block(entity), now):
-                if type(decision) is Run:
+                if type(decision) is RunEntity:
                     running[core] = decision.entity
                     started += 1
             woken, asleep[sleeper] = asleep[sleeper], entity
@@ -116,12 +116,12 @@ class World:
 
     def is_sound(self, started: Any) -> bool:
         """Whether every cycle started somebody, and the books are in order."""
-        return bool(started == CYCLES) and _is_sound(self.machine)
+        return bool(started == CYCLES) and _is_sound(self.engine)
 
 
-def _is_sound(machine: Machine) -> bool:
+def _is_sound(engine: CoresEngine) -> bool:
     try:
-        machine.audit()
+        engine.check_invariants()
     except AssertionError as problem:
         print(problem)
         return False
@@ -169,7 +169,7 @@ def _sim_arena() -> Arena:
     import simpy  # noqa: PLC0415  # of the dependency group bench: listing the cases works without it
 
     sleepers = ThreadSpec(name="s", kind="sleeper", count=SIM_THREADS, work_us=(50, 250), sleep_us=(1_000, 60_000))
-    simulation = build(Scenario(cores=SIM_CORES, duration_ms=1, thread=(sleepers,)), observe=False)
+    simulation = build_simulation(Scenario(cores=SIM_CORES, duration_ms=1, thread=(sleepers,)), observe=False)
     environment = simpy.Environment()
     happened = [0]
 
@@ -188,7 +188,7 @@ def _sim_arena() -> Arena:
         return _rate(lambda: happened[0], lambda step: environment.run(until=environment.now + step * 1_000))
 
     rota()
-    return Arena(rota=rota, base=theirs, verify=lambda *_: _is_sound(simulation.machine))
+    return Arena(rota=rota, base=theirs, verify=lambda *_: _is_sound(simulation.engine))
 
 
 def _rate(count: Callable[[], int], advance: Callable[[int], None]) -> Measured:
@@ -209,7 +209,7 @@ def attribute() -> None:
     bare = _us_per_cycle(_without_engine(entities))
     plain = World(entities, 16, contexts=False)
     world = World(entities, 16)
-    traced = World(entities, 16, trace=Trace())
+    traced = World(entities, 16, trace=EngineTrace())
     rows = {
         "the same loop without an engine": bare,
         "engine, best effort, no trace": _us_per_cycle(plain.cycles),
@@ -218,7 +218,7 @@ def attribute() -> None:
     }
     for name, us in rows.items():
         print(f"  {name:34} {us:8.2f} us   {us / bare:6.1f} x")
-    written = traced.machine.evidence
+    written = traced.engine.counters
     print(f"  trace: {written.trace_bytes / max(1, written.picks):,.0f} bytes a cycle\n")
     _print_evidence(world)
     _print_profile(world)
@@ -244,8 +244,8 @@ def _without_engine(entities: int) -> Callable[[], int]:
         for core, sleeper, delay in world.plan:
             now += delay
             entity = running[core]
-            for decision in (Run(core, everybody[sleeper % len(everybody)], now), Block(entity)):
-                if type(decision) is Run:
+            for decision in (RunEntity(core, everybody[sleeper % len(everybody)], now), Block(entity)):
+                if type(decision) is RunEntity:
                     running[core] = decision.entity
             woken, asleep[sleeper] = asleep[sleeper], entity
             Wake(woken)
@@ -255,9 +255,9 @@ def _without_engine(entities: int) -> Callable[[], int]:
 
 
 def _print_evidence(world: World) -> None:
-    counted = world.machine.evidence.counted()
+    counted = world.engine.counters.as_dict()
     picks = max(1, counted["picks"])
-    print("evidence, per pick")
+    print("counters, per pick")
     for name, count in counted.items():
         if count:
             print(f"  {name:34} {count / picks:8.3f}")

@@ -15,14 +15,13 @@ import sys
 from collections.abc import Callable, Iterator
 
 from bench.harness import Arena, Case, Measured
-from rota.cores.trace import Trace
-from rota.fleet.cores_driver import CpuDriver
-from rota.fleet.cores_report import DriverReport
-from rota.host.affinity import allowed_cores
+from rota.cores.telemetry import EngineTrace
+from rota.fleet.cores_driver import CpuDriver, DriverReport
 from rota.host.cgroup_files import GroupLimits
 from rota.host.cgroups import Cgroups
 from rota.host.command import Command
-from rota.host.reaper_client import Minder
+from rota.host.process_cpu import allowed_cores
+from rota.host.reaper_client import ReaperClient
 
 MS = 1_000_000
 SECONDS = 10.0
@@ -92,9 +91,9 @@ def _kernel(
 
     def base() -> Measured:
         field = "weight" if feature == "weight" else "quota_us"
-        with Minder() as minder:
-            groups = [cgroups.make(GroupLimits(**{field: value})) for value in values]
-            sessions = [minder.spawn(_hog(), group=group) for group in groups]
+        with ReaperClient() as reaper:
+            groups = [cgroups.create(GroupLimits(**{field: value})) for value in values]
+            sessions = [reaper.spawn(_hog(), group=group) for group in groups]
             sessions[0].wait(SECONDS)  # it never ends: this is how long they run
             used = [session.cpu_ns() for session in sessions]
             for session in sessions:
@@ -118,18 +117,18 @@ def attribute() -> None:
     """Print where the live driver's own time goes, beside the same commands without it and with a trace."""
     print(f"\ntwo hogs on one core for {ATTRIBUTE_S:g} s: what they had, and the driver's own time\n")
     print(f"  {'without the driver':34} {_without_driver():8.1%} of the core")
-    for name, trace in (("with the driver, no trace", None), ("with the driver, tracing", Trace())):
+    for name, trace in (("with the driver, no trace", None), ("with the driver, tracing", EngineTrace())):
         with CpuDriver(cores=[_core()], trace=trace) as driver:
             for number in range(2):
                 driver.launch(f"p{number}", _hog())
             driver.run(ATTRIBUTE_S)
-            _print_spent(name, driver.report(), driver.machine.evidence.trace_bytes)
+            _print_spent(name, driver.report(), driver.engine.counters.trace_bytes)
 
 
 def _without_driver() -> float:
     """What both hogs had of the core when only the kernel shared it."""
-    with Minder() as minder:
-        sessions = [minder.spawn(_hog()) for _ in range(2)]
+    with ReaperClient() as reaper:
+        sessions = [reaper.spawn(_hog()) for _ in range(2)]
         sessions[0].wait(ATTRIBUTE_S)  # it never ends: this is how long they run
         used_ns = sum(session.cpu_ns() for session in sessions)
         for session in sessions:

@@ -29,9 +29,9 @@ import msgspec
 from bench.harness import Arena, Case, Measured
 from bench.queue_files import Entry, Folder, draw, new_file, open_kernel
 from rota.kernel import ScheduleSpec
-from rota.rpc.client import Client, connect
-from rota.rpc.daemon.presence import locate
-from rota.rpc.handlers import Office
+from rota.rpc import Client, connect
+from rota.rpc.daemon.runtime_dir import find_daemon
+from rota.rpc.handlers import RpcHandlers
 from rota.service.dispatcher import Dispatcher
 
 __all__ = ["cases"]
@@ -79,11 +79,11 @@ class Served:
         self._child = subprocess.Popen([*command, "--log-level", "warning"])
         pause = threading.Event()
         give_up_at = time.perf_counter() + PATIENCE_S
-        while (note := locate(path)) is None:
+        while (info := find_daemon(path)) is None:
             if time.perf_counter() > give_up_at or self._child.poll() is not None:
                 raise RuntimeError("the daemon did not start")
             pause.wait(0.01)
-        self.unix, self.url = note.addresses
+        self.unix, self.url = info.addresses
 
     def client(self, *, over_http: bool = False) -> Client:
         """A client of it."""
@@ -102,9 +102,9 @@ class Served:
 
 def _token(path: str) -> str:
     kernel = open_kernel(path)
-    office = Office(kernel, Dispatcher(kernel))
-    token: str = office.ask("system.token_create", name="bench", scope="admin").token
-    office.close()
+    handlers = RpcHandlers(kernel, Dispatcher(kernel))
+    token: str = handlers.call("system.token_create", name="bench", scope="admin").token
+    handlers.close()
     kernel.store.close()
     return token
 

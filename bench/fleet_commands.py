@@ -9,11 +9,11 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from bench.harness import Arena, Case
-from rota.fleet.agent_settings import RunPlan
+from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.runners.callable import CallableRunner
 from rota.fleet.runners.command import CommandRunner
-from rota.fleet.runners.contract import Assignment, Runner, Stops
-from rota.fleet.runners.resources import Workshop
+from rota.fleet.runners.contract import Assignment, Runner, StopHandle
+from rota.fleet.runners.resources import RunnerResources
 from rota.model.work import Agent, Limits, ReadyEntry
 
 SPAWNS = 200  # in one round
@@ -30,12 +30,12 @@ def cases() -> Iterator[Case]:
     yield Case("warm-process", CALLS, "ops/s", pool, _warm_arena, ops=CALLS, goal=0.5)
 
 
-class _Line:
-    """A supervisor that keeps nothing: what is measured is the runner."""
+class _NullChannel:
+    """A supervisor that stores nothing: the bench measures the runner."""
 
     stop_reason: str | None = None
 
-    def began(self, stops: Stops, *, os_pid: int | None = None, advisories: Sequence[str] = ()) -> None:
+    def started(self, stop_handle: StopHandle, *, os_pid: int | None = None, advisories: Sequence[str] = ()) -> None:
         """It runs."""
 
     def log(self, data: bytes) -> None:
@@ -44,7 +44,7 @@ class _Line:
     def log_tail(self) -> str:
         return ""
 
-    def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:  # noqa: ARG002  # as the protocol has it
+    def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:  # noqa: ARG002  # required by the protocol
         return {}
 
     def remaining(self) -> dict[str, int]:
@@ -56,50 +56,50 @@ class _Line:
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         """A pause."""
 
-    def spawn(self, *_said: Any, **_more: Any) -> int:
+    def spawn(self, *_args: Any, **_options: Any) -> int:
         return 0
 
-    def wait_for(self, *_said: Any, **_more: Any) -> list[ReadyEntry]:
+    def wait_for(self, *_args: Any, **_options: Any) -> list[ReadyEntry]:
         return []
 
 
-def _work(plan: RunPlan, payload: dict[str, Any]) -> Assignment:
+def _assignment(settings: AgentSettings, payload: dict[str, Any]) -> Assignment:
     entry = ReadyEntry(
         1, 1, 0, 0.0, None, "manual", payload, "dispatched", "w", 0.0, 0.0, None, None, attempt=1, token=1
     )
     agent = Agent(1, None, "bench", "t", "RUNNING", None, 0.0, 0.0, None, None, None, {}, {}, None)
-    return Assignment(entry=entry, agent=agent, plan=plan, slot="s0")
+    return Assignment(entry=entry, agent=agent, settings=settings, slot="s0")
 
 
-def _codes(runner: Runner, work: Assignment, count: int) -> list[Any]:
-    line = _Line()
-    return [runner.run(work, line).result for _ in range(count)]
+def _codes(runner: Runner, assignment: Assignment, count: int) -> list[Any]:
+    channel = _NullChannel()
+    return [runner.run(assignment, channel).result for _ in range(count)]
 
 
 def _spawn_arena(*, groups: bool) -> Arena:
-    workshop = Workshop()
-    runner = CommandRunner(workshop, groups=groups)
-    work = _work(RunPlan(runner="command", argv=(TRUE,), cwd="/tmp", limits=LIMITS), {"n": 1})
+    resources = RunnerResources()
+    runner = CommandRunner(resources, use_groups=groups)
+    assignment = _assignment(AgentSettings(runner="command", argv=(TRUE,), cwd="/tmp", limits=LIMITS), {"n": 1})
     return Arena(
-        rota=lambda: [result["exit_code"] for result in _codes(runner, work, SPAWNS)],
+        rota=lambda: [result["exit_code"] for result in _codes(runner, assignment, SPAWNS)],
         base=lambda: [subprocess.run([TRUE], cwd="/tmp", check=False).returncode for _ in range(SPAWNS)],
-        close=workshop.close,
+        close=resources.close,
     )
 
 
 def _warm_arena() -> Arena:
-    workshop = Workshop()
-    runner = CallableRunner(workshop, {}, slots=1)
+    resources = RunnerResources()
+    runner = CallableRunner(resources, {}, slots=1)
     executor = ProcessPoolExecutor(1)
-    work = _work(RunPlan(function=f"{__name__}:negated", isolation="process"), {"n": 5})
+    assignment = _assignment(AgentSettings(function=f"{__name__}:negated", isolation="process"), {"n": 5})
 
     def close() -> None:
         runner.close()
-        workshop.close()
+        resources.close()
         executor.shutdown()
 
     return Arena(
-        rota=lambda: _codes(runner, work, CALLS),
+        rota=lambda: _codes(runner, assignment, CALLS),
         base=lambda: [executor.submit(operator.neg, 5).result() for _ in range(CALLS)],
         close=close,
     )

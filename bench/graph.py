@@ -198,7 +198,7 @@ def _trace_arena() -> Arena:
     on, off = Pipeline().start(trace=True), Pipeline().start()
 
     def before(_round: int) -> None:
-        trace = on.runner._running().recorder  # a long trace costs memory, not time
+        trace = on.runner._require_engine().recorder  # a long trace costs memory, not time
         assert trace is not None
         trace.rows.clear()
 

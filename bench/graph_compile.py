@@ -1,4 +1,4 @@
-"""Compiling a large graph beside compiling many small ones: what a component costs must not grow with their number."""
+"""Compile one large graph and many small ones: the cost per component must not grow with the size of the graph."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _arena() -> Arena:
 
 
 def _per_component(spec: GraphSpec, times: int) -> Measured:
-    """Microseconds that one component costs, and how many regions there are: one for each component."""
+    """Return the microseconds per component, and the number of regions (one per component)."""
     started = time.perf_counter()
     for _ in range(times):
         plan = compile_graph(spec, platform=PLATFORM)
@@ -57,7 +57,7 @@ def _per_component(spec: GraphSpec, times: int) -> Measured:
 
 
 def layered(components: int) -> GraphSpec:
-    """A graph without circles: each component but the first few is fed by two random earlier ones."""
+    """Return an acyclic graph: each component except the first two has edges from two random earlier ones."""
     rng = random.Random(SEED)
     fed = [(node, rng.sample(range(max(0, node - 64), node), 2)) for node in range(2, components)]
     fed += [(1, [0, 0]), (0, [])]
@@ -66,7 +66,7 @@ def layered(components: int) -> GraphSpec:
         for node, sources in fed
         for port, source in enumerate(sources)
     ]
-    # two more, so that there are two for each component; in a later epoch they close no circle
+    # two more, so that there are two edges per component; delay edges do not close a cycle
     last = f"c{components - 1}.out"
     edges += [EdgeSpec(id=f"back{at}", kind="delay", source=last, target=f"c0.back{at}") for at in range(2)]
     return GraphSpec(

@@ -1,4 +1,4 @@
-"""Processes: the minder beside bare spawns, and warm workers beside the standard library's pool.
+"""Processes: the reaper beside bare spawns, and warm workers beside the standard library's pool.
 
 These are figures, without goals: what a start costs beside what the system itself takes for it. On every side the
 program is the same, and all of rota's limits are on.
@@ -16,8 +16,8 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 from bench.harness import Arena, Case, Measured
 from rota.host.command import Command
-from rota.host.reaper_client import Minder
-from rota.host.worker_pool import WarmWorkers
+from rota.host.reaper_client import ReaperClient
+from rota.host.worker_pool import WorkerPool
 from rota.model.work import Limits
 
 SPAWNS = 200  # in one round
@@ -59,17 +59,17 @@ def _in_threads(act: Callable[[int], int], count: int) -> list[int]:
         return list(threads.map(act, range(count)))
 
 
-# --- starting the minder -------------------------------------------------------------------------
+# --- starting the reaper -------------------------------------------------------------------------
 
 
 def _start_arena() -> Arena:
     def ours() -> Measured:
         started = time.perf_counter()
-        minders = [Minder() for _ in range(STARTS)]
-        codes = [minder.spawn(LIMITED).wait() for minder in minders]
+        reapers = [ReaperClient() for _ in range(STARTS)]
+        codes = [reaper.spawn(LIMITED).wait() for reaper in reapers]
         seconds = time.perf_counter() - started
-        for minder in minders:
-            minder.close()
+        for reaper in reapers:
+            reaper.close()
         return Measured(seconds * 1e3 / STARTS, [code.code for code in codes if code is not None])
 
     def theirs() -> list[int]:
@@ -92,26 +92,26 @@ def _run(_number: int) -> int:
 
 
 def _spawn_arena(doing: Doing, theirs: Callable[[int], int]) -> Arena:
-    minder = Minder()
+    reaper = ReaperClient()
 
     def ours(_number: int) -> int:
-        ended = minder.start(LIMITED).wait()
+        ended = reaper.start(LIMITED).wait()
         return -1 if ended is None or ended.code is None else ended.code
 
-    return Arena(rota=lambda: doing(ours, SPAWNS), base=lambda: doing(theirs, SPAWNS), close=minder.close)
+    return Arena(rota=lambda: doing(ours, SPAWNS), base=lambda: doing(theirs, SPAWNS), close=reaper.close)
 
 
 # --- calling warm workers ------------------------------------------------------------------------
 
 
 def _call_arena(doing: Doing, processes: int) -> Arena:
-    minder = Minder()
-    workers = WarmWorkers(minder, processes)
+    reaper = ReaperClient()
+    workers = WorkerPool(reaper, processes)
     executor = ProcessPoolExecutor(processes)
 
     def close() -> None:
         workers.close()
-        minder.close()
+        reaper.close()
         executor.shutdown()
 
     def ours(number: int) -> int:

@@ -78,12 +78,12 @@ def _level(n: int, chance: random.Random) -> Level:
         # a whole weight up to ten divides SCALE, so that charges add up to the unit
         weight, request = chance.randint(1, 10) * WEIGHT_UNIT, chance.randint(COST_MAX // 2, COST_MAX)
         virtual_time = charged(0, chance.randrange(request), weight)
-        level.add(key, Account(weight=weight, virtual_time=virtual_time, request=request), as_told=True)
+        level.add(key, Account(weight=weight, virtual_time=virtual_time, request=request), keep_credit=True)
     for _ in range(n):
         level.charge(level.pick(), chance.randint(1, COST_MAX))
     return level
 
 
 def _plain_pick(level: Level) -> object:
-    siblings = [Sibling(key, one.weight, one.virtual_time, one.request) for key, one in level.standings()]
+    siblings = [Sibling(key, one.weight, one.virtual_time, one.request) for key, one in level.accounts()]
     return choose(siblings, level_time(siblings)).key

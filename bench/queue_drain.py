@@ -144,11 +144,11 @@ def _fill_huey(path: str) -> None:
 def _drain_rota(path: str, policy: str | None, workers: int) -> Measured:
     """Drain a file by a policy, or by the queue's own strict order."""
     kernel = open_kernel(path)
-    desk = None if policy is None else Dispatcher(kernel, policy)
+    api = None if policy is None else Dispatcher(kernel, policy)
 
     def claim(worker_id: str) -> list[ReadyEntry]:
-        if desk is not None:
-            return desk.claim(worker_id, BATCH, wait_s=WAIT_S)
+        if api is not None:
+            return api.claim(worker_id, BATCH, wait_s=WAIT_S)
         return kernel.queue.claim(worker_id=worker_id, max_n=BATCH, wait_s=WAIT_S)
 
     try:

@@ -178,10 +178,10 @@ def _peak_of(path: str) -> Measured:
 def _work_and_tell(pipe: Connection, path: str) -> None:
     kernel = open_kernel(path)
     ran = len(_claim_complete(kernel))
-    desk = Dispatcher(kernel, "eevdf")
+    api = Dispatcher(kernel, "eevdf")
     for _ in range(TURNS // BATCH):
-        entries = desk.claim("worker", BATCH)
-        desk.queue.complete_many([Completion(entry.sched_id, token=entry.token) for entry in entries])
+        entries = api.claim("worker", BATCH)
+        api.queue.complete_many([Completion(entry.sched_id, token=entry.token) for entry in entries])
         ran += len(entries)
     kernel.queue.list(state="queued", limit=BATCH)
     kernel.store.close()

@@ -23,7 +23,7 @@ def cases() -> Iterator[Case]:
     yield _order("order-weighted-100k", "WEIGHTED_PRIORITY", 100_000, goal=8)
     yield _order("order-intent-100k", "INTENT_WEIGHTED", 100_000, goal=8)
     yield _order("order-weighted-1m", "WEIGHTED_PRIORITY", 1_000_000, goal=8, rounds=3)
-    yield _order("top-100-of-100k", "WEIGHTED_PRIORITY", 100_000, goal=30, room=100)
+    yield _order("top-100-of-100k", "WEIGHTED_PRIORITY", 100_000, goal=30, capacity=100)
     yield Case(
         "world-10k",
         WORLD_AGENTS,
@@ -48,14 +48,14 @@ class PlainAgent:
         self.last_executed = 0
 
 
-def _order(name: str, policy: str, agents: int, *, goal: float, room: int | None = None, rounds: int = 7) -> Case:
-    arena = partial(_order_arena, policy, agents, room)
+def _order(name: str, policy: str, agents: int, *, goal: float, capacity: int | None = None, rounds: int = 7) -> Case:
+    arena = partial(_order_arena, policy, agents, capacity)
     return Case(name, agents, "ms", SORTED_LOOP, arena, goal=goal, rounds=rounds)
 
 
-def _order_arena(policy: str, agents: int, room: int | None) -> Arena:
+def _order_arena(policy: str, agents: int, capacity: int | None) -> Arena:
     rng = random.Random(SEED)
-    config = SchedulerConfig(policy, MAX_WAIT, BOOST, max_per_tick=room, starvation_growth="fixed")
+    config = SchedulerConfig(policy, MAX_WAIT, BOOST, max_per_tick=capacity, starvation_growth="fixed")
     table, plain = _same_agents(agents, rng)
     scheduler = TickScheduler(table, config)
     tick = 0
@@ -74,7 +74,7 @@ def _order_arena(policy: str, agents: int, room: int | None) -> Arena:
 
     def base() -> list[int]:
         effective = _effective(policy, tick)
-        return [agent.pid for agent in sorted(plain, key=lambda a: (-effective(a), a.pid))[:room]]
+        return [agent.pid for agent in sorted(plain, key=lambda a: (-effective(a), a.pid))[:capacity]]
 
     return Arena(rota=lambda: scheduler.build_schedule(tick), base=base, before=before)
 

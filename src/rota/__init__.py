@@ -1,4 +1,4 @@
-"""rota: who runs next, on whose budget, and by when."""
+"""rota: a scheduler for fleets of AI agents. It decides which agent runs next, on whose budget, and by when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Load `Rota` on first use, so that `import rota` and the command line start at once."""
+    """Load `Rota` on first use, so that `import rota` and the command line start quickly."""
     if name == "Rota":
         from rota.app import Rota  # noqa: PLC0415  # lazily, for a quick start
 

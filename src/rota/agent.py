@@ -1,4 +1,4 @@
-"""For agents that are programs: speak with the supervisor that started this process.
+"""For agents that are programs: exchange messages with the supervisor that started this process.
 
     from rota.agent import connect
 
@@ -9,11 +9,11 @@
             run.checkpoint({"next": number + 1})
         run.result({"pages": len(run.payload["pages"])})
 
-Leaving the block ends the run: well, or as failed if an exception left it, or as cancelled if it was `Stopped`.
-Inside it, what is printed goes to the standard error, and so into the log: the standard output belongs to the protocol
-(docs/agents.md). Any thread may use `run`.
+Leaving the block ends the run: as completed, as failed if an exception left the block, or as cancelled if that was
+`Stopped`. Standard output carries the protocol (docs/agents.md); inside the block, what the program prints goes to
+standard error and so into the run's log. Any thread may use `run`.
 
-This file needs nothing but the standard library and stands alone: copy it to where rota is not installed.
+This file needs only the standard library: it can be copied to a machine without rota.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SUMMARY_CHARS_MAX = 1_000
 
 
 class NotSupervised(RuntimeError):
-    """This process was not started by a supervisor that speaks with it."""
+    """No supervisor talks to this process."""
 
 
 class RefusedError(RuntimeError):
-    """The supervisor did not do what was asked; `name` says which error it was."""
+    """The supervisor refused a request; `name` is the name of the error."""
 
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)
@@ -44,17 +44,17 @@ class RefusedError(RuntimeError):
 
 
 class Stopped(BaseException):
-    """The run was asked to stop. Not an Exception, so that `except Exception` lets it through."""
+    """The run was asked to stop. Not an Exception, so that `except Exception` does not catch it."""
 
 
-class _YieldBack(BaseException):
+class _Yielded(BaseException):
     def __init__(self, after_s: float) -> None:
         super().__init__(after_s)
         self.after_s = after_s
 
 
 class Run:
-    """The run that this process is. Made by `connect`."""
+    """The run that this process executes. Created by `connect`."""
 
     def __init__(self, init: Mapping[str, Any], incoming: IO[bytes], outgoing: IO[bytes]) -> None:
         self.pid: int = init["pid"]
@@ -68,129 +68,129 @@ class Run:
         self._remaining: dict[str, int] = init.get("remaining") or {}
         self._incoming = incoming
         self._outgoing = outgoing
-        self._speaking = threading.Lock()
-        self._heard = threading.Condition()  # of all below
+        self._write_lock = threading.Lock()
+        self._received = threading.Condition()  # guards all below
         self._stop: dict[str, Any] | None = None
-        self._answers: dict[int, dict[str, Any]] = {}
-        self._questions = 0
-        self._gone = False
-        self._listener = threading.Thread(target=self._listen, name="rota-agent", daemon=True)
-        self._listener.start()
+        self._replies: dict[int, dict[str, Any]] = {}
+        self._last_id = 0
+        self._is_disconnected = False
+        self._reader = threading.Thread(target=self._read, name="rota-agent", daemon=True)
+        self._reader.start()
 
     @property
     def key(self) -> str:
-        """The idempotency key of this attempt: give it to whatever must not be done twice."""
+        """The idempotency key of this attempt: pass it to a service that must not act twice."""
         return f"{self.sched_id}:{self.attempt}:{self.token}"
 
-    # --- being told to stop ----------------------------------------------------------------------
+    # --- stop requests ---------------------------------------------------------------------------
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run was asked to stop, or its supervisor is gone."""
-        return self._stop is not None or self._gone
+        """Whether the run was asked to stop, or its supervisor has gone."""
+        return self._stop is not None or self._is_disconnected
 
     @property
     def stop_reason(self) -> str | None:
-        """Why it was asked to stop; None as long as it was not."""
+        """Why the run should stop; None if it should not."""
         if self._stop is not None:
             return str(self._stop.get("reason"))
-        return "the supervisor is gone" if self._gone else None
+        return "the supervisor closed the connection" if self._is_disconnected else None
 
     def raise_if_stopped(self) -> None:
-        """Leave the block by `Stopped` if the run was asked to stop."""
+        """Raise `Stopped`, which leaves the block, if the run was asked to stop."""
         if self.should_stop:
             raise Stopped(self.stop_reason)
 
     def wait_for_stop(self, timeout_s: float | None = None) -> bool:
-        """Wait until the run is asked to stop, or until the time has passed; a sleep that can be woken."""
-        with self._heard:
-            return self._heard.wait_for(lambda: self.should_stop, timeout_s)
+        """Wait until the run is asked to stop or the timeout has passed; return whether it should stop."""
+        with self._received:
+            return self._received.wait_for(lambda: self.should_stop, timeout_s)
 
-    # --- saying ----------------------------------------------------------------------------------
+    # --- messages --------------------------------------------------------------------------------
 
     def log(self, text: object, level: str = "info") -> None:
-        """Say something for the log."""
-        self._say({"op": "log", "text": str(text), "level": level})
+        """Write a line to the run's log."""
+        self._send({"op": "log", "text": str(text), "level": level})
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Save where the work stands: the next attempt finds it in `saved`."""
-        self._say({"op": "checkpoint", "state": dict(state)})
+        """Save the state of the work; the next attempt finds it in `saved`."""
+        self._send({"op": "checkpoint", "state": dict(state)})
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
-        """A provider wants a pause: everybody who draws on that limit waits."""
-        self._say({"op": "throttled", "retry_after_s": retry_after_s, "name": name})
+        """Pause a named limit for all agents that draw on it. None: every limit that this run draws on."""
+        self._send({"op": "throttled", "retry_after_s": retry_after_s, "name": name})
 
     def heartbeat(self) -> None:
-        """Say that it lives."""
-        self._say({"op": "heartbeat"})
+        """Say that the agent is alive. Not required: the supervisor extends the claim itself."""
+        self._send({"op": "heartbeat"})
 
     def result(self, value: Any) -> None:
-        """What the run returns; the last one counts."""
-        self._say({"op": "result", "value": value})
+        """Set what the run returns; the last call counts."""
+        self._send({"op": "result", "value": value})
 
     def yield_back(self, after_s: float = 0.0) -> None:
-        """Give the slot back and run again, this much later. Leaves the block."""
-        raise _YieldBack(after_s)
+        """Leave the block, give up the slot and run again after a delay."""
+        raise _Yielded(after_s)
 
-    # --- asking ----------------------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------------
 
     def charge(self, **amounts: int) -> dict[str, int]:
-        """Record usage; what is left, per dimension. It is recorded when this returns."""
-        self._remaining = self._ask({"op": "charge", "amounts": amounts})["remaining"]
+        """Record usage and return what is left, per dimension. The charge is committed when this returns."""
+        self._remaining = self._request({"op": "charge", "amounts": amounts})["remaining"]
         return self._remaining
 
     def remaining(self) -> dict[str, int]:
-        """What is left, per dimension."""
-        self._remaining = self._ask({"op": "remaining"})["remaining"]
+        """Return what is left of the budgets, per dimension."""
+        self._remaining = self._request({"op": "remaining"})["remaining"]
         return self._remaining
 
     def spawn(
         self, agent: str, /, *, lent: Mapping[str, int] | None = None, priority: int | None = None, **payload: Any
     ) -> int:
-        """Let another agent run for this one, with a part of its budget; the child's sched_id."""
-        asked = {"op": "spawn", "agent": agent, "payload": payload, "lent": dict(lent or {}), "priority": priority}
-        return int(self._ask(asked)["sched_id"])
+        """Enqueue work for another agent and lend it a part of this run's budget; return its sched_id."""
+        message = {"op": "spawn", "agent": agent, "payload": payload, "lent": dict(lent or {}), "priority": priority}
+        return int(self._request(message)["sched_id"])
 
     def wait(self, children: Iterable[int], wait_s: float | None = None) -> list[dict[str, Any]]:
-        """Wait until children have ended: how each did, as sched_id, exit_kind, outcome and result."""
-        answer = self._ask({"op": "wait", "children": list(children), "wait_s": wait_s})
-        return list(answer["children"])
+        """Wait until children have ended; return the sched_id, exit_kind, outcome and result of each."""
+        reply = self._request({"op": "wait", "children": list(children), "wait_s": wait_s})
+        return list(reply["children"])
 
-    # --- by itself -------------------------------------------------------------------------------
+    # --- the connection --------------------------------------------------------------------------
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         line = json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        with self._speaking:
+        with self._write_lock:
             self._outgoing.write(line)
             self._outgoing.flush()
 
-    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        with self._heard:
-            self._questions += 1
-            number = self._questions
-        self._say({**message, "id": number})
-        with self._heard:
-            self._heard.wait_for(lambda: number in self._answers or self._gone)
-            answer = self._answers.pop(number, None)
-        if answer is None:
-            raise NotSupervised("the supervisor is gone")
-        if answer["op"] == "refused":
-            kind = TimeoutError if answer.get("name") == "wait_timeout" else None
-            raise kind(answer["error"]) if kind else RefusedError(answer["error"], answer.get("name", ""))
-        return answer
+    def _request(self, message: dict[str, Any]) -> dict[str, Any]:
+        with self._received:
+            self._last_id += 1
+            request_id = self._last_id
+        self._send({**message, "id": request_id})
+        with self._received:
+            self._received.wait_for(lambda: request_id in self._replies or self._is_disconnected)
+            reply = self._replies.pop(request_id, None)
+        if reply is None:
+            raise NotSupervised("the supervisor closed the connection")
+        if reply["op"] == "refused":
+            kind = TimeoutError if reply.get("name") == "wait_timeout" else None
+            raise kind(reply["error"]) if kind else RefusedError(reply["error"], reply.get("name", ""))
+        return reply
 
-    def _listen(self) -> None:
+    def _read(self) -> None:
         for line in iter(self._incoming.readline, b""):
             message = json.loads(line)
-            with self._heard:
+            with self._received:
                 if message["op"] == "stop":
                     self._stop = message
                 elif message.get("id") is not None:
-                    self._answers[message["id"]] = message
-                self._heard.notify_all()
-        with self._heard:
-            self._gone = True
-            self._heard.notify_all()
+                    self._replies[message["id"]] = message
+                self._received.notify_all()
+        with self._received:
+            self._is_disconnected = True
+            self._received.notify_all()
 
     def __enter__(self) -> Run:
         return self
@@ -198,24 +198,24 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, _traceback: TracebackType | None
     ) -> bool:
-        """Say the last word. What went wrong is raised on, so that its traceback is in the log."""
-        if isinstance(problem, _YieldBack):
-            self._say({"op": "yield", "after_s": problem.after_s})
+        """Send the final message. An error is raised again, so that its traceback is in the log."""
+        if isinstance(problem, _Yielded):
+            self._send({"op": "yield", "after_s": problem.after_s})
             return True
         if isinstance(problem, Stopped):
-            self._say({"op": "exit", "exit_kind": "cancelled", "summary": self.stop_reason})
+            self._send({"op": "exit", "exit_kind": "cancelled", "summary": self.stop_reason})
             return True
-        well = kind is None or (isinstance(problem, SystemExit) and not problem.code)
-        if well:
-            self._say({"op": "exit", "exit_kind": "completed"})
+        completed = kind is None or (isinstance(problem, SystemExit) and not problem.code)
+        if completed:
+            self._send({"op": "exit", "exit_kind": "completed"})
         else:
             name = kind.__name__ if kind is not None else ""
-            self._say({"op": "exit", "exit_kind": "failed", "summary": f"{name}: {problem}"[:SUMMARY_CHARS_MAX]})
+            self._send({"op": "exit", "exit_kind": "failed", "summary": f"{name}: {problem}"[:SUMMARY_CHARS_MAX]})
         return False
 
 
 def connect() -> Run:
-    """Answer the supervisor that started this process. Once, and before anything slow."""
+    """Answer the supervisor that started this process. Call it once, and before anything slow."""
     incoming, outgoing = _take_over(0, os.O_RDONLY), _take_over(1, os.O_WRONLY)
     line = incoming.readline()
     try:
@@ -223,20 +223,20 @@ def connect() -> Run:
     except ValueError:
         init = None
     if not isinstance(init, dict) or init.get("op") != "init":
-        raise NotSupervised("nobody said init on the standard input: this program is run by rota's ndjson runner")
+        raise NotSupervised("no init message on standard input: start this program with rota's ndjson runner")
     outgoing.write(json.dumps({"op": "ready", "pid": init["pid"]}).encode() + b"\n")
     outgoing.flush()
     return Run(init, incoming, outgoing)
 
 
 def _take_over(fd: int, flags: int) -> IO[bytes]:
-    """Take a standard stream for the protocol; in its place, input is empty and output is the standard error."""
+    """Use a standard stream for the protocol. The program's own input is then empty, its output is standard error."""
     sys.stdout.flush()
-    ours = os.fdopen(os.dup(fd), "rb" if flags == os.O_RDONLY else "wb")
+    stream = os.fdopen(os.dup(fd), "rb" if flags == os.O_RDONLY else "wb")
     if flags == os.O_RDONLY:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, fd)
         os.close(nothing)
     else:
         os.dup2(2, fd)
-    return ours
+    return stream

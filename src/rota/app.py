@@ -1,4 +1,4 @@
-"""`Rota`: the one object a user holds.
+"""`Rota`: agents, their queue and their supervisor in one object.
 
     rota = Rota("rota.db")
 
@@ -10,7 +10,7 @@
     job = summarise.enqueue(url="…", priority=5)
     rota.run(slots=4)            # elsewhere: job.result(wait_s=60)
 
-Runs are at least once: a run that dies is run again, so an agent that must not act twice uses
+Entries run at least once: an entry whose run dies is retried. An agent whose effects must not be repeated uses
 (ctx.sched_id, ctx.attempt, ctx.token) as its idempotency key.
 """
 
@@ -26,40 +26,40 @@ import msgspec
 from rota import store
 from rota.clock import Clock
 from rota.errors import NotEnabled, NotFound, RunFailed, UnknownAgent
-from rota.fleet.agent_settings import PLAN_KEY, RunPlan, plan_of, spec_for
-from rota.fleet.supervisor import Settings, Supervisor
-from rota.host.fork_server import here
+from rota.fleet.agent_settings import SETTINGS_KEY, AgentSettings, settings_of, spec_for
+from rota.fleet.supervisor import Supervisor, SupervisorSettings
+from rota.host.fork_server import this_process
 from rota.kernel import Kernel
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project, ReadyEntry, RestartPolicy
 from rota.policy.contract import Policy
-from rota.rpc.client import connect, is_remote
-from rota.service.api import Desk
+from rota.rpc.client.connect import connect, is_remote
+from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
 
-__all__ = ["AgentHandle", "AgentSettings", "Job", "Rota"]
+__all__ = ["AgentHandle", "AgentOptions", "Job", "Rota"]
 
 
 class Job:
-    """An entry, from the point of view of whoever enqueued it."""
+    """A handle on an entry, for the code that enqueued it."""
 
-    def __init__(self, desk: Desk, sched_id: int) -> None:
-        self._desk = desk
+    def __init__(self, api: SchedulerApi, sched_id: int) -> None:
+        self._api = api
         self.sched_id = sched_id
 
     def entry(self) -> ReadyEntry:
-        """The entry as it stands."""
-        return self._desk.queue.get(self.sched_id)
+        """Return the entry."""
+        return self._api.queue.get(self.sched_id)
 
     def result(self, wait_s: float = 0.0) -> Any:
-        """What the run returned, once it has ended; `WaitTimeout` if it has not, `RunFailed` if it did not go well."""
-        entry = self._desk.queue.wait(self.sched_id, wait_s)
+        """Wait up to `wait_s` for the run's result; raise `WaitTimeout`, or `RunFailed` if the run failed."""
+        entry = self._api.queue.wait(self.sched_id, wait_s)
         if entry.exit_kind != "completed":
             raise _failed(entry)
         return entry.result
 
     def cancel(self, by: str = "user") -> str:
-        """Ask for its end: at once while it waits, else as soon as its run can be stopped. The state it is in now."""
-        return self._desk.queue.request_cancel(self.sched_id, by=by)
+        """Cancel a queued entry, or ask its run to stop; return the entry's state."""
+        return self._api.queue.request_cancel(self.sched_id, by=by)
 
 
 def _failed(entry: ReadyEntry) -> RunFailed:
@@ -77,16 +77,16 @@ def _failed(entry: ReadyEntry) -> RunFailed:
     )
 
 
-class AgentSettings(TypedDict, total=False):
-    """What can be said of an agent when it is made."""
+class AgentOptions(TypedDict, total=False):
+    """The settings of a new agent."""
 
-    project: str | None  # made if it is not there
-    weight: float  # its share against the other agents of its project
+    project: str | None  # created if it does not exist
+    weight: float  # its share relative to the other agents of its project
     priority: int
     max_concurrent: int | None
     intent: str
-    budget: Mapping[str, int]  # in all, by dimension
-    # how it is run: fields of `RunPlan`
+    budget: Mapping[str, int]  # in total, per dimension
+    # how it runs: fields of `AgentSettings`
     isolation: Literal["thread", "process"]
     limits: Limits
     restart: RestartPolicy
@@ -106,54 +106,54 @@ class AgentSettings(TypedDict, total=False):
     usage: str | Mapping[str, str] | None
 
 
-_OWN = ("priority", "max_concurrent", "intent")
-_ELSEWHERE = ("project", "weight", "budget")
+_ROW_FIELDS = ("priority", "max_concurrent", "intent")
+_OTHER_FIELDS = ("project", "weight", "budget")  # not passed on as they are
 
 
-def _split(settings: AgentSettings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is said of the agent itself, and how it is run."""
-    said: dict[str, Any] = dict(settings)
-    own = {field: said[field] for field in _OWN if field in said}
-    own["weight"] = round(said.get("weight", 1.0) * WEIGHT_UNIT)
-    plan = {field: value for field, value in said.items() if field not in (*_OWN, *_ELSEWHERE)}
+def _split(settings: AgentOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split the options into fields of the agent's row and fields of `AgentSettings`."""
+    given: dict[str, Any] = dict(settings)
+    row = {field: given[field] for field in _ROW_FIELDS if field in given}
+    row["weight"] = round(given.get("weight", 1.0) * WEIGHT_UNIT)
+    run = {field: value for field, value in given.items() if field not in (*_ROW_FIELDS, *_OTHER_FIELDS)}
     for field in ("draws_on", "pass_env"):
-        if field in plan:
-            plan[field] = tuple(plan[field])
-    return own, plan
+        if field in run:
+            run[field] = tuple(run[field])
+    return row, run
 
 
 class AgentHandle:
-    """An agent, from the point of view of whoever gives it work. A function's handle can still be called."""
+    """A handle on an agent, to enqueue entries for it. A function's handle can also be called."""
 
-    def __init__(self, desk: Desk, agent: Agent, function: Callable[..., Any] | None = None) -> None:
-        self._desk = desk
+    def __init__(self, api: SchedulerApi, agent: Agent, function: Callable[..., Any] | None = None) -> None:
+        self._api = api
         self._agent = agent
-        self._plan = plan_of(agent)
+        self._settings = settings_of(agent)
         self._function = function
         self.pid = agent.pid
         self.name = agent.name
         if function is not None:
-            functools.update_wrapper(self, function)  # so that a worker process finds the function behind the handle
+            functools.update_wrapper(self, function)  # a worker process finds the function through the handle
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function here and now, without the queue."""
+        """Call the function directly, without the queue."""
         if self._function is None:
-            raise NotFound(f"agent {self.name} is not a function of this program", pid=self.pid)
+            raise NotFound(f"agent {self.name} is not a function in this program", pid=self.pid)
         return self._function(*args, **kwargs)
 
     def enqueue(self, *, options: Mapping[str, Any] | None = None, priority: int | None = None, **payload: Any) -> Job:
-        """Ask for one run with this payload. `options` are further fields of a `ScheduleSpec`."""
-        said = dict(options or {}) | ({} if priority is None else {"priority": priority})
-        return Job(self._desk, self._desk.queue.enqueue(spec_for(self._agent, self._plan, payload, **said)))
+        """Enqueue an entry with this payload. `options` are further fields of a `ScheduleSpec`."""
+        fields = dict(options or {}) | ({} if priority is None else {"priority": priority})
+        return Job(self._api, self._api.queue.enqueue(spec_for(self._agent, self._settings, payload, **fields)))
 
-    def enqueue_many(self, payloads: Iterable[Mapping[str, Any]], **said: Any) -> list[Job]:
-        """Ask for many runs: all or none."""
-        specs = [spec_for(self._agent, self._plan, payload, **said) for payload in payloads]
-        return [Job(self._desk, sched_id) for sched_id in self._desk.queue.enqueue_many(specs)]
+    def enqueue_many(self, payloads: Iterable[Mapping[str, Any]], **fields: Any) -> list[Job]:
+        """Enqueue an entry for each payload: all or none. `fields` are further fields of a `ScheduleSpec`."""
+        specs = [spec_for(self._agent, self._settings, payload, **fields) for payload in payloads]
+        return [Job(self._api, sched_id) for sched_id in self._api.queue.enqueue_many(specs)]
 
 
 class Rota:
-    """Agents, their queue, and the running of them, over one store."""
+    """Agents, their queue and their supervisor, over one store."""
 
     def __init__(
         self,
@@ -164,28 +164,29 @@ class Rota:
         token: str | None = None,
         ca_file: str | None = None,
     ) -> None:
-        """Over a file, or over a daemon at `unix:/path` or `http(s)://host:port`, whose policy is then its own.
+        """Open a file, or connect to a daemon at `unix:/path` or `http(s)://host:port`.
 
-        `token` and `ca_file` are for a daemon over TCP (docs/daemon.md).
+        A daemon has its own policy. `token` and `ca_file` are for a daemon over HTTP (docs/daemon.md).
         """
-        # a worker process loads the main program again to find its functions: that must touch nothing
-        where = ":memory:" if here.is_nursery else os.fspath(address)
-        self.desk: Desk
+        # a worker process imports the main program to find its functions: then no store may be opened
+        where = ":memory:" if this_process.is_fork_server else os.fspath(address)
+        self.api: SchedulerApi
         if is_remote(where):
-            self.desk = connect(where, token=token, ca_file=ca_file, clock=clock)
+            self.api = connect(where, token=token, ca_file=ca_file, clock=clock)
         else:
-            self.desk = Dispatcher(Kernel(store.open(where, clock=clock)), policy)
+            self.api = Dispatcher(Kernel(store.open(where, clock=clock)), policy)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._supervisor: Supervisor | None = None
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel, where it is in this process."""
-        if not isinstance(self.desk, Dispatcher):
-            raise NotEnabled("the kernel is the daemon's", hint="Ask the desk: it has the same parts.")
-        return self.desk.kernel
+        """The kernel, if it is in this process."""
+        if not isinstance(self.api, Dispatcher):
+            text = "the kernel is in the daemon's process"
+            raise NotEnabled(text, hint="Use `Rota.api`, which has the same parts (queue, agents, ledger, …).")
+        return self.api.kernel
 
-    # --- who there is ------------------------------------------------------------------------------
+    # --- agents and projects -----------------------------------------------------------------------
 
     def project(
         self,
@@ -195,87 +196,87 @@ class Rota:
         max_concurrent: int | None = None,
         budget: Mapping[str, int] | None = None,
     ) -> Project:
-        """Make a project, or let it be like this; its budget is per rolling day."""
+        """Create or update a project; its budget is per rolling day."""
         thousandths = round(weight * WEIGHT_UNIT)
         try:
-            self.desk.projects.get(project_id)
+            self.api.projects.get(project_id)
         except NotFound:
-            project = self.desk.projects.create(project_id, weight=thousandths, max_concurrent=max_concurrent)
+            project = self.api.projects.create(project_id, weight=thousandths, max_concurrent=max_concurrent)
         else:
-            project = self.desk.projects.update(project_id, weight=thousandths, max_concurrent=max_concurrent)
+            project = self.api.projects.update(project_id, weight=thousandths, max_concurrent=max_concurrent)
         for dim, amount in (budget or {}).items():
-            self.desk.ledger.set_budget("project", project_id, dim, amount)
+            self.api.ledger.set_budget("project", project_id, dim, amount)
         return project
 
     def agent(
-        self, name: str | None = None, **settings: Unpack[AgentSettings]
+        self, name: str | None = None, **settings: Unpack[AgentOptions]
     ) -> Callable[[Callable[..., Any]], AgentHandle]:
-        """Turn a function, sync or async, into an agent.
+        """Make a function, sync or async, an agent.
 
-        An agent keeps its name over restarts: a function of the same name is the same agent, with these settings.
+        After a restart, a function of the same name is the same agent, updated with these settings.
         """
 
         def register(function: Callable[..., Any]) -> AgentHandle:
-            called = name or function.__name__
-            self._functions[called] = function
-            return AgentHandle(self.desk, self._have_agent(called, "callable", {}, settings), function)
+            agent_name = name or function.__name__
+            self._functions[agent_name] = function
+            return AgentHandle(self.api, self._ensure_agent(agent_name, "callable", {}, settings), function)
 
         return register
 
     def command(
-        self, name: str, argv: Sequence[str], *, ndjson: bool = False, **settings: Unpack[AgentSettings]
+        self, name: str, argv: Sequence[str], *, ndjson: bool = False, **settings: Unpack[AgentOptions]
     ) -> AgentHandle:
-        """Make an agent of a program: any program, or one that speaks ndjson (see docs/agents.md)."""
+        """Make a program an agent: any program, or one that uses the ndjson protocol (docs/agents.md)."""
         runner = "ndjson" if ndjson else "command"
-        return AgentHandle(self.desk, self._have_agent(name, runner, {"argv": tuple(argv)}, settings))
+        return AgentHandle(self.api, self._ensure_agent(name, runner, {"argv": tuple(argv)}, settings))
 
     def find(self, name: str) -> AgentHandle:
-        """An agent by its name, wherever it was made."""
-        return AgentHandle(self.desk, self._find(name), self._functions.get(name))
+        """Return an agent by its name, whichever program created it."""
+        return AgentHandle(self.api, self._find(name), self._functions.get(name))
 
     def _find(self, name: str) -> Agent:
-        found = self.desk.agents.find(name)
+        found = self.api.agents.find(name)
         if not found:
             raise UnknownAgent(name)
         return found[0]
 
-    def _have_agent(self, name: str, runner: str, how: dict[str, Any], settings: AgentSettings) -> Agent:
-        """The agent of this name, made or brought up to date; nothing is written if it is already so."""
-        own, plan = _split(settings)
-        body = {PLAN_KEY: msgspec.to_builtins(RunPlan(runner=runner, **how, **plan))}
+    def _ensure_agent(self, name: str, runner: str, how: dict[str, Any], settings: AgentOptions) -> Agent:
+        """Return the agent of this name, created or updated; write nothing if nothing changes."""
+        row, run = _split(settings)
+        body = {SETTINGS_KEY: msgspec.to_builtins(AgentSettings(runner=runner, **how, **run))}
         project = settings.get("project")
-        found = self.desk.agents.find(name)
+        found = self.api.agents.find(name)
         if not found or (project is not None and found[0].project_id != project):
             if project is not None:
-                self._have_project(project)
-            pid = self.desk.agents.create(name, runner, project_id=project, metadata=body, **own)
+                self._ensure_project(project)
+            pid = self.api.agents.create(name, runner, project_id=project, metadata=body, **row)
         else:
             pid = found[0].pid
-            self._bring_up_to_date(found[0], own, body)
+            self._update_agent(found[0], row, body)
         self._grant(pid, settings.get("budget") or {})
-        return self.desk.agents.get(pid)
+        return self.api.agents.get(pid)
 
-    def _bring_up_to_date(self, agent: Agent, own: dict[str, Any], body: dict[str, Any]) -> None:
-        changes = {field: value for field, value in own.items() if getattr(agent, field) != value}
-        if agent.metadata.get(PLAN_KEY) != body[PLAN_KEY]:
+    def _update_agent(self, agent: Agent, row: dict[str, Any], body: dict[str, Any]) -> None:
+        changes = {field: value for field, value in row.items() if getattr(agent, field) != value}
+        if agent.metadata.get(SETTINGS_KEY) != body[SETTINGS_KEY]:
             changes["metadata"] = agent.metadata | body
         if changes:
-            self.desk.agents.update(agent.pid, **changes)
+            self.api.agents.update(agent.pid, **changes)
 
-    def _have_project(self, project_id: str) -> None:
+    def _ensure_project(self, project_id: str) -> None:
         try:
-            self.desk.projects.get(project_id)
+            self.api.projects.get(project_id)
         except NotFound:
-            self.desk.projects.create(project_id)
+            self.api.projects.create(project_id)
 
     def _grant(self, pid: int, budget: Mapping[str, int]) -> None:
-        granted = {line.dim: line.granted for line in self.desk.ledger.get(pid)}
-        fresh = {dim: amount for dim, amount in budget.items() if dim not in granted}
-        if fresh:
-            self.desk.ledger.create(pid, fresh)
+        granted = {line.dim: line.granted for line in self.api.ledger.get(pid)}
+        new = {dim: amount for dim, amount in budget.items() if dim not in granted}
+        if new:
+            self.api.ledger.create(pid, new)
         for dim, amount in budget.items():
             if dim in granted and granted[dim] != amount:
-                self.desk.ledger.update_grant(pid, dim, amount)
+                self.api.ledger.update_grant(pid, dim, amount)
 
     # --- running -----------------------------------------------------------------------------------
 
@@ -287,25 +288,25 @@ class Rota:
         handles_signals: bool = False,
         **settings: Any,
     ) -> int:
-        """Run what the queue says until `stop`, or until there is nothing to do; how many runs have ended.
+        """Run entries until `stop`, or until nothing is left to run; return the number of runs that ended.
 
-        `settings` are further fields of `Settings`: worker_id, claim_timeout_s, heartbeat_s, drain_s, logs.
+        `settings` are further fields of `SupervisorSettings`: worker_id, claim_timeout_s, heartbeat_s, drain_s, logs.
         """
         self._supervisor = self.supervisor(slots, **settings)
         return self._supervisor.run(until_idle=until_idle, handles_signals=handles_signals)
 
     def supervisor(self, slots: int | dict[str, int] = 1, **settings: Any) -> Supervisor:
-        """A supervisor of this store that knows this program's functions."""
-        return Supervisor(self.desk, Settings(slots=slots, **settings), functions=self._functions)
+        """Return a supervisor of this store, with this program's functions."""
+        return Supervisor(self.api, SupervisorSettings(slots=slots, **settings), functions=self._functions)
 
     def stop(self) -> None:
-        """Let `run`, on another thread, come to its end: what runs may finish, nothing new begins."""
+        """Drain: `run`, on another thread, returns after the current runs; no new ones start."""
         if self._supervisor is not None:
             self._supervisor.drain()
 
     def close(self) -> None:
-        """Release the store."""
-        self.desk.close()
+        """Close the store or the connection."""
+        self.api.close()
 
     def __enter__(self) -> Rota:
         return self

@@ -1,12 +1,11 @@
-"""The one door through which time comes in.
+"""The only module that reads the machine's clock or sleeps.
 
-Nothing else in rota asks the machine what time it is or sleeps. A caller passes `now` down, and
-whoever must wait waits here, so a `ManualClock` moves parked callers too and a test never sleeps.
+Callers pass `now` down, and code that must wait calls `Clock.wait`. So a `ManualClock` also wakes waiting callers, and
+a test never sleeps.
 
-Two readings, because they answer different questions: `now` is the wall clock (epoch seconds; what
-people and files mean by a date; may jump), `monotonic` only ever grows (what a duration is measured
-with). When the wall clock jumps, the two disagree about how much time passed: that is how a jump is
-noticed.
+A clock has two readings. `now` is the wall clock in epoch seconds: it means a date and may jump. `monotonic` only
+grows: it measures durations. When the wall clock jumps, the two readings disagree about how much time has passed, which
+is how rota detects the jump.
 """
 
 from __future__ import annotations
@@ -24,41 +23,41 @@ __all__ = ["Clock", "ManualClock", "SystemClock", "wait_until"]
 
 
 class Clock(Protocol):
-    """What rota needs of time."""
+    """The clock that rota uses."""
 
     def now(self) -> float:
-        """Epoch seconds by the wall clock."""
+        """Return epoch seconds of the wall clock."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Return seconds since a fixed moment; never decreases."""
         ...
 
-    def life(self) -> str:
-        """Which life of the machine `monotonic` counts in: two readings compare only within one."""
+    def boot_id(self) -> str:
+        """Return the id of the machine's boot: `monotonic` readings compare only within one boot."""
         ...
 
     def wait(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
         """Wait on a held condition until notified (True) or until `timeout_s` has passed (False).
 
-        As with any condition, being woken is not proof: the caller looks again.
+        As with any condition, a caller that is woken must check its predicate again.
         """
         ...
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The machine's clock."""
 
     def now(self) -> float:
-        """Epoch seconds by the wall clock."""
+        """Return epoch seconds of the wall clock."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds since boot; never goes back."""
+        """Return seconds since boot; never decreases."""
         return time.monotonic()
 
-    def life(self) -> str:
-        """The boot of this machine; where it has no name, this process, whose readings nobody else shares."""
+    def boot_id(self) -> str:
+        """Return the id of this boot; where the system has none, an id of this process."""
         try:
             return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         except OSError:
@@ -70,10 +69,10 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to. For tests and simulations.
+    """A clock that moves only when its methods are called. For tests and simulations.
 
-    `advance` moves both readings and wakes every waiter whose time has come; `jump` moves the wall
-    clock alone, as a suspended laptop or a corrected clock does.
+    `advance` moves both readings and wakes every waiter that is due; `jump` moves the wall clock alone, as a suspended
+    laptop or a corrected clock does.
     """
 
     def __init__(self, now: float = 0.0) -> None:
@@ -86,19 +85,19 @@ class ManualClock:
         self._parked_count = 0
 
     def now(self) -> float:
-        """Epoch seconds, as last set."""
+        """Return epoch seconds, as last set."""
         return self._now
 
     def monotonic(self) -> float:
-        """Seconds advanced since this clock was made."""
+        """Return the seconds advanced since this clock was created."""
         return self._monotonic
 
-    def life(self) -> str:
-        """This clock's own: no other shares its readings."""
+    def boot_id(self) -> str:
+        """Return an id of this clock: its readings compare with no other clock's."""
         return f"manual-{id(self):x}"
 
     def wait(self, condition: threading.Condition, timeout_s: float | None = None) -> bool:
-        """Park on the condition until somebody notifies it or this clock has moved far enough."""
+        """Wait on the condition until it is notified or this clock has moved far enough."""
         with self._lock:
             wake_at = None if timeout_s is None else self._monotonic + max(timeout_s, 0.0)
             if wake_at is not None:
@@ -115,29 +114,28 @@ class ManualClock:
         return wake_at is None or self._monotonic < wake_at
 
     def advance(self, seconds: float) -> None:
-        """Move both readings forward and wake whoever waited for that."""
+        """Move both readings forward and wake the waiters that are due."""
         if not seconds >= 0:
-            raise ValueError(f"time only moves forward; {seconds} was asked")
+            raise ValueError(f"time only moves forward, not by {seconds}")
         with self._lock:
             self._now += seconds
             self._monotonic += seconds
             due: list[threading.Condition] = []
             while self._waiters and self._waiters[0][0] <= self._monotonic:
                 due.append(heapq.heappop(self._waiters)[2])
-        for condition in due:  # outside our lock: a waiter holds its condition while it calls wait()
+        for condition in due:  # without the lock: a waiter holds its condition while it calls wait()
             with condition:
                 condition.notify_all()
 
     def jump(self, seconds: float) -> None:
-        """Move the wall clock alone, either way; nobody is woken, as on a real machine."""
+        """Move the wall clock alone, in either direction; this wakes no waiter, as on a real machine."""
         with self._lock:
             self._now += seconds
 
     def until_parked(self, count: int = 1, *, patience_s: float = 30.0) -> None:
-        """Let other threads run until `count` of them wait on this clock.
+        """Block until `count` threads wait on this clock.
 
-        This is how a test knows that a caller is parked before it moves time. `patience_s` is real
-        time and only ends a test that would hang.
+        A test calls it before it moves time. `patience_s` is real time and only ends a test that would hang.
         """
         with self._parked:
             if not self._parked.wait_for(lambda: self._parked_count >= count, patience_s):
@@ -147,7 +145,7 @@ class ManualClock:
 def wait_until(
     clock: Clock, condition: threading.Condition, happened: Callable[[], bool], timeout_s: float | None = None
 ) -> bool:
-    """Wait on a held condition until `happened()`; the answer is whether it did."""
+    """Wait on a held condition until `happened()`; return whether it did before the timeout."""
     give_up_at = None if timeout_s is None else clock.monotonic() + timeout_s
     while not happened():
         remaining_s = None if give_up_at is None else give_up_at - clock.monotonic()

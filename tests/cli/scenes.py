@@ -8,9 +8,9 @@ from rich.console import Console, RenderableType
 
 from rota.cli.panels import Look, Scene, scene_view
 from rota.model.budgets import BudgetLine, SchedulingContext
-from rota.observe.event_text import Story
-from rota.observe.report import ProjectReport
-from rota.observe.spans import Ending, Span
+from rota.observe.event_text import EventText
+from rota.observe.fleet_report import ProjectReport
+from rota.observe.run_chart import RunEnding, RunSpan
 
 NOW = 1_000.0
 
@@ -28,10 +28,10 @@ def project(name: str, weight: int, tokens: int, *, share: float, target: float,
     )
 
 
-def span(project_id: str, start_s: float, end_s: float | None = None, ending: Ending | None = None) -> Span:
+def span(project_id: str, start_s: float, end_s: float | None = None, ending: RunEnding | None = None) -> RunSpan:
     """A run that began and ended this many seconds ago."""
     end_at = None if end_s is None else NOW - end_s
-    return Span(1, 1, project_id, NOW - start_s, end_at, ending)
+    return RunSpan(1, 1, project_id, NOW - start_s, end_at, ending)
 
 
 def fleet() -> Scene:
@@ -48,9 +48,13 @@ def fleet() -> Scene:
             (
                 "worker-a",
                 1,
-                (span("research", 58, 40, "well"), span("review", 40, 22, "badly"), span("review", 20)),
+                (span("research", 58, 40, "completed"), span("review", 40, 22, "failed"), span("review", 20)),
             ),
-            ("worker-a", 2, (span("research", 55, 31, "well"), span("upkeep", 30, 12, "back"), span("research", 10))),
+            (
+                "worker-a",
+                2,
+                (span("research", 55, 31, "completed"), span("upkeep", 30, 12, "returned"), span("research", 10)),
+            ),
             ("worker-b", 1, (span("research", 57, 35, "lost"),)),
         ),
         projects=(
@@ -90,9 +94,9 @@ def fleet() -> Scene:
         failures={"over_budget": 1},
         reclaimed=1,
         stories=(
-            Story(7, NOW - 22, "bad", "reviewer #40 ended failed (over budget) after 18.0 s, stopped by message"),
-            Story(8, NOW - 20, "plain", "tester #41 started on worker-a"),
-            Story(9, NOW - 10, "plain", "reader #42 started on worker-a"),
+            EventText(7, NOW - 22, "bad", "reviewer #40 ended failed (over budget) after 18.0 s, stopped by message"),
+            EventText(8, NOW - 20, "plain", "tester #41 started on worker-a"),
+            EventText(9, NOW - 10, "plain", "reader #42 started on worker-a"),
         ),
     )
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rota import store
-from rota.fleet.config.apply import apply
-from rota.fleet.config.file import load
+from rota.fleet.config.apply import apply_fleet
+from rota.fleet.config.loader import load_fleet
 from rota.kernel import Kernel
 from rota.service.dispatcher import Dispatcher
 from rota.store.migrations import LATEST
@@ -44,7 +44,7 @@ def test_the_whole_life_of_an_entry(rota: Shell, path: Path, pid: int) -> None:
     assert "stopping" in rota("ps").out
     kernel.queue.complete(1, "cancelled", token=run.token)
     kernel.store.close()
-    assert rota("ps").out == "nothing runs\n"
+    assert rota("ps").out == "nothing is running\n"
     assert rota("retry", 1, "--json").json == {"retried": {"1": 2}}
     assert rota("retry", 2).code == 4  # it waits
     assert rota("cancel", "--tag", "nightly", "--json").json == {"cancelled": 1}
@@ -62,7 +62,7 @@ def test_what_is_held_for_a_failed_entry_is_released(rota: Shell, path: Path) ->
     (run,) = kernel.queue.claim(worker_id="w")
     kernel.queue.complete(1, "failed", token=run.token)
     kernel.store.close()
-    assert "let it run although 1 failed" in rota("why", 2).out
+    assert "run it although 1 failed" in rota("why", 2).out
     assert rota("release", 2, "--json").json == {"released": {"2": None}}
     assert rota("release", 2).code == 4  # it waits for nobody any more
 
@@ -90,7 +90,7 @@ def test_what_is_not_said_of_an_entry_is_as_its_agents_plan_has_it(rota: Shell, 
         "restart = {attempts = 2}\n"
     )
     kernel = working(path)
-    apply(Dispatcher(kernel), load(fleet))
+    apply_fleet(Dispatcher(kernel), load_fleet(fleet))
     kernel.store.close()
     rota("enqueue", "reader", "--payload", '{"short": false}')
     rota("enqueue", "reader", "--priority", 0, "--ceiling", "tokens=1", "--max-attempts", 5)
@@ -121,7 +121,7 @@ def test_why_says_it_in_words_and_in_json(rota: Shell, pid: int) -> None:
     words = rota("why", 2).out
     assert "outranked: 1 goes first by strict: 1" in words
     assert "queue.change(sched_id=2, priority=10)" in words
-    assert "nothing stands in its way" in rota("why", 1, "--policy", "eevdf").out
+    assert "eligible: the next claim takes it" in rota("why", 1, "--policy", "eevdf").out
     assert rota("why", 1, "--policy", "best").code == 3
 
 
@@ -135,7 +135,7 @@ def test_why_names_the_kind_of_slot_and_the_number_that_are_asked_about(rota: Sh
 # --- pauses --------------------------------------------------------------------------------------
 
 
-def test_pauses_of_agents_projects_and_everybody(rota: Shell, pid: int) -> None:
+def test_pauses_of_agents_projects_and_the_fleet(rota: Shell, pid: int) -> None:
     rota("projects", "create", "acme")
     rota("agents", "create", "amy", "--project", "acme")
     rota("enqueue", "amy")
@@ -172,7 +172,7 @@ def test_agents_are_made_changed_listed_and_ended(rota: Shell, pid: int) -> None
 def test_a_name_that_two_agents_have_is_not_enough(rota: Shell, pid: int) -> None:
     rota("agents", "create", "bob")
     refused = rota("enqueue", "bob")
-    assert (refused.code, refused.err) == (2, f"rota: 2 agents are called 'bob'. Say which: {pid + 1}, {pid}.\n")
+    assert (refused.code, refused.err) == (2, f"rota: 2 agents are named 'bob'. Give one pid: {pid + 1}, {pid}.\n")
 
 
 def test_projects_and_their_workspaces(rota: Shell) -> None:
@@ -246,5 +246,5 @@ def test_pruning_says_what_went(rota: Shell, pid: int) -> None:
 
 def test_a_file_that_is_up_to_date_stays_as_it_is(rota: Shell, pid: int) -> None:
     assert rota("db", "migrate", "--json").json == {"schema_version": LATEST, "migrated": False}
-    assert rota("db", "check").out == "nothing is wrong with it\n"
+    assert rota("db", "check").out == "no damage found\n"
     assert pid == 1

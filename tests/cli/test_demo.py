@@ -15,7 +15,7 @@ from rich.console import Console
 from rota.cli.demo_report import Demonstrated, Incidents, print_report
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.work import ReadyEntry
-from rota.observe.report import ProjectReport, Report, Waits
+from rota.observe.fleet_report import FleetReport, ProjectReport, WaitTimes
 from rota.store import open as open_store
 
 ROTA = Path(sys.executable).parent / "rota"
@@ -85,11 +85,11 @@ def outcome(ended: Any, **changes: Any) -> Demonstrated:
         share=0.52,
         target=0.5,
     )
-    report = Report(
+    report = FleetReport(
         measure="tokens",
         projects=[project],
         jain=0.9991,
-        waits=Waits(count=10, p50_s=1.0, p99_s=2.5, max_s=3.0),
+        waits=WaitTimes(count=10, p50_s=1.0, p99_s=2.5, max_s=3.0),
         retries=2,
         reclaimed=1,
         failures={"over_budget": 1},
@@ -116,35 +116,35 @@ def printed(shown: Demonstrated) -> str:
     return console.export_text()
 
 
-def test_the_report_says_how_it_went(ended: Any) -> None:
+def test_the_report_shows_shares_entries_and_incidents(ended: Any) -> None:
     shown = outcome(ended)
     assert shown.went_well
     text = printed(shown)
-    assert "research         3      10     9,000    52.0%     50.0%     +2.0%" in text
-    assert "Shares were 2.0% off at most; Jain's index 0.9991 (1 is fair)." in text
-    assert "Entries: 10 put in, 10 ended (9 completed, 1 failed); 2 retries, 1 claims taken back." in text
-    assert "✓ worker-b was killed holding #1 (attempt 2): worker-a took over and finished; 1 went on" in text
+    assert "research         3      10     9,000    52.0%     50.0%    +2.0%" in text
+    assert "Largest share error 2.0%; Jain's index 0.9991 (1 is fair)." in text
+    assert "Entries: 10 enqueued, 10 ended (9 completed, 1 failed); 2 retries, 1 claims reclaimed." in text
+    assert "✓ worker-b was killed holding #1 (attempt 2): worker-a retried and finished them; 1 resumed" in text
     assert "✓ the stumbler crashed 3 times, was retried, then quarantined" in text
-    assert "✓ nothing lost: 10 entries put in, 10 ended" in text
+    assert "✓ nothing lost: 10 entries enqueued, 10 ended" in text
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
         ({"lost": 1, "enqueued": 11}, "✗ 1 of 11 entries were lost"),
-        ({"queued": 1, "enqueued": 11}, "✗ nothing lost: 11 entries put in, 10 ended, 1 not done yet"),
-        ({"orphans": []}, "✗ worker-b could not be killed while it held something"),
+        ({"queued": 1, "enqueued": 11}, "✗ nothing lost: 11 entries enqueued, 10 ended, 1 not finished"),
+        ({"orphans": []}, "✗ worker-b held no run with a checkpoint, so it was not killed"),
         ({"spender": None}, "✗ the spender should have been stopped over budget, but did not run"),
         ({"stumbler_paused_by": None}, "✗ the stumbler crashed 3 times, was retried, but not quarantined"),
     ],
 )
-def test_what_did_not_go_as_it_should_is_said(ended: Any, changes: dict[str, Any], line: str) -> None:
+def test_the_report_names_what_failed(ended: Any, changes: dict[str, Any], line: str) -> None:
     shown = outcome(ended, **changes)
     assert not shown.went_well
     assert line in printed(shown)
 
 
-def test_work_of_the_killed_worker_that_ended_badly_is_not_survived(ended: Any) -> None:
+def test_entries_of_the_killed_worker_that_failed_count_as_a_failure(ended: Any) -> None:
     shown = outcome(ended, orphans=[ended("crashed", attempt=3)])
     assert not shown.went_well
-    assert "✗ worker-b was killed holding #1 (attempt 3), and not all of it was finished" in printed(shown)
+    assert "✗ worker-b was killed holding #1 (attempt 3), and not all of them finished" in printed(shown)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rota import errors
-from rota.cli.exits import EXITS, code_of
+from rota.cli.exit_codes import EXITS, code_of
 from tests.cli.shell import Shell
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.fleet.log_folder import log_name
+from rota.fleet.run_logs import log_name
 from tests.cli.shell import Shell
 
 
@@ -35,7 +35,7 @@ def test_what_is_kept_elsewhere_is_found_there(rota: Shell, folder: Path, tmp_pa
 def test_output_that_is_not_kept_is_said_with_where_to_look(rota: Shell, folder: Path) -> None:
     refused = rota("logs", 8)
     assert refused.code == 3
-    assert f"no output of entry 8 is kept in {folder}" in refused.err
+    assert f"there is no log of entry 8 in {folder}" in refused.err
     assert "--folder" in refused.err
     assert "attempt 3 of entry 7" in rota("logs", 7, "--attempt", 3).err
 

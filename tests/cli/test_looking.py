@@ -64,7 +64,7 @@ def test_a_healthy_store_has_nothing_bad(rota: Shell, path: Path, pid: int) -> N
 
 
 def test_no_store_yet_is_only_noted(rota: Shell, path: Path) -> None:
-    assert findings(rota)["note"] == [f"there is no store at {path} yet"]
+    assert findings(rota)["note"] == [f"{path} does not exist"]
     assert rota("doctor").code == 0
 
 
@@ -80,16 +80,16 @@ def test_what_keeps_work_from_being_done_is_noted_with_what_to_do(rota: Shell, p
     long_ago.projects.pause_fleet("ann")
     long_ago.store.close()
     rights, paused, over, lost = findings(rota)["note"]
-    assert rights == f"others may read {path} (644), payloads too"
+    assert rights == f"other users may read {path} (644), including payloads"
     assert paused == "the fleet was paused by ann"
-    assert over == f"over their grants: agents {pid}"
+    assert over == f"agents over their grants: {pid}"
     assert lost.startswith("1 claims have expired")
     assert rota("doctor").code == 0
 
 
 def test_a_file_that_others_may_write_is_bad(rota: Shell, path: Path, pid: int) -> None:
     path.chmod(0o666)
-    assert findings(rota)["bad"] == [f"others may write to {path} (666)"]
+    assert findings(rota)["bad"] == [f"other users may write to {path} (666)"]
     assert (rota("doctor").code, pid) == (1, 1)
 
 
@@ -119,5 +119,5 @@ def test_top_looks_once_as_json(rota: Shell, pid: int) -> None:
 def test_the_doctor_says_what_the_machine_lets_us_do(rota: Shell) -> None:
     findings = rota("doctor", "--json").json["findings"]
     controls = [finding["words"] for finding in findings if finding["part"] == "controls"]
-    assert any("minder" in words for words in controls)
+    assert any("reaper" in words for words in controls)
     assert any("control groups" in words for words in controls)

@@ -9,8 +9,8 @@ import pytest
 from rich.cells import cell_len
 
 from rota.cli.panels import WINDOWS_S, Look, Scene, bar, lane_cells, scene_view, window_s_for
-from rota.observe.event_text import Story
-from rota.observe.spans import Lane
+from rota.observe.event_text import EventText
+from rota.observe.run_chart import ChartRow
 from tests.cli.scenes import NOW, fleet, painted, project, screen, span
 from tests.docs.pages import ROOT
 
@@ -22,15 +22,15 @@ rota eevdf · 2 slots · up 1:23 · worker-a · rota.db
 worker-a            1 |  rrrrrrrrrrrrrrrrrrrrrrr▏eeeeeeeeeeeeeeeeeeeeee✗  eeeeeeeeeeeeeeeeeeeeeeeeee
 worker-a            2 |      rrrrrrrrrrrrrrrrrrrrrrrrrrrrrrr▏uuuuuuuuuuuuuuuuuuuuuuu↺  rrrrrrrrrrrrr
 worker-b            1 |   rrrrrrrrrrrrrrrrrrrrrrrrrrrrr☠
-queue 24 waiting (1 backing off, 3 for their time) · 2 running · 98 ended
-wrong 1 over budget · 2 retried · 1 taken back
+queue 24 waiting (1 backing off, 3 delayed) · 2 running · 98 ended
+failures 1 over budget · 2 retried · 1 reclaimed
 ─ projects · share of tokens against target ────────────────────────────────────────────────────────
 r research           ████████████│░░░░░░░░░░░  52% of  50%  weight 3 · 51.2k · 51 runs
 e review             ███████░│░░░░░░░░░░░░░░░  31% of  33%  weight 2 · 31.0k · 30 runs
 u upkeep             ████│░░░░░░░░░░░░░░░░░░░  17% of  17%  weight 1 · 17.0k · 17 runs
 ─ budgets ──────────────────────────────────────────────────────────────────────────────────────────
 research tokens      ████████████░░░░░░░░░░░░ 48.8k left of 100.0k, 2,000 reserved
-everybody cost_micro ░░░░░░░░░░░░░░░░░░░░░░░░ 0 left of 50.0k
+global cost_micro    ░░░░░░░░░░░░░░░░░░░░░░░░ 0 left of 50.0k
 ─ named limits ─────────────────────────────────────────────────────────────────────────────────────
 model-api requests   ██████░░░░░░░░░░░░░░░░░░ 150 of 600 per 60 s
 ─ last events ──────────────────────────────────────────────────────────────────────────────────────
@@ -106,7 +106,7 @@ def test_a_limit_that_is_throttled_or_used_up_says_so() -> None:
 
 
 def test_markup_in_a_name_is_printed_and_not_obeyed() -> None:
-    story = Story(1, NOW, "plain", "[bold]agent[/bold] #1 started on [red]w")
+    story = EventText(1, NOW, "plain", "[bold]agent[/bold] #1 started on [red]w")
     text = screen(Scene(at=NOW, stories=(story,)), PLAIN)
     assert "[bold]agent[/bold] #1 started on [red]w" in text
 
@@ -115,9 +115,9 @@ def test_a_row_shows_how_each_run_ended() -> None:
     look = Look(width=15, height=5, in_color=False)  # ten columns of three seconds
     scene = Scene(at=NOW, window_s=30.0)
     spans = (
-        span("lab", 30, 22, "well"),
-        span("lab", 21, 16, "badly"),
-        span("lab", 15, 13, "well"),
+        span("lab", 30, 22, "completed"),
+        span("lab", 21, 16, "failed"),
+        span("lab", 15, 13, "completed"),
         span("lab", 12, 9, "lost"),
         span("lab", 5),
     )
@@ -134,8 +134,8 @@ def test_a_bar_has_its_tick_where_the_target_is() -> None:
 
 
 def test_the_chart_shows_more_time_the_longer_runs_last() -> None:
-    def lanes(*lengths_s: float) -> list[Lane]:
-        return [Lane("w", 1, deque(span("lab", length_s, 0.0, "well") for length_s in lengths_s))]
+    def lanes(*lengths_s: float) -> list[ChartRow]:
+        return [ChartRow("w", 1, deque(span("lab", length_s, 0.0, "completed") for length_s in lengths_s))]
 
     assert window_s_for([], NOW) == WINDOWS_S[0]
     assert window_s_for(lanes(1.0, 1.0, 500.0), NOW) == 30.0

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from rota.cli import app
 from rota.errors import InvalidInput, StoreUnavailable, Unauthenticated
-from rota.rpc.client import connect
-from tests.daemon.world import serving
+from rota.rpc import connect
+from tests.daemon.harness import serving
 
 
 def rota(*words: str) -> str:
@@ -33,7 +33,7 @@ def test_a_token_is_made_listed_used_and_revoked(tmp_path: Path, through_daemon:
         assert token.split("_", 2)[2] not in str(line)
         with connect(served.url, token=token) as client:
             assert client.queue.counts() == {}
-            assert "opens nothing" in rota("token", "revoke", line["token_id"], "--store", where)
+            assert "is revoked" in rota("token", "revoke", line["token_id"], "--store", where)
             for _ in range(1_000):
                 try:
                     client.queue.counts()

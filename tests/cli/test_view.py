@@ -15,8 +15,8 @@ from rota.app import Rota
 from rota.cli import view as views
 from rota.cli.view import LiveView, log_line, start_of
 from rota.kernel import ScheduleSpec
-from rota.observe.event_text import Story
-from rota.observe.fleet_state import AgentTag, Board
+from rota.observe.event_text import EventText
+from rota.observe.fleet_state import AgentName, FleetState
 from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import START, World
 
@@ -58,7 +58,7 @@ def test_without_a_terminal_it_prints_a_line_for_each_fact_that_matters() -> Non
     console, file = pipe()
     with Rota() as rota:
         supervisor = rota.supervisor(1, worker_id="worker-a")
-        with LiveView(rota.desk, supervisor, console=console):
+        with LiveView(rota.api, supervisor, console=console):
             fleet(rota)
             supervisor = rota.supervisor(1, worker_id="worker-a")
             assert supervisor.run(until_idle=True) == 2
@@ -67,9 +67,9 @@ def test_without_a_terminal_it_prints_a_line_for_each_fact_that_matters() -> Non
     assert told == [
         "worker-a started",
         "reader #1 started on worker-a",
-        "reader #1 ended well after a while",
+        "reader #1 completed after a while",
         "broken #2 started on worker-a",
-        "broken #2 ended failed after a while",
+        "broken #2 failed after a while",
         "worker-a stopped",
     ]
 
@@ -79,12 +79,12 @@ def test_on_a_terminal_it_paints_and_the_last_painting_shows_the_end() -> None:
     with Rota(policy="eevdf") as rota:
         fleet(rota)
         supervisor = rota.supervisor(2, worker_id="worker-a")
-        with LiveView(rota.desk, supervisor, console=console, store="rota.db", board=Board()):
+        with LiveView(rota.api, supervisor, console=console, store="rota.db", state=FleetState()):
             supervisor.run(until_idle=True)
     last = file.getvalue().rpartition("rota eevdf · 2 slots")[2]
     assert "worker-a · rota.db" in last
     assert "queue 0 waiting · 0 running · 2 ended" in last
-    assert "wrong 1 failed" in last
+    assert "failures 1 failed" in last
     assert "worker-a stopped" in last
 
 
@@ -98,7 +98,7 @@ def test_what_has_not_changed_is_not_painted_again(world: World) -> None:
         assert file.getvalue() == before
         world.put(pid)
         assert view.look() is True
-        assert "reader is to run: entry 1" in file.getvalue()[len(before) :]
+        assert "reader #1 queued" in file.getvalue()[len(before) :]
         assert view.look() is False
 
 
@@ -131,27 +131,25 @@ class _Full(io.StringIO):
 def test_a_view_that_fails_is_logged_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     with Rota() as rota:
         supervisor = rota.supervisor(1)
-        with LiveView(rota.desk, supervisor, console=Console(file=_Full(), force_terminal=False)):
+        with LiveView(rota.api, supervisor, console=Console(file=_Full(), force_terminal=False)):
             fleet(rota)
             assert rota.supervisor(1).run(until_idle=True) == 2
-        assert rota.desk.queue.counts() == {"completed": 2}
-    assert "the view failed; the run goes on" in caplog.messages
+        assert rota.api.queue.counts() == {"completed": 2}
+    assert "the view failed; the run continues" in caplog.messages
 
 
 def test_a_view_that_cannot_begin_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
     streams = sys.stdout, sys.stderr
     with Rota() as rota:
-        with LiveView(rota.desk, console=Console(file=_Full(), force_terminal=True, width=80)):
+        with LiveView(rota.api, console=Console(file=_Full(), force_terminal=True, width=80)):
             fleet(rota)
             assert rota.supervisor(1).run(until_idle=True) == 2
-        assert rota.desk.queue.counts() == {"completed": 2}
-    assert caplog.messages[0] == "the view could not begin; the run goes on without it"
+        assert rota.api.queue.counts() == {"completed": 2}
+    assert caplog.messages[0] == "the view could not start; the run continues without it"
     assert (sys.stdout, sys.stderr) == streams
 
 
-def test_who_is_far_behind_begins_anew_and_says_what_was_left_out(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_view_far_behind_restarts_and_says_how_much_it_skipped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "LAG_MAX", 10)
     pid = world.agent("reader")
     console, file = pipe()
@@ -160,8 +158,8 @@ def test_who_is_far_behind_begins_anew_and_says_what_was_left_out(
         for _ in range(11):
             world.put(pid)
         view.look()
-        assert "… 11 events are not shown" in file.getvalue()
-        assert (view.board or Board()).queued == 11
+        assert "… 11 events skipped" in file.getvalue()
+        assert (view.state or FleetState()).queued == 11
         world.take(worker_id="w")
     assert "reader #1 started on w" in file.getvalue()
 
@@ -174,8 +172,8 @@ def test_a_view_begins_with_what_is_there(world: World) -> None:
     start = start_of(Dispatcher(world.kernel))
     assert start.through_id == world.journal.cursor()
     assert (start.queued, start.running, start.weights) == (3, 1, {"lab": 2_000})
-    assert start.agents == {pid: AgentTag("reader", "lab")}
+    assert start.agents == {pid: AgentName("reader", "lab")}
 
 
 def test_a_log_line_begins_with_the_time() -> None:
-    assert log_line(Story(1, 3_600.0 * 7 + 61, "plain", "it began")) == "07:01:01Z it began"
+    assert log_line(EventText(1, 3_600.0 * 7 + 61, "plain", "it began")) == "07:01:01Z it began"

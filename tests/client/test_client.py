@@ -1,4 +1,4 @@
-"""The client is a desk: the embedded one's verbs, signatures and errors, and what it does when the daemon is away."""
+"""The client has the API, signatures and errors of the embedded dispatcher, and retries when the daemon is away."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ import pytest
 from rota import store
 from rota.errors import Forbidden, InvalidInput, SchedInvalidPayload, StoreUnavailable, Unauthenticated, UnknownPid
 from rota.kernel import Completion, Kernel, ScheduleSpec
-from rota.rpc.client import AsyncClient, Client, connect, connect_async, is_remote
-from rota.rpc.client.client import IDLE_MAX, Keys, is_safe
-from rota.rpc.client.connections import Lost
-from rota.rpc.error_codec import fault_of
-from rota.rpc.jsonrpc import answer, refuse
+from rota.rpc import AsyncClient, Client, connect, connect_async, is_remote
+from rota.rpc.client.client import IDLE_MAX, EntryKeys, is_retry_safe
+from rota.rpc.client.connections import ConnectionLost
+from rota.rpc.error_codec import to_error_object
+from rota.rpc.jsonrpc import encode_error, encode_result
 from rota.rpc.methods import METHODS
-from rota.service.api import Desk
+from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
-from tests.daemon.world import Served, make_token, serving
+from tests.daemon.harness import Served, make_token, serving
 
 PARTS = ("agents", "queue", "ledger", "contexts", "projects", "journal", "supervision")
 
 
-# --- the same desk -------------------------------------------------------------------------------
+# --- the same API --------------------------------------------------------------------------------
 
 
-def test_a_client_and_an_embedded_dispatcher_are_the_same_desk(served: Served) -> None:
+def test_a_client_and_an_embedded_dispatcher_have_the_same_api(served: Served) -> None:
     kernel = Kernel(store.open(":memory:"))
-    embedded: Desk = Dispatcher(kernel)
+    embedded: SchedulerApi = Dispatcher(kernel)
     with served.client() as client:
-        remote: Desk = client
+        remote: SchedulerApi = client
         for part in PARTS:
             near, far = getattr(embedded, part), getattr(remote, part)
             for verb, method in ((m.verb, m) for m in METHODS.values() if m.part == part):
                 assert inspect.signature(getattr(far, verb)) == inspect.signature(getattr(near, verb)), method.name
-        for name, _ in inspect.getmembers(Desk, inspect.isfunction):
+        for name, _ in inspect.getmembers(SchedulerApi, inspect.isfunction):
             if not name.startswith("_"):
                 assert callable(getattr(client, name))
     kernel.store.close()
 
 
-@pytest.mark.parametrize("far_away", [False, True])
-def test_code_written_for_a_desk_cannot_tell_them_apart(far_away: bool, served: Served) -> None:
+@pytest.mark.parametrize("remote", [False, True])
+def test_code_written_for_the_api_runs_on_both(remote: bool, served: Served) -> None:
     kernel = Kernel(store.open(":memory:"))
     client = served.client()
-    desk: Desk = client if far_away else Dispatcher(kernel)
-    assert _story(desk) == [
+    api: SchedulerApi = client if remote else Dispatcher(kernel)
+    assert _story(api) == [
         1,
         ("completed", 2, {"ok": True}),
         (3, True, False),
@@ -63,34 +63,34 @@ def test_code_written_for_a_desk_cannot_tell_them_apart(far_away: bool, served: 
     kernel.store.close()
 
 
-def _story(desk: Desk) -> list[Any]:
-    """What a small supervisor does, and what it hears."""
-    heard: list[Any] = []
-    pid = desk.agents.create("agent", "callable", max_concurrent=2)
-    heard.append(pid)
-    desk.queue.enqueue_many([ScheduleSpec(pid), ScheduleSpec(pid, priority=5, expected={"tokens": 3})])
-    (entry,) = desk.claim("worker", 1, kinds=("gpu",), incarnation="1")
-    desk.ledger.create(pid, {"tokens": 2})
-    charged = desk.queue.charge(entry.sched_id, {"tokens": 3}, token=entry.token)["tokens"]
-    desk.complete_and_claim([Completion(entry.sched_id, token=entry.token, result={"ok": True})], "worker")
-    ended = desk.queue.wait(entry.sched_id, 1.0)
-    heard.append((ended.state, ended.sched_id, ended.result))
-    heard.append((charged.used, charged.first_breach, charged.warned and charged.used < 2))
-    since = desk.journal.cursor()
-    desk.agents.transition(pid, "RUNNING", reason="run")
-    heard.append([(event.kind, event.payload) for event in desk.journal.tail(since)])
+def _story(api: SchedulerApi) -> list[Any]:
+    """The results of a small supervisor's calls."""
+    results: list[Any] = []
+    pid = api.agents.create("agent", "callable", max_concurrent=2)
+    results.append(pid)
+    api.queue.enqueue_many([ScheduleSpec(pid), ScheduleSpec(pid, priority=5, expected={"tokens": 3})])
+    (entry,) = api.claim("worker", 1, kinds=("gpu",), incarnation="1")
+    api.ledger.create(pid, {"tokens": 2})
+    charged = api.queue.charge(entry.sched_id, {"tokens": 3}, token=entry.token)["tokens"]
+    api.complete_and_claim([Completion(entry.sched_id, token=entry.token, result={"ok": True})], "worker")
+    ended = api.queue.wait(entry.sched_id, 1.0)
+    results.append((ended.state, ended.sched_id, ended.result))
+    results.append((charged.used, charged.first_breach, charged.warned and charged.used < 2))
+    since = api.journal.cursor()
+    api.agents.transition(pid, "RUNNING", reason="run")
+    results.append([(event.kind, event.payload) for event in api.journal.tail(since)])
     try:
-        desk.agents.get(9)
+        api.agents.get(9)
     except UnknownPid as error:
-        heard.append(f"{type(error).__name__}: {error}")
+        results.append(f"{type(error).__name__}: {error}")
     try:
-        desk.agents.transition(pid, nonsense=1)  # type: ignore[call-arg]
+        api.agents.transition(pid, nonsense=1)  # type: ignore[call-arg]
     except TypeError as error:
-        heard.append(type(error).__name__)
-    return heard
+        results.append(type(error).__name__)
+    return results
 
 
-def test_the_queue_of_a_client_claims_strictly_whatever_the_daemons_policy(tmp_path: Path) -> None:
+def test_the_queue_of_a_client_claims_in_strict_order_under_any_policy(tmp_path: Path) -> None:
     with serving(tmp_path / "rota.db", policy="edf") as served, served.client() as client:
         pid = client.create_agent("agent", "callable")
         soon = client.enqueue(ScheduleSpec(pid, priority=1, deadline=4e9))
@@ -103,11 +103,11 @@ def test_the_queue_of_a_client_claims_strictly_whatever_the_daemons_policy(tmp_p
 # --- addresses and tokens ------------------------------------------------------------------------
 
 
-def test_an_address_says_what_it_is() -> None:
+def test_an_address_is_a_file_or_a_daemon() -> None:
     assert is_remote("unix:/x")
     assert is_remote("https://h:1")
     assert not is_remote("rota.db")
-    with pytest.raises(InvalidInput, match="no daemon's address"):
+    with pytest.raises(InvalidInput, match="not the address of a daemon"):
         connect("rota.db")
 
 
@@ -117,7 +117,7 @@ def test_the_token_comes_from_the_argument_the_environment_or_a_file(
     token = make_token(served.path, "read")
     file = tmp_path / "token"
     file.write_text(token + "\n")
-    for how, environment in (
+    for options, environment in (
         ({"token": token}, {}),
         ({}, {"ROTA_ACCESS_TOKEN": token}),
         ({"token_file": str(file)}, {}),
@@ -126,10 +126,10 @@ def test_the_token_comes_from_the_argument_the_environment_or_a_file(
         with monkeypatch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, value)
-            with connect(served.url, **how) as client:  # type: ignore[arg-type]
+            with connect(served.url, **options) as client:  # type: ignore[arg-type]
                 assert client.queue.counts() == {}
-    monkeypatch.setenv("ROTA_TOKEN", "41")  # what a run is given: the token of its claim, which is another thing
-    with connect(served.url) as client, pytest.raises(Unauthenticated, match="no token"):
+    monkeypatch.setenv("ROTA_TOKEN", "41")  # the claim token of a run, which is not an access token
+    with connect(served.url) as client, pytest.raises(Unauthenticated, match="no access token"):
         client.queue.counts()
     with connect(served.url, token=token) as client, pytest.raises(Forbidden, match="needs scope enqueue"):
         client.enqueue(ScheduleSpec(1))
@@ -141,7 +141,7 @@ def test_the_token_comes_from_the_argument_the_environment_or_a_file(
 
 
 class Scripted:
-    """Connections that do what was written down, one word for each request."""
+    """Connections that follow a script, one word for each request."""
 
     def __init__(self, *script: str) -> None:
         self.script = list(script)
@@ -150,48 +150,48 @@ class Scripted:
     def __call__(self) -> Scripted:
         if self.script and self.script[0] == "unreachable":
             self.script.pop(0)
-            raise Lost("nobody listens", sent=False)
+            raise ConnectionLost("connection refused", sent=False)
         return self
 
-    def ask(self, body: bytes, _timeout_s: float) -> bytes:
+    def request(self, body: bytes, _timeout_s: float) -> bytes:
         request = msgspec.json.decode(body)
         word = self.script.pop(0)
         if word == "unsent":
-            raise Lost("gone before", sent=False)
+            raise ConnectionLost("gone before", sent=False)
         self.sent.append(request)
         if word == "lost":
-            raise Lost("gone after", sent=True)
+            raise ConnectionLost("gone after", sent=True)
         if word == "refuse":
-            return refuse(request["id"], fault_of(UnknownPid(7)))
-        return answer(request["id"], msgspec.json.decode(word))
+            return encode_error(request["id"], to_error_object(UnknownPid(7)))
+        return encode_result(request["id"], msgspec.json.decode(word))
 
     def close(self) -> None:
         pass
 
 
-def client_of(script: Scripted, **how: Any) -> Client:
-    return Client(script, "unix:test", **how)
+def client_of(script: Scripted, **options: Any) -> Client:
+    return Client(script, "unix:test", **options)
 
 
-def test_what_was_not_sent_is_sent_again_whatever_it_is() -> None:
+def test_any_call_that_was_not_sent_is_retried() -> None:
     script = Scripted("unreachable", "unsent", '{"sched_id":1,"state":"completed","prev_state":"dispatched"}')
     assert client_of(script).complete(1, "completed") == ("dispatched", "completed")
     assert len(script.sent) == 1
 
 
-def test_what_is_safe_is_sent_again_when_its_answer_was_lost() -> None:
+def test_a_safe_call_is_retried_when_its_response_was_lost() -> None:
     script = Scripted("lost", "lost", '{"states":{"queued":1}}')
     assert client_of(script).queue.counts() == {"queued": 1}
     assert len({request["id"] for request in script.sent}) == 1
 
 
-def test_what_is_not_safe_is_not() -> None:
+def test_an_unsafe_call_is_not_retried_when_its_response_was_lost() -> None:
     script = Scripted("lost")
-    with pytest.raises(StoreUnavailable, match=r"kernel.sched.complete was lost .*may have been carried out"):
+    with pytest.raises(StoreUnavailable, match=r"kernel.sched.complete was lost .*may have been executed"):
         client_of(script).complete(1, "completed")
 
 
-def test_an_enqueue_that_is_sent_again_has_the_key_it_had() -> None:
+def test_a_retried_enqueue_has_the_same_key() -> None:
     script = Scripted("lost", '{"sched_id":5}', "lost", '{"sched_ids":[6,7]}')
     client = client_of(script)
     assert client.enqueue(ScheduleSpec(1)) == 5
@@ -203,8 +203,8 @@ def test_an_enqueue_that_is_sent_again_has_the_key_it_had() -> None:
     assert two["key"] == "mine"
 
 
-def test_a_retried_enqueue_makes_one_entry(served: Served) -> None:
-    """The daemon carries it out and the answer is lost on the way."""
+def test_a_retried_enqueue_creates_one_entry(served: Served) -> None:
+    """The daemon executes it and the response is lost."""
     with served.client() as client:
         pid = client.create_agent("agent", "callable")
         real = client._open_connection
@@ -214,11 +214,11 @@ def test_a_retried_enqueue_makes_one_entry(served: Served) -> None:
                 self.inner = real()
                 self.first = True
 
-            def ask(self, body: bytes, timeout_s: float) -> bytes:
-                got = self.inner.ask(body, timeout_s)
+            def request(self, body: bytes, timeout_s: float) -> bytes:
+                got = self.inner.request(body, timeout_s)
                 if b"kernel.sched.enqueue" in body and lose:
                     lose.pop()
-                    raise Lost("the answer was lost", sent=True)
+                    raise ConnectionLost("the response was lost", sent=True)
                 return got
 
             def close(self) -> None:
@@ -231,8 +231,8 @@ def test_a_retried_enqueue_makes_one_entry(served: Served) -> None:
         assert client.get(sched_id).pid == pid
 
 
-def test_a_daemon_that_stays_away_is_said_to_be_unreachable() -> None:
-    with pytest.raises(StoreUnavailable, match="cannot be reached: nobody listens"):
+def test_a_daemon_that_stays_away_is_reported_as_unreachable() -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be reached: connection refused"):
         client_of(Scripted(*["unreachable"] * 9), retry_s=0.0).info()
     with pytest.raises(StoreUnavailable, match="rota serve"), connect("unix:/nowhere/x", retry_s=0.0) as client:
         client.info()
@@ -240,32 +240,32 @@ def test_a_daemon_that_stays_away_is_said_to_be_unreachable() -> None:
         client.info()
 
 
-def test_an_error_of_the_daemon_is_not_tried_again() -> None:
+def test_an_error_of_the_daemon_is_not_retried() -> None:
     script = Scripted("refuse")
     with pytest.raises(UnknownPid):
         client_of(script).enqueue(ScheduleSpec(7))
     assert script.script == []
 
 
-def test_what_is_safe_is_said_in_one_place() -> None:
+def test_which_calls_are_safe_to_retry() -> None:
     keyed, bare = ScheduleSpec(1, key="k"), ScheduleSpec(1)
     enqueue, many = METHODS["kernel.sched.enqueue"], METHODS["kernel.sched.enqueue_many"]
-    assert is_safe(enqueue, keyed)
-    assert not is_safe(enqueue, bare)
-    assert not is_safe(many, {"specs": [keyed, bare]})
-    assert is_safe(METHODS["kernel.sched.claim"], {})
-    assert not is_safe(METHODS["kernel.ledger.charge"], {})
-    assert len({Keys().put(bare).key for _ in range(100)}) == 100
+    assert is_retry_safe(enqueue, keyed)
+    assert not is_retry_safe(enqueue, bare)
+    assert not is_retry_safe(many, {"specs": [keyed, bare]})
+    assert is_retry_safe(METHODS["kernel.sched.claim"], {})
+    assert not is_retry_safe(METHODS["kernel.ledger.charge"], {})
+    assert len({EntryKeys().add(bare).key for _ in range(100)}) == 100
 
 
-def test_what_is_no_spec_is_refused_here() -> None:
+def test_an_invalid_spec_is_rejected_by_the_client() -> None:
     with pytest.raises(SchedInvalidPayload):
         client_of(Scripted()).enqueue({"pid": 1})  # type: ignore[arg-type]
     with pytest.raises(SchedInvalidPayload, match="not JSON"):
         client_of(Scripted()).enqueue(ScheduleSpec(1, payload={"a": object()}))
 
 
-def test_connections_are_kept_and_closed(served: Served) -> None:
+def test_connections_are_pooled_and_closed(served: Served) -> None:
     client = served.client()
     pid = client.create_agent("agent", "callable")
     threads = [threading.Thread(target=client.enqueue, args=(ScheduleSpec(pid),)) for _ in range(IDLE_MAX + 8)]
@@ -294,13 +294,13 @@ def test_a_child_process_does_not_use_its_parents_connections(served: Served) ->
 
 
 @pytest.mark.parametrize("transport", ["unix", "http"])
-def test_the_client_for_event_loops_is_the_same_desk(served: Served, transport: str) -> None:
+def test_the_async_client_has_the_same_api(served: Served, transport: str) -> None:
     address = served.unix if transport == "unix" else served.url
     token = make_token(served.path, "admin")
 
     async def story() -> None:
-        how: dict[str, Any] = {} if transport == "unix" else {"token": token}
-        async with connect_async(address, **how) as client:
+        options: dict[str, Any] = {} if transport == "unix" else {"token": token}
+        async with connect_async(address, **options) as client:
             pid = await client.create_agent("agent", "callable")
             waiting = [asyncio.create_task(client.claim(f"w{n}", wait_s=30.0)) for n in range(3)]
             ids = await client.enqueue_many([ScheduleSpec(pid) for _ in range(3)])
@@ -321,7 +321,7 @@ def test_the_client_for_event_loops_is_the_same_desk(served: Served, transport: 
     asyncio.run(story())
 
 
-def test_the_client_for_event_loops_finds_a_daemon_that_comes_back(tmp_path: Path) -> None:
+def test_the_async_client_reconnects_to_a_restarted_daemon(tmp_path: Path) -> None:
     path = str(tmp_path / "rota.db")
 
     async def story() -> None:

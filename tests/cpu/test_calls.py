@@ -1,4 +1,4 @@
-"""Calls: a caller lends its place and its budget, the reply gives them back, and nothing is lost when somebody ends."""
+"""Calls: a caller donates its share and budget, the reply returns them, and nothing is lost when an entity ends."""
 
 from __future__ import annotations
 
@@ -7,252 +7,252 @@ from itertools import pairwise
 import pytest
 
 from rota.cores.calls import CALL_DEPTH_MAX, CALLERS_MAX
-from rota.cores.events import Call, CallFailed, Exit, Kill, PostTimeout, Reply, Revoke, Run, Wake
+from rota.cores.events import CallEntity, CallFailed, ExitEntity, Kill, PostTimeout, Reply, Revoke, RunEntity, Wake
 from rota.errors import DonationCycle, EntityIllegalTransition, LimitExceeded
-from tests.cpu.stage import MS, Stage
+from tests.cpu.harness import MS, EngineHarness
 
 
-def test_the_budget_is_lent_with_the_call_and_comes_back_with_the_reply() -> None:
-    stage = Stage()
-    caller, server = stage.one(), stage.one(awake=False)
-    stage.bind(stage.context(10, 100), caller)
-    stage.tell(Call(caller, server))
-    assert stage.machine.entity(server).paying == 1
-    assert stage.machine.entity(caller).state == "calling"
-    stage.until(2 * MS)
-    stage.tell(Reply(server))
-    assert stage.machine.entity(server).state == "sleeping"
-    assert stage.machine.entity(server).paying is None
-    assert stage.machine.entity(caller).state == "running"
-    stage.until(2 * MS + MS // 2)
-    stage.block(caller)
-    assert stage.machine.context(1).remaining == 7 * MS + MS // 2
+def test_a_call_donates_the_budget_and_the_reply_returns_it() -> None:
+    harness = EngineHarness()
+    caller, server = harness.one(), harness.one(awake=False)
+    harness.bind(harness.context(10, 100), caller)
+    harness.send(CallEntity(caller, server))
+    assert harness.engine.entity(server).paying == 1
+    assert harness.engine.entity(caller).state == "calling"
+    harness.until(2 * MS)
+    harness.send(Reply(server))
+    assert harness.engine.entity(server).state == "sleeping"
+    assert harness.engine.entity(server).paying is None
+    assert harness.engine.entity(caller).state == "running"
+    harness.until(2 * MS + MS // 2)
+    harness.block(caller)
+    assert harness.engine.context(1).remaining == 7 * MS + MS // 2
 
 
-def test_a_chain_of_calls_lends_the_first_callers_budget_all_the_way() -> None:
-    stage = Stage()
-    first = stage.one()
-    chain = stage.spawn(3, awake=False)
-    stage.bind(stage.context(10, 100), first)
+def test_a_chain_of_calls_runs_on_the_first_callers_budget() -> None:
+    harness = EngineHarness()
+    first = harness.one()
+    chain = harness.spawn(3, awake=False)
+    harness.bind(harness.context(10, 100), first)
     for caller, callee in zip([first, *chain], chain, strict=False):
-        stage.tell(Call(caller, callee))
-        assert stage.machine.entity(callee).paying == 1
-    stage.until(1 * MS)
-    assert stage.running() == [chain[-1]]
+        harness.send(CallEntity(caller, callee))
+        assert harness.engine.entity(callee).paying == 1
+    harness.until(1 * MS)
+    assert harness.running() == [chain[-1]]
     for callee, caller in zip(reversed(chain), [*reversed(chain[:-1]), first], strict=True):
-        assert stage.tell(Reply(callee)) == [Run(0, caller, 3 * MS)]
-    assert stage.running() == [first]
-    assert stage.machine.account(first).preemptions == 0
+        assert harness.send(Reply(callee)) == [RunEntity(0, caller, 3 * MS)]
+    assert harness.running() == [first]
+    assert harness.engine.account(first).preemptions == 0
 
 
-def test_depletion_in_the_middle_of_a_call_is_told_to_the_lenders_endpoint() -> None:
-    stage = Stage()
-    caller, middle, last = stage.one(), stage.one(awake=False), stage.one(awake=False)
-    stage.bind(stage.context(5, 50, timeout_endpoint=11), caller)
-    stage.bind(stage.context(50, 100, timeout_endpoint=22), last)
-    stage.tell(Call(caller, middle))
-    stage.tell(Call(middle, last))
-    stage.until(10 * MS)
-    assert stage.said(PostTimeout) == [PostTimeout(11, 1, last, 1)]
-    assert stage.machine.entity(last).state == "throttled"
-    assert stage.runtime(last) == 5 * MS
-    stage.until(50 * MS)
-    assert stage.running() == [last]  # the refill lets the answer go on
-    stage.tell(Reply(last))
-    stage.tell(Reply(middle))
-    assert stage.running() == [caller]
+def test_depletion_during_a_call_notifies_the_donors_endpoint() -> None:
+    harness = EngineHarness()
+    caller, middle, last = harness.one(), harness.one(awake=False), harness.one(awake=False)
+    harness.bind(harness.context(5, 50, timeout_endpoint=11), caller)
+    harness.bind(harness.context(50, 100, timeout_endpoint=22), last)
+    harness.send(CallEntity(caller, middle))
+    harness.send(CallEntity(middle, last))
+    harness.until(10 * MS)
+    assert harness.decided(PostTimeout) == [PostTimeout(11, 1, last, 1)]
+    assert harness.engine.entity(last).state == "throttled"
+    assert harness.runtime(last) == 5 * MS
+    harness.until(50 * MS)
+    assert harness.running() == [last]  # after the refill the callee continues
+    harness.send(Reply(last))
+    harness.send(Reply(middle))
+    assert harness.running() == [caller]
 
 
-def test_a_caller_without_a_context_lends_none_and_the_callees_own_pays() -> None:
-    stage = Stage()
-    caller, server = stage.one(), stage.one(awake=False)
-    stage.bind(stage.context(10, 100), server)
-    stage.tell(Call(caller, server))
-    assert stage.machine.entity(server).paying == 1
-    stage.until(2 * MS)
-    stage.tell(Reply(server))
-    stage.until(4 * MS)
-    stage.block(caller)
-    assert stage.machine.context(1).remaining == 8 * MS
-    assert stage.machine.best_effort_ns == 2 * MS
+def test_a_caller_without_a_context_donates_none_and_the_callees_own_pays() -> None:
+    harness = EngineHarness()
+    caller, server = harness.one(), harness.one(awake=False)
+    harness.bind(harness.context(10, 100), server)
+    harness.send(CallEntity(caller, server))
+    assert harness.engine.entity(server).paying == 1
+    harness.until(2 * MS)
+    harness.send(Reply(server))
+    harness.until(4 * MS)
+    harness.block(caller)
+    assert harness.engine.context(1).remaining == 8 * MS
+    assert harness.engine.best_effort_ns == 2 * MS
 
 
 def test_the_context_of_a_call_path_pays_instead_of_the_callers() -> None:
-    stage = Stage()
-    caller, server = stage.one(), stage.one(awake=False)
-    stage.bind(stage.context(10, 100), caller)
-    stage.machine.bind_path(stage.context(10, 100), server)
-    stage.until(1 * MS)
-    stage.tell(Call(caller, server))
-    assert stage.machine.entity(server).paying == 2
-    stage.until(3 * MS)
-    stage.tell(Reply(server))
-    stage.until(4 * MS)
-    stage.block(caller)
-    assert [stage.machine.context(number).remaining for number in (1, 2)] == [8 * MS, 8 * MS]
+    harness = EngineHarness()
+    caller, server = harness.one(), harness.one(awake=False)
+    harness.bind(harness.context(10, 100), caller)
+    harness.engine.bind_path(harness.context(10, 100), server)
+    harness.until(1 * MS)
+    harness.send(CallEntity(caller, server))
+    assert harness.engine.entity(server).paying == 2
+    harness.until(3 * MS)
+    harness.send(Reply(server))
+    harness.until(4 * MS)
+    harness.block(caller)
+    assert [harness.engine.context(number).remaining for number in (1, 2)] == [8 * MS, 8 * MS]
 
 
-def test_a_circle_of_calls_is_refused_and_nothing_changes() -> None:
-    stage = Stage()
-    first, second, third = stage.one(), stage.one(awake=False), stage.one(awake=False)
-    stage.tell(Call(first, second))
-    stage.tell(Call(second, third))
+def test_a_cycle_of_calls_is_refused_and_nothing_changes() -> None:
+    harness = EngineHarness()
+    first, second, third = harness.one(), harness.one(awake=False), harness.one(awake=False)
+    harness.send(CallEntity(first, second))
+    harness.send(CallEntity(second, third))
     for callee in (first, second, third):
         with pytest.raises(DonationCycle, match="waits for it"):
-            stage.tell(Call(third, callee))
-    stage.machine.audit()
-    assert stage.running() == [third]
-    stage.tell(Reply(third))
-    assert stage.running() == [second]
+            harness.send(CallEntity(third, callee))
+    harness.engine.check_invariants()
+    assert harness.running() == [third]
+    harness.send(Reply(third))
+    assert harness.running() == [second]
 
 
-def test_a_chain_may_be_so_deep_and_no_deeper() -> None:
-    stage = Stage()
-    chain = [stage.one(), *stage.spawn(CALL_DEPTH_MAX + 1, awake=False)]
+def test_the_length_of_a_call_chain_is_limited() -> None:
+    harness = EngineHarness()
+    chain = [harness.one(), *harness.spawn(CALL_DEPTH_MAX + 1, awake=False)]
     for caller, callee in pairwise(chain[: CALL_DEPTH_MAX + 1]):
-        stage.tell(Call(caller, callee))
+        harness.send(CallEntity(caller, callee))
     with pytest.raises(LimitExceeded, match="call_depth_max is 64"):
-        stage.tell(Call(chain[CALL_DEPTH_MAX], chain[CALL_DEPTH_MAX + 1]))
-    stage.machine.audit()
+        harness.send(CallEntity(chain[CALL_DEPTH_MAX], chain[CALL_DEPTH_MAX + 1]))
+    harness.engine.check_invariants()
 
 
-def test_a_busy_server_serves_its_callers_first_come_first() -> None:
-    stage = Stage()
-    callers, server = stage.spawn(3), stage.one(awake=False)
-    stage.tell(Call(callers[0], server))
-    stage.until(3 * MS)  # the first caller's turn ends in the middle of its call
-    stage.tell(Call(callers[1], server))
-    stage.tell(Call(callers[2], server))
+def test_a_busy_server_serves_its_callers_in_order() -> None:
+    harness = EngineHarness()
+    callers, server = harness.spawn(3), harness.one(awake=False)
+    harness.send(CallEntity(callers[0], server))
+    harness.until(3 * MS)  # the first caller's slice ends during its call
+    harness.send(CallEntity(callers[1], server))
+    harness.send(CallEntity(callers[2], server))
     for caller in callers:
-        assert stage.running() == [server]
-        stage.tell(Reply(server))
-        assert stage.running() == [caller]
-        stage.block(caller)
-    assert stage.machine.entity(server).state == "sleeping"
-    assert stage.running() == [None]
+        assert harness.running() == [server]
+        harness.send(Reply(server))
+        assert harness.running() == [caller]
+        harness.block(caller)
+    assert harness.engine.entity(server).state == "sleeping"
+    assert harness.running() == [None]
 
 
-def test_so_many_may_wait_for_one_server_and_no_more() -> None:
-    stage = Stage()
-    server = stage.one()  # awake and busy with its own work
+def test_the_number_of_waiting_callers_is_limited() -> None:
+    harness = EngineHarness()
+    server = harness.one()  # awake and busy with its own work
     for _ in range(CALLERS_MAX):
-        caller = stage.one(latency_class="sensitive")
-        while stage.running() != [caller]:
-            stage.until(stage.now + MS)
-        stage.tell(Call(caller, server))
-    last = stage.one(latency_class="sensitive")
-    while stage.running() != [last]:
-        stage.until(stage.now + MS)
+        caller = harness.one(latency_class="sensitive")
+        while harness.running() != [caller]:
+            harness.until(harness.now + MS)
+        harness.send(CallEntity(caller, server))
+    last = harness.one(latency_class="sensitive")
+    while harness.running() != [last]:
+        harness.until(harness.now + MS)
     with pytest.raises(LimitExceeded, match="callers_max is 256"):
-        stage.tell(Call(last, server))
-    assert stage.running() == [last]
+        harness.send(CallEntity(last, server))
+    assert harness.running() == [last]
 
 
-def test_a_server_that_blocks_while_it_serves_goes_on_in_the_callers_place() -> None:
-    stage = Stage()
-    caller, server, hog = stage.one(), stage.one(awake=False), stage.one()
-    stage.bind(stage.context(50, 100), caller)
-    stage.tell(Call(caller, server))
-    stage.until(1 * MS)
-    stage.block(server)
-    assert stage.running() == [hog]
-    stage.until(2 * MS)
-    stage.tell(Wake(server))
-    stage.until(8 * MS)
-    assert stage.runtime(server) > 1 * MS
-    assert stage.machine.entity(server).paying == 1
-    while stage.running() != [server]:
-        stage.until(stage.now + MS)
-    stage.tell(Reply(server))
-    assert stage.running() == [caller]
+def test_a_server_that_blocks_while_it_serves_continues_on_the_callers_share() -> None:
+    harness = EngineHarness()
+    caller, server, hog = harness.one(), harness.one(awake=False), harness.one()
+    harness.bind(harness.context(50, 100), caller)
+    harness.send(CallEntity(caller, server))
+    harness.until(1 * MS)
+    harness.block(server)
+    assert harness.running() == [hog]
+    harness.until(2 * MS)
+    harness.send(Wake(server))
+    harness.until(8 * MS)
+    assert harness.runtime(server) > 1 * MS
+    assert harness.engine.entity(server).paying == 1
+    while harness.running() != [server]:
+        harness.until(harness.now + MS)
+    harness.send(Reply(server))
+    assert harness.running() == [caller]
 
 
-def test_when_the_callee_ends_its_callers_go_on_with_an_error() -> None:
-    stage = Stage()
-    served, server = stage.one(), stage.one(awake=False)
-    stage.tell(Call(served, server))
-    queued = stage.one(latency_class="sensitive")
-    stage.tell(Call(queued, server))
-    stage.tell(Exit(server))
-    assert {one.caller for one in stage.said(CallFailed)} == {served, queued}
-    assert {stage.machine.entity(one).state for one in (served, queued)} == {"running", "ready"}
-    stage.until(20 * MS)
-    assert all(stage.runtime(one) > 5 * MS for one in (served, queued))
+def test_when_the_callee_ends_its_callers_continue_with_an_error() -> None:
+    harness = EngineHarness()
+    served, server = harness.one(), harness.one(awake=False)
+    harness.send(CallEntity(served, server))
+    queued = harness.one(latency_class="sensitive")
+    harness.send(CallEntity(queued, server))
+    harness.send(ExitEntity(server))
+    assert {one.caller for one in harness.decided(CallFailed)} == {served, queued}
+    assert {harness.engine.entity(one).state for one in (served, queued)} == {"running", "ready"}
+    harness.until(20 * MS)
+    assert all(harness.runtime(one) > 5 * MS for one in (served, queued))
 
 
-def test_when_the_caller_ends_the_callee_goes_on_in_its_own_place_and_replies_to_nobody() -> None:
-    stage = Stage()
-    caller, server = stage.one(), stage.one(awake=False)
-    stage.bind(stage.context(10, 100), caller)
-    stage.tell(Call(caller, server))
-    stage.until(1 * MS)
-    stage.tell(Exit(caller))
-    assert stage.running() == [server]
-    assert stage.machine.entity(server).paying is None
-    stage.until(2 * MS)
-    stage.tell(Reply(server))
-    assert stage.machine.entity(server).state == "sleeping"
-    assert stage.runtime(server) == 2 * MS
-    assert stage.machine.best_effort_ns == 1 * MS
+def test_when_the_caller_ends_the_callee_continues_on_its_own_share() -> None:
+    harness = EngineHarness()
+    caller, server = harness.one(), harness.one(awake=False)
+    harness.bind(harness.context(10, 100), caller)
+    harness.send(CallEntity(caller, server))
+    harness.until(1 * MS)
+    harness.send(ExitEntity(caller))
+    assert harness.running() == [server]
+    assert harness.engine.entity(server).paying is None
+    harness.until(2 * MS)
+    harness.send(Reply(server))
+    assert harness.engine.entity(server).state == "sleeping"
+    assert harness.runtime(server) == 2 * MS
+    assert harness.engine.best_effort_ns == 1 * MS
 
 
-def test_when_one_in_the_middle_of_a_chain_ends_both_sides_go_on() -> None:
-    stage = Stage()
-    first, middle, last = stage.one(), stage.one(awake=False), stage.one(awake=False)
-    stage.bind(stage.context(10, 100), first)
-    stage.tell(Call(first, middle))
-    stage.tell(Call(middle, last))
-    stage.until(1 * MS)
-    stage.tell(Exit(middle))
-    assert stage.said(CallFailed) == [CallFailed(first, middle)]
-    assert {stage.machine.entity(one).state for one in (first, last)} == {"running", "ready"}
-    assert [stage.machine.entity(one).paying for one in (first, last)] == [1, None]
-    stage.until(20 * MS)
-    assert stage.runtime(last) > 5 * MS
+def test_when_an_entity_in_the_middle_of_a_chain_ends_both_sides_continue() -> None:
+    harness = EngineHarness()
+    first, middle, last = harness.one(), harness.one(awake=False), harness.one(awake=False)
+    harness.bind(harness.context(10, 100), first)
+    harness.send(CallEntity(first, middle))
+    harness.send(CallEntity(middle, last))
+    harness.until(1 * MS)
+    harness.send(ExitEntity(middle))
+    assert harness.decided(CallFailed) == [CallFailed(first, middle)]
+    assert {harness.engine.entity(one).state for one in (first, last)} == {"running", "ready"}
+    assert [harness.engine.entity(one).paying for one in (first, last)] == [1, None]
+    harness.until(20 * MS)
+    assert harness.runtime(last) > 5 * MS
 
 
-def test_a_context_that_is_revoked_in_the_middle_of_a_call_leaves_the_answer_running() -> None:
-    stage = Stage()
-    caller, server = stage.one(), stage.one(awake=False)
-    handle = stage.context(10, 100)
-    stage.bind(handle, caller)
-    stage.tell(Call(caller, server))
-    stage.until(1 * MS)
-    stage.tell(Revoke(handle))
-    stage.until(5 * MS)
-    assert stage.running() == [server]
-    assert stage.machine.entity(server).paying is None
-    stage.tell(Reply(server))
-    assert stage.running() == [caller]
+def test_a_context_revoked_during_a_call_leaves_the_callee_running() -> None:
+    harness = EngineHarness()
+    caller, server = harness.one(), harness.one(awake=False)
+    handle = harness.context(10, 100)
+    harness.bind(handle, caller)
+    harness.send(CallEntity(caller, server))
+    harness.until(1 * MS)
+    harness.send(Revoke(handle))
+    harness.until(5 * MS)
+    assert harness.running() == [server]
+    assert harness.engine.entity(server).paying is None
+    harness.send(Reply(server))
+    assert harness.running() == [caller]
 
 
-def test_kill_in_the_middle_of_a_call_ends_the_lender_and_frees_the_server() -> None:
-    stage = Stage()
-    caller, server = stage.one(), stage.one(awake=False)
-    stage.bind(stage.context(2, 100, overrun="kill"), caller)
-    stage.tell(Call(caller, server))
-    stage.until(2 * MS)
-    assert stage.said(Kill) == [Kill(caller)]
-    stage.tell(Exit(caller))
-    stage.until(4 * MS)
-    assert stage.running() == [server]
-    assert stage.runtime(server) == 4 * MS
+def test_kill_during_a_call_ends_the_donor_and_frees_the_server() -> None:
+    harness = EngineHarness()
+    caller, server = harness.one(), harness.one(awake=False)
+    harness.bind(harness.context(2, 100, overrun="kill"), caller)
+    harness.send(CallEntity(caller, server))
+    harness.until(2 * MS)
+    assert harness.decided(Kill) == [Kill(caller)]
+    harness.send(ExitEntity(caller))
+    harness.until(4 * MS)
+    assert harness.running() == [server]
+    assert harness.runtime(server) == 4 * MS
 
 
-def test_a_callee_that_may_not_run_here_is_served_elsewhere_in_the_callers_place() -> None:
-    stage = Stage(cores=2)
-    caller, server = stage.one(core_mask=0b01), stage.one(core_mask=0b10, awake=False)
-    stage.tell(Call(caller, server))
-    assert stage.running() == [None, server]
-    stage.until(1 * MS)
-    stage.tell(Reply(server))
-    assert stage.running() == [caller, None]
+def test_a_callee_that_may_not_run_here_runs_elsewhere_on_the_callers_share() -> None:
+    harness = EngineHarness(cores=2)
+    caller, server = harness.one(core_mask=0b01), harness.one(core_mask=0b10, awake=False)
+    harness.send(CallEntity(caller, server))
+    assert harness.running() == [None, server]
+    harness.until(1 * MS)
+    harness.send(Reply(server))
+    assert harness.running() == [caller, None]
 
 
-def test_only_who_runs_can_call_and_only_who_serves_can_reply() -> None:
-    stage = Stage()
-    worker, other = stage.one(), stage.one(awake=False)
+def test_only_a_running_entity_can_call_and_only_a_serving_one_can_reply() -> None:
+    harness = EngineHarness()
+    worker, other = harness.one(), harness.one(awake=False)
     with pytest.raises(EntityIllegalTransition, match="cannot call"):
-        stage.tell(Call(other, worker))
+        harness.send(CallEntity(other, worker))
     with pytest.raises(EntityIllegalTransition, match="cannot reply"):
-        stage.tell(Reply(worker))
+        harness.send(Reply(worker))

@@ -1,32 +1,32 @@
-"""The fair policy against adversaries: hogs, short sleepers, hand-overs, many processes, many siblings.
+"""The fair policy against adversarial loads: hogs, short sleepers, calls, many processes, many threads.
 
-Each has a bound that is computed from slices, and round robin beside it as the baseline that has none.
+Each has a bound computed from slices, and round robin as the baseline without a bound.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from rota.cores import Machine
-from rota.cores.events import Block, Call, Reply, Reweigh, Run, Tick, Wake
+from rota.cores import CoresEngine
+from rota.cores.events import Block, CallEntity, CoreTick, Reply, Reweigh, RunEntity, Wake
 from rota.cores.runqueue import Rule
-from rota.sim.build import build
-from rota.sim.report import Report, ThreadReport, report
-from rota.sim.scenario import parse
-from tests.cpu.stage import MS, Stage
+from rota.sim.build import build_simulation
+from rota.sim.report import SimReport, ThreadReport, make_report
+from rota.sim.scenario import parse_scenario
+from tests.cpu.harness import MS, EngineHarness
 
 SLICE = 3 * MS  # of the normal latency class
 
 
-def simulate(text: str, rule: Rule | None = None) -> Report:
-    scenario = parse(text)
-    simulation = build(scenario, rule=rule)
-    simulation.check = Machine.audit
+def simulate(text: str, rule: Rule | None = None) -> SimReport:
+    scenario = parse_scenario(text)
+    simulation = build_simulation(scenario, rule=rule)
+    simulation.check = CoresEngine.check_invariants
     simulation.run(scenario.duration_ms * MS)
-    return report(simulation)
+    return make_report(simulation)
 
 
-def by_name(shown: Report) -> dict[str, ThreadReport]:
+def by_name(shown: SimReport) -> dict[str, ThreadReport]:
     return {one.name: one for one in shown.threads}
 
 
@@ -34,34 +34,34 @@ def by_name(shown: Report) -> dict[str, ThreadReport]:
 
 
 def test_hogs_share_a_core_by_weight_to_within_one_slice() -> None:
-    stage = Stage()
-    hogs = [stage.one(weight=weight) for weight in (1000, 2000, 3000, 4000)]
-    stage.until(1000 * MS)
+    harness = EngineHarness()
+    hogs = [harness.one(weight=weight) for weight in (1000, 2000, 3000, 4000)]
+    harness.until(1000 * MS)
     for hog, part in zip(hogs, (0.1, 0.2, 0.3, 0.4), strict=True):
-        assert abs(stage.runtime(hog) - part * 1000 * MS) < SLICE
+        assert abs(harness.runtime(hog) - part * 1000 * MS) < SLICE
 
 
 def test_two_hogs_three_to_one_get_three_quarters_and_one_quarter() -> None:
-    stage = Stage()
-    heavy, light = stage.one(weight=3000), stage.one(weight=1000)
-    stage.until(10_000 * MS)
-    assert abs(stage.runtime(heavy) - 7_500 * MS) < SLICE
-    assert abs(stage.runtime(light) - 2_500 * MS) < SLICE
+    harness = EngineHarness()
+    heavy, light = harness.one(weight=3000), harness.one(weight=1000)
+    harness.until(10_000 * MS)
+    assert abs(harness.runtime(heavy) - 7_500 * MS) < SLICE
+    assert abs(harness.runtime(light) - 2_500 * MS) < SLICE
 
 
 def test_round_robin_gives_a_hog_with_three_times_the_weight_the_same() -> None:
-    stage = Stage(rule="round_robin")
-    heavy, light = stage.one(weight=3000), stage.one(weight=1000)
-    stage.until(10_000 * MS)
-    assert abs(stage.runtime(heavy) - stage.runtime(light)) <= 2 * SLICE
+    harness = EngineHarness(rule="round_robin")
+    heavy, light = harness.one(weight=3000), harness.one(weight=1000)
+    harness.until(10_000 * MS)
+    assert abs(harness.runtime(heavy) - harness.runtime(light)) <= 2 * SLICE
 
 
 def test_a_hog_with_long_slices_gets_no_more_than_its_share() -> None:
-    stage = Stage()
-    greedy, modest = stage.one(slice_ns=100 * MS), stage.one(slice_ns=1 * MS)
-    stage.until(2_000 * MS)
-    assert abs(stage.runtime(greedy) - 1_000 * MS) <= 100 * MS
-    assert abs(stage.runtime(modest) - 1_000 * MS) <= 100 * MS
+    harness = EngineHarness()
+    greedy, modest = harness.one(slice_ns=100 * MS), harness.one(slice_ns=1 * MS)
+    harness.until(2_000 * MS)
+    assert abs(harness.runtime(greedy) - 1_000 * MS) <= 100 * MS
+    assert abs(harness.runtime(modest) - 1_000 * MS) <= 100 * MS
 
 
 # --- short sleepers ------------------------------------------------------------------------------
@@ -81,13 +81,13 @@ sleep_us = 50
 
 
 def test_sleeping_for_a_moment_after_nearly_a_whole_slice_gains_nothing() -> None:
-    """The cheat leaves just before its turn would end and is back at once: it must not get more than half."""
+    """The cheat blocks just before its slice would end and wakes again immediately: it must not get more than half."""
     shown = by_name(simulate(SLEEPERS))
     assert shown["cheat"].runtime_ns <= 2_000 * MS + SLICE
     assert shown["hog"].runtime_ns >= 2_000 * MS - SLICE
 
 
-def test_a_short_sleeper_is_served_soon_and_a_hog_hardly_notices() -> None:
+def test_a_short_sleeper_is_served_soon_at_little_cost_to_a_hog() -> None:
     shown = by_name(
         simulate("""
 cores = 1
@@ -106,14 +106,14 @@ sleep_us = [5000, 15000]
     )
     keys = shown["keys"]
     assert keys.latency is not None
-    # it asks for little, so it is due at once: nobody's turn of a longer class stands in its way
+    # its slice is short, so it preempts slices of a longer class
     assert keys.latency.max_ns <= SLICE
     assert keys.latency.p50_ns == 0
     hogs = [shown[f"hog-{number}"].runtime_ns for number in range(4)]
     assert max(hogs) - min(hogs) <= SLICE
 
 
-def test_under_round_robin_the_same_sleeper_waits_for_everybody() -> None:
+def test_under_round_robin_the_same_sleeper_waits_for_all_others() -> None:
     text = SLEEPERS.replace("work_us = 2900", "work_us = 100").replace("sleep_us = 50", "sleep_us = 20000")
     crowd = text.replace('kind = "hog"', 'kind = "hog"\ncount = 4')
     fair, robin = by_name(simulate(crowd)), by_name(simulate(crowd, "round_robin"))
@@ -122,49 +122,49 @@ def test_under_round_robin_the_same_sleeper_waits_for_everybody() -> None:
     assert robin["cheat"].latency.max_ns >= fair["cheat"].latency.max_ns
 
 
-def test_debt_is_not_slept_off_and_credit_is_not_saved_up() -> None:
-    stage = Stage()
-    debtor, other = stage.one(weight=100), stage.one(weight=10_000)
-    stage.until(20 * MS)
-    while stage.machine.running(0) != debtor:
-        stage.until(stage.now + MS)
-    stage.until(stage.now + 2 * MS)
-    owed = stage.machine.entity(debtor, stage.now).lag_ns
+def test_sleep_clears_no_debt_and_saves_no_credit() -> None:
+    harness = EngineHarness()
+    debtor, other = harness.one(weight=100), harness.one(weight=10_000)
+    harness.until(20 * MS)
+    while harness.engine.running(0) != debtor:
+        harness.until(harness.now + MS)
+    harness.until(harness.now + 2 * MS)
+    owed = harness.engine.entity(debtor, harness.now).lag_ns
     assert owed < 0
-    stage.block(debtor)
-    stage.tell(Wake(debtor))  # back at once: it still owes
-    assert stage.machine.entity(debtor, stage.now).lag_ns == pytest.approx(owed, abs=MS // 10)
-    stage.until(stage.now + 30 * MS)
-    rich = stage.one(awake=False)
-    stage.until(stage.now + 500 * MS)
-    stage.tell(Wake(rich))  # it slept for half a second: it has saved nothing
-    assert stage.machine.entity(rich, stage.now).lag_ns <= 0
-    assert stage.runtime(other) > 0
+    harness.block(debtor)
+    harness.send(Wake(debtor))  # back immediately: it still has its debt
+    assert harness.engine.entity(debtor, harness.now).lag_ns == pytest.approx(owed, abs=MS // 10)
+    harness.until(harness.now + 30 * MS)
+    rich = harness.one(awake=False)
+    harness.until(harness.now + 500 * MS)
+    harness.send(Wake(rich))  # it slept for half a second: it has saved nothing
+    assert harness.engine.entity(rich, harness.now).lag_ns <= 0
+    assert harness.runtime(other) > 0
 
 
 @pytest.mark.parametrize(("beside", "there"), [(100, 7_000), (3_000, 100), (1, 100_000), (1_000, 1_000)])
-def test_who_wakes_on_another_core_owes_there_what_it_owed_here(beside: int, there: int) -> None:
-    """Not more: beside somebody light the distance in virtual time is far, though hardly anything is owed."""
-    stage = Stage(cores=2)
-    stage.one(weight=beside, core_mask=0b01)
-    debtor = stage.one(weight=7_000, core_mask=0b01)
-    stage.spawn(2, weight=there, core_mask=0b10)
-    stage.until(20 * MS)
-    while stage.machine.running(0) != debtor or stage.machine.entity(debtor, stage.now).lag_ns >= 0:
-        stage.until(stage.now + MS // 10)
-    owed = stage.machine.entity(debtor, stage.now).lag_ns
-    stage.block(debtor)
-    stage.obey(stage.machine.set_mask(debtor, 0b10))
-    stage.tell(Wake(debtor))
-    assert stage.machine.entity(debtor, stage.now).core == 1
-    assert stage.machine.entity(debtor, stage.now).lag_ns == pytest.approx(owed, abs=100)
+def test_an_entity_that_wakes_on_another_core_keeps_its_debt(beside: int, there: int) -> None:
+    """Not more: beside a light entity the distance in virtual time is large, though the debt is small."""
+    harness = EngineHarness(cores=2)
+    harness.one(weight=beside, core_mask=0b01)
+    debtor = harness.one(weight=7_000, core_mask=0b01)
+    harness.spawn(2, weight=there, core_mask=0b10)
+    harness.until(20 * MS)
+    while harness.engine.running(0) != debtor or harness.engine.entity(debtor, harness.now).lag_ns >= 0:
+        harness.until(harness.now + MS // 10)
+    owed = harness.engine.entity(debtor, harness.now).lag_ns
+    harness.block(debtor)
+    harness.apply(harness.engine.set_mask(debtor, 0b10))
+    harness.send(Wake(debtor))
+    assert harness.engine.entity(debtor, harness.now).core == 1
+    assert harness.engine.entity(debtor, harness.now).lag_ns == pytest.approx(owed, abs=100)
 
 
 # --- hand-overs ----------------------------------------------------------------------------------
 
 
 def test_two_that_call_each_other_get_no_more_than_one_share() -> None:
-    """Client and server hand the core to and fro; against a hog they are one competitor, not two."""
+    """Client and server pass the core back and forth; against a hog they compete as one."""
     shown = by_name(
         simulate("""
 cores = 1
@@ -185,39 +185,39 @@ sleep_us = 1
 """)
     )
     pair = shown["server"].runtime_ns + shown["client"].runtime_ns
-    # at most half; a little less, because after each sleep it waits for the end of the hog's turn
+    # at most half; a little less, because after each sleep it waits for the end of the hog's slice
     assert 1_900 * MS <= pair <= 2_000 * MS + SLICE
     assert shown["server"].runtime_ns > 8 * shown["client"].runtime_ns
 
 
-def test_a_hand_over_does_not_lengthen_a_turn() -> None:
-    stage = Stage()
-    caller, rival, server = stage.one(), stage.one(), stage.one(awake=False)
-    stage.until(1 * MS)
-    (handed,) = stage.tell(Call(caller, server))
-    assert handed == Run(0, server, SLICE)  # what was left of the caller's turn
-    stage.until(3 * MS)
-    assert stage.running() == [rival]
-    stage.until(6 * MS)
-    assert stage.running() == [server]  # the caller's place came up again, and the server acts in it
+def test_a_call_does_not_lengthen_a_slice() -> None:
+    harness = EngineHarness()
+    caller, rival, server = harness.one(), harness.one(), harness.one(awake=False)
+    harness.until(1 * MS)
+    (handed,) = harness.send(CallEntity(caller, server))
+    assert handed == RunEntity(0, server, SLICE)  # the rest of the caller's slice
+    harness.until(3 * MS)
+    assert harness.running() == [rival]
+    harness.until(6 * MS)
+    assert harness.running() == [server]  # the caller's share was picked again, and the server runs on it
 
 
-def test_a_server_is_not_poorer_for_what_it_did_for_others() -> None:
-    stage = Stage()
-    clients, server, hog = stage.spawn(3), stage.one(awake=False), stage.one()
+def test_a_server_is_not_charged_for_its_callers() -> None:
+    harness = EngineHarness()
+    clients, server, hog = harness.spawn(3), harness.one(awake=False), harness.one()
     for _ in range(200):
-        (running,) = stage.running()
+        (running,) = harness.running()
         if running in clients:
-            stage.tell(Call(running, server))
+            harness.send(CallEntity(running, server))
         elif running == server:
-            stage.until(stage.now + MS)
-            if stage.machine.running(0) == server:
-                stage.tell(Reply(server))
+            harness.until(harness.now + MS)
+            if harness.engine.running(0) == server:
+                harness.send(Reply(server))
         else:
-            stage.until(stage.now + MS)
-    assert stage.runtime(server) > 10 * MS
-    assert stage.machine.account(server).virtual_runtime == 0  # every turn it ran was somebody else's
-    assert stage.runtime(hog) >= stage.now // 4
+            harness.until(harness.now + MS)
+    assert harness.runtime(server) > 10 * MS
+    assert harness.engine.account(server).virtual_runtime == 0  # every slice it ran was a caller's
+    assert harness.runtime(hog) >= harness.now // 4
 
 
 # --- processes and siblings ----------------------------------------------------------------------
@@ -242,12 +242,12 @@ count = 20
 
 
 def test_a_process_of_twenty_threads_gets_as_much_as_a_process_of_one() -> None:
-    """Sibling load: spreading oneself over many threads gains nothing."""
+    """Sibling load: splitting into many threads gains nothing."""
     shown = by_name(simulate(PROCESSES))
-    siblings = [shown[f"sibling-{number}"].runtime_ns for number in range(20)]
+    schedulables = [shown[f"sibling-{number}"].runtime_ns for number in range(20)]
     assert abs(shown["single"].runtime_ns - 2_000 * MS) <= SLICE
-    assert abs(sum(siblings) - 2_000 * MS) <= SLICE
-    assert max(siblings) - min(siblings) <= SLICE
+    assert abs(sum(schedulables) - 2_000 * MS) <= SLICE
+    assert max(schedulables) - min(schedulables) <= SLICE
 
 
 def test_under_a_single_level_they_would_get_a_twenty_first_each() -> None:
@@ -294,7 +294,7 @@ sleep_us = [100, 900]
 
 def test_a_process_on_many_cores_is_one_competitor_on_each() -> None:
     shown = by_name(simulate(PROCESSES.replace("cores = 1", "cores = 2").replace("count = 20", "count = 8")))
-    # the single thread competes on one core only, and there it has half against whoever of the others is there
+    # the single thread competes on one core only, and there it has half
     assert abs(shown["single"].runtime_ns - 2_000 * MS) <= 4 * SLICE
 
 
@@ -302,61 +302,61 @@ def test_a_process_on_many_cores_is_one_competitor_on_each() -> None:
 
 
 def test_a_new_weight_holds_from_the_next_pick_and_keeps_the_lag() -> None:
-    stage = Stage()
-    first, second = stage.spawn(2)
-    stage.until(100 * MS)
-    before = [stage.machine.entity(one, stage.now).lag_ns for one in (first, second)]
-    epoch = stage.machine.orders.epoch
-    stage.tell(Reweigh(first, 3000, "normal", epoch))
-    after = [stage.machine.entity(one, stage.now).lag_ns for one in (first, second)]
+    harness = EngineHarness()
+    first, second = harness.spawn(2)
+    harness.until(100 * MS)
+    before = [harness.engine.entity(one, harness.now).lag_ns for one in (first, second)]
+    epoch = harness.engine.policy_updates.epoch
+    harness.send(Reweigh(first, 3000, "normal", epoch))
+    after = [harness.engine.entity(one, harness.now).lag_ns for one in (first, second)]
     assert after == pytest.approx(before, abs=2)
-    base = [stage.runtime(one) for one in (first, second)]
-    stage.until(1100 * MS)
-    gained = [stage.runtime(one) - was for one, was in zip((first, second), base, strict=True)]
+    base = [harness.runtime(one) for one in (first, second)]
+    harness.until(1100 * MS)
+    gained = [harness.runtime(one) - was for one, was in zip((first, second), base, strict=True)]
     assert abs(gained[0] - 750 * MS) <= SLICE
     assert abs(gained[1] - 250 * MS) <= SLICE
 
 
 def test_a_new_weight_of_a_process_holds_on_every_core() -> None:
-    stage = Stage()
+    harness = EngineHarness()
     for name in ("a", "b"):
-        stage.machine.add_group(name)
-    first, second = stage.one(group="a"), stage.one(group="b")
-    stage.until(100 * MS)
-    stage.machine.reweigh_group("a", 3000)
-    base = [stage.runtime(one) for one in (first, second)]
-    stage.until(1100 * MS)
-    gained = [stage.runtime(one) - was for one, was in zip((first, second), base, strict=True)]
+        harness.engine.add_group(name)
+    first, second = harness.one(group="a"), harness.one(group="b")
+    harness.until(100 * MS)
+    harness.engine.reweigh_group("a", 3000)
+    base = [harness.runtime(one) for one in (first, second)]
+    harness.until(1100 * MS)
+    gained = [harness.runtime(one) - was for one, was in zip((first, second), base, strict=True)]
     assert abs(gained[0] - 750 * MS) <= SLICE
     assert abs(gained[1] - 250 * MS) <= SLICE
 
 
-def test_background_work_runs_when_nobody_else_wants_the_core() -> None:
-    stage = Stage()
-    cleaner, worker = stage.one(), stage.one()
-    stage.bind(stage.context(90, 100, criticality="background"), cleaner)
-    stage.until(50 * MS)
-    ran = stage.runtime(cleaner)
-    assert ran <= SLICE  # only the turn that was under way
-    stage.block(worker)
-    stage.until(80 * MS)
-    assert stage.runtime(cleaner) == ran + 30 * MS
-    stage.tell(Wake(worker))
-    assert stage.running() == [worker]
+def test_background_work_runs_when_the_core_is_otherwise_idle() -> None:
+    harness = EngineHarness()
+    cleaner, worker = harness.one(), harness.one()
+    harness.bind(harness.context(90, 100, criticality="background"), cleaner)
+    harness.until(50 * MS)
+    ran = harness.runtime(cleaner)
+    assert ran <= SLICE  # only the slice in progress
+    harness.block(worker)
+    harness.until(80 * MS)
+    assert harness.runtime(cleaner) == ran + 30 * MS
+    harness.send(Wake(worker))
+    assert harness.running() == [worker]
 
 
 def test_the_same_events_give_the_same_decisions() -> None:
     def decisions() -> list[object]:
-        machine = Machine(cores=2)
-        workers = [machine.spawn(weight=1000 * number) for number in range(1, 7)]
-        said: list[object] = []
+        engine = CoresEngine(cores=2)
+        workers = [engine.spawn(weight=1000 * number) for number in range(1, 7)]
+        decided: list[object] = []
         for number, worker in enumerate(workers):
-            said += machine.step(Wake(worker), number)
-        for turn in range(200):
-            said += machine.step(Tick(turn % 2), 10 + turn * MS)
-            if turn % 7 == 0 and (running := machine.running(turn % 2)):
-                said += machine.step(Block(running), 10 + turn * MS)
-                said += machine.step(Wake(running), 10 + turn * MS)
-        return said
+            decided += engine.step(Wake(worker), number)
+        for slice_number in range(200):
+            decided += engine.step(CoreTick(slice_number % 2), 10 + slice_number * MS)
+            if slice_number % 7 == 0 and (running := engine.running(slice_number % 2)):
+                decided += engine.step(Block(running), 10 + slice_number * MS)
+                decided += engine.step(Wake(running), 10 + slice_number * MS)
+        return decided
 
     assert decisions() == decisions()

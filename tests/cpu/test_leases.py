@@ -1,4 +1,4 @@
-"""Isolation leases: five proofs, revocation within its bound, and a core that always stays with everybody else."""
+"""Isolation leases: five checks, revocation within its bound, and a core that always stays open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rota.cores import CpuIsolationLease, Handle
 from rota.cores.events import (
     CloseSession,
     CoreOffline,
-    Exit,
+    ExitEntity,
     ExitGroup,
     LeaseEnded,
     PostRevoke,
@@ -29,15 +29,15 @@ from rota.errors import (
     LeaseRefused,
     StaleHandle,
 )
-from tests.cpu.stage import MS, Stage
+from tests.cpu.harness import MS, EngineHarness
 
 
-def leased_stage(cores: int = 3) -> Stage:
-    """Cores, a group "owner" with two threads, one stranger per core, and a context to pay."""
-    stage = Stage(cores=cores)
-    stage.machine.add_group("owner")
-    stage.context(90, 100)
-    return stage
+def leased_harness(cores: int = 3) -> EngineHarness:
+    """Cores, a group "owner" with two threads, one other thread per core, and a paying context."""
+    harness = EngineHarness(cores=cores)
+    harness.engine.add_group("owner")
+    harness.context(90, 100)
+    return harness
 
 
 def lease(cores: tuple[int, ...] = (2,), **options: Any) -> CpuIsolationLease:
@@ -52,15 +52,15 @@ def lease(cores: tuple[int, ...] = (2,), **options: Any) -> CpuIsolationLease:
     return CpuIsolationLease(**{**fields, **options})
 
 
-def grant(stage: Stage, wanted: CpuIsolationLease) -> Handle:
-    handle, decisions = stage.machine.grant_lease(wanted)
-    stage.obey(decisions)
+def grant(harness: EngineHarness, wanted: CpuIsolationLease) -> Handle:
+    handle, decisions = harness.engine.grant_lease(wanted)
+    harness.apply(decisions)
     return handle
 
 
-def proofs(stage: Stage, wanted: CpuIsolationLease) -> list[str]:
+def proofs(harness: EngineHarness, wanted: CpuIsolationLease) -> list[str]:
     with pytest.raises(LeaseRefused) as refused:
-        stage.machine.grant_lease(wanted)
+        harness.engine.grant_lease(wanted)
     found = refused.value.data["proofs"]
     assert isinstance(found, list)
     return found
@@ -71,223 +71,221 @@ def proofs(stage: Stage, wanted: CpuIsolationLease) -> list[str]:
 
 @pytest.mark.parametrize("strangers", [2, 5, 30])
 @pytest.mark.parametrize("granted_ms", [1, 2, 4, 5, 10])
-def test_the_owner_goes_to_its_core_at_once_or_when_the_turn_it_has_elsewhere_ends(
-    strangers: int, granted_ms: int
-) -> None:
-    """If it runs elsewhere when the lease is granted, its core finds nobody to take over: it is sent there later."""
-    stage = leased_stage(cores=2)
-    owner = stage.one(group="owner")
-    stage.spawn(strangers)
-    stage.until(granted_ms * MS)
-    grant(stage, lease((1,)))
-    stage.until(stage.now + 3 * MS)
-    had = stage.runtime(owner)
-    stage.until(stage.now + 50 * MS)
-    assert stage.machine.entity(owner).core == 1
-    assert stage.runtime(owner) - had == 50 * MS
+def test_the_owner_moves_to_its_core_immediately_or_after_its_slice_elsewhere(strangers: int, granted_ms: int) -> None:
+    """If it runs elsewhere when the lease is granted, its core finds nothing to run: it is sent there later."""
+    harness = leased_harness(cores=2)
+    owner = harness.one(group="owner")
+    harness.spawn(strangers)
+    harness.until(granted_ms * MS)
+    grant(harness, lease((1,)))
+    harness.until(harness.now + 3 * MS)
+    had = harness.runtime(owner)
+    harness.until(harness.now + 50 * MS)
+    assert harness.engine.entity(owner).core == 1
+    assert harness.runtime(owner) - had == 50 * MS
 
 
-def test_a_lease_empties_its_core_of_everybody_else() -> None:
-    stage = leased_stage()
-    strangers = stage.spawn(9)
-    owner = stage.one(group="owner", awake=False)
-    stage.until(10 * MS)
-    handle = grant(stage, lease())
-    stage.until(30 * MS)
-    assert stage.running()[2] is None
-    assert {stage.machine.entity(one).core for one in strangers} <= {0, 1}
-    stage.tell(Wake(owner))
-    assert stage.running()[2] == owner
-    stage.until(130 * MS)
-    assert stage.running()[2] == owner
-    assert stage.machine.lease(handle).state == "active"
+def test_a_lease_moves_other_entities_off_its_core() -> None:
+    harness = leased_harness()
+    strangers = harness.spawn(9)
+    owner = harness.one(group="owner", awake=False)
+    harness.until(10 * MS)
+    handle = grant(harness, lease())
+    harness.until(30 * MS)
+    assert harness.running()[2] is None
+    assert {harness.engine.entity(one).core for one in strangers} <= {0, 1}
+    harness.send(Wake(owner))
+    assert harness.running()[2] == owner
+    harness.until(130 * MS)
+    assert harness.running()[2] == owner
+    assert harness.engine.lease(handle).state == "active"
 
 
 def test_a_lease_grants_placement_and_no_budget() -> None:
-    stage = leased_stage()
-    owner = stage.one(group="owner", awake=False)
-    limited = stage.context(5, 100)
-    stage.bind(limited, owner)
-    grant(stage, lease())
-    stage.tell(Wake(owner))
-    stage.until(90 * MS)
-    assert stage.runtime(owner) == 5 * MS
+    harness = leased_harness()
+    owner = harness.one(group="owner", awake=False)
+    limited = harness.context(5, 100)
+    harness.bind(limited, owner)
+    grant(harness, lease())
+    harness.send(Wake(owner))
+    harness.until(90 * MS)
+    assert harness.runtime(owner) == 5 * MS
 
 
-def test_whoever_wakes_later_stays_off_a_leased_core_however_idle_it_is() -> None:
-    stage = leased_stage(cores=2)
-    grant(stage, lease(cores=(1,)))
-    strangers = stage.spawn(5)
-    stage.until(50 * MS)
-    assert stage.running()[1] is None
-    assert all(stage.runtime(one) > 5 * MS for one in strangers)
+def test_an_entity_that_wakes_later_stays_off_an_idle_leased_core() -> None:
+    harness = leased_harness(cores=2)
+    grant(harness, lease(cores=(1,)))
+    strangers = harness.spawn(5)
+    harness.until(50 * MS)
+    assert harness.running()[1] is None
+    assert all(harness.runtime(one) > 5 * MS for one in strangers)
 
 
 # --- the five proofs -----------------------------------------------------------------------------
 
 
-def test_refused_when_no_core_would_be_left_for_everybody_else() -> None:
-    stage = leased_stage(cores=2)
-    assert proofs(stage, lease(cores=(0, 1))) == ["no_housekeeping_core"]
-    grant(stage, lease(cores=(1,)))
-    assert proofs(stage, lease(cores=(0,), lease_id=2)) == ["no_housekeeping_core"]
-    assert proofs(stage, lease(cores=(1,), lease_id=3)) == ["no_housekeeping_core"]  # it is taken
+def test_refused_when_no_core_would_be_left_for_other_entities() -> None:
+    harness = leased_harness(cores=2)
+    assert proofs(harness, lease(cores=(0, 1))) == ["no_housekeeping_core"]
+    grant(harness, lease(cores=(1,)))
+    assert proofs(harness, lease(cores=(0,), lease_id=2)) == ["no_housekeeping_core"]
+    assert proofs(harness, lease(cores=(1,), lease_id=3)) == ["no_housekeeping_core"]  # it is taken
 
 
 def test_refused_when_a_core_named_as_housekeeping_would_not_be_left() -> None:
-    stage = leased_stage()
-    assert proofs(stage, lease(cores=(1,), housekeeping=(1,))) == ["no_housekeeping_core"]
-    grant(stage, lease(cores=(1,), housekeeping=(0, 2)))
+    harness = leased_harness()
+    assert proofs(harness, lease(cores=(1,), housekeeping=(1,))) == ["no_housekeeping_core"]
+    grant(harness, lease(cores=(1,), housekeeping=(0, 2)))
 
 
 def test_refused_when_unrelated_work_can_run_nowhere_else() -> None:
-    stage = leased_stage()
-    pinned = stage.one(core_mask=0b100)
-    assert proofs(stage, lease()) == ["unrelated_work_pinned"]
-    stage.tell(Exit(pinned))
-    stage.one(group="owner", core_mask=0b100)  # the owner's own may be pinned there
-    grant(stage, lease())
+    harness = leased_harness()
+    pinned = harness.one(core_mask=0b100)
+    assert proofs(harness, lease()) == ["unrelated_work_pinned"]
+    harness.send(ExitEntity(pinned))
+    harness.one(group="owner", core_mask=0b100)  # the owner's own entities may be pinned there
+    grant(harness, lease())
 
 
 @pytest.mark.parametrize("work", ["timer wheel", "network polling", "watchdog", "deferred cleanup"])
 def test_refused_when_the_driver_has_work_of_its_own_there(work: str) -> None:
-    stage = leased_stage()
-    stage.machine.pin_work(2, work)
-    assert proofs(stage, lease()) == ["unrelated_work_pinned"]
-    stage.machine.unpin_work(2, work)
-    grant(stage, lease())
+    harness = leased_harness()
+    harness.engine.pin_work(2, work)
+    assert proofs(harness, lease()) == ["unrelated_work_pinned"]
+    harness.engine.unpin_work(2, work)
+    grant(harness, lease())
 
 
 def test_refused_when_a_pollers_ring_has_not_exactly_one_consumer_of_the_owners() -> None:
-    stage = leased_stage()
-    mine, also_mine = stage.spawn(2, group="owner", awake=False)
-    stranger = stage.one(awake=False)
+    harness = leased_harness()
+    mine, also_mine = harness.spawn(2, group="owner", awake=False)
+    stranger = harness.one(awake=False)
     for consumers in ((), (mine, also_mine), (stranger,), (99,)):
-        assert proofs(stage, lease(mode="poller", consumers=consumers)) == ["consumer_not_single"]
-    grant(stage, lease(mode="poller", consumers=(mine,)))
+        assert proofs(harness, lease(mode="poller", consumers=consumers)) == ["consumer_not_single"]
+    grant(harness, lease(mode="poller", consumers=(mine,)))
 
 
 def test_refused_when_nothing_valid_pays() -> None:
-    stage = leased_stage()
+    harness = leased_harness()
     for target in (None, 42):
-        assert proofs(stage, lease(accounting_target=target)) == ["accounting_target_invalid"]
-    stage.context(10, 100, core_mask=0b001)
-    assert proofs(stage, lease(accounting_target=2)) == ["accounting_target_invalid"]
-    grant(stage, lease())
+        assert proofs(harness, lease(accounting_target=target)) == ["accounting_target_invalid"]
+    harness.context(10, 100, core_mask=0b001)
+    assert proofs(harness, lease(accounting_target=2)) == ["accounting_target_invalid"]
+    grant(harness, lease())
 
 
 def test_refused_when_it_cannot_be_revoked_in_time() -> None:
-    stage = leased_stage()
-    assert proofs(stage, lease(revocation_latency_max=REVOCATION_BOUND_NS - 1)) == ["revocation_too_slow"]
-    grant(stage, lease(revocation_latency_max=REVOCATION_BOUND_NS))
+    harness = leased_harness()
+    assert proofs(harness, lease(revocation_latency_max=REVOCATION_BOUND_NS - 1)) == ["revocation_too_slow"]
+    grant(harness, lease(revocation_latency_max=REVOCATION_BOUND_NS))
 
 
-def test_a_refusal_names_everything_that_stands_in_the_way_and_changes_nothing() -> None:
-    stage = leased_stage(cores=1)
-    stage.machine.pin_work(0, "timer wheel")
+def test_a_refusal_names_every_failed_check_and_changes_nothing() -> None:
+    harness = leased_harness(cores=1)
+    harness.engine.pin_work(0, "timer wheel")
     wanted = lease(cores=(0,), mode="poller", accounting_target=None, revocation_latency_max=0)
-    assert proofs(stage, wanted) == [
+    assert proofs(harness, wanted) == [
         "no_housekeeping_core",
         "unrelated_work_pinned",
         "consumer_not_single",
         "accounting_target_invalid",
         "revocation_too_slow",
     ]
-    worker = stage.one()
-    assert stage.running() == [worker]
+    worker = harness.one()
+    assert harness.running() == [worker]
 
 
-def test_what_is_no_lease_at_all_is_refused_as_such() -> None:
-    stage = leased_stage()
-    with pytest.raises(EntityUnknown, match="no core 9"):
-        stage.machine.grant_lease(lease(cores=(9,)))
+def test_an_invalid_lease_is_refused() -> None:
+    harness = leased_harness()
+    with pytest.raises(EntityUnknown, match="core 9 does not exist"):
+        harness.engine.grant_lease(lease(cores=(9,)))
     with pytest.raises(ContextInvalid, match="cores"):
         lease(cores=())
-    grant(stage, lease())
+    grant(harness, lease())
     with pytest.raises(ContextExists, match="lease 1"):
-        stage.machine.grant_lease(lease(cores=(1,)))
+        harness.engine.grant_lease(lease(cores=(1,)))
 
 
 # --- ending --------------------------------------------------------------------------------------
 
 
-def test_a_revoked_owner_is_told_and_gives_its_core_back() -> None:
-    stage = leased_stage()
-    owner = stage.one(group="owner")
-    handle = grant(stage, lease())
-    stage.until(1 * MS)
-    stage.tell(RevokeLease(handle))
-    assert stage.said(PostRevoke) == [PostRevoke(9, 1, 6 * MS)]
-    assert stage.machine.lease(handle).state == "revoking"
-    stage.until(2 * MS)
-    stage.tell(ReleaseLease(handle))
-    assert stage.said(LeaseEnded) == [LeaseEnded(1, (2,))]
+def test_a_revoked_owner_is_notified_and_releases_its_core() -> None:
+    harness = leased_harness()
+    owner = harness.one(group="owner")
+    handle = grant(harness, lease())
+    harness.until(1 * MS)
+    harness.send(RevokeLease(handle))
+    assert harness.decided(PostRevoke) == [PostRevoke(9, 1, 6 * MS)]
+    assert harness.engine.lease(handle).state == "revoking"
+    harness.until(2 * MS)
+    harness.send(ReleaseLease(handle))
+    assert harness.decided(LeaseEnded) == [LeaseEnded(1, (2,))]
     with pytest.raises(StaleHandle):
-        stage.tell(ReleaseLease(handle))
-    assert stage.machine.entity(owner).state in ("running", "ready")
+        harness.send(ReleaseLease(handle))
+    assert harness.engine.entity(owner).state in ("running", "ready")
 
 
-def test_an_owner_that_does_not_give_it_back_loses_it_within_the_bound() -> None:
-    stage = leased_stage()
-    owner = stage.one(group="owner", core_mask=0b100)
-    handle = grant(stage, lease())
-    crowd = stage.spawn(6)
-    stage.until(10 * MS)
-    stage.tell(RevokeLease(handle))
-    stage.until(15 * MS)  # the five milliseconds that it allowed
-    ended = [at for at, decision in stage.log if isinstance(decision, LeaseEnded)]
+def test_an_owner_that_does_not_release_its_core_loses_it_within_the_bound() -> None:
+    harness = leased_harness()
+    owner = harness.one(group="owner", core_mask=0b100)
+    handle = grant(harness, lease())
+    crowd = harness.spawn(6)
+    harness.until(10 * MS)
+    harness.send(RevokeLease(handle))
+    harness.until(15 * MS)  # the five milliseconds that the lease allows
+    ended = [at for at, decision in harness.log if isinstance(decision, LeaseEnded)]
     assert ended == [15 * MS - REVOCATION_BOUND_NS]
-    stage.until(25 * MS)
-    assert any(stage.machine.entity(one).core == 2 for one in crowd)
-    assert stage.machine.entity(owner).core == 2
+    harness.until(25 * MS)
+    assert any(harness.engine.entity(one).core == 2 for one in crowd)
+    assert harness.engine.entity(owner).core == 2
 
 
 def test_a_lease_is_revoked_once() -> None:
-    stage = leased_stage()
-    handle = grant(stage, lease())
-    stage.tell(RevokeLease(handle))
+    harness = leased_harness()
+    handle = grant(harness, lease())
+    harness.send(RevokeLease(handle))
     with pytest.raises(LeaseIllegalTransition, match="is revoking and cannot revoke"):
-        stage.tell(RevokeLease(handle))
+        harness.send(RevokeLease(handle))
 
 
 @pytest.mark.parametrize("way", ["last entity exits", "group exits", "session closes"])
 def test_a_lease_ends_with_its_owner(way: str) -> None:
-    stage = leased_stage()
-    members = stage.spawn(2, group="owner")
-    grant(stage, lease())
+    harness = leased_harness()
+    members = harness.spawn(2, group="owner")
+    grant(harness, lease())
     if way == "session closes":
-        stage.tell(CloseSession("owner"))
+        harness.send(CloseSession("owner"))
     elif way == "group exits":
-        stage.tell(ExitGroup("owner"))
+        harness.send(ExitGroup("owner"))
     else:
-        stage.tell(Exit(members[0]))
-        assert not stage.said(LeaseEnded)
-        stage.tell(Exit(members[1]))
-    assert stage.said(LeaseEnded) == [LeaseEnded(1, (2,))]
-    crowd = stage.spawn(3)
-    stage.until(stage.now + 5 * MS)
-    assert any(one in crowd for one in stage.running()[2:])
+        harness.send(ExitEntity(members[0]))
+        assert not harness.decided(LeaseEnded)
+        harness.send(ExitEntity(members[1]))
+    assert harness.decided(LeaseEnded) == [LeaseEnded(1, (2,))]
+    crowd = harness.spawn(3)
+    harness.until(harness.now + 5 * MS)
+    assert any(one in crowd for one in harness.running()[2:])
 
 
-def test_a_housekeeping_core_is_found_when_the_last_one_goes_away() -> None:
-    stage = leased_stage(cores=3)
-    stage.machine.add_group("second")
-    worker = stage.one()
-    grant(stage, lease(cores=(1,), lease_id=1))
-    grant(stage, lease(cores=(2,), lease_id=2, owner="second"))
-    stage.tell(CoreOffline(0))
-    assert stage.said(LeaseEnded) == [LeaseEnded(2, (2,))]  # the younger of the two
-    stage.until(10 * MS)
-    assert stage.running() == [None, None, worker]
-    assert any(isinstance(decision, Preempt) for _, decision in stage.log)
+def test_a_lease_ends_when_the_last_housekeeping_core_goes_offline() -> None:
+    harness = leased_harness(cores=3)
+    harness.engine.add_group("second")
+    worker = harness.one()
+    grant(harness, lease(cores=(1,), lease_id=1))
+    grant(harness, lease(cores=(2,), lease_id=2, owner="second"))
+    harness.send(CoreOffline(0))
+    assert harness.decided(LeaseEnded) == [LeaseEnded(2, (2,))]  # the newer of the two
+    harness.until(10 * MS)
+    assert harness.running() == [None, None, worker]
+    assert any(isinstance(decision, Preempt) for _, decision in harness.log)
 
 
 @pytest.mark.parametrize(("on_loss", "ends"), [("keep", False), ("revoke", True)])
-def test_when_the_policy_service_is_lost_a_lease_does_what_it_says(on_loss: str, ends: bool) -> None:
-    stage = leased_stage()
-    handle = grant(stage, lease(on_service_loss=on_loss))
-    stage.tell(ServiceLost("raised"))
-    stage.until(20 * MS)
-    assert bool(stage.said(LeaseEnded)) is ends
+def test_when_the_policy_service_is_lost_a_lease_follows_its_setting(on_loss: str, ends: bool) -> None:
+    harness = leased_harness()
+    handle = grant(harness, lease(on_service_loss=on_loss))
+    harness.send(ServiceLost("raised"))
+    harness.until(20 * MS)
+    assert bool(harness.decided(LeaseEnded)) is ends
     if not ends:
-        assert stage.machine.lease(handle).state == "active"
+        assert harness.engine.lease(handle).state == "active"

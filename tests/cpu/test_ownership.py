@@ -1,251 +1,251 @@
-"""Per-core ownership: one owner for every runnable, bounded requests, bounded stealing, bounded endings, masks."""
+"""Per-core ownership: one queue per runnable entity, bounded requests, bounded stealing, bounded removal, masks."""
 
 from __future__ import annotations
 
 import pytest
 
-from rota.cores import Machine
-from rota.cores.endings import EXITS_MAX
+from rota.cores import CoresEngine
 from rota.cores.events import (
     Block,
     CoreOffline,
     CoreOnline,
+    CoreTick,
     Decision,
     Event,
-    Exit,
+    ExitEntity,
     ExitGroup,
     Idle,
     Migrate,
     More,
     Preempt,
     Reschedule,
-    Run,
+    RunEntity,
     Steal,
-    Tick,
     Wake,
 )
 from rota.cores.placement import STEAL_LOOKS_MAX, STEAL_TRIES_MAX
+from rota.cores.removal import EXITS_MAX
 from rota.errors import ContextInvalid, EntityIllegalTransition, EntityUnknown, InvalidInput, Refused
-from tests.cpu.stage import MS, Stage
+from tests.cpu.harness import MS, EngineHarness
 
 # --- waking --------------------------------------------------------------------------------------
 
 
-def test_a_wake_for_another_core_asks_it_to_look_and_changes_nothing_there() -> None:
-    machine = Machine(cores=2)
-    worker = machine.spawn(core_mask=0b10)
-    assert machine.step(Wake(worker), 0) == [Reschedule(1)]
-    assert machine.running(1) is None
-    assert list(machine.step(Tick(1), 5)) == [Run(1, worker, 5 + 3 * MS)]
+def test_a_wake_for_another_core_requests_a_reschedule_and_changes_nothing_there() -> None:
+    engine = CoresEngine(cores=2)
+    worker = engine.spawn(core_mask=0b10)
+    assert engine.step(Wake(worker), 0) == [Reschedule(1)]
+    assert engine.running(1) is None
+    assert list(engine.step(CoreTick(1), 5)) == [RunEntity(1, worker, 5 + 3 * MS)]
 
 
-def test_a_core_is_asked_at_most_once_until_it_has_looked() -> None:
-    machine = Machine(cores=1)
-    workers = [machine.spawn() for _ in range(5)]
-    said = [decision for worker in workers for decision in machine.step(Wake(worker), 0)]
-    assert said == [Reschedule(0)]
-    assert machine.evidence.reschedules_merged == 4
-    machine.step(Tick(0), 0)
-    urgent = machine.spawn(latency_class="sensitive")
-    assert machine.step(Wake(urgent), MS) == (Reschedule(0),)
+def test_a_core_has_at_most_one_pending_reschedule() -> None:
+    engine = CoresEngine(cores=1)
+    workers = [engine.spawn() for _ in range(5)]
+    decided = [decision for worker in workers for decision in engine.step(Wake(worker), 0)]
+    assert decided == [Reschedule(0)]
+    assert engine.counters.reschedules_merged == 4
+    engine.step(CoreTick(0), 0)
+    urgent = engine.spawn(latency_class="sensitive")
+    assert engine.step(Wake(urgent), MS) == (Reschedule(0),)
 
 
 def test_wakes_at_the_same_instant_go_to_different_idle_cores() -> None:
-    machine = Machine(cores=3)
-    workers = [machine.spawn() for _ in range(3)]
-    asked = [decision for worker in workers for decision in machine.step(Wake(worker), 0)]
+    engine = CoresEngine(cores=3)
+    workers = [engine.spawn() for _ in range(3)]
+    asked = [decision for worker in workers for decision in engine.step(Wake(worker), 0)]
     assert {decision.core for decision in asked if isinstance(decision, Reschedule)} == {0, 1, 2}
 
 
-def test_a_short_turn_does_not_wait_for_the_end_of_a_long_one_and_an_equal_one_does() -> None:
-    stage = Stage()
-    long = stage.one(latency_class="batch")
-    stage.until(2 * MS)
-    equal = stage.one(latency_class="batch")
-    assert stage.running() == [long]
-    short = stage.one(latency_class="sensitive")
-    assert stage.running() == [short]
-    assert Preempt(0, long) in stage.said(Preempt)
-    assert stage.machine.account(equal).last_start_ns is None
+def test_a_shorter_slice_preempts_a_longer_one_and_an_equal_one_waits() -> None:
+    harness = EngineHarness()
+    long = harness.one(latency_class="batch")
+    harness.until(2 * MS)
+    equal = harness.one(latency_class="batch")
+    assert harness.running() == [long]
+    short = harness.one(latency_class="sensitive")
+    assert harness.running() == [short]
+    assert Preempt(0, long) in harness.decided(Preempt)
+    assert harness.engine.account(equal).last_start_ns is None
 
 
 # --- moving --------------------------------------------------------------------------------------
 
 
-def test_a_core_with_nothing_to_do_steals_whoever_is_most_overdue() -> None:
-    stage = Stage(cores=2)
-    stay, leave = stage.one(core_mask=0b01), stage.one(core_mask=0b10)
-    late, early = stage.one(core_mask=0b11, awake=False), stage.one(core_mask=0b11, awake=False)
+def test_an_idle_core_steals_the_most_overdue_entity() -> None:
+    harness = EngineHarness(cores=2)
+    stay, leave = harness.one(core_mask=0b01), harness.one(core_mask=0b10)
+    late, early = harness.one(core_mask=0b11, awake=False), harness.one(core_mask=0b11, awake=False)
     for one in (late, early):
-        stage.obey(stage.machine.set_mask(one, 0b01))
-        stage.tell(Wake(one))
-        stage.obey(stage.machine.set_mask(one, 0b11))
-    stage.until(1 * MS)
-    said = stage.block(leave)
-    assert said == [Steal(late, 0, 1), Run(1, late, 4 * MS)]
-    assert stage.running() == [stay, late]
-    assert stage.machine.entity(early).core == 0
+        harness.apply(harness.engine.set_mask(one, 0b01))
+        harness.send(Wake(one))
+        harness.apply(harness.engine.set_mask(one, 0b11))
+    harness.until(1 * MS)
+    decided = harness.block(leave)
+    assert decided == [Steal(late, 0, 1), RunEntity(1, late, 4 * MS)]
+    assert harness.running() == [stay, late]
+    assert harness.engine.entity(early).core == 0
 
 
 def test_stealing_looks_into_a_bounded_number_of_queues_and_entities() -> None:
-    """A hundred cores with queues full of work that may not be moved: the thief gives up after a few looks."""
-    machine = Machine(cores=100)
+    """A hundred cores with queues full of entities that may not move: the idle core stops after a few looks."""
+    engine = CoresEngine(cores=100)
     for core in range(99):
         for _ in range(20):
-            machine.step(Wake(machine.spawn(core_mask=1 << core)), 0)
-    alone = machine.spawn(core_mask=1 << 99)
-    machine.step(Wake(alone), 0)
+            engine.step(Wake(engine.spawn(core_mask=1 << core)), 0)
+    alone = engine.spawn(core_mask=1 << 99)
+    engine.step(Wake(alone), 0)
     for core in range(100):
-        machine.step(Tick(core), 0)
-    tried = machine.evidence.steals_tried
-    assert machine.step(Block(alone), MS) == [Idle(99)]
-    assert machine.evidence.steals_tried - tried == STEAL_TRIES_MAX
+        engine.step(CoreTick(core), 0)
+    tried = engine.counters.steals_tried
+    assert engine.step(Block(alone), MS) == [Idle(99)]
+    assert engine.counters.steals_tried - tried == STEAL_TRIES_MAX
     assert STEAL_LOOKS_MAX < 20
 
 
-class Watched(Stage):
-    """Notes what everybody was owed before each step, and compares for whoever moves."""
+class Watched(EngineHarness):
+    """Records every lag before each step, and compares it for entities that move."""
 
     moves = 0
 
-    def tell(self, event: Event) -> list[Decision]:
-        before = {one: self.machine.entity(one, self.now).lag_ns for one in self.watched}
-        decisions = self.machine.step(event, self.now)
+    def send(self, event: Event) -> list[Decision]:
+        before = {one: self.engine.entity(one, self.now).lag_ns for one in self.watched}
+        decisions = self.engine.step(event, self.now)
         for decision in decisions:
             if isinstance(decision, Migrate):
                 self.moves += 1
-                after = self.machine.entity(decision.entity, self.now).lag_ns
+                after = self.engine.entity(decision.entity, self.now).lag_ns
                 assert abs(after - before[decision.entity]) <= 1  # a lag is rounded to whole nanoseconds
-        return self.obey(decisions)
+        return self.apply(decisions)
 
     watched: tuple[int, ...] = ()
 
 
-def test_whoever_moves_keeps_its_lag() -> None:
-    """Two cores share out a crowd of unequal weights again and again, as their members come and go."""
-    stage = Watched(cores=2)
-    crowd = [stage.one(weight=weight, core_mask=0b01) for weight in (500, 1000, 1500, 2000, 2500, 3000, 700)]
-    stage.one(weight=1000, core_mask=0b10)
-    stage.until(10 * MS)
+def test_a_moved_entity_keeps_its_lag() -> None:
+    """Two cores balance entities of unequal weights again and again, as they come and go."""
+    harness = Watched(cores=2)
+    crowd = [harness.one(weight=weight, core_mask=0b01) for weight in (500, 1000, 1500, 2000, 2500, 3000, 700)]
+    harness.one(weight=1000, core_mask=0b10)
+    harness.until(10 * MS)
     for one in crowd:
-        stage.machine.set_mask(one, 0)
-    stage.watched = tuple(crowd)
-    stage.until(60 * MS)
+        harness.engine.set_mask(one, 0)
+    harness.watched = tuple(crowd)
+    harness.until(60 * MS)
     for one in crowd[:3]:
-        stage.tell(Exit(one))
-        stage.watched = tuple(other for other in stage.watched if other != one)
-        stage.until(stage.now + 30 * MS)
-    assert stage.moves >= 3
+        harness.send(ExitEntity(one))
+        harness.watched = tuple(other for other in harness.watched if other != one)
+        harness.until(harness.now + 30 * MS)
+    assert harness.moves >= 3
 
 
-def test_loads_are_evened_out_when_turns_end() -> None:
-    stage = Stage(cores=2)
-    crowd = stage.spawn(5, core_mask=0b01)
-    lonely = stage.one(core_mask=0b10)
+def test_loads_are_balanced_when_slices_end() -> None:
+    harness = EngineHarness(cores=2)
+    crowd = harness.spawn(5, core_mask=0b01)
+    lonely = harness.one(core_mask=0b10)
     for one in crowd:
-        stage.obey(stage.machine.set_mask(one, 0))
-    stage.until(60 * MS)
-    cores = [stage.machine.entity(one).core for one in (*crowd, lonely)]
+        harness.apply(harness.engine.set_mask(one, 0))
+    harness.until(60 * MS)
+    cores = [harness.engine.entity(one).core for one in (*crowd, lonely)]
     assert sorted(cores.count(core) for core in (0, 1)) == [3, 3]
-    assert stage.said(Migrate)
+    assert harness.decided(Migrate)
 
 
-def test_a_mask_is_kept_by_waking_stealing_and_evening_out() -> None:
-    stage = Stage(cores=3)
-    pinned = stage.spawn(4, core_mask=0b001)
-    stage.until(50 * MS)
-    assert {stage.machine.entity(one).core for one in pinned} == {0}
-    assert stage.running()[1:] == [None, None]
+def test_waking_stealing_and_balancing_respect_the_mask() -> None:
+    harness = EngineHarness(cores=3)
+    pinned = harness.spawn(4, core_mask=0b001)
+    harness.until(50 * MS)
+    assert {harness.engine.entity(one).core for one in pinned} == {0}
+    assert harness.running()[1:] == [None, None]
 
 
-def test_a_mask_that_changes_moves_whoever_waits_or_runs() -> None:
-    stage = Stage(cores=2)
-    runs, waits = stage.spawn(2, core_mask=0b01)
-    stage.until(1 * MS)
-    stage.obey(stage.machine.set_mask(waits, 0b10))
-    assert stage.running() == [runs, waits]
-    stage.obey(stage.machine.set_mask(runs, 0b10))
-    stage.until(10 * MS)
-    assert {stage.machine.entity(one).core for one in (runs, waits)} == {1}
-    assert stage.running()[0] is None
+def test_a_changed_mask_moves_waiting_and_running_entities() -> None:
+    harness = EngineHarness(cores=2)
+    runs, waits = harness.spawn(2, core_mask=0b01)
+    harness.until(1 * MS)
+    harness.apply(harness.engine.set_mask(waits, 0b10))
+    assert harness.running() == [runs, waits]
+    harness.apply(harness.engine.set_mask(runs, 0b10))
+    harness.until(10 * MS)
+    assert {harness.engine.entity(one).core for one in (runs, waits)} == {1}
+    assert harness.running()[0] is None
 
 
 # --- cores that go away --------------------------------------------------------------------------
 
 
-def test_a_core_that_goes_away_gives_its_work_to_the_others() -> None:
-    stage = Stage(cores=2)
-    workers = stage.spawn(4)
-    stage.until(1 * MS)
-    said = stage.tell(CoreOffline(1))
-    assert any(isinstance(one, Preempt) and one.core == 1 for one in said)
-    stage.until(40 * MS)
-    assert {stage.machine.entity(one).core for one in workers} == {0}
-    assert all(stage.runtime(one) > 5 * MS for one in workers)
-    stage.tell(CoreOnline(1))
-    stage.until(80 * MS)
-    assert {stage.machine.entity(one).core for one in workers} == {0, 1}
+def test_an_offline_core_gives_its_entities_to_the_others() -> None:
+    harness = EngineHarness(cores=2)
+    workers = harness.spawn(4)
+    harness.until(1 * MS)
+    decided = harness.send(CoreOffline(1))
+    assert any(isinstance(one, Preempt) and one.core == 1 for one in decided)
+    harness.until(40 * MS)
+    assert {harness.engine.entity(one).core for one in workers} == {0}
+    assert all(harness.runtime(one) > 5 * MS for one in workers)
+    harness.send(CoreOnline(1))
+    harness.until(80 * MS)
+    assert {harness.engine.entity(one).core for one in workers} == {0, 1}
 
 
-def test_whoever_may_run_on_no_core_is_put_on_any_and_brought_home_later() -> None:
-    stage = Stage(cores=2)
-    pinned = stage.one(core_mask=0b10)
-    stage.tell(CoreOffline(1))
-    assert stage.running() == [pinned, None]
-    assert stage.machine.evidence.affinity_broken == 1
-    stage.tell(CoreOnline(1))
-    stage.until(10 * MS)
-    assert stage.running() == [None, pinned]
+def test_an_entity_without_an_allowed_core_is_put_on_any_and_returned_later() -> None:
+    harness = EngineHarness(cores=2)
+    pinned = harness.one(core_mask=0b10)
+    harness.send(CoreOffline(1))
+    assert harness.running() == [pinned, None]
+    assert harness.engine.counters.affinity_broken == 1
+    harness.send(CoreOnline(1))
+    harness.until(10 * MS)
+    assert harness.running() == [None, pinned]
 
 
 def test_the_last_core_stays() -> None:
-    stage = Stage(cores=2)
-    stage.tell(CoreOffline(0))
+    harness = EngineHarness(cores=2)
+    harness.send(CoreOffline(0))
     with pytest.raises(Refused, match="last core"):
-        stage.tell(CoreOffline(1))
+        harness.send(CoreOffline(1))
 
 
 # --- ending --------------------------------------------------------------------------------------
 
 
-def test_ending_costs_the_same_whatever_the_entity_does_and_however_many_there_are() -> None:
-    """Runs, waits, sleeps: ending looks at no other entity. The looks are counted by the evidence."""
+def test_ending_an_entity_costs_the_same_in_any_state_and_for_any_number() -> None:
+    """Running, waiting, sleeping: ending looks at no other entity. A counter counts the looks."""
     for crowd in (10, 1_000):
-        machine = Machine(cores=1)
-        entities = [machine.spawn() for _ in range(crowd)]
+        engine = CoresEngine(cores=1)
+        entities = [engine.spawn() for _ in range(crowd)]
         for entity in entities:
-            machine.step(Wake(entity), 0)
-        machine.step(Tick(0), 0)
-        asleep = machine.spawn()
-        looks = machine.evidence.looks
+            engine.step(Wake(entity), 0)
+        engine.step(CoreTick(0), 0)
+        asleep = engine.spawn()
+        looks = engine.counters.looks
         for entity in (asleep, entities[0], entities[5]):
-            machine.step(Exit(entity), MS)
-        assert machine.evidence.looks - looks <= 1
-        machine.audit()
+            engine.step(ExitEntity(entity), MS)
+        assert engine.counters.looks - looks <= 1
+        engine.check_invariants()
 
 
 def test_a_group_ends_a_bounded_number_at_a_time() -> None:
-    stage = Stage(cores=2)
-    stage.machine.add_group("crowd")
-    members = stage.spawn(150, group="crowd")
-    other = stage.one()
-    said = stage.machine.step(ExitGroup("crowd"), stage.now)
-    assert said[-1] == More(ExitGroup("crowd"))
-    gone = [one for one in members if not _exists(stage, one)]
+    harness = EngineHarness(cores=2)
+    harness.engine.add_group("crowd")
+    members = harness.spawn(150, group="crowd")
+    other = harness.one()
+    decided = harness.engine.step(ExitGroup("crowd"), harness.now)
+    assert decided[-1] == More(ExitGroup("crowd"))
+    gone = [one for one in members if not _exists(harness, one)]
     assert len(gone) == EXITS_MAX
-    stage.obey(said)
-    while any(isinstance(one, More) for one in stage.tell(ExitGroup("crowd"))):
-        assert any(_exists(stage, one) for one in members)
-    assert not any(_exists(stage, one) for one in members)
-    stage.until(10 * MS)
-    assert stage.runtime(other) > 9 * MS
-    with pytest.raises(EntityUnknown, match="no group 'crowd'"):
-        stage.tell(ExitGroup("crowd"))
+    harness.apply(decided)
+    while any(isinstance(one, More) for one in harness.send(ExitGroup("crowd"))):
+        assert any(_exists(harness, one) for one in members)
+    assert not any(_exists(harness, one) for one in members)
+    harness.until(10 * MS)
+    assert harness.runtime(other) > 9 * MS
+    with pytest.raises(EntityUnknown, match="group 'crowd' does not exist"):
+        harness.send(ExitGroup("crowd"))
 
 
-def _exists(stage: Stage, entity: int) -> bool:
+def _exists(harness: EngineHarness, entity: int) -> bool:
     try:
-        stage.machine.entity(entity)
+        harness.engine.entity(entity)
     except EntityUnknown:
         return False
     return True
@@ -254,25 +254,25 @@ def _exists(stage: Stage, entity: int) -> bool:
 # --- bad input -----------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_is_refused_by_name_and_nothing_changes() -> None:
-    stage = Stage()
-    worker = stage.one()
+def test_an_invalid_event_is_refused_by_name_and_nothing_changes() -> None:
+    harness = EngineHarness()
+    worker = harness.one()
     with pytest.raises(EntityIllegalTransition, match=f"entity {worker} is running and cannot wake"):
-        stage.tell(Wake(worker))
-    stage.until(1 * MS)
-    stage.block(worker)
+        harness.send(Wake(worker))
+    harness.until(1 * MS)
+    harness.block(worker)
     with pytest.raises(EntityIllegalTransition, match="is sleeping and cannot block"):
-        stage.tell(Block(worker))
-    with pytest.raises(EntityUnknown, match="no entity 99"):
-        stage.tell(Wake(99))
-    with pytest.raises(EntityUnknown, match="no core 7"):
-        stage.tell(Tick(7))
+        harness.send(Block(worker))
+    with pytest.raises(EntityUnknown, match="entity 99 does not exist"):
+        harness.send(Wake(99))
+    with pytest.raises(EntityUnknown, match="core 7 does not exist"):
+        harness.send(CoreTick(7))
     with pytest.raises(InvalidInput, match="time went back"):
-        stage.machine.step(Wake(worker), 0)
-    with pytest.raises(InvalidInput, match="is no event"):
-        stage.machine.step("wake", stage.now)  # type: ignore[arg-type]  # what a careless driver may do
-    stage.machine.audit()
-    assert stage.runtime(worker) == 1 * MS
+        harness.engine.step(Wake(worker), 0)
+    with pytest.raises(InvalidInput, match="is not an event"):
+        harness.engine.step("wake", harness.now)  # type: ignore[arg-type]  # what a careless driver may do
+    harness.engine.check_invariants()
+    assert harness.runtime(worker) == 1 * MS
 
 
 @pytest.mark.parametrize(
@@ -286,25 +286,25 @@ def test_what_cannot_be_is_refused_by_name_and_nothing_changes() -> None:
         ({"core_mask": -1}, "core_mask"),
     ],
 )
-def test_an_entity_that_cannot_be_is_refused(options: dict[str, object], field: str) -> None:
-    machine = Machine(cores=2)
+def test_an_invalid_entity_is_refused(options: dict[str, object], field: str) -> None:
+    engine = CoresEngine(cores=2)
     with pytest.raises(ContextInvalid, match=field):
-        machine.spawn(**options)  # type: ignore[arg-type]  # the point of the test
-    assert machine.spawn() == 1  # no number was used up
+        engine.spawn(**options)  # type: ignore[arg-type]  # the point of the test
+    assert engine.spawn() == 1  # no entity number was used
 
 
 @pytest.mark.parametrize("options", [{"cores": 0}, {"cores": 5000}, {"cores": 1, "rule": "lottery"}])
-def test_an_engine_that_cannot_be_is_refused(options: dict[str, object]) -> None:
+def test_an_invalid_engine_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ContextInvalid):
-        Machine(**options)  # type: ignore[arg-type]  # the point of the test
+        CoresEngine(**options)  # type: ignore[arg-type]  # the point of the test
 
 
-def test_what_is_kept_does_not_grow_with_those_who_are_gone() -> None:
-    stage = Stage(cores=2)
-    stage.machine.add_group("family")
-    stays = stage.one(group="family")
+def test_memory_does_not_grow_with_ended_entities() -> None:
+    harness = EngineHarness(cores=2)
+    harness.engine.add_group("family")
+    stays = harness.one(group="family")
     for _ in range(200):
-        gone = stage.one(group="family")
-        stage.tell(Exit(gone))
-    assert len(stage.machine._queues._seats.holders) <= 2 + 2  # two entities, and the group's node on each core
-    assert stage.machine.entity(stays).group == "family"
+        gone = harness.one(group="family")
+        harness.send(ExitEntity(gone))
+    assert len(harness.engine._queues._index_table.items) <= 2 + 2  # two entities, and the group's node on each core
+    assert harness.engine.entity(stays).group == "family"

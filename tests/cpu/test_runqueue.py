@@ -1,4 +1,4 @@
-"""A core's fair queue chooses what the plain form of virtual time chooses, on any sequence of turns."""
+"""A core's fair queue chooses what the plain form of virtual time chooses, on any sequence of slices."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.cores.evidence import Evidence
-from rota.cores.runqueue import RULES, Rule, RunQueue, Seats, Sibling, moved
+from rota.cores.runqueue import RULES, IndexTable, Rule, RunQueue, Schedulable, moved
+from rota.cores.telemetry import Counters
 from rota.policy.virtual_time import SCALE, LevelTime, charged, choose, joined, level_time, reweighed, span
-from rota.policy.virtual_time import Sibling as PlainSibling
+from rota.policy.virtual_time import Sibling as PlainSchedulable
 
 # --- a slow queue, built from the plain functions only -------------------------------------------
 
 
 class PlainQueue:
-    """RunQueue's calls, each done by looking at everybody."""
+    """RunQueue's calls, each computed over all schedulables."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.waiting: dict[int, PlainSibling] = {}
+        self.waiting: dict[int, PlainSchedulable] = {}
         self.last_start: dict[int, int] = {}
-        self.current: PlainSibling | None = None
+        self.current: PlainSchedulable | None = None
         self.since = 0
         self.clock = 0
 
-    def everybody(self) -> list[PlainSibling]:
+    def present(self) -> list[PlainSchedulable]:
         return [*self.waiting.values(), *([self.current] if self.current else [])]
 
     def time(self, now: int) -> LevelTime:
-        if not self.everybody():
+        if not self.present():
             return LevelTime.at(self.clock)
-        time = level_time(self.everybody())
+        time = level_time(self.present())
         under_way = (now - self.since) * SCALE if self.current else 0
         return LevelTime(time.weighted + under_way, time.weight)
 
-    def enter(self, sibling: PlainSibling, now: int) -> None:
-        start = joined(sibling.virtual_time, self.time(now))
-        self.waiting[key_of(sibling)] = sibling._replace(virtual_time=start)
+    def enter(self, schedulable: PlainSchedulable, now: int) -> None:
+        start = joined(schedulable.virtual_time, self.time(now))
+        self.waiting[key_of(schedulable)] = schedulable._replace(virtual_time=start)
 
     def take(self, now: int) -> int | None:
         if not self.waiting:
             return None
-        siblings = list(self.waiting.values())
+        schedulables = list(self.waiting.values())
         if self.rule == "round_robin":
-            chosen = min(siblings, key=lambda one: (self.last_start.get(key_of(one), 0), key_of(one)))
+            chosen = min(schedulables, key=lambda one: (self.last_start.get(key_of(one), 0), key_of(one)))
         else:
-            chosen = choose(siblings, level_time(siblings), eligibility=self.rule == "eevdf")
+            chosen = choose(schedulables, level_time(schedulables), eligibility=self.rule == "eevdf")
         self.current = self.waiting.pop(key_of(chosen))
         self.since = self.last_start[key_of(chosen)] = now
         return key_of(chosen)
 
-    def leave(self, now: int) -> PlainSibling:
+    def leave(self, now: int) -> PlainSchedulable:
         gone = self._charged(now)
         self.current = None
         if not self.waiting:
@@ -66,9 +66,9 @@ class PlainQueue:
         self.current = None
         self.waiting[key_of(stays)] = stays
 
-    def remove(self, key: int) -> PlainSibling:
+    def remove(self, key: int) -> PlainSchedulable:
         gone = self.waiting.pop(key)
-        if not self.everybody():
+        if not self.present():
             self.clock = gone.virtual_time
         return gone
 
@@ -83,36 +83,36 @@ class PlainQueue:
         else:
             self.waiting[key] = new
 
-    def _charged(self, now: int) -> PlainSibling:
+    def _charged(self, now: int) -> PlainSchedulable:
         assert self.current is not None
         return self.current.after(now - self.since)
 
 
-def key_of(sibling: PlainSibling) -> int:
-    assert isinstance(sibling.key, int)
-    return sibling.key
+def key_of(schedulable: PlainSchedulable) -> int:
+    assert isinstance(schedulable.key, int)
+    return schedulable.key
 
 
 # --- the two, side by side -----------------------------------------------------------------------
 
 
 class Pair:
-    """A RunQueue and a PlainQueue that are told the same."""
+    """A RunQueue and a PlainQueue that get the same calls."""
 
     def __init__(self, rule: Rule, population: list[tuple[int, int]]) -> None:
-        self.siblings: dict[int, Sibling] = {
-            key: Sibling(key, weight, slice_ns) for key, (weight, slice_ns) in enumerate(population, 1)
+        self.schedulables: dict[int, Schedulable] = {
+            key: Schedulable(key, weight, slice_ns) for key, (weight, slice_ns) in enumerate(population, 1)
         }
-        self.queue = queue_of(*self.siblings.values(), rule=rule)
+        self.queue = queue_of(*self.schedulables.values(), rule=rule)
         self.plain = PlainQueue(rule)
         self.now = 0
 
     def do(self, verb: str, key: int, number: int) -> None:
-        key = key % len(self.siblings) + 1
-        sibling, waits, runs = self.siblings[key], key in self.plain.waiting, self._runs(key)
+        key = key % len(self.schedulables) + 1
+        schedulable, waits, runs = self.schedulables[key], key in self.plain.waiting, self._runs(key)
         if verb == "enter" and not waits and not runs:
-            self.plain.enter(self._picture(sibling), self.now)
-            self.queue.enter(sibling, self.now)
+            self.plain.enter(self._picture(schedulable), self.now)
+            self.queue.enter(schedulable, self.now)
         elif verb == "take" and self.plain.current is None:
             taken = self.queue.take(self.now)
             assert (taken.key if taken else None) == self.plain.take(self.now)
@@ -121,19 +121,19 @@ class Pair:
             getattr(self.queue, verb)(self.now)
         elif verb == "remove" and waits:
             self.plain.remove(key)
-            self.queue.remove(sibling)
-            self.queue.tidy()
+            self.queue.remove(schedulable)
+            self.queue.compact()
         elif verb == "reweigh" and (waits or runs):
             self.plain.reweigh(key, number, self.now)
-            self.queue.reweigh(sibling, number, sibling.slice_ns, self.now)
+            self.queue.reweigh(schedulable, number, schedulable.slice_ns, self.now)
         elif verb == "start" and waits and self.plain.current is None:
             self.plain.current, self.plain.since = self.plain.waiting.pop(key), self.now
             self.plain.last_start[key] = self.now
-            self.queue.start(sibling, self.now)
+            self.queue.start(schedulable, self.now)
 
     def compare(self) -> None:
-        for one in self.plain.everybody():
-            assert self.siblings[key_of(one)].virtual_time == one.virtual_time
+        for one in self.plain.present():
+            assert self.schedulables[key_of(one)].virtual_time == one.virtual_time
         ours, theirs = self.queue.time(self.now), self.plain.time(self.now)
         assert Fraction(*ours) == Fraction(*theirs)
         assert {one.key for one in self.queue.queued()} == set(self.plain.waiting)
@@ -143,8 +143,8 @@ class Pair:
         return self.plain.current is not None and self.plain.current.key == key
 
     @staticmethod
-    def _picture(sibling: Sibling) -> PlainSibling:
-        return PlainSibling(sibling.key, sibling.weight, sibling.virtual_time, sibling.slice_ns)
+    def _picture(schedulable: Schedulable) -> PlainSchedulable:
+        return PlainSchedulable(schedulable.key, schedulable.weight, schedulable.virtual_time, schedulable.slice_ns)
 
 
 weights = st.integers(1, 10_000)
@@ -165,7 +165,7 @@ def test_the_queue_chooses_what_the_plain_form_chooses(
 
 
 @given(st.lists(st.tuples(weights, slices), min_size=1, max_size=8), stories, st.lists(st.sampled_from(RULES)))
-def test_a_change_of_rule_keeps_what_everybody_has_had(
+def test_a_change_of_rule_keeps_all_usage(
     population: list[tuple[int, int]], story: list[tuple[str, int, int, int]], rules: list[Rule]
 ) -> None:
     pair = Pair("eevdf", population)
@@ -185,7 +185,7 @@ levels = st.lists(st.tuples(weights, st.integers(0, 10**15)), min_size=1, max_si
 
 
 @given(weights, st.integers(0, 10**15), levels, levels)
-def test_whoever_moves_is_owed_there_what_it_was_owed_here(
+def test_a_moved_schedulable_keeps_its_lag(
     weight: int, virtual_time: int, here: list[tuple[int, int]], there: list[tuple[int, int]]
 ) -> None:
     source = LevelTime(
@@ -200,7 +200,7 @@ def test_whoever_moves_is_owed_there_what_it_was_owed_here(
 
 
 @given(weights, st.integers(0, 10**12), levels, levels)
-def test_moving_to_and_fro_gains_nothing(
+def test_moving_back_and_forth_gains_nothing(
     weight: int, virtual_time: int, here: list[tuple[int, int]], there: list[tuple[int, int]]
 ) -> None:
     home = LevelTime(sum(w * v for w, v in here), sum(w for w, _ in here))
@@ -216,9 +216,9 @@ def test_moving_to_and_fro_gains_nothing(
 
 
 @given(weights, weights, st.integers(0, 10**9), st.integers(1, 10**9))
-def test_a_debt_does_not_grow_in_ones_sleep(light: int, heavy: int, debt_ns: int, credit_ns: int) -> None:
-    """Somebody with credit is moved to a core while another sleeps there: that one owes as much as when it left."""
-    here, sleeper, mover = Sibling(1, light, 100), Sibling(2, 1000, 100), Sibling(3, heavy, 100)
+def test_a_debt_does_not_grow_during_sleep(light: int, heavy: int, debt_ns: int, credit_ns: int) -> None:
+    """A schedulable with credit is moved to a core while another one sleeps there, whose debt stays the same."""
+    here, sleeper, mover = Schedulable(1, light, 100), Schedulable(2, 1000, 100), Schedulable(3, heavy, 100)
     queue = queue_of(here, sleeper, mover)
     queue.enter(here, 0)
     queue.enter(sleeper, 0)
@@ -229,26 +229,26 @@ def test_a_debt_does_not_grow_in_ones_sleep(light: int, heavy: int, debt_ns: int
     owed_before = sleeper.virtual_time - queue.time(0).whole
     mover.virtual_time = 0
     queue.enter_moved(mover, LevelTime.at(span(credit_ns, heavy)), 0)
-    fell = queue.fallen
+    fell = queue.time_drop
     assert fell > 0
     queue.enter(sleeper, 0)
     assert sleeper.virtual_time - (queue_time_without(queue, sleeper)) <= max(0, owed_before) + 1
 
 
-def queue_time_without(queue: RunQueue, sibling: Sibling) -> int:
-    return (queue.weighted - sibling.weight * sibling.virtual_time) // (queue.weight - sibling.weight)
+def queue_time_without(queue: RunQueue, schedulable: Schedulable) -> int:
+    return (queue.weighted - schedulable.weight * schedulable.virtual_time) // (queue.weight - schedulable.weight)
 
 
-def test_beside_a_feather_a_moved_elephant_does_not_starve_whoever_slept() -> None:
-    """A weighs 1, B 2,000 and comes with a millisecond of credit; C, of 1,000, slept and owes nothing."""
-    a, b, c = Sibling(1, 1, 3_000_000), Sibling(2, 2_000, 3_000_000), Sibling(3, 1_000, 3_000_000)
+def test_a_heavy_move_beside_a_light_schedulable_does_not_starve_a_sleeper() -> None:
+    """A weighs 1, B 2,000 and comes with a millisecond of credit; C, of 1,000, slept and has no debt."""
+    a, b, c = Schedulable(1, 1, 3_000_000), Schedulable(2, 2_000, 3_000_000), Schedulable(3, 1_000, 3_000_000)
     queue = queue_of(a, b, c)
-    for sibling in (a, c):
-        queue.enter(sibling, 0)
+    for schedulable in (a, c):
+        queue.enter(schedulable, 0)
     queue.remove(c)
     queue.enter_moved(b, LevelTime.at(span(1_000_000, 2_000)), 0)
     queue.enter(c, 0)
-    served: list[Sibling | None] = []
+    served: list[Schedulable | None] = []
     now = 0
     while now < 30_000_000:
         served.append(queue.take(now))
@@ -261,16 +261,16 @@ def test_beside_a_feather_a_moved_elephant_does_not_starve_whoever_slept() -> No
 # --- examples ------------------------------------------------------------------------------------
 
 
-def queue_of(*siblings: Sibling, rule: Rule = "eevdf") -> RunQueue:
-    seats = Seats()
-    for one in siblings:
-        seats.take(one)
-    return RunQueue(seats, rule, Evidence())
+def queue_of(*schedulables: Schedulable, rule: Rule = "eevdf") -> RunQueue:
+    index_table = IndexTable()
+    for one in schedulables:
+        index_table.add(one)
+    return RunQueue(index_table, rule, Counters())
 
 
-def test_whoever_wakes_in_the_middle_of_a_turn_joins_where_the_level_stands_then() -> None:
-    """The example of the module's own page: A runs from 0 in slices of 6, B wakes at 4."""
-    a, b = Sibling(1, 1000, 6), Sibling(2, 1000, 6)
+def test_a_wake_in_the_middle_of_a_slice_joins_at_the_current_time() -> None:
+    """The example of the module's docstring: A runs from 0 in slices of 6, B wakes at 4."""
+    a, b = Schedulable(1, 1000, 6), Schedulable(2, 1000, 6)
     queue = queue_of(a, b)
     queue.enter(a, 0)
     assert queue.take(0) is a
@@ -284,45 +284,45 @@ def test_whoever_wakes_in_the_middle_of_a_turn_joins_where_the_level_stands_then
 def test_under_wfq_a_heavy_one_runs_ahead_and_under_eevdf_it_does_not() -> None:
     def first_turns(rule: Rule) -> str:
         names = {1: "A", 2: "B"}
-        a, b = Sibling(1, 3000, 6), Sibling(2, 1000, 6)
+        a, b = Schedulable(1, 3000, 6), Schedulable(2, 1000, 6)
         queue = queue_of(a, b, rule=rule)
         queue.enter(a, 0)
         queue.enter(b, 0)
-        turns = ""
-        for turn in range(1, 9):
-            taken = queue.take(6 * turn)
+        slices_run = ""
+        for slice_number in range(1, 9):
+            taken = queue.take(6 * slice_number)
             assert taken is not None
-            turns += names[taken.key]
-            queue.put_back(6 * turn + 6)
-        return turns
+            slices_run += names[taken.key]
+            queue.put_back(6 * slice_number + 6)
+        return slices_run
 
     assert first_turns("eevdf") == "ABAAABAA"
     assert first_turns("wfq") == "AAABAAAB"
     assert first_turns("round_robin") == "ABABABAB"
 
 
-def test_dead_entries_never_outnumber_the_living_for_long() -> None:
-    siblings = [Sibling(key, 1000, 10) for key in range(1, 101)]
-    queue = queue_of(*siblings)
-    for sibling in siblings:
-        queue.enter(sibling, 0)
+def test_stale_entries_do_not_outnumber_live_ones_for_long() -> None:
+    schedulables = [Schedulable(key, 1000, 10) for key in range(1, 101)]
+    queue = queue_of(*schedulables)
+    for schedulable in schedulables:
+        queue.enter(schedulable, 0)
     for round_number in range(20):
-        for sibling in siblings[1:]:
-            queue.remove(sibling)
-            queue.enter(sibling, round_number)
-            queue.tidy()
-            assert queue.entries <= 2 * len(siblings) + 1
+        for schedulable in schedulables[1:]:
+            queue.remove(schedulable)
+            queue.enter(schedulable, round_number)
+            queue.compact()
+            assert queue.entries <= 2 * len(schedulables) + 1
 
 
 @pytest.mark.parametrize("call", [RunQueue.leave, RunQueue.put_back])
-def test_only_who_runs_can_stop(call: Callable[[RunQueue, int], None]) -> None:
+def test_only_a_running_schedulable_can_stop(call: Callable[[RunQueue, int], None]) -> None:
     with pytest.raises(AssertionError):
         call(queue_of(), 0)
 
 
-def test_a_heap_entry_of_the_first_instant_is_told_from_a_dead_one() -> None:
-    """At time 0 an entry could be a small number, which Python keeps only once: dead and living would be the same."""
-    a = Sibling(1, 1000, 10)
+def test_a_heap_entry_of_the_first_instant_differs_from_a_stale_one() -> None:
+    """At time 0 an entry could be a small integer, which Python interns: stale and live would be identical."""
+    a = Schedulable(1, 1000, 10)
     queue = queue_of(a, rule="round_robin")
     queue.enter(a, 0)
     queue.remove(a)
@@ -331,18 +331,18 @@ def test_a_heap_entry_of_the_first_instant_is_told_from_a_dead_one() -> None:
     assert charged(0, 0, 1000) == a.virtual_time
 
 
-def test_a_seat_that_is_used_again_brings_nothing_of_its_last_holder() -> None:
-    seats = Seats()
-    gone, stays, comes = Sibling(1, 1000, 10), Sibling(2, 1000, 10), Sibling(3, 1000, 10)
+def test_a_reused_index_inherits_nothing() -> None:
+    index_table = IndexTable()
+    gone, stays, comes = Schedulable(1, 1000, 10), Schedulable(2, 1000, 10), Schedulable(3, 1000, 10)
     for one in (gone, stays):
-        seats.take(one)
-    queue = RunQueue(seats, "eevdf", Evidence())
+        index_table.add(one)
+    queue = RunQueue(index_table, "eevdf", Counters())
     queue.enter(gone, 0)
     queue.enter(stays, 0)
     queue.remove(gone)
-    seats.leave(gone)
-    seats.take(comes)
-    assert seats.holders == [comes, stays]
+    index_table.remove(gone)
+    index_table.add(comes)
+    assert index_table.items == [comes, stays]
     assert queue.take(0, current_leaves=True) is stays
     assert queue.take(5, current_leaves=True) is None
     queue.enter(comes, 5)

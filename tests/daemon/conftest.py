@@ -1,4 +1,4 @@
-"""One daemon for the tests that need nothing special of it."""
+"""A daemon with default settings, and a client of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rota.rpc.client import Client, connect
-from tests.daemon.world import Served, make_token, serving
+from rota.rpc import Client, connect
+from tests.daemon.harness import Served, make_token, serving
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture(params=["unix", "http"])
 def client(served: Served, request: pytest.FixtureRequest) -> Iterator[Client]:
-    """A client with every right, over each transport."""
+    """A client with all rights, over each transport."""
     over_unix = request.param == "unix"
     made = served.client() if over_unix else connect(served.url, token=make_token(served.path, "admin"))
     with made:

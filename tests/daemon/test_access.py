@@ -1,4 +1,4 @@
-"""Who may do what: tokens, scopes, projects, lock-out, and the audit of it all."""
+"""Access: tokens, scopes, projects, lock-out and audit events."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rota import store
 from rota.clock import ManualClock
 from rota.errors import Forbidden, InvalidInput, LockedOut, Unauthenticated
 from rota.kernel import Kernel, ScheduleSpec
-from rota.rpc.authorization import check
-from rota.rpc.client import connect
-from rota.rpc.daemon.limits import Limits
-from rota.rpc.daemon.lockout import Lockout
+from rota.rpc import connect
+from rota.rpc.authorization import Principal, authorize
+from rota.rpc.daemon.http import Lockout
 from rota.rpc.daemon.tcp import HttpSettings
-from rota.rpc.handlers import LOCAL, Caller, Office
+from rota.rpc.daemon.transport import DaemonLimits
+from rota.rpc.handlers import LOCAL, RpcHandlers
 from rota.rpc.methods import METHODS, SCOPES, Method, Scope
 from rota.service.dispatcher import Dispatcher
-from tests.daemon.web import call, fetch, rpc
-from tests.daemon.world import Served, make_token, serving
+from tests.daemon.harness import Served, make_token, serving
+from tests.daemon.http_client import call, fetch, rpc
 
 
 def example(kind: Any) -> Any:
-    """Parameters of a type, with whatever it takes."""
+    """Parameters of a type, with a value for each required field."""
     values: dict[Any, Any] = {int: 1, str: "x", float: 1.0, bool: True}
     given: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
@@ -51,33 +51,33 @@ def _value(kind: Any, values: dict[Any, Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_open_to_its_scope_and_closed_to_the_one_below(name: str) -> None:
+def test_a_method_needs_its_scope(name: str) -> None:
     method = METHODS[name]
     params = example(method.params)
     rung = SCOPES.index(method.scope)
     for scope in SCOPES:
-        caller = Caller(name="somebody", scope=scope)
+        caller = Principal(name="caller", scope=scope)
         if SCOPES.index(scope) >= rung:
-            assert check(caller, method, params) == method.scope
+            assert authorize(caller, method, params) == method.scope
         else:
             with pytest.raises(Forbidden, match=f"needs scope {method.scope}"):
-                check(caller, method, params)
+                authorize(caller, method, params)
 
 
-GUARDED = [(method, field) for method in METHODS.values() for field in method.guarded]
+GUARDED = [(method, field) for method in METHODS.values() for field in method.operate_fields]
 
 
 @pytest.mark.parametrize(("method", "field"), GUARDED, ids=lambda each: str(getattr(each, "name", each)))
-def test_ones_own_time_and_unchecked_claims_need_scope_operate(method: Method, field: str) -> None:
+def test_operate_fields_need_scope_operate(method: Method, field: str) -> None:
     value = False if field == "admission_check" else 5.0
     params = msgspec.structs.replace(example(method.params), **{field: value})
-    assert check(Caller(name="somebody", scope="operate"), method, params) == "operate"
+    assert authorize(Principal(name="caller", scope="operate"), method, params) == "operate"
     with pytest.raises(Forbidden, match="needs scope operate"):
-        check(Caller(name="somebody", scope="work"), method, params)
+        authorize(Principal(name="caller", scope="work"), method, params)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_over_tcp_nothing_is_answered_without_a_token_or_below_its_scope(name: str, closed: Served) -> None:
+def test_over_http_every_method_needs_a_token_of_its_scope(name: str, closed: Served) -> None:
     method = METHODS[name]
     params = msgspec.to_builtins(example(method.params))
     body = {"jsonrpc": "2.0", "id": 1, "method": name, "params": params}
@@ -97,9 +97,9 @@ TOKENS: dict[Scope, str] = {}
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A daemon that locks nobody out, with a token of each scope."""
+    """A daemon without lock-out, with a token of each scope."""
     path = tmp_path_factory.mktemp("closed") / "rota.db"
-    with serving(path, limits=Limits(failures_max=100_000)) as served:
+    with serving(path, limits=DaemonLimits(failures_max=100_000)) as served:
         TOKENS.update({scope: make_token(served.path, scope) for scope in SCOPES})
         yield served
 
@@ -120,13 +120,13 @@ def two_projects(served: Served) -> dict[str, int]:
     return pids
 
 
-def test_a_token_of_one_project_sees_nothing_that_is_in_another(served: Served, two_projects: dict[str, int]) -> None:
+def test_a_token_of_one_project_does_not_see_contents_of_another(served: Served, two_projects: dict[str, int]) -> None:
     token = make_token(served.path, "enqueue", projects=("alpha",))
     with connect(served.url, token=token) as client:
         own, other = client.get(1), client.get(2)
         assert (own.payload, own.key) == ({"secret": "alpha"}, "alpha")
         assert (other.payload, other.key, other.tags, other.result) == ({}, None, (), None)
-        assert other.state == "queued", "that it is there and how it stands is no secret"
+        assert other.state == "queued", "its existence and state are visible"
         entries, total = client.queue.list()
         assert [entry.payload for entry in entries] == [{"secret": "alpha"}, {}]
         assert total == 2
@@ -138,7 +138,7 @@ def test_a_token_of_one_project_sees_nothing_that_is_in_another(served: Served, 
         assert "beta" not in repr([event for event in client.journal.tail() if event.pid == two_projects["beta"]])
 
 
-def test_a_token_of_one_project_writes_into_no_other(served: Served, two_projects: dict[str, int]) -> None:
+def test_a_token_of_one_project_cannot_write_into_another(served: Served, two_projects: dict[str, int]) -> None:
     token = make_token(served.path, "enqueue", projects=("alpha",))
     with connect(served.url, token=token) as client:
         assert client.enqueue(ScheduleSpec(two_projects["alpha"])) == 3
@@ -155,7 +155,7 @@ def test_a_token_of_one_project_writes_into_no_other(served: Served, two_project
             client.queue.request_cancel(2)
         assert client.queue.cancel(3) == ("queued", "cancelled")
     with served.client() as local:
-        assert local.queue.list()[1] == 3, "nothing of what was refused was written"
+        assert local.queue.list()[1] == 3, "no denied call wrote anything"
 
 
 # --- tokens --------------------------------------------------------------------------------------
@@ -165,11 +165,11 @@ def test_a_token_works_until_it_is_revoked_elsewhere(served: Served) -> None:
     token = make_token(served.path, "read")
     assert "result" in call(served.url, token, "kernel.sched.counts")
     kernel = Kernel(store.open(served.path))
-    office = Office(kernel, Dispatcher(kernel))
-    office.ask("system.token_revoke", token_id=token.split("_")[1])
-    office.close()
+    handlers = RpcHandlers(kernel, Dispatcher(kernel))
+    handlers.call("system.token_revoke", token_id=token.split("_")[1])
+    handlers.close()
     kernel.store.close()
-    for _ in range(1_000):  # the daemon hears of it by a bell, or at the next look
+    for _ in range(1_000):  # the daemon is notified, or notices at its next read
         answer = call(served.url, token, "kernel.sched.counts")
         if "error" in answer:
             break
@@ -179,29 +179,29 @@ def test_a_token_works_until_it_is_revoked_elsewhere(served: Served) -> None:
 def test_a_token_expires(tmp_path: Path) -> None:
     clock = ManualClock(1_000.0)
     kernel = Kernel(store.open(str(tmp_path / "rota.db"), clock=clock))
-    office = Office(kernel, Dispatcher(kernel))
-    token = office.ask("system.token_create", name="t", scope="read", expires_in_s=10.0).token
+    handlers = RpcHandlers(kernel, Dispatcher(kernel))
+    token = handlers.call("system.token_create", name="t", scope="read", expires_in_s=10.0).token
     clock.advance(9.9)
-    assert office.tokens.caller(token, "here").scope == "read"
+    assert handlers.tokens.authenticate(token, "here").scope == "read"
     clock.advance(0.1)
     with pytest.raises(Unauthenticated, match="has expired"):
-        office.tokens.caller(token, "here")
-    office.close()
+        handlers.tokens.authenticate(token, "here")
+    handlers.close()
     kernel.store.close()
 
 
 @pytest.mark.parametrize("wrong", ["", "x", "rota_", "rota__", "rota_0_0", "Rota_{id}_{secret}", "rota_{id}_{secret}x"])
-def test_only_the_whole_token_opens(tmp_path: Path, wrong: str) -> None:
+def test_only_the_complete_token_is_accepted(tmp_path: Path, wrong: str) -> None:
     kernel = Kernel(store.open(str(tmp_path / "rota.db")))
-    office = Office(kernel, Dispatcher(kernel))
-    _, token_id, secret = office.ask("system.token_create", name="t", scope="read").token.split("_", 2)
+    handlers = RpcHandlers(kernel, Dispatcher(kernel))
+    _, token_id, secret = handlers.call("system.token_create", name="t", scope="read").token.split("_", 2)
     with pytest.raises(Unauthenticated):
-        office.tokens.caller(wrong.format(id=token_id, secret=secret), "here")
-    office.close()
+        handlers.tokens.authenticate(wrong.format(id=token_id, secret=secret), "here")
+    handlers.close()
     kernel.store.close()
 
 
-def test_no_secret_is_kept(tmp_path: Path) -> None:
+def test_no_secret_is_stored(tmp_path: Path) -> None:
     token = make_token(str(tmp_path / "rota.db"), "admin")
     secret = token.split("_", 2)[2].encode()
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and secret in path.read_bytes()]
@@ -217,22 +217,22 @@ def test_no_secret_is_kept(tmp_path: Path) -> None:
         {"scope": "read", "name": ""},
     ],
 )
-def test_a_token_that_makes_no_sense_is_refused(tmp_path: Path, asked: dict[str, Any]) -> None:
+def test_an_invalid_token_request_is_rejected(tmp_path: Path, asked: dict[str, Any]) -> None:
     kernel = Kernel(store.open(str(tmp_path / "rota.db")))
-    office = Office(kernel, Dispatcher(kernel))
+    handlers = RpcHandlers(kernel, Dispatcher(kernel))
     with pytest.raises(InvalidInput):
-        office.ask("system.token_create", **{"name": "t", **asked})
-    assert office.ask("system.token_list") == []
-    office.close()
+        handlers.call("system.token_create", **{"name": "t", **asked})
+    assert handlers.call("system.token_list") == []
+    handlers.close()
     kernel.store.close()
 
 
 # --- lock-out ------------------------------------------------------------------------------------
 
 
-def test_an_address_is_locked_out_after_repeated_failures_and_let_in_again_later() -> None:
+def test_an_address_is_locked_out_for_a_time_after_repeated_failures() -> None:
     now = [0.0]
-    lockout = Lockout(Limits(failures_max=3, failures_s=10, lockout_s=60), lambda: now[0])
+    lockout = Lockout(DaemonLimits(failures_max=3, failures_s=10, lockout_s=60), lambda: now[0])
     for at in (0.0, 1.0):
         now[0] = at
         lockout.failed("a")
@@ -250,20 +250,20 @@ def test_an_address_is_locked_out_after_repeated_failures_and_let_in_again_later
     lockout.check("a")
 
 
-def test_failures_are_remembered_of_so_many_addresses_only() -> None:
-    lockout = Lockout(Limits(addresses_max=2, failures_max=2), lambda: 0.0)
+def test_addresses_max_limits_the_remembered_failures() -> None:
+    lockout = Lockout(DaemonLimits(addresses_max=2, failures_max=2), lambda: 0.0)
     for address in ("a", "b", "a"):  # at the limit both are remembered
         lockout.failed(address)
     with pytest.raises(LockedOut):
         lockout.check("a")
-    for address in ("c", "d", "b"):  # one past it the first of them is forgotten, and begins anew
+    for address in ("c", "d", "b"):  # one past the limit the oldest is forgotten and starts again
         lockout.failed(address)
     lockout.check("b")
     assert len(lockout._failures) == 2
 
 
-def test_so_many_addresses_are_locked_out_at_a_time() -> None:
-    lockout = Lockout(Limits(addresses_max=2, failures_max=1), lambda: 0.0)
+def test_addresses_max_limits_the_locked_out_addresses() -> None:
+    lockout = Lockout(DaemonLimits(addresses_max=2, failures_max=1), lambda: 0.0)
     for address in ("a", "b"):
         lockout.failed(address)
     for address in ("a", "b"):
@@ -276,7 +276,7 @@ def test_so_many_addresses_are_locked_out_at_a_time() -> None:
             lockout.check(address)
 
 
-def test_over_tcp_a_third_failure_locks_the_address_out_even_with_a_good_token(served: Served) -> None:
+def test_over_http_a_third_failure_locks_the_address_out_even_with_a_valid_token(served: Served) -> None:
     good = make_token(served.path, "read")
     for _ in range(3):
         assert rpc(served.url, "rota_0_0", {}).status == 401
@@ -286,13 +286,13 @@ def test_over_tcp_a_third_failure_locks_the_address_out_even_with_a_good_token(s
     assert fetch(served.url, "/livez").status == 200
     with served.client() as client:
         denied = [event for event in client.journal.tail() if event.kind == "kernel.auth.denied"]
-    assert len(denied) == 3, "what comes while locked out is not even written down"
+    assert len(denied) == 3, "requests while locked out are not recorded"
 
 
-# --- the audit -----------------------------------------------------------------------------------
+# --- audit events --------------------------------------------------------------------------------
 
 
-def test_every_denial_and_every_operators_act_is_written_down(served: Served) -> None:
+def test_denials_and_operations_are_recorded(served: Served) -> None:
     reader, operator = make_token(served.path, "read"), make_token(served.path, "operate")
     assert call(served.url, reader, "kernel.project.pause_fleet", {"by": "x"})["error"]["code"] == Forbidden.code
     assert "result" in call(served.url, operator, "kernel.project.pause_fleet", {"by": "x", "reason": "test"})
@@ -311,21 +311,21 @@ def test_every_denial_and_every_operators_act_is_written_down(served: Served) ->
     assert not any(token.split("_", 2)[2] in repr(facts) for token in (reader, operator))
 
 
-def test_an_operators_act_and_its_record_are_one_commit(tmp_path: Path) -> None:
+def test_an_operation_and_its_audit_event_are_one_commit(tmp_path: Path) -> None:
     kernel = Kernel(store.open(str(tmp_path / "rota.db")))
-    office = Office(kernel, Dispatcher(kernel))
+    handlers = RpcHandlers(kernel, Dispatcher(kernel))
     with pytest.raises(InvalidInput):
-        office.call("kernel.project.move", {"project_id": "nothing", "verb": ""}, LOCAL)
+        handlers.execute_by_name("kernel.project.move", {"project_id": "nothing", "verb": ""}, LOCAL)
     assert not [event for event in kernel.journal.tail() if event.kind == "kernel.auth.operated"]
-    office.close()
+    handlers.close()
     kernel.store.close()
 
 
-# --- where it listens ----------------------------------------------------------------------------
+# --- listening ------- ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])
-def test_beyond_this_machine_it_listens_with_tls_only(host: str) -> None:
+def test_tls_is_required_except_on_loopback(host: str) -> None:
     with pytest.raises(InvalidInput, match="tls-cert"):
         HttpSettings(host=host)
     assert HttpSettings(host=host, certificate="c.pem", key="k.pem").host == host
@@ -334,5 +334,5 @@ def test_beyond_this_machine_it_listens_with_tls_only(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_on_this_machine_it_listens_without(host: str) -> None:
+def test_loopback_needs_no_tls(host: str) -> None:
     assert HttpSettings(host=host).certificate is None

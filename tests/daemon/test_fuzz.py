@@ -1,7 +1,7 @@
-"""Anything at all is said to a real daemon: it always answers in good form, and goes on living.
+"""Fuzzing a daemon: it always sends valid responses, and survives.
 
-Calls are made from the wire table's own types, half of them spoilt; between them are bytes of every kind. 1,000 cases
-here, 100,000 under `./dev soak` (`ROTA_FUZZ_CASES`), with memory looked at before and after.
+Calls are generated from the types of the method table, half of them damaged; between them are arbitrary bytes. 1,000
+cases here, 100,000 under `./dev soak` (`ROTA_FUZZ_CASES`), with a check of memory before and after.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pytest
 
 from rota.errors import CODES
 from rota.rpc.methods import METHODS
-from tests.daemon.web import rpc
-from tests.daemon.world import Process, Raw, make_token
+from tests.daemon.harness import Process, Raw, make_token
+from tests.daemon.http_client import rpc
 
 CASES = int(os.environ.get("ROTA_FUZZ_CASES", "100000" if "ROTA_SOAK" in os.environ else "1000"))
 GROWTH_KIB_MAX = 96 * 1024  # the store's caches, the allocator's slack, and what the limits allow
@@ -75,7 +75,7 @@ class Maker:
             if field.required or self.chance.random() < 0.4
         }
         if self.chance.random() < 0.03:
-            made["stranger"] = 1
+            made["unknown"] = 1
         if made and self.chance.random() < 0.03:
             del made[self.chance.choice(list(made))]
         made.pop("wait_s", None)
@@ -116,7 +116,7 @@ def case(maker: Maker) -> bytes:
 
 
 def check(answer: Any) -> None:
-    """A JSON-RPC answer in good form, and never a defect."""
+    """Check that a response is valid JSON-RPC and not an internal error."""
     for each in answer if isinstance(answer, list) else [answer]:
         assert each["jsonrpc"] == "2.0"
         assert ("result" in each) != ("error" in each)
@@ -126,10 +126,10 @@ def check(answer: Any) -> None:
             assert each["error"]["message"]
 
 
-def hear_up_to(raw: Raw, ident: str) -> dict[str, Any]:
-    """Ask something, and hear all that is said up to its answer: others may come before it, and after it."""
-    raw.say(msgspec.json.encode({"jsonrpc": "2.0", "id": ident, "method": "kernel.sched.counts"}) + b"\n")
-    while (answer := raw.hear()) is not None:
+def receive_up_to(raw: Raw, ident: str) -> dict[str, Any]:
+    """Send a request and read all responses up to its own; others may come before and after it."""
+    raw.send(msgspec.json.encode({"jsonrpc": "2.0", "id": ident, "method": "kernel.sched.counts"}) + b"\n")
+    while (answer := raw.receive()) is not None:
         check(answer)
         if isinstance(answer, dict) and answer.get("id") == ident:
             return answer
@@ -137,7 +137,7 @@ def hear_up_to(raw: Raw, ident: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("transport", ["unix", "http"])
-def test_whatever_is_said_the_daemon_answers_in_good_form_and_lives(tmp_path: Path, transport: str) -> None:
+def test_any_input_gets_valid_responses_and_the_daemon_survives(tmp_path: Path, transport: str) -> None:
     maker = Maker(random.Random(SEED))
     daemon = Process(str(tmp_path / "rota.db"), "--listen", "127.0.0.1:0")
     try:
@@ -149,14 +149,14 @@ def test_whatever_is_said_the_daemon_answers_in_good_form_and_lives(tmp_path: Pa
                     before_kib = daemon.memory_kib()
                 body = case(maker)
                 if transport == "unix":
-                    raw.say(body + b"\n")
-                    hear_up_to(raw, f"mark {number}")  # what wants no answer gets none, but this does
+                    raw.send(body + b"\n")
+                    receive_up_to(raw, f"mark {number}")  # notifications get no response, but this request does
                 else:
                     response = rpc(url, token, body)
                     assert response.status in (200, 204, 400)
                     if response.status == 200:
                         check(response.json)
-            assert "result" in hear_up_to(raw, "the last")
+            assert "result" in receive_up_to(raw, "the last")
         assert daemon.memory_kib() - before_kib < GROWTH_KIB_MAX
     finally:
         code = daemon.stop()

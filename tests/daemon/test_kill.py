@@ -1,11 +1,11 @@
-"""The daemon is killed under load and started again: nothing acknowledged is lost, nothing is handed out twice.
+"""The daemon is killed under load and restarted: nothing acknowledged is lost, nothing is claimed twice.
 
-Clients do not know of it: they find the daemon gone, wait for it, and go on. In every round producers enqueue and
-workers claim and complete until the daemon is killed in the middle of that; at the end, on what is in the file:
+The clients reconnect and continue. In every round producers enqueue and workers claim and complete until the daemon is
+killed. At the end the file must hold:
 
-- every enqueue that was acknowledged is there, and each was made once, however often it had to be sent
-- no entry was claimed while an earlier claim of it lived
-- every completion that was acknowledged is in the file
+- every acknowledged enqueue, exactly once, however often it was sent
+- no claim of an entry while an earlier claim of it was live
+- every acknowledged completion
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rota import store
 from rota.errors import RotaError, StoreUnavailable
 from rota.kernel import Kernel, ReadyEntry, ScheduleSpec
 from rota.kernel.journal import TAIL_MAX
-from rota.rpc.client import Client, connect
-from tests.daemon.world import PATIENCE_S, Process
+from rota.rpc import Client, connect
+from tests.daemon.harness import PATIENCE_S, Process
 
 ROUNDS = int(os.environ.get("ROTA_SOAK_ROUNDS", "40" if "ROTA_SOAK" in os.environ else "2"))
 PRODUCERS, WORKERS = 4, 4
@@ -30,12 +30,12 @@ PER_ROUND = 60  # acknowledged enqueues before the daemon is killed
 
 
 class Load:
-    """Producers and workers that never stop by themselves."""
+    """Producers and workers that run until stopped."""
 
     def __init__(self, address: str, pids: list[int]) -> None:
         self.address = address
         self.pids = pids
-        self.enqueued: list[tuple[str, int]] = []  # acknowledged: what was said, and the id that was answered
+        self.enqueued: list[tuple[str, int]] = []  # acknowledged: the label, and the id that was returned
         self.completed: list[int] = []  # acknowledged
         self.problems: list[BaseException] = []
         self.stopping = threading.Event()
@@ -57,10 +57,10 @@ class Load:
     def _produce(self, client: Client, number: int) -> None:
         step = 0
         while not self.stopping.is_set():
-            said = f"{number}-{step}"
-            sched_id = client.enqueue(ScheduleSpec(self.pids[step % len(self.pids)], payload={"said": said}))
+            label = f"{number}-{step}"
+            sched_id = client.enqueue(ScheduleSpec(self.pids[step % len(self.pids)], payload={"label": label}))
             with self.progress:
-                self.enqueued.append((said, sched_id))
+                self.enqueued.append((label, sched_id))
                 self.progress.notify_all()
             step += 1
 
@@ -69,7 +69,7 @@ class Load:
             for entry in client.claim(f"worker {number}", 2, wait_s=0.2, claim_timeout_s=3_600.0):
                 try:
                     client.complete(entry.sched_id, "completed", token=entry.token)
-                except StoreUnavailable:  # the answer was lost: it may have happened
+                except StoreUnavailable:  # the response was lost: it may have been executed
                     continue
                 self.completed.append(entry.sched_id)
 
@@ -87,7 +87,7 @@ class Load:
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS])
-def test_a_daemon_killed_under_load_loses_and_doubles_nothing(tmp_path: Path, rounds: int) -> None:
+def test_a_daemon_killed_under_load_loses_and_duplicates_nothing(tmp_path: Path, rounds: int) -> None:
     path = str(tmp_path / "rota.db")
     daemon = Process(path)
     with connect(daemon.addresses[0]) as client:
@@ -110,10 +110,10 @@ def check_file(path: str, load: Load) -> None:
     while page := kernel.queue.list(limit=10_000, offset=offset)[0]:
         entries |= {entry.sched_id: entry for entry in page}
         offset += len(page)
-    for said, sched_id in load.enqueued:
-        assert entries[sched_id].payload == {"said": said}
-    words = Counter(entry.payload["said"] for entry in entries.values())
-    assert max(words.values()) == 1, "what was sent again was made once"
+    for label, sched_id in load.enqueued:
+        assert entries[sched_id].payload == {"label": label}
+    words = Counter(entry.payload["label"] for entry in entries.values())
+    assert max(words.values()) == 1, "a retried enqueue created one entry"
     assert all(entries[sched_id].state == "completed" for sched_id in load.completed)
     assert len(set(load.completed)) == len(load.completed)
     check_claims(kernel)
@@ -121,7 +121,7 @@ def check_file(path: str, load: Load) -> None:
 
 
 def check_claims(kernel: Kernel) -> None:
-    """In the journal an entry is claimed only when nobody has it."""
+    """In the journal an entry is claimed only while it has no other claim."""
     held: set[int] = set()
     cursor = 0
     while events := kernel.journal.tail(cursor, TAIL_MAX):
@@ -138,12 +138,12 @@ def check_claims(kernel: Kernel) -> None:
         cursor = events[-1].event_id
 
 
-def test_without_keys_a_lost_enqueue_is_not_sent_again(tmp_path: Path) -> None:
-    """Whether it happened is not known, so the caller is told just that."""
+def test_without_keys_a_lost_enqueue_is_not_retried(tmp_path: Path) -> None:
+    """The error says that the call may have been executed."""
     daemon = Process(str(tmp_path / "rota.db"))
     with connect(daemon.addresses[0], keys=False, retry_s=0.0) as client:
         pid = client.create_agent("agent", "callable")
-        os.kill(daemon.pid, 19)  # SIGSTOP: it takes the request and does not answer
+        os.kill(daemon.pid, 19)  # SIGSTOP: it accepts the request and does not respond
         answers: list[object] = []
 
         def enqueue() -> None:
@@ -159,4 +159,4 @@ def test_without_keys_a_lost_enqueue_is_not_sent_again(tmp_path: Path) -> None:
         caller.join(PATIENCE_S)
     (answer,) = answers
     assert isinstance(answer, StoreUnavailable)
-    assert "may have been carried out" in answer.message
+    assert "may have been executed" in answer.message

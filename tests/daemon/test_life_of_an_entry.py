@@ -1,4 +1,4 @@
-"""The whole life of an entry, through a real daemon, over both transports."""
+"""The life of an entry through a daemon, over both transports."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rota.errors import (
     WaitTimeout,
 )
 from rota.kernel import Completion, EntryFilter, ScheduleSpec
-from rota.rpc.client import Client
-from tests.daemon.world import Served
+from rota.rpc import Client
+from tests.daemon.harness import Served
 
 
 def test_an_entry_goes_all_the_way(client: Client) -> None:
@@ -37,7 +37,7 @@ def test_an_entry_goes_all_the_way(client: Client) -> None:
     assert (ended.state, ended.exit_kind, ended.result) == ("completed", "completed", {"n": 1})
 
 
-def test_what_does_not_run_ends_otherwise(client: Client) -> None:
+def test_cancelled_and_expired_entries(client: Client) -> None:
     pid = client.create_agent("agent", "callable")
     waits = client.enqueue(ScheduleSpec(pid))
     assert client.queue.cancel(waits) == ("queued", "cancelled")
@@ -53,7 +53,7 @@ def test_what_does_not_run_ends_otherwise(client: Client) -> None:
     assert client.get(runs).exit_kind == "cancelled"
 
 
-def test_runs_end_and_begin_in_one_call(client: Client) -> None:
+def test_complete_and_claim_in_one_call(client: Client) -> None:
     pid = client.create_agent("agent", "callable")
     first, second = client.enqueue_many([ScheduleSpec(pid), ScheduleSpec(pid)])
     (entry,) = client.claim("worker")
@@ -64,7 +64,7 @@ def test_runs_end_and_begin_in_one_call(client: Client) -> None:
     assert [type(answer) for answer in lost] == [StaleClaim, SchedUnknownId]
 
 
-def test_agents_budgets_projects_and_events_are_there_too(client: Client) -> None:
+def test_agents_budgets_projects_and_events(client: Client) -> None:
     client.projects.create("alpha", weight=2_000)
     pid = client.agents.create("agent", project_id="alpha")
     assert client.agents.transition(pid, "RUNNING", reason="test").state == "RUNNING"
@@ -115,7 +115,7 @@ def test_errors_are_those_of_the_embedded_kernel(client: Client) -> None:
     assert denied.value.data["reasons"]
 
 
-def test_what_matches_is_cancelled_and_retried(client: Client) -> None:
+def test_cancel_where_and_retry_where(client: Client) -> None:
     pid = client.create_agent("agent", "callable")
     client.enqueue_many([ScheduleSpec(pid, trigger="cron")] * 3)
     assert client.queue.cancel_where(EntryFilter(trigger="cron")) == 3
@@ -128,7 +128,7 @@ def test_what_matches_is_cancelled_and_retried(client: Client) -> None:
     assert client.queue.change(4, priority=9).priority == 9
 
 
-def test_a_waiting_claim_is_answered_by_the_commit_that_brings_work(client: Client, served: Served) -> None:
+def test_a_waiting_claim_returns_with_the_commit_that_enqueues(client: Client, served: Served) -> None:
     pid = client.create_agent("agent", "callable")
     got: list[int] = []
     with served.client() as other:
@@ -140,13 +140,13 @@ def test_a_waiting_claim_is_answered_by_the_commit_that_brings_work(client: Clie
     assert got == [sched_id]
 
 
-def test_a_claim_that_waits_in_vain_is_told_so(client: Client) -> None:
+def test_a_claim_that_times_out_returns_nothing(client: Client) -> None:
     assert client.claim("worker", wait_s=0.05) == []
     turnover = client.complete_and_claim([], "worker", wait_s=0.05)
     assert turnover.entries == []
 
 
-def test_runs_that_ended_are_durable_before_the_next_is_waited_for(client: Client, served: Served) -> None:
+def test_completions_are_durable_before_the_claim_waits(client: Client, served: Served) -> None:
     pid = client.create_agent("agent", "callable")
     first = client.enqueue(ScheduleSpec(pid))
     (entry,) = client.claim("worker")
@@ -167,7 +167,7 @@ def test_runs_that_ended_are_durable_before_the_next_is_waited_for(client: Clien
     assert got == [second]
 
 
-def test_whoever_waits_for_an_end_hears_of_it(client: Client, served: Served) -> None:
+def test_wait_returns_when_the_entry_ends(client: Client, served: Served) -> None:
     pid = client.create_agent("agent", "callable")
     sched_id = client.enqueue(ScheduleSpec(pid))
     (entry,) = client.claim("worker")

@@ -15,13 +15,13 @@ import pytest
 from rota.errors import LimitExceeded, SchedInvalidPayload
 from rota.kernel import ScheduleSpec
 from rota.model.checks import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX
-from rota.rpc.client import connect
-from rota.rpc.daemon.feed import BATCH, Subscriber
-from rota.rpc.daemon.limits import Limits
-from rota.rpc.handlers import Caller
+from rota.rpc import connect
+from rota.rpc.authorization import Principal
+from rota.rpc.daemon.event_stream import BATCH, Subscriber
+from rota.rpc.daemon.transport import DaemonLimits
 from rota.rpc.jsonrpc import BATCH_MAX, BODY_BYTES_MAX, NESTING_MAX
-from tests.daemon.web import Stream, fetch, rpc
-from tests.daemon.world import PATIENCE_S, Raw, Served, make_token, serving
+from tests.daemon.harness import PATIENCE_S, Raw, Served, make_token, serving
+from tests.daemon.http_client import Stream, fetch, rpc
 
 COUNTS = {"jsonrpc": "2.0", "id": 1, "method": "kernel.sched.counts", "params": {}}
 
@@ -36,13 +36,13 @@ def nested(depth: int) -> dict[str, Any]:
 
 @pytest.fixture(params=["unix", "http"])
 def ask(served: Served, request: pytest.FixtureRequest) -> Any:
-    """Send raw bytes over each transport; the decoded answer."""
+    """Send raw bytes over each transport, and return the decoded response."""
     if request.param == "unix":
 
         def over_unix(body: bytes) -> Any:
             with Raw(served.unix) as raw:
-                raw.say(body + b"\n")
-                return raw.hear()
+                raw.send(body + b"\n")
+                return raw.receive()
 
         return over_unix
     token = make_token(served.path, "admin")
@@ -85,13 +85,13 @@ def test_result_bytes_max(client: Any) -> None:
 # --- answers -------------------------------------------------------------------------------------
 
 
-def over_both(served: Served) -> Iterator[Callable[[Any], Any]]:
-    """Ask over each transport; the decoded answer."""
+def over_both_transports(served: Served) -> Iterator[Callable[[Any], Any]]:
+    """Call over each transport, and return the decoded response."""
     with Raw(served.unix) as raw:
 
         def over_unix(body: Any) -> Any:
-            raw.say(msgspec.json.encode(body) + b"\n")
-            return raw.hear()
+            raw.send(msgspec.json.encode(body) + b"\n")
+            return raw.receive()
 
         yield over_unix
     token = make_token(served.path, "admin")
@@ -101,9 +101,9 @@ def over_both(served: Served) -> Iterator[Callable[[Any], Any]]:
 def test_answer_bytes_max(tmp_path: Path) -> None:
     size = len(msgspec.json.encode({"id": 1, "result": {"states": {}}, "jsonrpc": "2.0"}))
     for most, fits in ((size, True), (size - 1, False)):
-        limits = Limits(answer_bytes_max=most)
+        limits = DaemonLimits(answer_bytes_max=most)
         with serving(tmp_path / f"{most}.db", limits=limits) as served:
-            for ask in over_both(served):
+            for ask in over_both_transports(served):
                 answer = ask(COUNTS)
                 assert ("result" in answer) == fits
                 if not fits:
@@ -111,56 +111,56 @@ def test_answer_bytes_max(tmp_path: Path) -> None:
                     assert answer["error"]["data"]["asked"] == size
 
 
-def test_answer_bytes_max_is_for_all_answers_to_a_batch(tmp_path: Path) -> None:
+def test_answer_bytes_max_covers_all_responses_to_a_batch(tmp_path: Path) -> None:
     size = len(msgspec.json.encode({"id": 1, "result": {"states": {}}, "jsonrpc": "2.0"}))
     for most, fitting in ((3 * size, 3), (3 * size - 1, 2)):
-        limits = Limits(answer_bytes_max=most)
+        limits = DaemonLimits(answer_bytes_max=most)
         with serving(tmp_path / f"{most}.db", limits=limits) as served:
-            for ask in over_both(served):
+            for ask in over_both_transports(served):
                 answers = ask([COUNTS] * 3)
                 assert sum("result" in each for each in answers) == fitting
-                refused = [each["error"]["data"]["limit"] for each in answers if "error" in each]
-                assert refused == ["answer_bytes_max"] * (3 - fitting)
+                rejected = [each["error"]["data"]["limit"] for each in answers if "error" in each]
+                assert rejected == ["answer_bytes_max"] * (3 - fitting)
 
 
-async def written_until_stuck(connection: Any, most: int) -> list[bool]:
-    """Write what nobody fetches: whether that is too much when exactly so much lies there, and one byte more."""
+async def write_until_paused(connection: Any, most: int) -> list[bool]:
+    """Write without reading: return whether writing pauses at exactly the limit, and at one byte more."""
     transport, stuck = connection._transport, []
-    while not (left := transport.get_write_buffer_size()):  # the system has room of its own
+    while not (left := transport.get_write_buffer_size()):  # the operating system has buffers of its own
         transport.write(b"x" * 1_000)
         await asyncio.sleep(0)
     for part in (b"x" * (most - left), b"\n"):
         transport.write(part)
         await asyncio.sleep(0)
-        stuck.append(connection._stuck is not None)
+        stuck.append(connection._unread_timer is not None)
     assert transport.get_write_buffer_size() == most + 1
     return stuck
 
 
-def test_out_bytes_max_is_what_may_lie_there_unfetched(tmp_path: Path) -> None:
-    with serving(tmp_path / "rota.db", limits=Limits(out_bytes_max=10_000)) as served, Raw(served.unix) as raw:
+def test_out_bytes_max_limits_unread_responses(tmp_path: Path) -> None:
+    with serving(tmp_path / "rota.db", limits=DaemonLimits(out_bytes_max=10_000)) as served, Raw(served.unix) as raw:
         assert "result" in raw.ask("kernel.sched.counts")
         (connection,) = served.daemon._connections.open
-        writing = asyncio.run_coroutine_threadsafe(written_until_stuck(connection, 10_000), served.loop)
+        writing = asyncio.run_coroutine_threadsafe(write_until_paused(connection, 10_000), served.loop)
         assert writing.result(PATIENCE_S) == [False, True]
         assert set(raw._file.readline()) == set(b"x\n")
-        assert "result" in raw.ask("kernel.sched.counts"), "it has fetched it, and is answered again"
+        assert "result" in raw.ask("kernel.sched.counts"), "the client reads again and gets responses"
 
 
 # --- connections ---------------------------------------------------------------------------------
 
 
 def head(token: str, size: int) -> bytes:
-    """A request whose address and headers take so many bytes."""
-    said = {"Host": "x", "Connection": "close", "Authorization": f"Bearer {token}"}
-    taken = len("/metrics") + sum(len(name) + len(value) for name, value in said.items())
-    said["X-Pad"] = "x" * (size - taken - len("X-Pad"))
-    lines = "".join(f"{name}: {value}\r\n" for name, value in said.items())
+    """A request whose URL and headers have this many bytes."""
+    headers = {"Host": "x", "Connection": "close", "Authorization": f"Bearer {token}"}
+    taken = len("/metrics") + sum(len(name) + len(value) for name, value in headers.items())
+    headers["X-Pad"] = "x" * (size - taken - len("X-Pad"))
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"GET /metrics HTTP/1.1\r\n{lines}\r\n".encode()
 
 
 def sent(url: str, body: bytes) -> bytes:
-    """What a daemon answers to bytes over TCP."""
+    """Return the daemon's response to bytes over TCP."""
     host, port = url.removeprefix("http://").split(":")
     answer = b""
     with socket.create_connection((host, int(port)), timeout=30) as client, contextlib.suppress(ConnectionError):
@@ -171,18 +171,18 @@ def sent(url: str, body: bytes) -> bytes:
 
 
 def test_head_bytes_max(tmp_path: Path) -> None:
-    with serving(tmp_path / "rota.db", limits=Limits(head_bytes_max=1_000)) as served:
+    with serving(tmp_path / "rota.db", limits=DaemonLimits(head_bytes_max=1_000)) as served:
         token = make_token(served.path, "read")
         assert sent(served.url, head(token, 1_000)).startswith(b"HTTP/1.1 200 ")
-        refused = sent(served.url, head(token, 1_001))
-        assert refused.startswith(b"HTTP/1.1 400 ")
-        assert b"head_bytes_max" in refused
+        rejected = sent(served.url, head(token, 1_001))
+        assert rejected.startswith(b"HTTP/1.1 400 ")
+        assert b"head_bytes_max" in rejected
 
 
 @pytest.mark.parametrize("start", [b"GET /metrics HTTP/1.1\r\nX-Pad: ", b"GET /metrics HTTP/1.1\r\n", b"GET /"])
-def test_head_bytes_max_holds_for_a_head_that_never_ends(tmp_path: Path, start: bytes) -> None:
+def test_head_bytes_max_limits_headers_that_never_end(tmp_path: Path, start: bytes) -> None:
     more = b"X: y\r\n" if start.endswith(b"1.1\r\n") else b"x" * 6
-    with serving(tmp_path / "rota.db", limits=Limits(head_bytes_max=1_000)) as served:
+    with serving(tmp_path / "rota.db", limits=DaemonLimits(head_bytes_max=1_000)) as served:
         host, port = served.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as client, pytest.raises(ConnectionError):
             client.sendall(start + more * 10_000_000)
@@ -190,13 +190,16 @@ def test_head_bytes_max_holds_for_a_head_that_never_ends(tmp_path: Path, start: 
 
 
 def test_connections_max_on_the_unix_socket(tmp_path: Path) -> None:
-    with serving(tmp_path / "rota.db", limits=Limits(connections_max=2)) as served, contextlib.ExitStack() as stack:
+    with (
+        serving(tmp_path / "rota.db", limits=DaemonLimits(connections_max=2)) as served,
+        contextlib.ExitStack() as stack,
+    ):
         first, second = (stack.enter_context(Raw(served.unix)) for _ in range(2))
         assert "result" in first.ask("kernel.sched.counts")
         assert "result" in second.ask("kernel.sched.counts")
         with Raw(served.unix) as third:
-            assert third.hear()["error"]["data"]["limit"] == "connections_max"
-            assert third.hear() is None
+            assert third.receive()["error"]["data"]["limit"] == "connections_max"
+            assert third.receive() is None
         with pytest.raises(LimitExceeded), served.client(retry_s=0.0) as client:
             client.info()
         first.close()
@@ -205,66 +208,69 @@ def test_connections_max_on_the_unix_socket(tmp_path: Path) -> None:
             assert "result" in fourth.ask("kernel.sched.counts")
 
 
-def test_connections_max_over_tcp(tmp_path: Path) -> None:
-    with serving(tmp_path / "rota.db", limits=Limits(connections_max=2)) as served, contextlib.ExitStack() as stack:
+def test_connections_max_over_http(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path / "rota.db", limits=DaemonLimits(connections_max=2)) as served,
+        contextlib.ExitStack() as stack,
+    ):
         token = make_token(served.path, "read")
         for _ in range(2):
             assert stack.enter_context(Stream(served.url, token)).status == 200
         assert rpc(served.url, token, COUNTS).status == 503
 
 
-def test_pipeline_max_holds_back_what_is_sent_too_fast_and_loses_nothing(tmp_path: Path) -> None:
-    with serving(tmp_path / "rota.db", limits=Limits(pipeline_max=2)) as served, Raw(served.unix) as raw:
+def test_pipeline_max_delays_requests_and_loses_none(tmp_path: Path) -> None:
+    with serving(tmp_path / "rota.db", limits=DaemonLimits(pipeline_max=2)) as served, Raw(served.unix) as raw:
         count = 200
-        raw.say(b"".join(msgspec.json.encode(COUNTS | {"id": number}) + b"\n" for number in range(count)))
-        assert sorted(raw.hear()["id"] for _ in range(count)) == list(range(count))
+        raw.send(b"".join(msgspec.json.encode(COUNTS | {"id": number}) + b"\n" for number in range(count)))
+        assert sorted(raw.receive()["id"] for _ in range(count)) == list(range(count))
 
 
-def test_pipeline_max_is_how_many_may_be_unanswered(tmp_path: Path) -> None:
+def test_pipeline_max_limits_requests_without_a_response(tmp_path: Path) -> None:
     def claim(number: int) -> bytes:
-        wishes = {"worker_id": f"w{number}", "wait_s": 600.0}
-        body = {"jsonrpc": "2.0", "id": f"claim {number}", "method": "kernel.sched.claim", "params": wishes}
+        params = {"worker_id": f"w{number}", "wait_s": 600.0}
+        body = {"jsonrpc": "2.0", "id": f"claim {number}", "method": "kernel.sched.claim", "params": params}
         return msgspec.json.encode(body) + b"\n"
 
     with (
-        serving(tmp_path / "rota.db", limits=Limits(pipeline_max=2)) as served,
+        serving(tmp_path / "rota.db", limits=DaemonLimits(pipeline_max=2)) as served,
         Raw(served.unix) as raw,
         served.client() as other,
     ):
-        raw.say(claim(1))
-        assert "result" in raw.ask("kernel.sched.counts"), "with one that waits there is room for another"
-        raw.say(claim(2))
+        raw.send(claim(1))
+        assert "result" in raw.ask("kernel.sched.counts"), "with one waiting call there is room for another"
+        raw.send(claim(2))
         served.until_parked(2)
-        raw.say(msgspec.json.encode(COUNTS) + b"\n")
-        assert other.queue.counts() == {}, "only this connection has to wait"
+        raw.send(msgspec.json.encode(COUNTS) + b"\n")
+        assert other.queue.counts() == {}, "other connections are not delayed"
         other.queue.nudge("w1")
-        assert [raw.hear()["id"] for _ in range(2)] == ["claim 1", 1]
+        assert [raw.receive()["id"] for _ in range(2)] == ["claim 1", 1]
         other.queue.nudge("w2")
-        assert raw.hear()["id"] == "claim 2"
+        assert raw.receive()["id"] == "claim 2"
 
 
-def test_slow_s_leaves_alone_who_ends_its_line_in_time(tmp_path: Path) -> None:
-    with serving(tmp_path / "rota.db", limits=Limits(slow_s=600.0)) as served, Raw(served.unix) as raw:
+def test_slow_s_allows_a_line_that_ends_in_time(tmp_path: Path) -> None:
+    with serving(tmp_path / "rota.db", limits=DaemonLimits(slow_s=600.0)) as served, Raw(served.unix) as raw:
         body = msgspec.json.encode(COUNTS)
         assert "result" in raw.ask("kernel.sched.counts")
         (connection,) = served.daemon._connections.open
-        raw.say(body[:20])
-        served._until(lambda: connection._slow is not None)
-        raw.say(body[20:] + b"\n")
-        assert "result" in raw.hear()
-        assert connection._slow is None, "it has all the time it wants before its next line"
+        raw.send(body[:20])
+        served._until(lambda: connection._line_timer is not None)
+        raw.send(body[20:] + b"\n")
+        assert "result" in raw.receive()
+        assert connection._line_timer is None, "there is no timer between lines"
 
 
-def test_slow_s_cuts_off_who_does_not_end_a_line(tmp_path: Path) -> None:
-    with serving(tmp_path / "rota.db", limits=Limits(slow_s=0.05)) as served, Raw(served.unix) as raw:
-        raw.say(b'{"jsonrpc"')
-        assert raw.hear() is None
+def test_slow_s_disconnects_a_client_that_does_not_end_its_line(tmp_path: Path) -> None:
+    with serving(tmp_path / "rota.db", limits=DaemonLimits(slow_s=0.05)) as served, Raw(served.unix) as raw:
+        raw.send(b'{"jsonrpc"')
+        assert raw.receive() is None
         with Raw(served.unix) as other:
             assert "result" in other.ask("kernel.sched.counts")
 
 
-def test_slow_s_cuts_off_who_does_not_end_a_request_over_tcp(tmp_path: Path) -> None:
-    with serving(tmp_path / "rota.db", limits=Limits(slow_s=0.05)) as served:
+def test_slow_s_disconnects_a_client_that_does_not_end_its_http_request(tmp_path: Path) -> None:
+    with serving(tmp_path / "rota.db", limits=DaemonLimits(slow_s=0.05)) as served:
         token = make_token(served.path, "read")
         host, port = served.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as slow:
@@ -277,8 +283,8 @@ def test_slow_s_cuts_off_who_does_not_end_a_request_over_tcp(tmp_path: Path) -> 
             assert b" 408 " in slow.recv(100)
 
 
-def test_out_bytes_max_and_slow_s_cut_off_who_does_not_fetch_its_answers(tmp_path: Path) -> None:
-    limits = Limits(out_bytes_max=10_000, slow_s=0.05)
+def test_out_bytes_max_and_slow_s_disconnect_a_client_that_does_not_read(tmp_path: Path) -> None:
+    limits = DaemonLimits(out_bytes_max=10_000, slow_s=0.05)
     with serving(tmp_path / "rota.db", limits=limits) as served, served.client() as client:
         pid = client.create_agent("agent", "callable")
         client.enqueue(ScheduleSpec(pid, payload={"a": "x" * 200_000}))
@@ -286,41 +292,41 @@ def test_out_bytes_max_and_slow_s_cut_off_who_does_not_fetch_its_answers(tmp_pat
             body = msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "method": "kernel.sched.list", "params": {}})
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 for _ in range(50):
-                    raw.say(body + b"\n")
+                    raw.send(body + b"\n")
             served._until(lambda: len(served.daemon._connections.open) == 1)
         assert client.info()["agent_count"] == 1
 
 
 def test_subscribers_max(tmp_path: Path) -> None:
-    with serving(tmp_path / "rota.db", limits=Limits(subscribers_max=1)) as served:
+    with serving(tmp_path / "rota.db", limits=DaemonLimits(subscribers_max=1)) as served:
         token = make_token(served.path, "read")
         with Stream(served.url, token) as first, Stream(served.url, token) as second:
             assert first.status == 200
             assert second.status == 429
         served.until_no_subscriber()
         with Stream(served.url, token) as third:
-            assert third.status == 200, "there is room again"
+            assert third.status == 200, "there is room for another subscriber"
 
 
 def test_lag_events_max(tmp_path: Path) -> None:
-    """A subscriber that has just been sent a whole batch is this far behind the last event."""
-    with serving(tmp_path / "rota.db", limits=Limits(lag_events_max=5)) as served, served.client() as client:
-        door: Any = served.daemon.door
+    """A subscriber that was sent a whole batch is this far behind the last event."""
+    with serving(tmp_path / "rota.db", limits=DaemonLimits(lag_events_max=5)) as served, served.client() as client:
+        transport: Any = served.daemon.transport
         for _ in range(10):
             client.journal.append(None, "note")
         last = client.journal.cursor()
 
         def notice(behind: int) -> Any:
-            subscriber = Subscriber(Caller(name="somebody", scope="read"), last - behind)
-            subscriber.live = True
-            asked = asyncio.run_coroutine_threadsafe(door.feed._gap_if_slow(subscriber, BATCH), served.loop)
+            subscriber = Subscriber(Principal(name="caller", scope="read"), last - behind)
+            subscriber.caught_up = True
+            asked = asyncio.run_coroutine_threadsafe(transport.events._gap_if_slow(subscriber, BATCH), served.loop)
             return asked.result(PATIENCE_S)
 
         assert notice(5) is None
         assert msgspec.json.decode(notice(6).split(b"data: ")[1]) == {"from": last - 5, "to": last, "reason": "slow"}
 
 
-def test_a_client_that_is_refused_for_a_limit_hears_which(tmp_path: Path) -> None:
+def test_an_error_for_a_limit_names_it(tmp_path: Path) -> None:
     with serving(tmp_path / "rota.db") as served:
         token = make_token(served.path, "admin")
         for address in (served.unix, served.url):

@@ -1,4 +1,4 @@
-"""A supervisor at a daemon's desk: the same code as over a file of its own."""
+"""A supervisor that runs entries through a daemon: the same code as over a file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from rota import Rota
 from rota.app import Job
-from rota.cli.connection import open_desk
+from rota.cli.connection import open_api
 from rota.errors import NotEnabled, RunFailed
 from rota.kernel import RunReport, ScheduleSpec
 from rota.model.work import Limits, RestartPolicy
-from tests.daemon.world import Served
+from tests.daemon.harness import Served
 
 PATIENCE_S = 30.0
 
@@ -29,7 +29,7 @@ def test_functions_run_through_a_daemon_and_their_agents_move(rota: Rota) -> Non
 
     @rota.agent(budget={"tokens": 100})
     def double(ctx: Any, number: int) -> int:
-        states.append(rota.desk.agents.get(double.pid).state)
+        states.append(rota.api.agents.get(double.pid).state)
         ctx.charge(tokens=2)
         ctx.checkpoint(number=number)
         return 2 * number
@@ -38,11 +38,11 @@ def test_functions_run_through_a_daemon_and_their_agents_move(rota: Rota) -> Non
     assert rota.run(slots=3, until_idle=True) == 10
     assert [job.result() for job in jobs] == [2 * number for number in range(10)]
     assert set(states) == {"RUNNING"}
-    assert rota.desk.agents.get(double.pid).state == "READY"
-    assert [line.used for line in rota.desk.ledger.get(double.pid)] == [20]
+    assert rota.api.agents.get(double.pid).state == "READY"
+    assert [line.used for line in rota.api.ledger.get(double.pid)] == [20]
 
 
-def test_an_entry_waits_for_the_busy_supervisor_that_it_would_rather_have(rota: Rota) -> None:
+def test_an_entry_waits_for_its_busy_affinity_supervisor(rota: Rota) -> None:
     gates = {name: threading.Event() for name in ("first", "second", "wanted", "last")}
     begun = {name: threading.Event() for name in gates}
 
@@ -57,15 +57,15 @@ def test_an_entry_waits_for_the_busy_supervisor_that_it_would_rather_have(rota: 
         thread.start()
     plain = {name: work.enqueue(name=name) for name in ("first", "second")}
     assert all(begun[name].wait(PATIENCE_S) for name in plain)
-    held_by = {rota.desk.queue.get(job.sched_id).worker_id: name for name, job in plain.items()}
+    held_by = {rota.api.queue.get(job.sched_id).worker_id: name for name, job in plain.items()}
     assert set(held_by) == {"box", "other"}
     wanted, last = work.enqueue(name="wanted", options={"affinity": "box"}), work.enqueue(name="last", priority=-1)
     gates[held_by["other"]].set()
     assert begun["last"].wait(PATIENCE_S)  # the other one is free first, and goes past it
-    assert rota.desk.queue.get(wanted.sched_id).hold == "worker"
+    assert rota.api.queue.get(wanted.sched_id).hold == "worker"
     gates[held_by["box"]].set()
     assert begun["wanted"].wait(PATIENCE_S)
-    assert rota.desk.queue.get(wanted.sched_id).worker_id == "box"
+    assert rota.api.queue.get(wanted.sched_id).worker_id == "box"
     for gate in gates.values():
         gate.set()
     last.result(PATIENCE_S)
@@ -136,7 +136,7 @@ def test_children_and_lent_budgets_work_over_the_daemon(rota: Rota) -> None:
     assert job.result() == [1, 90]
 
 
-def test_a_nudge_that_comes_before_the_claim_waits_is_not_lost(served: Served) -> None:
+def test_a_nudge_before_the_claim_waits_is_not_lost(served: Served) -> None:
     with served.client() as client:
         client.queue.nudge("worker", "1")
         assert client.claim("worker", wait_s=PATIENCE_S, incarnation="1") == []
@@ -144,7 +144,7 @@ def test_a_nudge_that_comes_before_the_claim_waits_is_not_lost(served: Served) -
         assert client.turn([], "worker", wait_s=PATIENCE_S, incarnation="1").entries == []
 
 
-def test_a_turn_ends_what_it_reports_before_it_waits(served: Served) -> None:
+def test_a_turn_completes_runs_before_it_waits(served: Served) -> None:
     with served.client() as client, served.client() as other:
         pid = client.agents.create("agent")
         sched_id = client.queue.enqueue(ScheduleSpec(pid))
@@ -159,17 +159,17 @@ def test_a_turn_ends_what_it_reports_before_it_waits(served: Served) -> None:
         assert other.agents.get(pid).state == "READY"
 
 
-def test_why_is_answered_by_the_daemon(served: Served) -> None:
-    with open_desk(served.unix) as desk:
-        pid = desk.agents.create("agent")
-        desk.agents.pause(pid, "anna")
-        sched_id = desk.queue.enqueue(ScheduleSpec(pid))
-        (reason,) = desk.explain(sched_id).blocking
+def test_explain_through_the_daemon(served: Served) -> None:
+    with open_api(served.unix) as api:
+        pid = api.agents.create("agent")
+        api.agents.pause(pid, "anna")
+        sched_id = api.queue.enqueue(ScheduleSpec(pid))
+        (reason,) = api.explain(sched_id).blocking
         assert "anna" in reason.sentence()
-        assert desk.explain(sched_id).cursor == desk.journal.cursor()
+        assert api.explain(sched_id).cursor == api.journal.cursor()
 
 
-def test_what_only_an_embedded_store_has_is_said(rota: Rota) -> None:
+def test_the_kernel_is_not_available_through_a_daemon(rota: Rota) -> None:
     with pytest.raises(NotEnabled):
         _ = rota.kernel
-    assert Job(rota.desk, 1).sched_id == 1
+    assert Job(rota.api, 1).sched_id == 1

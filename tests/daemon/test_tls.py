@@ -1,4 +1,4 @@
-"""HTTPS for real: certificates made here, a daemon that shows one, and clients that trust its maker or do not."""
+"""HTTPS with real certificates: clients that trust the CA, and clients that do not."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import trustme
 from rota import Rota
 from rota.errors import DaemonUntrusted, InvalidInput, StoreUnavailable
 from rota.kernel import ScheduleSpec
-from rota.rpc.client import connect, connect_async
+from rota.rpc import connect, connect_async
 from tests.cli.shell import Shell, make_shell
-from tests.daemon.world import PATIENCE_S, Process, make_token
+from tests.daemon.harness import PATIENCE_S, Process, make_token
 
 
 class Secure(NamedTuple):
-    """A daemon that speaks HTTPS, and what its clients need."""
+    """A daemon with HTTPS, and what its clients need."""
 
     url: str
     token: str
@@ -27,15 +27,15 @@ class Secure(NamedTuple):
     daemon: Process
 
 
-class Papers(NamedTuple):
-    """Who vouches, and a certificate for 127.0.0.1 with its key."""
+class Certificates(NamedTuple):
+    """A CA, and a certificate for 127.0.0.1 with its key."""
 
     ca_file: str
     certificate: str
     key: str
 
 
-def papers(folder: Path, *names: str) -> Papers:
+def make_certificates(folder: Path, *names: str) -> Certificates:
     folder.mkdir()
     authority = trustme.CA()
     ca_file, certificate, key = (folder / name for name in ("ca.pem", "certificate.pem", "key.pem"))
@@ -43,19 +43,19 @@ def papers(folder: Path, *names: str) -> Papers:
     issued = authority.issue_cert(*names)
     issued.private_key_pem.write_to_path(key)
     certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    return Papers(str(ca_file), str(certificate), str(key))
+    return Certificates(str(ca_file), str(certificate), str(key))
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Somebody who vouches for others, but not for this daemon."""
-    return papers(tmp_path_factory.mktemp("stranger") / "papers", "127.0.0.1").ca_file
+def other_ca(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A CA that did not sign the daemon's certificate."""
+    return make_certificates(tmp_path_factory.mktemp("other") / "certificates", "127.0.0.1").ca_file
 
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
     folder = tmp_path_factory.mktemp("tls")
-    made = papers(folder / "papers", "127.0.0.1")
+    made = make_certificates(folder / "certificates", "127.0.0.1")
     path = str(folder / "rota.db")
     listen = ("--listen", "127.0.0.1:0", "--tls-cert", made.certificate, "--tls-key", made.key)
     daemon = Process(path, *listen)
@@ -66,7 +66,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the machine's own settings."""
+    """Remove the machine's own settings."""
     for name in ("ROTA_CA_FILE", "ROTA_ACCESS_TOKEN", "ROTA_ACCESS_TOKEN_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(name, raising=False)
 
@@ -84,19 +84,19 @@ def test_a_client_that_trusts_the_certificate_works_as_over_http(secure: Secure)
         assert client.complete(sched_id, "completed", token=entry.token) == ("dispatched", "completed")
 
 
-def test_the_authority_can_be_named_by_the_environment(secure: Secure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ca_can_come_from_the_environment(secure: Secure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROTA_CA_FILE", secure.ca_file)
     monkeypatch.setenv("ROTA_ACCESS_TOKEN", secure.token)
     with connect(secure.url) as client:
         assert "agent_count" in client.info()
 
 
-def test_the_event_loops_client_trusts_in_the_same_way(secure: Secure) -> None:
-    async def look() -> int:
+def test_the_async_client_uses_the_same_ca(secure: Secure) -> None:
+    async def total() -> int:
         async with connect_async(secure.url, token=secure.token, ca_file=secure.ca_file) as client:
             return len(await client.queue.counts())
 
-    assert asyncio.run(look()) >= 0
+    assert asyncio.run(total()) >= 0
 
 
 def test_rota_runs_agents_over_https(secure: Secure) -> None:
@@ -114,8 +114,8 @@ def test_rota_runs_agents_over_https(secure: Secure) -> None:
 # --- who does not --------------------------------------------------------------------------------
 
 
-def test_a_client_that_does_not_trust_it_is_told_so_at_once_and_what_to_do(secure: Secure) -> None:
-    """At once: trying again for `retry_s` would change nothing."""
+def test_an_untrusted_certificate_raises_immediately_with_a_hint(secure: Secure) -> None:
+    """Retrying for `retry_s` would not help."""
     with connect(secure.url, token=secure.token, retry_s=1e9) as client, pytest.raises(DaemonUntrusted) as caught:
         client.info()
     assert f"the certificate of {secure.url} is not trusted" in caught.value.message
@@ -124,9 +124,9 @@ def test_a_client_that_does_not_trust_it_is_told_so_at_once_and_what_to_do(secur
     assert caught.value.data["address"] == secure.url
 
 
-def test_another_authority_is_not_enough(secure: Secure, stranger: str) -> None:
+def test_another_ca_is_not_trusted(secure: Secure, other_ca: str) -> None:
     with (
-        connect(secure.url, token=secure.token, ca_file=stranger, retry_s=1e9) as client,
+        connect(secure.url, token=secure.token, ca_file=other_ca, retry_s=1e9) as client,
         pytest.raises(DaemonUntrusted),
     ):
         client.info()
@@ -139,10 +139,10 @@ def test_a_certificate_for_another_host_is_not_trusted(secure: Secure) -> None:
         pytest.raises(DaemonUntrusted, match="localhost") as caught,
     ):
         client.info()
-    assert caught.value.hint == "Call the daemon by a name that is in its certificate."
+    assert caught.value.hint == "Use a host name that is in the daemon's certificate."
 
 
-def test_who_was_refused_leaves_the_daemon_well(secure: Secure) -> None:
+def test_failed_handshakes_do_not_harm_the_daemon(secure: Secure) -> None:
     for _ in range(5):
         with connect(secure.url, retry_s=0.0) as client, pytest.raises(DaemonUntrusted):
             client.info()
@@ -153,22 +153,22 @@ def test_who_was_refused_leaves_the_daemon_well(secure: Secure) -> None:
 # --- what else can be wrong ----------------------------------------------------------------------
 
 
-def test_a_ca_file_that_is_none_is_refused_before_anything_is_sent(secure: Secure, tmp_path: Path) -> None:
-    diary = tmp_path / "diary.pem"
-    diary.write_text("no certificate")
-    for wrong in (str(tmp_path / "none.pem"), str(diary)):
+def test_an_invalid_ca_file_is_rejected_before_anything_is_sent(secure: Secure, tmp_path: Path) -> None:
+    not_pem = tmp_path / "text.pem"
+    not_pem.write_text("no certificate")
+    for wrong in (str(tmp_path / "none.pem"), str(not_pem)):
         with pytest.raises(InvalidInput, match="ca_file") as caught:
             connect(secure.url, token=secure.token, ca_file=wrong)
         assert caught.value.field == "ca_file"
 
 
-def test_speaking_http_to_it_says_that_it_may_be_https(secure: Secure) -> None:
+def test_http_to_a_tls_daemon_suggests_https(secure: Secure) -> None:
     url = secure.url.replace("https:", "http:")
     with connect(url, token=secure.token, retry_s=0.0) as client, pytest.raises(StoreUnavailable, match="https"):
         client.info()
 
 
-def test_speaking_https_to_a_daemon_without_says_that_it_may_be_http(tmp_path: Path) -> None:
+def test_https_to_a_plain_daemon_suggests_http(tmp_path: Path) -> None:
     plain = Process(str(tmp_path / "rota.db"), "--listen", "127.0.0.1:0")
     url = plain.addresses[1].replace("http:", "https:")
     try:
@@ -180,17 +180,17 @@ def test_speaking_https_to_a_daemon_without_says_that_it_may_be_http(tmp_path: P
 
 @pytest.mark.parametrize("missing", ["certificate", "key"])
 def test_a_daemon_without_its_certificate_does_not_start(tmp_path: Path, missing: str) -> None:
-    made = papers(tmp_path / "papers", "127.0.0.1")._asdict() | {missing: str(tmp_path / "none.pem")}
+    made = make_certificates(tmp_path / "certificates", "127.0.0.1")._asdict() | {missing: str(tmp_path / "none.pem")}
     options = ("--listen", "127.0.0.1:0", "--tls-cert", made["certificate"], "--tls-key", made["key"])
     with pytest.raises(AssertionError) as caught:
         Process(str(tmp_path / "rota.db"), *options)
-    said = str(caught.value)
-    assert "none.pem" in said
-    assert "Traceback" not in said
+    output = str(caught.value)
+    assert "none.pem" in output
+    assert "Traceback" not in output
 
 
-def test_a_key_of_another_certificate_is_refused(tmp_path: Path) -> None:
-    mine, other = papers(tmp_path / "mine", "127.0.0.1"), papers(tmp_path / "other", "127.0.0.1")
+def test_a_key_of_another_certificate_is_rejected(tmp_path: Path) -> None:
+    mine, other = make_certificates(tmp_path / "mine", "127.0.0.1"), make_certificates(tmp_path / "other", "127.0.0.1")
     options = ("--listen", "127.0.0.1:0", "--tls-cert", mine.certificate, "--tls-key", other.key)
     with pytest.raises(AssertionError) as caught:
         Process(str(tmp_path / "rota.db"), *options)
@@ -214,7 +214,7 @@ def test_the_command_line_takes_both_files_as_options(rota: Shell, secure: Secur
     assert "entries" in answer.json
 
 
-def test_on_the_command_line_an_untrusted_daemon_is_one_sentence(rota: Shell, secure: Secure) -> None:
+def test_on_the_command_line_an_untrusted_daemon_is_one_line(rota: Shell, secure: Secure) -> None:
     answer = rota("ps", "--store", secure.url)
     assert (answer.code, answer.out) == (6, "")
     assert answer.err.count("\n") == 1

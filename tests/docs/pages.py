@@ -15,22 +15,22 @@ from msgspec import structs
 from typer.main import get_command
 
 from rota.cli import app
-from rota.cli.exits import EXITS
+from rota.cli.exit_codes import EXITS
 from rota.errors import CODES, RESERVED
 from rota.fleet.config import tables as fleet_tables
-from rota.fleet.config.reader import expected
-from rota.graph.capabilities import IMPLEMENTED, fields_without_use
+from rota.fleet.config.reader import describe_type
+from rota.graph.capabilities import IMPLEMENTED, unused_fields
 from rota.graph.diagnostics import CODES as CODES_OF_GRAPHS
 from rota.graph.document import InputLimits
 from rota.graph.spec import LANE_TYPES_V1
-from rota.model.events import FACTS
-from rota.model.lifecycle import MACHINES, Machine
+from rota.model.events import EVENT_TYPES
+from rota.model.lifecycle import MACHINES, StateMachine
 from rota.model.reasons import BLOCKING, ORDERING
 from rota.policy import registry
 from rota.rpc.methods import ANY_METHOD, METHODS, Method
 
 ROOT = Path(__file__).parents[2]
-MADE = "<!-- Made from the code by `./dev docs`; edit the code, not this page. -->\n"
+MADE = "<!-- Generated from the code by `./dev docs`; edit the code, not this page. -->\n"
 
 
 def _first_line(thing: object) -> str:
@@ -41,8 +41,8 @@ def state_machines() -> Iterator[str]:
     """docs/state-machines.md."""
     yield "# State machines\n"
     yield MADE
-    yield "Every state machine in rota is a table of arrows in `rota/model/lifecycle.py`. A verb that is not drawn"
-    yield "raises an error that names the state, the verb and what would be legal, and changes nothing.\n"
+    yield "Every state machine in rota is a table of transitions in `rota/model/lifecycle.py`. A verb that is not drawn"
+    yield "raises an error that names the state, the verb and the legal verbs, and changes nothing.\n"
     for machine in MACHINES:
         yield f"## {machine.name}\n"
         yield f"{machine.about}\n"
@@ -55,7 +55,7 @@ def state_machines() -> Iterator[str]:
         yield "```\n"
 
 
-def _arrows(machine: Machine) -> Iterator[str]:
+def _arrows(machine: StateMachine) -> Iterator[str]:
     """One line for each pair of states, with every verb that leads from the one to the other."""
     verbs: dict[tuple[str, str], list[str]] = {}
     for (source, verb), target in machine.arrows.items():
@@ -68,12 +68,12 @@ def errors() -> Iterator[str]:
     """docs/reference/errors.md."""
     yield "# Errors\n"
     yield MADE
-    yield "Every error has a number, a name, its facts as data, and a sentence that says what to do.\n"
+    yield "Every error has a code, a name, its facts as data, and a sentence that says what to do.\n"
     yield "| code | name | raised as | meaning |\n|---|---|---|---|"
     for code in CODES.values():
         kind = f"`{code.raised_by.__name__}`" if code.raised_by else "the protocol"
         yield f"| {code.code} | `{code.name}` | {kind} | {code.meaning} |"
-    yield "\nKept free for neighbours that share the numbers:\n"
+    yield "\nReserved for other programs that share the codes:\n"
     for numbers, whose in RESERVED.items():
         yield f"- {numbers.stop - 1} to {numbers.start}: {whose}"
     yield ""
@@ -83,9 +83,9 @@ def events() -> Iterator[str]:
     """docs/reference/events.md."""
     yield "# Events\n"
     yield MADE
-    yield "Every fact the journal can hold. A user's own events may have any kind that does not begin with `kernel.`.\n"
-    yield "| kind | version | what it says | fields |\n|---|---|---|---|"
-    for kind, fact in FACTS.items():
+    yield "Every event that rota records. Your own events may have any kind that does not begin with `kernel.`.\n"
+    yield "| kind | version | meaning | fields |\n|---|---|---|---|"
+    for kind, fact in EVENT_TYPES.items():
         fields = ", ".join(f"`{name}`" for name in fact.__struct_fields__)
         yield f"| `{kind}` | {fact.version} | {_first_line(fact)} | {fields} |"
     yield ""
@@ -95,11 +95,11 @@ def reasons() -> Iterator[str]:
     """docs/reference/reasons.md."""
     yield "# Reasons\n"
     yield MADE
-    yield "Why an entry waits. *Blocking*: it may not run, whoever asks. *Ordering*: it may, and others go first.\n"
-    yield "| blocking | what it says | what lifts it |\n|---|---|---|"
+    yield "Why an entry waits. *Blocking*: no worker can claim it. *Ordering*: it is eligible, and others run first.\n"
+    yield "| blocking | meaning | remedy |\n|---|---|---|"
     for reason in BLOCKING:
-        yield f"| `{reason.__struct_config__.tag}` | {_first_line(reason)} | {reason.lifts} |"
-    yield "\n| ordering | what it says |\n|---|---|"
+        yield f"| `{reason.__struct_config__.tag}` | {_first_line(reason)} | {reason.remedy} |"
+    yield "\n| ordering | meaning |\n|---|---|"
     for ordering in ORDERING:
         yield f"| `{ordering.__struct_config__.tag}` | {_first_line(ordering)} |"
     yield ""
@@ -109,11 +109,11 @@ def policies() -> Iterator[str]:
     """docs/reference/policies.md."""
     yield "# Policies\n"
     yield MADE
-    yield "A policy is a plain function from a snapshot to picks. Any policy works in any runtime.\n"
-    yield "| name | what it does | bound on waiting | parameters |\n|---|---|---|---|"
+    yield "A policy is a plain function from a snapshot to decisions. Any policy works in any runtime.\n"
+    yield "| name | order | waiting bound | parameters |\n|---|---|---|---|"
     for name in registry.names():
         policy = registry.make(name)
-        waiting = policy.bound.sentence if policy.bound else "**none: it may starve**"
+        waiting = policy.bound.sentence if policy.bound else "**none: it can starve**"
         parameters = ", ".join(f"`{key}={_value(value)}`" for key, value in registry.parameters(name).items())
         yield f"| `{name}` | {policy.sentence} | {waiting} | {parameters or '–'} |"
     yield ""
@@ -123,26 +123,26 @@ def fleet_file() -> Iterator[str]:
     """docs/reference/fleet.md."""
     yield "# The fleet file, key by key\n"
     yield MADE
-    yield "What it is for is told in [the guide](../fleet.md). `rota run --schema` prints the same for an editor.\n"
+    yield "[The guide](../fleet.md) explains the file. `rota run --schema` prints it as a JSON Schema, for editors.\n"
     for place, table in FLEET_TABLES.items():
         yield f"## {place}\n"
         yield f"{_first_line(table)}\n"
-        yield "| key | what it takes | if nothing is said | what it means |\n|---|---|---|---|"
+        yield "| key | value | default | meaning |\n|---|---|---|---|"
         for field in structs.fields(table):
             description = next(note.description for note in field.type.__metadata__ if note.description)
-            yield f"| `{field.name}` | {expected(field.type)} | {_usual(field)} | {description} |"
+            yield f"| `{field.name}` | {describe_type(field.type)} | {_file_default(field)} | {description} |"
         yield ""
 
 
 FLEET_TABLES: Mapping[str, type[msgspec.Struct]] = {
-    "At the top": fleet_tables.FleetFile,
+    "Top level": fleet_tables.FleetFile,
     "`policy`, as a table": fleet_tables.PolicyTable,
     "`[scheduling]`": fleet_tables.SchedulingTable,
     "`scheduling.preemption`": fleet_tables.PreemptionTable,
     "`[projects.NAME]`": fleet_tables.ProjectTable,
     "`projects.NAME.workspaces`, as a table": fleet_tables.WorktreesTable,
     "`[limits.NAME]`": fleet_tables.LimitTable,
-    "`limits.NAME.requests`, `limits.NAME.tokens`": fleet_tables.RationTable,
+    "`limits.NAME.requests`, `limits.NAME.tokens`": fleet_tables.PeriodBudgetTable,
     "`[agents.NAME]`": fleet_tables.AgentTable,
     "`agents.NAME.limits`": fleet_tables.RunLimitsTable,
     "`agents.NAME.restart`": fleet_tables.RestartTable,
@@ -150,10 +150,10 @@ FLEET_TABLES: Mapping[str, type[msgspec.Struct]] = {
 }
 
 
-def _usual(field: structs.FieldInfo) -> str:
-    """A key's default, as the file would write it."""
+def _file_default(field: structs.FieldInfo) -> str:
+    """Return the default of a key as the file would write it."""
     if field.required:
-        return "**must be said**"
+        return "**required**"
     default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     shown = msgspec.to_builtins(default)
     return "–" if shown in (None, {}, [], ()) else f"`{msgspec.json.encode(shown).decode()}`"
@@ -163,21 +163,21 @@ def graph() -> Iterator[str]:
     """docs/reference/graph.md."""
     yield "# Graph files: diagnostics, lanes and limits\n"
     yield MADE
-    yield "What `rota graph validate` can say, what each lane type does, and how large a file may be.\n"
+    yield "The diagnostics of `rota graph validate`, the features of each lane type, and the maximum sizes of a file.\n"
     yield "## Diagnostics\n"
-    yield "Errors refuse a graph; `--strict-diagnostics` refuses warnings too; advisories and notes refuse nothing.\n"
-    yield "| code | severity | about | what it says | what to do |\n|---|---|---|---|---|"
+    yield "An error refuses a graph; with `--strict-diagnostics` a warning does too; advisories and notes never do.\n"
+    yield "| code | severity | category | meaning | fix |\n|---|---|---|---|---|"
     for name, code in CODES_OF_GRAPHS.items():
         yield f"| `{name}` | {code.severity} | {code.category} | {code.meaning} | {code.fix} |"
     yield "\n## Lane types\n"
-    yield "Each word under *does* is the name of a test. `rota graph plan --format json` says the same of your lanes,"
-    yield "together with the fields that this machine applies and those that it does not.\n"
-    yield "| type | schema | does | fields it has no use for |\n|---|---|---|---|"
+    yield "Each feature is the name of a test. `rota graph plan --format json` lists the features of your lanes,"
+    yield "and which fields this machine applies and which it does not.\n"
+    yield "| type | schema | features | unused fields |\n|---|---|---|---|"
     for kind, words in IMPLEMENTED.items():
         version = "1" if kind in LANE_TYPES_V1 else "2"
-        does = ", ".join(f"`{word}`" for word in words)
-        idle = ", ".join(f"`{field}`" for field in fields_without_use(kind)) or "–"
-        yield f"| `{kind}` | {version} | {does} | {idle} |"
+        features = ", ".join(f"`{word}`" for word in words)
+        unused = ", ".join(f"`{field}`" for field in unused_fields(kind)) or "–"
+        yield f"| `{kind}` | {version} | {features} | {unused} |"
     yield "\n## Limits of a file\n"
     yield "| limit | default |\n|---|---|"
     limits = InputLimits()
@@ -190,14 +190,14 @@ def cli() -> Iterator[str]:
     """docs/reference/cli.md."""
     yield "# The command line\n"
     yield MADE
-    yield "Every command prints text for people and, with `--json`, JSON for programs. The store is named by `--store`,"
-    yield "by `ROTA_STORE`, or it is `rota.db` in this folder. An error is one sentence on the standard error, or with"
-    yield "`--json` an object with its code, name and facts; the number the command ends with says which sort it was.\n"
-    yield "| ends with | meaning |\n|---|---|"
+    yield "Every command prints text for people and, with `--json`, JSON for programs. The store is `--store`, else"
+    yield "`ROTA_STORE`, else `rota.db` in the current folder. An error is one sentence on standard error or, with"
+    yield "`--json`, an object with its code, name and facts; the exit code says which kind of error it was.\n"
+    yield "| exit code | meaning |\n|---|---|"
     for code, meaning in EXITS.items():
         yield f"| {code} | {meaning} |"
-    yield "\nBefore a command: how to get in at a daemon ([guide](../daemon.md)).\n"
-    yield "| option | what it is |\n|---|---|"
+    yield "\nBefore a command: how to authenticate with a daemon ([guide](../daemon.md)).\n"
+    yield "| option | meaning |\n|---|---|"
     root: Any = get_command(app)
     for param in root.params:
         if param.name in ("token_file", "ca_file"):
@@ -220,7 +220,7 @@ def _command(command: Any, path: str) -> Iterator[str]:
     words = " ".join(_metavar(param) for param in arguments)
     yield f"\n### {path}{' ' * bool(words)}{words}\n\n{command.help}\n"
     if command.params:
-        yield "| | what it says | unless said |\n|---|---|---|"
+        yield "| argument or option | meaning | default |\n|---|---|---|"
     for param in command.params:
         shown = _metavar(param) if param in arguments else f"`{'`, `'.join([*param.opts, *param.secondary_opts])}`"
         unsaid = param.required or param.default is None or param.default is False
@@ -243,31 +243,31 @@ def rpc() -> Iterator[str]:
     """docs/reference/rpc.md."""
     yield "# Methods\n"
     yield MADE
-    yield "What the daemon can be asked, over the unix socket and over HTTP alike ([guide](../daemon.md)). Fields"
-    yield "without a default must be given; a field that is none of these, or of another type, is -32602. Fields marked"
-    yield "† need scope `operate` when they are not left at their default. *Safe* methods may be sent again when an"
-    yield "answer was lost.\n"
+    yield "The daemon's methods, the same over the unix socket and over HTTP ([guide](../daemon.md)). A parameter"
+    yield "without a default is required. An unknown parameter, or one of the wrong type, is error -32602. A parameter"
+    yield "marked † needs scope `operate` unless it has its default. A *safe* method can be retried when its response"
+    yield "was lost.\n"
     shared = ", ".join(f"`{kind.__name__}` {kind.code}" for kind in ANY_METHOD)
-    yield f"Every method may answer with {shared}; what a method adds to these stands with it.\n"
+    yield f"Every method may return {shared}; the further errors of a method are listed with it.\n"
     for method in METHODS.values():
         yield from _method(method)
 
 
 def _method(method: Method) -> Iterator[str]:
     yield f"## {method.name}\n"
-    safe = ", safe" if method.safe else ""
-    yield f"{method.sentence} Scope `{method.scope}`{safe}.\n"
+    safe = ", safe" if method.retry_safe else ""
+    yield f"{method.summary} Scope `{method.scope}`{safe}.\n"
     fields = msgspec.structs.fields(method.params)
     if fields:
         yield "| parameter | type | default |\n|---|---|---|"
         for field in fields:
-            mark = " †" if field.name in method.guarded else ""
+            mark = " †" if field.name in method.operate_fields else ""
             yield f"| `{field.name}`{mark} | {_type(field.type)} | {_default(field)} |"
         yield ""
-    yield f"Answers with {_answer(method.shape.result)}."
+    yield f"Returns {_answer(method.codec.result)}."
     if method.errors:
         own = ", ".join(f"`{kind.__name__}` {kind.code}" for kind in method.errors)
-        yield f"Its own errors: {own}."
+        yield f"Further errors: {own}."
     yield ""
 
 

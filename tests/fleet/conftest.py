@@ -1,4 +1,4 @@
-"""A fleet file in a folder of its own, and a store to apply it to."""
+"""Fixtures for the tests of fleet files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.office import Office
+from tests.fleet.support import FleetHarness
 
 
 @pytest.fixture
-def office(tmp_path: Path) -> Iterator[Office]:
-    made = Office(tmp_path)
+def harness(tmp_path: Path) -> Iterator[FleetHarness]:
+    made = FleetHarness(tmp_path)
     yield made
     made.close()

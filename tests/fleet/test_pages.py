@@ -1,33 +1,33 @@
-"""What the pages say about the fleet file is what is read."""
+"""The documentation of the fleet file agrees with the loader."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from rota.fleet.config.plan import plan
-from rota.fleet.config.tables import schema
+from rota.fleet.config.plan import plan_fleet
+from rota.fleet.config.tables import fleet_schema
 from tests.docs.pages import FLEET_TABLES
-from tests.fleet.office import START, Office
+from tests.fleet.support import START, FleetHarness
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_guides_pieces_are_together_one_fleet_without_a_warning_that_is_not_meant(office: Office) -> None:
+def test_the_toml_blocks_of_the_guide_form_one_valid_fleet_without_warnings(harness: FleetHarness) -> None:
     guide = (ROOT / "docs" / "fleet.md").read_text()
-    pieces = re.findall(r"^```toml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
-    fleet = office.fleet("\n".join(pieces))
+    blocks = re.findall(r"^```toml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    fleet = harness.fleet("\n".join(blocks))
     assert set(fleet.agents) == {"reader", "coder", "index", "digest"}
-    assert plan(fleet, START).warnings == []
+    assert plan_fleet(fleet, START).warnings == []
 
 
-def test_the_reference_has_every_table_of_the_schema() -> None:
+def test_the_reference_page_has_every_table_of_the_schema() -> None:
     assert {table.__name__ for table in FLEET_TABLES.values()} == {
-        name for name, made in schema()["$defs"].items() if made.get("type") == "object"
+        name for name, made in fleet_schema()["$defs"].items() if made.get("type") == "object"
     }
 
 
-def test_the_guide_names_every_kind_of_trigger() -> None:
+def test_the_guide_lists_every_kind_of_trigger() -> None:
     guide = (ROOT / "docs" / "fleet.md").read_text()
     for key in ("cron", "every", "event", "after", 'on = "start"'):
         assert f"| `{key}" in guide

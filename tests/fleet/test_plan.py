@@ -1,4 +1,4 @@
-"""The dry run: who would get what, which budget ends when, and what looks like a mistake."""
+"""`rota run --plan`: expected shares, how long budgets last, and warnings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from rota import store
-from rota.cli import fleet_plan as door
+from rota.cli import fleet_plan as cli
 from rota.clock import ManualClock
-from rota.fleet.config.apply import apply
-from rota.fleet.config.file import load
-from rota.fleet.config.plan import FleetPlan, parts, plan
-from rota.fleet.config.tables import schema
+from rota.fleet.config.apply import apply_fleet
+from rota.fleet.config.loader import load_fleet
+from rota.fleet.config.plan import FleetPlan, divide_slots, plan_fleet
+from rota.fleet.config.tables import fleet_schema
 from rota.kernel import Kernel
-from tests.fleet.office import START, Office
+from tests.fleet.support import START, FleetHarness
 
 ROOT = Path(__file__).parents[2]
 THREE = """
@@ -47,78 +47,80 @@ THREE = """
 """
 
 
-def planned(office: Office, text: str) -> FleetPlan:
-    return plan(office.fleet(text), START)
+def planned(harness: FleetHarness, text: str) -> FleetPlan:
+    return plan_fleet(harness.fleet(text), START)
 
 
-def slots(made: FleetPlan) -> dict[str, float | None]:
-    return {row.name: row.slots and round(row.slots, 6) for row in made.projects}
+def slots(plan: FleetPlan) -> dict[str, float | None]:
+    return {row.name: row.slots and round(row.slots, 6) for row in plan.projects}
 
 
-def shares(made: FleetPlan) -> dict[str, float | None]:
-    return {row.name: row.share and round(row.share, 6) for row in made.agents}
+def shares(plan: FleetPlan) -> dict[str, float | None]:
+    return {row.name: row.share and round(row.share, 6) for row in plan.agents}
 
 
 # --- shares ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["eevdf", "wfq", "fair_share"])
-def test_a_policy_that_shares_gives_projects_their_weights(office: Office, policy: str) -> None:
-    assert slots(planned(office, f"policy = '{policy}'\n" + THREE)) == {"a": 3, "b": 2, "c": 1}
+def test_a_sharing_policy_divides_slots_by_project_weight(harness: FleetHarness, policy: str) -> None:
+    assert slots(planned(harness, f"policy = '{policy}'\n" + THREE)) == {"a": 3, "b": 2, "c": 1}
 
 
-def test_inside_a_project_agents_share_by_their_weights(office: Office) -> None:
-    assert shares(planned(office, THREE)) == {"a1": 0.166667, "a2": 0.333333, "b1": 0.333333, "c1": 0.166667}
+def test_agents_of_a_project_share_by_weight(harness: FleetHarness) -> None:
+    assert shares(planned(harness, THREE)) == {"a1": 0.166667, "a2": 0.333333, "b1": 0.333333, "c1": 0.166667}
 
 
-def test_by_turns_every_agent_gets_the_same(office: Office) -> None:
-    made = planned(office, "policy = 'round_robin'\n" + THREE)
-    assert slots(made) == {"a": 3, "b": 1.5, "c": 1.5}
-    assert set(shares(made).values()) == {0.25}
+def test_round_robin_gives_every_agent_the_same(harness: FleetHarness) -> None:
+    plan = planned(harness, "policy = 'round_robin'\n" + THREE)
+    assert slots(plan) == {"a": 3, "b": 1.5, "c": 1.5}
+    assert set(shares(plan).values()) == {0.25}
 
 
-def test_by_priority_nobody_is_promised_anything(office: Office) -> None:
-    made = planned(office, "policy = 'strict'\n" + THREE)
-    assert set(slots(made).values()) == {None}
-    assert "policy: strict may let unimportant entries wait for ever" in made.warnings
+def test_a_strict_policy_has_no_shares(harness: FleetHarness) -> None:
+    plan = planned(harness, "policy = 'strict'\n" + THREE)
+    assert set(slots(plan).values()) == {None}
+    assert "policy: strict has no bound on waiting: entries of low priority may wait forever" in plan.warnings
 
 
-def test_what_a_cap_leaves_goes_to_the_others(office: Office) -> None:
-    assert slots(planned(office, THREE.replace("weight = 3", "weight = 3\nmax_concurrent = 1"))) == {
+def test_slots_that_a_cap_leaves_go_to_the_others(harness: FleetHarness) -> None:
+    assert slots(planned(harness, THREE.replace("weight = 3", "weight = 3\nmax_concurrent = 1"))) == {
         "a": 1,
         "b": 3.333333,
         "c": 1.666667,
     }
 
 
-def test_a_project_cannot_have_more_than_its_agents_can_fill(office: Office) -> None:
+def test_a_project_cannot_have_more_slots_than_its_agents_can_fill(harness: FleetHarness) -> None:
     capped = THREE.replace('project = "b"', 'project = "b"\nmax_concurrent = 1')
-    assert slots(planned(office, capped)) == {"a": 3.75, "b": 1, "c": 1.25}
+    assert slots(planned(harness, capped)) == {"a": 3.75, "b": 1, "c": 1.25}
 
 
-def test_a_project_without_agents_takes_no_share_and_agents_without_a_project_share_as_one(office: Office) -> None:
-    made = planned(office, THREE.replace('project = "c"\n', ""))
-    assert slots(made) == {"a": 3, "b": 2, "c": 0.0, "–": 1}
+def test_projects_without_agents_get_nothing_and_agents_without_a_project_share_as_one(
+    harness: FleetHarness,
+) -> None:
+    plan = planned(harness, THREE.replace('project = "c"\n', ""))
+    assert slots(plan) == {"a": 3, "b": 2, "c": 0.0, "–": 1}
 
 
 @given(
-    whole=st.integers(1, 50),
+    total=st.integers(1, 50),
     weights=st.dictionaries(st.text("abcdef", min_size=1, max_size=1), st.integers(1, 9), min_size=1),
     data=st.data(),
 )
-def test_parts_use_up_all_that_caps_allow_and_are_fair_to_whoever_is_below_its_cap(
-    whole: int, weights: dict[str, float], data: st.DataObject
+def test_divided_slots_use_all_that_caps_allow_and_are_proportional_below_the_caps(
+    total: int, weights: dict[str, float], data: st.DataObject
 ) -> None:
     caps = {name: data.draw(st.integers(0, 20)) for name in weights if data.draw(st.booleans())}
-    given_ = parts(whole, weights, caps)
+    given_ = divide_slots(total, weights, caps)
     assert given_.keys() == weights.keys()
-    assert sum(given_.values()) == pytest.approx(min(whole, sum(caps.get(name, whole) for name in weights)))
+    assert sum(given_.values()) == pytest.approx(min(total, sum(caps.get(name, total) for name in weights)))
     assert all(given_[name] <= cap for name, cap in caps.items())
-    below = [name for name in weights if given_[name] < caps.get(name, whole)]
+    below = [name for name in weights if given_[name] < caps.get(name, total)]
     rates = [given_[name] / weights[name] for name in below]
     assert all(rate == pytest.approx(rates[0]) for rate in rates)
-    # and nobody who is held back by a cap would have had less without it
-    assert all(caps[name] / weights[name] <= max(rates, default=whole) + 1e-9 for name in caps.keys() - set(below))
+    # and relative to its weight, a capped name gets at most as much as the others
+    assert all(caps[name] / weights[name] <= max(rates, default=total) + 1e-9 for name in caps.keys() - set(below))
 
 
 # --- budgets -----------------------------------------------------------------------------------------
@@ -146,150 +148,151 @@ BUDGETED = """
 """
 
 
-def test_budgets_end_when_triggered_runs_at_their_expected_cost_have_used_them_up(office: Office) -> None:
-    made = planned(office, BUDGETED)
-    told = {(row.owner, row.dim): (round(row.use_per_hour, 3), row.told) for row in made.budgets}
-    assert told == {
+def test_a_budget_ends_when_triggered_runs_at_their_expected_usage_have_used_it(harness: FleetHarness) -> None:
+    plan = planned(harness, BUDGETED)
+    rows = {(row.owner, row.dim): (round(row.use_per_hour, 3), row.told) for row in plan.budgets}
+    assert rows == {
         ("*", "tokens"): (3000.0, "lasts: 72,000 per window"),
-        ("lab", "tokens"): (3000.0, "ends in 4.0 h, then waits for its window of 24 h"),
-        ("lab", "cost_micro"): (0.0, "no triggered run says what it is expected to use"),
+        ("lab", "tokens"): (3000.0, "ends in 4.0 h, then waits for the 24 h window"),
+        ("lab", "cost_micro"): (0.0, "unknown: no agent with a timed trigger sets its expected usage"),
         ("reader", "tokens"): (1000.0, "ends in 3.0 h"),
     }
-    ends = {(row.owner, row.dim): row.ends_at for row in made.budgets}
+    ends = {(row.owner, row.dim): row.ends_at for row in plan.budgets}
     assert ends["lab", "tokens"] == pytest.approx(START + 4 * 3600)
     assert ends["*", "tokens"] is None
 
 
-def test_how_often_an_agent_runs_follows_from_its_triggers(office: Office) -> None:
-    rates = {row.name: (round(row.runs_per_hour, 2), row.and_more) for row in planned(office, BUDGETED).agents}
+def test_the_rate_of_an_agent_follows_from_its_triggers(harness: FleetHarness) -> None:
+    rates = {row.name: (round(row.runs_per_hour, 2), row.and_more) for row in planned(harness, BUDGETED).agents}
     assert rates == {"reader": (10, False), "writer": (10, False), "nightly": (0.04, False)}
-    circle = "[agents.a]\ncommand = 'ls'\ntriggers = [{after = 'b'}, {every = '30m'}]\n"
-    circle += "[agents.b]\ncommand = 'ls'\ntriggers = [{after = 'a'}]\n[agents.c]\ncommand = 'ls'"
-    rates = {row.name: (row.runs_per_hour, row.and_more) for row in planned(office, circle).agents}
+    cycle = "[agents.a]\ncommand = 'ls'\ntriggers = [{after = 'b'}, {every = '30m'}]\n"
+    cycle += "[agents.b]\ncommand = 'ls'\ntriggers = [{after = 'a'}]\n[agents.c]\ncommand = 'ls'"
+    rates = {row.name: (row.runs_per_hour, row.and_more) for row in planned(harness, cycle).agents}
     assert rates == {"a": (2, True), "b": (2, True), "c": (0, True)}
 
 
-def test_with_a_store_what_was_used_counts(office: Office) -> None:
-    office.apply(BUDGETED)
-    office.desk.ledger.charge(office.agent("reader").pid, "tokens", 1_500)
-    made = plan(office.fleet(BUDGETED), office.clock.now(), office.desk)
-    told = {(row.level, row.owner, row.dim): (row.used, row.told) for row in made.budgets}
-    assert told["agent", "reader", "tokens"] == (1_500, "ends in 1.5 h")
-    assert told["project", "lab", "tokens"][0] == 1_500
-    assert made.changes == []
+def test_usage_in_the_store_counts(harness: FleetHarness) -> None:
+    harness.apply(BUDGETED)
+    harness.api.ledger.charge(harness.agent("reader").pid, "tokens", 1_500)
+    plan = plan_fleet(harness.fleet(BUDGETED), harness.clock.now(), harness.api)
+    rows = {(row.level, row.owner, row.dim): (row.used, row.told) for row in plan.budgets}
+    assert rows["agent", "reader", "tokens"] == (1_500, "ends in 1.5 h")
+    assert rows["project", "lab", "tokens"][0] == 1_500
+    assert plan.changes == []
 
 
-def test_next_firings_and_limits_are_listed(office: Office) -> None:
+def test_next_firings_and_limits_are_listed(harness: FleetHarness) -> None:
     more = '[limits.api]\ntokens_per_minute = 5\n[agents.x]\ncommand = "ls"\ndraws_on = ["api"]\n'
-    made = planned(office, more + BUDGETED)
-    (nightly,) = [row for row in made.triggers if row.agent == "nightly"]
+    plan = planned(harness, more + BUDGETED)
+    (nightly,) = [row for row in plan.triggers if row.agent == "nightly"]
     assert (nightly.what, nightly.next_at[0]) == ("cron 0 3 * * * (UTC)", START - START % 86_400 + 86_400 + 3 * 3600)
     assert len(nightly.next_at) == 3
-    (limit,) = made.limits
+    (limit,) = plan.limits
     assert (limit.unit, limit.budget, limit.period_s, limit.drawn_by) == ("tokens", 5, 60, ["x"])
 
 
 # --- warnings ----------------------------------------------------------------------------------------
 
 A = "[agents.a]\ncommand = 'ls'\nbudget = {tokens = 50}\n"
-WARNED = {
+WARNINGS = {
     "[agents.a]\ncommand = 'ls'": (
-        "agents.a: has no budget, nor has its project or everybody: nothing limits what it may use"
+        "agents.a: its usage is unlimited: neither the agent, its project nor [scheduling] has a budget"
     ),
-    A + "max_concurrent = 9": "agents.a.max_concurrent: is 9 and there are 4 slots, so it is never reached",
-    A + "max_concurrent = 0": "agents.a.max_concurrent: is 0, so nothing of it ever runs",
-    A + "kind = 'gpu'": "agents.a.kind: there is no slot of kind 'gpu', so it waits for another worker",
+    A + "max_concurrent = 9": "agents.a.max_concurrent: is 9, more than the 4 slots, so it has no effect",
+    A + "max_concurrent = 0": "agents.a.max_concurrent: is 0, so it runs nothing",
+    A + "kind = 'gpu'": "agents.a.kind: this fleet has no slot of kind 'gpu', so it waits for another worker",
     A + "expected = {tokens = 51}": "agents.a: a run asks for 51 tokens and its own budget is 50, so it never runs",
     A + "limits = {tokens = 51}": "agents.a: a run asks for 51 tokens and its own budget is 50, so it never runs",
     A + "ceiling = {tokens = 9}\n[scheduling]\nbudget = {tokens = 8}": (
-        "agents.a: a run asks for 9 tokens and everybody's budget is 8, so it never runs"
+        "agents.a: a run asks for 9 tokens and the budget of all projects is 8, so it never runs"
     ),
-    A + "triggers = [{after = 'a'}]": "agents.a: a → a runs for ever once it has begun",
+    A + "triggers = [{after = 'a'}]": "agents.a: a → a runs forever once it has started",
     A + "triggers = [{event = 'kernel.run.*'}]": (
-        "agents.a.triggers[0].event: kernel.run.* hears kernel.run.started, which its own runs write: it may not end"
+        "agents.a.triggers[0].event: kernel.run.* matches kernel.run.started, which its own runs write: "
+        "it may fire forever"
     ),
     "[limits.x]\ntokens_per_minute = 5\n" + A: "limits.x: no agent draws on it",
     "[limits.x]\ntokens_per_minute = 5\n" + A + "draws_on = ['x']": (
-        "agents.a: draws on x's tokens and says neither expected nor ceiling: none are held back for a run"
+        "agents.a: no tokens of limit x are reserved for a run; set tokens in expected or ceiling"
     ),
-    "[projects.p]\n" + A: "projects.p: has no agents, so its weight counts for nothing",
+    "[projects.p]\n" + A: "projects.p: has no agents, so its weight has no effect",
     "[agents.f]\nfunction = 'm:f'\nbudget = {tokens = 5}\nlimits = {memory = '1GiB'}": (
-        "agents.f.limits.memory: a function on a thread cannot be held to it; say isolation = 'process'"
+        "agents.f.limits.memory: is not enforced for a function on a thread; set isolation = 'process'"
     ),
     "[scheduling]\nmin_task_guarantee = false\n" + A: (
-        "scheduling.min_task_guarantee: eevdf has no guarantee to switch off; fair_share has"
+        "scheduling.min_task_guarantee: only fair_share uses it, and the policy is eevdf"
     ),
 }
 
 
-@pytest.mark.parametrize("text", WARNED)
-def test_what_looks_like_a_mistake_is_said(office: Office, text: str) -> None:
-    assert planned(office, text).warnings == [WARNED[text]]
+@pytest.mark.parametrize("text", WARNINGS)
+def test_a_probable_mistake_is_a_warning(harness: FleetHarness, text: str) -> None:
+    assert planned(harness, text).warnings == [WARNINGS[text]]
 
 
-def test_a_circle_of_agents_is_said_once(office: Office) -> None:
+def test_a_cycle_of_agents_is_reported_once(harness: FleetHarness) -> None:
     names = ("a", "b", "c")
     text = "[scheduling]\nbudget = {tokens = 5}\n" + "\n".join(
         f"[agents.{name}]\ncommand = 'ls'\ntriggers = [{{after = '{before}'}}]"
         for name, before in zip(names, (names[-1], *names), strict=False)
     )
-    assert planned(office, text).warnings == ["agents.c: c → a → b → c runs for ever once it has begun"]
+    assert planned(harness, text).warnings == ["agents.c: c → a → b → c runs forever once it has started"]
 
 
-def test_a_project_that_somebody_paused_is_said(office: Office) -> None:
+def test_a_project_that_an_operator_paused_is_a_warning(harness: FleetHarness) -> None:
     text = "[projects.p]\nbudget = {tokens = 5}\n[agents.a]\nproject = 'p'\ncommand = 'ls'"
-    office.apply(text)
-    office.desk.projects.move("p", "pause", by="anna")
-    made = plan(office.fleet(text), START, office.desk)
-    assert made.warnings == ["projects.p: is paused in the store; nothing of it runs until somebody resumes it"]
+    harness.apply(text)
+    harness.api.projects.move("p", "pause", by="anna")
+    plan = plan_fleet(harness.fleet(text), START, harness.api)
+    assert plan.warnings == ["projects.p: is paused in the store, so it runs nothing until it is resumed"]
 
 
-def test_the_example_has_nothing_to_look_at_again() -> None:
-    fleet = load(ROOT / "examples" / "fleet.toml")
-    assert plan(fleet, START).warnings == []
+def test_the_example_file_has_no_warnings() -> None:
+    fleet = load_fleet(ROOT / "examples" / "fleet.toml")
+    assert plan_fleet(fleet, START).warnings == []
 
 
 # --- the command -------------------------------------------------------------------------------------
 
 
-def shown(path: Path, **how: Any) -> str:
+def printed(path: Path, **options: Any) -> str:
     out = io.StringIO()
-    door.show(path, clock=ManualClock(START), console=Console(file=out, width=160), **how)
+    cli.print_plan(path, clock=ManualClock(START), console=Console(file=out, width=160), **options)
     return out.getvalue()
 
 
-def test_the_dry_run_makes_no_store(office: Office) -> None:
-    office.fleet(BUDGETED)
-    text = shown(office.folder / "fleet.toml", as_json=False)
-    assert "to be made" in text
+def test_the_plan_creates_no_store(harness: FleetHarness) -> None:
+    harness.fleet(BUDGETED)
+    text = printed(harness.folder / "fleet.toml", as_json=False)
+    assert "will be created" in text
     assert "ends in 4.0 h" in text
-    assert sorted(path.name for path in office.folder.iterdir()) == ["fleet.toml"]
+    assert sorted(path.name for path in harness.folder.iterdir()) == ["fleet.toml"]
 
 
-def test_the_dry_run_reads_a_store_and_leaves_it_as_it_is(tmp_path: Path) -> None:
+def test_the_plan_reads_a_store_and_does_not_change_it(tmp_path: Path) -> None:
     (tmp_path / "fleet.toml").write_text(BUDGETED)
     opened = store.open(str(tmp_path / "rota.db"))
-    apply(Kernel(opened), load(tmp_path / "fleet.toml"))
+    apply_fleet(Kernel(opened), load_fleet(tmp_path / "fleet.toml"))
     opened.close()
     before = (tmp_path / "rota.db").read_bytes()
     (tmp_path / "fleet.toml").write_text(BUDGETED.replace("[agents.nightly]", '[agents."[bold]"]'))
-    text = shown(tmp_path / "fleet.toml", as_json=False)
+    text = printed(tmp_path / "fleet.toml", as_json=False)
     assert "agent [bold] created" in text
     assert "agent nightly paused: no longer in the fleet file" in text
     assert (tmp_path / "rota.db").read_bytes() == before
 
 
-def test_as_json_it_is_the_plan_whole(office: Office) -> None:
-    office.fleet(BUDGETED)
-    made = msgspec.json.decode(shown(office.folder / "fleet.toml", as_json=True), type=FleetPlan)
-    assert made == plan(load(office.folder / "fleet.toml"), START)
+def test_the_json_output_is_the_whole_plan(harness: FleetHarness) -> None:
+    harness.fleet(BUDGETED)
+    plan = msgspec.json.decode(printed(harness.folder / "fleet.toml", as_json=True), type=FleetPlan)
+    assert plan == plan_fleet(load_fleet(harness.folder / "fleet.toml"), START)
 
 
-def test_a_long_table_says_how_much_is_left_out(office: Office) -> None:
-    office.fleet("\n".join(f"[agents.a{at}]\ncommand = 'ls'" for at in range(door.ROWS_MAX + 3)))
-    assert "and 3 more" in shown(office.folder / "fleet.toml", as_json=False)
+def test_a_long_table_shows_how_many_rows_are_left_out(harness: FleetHarness) -> None:
+    harness.fleet("\n".join(f"[agents.a{at}]\ncommand = 'ls'" for at in range(cli.ROWS_MAX + 3)))
+    assert "and 3 more" in printed(harness.folder / "fleet.toml", as_json=False)
 
 
 def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    door.print_schema()
-    assert msgspec.json.decode(capsys.readouterr().out) == msgspec.json.decode(msgspec.json.encode(schema()))
+    cli.print_schema()
+    assert msgspec.json.decode(capsys.readouterr().out) == msgspec.json.decode(msgspec.json.encode(fleet_schema()))

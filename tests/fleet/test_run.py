@@ -1,4 +1,4 @@
-"""A fleet file at work: real commands, triggers, and a reload while runs are under way."""
+"""A running fleet: real commands, triggers, and reloads while runs are in progress."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 from rota import store
 from rota.errors import WorkerExists
-from rota.fleet.config.file import load
-from rota.fleet.fleet_run import FleetRun, ask_for_reload
+from rota.fleet.config.loader import load_fleet
+from rota.fleet.fleet_run import FleetRun, request_reload
 from rota.kernel import Kernel, ScheduleSpec
 from rota.service.dispatcher import Dispatcher
 from tests.host.support import PATIENCE_S, until
@@ -49,7 +49,7 @@ def fleet_in(folder: Path, text: str = ONE) -> Iterator[FleetRun]:
     path = folder / "fleet.toml"
     path.write_text(text)
     kernel = Kernel(store.open(str(folder / "rota.db")))
-    yield FleetRun(Dispatcher(kernel, "eevdf"), load(path))
+    yield FleetRun(Dispatcher(kernel, "eevdf"), load_fleet(path))
     kernel.store.close()
 
 
@@ -66,49 +66,47 @@ def running(fleet: FleetRun) -> Iterator[None]:
 
 
 def put(fleet: FleetRun, name: str, **spec: Any) -> int:
-    (agent,) = fleet.desk.agents.find(name)
-    return fleet.desk.queue.enqueue(ScheduleSpec(agent.pid, **spec))
+    (agent,) = fleet.api.agents.find(name)
+    return fleet.api.queue.enqueue(ScheduleSpec(agent.pid, **spec))
 
 
-def test_what_a_file_says_runs_where_the_file_lies(tmp_path: Path) -> None:
+def test_agents_run_in_the_folder_of_the_file(tmp_path: Path) -> None:
     with fleet_in(tmp_path) as fleet:
         assert fleet.run(until_idle=True) == 1
         assert (tmp_path / "greeted").read_text() == "hello\n"
         assert len(list((tmp_path / "rota.db-logs").iterdir())) == 1
 
 
-def test_a_reload_under_load_drops_nothing_and_takes_up_what_is_new(tmp_path: Path) -> None:
+def test_a_reload_keeps_runs_in_progress_and_applies_what_is_new(tmp_path: Path) -> None:
     with fleet_in(tmp_path) as fleet, running(fleet):
         held = [put(fleet, "sleeper") for _ in range(2)]
         until(lambda: all((tmp_path / f"slept.{sched_id}").exists() for sched_id in held))
-        tokens = [fleet.desk.queue.get(sched_id).token for sched_id in held]
+        tokens = [fleet.api.queue.get(sched_id).token for sched_id in held]
         (tmp_path / "fleet.toml").write_text(TWO)
-        ask_for_reload(fleet.desk, "the test")
+        request_reload(fleet.api, "the test")
         until(lambda: fleet.fleet.slots == 3)
         sched_id = put(fleet, "newcomer")
-        fleet.desk.queue.wait(sched_id, PATIENCE_S)  # on the slot that came with the reload
+        fleet.api.queue.wait(sched_id, PATIENCE_S)  # on the slot that came with the reload
         assert (tmp_path / "arrived").exists()
-        assert fleet.desk.projects.get("lab").weight == 5_000
-        assert [fleet.desk.queue.get(each).token for each in held] == tokens
+        assert fleet.api.projects.get("lab").weight == 5_000
+        assert [fleet.api.queue.get(each).token for each in held] == tokens
         (tmp_path / "go").touch()
-        assert [fleet.desk.queue.wait(each, PATIENCE_S).exit_kind for each in held] == ["completed"] * 2
+        assert [fleet.api.queue.wait(each, PATIENCE_S).exit_kind for each in held] == ["completed"] * 2
     changes = [event.payload["changes"] for event in events(tmp_path, "kernel.fleet.reloaded")]
     assert changes[-1]["agent"] == {"created": ["newcomer"]}
 
 
-def test_a_file_that_cannot_be_read_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with fleet_in(tmp_path) as fleet:
         (tmp_path / "fleet.toml").write_text(ONE.replace("weight = 1", "weight = 'much'"))
         assert fleet.reload() is None
         assert "projects.lab.weight" in caplog.text
         assert fleet.fleet.slots == 2
-        assert fleet.desk.projects.get("lab").weight == 1_000
+        assert fleet.api.projects.get("lab").weight == 1_000
 
 
-def test_a_reload_says_what_it_changed_in_the_supervisor_itself(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "rota.runtime")
+def test_a_reload_logs_what_it_changed_in_the_supervisor(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "rota.fleet")
     with fleet_in(tmp_path) as fleet:
         (tmp_path / "fleet.toml").write_text(ONE.replace("slots = 2", "slots = 3"))
         assert fleet.reload() is not None
@@ -117,14 +115,14 @@ def test_a_reload_says_what_it_changed_in_the_supervisor_itself(
         assert caplog.text.endswith("nothing changed\n")
 
 
-def test_a_reload_says_what_it_leaves_for_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "rota.runtime")
+def test_a_reload_logs_what_takes_effect_at_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "rota.fleet")
     with fleet_in(tmp_path) as fleet:
         text = ONE.replace("slots = 2", "slots = {any = 2, gpu = 1}\nworker_id = 'box'\nlogs_max = 5")
         (tmp_path / "fleet.toml").write_text(text + "\n[scheduling.preemption]\nbands = [50]\n")
         assert fleet.reload() is not None
         for field in ("kinds of slots", "worker_id", "preemption", "logs_max"):
-            assert f"{field} (from the next start on)" in caplog.text
+            assert f"{field} (takes effect at the next start)" in caplog.text
         assert "store (" not in caplog.text
 
 
@@ -134,13 +132,13 @@ def test_the_same_fleet_started_twice_is_refused_before_it_changes_anything(tmp_
         held = put(fleet, "sleeper")
         until(lambda: len(fleet.supervisor.runs) == 1)
         (tmp_path / "fleet.toml").write_text(named.replace("weight = 1", "weight = 9"))
-        with pytest.raises(WorkerExists, match="box is at work already"):
-            FleetRun(fleet.desk, load(tmp_path / "fleet.toml"))
-        assert fleet.desk.projects.get("lab").weight == 1_000
-        assert fleet.desk.queue.get(held).attempt == 1
+        with pytest.raises(WorkerExists, match="worker id box is in use"):
+            FleetRun(fleet.api, load_fleet(tmp_path / "fleet.toml"))
+        assert fleet.api.projects.get("lab").weight == 1_000
+        assert fleet.api.queue.get(held).attempt == 1
         (tmp_path / "go").touch()
-        fleet.desk.queue.wait(held, PATIENCE_S)
-        assert fleet.desk.queue.get(held).attempt == 1
+        fleet.api.queue.wait(held, PATIENCE_S)
+        assert fleet.api.queue.get(held).attempt == 1
 
 
 def test_fewer_slots_take_effect_as_runs_end(tmp_path: Path) -> None:
@@ -150,11 +148,11 @@ def test_fewer_slots_take_effect_as_runs_end(tmp_path: Path) -> None:
         fleet.supervisor.resize(1)
         (tmp_path / "go").touch()
         for each in held:
-            fleet.desk.queue.wait(each, PATIENCE_S)
-        until(lambda: fleet.supervisor.shifts[0].free == 1)
+            fleet.api.queue.wait(each, PATIENCE_S)
+        until(lambda: fleet.supervisor.slot_loops[0].free == 1)
 
 
-def test_hangup_reloads_and_the_first_signal_drains_and_the_second_kills(tmp_path: Path) -> None:
+def test_sighup_reloads_the_first_sigterm_drains_and_the_second_kills(tmp_path: Path) -> None:
     (tmp_path / "fleet.toml").write_text(ONE)
     rota = str(Path(sys.executable).with_name("rota"))
     process = subprocess.Popen([rota, "run", "--plain"], cwd=tmp_path, stderr=subprocess.DEVNULL)
@@ -169,18 +167,18 @@ def test_hangup_reloads_and_the_first_signal_drains_and_the_second_kills(tmp_pat
         until((tmp_path / f"slept.{sched_id}").exists)
         process.send_signal(signal.SIGTERM)
         until(lambda: any(e.payload["verb"] == "draining" for e in events(tmp_path, "kernel.supervisor.moved")))
-        assert process.poll() is None  # it lets the run end
+        assert process.poll() is None  # it waits for the run
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
         entry = kernel.queue.get(sched_id)
-        assert (entry.state, entry.attempt) == ("queued", 0)  # put back, not lost, and no attempt counted
+        assert (entry.state, entry.attempt) == ("queued", 0)  # queued again, and no attempt counted
         kernel.store.close()
     finally:
         process.kill()
         process.wait()
 
 
-def test_reload_from_the_command_line_is_heard(tmp_path: Path) -> None:
+def test_the_reload_command_reloads_a_running_fleet(tmp_path: Path) -> None:
     with fleet_in(tmp_path) as fleet, running(fleet):
         (tmp_path / "fleet.toml").write_text(TWO)
         rota = str(Path(sys.executable).with_name("rota"))

@@ -1,6 +1,6 @@
-"""What may go wrong with real processes: killed supervisors and minders, agents that do not listen, floods and hogs.
+"""Faults with real processes: killed supervisors and reapers, agents that ignore signals, floods and memory hogs.
 
-Nothing here is faked. A test waits for what must happen and never for an amount of time.
+Nothing is mocked. A test waits for what must happen, never for an amount of time.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def rota(tmp_path: Path) -> Iterator[Rota]:
 
 
 def supervise(path: Path) -> subprocess.Popen[bytes]:
-    """A supervisor in a process of its own."""
+    """Start a supervisor in its own process."""
     return subprocess.Popen([sys.executable, "-c", SUPERVISE, str(path)])
 
 
 def ended(job: Job) -> ReadyEntry:
-    """The entry once it has ended, while somebody supervises."""
-    return job._desk.queue.wait(job.sched_id, PATIENCE_S)
+    """Wait until the entry has ended and return it."""
+    return job._api.queue.wait(job.sched_id, PATIENCE_S)
 
 
 def is_gone(pid: int) -> bool:
@@ -82,25 +82,25 @@ def test_a_killed_supervisor_leaves_no_orphan_and_the_next_one_finishes_its_work
     first.send_signal(signal.SIGKILL)
     first.wait()
     until(lambda: is_gone(sleeper))
-    assert job.entry().state == "dispatched"  # nobody holds on to it, and its claim has not expired yet
+    assert job.entry().state == "dispatched"  # no worker extends its claim, which has not expired yet
     with Background(rota):
         entry = ended(job)
     assert (entry.exit_kind, entry.attempt) == ("completed", 2)
-    assert rota.desk.agents.get(agent.pid).state == "READY"
+    assert rota.api.agents.get(agent.pid).state == "READY"
 
 
-def test_a_killed_minder_takes_its_commands_with_it_and_they_are_run_again(rota: Rota, tmp_path: Path) -> None:
+def test_the_commands_of_a_killed_reaper_are_killed_and_run_again(rota: Rota, tmp_path: Path) -> None:
     script = f"echo $$ > {tmp_path}/pid.$ROTA_ATTEMPT; if [ $ROTA_ATTEMPT = 1 ]; then sleep 1000; fi"
     job = rota.command("sleeper", ["sh", "-c", script]).enqueue()
     with Background(rota) as background:
         sleeper = pid_in(tmp_path / "pid.1")
-        os.kill(background.supervisor.workshop.minder.pid, signal.SIGKILL)
+        os.kill(background.supervisor.resources.reaper.pid, signal.SIGKILL)
         entry = ended(job)
         assert (entry.exit_kind, entry.attempt) == ("completed", 2)
         until(lambda: is_gone(sleeper))
 
 
-# --- agents that do not behave ---------------------------------------------------------------------------
+# --- misbehaving agents ----------------------------------------------------------------------------------
 
 
 def test_an_agent_that_ignores_sigterm_is_killed_and_the_record_says_so(rota: Rota, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_an_agent_that_ignores_sigterm_is_killed_and_the_record_says_so(rota: Ro
         job.cancel(by="anna")
         entry = ended(job)
     assert entry.exit_kind == "cancelled"
-    (fact,) = [event.payload for event in rota.desk.journal.tail(kinds=("kernel.run.ended",))]
+    (fact,) = [event.payload for event in rota.api.journal.tail(kinds=("kernel.run.ended",))]
     assert fact["stopped_by"] == "KILL"
     assert is_gone(stubborn)
 
@@ -163,7 +163,7 @@ def marked(_name: str, folder: Path) -> list[int]:
     return found
 
 
-def test_a_memory_hog_ends_alone(rota: Rota) -> None:
+def test_a_memory_hog_ends_only_its_own_run(rota: Rota) -> None:
     hog = "data = []\nwhile True: data.append(bytearray(8 * 1024 * 1024))"
     agent = rota.command(
         "hog",
@@ -200,7 +200,7 @@ def test_a_workspace_is_never_held_twice_by_a_hundred_contenders(rota: Rota, tmp
     for number in range(3):
         folder = tmp_path / f"work-{number}"
         folder.mkdir()
-        rota.desk.projects.add_workspace(f"work-{number}", "lab", str(folder))
+        rota.api.projects.add_workspace(f"work-{number}", "lab", str(folder))
     held: set[str] = set()
     twice: list[str] = []
     guard = threading.Lock()
@@ -222,7 +222,7 @@ def test_a_workspace_is_never_held_twice_by_a_hundred_contenders(rota: Rota, tmp
     assert twice == []
 
 
-def test_together_they_overspend_by_no_more_than_each_charged_past_its_own_ask(rota: Rota) -> None:
+def test_joint_overspend_is_bounded_by_what_each_run_charged_over_its_ceiling(rota: Rota) -> None:
     rota.project("lab", budget={"tokens": 1_000})
     over: list[int] = []
     guard = threading.Lock()
@@ -236,7 +236,7 @@ def test_together_they_overspend_by_no_more_than_each_charged_past_its_own_ask(r
     for number in range(40):
         agent.enqueue(amount=60 + 3 * number)
     rota.run(slots=8, until_idle=True)
-    (line,) = rota.desk.ledger.budgets()
+    (line,) = rota.api.ledger.budgets()
     assert line.used > 0
     assert line.used <= line.limit + sum(over)
-    assert rota.desk.queue.counts()["queued"] > 0  # the rest waits for the window
+    assert rota.api.queue.counts()["queued"] > 0  # the rest waits for the window

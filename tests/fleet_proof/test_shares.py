@@ -1,4 +1,4 @@
-"""A day of a fleet, in a second: what each project was charged is its weight, however many agents it has."""
+"""A simulated day: each project is charged in proportion to its weight, however many agents it has."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any
 import pytest
 
 from rota.fleet.supervisor import Supervisor
-from tests.supervisor.crew import START, Crew
+from tests.supervisor.world import START, World
 
 DAY_S = 24 * 3_600.0
 SHARING = ("fair_share", "eevdf")
 
 
 def a_day(policy: str, projects: dict[str, tuple[float, int]], *, run_s: float = 120.0) -> Counter[str]:
-    """Tokens that each project (weight, agents) was charged, with one slot and always something to do."""
-    crew = Crew(policy=policy)
+    """Return the tokens charged to each project (weight, agents), with one slot that is always busy."""
+    world = World(policy=policy)
     chance = random.Random(7)
     charged: Counter[str] = Counter()
     supervisors: list[Supervisor] = []
 
     def work(ctx: Any, project: str) -> None:
-        tokens = chance.randint(50, 500) * (3 if project == "dear" else 1)
+        tokens = chance.randint(50, 500) * (3 if project == "expensive" else 1)
         ctx.charge(tokens=tokens)
         charged[project] += tokens
-        crew.clock.advance(run_s)
-        crew.rota.find(ctx.agent).enqueue(project=project)
-        if crew.clock.now() >= START + DAY_S:
+        world.clock.advance(run_s)
+        world.rota.find(ctx.agent).enqueue(project=project)
+        if world.clock.now() >= START + DAY_S:
             supervisors[0].drain()
 
     for project, (weight, agents) in projects.items():
-        crew.rota.project(project, weight=weight)
+        world.rota.project(project, weight=weight)
         for number in range(agents):
-            agent = crew.rota.agent(f"{project} {number}", project=project)(work)
-            agent.enqueue_many([{"project": project}] * 2)  # one runs and one waits: it is never away
-    supervisors.append(crew.rota.supervisor(1))
+            agent = world.rota.agent(f"{project} {number}", project=project)(work)
+            agent.enqueue_many([{"project": project}] * 2)  # one runs and one waits: it always has work
+    supervisors.append(world.rota.supervisor(1))
     supervisors[0].run()
-    crew.close()
+    world.close()
     return charged
 
 
@@ -50,11 +50,11 @@ def test_three_to_one_is_seventy_five_to_twenty_five_over_a_day(policy: str) -> 
 
 @pytest.mark.parametrize("policy", SHARING)
 def test_shares_are_of_tokens_not_of_runs(policy: str) -> None:
-    charged = a_day(policy, {"dear": (1, 2), "cheap": (1, 2)})
-    assert charged["dear"] / charged.total() == pytest.approx(0.5, abs=0.02)
+    charged = a_day(policy, {"expensive": (1, 2), "cheap": (1, 2)})
+    assert charged["expensive"] / charged.total() == pytest.approx(0.5, abs=0.02)
 
 
 @pytest.mark.parametrize("policy", SHARING)
-def test_a_thousand_agents_get_no_more_than_one(policy: str) -> None:
+def test_a_project_with_a_thousand_agents_gets_no_more_than_one_with_a_single_agent(policy: str) -> None:
     charged = a_day(policy, {"many": (1, 1_000), "alone": (1, 1)})
     assert charged["many"] / charged.total() == pytest.approx(0.5, abs=0.02)

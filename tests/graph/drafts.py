@@ -1,4 +1,4 @@
-"""Graphs for tests, written in as few words as they need."""
+"""Short forms for the graph files that tests need."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rota.graph.capabilities import Platform
-from rota.graph.compiler import Checked, check
+from rota.graph.compiler import CheckResult, check
+from rota.graph.components import ComponentDescriptor
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.loader import load_mapping
-from rota.graph.ports import ComponentDescriptor
 
-# A machine that allows nothing, and one that allows everything.
+# A platform that allows nothing, and one that allows everything.
 BARE = Platform(name="bare")
 FULL = Platform(name="full", cpus=(0, 1, 2, 3), thread_names=True, nice=True, nice_below_zero=True, realtime=True)
 
 
-class Shelf(dict[str, ComponentDescriptor]):
-    """A catalogue that is a dictionary."""
+class DictCatalogue(dict[str, ComponentDescriptor]):
+    """A catalogue in a dictionary."""
 
     def describe(self, component_type: str) -> ComponentDescriptor | None:
         return self.get(component_type)
@@ -35,7 +35,7 @@ def draft(
 ) -> dict[str, Any]:
     """A graph file as a dictionary. A component is an id, or a mapping with one; an edge is "a.out -> b.in".
 
-    A component that edges lead to is triggered by any of these inputs, unless it says otherwise.
+    A component with incoming edges gets the trigger any_input on these inputs, unless it has its own trigger.
     """
     wires = [_edge(edge, at) for at, edge in enumerate(edges)]
     inputs: dict[str, dict[str, None]] = defaultdict(dict)
@@ -75,24 +75,26 @@ def _component(component: str | Mapping[str, Any], inputs: Mapping[str, Iterable
     return {"type": "test.Part", "execution": execution, **driven, **given}
 
 
-def checked(document: Mapping[str, Any], catalogue: Shelf | None = None, platform: Platform = BARE) -> Checked:
+def checked(
+    document: Mapping[str, Any], catalogue: DictCatalogue | None = None, platform: Platform = BARE
+) -> CheckResult:
     return check(load_mapping(document), catalogue, platform)
 
 
-def found(document: Mapping[str, Any], catalogue: Shelf | None = None, platform: Platform = BARE) -> list[str]:
-    """The codes of everything there is to say."""
+def found(document: Mapping[str, Any], catalogue: DictCatalogue | None = None, platform: Platform = BARE) -> list[str]:
+    """Return the codes of all diagnostics."""
     return [each.code for each in checked(document, catalogue, platform).diagnostics]
 
 
-def only(document: Mapping[str, Any], catalogue: Shelf | None = None, platform: Platform = BARE) -> Diagnostic:
-    """The one thing there is to say."""
+def only(document: Mapping[str, Any], catalogue: DictCatalogue | None = None, platform: Platform = BARE) -> Diagnostic:
+    """Return the only diagnostic."""
     diagnostics = checked(document, catalogue, platform).diagnostics
     assert len(diagnostics) == 1, [each.sentence() for each in diagnostics]
     return diagnostics[0]
 
 
 def corpus() -> list[dict[str, Any]]:
-    """A few good files that together use most of what a file can say."""
+    """Return a few valid files that together use most fields."""
     pair = draft(
         ["a", {"id": "b", "depends_on": ["a"], "config": {"deep": {"er": [1, {"x": None}]}}}], ["a.out -> b.in"]
     )

@@ -1,4 +1,4 @@
-"""Graphs with a queue lane, over a real kernel in memory, with a worker that works when it is told to."""
+"""Graphs with a queue lane, over a real kernel in memory, with a worker that the test steps."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ ASYNC: dict[str, Any] = {"mode": "queue", "capacity": 99}
 
 
 class DurableWorld:
-    """A graph, and the kernel that keeps its runs."""
+    """A graph, and the kernel that stores its runs."""
 
     def __init__(self, nodes: Iterable[Any], wires: Iterable[Any], lanes: Mapping[str, Any] = LANES) -> None:
         self.plan, self.registry = compile_world(nodes, wires, lanes=lanes)
         self.kernel = Kernel(store.open(":memory:"))
-        self.desk = Dispatcher(self.kernel)
+        self.api = Dispatcher(self.kernel)
 
     def runner(self, run_id: str = "r1", **options: Any) -> RuntimeRunner:
-        """A process that runs the graph, or goes on with it."""
+        """A process that starts or resumes the run."""
         durable = DurableRuns(self.kernel)
         return RuntimeRunner(self.plan, self.registry, RuntimeRunnerOptions(durable=durable, run_id=run_id, **options))
 
     def worker(self, registry: ComponentRegistry | None = None, **how: Any) -> EntryWorker:
-        """Somebody who runs entries of this graph."""
-        return EntryWorker(self.desk, registry or self.registry, ["world"], **how)
+        """A worker for the entries of this graph."""
+        return EntryWorker(self.api, registry or self.registry, ["world"], **how)
 
     def work(self, most: int | None = None) -> int:
         """Run the entries that are ready; returns how many."""
         return self.worker().run_ready(most)
 
     def claim(self) -> ReadyEntry:
-        """Take the next entry by hand."""
-        (entry,) = self.desk.claim("by hand", kinds=["graph:world"])
+        """Claim the next entry directly."""
+        (entry,) = self.api.claim("by hand", kinds=["graph:world"])
         return entry
 
     def finish(self, entry: ReadyEntry, result: Any, exit_kind: str = "completed") -> None:
-        """End an entry that was taken by hand."""
-        self.desk.queue.complete(entry.sched_id, exit_kind, token=entry.token, result=result)
+        """Complete an entry that was claimed directly."""
+        self.api.queue.complete(entry.sched_id, exit_kind, token=entry.token, result=result)
 
     def entries(self, state: str | None = None) -> list[ReadyEntry]:
         """All entries, oldest first."""
@@ -60,7 +60,7 @@ class DurableWorld:
         return [str(entry.key) for entry in self.entries()]
 
     def rewrite_checkpoint(self, old: str, new: str) -> None:
-        """Change what was written down of run r1."""
+        """Edit the stored checkpoint of run r1."""
         run = self.kernel.graphs.take("r1", "world", 1)
         text = (run.checkpoint or b"").decode().replace(old, new) if old else new
         self.kernel.graphs.commit("r1", fence=run.fence, next_epoch_id=1, checkpoint=text.encode())

@@ -1,4 +1,4 @@
-"""A process that runs a graph with a queue lane, works off its entries too, and may be killed at any moment.
+"""A process that runs a graph with a queue lane, runs its entries too, and may be killed at any moment.
 
     source → work (in the queue) → keep        source also → gate, which runs after the entry was enqueued
 

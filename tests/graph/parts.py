@@ -43,11 +43,11 @@ def join(*values: Any) -> tuple[Any, ...]:
 
 @component("parts.note")
 def note(value: Any) -> None:
-    """Remember what came."""
+    """Log the input."""
     log.append(value)
 
 
 @component("parts.note_many")
 def note_many(*values: Any) -> None:
-    """Remember what came together."""
+    """Log the inputs of one invocation."""
     log.append(values)

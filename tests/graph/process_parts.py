@@ -20,7 +20,7 @@ def pid(value: Any = None) -> int:
 
 @component("process.hang")
 def hang(value: int) -> int:
-    """Never comes back for 1; does not cooperate."""
+    """Hangs for 1, without checking for cancellation."""
     while value == 1:
         pass
     return value
@@ -28,7 +28,7 @@ def hang(value: int) -> int:
 
 @component("process.crash")
 def crash(value: int) -> int:
-    """Dies for 1."""
+    """Exits for 1."""
     if value == 1:
         os._exit(42)
     if value == 2:
@@ -38,7 +38,7 @@ def crash(value: int) -> int:
 
 @component("process.flaky")
 def flaky(value: int, invocation: Invocation) -> tuple[int, int]:
-    """Dies the first time it is given 0."""
+    """Exits the first time it receives 0."""
     if value == 0 and invocation.attempt == 1:
         os._exit(7)
     return value, invocation.attempt
@@ -46,7 +46,7 @@ def flaky(value: int, invocation: Invocation) -> tuple[int, int]:
 
 @component("process.stuck")
 class Stuck:
-    """Never comes back from its own end."""
+    """Hangs in deactivate."""
 
     def execute(self, value: int) -> int:
         return value
@@ -76,13 +76,13 @@ def give_lock(value: int) -> Any:
 
 @component("process.tally")
 class Tally:
-    """Has a state that must stay in one place."""
+    """Has a state that must stay in one process."""
 
     def __init__(self, *, start: int = 0) -> None:
         self.total = start
 
     def restore(self, state: int) -> None:
-        """Begin with this."""
+        """Start with this total."""
         self.total = state
 
     def snapshot(self) -> int:
@@ -97,7 +97,7 @@ class Tally:
 
 @component("process.living")
 class Living:
-    """Writes its life to a file."""
+    """Writes its lifecycle calls to a file."""
 
     def __init__(self, *, path: str) -> None:
         self.path = path
@@ -107,19 +107,19 @@ class Living:
             file.write(what + "\n")
 
     def configure(self) -> None:
-        """Note it."""
+        """Record the call."""
         self._note("configure")
 
     def activate(self) -> None:
-        """Note it."""
+        """Record the call."""
         self._note("activate")
 
     def deactivate(self) -> None:
-        """Note it."""
+        """Record the call."""
         self._note("deactivate")
 
     def execute(self, value: int = 0) -> int:
-        """Note it; dies for 1."""
+        """Record the call; exit for 1."""
         self._note(f"execute {value}")
         if value == 1:
             os._exit(1)
@@ -141,19 +141,19 @@ class BrokenStart:
 
 @component("process.context", outputs=("out",))
 def with_context(value: int, context: GraphContext, invocation: Invocation) -> None:
-    """Uses what a worker process has."""
+    """Uses what is available in a worker process."""
     context.publish("out", (value, context.config["mode"], context.epoch_id, context.cancel_requested()))
 
 
 @component("process.state", outputs=("out",))
 def with_state(value: int, context: GraphContext) -> None:
-    """Uses what it has not."""
+    """Uses what is not available in a worker process."""
     context.publish("out", dict(context.state))
 
 
 @component("process.wait")
 def wait_for_stop(invocation: Invocation, value: int = 0, *, path: str) -> int:
-    """Says that it has begun, then works until it is told to stop."""
+    """Reports that it has started, then works until it is asked to stop."""
     Path(path).touch()
     while not invocation.cancel_requested():
         pass
@@ -168,13 +168,13 @@ async def later(value: int) -> int:
 
 @component("process.pass")
 def pass_on(value: Any = 0, *, start: int = 0) -> Any:
-    """What came, or a number of its own."""
+    """Its input, or a number of its own."""
     return value or start
 
 
 @component("process.until_cancelled")
 def until_cancelled(context: GraphContext, value: Any = 0) -> None:
-    """Works until it is told to give up."""
+    """Works until it is cancelled."""
     while not context.cancel_requested():
         pass
 

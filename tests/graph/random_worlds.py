@@ -1,4 +1,4 @@
-"""Random graphs that run, from a seed: components of all sorts on lanes of all sorts, with edges of all kinds."""
+"""Random graphs that run, from a seed: components, lanes and edges of all kinds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROCESS_LANES = {"process": {"type": "process_pool", "max_threads": 2}}
 
 
 class Life:
-    """Counts who is active, so that nobody is forgotten."""
+    """Counts active components, to find one that was not deactivated."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -46,7 +46,7 @@ class Life:
 
 
 def sorts_of_components(life: Life, chance: random.Random) -> list[Any]:
-    """Quick, busy, polite, failing, async, talkative and with tasks in the background."""
+    """Fast, slow, cancellable, failing, async, multi-output and with background tasks."""
 
     class Alive:
         def activate(self) -> None:
@@ -107,7 +107,7 @@ class RandomWorld:
         self.lanes = self._lanes(processes)
         self.size = self.chance.randint(3, 9)
         self.where = [self.chance.choice(sorted(self.lanes)) for _ in range(self.size)]
-        if processes:  # with nobody on it, a lane starts no worker
+        if processes:  # a lane without components starts no worker
             self.where[self.chance.randrange(self.size)] = "process"
         self.wires = self._wires()
         self.nodes = [self._node(at) for at in range(self.size)]
@@ -153,7 +153,7 @@ class RandomWorld:
         edges = [edge for edge in self.wires if edge["to"].startswith(f"{name}.")]
         thing = pass_on if lane == "process" else chance.choice(self.sorts)
         if lane == "process":
-            del edges[1:]  # its port takes one edge
+            del edges[1:]  # its port accepts one edge
             self.wires = [edge for edge in self.wires if edge in edges or not edge["to"].startswith(f"{name}.")]
             thing = chance.choice([pass_on, until_cancelled]) if not edges else pass_on
             execution |= {"timeout_ms": 300, "on_error": "continue"} if thing is until_cancelled else {}

@@ -1,4 +1,4 @@
-"""`rota graph` without running anything: validate, plan, render, explain, lint, diff-plan, schema."""
+"""The `rota graph` commands that do not run the graph: validate, plan, render, explain, lint, diff-plan, schema."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rota.cli import app, main
-from rota.cli.exits import code_of
+from rota.cli.exit_codes import code_of
+from rota.cli.graph import LIMITS
 from rota.errors import GraphInvalid
+from rota.graph.document import InputLimits
 from rota.graph.schema import graph_schema
 from tests.graph.drafts import draft
 
@@ -30,7 +32,7 @@ def rota_graph(*arguments: str | Path, code: int = 0) -> str:
     return result.stdout
 
 
-def answer(*arguments: str | Path, code: int = 0) -> Any:
+def json_output(*arguments: str | Path, code: int = 0) -> Any:
     return json.loads(rota_graph(*arguments, "--format", "json", code=code))
 
 
@@ -52,21 +54,21 @@ def broken(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
-def test_every_example_is_valid_down_to_its_ports_and_clean_of_warnings(path: Path) -> None:
-    shape = answer("validate", path, "-c", PARTS, "--strict-diagnostics")
-    assert shape["ok"]
-    assert {each["severity"] for each in shape["diagnostics"]} <= {"advisory"}
+def test_every_example_is_valid_with_its_components_and_without_warnings(path: Path) -> None:
+    output = json_output("validate", path, "-c", PARTS, "--strict-diagnostics")
+    assert output["ok"]
+    assert {each["severity"] for each in output["diagnostics"]} <= {"advisory"}
 
 
 # --- validate ------------------------------------------------------------------------------------
 
 
-def test_validate_answers_with_the_shape_that_scripts_read(warned: Path) -> None:
-    shape = answer("validate", warned)
-    assert list(shape) == ["ok", "errors", "diagnostics_schema_version", "diagnostics", "region_order"]
-    assert (shape["ok"], shape["errors"], shape["diagnostics_schema_version"]) == (True, [], "1")
-    assert shape["region_order"] == ["a", "b"]
-    assert list(shape["diagnostics"][0]) == [
+def test_the_json_output_of_validate_has_its_documented_keys(warned: Path) -> None:
+    output = json_output("validate", warned)
+    assert list(output) == ["ok", "errors", "diagnostics_schema_version", "diagnostics", "region_order"]
+    assert (output["ok"], output["errors"], output["diagnostics_schema_version"]) == (True, [], "1")
+    assert output["region_order"] == ["a", "b"]
+    assert list(output["diagnostics"][0]) == [
         "code",
         "severity",
         "category",
@@ -80,84 +82,94 @@ def test_validate_answers_with_the_shape_that_scripts_read(warned: Path) -> None
 
 
 def test_strict_diagnostics_turn_warnings_into_failure(warned: Path) -> None:
-    shape = answer("validate", warned, "--strict-diagnostics", code=1)
-    assert not shape["ok"]
-    assert len(shape["errors"]) == 2
+    output = json_output("validate", warned, "--strict-diagnostics", code=1)
+    assert not output["ok"]
+    assert len(output["errors"]) == 2
     rota_graph("validate", warned)
 
 
 def test_errors_fail_with_exit_code_1(broken: Path) -> None:
     assert "refused: 1 error" in rota_graph("validate", broken, code=1)
-    assert answer("validate", broken, code=1)["errors"][0].startswith("immediate cycle detected among components a,b;")
+    assert json_output("validate", broken, code=1)["errors"][0].startswith(
+        "immediate cycle detected among components a,b;"
+    )
 
 
-def test_schema_only_looks_at_the_form_and_not_at_the_sense(broken: Path) -> None:
+def test_schema_only_checks_the_fields_and_not_the_rules(broken: Path) -> None:
     assert rota_graph("validate", broken, "--schema-only") == "ok\n"
     rota_graph("validate", broken, "--semantic", code=1)
 
 
-def test_schema_only_and_semantic_exclude_each_other(broken: Path) -> None:
+def test_schema_only_and_semantic_cannot_be_combined(broken: Path) -> None:
     rota_graph("validate", broken, "--schema-only", "--semantic", code=2)
 
 
-def test_a_file_that_cannot_be_parsed_is_an_answer_too(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_parsed_is_reported_as_a_diagnostic(tmp_path: Path) -> None:
     path = tmp_path / "graph.yaml"
     path.write_text("a: [1,\n")
-    shape = answer("validate", path, code=1)
-    assert shape["diagnostics"][0]["line"] == 2
-    assert "not YAML" in shape["errors"][0]
+    output = json_output("validate", path, code=1)
+    assert output["diagnostics"][0]["line"] == 2
+    assert "not YAML" in output["errors"][0]
 
 
-def test_a_limit_can_be_tightened_for_one_call(warned: Path) -> None:
-    assert "count exceeds limit 1" in answer("validate", warned, "--max-components", "1", code=1)["errors"][0]
-    assert "size exceeds limit 10" in answer("validate", warned, "--max-graph-input-bytes", "10", code=1)["errors"][0]
+def test_an_option_lowers_a_limit(warned: Path) -> None:
+    assert "count exceeds limit 1" in json_output("validate", warned, "--max-components", "1", code=1)["errors"][0]
+    assert (
+        "size exceeds limit 10" in json_output("validate", warned, "--max-graph-input-bytes", "10", code=1)["errors"][0]
+    )
+
+
+def test_the_help_of_each_limit_has_its_default() -> None:
+    assert {name: default for name, (_, default) in LIMITS.items()} == {
+        name: getattr(InputLimits(), name) for name in LIMITS
+    }
 
 
 def test_types_are_checked_only_when_components_are_given(warned: Path) -> None:
-    assert answer("validate", warned)["ok"]
-    shape = answer("validate", warned, "-c", PARTS, code=1)
-    assert {each["code"] for each in shape["diagnostics"] if each["severity"] == "error"} == {"unknown_component"}
+    assert json_output("validate", warned)["ok"]
+    output = json_output("validate", warned, "-c", PARTS, code=1)
+    assert {each["code"] for each in output["diagnostics"] if each["severity"] == "error"} == {"unknown_component"}
 
 
 def test_components_may_be_a_module_or_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    assert answer("validate", EXAMPLES / "pipeline.yaml", "--components", "parts")["ok"]
-    assert answer("validate", EXAMPLES / "pipeline.yaml", "--components", PARTS)["ok"]
+    assert json_output("validate", EXAMPLES / "pipeline.yaml", "--components", "parts")["ok"]
+    assert json_output("validate", EXAMPLES / "pipeline.yaml", "--components", PARTS)["ok"]
 
 
 # --- plan, explain, lint -------------------------------------------------------------------------
 
 
-def test_plan_as_json_and_for_people() -> None:
-    shape = answer("plan", EXAMPLES / "control_loop.yaml")
-    assert shape["region_order"] == ["room", "agreement", "show"]
-    assert shape["scheduler_contract_version"] == "0.2"
+def test_plan_as_json_and_as_text() -> None:
+    output = json_output("plan", EXAMPLES / "control_loop.yaml")
+    assert output["region_order"] == ["room", "agreement", "show"]
+    assert output["scheduler_contract_version"] == "0.2"
     text = rota_graph("plan", EXAMPLES / "control_loop.yaml")
     assert "2. agreement: after room; priority high; loop of controller, estimator" in text
     assert "control: fixed_rate, every 20 ms, 4 components" in text
 
 
-def test_plan_refuses_a_broken_graph_and_says_where_to_look(broken: Path) -> None:
+def test_plan_refuses_an_invalid_graph_and_suggests_validate(broken: Path) -> None:
     with pytest.raises(GraphInvalid) as caught:
         rota_graph("plan", broken)
     assert f"rota graph validate {broken}" in str(caught.value)
 
 
-def test_explain_groups_what_there_is_to_say(warned: Path) -> None:
+def test_explain_groups_the_diagnostics(warned: Path) -> None:
     assert "\nChannels:\n" in rota_graph("explain", warned)
-    shape = answer("explain", warned)
-    assert list(shape["diagnostic_groups"]) == ["graph_structure", "scheduler", "channel", "payload", "trigger"]
+    output = json_output("explain", warned)
+    assert list(output["diagnostic_groups"]) == ["graph_structure", "scheduler", "channel", "payload", "trigger"]
 
 
-def test_explain_fails_when_the_graph_does(broken: Path) -> None:
+def test_explain_fails_for_a_graph_with_errors(broken: Path) -> None:
     assert "\nStructure:\n" in rota_graph("explain", broken, code=1)
 
 
 def test_lint_adds_notes_and_succeeds(tmp_path: Path) -> None:
     path = saved(tmp_path, draft(["a", "b"], [{"from": "a.out", "to": "b.in", "kind": "async"}]))
-    shape = answer("lint", path)
-    assert shape["ok"]
-    assert {each["code"] for each in shape["diagnostics"]} == {"diagnostic_note"}
+    output = json_output("lint", path)
+    assert output["ok"]
+    assert {each["code"] for each in output["diagnostics"]} == {"diagnostic_note"}
 
 
 # --- render, diff-plan, schema -------------------------------------------------------------------
@@ -171,15 +183,15 @@ def test_every_example_can_be_drawn(path: Path, tmp_path: Path) -> None:
     assert ET.parse(drawing).getroot().tag.endswith("svg")
 
 
-def test_diff_plan_says_what_changed(tmp_path: Path) -> None:
+def test_diff_plan_prints_the_changes(tmp_path: Path) -> None:
     before = saved(tmp_path, draft(["b", "a"], ["a.out ~> b.in"]), "before.json")
     after = saved(tmp_path, draft(["b", "a"], ["a.out -> b.in"]), "after.json")
     assert rota_graph("diff-plan", before, before) == "the plans are the same\n"
     text = rota_graph("diff-plan", before, after)
     assert '~ edges.e0.kind: "delay" → "immediate"' in text
     assert "order after:  a, b" in text
-    assert answer("diff-plan", before, after, "--exit-code", code=1)["order_changed"]
-    assert answer("diff-plan", before, before, "--exit-code")["same"]
+    assert json_output("diff-plan", before, after, "--exit-code", code=1)["order_changed"]
+    assert json_output("diff-plan", before, before, "--exit-code")["same"]
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -191,7 +203,7 @@ def test_schema_prints_the_schema(version: Any, tmp_path: Path) -> None:
     assert (tmp_path / "schema.json").read_text() == rota_graph("schema")
 
 
-# --- what goes wrong -----------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -215,13 +227,13 @@ def test_an_error_is_one_sentence_and_never_a_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "faulty_parts.py").write_text("1 / 0\n")
-    (tmp_path / "json.py").write_text("")  # a name that is taken
+    (tmp_path / "json.py").write_text("")  # the name of another module
     names = {"broken": broken, "folder": tmp_path, "pipeline": EXAMPLES / "pipeline.yaml"}
     monkeypatch.setattr(sys, "argv", ["rota", "graph", *(each.format(**names) for each in arguments)])
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as caught:
         main()
-    assert left.value.code == code_of(GraphInvalid(""))
-    said = capsys.readouterr().err
-    assert said.startswith("rota: ")
-    assert said.count("\n") == 1
+    assert caught.value.code == code_of(GraphInvalid(""))
+    printed = capsys.readouterr().err
+    assert printed.startswith("rota: ")
+    assert printed.count("\n") == 1

@@ -1,4 +1,4 @@
-"""`rota graph` running things: run, metrics, trace, bench, and what Ctrl-C does."""
+"""The `rota graph` commands that run the graph: run, work, metrics, trace, bench; and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rota.clock import ManualClock
 from rota.errors import InvalidInput
 from rota.graph import SCHEDULER_METRICS
 from tests.graph.drafts import draft
-from tests.graph.test_cli_checks import EXAMPLES, GRAPHS, PARTS, answer, rota_graph
+from tests.graph.test_cli_checks import EXAMPLES, GRAPHS, PARTS, json_output, rota_graph
 
 DURABLE = EXAMPLES / "durable.yaml"
 A_DAY = "trigger_policy: {type: on_event}, event_sources: [{type: timer, period_ms: 86400000}], "
-ONCE = DURABLE.read_text().replace("{id: count, ", "{id: count, " + A_DAY)  # counts to one and rests
+ONCE = DURABLE.read_text().replace("{id: count, ", "{id: count, " + A_DAY)  # the timer fires once in the test
 FAILING = """
 from rota.graph import component
 
@@ -33,12 +33,12 @@ def fails() -> None:
 
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
 def test_every_example_runs(path: Path, tmp_path: Path) -> None:
-    shape = answer("run", path, "-c", PARTS, "--steps", "3", "--store", tmp_path / "rota.db")
-    assert (shape["ok"], shape["stop_reason"], shape["tick_calls"]) == (True, "tick_bound", 3)
-    assert shape["errors"] == []
+    output = json_output("run", path, "-c", PARTS, "--steps", "3", "--store", tmp_path / "rota.db")
+    assert (output["ok"], output["stop_reason"], output["tick_calls"]) == (True, "tick_bound", 3)
+    assert output["errors"] == []
 
 
-def test_a_run_shows_what_its_components_print_and_then_what_it_came_to() -> None:
+def test_a_run_prints_the_output_of_its_components_and_then_its_result() -> None:
     assert rota_graph("run", EXAMPLES / "pipeline.yaml", "-c", PARTS, "--steps", "2").splitlines() == [
         "doubled: 2",
         "doubled: 4",
@@ -46,7 +46,7 @@ def test_a_run_shows_what_its_components_print_and_then_what_it_came_to() -> Non
     ]
 
 
-def test_a_run_says_what_was_turned_away_and_what_was_late() -> None:
+def test_a_run_reports_rejected_invocations_and_overruns() -> None:
     assert "  pool: rejected_count 4" in rota_graph("run", EXAMPLES / "overflow.yaml", "-c", PARTS).splitlines()
     late = rota_graph("run", EXAMPLES / "overrun.yaml", "-c", PARTS, "--steps", "4")
     assert "beat: tick_overrun_count" in late
@@ -68,34 +68,34 @@ def test_a_writer_without_the_tokens_fails_the_run(tmp_path: Path) -> None:
 def test_the_control_loop_warms_the_room() -> None:
     text = rota_graph("run", EXAMPLES / "control_loop.yaml", "-c", PARTS, "--steps", "40")
     heats = [float(line.removeprefix("heat: ")) for line in text.splitlines() if line.startswith("heat: ")]
-    assert len(heats) == 39  # seen one epoch later
+    assert len(heats) == 39  # each one is seen one epoch later
     assert abs(heats[-1] - heats[-2]) < abs(heats[2] - heats[1])
 
 
-def test_a_failing_component_is_exit_code_1_and_a_sentence(tmp_path: Path) -> None:
+def test_a_failing_component_gives_exit_code_1_and_an_error_message(tmp_path: Path) -> None:
     (tmp_path / "failing_parts.py").write_text(FAILING)
     graph = tmp_path / "graph.json"
     graph.write_text(json.dumps(draft([{"id": "a", "type": "demo.Fails"}])))
-    shape = answer("run", graph, "-c", tmp_path / "failing_parts.py", code=1)
-    assert (shape["ok"], shape["stop_reason"]) == (False, "error")
-    assert shape["runtime_errors"][0]["component_id"] == "a"
-    assert "this one always fails" in shape["errors"][0]
+    output = json_output("run", graph, "-c", tmp_path / "failing_parts.py", code=1)
+    assert (output["ok"], output["stop_reason"]) == (False, "error")
+    assert output["runtime_errors"][0]["component_id"] == "a"
+    assert "this one always fails" in output["errors"][0]
 
 
 def test_a_run_can_end_when_idle_or_after_a_time(tmp_path: Path) -> None:
     graph = tmp_path / "graph.yaml"
     graph.write_text((EXAMPLES / "pipeline.yaml").read_text())
-    assert answer("run", graph, "-c", PARTS, "--duration-ms", "0")["stop_reason"] == "duration_bound"
-    shape = answer("run", graph, "-c", PARTS, "--until-idle", "--steps", "5")
-    assert shape["stop_reason"] == "tick_bound"  # a counter is never idle
+    assert json_output("run", graph, "-c", PARTS, "--duration-ms", "0")["stop_reason"] == "duration_bound"
+    output = json_output("run", graph, "-c", PARTS, "--until-idle", "--steps", "5")
+    assert output["stop_reason"] == "tick_bound"  # a counter is never idle
 
 
-def test_a_durable_graph_without_a_store_says_what_to_give() -> None:
+def test_a_durable_graph_requires_the_option_store() -> None:
     with pytest.raises(InvalidInput, match="--store"):
         rota_graph("run", DURABLE, "-c", PARTS)
 
 
-def test_a_durable_run_goes_on_where_it_ended_and_others_may_work_for_it(tmp_path: Path) -> None:
+def test_a_durable_run_is_resumed_and_other_processes_run_its_entries(tmp_path: Path) -> None:
     def run(steps: int, *more: str) -> list[str]:
         store = ("--store", tmp_path / "rota.db", "--run-id", "first")
         return rota_graph("run", DURABLE, "-c", PARTS, "--steps", str(steps), *store, *more).splitlines()
@@ -104,11 +104,11 @@ def test_a_durable_run_goes_on_where_it_ended_and_others_may_work_for_it(tmp_pat
     work: list[str | Path] = ["work", DURABLE, "-c", PARTS, "--store", tmp_path / "rota.db", "--until-idle"]
     assert rota_graph(*work) == "durable: entries run: 2\n"
     assert run(1, "--workers", "0")[:2] == ["doubled: 2", "doubled: 4"]
-    assert answer(*work) == {"graph": "durable", "entries_run": 1}
+    assert json_output(*work) == {"graph": "durable", "entries_run": 1}
     assert run(1, "--workers", "0")[0] == "doubled: 6"
 
 
-def test_a_durable_run_has_workers_of_its_own(tmp_path: Path) -> None:
+def test_a_durable_run_has_its_own_workers(tmp_path: Path) -> None:
     graph = tmp_path / "graph.yaml"
     graph.write_text(ONCE)
     store = ("--store", tmp_path / "rota.db", "--workers", "2")
@@ -118,7 +118,7 @@ def test_a_durable_run_has_workers_of_its_own(tmp_path: Path) -> None:
     assert last.startswith("durable: ok, idle after ")
 
 
-def test_a_run_hears_of_entries_that_another_process_ended(tmp_path: Path) -> None:
+def test_a_run_continues_after_entries_that_another_process_completed(tmp_path: Path) -> None:
     graph = tmp_path / "graph.yaml"
     graph.write_text(ONCE)
     store = ["--store", str(tmp_path / "rota.db")]
@@ -139,22 +139,22 @@ def test_a_run_hears_of_entries_that_another_process_ended(tmp_path: Path) -> No
 
 
 def test_metrics_has_all_twenty_names_for_every_lane() -> None:
-    shape = answer("metrics", EXAMPLES / "overflow.yaml", "-c", PARTS)
-    assert shape["metric_schema_version"] == "1"
+    output = json_output("metrics", EXAMPLES / "overflow.yaml", "-c", PARTS)
+    assert output["metric_schema_version"] == "1"
     for lane in ("main", "pool"):
-        names = [each["name"] for each in shape["metrics"] if each["lane"] == lane and "scheduler" in each["name"]]
+        names = [each["name"] for each in output["metrics"] if each["lane"] == lane and "scheduler" in each["name"]]
         assert sorted(names) == sorted(SCHEDULER_METRICS)
     assert len(SCHEDULER_METRICS) == 20
     text = rota_graph("metrics", EXAMPLES / "overflow.yaml", "-c", PARTS)
     assert any(line.split() == ["runtime.scheduler.rejected_count", "pool", "4"] for line in text.splitlines())
 
 
-def test_a_trace_for_people_for_scripts_and_for_perfetto(tmp_path: Path) -> None:
+def test_a_trace_as_text_json_ndjson_and_chrome(tmp_path: Path) -> None:
     arguments: list[Any] = ["trace", EXAMPLES / "overflow.yaml", "-c", PARTS]
     assert "scheduler_iteration_begin" in rota_graph(*arguments)
-    shape = answer(*arguments)
-    assert shape["trace_schema_version"] == "1"
-    names = [each["name"] for each in shape["events"]]
+    output = json_output(*arguments)
+    assert output["trace_schema_version"] == "1"
+    names = [each["name"] for each in output["events"]]
     lines = [json.loads(line) for line in rota_graph(*arguments, "--format", "ndjson").splitlines()]
     assert sorted(each["name"] for each in lines) == sorted(names)
     path = tmp_path / "trace.json"
@@ -162,24 +162,24 @@ def test_a_trace_for_people_for_scripts_and_for_perfetto(tmp_path: Path) -> None
     tracks = [
         each["args"]["name"] for each in json.loads(path.read_text())["traceEvents"] if each["name"] == "thread_name"
     ]
-    assert any(name.startswith("pool") for name in tracks)  # one for each worker that ran something
+    assert any(name.startswith("pool") for name in tracks)  # one per worker that executed an invocation
 
 
-def test_bench_says_what_an_epoch_and_an_invocation_cost() -> None:
-    shape = answer("bench", EXAMPLES / "pipeline.yaml", "-c", PARTS, "--steps", "10", "--runs", "3")
-    assert (shape["graph"], shape["runs"], shape["steps"], shape["invocations"]) == ("pipeline", 3, 10, 30)
-    assert len(shape["seconds"]) == 3
-    assert shape["us_per_epoch"] == pytest.approx(shape["us_per_invocation"] * 3)
+def test_bench_prints_the_time_per_epoch_and_per_invocation() -> None:
+    output = json_output("bench", EXAMPLES / "pipeline.yaml", "-c", PARTS, "--steps", "10", "--runs", "3")
+    assert (output["graph"], output["runs"], output["steps"], output["invocations"]) == ("pipeline", 3, 10, 30)
+    assert len(output["seconds"]) == 3
+    assert output["us_per_epoch"] == pytest.approx(output["us_per_invocation"] * 3)
     assert "10 epochs, 30 invocations" in rota_graph(
         "bench", EXAMPLES / "pipeline.yaml", "-c", PARTS, "--steps", "10", "--runs", "1"
     )
 
 
-def test_a_progress_line_is_for_somebody_who_looks_and_not_too_often(
+def test_progress_is_shown_on_a_terminal_and_at_intervals(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = ManualClock()
-    assert progress(100, clock) is None  # nobody looks at a file
+    assert progress(100, clock) is None  # not a terminal
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     show = progress(100, clock)
     assert show is not None

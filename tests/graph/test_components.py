@@ -1,4 +1,4 @@
-"""Components: a function or a class, its ports read from its signature, found by its type's name."""
+"""Components: functions and classes whose ports are read from the signature, registered by type name."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import pytest
 from rota.errors import ComponentInvalid, ComponentUnknown, GraphInvalid
 from rota.graph.compiler import compile_graph
 from rota.graph.component_registry import GROUP, ComponentRegistry
-from rota.graph.components import Batch, component, component_type
+from rota.graph.components import Batch, ComponentDescriptor, Port, component, component_type
 from rota.graph.invocation import GraphContext, Invocation
-from rota.graph.ports import ComponentDescriptor, Port
 from rota.graph.run import RuntimeRunner
 from tests.graph.worlds import compile_world, make_runner, node, run, wire
 
@@ -51,7 +50,7 @@ class TestPortsAreReadFromTheSignature:
 
         assert descriptor(join).inputs == (Port(name="parts", payload_type="str", multiplicity="multi"),)
 
-    def test_double_star_takes_whatever_ports_the_edges_name(self) -> None:
+    def test_double_star_accepts_all_ports(self) -> None:
         @component
         def collect(**inputs: Any) -> dict[str, Any]:
             return inputs
@@ -83,7 +82,7 @@ class TestPortsAreReadFromTheSignature:
         assert descriptor(maybe).inputs[0].payload_type == "int"
         assert descriptor(maybe).outputs[0].payload_type == "int"
 
-    def test_any_missing_and_mixed_annotations_fit_everything(self) -> None:
+    def test_any_missing_and_mixed_annotations_accept_every_type(self) -> None:
         @component
         def loose(one: Any, two, three: int | str):  # type: ignore[no-untyped-def]
             return one, two, three
@@ -97,7 +96,7 @@ class TestPortsAreReadFromTheSignature:
 
         assert descriptor(total).inputs[0].payload_type == "int"
 
-    def test_types_can_be_given_by_hand(self) -> None:
+    def test_types_can_be_given_explicitly(self) -> None:
         @component("typed", inputs={"value": float}, outputs={"left": int, "right": str})
         def typed(value):  # type: ignore[no-untyped-def]
             return {"left": value}
@@ -115,7 +114,7 @@ class TestPortsAreReadFromTheSignature:
 
         assert [port.name for port in descriptor(inspect).inputs] == ["value"]
 
-    def test_a_class_is_read_by_its_execute(self) -> None:
+    def test_a_class_is_described_by_its_execute(self) -> None:
         @component("test.Sum")
         class Sum:
             def __init__(self, *, start: int = 0) -> None:
@@ -131,7 +130,7 @@ class TestPortsAreReadFromTheSignature:
         assert kind.config_names == ("start",)
 
 
-class TestWhatIsRefused:
+class TestRefused:
     def test_a_class_without_execute(self) -> None:
         with pytest.raises(ComponentInvalid, match="execute"):
 
@@ -150,19 +149,19 @@ class TestWhatIsRefused:
         with pytest.raises(ComponentInvalid, match="not a component"):
             ComponentRegistry([len])
 
-    def test_two_components_of_one_name(self) -> None:
+    def test_two_components_with_the_same_type_name(self) -> None:
         @component("test.double")
         def other(value: int) -> int:
             return value
 
-        with pytest.raises(ComponentInvalid, match=r"two components are called 'test\.double'"):
+        with pytest.raises(ComponentInvalid, match=r"two components have the type name 'test\.double'"):
             ComponentRegistry([double, other])
 
-    def test_an_unknown_type_names_those_that_are_known(self) -> None:
-        with pytest.raises(ComponentUnknown, match=r"Registered: test\.double"):
+    def test_an_unknown_type_lists_the_known_types(self) -> None:
+        with pytest.raises(ComponentUnknown, match=r"Registered types: test\.double"):
             ComponentRegistry([double]).find("test.triple")
 
-    def test_a_subclass_is_not_a_component_because_its_parent_is(self) -> None:
+    def test_a_subclass_of_a_component_is_not_a_component(self) -> None:
         @component
         class Parent:
             def execute(self) -> int:
@@ -173,17 +172,17 @@ class TestWhatIsRefused:
 
         assert component_type(Child) is None
 
-    def test_configuration_the_signature_does_not_take(self) -> None:
+    def test_configuration_that_is_unknown_or_missing(self) -> None:
         @component
         def scale(value: int = 1, *, factor: int) -> int:
             return value * factor
 
-        with pytest.raises(GraphInvalid, match="takes no config field facter"):
+        with pytest.raises(GraphInvalid, match="has no config field facter"):
             make_runner([node(scale, config={"factor": 2, "facter": 3})])
         with pytest.raises(GraphInvalid, match="missing required config field factor"):
             make_runner([node(scale)])
 
-    def test_configuration_is_looked_at_again_where_the_plan_was_made_without_the_components(self) -> None:
+    def test_configuration_is_checked_again_if_the_plan_was_compiled_without_the_registry(self) -> None:
         @component
         def scale(value: int = 1, *, factor: int) -> int:
             return value * factor
@@ -191,7 +190,7 @@ class TestWhatIsRefused:
         plan, registry = compile_world([node(scale, config={"factor": 2})])
         wrong = msgspec.structs.replace(plan.spec.components[0], config={"facter": 3})
         unaware = compile_graph(msgspec.structs.replace(plan.spec, components=(wrong,)))
-        with pytest.raises(ComponentInvalid, match="needs factor"):
+        with pytest.raises(ComponentInvalid, match="config field factor is required"):
             RuntimeRunner(unaware, registry)
 
     def test_an_instance_that_cannot_be_made_is_a_typed_error(self) -> None:
@@ -204,7 +203,7 @@ class TestWhatIsRefused:
             def execute(self) -> None:
                 pass
 
-        with pytest.raises(ComponentInvalid, match=r"test\.Fragile cannot be made: ValueError: below zero"):
+        with pytest.raises(ComponentInvalid, match=r"test\.Fragile cannot be created: ValueError: below zero"):
             make_runner([node(Fragile, config={"size": -1})])
 
     @pytest.mark.parametrize("stamp", ["now", float("nan"), float("inf"), True])
@@ -213,10 +212,10 @@ class TestWhatIsRefused:
         def stamps(context: GraphContext) -> None:
             context.publish("out", 1, timestamp_ms=stamp)
 
-        assert "published with the timestamp" in run([node(stamps)]).errors[0]
+        assert "with the invalid timestamp" in run([node(stamps)]).errors[0]
 
 
-class TestTheDecoratedThingStaysWhatItWas:
+class TestTheDecoratedObjectIsUnchanged:
     def test_it_can_be_called(self) -> None:
         assert double(4) == 8
 
@@ -231,7 +230,7 @@ class TestTheRegistry:
         assert registry.describe("test.triple") is None
         assert registry.names() == ("test.double",)
 
-    def test_a_module_is_loaded_with_everything_decorated_in_it(self) -> None:
+    def test_all_decorated_objects_of_a_module_are_registered(self) -> None:
         assert "test.double" in ComponentRegistry().load_module(__name__)
 
     def test_a_module_that_cannot_be_imported_is_a_typed_error(self) -> None:
@@ -251,7 +250,7 @@ class TestTheRegistry:
         with pytest.raises(ComponentInvalid, match=r"entry point acme\.twice of rota\.components cannot be loaded"):
             ComponentRegistry().load_entry_points()
 
-    def test_an_entry_point_may_name_a_module(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_entry_point_may_refer_to_a_module(self, monkeypatch: pytest.MonkeyPatch) -> None:
         module = ModuleType("acme_parts")
         module.double = double  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "acme_parts", module)
@@ -312,7 +311,7 @@ class TestCalling:
             return 3
 
         result = run([node(sort)])
-        assert "has the outputs large, small and returned int" in result.errors[0]
+        assert "has the outputs large, small, but returned a value of type int" in result.errors[0]
 
     def test_a_port_that_does_not_exist_is_an_error_that_names_those_that_do(self) -> None:
         @component(outputs=("out",))
@@ -322,7 +321,7 @@ class TestCalling:
         result = run([node(confused)])
         assert "has no output port 'owt'" in result.errors[0]
 
-    def test_the_runs_objects_may_stand_anywhere_in_the_signature(self) -> None:
+    def test_context_and_invocation_may_be_anywhere_in_the_signature(self) -> None:
         @component
         def mixed(invocation: Invocation, value: int, *, context: GraphContext, factor: int = 3) -> int:
             return value * factor * context.epoch_id * invocation.epoch_id
@@ -417,7 +416,7 @@ class TestAsyncComponents:
         async def main() -> str:
             return run([node(later)]).errors[0]
 
-        assert "event loop is running already" in asyncio.run(main())
+        assert "a thread that already runs an event loop" in asyncio.run(main())
 
     def test_in_a_thread_beside_a_running_event_loop_it_runs(self) -> None:
         @component

@@ -1,4 +1,4 @@
-"""Every diagnostic: the graph that brings it up, and the one next to it that does not."""
+"""Every diagnostic: a graph that has it, and a similar one that does not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 import rota.graph
 from rota.errors import GraphInvalid
 from rota.graph.compiler import check, compile_graph, lint
+from rota.graph.components import ComponentDescriptor, Port
 from rota.graph.diagnostics import CODES, SEVERITIES, Diagnostic, worst_first
 from rota.graph.loader import load_mapping
-from rota.graph.ports import ComponentDescriptor, Port
-from rota.graph.shapes import diagnostic_groups, validation_shape
+from rota.graph.plan_reports import diagnostic_groups, validation_to_dict
 from rota.graph.spec import ExecutionSpec, LaneSpec
-from tests.graph.drafts import BARE, Shelf, checked, draft, found, only
+from tests.graph.drafts import BARE, DictCatalogue, checked, draft, found, only
 
 
 def edge(kind: str = "immediate", **policy: Any) -> dict[str, Any]:
@@ -73,13 +73,13 @@ def test_the_table_has_every_code_with_its_severity() -> None:
     }
 
 
-def test_every_code_says_what_it_means_and_what_to_do() -> None:
+def test_every_code_has_a_meaning_and_a_fix() -> None:
     for code in CODES.values():
         assert code.meaning
         assert code.fix.endswith(".")
 
 
-def test_every_code_is_brought_up_somewhere_and_every_code_brought_up_is_in_the_table() -> None:
+def test_the_codes_used_in_the_source_are_those_of_the_table() -> None:
     used = set()
     for path in Path(rota.graph.__path__[0]).rglob("*.py"):
         if path.name != "diagnostics.py":
@@ -118,7 +118,7 @@ def test_explain_groups_by_category_and_names_them_all() -> None:
 # --- names ---------------------------------------------------------------------------------------
 
 
-def test_a_plain_pair_has_nothing_to_say() -> None:
+def test_a_simple_graph_has_no_diagnostics() -> None:
     assert found(pair()) == []
 
 
@@ -149,21 +149,21 @@ def test_duplicate_id_of_a_loop_and_a_component_that_is_not_in_it() -> None:
 
 
 def test_unknown_component_at_either_end_of_an_edge() -> None:
-    diagnostic = only(draft(["a"], ["a.out -> nobody.in"]))
+    diagnostic = only(draft(["a"], ["a.out -> missing.in"]))
     assert (diagnostic.code, diagnostic.graph_path) == ("unknown_component", "edges.e0.to")
-    assert (diagnostic.involved_components, diagnostic.involved_edges) == (("nobody",), ("e0",))
-    assert only(draft(["a"], ["nobody.out -> a.in"])).graph_path == "edges.e0.from"
+    assert (diagnostic.involved_components, diagnostic.involved_edges) == (("missing",), ("e0",))
+    assert only(draft(["a"], ["missing.out -> a.in"])).graph_path == "edges.e0.from"
 
 
 def test_unknown_component_in_depends_on_and_in_a_loop() -> None:
-    assert only(draft([{"id": "a", "depends_on": ["nobody"]}])).code == "unknown_component"
-    assert "unknown_component" in found(draft(["a"], ["a.out -> a.in"], loops={"round": ["a", "nobody"]}))
+    assert only(draft([{"id": "a", "depends_on": ["missing"]}])).code == "unknown_component"
+    assert "unknown_component" in found(draft(["a"], ["a.out -> a.in"], loops={"round": ["a", "missing"]}))
 
 
-def test_unknown_component_for_a_type_that_nobody_registered() -> None:
-    diagnostic = only(draft(["a"]), Shelf())
+def test_unknown_component_for_an_unregistered_type() -> None:
+    diagnostic = only(draft(["a"]), DictCatalogue())
     assert (diagnostic.code, diagnostic.graph_path) == ("unknown_component", "components.a.type")
-    assert found(draft(["a"])) == []  # without a catalogue nothing is said about types
+    assert found(draft(["a"])) == []  # without a catalogue, types are not checked
 
 
 @pytest.mark.parametrize("end", ["a", "a.", ".out"])
@@ -177,26 +177,26 @@ def test_a_lane_must_exist() -> None:
     assert (diagnostic.code, diagnostic.graph_path) == ("graph_validation_error", "components.a.execution.lane")
 
 
-def test_a_lane_that_nobody_uses_is_worth_a_note() -> None:
+def test_an_unused_lane_gets_a_note() -> None:
     lanes = {"main": {"type": "event_loop"}, "spare": {"type": "event_loop"}}
     diagnostic = only(draft(["a"], lanes=lanes))
     assert (diagnostic.code, diagnostic.severity, diagnostic.graph_path) == ("diagnostic_note", "info", "lanes.spare")
 
 
-def test_depends_on_may_not_run_in_a_circle() -> None:
+def test_depends_on_must_not_form_a_cycle() -> None:
     document = draft(
         [{"id": "a", "depends_on": ["c"]}, {"id": "b", "depends_on": ["a"]}, {"id": "c", "depends_on": ["b"]}]
     )
     diagnostic = only(document)
     assert diagnostic.code == "graph_validation_error"
-    assert diagnostic.message == "depends_on runs in a circle among a,b,c"
+    assert diagnostic.message == "depends_on forms a cycle among a,b,c"
 
 
-def test_depends_on_names_a_component_once() -> None:
+def test_depends_on_lists_a_component_once() -> None:
     assert only(draft(["a", {"id": "b", "depends_on": ["a", "a"]}])).code == "duplicate_id"
 
 
-# --- circles and loops ---------------------------------------------------------------------------
+# --- cycles and loops ----------------------------------------------------------------------------
 
 CIRCLE = ["a.out -> b.in", "b.out -> c.in", "c.out -> a.in"]
 
@@ -209,20 +209,20 @@ def test_immediate_cycle_without_loop() -> None:
     assert diagnostic.involved_edges == ("e0", "e1", "e2")
 
 
-def test_a_component_that_feeds_itself_is_a_circle_too() -> None:
+def test_a_component_that_feeds_itself_is_a_cycle() -> None:
     assert only(draft(["a"], ["a.out -> a.in"])).code == "immediate_cycle_without_loop"
     by_hand = {"id": "a", "trigger_policy": {"type": "manual"}}
     assert found(draft([by_hand], ["a.out -> a.in"], loops={"round": ["a"]})) == []
 
 
 @pytest.mark.parametrize("kind", ["delay", "state", "async"])
-def test_an_edge_of_a_later_epoch_breaks_a_circle(kind: str) -> None:
+def test_a_deferred_edge_breaks_a_cycle(kind: str) -> None:
     edges: list[Any] = [*CIRCLE[:2], {"from": "c.out", "to": "a.in", "kind": kind}]
     components = ["a", "b", "c"]
     assert "immediate_cycle_without_loop" not in found(draft(components, edges))
 
 
-def test_a_loop_of_exactly_the_circle_owns_it() -> None:
+def test_a_loop_of_exactly_the_cycle_is_accepted() -> None:
     components: list[Any] = [
         {"id": "a", "event_sources": [{"type": "manual"}], "trigger_policy": {"type": "manual"}},
         "b",
@@ -242,7 +242,7 @@ def test_decorative_composite_loop() -> None:
     assert only(draft(["a", "b"], ["a.out -> b.in"], loops={"trim": ["a"]})).code == "decorative_composite_loop"
 
 
-def test_a_component_has_one_owner() -> None:
+def test_a_component_is_in_one_loop() -> None:
     document = draft(["a", "b"], ["a.out -> b.in", "b.out -> a.in"], loops={"one": ["a", "b"], "two": ["b", "a"]})
     assert {each.code for each in checked(document).errors} == {"graph_validation_error"}
 
@@ -270,22 +270,22 @@ def on(lane_type: str, version: int = 1, execution: dict[str, Any] | None = None
 
 
 @pytest.mark.parametrize("kind", ["isolated_thread", "manual_step", "process_pool", "queue"])
-def test_unsupported_lane_type_in_version_1_with_the_hint_to_say_2(kind: str) -> None:
+def test_unsupported_lane_type_in_version_1(kind: str) -> None:
     diagnostic = only(on(kind))
     assert (diagnostic.code, diagnostic.graph_path) == ("unsupported_lane_type", "lanes.main.type")
-    assert diagnostic.suggested_fix == "Say schema_version: 2."
+    assert diagnostic.suggested_fix == "Set schema_version: 2."
     assert found(on(kind, version=2)) == []
 
 
 @pytest.mark.parametrize("policy", ["continue", "isolate", "retry"])
-def test_unsupported_error_policy_in_version_1_with_the_hint_to_say_2(policy: str) -> None:
+def test_unsupported_error_policy_in_version_1(policy: str) -> None:
     diagnostic = only(on("event_loop", execution={"on_error": policy}))
     assert (diagnostic.code, diagnostic.graph_path) == ("unsupported_error_policy", "components.a.execution.on_error")
-    assert diagnostic.suggested_fix == "Say schema_version: 2."
+    assert diagnostic.suggested_fix == "Set schema_version: 2."
     assert found(on("event_loop", version=2, execution={"on_error": policy})) == []
 
 
-def test_what_python_builds_is_held_to_its_version_too() -> None:
+def test_a_graph_built_in_python_is_checked_against_its_version() -> None:
     spec = load_mapping(draft(["a"]))
     lane = LaneSpec(type="thread_pool", policy="eevdf")
     later = msgspec.structs.replace(spec, lanes={"main": lane})
@@ -295,7 +295,7 @@ def test_what_python_builds_is_held_to_its_version_too() -> None:
     assert [each.graph_path for each in check(later, platform=BARE).errors] == ["components.a.execution.timeout_ms"]
 
 
-def test_what_python_builds_is_held_against_the_ranges_of_the_file() -> None:
+def test_a_graph_built_in_python_is_checked_against_the_ranges() -> None:
     spec = msgspec.structs.replace(
         load_mapping(draft(["a"])), lanes={"main": LaneSpec(type="thread_pool", max_threads=-1)}
     )
@@ -305,7 +305,7 @@ def test_what_python_builds_is_held_against_the_ranges_of_the_file() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), "\ud800", {1: object()}])
-def test_what_python_builds_holds_only_what_a_file_could_say(value: object) -> None:
+def test_a_graph_built_in_python_contains_only_values_of_a_file(value: object) -> None:
     spec = load_mapping(draft(["a"]))
     info = msgspec.structs.replace(spec.graph, config={"x": value}, name="y" if value != "\ud800" else "\ud800")
     diagnostic = check(msgspec.structs.replace(spec, graph=info), platform=BARE).errors[0]
@@ -317,8 +317,8 @@ def test_a_lane_may_name_any_registered_policy(policy: object) -> None:
     assert found(on("thread_pool", version=2, policy=policy)) == []
 
 
-@pytest.mark.parametrize("policy", ["nobody", {"name": "strict", "params": {"colour": "red"}}])
-def test_a_policy_that_is_not_there_or_takes_no_such_parameter_is_an_error(policy: object) -> None:
+@pytest.mark.parametrize("policy", ["missing", {"name": "strict", "params": {"colour": "red"}}])
+def test_an_unknown_policy_or_policy_parameter_is_an_error(policy: object) -> None:
     diagnostic = only(on("thread_pool", version=2, policy=policy))
     assert (diagnostic.code, diagnostic.graph_path) == ("graph_validation_error", "lanes.main.policy")
 
@@ -336,7 +336,7 @@ def test_immediate_edge_crosses_independent_lane() -> None:
         for kind in ("delay", "state", "async"):
             assert across(kind, source, target) == []
     assert across("immediate", "own", "own") == []
-    lanes["other"] = lanes["own"]  # the same words, and another lane
+    lanes["other"] = lanes["own"]  # the same settings, but another lane
     assert across("immediate", "own", "other") == ["immediate_edge_crosses_independent_lane"]
 
 
@@ -355,7 +355,7 @@ def test_a_queue_lane_sends_on_async_edges_only() -> None:
 
 @pytest.mark.parametrize("mode", ["latest", "latched", "previous_tick"])
 @pytest.mark.parametrize("overflow", ["drop_newest", "block"])
-def test_a_mode_that_keeps_the_newest_cannot_refuse_it(mode: str, overflow: str) -> None:
+def test_a_mode_that_keeps_the_newest_message_cannot_refuse_it(mode: str, overflow: str) -> None:
     assert only(pair(mode=mode, overflow=overflow)).code == "invalid_channel_policy"
 
 
@@ -384,18 +384,18 @@ def test_multi_state_writer() -> None:
     assert found(draft(["a", "b", "c"], edges)) == []
 
 
-def test_a_producer_owns_what_it_sends_on_one_edge_only() -> None:
+def test_a_producer_owns_the_payload_on_one_edge_only() -> None:
     edges = [{"from": "a.out", "to": f"{name}.in", "policy": {"owner": "producer"}} for name in "bc"]
     assert "invalid_channel_policy" in found(draft(["a", "b", "c"], edges))
 
 
-def test_a_deep_queue_that_blocks_is_a_risk_twice() -> None:
+def test_a_deep_queue_that_blocks_has_two_risks() -> None:
     diagnostics = checked(pair(mode="queue", capacity=512, overflow="block")).diagnostics
     assert [each.code for each in diagnostics] == ["backpressure_risk", "high_queue_depth_latency_risk"]
     assert {each.severity for each in diagnostics} == {"warning"}
 
 
-def test_high_queue_depth_latency_risk_begins_at_256() -> None:
+def test_high_queue_depth_latency_risk_starts_at_256() -> None:
     assert found(pair(mode="queue", capacity=255, overflow="drop_oldest")) == []
     assert found(pair(mode="queue", capacity=256, overflow="drop_oldest")) == ["high_queue_depth_latency_risk"]
     assert found(pair(mode="latest", capacity=999)) == []
@@ -413,7 +413,7 @@ def test_backpressure_risk_where_a_slow_reader_can_lose_messages() -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("preserve_order", False), ("owner", "producer"), ("copy_policy", "loaned_view")]
 )
-def test_advisory_execution_field_ignored_for_what_a_channel_does_not_do(field: str, value: Any) -> None:
+def test_advisory_execution_field_ignored_for_unused_channel_fields(field: str, value: Any) -> None:
     diagnostic = only(pair(**{field: value}))
     assert (diagnostic.code, diagnostic.severity) == ("advisory_execution_field_ignored", "advisory")
     assert diagnostic.graph_path == f"edges.wire.policy.{field}"
@@ -422,9 +422,9 @@ def test_advisory_execution_field_ignored_for_what_a_channel_does_not_do(field: 
 # --- payloads and ports --------------------------------------------------------------------------
 
 
-def shelf(sends: Port | None = None, takes: Port | None = None, **more: Any) -> Shelf:
+def catalogue_of(sends: Port | None = None, takes: Port | None = None, **more: Any) -> DictCatalogue:
     """A source type `s` and a sink type `t`."""
-    return Shelf(
+    return DictCatalogue(
         s=ComponentDescriptor(type="s", outputs=(sends or Port(name="out"),)),
         t=ComponentDescriptor(type="t", inputs=(takes or Port(name="in"),), **more),
     )
@@ -435,15 +435,17 @@ def typed(edges: list[Any] | None = None, **sink: Any) -> dict[str, Any]:
 
 
 def test_unknown_port_at_either_end() -> None:
-    assert found(typed(), shelf()) == []
-    diagnostic = only(typed(), shelf(sends=Port(name="result")))
+    assert found(typed(), catalogue_of()) == []
+    diagnostic = only(typed(), catalogue_of(sends=Port(name="result")))
     assert (diagnostic.code, diagnostic.graph_path) == ("unknown_port", "edges.wire.from")
     assert diagnostic.suggested_fix == "The outputs of a are: result."
-    assert "unknown_port" in found(typed(), shelf(takes=Port(name="value")))
+    assert "unknown_port" in found(typed(), catalogue_of(takes=Port(name="value")))
 
 
-def test_a_type_with_any_ports_takes_what_the_edges_name() -> None:
-    anything = Shelf(s=ComponentDescriptor(type="s", any_ports=True), t=ComponentDescriptor(type="t", any_ports=True))
+def test_a_type_with_any_ports_accepts_all_ports() -> None:
+    anything = DictCatalogue(
+        s=ComponentDescriptor(type="s", any_ports=True), t=ComponentDescriptor(type="t", any_ports=True)
+    )
     assert found(typed(), anything) == []
 
 
@@ -452,7 +454,7 @@ def test_payload_type_mismatch(field: str) -> None:
     def joined(left: str, right: str) -> list[str]:
         sends = msgspec.structs.replace(Port(name="out"), **{field: left})
         takes = msgspec.structs.replace(Port(name="in"), **{field: right})
-        return found(typed(), shelf(sends, takes))
+        return found(typed(), catalogue_of(sends, takes))
 
     assert joined("text", "number") == ["payload_type_mismatch"]
     assert joined("text", "text") == joined("text", "") == joined("", "number") == []
@@ -461,16 +463,16 @@ def test_payload_type_mismatch(field: str) -> None:
 def test_missing_required_input_and_optional_input_unconnected() -> None:
     required = Port(name="in", required=True)
     no_edges: list[Any] = []
-    assert only(typed(no_edges), shelf(takes=required)).code == "missing_required_input"
-    optional = only(typed(no_edges), shelf())
+    assert only(typed(no_edges), catalogue_of(takes=required)).code == "missing_required_input"
+    optional = only(typed(no_edges), catalogue_of())
     assert (optional.code, optional.severity) == ("optional_input_unconnected", "advisory")
 
 
 def test_port_multiplicity_mismatch() -> None:
     edges = [edge(), {**edge(), "id": "second"}]
-    diagnostic = only(typed(edges), shelf())
+    diagnostic = only(typed(edges), catalogue_of())
     assert (diagnostic.code, diagnostic.involved_edges) == ("port_multiplicity_mismatch", ("wire", "second"))
-    assert found(typed(edges), shelf(takes=Port(name="in", multiplicity="multi"))) == []
+    assert found(typed(edges), catalogue_of(takes=Port(name="in", multiplicity="multi"))) == []
 
 
 @pytest.mark.parametrize(
@@ -486,26 +488,26 @@ def test_port_multiplicity_mismatch() -> None:
     ],
 )
 def test_boundary_role_mismatch(asked: str, offered: Any, fits: bool) -> None:
-    codes = found(typed(boundary={"role": asked}), shelf(role=offered))
+    codes = found(typed(boundary={"role": asked}), catalogue_of(role=offered))
     assert codes == ([] if fits else ["boundary_role_mismatch"])
 
 
-def test_configuration_is_held_against_what_the_type_takes() -> None:
+def test_configuration_is_checked_against_the_type() -> None:
     def configured(**config: Any) -> list[str]:
-        known = shelf(config_names=("rate", "unit"), config_required=("rate",))
+        known = catalogue_of(config_names=("rate", "unit"), config_required=("rate",))
         return [each.graph_path for each in checked(typed(config=config), known).errors]
 
     assert configured(rate=1) == configured(rate=1, unit="s") == []
     assert configured(unit="s") == ["components.b.config.rate"]
     assert configured(rate=1, colour="red") == ["components.b.config.colour"]
-    assert found(typed(config={"anything": 1}), shelf()) == []
+    assert found(typed(config={"anything": 1}), catalogue_of()) == []
 
 
 def test_large_payload_copy() -> None:
     large = Port(name="out", large_payload=True)
-    assert only(typed(), shelf(sends=large)).code == "large_payload_copy"
-    assert found(typed([edge(copy_policy="shared_view")]), shelf(sends=large)) == []
-    assert found(typed(), shelf(sends=Port(name="out", payload_type="VideoFrame"))) == ["large_payload_copy"]
+    assert only(typed(), catalogue_of(sends=large)).code == "large_payload_copy"
+    assert found(typed([edge(copy_policy="shared_view")]), catalogue_of(sends=large)) == []
+    assert found(typed(), catalogue_of(sends=Port(name="out", payload_type="VideoFrame"))) == ["large_payload_copy"]
     assert found(draft([{"id": "a", "type": "camera.FrameInput"}, "b"], [edge()])) == ["large_payload_copy"]
 
 
@@ -565,7 +567,7 @@ def test_time_sync_needs_one_clock() -> None:
         ({"type": "condition"}, "requires a condition"),
     ],
 )
-def test_a_triggers_own_numbers(trigger: dict[str, Any], words: str) -> None:
+def test_a_trigger_with_an_invalid_number_or_condition(trigger: dict[str, Any], words: str) -> None:
     diagnostic = only(triggered(inputs=["in"], **trigger))
     assert diagnostic.code == "graph_validation_error"
     assert words in diagnostic.message
@@ -582,7 +584,7 @@ def test_a_triggers_own_numbers(trigger: dict[str, Any], words: str) -> None:
         {"type": "condition", "condition": "event_timestamp_present"},
     ],
 )
-def test_triggers_that_have_what_they_need(trigger: dict[str, Any]) -> None:
+def test_triggers_with_all_required_fields(trigger: dict[str, Any]) -> None:
     assert found(triggered(inputs=["in"], **trigger)) == []
 
 
@@ -591,7 +593,7 @@ def test_a_timer_needs_a_period_and_a_component_an_event_source() -> None:
     assert "at least one event_source" in only(triggered([], type="any_input", inputs=["in"])).message
 
 
-def test_trigger_never_ready_when_two_wait_for_each_other() -> None:
+def test_trigger_never_ready_if_two_components_wait_for_each_other() -> None:
     both = {"type": "all_inputs", "inputs": ["in", "back"]}
     edges = ["source.out -> join.in", "join.out ~> echo.in", "echo.out ~> join.back"]
     components: list[Any] = ["source", {"id": "join", "trigger_policy": both}, "echo"]
@@ -615,7 +617,7 @@ def test_trigger_never_ready_when_two_wait_for_each_other() -> None:
         ([{"type": "timer", "period_ms": 5}], {"type": "on_event"}, True),
     ],
 )
-def test_trigger_never_ready_knows_what_wakes_a_component(
+def test_trigger_never_ready_depends_on_the_event_sources(
     sources: list[Any], trigger: dict[str, Any], ready: bool
 ) -> None:
     feeds_itself = ["b.out ~> b.in"]
@@ -624,7 +626,7 @@ def test_trigger_never_ready_knows_what_wakes_a_component(
 
 
 @pytest.mark.parametrize(("condition", "ready"), [("all_inputs_ready", False), ("any_input_ready", True)])
-def test_trigger_never_ready_reads_the_condition(condition: str, ready: bool) -> None:
+def test_trigger_never_ready_depends_on_the_condition(condition: str, ready: bool) -> None:
     trigger = {"type": "condition", "condition": condition, "inputs": ["in", "back"]}
     edges = ["a.out -> b.in", "b.out ~> b.back"]
     codes = found(draft(["a", {"id": "b", "trigger_policy": trigger}], edges))
@@ -634,7 +636,7 @@ def test_trigger_never_ready_reads_the_condition(condition: str, ready: bool) ->
 # --- execution and loops -------------------------------------------------------------------------
 
 
-def test_advisory_execution_field_ignored_for_a_hard_timeout_off_processes() -> None:
+def test_advisory_execution_field_ignored_for_a_timeout_outside_process_pool() -> None:
     diagnostic = only(on("thread_pool", 2, {"timeout_ms": 50}))
     assert (diagnostic.code, diagnostic.graph_path) == (
         "advisory_execution_field_ignored",
@@ -649,7 +651,7 @@ def test_advisory_execution_field_ignored_for_attempts_without_retry() -> None:
 
 
 @pytest.mark.parametrize("priority", ["high", "normal", "low", "background"])
-def test_a_supported_priority_is_behaviour_and_not_advisory(priority: str) -> None:
+def test_a_supported_priority_is_not_advisory(priority: str) -> None:
     assert found(on("event_loop", execution={"priority": priority})) == []
 
 
@@ -661,7 +663,7 @@ def test_a_supported_priority_is_behaviour_and_not_advisory(priority: str) -> No
         ({"convergence": "someday"}, "convergence"),
     ],
 )
-def test_advisory_execution_field_ignored_for_what_a_loop_does_not_do(policy: dict[str, Any], field: str) -> None:
+def test_advisory_execution_field_ignored_for_unused_loop_fields(policy: dict[str, Any], field: str) -> None:
     document = draft([{"id": "a", "trigger_policy": {"type": "manual"}}], ["a.out -> a.in"], loops={"round": ["a"]})
     document["composite_loops"][0]["loop_policy"] = {"type": "fixed_point", **policy}
     assert only(document).graph_path == f"composite_loops.round.loop_policy.{field}"
@@ -669,19 +671,19 @@ def test_advisory_execution_field_ignored_for_what_a_loop_does_not_do(policy: di
     assert found(document) == ([] if field != "convergence" else ["advisory_execution_field_ignored"])
 
 
-# --- what refuses --------------------------------------------------------------------------------
+# --- refusing ------------------------------------------------------------------------------------
 
 
 def test_advisories_succeed_errors_fail_and_strict_fails_warnings_too() -> None:
     advisory = checked(pair(preserve_order=False)).diagnostics
     warning = checked(pair(mode="queue", overflow="block", capacity=4)).diagnostics
     error = checked(pair(max_inflight=3)).diagnostics
-    assert [validation_shape(each)["ok"] for each in (advisory, warning, error)] == [True, True, False]
-    assert [validation_shape(each, strict=True)["ok"] for each in (advisory, warning, error)] == [True, False, False]
+    assert [validation_to_dict(each)["ok"] for each in (advisory, warning, error)] == [True, True, False]
+    assert [validation_to_dict(each, strict=True)["ok"] for each in (advisory, warning, error)] == [True, False, False]
 
 
 def test_compile_refuses_with_every_diagnostic() -> None:
-    document = draft(["a", "b"], ["a.out -> nobody.in", "a.out -> b.in", "b.out -> a.in"])
+    document = draft(["a", "b"], ["a.out -> missing.in", "a.out -> b.in", "b.out -> a.in"])
     with pytest.raises(GraphInvalid) as caught:
         compile_graph(load_mapping(document), platform=BARE)
     codes = {each.code for each in caught.value.diagnostics}
@@ -708,13 +710,13 @@ def test_lint_notes_a_runnable_graph_without_boundaries() -> None:
     assert notes(internal(pair())) == []
 
 
-def test_lint_notes_what_a_second_reader_would_ask_about() -> None:
+def test_lint_notes_unusual_components_and_edges() -> None:
     assert notes(internal(pair(mode="latest", capacity=3))) == ["edges.wire.policy.capacity"]
     assert notes(internal(pair("async"))) == ["edges.wire.policy.max_inflight"]
     assert notes(internal(pair(copy_policy="loaned_view"))) == ["edges.wire.policy.owner"]
     assert notes(internal(draft(["a", "b", "c"], [edge()]))) == ["components.c"]
 
 
-def test_lint_says_nothing_about_style_while_there_are_errors() -> None:
+def test_lint_adds_no_notes_if_there_are_errors() -> None:
     diagnostics = lint(load_mapping(pair(max_inflight=3)), platform=BARE).diagnostics
     assert [each.code for each in diagnostics] == ["invalid_channel_policy"]

@@ -1,4 +1,4 @@
-"""Workers of the queue: they run entries of graphs, hold on to them, and give up when they should."""
+"""Workers of the queue lane: they run entries of graphs, send heartbeats, and cancel when they must."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from rota.graph.entry_worker import EntryWorker
 from rota.graph.invocation import GraphContext
 from rota.graph.stop import StopToken
 from rota.kernel import Kernel
-from rota.kernel.claim_request import Beat
+from rota.kernel.runs import HeartbeatReply
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.service.dispatcher import Dispatcher
 from tests.graph.durable_worlds import DurableWorld, count_work_note
 from tests.graph.parts import log
 
-PATIENCE_S = 30.0  # real time, and only to end a test that would hang
+TEST_TIMEOUT_S = 30.0  # real time; it only ends a test that hangs
 
 
-class Desk(Dispatcher):
-    """A desk that says when its worker has been heard of."""
+class SchedulerApi(Dispatcher):
+    """A dispatcher that reports each heartbeat of its worker."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self.heard = threading.Event()
         self._beat = kernel.queue.heartbeat
-        kernel.queue.heartbeat = self._heartbeat  # type: ignore[method-assign]  # the real one, and a bell
+        kernel.queue.heartbeat = self._heartbeat  # type: ignore[method-assign]  # the real one, and a signal
 
-    def _heartbeat(self, sched_id: int, token: int, now: float | None = None) -> Beat:
+    def _heartbeat(self, sched_id: int, token: int, now: float | None = None) -> HeartbeatReply:
         try:
             return self._beat(sched_id, token, now)
         finally:
@@ -41,7 +41,7 @@ class Desk(Dispatcher):
 
 
 class Patient:
-    """A graph whose component works until it is told to give up; a worker runs it on a thread of its own."""
+    """A graph whose component works until it is cancelled; a worker runs it on its own thread."""
 
     def __init__(self) -> None:
         self.began = threading.Event()
@@ -57,26 +57,26 @@ class Patient:
 
         self.world = count_work_note(patient)
         self.world.runner(steps=1).run()
-        self.desk = Desk(self.world.kernel)
-        worker = EntryWorker(self.desk, self.world.registry, ["world"], clock=self.clock)
+        self.api = SchedulerApi(self.world.kernel)
+        worker = EntryWorker(self.api, self.world.registry, ["world"], clock=self.clock)
         self.thread = threading.Thread(target=worker.serve, args=(self.stop,), daemon=True)
         self.thread.start()
-        assert self.began.wait(PATIENCE_S)
+        assert self.began.wait(TEST_TIMEOUT_S)
 
     def beat(self) -> None:
-        """Let a heartbeat fall due, and wait for it."""
+        """Make a heartbeat due, and wait for it."""
         self.clock.until_parked()
-        self.desk.heard.clear()
+        self.api.heard.clear()
         self.clock.advance(15.0)
-        assert self.desk.heard.wait(PATIENCE_S)
+        assert self.api.heard.wait(TEST_TIMEOUT_S)
 
     def end(self) -> None:
         self.stop.request()
-        self.thread.join(PATIENCE_S)
+        self.thread.join(TEST_TIMEOUT_S)
         assert not self.thread.is_alive()
 
 
-def test_a_worker_holds_on_to_what_it_runs() -> None:
+def test_a_worker_extends_the_claim_of_the_entry_it_runs() -> None:
     patient = Patient()
     (entry,) = patient.world.entries()
     patient.beat()
@@ -89,17 +89,17 @@ def test_a_worker_holds_on_to_what_it_runs() -> None:
     patient.end()
 
 
-def test_an_entry_that_somebody_wants_to_cancel_is_told_at_the_next_heartbeat() -> None:
+def test_a_cancel_request_reaches_the_component_at_the_next_heartbeat() -> None:
     patient = Patient()
     patient.world.kernel.queue.request_cancel(1)
     patient.beat()
-    ended = patient.world.desk.queue.wait(1, PATIENCE_S)
+    ended = patient.world.api.queue.wait(1, TEST_TIMEOUT_S)
     assert (ended.exit_kind, ended.result) == ("cancelled", {"error": "the entry was cancelled"})
     patient.end()
     assert log == ["gave up"]
 
 
-def test_a_claim_that_was_lost_ends_the_work_and_what_it_brings_is_refused() -> None:
+def test_a_lost_claim_cancels_the_component_and_its_result_is_refused() -> None:
     patient = Patient()
     assert patient.world.kernel.queue.gc_dispatched(0, now=1e10) == 1
     patient.beat()
@@ -108,11 +108,11 @@ def test_a_claim_that_was_lost_ends_the_work_and_what_it_brings_is_refused() -> 
     assert (log, entry.state, entry.hold) == (["gave up"], "queued", "backoff")
 
 
-def test_a_worker_that_is_asked_to_stop_finishes_what_it_has() -> None:
+def test_a_worker_that_is_asked_to_stop_finishes_its_entry() -> None:
     patient = Patient()
-    patient.world.runner(steps=1).run()  # one more entry, which it does not begin
+    patient.world.runner(steps=1).run()  # one more entry, which the worker does not start
     patient.stop.request()
-    patient.world.kernel.queue.request_cancel(1)  # the component looks for this alone
+    patient.world.kernel.queue.request_cancel(1)  # the only thing that ends the component
     patient.beat()
     patient.end()
     assert log == ["gave up"]
@@ -127,7 +127,7 @@ def ran(work: Any, registry: ComponentRegistry | None = None) -> DurableWorld:
     return world
 
 
-def test_a_component_that_fails_makes_its_entry_fail_with_its_words() -> None:
+def test_a_component_that_fails_fails_its_entry_with_its_message() -> None:
     @component("test.broken")
     def broken(value: int) -> int:
         raise ValueError(f"no {value}")
@@ -136,7 +136,7 @@ def test_a_component_that_fails_makes_its_entry_fail_with_its_words() -> None:
     assert (entry.exit_kind, entry.result) == ("failed", {"error": "component work failed: ValueError: no 1"})
 
 
-def test_a_component_whose_hook_fails_is_ended_and_fails_its_entry() -> None:
+def test_a_failing_lifecycle_method_fails_the_entry() -> None:
     @component("test.hooked")
     class Hooked:
         def execute(self, value: int) -> int:
@@ -149,7 +149,7 @@ def test_a_component_whose_hook_fails_is_ended_and_fails_its_entry() -> None:
     assert (entry.exit_kind, entry.result) == ("failed", {"error": "RuntimeError: door stuck"})
 
 
-def test_a_component_that_exits_fails_its_entry_and_the_worker_lives() -> None:
+def test_a_component_that_exits_fails_its_entry_and_the_worker_continues() -> None:
     @component("test.leaves")
     def leaves(value: int) -> int:
         raise SystemExit(3)
@@ -158,7 +158,7 @@ def test_a_component_that_exits_fails_its_entry_and_the_worker_lives() -> None:
     assert (entry.exit_kind, entry.result) == ("failed", {"error": "SystemExit: 3"})
 
 
-def test_a_worker_without_the_component_fails_the_entry_and_says_so() -> None:
+def test_a_worker_without_the_component_fails_the_entry_with_a_reason() -> None:
     @component("test.known")
     def known(value: int) -> int:
         return value
@@ -175,10 +175,10 @@ def test_a_result_that_is_too_large_fails_the_entry() -> None:
 
     (entry,) = ran(large).entries()
     assert entry.exit_kind == "failed"
-    assert "an entry's result takes 262,144" in entry.result["error"]
+    assert "the maximum result size is 262,144" in entry.result["error"]
 
 
-def test_a_worker_runs_at_most_as_many_as_it_is_told() -> None:
+def test_a_worker_runs_at_most_max_entries() -> None:
     world = count_work_note()
     world.runner(steps=3).run()
     assert world.work(most=2) == 2
@@ -189,11 +189,11 @@ def test_a_worker_runs_at_most_as_many_as_it_is_told() -> None:
 def test_a_worker_serves_only_the_graphs_it_was_given() -> None:
     world = count_work_note()
     world.runner(steps=1).run()
-    assert EntryWorker(world.desk, world.registry, ["elsewhere"]).run_ready() == 0
+    assert EntryWorker(world.api, world.registry, ["elsewhere"]).run_ready() == 0
     assert world.work() == 1
 
 
-def test_a_desk_that_fails_ends_the_worker_with_its_error() -> None:
+def test_an_api_that_fails_ends_the_worker_with_its_error() -> None:
     world = count_work_note()
     world.kernel.store.close()
     with pytest.raises(RotaError):

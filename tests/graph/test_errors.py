@@ -1,4 +1,4 @@
-"""What becomes of a component that fails: fail_fast, continue, isolate, retry."""
+"""What happens to a component that fails: fail_fast, continue, isolate, retry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from rota.clock import ManualClock
 from rota.graph.components import component
 from rota.graph.invocation import GraphContext, Invocation
 from rota.graph.reports import ERRORS_MAX, HEALTH_EVENTS_MAX, Reports
-from rota.graph.run_options import RuntimeRunnerResult, SchedulerStopReason
+from rota.graph.results import RuntimeRunnerResult
+from rota.graph.run_options import SchedulerStopReason
 from rota.graph.stop import StopToken
 from tests.graph.parts import Count, add, burst, log, note
 from tests.graph.worlds import node as node_
@@ -47,14 +48,14 @@ class TestPolicies:
         assert result.errors == ("component work failed: ValueError: 1 is odd",)
         assert result.runtime_errors[0].fatal
 
-    def test_continue_records_the_error_and_goes_on(self, lane: str) -> None:
+    def test_continue_records_the_error_and_continues(self, lane: str) -> None:
         result = go(lane, "continue")
         assert log == [2, 4]
         assert (result.epochs, result.ok, result.error_count) == (4, False, 2)
         assert not any(error.fatal for error in result.runtime_errors)
         assert result.metric("runtime.component.error_count", component_id="work", lane=lane) == 2
 
-    def test_isolate_takes_the_component_out_of_the_run(self, lane: str) -> None:
+    def test_isolate_removes_the_component_from_the_run(self, lane: str) -> None:
         result = go(lane, "isolate")
         assert log == []
         assert (result.epochs, result.error_count) == (4, 1)
@@ -62,7 +63,7 @@ class TestPolicies:
         assert result.metric("runtime.channel.drop_count", channel_id="parts.count>work") == 3
         assert [event.kind for event in result.health_events] == ["component_isolated"]
 
-    def test_retry_tries_again_at_once(self, lane: str) -> None:
+    def test_retry_tries_again_immediately(self, lane: str) -> None:
         @component("errors.third_time")
         def third_time(value: int, invocation: Invocation) -> int:
             if invocation.attempt < 3:
@@ -73,7 +74,7 @@ class TestPolicies:
         assert (log, result.ok) == ([1, 2, 3, 4], True)
         assert result.metric("runtime.component.retry_count", component_id="work", lane=lane) == 8
 
-    def test_a_look_of_the_runtime_at_the_stop_is_not_one_of_the_component(self, lane: str) -> None:
+    def test_a_stop_check_by_the_runtime_does_not_count_as_observed(self, lane: str) -> None:
         token = StopToken()
 
         @component("test.stops")
@@ -94,7 +95,7 @@ class TestPolicies:
         attributes = [event.attributes for event in result.trace.events() if event.component_id == "work"]
         assert {"error": "ValueError: 1 is odd", "attempts": "2"} in attributes
 
-    def test_what_a_failed_attempt_published_is_thrown_away(self, lane: str) -> None:
+    def test_publications_of_a_failed_attempt_are_discarded(self, lane: str) -> None:
         @component("errors.careless", outputs=("out",))
         def careless(value: int, context: GraphContext) -> None:
             context.publish("out", f"attempt {context.invocation.attempt}")
@@ -105,7 +106,7 @@ class TestPolicies:
         assert log == ["attempt 2"]
 
 
-def test_after_a_stop_nothing_is_tried_again() -> None:
+def test_after_a_stop_nothing_is_retried() -> None:
     token = StopToken()
 
     @component("errors.stopping")
@@ -131,7 +132,7 @@ def test_a_failed_callback_has_a_duration_too(lane: str) -> None:
     assert result.metric("runtime.scheduler.last_callback_duration_ms", lane=lane) == 500
 
 
-def test_one_component_that_fails_leaves_the_others_alone() -> None:
+def test_one_failing_component_does_not_affect_the_others() -> None:
     nodes = [
         node_(Count),
         node_(odd, "bad", on="any_input", on_error="isolate"),
@@ -147,7 +148,7 @@ def test_one_component_that_fails_leaves_the_others_alone() -> None:
     assert log == [2, 3, 4]
 
 
-def test_an_error_that_cannot_say_what_it_is_does_not_fail_the_run() -> None:
+def test_an_error_without_a_readable_message_does_not_fail_the_run() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")
@@ -180,14 +181,14 @@ def test_the_first_fatal_error_is_the_one_that_ended_the_run() -> None:
 
 
 @ON
-def test_a_sink_that_returns_something_is_told_that_it_has_no_output(lane: str) -> None:
+def test_a_component_without_outputs_that_returns_a_value_fails(lane: str) -> None:
     @component("errors.sink")
     def sink(value: int) -> None:
         return value  # type: ignore[return-value]
 
     nodes = [node_(Count), node_(sink, "sink", on="any_input", lane=lane)]
     result = run(nodes, [wire("parts.count.out > sink.value")], lanes=LANES)
-    assert "has no output and returned int" in result.errors[0]
+    assert "has no output, but returned a value of type int" in result.errors[0]
 
 
 @ON
@@ -209,7 +210,7 @@ def test_a_payload_that_cannot_be_copied_fails_its_publisher(lane: str, plain: b
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_what_waits_for_a_component_that_was_just_isolated_is_not_executed(plain: bool) -> None:
+def test_invocations_that_wait_for_an_isolated_component_are_not_executed(plain: bool) -> None:
     @component("errors.first")
     def first(value: int) -> None:
         log.append(value)

@@ -1,4 +1,4 @@
-"""The fixed_rate lane: simulated ticks, wall-clock cadence, overruns and the three ways to deal with lateness."""
+"""The fixed_rate lane: simulated ticks, wall-clock cadence, overruns and the three overrun policies."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rota.clock import ManualClock
 from rota.graph.components import component
 from rota.graph.lanes.pacing import Pacer
 from rota.graph.metrics import LaneMeter
-from rota.graph.run_options import RuntimeRunnerResult, SchedulerStopReason
+from rota.graph.results import RuntimeRunnerResult
+from rota.graph.run_options import SchedulerStopReason
 from rota.graph.stop import StopToken
 from tests.graph.parts import Count, log
 from tests.graph.worlds import compile_world, make_runner, names, node, run
 
-PATIENCE_S = 30.0  # real time, and only ends a test that would hang
+TEST_TIMEOUT_S = 30.0  # real time; it only ends a test that hangs
 
 
 def rate(**fields: Any) -> dict[str, Any]:
@@ -66,18 +67,18 @@ class Metronome:
         return self
 
     def until_asleep(self) -> None:
-        assert self.ticked.acquire(timeout=PATIENCE_S)  # the tick that the last advance made due is over
+        assert self.ticked.acquire(timeout=TEST_TIMEOUT_S)  # the tick that the last advance made due is over
         self.clock.until_parked()
 
     def end(self) -> RuntimeRunnerResult:
-        self.thread.join(PATIENCE_S)
+        self.thread.join(TEST_TIMEOUT_S)
         assert not self.thread.is_alive()
         return self.results[0]
 
 
 class TestSimulated:
-    def test_each_epoch_is_a_tick_and_nobody_sleeps(self) -> None:
-        clock = ManualClock()  # would park for ever if anybody waited for it
+    def test_each_epoch_is_a_tick_without_sleeping(self) -> None:
+        clock = ManualClock()  # a wait on this clock would never end
         result = run([node(Count)], lanes=rate(period_ms=10), steps=5, clock=clock)
         assert result.metric("runtime.scheduler.tick_count", lane="main") == 5
         assert clock.monotonic() == 0
@@ -144,12 +145,12 @@ class TestWallClock:
         assert metronome.began == [0.0, 0.01, 0.02, 0.03]
         assert result.metric("runtime.scheduler.blocked_duration_ms", lane="main") == pytest.approx(30)
 
-    def test_it_sleeps_only_for_what_is_left_of_the_period(self) -> None:
+    def test_it_sleeps_only_for_the_rest_of_the_period(self) -> None:
         metronome = Metronome(period_ms=10, steps=3, durations_s=[0.004, 0.009]).advance(0.006, 0.001)
         metronome.end()
         assert metronome.began == [0.0, 0.01, 0.02]
 
-    def test_a_stop_ends_the_sleep_at_once(self) -> None:
+    def test_a_stop_ends_the_sleep_immediately(self) -> None:
         metronome = Metronome(period_ms=1_000_000)
         metronome.until_asleep()
         metronome.token.request()
@@ -167,7 +168,7 @@ class TestWallClock:
         thread.start()
         clock.until_parked()
         clock.advance(0.3)
-        thread.join(PATIENCE_S)
+        thread.join(TEST_TIMEOUT_S)
         assert results[0].scheduler_stop_reason == SchedulerStopReason.DURATION_BOUND
 
     @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ class TestWallClock:
             "fixed_rate_skipped_tick",
         ]
 
-    def test_two_wall_clock_lanes_go_at_the_pace_of_the_slower_one(self) -> None:
+    def test_two_wall_clock_lanes_run_at_the_rate_of_the_slower_one(self) -> None:
         clock = ManualClock()
 
         @component
@@ -203,7 +204,7 @@ class TestWallClock:
         thread.start()
         clock.until_parked()
         clock.advance(0.03)
-        thread.join(PATIENCE_S)
+        thread.join(TEST_TIMEOUT_S)
         assert log == [0.0, 0.0, 0.03, 0.03]
 
 
@@ -216,7 +217,7 @@ class TestPacing:
             assert pace.due_in_s(0.023) == pytest.approx(due_in_s)
             assert meter.max_lateness_s == pytest.approx(0.013)
 
-    def test_after_catching_up_once_the_cadence_goes_on_from_there(self) -> None:
+    def test_after_catching_up_once_the_cadence_continues_from_there(self) -> None:
         pace, _ = pacer(period_ms=10, overrun_policy="catch_up_once")
         pace.begin(0.0, 1)
         pace.end(0.023, 1)
@@ -228,9 +229,7 @@ class TestPacing:
         policy=st.sampled_from(["drop_tick", "skip_next", "catch_up_once"]),
         durations_ms=st.lists(st.integers(0, 45), min_size=1, max_size=30),
     )
-    def test_whatever_happens_the_next_tick_lies_where_the_rule_says(
-        self, policy: str, durations_ms: list[int]
-    ) -> None:
+    def test_the_next_tick_always_follows_the_overrun_policy(self, policy: str, durations_ms: list[int]) -> None:
         pace, meter = pacer(period_ms=10, overrun_policy=policy)
         now_ms, scheduled_ms, skipped = 0, 0, 0
         for duration_ms in durations_ms:

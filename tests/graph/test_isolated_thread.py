@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 
 from rota.clock import ManualClock
-from rota.graph.channel_modes import make_inbox
+from rota.graph.channels import make_inbox
 from rota.graph.components import component
 from rota.graph.invocation import GraphContext, Invocation
 from rota.graph.messages import Origin
-from rota.graph.nodes import Deferred, Outbox
+from rota.graph.nodes import DeferredPublication, PublicationOutbox
 from rota.graph.reports import Reports
 from rota.graph.run import RuntimeRunner
 from rota.graph.run_options import SchedulerStopReason
@@ -18,27 +18,27 @@ from rota.graph.stop import StopToken
 from tests.graph.parts import Count, add, burst, log, note
 from tests.graph.worlds import make_runner, node, run, wire
 
-PATIENCE_S = 30.0  # real time, and only ends a test that would hang
+TEST_TIMEOUT_S = 30.0  # real time; it only ends a test that hangs
 
 OWN = {"main": {"type": "event_loop"}, "own": {"type": "isolated_thread"}}
 
 
 def settle(runner: RuntimeRunner, done: Callable[[], bool]) -> None:
     """Run epochs until something has happened on another thread."""
-    engine = runner._running()
+    engine = runner._require_engine()
     for _ in range(1000):
-        rings = engine.bell.rings
+        count = engine.wake_signal.count
         if done():
             return
         runner.step()
         if not done():
-            engine.bell.nap(rings)
+            engine.wake_signal.wait(count)
     raise AssertionError("it never happened")
 
 
 @component
 def ask(request: int) -> int:
-    """What somebody outside asks for."""
+    """Publishes a request of the host."""
     return request
 
 
@@ -76,7 +76,7 @@ class TestIsolatedThread:
         assert log == [100, 101, 102]
         assert result.scheduler_stop_reason == SchedulerStopReason.IDLE
 
-    def test_components_of_one_lane_see_each_other_at_once(self) -> None:
+    def test_components_of_one_lane_see_each_other_immediately(self) -> None:
         nodes = [
             node(Count, lane="own"),
             node(add, "first", on="any_input", lane="own"),
@@ -98,7 +98,7 @@ class TestIsolatedThread:
 
         @component
         def slow(value: int) -> int:
-            gate.wait(PATIENCE_S)
+            gate.wait(TEST_TIMEOUT_S)
             return value
 
         nodes = [
@@ -128,14 +128,14 @@ class TestIsolatedThread:
         assert result.scheduler_stop_reason == SchedulerStopReason.ERROR
         assert result.runtime_errors[0].lane == "own"
 
-    def test_what_was_admitted_is_executed_before_the_thread_ends(self) -> None:
+    def test_accepted_invocations_are_executed_before_the_thread_ends(self) -> None:
         begun, gate = threading.Event(), threading.Event()
         seen: list[int] = []
 
         @component
         def work(value: int) -> None:
             begun.set()
-            gate.wait(PATIENCE_S)
+            gate.wait(TEST_TIMEOUT_S)
             seen.append(value)
 
         nodes = [node(burst, config={"size": 4}), node(work, on="any_input", lane="own")]
@@ -143,11 +143,11 @@ class TestIsolatedThread:
         with make_runner(nodes, wires, lanes=OWN) as runner:
             runner.step()
             runner.step()
-            assert begun.wait(PATIENCE_S)
+            assert begun.wait(TEST_TIMEOUT_S)
             threading.Timer(0.0, gate.set).start()
         assert seen[:4] == [0, 1, 2, 3]
 
-    def test_a_loop_may_live_on_it(self) -> None:
+    def test_a_loop_can_run_on_it(self) -> None:
         @component
         def grow(value: int = 0, back: int = 0) -> int:
             return max(value, back) + 1
@@ -181,14 +181,14 @@ class TestIsolatedThread:
         assert log[0] == 5
         assert runner.result.loops[0].reason == "component_report"
 
-    def test_its_queue_is_bounded_like_a_pools(self) -> None:
+    def test_its_queue_is_bounded_like_that_of_a_pool(self) -> None:
         begun, gate = threading.Event(), threading.Event()
         seen: list[int] = []
 
         @component
         def work(value: int) -> None:
             begun.set()
-            gate.wait(PATIENCE_S)
+            gate.wait(TEST_TIMEOUT_S)
             seen.append(value)
 
         lanes = {**OWN, "own": {"type": "isolated_thread", "queue_capacity": 2, "overflow": "drop_oldest"}}
@@ -198,7 +198,7 @@ class TestIsolatedThread:
         with runner:
             runner.step()
             runner.step()
-            assert begun.wait(PATIENCE_S)
+            assert begun.wait(TEST_TIMEOUT_S)
             threading.Timer(0.0, gate.set).start()
         assert seen[:3] == [3, 4, 5]
         assert runner.result.metric("runtime.scheduler.rejected_count", lane="own") >= 3
@@ -220,7 +220,7 @@ class TestIsolatedThread:
                 settle(runner, lambda: len(log) > 1)
             assert log[:2] == ["activate", "execute"]
 
-    def test_a_component_that_exits_has_failed_and_the_thread_lives(self) -> None:
+    def test_a_component_that_exits_fails_and_the_thread_continues(self) -> None:
         @component
         def leave(value: int) -> None:
             if value == 0:
@@ -260,7 +260,7 @@ class TestIsolatedThread:
 
 class TestIndependentCadence:
     def test_independent_fixed_rate(self) -> None:
-        """Two lanes tick at their own rates, whatever the graph's own epochs do."""
+        """Two lanes tick at their own rates, independently of the epochs of the graph."""
         clock = ManualClock()
         ticked = threading.Semaphore(0)
         began: dict[str, list[float]] = {"fast": [], "slow": []}
@@ -279,11 +279,11 @@ class TestIndependentCadence:
         runner.start()
         for expected in (2, 1, 1, 2, 1, 1):
             for _ in range(expected):
-                assert ticked.acquire(timeout=PATIENCE_S)
+                assert ticked.acquire(timeout=TEST_TIMEOUT_S)
             clock.until_parked(2)
             clock.advance(0.01)
         for _ in range(2):
-            assert ticked.acquire(timeout=PATIENCE_S)
+            assert ticked.acquire(timeout=TEST_TIMEOUT_S)
         result = runner.finish()
         assert began == {"fast": [0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06], "slow": [0.0, 0.03, 0.06]}
         assert result.metric("runtime.scheduler.tick_count", lane="a") == 7
@@ -300,7 +300,7 @@ class TestIndependentCadence:
         lanes = {"main": {"type": "event_loop"}, "own": {"type": "isolated_thread", "period_ms": 10}}
         runner = make_runner([node(work, lane="own")], lanes=lanes, clock=clock, trace=True)
         runner.start()
-        assert ticked.acquire(timeout=PATIENCE_S)
+        assert ticked.acquire(timeout=TEST_TIMEOUT_S)
         clock.until_parked()
         result = runner.finish()
         assert result.metric("runtime.scheduler.tick_overrun_count", lane="own") == 1
@@ -323,25 +323,25 @@ class TestIndependentCadence:
         assert result.epochs == 5
 
 
-def test_what_waits_for_a_boundary_is_bounded() -> None:
+def test_the_outbox_is_bounded() -> None:
     reports = Reports("run")
-    outbox = Outbox(reports, most=3)
+    outbox = PublicationOutbox(reports, capacity=3)
     inbox = make_inbox("a", "request", reports)
     for number in range(5):
-        outbox.append(Deferred(inbox, number, Origin(1, 0.0), None))
+        outbox.append(DeferredPublication(inbox, number, Origin(1, 0.0), None))
     assert [each.payload for each in outbox] == [0, 1, 2]
     assert (outbox.rejected, [event.kind for event in reports.health_events]) == (2, ["outbox_reject"])
     assert len(outbox.take()) == 3
     assert len(outbox) == 0
 
 
-def test_what_arrives_while_a_loop_is_running_waits_until_it_is_over() -> None:
+def test_messages_that_arrive_during_a_loop_wait_until_it_ends() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     @component
     def slow(value: int = 0, back: int = 0, before: int = 0) -> int:
         inside.set()
-        go_on.wait(PATIENCE_S)
+        go_on.wait(TEST_TIMEOUT_S)
         log.append((value, before))
         return value
 
@@ -367,10 +367,10 @@ def test_what_arrives_while_a_loop_is_running_waits_until_it_is_over() -> None:
         runner.send("ask", 1)
         runner.step()
         runner.step()
-        assert inside.wait(PATIENCE_S)
+        assert inside.wait(TEST_TIMEOUT_S)
         runner.send("ask", 2)
         runner.step()
-        runner.step()  # brings 2, and a boundary, while the loop is running
+        runner.step()  # delivers 2 and begins an epoch while the loop is running
         go_on.set()
         settle(runner, lambda: any(value == 2 for value, _ in log))
     assert log[0][0] == 1

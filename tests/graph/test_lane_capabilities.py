@@ -1,5 +1,5 @@
-"""What the lanes claim to implement. Each word of `capabilities.IMPLEMENTED` has a test of its name, here or where that
-lane is tested, and each word that several lane types claim is tested on every one of them."""
+"""The features of the lane types. Each feature in `capabilities.IMPLEMENTED` has a test of its name, here or in the
+tests of that lane type; a feature of several lane types is tested on each of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from rota.graph.capabilities import IMPLEMENTED
+from rota.graph.results import RuntimeRunnerResult
 from rota.graph.run import RuntimeRunner
-from rota.graph.run_options import RuntimeRunnerResult, SchedulerStopReason
+from rota.graph.run_options import SchedulerStopReason
 from rota.graph.stop import StopToken
 from rota.graph.tracing import TraceEvent
 from tests.graph.parts import burst
@@ -20,14 +21,14 @@ from tests.graph.process_parts import pass_on, twice, until_cancelled
 from tests.graph.worlds import make_runner, node, wire
 
 
-def claim(word: str) -> pytest.MarkDecorator:
-    """Once for every lane type that claims this; what a queue lane claims is tested with its queue."""
+def for_lanes_with(word: str) -> pytest.MarkDecorator:
+    """Run a test for every lane type with this feature, except queue lanes, which have their own tests."""
     kinds = [kind for kind, words in IMPLEMENTED.items() if word in words and kind != "queue"]
     return pytest.mark.parametrize("kind", kinds)
 
 
 class Lane:
-    """A small graph of which some components are on a lane `x` of one type."""
+    """A small graph with some components on a lane `x` of one type."""
 
     def __init__(self, kind: str, nodes: list[Any], wires: list[Any], **more: Any) -> None:
         fields, options = more.pop("fields", {}), more
@@ -37,7 +38,7 @@ class Lane:
         self.runner: RuntimeRunner = make_runner(nodes, wires, lanes=lanes, trace=True, **options)
 
     def run(self, epochs: int = 1) -> RuntimeRunnerResult:
-        """So many epochs, in each of which the lane executes everything that is ready on it."""
+        """Run this order_of epochs; in each, the lane executes everything that is ready."""
         with self.runner:
             for _ in range(epochs):
                 self.runner.step()
@@ -45,18 +46,18 @@ class Lane:
         return self.runner.result
 
     def catch_up(self) -> None:
-        engine = self.runner._running()
+        engine = self.runner._require_engine()
         if self.kind == "manual_step":
             self.runner.step("x")
         while self.kind == "isolated_thread":
-            rings = engine.bell.rings
+            count = engine.wake_signal.count
             if engine.lanes.isolated["x"].is_idle or engine.reports.failure:
                 break
-            engine.bell.nap(rings)
+            engine.wake_signal.wait(count)
 
 
 def executions(result: RuntimeRunnerResult, lane: str = "x") -> list[TraceEvent]:
-    """What was executed on a lane, by when it began."""
+    """Return the executions on a lane, sorted by start time."""
     assert result.trace is not None
     found = [each for each in result.trace.events() if each.name == "component_execute" and each.lane == lane]
     return sorted(found, key=lambda event: event.start_offset_ns)
@@ -66,9 +67,9 @@ def order(result: RuntimeRunnerResult) -> list[str]:
     return [event.component_id for event in executions(result)]
 
 
-@claim("deterministic_region_order")
+@for_lanes_with("deterministic_region_order")
 def test_deterministic_region_order(kind: str) -> None:
-    """c depends on b depends on a, whatever their priorities and their order in the file."""
+    """a runs before b before c, independent of their priorities and their order in the file."""
 
     def once() -> list[str]:
         nodes = [
@@ -81,7 +82,7 @@ def test_deterministic_region_order(kind: str) -> None:
     assert once() == ["a", "b", "c", "a", "b", "c"]
 
 
-@claim("bounded_runner_stop_checks")
+@for_lanes_with("bounded_runner_stop_checks")
 def test_bounded_runner_stop_checks(kind: str) -> None:
     token = StopToken()
 
@@ -95,9 +96,9 @@ def test_bounded_runner_stop_checks(kind: str) -> None:
     assert (result.epochs, result.scheduler_stop_reason) == (2, SchedulerStopReason.STOP_REQUESTED)
 
 
-@claim("runtime_owned_publication_commit")
+@for_lanes_with("runtime_owned_publication_commit")
 def test_runtime_owned_publication_commit(kind: str) -> None:
-    """What is published inside execute is committed after it, and nothing downstream runs in between."""
+    """Publications inside execute are committed after it, and nothing downstream runs before that."""
     nodes = [node(twice, "a", lane="x"), node(pass_on, "b", lane="x", on="any_input", reentrant=True)]
     result = Lane(kind, nodes, [wire("a.out > b.value", mode="queue", capacity=9)]).run()
     first, *later = executions(result)
@@ -106,19 +107,19 @@ def test_runtime_owned_publication_commit(kind: str) -> None:
     assert [event.causation_id for event in later] == ["a>b#1", "a>b#2"]
 
 
-@claim("runtime_priority_ordering")
+@for_lanes_with("runtime_priority_ordering")
 def test_runtime_priority_ordering(kind: str) -> None:
     classes = ("background", "normal", "high", "low")
     nodes = [node(pass_on, word, lane="x", config={"start": 1}, priority=word) for word in classes]
     assert order(Lane(kind, nodes, []).run()) == ["high", "normal", "low", "background"]
 
 
-@claim("cooperative_cancellation")
+@for_lanes_with("cooperative_cancellation")
 def test_cooperative_cancellation(kind: str) -> None:
     lane = Lane(kind, [node(until_cancelled, "a", lane="x")], [])
     lane.runner.start()
-    lane.token.request()  # before the component looks: it must see it, and is not interrupted if it does not
-    lane.runner._epoch(lane.runner._running())
+    lane.token.request()  # before the component checks the token: it must see the request, and is not interrupted
+    lane.runner._epoch(lane.runner._require_engine())
     lane.catch_up()
     result = lane.runner.finish()
     counts = [
@@ -131,7 +132,7 @@ def test_cooperative_cancellation(kind: str) -> None:
     assert seen == ["component_cancellation_requested", "component_cancellation_observed"]
 
 
-@claim("timeout_budget_observation")
+@for_lanes_with("timeout_budget_observation")
 def test_timeout_budget_observation(kind: str) -> None:
     result = Lane(kind, [node(until_cancelled, "a", lane="x", budget_ms=5)], []).run()
     assert result.ok  # it was observed, not enforced
@@ -141,7 +142,7 @@ def test_timeout_budget_observation(kind: str) -> None:
 
 
 def fed(kind: str, thing: Callable[..., Any], size: int, **more: Any) -> Lane:
-    """A component on the lane that is sent `size` numbers at once."""
+    """A component on the lane that receives `size` numbers in one epoch."""
     execution = more.pop("execution", {})
     edge = "async" if kind in ("isolated_thread", "manual_step") else "immediate"
     nodes = [node(burst, config={"size": size}), node(thing, "work", lane="x", on="any_input", **execution)]
@@ -153,7 +154,7 @@ def epochs_until_seen(kind: str) -> int:
     return 2 if kind in ("isolated_thread", "manual_step") else 1
 
 
-@claim("bounded_priority_queue")
+@for_lanes_with("bounded_priority_queue")
 def test_bounded_priority_queue(kind: str) -> None:
     result = fed(kind, pass_on, 6, fields={"queue_capacity": 2}).run(epochs_until_seen(kind))
     assert len(order(result)) == 3
@@ -162,37 +163,37 @@ def test_bounded_priority_queue(kind: str) -> None:
     assert result.metric("runtime.scheduler.queue_depth", lane="x") == 2
 
 
-def many(kind: str, classes: dict[str, dict[str, Any]], **more: Any) -> list[str]:
-    """One component for each name, all ready at once on a lane with one worker."""
+def order_of(kind: str, classes: dict[str, dict[str, Any]], **more: Any) -> list[str]:
+    """Run one component per name, all ready at the same time on a lane with one worker."""
     nodes = [node(pass_on, name, lane="x", config={"start": 1}, **fields) for name, fields in classes.items()]
     return order(Lane(kind, nodes, [], **more).run())
 
 
-@claim("priority_queue")
+@for_lanes_with("priority_queue")
 def test_priority_queue(kind: str) -> None:
     classes: dict[str, Any] = {"low": {"priority": "low"}, "first": {}, "second": {}, "high": {"priority": "high"}}
-    assert many(kind, classes) == ["high", "first", "second", "low"]
+    assert order_of(kind, classes) == ["high", "first", "second", "low"]
 
 
-@claim("policy_ordered_queue")
+@for_lanes_with("policy_ordered_queue")
 def test_policy_ordered_queue(kind: str) -> None:
     classes: dict[str, Any] = {
         "slack": {"budget_ms": 900_000},
         "free": {"priority": "high"},
         "due": {"budget_ms": 100_000},
     }
-    assert many(kind, classes, fields={"policy": "edf"}) == ["due", "slack", "free"]
+    assert order_of(kind, classes, fields={"policy": "edf"}) == ["due", "slack", "free"]
 
 
-@claim("blocking_overflow_deadline")
+@for_lanes_with("blocking_overflow_deadline")
 def test_blocking_overflow_deadline(kind: str) -> None:
     fields = {"queue_capacity": 1, "overflow": "block", "overflow_deadline_ms": 3_600_000}
     result = fed(kind, pass_on, 6, fields=fields).run(epochs_until_seen(kind))
-    assert len(order(result)) == 6  # each was held back until there was room
+    assert len(order(result)) == 6  # each one waited until there was room
     assert result.metric("runtime.scheduler.rejected_count", lane="x") == 0
 
 
-@claim("persistent_worker_lifecycle")
+@for_lanes_with("persistent_worker_lifecycle")
 def test_persistent_worker_lifecycle(kind: str) -> None:
     result = fed(kind, pass_on, 4, fields={"max_threads": 2}, execution={"reentrant": True}).run(epochs=3)
     assert len(result.workers) == 2
@@ -200,7 +201,7 @@ def test_persistent_worker_lifecycle(kind: str) -> None:
     assert len(executions(result)) == 12
 
 
-@claim("worker_id_trace")
+@for_lanes_with("worker_id_trace")
 def test_worker_id_trace(kind: str) -> None:
     result = fed(kind, pass_on, 2).run()
     assert [event.worker_id for event in executions(result)] == [0, 0]
@@ -216,6 +217,6 @@ def _test_names() -> Iterator[str]:
                 yield found.name
 
 
-def test_every_word_that_is_claimed_is_the_name_of_a_test() -> None:
-    claimed = {f"test_{word}" for words in IMPLEMENTED.values() for word in words}
-    assert claimed <= set(_test_names())
+def test_every_feature_is_the_name_of_a_test() -> None:
+    features = {f"test_{word}" for words in IMPLEMENTED.values() for word in words}
+    assert features <= set(_test_names())

@@ -1,4 +1,4 @@
-"""The queue of a lane: classes, any policy, one at a time where a component says so, and aging."""
+"""The queue of a lane: priority classes, policies, non-reentrant components, and aging."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.clock import ManualClock
-from rota.graph.lanes.order import Item
-from rota.graph.lanes.policy_order import CANDIDATES_MAX, PolicyOrder
-from rota.graph.lanes.queue import LaneQueue
+from rota.graph.lanes.invocation_queue import InvocationQueue
+from rota.graph.lanes.order import CANDIDATES_MAX, PolicyOrder, QueuedInvocation
 from rota.graph.nodes import Node
 from rota.graph.reports import Reports
 from rota.graph.wiring import Wiring
-from rota.model.reasons import Because
+from rota.model.reasons import PickReason
 from rota.model.snapshot import Account, Candidate, Decision, Snapshot
 from rota.policy import registry
 from rota.policy.contract import Policy
@@ -40,13 +39,13 @@ class Lane:
         if isinstance(policy, str):
             policy = registry.make(policy, **parameters)
         order = None if policy is None else PolicyOrder(policy, "pool", ManualClock())
-        self.queue = LaneQueue("pool", order, starvation_epochs, self.reports)
+        self.queue = InvocationQueue("pool", order, starvation_epochs, self.reports)
         self.number = 0
 
-    def add(self, name: str, epoch_id: int = 1) -> Item:
+    def add(self, name: str, epoch_id: int = 1) -> QueuedInvocation:
         self.number += 1
         found = self.nodes[name]
-        item = Item(found, (), epoch_id, self.number)
+        item = QueuedInvocation(found, (), epoch_id, self.number)
         self.queue.add(item)
         return item
 
@@ -57,7 +56,7 @@ class Lane:
         self.finish(item)
         return item.node.id
 
-    def finish(self, item: Item, seconds: float = 0.001) -> None:
+    def finish(self, item: QueuedInvocation, seconds: float = 0.001) -> None:
         item.started_at_s, item.ended_at_s = 0.0, seconds
         item.node.completed += 1
         item.node.busy_s += seconds
@@ -105,27 +104,27 @@ class TestOneAtATime:
         assert lane.take() == "normal"
         assert len(lane.queue) == 0
 
-    def test_a_reentrant_component_may_have_several_under_way(self) -> None:
+    def test_a_reentrant_component_may_have_several_in_flight(self) -> None:
         lane = Lane()
         lane.add("normal*")
         lane.add("normal*")
         assert lane.queue.take(1) is not None
         assert lane.queue.take(1) is not None
 
-    def test_what_is_thrown_out_lets_the_next_one_pass(self) -> None:
+    def test_discarding_an_invocation_shows_the_next_one(self) -> None:
         lane = Lane()
         first, second = lane.add("normal"), lane.add("normal")
         lane.queue.discard(first)
         assert lane.queue.take(1) is second
 
-    def test_one_that_waits_behind_can_be_thrown_out_too(self) -> None:
+    def test_a_hidden_invocation_can_be_discarded_too(self) -> None:
         lane = Lane()
         lane.add("normal")
         behind = lane.add("normal")
         lane.queue.discard(behind)
         assert lane.drain() == ["normal"]
 
-    def test_draining_throws_out_everything_oldest_first(self) -> None:
+    def test_draining_discards_everything_oldest_first(self) -> None:
         lane = Lane("eevdf")
         added = [lane.add(name) for name in ("low", "high*", "low", "normal*")]
         assert lane.queue.drain() == added
@@ -145,7 +144,7 @@ class TestAging:
         assert taken.count("low*") == 1
         assert lane.queue.starvation_guards == 1
 
-    def test_with_zero_epochs_nobody_is_rescued(self) -> None:
+    def test_with_zero_epochs_there_is_no_aging(self) -> None:
         lane = Lane(starvation_epochs=0)
         lane.add("low*", epoch_id=1)
         for epoch_id in range(1, 100):
@@ -153,13 +152,13 @@ class TestAging:
             assert lane.take(epoch_id) == "high*"
         assert lane.queue.starvation_guards == 0
 
-    def test_whoever_would_go_next_anyway_is_no_rescue(self) -> None:
+    def test_an_invocation_that_is_next_anyway_does_not_count_as_guarded(self) -> None:
         lane = Lane(starvation_epochs=2)
         lane.add("low*", epoch_id=1)
         assert lane.take(epoch_id=50) == "low*"
         assert lane.queue.starvation_guards == 0
 
-    def test_it_stands_above_any_policy(self) -> None:
+    def test_aging_comes_before_any_policy(self) -> None:
         lane = Lane("strict", starvation_epochs=3)
         lane.add("background*", epoch_id=1)
         taken = []
@@ -169,7 +168,7 @@ class TestAging:
         assert taken == ["high*", "high*", "high*", "background*", "high*"]
         assert lane.queue.starvation_guards == 1
 
-    def test_nobody_waits_much_longer_than_the_guard(self) -> None:
+    def test_no_invocation_waits_much_longer_than_the_guard(self) -> None:
         lane = Lane(starvation_epochs=4)
         waiting = [lane.add("background*", epoch_id=1) for _ in range(3)]
         for epoch_id in range(1, 9):
@@ -182,7 +181,7 @@ class TestAging:
 class TestPolicies:
     @pytest.mark.parametrize("policy", registry.names())
     def test_policy_ordered_queue(self, policy: str) -> None:
-        """Every registered policy gives every invocation once, and non-reentrant ones one at a time."""
+        """Every registered policy returns every invocation once, and non-reentrant ones one at a time."""
         lane = Lane(policy)
         names = [f"{word}{star}" for word in CLASSES for star in ("", "*") for _ in range(3)]
         for name in names:
@@ -199,7 +198,7 @@ class TestPolicies:
         shares = {word: first.count(f"{word}*") for word in CLASSES}
         assert shares == {"high": 40, "normal": 20, "low": 10, "background": 5}
 
-    def test_round_robin_goes_by_the_last_epoch_a_component_ran_in(self) -> None:
+    def test_round_robin_uses_the_last_epoch_a_component_ran_in(self) -> None:
         lane = Lane("round_robin")
         for name, last in (("low*", 5), ("high*", 7), ("normal*", 2)):
             lane.nodes[name].last_epoch_id = last
@@ -220,12 +219,12 @@ class TestPolicies:
             lane.finish(item, seconds)
         assert spent["normal*"] == pytest.approx(spent["normal"], abs=0.006)
 
-    def test_a_policy_that_looks_at_a_snapshot_sees_what_was_promised(self) -> None:
+    def test_a_snapshot_has_the_documented_fields(self) -> None:
         seen: list[Snapshot] = []
 
         def rank(snapshot: Snapshot) -> tuple[Decision, ...]:
             seen.append(snapshot)
-            return (Decision(snapshot.candidates[-1].id, snapshot.slots[0].id, Because("last", "last")),)
+            return (Decision(snapshot.candidates[-1].id, snapshot.slots[0].id, PickReason("last", "last")),)
 
         lane = Lane(Policy(name="last", rank=rank, sentence="The last one."))
         lane.nodes["high*"].last_epoch_id = 4
@@ -245,7 +244,7 @@ class TestPolicies:
 
         def rank(snapshot: Snapshot) -> tuple[Decision, ...]:
             sizes.append(len(snapshot.candidates))
-            return (Decision(snapshot.candidates[0].id, 0, Because("first", "first")),)
+            return (Decision(snapshot.candidates[0].id, 0, PickReason("first", "first")),)
 
         lane = Lane(Policy(name="first", rank=rank, sentence="The first one."))
         for _ in range(CANDIDATES_MAX + 10):
@@ -255,7 +254,7 @@ class TestPolicies:
 
 
 class Broken:
-    """An ordering that fails in one of its methods."""
+    """An incremental order that fails in one of its methods."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -265,7 +264,7 @@ class Broken:
         if where == self.where:
             raise RuntimeError(f"broken in {where}")
 
-    def account(self, level: Any, key: Any, account: Account) -> None:
+    def set_account(self, level: Any, key: Any, account: Account) -> None:
         self._maybe("account")
 
     def add(self, candidate: Candidate) -> None:
@@ -280,32 +279,32 @@ class Broken:
 
     def pick(self) -> Candidate | None:
         self._maybe("pick")
-        if self.where == "nobody":
+        if self.where == "nothing":
             return None
         if self.where == "stranger":
             return Candidate(id=999, owner="?")
         return self.ready.pop()
 
 
-class TestAPolicyThatFails:
-    @pytest.mark.parametrize("where", ["account", "add", "pick", "charge", "nobody", "stranger"])
-    def test_it_costs_order_and_never_an_invocation(self, where: str) -> None:
-        policy = Policy(name="broken", rank=lambda _: (), sentence="Broken.", ordering=lambda: Broken(where))
+class TestFailingPolicy:
+    @pytest.mark.parametrize("where", ["account", "add", "pick", "charge", "nothing", "stranger"])
+    def test_a_failing_policy_loses_no_invocation(self, where: str) -> None:
+        policy = Policy(name="broken", rank=lambda _: (), sentence="Broken.", incremental=lambda: Broken(where))
         lane = Lane(policy)
         for name in ("low*", "high*", "normal", "normal", "background"):
             lane.add(name)
         assert sorted(lane.drain()) == ["background", "high*", "low*", "normal", "normal"]
         assert [event.kind for event in lane.reports.health_events] == ["policy_failed"]
 
-    @pytest.mark.parametrize("answer", [(), (Decision(999, 0, Because("x", "x")),), None])
-    def test_nonsense_from_a_plain_policy_is_replaced_by_the_classes(self, answer: Any) -> None:
+    @pytest.mark.parametrize("answer", [(), (Decision(999, 0, PickReason("x", "x")),), None])
+    def test_an_invalid_decision_falls_back_to_the_default_order(self, answer: Any) -> None:
         lane = Lane(Policy(name="odd", rank=lambda _: answer, sentence="Odd."))
         for name in ("low*", "high*", "normal*"):
             lane.add(name)
         assert lane.drain() == ["high*", "normal*", "low*"]
 
-    def test_also_while_it_is_bypassed_or_told_to_forget(self) -> None:
-        policy = Policy(name="broken", rank=lambda _: (), sentence="Broken.", ordering=lambda: Broken("remove"))
+    def test_a_policy_that_fails_in_remove_falls_back_too(self) -> None:
+        policy = Policy(name="broken", rank=lambda _: (), sentence="Broken.", incremental=lambda: Broken("remove"))
         lane = Lane(policy, starvation_epochs=1)
         oldest = lane.add("low*", epoch_id=1)
         lane.add("high*", epoch_id=9)

@@ -1,4 +1,4 @@
-"""The life of components: started in order, ended in reverse, with their state kept in between."""
+"""The lifecycle of components: start in order, end in reverse, restored state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.graph.worlds import node, run
 
 
 class Living:
-    """A class component that notes its life."""
+    """A class component that records its lifecycle calls."""
 
     name = "?"
 
@@ -72,14 +72,14 @@ class TestLifecycle:
         assert (result.epochs, result.scheduler_stop_reason) == (0, SchedulerStopReason.ERROR)
         assert (error.phase, error.code, error.component_id, error.fatal) == (phase, f"component_{phase}", "b", True)
 
-    def test_a_failed_deactivate_stops_nobody_and_makes_the_result_not_ok(self) -> None:
+    def test_a_failed_deactivate_does_not_stop_the_others_and_makes_the_result_not_ok(self) -> None:
         nodes = [node(living("a")), node(living("b", deactivate=fail("stuck")))]
         result = run(nodes)
         assert "deactivate a" in log
         assert result.scheduler_stop_reason == SchedulerStopReason.TICK_BOUND
         assert (result.ok, result.runtime_errors[0].fatal) == (False, False)
 
-    def test_a_component_error_stops_the_run_and_everybody_is_deactivated(self) -> None:
+    def test_a_component_error_stops_the_run_and_all_components_are_deactivated(self) -> None:
         nodes = [node(living("a")), node(living("b", execute=fail("broken")))]
         result = run(nodes, steps=5)
         assert log[-2:] == ["deactivate b", "deactivate a"]
@@ -121,7 +121,7 @@ class TestLifecycle:
         assert second.snapshots == {"Tally": 5}
         assert log == ["reset", "restore 3"]
 
-    def test_an_interrupt_ends_what_was_started_and_goes_through(self) -> None:
+    def test_an_interrupt_ends_what_was_started_and_is_raised(self) -> None:
         def execute(self: Any) -> None:
             raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""Loading a graph file: strict, complete about what is wrong, and within its limits."""
+"""Loading a graph file: all problems are reported, and the limits hold."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def the_only(document: str | dict[str, Any], **options: Any) -> Diagnostic:
     return diagnostics[0]
 
 
-# --- what is loaded ------------------------------------------------------------------------------
+# --- accepted ------------------------------------------------------------------------------------
 
 
-def test_yaml_json_and_a_dictionary_say_the_same(tmp_path: Path) -> None:
+def test_yaml_json_and_a_dictionary_give_the_same_graph(tmp_path: Path) -> None:
     from_yaml = load_text(MINIMAL)
     document = draft(
         [{"id": "source", "type": "demo.Source"}, {"id": "sink", "type": "demo.Sink"}],
@@ -64,7 +64,7 @@ def test_a_json_file_is_read_as_json(tmp_path: Path) -> None:
         load(path)
 
 
-def test_null_says_the_same_as_nothing_outside_of_config() -> None:
+def test_null_means_missing_except_in_config() -> None:
     text = MINIMAL.replace("kind: immediate,", "kind: immediate, policy: ,").replace(
         "name: minimal", "name: minimal, clock: ~"
     )
@@ -77,7 +77,7 @@ def test_a_required_field_that_is_null_is_missing() -> None:
     assert the_only(MINIMAL.replace("kind: immediate", "kind: ")).message == "edges.wire.kind is required"
 
 
-def test_a_lane_may_be_called_anything_a_key_can_be() -> None:
+def test_any_key_can_be_the_id_of_a_lane() -> None:
     spec = load_text(MINIMAL.replace("main", "'on'").replace("lanes: {'on'", "lanes: {on"))
     assert list(spec.lanes) == ["on"]
 
@@ -87,15 +87,15 @@ def test_the_lines_of_a_file_are_known(tmp_path: Path) -> None:
     path.write_text(MINIMAL)
     loaded = read_graph(path)
     assert loaded.lines["components.sink"] == 7
-    located = loaded.located([Diagnostic.of("diagnostic_note", "x", "components.sink.trigger_policy.inputs")])
-    assert located[0].line == 7
+    found = loaded.with_lines([Diagnostic.of("diagnostic_note", "x", "components.sink.trigger_policy.inputs")])
+    assert found[0].line == 7
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- refused -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", ["schema_version", "graph", "lanes", "components", "edges"])
-def test_a_required_section_must_be_there(field: str) -> None:
+def test_a_missing_required_section_is_reported(field: str) -> None:
     document = draft(["a"])
     del document[field]
     assert f"{field} is required" in [each.message for each in refused(document)]
@@ -126,7 +126,7 @@ def test_an_unknown_field_is_refused_everywhere(text: str, path: str) -> None:
     assert diagnostic.line is not None
 
 
-def test_a_misspelt_word_is_answered_with_the_nearest_right_one() -> None:
+def test_a_misspelt_value_or_field_suggests_the_closest_one() -> None:
     assert the_only(MINIMAL.replace("event_loop", "event_lop")).suggested_fix.startswith("Did you mean event_loop?")
     assert the_only(MINIMAL.replace("kind: immediate", "kind: imediate")).suggested_fix.startswith(
         "Did you mean immediate?"
@@ -167,7 +167,7 @@ def test_a_misspelt_word_is_answered_with_the_nearest_right_one() -> None:
         ),
     ],
 )
-def test_a_value_that_does_not_fit_has_its_code_and_path(change: dict[str, Any], code: str, path: str) -> None:
+def test_an_invalid_value_has_its_code_and_path(change: dict[str, Any], code: str, path: str) -> None:
     diagnostic = the_only({**draft(), **change})
     assert (diagnostic.code, diagnostic.graph_path) == (code, path)
 
@@ -182,7 +182,7 @@ def test_a_value_that_does_not_fit_has_its_code_and_path(change: dict[str, Any],
         ({"readers": "many"}, "invalid_channel_policy"),
     ],
 )
-def test_a_bad_word_in_an_edges_policy_is_a_bad_channel_policy(policy: dict[str, Any], code: str) -> None:
+def test_an_invalid_value_in_an_edge_policy_is_an_invalid_channel_policy(policy: dict[str, Any], code: str) -> None:
     document = draft(["a", "b"], [{"from": "a.out", "to": "b.in", "policy": policy}])
     assert the_only(document).code == code
 
@@ -198,7 +198,7 @@ def test_action_event_sources_are_reserved(kind: str) -> None:
     assert the_only(document).graph_path == "components.a.event_sources.0.type"
 
 
-def test_everything_that_is_wrong_is_reported_together() -> None:
+def test_all_problems_are_reported_together() -> None:
     document = draft(
         ["a", {"id": "b", "colour": "red"}, {"id": "c", "execution": {"budget_ms": -1}}],
         [{"from": "a.out", "to": "b.in", "kind": "sudden"}],
@@ -212,14 +212,14 @@ def test_everything_that_is_wrong_is_reported_together() -> None:
     ]
 
 
-def test_no_more_diagnostics_are_shown_than_anybody_reads() -> None:
+def test_the_number_of_diagnostics_is_limited() -> None:
     document = draft([{"id": f"c{n}", "colour": "red"} for n in range(DIAGNOSTICS_MAX + 7)])
     diagnostics = refused(document)
     assert len(diagnostics) == DIAGNOSTICS_MAX + 1
     assert diagnostics[-1].message == "7 more problems are not shown"
 
 
-def test_the_error_itself_says_the_first_problem_and_what_to_do() -> None:
+def test_the_error_has_the_first_problem_and_its_fix() -> None:
     with pytest.raises(GraphInvalid) as caught:
         load_text(MINIMAL.replace("kind: immediate, ", ""))
     assert str(caught.value) == "edges.wire.kind is required. Add the field."
@@ -233,12 +233,12 @@ def test_a_file_that_cannot_be_opened_is_a_diagnostic(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_dictionary_that_is_no_json_is_a_diagnostic() -> None:
-    with pytest.raises(GraphInvalid, match="cannot be written as JSON"):
+def test_a_dictionary_that_cannot_be_encoded_is_a_diagnostic() -> None:
+    with pytest.raises(GraphInvalid, match="cannot be encoded as JSON"):
         load_mapping({"schema_version": 1, "graph": object()})
     endless: dict[str, Any] = {}
     endless["again"] = endless
-    with pytest.raises(GraphInvalid, match="cannot be written as JSON"):
+    with pytest.raises(GraphInvalid, match="cannot be encoded as JSON"):
         load_mapping(endless)
 
 
@@ -255,13 +255,11 @@ def test_a_dictionary_that_is_no_json_is_a_diagnostic() -> None:
         ({}, {"timeout_ms": 5}, "components.a.execution.timeout_ms"),
     ],
 )
-def test_version_1_refuses_the_fields_of_version_2_and_says_so(
-    lane: dict[str, Any], execution: dict[str, Any], path: str
-) -> None:
+def test_version_1_refuses_the_fields_of_version_2(lane: dict[str, Any], execution: dict[str, Any], path: str) -> None:
     document = draft([{"id": "a", "execution": execution}], lanes={"main": {"type": "thread_pool", **lane}})
     diagnostic = the_only(document)
     assert (diagnostic.code, diagnostic.graph_path) == ("graph_validation_error", path)
-    assert "say schema_version: 2" in diagnostic.suggested_fix
+    assert "set schema_version: 2" in diagnostic.suggested_fix
     assert load_mapping({**document, "schema_version": 2}).schema_version == 2
 
 
@@ -278,53 +276,53 @@ def sized(lanes: int = 1, components: int = 0, edges: int = 0, loops: int = 0) -
 
 
 @pytest.mark.parametrize(
-    ("name", "most", "within", "beyond"),
+    ("name", "limit", "within", "beyond"),
     [
         ("lanes", 256, sized(lanes=256), sized(lanes=257)),
         ("composite_loops", 1024, sized(components=1, loops=1024), sized(components=1, loops=1025)),
     ],
 )
 def test_a_count_at_its_limit_and_one_past_it(
-    name: str, most: int, within: dict[str, Any], beyond: dict[str, Any]
+    name: str, limit: int, within: dict[str, Any], beyond: dict[str, Any]
 ) -> None:
     load_mapping(within)
     messages = [each.message for each in refused(beyond)]
-    assert messages == [f"runtime graph.{name} count exceeds limit {most}"]
+    assert messages == [f"runtime graph.{name} count exceeds limit {limit}"]
 
 
-def test_components_and_edges_have_limits_that_a_caller_can_tighten() -> None:
+def test_a_caller_can_lower_the_limits_of_components_and_edges() -> None:
     limits = InputLimits(components=3, edges=2)
     load_mapping(sized(components=3, edges=2), limits=limits)
     assert the_only(sized(components=4), limits=limits).message == "runtime graph.components count exceeds limit 3"
     assert the_only(sized(components=2, edges=3), limits=limits).message == "runtime graph.edges count exceeds limit 2"
 
 
-def test_the_largest_graph_of_the_limits_can_be_loaded() -> None:
+def test_a_graph_at_all_limits_can_be_loaded() -> None:
     limits = InputLimits(graph_input_bytes=4 * 1024 * 1024)
     spec = load_mapping(sized(components=4096, edges=8192), limits=limits)
     assert (len(spec.components), len(spec.edges)) == (4096, 8192)
 
 
 @pytest.mark.parametrize("name", ["a" * 128, "é" * 64])
-def test_an_id_of_128_bytes_is_taken_and_one_more_is_not(name: str) -> None:
+def test_an_id_may_have_128_bytes_and_no_more(name: str) -> None:
     load_mapping(draft([name], graph={"name": name}))
     assert refused(draft([name + "x"]))
     assert refused(draft(graph={"name": name + "x"}))
 
 
-def test_a_name_that_a_prefix_makes_too_long_is_refused() -> None:
+def test_an_id_that_is_too_long_with_its_prefix_is_refused() -> None:
     part = {"id": "s" * 100, "components": draft(["c" * 30])["components"], "edges": []}
     assert "identifier exceeds limit 128 bytes" in refused(draft(subgraphs=[part]))[0].message
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x7f"])
-def test_an_id_is_not_empty_and_holds_no_control_characters(name: str) -> None:
+def test_an_id_is_not_empty_and_has_no_control_characters(name: str) -> None:
     assert refused(draft([name]))
     assert refused(draft(lanes={name: {"type": "event_loop"}}))
     assert refused(draft(subgraphs=[cell(id=name)]))
 
 
-def test_a_text_of_4096_bytes_is_taken_and_one_more_is_not() -> None:
+def test_a_string_may_have_4096_bytes_and_no_more() -> None:
     load_mapping(draft([{"id": "a", "type": "t" * 4096}]))
     assert "string exceeds limit 4096 bytes" in refused(draft([{"id": "a", "type": "t" * 4097}]))[0].message
     assert "string exceeds limit 4096 bytes" in refused(draft([{"id": "a", "type": "é" * 2049}]))[0].message
@@ -342,9 +340,9 @@ def test_config_has_a_depth_of_8_and_values_of_4096_bytes() -> None:
     )
 
 
-def test_a_text_that_utf8_cannot_hold_is_a_diagnostic() -> None:
+def test_a_string_that_cannot_be_encoded_as_utf8_is_a_diagnostic() -> None:
     text = '{"schema_version": 1, "graph": {"name": "\\ud800"}, "lanes": {}, "components": [], "edges": []}'
-    assert "UTF-8 cannot hold" in refused(text)[0].message
+    assert "not valid UTF-8" in refused(text)[0].message
 
 
 # --- subgraphs -----------------------------------------------------------------------------------
@@ -356,7 +354,7 @@ def cell(**changes: Any) -> dict[str, Any]:
     return {**part, **changes}
 
 
-def test_a_subgraphs_name_is_put_in_front_of_every_name_in_it() -> None:
+def test_a_subgraphs_id_is_the_prefix_of_every_id_in_it() -> None:
     loop = {"id": "round", "components": ["source", "sink"], "loop_policy": {"type": "fixed_point"}}
     spec = load_mapping(draft(["top"], subgraphs=[cell(composite_loops=[loop])]))
     assert [each.id for each in spec.components] == ["top", "cell.source", "cell.sink"]
@@ -369,7 +367,7 @@ def test_a_subgraphs_name_is_put_in_front_of_every_name_in_it() -> None:
     assert spec.components[1].execution.lane == "main"
 
 
-def test_what_came_from_where_is_remembered() -> None:
+def test_the_hierarchy_lists_the_ids_of_each_subgraph() -> None:
     (part,) = load_mapping(draft(subgraphs=[cell()])).hierarchy
     assert (part.id, part.template, part.expansion) == ("cell", "", "compile_time_namespace")
     assert (part.components, part.edges) == (("cell.source", "cell.sink"), ("cell.e0",))
@@ -387,7 +385,7 @@ def test_a_subgraph_without_components_is_refused_and_without_edges_is_not() -> 
     load_mapping(draft(subgraphs=[cell(edges=[])]))
 
 
-def test_two_parts_of_one_name_are_refused() -> None:
+def test_two_subgraphs_with_the_same_id_are_refused() -> None:
     codes = [each.code for each in refused(draft(subgraphs=[cell(), cell()]))]
     assert codes == ["duplicate_id"]
 
@@ -396,12 +394,12 @@ def test_an_unknown_field_of_a_subgraph_is_refused() -> None:
     assert the_only(draft(subgraphs=[cell(lanes={})])).graph_path == "subgraphs.cell.lanes"
 
 
-def test_a_fault_inside_a_subgraph_is_found_where_it_stands() -> None:
+def test_a_problem_inside_a_subgraph_has_its_path_in_the_file() -> None:
     faulty = cell(edges=[{"id": "e", "from": "source.out", "to": "sink.in"}])
     assert the_only(draft(subgraphs=[faulty])).graph_path == "subgraphs.cell.edges.e.kind"
 
 
-def test_parts_count_towards_the_limits_of_the_whole() -> None:
+def test_subgraphs_count_towards_the_limits() -> None:
     parts = [cell(id=f"cell{n}") for n in range(3)]
     load_mapping(draft(subgraphs=parts), limits=InputLimits(components=6))
     messages = [each.message for each in refused(draft(subgraphs=parts), limits=InputLimits(components=5))]
@@ -431,7 +429,7 @@ def with_templates(*instances: dict[str, Any], **changes: Any) -> dict[str, Any]
     return draft(templates=[template(**changes)], template_instances=list(instances))
 
 
-def test_an_instance_fills_the_holes_and_is_expanded_like_a_subgraph() -> None:
+def test_an_instance_fills_the_placeholders_and_is_expanded_like_a_subgraph() -> None:
     spec = load_mapping(with_templates(instance("one"), instance("two", size=9)))
     assert [each.id for each in spec.components] == ["one.source", "one.sink", "two.source", "two.sink"]
     assert spec.components[0].type == "demo.Source"
@@ -445,13 +443,13 @@ def test_a_placeholder_alone_keeps_the_type_of_its_value() -> None:
 
 
 @pytest.mark.parametrize(("value", "written"), [(True, "true"), (2.5, "2.5"), ("x", "x")])
-def test_a_placeholder_inside_a_text_is_written_out(value: object, written: str) -> None:
+def test_a_placeholder_inside_a_string_is_inserted_as_text(value: object, written: str) -> None:
     inside = [{"id": "a", "type": "demo.Source", "execution": {"lane": "main"}, "config": {"text": "<{{size}}>"}}]
     spec = load_mapping(with_templates(instance(size=value), components=inside, edges=[]))
     assert spec.components[0].config == {"text": f"<{written}>"}
 
 
-def test_braces_outside_of_templates_are_plain_text() -> None:
+def test_braces_outside_of_templates_have_no_meaning() -> None:
     spec = load_mapping(draft([{"id": "a", "config": {"prompt": "Hello {{name}}"}}]))
     assert spec.components[0].config == {"prompt": "Hello {{name}}"}
 
@@ -459,20 +457,20 @@ def test_braces_outside_of_templates_are_plain_text() -> None:
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        (with_templates({**instance(), "parameters": {"kind": "x"}}), "gives no parameter size"),
-        (with_templates(instance(colour="red")), "gives an unknown parameter colour"),
-        (with_templates({**instance(), "template": "triple"}), "names no template: triple"),
-        (with_templates(parameters=["kind"]), "the placeholder {{size}} names no parameter"),
-        (with_templates(edges=[{"id": "{{kind", "kind": "immediate"}]), "a placeholder is not closed in '{{kind'"),
-        (with_templates(edges=[{"id": "kind}}", "kind": "immediate"}]), "a placeholder is not closed in 'kind}}'"),
-        (with_templates(edges=[{"{{kind}}": 1}]), "a placeholder cannot stand in the key '{{kind}}'"),
-        (with_templates(edges=[{"id": "{{ kind }}"}]), "the placeholder {{ kind }} names no parameter"),
+        (with_templates({**instance(), "parameters": {"kind": "x"}}), "the parameter size is missing"),
+        (with_templates(instance(colour="red")), "unknown parameter colour"),
+        (with_templates({**instance(), "template": "triple"}), "unknown template triple"),
+        (with_templates(parameters=["kind"]), "the placeholder {{size}} does not match any parameter"),
+        (with_templates(edges=[{"id": "{{kind", "kind": "immediate"}]), "unbalanced placeholder braces in '{{kind'"),
+        (with_templates(edges=[{"id": "kind}}", "kind": "immediate"}]), "unbalanced placeholder braces in 'kind}}'"),
+        (with_templates(edges=[{"{{kind}}": 1}]), "a placeholder is not allowed in a key: '{{kind}}'"),
+        (with_templates(edges=[{"id": "{{ kind }}"}]), "the placeholder {{ kind }} does not match any parameter"),
         (with_templates(components=[], edges=[]), "templates.pair.components is required"),
-        (with_templates(instance(), instance()), "has the id one twice"),
-        (draft(templates=[template(), template()]), "templates has the id pair twice"),
+        (with_templates(instance(), instance()), "duplicate id one"),
+        (draft(templates=[template(), template()]), "templates: duplicate id pair"),
     ],
 )
-def test_a_template_that_is_not_filled_right_is_a_load_error(document: dict[str, Any], words: str) -> None:
+def test_a_template_that_is_filled_wrongly_is_a_load_error(document: dict[str, Any], words: str) -> None:
     assert words in refused(document)[0].message
 
 
@@ -481,12 +479,12 @@ def test_a_parameter_is_a_scalar(value: object) -> None:
     assert the_only(with_templates(instance(size=value))).graph_path.startswith("template_instances.one.parameters")
 
 
-def test_a_filled_value_is_held_against_its_field() -> None:
+def test_a_filled_value_is_checked_like_any_other() -> None:
     diagnostic = the_only(with_templates(instance(size="many")))
     assert diagnostic.graph_path == "template_instances.one.components.sink.execution.budget_ms"
 
 
-def test_a_text_that_grows_past_its_limit_when_filled_is_refused() -> None:
+def test_a_string_that_exceeds_its_limit_when_filled_is_refused() -> None:
     inside = [{"id": "a", "type": "{{kind}}{{kind}}", "execution": {"lane": "main"}}]
     assert (
         "string exceeds limit 4096"
@@ -494,14 +492,14 @@ def test_a_text_that_grows_past_its_limit_when_filled_is_refused() -> None:
     )
 
 
-def test_many_instances_of_a_large_template_are_refused_like_any_bomb() -> None:
+def test_the_values_of_all_template_instances_have_a_limit() -> None:
     components = [{"id": f"c{n}", "type": "t", "execution": {"lane": "main"}} for n in range(40)]
     document = with_templates(*(instance(f"i{n}") for n in range(40)), components=components, edges=[])
     messages = [each.message for each in refused(document, limits=InputLimits(values=2000))]
-    assert messages == ["the templates unfold to more values than the limit 2000"]
+    assert messages == ["the template instances expand to more values than the limit 2000"]
 
 
-def test_an_expanded_item_keeps_the_line_it_was_written_on(tmp_path: Path) -> None:
+def test_an_expanded_item_has_its_line_in_the_file(tmp_path: Path) -> None:
     text = MINIMAL + (
         "templates:\n"
         "  - id: pair\n"

@@ -1,9 +1,9 @@
-"""Whatever is fed to the loader, the answer is a graph or a diagnostic, never a traceback.
+"""For any input, the loader returns a graph or reports a diagnostic; it never fails with a traceback.
 
-Three kinds of damage are done to good files. *Bytes*: cut, doubled, swapped, sprinkled with signs that mean something
-to YAML. *Values*: anywhere in the document something is replaced by something of another type, size or depth, dropped,
-or put somewhere else. *Sense*: words and names that are right by themselves and wrong where they stand. What still
-loads is compiled, printed and drawn as well. A failure names its round: the same round does the same damage again.
+The test damages valid files in three ways. *Bytes*: cut, repeated, replaced, or mixed with special characters of YAML.
+*Values*: a value anywhere in the document is removed, moved, or replaced by one of another type, size or depth.
+*Meaning*: values and names that are valid by themselves and wrong in their place. A file that still loads is also
+compiled, printed and drawn. A failure names its round: the same round number repeats the same damage.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rota.graph.compiler import lint
 from rota.graph.diagnostics import CODES
 from rota.graph.loader import load_text
 from rota.graph.mermaid import to_mermaid
-from rota.graph.shapes import explain_shape, plan_shape
+from rota.graph.plan_reports import explanation_to_dict, plan_to_dict
 from rota.graph.spec import GraphSpec
 from rota.graph.svg import to_svg
 from tests.graph.drafts import BARE, corpus
 
 ROUNDS = int(os.environ.get("ROTA_FUZZ_ROUNDS", "50000" if os.environ.get("ROTA_SOAK") else "1000"))
 
-SIGNS = [
+SPECIALS = [
     b"{",
     b"}",
     b"[",
@@ -45,7 +45,7 @@ SIGNS = [
     b"\n",
     b"\t",
 ]
-SIGNS += [b"\x00", b"\xff", b"\xed\xa0\x80", b"'", b'"', b"{{", b"}}", b"<<: ", b"---\n", b"%", b"#", b"~", b"  "]
+SPECIALS += [b"\x00", b"\xff", b"\xed\xa0\x80", b"'", b'"', b"{{", b"}}", b"<<: ", b"---\n", b"%", b"#", b"~", b"  "]
 
 
 def junk(rng: random.Random) -> Any:
@@ -115,10 +115,10 @@ def damage_values(document: dict[str, Any], rng: random.Random) -> dict[str, Any
     return document
 
 
-SENSE: dict[str, list[Any]] = {
+VALID_ELSEWHERE: dict[str, list[Any]] = {
     "kind": ["immediate", "delay", "state", "async"],
-    "from": ["a.out", "b.out", "c.out", "a", "cell.a.out", "nobody.out"],
-    "to": ["a.in", "b.in", "c.in", "b", "cell.b.in", "nobody.in"],
+    "from": ["a.out", "b.out", "c.out", "a", "cell.a.out", "missing.out"],
+    "to": ["a.in", "b.in", "c.in", "b", "cell.b.in", "missing.in"],
     "lane": ["main", "pool", "own", "elsewhere"],
     "depends_on": [["a"], ["b"], ["c", "c"], ["a", "b"]],
     "trigger_policy": [
@@ -138,16 +138,18 @@ SENSE: dict[str, list[Any]] = {
 }
 
 
-def damage_sense(document: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+def damage_meaning(document: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     for _ in range(rng.randint(1, 4)):
         known = [
-            (container, key) for container, key in places(document) if isinstance(container, dict) and key in SENSE
+            (container, key)
+            for container, key in places(document)
+            if isinstance(container, dict) and key in VALID_ELSEWHERE
         ]
         container, key = rng.choice(known)
-        fitting = [word for word in SENSE[key] if type(word) is type(container[key])] or [container[key]]
+        candidates = [word for word in VALID_ELSEWHERE[key] if type(word) is type(container[key])] or [container[key]]
         if key == "components" and "loop_policy" not in container:
             continue
-        container[key] = rng.choice(fitting)
+        container[key] = rng.choice(candidates)
     return document
 
 
@@ -160,7 +162,7 @@ def damage_bytes(data: bytes, rng: random.Random) -> bytes:
         if what < 0.3:
             del damaged[at:end]
         elif what < 0.7:
-            damaged[at:at] = rng.choice(SIGNS) * rng.randint(1, 4)
+            damaged[at:at] = rng.choice(SPECIALS) * rng.randint(1, 4)
         elif what < 0.85:
             damaged[at:at] = damaged[at:end] * rng.randint(1, 3)
         else:
@@ -175,7 +177,7 @@ def a_damaged_file(number: int) -> bytes:
     if damage < 0.4:
         document = damage_values(document, rng)
     elif damage < 0.8:
-        document = damage_sense(document, rng)
+        document = damage_meaning(document, rng)
     text = (
         json.dumps(document).encode()
         if rng.random() < 0.5
@@ -184,40 +186,40 @@ def a_damaged_file(number: int) -> bytes:
     return damage_bytes(text, rng) if rng.random() < 0.4 else text
 
 
-def fate_of(data: bytes) -> str:
-    """What becomes of a file: refused when it is loaded, refused when it is compiled, or a plan."""
+def outcome_of(data: bytes) -> str:
+    """Return how far a file gets: unreadable, refused by the compiler, or compiled to a plan."""
     try:
         spec = load_text(data)
     except GraphInvalid as refusal:
         diagnostics = refusal.diagnostics
     else:
-        return fate_of_spec(spec)
+        return outcome_of_spec(spec)
     assert diagnostics
     assert all(each.code in CODES for each in diagnostics)
     msgspec.json.encode(diagnostics)
     return "unreadable"
 
 
-def fate_of_spec(spec: GraphSpec) -> str:
+def outcome_of_spec(spec: GraphSpec) -> str:
     checked = lint(spec, platform=BARE)
-    msgspec.json.encode(explain_shape(checked))
+    msgspec.json.encode(explanation_to_dict(checked))
     if checked.plan is None:
         assert checked.errors
         return "refused"
-    msgspec.json.encode(plan_shape(checked.plan))
+    msgspec.json.encode(plan_to_dict(checked.plan))
     to_mermaid(checked.plan).encode()
     to_svg(checked.plan).encode()
     return "plan"
 
 
 def test_a_damaged_file_gives_a_graph_or_a_diagnostic() -> None:
-    fates: dict[str, int] = {}
+    outcomes: dict[str, int] = {}
     for number in range(ROUNDS):
         data = a_damaged_file(number)
         try:
-            fate = fate_of(data)
+            outcome = outcome_of(data)
         except Exception as problem:
             raise AssertionError(f"round {number} of {ROUNDS}: {data!r}") from problem
-        fates[fate] = fates.get(fate, 0) + 1
-    # a fuzz that only ever meets the first gate tests the first gate
-    assert all(fates.get(fate, 0) > ROUNDS // 50 for fate in ("unreadable", "refused", "plan")), fates
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    # each outcome must occur often enough; otherwise the test exercises the first stage only
+    assert all(outcomes.get(outcome, 0) > ROUNDS // 50 for outcome in ("unreadable", "refused", "plan")), outcomes

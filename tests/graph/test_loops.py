@@ -1,4 +1,4 @@
-"""Composite loops: going round, agreeing, and what becomes of what was kept back."""
+"""Composite loops: iterations, convergence, and what happens to held publications."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from rota.clock import ManualClock
 from rota.graph.components import component
 from rota.graph.invocation import GraphContext
-from rota.graph.run_options import RuntimeRunnerResult, SchedulerStopReason
+from rota.graph.results import RuntimeRunnerResult
+from rota.graph.run_options import SchedulerStopReason
 from rota.graph.stop import StopToken
 from rota.graph.tasks import TaskResult
 from tests.graph.parts import Count, burst, log, note
@@ -19,13 +20,13 @@ from tests.graph.worlds import make_runner, names, node, run, wire
 
 @component("loop.grow")
 def grow(value: int = 0, back: int = 0) -> int:
-    """One more than what came."""
+    """One more than its input."""
     return max(value, back) + 1
 
 
 @component("loop.judge", outputs=("back", "done"))
 class Judge:
-    """Sends everything back into the loop and out of it, and says what it is told to say."""
+    """Sends everything back into the loop and out of it, and reports what it is configured to report."""
 
     def __init__(self, *, converged_at: int = 0, reason: str = "", goal: int | None = None, fail_at: int = 0) -> None:
         self.converged_at, self.reason, self.goal, self.fail_at = converged_at, reason, goal, fail_at
@@ -69,18 +70,18 @@ def go(
     return run(nodes, wires, lanes=lanes, loops=loops, steps=steps, **options)
 
 
-class TestHowALoopEnds:
-    def test_without_a_number_of_iterations_it_goes_round_once(self) -> None:
+class TestEndReasons:
+    def test_without_max_iterations_it_runs_one_iteration(self) -> None:
         result = go()
         assert (log, result.loops[0].iterations, result.loops[0].reason) == ([1], 1, "max_iterations")
 
-    def test_it_goes_round_as_often_as_it_may(self) -> None:
+    def test_it_runs_up_to_max_iterations(self) -> None:
         result = go({"max_iterations": 4})
         assert log == [1, 2, 3, 4]
         assert (result.loops[0].reason, result.loops[0].converged) == ("max_iterations", False)
 
     @pytest.mark.parametrize("word", ["single_pass", "after_first_iteration", "always"])
-    def test_some_convergence_words_end_it_after_the_first(self, word: str) -> None:
+    def test_some_convergence_values_end_it_after_the_first_iteration(self, word: str) -> None:
         result = go({"max_iterations": 9, "convergence": word})
         assert (log, result.loops[0].reason, result.loops[0].converged) == ([1], word, True)
 
@@ -108,7 +109,7 @@ class TestHowALoopEnds:
         result = go({"max_iterations": 9}, {"converged_at": 3})
         assert (log, result.loops[0].reason) == ([1, 2, 3], "component_report")
 
-    def test_a_member_may_say_why(self) -> None:
+    def test_a_member_may_report_its_own_reason(self) -> None:
         assert (
             go({"max_iterations": 9}, {"converged_at": 2, "reason": "close enough"}).loops[0].reason == "close enough"
         )
@@ -117,7 +118,7 @@ class TestHowALoopEnds:
         result = go({"max_iterations": 9, "residual_threshold": 1}, {"goal": 4})
         assert (log, result.loops[0].reason) == ([1, 2, 3], "residual_threshold")
 
-    def test_convergence_is_asked_before_reports_and_reports_before_residuals(self) -> None:
+    def test_convergence_is_checked_before_reports_and_reports_before_residuals(self) -> None:
         policy = {"max_iterations": 9, "residual_threshold": 5}
         assert go(policy, {"goal": 1, "converged_at": 1}).loops[0].reason == "component_report"
         assert go({**policy, "convergence": "always"}, {"goal": 1, "converged_at": 1}).loops[0].reason == "always"
@@ -146,7 +147,7 @@ class TestHowALoopEnds:
         assert (result.loops[0].reason, result.loops[0].iterations) == ("budget_overrun", 4)
         assert result.totals["loop_budget_overrun_count"] == 1
 
-    def test_it_ends_when_nobody_in_it_is_ready(self) -> None:
+    def test_it_ends_when_no_member_is_ready(self) -> None:
         @component("loop.stop_at_two")
         def stop_at_two(value: int = 0, back: int = 0) -> int | None:
             return max(value, back) + 1 if max(value, back) < 2 else None
@@ -167,7 +168,7 @@ class TestHowALoopEnds:
         result = run(nodes, wires, loops=loops)
         assert (result.loops[0].reason, result.loops[0].iterations) == ("quiescent", 3)
 
-    def test_a_loop_in_which_nobody_is_ready_does_not_run(self) -> None:
+    def test_a_loop_without_a_ready_member_does_not_run(self) -> None:
         nodes = [
             node(grow, "grow", on={"type": "any_input", "inputs": ["back"]}),
             node(Judge, "judge", on="any_input"),
@@ -177,7 +178,7 @@ class TestHowALoopEnds:
         result = run(nodes, wires, loops=loops)
         assert (result.loops, result.totals["loop_run_count"]) == ((), 0)
 
-    def test_a_self_loop_goes_round_once_per_iteration(self) -> None:
+    def test_a_self_loop_runs_once_per_iteration(self) -> None:
         @component("loop.again")
         def again(value: int = 0, back: int = 0) -> int:
             log.append(max(value, back))
@@ -193,7 +194,7 @@ class TestHowALoopEnds:
         assert log == [1, 2, 3]
 
 
-class TestWhatLeavesTheLoop:
+class TestHeldPublications:
     def test_nothing_leaves_before_the_loop_is_over(self) -> None:
         seen_inside: list[int] = []
 
@@ -226,7 +227,7 @@ class TestWhatLeavesTheLoop:
         go({"max_iterations": 2}, kind="delay", steps=2)
         assert log == [1, 2]
 
-    def test_after_an_error_everything_is_thrown_away(self) -> None:
+    def test_after_an_error_everything_is_discarded(self) -> None:
         result = go({"max_iterations": 9}, {"fail_at": 3})
         assert log == []
         assert result.scheduler_stop_reason == SchedulerStopReason.ERROR
@@ -285,13 +286,13 @@ class TestCancellation:
         loops = [{"id": "l", "components": ["grow", "judge"], "loop_policy": {"type": kind, "max_iterations": 9}}]
         return run(nodes, wires, loops=loops, stop_token=token, trace=True, steps=9)
 
-    def test_it_is_looked_at_from_the_second_iteration_on(self) -> None:
+    def test_it_is_checked_from_the_second_iteration_on(self) -> None:
         result = self.cancelled("fixed_point")
         assert (result.loops[0].iterations, result.loops[0].reason, log) == (1, "cancelled", [1])
         assert names(result, "loop_") == ["loop_cancellation_requested", "loop_cancellation_observed"]
         assert result.scheduler_stop_reason == SchedulerStopReason.STOP_REQUESTED
 
-    def test_a_transaction_that_was_cancelled_leaves_nothing(self) -> None:
+    def test_a_cancelled_transaction_commits_nothing(self) -> None:
         self.cancelled("transaction")
         assert log == []
 
@@ -321,7 +322,7 @@ class TestOtherPolicies:
             runner.step()
             assert len(log) == 2
 
-    def test_coalesced_event_merges_what_waits_outside(self) -> None:
+    def test_coalesced_event_keeps_only_the_newest_message(self) -> None:
         nodes = [
             node(burst, config={"size": 5}),
             node(grow, "grow", on={"type": "any_input", "inputs": ["value", "back"]}),
@@ -380,13 +381,13 @@ class TestOtherPolicies:
         result = run(nodes, wires, loops=loops)
         assert result.metric("runtime.task.rejected_count") >= 1
         if fails:
-            assert "2 tasks of its loop under way already" in result.errors[0]
+            assert "its loop already has 2 tasks in flight" in result.errors[0]
         else:
             assert log == [[True, True, False]]
             assert "task_reject" in [event.kind for event in result.health_events]
 
 
-def test_what_cannot_be_compared_is_never_a_stable_state() -> None:
+def test_values_that_cannot_be_compared_are_never_a_stable_state() -> None:
     class Odd:
         def __eq__(self, other: object) -> bool:
             raise TypeError("no truth value")
@@ -412,7 +413,7 @@ def test_what_cannot_be_compared_is_never_a_stable_state() -> None:
     assert run(nodes, wires, loops=loops).loops[0].reason == "max_iterations"
 
 
-def test_a_full_channel_behind_a_loop_ends_the_run() -> None:
+def test_a_full_channel_after_a_loop_ends_the_run() -> None:
     nodes = [
         node(Count),
         node(grow, "grow", on={"type": "any_input", "inputs": ["value", "back"]}),

@@ -1,4 +1,4 @@
-"""The manual_step lane: the host says when, on its own thread."""
+"""The manual_step lane: the host decides when it runs, on the host's thread."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 from rota.clock import ManualClock
 from rota.graph.components import component
 from rota.graph.invocation import Invocation
+from rota.graph.results import RuntimeRunnerResult
 from rota.graph.run import RuntimeRunner
-from rota.graph.run_options import RuntimeRunnerResult, SchedulerStopReason
+from rota.graph.run_options import SchedulerStopReason
 from rota.graph.stop import StopToken
 from tests.graph.parts import Count, burst, log, note
 from tests.graph.worlds import make_runner, node, wire
 
-PATIENCE_S = 30.0  # real time, and only ends a test that would hang
+TEST_TIMEOUT_S = 30.0  # real time; it only ends a test that hangs
 
 UI = {"main": {"type": "event_loop"}, "ui": {"type": "manual_step"}}
 
@@ -33,7 +34,7 @@ class TestManualStep:
         wires = [wire("parts.count.out > show.value", "async", mode="queue", capacity=9)]
         with make_runner(nodes, wires, lanes=UI) as runner:
             runner.step()
-            assert runner.step("ui") == 0  # what was published is visible from the next boundary on
+            assert runner.step("ui") == 0  # publications are visible from the next epoch boundary on
             runner.step()
             assert log == []
             assert runner.step("ui") == 1
@@ -58,7 +59,7 @@ class TestManualStep:
             runner.step()
         assert log == [1]
 
-    def test_it_can_be_stepped_while_the_run_is_under_way_on_another_thread(self) -> None:
+    def test_it_can_be_stepped_during_a_run_on_another_thread(self) -> None:
         token = StopToken()
         nodes = [node(Count), node(note, on="any_input", lane="ui")]
         wires = [wire("parts.count.out > parts.note.value", "async", mode="queue", capacity=9)]
@@ -68,11 +69,11 @@ class TestManualStep:
         )
         thread = threading.Thread(target=runner.run)
         thread.start()
-        assert started.wait(PATIENCE_S)
+        assert started.wait(TEST_TIMEOUT_S)
         while not log:
             runner.step("ui")
         token.request()
-        thread.join(PATIENCE_S)
+        thread.join(TEST_TIMEOUT_S)
         assert not thread.is_alive()
         assert log[0] >= 1
 
@@ -86,7 +87,7 @@ class TestManualStep:
             assert runner.step() == 0
         assert runner.result.scheduler_stop_reason == SchedulerStopReason.ERROR
 
-    def test_an_interrupt_goes_through_to_the_host(self) -> None:
+    def test_an_interrupt_is_raised_in_the_host(self) -> None:
         @component
         def interrupted() -> None:
             raise KeyboardInterrupt
@@ -109,14 +110,14 @@ class TestManualStep:
             runner.step("ui")
         assert "stepped its own lane" in runners[0].result.errors[0]
 
-    def test_the_end_of_the_run_waits_for_a_step_under_way(self) -> None:
+    def test_the_end_of_the_run_waits_for_the_current_step(self) -> None:
         begun, gate = threading.Event(), threading.Event()
 
         @component
         class Slow:
             def execute(self) -> None:
                 begun.set()
-                gate.wait(PATIENCE_S)
+                gate.wait(TEST_TIMEOUT_S)
                 log.append("executed")
 
             def deactivate(self) -> None:
@@ -126,10 +127,10 @@ class TestManualStep:
         runner.start()
         host = threading.Thread(target=lambda: runner.step("ui"))
         host.start()
-        assert begun.wait(PATIENCE_S)
+        assert begun.wait(TEST_TIMEOUT_S)
         threading.Timer(0.0, gate.set).start()
         runner.finish()
-        host.join(PATIENCE_S)
+        host.join(TEST_TIMEOUT_S)
         assert log == ["executed", "deactivated"]
 
     def test_low_priority_work_is_rescued_by_aging(self) -> None:
@@ -174,7 +175,7 @@ class TestManualStep:
         assert runner.result.metric("runtime.scheduler.starvation_guard_count", lane="ui") == 0
         assert runner.result.metric("runtime.component.completed_count", component_id="idle", lane="ui") == 0
 
-    def test_a_source_that_never_rests_does_not_keep_those_behind_it_from_their_turn(self) -> None:
+    def test_a_source_that_is_always_ready_does_not_starve_the_components_behind_it(self) -> None:
         """The source is ready again in every step; the lane has time for one invocation in each."""
         order: list[str] = []
 
@@ -194,7 +195,7 @@ class TestManualStep:
                 runner.step("ui", invocations_max=1)
         assert order == 2 * ["source", "then", "last"]
 
-    def test_what_arrives_for_a_component_that_had_its_turn_is_for_the_next_round(self) -> None:
+    def test_a_message_for_a_component_already_visited_waits_for_the_next_round(self) -> None:
         order: list[str] = []
 
         @component
@@ -242,7 +243,7 @@ class TestManualStep:
             runner.step("ui")
         assert order == ["first0", "first1", "then0", "then1"]
 
-    def test_what_nobody_stepped_is_reported_as_rejected(self) -> None:
+    def test_invocations_that_were_never_stepped_are_reported_as_rejected(self) -> None:
         nodes = [node(burst, config={"size": 3}), node(note, on="any_input", lane="ui", reentrant=True)]
         wires = [wire("parts.burst.out > parts.note.value", "async", mode="queue", capacity=9)]
         with make_runner(nodes, wires, lanes=UI) as runner:
@@ -267,7 +268,7 @@ class TestManualStep:
             runner.step("ui")
         assert log == kept
 
-    def test_blocking_overflow_holds_work_back_until_there_is_room_or_it_is_too_late(self) -> None:
+    def test_blocking_overflow_holds_invocations_until_there_is_room_or_the_deadline(self) -> None:
         clock = ManualClock()
         lanes = {
             **UI,
@@ -280,7 +281,7 @@ class TestManualStep:
             runner.step()
             runner.step("ui", invocations_max=3)
             assert log == [0, 1, 2]
-            clock.advance(1.5)  # 3 and 4 have found room by now, 5 has not
+            clock.advance(1.5)  # 3 and 4 were accepted by now, 5 was not
             runner.step("ui")
         assert log == [0, 1, 2, 3, 4]
         assert runner.result.metric("runtime.scheduler.rejected_count", lane="ui") == 1
@@ -317,7 +318,7 @@ def test_two_sources_that_meet_in_one_component_share_their_rounds() -> None:
     assert order == 2 * ["a", "b", "c", "c"]
 
 
-def test_a_component_that_was_isolated_is_passed_over() -> None:
+def test_an_isolated_component_is_skipped() -> None:
     @component
     def broken(value: int) -> int:
         raise ValueError("no")
@@ -327,7 +328,7 @@ def test_a_component_that_was_isolated_is_passed_over() -> None:
         assert [runner.step("ui") for _ in range(3)] == [2, 1, 1]
 
 
-def test_after_a_stop_nothing_that_was_held_back_is_let_in() -> None:
+def test_after_a_stop_held_invocations_are_rejected() -> None:
     token = StopToken()
 
     @component

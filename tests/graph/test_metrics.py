@@ -9,7 +9,7 @@ import pytest
 from rota.clock import ManualClock
 from rota.graph.components import component
 from rota.graph.metrics import SCHEDULER_METRICS
-from rota.graph.run_options import RuntimeRunnerResult
+from rota.graph.results import RuntimeRunnerResult
 from tests.graph.parts import Count, add, burst, note
 from tests.graph.worlds import make_runner, node, run, wire
 
@@ -112,12 +112,12 @@ def test_components_channels_and_publications_are_counted_too() -> None:
     assert (result.totals["staged_publication_count"], result.totals["committed_publication_count"]) == (14, 12)
 
 
-def test_what_was_staged_for_an_epoch_that_never_came_is_not_committed() -> None:
+def test_publications_for_an_epoch_that_never_ran_are_not_committed() -> None:
     nodes = [node(Count), node(note, on="any_input")]
     result = run(nodes, [wire("parts.count.out > parts.note.value", "delay")], steps=3)
     assert (result.totals["staged_publication_count"], result.totals["committed_publication_count"]) == (3, 2)
 
 
-def test_a_value_that_is_not_there_is_a_key_error() -> None:
+def test_a_missing_metric_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         run([node(Count)]).metric("runtime.scheduler.no_such_count", lane="main")

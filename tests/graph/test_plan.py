@@ -1,4 +1,4 @@
-"""Compiling: regions are the circles of the immediate edges, and the order is always the same one."""
+"""Compiling: regions are the cycles of the immediate edges, and the order is deterministic."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.graph.compiler import check, compile_graph
-from rota.graph.cycles import strongly_connected
 from rota.graph.document import InputLimits
 from rota.graph.loader import load_mapping
 from rota.graph.plan import Plan
-from rota.graph.shapes import plan_shape
+from rota.graph.plan_reports import plan_to_dict
+from rota.graph.regions import strongly_connected
 from tests.graph.drafts import BARE, FULL, draft
 
 
@@ -28,10 +28,10 @@ def prioritised(**classes: str) -> list[dict[str, Any]]:
     return [{"id": name, "execution": {"priority": priority}} for name, priority in classes.items()]
 
 
-# --- the orders that are known -------------------------------------------------------------------
+# --- examples ------------------------------------------------------------------------------------
 
 
-def test_a_loop_waits_for_the_sensor_and_a_delayed_actuator_waits_for_nobody() -> None:
+def test_a_loop_waits_for_the_sensor_and_a_delayed_actuator_has_no_predecessors() -> None:
     plan = compiled(
         ["sensor", "estimator", "controller", "actuator"],
         [
@@ -54,10 +54,10 @@ def test_a_diamond_runs_from_its_source_to_its_sink() -> None:
     edges = ["source.l -> left.in", "source.r -> right.in", "left.out -> sink.l", "right.out -> sink.r"]
     plan = compiled(["source", "left", "right", "sink"], edges)
     assert plan.region_order == ("source", "left", "right", "sink")
-    assert list(plan.regions) == ["sink", "left", "right", "source"]  # in the order in which circles are complete
+    assert list(plan.regions) == ["sink", "left", "right", "source"]  # in the order in which groups are complete
 
 
-def test_two_circles_that_share_a_component_are_one_region() -> None:
+def test_two_cycles_that_share_a_component_are_one_region() -> None:
     edges = ["a.o -> b.a", "b.o -> a.b", "b.p -> c.b", "c.o -> b.c", "c.p -> d.in"]
     plan = compiled(["a", "b", "c", "d"], edges, loops={"abc_loop": ["a", "b", "c"]})
     assert plan.region_order == ("abc_loop", "d")
@@ -96,7 +96,7 @@ def test_regions_made_ready_together_are_taken_in_the_order_of_their_ids() -> No
     assert compiled(["source", "zebra", "ant"], edges).region_order == ("source", "ant", "zebra")
 
 
-def test_components_start_after_what_they_depend_on_first_come_first_served() -> None:
+def test_components_start_after_their_dependencies_in_fifo_order() -> None:
     parts = [{"id": "late", "depends_on": ["base"]}, "free", "base", {"id": "last", "depends_on": ["late", "free"]}]
     assert compiled(parts).lifecycle_order == ("free", "base", "late", "last")
 
@@ -110,7 +110,7 @@ LANES = {
 }
 
 
-def test_an_independent_lane_stands_outside_of_the_epoch_and_has_its_own_order() -> None:
+def test_an_independent_lane_is_outside_the_epoch_and_has_its_own_order() -> None:
     parts: list[Any] = ["a", {"id": "w1", "lane": "own"}, {"id": "w2", "lane": "own"}, {"id": "h", "lane": "hand"}]
     edges = ["a.out ~> w1.in", "w1.out -> w2.in", "w2.out ~> a.back"]
     plan = compiled(parts, edges, lanes=LANES, version=2)
@@ -159,14 +159,14 @@ def test_a_lane_knows_its_components_in_the_order_of_the_file() -> None:
     assert plan.lanes["main"].components == ("z", "a")
 
 
-# --- the shape that is printed -------------------------------------------------------------------
+# --- the JSON output -----------------------------------------------------------------------------
 
 
 def test_the_plan_as_json_has_every_field() -> None:
     parts = [{"id": "a", "boundary": {"role": "input", "descriptor": "stdin"}}, "b", "c"]
     edges = ["a.out -> b.in", "b.out -> c.in", "c.out -> b.back"]
     lanes = {"main": {"type": "thread_pool", "max_threads": 2, "priority": "high"}}
-    shape = plan_shape(compiled(parts, edges, lanes=lanes, loops={"bc": ["b", "c"]}))
+    shape = plan_to_dict(compiled(parts, edges, lanes=lanes, loops={"bc": ["b", "c"]}))
     assert list(shape) == [
         "graph",
         "kind",
@@ -216,12 +216,12 @@ def test_the_plan_as_json_has_every_field() -> None:
     assert shape["hierarchy"] == []
 
 
-def test_lane_capabilities_tell_what_this_platform_enforces() -> None:
+def test_lane_capabilities_list_what_this_platform_enforces() -> None:
     lanes = {
         "main": {"type": "thread_pool", "max_threads": 2, "priority": "high", "nice_priority": -5, "thread_name": "w"}
     }
     spec = load_mapping(draft(["a"], lanes=lanes))
-    bare, full = (plan_shape(compile_graph(spec, platform=each))["lane_capabilities"][0] for each in (BARE, FULL))
+    bare, full = (plan_to_dict(compile_graph(spec, platform=each))["lane_capabilities"][0] for each in (BARE, FULL))
     assert bare["advisory_fields"] == ("priority", "thread_name", "nice_priority")
     assert bare["applied_fields"] == ()
     assert full["advisory_fields"] == ("priority",)
@@ -235,9 +235,9 @@ def test_lane_capabilities_tell_what_this_platform_enforces() -> None:
         )
 
 
-def test_a_fixed_rate_lane_prints_its_cadence() -> None:
+def test_a_fixed_rate_lane_prints_its_period() -> None:
     lanes = {"main": {"type": "fixed_rate", "hz": 50, "wall_clock_enabled": True, "overrun_policy": "skip_next"}}
-    (lane,) = plan_shape(compiled(["a"], lanes=lanes))["lane_capabilities"]
+    (lane,) = plan_to_dict(compiled(["a"], lanes=lanes))["lane_capabilities"]
     assert (lane["overrun_policy"], lane["period_ms"], lane["wall_clock_enabled"]) == ("skip_next", 20.0, True)
     assert "opt_in_wall_clock_cadence" in lane["implemented"]
 
@@ -247,7 +247,7 @@ def test_a_fixed_rate_lane_prints_its_cadence() -> None:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> dict[str, Any]:
-    """Graphs whose circles are all owned, since edges that would close another one are delay edges."""
+    """Graphs in which every cycle has a loop: an edge that would close another cycle is a delay edge."""
     count = draw(st.integers(1, 12))
     names = draw(st.permutations([f"c{n}" for n in range(count)]))
     classes = st.sampled_from(["high", "normal", "low", "background"])
@@ -272,13 +272,13 @@ def graphs(draw: st.DrawFn) -> dict[str, Any]:
 @given(graphs())
 def test_the_same_input_gives_the_same_plan_byte_for_byte(document: dict[str, Any]) -> None:
     first, second = (
-        msgspec.json.encode(plan_shape(compile_graph(load_mapping(document), platform=BARE))) for _ in range(2)
+        msgspec.json.encode(plan_to_dict(compile_graph(load_mapping(document), platform=BARE))) for _ in range(2)
     )
     assert first == second
 
 
 @given(graphs())
-def test_every_region_comes_once_and_after_all_it_waits_for(document: dict[str, Any]) -> None:
+def test_every_region_comes_once_and_after_its_predecessors(document: dict[str, Any]) -> None:
     plan = compile_graph(load_mapping(document), platform=BARE)
     assert sorted(plan.region_order) == sorted(plan.regions)
     at = {name: place for place, name in enumerate(plan.region_order)}
@@ -298,7 +298,7 @@ def test_no_region_is_passed_over_for_one_of_a_lower_class_that_was_ready(docume
 
 
 @given(graphs(), st.randoms(use_true_random=False))
-def test_regions_and_what_they_wait_for_do_not_depend_on_the_order_of_the_file(
+def test_regions_and_their_predecessors_do_not_depend_on_the_order_of_the_file(
     document: dict[str, Any], rng: random.Random
 ) -> None:
     shuffled = {**document, "components": list(document["components"]), "edges": list(document["edges"])}
@@ -310,10 +310,8 @@ def test_regions_and_what_they_wait_for_do_not_depend_on_the_order_of_the_file(
 
 
 @given(graphs(), st.randoms(use_true_random=False))
-def test_the_order_of_the_edges_alone_does_not_change_what_is_said(
-    document: dict[str, Any], rng: random.Random
-) -> None:
-    """Edges in another order are the same graph: the same diagnostics, though not always the same order of equals."""
+def test_the_order_of_the_edges_does_not_change_the_diagnostics(document: dict[str, Any], rng: random.Random) -> None:
+    """Edges in another order are the same graph: the same diagnostics, but equal ones may be in another order."""
     shuffled = {**document, "edges": list(document["edges"])}
     rng.shuffle(shuffled["edges"])
     said = [check(load_mapping(each), platform=BARE).diagnostics for each in (document, shuffled)]
@@ -321,7 +319,7 @@ def test_the_order_of_the_edges_alone_does_not_change_what_is_said(
 
 
 def reachable(successors: list[list[int]]) -> list[set[int]]:
-    """Everything that can be reached from each node, the slow and obvious way."""
+    """Return all nodes that can be reached from each node, by the simplest algorithm."""
     reached = [{node, *after} for node, after in enumerate(successors)]
     for _ in successors:
         for node in range(len(successors)):
@@ -343,7 +341,7 @@ def test_strongly_connected_groups_are_those_that_reach_each_other(successors: l
 @given(
     st.integers(1, 9).flatmap(lambda n: st.lists(st.lists(st.integers(0, n - 1), max_size=4), min_size=n, max_size=n))
 )
-def test_a_group_is_complete_only_after_everything_it_leads_to(successors: list[list[int]]) -> None:
+def test_a_group_is_complete_only_after_everything_reachable_from_it(successors: list[list[int]]) -> None:
     complete: set[int] = set()
     for group in strongly_connected(successors):
         complete |= set(group)
@@ -353,7 +351,7 @@ def test_a_group_is_complete_only_after_everything_it_leads_to(successors: list[
 @given(
     st.integers(1, 7).flatmap(lambda n: st.lists(st.lists(st.integers(0, n - 1), max_size=3), min_size=n, max_size=n))
 )
-def test_a_loop_for_each_circle_is_what_a_graph_needs_and_nothing_less_will_do(successors: list[list[int]]) -> None:
+def test_a_graph_compiles_if_and_only_if_each_cycle_has_a_loop(successors: list[list[int]]) -> None:
     names = [f"c{node}" for node in range(len(successors))]
     edges = [
         f"{names[node]}.o{at} -> {names[after]}.i{node}_{at}"
@@ -370,7 +368,7 @@ def test_a_loop_for_each_circle_is_what_a_graph_needs_and_nothing_less_will_do(s
         assert [each.code for each in refused.errors] == ["immediate_cycle_without_loop"]
 
 
-def test_a_chain_deeper_than_pythons_own_stack_is_walked() -> None:
+def test_a_chain_longer_than_the_recursion_limit_compiles() -> None:
     length = 50_000
     chain = [[node + 1] for node in range(length - 1)] + [[0]]
     assert strongly_connected(chain) == [list(range(length))]

@@ -1,4 +1,4 @@
-"""What is applied here: an advisory appears exactly when a field is set and not applied; both answers are tested."""
+"""A lane field gets an advisory exactly if it is set and not applied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.graph.drafts import BARE, FULL, checked, draft
 
 
 def ignored(kind: LaneType, platform: Platform = FULL, **fields: Any) -> list[str]:
-    """The fields of one lane that are said to be ignored."""
+    """Return the fields of one lane that have an advisory."""
     document = draft(["a"], lanes={"main": {"type": kind, **fields}}, version=2)
     diagnostics = checked(document, platform=platform).diagnostics
     assert {(each.code, each.severity) for each in diagnostics} <= {("advisory_lane_field_ignored", "advisory")}
@@ -29,12 +29,12 @@ def test_a_lane_left_at_its_defaults_has_no_advisory(kind: LaneType, platform: P
 
 @pytest.mark.parametrize("kind", LANE_TYPES)
 @pytest.mark.parametrize("field", ["priority", "isolation_intent"])
-def test_what_nothing_applies_is_always_advisory(kind: LaneType, field: str) -> None:
-    wish: dict[str, Any] = {field: "high"}
-    assert ignored(kind, **wish) == [field]
+def test_a_field_that_no_platform_applies_is_always_advisory(kind: LaneType, field: str) -> None:
+    setting: dict[str, Any] = {field: "high"}
+    assert ignored(kind, **setting) == [field]
 
 
-OS_WISHES: list[tuple[dict[str, Any], list[str]]] = [
+OS_SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
     ({"cpu_affinity": [0, 1]}, ["cpu_affinity"]),
     ({"nice_priority": 5}, ["nice_priority"]),
     ({"nice_priority": -5}, ["nice_priority"]),
@@ -43,22 +43,24 @@ OS_WISHES: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("wish", "fields"), OS_WISHES, ids=str)
+@pytest.mark.parametrize(("setting", "fields"), OS_SETTINGS, ids=str)
 @pytest.mark.parametrize("kind", ["thread_pool", "isolated_thread", "process_pool"])
-def test_a_wish_is_applied_to_workers_where_the_platform_allows_it(
-    kind: LaneType, wish: dict[str, Any], fields: list[str]
+def test_a_setting_is_applied_to_workers_if_the_platform_allows_it(
+    kind: LaneType, setting: dict[str, Any], fields: list[str]
 ) -> None:
-    assert ignored(kind, FULL, **wish) == []
-    assert ignored(kind, BARE, **wish) == fields
-    lane = msgspec.convert({"type": kind, **wish}, LaneSpec)
+    assert ignored(kind, FULL, **setting) == []
+    assert ignored(kind, BARE, **setting) == fields
+    lane = msgspec.convert({"type": kind, **setting}, LaneSpec)
     assert capability("main", lane, FULL).applied_fields == tuple(fields)
     assert capability("main", lane, BARE).advisory_fields == tuple(fields)
 
 
-@pytest.mark.parametrize(("wish", "fields"), OS_WISHES, ids=str)
+@pytest.mark.parametrize(("setting", "fields"), OS_SETTINGS, ids=str)
 @pytest.mark.parametrize("kind", ["event_loop", "fixed_rate", "manual_step", "queue"])
-def test_a_wish_is_advisory_where_there_are_no_workers(kind: LaneType, wish: dict[str, Any], fields: list[str]) -> None:
-    assert ignored(kind, FULL, **wish) == fields
+def test_a_setting_is_advisory_on_lanes_without_workers(
+    kind: LaneType, setting: dict[str, Any], fields: list[str]
+) -> None:
+    assert ignored(kind, FULL, **setting) == fields
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_the_wall_clock_is_for_fixed_rate(kind: LaneType) -> None:
     assert ignored(kind, wall_clock_enabled=True) == ([] if kind == "fixed_rate" else ["wall_clock_enabled"])
 
 
-def test_a_right_that_is_missing_makes_only_its_own_wish_advisory() -> None:
+def test_a_missing_permission_affects_only_its_own_setting() -> None:
     no_raise = msgspec.structs.replace(FULL, nice_below_zero=False)
     assert ignored("thread_pool", no_raise, nice_priority=5) == []
     assert ignored("thread_pool", no_raise, nice_priority=-5) == ["nice_priority"]
@@ -90,7 +92,7 @@ def test_a_right_that_is_missing_makes_only_its_own_wish_advisory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "fields"),
+    ("setting", "fields"),
     [
         ({"rt_policy": "fifo"}, ["rt_policy"]),
         ({"rt_priority": 10}, ["rt_priority"]),
@@ -100,8 +102,8 @@ def test_a_right_that_is_missing_makes_only_its_own_wish_advisory() -> None:
         ({"cpu_affinity": [-1]}, ["cpu_affinity"]),
     ],
 )
-def test_a_wish_that_no_system_can_grant_is_kept_and_advisory(wish: dict[str, Any], fields: list[str]) -> None:
-    assert ignored("thread_pool", FULL, **wish) == fields
+def test_an_invalid_setting_is_accepted_and_advisory(setting: dict[str, Any], fields: list[str]) -> None:
+    assert ignored("thread_pool", FULL, **setting) == fields
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_a_wish_that_no_system_can_grant_is_kept_and_advisory(wish: dict[str, An
         ({"max_callback_ms": 3}, set(LANE_TYPES)),
     ],
 )
-def test_a_field_of_rotas_own_is_advisory_off_the_lanes_that_apply_it(fields: dict[str, Any], kinds: set[str]) -> None:
+def test_a_field_is_advisory_on_lane_types_that_do_not_apply_it(fields: dict[str, Any], kinds: set[str]) -> None:
     assert {kind for kind in LANE_TYPES if ignored(kind, **fields) == []} == kinds
 
 
@@ -128,21 +130,21 @@ def test_an_overrun_policy_needs_a_tick_that_can_be_late() -> None:
     assert ignored("isolated_thread", overrun_policy="skip_next") == []
 
 
-def test_only_an_overflow_that_blocks_waits() -> None:
+def test_an_overflow_deadline_needs_overflow_block() -> None:
     assert ignored("thread_pool", overflow_deadline_ms=5, overflow="block") == []
     assert ignored("thread_pool", overflow_deadline_ms=5) == ["overflow_deadline_ms"]
 
 
-def test_an_advisory_says_why() -> None:
+def test_an_advisory_gives_the_reason() -> None:
     reasons = ignored_fields(LaneSpec(type="thread_pool", nice_priority=-1, cpu_affinity=(9,)), FULL)
-    assert reasons == {"cpu_affinity": "this process may not use CPU 9"}
+    assert reasons == {"cpu_affinity": "this process is not allowed to use CPU 9"}
     no_raise = msgspec.structs.replace(FULL, nice_below_zero=False)
     assert ignored_fields(LaneSpec(type="thread_pool", nice_priority=-1), no_raise) == {
-        "nice_priority": "this process may not lower its niceness"
+        "nice_priority": "this process is not allowed to lower its niceness"
     }
 
 
-def test_every_lane_type_says_what_it_implements_without_repeating_itself() -> None:
+def test_every_lane_type_lists_each_feature_once() -> None:
     assert set(IMPLEMENTED) == set(LANE_TYPES)
     for words in IMPLEMENTED.values():
         assert len(words) == len(set(words))
@@ -154,7 +156,7 @@ def test_only_processes_claim_hard_preemption() -> None:
     assert all("hard_real_time" in unsupported for unsupported in claims.values())
 
 
-def test_the_machine_is_asked_and_the_thread_that_asks_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probing_does_not_change_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
     before = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
     platform = probe.__wrapped__()

@@ -1,6 +1,6 @@
-"""The process_pool lane: isolated workers, hard timeouts that really kill, crashes that cost one invocation.
+"""The process_pool lane: isolated workers, hard timeouts that kill the process, crashes that fail one invocation.
 
-Starting Python takes its time, so most tests look at one run in which many things happen, each to its own component.
+Starting Python is slow, so most tests share one run in which each failure happens to its own component.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 
 from rota.graph.components import component
-from rota.graph.lanes import process_site
-from rota.graph.run_options import RuntimeRunnerResult, SchedulerStopReason
+from rota.graph.lanes import process_pool
+from rota.graph.results import RuntimeRunnerResult
+from rota.graph.run_options import SchedulerStopReason
 from rota.graph.stop import StopToken
 from tests.graph import process_parts as parts
 from tests.graph.parts import burst, log
 from tests.graph.worlds import make_runner, node, run, wire
 
-PATIENCE_S = 60.0  # real time, and only ends a test that would hang
+TEST_TIMEOUT_S = 60.0  # real time; it only ends a test that hangs
 TIMEOUT_MS = 1500
 SIZE = 4  # each component is sent the numbers 0 to 3
 
@@ -115,10 +116,10 @@ class TestIsolation:
     def test_async_components_run_there_too(self, world: World) -> None:
         assert world.heard["later"] == [1, 2, 3, 4]
 
-    def test_the_context_works_as_far_as_it_reaches(self, world: World) -> None:
+    def test_the_context_works_in_a_worker_process(self, world: World) -> None:
         assert world.heard["context"] == [(number, "fast", 1, False) for number in range(SIZE)]
 
-    def test_what_belongs_to_the_run_is_refused_there(self, world: World) -> None:
+    def test_shared_state_is_refused_in_a_worker_process(self, world: World) -> None:
         assert "shared values are not available in a worker process" in world.errors("state")[0][1]
 
     def test_no_process_outlives_the_run(self, world: World) -> None:
@@ -130,7 +131,7 @@ class TestIsolation:
         assert {event.worker_id for event in events if event.component_id == "pid"} <= {0, 1}
         assert {event.worker_id for event in events if event.component_id == "hang"} == {0}
 
-    def test_what_the_lane_asks_of_the_system_is_applied_to_the_process_and_read_back(self, world: World) -> None:
+    def test_worker_settings_are_applied_to_the_process_and_read_back(self, world: World) -> None:
         for report in world.result.workers:
             wanted = 5 if report.lane == "shared" else os.getpriority(os.PRIO_PROCESS, 0)
             assert report.nice == wanted or report.advisories
@@ -141,20 +142,20 @@ class TestHardTimeout:
         assert world.heard["hang"] == [0, 2, 3]  # the worker that took its place executed the rest
         ((code, message),) = world.errors("hang")
         assert code == "component_hard_timeout"
-        assert f"took longer than {TIMEOUT_MS} ms and was killed" in message
+        assert f"killed after {TIMEOUT_MS} ms (timeout_ms)" in message
         events = [(event.kind, event.component_id) for event in world.result.health_events]
         assert ("worker_restarted", "hang") in events
 
 
 class TestCrashes:
-    def test_a_worker_that_dies_fails_one_invocation_and_is_replaced(self, world: World) -> None:
+    def test_a_worker_that_crashes_fails_one_invocation_and_is_replaced(self, world: World) -> None:
         assert world.heard["crash"] == [0, 3]
         (first, second) = world.errors("crash")
         assert (first[0], second[0]) == ("worker_crashed", "worker_crashed")
-        assert "exited: 42" in first[1]
+        assert "exited with code 42" in first[1]
         assert "signal 9" in second[1]
 
-    def test_with_retry_a_crash_is_tried_again_in_a_new_process(self, world: World) -> None:
+    def test_with_retry_a_crash_is_retried_in_a_new_process(self, world: World) -> None:
         assert world.heard["flaky"] == [(0, 2), (1, 1), (2, 1), (3, 1)]
         assert world.errors("flaky") == []
         assert world.result.metric("runtime.component.retry_count", component_id="flaky", lane="killed") == 1
@@ -169,12 +170,12 @@ class TestCrashes:
             "component_execute"
         ] * SIZE
 
-    def test_what_cannot_be_pickled_on_its_way_back_fails_one_invocation(self, world: World) -> None:
+    def test_a_result_that_cannot_be_pickled_fails_one_invocation(self, world: World) -> None:
         assert len(world.errors("lock")) == SIZE
-        assert "what was published cannot be pickled" in world.errors("lock")[0][1]
+        assert "the result cannot be pickled" in world.errors("lock")[0][1]
 
-    def test_what_cannot_be_pickled_on_its_way_there_fails_one_invocation(self, world: World) -> None:
-        assert "what a worker process needs cannot be pickled" in world.errors("given_locks")[0][1]
+    def test_an_input_that_cannot_be_pickled_fails_one_invocation(self, world: World) -> None:
+        assert "a request to a worker process cannot be pickled" in world.errors("given_locks")[0][1]
 
     def test_a_component_that_cannot_be_sent_is_refused_before_the_first_epoch(self) -> None:
         @component
@@ -187,18 +188,18 @@ class TestCrashes:
 
 
 class TestLifecycle:
-    def test_a_component_lives_in_its_worker_and_starts_anew_in_the_next_one(self, world: World) -> None:
+    def test_a_component_is_started_again_in_a_new_worker(self, world: World) -> None:
         life = world.life.read_text().split()
         assert life[:2] == ["configure", "activate"]
         assert life.count("activate") >= 2  # its worker was lost: by itself, and perhaps by its neighbour
         assert life[-1] == "deactivate"
         assert world.heard["living"] == [0, 2, 3]
 
-    def test_state_stays_in_one_place_and_is_restored_and_snapshotted_there(self, world: World) -> None:
+    def test_state_stays_in_one_worker_and_is_restored_and_snapshotted_there(self, world: World) -> None:
         assert world.heard["tally"] == [41, 42, 43, 44]
         assert world.result.snapshots == {"tally": 44}
 
-    def test_a_failed_start_is_a_failed_start(self) -> None:
+    def test_a_failed_activate_fails_the_start(self) -> None:
         result = run([node(parts.BrokenStart, lane="pool")], lanes={"pool": pool()})
         error = result.runtime_errors[0]
         assert (result.epochs, error.phase, error.code) == (0, "activate", "component_activate")
@@ -217,7 +218,7 @@ class TestStop:
         while not begun.exists():
             look_again.wait(0.01)
         token.request()
-        thread.join(PATIENCE_S)
+        thread.join(TEST_TIMEOUT_S)
         result = results[0]
         assert result.scheduler_stop_reason == SchedulerStopReason.STOP_REQUESTED
         observed = "runtime.component.cancellation_observed_count"
@@ -252,7 +253,7 @@ class TestScripts:
         script = folder / "script.py"
         script.write_text(SCRIPT.replace("GUARD", guard))
         done = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            [sys.executable, str(script)], capture_output=True, text=True, timeout=TEST_TIMEOUT_S, check=False
         )
         return done.stdout + done.stderr
 
@@ -261,8 +262,8 @@ class TestScripts:
         assert "ran in another process" in output
         assert "True" in output
 
-    def test_a_script_without_a_guard_is_told_what_to_do(self, tmp_path: Path) -> None:
-        assert "a worker process was asked to run the graph again" in self.output(tmp_path, "if True:")
+    def test_a_script_without_a_main_guard_fails_with_a_hint(self, tmp_path: Path) -> None:
+        assert "a worker process tried to run the graph again" in self.output(tmp_path, "if True:")
 
 
 def test_retries_happen_in_the_worker() -> None:
@@ -273,10 +274,10 @@ def test_retries_happen_in_the_worker() -> None:
     assert log == []
 
 
-def test_a_component_that_does_not_come_back_from_its_end_costs_its_worker_and_not_the_run(
+def test_a_component_that_hangs_in_deactivate_costs_its_worker_and_not_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_site, "START_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(process_pool, "START_TIMEOUT_S", 5.0)
     nodes = [
         node(burst, config={"size": 1}),
         node(parts.Stuck, "stuck", lane="pool", on="any_input"),
@@ -286,4 +287,4 @@ def test_a_component_that_does_not_come_back_from_its_end_costs_its_worker_and_n
     result = run(nodes, wires, lanes={"main": {"type": "event_loop"}, "pool": pool()})
     (error,) = result.runtime_errors
     assert (error.phase, error.component_id, error.fatal) == ("deactivate", "stuck", False)
-    assert "worker 0 of lane pool gave no answer" in error.message
+    assert "worker 0 of lane pool did not reply to 'hook'" in error.message

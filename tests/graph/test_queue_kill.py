@@ -27,7 +27,7 @@ from rota.model.events import EntriesReturned
 from tests.graph.killed_runs import VALUES, live
 
 LIVES = int(os.environ.get("ROTA_SOAK_ROUNDS", "60" if "ROTA_SOAK" in os.environ else "4"))
-PATIENCE_S = 60.0  # real time, and only to end a test that would hang
+TEST_TIMEOUT_S = 60.0  # real time; it only ends a test that hangs
 BLOCKS_AT = 3
 
 Word = tuple[str, Any]
@@ -51,7 +51,7 @@ class Place:
         there.close()
         told = _listen(listen, until, words_max)
         process.kill()
-        process.join(PATIENCE_S)
+        process.join(TEST_TIMEOUT_S)
         listen.close()
         return told
 
@@ -71,12 +71,12 @@ class Place:
 def _listen(pipe: Connection, until: Word | None, words_max: int) -> list[Word]:
     told: list[Word] = []
     while len(told) < words_max and not (told and (told[-1] == until or told[-1][0] == "result")):
-        assert pipe.poll(PATIENCE_S), f"nothing was told for too long, after {told}"
+        assert pipe.poll(TEST_TIMEOUT_S), f"nothing was told for too long, after {told}"
         told.append(pipe.recv())
     return told
 
 
-def test_a_run_whose_process_is_killed_commits_what_an_undisturbed_one_does(tmp_path: Path) -> None:
+def test_a_run_whose_process_is_killed_commits_the_same_values(tmp_path: Path) -> None:
     (tmp_path / "calm").mkdir()
     errors, expected = Place(tmp_path / "calm").life()[-1][1]
     assert (errors, len(expected)) == ((), VALUES)

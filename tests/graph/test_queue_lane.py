@@ -36,18 +36,18 @@ class TestEntries:
         assert runner.result.ok
 
     def test_runtime_owned_publication_commit(self) -> None:
-        """What an entry published is put on its edges by the run, at the boundary after the entry has ended."""
+        """The run commits an entry's publications at the epoch boundary after the entry has ended."""
         world = count_work_note()
         with world.runner() as runner:
             runner.step()
             world.work()
-            edge = runner._running().wiring.channels["work>parts.note"]
-            assert edge.offers == 0
+            edge = runner._require_engine().wiring.channels["work>parts.note"]
+            assert edge.offered_here == 0
             runner.step()
             assert edge.committed == 1
 
     def test_timeout_budget_observation(self) -> None:
-        """How long an entry took is measured by its worker, and held against the component's budget."""
+        """The worker measures an entry's duration, and it counts against the component's budget."""
         world = count_work_note(budget_ms=5)
         with world.runner(trace=True) as runner:
             for _ in range(2):
@@ -87,7 +87,7 @@ class TestEntries:
         assert [entry.priority for entry in world.entries()] == [priority]
 
     def test_runtime_priority_ordering(self) -> None:
-        """Workers are given entries by class, then in the order in which they became ready."""
+        """Workers claim entries by class, then in the order in which they became ready."""
         classes = ("background", "normal", "high", "low")
         nodes = [node(burst, "source", config={"size": 2})]
         nodes += [node(add, name, on="any_input", lane="far", priority=name) for name in classes]
@@ -96,7 +96,7 @@ class TestEntries:
         taken = [world.claim().payload["invocation"] for _ in range(8)]
         assert taken == [f"r1/1/{name}/{at}" for name in ("high", "normal", "low", "background") for at in (0, 1)]
 
-    def test_entries_are_on_the_account_of_the_graphs_own_agent(self) -> None:
+    def test_entries_belong_to_the_agent_of_the_graph(self) -> None:
         world = count_work_note()
         world.runner("r1", steps=1).run()
         world.runner("r2", steps=1).run()
@@ -104,17 +104,17 @@ class TestEntries:
         assert agent.template == "graph"
         assert {entry.pid for entry in world.entries()} == {agent.pid}
 
-    def test_or_of_the_agent_that_is_named(self) -> None:
+    def test_entries_belong_to_the_agent_that_is_named(self) -> None:
         world = count_work_note()
         pid = world.kernel.agents.create("payer")
         options = RuntimeRunnerOptions(durable=DurableRuns(world.kernel, pid), steps=1)
         RuntimeRunner(world.plan, world.registry, options).run()
         assert [entry.pid for entry in world.entries()] == [pid]
 
-    def test_a_worker_that_does_not_know_graphs_is_not_given_their_entries(self) -> None:
+    def test_a_worker_without_the_kind_cannot_claim_entries_of_graphs(self) -> None:
         world = count_work_note()
         world.runner(steps=1).run()
-        assert world.desk.claim("plain") == []
+        assert world.api.claim("plain") == []
         assert world.claim().payload["component"] == "work"
 
     def test_all_invocations_of_a_step_are_one_commit(self) -> None:
@@ -170,7 +170,7 @@ class TestEntries:
         assert noted[0].causation_id == "work>parts.note#1"
         assert noted[0].correlation_id == "source>work#1"
 
-    def test_a_class_with_its_life_and_an_async_function_run_as_entries(self) -> None:
+    def test_a_class_with_lifecycle_methods_and_an_async_function_run_as_entries(self) -> None:
         @component("test.Living")
         class Living:
             def activate(self) -> None:
@@ -189,7 +189,7 @@ class TestEntries:
             runner.step()
         assert log == ["activate", "deactivate", 10]
 
-    def test_without_a_queue_the_error_says_what_to_give(self) -> None:
+    def test_without_a_queue_the_error_says_what_to_pass(self) -> None:
         world = count_work_note()
         with pytest.raises(InvalidInput, match="no durable queue was given"):
             RuntimeRunner(world.plan, world.registry).run()
@@ -212,7 +212,7 @@ class TestFailures:
         assert runner.result.scheduler_stop_reason == SchedulerStopReason.ERROR
         assert "ValueError: no 1" in runner.result.errors[0]
 
-    def test_or_is_recorded_and_the_run_goes_on(self) -> None:
+    def test_a_failed_entry_is_recorded_and_the_run_continues(self) -> None:
         world = self.failing(on_error="continue")
         with world.runner() as runner:
             for _ in range(3):
@@ -239,7 +239,7 @@ class TestFailures:
         world = count_work_note(source=give_set, on_error="continue")
         with world.runner() as runner:
             runner.step()
-        assert "cannot be kept as JSON" in runner.result.errors[0]
+        assert "cannot be stored as JSON" in runner.result.errors[0]
         assert world.entries() == []
 
     def test_a_result_that_is_not_json_fails_the_entry(self) -> None:
@@ -250,7 +250,7 @@ class TestFailures:
         world = count_work_note(odd)
         with world.runner() as runner:
             runner.step()
-            with pytest.raises(ComponentInvalid, match="come back changed"):
+            with pytest.raises(ComponentInvalid, match="changes when it is read back"):
                 run_entry(world.registry, world.claim().payload)
 
     def test_a_result_that_is_not_a_list_of_publications_is_a_failure(self) -> None:
@@ -259,7 +259,7 @@ class TestFailures:
             runner.step()
             world.finish(world.claim(), {"anything": 1})
             runner.step()
-        assert "does not say what was published" in runner.result.errors[0]
+        assert "a result that has no publications" in runner.result.errors[0]
 
     def test_an_entry_of_an_unknown_type_is_a_typed_error(self) -> None:
         world = count_work_note()
@@ -268,7 +268,7 @@ class TestFailures:
         with pytest.raises(ComponentUnknown):
             run_entry(ComponentRegistry(), world.claim().payload)
 
-    def test_an_entry_that_was_cancelled_is_a_failure_that_says_so(self) -> None:
+    def test_a_cancelled_entry_is_a_failure_with_that_reason(self) -> None:
         world = count_work_note()
         with world.runner() as runner:
             runner.step()
@@ -276,7 +276,7 @@ class TestFailures:
             runner.step()
         assert "entry 1 ended without a result: cancelled" in runner.result.errors[0]
 
-    def test_an_entry_that_was_pruned_before_anybody_looked_is_a_failure_that_says_so(self) -> None:
+    def test_an_entry_that_was_pruned_too_early_is_a_failure_with_that_reason(self) -> None:
         world = count_work_note()
         with world.runner() as runner:
             for _ in range(2):
@@ -294,10 +294,10 @@ class TestFailures:
         world = count_work_note(source=large, on_error="continue")
         with world.runner() as runner:
             runner.step()
-        assert "the queue takes 262,144" in runner.result.errors[0]
+        assert "the maximum is 262,144" in runner.result.errors[0]
         assert world.entries() == []
 
-    def test_one_invocation_that_cannot_be_enqueued_does_not_keep_its_neighbours_back(self) -> None:
+    def test_one_invocation_that_cannot_be_enqueued_does_not_block_the_others(self) -> None:
         @component("test.mixed", outputs=("out",))
         def mixed(context: GraphContext) -> None:
             for payload in (1, {2}, 3):

@@ -1,4 +1,4 @@
-"""A run with a queue lane survives its process: it goes on at its last committed epoch."""
+"""A run with a queue lane survives its process: it resumes at its last committed epoch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TestResuming:
         assert log == [101, 102, 103, 103, 104]
         assert second.result.epochs == 2
 
-    def test_a_run_that_ended_well_goes_on_behind_its_last_epoch(self) -> None:
+    def test_a_run_that_ended_well_resumes_after_its_last_epoch(self) -> None:
         world = count_work_note()
         world.runner(steps=2).run()
         world.work()
@@ -94,7 +94,7 @@ class TestResuming:
         assert log == [2, 3]
         assert result.epochs == 1
 
-    def test_entries_that_ended_while_nobody_ran_are_noticed(self) -> None:
+    def test_entries_that_ended_between_two_processes_are_committed(self) -> None:
         world = count_work_note()
         with world.runner() as runner:
             runner.step()
@@ -102,7 +102,7 @@ class TestResuming:
         world.runner(steps=1).run()
         assert log[0] == 2
 
-    def test_everything_in_the_channels_and_the_shared_values_is_kept(self) -> None:
+    def test_all_channels_and_shared_values_are_restored(self) -> None:
         @component("test.writer", outputs=())
         def writer(context: GraphContext) -> None:
             log.append(dict(context.state))
@@ -152,7 +152,7 @@ class TestResuming:
 
     def test_a_run_id_of_another_graph_is_refused(self) -> None:
         world = count_work_note()
-        world.kernel.graphs.take("r2", "elsewhere", world.kernel.agents.create("somebody"))
+        world.kernel.graphs.take("r2", "elsewhere", world.kernel.agents.create("other"))
         result = world.runner("r2", steps=1).run()
         assert "'r2' is a run of graph elsewhere, not of world" in result.errors[0]
 
@@ -168,15 +168,15 @@ class TestResuming:
         world = count_work_note()
         world.runner(steps=1).run()
         world.rewrite_checkpoint('"version":1', '"version":2')
-        assert "it is of version 2, and this rota reads version 1" in world.runner(steps=1).run().errors[0]
+        assert "its format version is 2, but this rota reads version 1" in world.runner(steps=1).run().errors[0]
 
-    def test_a_component_that_left_the_queue_lane_while_its_entry_was_under_way_is_refused(self) -> None:
+    def test_a_component_that_left_the_queue_lane_with_an_entry_in_flight_is_refused(self) -> None:
         world = count_work_note()
         world.runner(steps=1).run()
         world.rewrite_checkpoint('"component_id":"work"', '"component_id":"gone"')
-        assert "gone is on no queue lane" in world.runner(steps=1).run().errors[0]
+        assert "gone is not on a queue lane" in world.runner(steps=1).run().errors[0]
 
-    def test_a_message_is_as_old_as_it_was_whatever_clock_the_new_process_has(self) -> None:
+    def test_a_message_keeps_its_age_on_the_clock_of_the_new_process(self) -> None:
         nodes = [
             node(Count, "source"),
             node(add, "work", on="any_input", lane="far"),
@@ -201,7 +201,7 @@ class TestResuming:
         world.rewrite_checkpoint("source>work", "source>gone")
         assert "the graph has changed" in world.runner(steps=1).run().errors[0]
 
-    def test_a_component_that_was_isolated_stays_so(self) -> None:
+    def test_an_isolated_component_stays_isolated(self) -> None:
         @component("test.fails")
         def fails() -> None:
             log.append("failed")
@@ -217,7 +217,7 @@ class TestResuming:
             world.runner(steps=1).run()
         assert log == ["failed"]
 
-    def test_a_watermark_keeps_what_it_held_back(self) -> None:
+    def test_a_watermark_restores_its_held_messages(self) -> None:
         @component("test.stamped", outputs=("out",))
         class Stamped:
             def __init__(self) -> None:
@@ -246,7 +246,7 @@ class TestResuming:
         assert log == [10, 20]
 
 
-def test_independent_lanes_in_a_durable_run_are_pointed_out() -> None:
+def test_independent_lanes_in_a_durable_run_are_reported() -> None:
     lanes = {**LANES, "ui": {"type": "manual_step"}}
     nodes = [node(Count, "source"), node(add, "work", on="any_input", lane="far"), node(Count, "beside", lane="ui")]
     world = DurableWorld(nodes, [wire("source.out > work.value", **ASYNC)], lanes)
@@ -254,8 +254,8 @@ def test_independent_lanes_in_a_durable_run_are_pointed_out() -> None:
     assert "independent_lane_not_durable" in [event.kind for event in result.health_events]
 
 
-class TestFences:
-    def test_a_process_that_was_believed_dead_cannot_write_any_more(self) -> None:
+class TestFencing:
+    def test_a_process_that_lost_the_run_can_no_longer_write(self) -> None:
         world = count_work_note()
         with world.runner() as first:
             first.step()
@@ -267,7 +267,7 @@ class TestFences:
         assert second.result.ok
         assert world.entry_keys() == ["graph/r1/1/work/0"]  # both ran epoch 1, and it has one entry
 
-    def test_taking_and_committing_are_facts_of_the_journal(self) -> None:
+    def test_taking_and_committing_a_run_append_events(self) -> None:
         world = count_work_note()
         world.runner(steps=2).run()
         world.runner(steps=1).run()
@@ -287,7 +287,7 @@ class TestFences:
 
 
 class Mortal:
-    """source → work (in the queue) → keep, in processes that end in all sorts of ways."""
+    """source → work (in the queue) → keep, in processes that end in different ways."""
 
     def __init__(self) -> None:
         self.dies = False
@@ -354,7 +354,7 @@ class Mortal:
         self.world.work(most=1)
 
     def be_killed_between_epochs(self) -> None:
-        self.runner = self._started()  # nobody says goodbye
+        self.runner = self._started()  # without a clean end
 
     def be_killed_in_an_epoch(self) -> None:
         self.dies = True
@@ -372,7 +372,7 @@ DEEDS = (Mortal.step, Mortal.work, Mortal.be_killed_between_epochs, Mortal.be_ki
 
 
 @given(st.lists(st.sampled_from(DEEDS), max_size=30))
-def test_however_its_processes_end_a_run_commits_what_an_undisturbed_one_does(deeds: list[Callable[..., None]]) -> None:
+def test_a_run_commits_the_same_values_however_its_processes_end(deeds: list[Callable[..., None]]) -> None:
     mortal = Mortal()
     for deed in (*deeds, Mortal.step):
         deed(mortal)

@@ -1,4 +1,4 @@
-"""Drawings: every component, loop and edge is in them, and nothing in a name can break them."""
+"""Drawings contain every component, loop and edge, and no name can break them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from rota.graph.compiler import compile_graph
-from rota.graph.layout import place
 from rota.graph.loader import load_mapping
 from rota.graph.mermaid import to_mermaid
 from rota.graph.plan import Plan
-from rota.graph.svg import to_svg
+from rota.graph.svg import place_boxes, to_svg
 from tests.graph.drafts import BARE, draft
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -38,12 +37,12 @@ def control_loop() -> Plan:
 
 
 def named(name: str) -> Plan:
-    """A graph in which everything has a name of somebody's choosing."""
+    """A graph in which everything has this name."""
     document = draft([name], lanes={"main": {"type": "event_loop"}}, graph={"name": name})
     return compile_graph(load_mapping(document), platform=BARE)
 
 
-def test_mermaid_draws_loops_as_boxes_lanes_as_colours_and_kinds_as_lines() -> None:
+def test_mermaid_draws_loops_as_boxes_lanes_as_colours_and_edge_kinds_as_lines() -> None:
     assert to_mermaid(control_loop()).splitlines() == [
         "flowchart LR",
         '  subgraph r_c2["Loop: steering"]',
@@ -63,7 +62,7 @@ def test_mermaid_draws_loops_as_boxes_lanes_as_colours_and_kinds_as_lines() -> N
     ]
 
 
-def test_mermaid_groups_what_came_from_a_subgraph() -> None:
+def test_mermaid_groups_the_components_of_a_subgraph() -> None:
     inside = draft(["source", "sink"], ["source.out -> sink.in"])
     part = {"id": "cell", "components": inside["components"], "edges": inside["edges"]}
     drawing = to_mermaid(compile_graph(load_mapping(draft(["top"], subgraphs=[part])), platform=BARE))
@@ -90,7 +89,7 @@ def test_no_name_can_break_out_of_an_svg(name: str) -> None:
     assert root.find(f".//{SVG}script") is None
 
 
-def test_svg_has_every_component_its_place_in_the_epoch_its_loop_and_its_edges() -> None:
+def test_svg_has_every_component_its_position_its_loop_and_its_edges() -> None:
     plan = control_loop()
     root = ET.fromstring(to_svg(plan))
     texts = [each.text for each in root.iter(f"{SVG}text")]
@@ -106,9 +105,9 @@ def test_svg_fetches_nothing() -> None:
     assert not re.search(r"href|<script|<image|@import|url\((?!#tip\))", drawing)
 
 
-def test_boxes_do_not_overlap_and_stand_right_of_what_they_wait_for() -> None:
+def test_boxes_do_not_overlap_and_are_to_the_right_of_their_predecessors() -> None:
     plan = control_loop()
-    layout = place(plan)
+    layout = place_boxes(plan)
     boxes = list(layout.components.values())
     for at, box in enumerate(boxes):
         for other in boxes[at + 1 :]:
@@ -130,7 +129,7 @@ def test_an_empty_graph_can_be_drawn() -> None:
     assert ET.fromstring(to_svg(plan)).tag == f"{SVG}svg"
 
 
-def test_independent_lanes_are_drawn_without_a_place_in_the_epoch() -> None:
+def test_independent_lanes_are_drawn_without_a_position_in_the_epoch() -> None:
     lanes = {"main": {"type": "event_loop"}, "own": {"type": "isolated_thread"}}
     document = draft(["a", {"id": "b", "lane": "own"}], ["a.out ~> b.in"], lanes=lanes, version=2)
     root = ET.fromstring(to_svg(compile_graph(load_mapping(document), platform=BARE)))

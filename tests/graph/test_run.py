@@ -69,7 +69,7 @@ class TestVisibility:
         assert run(nodes, [wire("outer.out > parts.note.value")]).ok
         assert log == ["before", "after", 1]
 
-    def test_what_a_failed_invocation_published_is_thrown_away(self) -> None:
+    def test_publications_of_a_failed_invocation_are_discarded(self) -> None:
         @component(outputs=("out",))
         def half(context: GraphContext) -> None:
             context.publish("out", 1)
@@ -80,7 +80,7 @@ class TestVisibility:
         assert log == []
         assert result.totals["staged_publication_count"] == 0
 
-    def test_a_commit_that_would_fail_in_part_commits_nothing(self) -> None:
+    def test_a_commit_that_would_partly_fail_commits_nothing(self) -> None:
         nodes = [node(burst), node(note, "tight", on="any_input"), node(note, "wide", on="any_input")]
         wires = [
             wire("parts.burst.out > wide.value", mode="queue", capacity=9),
@@ -185,7 +185,7 @@ class TestBounds:
         assert (result.executed, result.epochs) == (3, 4)
         assert result.scheduler_stop_reason == SchedulerStopReason.IDLE
 
-    def test_until_idle_has_a_bound_of_its_own(self) -> None:
+    def test_until_idle_has_its_own_bound(self) -> None:
         result = run([node(Count)], run_until_idle=True)
         assert (result.epochs, result.scheduler_stop_reason) == (IDLE_STEPS_MAX, SchedulerStopReason.TICK_BOUND)
 
@@ -214,16 +214,16 @@ class TestBounds:
         assert (result.epochs, result.scheduler_stop_reason) == (5, SchedulerStopReason.IDLE)
 
     @pytest.mark.parametrize("bad", [{"steps": -1}, {"steps": 1.5}, {"duration_ms": -3}, {"trace_rows_max": 0}])
-    def test_impossible_options_are_refused(self, bad: dict[str, Any]) -> None:
+    def test_invalid_options_are_refused(self, bad: dict[str, Any]) -> None:
         with pytest.raises(InvalidInput):
             RuntimeRunnerOptions(**bad)
 
-    def test_a_runner_that_never_ran_says_so(self) -> None:
+    def test_a_runner_that_never_ran_has_the_reason_not_started(self) -> None:
         assert make_runner([node(Count)]).result.scheduler_stop_reason == SchedulerStopReason.NOT_STARTED
 
 
 class TestSharedState:
-    def test_a_value_is_seen_by_everybody_from_the_next_epoch_on(self) -> None:
+    def test_a_value_is_visible_to_all_components_from_the_next_epoch_on(self) -> None:
         @component(outputs=())
         def writer(context: GraphContext) -> None:
             context.set_state("epoch", context.epoch_id)
@@ -345,12 +345,12 @@ class TestConfiguration:
             runner.step()
             assert runner._instances["Dial"].value == 1
 
-    def test_what_cannot_change_is_refused_at_once(self) -> None:
+    def test_a_change_that_is_not_possible_is_refused_immediately(self) -> None:
         with make_runner([node(Count)]) as runner:
             with pytest.raises(ComponentInvalid, match="reconfigure"):
                 runner.update_config({"parts.count": {"start": 3}})
-            with pytest.raises(ComponentUnknown, match="nobody"):
-                runner.update_config({"nobody": {}})
+            with pytest.raises(ComponentUnknown, match="unknown"):
+                runner.update_config({"unknown": {}})
 
 
 class TestHostDriven:
@@ -373,15 +373,15 @@ class TestHostDriven:
             runner.send("answer", "a")
             runner.send("answer", "b")
             assert runner.step() == 2
-            with pytest.raises(ComponentUnknown, match="does not listen"):
-                runner.send("nobody", 1)
+            with pytest.raises(ComponentUnknown, match="has no event source of type request"):
+                runner.send("unknown", 1)
         assert log == ["A", "B"]
 
     def test_only_a_manual_lane_can_be_stepped(self) -> None:
         with make_runner([node(Count)]) as runner, pytest.raises(LaneUnknown, match="main"):
             runner.step("main")
 
-    def test_outside_of_a_run_there_is_nothing_to_drive(self) -> None:
+    def test_host_calls_outside_of_a_run_are_refused(self) -> None:
         runner = make_runner([node(Count)])
         for call in (runner.step, lambda: runner.send("a", 1), lambda: runner.update_config({})):
             with pytest.raises(GraphRunFailed, match="not running"):
@@ -392,7 +392,7 @@ class TestHostDriven:
 
         def once_more(_epoch_id: int) -> None:
             for again in (runners[0].run, runners[0].start):
-                with pytest.raises(GraphRunFailed, match="running already"):
+                with pytest.raises(GraphRunFailed, match="already running"):
                     again()
 
         runners.append(make_runner([node(Count)], on_epoch=once_more))
@@ -404,7 +404,7 @@ class TestHostDriven:
             runner.step()
 
         runner = make_runner([node(nests)])
-        assert "an epoch of this run is under way already" in runner.run().errors[0]
+        assert "an epoch of this run is already in progress" in runner.run().errors[0]
 
     def test_a_second_thread_that_steps_is_refused(self) -> None:
         in_epoch, refused = threading.Event(), threading.Event()
@@ -418,13 +418,13 @@ class TestHostDriven:
             thread = threading.Thread(target=runner.step)
             thread.start()
             assert in_epoch.wait(30)
-            with pytest.raises(GraphRunFailed, match="under way already"):
+            with pytest.raises(GraphRunFailed, match="already in progress"):
                 runner.step()
             refused.set()
             thread.join(30)
         assert (runner.result.ok, runner.result.epochs) == (True, 1)
 
-    def test_a_host_may_start_send_and_then_let_it_run(self) -> None:
+    def test_a_host_may_start_send_and_then_run(self) -> None:
         @component
         def answer(request: str) -> None:
             log.append(request)
@@ -434,13 +434,13 @@ class TestHostDriven:
             assert runner.run().scheduler_stop_reason == SchedulerStopReason.IDLE
         assert log == ["first"]
 
-    def test_each_epoch_is_reported_to_whoever_asked(self) -> None:
+    def test_each_epoch_is_reported_to_on_epoch(self) -> None:
         seen: list[int] = []
         run([node(Count)], steps=3, on_epoch=seen.append)
         assert seen == [1, 2, 3]
 
 
-class TestContextOutsideOfItsInvocation:
+class TestContextAfterItsInvocation:
     def test_it_is_refused(self) -> None:
         kept: list[GraphContext] = []
 
@@ -466,7 +466,7 @@ def test_the_result_as_plain_values_has_the_shape_tools_expect() -> None:
 
 
 def test_the_plain_path_and_the_general_path_do_the_same() -> None:
-    """Everybody who asks for `context` goes the long way; both must commit, count and trace alike."""
+    """A component that asks for `context` takes the general path; both must commit, count and trace alike."""
 
     @component("parts.long_add")
     def long_add(value: int, context: GraphContext, *, amount: int = 1) -> int:

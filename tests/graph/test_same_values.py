@@ -25,18 +25,18 @@ class Link(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One component: whom it listens to, and how it is executed."""
+    """One component: its inputs, and how it is executed."""
 
     links: tuple[Link, ...]
     trigger: str
     reentrant: bool
     priority: str
-    moved: bool  # to the lane that is tried
+    moved: bool  # to the lane under test
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> list[Part]:
-    """A random acyclic graph: every component listens only to earlier ones."""
+    """A random acyclic graph: every component reads only from earlier ones."""
     parts: list[Part] = []
     for at in range(draw(st.integers(2, 8))):
         sources = draw(st.lists(st.integers(0, at - 1), max_size=3, unique=True)) if at else []
@@ -123,7 +123,7 @@ def test_the_same_graph_commits_the_same_values_twice(parts: list[Part]) -> None
     assert committed(parts, lane) == committed(parts, lane)
 
 
-def test_the_property_looks_at_something() -> None:
+def test_the_property_compares_real_values() -> None:
     chain = [
         Part((), "any_input", False, "normal", True),
         Part((Link(0, "immediate", "queue"),), "any_input", True, "high", True),

@@ -1,4 +1,4 @@
-"""The JSON Schema for editors says what the loader says, as far as one field at a time can say it."""
+"""The JSON Schema agrees with the loader on the rules about single fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rota.graph.spec import LANE_TYPES, LANE_TYPES_V1
 from tests.graph.drafts import corpus, draft
 
 
-def fits(document: dict[str, Any], version: Any = 1) -> bool:
+def matches(document: dict[str, Any], version: Any = 1) -> bool:
     return bool(jsonschema.Draft202012Validator(graph_schema(version)).is_valid(document))
 
 
@@ -36,9 +36,9 @@ def test_the_schema_is_a_schema(version: Any) -> None:
 
 
 @pytest.mark.parametrize("document", corpus())
-def test_a_file_that_loads_fits(document: dict[str, Any]) -> None:
+def test_a_file_that_loads_matches_the_schema(document: dict[str, Any]) -> None:
     assert loads(document)
-    assert fits(document, document["schema_version"])
+    assert matches(document, document["schema_version"])
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def test_a_file_that_loads_fits(document: dict[str, Any]) -> None:
         draft(["a"], subgraphs=[{"id": "cell"}]),
     ],
 )
-def test_what_the_loader_refuses_in_one_field_does_not_fit(document: dict[str, Any]) -> None:
+def test_a_file_that_the_loader_refuses_for_one_field_does_not_match(document: dict[str, Any]) -> None:
     assert not loads(document)
-    assert not fits(document)
+    assert not matches(document)
 
 
 def test_version_1_has_neither_the_lanes_nor_the_fields_of_version_2() -> None:
@@ -74,7 +74,7 @@ def test_version_1_has_neither_the_lanes_nor_the_fields_of_version_2() -> None:
         "policy",
     }
     assert one["ExecutionSpec"]["properties"]["on_error"]["enum"] == ["fail_fast"]
-    assert not fits(draft(["a"], lanes={"main": {"type": "thread_pool", "policy": "eevdf"}}))
+    assert not matches(draft(["a"], lanes={"main": {"type": "thread_pool", "policy": "eevdf"}}))
 
 
 def test_making_one_schema_does_not_change_the_other() -> None:

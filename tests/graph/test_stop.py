@@ -1,7 +1,7 @@
-"""Stopping: at the next look, in order, and never for ever.
+"""Stopping: at the next check, in order, and without deadlocks.
 
 The seeded test builds a random graph over all kinds of lanes of this process, lets it run, and asks it to stop at a
-random moment, while threads are switched as often as Python can. It must come to its end, every time, with everybody
+random moment, while threads are switched as often as Python can. It must end every time, with every component
 deactivated and no thread left behind. ROTA_GRAPH_STOP_ROUNDS sets how often (50 by default).
 """
 
@@ -23,33 +23,34 @@ from rota.clock import ManualClock, SystemClock
 from rota.errors import GraphRunFailed, LaneUnknown
 from rota.graph.components import component
 from rota.graph.invocation import GraphContext, Invocation
+from rota.graph.results import RuntimeRunnerResult
 from rota.graph.run import RuntimeRunner
-from rota.graph.run_options import RuntimeRunnerResult, SchedulerStopReason
-from rota.graph.stop import Bell, StopToken
+from rota.graph.run_options import SchedulerStopReason
+from rota.graph.stop import StopToken, WakeSignal
 from tests.graph.durable_worlds import count_work_note
 from tests.graph.parts import Count, log
 from tests.graph.random_worlds import Life, RandomWorld
 from tests.graph.worlds import make_runner, node, run, wire
 
 ROUNDS = int(os.environ.get("ROTA_GRAPH_STOP_ROUNDS", "1000" if os.environ.get("ROTA_SOAK") else "50"))
-PATIENCE_S = 60.0  # real time, and only ends a test that would hang
+TEST_TIMEOUT_S = 60.0  # real time; it only ends a test that hangs
 
 
-class TestTheToken:
-    def test_it_goes_up_once_and_remembers_the_first_reason(self) -> None:
+class TestStopToken:
+    def test_it_is_set_once_and_keeps_the_first_reason(self) -> None:
         token = StopToken()
         token.request("first")
         token.request("second")
         assert (token.is_set, token.reason) == (True, "first")
 
-    def test_whoever_subscribed_is_called_also_when_it_is_late(self) -> None:
+    def test_a_subscriber_is_called_even_if_it_subscribes_late(self) -> None:
         token, called = StopToken(), []
         token.subscribe(lambda: called.append("early"))
         token.request()
         token.subscribe(lambda: called.append("late"))
         assert called == ["early", "late"]
 
-    def test_whoever_left_is_not_called(self) -> None:
+    def test_an_unsubscribed_callback_is_not_called(self) -> None:
         token, called = StopToken(), []
 
         def wake() -> None:
@@ -60,21 +61,21 @@ class TestTheToken:
         token.request()
         assert called == []
 
-    def test_a_bell_that_rang_meanwhile_does_not_make_anybody_wait(self) -> None:
-        bell = Bell(ManualClock())  # on which a nap would last for ever
-        rings = bell.rings
-        bell.ring()
-        bell.nap(rings)
-        assert bell.rings == rings + 1
+    def test_a_notification_since_the_last_check_ends_the_wait(self) -> None:
+        wake_signal = WakeSignal(ManualClock())  # a wait on this clock would never end
+        count = wake_signal.count
+        wake_signal.notify()
+        wake_signal.wait(count)
+        assert wake_signal.count == count + 1
 
-    def test_a_bell_that_nobody_rings_lets_go_after_a_moment(self) -> None:
-        bell = Bell(SystemClock())
-        bell.nap(bell.rings)
-        assert bell.rings == 0
+    def test_a_wait_without_a_notification_ends_after_a_moment(self) -> None:
+        wake_signal = WakeSignal(SystemClock())
+        wake_signal.wait(wake_signal.count)
+        assert wake_signal.count == 0
 
 
 class TestStopping:
-    def test_no_new_epoch_begins_and_the_one_under_way_is_finished(self) -> None:
+    def test_no_new_epoch_begins_and_the_current_one_is_finished(self) -> None:
         token = StopToken()
 
         @component("stop.first")
@@ -92,7 +93,7 @@ class TestStopping:
         assert log == ["first", "second"]
         assert (result.epochs, result.scheduler_stop_reason) == (1, SchedulerStopReason.STOP_REQUESTED)
 
-    def test_everybody_started_is_deactivated_in_reverse_order(self) -> None:
+    def test_all_started_components_are_deactivated_in_reverse_order(self) -> None:
         token = StopToken()
 
         def living(name: str) -> Any:
@@ -108,7 +109,7 @@ class TestStopping:
         run([node(living(name), name) for name in "abc"], stop_token=token, steps=10)
         assert log == ["c", "b", "a"]
 
-    def test_stop_requested_and_cancel_requested_look_at_the_same_token(self) -> None:
+    def test_stop_requested_and_cancel_requested_read_the_same_token(self) -> None:
         token = StopToken()
 
         @component("stop.look", outputs=())
@@ -133,7 +134,7 @@ class TestStopping:
         assert log == 2 * [(False, False), (True, False)]
         assert result.scheduler_stop_reason == SchedulerStopReason.TICK_BOUND
 
-    def test_a_cancellation_is_requested_even_if_the_component_does_not_look(self) -> None:
+    def test_a_cancellation_counts_as_requested_even_if_the_component_does_not_check(self) -> None:
         token = StopToken()
 
         @component("stop.blind")
@@ -154,7 +155,7 @@ class TestStopping:
         runner = make_runner([node(Count)], lanes=lanes, stop_token=token, steps=10, on_epoch=lambda _: asleep.set())
 
         def interrupt() -> None:
-            asleep.wait(PATIENCE_S)
+            asleep.wait(TEST_TIMEOUT_S)
             os.kill(os.getpid(), signal.SIGUSR1)
 
         helper = threading.Thread(target=interrupt)
@@ -162,12 +163,12 @@ class TestStopping:
         try:
             result = runner.run()
         finally:
-            helper.join(PATIENCE_S)
+            helper.join(TEST_TIMEOUT_S)
             signal.signal(signal.SIGUSR1, before)
         assert (result.epochs, token.reason) == (1, "signal")
 
 
-# --- in the middle of anything -------------------------------------------------------------------
+# --- at any moment -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ def _switch_often() -> Iterator[None]:
 
 
 def stopped_at_random(seed: int, *, processes: bool = False) -> RuntimeRunnerResult:
-    """Run a random graph, ask it to stop at a random moment, and see that nothing is left of it."""
+    """Run a random graph, ask it to stop at a random moment, and check that nothing is left of it."""
     before = set(threading.enumerate())
     life, token, moment = Life(), StopToken(), random.Random(-seed - 1)
     epochs, reached = moment.randint(0, 6), threading.Event()
@@ -198,23 +199,23 @@ def stopped_at_random(seed: int, *, processes: bool = False) -> RuntimeRunnerRes
     for _ in range(moment.randint(0, 3)):
         step_by_hand(runner)
     token.request()
-    thread.join(PATIENCE_S)
+    thread.join(TEST_TIMEOUT_S)
     if thread.is_alive():
         faulthandler.dump_traceback()
         raise AssertionError(f"seed {seed}: the run did not come to its end")
-    assert life.active == 0, f"seed {seed}: somebody was not deactivated"
+    assert life.active == 0, f"seed {seed}: a component was not deactivated"
     assert set(threading.enumerate()) <= before, f"seed {seed}: a thread was left behind"
     return results[0]
 
 
 def step_by_hand(runner: RuntimeRunner) -> None:
-    """What a host does that does not know whether there is such a lane, nor whether the run is over."""
+    """Step like a host that does not know whether the lane exists or the run is over."""
     with contextlib.suppress(LaneUnknown, GraphRunFailed):
         runner.step("ui", invocations_max=2)
 
 
 @pytest.mark.usefixtures("_switch_often")
-def test_a_stop_in_the_middle_of_anything_never_deadlocks() -> None:
+def test_a_stop_at_any_moment_never_deadlocks() -> None:
     reasons = {stopped_at_random(seed).scheduler_stop_reason for seed in range(ROUNDS)}
     assert SchedulerStopReason.STOP_REQUESTED in reasons
 
@@ -240,10 +241,10 @@ def stopped_with_entries_under_way(seed: int) -> SchedulerStopReason:
         worker.start()
     thread = threading.Thread(target=runner.run, daemon=True)
     thread.start()
-    thread.join(PATIENCE_S)
+    thread.join(TEST_TIMEOUT_S)
     enough.set()
     for worker in workers:
-        worker.join(PATIENCE_S)
+        worker.join(TEST_TIMEOUT_S)
     world.kernel.store.close()
     assert not thread.is_alive(), f"seed {seed}: the run did not come to its end"
     assert set(threading.enumerate()) <= before, f"seed {seed}: a thread was left behind"
@@ -252,12 +253,12 @@ def stopped_with_entries_under_way(seed: int) -> SchedulerStopReason:
 
 
 @pytest.mark.usefixtures("_switch_often")
-def test_nor_with_entries_in_the_durable_queue() -> None:
+def test_a_stop_with_entries_in_the_durable_queue_never_deadlocks() -> None:
     reasons = {stopped_with_entries_under_way(seed) for seed in range(ROUNDS // 5)}
     assert reasons == {SchedulerStopReason.STOP_REQUESTED}
 
 
-def test_nor_with_worker_processes() -> None:
+def test_a_stop_with_worker_processes_never_deadlocks() -> None:
     results = [stopped_at_random(seed, processes=True) for seed in range(1 + ROUNDS // 50)]
     assert SchedulerStopReason.STOP_REQUESTED in {result.scheduler_stop_reason for result in results}
     assert all(any(worker.lane == "process" for worker in result.workers) for result in results)

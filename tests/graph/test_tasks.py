@@ -37,7 +37,7 @@ class TestBackgroundTasks:
         assert log == [(32, None)]
         assert result.metric("runtime.task.completed_count") == 1
 
-    def test_a_failed_task_is_a_result_that_says_why(self) -> None:
+    def test_a_failed_task_is_a_result_with_its_error(self) -> None:
         @component(outputs=())
         def asker(context: GraphContext, task_ready: TaskResult | None = None) -> None:
             if task_ready is None:
@@ -49,9 +49,9 @@ class TestBackgroundTasks:
         with runner:
             runner.send("asker", "go")
             runner.step()
-            engine = runner._running()
+            engine = runner._require_engine()
             while not engine.has_arrivals:
-                engine.bell.nap(engine.bell.rings)
+                engine.wake_signal.wait(engine.wake_signal.count)
             runner.step()
         assert "invalid literal" in log[0]
 
@@ -92,14 +92,14 @@ class TestBackgroundTasks:
         runner.run()
         assert log == [7]
 
-    def test_a_component_that_does_not_listen_may_not_submit(self) -> None:
+    def test_a_component_without_the_event_source_may_not_submit(self) -> None:
         @component(outputs=())
         def deaf(context: GraphContext) -> None:
             context.submit(print)
 
-        assert "does not listen to" in run([node(deaf)]).errors[0]
+        assert "has no event source of type task_ready" in run([node(deaf)]).errors[0]
 
-    def test_too_many_waiting_tasks_are_refused_with_the_name_of_the_limit(self) -> None:
+    def test_too_many_waiting_tasks_are_refused_with_the_limit_in_the_error(self) -> None:
         gate = threading.Event()
 
         @component(outputs=())
@@ -115,6 +115,6 @@ class TestBackgroundTasks:
         assert "queue_capacity is 2" in result.errors[0]
 
     @pytest.mark.parametrize("bad", [{"max_threads": 0}, {"queue_capacity": 0}, {"task_budget": timedelta(-1)}])
-    def test_an_impossible_executor_is_refused(self, bad: dict[str, Any]) -> None:
+    def test_an_invalid_executor_configuration_is_refused(self, bad: dict[str, Any]) -> None:
         with pytest.raises(InvalidInput):
             TaskExecutorConfig(**bad)

@@ -1,4 +1,4 @@
-"""The thread_pool lane: persistent workers, overlap, serialisation, admission, order, stop and drain."""
+"""The thread_pool lane: persistent workers, overlap, serialisation, capacity, order, stop and drain."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 from rota.clock import ManualClock
 from rota.graph.components import component
 from rota.graph.invocation import GraphContext, Invocation
-from rota.graph.run_options import RuntimeRunnerResult, SchedulerStopReason
+from rota.graph.results import RuntimeRunnerResult
+from rota.graph.run_options import SchedulerStopReason
 from rota.graph.stop import StopToken
 from tests.graph.parts import Count, burst, log, note
 from tests.graph.worlds import executed, make_runner, node, run, wire
 
-PATIENCE_S = 30.0  # real time, and only ends a test that would hang
+TEST_TIMEOUT_S = 30.0  # real time; it only ends a test that hangs
 
 
 def pool(**fields: Any) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def pool(**fields: Any) -> dict[str, Any]:
 
 
 class Meeting:
-    """Counts who is inside at once; `together` of them wait for each other."""
+    """Counts concurrent calls; `together` of them wait for each other."""
 
     def __init__(self, together: int = 1) -> None:
         self.lock = threading.Lock()
@@ -35,7 +36,7 @@ class Meeting:
         with self.lock:
             self.inside += 1
             self.most = max(self.most, self.inside)
-        self.barrier.wait(PATIENCE_S)
+        self.barrier.wait(TEST_TIMEOUT_S)
         with self.lock:
             self.inside -= 1
 
@@ -57,7 +58,7 @@ class TestWorkers:
 
         result = fan_out(work, 6, lanes=pool(max_threads=3), reentrant=True)
         assert result.ok
-        assert meeting.most == 3  # they met, and never were there more than the lane has threads
+        assert meeting.most == 3  # they overlapped, never more than the lane has threads
         assert result.metric("runtime.scheduler.active_count", lane="pool") == 3
         assert result.metric("runtime.scheduler.worker_count", lane="pool") == 3
 
@@ -99,7 +100,7 @@ class TestWorkers:
         result = run(nodes, wires, lanes=pool(max_threads=3), trace=True)
         assert result.ok
         assert meeting.most == 3
-        assert executed(result) == ["parts.count", "a", "b", "c"]  # settled in the order of admission
+        assert executed(result) == ["parts.count", "a", "b", "c"]  # committed in the order of acceptance
 
     def test_downstream_waits_until_the_pool_has_drained_and_committed(self) -> None:
         release = threading.Event()
@@ -107,7 +108,7 @@ class TestWorkers:
         @component
         def slow(value: int) -> int:
             if value < 3:
-                release.wait(PATIENCE_S)
+                release.wait(TEST_TIMEOUT_S)
             else:
                 release.set()
             log.append(f"worked {value}")
@@ -123,7 +124,7 @@ class TestWorkers:
             wire("slow.out > parts.note.value", mode="queue", capacity=9),
         ]
         assert run(nodes, wires, lanes=pool(max_threads=4)).ok
-        assert log[4:] == [0, 1, 2, 3]  # committed in the order of admission, whoever was done first
+        assert log[4:] == [0, 1, 2, 3]  # committed in the order of acceptance, whichever finished first
         assert all(str(each).startswith("worked") for each in log[:4])
 
     def test_zero_threads_mean_one(self) -> None:
@@ -141,7 +142,7 @@ class TestWorkers:
         assert names == ["a-very-long-t-0"]
 
 
-class TestAdmission:
+class TestCapacity:
     def admitted(self, size: int, **fields: Any) -> tuple[list[int], RuntimeRunnerResult]:
         seen: list[int] = []
 
@@ -153,7 +154,7 @@ class TestAdmission:
         result = fan_out(work, size, lanes=pool(**fields), **execution)
         return sorted(seen), result
 
-    def test_without_a_queue_capacity_everything_ready_is_admitted(self) -> None:
+    def test_without_a_queue_capacity_everything_ready_is_accepted(self) -> None:
         seen, result = self.admitted(3, max_threads=3)
         assert seen == [0, 1, 2]
         assert result.metric("runtime.scheduler.rejected_count", lane="pool") == 0
@@ -173,7 +174,7 @@ class TestAdmission:
     def test_thread_pool_lane_queue_capacity_drops_oldest_when_configured(self, overflow: str) -> None:
         assert self.admitted(5, queue_capacity=2, overflow=overflow)[0] == [2, 3, 4]
 
-    def test_a_reentrant_component_has_room_for_every_worker_and_the_queue(self) -> None:
+    def test_a_reentrant_component_may_use_every_worker_and_the_queue(self) -> None:
         assert self.admitted(9, max_threads=3, queue_capacity=2, reentrant=True)[0] == [0, 1, 2, 3, 4]
 
     def test_fail_fast_stops_the_run_with_an_error(self) -> None:
@@ -218,11 +219,11 @@ class TestBlockingOverflow:
 
     def test_blocking_overflow_deadline(self) -> None:
         seen, result = self.blocked(ManualClock(), seconds_each=0.1)
-        assert seen == [0, 1, 2, 3, 4]  # each found room in time
+        assert seen == [0, 1, 2, 3, 4]  # each was accepted in time
         assert result.metric("runtime.scheduler.rejected_count", lane="pool") == 0
         assert result.metric("runtime.scheduler.blocked_duration_ms", lane="pool") == pytest.approx(300)
 
-    def test_what_finds_no_room_before_the_deadline_is_rejected(self) -> None:
+    def test_invocations_without_room_before_the_deadline_are_rejected(self) -> None:
         seen, result = self.blocked(ManualClock(), seconds_each=0.6)
         assert seen == [0, 1, 2]
         assert result.metric("runtime.scheduler.rejected_count", lane="pool") == 2
@@ -231,7 +232,7 @@ class TestBlockingOverflow:
 
 class TestOrder:
     def started(self, policy: Any = None, **execution: dict[str, Any]) -> list[str]:
-        """The order in which one worker starts what waits for it: a component for each name."""
+        """The order in which one worker starts the waiting components, one for each name."""
         started: list[str] = []
 
         @component
@@ -272,7 +273,7 @@ class TestErrors:
         assert error.trace_id == result.run_id
         assert result.errors == ("component work failed: ValueError: value 0 is odd",)
 
-    def test_a_component_that_exits_fails_like_any_other_and_the_worker_lives(self) -> None:
+    def test_a_component_that_exits_fails_like_any_other_and_the_worker_continues(self) -> None:
         @component
         def work(value: int) -> None:
             if value == 0:
@@ -312,9 +313,9 @@ class TestStop:
         results: list[RuntimeRunnerResult] = []
         thread = threading.Thread(target=lambda: results.append(runner.run()))
         thread.start()
-        assert begun.wait(PATIENCE_S)
+        assert begun.wait(TEST_TIMEOUT_S)
         token.request("enough")
-        thread.join(PATIENCE_S)
+        thread.join(TEST_TIMEOUT_S)
         assert not thread.is_alive()
         assert seen == [0, 1, 2, 3, 4, 5]
         assert (results[0].epochs, results[0].scheduler_stop_reason) == (1, SchedulerStopReason.STOP_REQUESTED)

@@ -10,9 +10,9 @@ import pytest
 
 from rota.clock import ManualClock
 from rota.graph.components import component
-from rota.graph.run_options import RuntimeRunnerResult
+from rota.graph.results import RuntimeRunnerResult
 from rota.graph.tracing import TRACE_EVENTS, TraceEvent
-from rota.observe.trace import to_chrome, to_ndjson
+from rota.observe.graph_trace import to_chrome, to_ndjson
 from tests.graph.parts import Count, add, burst, note
 from tests.graph.worlds import make_runner, names, node, run, wire
 
@@ -47,7 +47,7 @@ def events(result: RuntimeRunnerResult) -> list[TraceEvent]:
     return list(result.trace.events())
 
 
-def test_the_seventeen_names_and_two_of_our_own() -> None:
+def test_the_seventeen_names_of_the_seed_and_two_more() -> None:
     assert set(TRACE_EVENTS) == SEVENTEEN | {"publication_staged", "publication_committed"}
     assert len(TRACE_EVENTS) == 19
 
@@ -179,7 +179,7 @@ def test_only_the_latest_rows_are_kept_and_the_others_are_counted() -> None:
     assert events(result)[-1].epoch_id == 100
 
 
-def test_without_being_asked_nothing_is_recorded() -> None:
+def test_without_the_option_nothing_is_recorded() -> None:
     assert run([node(Count)]).trace is None
 
 
@@ -219,7 +219,7 @@ class TestChrome:
                 assert epoch["ts"] <= row["ts"] + 0.001
                 assert row["ts"] + row["dur"] <= epoch["ts"] + epoch["dur"] + 0.001
 
-    def test_a_message_is_an_arrow_from_its_publisher_to_whom_it_woke(self) -> None:
+    def test_a_message_is_an_arrow_from_its_publisher_to_its_reader(self) -> None:
         rows = self.trace()["traceEvents"]
         begins = {row["id"]: row["args"]["message_id"] for row in rows if row["ph"] == "s"}
         ends = {row["id"]: row["args"]["message_id"] for row in rows if row["ph"] == "f"}
@@ -243,11 +243,11 @@ class TestChrome:
         rows = to_chrome(events(run([node(slow, budget_ms=1)], trace=True, clock=clock)))["traceEvents"]
         assert [row["name"] for row in rows if row["ph"] == "i"] == ["component_timeout_budget_exceeded"]
 
-    def test_an_empty_trace_is_still_one(self) -> None:
+    def test_an_empty_trace_is_a_valid_file(self) -> None:
         assert [row["ph"] for row in to_chrome([])["traceEvents"]] == ["M", "M", "M"]
 
 
-def test_lines_of_json_are_one_per_event() -> None:
+def test_ndjson_has_one_line_per_event() -> None:
     told = events(pipeline())
     lines = list(to_ndjson(told))
     assert len(lines) == 16

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.graph.channel_modes import make_channel, make_inbox
-from rota.graph.channels import Channel
+from rota.graph.channels import MessageChannel, make_channel, make_inbox
 from rota.graph.messages import Inputs, Origin
 from rota.graph.plan import Edge
 from rota.graph.reports import Reports
@@ -22,8 +21,8 @@ from rota.graph.spec import (
     ExecutionSpec,
     TriggerPolicy,
 )
-from rota.graph.timed_triggers import make_trigger, outside_ports
-from rota.graph.triggers import Trigger
+from rota.graph.timed_triggers import event_ports, make_trigger
+from rota.graph.triggers import ComponentTrigger
 
 
 class World:
@@ -31,12 +30,12 @@ class World:
 
     def __init__(self, *ports: str, sources: tuple[EventSource, ...] = (EventSource(),), **policy: Any) -> None:
         self.reports = Reports("run")
-        self.channels: dict[str, Channel] = {port: self._channel(port) for port in ports}
+        self.channels: dict[str, MessageChannel] = {port: self._channel(port) for port in ports}
         self.sources = sources
         self.policy = policy
-        self.turn = 1
+        self.iteration_id = 1
 
-    def _channel(self, text: str) -> Channel:
+    def _channel(self, text: str) -> MessageChannel:
         port, _, kind = text.partition(":")
         mode: dict[str, Any] = {"mode": "queue", "capacity": 10} if kind != "state" else {}
         domain: Any = kind if kind in ("system", "device") else "steady"
@@ -50,7 +49,7 @@ class World:
         return make_channel(Edge(spec=spec, source=Endpoint("a", "out"), target=Endpoint("b", port)), self.reports)
 
     @property
-    def trigger(self) -> Trigger:
+    def trigger(self) -> ComponentTrigger:
         if not hasattr(self, "_trigger"):
             spec = ComponentSpec(
                 id="b",
@@ -60,7 +59,7 @@ class World:
                 trigger_policy=TriggerPolicy(**self.policy),
             )
             channels = list(self.channels.values())
-            for port in outside_ports(spec):
+            for port in event_ports(spec):
                 self.channels[port] = make_inbox("b", port, self.reports)
                 channels.append(self.channels[port])
             self._trigger = make_trigger(spec, channels)
@@ -73,9 +72,12 @@ class World:
             found.put(payload, Origin(1, at_s), stamp)
         return self
 
-    def ready(self, now_s: float = 0.0, turn: int | None = None) -> list[tuple[Any, ...]]:
-        self.turn += turn is None
-        return [_payloads(inputs) for inputs in self.trigger.collect(now_s, self.turn if turn is None else turn)]
+    def ready(self, now_s: float = 0.0, iteration_id: int | None = None) -> list[tuple[Any, ...]]:
+        self.iteration_id += iteration_id is None
+        return [
+            _payloads(inputs)
+            for inputs in self.trigger.collect(now_s, self.iteration_id if iteration_id is None else iteration_id)
+        ]
 
 
 def _payloads(inputs: Inputs) -> tuple[Any, ...]:
@@ -86,12 +88,12 @@ def _payloads(inputs: Inputs) -> tuple[Any, ...]:
 
 
 class TestManual:
-    def test_it_is_ready_once_a_turn_with_whatever_waits(self) -> None:
+    def test_it_is_ready_once_per_iteration_with_whatever_waits(self) -> None:
         world = World("in").put("in", 1, 2)
-        assert world.ready(turn=1) == [(1,)]
-        assert world.ready(turn=1) == []
-        assert world.ready(turn=2) == [(2,)]
-        assert world.ready(turn=3) == [(None,)]
+        assert world.ready(iteration_id=1) == [(1,)]
+        assert world.ready(iteration_id=1) == []
+        assert world.ready(iteration_id=2) == [(2,)]
+        assert world.ready(iteration_id=3) == [(None,)]
 
     def test_without_inputs_it_is_ready_all_the_same(self) -> None:
         assert World().ready() == [()]
@@ -103,7 +105,7 @@ class TestManual:
 
 
 class TestOnEvent:
-    def test_a_timer_fires_at_once_and_then_once_a_period(self) -> None:
+    def test_a_timer_fires_immediately_and_then_once_a_period(self) -> None:
         world = World(type="on_event", sources=(EventSource(type="timer", period_ms=100),))
         assert [len(world.ready(now_s=at)) for at in (0.0, 0.05, 0.1, 0.15, 0.2)] == [1, 0, 1, 0, 1]
 
@@ -118,7 +120,7 @@ class TestOnEvent:
         world = World(type="on_event", sources=(EventSource(type="request"),))
         assert world.put("request", "a", "b").ready() == [("a",), ("b",)]
 
-    def test_several_sources_are_all_heard(self) -> None:
+    def test_several_sources_all_trigger(self) -> None:
         sources = (EventSource(type="manual"), EventSource(type="message", inputs=("in",)))
         world = World("in", type="on_event", sources=sources).put("in", 1)
         assert world.ready() == [(None,), (1,)]
@@ -134,12 +136,12 @@ class TestAnyInput:
         world = World("a", "b", type="any_input").put("a", 1, 2).put("b", 3)
         assert world.ready() == [(1, None), (2, None), (None, 3)]
 
-    def test_an_input_that_is_not_listed_wakes_nobody_and_is_given_to_whoever_runs(self) -> None:
+    def test_an_unlisted_input_triggers_nothing_and_is_passed_to_invocations(self) -> None:
         world = World("a", "side", type="any_input", inputs=("a",)).put("side", "s")
         assert world.ready() == []
         assert world.put("a", 1, 2).ready() == [(1, "s"), (2, None)]
 
-    def test_a_kept_value_wakes_once_and_is_given_again(self) -> None:
+    def test_a_kept_value_triggers_once_and_is_passed_again(self) -> None:
         world = World("a", "limit:state", type="any_input", inputs=("a", "limit")).put("limit", 5)
         assert world.ready() == [(None, 5)]
         assert world.put("a", 1).ready() == [(1, 5)]
@@ -153,7 +155,7 @@ class TestAllInputs:
         assert world.put("b", 3).ready() == [(1, 3)]
         assert world.put("b", 4).ready() == [(2, 4)]
 
-    def test_a_kept_value_counts_as_there_and_something_must_be_new(self) -> None:
+    def test_a_kept_value_counts_as_present_and_one_input_must_be_new(self) -> None:
         world = World("sample", "limit:state", type="all_inputs").put("limit", 5)
         assert world.put("sample", 7).ready() == [(7, 5)]
         assert world.put("sample", 8).ready() == [(8, 5)]
@@ -162,7 +164,7 @@ class TestAllInputs:
 
 
 class TestTimeSync:
-    def test_samples_that_lie_together_are_joined(self) -> None:
+    def test_messages_with_close_timestamps_are_joined(self) -> None:
         world = World("a", "b", type="time_sync", sync_slop_ms=5)
         world.put("a", "a100", stamp=100).put("b", "b104", stamp=104)
         assert world.ready() == [("a100", "b104")]
@@ -202,13 +204,13 @@ class TestBatch:
 
 
 class TestWatermark:
-    def test_messages_come_in_the_order_of_their_timestamps(self) -> None:
+    def test_messages_are_released_in_order_of_timestamps(self) -> None:
         world = World("a", type="watermark", watermark_lateness_ms=10)
         for stamp in (100, 95, 112):
             world.put("a", stamp, stamp=stamp)
         assert world.ready() == [(95,), (100,)]
 
-    def test_what_is_too_late_is_dropped_and_counted(self) -> None:
+    def test_late_messages_are_dropped_and_counted(self) -> None:
         world = World("a", type="watermark", watermark_lateness_ms=10)
         world.put("a", 112, stamp=112).put("a", 88, stamp=88)
         assert world.ready() == []
@@ -222,7 +224,7 @@ class TestWatermark:
     def test_without_a_timestamp_a_message_does_not_wait(self) -> None:
         assert World("a", type="watermark", watermark_lateness_ms=10).put("a", 1).ready() == [(1,)]
 
-    def test_it_holds_back_a_bounded_number(self) -> None:
+    def test_it_holds_a_bounded_number_of_messages(self) -> None:
         world = World("a", type="watermark", watermark_lateness_ms=1_000_000)
         for stamp in range(200):
             world.put("a", stamp, stamp=stamp)
@@ -253,28 +255,28 @@ class TestConditionAndLimits:
         world = World("a", "b", type="all_inputs", coalesce=True).put("a", 1, 2, 3).put("b", 4, 5)
         assert world.ready() == [(3, 5)]
 
-    def test_rate_limit_admits_one_and_the_others_wait(self) -> None:
+    def test_rate_limit_allows_one_and_the_others_wait(self) -> None:
         world = World("a", type="rate_limit", min_interval_ms=100).put("a", 1, 2, 3)
         assert [world.ready(now_s=at) for at in (0.0, 0.05, 0.1, 0.15, 0.25)] == [[(1,)], [], [(2,)], [], [(3,)]]
 
-    def test_max_latency_drops_what_has_waited_too_long(self) -> None:
+    def test_max_latency_drops_messages_that_waited_too_long(self) -> None:
         world = World("a", "b", type="all_inputs", max_latency_ms=100).put("a", 1, at_s=0.0).put("a", 2, at_s=0.08)
         assert world.put("b", 9, at_s=0.15).ready(now_s=0.15) == [(2, 9)]
         assert world.channels["a"].stale_drops == 1
 
 
-class TestFromOutside:
-    def test_requests_and_finished_tasks_have_triggers_of_their_own(self) -> None:
+class TestOutsideEvents:
+    def test_requests_and_finished_tasks_have_their_own_triggers(self) -> None:
         assert World(type="request").put("request", 1).ready() == [(1,)]
         assert World(type="task_ready").put("task_ready", 2).ready() == [(2,)]
 
-    def test_futures_wake_through_a_source(self) -> None:
+    def test_futures_trigger_through_a_source(self) -> None:
         world = World(type="on_event", sources=(EventSource(type="future_ready"),))
         assert world.put("future_ready", 3).ready() == [(3,)]
 
 
 @given(messages=st.lists(st.integers(0, 2), max_size=30))
-def test_any_input_gives_every_message_exactly_once(messages: list[int]) -> None:
+def test_any_input_returns_every_message_exactly_once(messages: list[int]) -> None:
     world = World("a", "b", "c", type="any_input")
     for number, port in enumerate(messages):
         world.put("abc"[port], number)
@@ -286,7 +288,7 @@ def test_any_input_gives_every_message_exactly_once(messages: list[int]) -> None
 
 
 @given(stamps=st.lists(st.integers(0, 60), max_size=25), lateness=st.integers(0, 20))
-def test_a_watermark_never_goes_back_in_time(stamps: list[int], lateness: int) -> None:
+def test_a_watermark_never_goes_backwards(stamps: list[int], lateness: int) -> None:
     world = World("a", type="watermark", watermark_lateness_ms=lateness)
     released: list[int] = []
     for stamp in stamps:
@@ -295,7 +297,7 @@ def test_a_watermark_never_goes_back_in_time(stamps: list[int], lateness: int) -
     assert released == sorted(released)
 
 
-def test_max_latency_also_forgets_what_a_watermark_holds_back() -> None:
+def test_max_latency_also_drops_messages_held_by_a_watermark() -> None:
     world = World("a", type="watermark", watermark_lateness_ms=100, max_latency_ms=50)
     world.put("a", "old", at_s=0.0, stamp=10).put("a", "new", at_s=0.09, stamp=20)
     assert world.ready(now_s=0.04) == []
@@ -303,7 +305,7 @@ def test_max_latency_also_forgets_what_a_watermark_holds_back() -> None:
     assert world.channels["a"].stale_drops == 1
 
 
-def test_a_kept_sample_cannot_be_dropped_to_make_others_fit() -> None:
+def test_a_kept_value_is_not_dropped_to_align_the_others() -> None:
     world = World("a", "limit:state", type="time_sync", sync_slop_ms=5)
     world.put("limit", "l", stamp=10).put("a", "a", stamp=12)
     assert world.ready() == [("a", "l")]

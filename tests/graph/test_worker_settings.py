@@ -1,4 +1,4 @@
-"""What the operating system is asked to do for a worker: applied where it allows it, read back, reported if not."""
+"""Operating-system settings of workers: applied if allowed, read back, reported if refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from rota.graph.capabilities import Platform, probe
 from rota.graph.components import component
-from rota.graph.lanes.threads import THREAD_NAME_CHARS_MAX, WorkerReport, worker_name
-from rota.graph.run_options import RuntimeRunnerResult
+from rota.graph.lanes.worker_settings import THREAD_NAME_CHARS_MAX, WorkerReport, worker_name
+from rota.graph.results import RuntimeRunnerResult
 from tests.graph.parts import log
 from tests.graph.worlds import compile_world, node, run
 
@@ -47,7 +47,7 @@ class TestApplied:
         assert report.cpu_affinity == (CPU,)
         assert log[0]["cpu_affinity"] == (CPU,)
 
-    def test_a_worker_is_as_nice_as_asked(self, kind: str) -> None:
+    def test_a_worker_has_the_configured_nice_value(self, kind: str) -> None:
         _, report = go(kind, nice_priority=7)
         assert report.nice == 7
         assert log[0]["nice"] == 7
@@ -58,7 +58,7 @@ class TestApplied:
         assert before == (os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     def test_a_realtime_policy_is_applied_or_its_refusal_is_reported(self, kind: str) -> None:
-        """With the right to it the policy is in force; without, the plan says so and the worker runs as it is."""
+        """With permission the policy is in force; without it, the plan reports that and the worker runs unchanged."""
         result, report = go(kind, rt_policy="rr", rt_priority=1)
         assert result.ok
         if probe().realtime:
@@ -73,7 +73,7 @@ class TestApplied:
 
 
 @KINDS
-def test_nothing_is_tried_that_the_platform_does_not_offer(kind: str) -> None:
+def test_fields_that_the_platform_does_not_support_are_not_tried(kind: str) -> None:
     before = os.sched_getaffinity(0)
     _, report = go(kind, Platform(name="bare"), cpu_affinity=[CPU], nice_priority=9, thread_name="x")
     assert set(report.cpu_affinity or ()) == before
@@ -82,13 +82,13 @@ def test_nothing_is_tried_that_the_platform_does_not_offer(kind: str) -> None:
 
 
 @KINDS
-def test_what_is_refused_at_the_last_moment_is_an_advisory_and_never_a_failure(kind: str) -> None:
-    """The platform was thought to allow it: a CPU that went away, a right that was taken."""
+def test_a_refused_setting_is_an_advisory_and_not_a_failure(kind: str) -> None:
+    """The probe had allowed it, but the CPU or the permission is gone by now."""
     believed = msgspec.structs.replace(probe(), cpus=(CPU, 4095))
     result, report = go(kind, believed, cpu_affinity=[4095])
     assert result.ok
     assert len(report.advisories) == 1
-    assert report.advisories[0].startswith("cpu_affinity was not granted")
+    assert report.advisories[0].startswith("cpu_affinity was not applied")
 
 
 class TestNames:
@@ -96,7 +96,7 @@ class TestNames:
         ("thread_name", "worker_id", "expected"),
         [("", 0, "pool-0"), ("short", 3, "short-3"), ("a-very-long-name", 12, "a-very-long--12")],
     )
-    def test_the_name_is_cut_and_the_number_is_not(self, thread_name: str, worker_id: int, expected: str) -> None:
+    def test_the_name_is_cut_but_not_the_number(self, thread_name: str, worker_id: int, expected: str) -> None:
         plan, _ = compile_world(
             [node(look, lane="pool")], lanes={"pool": {"type": "thread_pool", "thread_name": thread_name}}
         )

@@ -1,4 +1,4 @@
-"""Small graphs that run, written in as few words as they need."""
+"""Helpers to build and run small graphs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from rota.graph.component_registry import ComponentRegistry
 from rota.graph.components import component_type
 from rota.graph.loader import load_mapping
 from rota.graph.plan import Plan
+from rota.graph.results import RuntimeRunnerResult
 from rota.graph.run import RuntimeRunner
-from rota.graph.run_options import RuntimeRunnerOptions, RuntimeRunnerResult
+from rota.graph.run_options import RuntimeRunnerOptions
 
 DRIVEN_BY_INPUTS = (
     "any_input",
@@ -38,7 +39,7 @@ def node(
     lane: str = "main",
     **execution: Any,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """A component of a graph: what it is made of, and its entry in the file."""
+    """A component of a graph: its implementation, and its entry in the file."""
     kind = component_type(thing)
     assert kind is not None, f"{thing} is not a component"
     entry: dict[str, Any] = {
@@ -89,7 +90,7 @@ def compile_world(
 
 
 def _list_inputs(entry: dict[str, Any], wires: Iterable[Mapping[str, Any]]) -> None:
-    """A trigger that is driven by inputs and names none is driven by all that edges lead to."""
+    """List all connected inputs in a trigger that is driven by inputs and names none."""
     trigger = entry.get("trigger_policy", {})
     if trigger.get("type") in DRIVEN_BY_INPUTS and "inputs" not in trigger:
         ends = [str(edge["to"]).rpartition(".") for edge in wires]

@@ -1,4 +1,4 @@
-"""For tests with real processes: commands, lines from pipes, and knowing that a process is gone."""
+"""Helpers for tests with real processes: commands, lines from pipes, waiting for a process to exit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rota.host.command import Command
-from rota.host.reaper_client import Minder
+from rota.host.reaper_client import ReaperClient
 from rota.host.session import Session
 
-PATIENCE_S = 60.0  # only ends a test that would hang
+PATIENCE_S = 60.0  # ends a test that hangs
 ENV = {"PATH": os.environ["PATH"]}
 
 
@@ -30,14 +30,14 @@ def py(script: str, *arguments: str, **fields: object) -> Command:
 
 
 def py_with_rota(script: str) -> Command:
-    """A Python script that can import what we can."""
+    """A Python script that can import the same modules as the tests."""
     return Command(argv=(sys.executable, "-c", script), env={**ENV, "PYTHONPATH": os.pathsep.join(sys.path)})
 
 
-def output_of(minder: Minder, command: Command, **spawn: object) -> bytes:
-    """All that a command writes, once it has ended."""
+def output_of(reaper: ReaperClient, command: Command, **spawn: object) -> bytes:
+    """Run a command and return all its output."""
     with Pipe() as pipe:
-        session = minder.spawn(command, stdout=pipe.theirs, **spawn)  # type: ignore[arg-type]
+        session = reaper.spawn(command, stdout=pipe.theirs, **spawn)  # type: ignore[arg-type]
         pipe.close_theirs()
         written = pipe.rest()
         assert session.wait(PATIENCE_S) is not None
@@ -45,7 +45,7 @@ def output_of(minder: Minder, command: Command, **spawn: object) -> bytes:
 
 
 class Pipe:
-    """What a command writes, for us to read line by line."""
+    """The output of a command, read line by line."""
 
     def __init__(self) -> None:
         self.ours, self.theirs = os.pipe()
@@ -57,26 +57,26 @@ class Pipe:
             os.close(self.theirs)
             self._theirs_open = False
 
-    def say(self, text: str) -> None:
-        """Write a line ourselves."""
+    def write_line(self, text: str) -> None:
+        """Write a line from the test."""
         os.write(self.theirs, f"{text}\n".encode())
 
     def line(self) -> str:
-        """The next line; fails when none comes, and is empty when nobody is left to write one."""
+        """Return the next line; empty when all writers have closed. Fails if none arrives in time."""
         while b"\n" not in self._read and self._more():
             pass
         line, _, self._read = self._read.partition(b"\n")
         return line.decode()
 
     def rest(self) -> bytes:
-        """Everything until nobody writes any more."""
+        """Return everything until all writers have closed."""
         while self._more():
             pass
         rest, self._read = self._read, b""
         return rest
 
     def _more(self) -> bool:
-        assert select.select([self.ours], [], [], PATIENCE_S)[0], "nothing came"
+        assert select.select([self.ours], [], [], PATIENCE_S)[0], "no output arrived"
         chunk = os.read(self.ours, 65536)
         self._read += chunk
         return bool(chunk)
@@ -90,12 +90,12 @@ class Pipe:
 
 
 def watch(pid: int) -> int:
-    """A descriptor that becomes readable when a process dies; taken while it lives, so that it is not another's."""
+    """A descriptor that becomes readable when a process exits. Open it while the process lives: pids are reused."""
     return os.pidfd_open(pid)
 
 
 def dies(pidfd: int) -> bool:
-    """Whether a watched process dies."""
+    """Wait for a watched process to exit."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     try:
@@ -104,21 +104,21 @@ def dies(pidfd: int) -> bool:
         os.close(pidfd)
 
 
-def until(happened: Callable[[], bool]) -> None:
-    """Look until something that rings no bell has happened, letting others run between looks."""
-    give_up_at = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < give_up_at, "it did not happen"
+def until(condition: Callable[[], bool]) -> None:
+    """Poll a condition until it holds, letting other threads run meanwhile."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true"
         os.sched_yield()
 
 
-def open_descriptors(minder: Minder) -> tuple[int, int]:
-    """How many descriptors are open here and in the minder."""
-    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path(f"/proc/{minder.pid}/fd").iterdir()))
+def open_descriptors(reaper: ReaperClient) -> tuple[int, int]:
+    """The number of open descriptors in this process and in the reaper."""
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path(f"/proc/{reaper.pid}/fd").iterdir()))
 
 
 def state_of(pid: int) -> str:
-    """R runs, S sleeps, T is stopped, Z is dead and not buried, X is gone."""
+    """R runs, S sleeps, T is stopped, Z is a zombie, X is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -126,10 +126,10 @@ def state_of(pid: int) -> str:
 
 
 @contextmanager
-def running(minder: Minder, command: Command, **spawn: object) -> Iterator[tuple[Session, Pipe]]:
-    """A command that has said its first line and goes on; killed at the end."""
+def running(reaper: ReaperClient, command: Command, **spawn: object) -> Iterator[tuple[Session, Pipe]]:
+    """A command that has printed "ready" and continues; killed at the end."""
     with Pipe() as pipe:
-        session = minder.spawn(command, stdout=pipe.theirs, **spawn)  # type: ignore[arg-type]
+        session = reaper.spawn(command, stdout=pipe.theirs, **spawn)  # type: ignore[arg-type]
         pipe.close_theirs()
         assert pipe.line() == "ready"
         try:
@@ -141,7 +141,7 @@ def running(minder: Minder, command: Command, **spawn: object) -> Iterator[tuple
 
 @contextmanager
 def client(script: str) -> Iterator[tuple[subprocess.Popen[bytes], Pipe]]:
-    """Another process that uses rota, as a program would; its stdout is the pipe."""
+    """Another process that uses rota; its stdout is the pipe."""
     with Pipe() as pipe:
         process = subprocess.Popen([sys.executable, "-c", script], stdout=pipe.theirs, stdin=subprocess.PIPE)
         pipe.close_theirs()

@@ -1,4 +1,4 @@
-"""Functions that workers run. They live in a module, so that another process can find them."""
+"""Functions that workers run. They are in a module, so that another process can import them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rota.host.worker import in_worker, note, told
+from rota.host.worker import in_worker, notices, report
 
 kept: list[Any] = []
 
@@ -22,17 +22,17 @@ def keep(value: Any) -> list[Any]:
     return kept
 
 
-def who() -> tuple[int, int, bool]:
-    """The worker's pid, its parent's, and whether it knows what it is."""
+def process_info() -> tuple[int, int, bool]:
+    """The pid of the worker, the pid of its parent, and the result of in_worker."""
     return os.getpid(), os.getppid(), in_worker()
 
 
 def fails() -> NoReturn:
-    raise LookupError("as it must")
+    raise LookupError("on purpose")
 
 
 class Unsendable(Exception):
-    """An exception that pickles, and cannot be made again."""
+    """An exception that can be pickled but not unpickled."""
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(f"{one} and {two}")
@@ -54,8 +54,8 @@ def returns_a_lambda() -> Callable[[], int]:
     return lambda: 1
 
 
-class Evil:
-    """A value that pickles in the worker and cannot be made again by the caller."""
+class Undecodable:
+    """A value that the worker can pickle and the caller cannot unpickle."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _refuse, (os.getpid(),)
@@ -67,15 +67,15 @@ def _refuse(pid: int) -> int:
     return pid
 
 
-def returns_evil() -> Evil:
-    return Evil()
+def returns_undecodable() -> Undecodable:
+    return Undecodable()
 
 
 def segfaults() -> None:
     ctypes.string_at(0)
 
 
-def says_ready_and_waits(descriptor: int) -> None:
+def prints_ready_and_waits(descriptor: int) -> None:
     os.write(descriptor, b"ready\n")
     while True:
         signal.pause()
@@ -83,32 +83,32 @@ def says_ready_and_waits(descriptor: int) -> None:
 
 def starts_a_child_and_dies() -> None:
     child = subprocess.Popen(["sleep", "1000"])
-    note(child.pid)
-    while not told():
+    report(child.pid)
+    while not notices():
         pass
     os._exit(1)
 
 
-def notes(count: int) -> int:
+def reports(count: int) -> int:
     for number in range(count):
-        note(number)
+        report(number)
     return count
 
 
-def notes_from_threads(count: int) -> None:
-    threads = [threading.Thread(target=note, args=("x" * 5_000,)) for _ in range(count)]
+def reports_from_threads(count: int) -> None:
+    threads = [threading.Thread(target=report, args=("x" * 5_000,)) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def repeats_until_told_to_stop() -> list[Any]:
-    heard: list[Any] = []
-    note("listening")
-    while "stop" not in heard:
-        heard += told()
-    return heard
+def reads_notices_until_stop() -> list[Any]:
+    received: list[Any] = []
+    report("listening")
+    while "stop" not in received:
+        received += notices()
+    return received
 
 
 def grows(count: int) -> int:
@@ -131,10 +131,10 @@ def echo(value: Any) -> Any:
     return value
 
 
-def thread_that_notes_late(go: int) -> None:
+def thread_that_reports_late(go: int) -> None:
     def late() -> None:
         os.read(go, 1)
-        note("late")
-        os.write(2, b"said\n")
+        report("late")
+        os.write(2, b"reported\n")
 
     threading.Thread(target=late, daemon=True).start()

@@ -1,4 +1,4 @@
-"""What this machine offers is found by trying, and where something is missing it is said; nothing fails to import."""
+"""Capabilities are detected by trying, missing ones are reported, and every module can be imported anywhere."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ from rota.errors import HostUnsupported
 from rota.host.capabilities import Capabilities, detect
 from rota.host.cgroups import Cgroups
 from rota.host.lineage import children_of
-from rota.host.realtime import read
-from rota.host.reaper_client import Minder, python_start
+from rota.host.realtime import read_scheduling
+from rota.host.reaper_client import ReaperClient, python_command
 from tests.host.support import PATIENCE_S, running, sh
 
 
 @pytest.fixture(scope="module")
-def here() -> Capabilities:
+def capabilities() -> Capabilities:
     return detect()
 
 
-def test_this_machine_can_mind_commands(here: Capabilities) -> None:
-    assert here.can_mind
-    assert here.system == "Linux"
-    assert here.cores == tuple(sorted(os.sched_getaffinity(0)))
+def test_this_machine_can_run_commands(capabilities: Capabilities) -> None:
+    assert capabilities.can_run_commands
+    assert capabilities.system == "Linux"
+    assert capabilities.cores == tuple(sorted(os.sched_getaffinity(0)))
 
 
-def test_every_offer_works_or_says_why_not(here: Capabilities) -> None:
-    names = [offer.name for offer in here.offers]
+def test_every_capability_works_or_has_a_reason(capabilities: Capabilities) -> None:
+    names = [offer.name for offer in capabilities.offers]
     assert len(names) == len(set(names)) == 14
-    assert all(offer.for_what for offer in here.offers)
+    assert all(offer.for_what for offer in capabilities.offers)
     for name in ("pidfd", "limits", "cpu_clock", "affinity", "lineage", "batch", "idle"):
-        assert here.offer(name).works, here.offer(name).why_not  # no right is needed for these
+        assert capabilities.offer(name).works, capabilities.offer(name).why_not  # these need no privilege
 
 
-def test_what_needs_a_right_is_found_by_trying(here: Capabilities) -> None:
+def test_what_needs_a_privilege_is_detected_by_trying(capabilities: Capabilities) -> None:
     status = Path("/proc/self/status").read_text()
-    rights = int(next(line for line in status.splitlines() if line.startswith("CapEff")).split()[1], 16)
-    if rights & (1 << 23):  # CAP_SYS_NICE
-        assert here.offer("nice").works
+    privileges = int(next(line for line in status.splitlines() if line.startswith("CapEff")).split()[1], 16)
+    if privileges & (1 << 23):  # CAP_SYS_NICE
+        assert capabilities.offer("nice").works
     else:
-        assert "right" in here.offer("fifo").why_not
+        assert "privilege" in capabilities.offer("fifo").why_not
 
 
-def test_control_groups_are_reported_as_they_are(here: Capabilities) -> None:
-    assert here.cgroup_backend == Cgroups(prepare=False).backend
-    assert {support.feature for support in here.cgroups} >= {"quota", "weight", "memory", "freeze", "kill"}
+def test_control_group_support_is_reported(capabilities: Capabilities) -> None:
+    assert capabilities.cgroup_backend == Cgroups(prepare=False).backend
+    assert {support.feature for support in capabilities.cgroups} >= {"quota", "weight", "memory", "freeze", "kill"}
 
 
-def test_trying_changes_nothing() -> None:
-    before = read(0), os.sched_getaffinity(0), Path("/proc/self/cgroup").read_text()
+def test_detection_changes_nothing() -> None:
+    before = read_scheduling(0), os.sched_getaffinity(0), Path("/proc/self/cgroup").read_text()
     detect()
-    assert (read(0), os.sched_getaffinity(0), Path("/proc/self/cgroup").read_text()) == before
+    assert (read_scheduling(0), os.sched_getaffinity(0), Path("/proc/self/cgroup").read_text()) == before
 
 
-def test_it_is_one_frozen_structure_that_can_be_sent(here: Capabilities) -> None:
-    assert msgspec.json.decode(msgspec.json.encode(here), type=Capabilities) == here
+def test_capabilities_are_frozen_and_can_be_encoded(capabilities: Capabilities) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(capabilities), type=Capabilities) == capabilities
     with pytest.raises(AttributeError):
-        here.system = "other"  # type: ignore[misc]
+        capabilities.system = "other"  # type: ignore[misc]
 
 
-# --- elsewhere ----------------------------------------------------------------------------------------
+# --- other systems ------------------------------------------------------------------------------------
 
 MODULES = sorted(path.stem for path in Path(*rota.host.__path__).glob("*.py") if path.stem != "__init__")
-ELSEWHERE = f"""
+OTHER_SYSTEM = f"""
 import os, resource, select, signal, socket, sys
 sys.platform = "darwin"
 for module, names in {{
@@ -86,28 +86,28 @@ for module in {MODULES}:
     __import__("rota.host." + module)
 from rota.errors import HostUnsupported
 from rota.host.capabilities import detect
-from rota.host.reaper_client import Minder
+from rota.host.reaper_client import ReaperClient
 found = detect()
-print(found.can_mind, sorted(offer.name for offer in found.offers if offer.works))
+print(found.can_run_commands, sorted(offer.name for offer in found.offers if offer.works))
 try:
-    Minder()
+    ReaperClient()
 except HostUnsupported as refused:
     print(refused)
 """
 
 
-def test_elsewhere_everything_imports_and_says_what_is_missing() -> None:
-    """Linux with what macOS lacks taken away: as near as this machine comes to one."""
+def test_on_another_system_every_module_imports_and_missing_features_are_reported() -> None:
+    """Simulates macOS by removing what it lacks."""
     done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [sys.executable, "-c", OTHER_SYSTEM], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.stdout.splitlines() == [
         "False ['lineage']",
-        f"commands are minded on Linux only: there is no subreaper here, and no pidfd. {HostUnsupported.hint}",
+        f"commands need Linux: this system has no subreaper and no pidfd. {HostUnsupported.hint}",
     ], done.stderr
 
 
-# --- the minder is small ------------------------------------------------------------------------------
+# --- the reaper process -------------------------------------------------------------------------------
 
 HEAVY = {
     "msgspec",
@@ -124,7 +124,7 @@ HEAVY = {
 
 
 def test_the_reaper_loads_only_what_it_needs() -> None:
-    line = python_start("rota.host.reaper", "-I", "-S")
+    line = python_command("rota.host.reaper", "-I", "-S")
     code = line[-1].replace("main(sys.argv[1:])", "print(*sys.modules)")
     done = subprocess.run([*line[:-1], code], capture_output=True, text=True, timeout=PATIENCE_S, check=True, env={})
     loaded = {name for name in done.stdout.split() if not name.startswith("_")}
@@ -132,13 +132,14 @@ def test_the_reaper_loads_only_what_it_needs() -> None:
     assert {name for name in loaded if name.startswith("rota.")} == {
         "rota.host",
         *(f"rota.host.{name}" for name in ("frames", "child_exits", "syscalls", "lineage", "spawning", "reaper")),
+        "rota.lazy",
     }
 
 
-def test_the_minder_runs_outside_our_session_so_that_a_terminals_signals_pass_it_by(minder: Minder) -> None:
-    with running(minder, sh("echo ready; sleep 1000")):
-        assert os.getsid(minder.pid) == minder.pid != os.getsid(0)
-        assert len(children_of(minder.pid)) == 1
-        for number in (1, 2, 3, 15):  # HUP, INT, QUIT, TERM: its life hangs on its client alone
-            os.kill(minder.pid, number)
-        assert minder.spawn(sh("exit 4")).wait(PATIENCE_S).code == 4  # type: ignore[union-attr]
+def test_the_reaper_has_its_own_session_and_ignores_the_signals_of_a_terminal(reaper: ReaperClient) -> None:
+    with running(reaper, sh("echo ready; sleep 1000")):
+        assert os.getsid(reaper.pid) == reaper.pid != os.getsid(0)
+        assert len(children_of(reaper.pid)) == 1
+        for number in (1, 2, 3, 15):  # HUP, INT, QUIT, TERM: only the end of its client ends it
+            os.kill(reaper.pid, number)
+        assert reaper.spawn(sh("exit 4")).wait(PATIENCE_S).code == 4  # type: ignore[union-attr]

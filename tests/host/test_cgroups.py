@@ -1,7 +1,7 @@
-"""Control groups, on this very machine: what works is shown to work, and what does not is shown to be said.
+"""Control groups on this machine: a supported feature works, and a missing one is reported.
 
-A machine offers some features and not others, so each test has two halves: the feature at work, or its refusal. Which
-half was run is for `Cgroups().support` to tell.
+Machines support different features, so each test has two branches: the feature works, or it is refused. Which branch
+ran depends on `Cgroups().support`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from rota.errors import CommandInvalid, Conflict, HostUnsupported
-from rota.host.cgroup_files import DIALECTS, FEATURES, Dialect, Feature, GroupLimits, Limit, Write
-from rota.host.cgroup_mounts import trees
-from rota.host.cgroups import Cgroups, Group
+from rota.host.cgroup_files import FEATURES, FILES_BY_VERSION, CgroupFiles, Feature, FileWrite, GroupLimits, Limit
+from rota.host.cgroup_mounts import hierarchies
+from rota.host.cgroups import Cgroups, ControlGroup
 from rota.host.command import Command
-from rota.host.reaper_client import Minder
+from rota.host.reaper_client import ReaperClient
 from rota.model.work import Limits
 from tests.host.support import PATIENCE_S, Pipe, client, dies, output_of, py, running, sh, state_of, until, watch
 
@@ -29,72 +29,72 @@ HOG = "print('ready', flush=True)\nwhile True: pass"
 @pytest.fixture(params=[(1, 2), (1,), (2,)], ids=["any version", "version 1", "version 2"])
 def cgroups(request: pytest.FixtureRequest) -> Iterator[Cgroups]:
     yield Cgroups(versions=request.param)
-    left = [folder for tree in trees() for folder in tree.base.glob(f"rota-{os.getpid()}-*")]
+    left = [folder for hierarchy in hierarchies() for folder in hierarchy.base.glob(f"rota-{os.getpid()}-*")]
     assert left == [], "a group was left behind"
 
 
 def works(cgroups: Cgroups, feature: Feature) -> bool:
-    """Whether to test the feature; if not, that it says why not."""
+    """Whether the feature works; if not, check that it has a reason."""
     support = cgroups.support[feature]
     assert support.works or support.why_not
     return support.works
 
 
-def remove(group: Group) -> None:
+def remove(group: ControlGroup) -> None:
     until(group.remove)
 
 
 def test_every_feature_is_reported_with_its_version_or_a_reason(cgroups: Cgroups) -> None:
     assert set(cgroups.support) == set(FEATURES)
     for feature, support in cgroups.support.items():
-        assert works(cgroups, feature) == (support.version in DIALECTS)
+        assert works(cgroups, feature) == (support.version in FILES_BY_VERSION)
     versions = {support.version for support in cgroups.support.values()} - {None}
     names = {frozenset({1, 2}): "hybrid", frozenset({1}): "v1", frozenset({2}): "v2", frozenset(): "none"}
     assert cgroups.backend == names[frozenset(versions)]  # type: ignore[arg-type]
 
 
-def test_a_command_is_in_its_group_from_its_first_instruction_and_the_minder_is_not(
-    minder: Minder, cgroups: Cgroups
+def test_a_command_is_in_its_group_from_its_first_instruction_and_the_reaper_is_not(
+    reaper: ReaperClient, cgroups: Cgroups
 ) -> None:
-    home = Path(f"/proc/{minder.pid}/cgroup").read_text()
-    group = cgroups.make()
-    told = output_of(minder, sh("cat /proc/self/cgroup"), group=group).decode()
-    assert told.count(f"/{group.name}\n") == len(group.folders)
-    assert Path(f"/proc/{minder.pid}/cgroup").read_text() == home
+    before = Path(f"/proc/{reaper.pid}/cgroup").read_text()
+    group = cgroups.create()
+    output = output_of(reaper, sh("cat /proc/self/cgroup"), group=group).decode()
+    assert output.count(f"/{group.name}\n") == len(group.folders)
+    assert Path(f"/proc/{reaper.pid}/cgroup").read_text() == before
     remove(group)
 
 
-def test_limits_that_the_machine_does_not_give_are_said_and_the_others_hold(cgroups: Cgroups) -> None:
+def test_limits_that_the_machine_does_not_support_are_reported_and_the_others_are_enforced(cgroups: Cgroups) -> None:
     asked = GroupLimits(quota_us=50_000, weight=200, memory_bytes=64 * MIB, processes=20)
-    group = cgroups.make(asked)
+    group = cgroups.create(asked)
     missing = {advisory.what for advisory in group.advisories}
     limits: tuple[Limit, ...] = ("quota", "weight", "memory", "processes")
     assert missing == {limit for limit in limits if not works(cgroups, limit)}
-    assert {limit for limit in limits if group.holds(limit)} == set(limits) - missing
+    assert {limit for limit in limits if group.enforces(limit)} == set(limits) - missing
     group.set(GroupLimits())
-    assert not any(group.holds(limit) for limit in limits)
+    assert not any(group.enforces(limit) for limit in limits)
     remove(group)
 
 
-HUNGRY = """
+ALLOCATES = """
 import os, signal
-fed = 0
+allocated = 0
 for _ in range(6):
-    said, says = os.pipe()
+    read_end, write_end = os.pipe()
     if os.fork() == 0:
-        food = b"x" * 20_000_000
-        os.write(says, b".")
+        data = b"x" * 20_000_000
+        os.write(write_end, b".")
         signal.pause()
-    os.close(says)
-    fed += len(os.read(said, 1))  # nothing, if it was killed
-print(fed)
+    os.close(write_end)
+    allocated += len(os.read(read_end, 1))  # nothing, if it was killed
+print(allocated)
 """
 
 
-def test_memory_is_limited_for_all_processes_together(minder: Minder, cgroups: Cgroups) -> None:
-    """Six that each stay within the limit, and together do not."""
-    group = cgroups.make(GroupLimits(memory_bytes=64 * MIB))
-    fed = output_of(minder, py(HUNGRY, limits=Limits(memory_bytes=64 * MIB)), group=group)
+def test_memory_is_limited_for_all_processes_in_total(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    """Six processes that each stay within the limit and together exceed it."""
+    group = cgroups.create(GroupLimits(memory_bytes=64 * MIB))
+    allocated = output_of(reaper, py(ALLOCATES, limits=Limits(memory_bytes=64 * MIB)), group=group)
     if works(cgroups, "memory"):
         usage = group.usage()
         assert usage.oom_kills is not None
@@ -103,35 +103,35 @@ def test_memory_is_limited_for_all_processes_together(minder: Minder, cgroups: C
         assert usage.memory_bytes_max <= 64 * MIB
     else:
         assert [advisory.what for advisory in group.advisories] == ["memory"]
-        assert fed == b"6\n"
+        assert allocated == b"6\n"
     remove(group)
 
 
-def test_the_groups_memory_limit_takes_the_place_of_the_processes_own(minder: Minder, cgroups: Cgroups) -> None:
-    group = cgroups.make(GroupLimits(memory_bytes=64 * MIB))
-    told = output_of(minder, sh("ulimit -d", limits=Limits(memory_bytes=64 * MIB)), group=group)
-    assert told == (b"unlimited\n" if works(cgroups, "memory") else b"65536\n")
+def test_the_memory_limit_of_the_group_replaces_that_of_each_process(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    group = cgroups.create(GroupLimits(memory_bytes=64 * MIB))
+    output = output_of(reaper, sh("ulimit -d", limits=Limits(memory_bytes=64 * MIB)), group=group)
+    assert output == (b"unlimited\n" if works(cgroups, "memory") else b"65536\n")
     remove(group)
 
 
 FORKS = """
 import os, signal
-born = 0
+forked = 0
 try:
-    while born < 300:
+    while forked < 300:
         if os.fork() == 0:
             signal.pause()
-        born += 1
+        forked += 1
 except BlockingIOError:
     pass
-print(born, flush=True)
+print(forked, flush=True)
 """
 
 
-def test_a_fork_storm_is_contained_and_cleaned_up(minder: Minder, cgroups: Cgroups) -> None:
-    group = cgroups.make(GroupLimits(processes=20))
+def test_a_fork_storm_is_contained_and_cleaned_up(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    group = cgroups.create(GroupLimits(processes=20))
     with Pipe() as pipe:
-        session = minder.spawn(py(FORKS), stdout=pipe.theirs, group=group)
+        session = reaper.spawn(py(FORKS), stdout=pipe.theirs, group=group)
         pipe.close_theirs()
         assert pipe.line() == ("19" if works(cgroups, "processes") else "300")
         found = session.wait(PATIENCE_S)
@@ -141,10 +141,10 @@ def test_a_fork_storm_is_contained_and_cleaned_up(minder: Minder, cgroups: Cgrou
     remove(group)
 
 
-def test_a_quota_holds_processor_time_down(minder: Minder, cgroups: Cgroups) -> None:
-    """A tenth of a processor is not enough for a hog, and the kernel says how often it had to wait."""
-    group = cgroups.make(GroupLimits(quota_us=10_000, period_us=100_000))
-    with running(minder, py(HOG), group=group) as (_session, _pipe):
+def test_a_quota_limits_cpu_time(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    """A busy loop with a tenth of a core is throttled, and the kernel counts how often."""
+    group = cgroups.create(GroupLimits(quota_us=10_000, period_us=100_000))
+    with running(reaper, py(HOG), group=group) as (_session, _pipe):
         if works(cgroups, "quota"):
             until(lambda: _throttled(group) >= 3)
         else:
@@ -152,14 +152,14 @@ def test_a_quota_holds_processor_time_down(minder: Minder, cgroups: Cgroups) -> 
     remove(group)
 
 
-def _throttled(group: Group) -> int:
+def _throttled(group: ControlGroup) -> int:
     files = [folder / "cpu.stat" for folder in group.folders if (folder / "cpu.stat").exists()]
     lines = [line.split() for file in files for line in file.read_text().splitlines()]
     return sum(int(count) for name, count in lines if name == "nr_throttled")
 
 
-def test_weight_is_what_was_asked_in_the_versions_own_measure(cgroups: Cgroups) -> None:
-    group = cgroups.make(GroupLimits(weight=300))
+def test_weight_is_written_in_the_units_of_the_version(cgroups: Cgroups) -> None:
+    group = cgroups.create(GroupLimits(weight=300))
     if works(cgroups, "weight"):
         files = {1: ("cpu.shares", "3072"), 2: ("cpu.weight", "300")}
         name, expected = files[cgroups.support["weight"].version or 0]
@@ -170,26 +170,26 @@ def test_weight_is_what_was_asked_in_the_versions_own_measure(cgroups: Cgroups) 
     remove(group)
 
 
-def test_a_frozen_group_stands_still_and_goes_on(minder: Minder, cgroups: Cgroups) -> None:
-    group = cgroups.make()
-    with running(minder, py(HOG), group=group) as (session, _pipe):
+def test_a_frozen_group_uses_no_cpu_time_until_it_thaws(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    group = cgroups.create()
+    with running(reaper, py(HOG), group=group) as (session, _pipe):
         if works(cgroups, "freeze"):
             group.freeze()
             until(group.is_frozen)
-            stands_at = session.cpu_ns()
-            minder.spawn(sh("exit")).wait(PATIENCE_S)  # others go on meanwhile
-            assert session.cpu_ns() == stands_at
+            frozen_at = session.cpu_ns()
+            reaper.spawn(sh("exit")).wait(PATIENCE_S)  # other sessions run meanwhile
+            assert session.cpu_ns() == frozen_at
             group.thaw()
-            until(lambda: session.cpu_ns() > stands_at)
+            until(lambda: session.cpu_ns() > frozen_at)
         else:
             with pytest.raises(HostUnsupported):
                 group.freeze()
     remove(group)
 
 
-def test_a_frozen_session_dies_when_it_is_killed(minder: Minder, cgroups: Cgroups) -> None:
-    group = cgroups.make()
-    with running(minder, py(HOG), group=group) as (session, _pipe):
+def test_a_frozen_session_can_be_killed(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    group = cgroups.create()
+    with running(reaper, py(HOG), group=group) as (session, _pipe):
         if works(cgroups, "freeze"):
             group.freeze()
             until(group.is_frozen)
@@ -200,7 +200,7 @@ def test_a_frozen_session_dies_when_it_is_killed(minder: Minder, cgroups: Cgroup
     remove(group)
 
 
-POLITE = """
+EXITS_ON_TERM = """
 import signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 print("ready", flush=True)
@@ -209,9 +209,9 @@ while True:
 """
 
 
-def test_a_frozen_session_can_still_act_on_term(minder: Minder, cgroups: Cgroups) -> None:
-    group = cgroups.make()
-    with running(minder, py(POLITE), group=group) as (session, _pipe):
+def test_a_frozen_session_can_still_act_on_term(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    group = cgroups.create()
+    with running(reaper, py(EXITS_ON_TERM), group=group) as (session, _pipe):
         if works(cgroups, "freeze"):
             group.freeze()
             until(group.is_frozen)
@@ -234,10 +234,10 @@ signal.pause()
 """
 
 
-def test_a_group_is_killed_with_all_who_escaped_from_the_session(cgroups: Cgroups) -> None:
-    group = cgroups.make()
-    with Minder() as minder, Pipe() as pipe:
-        session = minder.spawn(py(ESCAPES), stdout=pipe.theirs, group=group)
+def test_killing_a_group_kills_processes_that_left_the_session(cgroups: Cgroups) -> None:
+    group = cgroups.create()
+    with ReaperClient() as reaper, Pipe() as pipe:
+        session = reaper.spawn(py(ESCAPES), stdout=pipe.theirs, group=group)
         pipe.close_theirs()
         lines = {pipe.line(), pipe.line()}
         escaped = watch(int(next(line for line in lines if line != "ready")))
@@ -250,32 +250,32 @@ def test_a_group_is_killed_with_all_who_escaped_from_the_session(cgroups: Cgroup
             os.close(escaped)
             session.kill()
         assert session.wait(PATIENCE_S) is not None
-    remove(group)  # by now also who escaped has ended, with the minder
+    remove(group)  # by now the escaped process has been killed with the reaper
 
 
-def test_what_a_group_used_has_its_dead_in_it(minder: Minder, cgroups: Cgroups) -> None:
-    group = cgroups.make()
-    minder.spawn(sh("i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"), group=group).wait(PATIENCE_S)
+def test_the_usage_of_a_group_includes_exited_processes(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    group = cgroups.create()
+    reaper.spawn(sh("i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"), group=group).wait(PATIENCE_S)
     cpu_ns = group.usage().cpu_ns
     assert cpu_ns is None if not works(cgroups, "cpu_usage") else cpu_ns is not None and cpu_ns > 1_000_000
     remove(group)
 
 
-def test_a_group_takes_one_session_and_no_second(minder: Minder, cgroups: Cgroups) -> None:
-    group = cgroups.make()
-    with running(minder, py(HOG), group=group) as (_session, _pipe):
+def test_a_group_accepts_one_session_only(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    group = cgroups.create()
+    with running(reaper, py(HOG), group=group) as (_session, _pipe):
         if group.folders:
-            with pytest.raises(Conflict, match="holds a session already"):
-                minder.spawn(sh("exit"), group=group)
+            with pytest.raises(Conflict, match="already has a session"):
+                reaper.spawn(sh("exit"), group=group)
             assert not group.remove()
     remove(group)
 
 
-def test_a_group_is_not_frozen_or_killed_under_the_minder(minder: Minder, cgroups: Cgroups) -> None:
-    """As soon as the order is given we act on the group; the minder, which is in it for a moment, must not be hit."""
+def test_a_group_is_not_frozen_or_killed_while_the_reaper_is_in_it(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    """Freeze or kill right after requesting the start: the reaper, which is in the group briefly, is not affected."""
     for number in range(20):
-        group = cgroups.make()
-        session = minder.start(py(HOG), group=group)
+        group = cgroups.create()
+        session = reaper.start(py(HOG), group=group)
         if works(cgroups, "freeze") and number % 2:
             group.freeze()
         elif works(cgroups, "kill"):
@@ -285,22 +285,22 @@ def test_a_group_is_not_frozen_or_killed_under_the_minder(minder: Minder, cgroup
         remove(group)
 
 
-def test_a_group_whose_session_was_refused_can_be_used_again(minder: Minder, cgroups: Cgroups) -> None:
-    group = cgroups.make()
-    minder.start(Command(argv=("/no/such/program",), env={}), group=group)
+def test_a_group_whose_session_failed_to_start_can_be_reused(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    group = cgroups.create()
+    reaper.start(Command(argv=("/no/such/program",), env={}), group=group)
     if works(cgroups, "kill"):
         group.kill()
-    assert output_of(minder, sh("echo runs"), group=group) == b"runs\n"
+    assert output_of(reaper, sh("echo runs"), group=group) == b"runs\n"
     remove(group)
 
 
-def test_a_frozen_group_is_not_joined(minder: Minder, cgroups: Cgroups) -> None:
-    group = cgroups.make()
+def test_a_frozen_group_is_not_joined(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    group = cgroups.create()
     if works(cgroups, "freeze"):
         group.freeze()
         until(group.is_frozen)
         with pytest.raises(Conflict, match="is frozen"):
-            minder.spawn(sh("exit"), group=group)
+            reaper.spawn(sh("exit"), group=group)
         group.thaw()
     remove(group)
 
@@ -309,10 +309,10 @@ CLIENT = """
 import signal, sys
 from rota.host.cgroups import Cgroups
 from rota.host.command import Command
-from rota.host.reaper_client import Minder
-minder = Minder(on_loss={on_loss!r})
-group = Cgroups(versions={versions!r}).make()
-session = minder.spawn(Command(argv=(sys.executable, "-I", "-c", {hog!r}), env={{}}), stdout=1, group=group)
+from rota.host.reaper_client import ReaperClient
+reaper = ReaperClient(on_loss={on_loss!r})
+group = Cgroups(versions={versions!r}).create()
+session = reaper.spawn(Command(argv=(sys.executable, "-I", "-c", {hog!r}), env={{}}), stdout=1, group=group)
 print(session.pid, group.name, flush=True)
 sys.stdin.readline()
 if group._support["freeze"].works:
@@ -325,7 +325,7 @@ signal.pause()
 
 @pytest.mark.parametrize("versions", [(1,), (2,)], ids=["version 1", "version 2"])
 @pytest.mark.parametrize("on_loss", ["kill", "continue"])
-def test_when_the_client_dies_a_frozen_session_is_killed_or_goes_on(versions: tuple[int, ...], on_loss: str) -> None:
+def test_when_the_client_dies_a_frozen_session_is_killed_or_continued(versions: tuple[int, ...], on_loss: str) -> None:
     hog = "while True: pass"
     with client(CLIENT.format(on_loss=on_loss, versions=versions, hog=hog)) as (process, pipe):
         pid, name = pipe.line().split()
@@ -339,25 +339,25 @@ def test_when_the_client_dies_a_frozen_session_is_killed_or_goes_on(versions: tu
             until(lambda: state_of(int(pid)) == "R")
             os.kill(int(pid), signal.SIGKILL)
         assert dies(watched)
-    folders = [tree.base / name for tree in trees()]
+    folders = [hierarchy.base / name for hierarchy in hierarchies()]
     if on_loss == "kill":
-        until(lambda: not any(folder.exists() for folder in folders))  # the minder cleaned up
+        until(lambda: not any(folder.exists() for folder in folders))  # the reaper removed them
     else:
         for folder in folders:
             if folder.exists():
                 until(lambda folder=folder: _gone(folder))  # type: ignore[misc]
 
 
-def test_when_the_minder_dies_a_frozen_session_is_killed(cgroups: Cgroups) -> None:
-    group = cgroups.make()
-    with Minder() as minder, Pipe() as pipe:
-        session = minder.spawn(py(HOG), stdout=pipe.theirs, group=group)
+def test_when_the_reaper_dies_a_frozen_session_is_killed(cgroups: Cgroups) -> None:
+    group = cgroups.create()
+    with ReaperClient() as reaper, Pipe() as pipe:
+        session = reaper.spawn(py(HOG), stdout=pipe.theirs, group=group)
         assert pipe.line() == "ready"
         watched = watch(session.pid)
         if works(cgroups, "freeze"):
             group.freeze()
             until(group.is_frozen)
-        os.kill(minder.pid, signal.SIGKILL)
+        os.kill(reaper.pid, signal.SIGKILL)
         assert dies(watched)
     remove(group)
 
@@ -370,72 +370,85 @@ def _gone(folder: Path) -> bool:
     return True
 
 
-def test_empty_groups_of_processes_that_are_gone_are_removed_at_the_next_start(cgroups: Cgroups) -> None:
-    stale = [tree.base / "rota-999999999-1" for tree in {*cgroups._homes.values()}]
+def test_empty_groups_of_exited_processes_are_removed_at_the_next_start(cgroups: Cgroups) -> None:
+    stale = [hierarchy.base / "rota-999999999-1" for hierarchy in {*cgroups._providers.values()}]
     for folder in stale:
         folder.mkdir()
     Cgroups()
     assert not any(folder.exists() for folder in stale)
 
 
-def test_a_name_that_is_taken_is_passed_over(cgroups: Cgroups) -> None:
-    group = cgroups.make()
+def test_a_group_name_that_exists_is_skipped(cgroups: Cgroups) -> None:
+    group = cgroups.create()
     number = int(group.name.rpartition("-")[2])
     taken = [folder.with_name(f"rota-{os.getpid()}-{number + 1}") for folder in group.folders[-1:]]
     for folder in taken:
         folder.mkdir()
-    other = cgroups.make()
+    other = cgroups.create()
     assert all(folder.is_dir() for folder in other.folders)
     assert other.name not in {folder.name for folder in taken}
     remove(group)
     remove(other)
-    assert not any(folder.exists() for folder in taken)  # what is empty and in the way goes
+    assert not any(folder.exists() for folder in taken)  # empty leftovers are removed
 
 
-def test_without_any_control_group_everything_still_runs(minder: Minder) -> None:
+def test_without_control_groups_commands_still_run(reaper: ReaperClient) -> None:
     none = Cgroups(versions=())
     assert none.backend == "none"
-    group = none.make(GroupLimits(memory_bytes=64 * MIB, weight=50))
+    group = none.create(GroupLimits(memory_bytes=64 * MIB, weight=50))
     assert {advisory.what for advisory in group.advisories} == {"memory", "weight"}
-    assert output_of(minder, sh("echo runs"), group=group) == b"runs\n"
+    assert output_of(reaper, sh("echo runs"), group=group) == b"runs\n"
     assert (group.folders, group.members(), group.remove()) == ([], [], True)
     assert group.usage().cpu_ns is None
 
 
-# --- the words, without a machine that has them --------------------------------------------------------
+# --- the files of both versions, without a machine that has them --------------------------------------
 
-EVERYTHING = GroupLimits(quota_us=20_000, period_us=100_000, weight=50, memory_bytes=1000, processes=7)
-
-
-def words(dialect: Dialect, limits: GroupLimits) -> list[Write]:
-    return [word for limit in ("quota", "weight", "memory", "processes") for word in dialect.limit(limit, limits)]
+ALL_LIMITS = GroupLimits(quota_us=20_000, period_us=100_000, weight=50, memory_bytes=1000, processes=7)
 
 
-def test_version_2_says_it_like_this() -> None:
-    assert words(DIALECTS[2], EVERYTHING) == [
-        Write("cpu.max", "20000 100000"),
-        Write("cpu.weight", "50"),
-        Write("memory.max", "1000"),
-        Write("memory.swap.max", "0", needed=False),
-        Write("pids.max", "7"),
+def writes(files: CgroupFiles, limits: GroupLimits) -> list[FileWrite]:
+    return [write for limit in ("quota", "weight", "memory", "processes") for write in files.limit(limit, limits)]
+
+
+def test_the_files_of_version_2() -> None:
+    assert writes(FILES_BY_VERSION[2], ALL_LIMITS) == [
+        FileWrite("cpu.max", "20000 100000"),
+        FileWrite("cpu.weight", "50"),
+        FileWrite("memory.max", "1000"),
+        FileWrite("memory.swap.max", "0", required=False),
+        FileWrite("pids.max", "7"),
     ]
-    assert [word.text for word in words(DIALECTS[2], GroupLimits())] == ["max 100000", "100", "max", "max", "max"]
-
-
-def test_version_1_says_it_like_this() -> None:
-    assert words(DIALECTS[1], EVERYTHING) == [
-        Write("cpu.cfs_period_us", "100000"),
-        Write("cpu.cfs_quota_us", "20000"),
-        Write("cpu.shares", "512"),
-        Write("memory.limit_in_bytes", "1000"),
-        Write("memory.memsw.limit_in_bytes", "1000", needed=False),
-        Write("pids.max", "7"),
+    assert [write.text for write in writes(FILES_BY_VERSION[2], GroupLimits())] == [
+        "max 100000",
+        "100",
+        "max",
+        "max",
+        "max",
     ]
-    assert [word.text for word in words(DIALECTS[1], GroupLimits())] == ["100000", "-1", "1024", "-1", "-1", "max"]
+
+
+def test_the_files_of_version_1() -> None:
+    assert writes(FILES_BY_VERSION[1], ALL_LIMITS) == [
+        FileWrite("cpu.cfs_period_us", "100000"),
+        FileWrite("cpu.cfs_quota_us", "20000"),
+        FileWrite("cpu.shares", "512"),
+        FileWrite("memory.limit_in_bytes", "1000"),
+        FileWrite("memory.memsw.limit_in_bytes", "1000", required=False),
+        FileWrite("pids.max", "7"),
+    ]
+    assert [write.text for write in writes(FILES_BY_VERSION[1], GroupLimits())] == [
+        "100000",
+        "-1",
+        "1024",
+        "-1",
+        "-1",
+        "max",
+    ]
 
 
 def test_the_smallest_weight_is_the_smallest_share_that_version_1_takes() -> None:
-    assert DIALECTS[1].limit("weight", GroupLimits(weight=1)) == [Write("cpu.shares", "10")]
+    assert FILES_BY_VERSION[1].limit("weight", GroupLimits(weight=1)) == [FileWrite("cpu.shares", "10")]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Frames arrive whole and in order, each with its own descriptors, however the reads fall."""
+"""Frames arrive completely and in order, each with its own descriptors, however the reads are split."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.host import frames
-from rota.host.frames import FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, Inbox, Outbox, encode, send
-from rota.host.reaper_client import Minder
+from rota.host.frames import FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, FrameReader, FrameWriter, encode, send
+from rota.host.reaper_client import ReaperClient
 from tests.host.support import PATIENCE_S, output_of, py_with_rota
 
-texts = st.text(max_size=40)  # lone surrogates too: that is how strange file names look
+texts = st.text(max_size=40)  # includes lone surrogates, as in file names that are not UTF-8
 messages = st.lists(st.tuples(texts, st.integers(0, 3), st.booleans()), min_size=1, max_size=12)
 
 
@@ -31,7 +31,7 @@ def test_each_frame_brings_its_own_descriptors(sent: list[tuple[str, int, bool]]
 
 
 def _send(sock: socket.socket, text: str, count: int, long: bool) -> tuple[str, list[int]]:
-    """Send a frame with some pipes, and say which they are."""
+    """Send a frame with some pipes and return their inodes."""
     text = text * 50 if long else text
     ends = [end for _ in range(count) for end in os.pipe()]
     try:
@@ -44,75 +44,75 @@ def _send(sock: socket.socket, text: str, count: int, long: bool) -> tuple[str, 
 
 
 def _seen(frame: Frame) -> tuple[str, list[int]]:
-    assert frame.is_whole
+    assert frame.has_all_fds
     inodes = [os.fstat(fd).st_ino for fd in frame.fds]
     frame.close()
     return frame.message["text"], inodes
 
 
 def _received(sock: socket.socket) -> list[Frame]:
-    inbox, found = Inbox(sock), []
-    while (more := inbox.receive()) is not None:
+    reader, found = FrameReader(sock), []
+    while (more := reader.receive()) is not None:
         found += more
     return found
 
 
-def test_a_frame_as_long_as_the_limit_arrives_and_one_past_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_at_the_length_limit_arrives_and_a_longer_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "FRAME_BYTES_MAX", 10_000)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        inbox = Inbox(theirs)
+        reader = FrameReader(theirs)
         message = {"text": "x" * (10_000 - len(encode({"text": ""})))}
         send(ours, encode(message))
-        assert inbox.receive() == [Frame(message, ())]
+        assert reader.receive() == [Frame(message, ())]
         ours.send(b"x" * 10_001)
         with pytest.raises(ValueError, match="longer than 10,000 bytes"):
-            inbox.receive()
+            reader.receive()
 
 
-def test_an_outbox_never_waits_and_loses_nothing() -> None:
+def test_a_writer_never_waits_and_loses_nothing() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
         theirs.settimeout(PATIENCE_S)
-        outbox, inbox = Outbox(ours), Inbox(theirs)
+        writer, reader = FrameWriter(ours), FrameReader(theirs)
         sent = [{"number": number, "text": "x" * 5_000} for number in range(200)]
         for message in sent:
-            outbox.put(message)
-        assert outbox  # nobody has read, so not all can have gone
+            writer.put(message)
+        assert writer  # the reader has not read, so not all can have been sent
         seen: list[dict[str, Any]] = []
         while len(seen) < len(sent):
-            seen += [frame.message for frame in inbox.receive() or ()]
-            outbox.flush()
+            seen += [frame.message for frame in reader.receive() or ()]
+            writer.flush()
         assert seen == sent
-        assert not outbox
+        assert not writer
 
 
-def test_an_outbox_closes_the_descriptors_that_have_gone_and_those_that_never_will() -> None:
+def test_a_writer_closes_descriptors_that_were_sent_or_discarded() -> None:
     ours, theirs = socket.socketpair()
     with ours:
         ours.setblocking(False)
-        outbox = Outbox(ours)
+        writer = FrameWriter(ours)
         first, second = os.pipe()
-        outbox.put({}, (first,))
+        writer.put({}, (first,))
         with pytest.raises(OSError):
             os.fstat(first)
         theirs.close()
-        outbox.put({}, (second,))
+        writer.put({}, (second,))
         with pytest.raises(OSError):
             os.fstat(second)
-        assert not outbox
+        assert not writer
 
 
-def test_an_inbox_closes_the_descriptors_of_a_frame_that_never_ends() -> None:
+def test_a_reader_closes_the_descriptors_of_an_incomplete_frame() -> None:
     ours, theirs = socket.socketpair()
     one, other = os.pipe()
     with ours, theirs:
-        inbox = Inbox(theirs)
+        reader = FrameReader(theirs)
         socket.send_fds(ours, [encode({}, [one])[:-1]], [one])
-        assert inbox.receive() == []
-        (kept,) = inbox._begun_fds
-        inbox.close()
+        assert reader.receive() == []
+        (kept,) = reader._partial_fds
+        reader.close()
         with pytest.raises(OSError):
             os.fstat(kept)
     os.close(one)
@@ -121,7 +121,7 @@ def test_an_inbox_closes_the_descriptors_of_a_frame_that_never_ends() -> None:
 
 LOSES = """
 import os, resource, socket
-from rota.host.frames import Inbox, encode, send
+from rota.host.frames import FrameReader, encode, send
 ours, theirs = socket.socketpair()
 ends = os.pipe()
 send(ours, encode({"number": 1}, ends), ends)
@@ -130,19 +130,19 @@ highest = max(int(name) for name in os.listdir("/proc/self/fd"))
 for name in range(3, highest):
     try: os.fstat(name)
     except OSError: os.dup2(0, name)  # fill the gaps
-resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, 4096))  # room for one more, and two come
-inbox = Inbox(theirs)
+resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, 4096))  # room for one more descriptor, and two arrive
+reader = FrameReader(theirs)
 for _ in range(2):
-    (frame,) = inbox.receive()
-    print(frame.message["number"], frame.is_whole, len(frame.fds))
+    (frame,) = reader.receive()
+    print(frame.message["number"], frame.has_all_fds, len(frame.fds))
     frame.close()
 """
 
 
-def test_descriptors_that_get_lost_spoil_their_own_frame_and_no_other(minder: Minder) -> None:
-    assert output_of(minder, py_with_rota(LOSES), stderr=2).decode().splitlines() == ["1 False 1", "2 True 1"]
+def test_lost_descriptors_affect_their_own_frame_only(reaper: ReaperClient) -> None:
+    assert output_of(reaper, py_with_rota(LOSES), stderr=2).decode().splitlines() == ["1 False 1", "2 True 1"]
 
 
-def test_the_limits_fit_what_the_kernel_takes() -> None:
+def test_the_limits_fit_those_of_the_kernel() -> None:
     assert FRAME_FDS_MAX < 253  # SCM_MAX_FD
-    assert FRAME_BYTES_MAX > 5 * 6 * 1024 * 1024  # the longest argument list: a byte for each empty text, told in five
+    assert FRAME_BYTES_MAX > 5 * 6 * 1024 * 1024  # the longest argument list: one byte per empty text, encoded in five

@@ -1,4 +1,4 @@
-"""Cores, policies and clocks of processes that run: what is in force is read back."""
+"""Cores, scheduling policies and CPU clocks of running processes: what is in force is read back."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import threading
 import pytest
 
 from rota.errors import CommandInvalid, NotFound
-from rota.host.affinity import advise, allowed_cores, pin, threads_of
-from rota.host.cpu_clocks import process_cpu_ns, tree_cpu_ns
-from rota.host.realtime import Scheduling, apply, read
-from rota.host.reaper_client import Minder
+from rota.host.process_cpu import affinity_advisories, allowed_cores, pin, process_cpu_ns, threads_of, tree_cpu_ns
+from rota.host.realtime import Scheduling, apply_scheduling, read_scheduling
+from rota.host.reaper_client import ReaperClient
 from tests.host.support import py, running, until
 
-NO_SUCH_PID = 2**22 + 1  # above what Linux ever gives
+NO_SUCH_PID = 2**22 + 1  # above the largest pid of Linux
 THREADS = """
 import threading
 stop = threading.Event()
@@ -24,25 +23,25 @@ stop.wait()
 """
 
 
-def test_every_thread_of_a_process_is_pinned(minder: Minder) -> None:
+def test_every_thread_of_a_process_is_pinned(reaper: ReaperClient) -> None:
     core = max(allowed_cores())
-    with running(minder, py(THREADS)) as (session, _pipe):
+    with running(reaper, py(THREADS)) as (session, _pipe):
         assert pin(session.pid, {core}) == ()
         threads = list(threads_of(session.pid))
         assert len(threads) == 6
         assert {frozenset(os.sched_getaffinity(thread)) for thread in threads} == {frozenset({core})}
 
 
-def test_cores_that_are_not_there_are_said(minder: Minder) -> None:
+def test_cores_that_do_not_exist_are_reported(reaper: ReaperClient) -> None:
     core = max(allowed_cores())
-    with running(minder, py(THREADS)) as (session, _pipe):
+    with running(reaper, py(THREADS)) as (session, _pipe):
         (advisory,) = pin(session.pid, {core, 900})
         assert str(advisory) == (
-            f"cores ({core}, 900 was asked) is not in force: the system does not allow the others; in force: {core}"
+            f"cores ({core}, 900 requested) is not in force: the system does not allow the others; in force: {core}"
         )
 
 
-def test_cores_of_nobody() -> None:
+def test_cores_of_a_process_that_does_not_exist() -> None:
     with pytest.raises(NotFound):
         allowed_cores(NO_SUCH_PID)
     with pytest.raises(NotFound):
@@ -51,8 +50,8 @@ def test_cores_of_nobody() -> None:
         pin(os.getpid(), [])
 
 
-def test_nothing_is_said_when_the_cores_are_as_asked() -> None:
-    assert advise(frozenset({1}), frozenset({1})) == ()
+def test_no_advisory_when_the_cores_are_as_requested() -> None:
+    assert affinity_advisories(frozenset({1}), frozenset({1})) == ()
 
 
 @pytest.mark.parametrize(
@@ -68,64 +67,64 @@ def test_nothing_is_said_when_the_cores_are_as_asked() -> None:
     ],
     ids=str,
 )
-def test_a_policy_is_in_force_or_it_is_said_that_it_is_not(minder: Minder, wanted: Scheduling) -> None:
+def test_a_policy_is_in_force_or_an_advisory_is_reported(reaper: ReaperClient, wanted: Scheduling) -> None:
     one_thread = py("print('ready', flush=True)\nimport signal; signal.pause()")
-    with running(minder, one_thread) as (session, _pipe):
-        before = read(session.pid)
-        advisories = apply(session.pid, wanted)
-        in_force = read(session.pid)
+    with running(reaper, one_thread) as (session, _pipe):
+        before = read_scheduling(session.pid)
+        advisories = apply_scheduling(session.pid, wanted)
+        in_force = read_scheduling(session.pid)
         if advisories:
             assert advisories[0].asked == str(wanted)
             assert advisories[0].in_force == str(in_force)
             assert in_force.policy == before.policy
         else:
-            expected = wanted if wanted.slice_ns else with_the_kernels_slice(wanted, in_force)
+            expected = wanted if wanted.slice_ns else with_kernel_slice(wanted, in_force)
             assert in_force == expected
 
 
-def with_the_kernels_slice(wanted: Scheduling, in_force: Scheduling) -> Scheduling:
-    """A slice that nobody asked for is the kernel's own."""
+def with_kernel_slice(wanted: Scheduling, in_force: Scheduling) -> Scheduling:
+    """The scheduling with the default slice of the kernel."""
     fields = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
     return Scheduling(**{**fields, "slice_ns": in_force.slice_ns})
 
 
-def test_a_policy_holds_for_every_thread(minder: Minder) -> None:
-    with running(minder, py(THREADS)) as (session, _pipe):
-        assert apply(session.pid, Scheduling(policy="idle")) == ()
+def test_a_policy_applies_to_every_thread(reaper: ReaperClient) -> None:
+    with running(reaper, py(THREADS)) as (session, _pipe):
+        assert apply_scheduling(session.pid, Scheduling(policy="idle")) == ()
         assert {os.sched_getscheduler(thread) for thread in threads_of(session.pid)} == {os.SCHED_IDLE}
 
 
-def test_a_policy_of_nobody() -> None:
+def test_a_policy_of_a_process_that_does_not_exist() -> None:
     with pytest.raises(NotFound):
-        read(NO_SUCH_PID)
+        read_scheduling(NO_SUCH_PID)
     with pytest.raises(NotFound):
-        apply(NO_SUCH_PID, Scheduling())
+        apply_scheduling(NO_SUCH_PID, Scheduling())
 
 
-def test_more_than_the_processors_have_is_said_not_raised(minder: Minder) -> None:
-    """A deadline that takes all of every processor, twice."""
+def test_a_deadline_beyond_the_capacity_is_reported_not_raised(reaper: ReaperClient) -> None:
+    """Six threads that each request nearly all of a core."""
     second = 1_000_000_000
     greedy = Scheduling(policy="deadline", runtime_ns=second - 1, deadline_ns=second, period_ns=second)
-    with running(minder, py(THREADS)) as (session, _pipe):
-        (advisory,) = apply(session.pid, greedy)
+    with running(reaper, py(THREADS)) as (session, _pipe):
+        (advisory,) = apply_scheduling(session.pid, greedy)
         assert advisory.what == "scheduling"
-        assert read(session.pid).policy in {"other", "deadline"}
+        assert read_scheduling(session.pid).policy in {"other", "deadline"}
 
 
-def test_a_processs_clock_runs_only_while_it_does() -> None:
+def test_the_cpu_clock_of_a_process_advances_while_it_runs() -> None:
     ours = process_cpu_ns(os.getpid())
     until(lambda: process_cpu_ns(os.getpid()) > ours)
     with pytest.raises(NotFound):
         process_cpu_ns(NO_SUCH_PID)
 
 
-def test_a_trees_clock_has_its_children_in_it(minder: Minder) -> None:
+def test_the_cpu_time_of_a_tree_includes_its_children(reaper: ReaperClient) -> None:
     family = "import os\nos.fork()\nprint('ready', flush=True)\nwhile True: pass"
-    with running(minder, py(family)) as (session, _pipe):
+    with running(reaper, py(family)) as (session, _pipe):
         until(lambda: tree_cpu_ns(session.pid) > process_cpu_ns(session.pid) + 1_000_000)
 
 
-def test_a_thread_that_ends_while_its_process_is_pinned_does_not_matter() -> None:
+def test_a_thread_may_end_while_its_process_is_pinned() -> None:
     stop = threading.Event()
 
     def comes_and_goes() -> None:

@@ -1,4 +1,4 @@
-"""The watchdog acts when the time has passed on the clock, not before, and not at all when called off."""
+"""The watchdog calls back when the timeout has passed on the clock, not earlier, and not after a cancel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rota.clock import ManualClock
-from rota.host.watchdog import TIDY_MIN, Watchdog
+from rota.host.watchdog import COMPACT_MIN, Watchdog
 
 
 @pytest.fixture
@@ -17,20 +17,20 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def dog(clock: ManualClock) -> Iterator[Watchdog]:
-    dog = Watchdog(clock, "test-dog")
-    yield dog
-    dog.close()
+def watchdog(clock: ManualClock) -> Iterator[Watchdog]:
+    watchdog = Watchdog(clock, "test-watchdog")
+    yield watchdog
+    watchdog.close()
 
 
 class Log:
-    """What was bitten, and a way to wait for it."""
+    """The callbacks that were called, and a way to wait for them."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._changed = threading.Condition()
 
-    def bite(self, name: str) -> None:
+    def add(self, name: str) -> None:
         with self._changed:
             self.names.append(name)
             self._changed.notify_all()
@@ -41,10 +41,10 @@ class Log:
             return self.names
 
 
-def test_it_bites_in_the_order_of_time_whatever_the_order_of_watching(clock: ManualClock, dog: Watchdog) -> None:
+def test_callbacks_are_called_in_order_of_time(clock: ManualClock, watchdog: Watchdog) -> None:
     log = Log()
     for seconds in (3.0, 1.0, 2.0):
-        dog.watch(seconds, lambda seconds=seconds: log.bite(f"{seconds}"))  # type: ignore[misc]
+        watchdog.watch(seconds, lambda seconds=seconds: log.add(f"{seconds}"))  # type: ignore[misc]
     clock.until_parked()
     clock.advance(0.9)
     assert log.names == []
@@ -55,33 +55,33 @@ def test_it_bites_in_the_order_of_time_whatever_the_order_of_watching(clock: Man
     assert log.until(3) == ["1.0", "2.0", "3.0"]
 
 
-def test_what_was_called_off_is_not_bitten(clock: ManualClock, dog: Watchdog) -> None:
+def test_a_cancelled_timeout_is_not_called(clock: ManualClock, watchdog: Watchdog) -> None:
     log = Log()
-    spared = dog.watch(1, lambda: log.bite("spared"))
-    dog.watch(2, lambda: log.bite("bitten"))
-    dog.call_off(spared)
-    dog.call_off(spared)  # twice is once
+    cancelled = watchdog.watch(1, lambda: log.add("cancelled"))
+    watchdog.watch(2, lambda: log.add("called"))
+    watchdog.cancel(cancelled)
+    watchdog.cancel(cancelled)  # a second cancel does nothing
     clock.until_parked()
     clock.advance(2)
-    assert log.until(1) == ["bitten"]
+    assert log.until(1) == ["called"]
 
 
-def test_a_time_of_zero_has_passed(dog: Watchdog) -> None:
+def test_a_timeout_of_zero_is_called_immediately(watchdog: Watchdog) -> None:
     log = Log()
-    dog.watch(0, lambda: log.bite("now"))
+    watchdog.watch(0, lambda: log.add("now"))
     assert log.until(1) == ["now"]
 
 
-def test_what_was_called_off_is_forgotten_long_before_its_time(dog: Watchdog) -> None:
+def test_cancelled_timeouts_are_removed_from_the_heap(watchdog: Watchdog) -> None:
     for _ in range(10_000):
-        dog.call_off(dog.watch(3_600, lambda: None))
-    assert len(dog._heap) <= TIDY_MIN + 1
+        watchdog.cancel(watchdog.watch(3_600, lambda: None))
+    assert len(watchdog._heap) <= COMPACT_MIN + 1
 
 
-def test_a_closed_dog_bites_nobody(clock: ManualClock) -> None:
+def test_a_closed_watchdog_calls_nothing(clock: ManualClock) -> None:
     log = Log()
-    dog = Watchdog(clock, "test-dog")
-    dog.watch(1, lambda: log.bite("never"))
-    dog.close()
+    watchdog = Watchdog(clock, "test-watchdog")
+    watchdog.watch(1, lambda: log.add("never"))
+    watchdog.close()
     clock.advance(1)
     assert log.names == []

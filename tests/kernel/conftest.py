@@ -1,4 +1,4 @@
-"""One world for each test, and what many tests begin with."""
+"""Fixtures: a world for each test, and common agents."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def lab(world: World) -> int:
 
 
 @pytest.fixture(params=POLICIES)
-def desk(request: pytest.FixtureRequest, world: World) -> Dispatcher:
-    """The world's desk, under each policy: what is certain must not depend on who chooses."""
+def api(request: pytest.FixtureRequest, world: World) -> Dispatcher:
+    """A dispatcher for each policy: guarantees must not depend on the policy."""
     return Dispatcher(world.kernel, request.param)

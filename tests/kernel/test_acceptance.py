@@ -1,4 +1,4 @@
-"""The ready queue's own list of what it must do, point by point, in memory and on a file."""
+"""The acceptance list of the ready queue (seed 001), point by point, in memory and on a file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _file_of_version_2(path: Path) -> None:
 def test_an_existing_v2_file_opens_gains_the_queue_and_keeps_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "kernel.db"
     _file_of_version_2(path)
-    for _ in range(2):  # and again, when there is nothing left to do
+    for _ in range(2):  # the second time nothing is left to do
         world = World(str(path))
         assert world.kernel.info()["schema_version"] == LATEST
         agent = world.agents.get(1)
@@ -121,7 +121,7 @@ def test_the_tables_columns_and_indexes_keep_their_names(world: World) -> None:
     assert stamp == [(str(LATEST),)]
 
 
-# --- the nouns -----------------------------------------------------------------------------------
+# --- the types -----------------------------------------------------------------------------------
 
 
 def test_a_spec_has_the_six_fields_in_their_order_with_their_defaults() -> None:
@@ -191,7 +191,7 @@ def test_enqueue_claim_complete_cancel_get_and_list_round_trip(world: World) -> 
         "sup-7",
         START + 1,
     )
-    assert claimed == world.queue.get(run)  # what the worker is handed is what everybody sees
+    assert claimed == world.queue.get(run)  # the worker gets the entry as stored
     world.clock.advance(1)
     assert world.queue.complete(run, "completed") == ("dispatched", "completed")
     assert world.queue.cancel(dropped) == ("queued", "cancelled")
@@ -278,7 +278,7 @@ def test_what_is_past_its_deadline_is_invisible_and_swept(world: World) -> None:
     free = world.put(pid, deadline=START + 1)
     endless = world.put(pid)
     assert world.take_ids(now=START) == [free, endless]
-    assert world.queue.gc_expired() == 0  # the claim, which does what is due, swept it already
+    assert world.queue.gc_expired() == 0  # the claim has swept it already
     assert world.state(late) == "expired"
     swept = world.queue.get(late)
     assert (swept.completed_at, swept.exit_kind) == (START, None)
@@ -464,7 +464,7 @@ def test_a_dead_owner_is_refused_and_one_that_died_later_still_has_its_entries_h
 
 
 def test_get_list_and_tail_do_not_wait_for_one_who_writes(tmp_path: Path) -> None:
-    """On a file: in memory there is one connection, and a read takes its turn."""
+    """Uses a file: in memory there is one connection, so a read waits for the writer."""
     world = World(str(tmp_path / "rota.db"))
     sched_id = world.put(world.agent())
     begun, end = threading.Event(), threading.Event()

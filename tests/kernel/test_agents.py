@@ -1,4 +1,4 @@
-"""Agents: who they are, where they stand, how they end, and how they go on after everything stopped."""
+"""Agents: creating, moving, terminating, pausing and recovering them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def agent_in(world: World, state: str) -> int:
     return pid
 
 
-# --- making --------------------------------------------------------------------------------------
+# --- creating ------------------------------------------------------------------------------------
 
 
 def test_an_agent_has_the_fourteen_fields_of_a_process_first() -> None:
@@ -81,7 +81,7 @@ def test_names_need_not_be_unique_and_finding_one_gives_the_living_youngest_firs
     world.agent("other")
     world.kernel.terminate(second, "failed")
     assert [agent.pid for agent in world.agents.find("twin")] == [third, first]
-    assert world.agents.find("nobody") == []
+    assert world.agents.find("unknown") == []
 
 
 def test_a_unique_name_is_given_to_one_living_agent(world: World) -> None:
@@ -143,10 +143,10 @@ def test_every_pair_of_states_is_an_arrow_or_is_refused_without_a_trace(world: W
 
 
 @given(st.lists(st.sampled_from(STATES), max_size=12))
-def test_whatever_is_asked_an_agent_follows_the_arrows_and_nothing_else(wishes: list[str]) -> None:
+def test_an_agent_only_makes_legal_transitions(targets: list[str]) -> None:
     world = World()
     pid, state = world.agent(), "READY"
-    for wish in wishes:
+    for wish in targets:
         if wish in LEGAL[state]:
             world.agents.transition(pid, wish)
             state = wish
@@ -195,7 +195,7 @@ def test_a_rerunnable_agent_runs_again_and_again_under_one_pid(world: World) -> 
     assert world.queue.list(state="completed", pid=pid)[1] == 3
 
 
-def test_of_many_who_move_one_agent_at_once_exactly_one_succeeds(world: World, pid: int) -> None:
+def test_of_many_concurrent_moves_of_one_agent_exactly_one_succeeds(world: World, pid: int) -> None:
     together = threading.Barrier(8)
 
     def move() -> bool:
@@ -211,7 +211,7 @@ def test_of_many_who_move_one_agent_at_once_exactly_one_succeeds(world: World, p
     assert sum(isinstance(fact, ProcessTransitioned) for fact in world.facts()) == 1
 
 
-# --- ending --------------------------------------------------------------------------------------
+# --- terminating ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("exit_kind", ["completed", "cancelled", "failed", "crashed"])
@@ -255,7 +255,7 @@ def test_terminating_may_keep_what_waits(world: World) -> None:
         lambda world, pid: world.kernel.terminate(pid, "failed", queued="perhaps"),
     ],
 )
-def test_an_ending_that_makes_no_sense_ends_nothing(world: World, call: Callable[[World, int], object]) -> None:
+def test_an_invalid_exit_terminates_nothing(world: World, call: Callable[[World, int], object]) -> None:
     pid = world.agent()
     world.put(pid)
     before = world.everything()
@@ -316,7 +316,7 @@ def _one_in_each_state(world: World) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("policy", "state", "exit_kind"), [("mark-suspended", "SUSPENDED", None), ("mark-dead", "DEAD", "crashed")]
 )
-def test_recovery_moves_those_that_were_at_work_and_nobody_else(
+def test_recovery_moves_only_running_and_waiting_agents(
     world: World, policy: Any, state: str, exit_kind: str | None
 ) -> None:
     pids = _one_in_each_state(world)

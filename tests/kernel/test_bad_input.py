@@ -28,18 +28,18 @@ from rota.errors import (
 from rota.kernel import EntryFilter, ScheduleSpec
 from rota.model.checks import ID_CHARS_MAX, PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX
 from rota.model.work import ProjectConstraint
-from tests.kernel.furnished import DEAD_PID, DONE, INF, NAN, PID, QUEUED, RUNNING, SURROGATE, Furnished
+from tests.kernel.populated_world import DEAD_PID, DONE, INF, NAN, PID, QUEUED, RUNNING, SURROGATE, PopulatedWorld
 from tests.kernel.world import START
 
 
 @pytest.fixture
-def furnished() -> Iterator[Furnished]:
-    made = Furnished()
+def populated() -> Iterator[PopulatedWorld]:
+    made = PopulatedWorld()
     yield made
     made.close()
 
 
-Call = Callable[[Furnished], object]
+Call = Callable[[PopulatedWorld], object]
 
 
 def spec(**wrong: Any) -> Call:
@@ -51,7 +51,7 @@ def claim(**wrong: Any) -> Call:
     return lambda world: world.queue.claim(**({"worker_id": "w"} | wrong))
 
 
-def _add_workspace(world: Furnished, **wrong: Any) -> object:
+def _add_workspace(world: PopulatedWorld, **wrong: Any) -> object:
     return world.projects.add_workspace("w", "lab", "/w", **wrong)
 
 
@@ -129,21 +129,21 @@ SPECS += [
 
 @pytest.mark.parametrize(("field", "wrong"), SPECS, ids=lambda value: str(value)[:40])
 def test_a_wrong_field_of_a_spec_is_named_and_nothing_is_written(
-    furnished: Furnished, field: str, wrong: dict[str, Any]
+    populated: PopulatedWorld, field: str, wrong: dict[str, Any]
 ) -> None:
-    before = furnished.everything()
+    before = populated.everything()
     with pytest.raises(SchedInvalidPayload) as caught:
-        spec(**wrong)(furnished)
+        spec(**wrong)(populated)
     assert caught.value.code == -32133
     assert caught.value.field is not None
     assert caught.value.field.startswith(field)  # "expected['tokens']" says more than "expected"
-    assert furnished.everything() == before
+    assert populated.everything() == before
 
 
 CALLS: list[tuple[str, type[RotaError], Call]] = [
-    # whom it is for
-    ("enqueue for nobody", UnknownPid, spec(pid=99)),
-    ("enqueue for less than nobody", UnknownPid, spec(pid=-1)),
+    # the agent
+    ("enqueue for an unknown agent", UnknownPid, spec(pid=99)),
+    ("enqueue for a negative pid", UnknownPid, spec(pid=-1)),
     ("enqueue for the dead", SchedInvalidPayload, spec(pid=DEAD_PID)),
     ("enqueue after nothing", SchedUnknownId, spec(after=(99,))),
     ("enqueue for an unknown parent", SchedUnknownId, spec(parent_id=99)),
@@ -151,7 +151,7 @@ CALLS: list[tuple[str, type[RotaError], Call]] = [
     ("enqueue many that are one", SchedInvalidPayload, lambda world: world.queue.enqueue_many(ScheduleSpec(PID))),  # type: ignore[arg-type]
     ("enqueue many of None", SchedInvalidPayload, lambda world: world.queue.enqueue_many(None)),  # type: ignore[arg-type]
     # claiming
-    ("claim for nobody", SchedInvalidPayload, claim(worker_id="")),
+    ("claim without a worker", SchedInvalidPayload, claim(worker_id="")),
     ("claim for a number", SchedInvalidPayload, claim(worker_id=7)),
     ("claim none", SchedInvalidPayload, claim(max_n=0)),
     ("claim True", SchedInvalidPayload, claim(max_n=True)),
@@ -172,7 +172,7 @@ CALLS: list[tuple[str, type[RotaError], Call]] = [
     ("claim in a numbered life", SchedInvalidPayload, claim(incarnation=5)),
     ("claim in no life", SchedInvalidPayload, claim(incarnation=None)),
     # by force
-    ("force for nobody", SchedInvalidPayload, lambda world: world.queue.force_claim(QUEUED, worker_id="")),
+    ("force without a worker", SchedInvalidPayload, lambda world: world.queue.force_claim(QUEUED, worker_id="")),
     ("force True", SchedInvalidPayload, lambda world: world.queue.force_claim(True, worker_id="w")),
     (
         "force for no time",
@@ -263,7 +263,7 @@ CALLS: list[tuple[str, type[RotaError], Call]] = [
     ("an agent with half a letter", InvalidPayload, lambda world: world.agents.create(SURROGATE)),
     ("an agent without a template", InvalidPayload, lambda world: world.agents.create("a", "")),
     ("an agent of True", InvalidPayload, lambda world: world.agents.create("a", parent_pid=True)),
-    ("an agent of nobody", UnknownPid, lambda world: world.agents.create("a", parent_pid=99)),
+    ("an agent with an unknown parent", UnknownPid, lambda world: world.agents.create("a", parent_pid=99)),
     ("an agent of no project", ProjectUnknown, lambda world: world.agents.create("a", project_id="nowhere")),
     ("an agent of a list", InvalidInput, lambda world: world.agents.create("a", project_id=["lab"])),  # type: ignore[arg-type]
     ("an agent with a list", InvalidPayload, lambda world: world.agents.create("a", metadata=[1])),  # type: ignore[arg-type]
@@ -276,25 +276,25 @@ CALLS: list[tuple[str, type[RotaError], Call]] = [
     ("get agent True", InvalidPayload, lambda world: world.agents.get(True)),
     ("get an agent by a word", InvalidPayload, lambda world: world.agents.get("1")),  # type: ignore[arg-type]
     ("get an agent too far", InvalidPayload, lambda world: world.agents.get(2**63)),
-    ("move nobody", UnknownPid, lambda world: world.agents.transition(99, "RUNNING")),
+    ("move an unknown agent", UnknownPid, lambda world: world.agents.transition(99, "RUNNING")),
     ("move somewhere else", InvalidPayload, lambda world: world.agents.transition(PID, "FLYING")),
     ("move to itself", IllegalTransition, lambda world: world.agents.transition(PID, "READY")),
     ("move the dead", IllegalTransition, lambda world: world.agents.transition(DEAD_PID, "READY")),
     ("move for a number", InvalidPayload, lambda world: world.agents.transition(PID, "RUNNING", reason=5)),  # type: ignore[arg-type]
     ("update with an object", InvalidPayload, lambda world: world.agents.update(PID, metadata={"f": object()})),
-    ("pause by nobody", InvalidPayload, lambda world: world.agents.pause(PID, "")),
+    ("pause without a name", InvalidPayload, lambda world: world.agents.pause(PID, "")),
     ("pause for a number", InvalidPayload, lambda world: world.agents.pause(PID, "anna", 5)),  # type: ignore[arg-type]
-    ("resume nobody", UnknownPid, lambda world: world.agents.resume(99, "anna")),
+    ("resume an unknown agent", UnknownPid, lambda world: world.agents.resume(99, "anna")),
     ("list agents in no state", InvalidPayload, lambda world: world.agents.list(state="FLYING")),
     ("recover somehow", InvalidPayload, lambda world: world.agents.recover("forget")),  # type: ignore[arg-type]
     ("recover for a number", InvalidPayload, lambda world: world.agents.recover(reason=5)),  # type: ignore[arg-type]
-    ("terminate nobody", UnknownPid, lambda world: world.kernel.terminate(99, "failed")),
+    ("terminate an unknown agent", UnknownPid, lambda world: world.kernel.terminate(99, "failed")),
     ("terminate the dead", IllegalTransition, lambda world: world.kernel.terminate(DEAD_PID, "failed")),
     ("terminate somehow", InvalidPayload, lambda world: world.kernel.terminate(PID, "exploded")),
     # the journal
     ("append for True", InvalidPayload, lambda world: world.journal.append(True, "mine")),
     ("append for a word", InvalidPayload, lambda world: world.journal.append("1", "mine")),  # type: ignore[arg-type]
-    ("append for nobody", UnknownPid, lambda world: world.journal.append(99, "mine")),
+    ("append for an unknown agent", UnknownPid, lambda world: world.journal.append(99, "mine")),
     ("append a numbered kind", InvalidPayload, lambda world: world.journal.append(None, 5)),  # type: ignore[arg-type]
     ("append a long kind", InvalidPayload, lambda world: world.journal.append(None, "x" * (ID_CHARS_MAX + 1))),
     ("append a kind of ours", InvalidPayload, lambda world: world.journal.append(None, "kernel.sched.enqueued")),
@@ -328,7 +328,7 @@ CALLS: list[tuple[str, type[RotaError], Call]] = [
         lambda world: world.projects.constrain("lab", ProjectConstraint(max_by_kind={"gpu": -1})),
     ),
     ("no constraint", ProjectInvalid, lambda world: world.projects.constrain("lab", None)),  # type: ignore[arg-type]
-    ("the fleet paused by nobody", ProjectInvalid, lambda world: world.projects.pause_fleet("")),
+    ("pause the fleet without a name", ProjectInvalid, lambda world: world.projects.pause_fleet("")),
     ("the fleet paused for a number", ProjectInvalid, lambda world: world.projects.pause_fleet("anna", 5)),  # type: ignore[arg-type]
     ("a workspace without a path", ProjectInvalid, lambda world: world.projects.add_workspace("w", "lab", "")),
     (
@@ -350,19 +350,19 @@ CALLS: list[tuple[str, type[RotaError], Call]] = [
 
 @pytest.mark.parametrize(("error", "call"), [pytest.param(kind, call, id=name) for name, kind, call in CALLS])
 def test_bad_input_gets_its_own_error_and_nothing_is_written(
-    furnished: Furnished, error: type[RotaError], call: Call
+    populated: PopulatedWorld, error: type[RotaError], call: Call
 ) -> None:
-    before = furnished.everything()
+    before = populated.everything()
     with pytest.raises(error) as caught:
-        call(furnished)
+        call(populated)
     assert caught.value.code == error.code or issubclass(type(caught.value), error)
     assert str(caught.value)
-    assert furnished.everything() == before
+    assert populated.everything() == before
 
 
-def test_what_lies_exactly_at_a_limit_is_taken(furnished: Furnished) -> None:
+def test_what_lies_exactly_at_a_limit_is_taken(populated: PopulatedWorld) -> None:
     text = "x" * (PAYLOAD_BYTES_MAX - len('{"text":""}'))
-    sched_id = furnished.put(
+    sched_id = populated.put(
         PID,
         payload={"text": text},
         trigger="t" * ID_CHARS_MAX,
@@ -371,6 +371,6 @@ def test_what_lies_exactly_at_a_limit_is_taken(furnished: Furnished) -> None:
         runnable_at=START,
         deadline=START,
     )
-    entry = furnished.queue.get(sched_id)
+    entry = populated.queue.get(sched_id)
     assert (entry.payload, entry.priority, entry.deadline) == ({"text": text}, 2**63 - 1, START)
-    furnished.put(PID, priority=-(2**63))
+    populated.put(PID, priority=-(2**63))

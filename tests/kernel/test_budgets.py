@@ -1,4 +1,4 @@
-"""Budgets of projects and of everybody, per rolling window, to the edge of a bucket."""
+"""Budgets of projects and of all projects together, per rolling window, to the edge of a bucket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WINDOW_S = float(BUCKETS)  # a window whose buckets are one second wide
 
 
 def spend(world: World, pid: int, tokens: int) -> None:
-    """Run something that uses so much."""
+    """Run an entry that uses this many tokens."""
     sched_id = world.put(pid)
     world.queue.force_claim(sched_id, worker_id="spender", admission_check=False)
     world.queue.charge(sched_id, {"tokens": tokens})
@@ -71,7 +71,7 @@ def test_usage_leaves_its_window_with_its_bucket_at_most_one_bucket_late(world: 
 def test_the_sum_of_a_window_is_never_below_the_exact_one_and_at_most_a_bucket_above(
     charges: list[tuple[int, int]],
 ) -> None:
-    """Charges some quarter-seconds apart, looked at after each: exact ≤ kept ≤ exact of a window one bucket longer."""
+    """Charges quarter-seconds apart, checked after each: exact ≤ stored ≤ exact for a window one bucket longer."""
     world = World()
     world.projects.create("lab")
     pid = world.agent(project_id="lab")
@@ -88,7 +88,7 @@ def test_the_sum_of_a_window_is_never_below_the_exact_one_and_at_most_a_bucket_a
     world.close()
 
 
-def test_a_budget_shows_what_is_in_its_window_now_also_before_anybody_claims(world: World, lab: int) -> None:
+def test_a_budget_shows_the_usage_in_its_window_even_before_a_claim(world: World, lab: int) -> None:
     world.ledger.set_budget("project", "lab", "tokens", 100, window_s=WINDOW_S)
     spend(world, lab, 60)
     world.clock.advance(WINDOW_S + 1)
@@ -130,7 +130,7 @@ def test_a_refund_of_what_is_in_the_window_leaves_it_at_once_and_only_once(world
     assert used(world) == 0
 
 
-def test_everybody_has_budgets_too(world: World, lab: int) -> None:
+def test_all_projects_together_can_have_budgets(world: World, lab: int) -> None:
     world.ledger.set_budget("global", "*", "tokens", 100, window_s=WINDOW_S)
     stranger = world.agent()
     spend(world, lab, 60)
@@ -143,7 +143,7 @@ def test_everybody_has_budgets_too(world: World, lab: int) -> None:
     assert world.take_ids() == ids
 
 
-def test_a_budget_of_nothing_stops_a_project_and_lifting_it_lets_it_go(world: World, lab: int) -> None:
+def test_a_budget_of_zero_blocks_a_project_until_it_is_removed(world: World, lab: int) -> None:
     sched_id = world.put(lab)
     world.ledger.set_budget("project", "lab", "tokens", 0)
     assert world.take() == []
@@ -186,7 +186,7 @@ def test_the_window_of_a_budget_can_be_changed(world: World, lab: int) -> None:
     ],
 )
 @pytest.mark.usefixtures("lab")
-def test_a_budget_that_makes_no_sense_is_refused(world: World, wrong: dict[str, Any]) -> None:
+def test_an_invalid_budget_is_refused(world: World, wrong: dict[str, Any]) -> None:
     before = world.everything()
     good: dict[str, Any] = {"level": "project", "owner": "lab", "dim": "tokens", "limit": 5, "window_s": 60.0}
     with pytest.raises(LedgerInvalidAmount):
@@ -215,7 +215,7 @@ def test_many_windows_are_rolled_a_batch_at_a_time_and_none_is_forgotten(world: 
 @pytest.mark.parametrize("exit_kind", ["failed", "crashed", "cancelled"])
 def test_a_project_whose_runs_all_end_badly_does_not_stay_first_for_ever(world: World, exit_kind: str) -> None:
     """A run that ended in any way counts for its project's share."""
-    desk = Dispatcher(world.kernel, "fair_share")
+    api = Dispatcher(world.kernel, "fair_share")
     pids = {}
     for name in ("bad", "good"):
         world.projects.create(name)
@@ -223,7 +223,7 @@ def test_a_project_whose_runs_all_end_badly_does_not_stay_first_for_ever(world: 
         world.queue.enqueue_many([ScheduleSpec(pids[name])] * 20)
     served = []
     for _ in range(20):
-        (entry,) = desk.claim("worker")
+        (entry,) = api.claim("worker")
         served.append(entry.project_id)
         world.queue.complete(entry.sched_id, exit_kind if entry.project_id == "bad" else "completed")
     assert served.count("good") == served.count("bad") == 10

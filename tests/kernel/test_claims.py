@@ -13,7 +13,8 @@ from rota import store
 from rota.clock import ManualClock
 from rota.errors import SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId, StaleClaim
 from rota.kernel import Kernel, ScheduleSpec
-from rota.kernel.claims import CLAIM_BYTES_MAX, CLAIM_MAX
+from rota.kernel.claim_pass import CLAIM_BYTES_MAX
+from rota.kernel.claim_request import CLAIM_MAX
 from rota.kernel.completion import backoff_s
 from rota.kernel.maintenance import PROMOTE_MAX, RECLAIM_MAX, SWEEP_MAX
 from rota.model.checks import PAYLOAD_BYTES_MAX
@@ -32,9 +33,7 @@ def test_a_claim_lasts_an_hour_unless_its_worker_says_otherwise(world: World, pi
     assert (world.state(long), world.state(short)) == ("dispatched", "dispatched")
 
 
-def test_a_claim_that_nobody_holds_on_to_is_taken_back_when_its_time_is_over_and_not_before(
-    world: World, pid: int
-) -> None:
+def test_a_claim_without_heartbeats_is_taken_back_when_it_expires_and_not_before(world: World, pid: int) -> None:
     sched_id = world.put(pid)
     world.take_one(claim_timeout_s=60)
     world.clock.advance(59.9)
@@ -50,7 +49,7 @@ def test_a_claim_that_nobody_holds_on_to_is_taken_back_when_its_time_is_over_and
     assert (again.sched_id, again.attempt, again.worker_id) == (sched_id, 2, "another")
 
 
-def test_heartbeats_hold_on_to_a_claim_for_as_long_as_they_come(world: World, pid: int) -> None:
+def test_heartbeats_extend_a_claim(world: World, pid: int) -> None:
     sched_id = world.put(pid)
     token = world.take_one(claim_timeout_s=60).token
     assert token is not None
@@ -148,7 +147,7 @@ def test_without_a_token_the_state_alone_guards(world: World, pid: int) -> None:
     with pytest.raises(SchedIllegalTransition):
         world.queue.complete(sched_id, "completed")
     world.take_one()
-    assert world.queue.complete(sched_id, "crashed") == ("dispatched", "completed")  # the plain verb ends it
+    assert world.queue.complete(sched_id, "crashed") == ("dispatched", "completed")  # without a token it ends
 
 
 def test_a_claim_that_is_over_but_not_yet_taken_back_can_still_be_ended_or_held(world: World, pid: int) -> None:
@@ -222,17 +221,17 @@ def test_a_lost_claim_is_not_tried_again_where_crashes_are_not(world: World, pid
     assert world.state(sched_id) == "completed"
 
 
-def test_the_pause_before_the_next_attempt_doubles_up_to_its_cap(world: World, pid: int) -> None:
+def test_the_backoff_doubles_up_to_its_cap(world: World, pid: int) -> None:
     sched_id = world.put(pid, max_attempts=20)
     pauses = []
     for _ in range(11):
         world.queue.complete(sched_id, "crashed", token=world.take_one().token)
         pauses.append(world.queue.get(sched_id).runnable_at - world.now)
         world.clock.advance(pauses[-1])
-    assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]  # this world's chance draws the longest pause
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]  # this world's jitter is always the longest delay
 
 
-def test_a_spec_may_bring_its_own_pause(world: World, pid: int) -> None:
+def test_a_spec_may_set_its_own_backoff(world: World, pid: int) -> None:
     sched_id = world.put(pid, backoff=Backoff(base_s=10.0, factor=3.0, cap_s=50.0))
     for pause in (10, 30):
         world.queue.complete(sched_id, "crashed", token=world.take_one().token)
@@ -240,8 +239,8 @@ def test_a_spec_may_bring_its_own_pause(world: World, pid: int) -> None:
         world.clock.advance(pause)
 
 
-def test_a_pause_of_nothing_is_none(world: World, pid: int) -> None:
-    world.chance.share = 0.0
+def test_a_backoff_of_zero_is_ready_immediately(world: World, pid: int) -> None:
+    world.rng.share = 0.0
     sched_id = world.put(pid)
     world.queue.complete(sched_id, "crashed", token=world.take_one().token)
     assert world.state(sched_id) == "queued"
@@ -251,7 +250,7 @@ def test_a_pause_of_nothing_is_none(world: World, pid: int) -> None:
 def test_jitter_comes_from_the_generator_that_was_given() -> None:
     def pauses(seed: int) -> list[float]:
         clock = ManualClock(START)
-        kernel = Kernel(store.open(":memory:", clock=clock), chance=random.Random(seed))
+        kernel = Kernel(store.open(":memory:", clock=clock), rng=random.Random(seed))
         sched_id = kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("a"), max_attempts=9))
         found = []
         for _ in range(5):
@@ -267,7 +266,7 @@ def test_jitter_comes_from_the_generator_that_was_given() -> None:
 
 
 @given(st.floats(0, 1e6), st.floats(1, 1e6), st.floats(0, 1e6), st.integers(1, 1_000), st.integers(0, 2**32))
-def test_a_pause_lies_between_nothing_and_the_cap_whatever_the_numbers(
+def test_a_backoff_is_between_zero_and_the_cap(
     base_s: float, factor: float, cap_s: float, attempt: int, seed: int
 ) -> None:
     pause = backoff_s(Backoff(base_s, factor, cap_s), attempt, random.Random(seed))
@@ -276,7 +275,7 @@ def test_a_pause_lies_between_nothing_and_the_cap_whatever_the_numbers(
         assert pause <= base_s
 
 
-# --- putting back --------------------------------------------------------------------------------
+# --- returning to the queue ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", ["yield", "preempt"])
@@ -319,7 +318,7 @@ def test_a_run_is_put_back_only_in_ways_there_are_and_by_its_holder(world: World
 # --- taking over and sweeping --------------------------------------------------------------------
 
 
-def test_a_worker_that_comes_back_to_life_has_its_earlier_lives_work_taken_back_at_once(world: World, pid: int) -> None:
+def test_take_over_reclaims_the_entries_of_earlier_incarnations(world: World, pid: int) -> None:
     lost = [world.put(pid) for _ in range(2)]
     world.take(2, worker_id="sup", incarnation="first")
     mine, foreign = world.put(pid), world.put(pid)
@@ -333,14 +332,14 @@ def test_a_worker_that_comes_back_to_life_has_its_earlier_lives_work_taken_back_
     assert world.everything() == before
 
 
-def test_a_worker_that_named_no_life_is_taken_over_by_one_that_does(world: World, pid: int) -> None:
+def test_a_worker_without_incarnation_is_taken_over_by_one_with_an_incarnation(world: World, pid: int) -> None:
     sched_id = world.put(pid)
     world.take_one(worker_id="sup")
     assert world.queue.take_over("sup", "second") == 1
     assert world.state(sched_id) == "queued:backoff"
 
 
-def test_what_was_taken_over_in_batches_is_all_of_it(world: World, pid: int) -> None:
+def test_take_over_in_batches_reclaims_all_entries(world: World, pid: int) -> None:
     world.queue.enqueue_many([ScheduleSpec(pid)] * (RECLAIM_MAX + 1))
     world.take(1_000, worker_id="sup", incarnation="first")
     world.take(1_000, worker_id="sup", incarnation="first")
@@ -361,7 +360,7 @@ def test_gc_dispatched_goes_by_the_last_heartbeat(world: World, pid: int) -> Non
 
 
 @pytest.mark.parametrize("stale_seconds", [-1, float("nan"), float("inf"), True, "60", None])
-def test_gc_dispatched_wants_a_length_of_time(world: World, pid: int, stale_seconds: Any) -> None:
+def test_gc_dispatched_requires_a_duration(world: World, pid: int, stale_seconds: Any) -> None:
     world.put(pid)
     world.take_one()
     before = world.everything()
@@ -392,10 +391,8 @@ def test_a_claim_releases_what_is_due_a_thousand_at_a_time_the_earliest_first(wo
 
 
 @pytest.mark.parametrize("lab", [False, True])
-def test_a_claim_takes_no_more_than_an_answer_can_hold_and_the_rest_is_left_for_the_next(
-    world: World, desk: Dispatcher, lab: bool
-) -> None:
-    """Over a daemon, what was handed out in an answer that is too long would be nobody's until it expires."""
+def test_a_claim_is_limited_by_size_and_the_rest_stays_for_the_next(world: World, api: Dispatcher, lab: bool) -> None:
+    """A daemon cannot send a response that is too long, and its entries would be lost until the claim expires."""
     if lab:
         world.projects.create("lab", max_concurrent=500)
     pid = world.agent(project_id="lab" if lab else None)
@@ -404,7 +401,7 @@ def test_a_claim_takes_no_more_than_an_answer_can_hold_and_the_rest_is_left_for_
     ids = world.queue.enqueue_many([ScheduleSpec(pid, payload=body, deadline=START + 10**6)] * count)
     taken: list[int] = []
     sizes: list[int] = []
-    while entries := desk.claim("worker", 1_000):
+    while entries := api.claim("worker", 1_000):
         taken += [entry.sched_id for entry in entries]
         sizes.append(len(entries))
     assert taken == ids
@@ -413,7 +410,7 @@ def test_a_claim_takes_no_more_than_an_answer_can_hold_and_the_rest_is_left_for_
     assert world.queue.counts() == {"dispatched": count}
 
 
-def test_many_small_entries_are_all_taken_at_once_however_they_are_read(world: World, desk: Dispatcher) -> None:
+def test_many_small_entries_are_all_taken_at_once_however_they_are_read(world: World, api: Dispatcher) -> None:
     pid = world.agent()
     ids = world.queue.enqueue_many([ScheduleSpec(pid, deadline=START + 10**6)] * CLAIM_MAX)
-    assert [entry.sched_id for entry in desk.claim("worker", CLAIM_MAX)] == ids
+    assert [entry.sched_id for entry in api.claim("worker", CLAIM_MAX)] == ids

@@ -20,13 +20,13 @@ from rota.kernel import ScheduleSpec
 from rota.kernel.contexts import REFILL_MAX
 from rota.model import reasons
 from rota.model.budgets import Handle
-from rota.model.events import ContextAdjusted, ContextCreated, ContextDepleted, ContextReplenished, LimitThrottled
+from rota.model.events import ContextAdjusted, ContextBudgetDepleted, ContextCreated, ContextReplenished, LimitThrottled
 from rota.model.reasons import LimitExhausted
 from tests.kernel.world import START, World
 
 
 def limit(world: World, budget: int = 100, period_s: float = 60, unit: str = "tokens", name: str = "api") -> int:
-    """A limit by name; its context's id is the answer."""
+    """Create a limit; returns its context id."""
     made = world.contexts.create(bound_to="name", bound_id=name, budget=budget, period_s=period_s, unit=unit)
     return made.context_id
 
@@ -35,7 +35,7 @@ def left(world: World, context_id: int) -> int:
     return world.contexts.get(context_id).remaining
 
 
-# --- making and looking --------------------------------------------------------------------------
+# --- creating and reading ------------------------------------------------------------------------
 
 
 def test_a_new_context_is_full_and_active(world: World) -> None:
@@ -59,7 +59,7 @@ def test_a_thing_has_one_context_of_each_unit_until_it_is_revoked(world: World) 
     assert caught.value.code == -32192
     assert world.everything() == before
     world.contexts.revoke(first)
-    assert limit(world) > first  # its number is never given again
+    assert limit(world) > first  # ids are not reused
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_thing_has_one_context_of_each_unit_until_it_is_revoked(world: World) 
         {"unit": "ns"},
     ],
 )
-def test_a_context_that_makes_no_sense_is_refused(world: World, wrong: dict[str, Any]) -> None:
+def test_an_invalid_context_is_refused(world: World, wrong: dict[str, Any]) -> None:
     before = world.everything()
     good: dict[str, Any] = {"bound_to": "name", "bound_id": "api", "budget": 5, "period_s": 60.0}
     with pytest.raises(ContextInvalid) as caught:
@@ -103,7 +103,7 @@ def test_an_unknown_context_is_named(world: World) -> None:
             call(99)
         assert caught.value.code == -32191
     with pytest.raises(ContextUnknown):
-        world.contexts.throttle("nobody", 5.0)
+        world.contexts.throttle("unknown", 5.0)
 
 
 # --- using up and coming back --------------------------------------------------------------------
@@ -144,9 +144,9 @@ def test_depletion_and_the_coming_back_are_on_record(world: World) -> None:
     world.clock.advance(60)
     world.queue.upkeep()
     assert world.contexts.get(context_id).state == "active"
-    facts = [fact for fact in world.facts(cursor) if isinstance(fact, (ContextDepleted, ContextReplenished))]
+    facts = [fact for fact in world.facts(cursor) if isinstance(fact, (ContextBudgetDepleted, ContextReplenished))]
     assert facts == [
-        ContextDepleted(context_id=context_id, remaining=0, refill_at=START + 60),
+        ContextBudgetDepleted(context_id=context_id, remaining=0, refill_at=START + 60),
         ContextReplenished(context_id=context_id, amount=100, remaining=100),
     ]
 
@@ -195,7 +195,7 @@ def test_an_entry_that_draws_on_several_names_needs_all_of_them(world: World) ->
     assert (left(world, one), left(world, two)) == (6, 6)
 
 
-def test_a_blocked_limit_hides_nobody_behind_it(world: World) -> None:
+def test_an_entry_blocked_by_a_limit_hides_no_entry_behind_it(world: World) -> None:
     context_id = limit(world, 10)
     world.contexts.charge(context_id, 10)
     pid = world.agent()
@@ -221,7 +221,7 @@ def test_an_ask_above_the_whole_budget_waits_for_a_full_allowance_instead_of_for
     assert world.take_ids() == [sched_id]
 
 
-def test_a_name_that_nobody_limits_limits_nobody(world: World) -> None:
+def test_a_name_without_a_limit_blocks_nothing(world: World) -> None:
     sched_id = world.put(world.agent(), draws_on=("unheard of",))
     assert world.take_ids() == [sched_id]
 
@@ -258,11 +258,11 @@ def test_without_the_admission_check_a_limit_is_passed_and_charged_all_the_same(
     assert left(world, context_id) == -1
 
 
-# --- exactly one authority pays --------------------------------------------------------------------
+# --- exactly one context pays ----------------------------------------------------------------------
 
 
 def _family(world: World) -> tuple[int, int, dict[str, int]]:
-    """An agent, the entry at the root of a call path, and a context of each authority."""
+    """An agent, the entry at the root of a call path, and a context bound to each."""
     world.projects.create("lab")
     pid = world.agent(project_id="lab")
     root = world.put(pid)
@@ -274,7 +274,7 @@ def _family(world: World) -> tuple[int, int, dict[str, int]]:
     return pid, root, ids
 
 
-def test_the_call_path_pays_else_the_agent_else_the_project_else_nobody(world: World) -> None:
+def test_the_call_path_pays_else_the_agent_else_the_project(world: World) -> None:
     pid, root, ids = _family(world)
     world.take_ids()
     for payer in ("call_path", "agent", "project", None):
@@ -307,9 +307,9 @@ def test_a_depleted_context_of_an_agent_blocks_it_and_says_until_when(world: Wor
     context_id = world.contexts.create(bound_to="agent", bound_id=pid, budget=10, period_s=60).context_id
     sched_id = world.put(pid)
     world.ledger.create(pid, {"tokens": 1_000})
-    world.ledger.charge(pid, "tokens", 10)  # the one door: the agent's line and its context move together
+    world.ledger.charge(pid, "tokens", 10)  # one charge updates the agent's line and its context
     assert left(world, context_id) == 0
-    assert world.reasons_against(sched_id) == [reasons.ContextDepleted(context_id=context_id, until_at=START + 60)]
+    assert world.reasons_against(sched_id) == [reasons.ContextExhausted(context_id=context_id, until_at=START + 60)]
     world.ledger.refund(pid, "tokens", 10)
     assert world.take_ids() == [sched_id]
 
@@ -317,7 +317,7 @@ def test_a_depleted_context_of_an_agent_blocks_it_and_says_until_when(world: Wor
 # --- throttling ----------------------------------------------------------------------------------
 
 
-def test_a_provider_that_asks_for_a_pause_gets_one_from_everybody(world: World) -> None:
+def test_throttle_blocks_every_entry_that_draws_on_the_limit(world: World) -> None:
     limit(world, 100)
     pid = world.agent()
     sched_id = world.put(pid, draws_on=("api",))
@@ -349,17 +349,17 @@ def test_a_shorter_pause_does_not_cut_a_longer_one_short(world: World) -> None:
     limit(world, 100)
     sched_id = world.put(world.agent(), draws_on=("api",))
     world.contexts.throttle("api", 60.0)
-    world.contexts.throttle("api", 5.0)  # another worker was told less, and both were told to wait at least so long
+    world.contexts.throttle("api", 5.0)  # a shorter pause, reported by another worker
     world.clock.advance(30)
     assert world.take() == []
     world.clock.advance(30)
     assert world.take_ids() == [sched_id]
 
 
-# --- other numbers -------------------------------------------------------------------------------
+# --- adjusting -----------------------------------------------------------------------------------
 
 
-def test_other_numbers_are_in_force_from_the_next_refill_on(world: World) -> None:
+def test_an_adjustment_takes_effect_at_the_next_refill(world: World) -> None:
     context_id = limit(world, 100, 60)
     world.contexts.charge(context_id, 100)
     world.contexts.adjust(context_id, budget=150, period_s=30)
@@ -370,13 +370,13 @@ def test_other_numbers_are_in_force_from_the_next_refill_on(world: World) -> Non
     assert (context.budget, context.period, context.remaining) == (150, 30_000, 150)
 
 
-def test_other_numbers_are_in_force_at_once_where_nothing_is_pending(world: World) -> None:
+def test_an_adjustment_takes_effect_immediately_if_no_refill_is_pending(world: World) -> None:
     context_id = limit(world, 100, 60)
     assert world.contexts.adjust(context_id, budget=40, period_s=30).remaining == 40
 
 
 @pytest.mark.parametrize("wrong", [{"budget": 0}, {"budget": True}, {"period_s": -1}, {"period_s": float("nan")}])
-def test_other_numbers_that_make_no_sense_change_nothing(world: World, wrong: dict[str, Any]) -> None:
+def test_an_invalid_adjustment_changes_nothing(world: World, wrong: dict[str, Any]) -> None:
     context_id = limit(world)
     before = world.everything()
     good: dict[str, Any] = {"budget": 5, "period_s": 60.0}
@@ -388,7 +388,7 @@ def test_other_numbers_that_make_no_sense_change_nothing(world: World, wrong: di
 # --- revoking ------------------------------------------------------------------------------------
 
 
-def test_a_revoked_context_blocks_nobody_and_its_handles_are_stale(world: World) -> None:
+def test_a_revoked_context_blocks_nothing_and_its_handles_are_stale(world: World) -> None:
     context_id = limit(world, 10)
     world.contexts.charge(context_id, 10)
     sched_id = world.put(world.agent(), draws_on=("api",))

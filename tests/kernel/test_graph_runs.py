@@ -1,4 +1,4 @@
-"""Runs of graphs: whoever took one last may write, and what was written is there."""
+"""Graph runs: only the process that took a run last may write, and commits are durable."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tests.kernel.world import World
 def test_a_run_begins_at_its_first_epoch_with_nothing_written_down(world: World, pid: int) -> None:
     run = world.kernel.graphs.take("r1", "g", pid)
     assert (run.run_id, run.graph, run.pid, run.next_epoch_id, run.checkpoint) == ("r1", "g", pid, 1, None)
-    assert run.fence == world.journal.cursor()  # the event of the taking
+    assert run.fence == world.journal.cursor()  # the event of taking it
 
 
-def test_who_goes_on_with_a_run_finds_what_was_committed_last(world: World, pid: int) -> None:
+def test_a_process_that_takes_a_run_gets_the_last_commit(world: World, pid: int) -> None:
     graphs = world.kernel.graphs
     fence = graphs.take("r1", "g", pid).fence
     for epoch_id in (2, 3):
         graphs.commit("r1", fence=fence, next_epoch_id=epoch_id, checkpoint=f'{{"é":{epoch_id}}}'.encode())
     again = graphs.take("r1", "g", world.agent("other"))
     assert (again.next_epoch_id, again.checkpoint) == (3, '{"é":3}'.encode())
-    assert again.pid == pid  # on the account it began with
+    assert again.pid == pid  # the agent it began with
     assert again.fence > fence
 
 
-def test_who_was_overtaken_is_refused_and_changes_nothing(world: World, pid: int) -> None:
+def test_a_commit_with_an_old_fence_is_refused_and_changes_nothing(world: World, pid: int) -> None:
     graphs = world.kernel.graphs
     old = graphs.take("r1", "g", pid).fence
     new = graphs.take("r1", "g", pid).fence
@@ -65,11 +65,11 @@ def test_a_checkpoint_has_a_largest_size(world: World, pid: int, monkeypatch: py
     monkeypatch.setattr(graph_runs, "CHECKPOINT_BYTES_MAX", 3)
     fence = world.kernel.graphs.take("r1", "g", pid).fence
     world.kernel.graphs.commit("r1", fence=fence, next_epoch_id=2, checkpoint=b"123")
-    with pytest.raises(LimitExceeded, match="CHECKPOINT_BYTES_MAX is 3 and 4 was asked"):
+    with pytest.raises(LimitExceeded, match="CHECKPOINT_BYTES_MAX is 3 and 4 was requested"):
         world.kernel.graphs.commit("r1", fence=fence, next_epoch_id=3, checkpoint=b"1234")
 
 
-def test_a_run_that_was_forgotten_is_gone_and_cannot_be_committed(world: World, pid: int) -> None:
+def test_a_deleted_run_is_gone_and_cannot_be_committed(world: World, pid: int) -> None:
     fence = world.kernel.graphs.take("r1", "g", pid).fence
     assert world.kernel.graphs.forget("r1")
     assert not world.kernel.graphs.forget("r1")
@@ -87,7 +87,7 @@ def test_runs_are_listed_by_name_without_their_checkpoints(world: World, pid: in
     assert world.kernel.graphs.list()[0].checkpoint is None
 
 
-def test_who_asks_hears_of_entries_that_ended_in_any_way_and_of_those_that_are_gone(world: World, pid: int) -> None:
+def test_ended_returns_entries_that_ended_in_any_way_and_pruned_ones(world: World, pid: int) -> None:
     queued, running, done, cancelled = (world.put(pid, priority=-n) for n in range(4))
     world.queue.cancel(cancelled)
     world.queue.change(done, priority=9)

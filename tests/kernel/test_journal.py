@@ -1,4 +1,4 @@
-"""The journal: each change with its fact, users' own events, and those who follow."""
+"""The journal: one event per change, user events, and followers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from rota.errors import InvalidPayload, SchedInvalidPayload, UnknownPid
 from rota.kernel import Completion, EntryFilter, ScheduleSpec
-from rota.kernel.journal import READ_MAX, TAIL_BYTES_MAX, TAIL_MAX
+from rota.kernel.journal import TAIL_BYTES_MAX, TAIL_MAX
+from rota.kernel.paging import READ_MAX
 from rota.model.checks import PAYLOAD_BYTES_MAX
 from rota.model.events import (
     EntriesCancelled,
@@ -18,7 +19,7 @@ from rota.model.events import (
     EntriesCompleted,
     EntriesEnqueued,
     Event,
-    Fact,
+    EventData,
     FleetReloaded,
     LedgerCharged,
     TriggerFired,
@@ -27,10 +28,10 @@ from rota.store.statements.journal import EVENT_APPEND
 from tests.kernel.world import START, World
 from tests.store.world import Caller
 
-# --- a user's own events -------------------------------------------------------------------------
+# --- user events ---------------------------------------------------------------------------------
 
 
-def test_an_event_of_ones_own_keeps_all_it_was_given(world: World) -> None:
+def test_a_user_event_keeps_all_its_fields(world: World) -> None:
     pid = world.agent()
     payload = {"n": 1, "text": "é", "list": [None, True, {"deep": 1.5}]}
     event_id = world.journal.append(pid, "mine.note", payload, causation_id="event:1", correlation_id="story-9")
@@ -38,7 +39,7 @@ def test_an_event_of_ones_own_keeps_all_it_was_given(world: World) -> None:
     assert event == Event(event_id, pid, START, "mine.note", payload, "event:1", "story-9")
 
 
-def test_an_event_may_be_nobodys(world: World) -> None:
+def test_an_event_may_have_no_agent(world: World) -> None:
     event_id = world.journal.append(None, "weather")
     assert world.journal.tail(event_id - 1) == [Event(event_id, None, START, "weather", {})]
 
@@ -52,7 +53,7 @@ def test_an_event_moves_its_agents_row(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", ["kernel.", "kernel.process.created", "kernel.mine", ""])
-def test_kinds_that_are_rotas_or_empty_are_refused(world: World, kind: str) -> None:
+def test_reserved_and_empty_kinds_are_refused(world: World, kind: str) -> None:
     before = world.everything()
     with pytest.raises(InvalidPayload) as caught:
         world.journal.append(None, kind)
@@ -60,7 +61,7 @@ def test_kinds_that_are_rotas_or_empty_are_refused(world: World, kind: str) -> N
     assert world.everything() == before
 
 
-def test_kinds_that_only_look_like_rotas_are_a_users(world: World) -> None:
+def test_kinds_that_only_resemble_reserved_ones_are_allowed(world: World) -> None:
     for kind in ("kernel", "kernels.x", "Kernel.x", "my.kernel.x"):
         world.journal.append(None, kind)
     assert len(world.events()) == 4
@@ -149,14 +150,14 @@ def test_ids_go_on_where_they_were_after_the_file_was_opened_again(tmp_path: Pat
     again.close()
 
 
-# --- one change, one fact ------------------------------------------------------------------------
+# --- one change, one event -----------------------------------------------------------------------
 
 
 def test_a_batch_verb_appends_one_event(world: World) -> None:
     pid = world.agent()
     marks = [world.journal.cursor()]
 
-    def the_new_fact() -> Fact:
+    def the_new_fact() -> EventData:
         (fact,) = world.facts(marks[-1])
         marks.append(world.journal.cursor())
         return fact
@@ -213,8 +214,8 @@ def test_causation_and_correlation_travel_from_the_spec_to_its_event_and_its_ent
     assert world.queue.get(sched_id).correlation_id == "order-7"
 
 
-def test_every_fact_of_a_busy_day_can_be_read_back(world: World) -> None:
-    """Each verb once; a fact that cannot be decoded would raise."""
+def test_every_kind_of_event_can_be_decoded(world: World) -> None:
+    """Call each method once; an event that cannot be decoded would raise."""
     world.projects.create("lab", max_concurrent=5)
     pid = world.agent(project_id="lab")
     world.ledger.create(pid, {"tokens": 10})
@@ -266,18 +267,18 @@ def test_a_follower_is_given_each_event_after_its_commit(world: World) -> None:
     follower.outcome()
 
 
-def test_a_follower_hears_nothing_of_what_was_undone(world: World) -> None:
+def test_a_follower_sees_nothing_of_a_rolled_back_transaction(world: World) -> None:
     seen: list[str] = []
     end = world.store.on_change(lambda: seen.extend(event.kind for event in world.journal.tail(0)))
     with pytest.raises(UnknownPid):
         world.queue.enqueue(ScheduleSpec(99))
     assert seen == []
     world.journal.append(None, "mine")
-    assert seen == ["mine"]  # it was told after the commit, and could read it
+    assert seen == ["mine"]  # the follower was woken after the commit and could read it
     end()
 
 
-def test_a_follower_hears_of_another_kernel_on_the_same_file(tmp_path: Path) -> None:
+def test_a_follower_sees_events_of_another_kernel_on_the_same_file(tmp_path: Path) -> None:
     here, there = (World(str(tmp_path / "rota.db")) for _ in range(2))
     got: list[str] = []
     arrived = threading.Semaphore(0)
@@ -305,10 +306,10 @@ def test_following_more_than_a_page_gives_all(world: World) -> None:
     assert [event.event_id for event in events] == list(range(1, 2_501))
 
 
-# --- facts of whoever runs the work, and notes -----------------------------------------------------
+# --- runtime events and notes ----------------------------------------------------------------------
 
 
-def test_a_fact_about_running_work_is_recorded_whole_and_moves_its_agents_row(world: World, pid: int) -> None:
+def test_a_runtime_event_is_recorded_and_updates_its_agent(world: World, pid: int) -> None:
     fact = TriggerFired(trigger="trigger:reader:0:60", sched_id=7, created=False)
     event_id = world.journal.record(fact, pid=pid)
     assert world.facts(event_id - 1) == [fact]
@@ -320,14 +321,14 @@ def test_a_fact_about_running_work_is_recorded_whole_and_moves_its_agents_row(wo
     [
         LedgerCharged(amounts={"tokens": 5}),
         EntriesCancelled(sched_ids=[1]),
-        TriggerFired(trigger="t", sched_id="seven"),  # type: ignore[arg-type]  # that is the point
+        TriggerFired(trigger="t", sched_id="seven"),  # type: ignore[arg-type]  # on purpose
         FleetReloaded(changes={"much": "x" * PAYLOAD_BYTES_MAX}),
         FleetReloaded(changes={"odd": object()}),
         "kernel.fleet.reloaded",
     ],
     ids=["usage", "a verb of the queue", "unreadable", "too large", "not JSON", "no fact"],
 )
-def test_facts_that_a_verb_of_the_kernel_writes_or_nobody_could_read_are_refused(world: World, fact: Any) -> None:
+def test_kernel_events_and_undecodable_events_are_refused(world: World, fact: Any) -> None:
     before = world.everything()
     with pytest.raises(InvalidPayload) as caught:
         world.journal.record(fact)

@@ -45,7 +45,7 @@ def test_a_line_starts_unused_with_its_grant_as_its_limit_and_a_warning_at_four_
     ]
 
 
-def test_an_agent_without_a_ledger_has_no_lines_and_nobody_complains(world: World) -> None:
+def test_an_agent_without_a_ledger_has_no_lines(world: World) -> None:
     assert world.ledger.get(world.agent()) == []
     assert world.ledger.get(99) == []
 
@@ -129,7 +129,7 @@ def test_one_charge_may_cross_both_marks(world: World, pid: int) -> None:
     assert (charged.over_limit, charged.first_breach, charged.warned) == (True, True, True)
 
 
-def test_a_mark_that_is_crossed_again_after_a_refund_is_told_again(world: World, pid: int) -> None:
+def test_a_mark_crossed_again_after_a_refund_is_recorded_again(world: World, pid: int) -> None:
     world.ledger.charge(pid, "tokens", 101)
     world.ledger.refund(pid, "tokens", 101)
     charged = world.ledger.charge(pid, "tokens", 101)
@@ -137,7 +137,7 @@ def test_a_mark_that_is_crossed_again_after_a_refund_is_told_again(world: World,
 
 
 @given(st.lists(st.integers(0, 60), max_size=12), st.floats(0, 1))
-def test_each_mark_is_told_exactly_once_on_the_way_up(amounts: list[int], warn_at: float) -> None:
+def test_each_mark_is_recorded_exactly_once_on_the_way_up(amounts: list[int], warn_at: float) -> None:
     world = World()
     pid = world.agent()
     world.ledger.create(pid, {"tokens": 100}, warn_at)
@@ -281,7 +281,7 @@ def test_a_run_is_charged_at_every_level_in_one_go(world: World) -> None:
     assert fact.contexts == {str(context.context_id): 40}
 
 
-def test_an_agents_own_charge_counts_for_its_project_and_everybody(world: World) -> None:
+def test_an_agents_charge_counts_for_its_project_and_all_projects(world: World) -> None:
     world.projects.create("lab")
     inside, outside = world.agent(project_id="lab"), world.agent()
     for pid in (inside, outside):

@@ -1,4 +1,4 @@
-"""Projects: making and changing them, their status, their caps, their constraints."""
+"""Projects: creating and changing them, their status, caps and constraints."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from rota.errors import ProjectExists, ProjectIllegalTransition, ProjectInvalid, ProjectUnknown
 from rota.model.events import FlowReweighted, ProjectCreated, ProjectTransitioned, ProjectUpdated
-from rota.model.reasons import Blocking, CapReached, PausedBy, ProjectInactive
+from rota.model.reasons import BlockingBase, CapReached, PausedByOperator, ProjectInactive
 from rota.model.work import ProjectConstraint
 from tests.kernel.world import START, World
 
-# --- making and changing -------------------------------------------------------------------------
+# --- creating and changing -----------------------------------------------------------------------
 
 
 def test_a_new_project_is_active_and_named_like_its_id(world: World) -> None:
@@ -24,7 +24,7 @@ def test_a_new_project_is_active_and_named_like_its_id(world: World) -> None:
     assert world.facts() == [ProjectCreated(project_id="lab", weight=2_000, max_concurrent=3)]
 
 
-def test_an_id_is_taken_once_and_one_stands_for_everybody(world: World) -> None:
+def test_a_project_id_is_unique_and_one_is_reserved_for_all_projects(world: World) -> None:
     world.projects.create("lab")
     before = world.everything()
     with pytest.raises(ProjectExists) as caught:
@@ -68,7 +68,7 @@ def test_a_changed_weight_is_on_record_as_such(world: World) -> None:
     "changes",
     [{"weight": 0}, {"weight": True}, {"max_concurrent": -1}, {"name": ""}, {"status": "PAUSED"}, {"bogus": 1}],
 )
-def test_a_change_that_makes_no_sense_changes_nothing(world: World, changes: dict[str, Any]) -> None:
+def test_an_invalid_change_changes_nothing(world: World, changes: dict[str, Any]) -> None:
     world.projects.create("lab")
     before = world.everything()
     with pytest.raises(ProjectInvalid):
@@ -94,7 +94,7 @@ def test_projects_are_listed_by_id_and_status(world: World) -> None:
 @pytest.mark.parametrize(
     ("verbs", "status", "reason"),
     [
-        (["pause"], "PAUSED", PausedBy(level="project", owner="lab", by="anna")),
+        (["pause"], "PAUSED", PausedByOperator(level="project", owner="lab", by="anna")),
         (["pause", "resume"], "ACTIVE", None),
         (["archive"], "ARCHIVED", ProjectInactive(project_id="lab", status="ARCHIVED")),
         (["pause", "archive", "restore"], "PAUSED", ProjectInactive(project_id="lab", status="PAUSED")),
@@ -102,7 +102,7 @@ def test_projects_are_listed_by_id_and_status(world: World) -> None:
     ],
 )
 def test_only_an_active_project_is_scheduled(
-    world: World, lab: int, verbs: list[str], status: str, reason: Blocking | None
+    world: World, lab: int, verbs: list[str], status: str, reason: BlockingBase | None
 ) -> None:
     sched_id, free = world.put(lab, priority=9), world.put(world.agent())
     for verb in verbs:
@@ -117,7 +117,7 @@ def test_only_an_active_project_is_scheduled(
 
 
 @pytest.mark.parametrize(("way", "verb"), [([], "resume"), ([], "restore"), (["archive"], "pause"), ([], "explode")])
-def test_a_move_that_there_is_not_moves_nothing(world: World, way: list[str], verb: str) -> None:
+def test_an_illegal_move_changes_nothing(world: World, way: list[str], verb: str) -> None:
     world.projects.create("lab")
     for step in way:
         world.projects.move("lab", step)
@@ -142,7 +142,7 @@ def test_the_fleet_can_be_paused_as_a_whole(world: World, lab: int) -> None:
     world.projects.pause_fleet("anna", "maintenance")
     assert world.projects.fleet_paused_by() == "anna"
     assert world.take() == []
-    assert world.reasons_against(ids[0]) == [PausedBy(level="fleet", owner="*", by="anna")]
+    assert world.reasons_against(ids[0]) == [PausedByOperator(level="fleet", owner="*", by="anna")]
     world.projects.resume_fleet("bert")
     assert world.projects.fleet_paused_by() is None
     assert world.take_ids() == ids
@@ -159,7 +159,7 @@ def test_a_project_runs_at_most_its_cap_in_one_claim_and_in_many(world: World, c
     agents = [world.agent(project_id="lab") for _ in range(4)]
     ids = [world.put(pid, priority=9) for pid in agents for _ in range(2)]
     free = world.put(world.agent())
-    assert world.take_ids() == [*ids[:cap], free]  # what is behind the cap hides nobody
+    assert world.take_ids() == [*ids[:cap], free]  # entries over the cap hide none behind them
     assert world.take() == []
     if cap:
         world.queue.complete(ids[0], "completed")
@@ -247,6 +247,6 @@ def test_a_constraint_can_pause_a_project(world: World, lab: int) -> None:
     sched_id = world.put(lab)
     world.projects.constrain("lab", ProjectConstraint(pause_scheduling=True))
     assert world.take() == []
-    assert world.reasons_against(sched_id) == [PausedBy(level="project", owner="lab", by="constraint")]
+    assert world.reasons_against(sched_id) == [PausedByOperator(level="project", owner="lab", by="constraint")]
     world.projects.constrain("lab", ProjectConstraint())
     assert world.take_ids() == [sched_id]

@@ -1,4 +1,4 @@
-"""The queue, first half of its verbs: putting entries in, once or many at a time, and finding them."""
+"""The queue: enqueueing entries, one or many at a time, and finding them."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_entries_are_found_by_everything_a_filter_knows(world: World) -> None:
     assert found(tag="x") == [a, b]
     assert found(tag="y") == [a, d]
     assert found(tag="y", pid=two, state="queued") == [d]
-    assert found(tag="nobody") == found(pid=99) == found(project_id="nowhere") == []
+    assert found(tag="unknown") == found(pid=99) == found(project_id="nowhere") == []
 
 
 def test_a_page_of_a_tag_knows_how_many_there_are(world: World, pid: int) -> None:

@@ -141,7 +141,7 @@ def test_a_run_that_says_nothing_reserves_one_unit_of_a_project(world: World) ->
     assert world.take_ids() == ids[3:4]
 
 
-def test_what_does_not_fit_hides_nobody_behind_it(world: World) -> None:
+def test_an_entry_that_does_not_fit_hides_no_entry_behind_it(world: World) -> None:
     world.projects.create("lab")
     pid = world.agent(project_id="lab")
     world.ledger.set_budget("project", "lab", "tokens", 10)

@@ -1,4 +1,4 @@
-"""`retry`: one entry once more."""
+"""`retry` of one entry."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ import pytest
 
 from rota.errors import LedgerInvalidAmount, SchedInvalidPayload, SchedUnknownId, StaleClaim
 from rota.kernel import RunReport, ScheduleSpec
-from rota.kernel.claim_request import Turnover
+from rota.kernel.claims import TurnResult
 from rota.model.work import ReadyEntry
 from tests.kernel.world import START, World
 
 
-def turn(world: World, *reports: RunReport, max_n: int = 1, **how: Any) -> Turnover:
+def turn(world: World, *reports: RunReport, max_n: int = 1, **how: Any) -> TurnResult:
     return world.kernel.supervision.turn(reports, worker_id="worker", max_n=max_n, **how)
 
 
@@ -48,8 +48,8 @@ def test_an_agent_whose_next_run_begins_with_the_end_of_its_last_does_not_move(w
     world.put(pid)
     world.put(pid)
     first = began(world)
-    turnover = turn(world, done(first))
-    assert [entry.pid for entry in turnover.entries] == [pid]
+    result = turn(world, done(first))
+    assert [entry.pid for entry in result.entries] == [pid]
     assert moves(world, pid) == ["RUNNING"]
 
 
@@ -109,7 +109,7 @@ def test_over_budget_is_not_tried_again_though_failures_are(world: World) -> Non
     assert (world.queue.get(over).state, world.queue.get(failed).state) == ("completed", "queued")
 
 
-def test_one_report_that_is_stale_changes_nothing_and_holds_up_nobody(world: World) -> None:
+def test_a_stale_report_changes_nothing_and_does_not_affect_others(world: World) -> None:
     world.put(world.agent())
     world.put(world.agent())
     first, second = turn(world, max_n=2).entries
@@ -127,7 +127,7 @@ def test_what_was_measured_is_charged_with_the_end(world: World) -> None:
     turn(world, done(began(world), usage={"tokens": 7, "wall_s": 3, "cpu_s": 2}), max_n=0)
     assert {line.dim: line.used for line in world.ledger.get(pid)} == {"tokens": 7, "wall_s": 3}
     (ended,) = [event for event in world.journal.tail(pid=pid) if event.kind == "kernel.run.ended"]
-    assert ended.payload["usage"] == {"tokens": 7, "wall_s": 3}  # nobody budgets cpu_s
+    assert ended.payload["usage"] == {"tokens": 7, "wall_s": 3}  # no budget counts cpu_s
 
 
 def test_time_is_charged_to_a_project_that_budgets_it(world: World) -> None:
@@ -141,7 +141,7 @@ def test_time_is_charged_to_a_project_that_budgets_it(world: World) -> None:
 def test_an_idle_turn_writes_nothing(world: World) -> None:
     world.agent()
     before = world.journal.cursor()
-    assert turn(world) == Turnover([], [])
+    assert turn(world) == TurnResult([], [])
     assert world.journal.cursor() == before
 
 
@@ -162,7 +162,7 @@ def test_what_ended_is_durable_before_the_waiting_begins(world: World) -> None:
     assert waiter.outcome() == []
 
 
-def test_to_peek_is_to_see_what_a_claim_would_get_and_to_change_nothing(world: World) -> None:
+def test_peek_returns_what_a_claim_would_and_changes_nothing(world: World) -> None:
     low, high = world.put(world.agent(), priority=1), world.put(world.agent(), priority=5)
     paused = world.agent()
     world.put(paused, priority=9)
@@ -176,10 +176,10 @@ def test_to_peek_is_to_see_what_a_claim_would_get_and_to_change_nothing(world: W
 # --- nudges --------------------------------------------------------------------------------------
 
 
-def test_a_nudge_lets_a_waiting_claim_go_and_takes_nothing(world: World) -> None:
+def test_a_nudge_ends_a_waiting_claim_which_claims_nothing(world: World) -> None:
     waiter = world.waiter_of(lambda: world.take(worker_id="worker", incarnation="a", wait_s=1_000.0))
     other = world.waiter_of(lambda: world.take(worker_id="other", wait_s=1_000.0))
-    world.queue.nudge("worker", "b")  # another life of it
+    world.queue.nudge("worker", "b")  # another incarnation
     world.queue.nudge("worker", "a")
     assert waiter.outcome() == []
     assert not other.is_done
@@ -205,7 +205,7 @@ def test_a_nudge_does_not_keep_a_claim_from_what_is_there(world: World) -> None:
 # --- recovery, checkpoints -------------------------------------------------------------------------
 
 
-def test_recovery_lets_agents_rest_whose_runs_nobody_holds_and_no_others(world: World) -> None:
+def test_recovery_moves_only_agents_without_a_live_run(world: World) -> None:
     lost, held = world.agent("lost"), world.agent("held")
     world.put(lost)
     world.put(held)
@@ -242,7 +242,7 @@ def test_a_result_takes_the_place_of_the_checkpoint(world: World) -> None:
 
 
 @pytest.mark.parametrize("verb", ["checkpoint", "began", "rest"])
-def test_who_lost_its_claim_can_change_nothing(world: World, verb: str) -> None:
+def test_a_worker_that_lost_its_claim_can_change_nothing(world: World, verb: str) -> None:
     sched_id = world.put(world.agent())
     entry = began(world, claim_timeout_s=5.0)
     world.clock.advance(6)
@@ -287,7 +287,7 @@ def test_a_child_runs_on_what_its_parent_lent_though_nothing_else_is_free(world:
     world.put(pid, ceiling={"tokens": 100})
     parent = began(world)
     assert world.queue.get(world.put(pid, ceiling={"tokens": 40})).state == "queued"
-    assert turn(world).entries == []  # the parent may still use all there is
+    assert turn(world).entries == []  # everything is reserved for the parent
     child_id = world.kernel.supervision.spawn(child_of(parent, pid, priority=9), parent.token or 0, {"tokens": 40})
     (child,) = turn(world, max_n=5).entries
     assert (child.sched_id, child.ceiling) == (child_id, {"tokens": 40})
@@ -323,13 +323,13 @@ def test_all_attempts_of_a_child_count_against_what_it_was_lent(world: World) ->
     assert world.kernel.supervision.rest(parent.sched_id, parent.token or 0, waiting=False) == {"tokens": 10}
 
 
-def test_nobody_lends_more_than_it_has_left_and_then_nothing_is_enqueued(world: World) -> None:
+def test_a_loan_above_what_is_left_is_refused_and_nothing_is_enqueued(world: World) -> None:
     pid = lab(world)
     world.put(pid, ceiling={"tokens": 50})
     parent = began(world)
     world.queue.charge(parent.sched_id, {"tokens": 20}, token=parent.token)
     before = world.queue.counts()
-    with pytest.raises(LedgerInvalidAmount, match="more than the 30 that the run has left"):
+    with pytest.raises(LedgerInvalidAmount, match="more than the 30 left to the run"):
         world.kernel.supervision.spawn(child_of(parent, pid), parent.token or 0, {"tokens": 31})
     assert world.queue.counts() == before
 

@@ -1,4 +1,4 @@
-"""Several kernels on one file, in one process and in two: they wake each other and obey each other."""
+"""Several kernels on one file, in one process and in two: they wake each other and see each other's changes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rota import store
 from rota.clock import ManualClock
 from rota.kernel import Kernel, ScheduleSpec
 from rota.service.dispatcher import Dispatcher
-from tests.kernel.scenes import CHANGES
+from tests.kernel.blocked_entries import CHANGES
 from tests.kernel.world import START, World
-from tests.store.world import PATIENCE_S, Caller, Room
+from tests.store.world import PATIENCE_S, Caller, WatchedParking
 
 # --- several kernels -----------------------------------------------------------------------------
 
@@ -47,7 +47,7 @@ def test_what_another_kernel_enqueues_for_later_wakes_a_waiter_when_it_is_due(pa
     here, there = pair
     waiter = here.waiter()
     sched_id = there.put(there.agent(), runnable_at=START + 20)
-    here.clock.until_parked(2)  # it has heard, and knows until when it need not look
+    here.clock.until_parked(2)  # it was woken and knows when to look again
     here.clock.advance(20)
     here.pass_time_until_done(waiter)
     assert waiter.outcome() == [sched_id]
@@ -60,7 +60,7 @@ def test_waiters_of_two_kernels_share_the_work_and_nothing_is_given_twice(pair: 
     assert sorted(sched_id for waiter in waiters for sched_id in waiter.outcome()) == ids
 
 
-def test_one_who_waits_for_an_end_hears_of_it_from_another_kernel(pair: tuple[World, World]) -> None:
+def test_a_caller_that_waits_for_an_entry_is_woken_by_another_kernel(pair: tuple[World, World]) -> None:
     here, there = pair
     sched_id = here.put(here.agent())
     waiter = Caller(lambda: here.queue.wait(sched_id, 100.0))
@@ -106,12 +106,12 @@ def test_two_kernels_on_one_file_obey_each_other_at_once(pair: tuple[World, Worl
 
 
 def _worker(path: str, end: Any) -> None:
-    """A process that waits for one entry, says when it waits, runs it and says what it had."""
+    """A process that waits for one entry, reports that it waits, runs it and reports its payload."""
     kernel = Kernel(store.open(path))
     writer: Any = kernel.store._writer  # type: ignore[attr-defined]  # to see when it is parked there
-    writer._parked = Room()
+    writer._parked.requests = WatchedParking()
     caller = Caller(lambda: Dispatcher(kernel, "eevdf").claim("other process", wait_s=PATIENCE_S))
-    writer._parked.until(1)
+    writer._parked.requests.until(1)
     end.send("parked")
     (entry,) = caller.outcome()
     kernel.queue.complete(entry.sched_id, "completed", token=entry.token, result=entry.payload)

@@ -64,7 +64,7 @@ def test_however_a_run_ends_its_workspace_is_free_again(world: World, owner: int
     assert world.projects.workspace("desk").held_by == (second,)
 
 
-def test_those_who_share_hold_a_workspace_together_and_keep_others_out(world: World, owner: int) -> None:
+def test_shared_runs_hold_a_workspace_together_and_exclude_exclusive_ones(world: World, owner: int) -> None:
     readers = [world.put(owner, workspace_mode="shared", priority=5) for _ in range(2)]
     writer = world.put(owner, workspace_mode="exclusive", priority=3)
     late = world.put(owner, workspace_mode="shared")
@@ -81,7 +81,7 @@ def test_those_who_share_hold_a_workspace_together_and_keep_others_out(world: Wo
     assert world.take_ids() == [another]
 
 
-def test_one_without_a_wish_takes_any_free_workspace_and_one_with_a_wish_waits_for_it(world: World, owner: int) -> None:
+def test_a_run_takes_any_free_workspace_unless_it_names_one(world: World, owner: int) -> None:
     world.projects.add_workspace("bench", "lab", "/bench")
     wish = world.put(owner, workspace_mode="exclusive", workspace="desk", priority=5)
     same = world.put(owner, workspace_mode="exclusive", workspace="desk", priority=4)
@@ -99,7 +99,7 @@ def test_two_in_one_claim_do_not_get_the_same_workspace(world: World, owner: int
 
 
 @pytest.mark.usefixtures("owner")
-def test_a_workspace_of_another_project_is_nobodys_to_take(world: World) -> None:
+def test_a_workspace_of_another_project_cannot_be_taken(world: World) -> None:
     world.projects.create("other")
     stranger = world.agent(project_id="other")
     for pid in (stranger, world.agent()):

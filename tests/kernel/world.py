@@ -1,4 +1,4 @@
-"""A small world for the kernel's tests: a kernel in memory, a clock that is moved by hand, short words for the rest."""
+"""A test fixture: a kernel in memory, a manual clock, and short helper methods."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from rota import store
 from rota.clock import ManualClock
 from rota.errors import SchedAdmissionDenied
 from rota.kernel import Kernel, ScheduleSpec
-from rota.model.events import Event, Fact, decode
-from rota.model.reasons import BLOCKING, Blocking
+from rota.model.event_codec import decode
+from rota.model.events import Event, EventData
+from rota.model.reasons import BLOCKING, BlockingBase
 from rota.model.work import ReadyEntry
 from rota.service.dispatcher import Dispatcher
 from rota.store import Row, Statement, Store
-from tests.store.world import Caller, Room
+from tests.store.world import Caller, WatchedParking
 
 _REASONS = {str(kind.__struct_config__.tag): kind for kind in BLOCKING}
 START = 1_000.0  # when every world begins
 T = TypeVar("T")
-POLICIES = ("strict", "round_robin", "fair_share", "eevdf", "edf")  # one for each way of finding candidates
+POLICIES = ("strict", "round_robin", "fair_share", "eevdf", "edf")  # one for each kind of pass
 
 
-class Chance(random.Random):
-    """A generator that gives the same share of any range: 1.0 is the longest pause, 0.0 none."""
+class FixedJitter(random.Random):
+    """A generator that always returns the same share of a range: 1.0 is the longest delay, 0.0 none."""
 
     share = 1.0
 
@@ -36,17 +37,17 @@ class Chance(random.Random):
 
 
 class World:
-    """A kernel, its clock, and what tests do with them."""
+    """A kernel, its clock, and helpers."""
 
     def __init__(self, path: str = ":memory:", clock: ManualClock | None = None) -> None:
         self.clock = clock or ManualClock(START)
-        self.chance = Chance()
+        self.rng = FixedJitter()
         self.store: Store = store.open(path, clock=self.clock)
-        self.begin(Kernel(self.store, chance=self.chance))
-        self.queue.upkeep()  # the first look at a file notes there how the clocks stand
+        self.begin(Kernel(self.store, rng=self.rng))
+        self.queue.upkeep()  # the first call stores the clock offset
 
     def begin(self, kernel: Kernel) -> None:
-        """Go on with this kernel."""
+        """Use this kernel from now on."""
         self.kernel = kernel
         self.agents, self.journal, self.ledger = kernel.agents, kernel.journal, kernel.ledger
         self.contexts, self.projects, self.queue = kernel.contexts, kernel.projects, kernel.queue
@@ -69,7 +70,7 @@ class World:
         return self.queue.claim(worker_id=worker_id, max_n=max_n, **how)
 
     def take_ids(self, max_n: int = 1_000, **how: Any) -> list[int]:
-        """Claim entries; their ids are the answer."""
+        """Claim entries; returns their ids."""
         return [entry.sched_id for entry in self.take(max_n, **how)]
 
     def take_one(self, **how: Any) -> ReadyEntry:
@@ -78,7 +79,7 @@ class World:
         return entry
 
     def ended(self, pid: int, exit_kind: str = "failed", **spec: Any) -> int:
-        """An entry that ran and ended so."""
+        """Run a new entry to this exit kind; returns its id."""
         sched_id = self.put(pid, **spec)
         self.queue.force_claim(sched_id, worker_id="worker")
         self.queue.complete(sched_id, exit_kind)
@@ -86,25 +87,25 @@ class World:
 
     # --- waiting ---------------------------------------------------------------------------------
 
-    def waiter(self, desk: Dispatcher | None = None, *, wait_s: float = 100_000.0, **how: Any) -> Caller[list[int]]:
-        """Claim from another thread, and come back once that is parked."""
-        asked = desk or Dispatcher(self.kernel)
+    def waiter(self, api: Dispatcher | None = None, *, wait_s: float = 100_000.0, **how: Any) -> Caller[list[int]]:
+        """Claim on another thread; returns once the claim is parked."""
+        asked = api or Dispatcher(self.kernel)
         return self.waiter_of(lambda: [entry.sched_id for entry in asked.claim("waiter", wait_s=wait_s, **how)])
 
     def waiter_of(self, call: Callable[[], T]) -> Caller[T]:
-        """Make a call that will wait from another thread, and come back once it is parked."""
+        """Make a waiting call on another thread; returns once it is parked."""
         writer: Any = self.store._writer  # type: ignore[attr-defined]  # to see who waits there
-        if not isinstance(writer._parked, Room):
-            writer._parked = Room()
-        count = len(writer._parked)
+        if not isinstance(writer._parked.requests, WatchedParking):
+            writer._parked.requests = WatchedParking()
+        count = len(writer._parked.requests)
         caller = Caller(call)
-        writer._parked.until(count + 1)
+        writer._parked.requests.until(count + 1)
         return caller
 
     def pass_time_until_done(self, caller: Caller[Any], *, step_s: float = 0.01) -> None:
-        """Let a call be answered, and let time pass step by step while it is not.
+        """Advance the clock step by step until a call has returned.
 
-        When the clock is moved a thread may be on its way into a wait, and then waits a little longer than it had to.
+        A thread may be about to wait when the clock moves, and then waits a little longer than necessary.
         """
         for _ in range(1_000):
             caller._thread.join(0.01)
@@ -114,8 +115,8 @@ class World:
 
     # --- looking ---------------------------------------------------------------------------------
 
-    def reasons_against(self, sched_id: int) -> list[Blocking]:
-        """All that stands in the way of an entry, as force_claim says it."""
+    def reasons_against(self, sched_id: int) -> list[BlockingBase]:
+        """Return every reason that blocks an entry, from force_claim."""
         with pytest.raises(SchedAdmissionDenied) as caught:
             self.queue.force_claim(sched_id, worker_id="operator")
         return [msgspec.convert(reason, _REASONS[reason["code"]]) for reason in caught.value.data["reasons"]]
@@ -128,7 +129,7 @@ class World:
     def events(self, since: int = 0) -> list[Event]:
         return self.journal.tail(since, 10_000)
 
-    def facts(self, since: int = 0) -> list[Fact]:
+    def facts(self, since: int = 0) -> list[EventData]:
         """Everything the kernel recorded, decoded."""
         return [decode(event.kind, event.payload) for event in self.events(since) if event.kind.startswith("kernel.")]
 

@@ -144,7 +144,7 @@ class Dice(random.Random):
             delay_s=self.choice([0.0, 0.0, 0.0, 0.0, 0.0, 5.0, 5.0, 20.0]),
             lasts_s=self.choice([None, None, None, None, None, 5.0, WAIT_S, 30.0, 40.0]),
             kind=self.choice([None, None, "gpu", "cpu"]),
-            affinity=self.choice([None, None, None, "w", "earlier", "nobody"]),
+            affinity=self.choice([None, None, None, "w", "earlier", "unknown"]),
             expected=self.amounts(0, 6),
             ceiling=self.amounts(0, 6),
             draws_on=self.choice([(), (), (), ("openai",), ("local",), NAMES]),
@@ -156,7 +156,7 @@ class Dice(random.Random):
         )
 
     def rest(self) -> dict[str, Any]:
-        """What is there for everybody."""
+        """Limits and budgets of all projects."""
         return {
             "names": {name: self.context() for name in NAMES if self.randrange(3) == 0},
             "throttled": self.rarely(*NAMES),
@@ -196,7 +196,7 @@ class Built:
 
 
 def built(plan: StorePlan, about: tuple[str, ...] = ()) -> Built:
-    """The store of a plan; entries that would rather have one of these workers are kept for it."""
+    """Build the store of a plan; entries are held for the workers in `about`."""
     clock = ManualClock(START_AT)
     made = Built(Kernel(store.open(":memory:", clock=clock)), clock, fleet_paused=plan.fleet_paused)
     made.throttled = plan.throttled if plan.throttled in plan.names else None

@@ -1,6 +1,6 @@
 """Who may run: what a claim hands out, what `policy/eligibility` says, and what plain counting says are one answer.
 
-Three ways to find it, on generated stores. A claim finds it by SQL filters that leave out whom they can. The brute
+Three ways to find it, on generated stores. A claim finds it with SQL filters that exclude what they can. The brute
 force asks the kernel's admission about every row there is, in order. The plain rules (plain_rules.py) share no code
 with either. All three must agree, for every policy: what is handed out was allowed, and what is left was not.
 """
@@ -19,15 +19,15 @@ from rota import store
 from rota.clock import ManualClock
 from rota.errors import SchedAdmissionDenied
 from rota.kernel import Kernel, ReadyEntry, ScheduleSpec
-from rota.kernel.claim_checks import Admission, Subject
-from rota.kernel.due_summary import pulse
+from rota.kernel.claim_checks import CheckedEntry, ClaimChecks
+from rota.kernel.due_summary import read_due_summary
 from rota.model.events import PolicyFellBack
 from rota.model.work import ProjectConstraint
 from rota.policy import registry
 from rota.service.dispatcher import Dispatcher
 from rota.store import Transaction
 from rota.store.statements import queue as queue_sql
-from tests.kernel_proof.plain_rules import Rules
+from tests.kernel_proof.reference_rules import Rules
 from tests.kernel_proof.stores import START_AT, Built, StorePlan, built, plans
 
 EVERYTHING = 1_000
@@ -45,7 +45,7 @@ def made_from(plan: StorePlan) -> Iterator[Built]:
 
 
 def fits(entry: ReadyEntry, kinds: tuple[str, ...]) -> bool:
-    """Whether it is for a worker with these slots, for whom nothing is kept."""
+    """Whether a worker with these slots may claim it; entries held for other workers are not."""
     return entry.hold != "worker" and (entry.kind is None or entry.kind in kinds)
 
 
@@ -53,22 +53,24 @@ def ids_of(entries: list[ReadyEntry]) -> list[int]:
     return [entry.sched_id for entry in entries]
 
 
-def codes(tx: Transaction, admission: Admission, sched_id: int) -> set[str]:
+def codes(tx: Transaction, admission: ClaimChecks, sched_id: int) -> set[str]:
     """What the kernel's admission says about an entry, as codes."""
     row = tx.run(queue_sql.GET, (sched_id,))[0]
-    return {str(type(reason).__struct_config__.tag) for reason in admission.reasons(Subject.of(row))}
+    return {
+        str(type(reason).__struct_config__.tag) for reason in admission.blocking_reasons(CheckedEntry.from_row(row))
+    }
 
 
-def by_admission(made: Built, most: int, kinds: tuple[str, ...]) -> list[int]:
+def by_claim_checks(made: Built, most: int, kinds: tuple[str, ...]) -> list[int]:
     """The first that nothing blocks, asking about every row in strict order, each counting for those after it."""
     order = [entry.sched_id for entry in Rules(made).in_strict_order() if fits(entry, kinds)]
 
     def work(tx: Transaction) -> list[int]:
-        admission = Admission(tx, made.clock.now(), pulse(tx))
+        admission = ClaimChecks(tx, made.clock.now(), read_due_summary(tx))
         taken: list[int] = []
         for sched_id in order:
             if len(taken) < most and not codes(tx, admission, sched_id):
-                admission.take(Subject.of(tx.run(queue_sql.GET, (sched_id,))[0]))
+                admission.add_claim(CheckedEntry.from_row(tx.run(queue_sql.GET, (sched_id,))[0]))
                 taken.append(sched_id)
         return taken
 
@@ -89,7 +91,7 @@ def by_plain_rules(made: Built, most: int, kinds: tuple[str, ...]) -> list[int]:
 @given(plans(), st.integers(1, 20), kinds_of_slots)
 def test_a_claim_takes_what_a_look_at_every_row_would_take(plan: StorePlan, most: int, kinds: tuple[str, ...]) -> None:
     with made_from(plan) as made:
-        expected = by_admission(made, most, kinds)
+        expected = by_claim_checks(made, most, kinds)
         assert expected == by_plain_rules(made, most, kinds)
         assert ids_of(made.kernel.queue.claim(worker_id="w", max_n=most, kinds=kinds)) == expected
 
@@ -119,16 +121,16 @@ def test_without_admission_check_only_budgets_are_passed_over(plan: StorePlan) -
 
 
 @given(plans(), st.randoms())
-def test_an_entry_can_be_forced_exactly_when_nothing_blocks_it(plan: StorePlan, chance: random.Random) -> None:
+def test_an_entry_can_be_forced_exactly_when_nothing_blocks_it(plan: StorePlan, rng: random.Random) -> None:
     with made_from(plan) as made:
         order = list(made.specs)
-        chance.shuffle(order)
+        rng.shuffle(order)
         for sched_id in order:
             rules = Rules(made)
             expected = rules.blocked(rules.entries[sched_id])
 
             def work(tx: Transaction, sched_id: int = sched_id) -> set[str]:
-                return codes(tx, Admission(tx, made.clock.now(), pulse(tx)), sched_id)
+                return codes(tx, ClaimChecks(tx, made.clock.now(), read_due_summary(tx)), sched_id)
 
             assert made.kernel.store.read(work) == expected
             assert forced(made, sched_id) == expected
@@ -152,11 +154,10 @@ def forced(made: Built, sched_id: int) -> set[str]:
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=settings().max_examples // 2)
 @given(plan=plans(), claims=st.lists(st.tuples(st.integers(1, 5), kinds_of_slots), max_size=3), kinds=kinds_of_slots)
-def test_whatever_the_policy_only_what_may_run_is_handed_out_and_a_large_claim_leaves_nothing_that_may(
+def test_every_policy_claims_only_eligible_entries_and_a_large_claim_leaves_none(
     policy: str, plan: StorePlan, claims: list[tuple[int, tuple[str, ...]]], kinds: tuple[str, ...]
 ) -> None:
-    """One dispatcher serves small slots and large ones, of several kinds: who cannot take an entry hides it from
-    nobody who can."""
+    """One dispatcher serves workers with different slots: one that cannot take an entry hides it from no other."""
     with made_from(plan) as made:
         dispatcher = Dispatcher(made.kernel, policy)
         for most, slots in (*claims, (EVERYTHING, kinds), (EVERYTHING, ("cpu", "gpu"))):
@@ -255,18 +256,18 @@ def test_one_that_does_not_fit_does_not_make_another_be_taken_twice(kernel: Kern
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_agent_that_was_refused_is_served_once_nothing_stands_in_its_way(kernel: Kernel, policy: str) -> None:
     """Each time by the same dispatcher, which has to notice."""
-    desk = Dispatcher(kernel, policy)
+    api = Dispatcher(kernel, policy)
     capped = kernel.agents.create("a", project_id="p", max_concurrent=0)
     first, second = (kernel.queue.enqueue(ScheduleSpec(capped)) for _ in range(2))
-    assert desk.claim("w", 9) == []
+    assert api.claim("w", 9) == []
     kernel.agents.update(capped, max_concurrent=1)
-    (run,) = desk.claim("w", 9)
-    assert (run.sched_id, desk.claim("w", 9)) == (first, [])
+    (run,) = api.claim("w", 9)
+    assert (run.sched_id, api.claim("w", 9)) == (first, [])
     kernel.queue.complete(first, "completed", token=run.token)
     kernel.projects.move("p", "pause")
-    assert desk.claim("w", 9) == []
+    assert api.claim("w", 9) == []
     kernel.projects.move("p", "resume")
-    assert ids_of(desk.claim("w", 9)) == [second]
+    assert ids_of(api.claim("w", 9)) == [second]
 
 
 def test_what_an_agents_own_context_pays_for_is_not_held_against_its_projects(kernel: Kernel) -> None:

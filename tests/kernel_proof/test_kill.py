@@ -33,7 +33,7 @@ from tests.kernel_proof.workers import (
     AT_ONCE,
     CLAIM_TIMEOUT_S,
     PATIENCE_S,
-    nursery,
+    fork_server,
     start,
     work_for_ever,
     write_for_ever,
@@ -48,8 +48,8 @@ Message = tuple[str, Any]
 
 
 @dataclass
-class Victim:
-    """A process that will be killed, and what it has told."""
+class KilledProcess:
+    """A process that will be killed, and its messages."""
 
     name: str
     process: ForkServerProcess
@@ -99,7 +99,7 @@ class Story:
                 self.waiting.update(range(facts["first_id"], facts["first_id"] + facts.get("count", 1)))
             case "claimed":
                 for sched_id, *_ in facts["entries"]:
-                    self.waiting.remove(sched_id)  # whatever is claimed was waiting: nobody had it
+                    self.waiting.remove(sched_id)  # a claimed entry was queued before
                     self.running[sched_id] = event.event_id, event.ts
                     self.claims[sched_id, event.event_id] = facts["worker_id"]
             case "completed":
@@ -122,13 +122,13 @@ class Story:
         assert kernel.queue.counts() == {state: count for state, count in counts.items() if count}
 
 
-class Carnage:
+class KillRounds:
     """One file, and rounds of processes that are killed on it."""
 
     def __init__(self, path: str, seed: int) -> None:
         self.path = path
-        self.chance = random.Random(seed)
-        self.context = nursery()
+        self.rng = random.Random(seed)
+        self.context = fork_server()
         self.story = Story()
         self.ids: dict[str, int] = {}  # by key, every entry that was ever acknowledged
         with self.opened(0) as kernel:
@@ -150,31 +150,31 @@ class Carnage:
             for victim in victims:
                 self._enqueue_again(kernel, victim)
 
-    def _start(self, number: int) -> list[Victim]:
+    def _start(self, number: int) -> list[KilledProcess]:
         place = {"path": self.path, "now": (number + 1) * ROUND_S}
         victims = []
         for each, pid in enumerate(self.pids):
             name = f"r{number}w{each}"
             process = start(self.context, write_for_ever, pid=pid, name=name, seed=self._seed(), **place)
-            victims.append(Victim(name, *process))
+            victims.append(KilledProcess(name, *process))
         for each in range(2):
             name = f"r{number}c{each}"
-            policy = self.chance.choice(POLICIES)
+            policy = self.rng.choice(POLICIES)
             process = start(self.context, work_for_ever, worker_id=name, policy=policy, seed=self._seed(), **place)
-            victims.append(Victim(name, *process))
+            victims.append(KilledProcess(name, *process))
         return victims
 
     def _seed(self) -> int:
-        return self.chance.randrange(10**6)
+        return self.rng.randrange(10**6)
 
-    def _watch_and_kill(self, victims: list[Victim]) -> None:
-        """Kill each once it has told so much; the first one, a writer, last, so that nobody waits for work in vain."""
+    def _watch_and_kill(self, victims: list[KilledProcess]) -> None:
+        """Kill each after its last message; the first one, a writer, last, so that the others always find work."""
         for victim in victims:
-            victim.last_word = self.chance.randrange(1, WORDS_MAX)
+            victim.last_word = self.rng.randrange(1, WORDS_MAX)
         talking = {victim.listen: victim for victim in victims}
         while talking:
             ready = wait(list(talking), PATIENCE_S)
-            assert ready, "nobody has told anything for too long"
+            assert ready, "no process has reported anything for too long"
             for listen in ready:
                 assert isinstance(listen, Connection)
                 if not talking[listen].hear():
@@ -187,14 +187,14 @@ class Carnage:
 
     # --- what was acknowledged is there ----------------------------------------------------------
 
-    def _check_enqueued(self, kernel: Kernel, writer: Victim) -> None:
+    def _check_enqueued(self, kernel: Kernel, writer: KilledProcess) -> None:
         for ids in writer.answers("enqueued"):
             for key, sched_id in ids.items():
                 entry = kernel.queue.get(sched_id)
                 assert (entry.key, entry.payload) == (key, {"key": key})
                 self.ids[key] = sched_id
 
-    def _check_runs(self, kernel: Kernel, claimer: Victim) -> None:
+    def _check_runs(self, kernel: Kernel, claimer: KilledProcess) -> None:
         for claims in claimer.answers("claimed"):
             for sched_id, token in claims:
                 assert self.story.claims[sched_id, token] == claimer.name
@@ -207,7 +207,7 @@ class Carnage:
 
     # --- what was under way happened whole or not at all -------------------------------------------
 
-    def _enqueue_again(self, kernel: Kernel, writer: Victim) -> None:
+    def _enqueue_again(self, kernel: Kernel, writer: KilledProcess) -> None:
         begun = list(writer.answers("enqueue"))
         answered = list(writer.answers("enqueued"))
         for keys in begun[len(answered) :]:
@@ -248,8 +248,8 @@ class _Opened:
 def test_nothing_acknowledged_is_lost_and_nothing_runs_twice_however_often_processes_are_killed(
     tmp_path: Path,
 ) -> None:
-    carnage = Carnage(str(tmp_path / "rota.db"), seed=20_261_115)
+    rounds = KillRounds(str(tmp_path / "rota.db"), seed=20_261_115)
     for number in range(ROUNDS):
-        carnage.round(number)
-    carnage.finish()
-    assert carnage.story.reclaimed > 0, "nobody was killed while it ran something: the test has lost its teeth"
+        rounds.round(number)
+    rounds.finish()
+    assert rounds.story.reclaimed > 0, "no process was killed during a run, so the test proves nothing"

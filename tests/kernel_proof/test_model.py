@@ -1,4 +1,4 @@
-"""The queue against a plain dictionary: any sequence of verbs, with time moved by hand, leaves both the same.
+"""The queue against a reference model: any sequence of calls, on a manual clock, leaves both the same.
 
 After every step every entry is compared, field by field, and every answer and every error as it is given. Claims
 must hand out exactly the ids that the dictionary would, in exactly its order.
@@ -20,7 +20,7 @@ from rota.errors import RotaError
 from rota.kernel import Completion, Kernel, ReadyEntry
 from rota.model.work import EXIT_KINDS, Backoff, ExitKind, ScheduleSpec
 from rota.store import Statement
-from tests.kernel_proof.plain_queue import Halfway, Plain, PlainQueue
+from tests.kernel_proof.reference_queue import HalfJitter, ReferenceEntry, ReferenceQueue
 
 START_AT = 1_000.0
 WORKERS = ("ann", "bob")
@@ -32,12 +32,12 @@ priorities = st.integers(-2, 2)
 exit_kinds = st.sampled_from(EXIT_KINDS)
 retries = st.sampled_from([(), ("crashed",), ("failed", "crashed"), EXIT_KINDS])
 backoffs = st.sampled_from([Backoff(), Backoff(0.0, 1.0, 0.0), Backoff(4.0, 2.0, 10.0)])
-affinities = st.none() | st.sampled_from([*WORKERS, "cat"])  # whom nobody ever saw
+affinities = st.none() | st.sampled_from([*WORKERS, "cat"])  # a worker that never claims
 timeouts_s = st.sampled_from([1.0, 5.0, 20.0])
 
 
 def seen(entry: ReadyEntry) -> dict[str, Any]:
-    """What everybody sees of an entry, as far as it means something in its state."""
+    """The public fields of an entry that are meaningful in its state."""
     live = entry.state == "dispatched"
     return {
         "state": entry.state,
@@ -57,7 +57,7 @@ def seen(entry: ReadyEntry) -> dict[str, Any]:
     }
 
 
-def foreseen(entry: Plain) -> dict[str, Any]:
+def foreseen(entry: ReferenceEntry) -> dict[str, Any]:
     live = entry.state == "dispatched"
     return {
         "state": entry.state,
@@ -78,7 +78,7 @@ def foreseen(entry: Plain) -> dict[str, Any]:
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """An answer, or the class of the error in its place."""
+    """Return the result of a call, or the class of its error."""
     try:
         return call()
     except RotaError as error:
@@ -92,10 +92,10 @@ class QueueAgainstDictionary(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock(START_AT)
-        self.kernel = Kernel(store.open(":memory:", clock=self.clock), chance=Halfway())
+        self.kernel = Kernel(store.open(":memory:", clock=self.clock), rng=HalfJitter())
         self.queue = self.kernel.queue
         self.pids = [self.kernel.agents.create(name) for name in ("one", "two")]
-        self.plain = PlainQueue()
+        self.plain = ReferenceQueue()
 
     def teardown(self) -> None:
         self.kernel.store.close()
@@ -105,7 +105,7 @@ class QueueAgainstDictionary(RuleBasedStateMachine):
         return self.clock.now()
 
     def agree(self, real: Callable[[], Any], plain: Callable[[], Any]) -> Any:
-        """Both give the same answer or refuse in the same way."""
+        """Check that both return the same or raise the same error."""
         answer = outcome(real)
         assert answer == outcome(plain)
         return answer
@@ -306,7 +306,7 @@ class QueueAgainstDictionary(RuleBasedStateMachine):
         for entry in self.plain.entries.values():
             if entry.state == "queued":
                 instants += [entry.deadline, entry.runnable_at if entry.hold in ("time", "backoff") else None]
-                instants.append(entry.kept_until if entry.hold == "worker" else None)
+                instants.append(entry.held_until if entry.hold == "worker" else None)
             instants.append(entry.expires_at)
         return min((at for at in instants if at is not None), default=None)
 
@@ -343,12 +343,12 @@ TestQueueAgainstDictionary = QueueAgainstDictionary.TestCase
 TestQueueAgainstDictionary.settings = settings(stateful_step_count=100 if "ROTA_SOAK" in os.environ else 40)
 
 
-# --- stories that the machine found --------------------------------------------------------------
+# --- regressions found by the state machine ------------------------------------------------------
 
 
 def a_kernel() -> tuple[Kernel, ManualClock, int]:
     clock = ManualClock(START_AT)
-    kernel = Kernel(store.open(":memory:", clock=clock), chance=Halfway())
+    kernel = Kernel(store.open(":memory:", clock=clock), rng=HalfJitter())
     return kernel, clock, kernel.agents.create("one")
 
 
@@ -363,7 +363,7 @@ def test_a_run_that_was_asked_to_stop_does_not_come_back_when_it_is_put_back() -
     assert kernel.queue.claim(worker_id="bob") == []
 
 
-def test_a_sweep_counts_what_expired_and_not_who_was_cancelled_for_it() -> None:
+def test_a_sweep_counts_expired_entries_and_not_cancelled_dependents() -> None:
     kernel, clock, pid = a_kernel()
     late = kernel.queue.enqueue(ScheduleSpec(pid, deadline=START_AT + 1))
     behind = kernel.queue.enqueue(ScheduleSpec(pid, after=(late,)))

@@ -1,7 +1,7 @@
 """A policy that raises, hangs or answers nonsense costs order and nothing else.
 
 Strict order takes its place in the same claim, the journal says why, and it sits out for a while before it may try
-again. Nobody's claim fails, nothing is handed out twice, and no other policy suffers for it.
+again. No claim fails, no entry is claimed twice, and no other policy is affected.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rota import store
 from rota.clock import ManualClock
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.events import PolicyFellBack
-from rota.model.reasons import Because
+from rota.model.reasons import PickReason
 from rota.model.snapshot import Candidate, Decision, Decisions, Snapshot
 from rota.policy.contract import Policy
 from rota.service.dispatcher import Dispatcher
-from rota.service.policy_guard import BENCH_S
+from rota.service.policy_guard import SUSPENSION_S
 
 START_AT = 1_000.0
 HANGS_S = 60.0  # real time, and only to end a test that would hang
@@ -29,11 +29,11 @@ HANGS_S = 60.0  # real time, and only to end a test that would hang
 
 
 def decided(candidate: Candidate | int, slot: int) -> Decision:
-    return Decision(candidate if isinstance(candidate, int) else candidate.id, slot, Because("mine", "I say so"))
+    return Decision(candidate if isinstance(candidate, int) else candidate.id, slot, PickReason("mine", "I say so"))
 
 
 def lowest_priority_first(snapshot: Snapshot) -> Decisions:
-    """What a policy of somebody else's may do when it is well: here, the opposite of strict."""
+    """A valid user policy: the opposite of strict."""
     order = sorted(snapshot.candidates, key=lambda candidate: (candidate.priority, candidate.id))
     return tuple(decided(each, slot.id) for each, slot in zip(order, snapshot.slots, strict=False))
 
@@ -63,8 +63,8 @@ def too_many(snapshot: Snapshot) -> Decisions:
     return tuple(decided(each, 0) for each in snapshot.candidates[: len(snapshot.slots) + 1])
 
 
-class Moody:
-    """A policy that does as it is told, and counts how often it is asked."""
+class ScriptedPolicy:
+    """A policy that runs the given function and counts its calls."""
 
     def __init__(self, rank: Callable[[Snapshot], Any]) -> None:
         self.rank = rank
@@ -82,14 +82,14 @@ class Shop:
     def __init__(self, rank: Callable[[Snapshot], Any]) -> None:
         self.clock = ManualClock(START_AT)
         self.kernel = Kernel(store.open(":memory:", clock=self.clock))
-        self.mood = Moody(rank)
-        self.desk = Dispatcher(self.kernel, Policy(name="mine", rank=self.mood, sentence="As it is told."))
+        self.mood = ScriptedPolicy(rank)
+        self.api = Dispatcher(self.kernel, Policy(name="mine", rank=self.mood, sentence="As it is told."))
         for priority in range(10):
             self.kernel.queue.enqueue(ScheduleSpec(self.kernel.agents.create(f"a{priority}"), priority))
 
     def claim(self, most: int = 2) -> list[int]:
         """The priorities of what was handed out."""
-        return [entry.priority for entry in self.desk.claim("w", most)]
+        return [entry.priority for entry in self.api.claim("w", most)]
 
     def fallbacks(self) -> list[dict[str, Any]]:
         events = self.kernel.journal.tail(limit=10_000)
@@ -111,7 +111,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize(("rank", "failure"), FAILURES.values(), ids=FAILURES.keys())
-def test_a_policy_that_fails_is_replaced_by_strict_order_and_sits_out(
+def test_a_policy_that_fails_is_replaced_by_strict_order_for_a_while(
     rank: Callable[[Snapshot], Any], failure: str
 ) -> None:
     shop = Shop(rank)
@@ -119,18 +119,18 @@ def test_a_policy_that_fails_is_replaced_by_strict_order_and_sits_out(
     assert [(fact["policy"], fact["failure"]) for fact in shop.fallbacks()] == [("mine", failure)]
     assert shop.mood.asked == 1
 
-    shop.clock.advance(BENCH_S - 1)
+    shop.clock.advance(SUSPENSION_S - 1)
     assert shop.claim() == [7, 6]
-    assert (shop.mood.asked, len(shop.fallbacks())) == (1, 1)  # on the bench: neither asked nor told again
+    assert (shop.mood.asked, len(shop.fallbacks())) == (1, 1)  # suspended: neither called nor recorded again
 
     shop.clock.advance(1)
     assert shop.claim() == [5, 4]
     assert (shop.mood.asked, len(shop.fallbacks())) == (2, 2)  # it may try again, and fails again
 
-    shop.clock.advance(BENCH_S)
+    shop.clock.advance(SUSPENSION_S)
     shop.mood.rank = lowest_priority_first
     assert shop.claim() == [0, 1]
-    assert len(shop.fallbacks()) == 2  # mended, it is trusted as before
+    assert len(shop.fallbacks()) == 2  # repaired, it is used as before
 
 
 def test_a_policy_that_hangs_is_not_waited_for() -> None:
@@ -151,7 +151,7 @@ def test_a_policy_that_hangs_is_not_waited_for() -> None:
     assert shop.kernel.queue.counts() == {"queued": 6, "dispatched": 4}
 
 
-def test_what_a_policy_took_before_it_failed_stays_and_the_rest_is_made_up_for_in_strict_order() -> None:
+def test_claims_before_a_failure_stay_and_strict_order_fills_the_rest() -> None:
     """It is shown an agent's first entries, takes them all, and fails when it is shown the next ones."""
     shop = Shop(lowest_priority_first)
     moods = iter([lowest_priority_first, raises])
@@ -169,16 +169,16 @@ def test_what_a_policy_took_before_it_failed_stays_and_the_rest_is_made_up_for_i
     assert (shop.mood.asked, len(shop.fallbacks())) == (2, 1)
 
 
-def test_one_policy_on_the_bench_does_not_keep_another_off_the_field() -> None:
+def test_one_suspended_policy_does_not_affect_another() -> None:
     shop = Shop(raises)
     assert shop.claim(1) == [9]
-    well = Policy(name="other", rank=Moody(lowest_priority_first), sentence="The opposite of strict.")
-    assert [entry.priority for entry in shop.desk.claim("w", 2, policy=well)] == [0, 1]
-    assert [entry.priority for entry in shop.desk.claim("w", 1, policy="strict")] == [8]
+    well = Policy(name="other", rank=ScriptedPolicy(lowest_priority_first), sentence="The opposite of strict.")
+    assert [entry.priority for entry in shop.api.claim("w", 2, policy=well)] == [0, 1]
+    assert [entry.priority for entry in shop.api.claim("w", 1, policy="strict")] == [8]
 
 
 def test_a_claim_that_is_refused_for_bad_input_asks_no_policy() -> None:
     shop = Shop(raises)
     with pytest.raises(ValueError, match="max_n"):
-        shop.desk.claim("w", 0)
+        shop.api.claim("w", 0)
     assert (shop.mood.asked, shop.fallbacks()) == (0, [])

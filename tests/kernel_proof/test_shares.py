@@ -1,7 +1,7 @@
-"""Policies that share: what everybody gets is its weight, in tokens that were measured.
+"""Sharing policies: each project gets its weight, in measured tokens.
 
 Over hundreds of runs shares must come out within one per cent: when estimates are wrong or missing, with many runs
-under way at once, when one has many agents and another has one, when the dispatcher is made anew in the middle,
+under way at once, when one has many agents and another has one, when the dispatcher is replaced in the middle,
 and when there are two of them on one file. eevdf and wfq keep debt for ever and credit never; fair_share remembers
 its window and nothing before it.
 """
@@ -29,19 +29,19 @@ BY_VIRTUAL_TIME = ("eevdf", "wfq")  # these forget no debt and keep no credit
 DAY_S = 24 * 3_600.0
 
 
-class Undone(Exception):
-    """Raised where a commit would be."""
+class RolledBack(Exception):
+    """Raised instead of a commit."""
 
 
 class Store(SqliteStore):
-    """The real store, which can be told to undo what is written."""
+    """The real store, which can roll back the next write."""
 
     undoes = False
 
     def write(self, work: Callable[[Transaction], Any]) -> Any:
         def undone(tx: Transaction) -> None:
             work(tx)
-            raise Undone
+            raise RolledBack
 
         return super().write(undone if self.undoes else work)
 
@@ -52,21 +52,21 @@ class Floor:
     def __init__(self, policy: str, path: str = ":memory:", *, seed: int = 1) -> None:
         self.policy, self.path = policy, path
         self.clock = ManualClock(START_AT)
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.used: Counter[str] = Counter()  # tokens, by project
         self.by_agent: Counter[int] = Counter()
         self.order: list[str] = []  # whose run each was
         self.expected: dict[str, int] = {"tokens": 100}
-        self.kernel, self.desk = self.open()
+        self.kernel, self.api = self.open()
 
     def open(self) -> tuple[Kernel, Dispatcher]:
         kernel = Kernel(Store(self.path, clock=self.clock, durability="normal"))
         return kernel, Dispatcher(kernel, self.policy)
 
     def reopen(self) -> None:
-        """As after a crash: nothing but the file is left."""
+        """Reopen the file, as after a crash."""
         self.kernel.store.close()
-        self.kernel, self.desk = self.open()
+        self.kernel, self.api = self.open()
 
     def project(self, name: str, weight: float = 1, *, agents: int = 1, backlog: int = 0) -> list[int]:
         self.kernel.projects.create(name, weight=round(weight * 1_000))
@@ -85,11 +85,11 @@ class Floor:
         begun = 0
         while begun < count or under_way:
             room = min(hands - len(under_way), count - begun)
-            runs = self.desk.claim("w", room) if room else []
+            runs = self.api.claim("w", room) if room else []
             begun += len(runs)
             under_way += runs
-            assert under_way, "somebody always has work"
-            self.end(under_way.pop(0), cost() if cost is not None else self.chance.randint(50, 150))
+            assert under_way, "there is always a run"
+            self.end(under_way.pop(0), cost() if cost is not None else self.rng.randint(50, 150))
 
     def end(self, run: ReadyEntry, tokens: int) -> None:
         assert run.token is not None
@@ -100,12 +100,12 @@ class Floor:
         self.by_agent[run.pid] += tokens
         self.order.append(run.project_id or "")
 
-    def claim_in_vain(self, most: int) -> None:
-        """Claim, and have it undone."""
+    def claim_and_roll_back(self, most: int) -> None:
+        """Claim, and roll it back."""
         assert isinstance(self.kernel.store, Store)
         self.kernel.store.undoes = True
         try:
-            self.desk.claim("w", most)
+            self.api.claim("w", most)
         finally:
             self.kernel.store.undoes = False
 
@@ -141,18 +141,18 @@ def test_many_hands_keep_the_shares(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", SHARING)
-def test_dear_runs_are_paid_for(policy: str) -> None:
-    """Both may run as often as their share is paid for: runs that cost ten times as much come ten times as rarely."""
+def test_expensive_runs_are_charged_in_full(policy: str) -> None:
+    """Both get the same share, so runs that cost ten times as much happen a tenth as often."""
     floor = Floor(policy)
-    (dear,) = floor.project("dear", backlog=60)
+    (expensive,) = floor.project("expensive", backlog=60)
     floor.project("cheap", backlog=450)
     runs: Counter[str] = Counter()
     for _ in range(440):
-        (run,) = floor.desk.claim("w")
+        (run,) = floor.api.claim("w")
         runs[run.project_id or ""] += 1
-        floor.end(run, 1_000 if run.pid == dear else 100)
-    assert floor.share("dear") == pytest.approx(0.5, abs=0.01)
-    assert runs["cheap"] == pytest.approx(10 * runs["dear"], rel=0.05)
+        floor.end(run, 1_000 if run.pid == expensive else 100)
+    assert floor.share("expensive") == pytest.approx(0.5, abs=0.01)
+    assert runs["cheap"] == pytest.approx(10 * runs["expensive"], rel=0.05)
 
 
 @pytest.mark.parametrize("policy", SHARING)
@@ -195,7 +195,7 @@ def test_debt_is_kept_across_idleness(policy: str) -> None:
     (spender,) = floor.project("spender", backlog=1)
     floor.project("saver", backlog=300)
     while not floor.used["spender"]:
-        (run,) = floor.desk.claim("w")
+        (run,) = floor.api.claim("w")
         floor.end(run, 10_000 if run.pid == spender else 100)
     floor.run(20, lambda: 100)  # meanwhile it has nothing to do
     floor.enqueue(spender, 100)
@@ -221,7 +221,7 @@ def test_idleness_earns_no_credit(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", BY_VIRTUAL_TIME)
-def test_idleness_earns_no_credit_while_nobody_looks(tmp_path: Path, policy: str) -> None:
+def test_idleness_earns_no_credit_while_no_dispatcher_runs(tmp_path: Path, policy: str) -> None:
     """The idle one returns while the dispatcher is down: a restart must not take its old place for a claim."""
     floor = Floor(policy, str(tmp_path / "rota.db"))
     floor.project("busy", backlog=300)
@@ -241,7 +241,7 @@ def test_fair_share_forgets_after_its_window_and_eevdf_never_forgets_debt() -> N
         (spender,) = floor.project("spender", backlog=1)
         floor.project("saver", backlog=200)
         while not floor.used["spender"]:
-            (run,) = floor.desk.claim("w")
+            (run,) = floor.api.claim("w")
             floor.end(run, 10_000 if run.pid == spender else 100)
         floor.clock.advance(2 * DAY_S)
         floor.enqueue(spender, 50)
@@ -266,7 +266,7 @@ def test_restarts_in_the_middle_keep_the_shares(tmp_path: Path, policy: str, eve
         if every > 1:
             floor.reopen()
         else:
-            floor.desk = Dispatcher(floor.kernel, policy)  # nothing but the rows is left of the last one
+            floor.api = Dispatcher(floor.kernel, policy)  # nothing but the rows is left of the last one
     assert floor.share("heavy") == pytest.approx(0.75, abs=0.01)
 
 
@@ -276,10 +276,10 @@ def test_a_restart_while_runs_are_under_way_keeps_the_shares(tmp_path: Path, pol
     floor.project("heavy", 3, backlog=300)
     floor.project("light", 1, backlog=300)
     for _ in range(16):
-        runs = floor.desk.claim("w", 15)
+        runs = floor.api.claim("w", 15)
         floor.reopen()
         for run in runs:
-            floor.end(run, floor.chance.randint(50, 150))
+            floor.end(run, floor.rng.randint(50, 150))
     assert floor.share("heavy") == pytest.approx(0.75, abs=0.01)
 
 
@@ -289,11 +289,11 @@ def test_two_dispatchers_on_one_file_keep_the_shares_together(tmp_path: Path, po
     floor = Floor(policy, str(tmp_path / "rota.db"))
     floor.project("heavy", 3, backlog=500)
     floor.project("light", 1, backlog=500)
-    here = floor.kernel, floor.desk
+    here = floor.kernel, floor.api
     there = floor.open()
     lengths = itertools.cycle([1, 1, 2, 5, 13])
     for number in range(60):
-        floor.kernel, floor.desk = here if number % 2 else there
+        floor.kernel, floor.api = here if number % 2 else there
         floor.run(next(lengths))
     assert floor.share("heavy") == pytest.approx(0.75, abs=0.01)
     for kernel, _ in (here, there):
@@ -301,16 +301,16 @@ def test_two_dispatchers_on_one_file_keep_the_shares_together(tmp_path: Path, po
 
 
 @pytest.mark.parametrize("policy", SHARING)
-def test_a_claim_that_is_undone_costs_nobody_its_place(policy: str) -> None:
-    """What was picked in a transaction that failed is forgotten: the next pass picks as if it had never been."""
+def test_a_rolled_back_claim_changes_no_order(policy: str) -> None:
+    """A pass forgets what it picked in a transaction that was rolled back."""
     undisturbed, disturbed = floors = [Floor(policy), Floor(policy)]
     for floor in floors:
         floor.project("heavy", 3, backlog=100)
         floor.project("light", 1, backlog=100)
         floor.run(10, lambda: 100)
     for _ in range(10):
-        with pytest.raises(Undone):
-            disturbed.claim_in_vain(3)
+        with pytest.raises(RolledBack):
+            disturbed.claim_and_roll_back(3)
         for floor in floors:
             floor.run(5, lambda: 100)
     assert disturbed.order == undisturbed.order

@@ -1,4 +1,4 @@
-"""What runs in processes of its own: claimers that drain a file, and writers and claimers that are killed.
+"""Functions that run in child processes: claimers that drain a file, and writers and claimers that are killed.
 
 Processes come from a fork server that has imported everything once, so each starts in a few milliseconds and has
 no thread or open file of the test's own.
@@ -25,7 +25,7 @@ CLAIM_TIMEOUT_S = 600.0
 AT_ONCE = Backoff(0.0, 1.0, 0.0)
 
 
-def nursery() -> ForkServerContext:
+def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     return context
@@ -34,7 +34,7 @@ def nursery() -> ForkServerContext:
 def start(
     context: ForkServerContext, target: Callable[..., None], **arguments: Any
 ) -> tuple[ForkServerProcess, Connection]:
-    """A process, and the end of a pipe on which it tells what it has done."""
+    """A process, and the pipe on which it reports."""
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(there,), kwargs=arguments, daemon=True)
     process.start()
@@ -43,15 +43,15 @@ def start(
 
 
 def opened(path: str, now: float) -> Kernel:
-    return Kernel(store.open(path, clock=ManualClock(now), durability="normal"), chance=random.Random(1))
+    return Kernel(store.open(path, clock=ManualClock(now), durability="normal"), rng=random.Random(1))
 
 
 def drain(tell: Connection, *, path: str, worker_id: str, policy: str, most: int) -> None:
-    """Claim until nothing is left, and tell which ids that were."""
+    """Claim until nothing is left, and report the ids."""
     kernel = opened(path, 2_000.0)
-    desk = Dispatcher(kernel, policy)
+    api = Dispatcher(kernel, policy)
     ids: list[int] = []
-    while entries := desk.claim(worker_id, most):
+    while entries := api.claim(worker_id, most):
         ids += [entry.sched_id for entry in entries]
     tell.send(ids)
     kernel.store.close()
@@ -59,21 +59,21 @@ def drain(tell: Connection, *, path: str, worker_id: str, policy: str, most: int
 
 # --- to be killed --------------------------------------------------------------------------------
 #
-# Each deed is told once it has been answered, so whoever listens knows what was acknowledged. An enqueue is told
-# before it begins too: it may or may not have happened when its process is killed, and can be done again.
+# Each call is reported once it has returned, so the parent knows what was acknowledged. An enqueue is also reported
+# before it begins: it may or may not have happened when its process is killed, and can be repeated.
 
 
 def write_for_ever(tell: Connection, *, path: str, now: float, pid: int, name: str, seed: int) -> None:
     """Enqueue one by one and in batches, each entry under a key of its own."""
     kernel = opened(path, now)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     numbers = itertools.count()
     while True:
-        count = chance.choice([1, 1, 1, 5, 40])
+        count = rng.choice([1, 1, 1, 5, 40])
         keys = [f"{name}-{next(numbers)}" for _ in range(count)]
         tell.send(("enqueue", keys))
         specs = [
-            ScheduleSpec(pid, chance.randrange(3), key=key, payload={"key": key}, max_attempts=50, backoff=AT_ONCE)
+            ScheduleSpec(pid, rng.randrange(3), key=key, payload={"key": key}, max_attempts=50, backoff=AT_ONCE)
             for key in keys
         ]
         ids = [kernel.queue.enqueue(specs[0])] if count == 1 else kernel.queue.enqueue_many(specs)
@@ -81,14 +81,14 @@ def write_for_ever(tell: Connection, *, path: str, now: float, pid: int, name: s
 
 
 def work_for_ever(tell: Connection, *, path: str, now: float, worker_id: str, policy: str, seed: int) -> None:
-    """Claim, hold on, put some back and complete the rest; wait where there is nothing."""
+    """Claim, send heartbeats, return some entries and complete the rest; wait while there are none."""
     kernel = opened(path, now)
-    desk = Dispatcher(kernel, policy)
-    chance = random.Random(seed)
+    api = Dispatcher(kernel, policy)
+    rng = random.Random(seed)
     while True:
-        runs = desk.claim(worker_id, chance.choice([1, 2, 10]), wait_s=3_600, claim_timeout_s=CLAIM_TIMEOUT_S)
+        runs = api.claim(worker_id, rng.choice([1, 2, 10]), wait_s=3_600, claim_timeout_s=CLAIM_TIMEOUT_S)
         tell.send(("claimed", [(run.sched_id, run.token) for run in runs]))
-        last = runs.pop() if chance.random() < 0.3 else None
+        last = runs.pop() if rng.random() < 0.3 else None
         if last is not None and last.token is not None:
             kernel.queue.heartbeat(last.sched_id, last.token)
             kernel.queue.put_back(last.sched_id, token=last.token)

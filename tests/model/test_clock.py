@@ -1,4 +1,4 @@
-"""Time comes through one door, and a manual clock moves those who wait at it."""
+"""The clocks: a manual clock wakes callers that wait on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from rota.clock import ManualClock, SystemClock, wait_until
 
 
-def test_a_manual_clock_moves_only_when_told() -> None:
+def test_a_manual_clock_moves_only_when_advanced() -> None:
     clock = ManualClock(now=100.0)
     clock.advance(2.5)
     assert (clock.now(), clock.monotonic()) == (102.5, 2.5)
@@ -27,7 +27,7 @@ def test_time_does_not_go_back() -> None:
             ManualClock().advance(seconds)
 
 
-def test_advancing_wakes_those_whose_time_has_come_and_nobody_else() -> None:
+def test_advance_wakes_only_the_waiters_that_are_due() -> None:
     clock, log = ManualClock(), []
 
     def sleeper(name: str, seconds: float) -> None:
@@ -68,7 +68,7 @@ def test_a_notified_waiter_does_not_wait_for_its_time() -> None:
     assert clock.monotonic() == 0
 
 
-def test_a_wait_of_nothing_returns_at_once() -> None:
+def test_a_wait_of_zero_seconds_returns_immediately() -> None:
     condition = threading.Condition()
     with condition:
         assert ManualClock().wait(condition, 0) is False

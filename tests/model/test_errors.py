@@ -1,4 +1,4 @@
-"""Errors are part of the interface: one tree, one code table, a sentence that helps."""
+"""Errors are part of the interface: one tree, one table of codes, messages with hints."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rota import errors
 from rota.errors import CODES, RESERVED, RotaError
 
 _found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, RotaError)]
-KINDS = list(dict.fromkeys(_found))  # an alias is not a second error
+KINDS = list(dict.fromkeys(_found))  # an alias is not another error
 
-# Numbers that other systems already speak: they must never move.
+# Codes that other systems use already: they must never change.
 SEEDED = {
     -32101: "NotEnabled",
     -32102: "UnknownPid",
@@ -42,11 +42,11 @@ SEEDED = {
 }
 
 
-def test_the_numbers_others_speak_do_not_move() -> None:
+def test_published_codes_do_not_change() -> None:
     assert {code: row.raised_by.__name__ for code, row in CODES.items() if row.raised_by and code in SEEDED} == SEEDED
 
 
-def test_no_number_is_given_twice_and_no_neighbours_number_is_given_at_all() -> None:
+def test_no_code_is_used_twice_and_reserved_codes_are_unused() -> None:
     raised = [kind.code for kind in KINDS if "code" in vars(kind)]
     assert len(raised) == len(set(raised))
     assert not any(code in numbers for code in raised for numbers in RESERVED)
@@ -62,15 +62,15 @@ def test_every_error_has_a_code_a_name_a_meaning_and_a_hint(kind: type[RotaError
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_the_tree_at_the_top_of_the_file_draws_every_error(kind: type[RotaError]) -> None:
+def test_the_tree_in_the_module_docstring_has_every_error(kind: type[RotaError]) -> None:
     assert re.search(rf"\b{kind.__name__}\b", errors.__doc__ or "")
 
 
-def test_the_queues_error_has_both_names() -> None:
+def test_the_queue_error_has_two_names() -> None:
     assert errors.IllegalQueueTransition is errors.SchedIllegalTransition
 
 
-def test_an_error_survives_the_way_to_another_process() -> None:
+def test_an_error_survives_pickling() -> None:
     for error in (
         errors.UnknownPid(7),
         errors.LimitExceeded("payload_bytes_max", 10, 11, field="payload"),

@@ -1,4 +1,4 @@
-"""Facts are typed, versioned and read back as they were written."""
+"""Events are typed and versioned, and decode to what was encoded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 from rota.errors import InvalidPayload, StoreCorrupt
 from rota.model import events
 from rota.model.checks import PAYLOAD_BYTES_MAX
-from rota.model.events import FACTS, UPGRADES, EntriesClaimed, EntriesEnqueued, Fact, check_user_event, decode, encode
+from rota.model.event_codec import UPGRADES, check_user_event, decode, encode
+from rota.model.events import EVENT_TYPES, EntriesClaimed, EntriesEnqueued, EventData
 
 
-def _example(kind: type[Fact]) -> Fact:
-    """A fact of this kind with a plausible value in every field."""
+def _example(kind: type[EventData]) -> EventData:
+    """An event of this type with a plausible value in every field."""
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
         schema = msgspec.json.schema(field.type)
@@ -36,24 +37,24 @@ def _value(schema: dict[str, Any], shared: dict[str, Any]) -> Any:
     ]
 
 
-@pytest.mark.parametrize("kind", FACTS.values(), ids=lambda kind: kind.kind)
-def test_a_fact_is_read_back_as_it_was_written(kind: type[Fact]) -> None:
+@pytest.mark.parametrize("kind", EVENT_TYPES.values(), ids=lambda kind: kind.kind)
+def test_an_event_is_decoded_as_it_was_encoded(kind: type[EventData]) -> None:
     fact = _example(kind)
     assert decode(kind.kind, msgspec.json.decode(encode(fact))) == fact
 
 
-def test_every_fact_is_of_the_kernels_own_kind_and_says_what_it_means() -> None:
-    for kind, fact in FACTS.items():
+def test_every_event_type_has_a_reserved_kind_and_a_description() -> None:
+    for kind, fact in EVENT_TYPES.items():
         assert kind.startswith(events.RESERVED_PREFIX)
         assert fact.__doc__
 
 
-def test_a_claim_of_many_is_one_fact() -> None:
+def test_a_claim_of_many_entries_is_one_event() -> None:
     fact = EntriesClaimed(worker_id="w", incarnation="1", entries=[events.ClaimedEntry(1, 2, 1)], policy="strict")
     assert encode(fact) == b'{"worker_id":"w","incarnation":"1","entries":[[1,2,1,{},null]],"policy":"strict"}'
 
 
-def test_an_older_shape_is_brought_up_to_date_and_a_newer_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_version_is_upgraded_and_a_newer_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EntriesEnqueued, "version", 2)
     monkeypatch.setitem(UPGRADES, (EntriesEnqueued.kind, 1), lambda old: {"first_id": old["id"], "count": 1})
     assert decode(EntriesEnqueued.kind, {"id": 5}) == EntriesEnqueued(first_id=5)
@@ -63,14 +64,14 @@ def test_an_older_shape_is_brought_up_to_date_and_a_newer_one_is_refused(monkeyp
         decode(EntriesEnqueued.kind, {"v": 3})
 
 
-def test_what_cannot_be_a_fact_is_called_corrupt() -> None:
+def test_an_unknown_or_invalid_event_is_corrupt() -> None:
     with pytest.raises(StoreCorrupt, match="unknown kind"):
         decode("kernel.nonsense", {})
     with pytest.raises(StoreCorrupt, match="cannot be read"):
         decode(EntriesEnqueued.kind, {"first_id": "one"})
 
 
-def test_a_users_event_may_say_anything_but_in_our_name() -> None:
+def test_a_user_event_may_have_any_kind_without_the_reserved_prefix() -> None:
     assert check_user_event("build.done", {"ok": True}) == b'{"ok":true}'
     with pytest.raises(InvalidPayload, match=r"must not begin with 'kernel\.'"):
         check_user_event("kernel.sched.claimed", {})

@@ -7,13 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.errors import IllegalTransition, InvalidStateTransition, SchedIllegalTransition
-from rota.model.lifecycle import AGENT, ENTRY, ISLAND, LEASE, MACHINES, SEED_TASK, TICK_AGENT, Machine, advance, verb_to
+from rota.model.lifecycle import (
+    AGENT,
+    ENTRY,
+    FAIR_SHARE_TASK,
+    ISLAND,
+    LEASE,
+    MACHINES,
+    TICK_AGENT,
+    StateMachine,
+    advance,
+    verb_to,
+)
 
 machines = pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 
 
 @machines
-def test_every_arrow_is_taken_and_every_other_verb_is_refused(machine: Machine) -> None:
+def test_every_arrow_is_taken_and_every_other_verb_is_refused(machine: StateMachine) -> None:
     verbs = {verb for _, verb in machine.arrows}
     for state in machine.states:
         for verb in verbs:
@@ -27,7 +38,7 @@ def test_every_arrow_is_taken_and_every_other_verb_is_refused(machine: Machine) 
 
 
 @machines
-def test_every_state_can_be_reached(machine: Machine) -> None:
+def test_every_state_can_be_reached(machine: StateMachine) -> None:
     reached, pending = set(), [machine.initial]
     while pending:
         state = pending.pop()
@@ -38,7 +49,7 @@ def test_every_state_can_be_reached(machine: Machine) -> None:
 
 @machines
 @given(data=st.data())
-def test_any_walk_stays_inside_the_table(machine: Machine, data: st.DataObject) -> None:
+def test_any_walk_stays_inside_the_table(machine: StateMachine, data: st.DataObject) -> None:
     state = machine.initial
     for _ in range(10):
         if not machine.verbs(state):
@@ -49,7 +60,7 @@ def test_any_walk_stays_inside_the_table(machine: Machine, data: st.DataObject) 
 
 
 @machines
-def test_a_target_names_its_verb(machine: Machine) -> None:
+def test_a_target_names_its_verb(machine: StateMachine) -> None:
     for state in machine.states:
         for target in machine.states:
             if target in machine.targets(state):
@@ -59,7 +70,7 @@ def test_a_target_names_its_verb(machine: Machine) -> None:
                     verb_to(machine, state, target)
 
 
-def test_the_queue_has_the_seeds_arrows_and_four_ways_back() -> None:
+def test_the_queue_has_the_first_kernels_arrows_and_four_ways_back() -> None:
     assert {(source, target) for (source, _), target in ENTRY.arrows.items()} == {
         ("queued", "dispatched"),
         ("queued", "expired"),
@@ -90,8 +101,8 @@ def test_a_tick_agent_blocks_from_running_only_and_is_not_terminated_before_it_i
 
 
 def test_an_administrator_restarts_a_task_from_anywhere_but_ready_and_in_progress() -> None:
-    from_where = {state for state, verb in SEED_TASK.arrows if verb == "ADMIN_RESTART"}
-    assert set(SEED_TASK.states) - from_where == {"READY", "IN_PROGRESS"}
+    from_where = {state for state, verb in FAIR_SHARE_TASK.arrows if verb == "ADMIN_RESTART"}
+    assert set(FAIR_SHARE_TASK.states) - from_where == {"READY", "IN_PROGRESS"}
 
 
 def test_an_island_that_overran_can_only_stop() -> None:
@@ -99,9 +110,9 @@ def test_an_island_that_overran_can_only_stop() -> None:
     assert LEASE.targets("revoking") == {"revoked"}
 
 
-def test_the_error_says_where_it_stands_what_was_asked_and_what_would_be_legal() -> None:
+def test_the_error_names_the_state_the_verb_and_the_legal_verbs() -> None:
     with pytest.raises(SchedIllegalTransition) as refused:
-        advance(ENTRY, "dispatched", "cancel", 12, story=["claimed by w-1"])
+        advance(ENTRY, "dispatched", "cancel", 12, history=["claimed by w-1"])
     error = refused.value
     assert (error.code, error.prev_state, error.op, error.subject) == (-32131, "dispatched", "cancel", 12)
     assert str(error) == (
@@ -110,7 +121,7 @@ def test_the_error_says_where_it_stands_what_was_asked_and_what_would_be_legal()
     )
 
 
-def test_the_tick_worlds_error_has_the_seeds_three_attributes() -> None:
+def test_the_tick_worlds_error_has_three_attributes() -> None:
     with pytest.raises(InvalidStateTransition) as refused:
         verb_to(TICK_AGENT, "READY", "BLOCKED", 3)
     assert (refused.value.pid, refused.value.current, refused.value.target) == (3, "READY", "BLOCKED")

@@ -1,4 +1,4 @@
-"""A noun checks itself when it is made, and says which field is wrong."""
+"""Model classes check their fields when they are created, and name the invalid field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rota.model.checks import ID_CHARS_MAX, TAGS_MAX
 from rota.model.work import AFTER_MAX, Backoff, Project, ReadyEntry, ScheduleSpec
 
 
-def test_a_wish_keeps_the_seeds_fields_order_and_defaults() -> None:
+def test_a_spec_keeps_the_order_and_defaults_of_its_positional_fields() -> None:
     spec = ScheduleSpec(7, 3, 10.0, 20.0, "cron", {"step": 1})
     assert (spec.pid, spec.priority, spec.runnable_at, spec.deadline) == (7, 3, 10.0, 20.0)
     plain = ScheduleSpec(7)
@@ -27,7 +27,7 @@ def test_a_wish_keeps_the_seeds_fields_order_and_defaults() -> None:
     )
 
 
-def test_an_entry_keeps_the_seeds_fields_in_order_and_ours_are_keyword_only() -> None:
+def test_an_entry_keeps_the_order_of_its_positional_fields() -> None:
     assert ReadyEntry.__struct_fields__[:13] == (
         "sched_id",
         "pid",
@@ -99,7 +99,7 @@ def test_fields_at_their_limits_are_taken() -> None:
     )
 
 
-def test_a_wish_travels_as_json_and_back() -> None:
+def test_a_spec_survives_json() -> None:
     spec = ScheduleSpec(1, 2, payload={"a": [1, None]}, tags=("x",), backoff=Backoff(base_s=0.5))
     assert msgspec.json.decode(msgspec.json.encode(spec), type=ScheduleSpec) == spec
 

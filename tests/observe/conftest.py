@@ -1,4 +1,4 @@
-"""The daemon's own fixture."""
+"""The fixture of a running daemon."""
 
 from __future__ import annotations
 

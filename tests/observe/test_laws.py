@@ -1,4 +1,4 @@
-"""Laws of the board: whatever is done to a queue, what it counts is what the tables hold."""
+"""Laws of the fleet state: after any sequence of operations its counts match the tables."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from rota.cli.view import start_of
 from rota.errors import RotaError
 from rota.kernel import ScheduleSpec
 from rota.model.work import Backoff
-from rota.observe.fleet_state import Board
+from rota.observe.fleet_state import FleetState
 from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import World
-from tests.observe.test_board import counts_of, folded
+from tests.observe.test_fleet_state import counts_of, folded
 
 VERBS = (
     "put", "put_many", "put_late", "put_after", "take", "end", "fail", "back", "cancel", "change", "release", "wait",
     "ask",
 )  # fmt: skip
-WORKERS = (None, "worker", "box")  # whom an entry would rather have: the first asks often, the second now and then
-DEEDS = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 40)), max_size=60)
+WORKERS = (None, "worker", "box")  # affinity workers: the first claims often, the second rarely
+OPERATIONS = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 40)), max_size=60)
 
 
 def do(world: World, pid: int, verb: str, number: int) -> None:
-    """One deed; the number says to which entry, how many, or how long."""
-    sched_id = number % 8 + 1  # few, so that much happens to each
+    """Run one operation; the number selects the entry, the count or the duration."""
+    sched_id = number % 8 + 1  # few entries, so that much happens to each
     token = _token(world, sched_id)
     if verb == "put":
         spec = {"retry_on": ("failed", "crashed"), "backoff": Backoff(base_s=3.0), "max_attempts": 2}
@@ -50,7 +50,7 @@ def do(world: World, pid: int, verb: str, number: int) -> None:
         world.queue.put_back(sched_id, token=token or 0, runnable_at=world.now + number % 3)
     elif verb == "cancel":
         world.queue.cancel(sched_id)
-    elif verb == "change" and world.queue.get(sched_id).hold != "after":  # see test_board: that is told late
+    elif verb == "change" and world.queue.get(sched_id).hold != "after":  # see test_fleet_state: that event comes late
         world.queue.change(sched_id, runnable_at=world.now + number % 4)
     elif verb == "wait":
         world.clock.advance(number)
@@ -67,31 +67,31 @@ def _token(world: World, sched_id: int) -> int | None:
     return None
 
 
-@given(DEEDS)
-def test_what_the_board_counts_is_what_the_tables_hold(deeds: list[tuple[str, int]]) -> None:
+@given(OPERATIONS)
+def test_the_counts_match_the_tables(operations: list[tuple[str, int]]) -> None:
     world = World()
     try:
-        pid, board = world.agent(), Board()
-        for verb, number in deeds:
-            with suppress(RotaError):  # what is refused changes nothing, and the board must agree with that, too
+        pid, state = world.agent(), FleetState()
+        for verb, number in operations:
+            with suppress(RotaError):  # a refused operation changes nothing, and the counts must agree
                 do(world, pid, verb, number)
-            folded(world, board)
-            assert (board.queued, board.running, board.holds) == counts_of(world.kernel)
-            assert board.report(world.queue.counts()).lost == 0
-        live = sum(not lane.is_free for lane in board.lanes)
-        assert live == board.running
+            folded(world, state)
+            assert (state.queued, state.running, state.holds) == counts_of(world.kernel)
+            assert state.report(world.queue.counts()).lost == 0
+        live = sum(not row.is_free for row in state.rows)
+        assert live == state.running
     finally:
         world.close()
 
 
-@given(DEEDS, st.integers(0, 60))
-def test_a_board_that_begins_later_counts_the_same(deeds: list[tuple[str, int]], cut: int) -> None:
+@given(OPERATIONS, st.integers(0, 60))
+def test_a_fleet_state_that_starts_later_counts_the_same(operations: list[tuple[str, int]], cut: int) -> None:
     world = World()
     try:
-        pid, late = world.agent(), Board()
-        for index, (verb, number) in enumerate(deeds):
+        pid, late = world.agent(), FleetState()
+        for index, (verb, number) in enumerate(operations):
             if index == cut:
-                late = Board(start_of(Dispatcher(world.kernel)))
+                late = FleetState(start_of(Dispatcher(world.kernel)))
             with suppress(RotaError):
                 do(world, pid, verb, number)
         folded(world, late)

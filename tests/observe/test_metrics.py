@@ -1,4 +1,4 @@
-"""Metrics are a fold over the journal."""
+"""Metrics are computed from the journal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rota.clock import ManualClock
 from rota.kernel import Kernel, ScheduleSpec
 from rota.observe import metrics as module
 from rota.observe.metrics import Metrics
-from tests.daemon.web import fetch
-from tests.daemon.world import Served, make_token
+from tests.daemon.harness import Served, make_token
+from tests.daemon.http_client import fetch
 
 
 def values(metrics: Metrics) -> dict[str, float]:
@@ -18,12 +18,12 @@ def values(metrics: Metrics) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
-def test_what_happened_is_counted_and_timed() -> None:
+def test_events_are_counted_and_timed() -> None:
     clock = ManualClock(1_000.0)
     kernel = Kernel(store.open(":memory:", clock=clock))
     pid = kernel.agents.create("agent")
     kernel.queue.enqueue(ScheduleSpec(pid))
-    metrics = Metrics(kernel)  # what was before is not counted
+    metrics = Metrics(kernel)  # earlier events are not counted
     kernel.queue.enqueue_many([ScheduleSpec(pid), ScheduleSpec(pid), ScheduleSpec(pid, deadline=1_010.0)])
     kernel.ledger.create(pid, {"tokens": 10})
     clock.advance(3.0)
@@ -44,18 +44,20 @@ def test_what_happened_is_counted_and_timed() -> None:
     assert seen["rota_entries_expired_total"] == 1
     assert seen['rota_usage_total{dimension="tokens"}'] == 7
     assert seen['rota_events_total{kind="user"}'] == 1
-    assert seen["rota_wait_seconds_count"] == 1, "of the two that were claimed, one was enqueued before"
+    assert seen["rota_wait_seconds_count"] == 1, (
+        "one of the two claimed entries was enqueued before the metrics were created"
+    )
     assert seen["rota_wait_seconds_sum"] == 3.0
     assert seen["rota_run_seconds_count"] == 2
     assert seen["rota_run_seconds_sum"] == 20.0
     assert seen['rota_entries{state="completed"}'] == 1
     assert seen['rota_agents{state="READY"}'] == 1
     assert seen["rota_metrics_lag_events"] == 0
-    assert values(metrics) == seen, "what was seen is not counted again"
+    assert values(metrics) == seen, "events are counted once"
     kernel.store.close()
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_tracked_entries_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TRACKED_MAX", 3)
     kernel = Kernel(store.open(":memory:"))
     metrics = Metrics(kernel)
@@ -67,7 +69,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel.store.close()
 
 
-def test_a_long_way_is_gone_in_stretches_and_the_lag_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_events_are_read_in_parts_and_the_lag_shows_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FOLD_MAX", 4)
     monkeypatch.setattr(module, "TAIL_MAX", 2)
     kernel = Kernel(store.open(":memory:"))
@@ -79,7 +81,7 @@ def test_a_long_way_is_gone_in_stretches_and_the_lag_says_so(monkeypatch: pytest
     kernel.store.close()
 
 
-def test_a_daemon_shows_them_to_whoever_may_read(served: Served) -> None:
+def test_a_daemon_serves_them_to_tokens_that_may_read(served: Served) -> None:
     with served.client() as client:
         client.enqueue(ScheduleSpec(client.create_agent("agent", "callable")))
     assert fetch(served.url, "/metrics").status == 401

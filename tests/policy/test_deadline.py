@@ -13,12 +13,12 @@ from rota.policy.deadline import Demand, Overload, edf, overload, utilisation
 
 
 def misses(bands: list[list[Demand]]) -> bool:
-    """Unit by unit: everybody asks at once and then every period; the more critical band first, in it by deadline."""
-    everybody = [(rank, one) for rank, band in enumerate(bands) for one in band]
-    horizon = 2 * math.lcm(*(one.period for _, one in everybody)) + max(one.deadline for _, one in everybody)
+    """Simulate unit by unit: all are released at 0 and then every period; by band, then by deadline."""
+    released = [(rank, one) for rank, band in enumerate(bands) for one in band]
+    horizon = 2 * math.lcm(*(one.period for _, one in released)) + max(one.deadline for _, one in released)
     jobs: list[list[int]] = []  # rank, due, left
     for now in range(horizon):
-        jobs += [[rank, now + one.deadline, one.budget] for rank, one in everybody if now % one.period == 0]
+        jobs += [[rank, now + one.deadline, one.budget] for rank, one in released if now % one.period == 0]
         if any(due <= now for _, due, _ in jobs):
             return True
         if jobs:
@@ -79,7 +79,7 @@ def test_an_overload_names_the_first_stretch_that_is_too_short() -> None:
 
 
 def test_a_set_that_cannot_be_decided_in_bounded_time_does_not_fit() -> None:
-    """Periods without common measure and a core that is nearly full: the test gives up, and says no."""
+    """Periods without a common divisor on a nearly full core: the test gives up and refuses."""
     nearly_full = [Demand(10**9 - 1, 2 * 10**9, 2 * 10**9), Demand(10**9, 2 * 10**9 + 1, 3)]
     found = overload(nearly_full)
     assert found is not None

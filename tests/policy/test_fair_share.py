@@ -64,7 +64,7 @@ def test_the_worked_example_a_is_behind_its_three_quarters_and_goes_next() -> No
     assert decision.reason.sentence() == "fair_share: its group used 66.7% of a target of 75.0%"
 
 
-def test_a_group_without_a_run_in_the_window_goes_first_and_says_so() -> None:
+def test_a_group_without_a_run_in_the_window_goes_first_with_that_reason() -> None:
     world = snapshot(
         [Candidate(1, owner=1, group="A"), Candidate(2, owner=2, group="B")],
         {"A": seasoned(9), "B": Account(usage=500)},
@@ -189,7 +189,7 @@ def test_the_guarantee_is_a_yes_or_no() -> None:
 def picks_to_settle(shares: dict[Key, Fraction], usage: dict[Key, int], cost: int, within: Fraction) -> int:
     """After how many picks of one cost every group is within a distance of its share, from this start.
 
-    From the theory: once everybody together used what makes every start at most its share, each group is at
+    From the theory: once all groups together used what makes every start at most its share, each group is at
     most cost/U above it, and at most (groups − 1) · cost/U below.
     """
     start = sum(usage.values())
@@ -238,7 +238,7 @@ def closed_worlds(draw: st.DrawFn) -> Snapshot:
 
 
 @given(closed_worlds())
-def test_no_group_waits_longer_than_the_bound_says(world: Snapshot) -> None:
+def test_no_group_waits_longer_than_the_bound(world: Snapshot) -> None:
     bound = fair_share().bound
     assert bound is not None
     promised = {c.group: bound.passes(world, c.group) for c in world.candidates}

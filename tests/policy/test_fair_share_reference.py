@@ -1,4 +1,4 @@
-"""The fast door gives what the plainly written algorithm gives, whatever the state."""
+"""The fast Scheduler equals a plainly written algorithm, on any state."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Chance(random.Random):
             task_type=self.usually(None, TaskType.FEATURE, TaskType.SYNC),  # type: ignore[arg-type]
             preferred_workspace_id=self.usually(None, *WORKSPACES),  # type: ignore[arg-type]
             agent_type=self.usually(None, "none", *TYPES),  # type: ignore[arg-type]
-            affinity_agent_id=self.choice([None, None, None, *AGENTS, "nobody"]),
+            affinity_agent_id=self.choice([None, None, None, *AGENTS, "unknown"]),
             created_at=self.choice([0.0, 850.0, 880.0, 950.0]),
         )
 
@@ -97,7 +97,7 @@ class Chance(random.Random):
 
 
 @given(st.integers(0, 2**32))
-def test_the_door_gives_what_the_plain_algorithm_gives_and_nothing_twice(seed: int) -> None:
+def test_the_scheduler_equals_the_plain_algorithm_and_assigns_nothing_twice(seed: int) -> None:
     chance = Chance(seed)
     for _ in range(STATES_PER_SEED):
         state = chance.state()

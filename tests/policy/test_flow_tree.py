@@ -1,4 +1,4 @@
-"""The incremental twin picks what the plain form picks, on any sequence of calls, and forgets what it may."""
+"""The incremental form picks what the plain form picks, on any sequence of calls, and forgets what it may."""
 
 from __future__ import annotations
 
@@ -73,25 +73,25 @@ class PlainLevel:
 
 
 class PlainWorld:
-    """FlowTree's calls, each done the long way; a pick is `rank` on a snapshot with one slot."""
+    """The calls of FlowTree in plain form; a pick is `rank` on a snapshot with one slot."""
 
     def __init__(self, eligibility: bool) -> None:
         self.eligibility = eligibility
         self.root = PlainLevel()
         self.inner: dict[Key, PlainLevel] = {}
         self.candidates: dict[int, Candidate] = {}
-        self.told: dict[tuple[Side, Key], Account] = {}
+        self.known: dict[tuple[Side, Key], Account] = {}
         self.loading = True
 
-    def account(self, side: Side, key: Key, account: Account) -> None:
-        self.told[side, key] = account
+    def set_account(self, side: Side, key: Key, account: Account) -> None:
+        self.known[side, key] = account
         for level in self._where(side, key):
             level.ready[key] = Sibling(key, account.weight, account.virtual_time, account.request)
         self._forgive()
 
     def reweigh(self, side: Side, key: Key, weight: int) -> None:
-        told = self._told(side, key)
-        self.told[side, key] = Account(weight, told.virtual_time, told.request)
+        known = self._account(side, key)
+        self.known[side, key] = Account(weight, known.virtual_time, known.request)
         for level in self._where(side, key):
             old = level.ready[key]
             moved = reweighed(old.virtual_time, old.weight, weight, level.time())
@@ -101,9 +101,9 @@ class PlainWorld:
     def add(self, candidate: Candidate) -> None:
         inner = self.inner.setdefault(candidate.group, PlainLevel())
         if candidate.owner not in inner.ready:
-            inner.join(candidate.owner, self._told("owner", candidate.owner), self.loading)
+            inner.join(candidate.owner, self._account("owner", candidate.owner), self.loading)
         if candidate.group not in self.root.ready:
-            self.root.join(candidate.group, self._told("group", candidate.group), self.loading)
+            self.root.join(candidate.group, self._account("group", candidate.group), self.loading)
         self.candidates[candidate.id] = candidate
         self._forgive()
 
@@ -115,7 +115,7 @@ class PlainWorld:
         inner = self.inner.setdefault(group, PlainLevel())
         for side, level, key in self._sides(owner, group, inner):
             absent = key not in level.ready
-            level.charge(key, self._told(side, key), cost)
+            level.charge(key, self._account(side, key), cost)
             if absent:
                 self._forget_time(side, key)
         self._forgive()
@@ -146,7 +146,7 @@ class PlainWorld:
         }
 
     def _accounts(self, side: Side, level: PlainLevel) -> dict[Key, Account]:
-        owing = {key: one._replace(request=self._told(side, key).request) for key, one in level.debts.items()}
+        owing = {key: one._replace(request=self._account(side, key).request) for key, one in level.debts.items()}
         return {
             key: Account(one.weight, one.virtual_time, one.request) for key, one in {**owing, **level.ready}.items()
         }
@@ -173,15 +173,15 @@ class PlainWorld:
     def _sides(self, owner: Key, group: Key, inner: PlainLevel) -> list[tuple[Side, PlainLevel, Key]]:
         return [("owner", inner, owner), ("group", self.root, group)]
 
-    def _told(self, side: Side, key: Key) -> Account:
-        return self.told.get((side, key), Account())
+    def _account(self, side: Side, key: Key) -> Account:
+        return self.known.get((side, key), Account())
 
     def _forget_time(self, side: Side, key: Key) -> None:
-        told = self._told(side, key)
-        self.told[side, key] = Account(weight=told.weight, request=told.request)
+        known = self._account(side, key)
+        self.known[side, key] = Account(weight=known.weight, request=known.request)
 
 
-# --- the twin equals the plain form -------------------------------------------------------------------
+# --- the tree equals the plain form -------------------------------------------------------------------
 
 HOMES: dict[Key, Key] = {None: "north", 1: "north", -2: "north", "b": None, "b\0": None, "é": None, 3: 7, 2**40: 7}
 owners = st.sampled_from(list(HOMES))
@@ -200,7 +200,7 @@ calls = st.one_of(
     st.tuples(st.just("remove"), st.integers(0, 30)),
     st.tuples(st.just("charge"), owners, st.integers(-9, 9)),
     st.tuples(st.just("reweigh"), sides, weights),
-    st.tuples(st.just("account"), sides, accounts),
+    st.tuples(st.just("set_account"), sides, accounts),
 )
 
 
@@ -217,8 +217,8 @@ def _call(world: Any, call: tuple[Any, ...], number: int) -> Candidate | None:
             world.charge(owner, HOMES[owner], cost)
         case "reweigh", (side, key), weight:
             world.reweigh(side, key, weight)
-        case "account", (side, key), account:
-            world.account(side, key, account)
+        case "set_account", (side, key), account:
+            world.set_account(side, key, account)
     return None
 
 
@@ -240,7 +240,7 @@ def test_the_tree_and_the_plain_world_agree_after_every_call(eligibility: bool) 
 
 @pytest.mark.parametrize("eligibility", [True, False])
 def test_a_level_agrees_with_the_plain_choice_through_a_long_life(eligibility: bool) -> None:
-    """Long runs of plain turns between changes, so that the fast half of charge does most of the work."""
+    """Many plain picks between changes, so that the fast path of charge does most of the work."""
     chance = random.Random(7)
     keys: list[Key] = [None, *range(-3, 30), *(f"agent-{number}" for number in range(20)), "a" * 40]
     level = Level(eligibility=eligibility)
@@ -249,14 +249,14 @@ def test_a_level_agrees_with_the_plain_choice_through_a_long_life(eligibility: b
         if key not in level:
             start = level.time.whole + chance.randint(-SCALE, SCALE) // 100
             account = Account(chance.randint(1, 9_999), start, chance.randint(0, 9))
-            level.add(key, account, as_told=change < 0.5)
+            level.add(key, account, keep_credit=change < 0.5)
         elif change < 0.02:
             level.remove(key)
         elif change < 0.04:
             level.reweigh(key, chance.randint(1, 9_999))
         elif change < 0.06:
             level.charge(key, chance.randint(-3, 3))
-        siblings = [Sibling(name, one.weight, one.virtual_time, one.request) for name, one in level.standings()]
+        siblings = [Sibling(name, one.weight, one.virtual_time, one.request) for name, one in level.accounts()]
         if siblings:
             assert level.pick() == choose(siblings, level_time(siblings), eligibility=eligibility).key
             assert level.time == level_time(siblings)
@@ -319,7 +319,7 @@ def test_a_debt_is_forgotten_once_the_level_has_passed_it() -> None:
 
 def test_what_was_said_about_weight_and_request_outlives_a_sleep() -> None:
     tree = FlowTree()
-    tree.account("owner", 1, Account(weight=3000, request=5))
+    tree.set_account("owner", 1, Account(weight=3000, request=5))
     for number in range(3):
         tree.add(Candidate(number, owner=1))
         tree.pick()
@@ -331,7 +331,7 @@ def test_a_tree_that_is_stored_and_loaded_picks_the_same() -> None:
     chance = random.Random(5)
     tree = FlowTree()
     for pid in range(12):
-        tree.account("owner", pid, Account(weight=chance.randint(1, 9) * 1000, request=chance.randint(1, 9)))
+        tree.set_account("owner", pid, Account(weight=chance.randint(1, 9) * 1000, request=chance.randint(1, 9)))
     waiting = {
         number: Candidate(number, owner=number % 12, group="ABC"[number % 3], cost=chance.randint(1, 9))
         for number in range(60)
@@ -346,9 +346,9 @@ def test_a_tree_that_is_stored_and_loaded_picks_the_same() -> None:
     loaded = FlowTree()
     for (group, owner), account in tree.owners().items():
         relative = account.virtual_time - tree.time_in(group)
-        loaded.account("owner", owner, Account(account.weight, relative, account.request))
+        loaded.set_account("owner", owner, Account(account.weight, relative, account.request))
     for name, account in tree.groups().items():
-        loaded.account("group", name, Account(account.weight, account.virtual_time - tree.time, account.request))
+        loaded.set_account("group", name, Account(account.weight, account.virtual_time - tree.time, account.request))
     for candidate in waiting.values():
         loaded.add(candidate)
     assert [loaded.pick() for _ in waiting] == [tree.pick() for _ in waiting]
@@ -371,7 +371,7 @@ def test_heap_entries_never_exceed_twice_the_siblings() -> None:
         assert level.entries <= 2 * len(level)
 
 
-def test_a_tree_that_everybody_has_left_keeps_only_debts() -> None:
+def test_a_tree_without_candidates_keeps_only_debts() -> None:
     chance = random.Random(11)
     tree = FlowTree()
     for number in range(3_000):
@@ -414,7 +414,7 @@ def test_candidates_of_one_owner_leave_no_dead_entries_behind() -> None:
 
 def test_picking_from_an_empty_level_or_tree() -> None:
     assert FlowTree().pick() is None
-    with pytest.raises(IndexError, match="nobody is ready"):
+    with pytest.raises(IndexError, match="no sibling is ready"):
         Level().pick()
 
 
@@ -422,9 +422,9 @@ def test_the_same_candidate_or_sibling_twice_is_refused() -> None:
     tree, level = FlowTree(), Level()
     tree.add(Candidate(1, owner=1))
     level.add(1, Account())
-    with pytest.raises(ValueError, match="there already"):
+    with pytest.raises(ValueError, match="added already"):
         tree.add(Candidate(1, owner=2))
-    with pytest.raises(ValueError, match="there already"):
+    with pytest.raises(ValueError, match="added already"):
         level.add(1, Account())
     with pytest.raises(KeyError):
         tree.remove(2)
@@ -439,11 +439,11 @@ def test_a_weight_below_one_thousandth_is_refused_and_changes_nothing() -> None:
     with pytest.raises(ValueError, match="weight"):
         tree.reweigh("owner", 1, 0)
     with pytest.raises(ValueError, match="weight"):
-        tree.account("owner", 1, Account(weight=-1))
+        tree.set_account("owner", 1, Account(weight=-1))
     assert tree.owners() == before
 
 
-def test_a_group_drops_its_level_when_nobody_there_owes() -> None:
+def test_a_group_drops_its_level_when_no_owner_owes() -> None:
     tree = FlowTree()
     tree.add(Candidate(1, owner=1, group="A", cost=5))
     tree.add(Candidate(2, owner=1, group="B", cost=5))
@@ -463,17 +463,17 @@ def test_a_group_drops_its_level_when_nobody_there_owes() -> None:
 def test_the_policies_offer_what_they_say() -> None:
     assert (eevdf().name, wfq().name) == ("eevdf", "wfq")
     for policy in (eevdf(), wfq()):
-        assert policy.ordering is not None
+        assert policy.incremental is not None
         assert policy.bound is not None
-        assert policy.ordering().pick() is None
+        assert policy.incremental().pick() is None
 
 
 def test_the_top_is_checked_again_when_time_fell() -> None:
-    """When somebody far ahead leaves, V falls, and one who was eligible no longer is."""
+    """When a sibling far ahead leaves, V decreases, and another one is no longer eligible."""
     level = Level()
-    level.add("ahead", Account(virtual_time=1_000_000, request=9), as_told=True)
-    level.add("middle", Account(virtual_time=300_000, request=1), as_told=True)
-    level.add("behind", Account(virtual_time=0, request=99), as_told=True)
+    level.add("ahead", Account(virtual_time=1_000_000, request=9), keep_credit=True)
+    level.add("middle", Account(virtual_time=300_000, request=1), keep_credit=True)
+    level.add("behind", Account(virtual_time=0, request=99), keep_credit=True)
     assert level.pick() == "middle"
     level.remove("ahead")
     assert not is_eligible(300_000, level.time)

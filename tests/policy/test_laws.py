@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import Phase, settings
 
-from rota.model.reasons import Because
+from rota.model.reasons import PickReason
 from rota.model.snapshot import Candidate, Slot, Snapshot
 from rota.policy import registry
-from rota.policy.contract import Bound, Policy, place
+from rota.policy.contract import Bound, Policy, assign_slots
 from rota.testing import policy_laws
 
 VARIANTS: list[tuple[str, dict[str, object]]] = [
@@ -57,20 +57,20 @@ def _breakers() -> dict[str, Policy]:
     flip = iter(range(10**9))
     a_minute = Bound("owner", lambda _snapshot, _key: 1, "at once")
     return {
-        "same_input_same_answer": _broken(rank=lambda s: strict.rank(s) if next(flip) % 2 else ()),
+        "same_input_same_decisions": _broken(rank=lambda s: strict.rank(s) if next(flip) % 2 else ()),
         "input_order_is_irrelevant": _broken(
-            rank=lambda s: place(((c, Because("strict", "as listed")) for c in s.candidates), s.slots)
+            rank=lambda s: assign_slots(((c, PickReason("strict", "as listed")) for c in s.candidates), s.slots)
         ),
-        "no_stranger_no_duplicate_no_overflow": _broken(rank=lambda s: strict.rank(s) * 2),
-        "nothing_that_fits_is_left_out": _broken(rank=lambda s: strict.rank(s)[1:]),
+        "picks_are_valid_and_unique": _broken(rank=lambda s: strict.rank(s) * 2),
+        "no_fitting_slot_stays_free": _broken(rank=lambda s: strict.rank(s)[1:]),
         "ties_end_in_the_lowest_id": _broken(
-            rank=lambda s: place(
-                ((c, Because("strict", "last first")) for c in sorted(s.candidates, key=lambda c: -c.id)),
+            rank=lambda s: assign_slots(
+                ((c, PickReason("strict", "last first")) for c in sorted(s.candidates, key=lambda c: -c.id)),
                 s.slots,
             )
         ),
-        "every_pick_says_why": _broken(name="another"),
-        "the_ordering_picks_what_the_plain_form_picks": _broken(ordering=registry.make("edf").ordering),
+        "every_pick_has_a_reason": _broken(name="another"),
+        "incremental_picks_equal_the_plain_ranking": _broken(incremental=registry.make("edf").incremental),
         "the_bound_on_waiting_holds": _broken(bound=a_minute),
     }
 
@@ -99,12 +99,12 @@ def _run(policy: Policy, snapshot: Snapshot, passes: int) -> list[int]:
     return [decisions[0].candidate_id for _, decisions, _ in worlds]
 
 
-def test_strict_starves_whoever_is_less_important() -> None:
+def test_strict_starves_lower_priorities() -> None:
     world = _one_slot(Candidate(1, owner=1, priority=9), Candidate(2, owner=2, priority=1))
     assert _run(registry.make("strict"), world, 50) == [1] * 50
 
 
-def test_edf_starves_whoever_has_no_deadline() -> None:
+def test_edf_starves_candidates_without_a_deadline() -> None:
     world = _one_slot(Candidate(1, owner=1, deadline=10), Candidate(2, owner=2))
     assert _run(registry.make("edf"), world, 50) == [1] * 50
 
@@ -124,7 +124,7 @@ def test_round_robin_goes_round() -> None:
     assert _run(registry.make("round_robin"), world, 6) == [1, 2, 3, 1, 2, 3]
 
 
-def test_a_candidate_that_fits_no_slot_hides_nobody_and_a_special_slot_is_kept_for_those_who_need_it() -> None:
+def test_a_candidate_that_fits_no_slot_is_skipped_and_special_slots_are_used_last() -> None:
     snapshot = Snapshot(
         slots=(Slot(0, ("gpu",)), Slot(1)),
         candidates=(
@@ -137,17 +137,17 @@ def test_a_candidate_that_fits_no_slot_hides_nobody_and_a_special_slot_is_kept_f
     assert [(decision.candidate_id, decision.slot_id) for decision in decisions] == [(2, 1), (3, 0)]
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names() if registry.make(name).ordering])
-def test_an_ordering_takes_back_what_was_removed_and_refuses_what_is_there(name: str) -> None:
-    make_ordering = registry.make(name).ordering
-    assert make_ordering is not None
-    ordering = make_ordering()
-    for cost in (1, 2, 3):  # the same place in the order, another candidate
-        ordering.add(Candidate(1, owner=1, cost=cost))
-        with pytest.raises(ValueError, match="there already"):
-            ordering.add(Candidate(1, owner=1))
-        ordering.remove(1)
-    ordering.add(Candidate(1, owner=1, cost=4))
-    ordering.add(Candidate(2, owner=2))
-    picks = [ordering.pick(), ordering.pick(), ordering.pick()]
+@pytest.mark.parametrize("name", [name for name in registry.names() if registry.make(name).incremental])
+def test_an_incremental_order_accepts_a_removed_candidate_again_and_refuses_a_duplicate(name: str) -> None:
+    make_order = registry.make(name).incremental
+    assert make_order is not None
+    order = make_order()
+    for cost in (1, 2, 3):  # the same assign_slots in the order, another candidate
+        order.add(Candidate(1, owner=1, cost=cost))
+        with pytest.raises(ValueError, match="added already"):
+            order.add(Candidate(1, owner=1))
+        order.remove(1)
+    order.add(Candidate(1, owner=1, cost=4))
+    order.add(Candidate(2, owner=2))
+    picks = [order.pick(), order.pick(), order.pick()]
     assert [pick and (pick.id, pick.cost) for pick in picks] == [(1, 4), (2, 1), None]

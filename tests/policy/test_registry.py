@@ -11,7 +11,7 @@ from rota.policy.contract import Policy
 
 
 def test_an_unknown_name_lists_the_names_there_are() -> None:
-    with pytest.raises(UnknownPolicy, match="There are: strict, "):
+    with pytest.raises(UnknownPolicy, match="Choose one of: strict, "):
         registry.make("fifo")
 
 

@@ -17,10 +17,10 @@ from rota.policy.replenishment import (
     adjusted,
     available,
     charged,
+    checked,
     covered_at,
     debt,
     full,
-    lawful,
     next_refill_at,
     refilled,
     refunded,
@@ -57,7 +57,7 @@ def test_a_debt_of_several_budgets_is_paid_period_by_period() -> None:
 
 def test_an_absurd_overshoot_costs_no_more_than_a_small_one() -> None:
     allowance = charged(full(100, 1_000), 100 * 10**15 + 1, at=7)
-    assert lawful(allowance).refills == ((7 + 1_000 * 10**15, 99), (7 + 1_000 * 10**15 + 1_000, 1))
+    assert checked(allowance).refills == ((7 + 1_000 * 10**15, 99), (7 + 1_000 * 10**15 + 1_000, 1))
 
 
 def test_what_comes_due_while_it_is_being_spent_comes_back_a_period_after_it_came() -> None:
@@ -91,12 +91,12 @@ steps = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 30)), max_size=40) 
 
 
 @given(budgets, periods, steps)
-def test_the_list_says_what_counting_every_unit_says(budget: int, period: int, story: list[tuple[int, int]]) -> None:
+def test_the_refills_equal_counting_every_unit(budget: int, period: int, story: list[tuple[int, int]]) -> None:
     units, allowance, now = Units(budget, period), full(budget, period), 0
     for wait, amount in story:
         now += wait
         units.charge(amount, now)
-        allowance = lawful(charged(refilled(allowance, now), amount, now, refills_max=UNBOUNDED))
+        allowance = checked(charged(refilled(allowance, now), amount, now, refills_max=UNBOUNDED))
         for later in range(now, now + 3 * period):
             assert available(allowance, later) == units.available(later)
 
@@ -109,7 +109,7 @@ def test_a_bounded_list_may_be_late_and_is_never_early(
     for wait, amount in story:
         now += wait
         units.charge(amount, now)
-        allowance = lawful(charged(refilled(allowance, now), amount, now, refills_max=most))
+        allowance = checked(charged(refilled(allowance, now), amount, now, refills_max=most))
         assert len(allowance.refills) <= most
         for later in range(now, now + 3 * period):
             assert available(allowance, later) <= units.available(later)
@@ -134,7 +134,7 @@ def test_in_any_stretch_of_n_periods_no_more_than_n_budgets_are_used_and_one_ove
 
 
 @given(budgets, periods, steps, st.integers(2, 20))
-def test_who_uses_only_what_is_available_never_passes_the_budget_in_any_period(
+def test_using_only_what_is_available_never_exceeds_the_budget_in_any_period(
     budget: int, period: int, story: list[tuple[int, int]], most: int
 ) -> None:
     allowance, now, used = full(budget, period), 0, []
@@ -167,11 +167,11 @@ def test_the_sum_of_the_refills_is_the_budget_after_every_step(
             allowance = refunded(allowance, amount, now)
         elif verb == "adjust":
             allowance = adjusted(allowance, max(1, amount), number, now)
-        assert lawful(allowance) is allowance
+        assert checked(allowance) is allowance
         assert 0 <= available(allowance, now) <= allowance.budget
         assert len(allowance.refills) <= REFILLS_MAX
         again = msgspec.json.decode(msgspec.json.encode(allowance), type=Allowance)
-        assert lawful(again) == allowance
+        assert checked(again) == allowance
 
 
 @given(budgets, periods, steps, st.integers(1, 12))
@@ -277,7 +277,7 @@ def test_a_second_adjustment_replaces_the_first() -> None:
 # --- a plain value -------------------------------------------------------------------------------------
 
 
-def test_as_json_it_is_a_short_list_of_whole_numbers() -> None:
+def test_an_allowance_is_a_short_json_list_of_integers() -> None:
     tokens = charged(full(200_000, 60_000_000), 1_500, at=1_000)
     assert msgspec.json.encode(tokens) == b"[200000,60000000,[[0,198500],[60001000,1500]],null]"
 
@@ -309,4 +309,4 @@ def test_an_amount_below_nothing_is_refused() -> None:
 )
 def test_a_row_that_breaks_the_law_is_refused_when_it_is_read(row: str) -> None:
     with pytest.raises(ContextInvalid):
-        lawful(msgspec.json.decode(row, type=Allowance))
+        checked(msgspec.json.decode(row, type=Allowance))

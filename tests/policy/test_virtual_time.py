@@ -63,11 +63,11 @@ def test_a_new_weight_keeps_the_lag(virtual_time: int, old: int, new: int, time:
     now = Fraction(time.weighted, time.weight)
     kept = (now - virtual_time) * old
     after = (now - reweighed(virtual_time, old, new, time)) * new
-    assert 0 <= kept - after < new  # rounded against the one who changes, by less than one unit
+    assert 0 <= kept - after < new  # rounded against the changed sibling, by less than one unit
 
 
 @given(st.lists(st.builds(Sibling, st.integers(), weights, virtual_times, st.integers(1, 99)), min_size=1))
-def test_somebody_is_always_eligible(siblings: list[Sibling]) -> None:
+def test_at_least_one_sibling_is_eligible(siblings: list[Sibling]) -> None:
     time = level_time(siblings)
     assert is_eligible(choose(siblings, time).virtual_time, time)
 
@@ -89,7 +89,7 @@ def test_credit_is_not_kept_and_debt_is() -> None:
 
 
 @given(st.lists(st.builds(Sibling, st.integers(), weights, virtual_times, st.just(1)), min_size=1), weights)
-def test_whoever_joins_is_eligible_and_makes_nobody_else_ineligible(siblings: list[Sibling], weight: int) -> None:
+def test_a_joining_sibling_is_eligible_and_makes_no_other_ineligible(siblings: list[Sibling], weight: int) -> None:
     before = level_time(siblings)
     newcomer = Sibling("new", weight, joined(-(10**18), before), 1)
     after = level_time([*siblings, newcomer])
@@ -155,8 +155,8 @@ def test_weights_three_to_one_give_75_to_25(policy: Policy) -> None:
 
 @pytest.mark.parametrize("policy", [eevdf(), wfq()])
 def test_a_group_of_a_thousand_owners_gets_no_more_than_a_group_of_one(policy: Policy) -> None:
-    assert policy.ordering is not None
-    tree = policy.ordering()
+    assert policy.incremental is not None
+    tree = policy.incremental()
     for number in range(1000):
         tree.add(Candidate(number, owner=number, group="crowd"))
     for number in range(1000, 1100):
@@ -185,7 +185,7 @@ def test_what_fits_no_free_slot_takes_no_part_and_is_not_charged() -> None:
     assert [(d.candidate_id, d.slot_id) for d in rank(snapshot)] == [(2, 0), (4, 1)]
 
 
-def test_a_pick_says_what_decided() -> None:
+def test_a_pick_has_a_reason() -> None:
     (decision,) = rank(_world(("north", "A", 3000)))
     words = "group north (lag 0, due at 151,200); in it owner A (lag 0, due at 50,400)"
     assert decision.reason.sentence() == f"eevdf: {words}"
@@ -227,7 +227,7 @@ def test_a_live_weight_change_takes_effect_at_the_next_pick_and_keeps_the_lag() 
 def test_no_float_appears_in_any_account(turns: list[tuple[int, int]]) -> None:
     tree = FlowTree()
     for number, (cost, weight) in enumerate(turns):
-        tree.account("owner", number, Account(weight=weight))
+        tree.set_account("owner", number, Account(weight=weight))
         tree.add(Candidate(number, owner=number, group=number % 3, cost=cost, priority=0.5, ready_at=1.5))
     for _ in turns[1:]:
         tree.pick()
@@ -261,7 +261,7 @@ def closed_worlds(draw: st.DrawFn) -> Snapshot:
 
 
 @pytest.mark.parametrize("policy", [eevdf(), wfq()])
-def test_in_a_closed_world_nobody_waits_longer_than_promised(policy: Policy) -> None:
+def test_in_a_closed_world_no_owner_waits_longer_than_the_bound(policy: Policy) -> None:
     @given(closed_worlds())
     def holds(snapshot: Snapshot) -> None:
         by_id = {candidate.id: candidate for candidate in snapshot.candidates}
@@ -278,7 +278,7 @@ def test_in_a_closed_world_nobody_waits_longer_than_promised(policy: Policy) -> 
 
 def test_the_promise_is_close_where_it_can_be_seen() -> None:
     world = _world(*((None, number, 1000) for number in range(10)))
-    assert passes_max(world, 9) == 1 + 9 * 2  # each of the others may begin two turns up to its deadline
+    assert passes_max(world, 9) == 1 + 9 * 2  # each of the others may start two runs up to its deadline
     assert _names(_run(eevdf(), world, 10)) == "0123456789"
 
 

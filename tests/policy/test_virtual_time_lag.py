@@ -1,4 +1,4 @@
-"""The lag law: how far anybody can be from its exact share.
+"""The law on lag: how far a sibling can be from its exact share.
 
 The reference is a fluid: at every moment each ready sibling receives service in proportion to its weight,
 in fractions, without turns. A sibling's lag is what the fluid gave it less what it got. The law, for turns
@@ -28,11 +28,11 @@ from rota.policy.virtual_time import SCALE
 whole_weights = st.integers(1, 10)
 requests = st.integers(1, 20)
 clients = st.lists(st.tuples(whole_weights, requests), min_size=1, max_size=8)
-parts = st.lists(st.integers(1, 100), min_size=1, max_size=80)  # of its request a turn uses, in hundredths
+parts = st.lists(st.integers(1, 100), min_size=1, max_size=80)  # of its request that a run uses, in percent
 
 
 class Fluid:
-    """Perfect sharing, beside the level that takes turns."""
+    """Perfect (fluid) sharing, beside a level that serves one sibling at a time."""
 
     def __init__(self, *, eligibility: bool = True) -> None:
         self.level = Level(eligibility=eligibility)
@@ -61,7 +61,7 @@ class Fluid:
 
 
 @given(clients, parts)
-def test_nobody_is_ever_further_from_its_share_than_one_request(
+def test_no_sibling_is_further_from_its_share_than_one_request(
     population: list[tuple[int, int]], turns: list[int]
 ) -> None:
     fluid = Fluid()
@@ -73,14 +73,14 @@ def test_nobody_is_ever_further_from_its_share_than_one_request(
 
 
 @given(clients, parts)
-def test_the_levels_own_lag_is_the_fluids(population: list[tuple[int, int]], turns: list[int]) -> None:
+def test_the_lag_of_the_level_equals_the_fluid_lag(population: list[tuple[int, int]], turns: list[int]) -> None:
     fluid = Fluid()
     for key, (weight, request) in enumerate(population):
         fluid.join(key, weight, request)
     for part in turns:
         fluid.turn(part)
     time = Fraction(*fluid.level.time)
-    for name, account in fluid.level.standings():
+    for name, account in fluid.level.accounts():
         assert account.weight * (time - account.virtual_time) / SCALE == fluid.lag[name]
 
 
@@ -102,7 +102,7 @@ def test_joins_at_the_levels_time_break_nothing(
 
 
 def test_wfq_runs_ahead_of_its_share_and_eevdf_does_not() -> None:
-    """Weight ten against ten of weight one: wfq gives the heavy one nearly all its turns in one burst."""
+    """Weight ten against ten of weight one: wfq gives the heavy sibling nearly all its runs in one burst."""
     worlds = {True: Fluid(eligibility=True), False: Fluid(eligibility=False)}
     furthest = dict.fromkeys(worlds, Fraction(0))
     for eligibility, fluid in worlds.items():

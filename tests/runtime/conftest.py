@@ -1,4 +1,4 @@
-"""A workshop for the tests that need no special one, and the proof that each leaves nothing behind."""
+"""Runner resources for tests, with a check that each test leaves no process and no descriptor behind."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from rota.fleet.runners.resources import Workshop
+from rota.fleet.runners.resources import RunnerResources
 from rota.host.lineage import children_of
 from tests.host.support import PATIENCE_S, until
-from tests.runtime.lines import RecordingLine
+from tests.runtime.recording import RecordingChannel
 
 
 @pytest.fixture
-def line() -> RecordingLine:
-    return RecordingLine(budget={"tokens": 1000})
+def channel() -> RecordingChannel:
+    return RecordingChannel(budget={"tokens": 1000})
 
 
 @pytest.fixture
-def shop() -> Iterator[Workshop]:
+def resources() -> Iterator[RunnerResources]:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    with Workshop() as shop:
-        yield shop
-        minder = shop._minder
-        if minder is not None and not minder.is_lost:
-            assert all(session.wait(PATIENCE_S) is not None for session in minder.sessions), "a program still runs"
-            until(lambda: not children_of(minder.pid))
+    with RunnerResources() as resources:
+        yield resources
+        reaper = resources._reaper
+        if reaper is not None and not reaper.is_lost:
+            assert all(session.wait(PATIENCE_S) is not None for session in reaper.sessions), "a program still runs"
+            until(lambda: not children_of(reaper.pid))
     until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= descriptors)

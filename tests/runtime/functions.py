@@ -77,7 +77,7 @@ def yields(ctx: Any) -> None:
     try:
         ctx.yield_back(2.5)
     except Exception as problem:
-        raise AssertionError("it is no Exception") from problem
+        raise AssertionError("it is not an Exception") from problem
 
 
 def raises() -> None:
@@ -110,7 +110,7 @@ def returns(what: str) -> Any:
 def refused(ctx: Any) -> list[str]:
     names = []
     acts: list[Callable[[], Any]] = [
-        lambda: ctx.spawn("nobody"),
+        lambda: ctx.spawn("missing"),
         lambda: ctx.charge(tokens=-1),
         lambda: ctx.spawn("x").result(0.001),
     ]
@@ -160,7 +160,7 @@ def hogs_files() -> int:
 
 
 def late(ctx: Any, path: str) -> int:
-    """Leave a thread behind that asks something nobody will answer."""
+    """Leave a thread behind whose request is never answered."""
 
     def ask() -> None:
         try:
@@ -177,7 +177,7 @@ def late(ctx: Any, path: str) -> int:
 
 
 def wrapped(function: Any) -> Any:
-    """As a decorator that makes an agent of a function: what stands in the module is not the function."""
+    """Like the decorator of an agent: the module has the handle, not the function."""
 
     @wraps(function)
     def handle() -> None:

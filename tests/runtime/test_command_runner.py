@@ -1,4 +1,4 @@
-"""Any program as an agent: what it is given, what its end means, and that nothing of it stays."""
+"""The command runner: a program's input, its outcome, its output, how it is stopped."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from typing import Any
 import pytest
 
 from rota.errors import StaleClaim
-from rota.fleet.agent_settings import RunPlan
+from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.runners.command import CommandRunner
-from rota.fleet.runners.environment import INLINE_BYTES_MAX
-from rota.fleet.runners.resources import Workshop
+from rota.fleet.runners.program import INLINE_BYTES_MAX
+from rota.fleet.runners.resources import RunnerResources
 from rota.model.work import Limits
 from tests.host.support import dies, until, watch
-from tests.runtime.lines import LIMITED, RecordingLine, Running, python, shell, work
+from tests.runtime.recording import LIMITED, RecordingChannel, Running, assignment, python, shell
 
 PRINT_ENV = "import json, os, sys; print(json.dumps([dict(os.environ), sys.stdin.read(), os.getcwd()]))"
 
 
-def env_of(line: RecordingLine) -> tuple[dict[str, str], str, str]:
-    env, stdin, cwd = json.loads(line.text)
+def env_of(channel: RecordingChannel) -> tuple[dict[str, str], str, str]:
+    env, stdin, cwd = json.loads(channel.text)
     return env, stdin, cwd
 
 
 # --- what it is given ----------------------------------------------------------------------------------
 
 
-def test_a_program_is_told_who_it_is_and_what_to_do(shop: Workshop, line: RecordingLine, tmp_path: Path) -> None:
-    given = work(
+def test_a_program_gets_its_run_through_environment_and_stdin(
+    resources: RunnerResources, channel: RecordingChannel, tmp_path: Path
+) -> None:
+    given = assignment(
         python(PRINT_ENV, env={"MINE": "1"}),
         {"url": "a page"},
         deadline=99.5,
@@ -41,8 +43,8 @@ def test_a_program_is_told_who_it_is_and_what_to_do(shop: Workshop, line: Record
         remaining={"tokens": 10, "cost-micro": 3},
         checkpoint={"next": 4},
     )
-    outcome = CommandRunner(shop).run(given, line)
-    env, stdin, cwd = env_of(line)
+    outcome = CommandRunner(resources).run(given, channel)
+    env, stdin, cwd = env_of(channel)
     assert outcome.exit_kind == "completed"
     assert json.loads(stdin) == json.loads(env["ROTA_PAYLOAD"]) == {"url": "a page"}
     assert cwd == str(tmp_path)
@@ -54,117 +56,128 @@ def test_a_program_is_told_who_it_is_and_what_to_do(shop: Workshop, line: Record
         "ROTA_CHECKPOINT": '{"next":4}',
     }.items() <= told.items()  # fmt: skip
     assert env["MINE"] == "1"
-    assert line.os_pid
+    assert channel.os_pid
 
 
-def test_secrets_of_our_environment_stay_here_unless_they_are_named(
-    shop: Workshop, line: RecordingLine, monkeypatch: pytest.MonkeyPatch
+def test_secrets_in_the_environment_are_not_passed_unless_named(
+    resources: RunnerResources, channel: RecordingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("API_KEY", "k")
     monkeypatch.setenv("OTHER_KEY", "o")
-    runner = CommandRunner(shop)
-    runner.run(work(python(PRINT_ENV, pass_env=("API_*",))), line)
-    env, _, _ = env_of(line)
+    runner = CommandRunner(resources)
+    runner.run(assignment(python(PRINT_ENV, pass_env=("API_*",))), channel)
+    env, _, _ = env_of(channel)
     assert env["API_KEY"] == "k"
     assert "OTHER_KEY" not in env
-    other = RecordingLine()
-    runner.run(work(python(PRINT_ENV)), other)
+    other = RecordingChannel()
+    runner.run(assignment(python(PRINT_ENV)), other)
     assert "API_KEY" not in env_of(other)[0]
 
 
-def test_a_long_payload_and_a_long_checkpoint_arrive_whole(shop: Workshop, line: RecordingLine) -> None:
+def test_a_long_payload_and_a_long_checkpoint_arrive_complete(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
     script = (
         "import os, sys, json\n"
         "saved = open(os.environ['ROTA_CHECKPOINT']).read()\n"
         "print(len(json.load(sys.stdin)['x']), len(saved), 'ROTA_PAYLOAD' in os.environ)"
     )
-    given = work(python(script), {"x": "y" * 200_000}, checkpoint={"x": "y" * INLINE_BYTES_MAX})
-    CommandRunner(shop).run(given, line)
-    assert line.text == f"200000 {INLINE_BYTES_MAX + 8} False\n"
+    given = assignment(python(script), {"x": "y" * 200_000}, checkpoint={"x": "y" * INLINE_BYTES_MAX})
+    CommandRunner(resources).run(given, channel)
+    assert channel.text == f"200000 {INLINE_BYTES_MAX + 8} False\n"
 
 
-def test_a_program_that_reads_nothing_is_not_waited_for_and_one_may_be_given_nothing(
-    shop: Workshop, line: RecordingLine
+def test_a_program_need_not_read_its_input_and_may_get_none(
+    resources: RunnerResources, channel: RecordingChannel
 ) -> None:
-    assert CommandRunner(shop).run(work(shell("exit 0"), {"x": "y" * 200_000}), line).exit_kind == "completed"
-    CommandRunner(shop).run(work(shell("wc -c", stdin="none"), {"x": 1}), line)
-    assert line.text.strip() == "0"
+    assert (
+        CommandRunner(resources).run(assignment(shell("exit 0"), {"x": "y" * 200_000}), channel).exit_kind
+        == "completed"
+    )
+    CommandRunner(resources).run(assignment(shell("wc -c", stdin="none"), {"x": 1}), channel)
+    assert channel.text.strip() == "0"
 
 
 # --- what its end means --------------------------------------------------------------------------------
 
 
-def test_the_exit_code_is_the_outcome_and_the_end_of_the_output_is_kept(shop: Workshop, line: RecordingLine) -> None:
-    runner = CommandRunner(shop)
-    done = runner.run(work(shell("echo out; echo err >&2")), line)
+def test_the_exit_code_is_the_outcome_and_the_end_of_the_output_is_kept(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    runner = CommandRunner(resources)
+    done = runner.run(assignment(shell("echo out; echo err >&2")), channel)
     assert (done.exit_kind, done.outcome) == ("completed", None)
     assert done.result == {"exit_code": 0, "output_tail": "out\nerr\n"}
     assert done.usage["wall_s"] >= 1
     assert set(done.usage) == {"cpu_s", "wall_s"}
-    failed = runner.run(work(shell("exit 3")), RecordingLine())
+    failed = runner.run(assignment(shell("exit 3")), RecordingChannel())
     assert (failed.exit_kind, failed.result["exit_code"]) == ("failed", 3)
-    assert failed.result["error"] == "it ended with code 3"
+    assert failed.result["error"] == "exited with code 3"
 
 
-def test_a_death_by_signal_is_a_crash(shop: Workshop, line: RecordingLine) -> None:
-    outcome = CommandRunner(shop).run(work(shell("kill -SEGV $$")), line)
+def test_a_program_killed_by_a_signal_has_crashed(resources: RunnerResources, channel: RecordingChannel) -> None:
+    outcome = CommandRunner(resources).run(assignment(shell("kill -SEGV $$")), channel)
     assert (outcome.exit_kind, outcome.result["signal"], outcome.result["exit_code"]) == ("crashed", "SIGSEGV", None)
 
 
 @pytest.mark.parametrize(
-    "plan",
+    "settings",
     [
-        RunPlan(runner="command", argv=("no-such-program-here",)),
-        RunPlan(runner="command", argv=("/dev/null",)),
-        RunPlan(runner="command", argv=("/bin/true",), cwd="/no/such/folder"),
-        RunPlan(runner="command", argv=("/bin/true",), env={"A": "nul \0"}),
-        RunPlan(runner="command", argv=("/bin/true",), limits=Limits(memory_bytes=1)),
+        AgentSettings(runner="command", argv=("no-such-program-here",)),
+        AgentSettings(runner="command", argv=("/dev/null",)),
+        AgentSettings(runner="command", argv=("/bin/true",), cwd="/no/such/folder"),
+        AgentSettings(runner="command", argv=("/bin/true",), env={"A": "nul \0"}),
+        AgentSettings(runner="command", argv=("/bin/true",), limits=Limits(memory_bytes=1)),
     ],
 )
-def test_what_cannot_be_started_says_why_and_never_began(shop: Workshop, line: RecordingLine, plan: RunPlan) -> None:
-    outcome = CommandRunner(shop).run(work(plan), line)
+def test_a_program_that_cannot_start_fails_with_error_and_hint(
+    resources: RunnerResources, channel: RecordingChannel, settings: AgentSettings
+) -> None:
+    outcome = CommandRunner(resources).run(assignment(settings), channel)
     assert (outcome.exit_kind, outcome.outcome) == ("failed", "spawn_failed")
     assert outcome.result["error"]
     assert outcome.result["hint"]
-    assert line.stops is None
+    assert channel.stop_handle is None
 
 
-def test_a_program_over_its_cpu_time_is_ended_and_says_so(shop: Workshop, line: RecordingLine) -> None:
-    outcome = CommandRunner(shop).run(work(python("while True: pass", limits=Limits(cpu_s=1))), line)
+def test_a_program_over_its_cpu_limit_ends_as_over_cpu(resources: RunnerResources, channel: RecordingChannel) -> None:
+    outcome = CommandRunner(resources).run(assignment(python("while True: pass", limits=Limits(cpu_s=1))), channel)
     assert (outcome.exit_kind, outcome.outcome) == ("failed", "over_cpu")
     assert outcome.usage["cpu_s"] >= 1
 
 
-def test_a_shell_whose_program_was_over_its_cpu_time_says_so_too(shop: Workshop, line: RecordingLine) -> None:
-    plan = shell(f'"{sys.executable}" -c "while True: pass"; exit $?', limits=Limits(cpu_s=1))
-    assert CommandRunner(shop).run(work(plan), line).outcome == "over_cpu"
-
-
-def test_a_memory_hog_is_ended_by_the_limit_in_force(shop: Workshop, line: RecordingLine) -> None:
-    plan = python("x = bytearray(200 * 1024 * 1024); print(len(x))", limits=Limits(memory_bytes=64 * 1024 * 1024))
-    outcome = CommandRunner(shop).run(work(plan), line)
-    assert outcome.exit_kind == "failed"
-    if shop.cgroups.support["memory"].works:
-        assert outcome.outcome == "over_memory"
-        assert line.advisories == ()
-    else:
-        assert "MemoryError" in line.text
-
-
-def test_without_groups_the_same_limits_hold_for_each_process_and_an_advisory_says_so(
-    shop: Workshop, line: RecordingLine
+def test_a_shell_whose_program_was_over_its_cpu_limit_ends_as_over_cpu(
+    resources: RunnerResources, channel: RecordingChannel
 ) -> None:
-    plan = python("x = bytearray(600 * 1024 * 1024)", limits=LIMITED)
-    outcome = CommandRunner(shop, groups=False).run(work(plan), line)
+    settings = shell(f'"{sys.executable}" -c "while True: pass"; exit $?', limits=Limits(cpu_s=1))
+    assert CommandRunner(resources).run(assignment(settings), channel).outcome == "over_cpu"
+
+
+def test_a_memory_hog_is_stopped_by_the_limit_in_force(resources: RunnerResources, channel: RecordingChannel) -> None:
+    settings = python("x = bytearray(200 * 1024 * 1024); print(len(x))", limits=Limits(memory_bytes=64 * 1024 * 1024))
+    outcome = CommandRunner(resources).run(assignment(settings), channel)
+    assert outcome.exit_kind == "failed"
+    if resources.cgroups.support["memory"].works:
+        assert outcome.outcome == "over_memory"
+        assert channel.advisories == ()
+    else:
+        assert "MemoryError" in channel.text
+
+
+def test_without_groups_limits_apply_to_each_process_and_an_advisory_says_so(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    settings = python("x = bytearray(600 * 1024 * 1024)", limits=LIMITED)
+    outcome = CommandRunner(resources, use_groups=False).run(assignment(settings), channel)
     assert outcome.exit_kind == "failed"
     assert "MemoryError" in outcome.result["output_tail"]
-    assert [advisory.split()[0] for advisory in line.advisories] == ["memory_bytes", "processes"]
+    assert [advisory.split()[0] for advisory in channel.advisories] == ["memory_bytes", "processes"]
 
 
-def test_a_fork_storm_stays_within_its_group_and_the_group_is_gone_afterwards(
-    shop: Workshop, line: RecordingLine
+def test_a_fork_storm_stays_within_its_group_and_the_group_is_removed(
+    resources: RunnerResources, channel: RecordingChannel
 ) -> None:
-    if not shop.cgroups.support["processes"].works:
+    if not resources.cgroups.support["processes"].works:
         pytest.skip("this machine has no control group for processes")
     script = """
 import os, signal
@@ -178,44 +191,50 @@ for _ in range(300):
         break
 print(made)
 """
-    outcome = CommandRunner(shop).run(work(python(script, limits=Limits(processes=40), stdin="none")), line)
+    outcome = CommandRunner(resources).run(
+        assignment(python(script, limits=Limits(processes=40), stdin="none")), channel
+    )
     assert outcome.exit_kind == "completed"
-    assert 0 < int(line.text) < 40
+    assert 0 < int(channel.text) < 40
     assert not list(Path("/sys/fs/cgroup").glob(f"**/rota-{os.getpid()}-*"))
 
 
 # --- output --------------------------------------------------------------------------------------------
 
 
-def test_a_flood_is_bounded_and_its_end_is_there(shop: Workshop) -> None:
-    line = RecordingLine(log_bytes=64 * 1024)
+def test_a_flood_is_bounded_and_its_end_is_kept(resources: RunnerResources) -> None:
+    channel = RecordingChannel(log_bytes=64 * 1024)
     script = "import sys\nfor n in range(400): sys.stdout.write('x' * 65536)\nprint('the end')"
-    outcome = CommandRunner(shop).run(work(python(script)), line)
+    outcome = CommandRunner(resources).run(assignment(python(script)), channel)
     assert outcome.result["output_tail"].endswith("the end\n")
-    assert line.output.seen_bytes == 400 * 65536 + 8
-    assert len(line.output.kept()) < 65 * 1024
+    assert channel.output.seen_bytes == 400 * 65536 + 8
+    assert len(channel.output.kept()) < 65 * 1024
     assert len(json.dumps(outcome.result)) < 64 * 1024
 
 
-def test_a_program_that_closes_its_output_early_goes_on(shop: Workshop, line: RecordingLine, tmp_path: Path) -> None:
+def test_a_program_that_closes_its_output_early_continues(
+    resources: RunnerResources, channel: RecordingChannel, tmp_path: Path
+) -> None:
     proof = tmp_path / "proof"
-    plan = shell(f"exec >&- 2>&-; read line < {tmp_path}/go; echo done > {proof}; exit 4")
+    settings = shell(f"exec >&- 2>&-; read line < {tmp_path}/go; echo done > {proof}; exit 4")
     os.mkfifo(tmp_path / "go")
-    run = Running(CommandRunner(shop), work(plan), line)
+    run = Running(CommandRunner(resources), assignment(settings), channel)
     (tmp_path / "go").write_text("go\n")
     assert run.outcome().result["exit_code"] == 4
     assert proof.read_text() == "done\n"
 
 
-def test_a_child_that_holds_the_output_is_ended_with_its_session(shop: Workshop, line: RecordingLine) -> None:
-    outcome = CommandRunner(shop).run(work(shell("sleep 1000 & setsid sleep 1000 & echo started")), line)
-    assert (outcome.exit_kind, line.text) == ("completed", "started\n")
-
-
-def test_an_output_that_a_stranger_holds_does_not_hold_the_run(
-    shop: Workshop, line: RecordingLine, tmp_path: Path
+def test_a_child_that_holds_the_output_is_killed_with_its_session(
+    resources: RunnerResources, channel: RecordingChannel
 ) -> None:
-    """A terminal multiplexer is handed the descriptors of its clients over a socket, and keeps them."""
+    outcome = CommandRunner(resources).run(assignment(shell("sleep 1000 & setsid sleep 1000 & echo started")), channel)
+    assert (outcome.exit_kind, channel.text) == ("completed", "started\n")
+
+
+def test_an_output_held_open_by_an_unrelated_process_does_not_delay_the_end(
+    resources: RunnerResources, channel: RecordingChannel, tmp_path: Path
+) -> None:
+    """A terminal multiplexer receives the descriptors of its clients over a socket and keeps them."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "s"))
         server.listen()
@@ -225,14 +244,14 @@ def test_an_output_that_a_stranger_holds_does_not_hold_the_run(
             "print('before', flush=True)\n"
             "socket.send_fds(s, [b'x'], [1]); s.recv(1)"
         )
-        run = Running(CommandRunner(shop), work(python(script, str(tmp_path / "s"))), line)
+        run = Running(CommandRunner(resources), assignment(python(script, str(tmp_path / "s"))), channel)
         client, _ = server.accept()
         with client:
             _, fds, _, _ = socket.recv_fds(client, 1, 1)
             client.send(b"x")
         try:
             assert run.outcome().exit_kind == "completed"  # while we hold its output
-            assert line.text == "before\n"
+            assert channel.text == "before\n"
         finally:
             os.close(fds[0])
 
@@ -240,90 +259,102 @@ def test_an_output_that_a_stranger_holds_does_not_hold_the_run(
 # --- stopping ------------------------------------------------------------------------------------------
 
 
-def test_a_program_is_not_asked_but_terminated_and_its_whole_group_with_it(shop: Workshop, line: RecordingLine) -> None:
-    run = Running(CommandRunner(shop), work(shell("sleep 1000 & echo ready $!; wait")), line)
-    line.until_logged("ready")
-    child = watch(int(line.text.split()[1]))
-    assert line.ask_to_stop() is False  # there is no way to tell it
-    assert line.stops is not None
-    assert line.stops.terminate()
+def test_a_program_takes_no_stop_request_and_sigterm_reaches_its_whole_group(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    run = Running(CommandRunner(resources), assignment(shell("sleep 1000 & echo ready $!; wait")), channel)
+    channel.until_logged("ready")
+    child = watch(int(channel.text.split()[1]))
+    assert channel.request_stop() is False  # it takes no messages
+    assert channel.stop_handle is not None
+    assert channel.stop_handle.terminate()
     outcome = run.outcome()
     assert (outcome.exit_kind, outcome.result["signal"]) == ("cancelled", "SIGTERM")
     assert dies(child)
-    assert line.stops.terminate() is False  # it has ended
+    assert channel.stop_handle.terminate() is False  # it has ended
 
 
-def test_who_ignores_term_is_killed(shop: Workshop, line: RecordingLine) -> None:
-    run = Running(CommandRunner(shop), work(shell("trap '' TERM; echo ready; while :; do sleep 1; done")), line)
-    line.until_logged("ready")
-    assert line.stops is not None
-    assert line.stops.terminate()
-    assert line.stops.kill()
+def test_a_program_that_ignores_sigterm_is_killed(resources: RunnerResources, channel: RecordingChannel) -> None:
+    run = Running(
+        CommandRunner(resources), assignment(shell("trap '' TERM; echo ready; while :; do sleep 1; done")), channel
+    )
+    channel.until_logged("ready")
+    assert channel.stop_handle is not None
+    assert channel.stop_handle.terminate()
+    assert channel.stop_handle.kill()
     assert run.outcome().result["signal"] == "SIGKILL"
 
 
-def test_when_the_minder_is_lost_the_run_is_lost_and_the_next_one_runs(shop: Workshop, line: RecordingLine) -> None:
-    runner = CommandRunner(shop)
-    run = Running(runner, work(shell("echo ready; sleep 1000")), line)
-    line.until_logged("ready")
-    assert line.os_pid is not None
-    program = watch(line.os_pid)
-    minder = shop.minder
-    os.kill(minder.pid, signal.SIGKILL)
+def test_when_the_reaper_is_lost_the_run_is_lost_and_the_next_one_runs(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    runner = CommandRunner(resources)
+    run = Running(runner, assignment(shell("echo ready; sleep 1000")), channel)
+    channel.until_logged("ready")
+    assert channel.os_pid is not None
+    program = watch(channel.os_pid)
+    reaper = resources.reaper
+    os.kill(reaper.pid, signal.SIGKILL)
     outcome = run.outcome()
     assert (outcome.exit_kind, outcome.outcome) == ("crashed", "lost")
     assert dies(program)
-    until(lambda: minder.is_lost)
-    assert runner.run(work(shell("exit 0")), RecordingLine()).exit_kind == "completed"
+    until(lambda: reaper.is_lost)
+    assert runner.run(assignment(shell("exit 0")), RecordingChannel()).exit_kind == "completed"
 
 
-def test_a_line_that_breaks_ends_the_program(shop: Workshop) -> None:
-    line = RecordingLine()
+def test_an_error_of_the_channel_ends_the_program(resources: RunnerResources) -> None:
+    channel = RecordingChannel()
 
     def broken(_data: bytes) -> None:
-        raise StaleClaim("the claim is another's")
+        raise StaleClaim("another worker has the claim")
 
-    line.on_log = broken
-    outcome = CommandRunner(shop).run(work(shell("echo x; sleep 1000")), line)
+    channel.on_log = broken
+    outcome = CommandRunner(resources).run(assignment(shell("echo x; sleep 1000")), channel)
     assert (outcome.exit_kind, outcome.outcome) == ("crashed", "lost")
-    assert line.os_pid is not None
-    assert not Path(f"/proc/{line.os_pid}").exists()
+    assert channel.os_pid is not None
+    assert not Path(f"/proc/{channel.os_pid}").exists()
 
 
 # --- usage ---------------------------------------------------------------------------------------------
 
 
-def printing(*documents: Any, usage: Any, code: int = 0) -> RunPlan:
-    """A stand-in for a coding agent's program: it prints what such a program prints."""
+def printing(*documents: Any, usage: Any, code: int = 0) -> AgentSettings:
+    """Settings for a program that prints what a coding agent prints."""
     text = "\n".join(json.dumps(document) for document in documents)
     return python(f"import sys; print({text!r}); print('a warning', file=sys.stderr); sys.exit({code})", usage=usage)
 
 
-def test_usage_the_answer_and_a_failure_are_read_from_the_output(shop: Workshop, line: RecordingLine) -> None:
-    said = {
+def test_usage_answer_and_failure_are_read_from_the_output(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    document = {
         "type": "result",
         "is_error": False,
         "result": "Done.",
         "total_cost_usd": 0.5,
         "usage": {"output_tokens": 9},
     }
-    done = CommandRunner(shop).run(work(printing(said, usage="claude")), line)
+    done = CommandRunner(resources).run(assignment(printing(document, usage="claude")), channel)
     assert done.exit_kind == "completed"
     assert done.result["text"] == "Done."
     assert {"tokens": 9, "cost_micro": 500_000}.items() <= done.usage.items()
-    assert "a warning" in line.text
-    failed = CommandRunner(shop).run(work(printing(said | {"is_error": True}, usage="claude")), RecordingLine())
+    assert "a warning" in channel.text
+    failed = CommandRunner(resources).run(
+        assignment(printing(document | {"is_error": True}, usage="claude")), RecordingChannel()
+    )
     assert failed.exit_kind == "failed"
-    assert failed.usage["tokens"] == 9  # what it used, it used
+    assert failed.usage["tokens"] == 9  # usage counts even if the run failed
 
 
-def test_no_usage_is_an_advisory_in_the_result_and_no_failure(shop: Workshop, line: RecordingLine) -> None:
-    outcome = CommandRunner(shop).run(work(shell("echo hello", usage={"tokens": "usage.total"})), line)
+def test_missing_usage_is_an_advisory_in_the_result_and_no_failure(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    outcome = CommandRunner(resources).run(assignment(shell("echo hello", usage={"tokens": "usage.total"})), channel)
     assert outcome.exit_kind == "completed"
     assert "no usage found" in outcome.result["advisories"][0]
     assert "tokens" not in outcome.usage
 
 
-def test_a_failed_program_is_still_read(shop: Workshop, line: RecordingLine) -> None:
-    outcome = CommandRunner(shop).run(work(printing({"tokens": 5}, usage="generic", code=2)), line)
+def test_usage_of_a_failed_program_is_read(resources: RunnerResources, channel: RecordingChannel) -> None:
+    outcome = CommandRunner(resources).run(assignment(printing({"tokens": 5}, usage="generic", code=2)), channel)
     assert (outcome.exit_kind, outcome.result["exit_code"], outcome.usage["tokens"]) == ("failed", 2, 5)

@@ -1,4 +1,4 @@
-"""The live driver: real commands on a real core. What they do is told by themselves, through files and pipes."""
+"""The live driver: real commands on a real core. The commands report what they do through files and pipes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ import pytest
 
 from rota.cores.events import Migrate, PostTimeout
 from rota.errors import CommandInvalid, ContextExists, EntityUnknown, LeaseRefused, SpawnFailed
-from rota.fleet.cores_driver import CpuDriver
-from rota.fleet.cores_report import DriverReport
-from rota.host.affinity import allowed_cores
+from rota.fleet.cores_driver import CpuDriver, DriverReport
 from rota.host.command import Command
-from rota.host.realtime import Scheduling, read
+from rota.host.process_cpu import allowed_cores
+from rota.host.realtime import Scheduling, read_scheduling
 
 MS = 1_000_000
 CORE = max(allowed_cores())
@@ -34,7 +33,7 @@ def python(code: str) -> Command:
 
 
 def count_to(number: int) -> Command:
-    """A command that has a certain amount of work to do, and ends."""
+    """A command that does a fixed amount of work and ends."""
     return python(f"for _ in range({number}): pass")
 
 
@@ -44,7 +43,7 @@ def driver(*cores: int, slice_ns: int = 2 * MS) -> Iterator[CpuDriver]:
         yield made
 
 
-def turns(report: DriverReport) -> dict[str, int]:
+def core_ns_by_name(report: DriverReport) -> dict[str, int]:
     return {one.name: one.turn_ns for one in report.processes}
 
 
@@ -52,7 +51,7 @@ def state_of(pid: int) -> str:
     return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_commands_run_to_their_end_in_turns_and_nobody_is_left() -> None:
+def test_commands_run_to_their_end_in_slices_and_none_is_left() -> None:
     with driver() as cpu:
         cpu.launch("a", count_to(1_000_000))
         cpu.launch("b", count_to(1_000_000))
@@ -61,29 +60,29 @@ def test_commands_run_to_their_end_in_turns_and_nobody_is_left() -> None:
     assert [one.name for one in report.processes] == ["a", "b"]
     assert all(one.cpu_ns > 0 and one.turn_ns > 0 for one in report.processes)
     assert sum(one.share_ppm for one in report.processes) in range(999_990, 1_000_001)
-    cpu.machine.audit()
+    cpu.engine.check_invariants()
 
 
-def test_two_hogs_have_turns_by_their_weights() -> None:
-    """Counted in the turns that were given: how much of its turn a machine gives to a process is the machine's."""
+def test_two_hogs_get_time_by_their_weights() -> None:
+    """Measured by the slices granted: how much CPU time a process gets within its slice is up to the machine."""
     with driver() as cpu:
         cpu.launch("heavy", python(HOG), weight=3000)
         cpu.launch("light", python(HOG), weight=1000)
         cpu.run(0.4)
-        had = turns(cpu.report())
+        had = core_ns_by_name(cpu.report())
     assert 0.6 < had["heavy"] / sum(had.values()) < 0.9
 
 
-def test_while_one_runs_the_other_stands_still() -> None:
+def test_while_one_runs_the_other_is_stopped() -> None:
     with driver() as cpu:
         for name in ("a", "b"):
             cpu.launch(name, python(HOG))
         cpu.run(0.05)
-        (runs,) = (one for one, _ in cpu._ends.values())
+        (runs,) = (one for one, _ in cpu._running.values())
         (waits,) = (one for one in cpu._by_entity.values() if one is not runs)
         for one, state in ((waits, "T"), (runs, "R")):
             while state_of(one.session.pid) != state:
-                os.sched_yield()  # a signal is on its way; if not, this test runs into its time limit
+                os.sched_yield()  # a signal is in flight; otherwise this test times out
         assert allowed_cores(runs.session.pid) == {CORE}
 
 
@@ -94,13 +93,13 @@ def test_a_context_limits_a_process_to_its_budget_and_says_so() -> None:
         cpu.run(0.4)
         report = cpu.report()
         assert [one for one in cpu.notices if isinstance(one, PostTimeout)] == [PostTimeout(9, 1, entity, 1)]
-    had = turns(report)["a"]
-    assert had <= (report.wall_ns // (50 * MS) + 1) * 5 * MS + 100 * MS  # and what ticks were late
+    had = core_ns_by_name(report)["a"]
+    assert had <= (report.wall_ns // (50 * MS) + 1) * 5 * MS + 100 * MS  # plus the lateness of ticks
     assert had >= 5 * MS
 
 
-def test_whoever_sleeps_gives_its_core_away_and_is_seen_to_wake(tmp_path: Path) -> None:
-    """The sleeper waits for a byte that the hog writes only once it has had the core; then it ends, and so do we."""
+def test_a_sleeping_command_frees_its_core_and_its_wake_is_noticed(tmp_path: Path) -> None:
+    """The sleeper waits for a byte that the hog writes once it has had the core; then both end."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     sleeper = f"open({str(pipe)!r}, 'rb').read(1)\nfor _ in range(300000): pass"
@@ -109,11 +108,11 @@ def test_whoever_sleeps_gives_its_core_away_and_is_seen_to_wake(tmp_path: Path) 
         cpu.launch("sleeper", python(sleeper))
         cpu.launch("waker", python(waker))
         cpu.run()
-        assert sorted(turns(cpu.report())) == ["sleeper", "waker"]
+        assert sorted(core_ns_by_name(cpu.report())) == ["sleeper", "waker"]
         assert cpu._by_entity == {}
 
 
-def test_a_command_that_ends_while_it_stands_still_is_heard_of() -> None:
+def test_a_command_that_ends_while_it_is_stopped_is_noticed() -> None:
     with driver() as cpu:
         cpu.launch("a", python(HOG))
         cpu.launch("b", python(HOG))
@@ -142,7 +141,7 @@ def test_a_name_can_be_used_again_when_its_command_has_ended() -> None:
     ],
     ids=lambda wanted: wanted.policy,
 )
-def test_a_policy_of_the_kernels_is_in_force_where_allowed_and_else_told_as_cooperative(
+def test_a_kernel_policy_is_applied_if_allowed_and_else_reported_as_cooperative(
     wanted: Scheduling,
 ) -> None:
     with driver() as cpu:
@@ -150,22 +149,22 @@ def test_a_policy_of_the_kernels_is_in_force_where_allowed_and_else_told_as_coop
         cpu.launch("a", command)
         cpu.run(0.03)
         (process,) = cpu._by_entity.values()
-        in_force = read(process.session.pid)
+        in_force = read_scheduling(process.session.pid)
         (row,) = cpu.report().processes
-    told = [text for text in row.advisories if text.startswith("scheduling")]
-    if told:
+    advisory = [text for text in row.advisories if text.startswith("scheduling")]
+    if advisory:
         assert in_force.policy == "other"
-        assert f"({wanted} was asked) is not in force" in told[0]
-        assert "its turns are cooperative" in told[0]
+        assert f"({wanted} requested) is not in force" in advisory[0]
+        assert "its time slices are cooperative" in advisory[0]
     else:
         assert in_force.policy == wanted.policy
         assert in_force.priority == wanted.priority
-    if in_force.policy == "deadline":  # which the kernel does not put on one core
-        assert any("where it runs is cooperative" in text for text in row.advisories)
+    if in_force.policy == "deadline":  # which the kernel does not pin to one core
+        assert any("its placement is cooperative" in text for text in row.advisories)
 
 
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="a lease needs two cores")
-def test_a_lease_empties_a_core_of_everybody_else() -> None:
+def test_a_lease_moves_other_commands_off_a_core() -> None:
     first, second = sorted(allowed_cores())[:2]
     with driver(first, second) as cpu:
         for name in ("a", "b", "c"):
@@ -176,7 +175,7 @@ def test_a_lease_empties_a_core_of_everybody_else() -> None:
         cpu.run(0.05)
         owner = cpu._find("a")
         while owner.core != second or owner.is_stopped:
-            cpu.run(0.005)  # it comes to its core, or this test runs into its time limit
+            cpu.run(0.005)  # it moves to its core, or this test times out
         pinned = {one.name: allowed_cores(one.session.pid) for one in cpu._by_entity.values()}
         assert pinned == {"a": {second}, "b": {first}, "c": {first}}
         cpu.notices.clear()
@@ -186,15 +185,15 @@ def test_a_lease_empties_a_core_of_everybody_else() -> None:
             cpu.lease("a", (second,))
 
 
-def test_what_cannot_be_is_refused_and_leaves_nothing_behind() -> None:
+def test_an_invalid_request_is_refused_and_leaves_nothing_behind() -> None:
     with pytest.raises(CommandInvalid):
         CpuDriver(cores=())
     with driver() as cpu:
         with pytest.raises(SpawnFailed):
             cpu.launch("a", Command(argv=("no-such-program-anywhere",)))
-        with pytest.raises(EntityUnknown, match="there is no command 'a'"):
+        with pytest.raises(EntityUnknown, match="command 'a' does not exist"):
             cpu.limit("a", budget_ns=1, period_ns=2)
-        with pytest.raises(EntityUnknown, match="core 99 is not one that is driven"):
+        with pytest.raises(EntityUnknown, match="core 99 is not driven"):
             cpu.lease("a", (99,))
         cpu.launch("a", count_to(1000))  # the name is free
         cpu.run()
@@ -224,7 +223,7 @@ def test_when_the_driver_is_killed_every_process_it_stopped_is_continued() -> No
         clocks = [Path("/proc") / str(pid) / "schedstat" for pid in pids]
         before = [clock.read_text().split()[0] for clock in clocks]
         while any(clock.read_text().split()[0] == seen for clock, seen in zip(clocks, before, strict=True)):
-            os.sched_yield()  # each of them goes on, or this test runs into its time limit
+            os.sched_yield()  # each of them continues, or this test times out
     finally:
         for pidfd in pidfds:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -247,7 +246,7 @@ def test_the_command_runs_commands_and_reports() -> None:
     assert [one.name for one in report.processes] == ["a", "b"]
 
 
-def test_a_trace_of_real_processes_has_every_event_and_its_cost_is_told(tmp_path: Path) -> None:
+def test_a_trace_of_real_processes_has_every_event_and_its_cost_is_reported(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     done = rota("--trace", str(trace), "--json", "--", "true")
     assert done.returncode == 0, done.stderr
@@ -258,37 +257,37 @@ def test_a_trace_of_real_processes_has_every_event_and_its_cost_is_told(tmp_path
 
 
 def without_realtime_rights() -> None:
-    """Give up, for good, what would let this process ask for a realtime policy."""
+    """Drop the rights to request a realtime policy, for good."""
     resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
-    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_NICE)  # holds from the next exec on; only root can and must
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_NICE)  # applies from the next exec on; only root can and must
 
 
 @pytest.mark.parametrize("wish", ["fifo:5", "rr:5", "deadline:1/100"])
-def test_a_policy_that_is_refused_is_told_as_cooperative_and_the_command_runs(wish: str) -> None:
+def test_a_refused_policy_is_reported_as_cooperative_and_the_command_runs(wish: str) -> None:
     words = ("--realtime", f"a={wish}", "--for", "0.02", "--json", "--", sys.executable, "-S", "-c", HOG)
     done = rota(*words, preexec_fn=without_realtime_rights)
     assert done.returncode == 0, done.stderr
     (one,) = msgspec.json.decode(done.stdout, type=DriverReport).processes
-    (told,) = (text for text in one.advisories if text.startswith("scheduling"))
-    assert wish.split(":", maxsplit=1)[0] in told
-    assert "[EPERM]; its turns are cooperative; in force: other" in told
+    (advisory,) = (text for text in one.advisories if text.startswith("scheduling"))
+    assert wish.split(":", maxsplit=1)[0] in advisory
+    assert "[EPERM]; its time slices are cooperative; in force: other" in advisory
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("--weight", "z=3", "--", "true"), "there is no command 'z'"),
-        (("--realtime", "a=soon", "--", "true"), "'soon' cannot be read"),
+        (("--realtime", "a=soon", "--", "true"), "'soon' is not valid"),
         (("--trace", "/no/such/folder/trace", "--", "true"), "cannot be written"),
         (("--realtime", "a=fifo:100", "--", "true"), "priority"),
-        (("--weight", "a=x", "--", "true"), "'x' cannot be read"),
-        (("--cores", "one", "--", "true"), "give numbers with commas"),
+        (("--weight", "a=x", "--", "true"), "'x' is not valid"),
+        (("--cores", "one", "--", "true"), "expected numbers with commas"),
         (("--", "true", "+"), "separated by a lone +"),
         (("--budget", "a=20/10", "--", "true"), "longer than its period"),
     ],
 )
-def test_the_command_says_what_is_wrong_in_one_sentence(words: tuple[str, ...], said: str) -> None:
+def test_the_command_reports_an_error_in_one_sentence(words: tuple[str, ...], expected: str) -> None:
     done = rota(*words)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert expected in done.stderr
     assert "Traceback" not in done.stderr

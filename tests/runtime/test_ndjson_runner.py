@@ -1,4 +1,4 @@
-"""A program that speaks ndjson: the handshake, every message, and every way the conversation can go wrong."""
+"""The ndjson runner: the handshake, every message, and every way the conversation can fail."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from rota.clock import ManualClock
 from rota.errors import RunnerProtocolBroken
-from rota.fleet.agent_settings import RunPlan
+from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.runners import protocol
 from rota.fleet.runners.ndjson import EXIT_GRACE_S, IPC_TIMEOUT_S, NdjsonRunner
-from rota.fleet.runners.resources import Workshop
+from rota.fleet.runners.resources import RunnerResources
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.work import Limits
-from tests.runtime.lines import RecordingLine, Running, python, work
+from tests.runtime.recording import RecordingChannel, Running, assignment, python
 
 HEAD = """
 import json, sys
@@ -27,19 +27,19 @@ def say(**message): print(json.dumps(message), flush=True)
 READY = HEAD + "init = hear(); say(op='ready', pid=init['pid'])\n"
 
 
-def raw(script: str, **fields: Any) -> RunPlan:
+def raw(script: str, **fields: Any) -> AgentSettings:
     return python(HEAD + script, runner="ndjson", **fields)
 
 
-def talking(script: str, **fields: Any) -> RunPlan:
+def talking(script: str, **fields: Any) -> AgentSettings:
     return python(READY + script, runner="ndjson", **fields)
 
 
-# --- the story -----------------------------------------------------------------------------------------
+# --- messages --------------------------------------------------------------------------------------------
 
 
-def test_an_agent_is_told_who_it_is_and_says_what_it_does(shop: Workshop, line: RecordingLine) -> None:
-    plan = talking(
+def test_an_agent_gets_init_and_sends_every_message(resources: RunnerResources, channel: RecordingChannel) -> None:
+    settings = talking(
         "say(op='log', text='hello')\n"
         "say(op='iteration_start', iteration=1)\n"
         "say(op='tool_call', name='grep', arguments={'for': 'x'})\n"
@@ -53,27 +53,27 @@ def test_an_agent_is_told_who_it_is_and_says_what_it_does(shop: Workshop, line: 
         "say(op='result', value={'init': init})\n"
         "say(op='exit', exit_kind='completed')\n"
     )
-    given = work(plan, {"url": "u"}, deadline=9.0, remaining={"tokens": 1000}, checkpoint={"next": 1})
-    outcome = NdjsonRunner(shop).run(given, line)
+    given = assignment(settings, {"url": "u"}, deadline=9.0, remaining={"tokens": 1000}, checkpoint={"next": 1})
+    outcome = NdjsonRunner(resources).run(given, channel)
     assert outcome.exit_kind == "completed"
     assert outcome.result["init"] == {
         "op": "init", "pid": 3, "sched_id": 7, "attempt": 2, "token": 41, "deadline": 9.0, "trigger": "manual",
         "payload": {"url": "u"}, "remaining": {"tokens": 1000}, "checkpoint": {"next": 1},
     }  # fmt: skip
-    assert line.said == [
+    assert channel.calls == [
         ("charge", {"tokens": 10, "cost_micro": 5}),
         ("charge", {"tokens": 7}),
         ("checkpoint", {"next": 2}),
         ("throttled", 30.0, "api"),
     ]
-    for logged in ("hello", "iteration 1 begins", 'tool grep {"for":"x"}', "partial ", "to stderr"):
-        assert logged in line.text
-    assert line.os_pid
+    for logged in ("hello", "iteration 1 starts", 'tool grep {"for":"x"}', "partial ", "to stderr"):
+        assert logged in channel.text
+    assert channel.os_pid
 
 
-def test_questions_are_answered_by_their_id(shop: Workshop, line: RecordingLine) -> None:
-    line.child_ended(1001, {"n": 1})
-    plan = talking(
+def test_requests_are_answered_by_their_id(resources: RunnerResources, channel: RecordingChannel) -> None:
+    channel.child_ended(1001, {"n": 1})
+    settings = talking(
         "say(op='spawn', id='a', agent='reader', payload={'x': 1}, lent={'tokens': 5}, priority=4)\n"
         "spawned = hear()\n"
         "say(op='wait', id=2, children=[spawned['sched_id']])\n"
@@ -82,7 +82,7 @@ def test_questions_are_answered_by_their_id(shop: Workshop, line: RecordingLine)
         "say(op='remaining', id=4); left = hear()\n"
         "say(op='result', value=[spawned, waited, charged, left]); say(op='exit')\n"
     )
-    outcome = NdjsonRunner(shop).run(work(plan), line)
+    outcome = NdjsonRunner(resources).run(assignment(settings), channel)
     assert outcome.result == [
         {"op": "spawned", "id": "a", "sched_id": 1001},
         {
@@ -92,53 +92,57 @@ def test_questions_are_answered_by_their_id(shop: Workshop, line: RecordingLine)
         {"op": "remaining", "id": 3, "remaining": {"tokens": 900}},
         {"op": "remaining", "id": 4, "remaining": {"tokens": 900}},
     ]  # fmt: skip
-    assert line.said[0] == ("spawn", "reader", {"x": 1}, {"tokens": 5}, {"priority": 4})
+    assert channel.calls[0] == ("spawn", "reader", {"x": 1}, {"tokens": 5}, {"priority": 4})
 
 
-def test_while_it_waits_for_a_child_it_is_still_heard(shop: Workshop, line: RecordingLine) -> None:
-    plan = talking("say(op='wait', id=1, children=[5]); say(op='log', text='still here'); hear(); say(op='exit')\n")
-    run = Running(NdjsonRunner(shop), work(plan), line)
-    line.until_logged("still here")
-    line.child_ended(5, None)
+def test_messages_are_handled_while_the_agent_waits_for_a_child(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    settings = talking("say(op='wait', id=1, children=[5]); say(op='log', text='still here'); hear(); say(op='exit')\n")
+    run = Running(NdjsonRunner(resources), assignment(settings), channel)
+    channel.until_logged("still here")
+    channel.child_ended(5, None)
     assert run.outcome().exit_kind == "completed"
 
 
-def test_what_is_refused_is_said_and_the_run_goes_on(shop: Workshop, line: RecordingLine) -> None:
-    plan = talking(
-        "say(op='spawn', id=1, agent='nobody'); first = hear()\n"
+def test_a_refused_request_gets_a_reply_and_the_run_continues(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    settings = talking(
+        "say(op='spawn', id=1, agent='missing'); first = hear()\n"
         "say(op='charge', dim='tokens', amount=-5); second = hear()\n"
         "say(op='result', value=[first, second]); say(op='exit')\n"
     )
-    outcome = NdjsonRunner(shop).run(work(plan), line)
+    outcome = NdjsonRunner(resources).run(assignment(settings), channel)
     first, second = outcome.result
     assert (first["op"], first["id"], first["of"], first["name"]) == ("refused", 1, "spawn", "kernel_unknown_pid")
     assert (second["id"], second["of"], second["name"]) == (None, "charge", "kernel_ledger_invalid_amount")
-    assert "charge was refused" in line.text
+    assert "charge was refused" in channel.text
 
 
-def test_yield_gives_the_slot_back(shop: Workshop, line: RecordingLine) -> None:
-    plan = talking("say(op='checkpoint', state={'at': 1}); say(op='yield', after_s=2.5)\n")
-    outcome = NdjsonRunner(shop).run(work(plan), line)
-    assert (outcome.exit_kind, outcome.back_in_s) == ("completed", 2.5)
+def test_yield_gives_up_the_slot(resources: RunnerResources, channel: RecordingChannel) -> None:
+    settings = talking("say(op='checkpoint', state={'at': 1}); say(op='yield', after_s=2.5)\n")
+    outcome = NdjsonRunner(resources).run(assignment(settings), channel)
+    assert (outcome.exit_kind, outcome.yield_after_s) == ("completed", 2.5)
 
 
-def test_an_exit_without_a_result_returns_its_own_words(shop: Workshop, line: RecordingLine) -> None:
-    plan = talking("say(op='exit', summary='read it', text='…', metadata={'pages': 3})\n")
-    assert NdjsonRunner(shop).run(work(plan), line).result == {
+def test_an_exit_without_a_result_returns_its_fields(resources: RunnerResources, channel: RecordingChannel) -> None:
+    settings = talking("say(op='exit', summary='read it', text='…', metadata={'pages': 3})\n")
+    assert NdjsonRunner(resources).run(assignment(settings), channel).result == {
         "summary": "read it", "text": "…", "metadata": {"pages": 3},
     }  # fmt: skip
 
 
-def test_a_large_init_reaches_an_agent_that_takes_its_time(shop: Workshop, line: RecordingLine) -> None:
-    plan = talking("say(op='result', value=len(init['payload']['x'])); say(op='exit')\n")
-    given = work(plan, {"x": "y" * 250_000}, checkpoint={"z": "z" * 250_000})
-    assert NdjsonRunner(shop).run(given, line).result == 250_000
+def test_a_large_init_reaches_a_slow_agent(resources: RunnerResources, channel: RecordingChannel) -> None:
+    settings = talking("say(op='result', value=len(init['payload']['x'])); say(op='exit')\n")
+    given = assignment(settings, {"x": "y" * 250_000}, checkpoint={"z": "z" * 250_000})
+    assert NdjsonRunner(resources).run(given, channel).result == 250_000
 
 
-def test_what_it_does_not_know_is_logged_and_passed_over(shop: Workshop, line: RecordingLine) -> None:
-    plan = talking("say(op='dance', with_='me'); say(op='log', text='on', extra=1); say(op='exit')\n")
-    assert NdjsonRunner(shop).run(work(plan), line).exit_kind == "completed"
-    assert "op 'dance' is not known here" in line.text
+def test_an_unknown_op_is_logged_and_ignored(resources: RunnerResources, channel: RecordingChannel) -> None:
+    settings = talking("say(op='dance', with_='me'); say(op='log', text='on', extra=1); say(op='exit')\n")
+    assert NdjsonRunner(resources).run(assignment(settings), channel).exit_kind == "completed"
+    assert "ignored unknown op 'dance'" in channel.text
 
 
 # --- how it can end ------------------------------------------------------------------------------------
@@ -147,27 +151,27 @@ def test_what_it_does_not_know_is_logged_and_passed_over(shop: Workshop, line: R
 @pytest.mark.parametrize(
     ("script", "exit_kind", "error"),
     [
-        ("", "crashed", "it ended without a last word: code 0"),
-        ("sys.exit(3)", "crashed", "it ended without a last word: it ended with code 3"),
-        ("import os; os.kill(os.getpid(), 9)", "crashed", "it ended without a last word: it was ended by SIGKILL"),
-        ("say(op='exit'); sys.exit(2)", "failed", "it said 'exit', and then it ended with code 2"),
-        ("say(op='yield'); sys.exit(2)", "failed", "it said 'yield', and then it ended with code 2"),
+        ("", "crashed", "ended without an exit message: exited with code 0"),
+        ("sys.exit(3)", "crashed", "ended without an exit message: exited with code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "crashed", "ended without an exit message: killed by SIGKILL"),
+        ("say(op='exit'); sys.exit(2)", "failed", "sent 'exit', then exited with code 2"),
+        ("say(op='yield'); sys.exit(2)", "failed", "sent 'yield', then exited with code 2"),
         ("say(op='exit', exit_kind='failed', summary='no network')", "failed", "no network"),
-        ("say(op='exit', exit_kind='cancelled')", "cancelled", "it says that it cancelled"),
+        ("say(op='exit', exit_kind='cancelled')", "cancelled", "the agent reported exit_kind 'cancelled'"),
         ("say(op='exit', exit_kind='crashed', text='oh')", "crashed", "oh"),
     ],
 )
-def test_the_last_word_and_the_exit_code_are_the_outcome(
-    shop: Workshop, line: RecordingLine, script: str, exit_kind: str, error: str
+def test_the_final_message_and_the_exit_code_decide_the_outcome(
+    resources: RunnerResources, channel: RecordingChannel, script: str, exit_kind: str, error: str
 ) -> None:
-    outcome = NdjsonRunner(shop).run(work(talking("say(op='result', value='half')\n" + script)), line)
+    outcome = NdjsonRunner(resources).run(assignment(talking("say(op='result', value='half')\n" + script)), channel)
     assert (outcome.exit_kind, outcome.result["error"]) == (exit_kind, error)
-    assert outcome.result["result"] == "half"  # what there was of it
+    assert outcome.result["result"] == "half"  # the partial result
 
 
-def test_a_result_that_is_too_large_fails_the_run(shop: Workshop, line: RecordingLine) -> None:
-    plan = talking(f"say(op='result', value='x' * {RESULT_BYTES_MAX}); say(op='exit')\n")
-    outcome = NdjsonRunner(shop).run(work(plan), line)
+def test_a_result_that_is_too_large_fails_the_run(resources: RunnerResources, channel: RecordingChannel) -> None:
+    settings = talking(f"say(op='result', value='x' * {RESULT_BYTES_MAX}); say(op='exit')\n")
+    outcome = NdjsonRunner(resources).run(assignment(settings), channel)
     assert (outcome.exit_kind, outcome.outcome) == ("failed", "result_too_large")
     assert len(json.dumps(outcome.result)) < RESULT_BYTES_MAX
 
@@ -175,26 +179,29 @@ def test_a_result_that_is_too_large_fails_the_run(shop: Workshop, line: Recordin
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        ("print('Traceback or so', flush=True); hear()", "a line that is not JSON"),
-        ("print('[1, 2]', flush=True); hear()", "a line that is not JSON"),
-        ("say(op='charge', dim='tokens', amount='many'); hear()", "'charge' with a field that cannot be"),
-        ("say(op='exit', exit_kind='splendid'); hear()", "'exit' with a field that cannot be"),
+        ("print('Traceback or so', flush=True); hear()", "a line that is not a JSON object with an op"),
+        ("print('[1, 2]', flush=True); hear()", "a line that is not a JSON object with an op"),
+        ("say(op='charge', dim='tokens', amount='many'); hear()", "'charge' with an invalid field"),
+        ("say(op='exit', exit_kind='splendid'); hear()", "'exit' with an invalid field"),
         ("sys.stdout.write('x' * 2_000_000); sys.stdout.flush(); hear()", "a line of more than"),
-        ("sys.stdout.buffer.write(b'\\xff\\xfe\\n'); sys.stdout.flush(); hear()", "a line that is not JSON"),
+        (
+            "sys.stdout.buffer.write(b'\\xff\\xfe\\n'); sys.stdout.flush(); hear()",
+            "a line that is not a JSON object with an op",
+        ),
     ],
 )
-def test_what_is_no_message_ends_the_run_with_a_typed_failure(
-    shop: Workshop, line: RecordingLine, script: str, error: str
+def test_an_invalid_message_ends_the_run_as_protocol_broken(
+    resources: RunnerResources, channel: RecordingChannel, script: str, error: str
 ) -> None:
-    outcome = NdjsonRunner(shop).run(work(talking(script)), line)
+    outcome = NdjsonRunner(resources).run(assignment(talking(script)), channel)
     assert (outcome.exit_kind, outcome.outcome) == ("failed", "protocol_broken")
     assert error in outcome.result["error"]
     assert outcome.result["name"] == RunnerProtocolBroken.name
     assert "line" in outcome.result
 
 
-def test_an_agent_over_its_cpu_time_says_so(shop: Workshop, line: RecordingLine) -> None:
-    outcome = NdjsonRunner(shop).run(work(talking("while True: pass", limits=Limits(cpu_s=1))), line)
+def test_an_agent_over_its_cpu_limit_ends_as_over_cpu(resources: RunnerResources, channel: RecordingChannel) -> None:
+    outcome = NdjsonRunner(resources).run(assignment(talking("while True: pass", limits=Limits(cpu_s=1))), channel)
     assert (outcome.exit_kind, outcome.outcome) == ("failed", "over_cpu")
 
 
@@ -205,88 +212,98 @@ def test_an_agent_over_its_cpu_time_says_so(shop: Workshop, line: RecordingLine)
     ("script", "error"),
     [
         ("say(op='log', text='first'); hear(); hear()", "answered init with 'log'"),
-        ("say(op='ready', pid=99); hear(); hear()", "ready as agent 99, and not 3"),
-        ("print('hello', flush=True); hear(); hear()", "a line that is not JSON"),
-        ("sys.exit(4)", "it did not say ready: it ended with code 4"),
-        ("", "did not say ready: it ended with code 0"),
+        ("say(op='ready', pid=99); hear(); hear()", "sent ready with pid 99 instead of 3"),
+        ("print('hello', flush=True); hear(); hear()", "a line that is not a JSON object with an op"),
+        ("sys.exit(4)", "did not send ready: exited with code 4"),
+        ("", "did not send ready: exited with code 0"),
     ],
 )
-def test_who_does_not_answer_as_an_agent_never_began(
-    shop: Workshop, line: RecordingLine, script: str, error: str
+def test_a_program_that_does_not_answer_ready_never_starts(
+    resources: RunnerResources, channel: RecordingChannel, script: str, error: str
 ) -> None:
-    outcome = NdjsonRunner(shop).run(work(raw(script)), line)
+    outcome = NdjsonRunner(resources).run(assignment(raw(script)), channel)
     assert (outcome.exit_kind, outcome.outcome) == ("failed", "handshake_failed")
-    assert error.removeprefix("it ") in outcome.result["error"]
-    assert line.stops is None
+    assert error in outcome.result["error"]
+    assert channel.stop_handle is None
 
 
-def test_who_does_not_answer_in_time_never_began() -> None:
+def test_a_program_that_does_not_answer_in_time_never_starts() -> None:
     clock = ManualClock()
-    line = RecordingLine()
-    with Workshop(clock) as shop:
-        runner = NdjsonRunner(shop)
-        run = Running(runner, work(raw("print('here', file=sys.stderr, flush=True); hear(); hear()")), line)
-        line.until_logged("here")
+    channel = RecordingChannel()
+    with RunnerResources(clock) as resources:
+        runner = NdjsonRunner(resources)
+        run = Running(runner, assignment(raw("print('here', file=sys.stderr, flush=True); hear(); hear()")), channel)
+        channel.until_logged("here")
         clock.advance(IPC_TIMEOUT_S)
         outcome = run.outcome()
         runner.close()
     assert (outcome.outcome, outcome.result["name"]) == ("handshake_failed", "kernel_runner_ipc_timeout")
-    assert line.stops is None
+    assert channel.stop_handle is None
 
 
-def test_what_cannot_be_started_says_why(shop: Workshop, line: RecordingLine) -> None:
-    outcome = NdjsonRunner(shop).run(work(RunPlan(runner="ndjson", argv=("no-such-program-here",))), line)
+def test_a_program_that_cannot_start_ends_as_spawn_failed(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    outcome = NdjsonRunner(resources).run(
+        assignment(AgentSettings(runner="ndjson", argv=("no-such-program-here",))), channel
+    )
     assert (outcome.exit_kind, outcome.outcome) == ("failed", "spawn_failed")
 
 
 # --- stopping ------------------------------------------------------------------------------------------
 
 
-def test_an_agent_is_asked_to_stop_and_may_save_its_work(shop: Workshop, line: RecordingLine) -> None:
-    plan = talking(
+def test_an_agent_is_asked_to_stop_and_may_save_its_work(resources: RunnerResources, channel: RecordingChannel) -> None:
+    settings = talking(
         "say(op='log', text='working'); stop = hear()\n"
         "say(op='checkpoint', state={'stop': stop}); say(op='exit', exit_kind='cancelled', summary='as asked')\n",
         stop_grace_s=3.0,
     )
-    run = Running(NdjsonRunner(shop), work(plan), line)
-    line.until_logged("working")
-    assert line.ask_to_stop("preempted")
+    run = Running(NdjsonRunner(resources), assignment(settings), channel)
+    channel.until_logged("working")
+    assert channel.request_stop("preempted")
     outcome = run.outcome()
     assert (outcome.exit_kind, outcome.result["error"]) == ("cancelled", "as asked")
-    assert line.said == [("checkpoint", {"stop": {"op": "stop", "reason": "preempted", "grace_s": 3.0}})]
-    assert line.stops is not None
-    assert line.stops.ask("again") is False  # it is over
+    assert channel.calls == [("checkpoint", {"stop": {"op": "stop", "reason": "preempted", "grace_s": 3.0}})]
+    assert channel.stop_handle is not None
+    assert channel.stop_handle.request_stop("again") is False  # the run has finished
 
 
-def test_who_does_not_listen_is_terminated(shop: Workshop, line: RecordingLine) -> None:
-    run = Running(NdjsonRunner(shop), work(talking("import signal\nsay(op='log', text='deaf'); signal.pause()")), line)
-    line.until_logged("deaf")
-    assert line.ask_to_stop()
-    assert line.stops is not None
-    assert line.stops.terminate()
+def test_an_agent_that_ignores_a_stop_request_is_terminated(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    run = Running(
+        NdjsonRunner(resources),
+        assignment(talking("import signal\nsay(op='log', text='deaf'); signal.pause()")),
+        channel,
+    )
+    channel.until_logged("deaf")
+    assert channel.request_stop()
+    assert channel.stop_handle is not None
+    assert channel.stop_handle.terminate()
     assert run.outcome().exit_kind == "cancelled"
 
 
-def test_an_agent_that_never_reads_costs_no_time(shop: Workshop, line: RecordingLine) -> None:
-    plan = talking(
+def test_an_agent_that_never_reads_costs_no_time(resources: RunnerResources, channel: RecordingChannel) -> None:
+    settings = talking(
         "for n in range(3000): say(op='charge', id='x' * 100, amounts={'tokens': 1})\nsay(op='exit')\n"
-    )  # some 400 KB of answers: more than the pipe holds
-    assert NdjsonRunner(shop).run(work(plan), line).exit_kind == "completed"
-    assert len(line.said) == 3000
+    )  # some 400 KB of replies: more than the pipe holds
+    assert NdjsonRunner(resources).run(assignment(settings), channel).exit_kind == "completed"
+    assert len(channel.calls) == 3000
 
 
-def test_who_has_said_the_last_word_and_does_not_end_is_killed_and_its_word_counts() -> None:
+def test_a_program_that_does_not_exit_after_its_final_message_is_killed_and_the_message_counts() -> None:
     clock = ManualClock()
-    line = RecordingLine()
-    with Workshop(clock) as shop:
-        runner = NdjsonRunner(shop)
+    channel = RecordingChannel()
+    with RunnerResources(clock) as resources:
+        runner = NdjsonRunner(resources)
         script = (
             "import signal\n"
             "say(op='result', value=1); say(op='exit')\n"
             "sys.stdin.read(); print('end of input', file=sys.stderr, flush=True); signal.pause()"
         )
-        run = Running(runner, work(talking(script)), line)
-        line.until_logged("end of input")  # it was told that nothing more comes
+        run = Running(runner, assignment(talking(script)), channel)
+        channel.until_logged("end of input")  # its input was closed
         clock.advance(EXIT_GRACE_S)
         outcome = run.outcome()
         runner.close()
@@ -299,7 +316,7 @@ def test_who_has_said_the_last_word_and_does_not_end_is_killed_and_its_word_coun
 @given(st.lists(st.binary(max_size=30)), st.integers(1, 7))
 def test_lines_are_the_same_however_they_are_cut(parts: list[bytes], cut: int) -> None:
     text = b"\n".join(parts)
-    whole, pieces = protocol.Lines(), protocol.Lines()
+    whole, pieces = protocol.LineSplitter(), protocol.LineSplitter()
     expected = whole.feed(text)
     got = [each for at in range(0, len(text), cut) for each in pieces.feed(text[at : at + cut])]
     assert got == expected
@@ -307,12 +324,12 @@ def test_lines_are_the_same_however_they_are_cut(parts: list[bytes], cut: int) -
 
 
 @given(st.binary(max_size=80))
-def test_whatever_a_line_is_it_is_a_message_an_unknown_op_or_a_typed_error(text: bytes) -> None:
-    said = understood(text)
-    assert isinstance(said, RunnerProtocolBroken | protocol.Said) or said not in protocol.OPS
+def test_any_line_is_a_message_an_unknown_op_or_a_typed_error(text: bytes) -> None:
+    decoded = decode(text)
+    assert isinstance(decoded, RunnerProtocolBroken | protocol.AgentMessage) or decoded not in protocol.OPS
 
 
-def understood(text: bytes) -> Any:
+def decode(text: bytes) -> Any:
     try:
         return protocol.decode(text)
     except RunnerProtocolBroken as problem:

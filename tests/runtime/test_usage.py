@@ -1,4 +1,4 @@
-"""Usage is read from the JSON that programs print, in their own shapes; nonsense is never an exception."""
+"""Usage is read from the JSON that programs print, in their own shapes; invalid output never raises."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.errors import FleetInvalid
-from rota.fleet.runners.usage import DOCUMENT_BYTES_MAX, LINE_BYTES_MAX, PRESETS, Report, Term, UsageReader, compile_sum
+from rota.fleet.runners.usage import (
+    DOCUMENT_BYTES_MAX,
+    LINE_BYTES_MAX,
+    PRESETS,
+    Term,
+    UsageReader,
+    UsageReport,
+    compile_sum,
+)
 
 CLAUDE: dict[str, Any] = {
     "type": "result", "subtype": "success", "is_error": False, "duration_ms": 1200, "num_turns": 3,
@@ -38,8 +46,8 @@ GEMINI: dict[str, Any] = {
 }
 
 
-def read(said: str | dict[str, str], *chunks: bytes) -> Report:
-    reader = UsageReader(said)
+def read(usage: str | dict[str, str], *chunks: bytes) -> UsageReport:
+    reader = UsageReader(usage)
     for chunk in chunks:
         reader.feed(chunk)
     return reader.report()
@@ -50,20 +58,20 @@ def lines(*documents: Any) -> bytes:
 
 
 def test_claude_code_prints_one_object_or_a_stream_that_ends_with_it() -> None:
-    expected = Report(usage={"tokens": 1400, "cost_micro": 12_345}, text="Done.")
+    expected = UsageReport(usage={"tokens": 1400, "cost_micro": 12_345}, text="Done.")
     stream = [{"type": "system"}, {"type": "assistant", "message": {"usage": {"input_tokens": 1}}}, CLAUDE]
     assert read("claude", json.dumps(CLAUDE).encode()) == expected
     assert read("claude", lines(*stream)) == expected
-    assert read("claude", json.dumps(stream).encode()) == expected  # verbose: a list of all of them
+    assert read("claude", json.dumps(stream).encode()) == expected  # verbose: a list of all events
 
 
-def test_claude_code_says_that_it_failed() -> None:
-    assert read("claude", lines(CLAUDE | {"is_error": True})).error == "it says that it failed"
+def test_claude_code_reports_a_failure() -> None:
+    assert read("claude", lines(CLAUDE | {"is_error": True})).error == "the program reported a failure"
     assert read("claude", lines(CLAUDE | {"subtype": "error_max_turns"})).error == "error_max_turns"
 
 
 def test_codex_prints_events() -> None:
-    assert read("codex", lines(*CODEX)) == Report(usage={"tokens": 107}, text="Hi")
+    assert read("codex", lines(*CODEX)) == UsageReport(usage={"tokens": 107}, text="Hi")
     failed = read("codex", lines(*CODEX[:3], {"type": "turn.failed", "error": {"message": "out of quota"}}))
     assert failed.error == "out of quota"
     assert "no usage found" in failed.advisories[0]
@@ -71,7 +79,7 @@ def test_codex_prints_events() -> None:
 
 def test_gemini_prints_one_object_over_many_lines() -> None:
     pretty = json.dumps(GEMINI, indent=2).encode()
-    expected = Report(usage={"tokens": 35, "tool_calls": 2}, text="Paris.")
+    expected = UsageReport(usage={"tokens": 35, "tool_calls": 2}, text="Paris.")
     assert read("gemini", b"Loaded cached credentials.\n" + pretty) == expected
     stream = lines(
         {"type": "init"}, {"type": "result", "status": "success", "stats": {"total_tokens": 9, "tool_calls": 1}}
@@ -94,51 +102,51 @@ def test_the_generic_preset_knows_the_usual_names(document: Any, usage: dict[str
     assert read("generic", lines(document)).usage == usage
 
 
-def test_paths_of_ones_own_with_the_answer_and_what_says_it_failed() -> None:
-    said = {"tokens": "turns.*.in + turns.*.out", "last": "turns[-1].in", "cost_micro": "usd * 1e6", "text": "a.b"}
+def test_custom_paths_with_the_answer_and_the_failure() -> None:
+    paths = {"tokens": "turns.*.in + turns.*.out", "last": "turns[-1].in", "cost_micro": "usd * 1e6", "text": "a.b"}
     document = {"turns": [{"in": 1, "out": 2}, {"in": 10, "out": 20}], "usd": 0.25, "a": {"b": "yes"}, "failed": 1}
-    report = read(said | {"error": "failed"}, lines(document))
+    report = read(paths | {"error": "failed"}, lines(document))
     assert report.usage == {"tokens": 33, "last": 10, "cost_micro": 250_000}
-    assert (report.text, report.error) == ("yes", "it says that it failed")
+    assert (report.text, report.error) == ("yes", "the program reported a failure")
 
 
-def test_the_last_object_that_says_something_counts() -> None:
+def test_the_last_object_with_a_dimension_counts() -> None:
     assert read({"tokens": "t"}, lines({"t": 1}, {"t": 5}, {"other": 2})).usage == {"tokens": 5}
 
 
 @pytest.mark.parametrize(
     "bad", ["", "a +", "a * b", "a..b", "a[x]", "__import__('os')", "a - b", "(a + b) * 2", "a.", "* *"]
 )
-def test_what_is_no_path_is_refused_with_a_sentence(bad: str) -> None:
-    with pytest.raises(FleetInvalid, match="is not a path"):
+def test_an_invalid_path_is_refused(bad: str) -> None:
+    with pytest.raises(FleetInvalid, match="is not a valid path"):
         UsageReader({"tokens": bad})
 
 
-def test_a_preset_that_does_not_exist_is_refused_with_those_that_do() -> None:
+def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
     with pytest.raises(FleetInvalid, match="claude, codex, gemini, generic"):
         UsageReader("clod")
 
 
-def test_the_grammar_is_understood_as_written() -> None:
+def test_the_grammar_is_parsed() -> None:
     assert compile_sum("a.*.b[-1] * 2.5 + c") == (Term(("a", "*", "b", -1), 2.5), Term(("c",)))
 
 
-def test_what_is_not_found_is_an_advisory() -> None:
+def test_missing_usage_is_an_advisory() -> None:
     assert read("claude", b"plain text\n").advisories == (
-        "no usage found: the output had no JSON object (tokens, cost_micro looked for)",
+        "no usage found: the output had no JSON object (looked for tokens, cost_micro)",
     )
     assert "1 JSON objects, none of them with it" in read("claude", lines({"type": "other"})).advisories[0]
     assert read({"tokens": "t", "cost_micro": "c"}, lines({"t": 1})).advisories == ("usage: cost_micro not found",)
 
 
 @pytest.mark.parametrize("value", [-1, 1e300, True, "12", None, [], {}])
-def test_a_value_that_is_no_amount_is_no_usage(value: Any) -> None:
+def test_an_invalid_amount_is_no_usage(value: Any) -> None:
     report = read({"tokens": "t"}, lines({"t": value}))
     assert report.usage == {}
     assert len(report.advisories) >= 1
 
 
-def test_a_line_or_an_object_that_is_too_long_is_passed_over_and_what_follows_is_read() -> None:
+def test_a_line_or_object_that_is_too_long_is_skipped_and_the_rest_is_read() -> None:
     reader = UsageReader({"tokens": "t"})
     reader.feed(b'{"t": 1, "x": "')
     for _ in range(LINE_BYTES_MAX // 1000 + 1):
@@ -150,11 +158,11 @@ def test_a_line_or_an_object_that_is_too_long_is_passed_over_and_what_follows_is
     reader.feed(b'\n{"t": 2}\n')
     report = reader.report()
     assert report.usage == {"tokens": 2}
-    assert report.advisories == ("usage: 2 lines or objects were too long to be read",)
+    assert report.advisories == ("usage: 2 lines or objects were too long to read",)
 
 
 @given(st.sampled_from([*PRESETS, "own"]), st.lists(st.binary(max_size=60)))
-def test_whatever_is_printed_reading_it_never_fails(preset: str, chunks: list[bytes]) -> None:
+def test_reading_never_fails_whatever_is_printed(preset: str, chunks: list[bytes]) -> None:
     report = read({"tokens": "a.*[0].b"} if preset == "own" else preset, *chunks)
     assert all(type(amount) is int for amount in report.usage.values())
 
@@ -172,7 +180,7 @@ json_values = st.recursive(
 
 
 @given(st.sampled_from([*PRESETS]), json_values, st.integers(1, 50))
-def test_wrong_shapes_are_no_usage_however_they_are_cut(preset: str, document: Any, cut: int) -> None:
+def test_wrong_shapes_give_the_same_report_however_they_are_cut(preset: str, document: Any, cut: int) -> None:
     text = json.dumps(document).encode()
     pieces = [text[at : at + cut] for at in range(0, len(text), cut)]
     whole, cut_up = read(preset, text), read(preset, *pieces)

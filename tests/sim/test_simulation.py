@@ -1,4 +1,4 @@
-"""The engine under virtual time: the driver, the report, the drawing, and the examples that are shipped."""
+"""The engine in virtual time: the driver, the report, the drawing, and the shipped examples."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from rota.cores import Machine
+from rota.cores import CoresEngine
 from rota.errors import ContextRefused, IslandRefused, LeaseRefused
 from rota.policy import registry
-from rota.sim.build import arrange, build
-from rota.sim.plot import SHAPES_MAX, _color, draw
-from rota.sim.report import Report, Spread, report
-from rota.sim.scenario import Scenario, load, parse
+from rota.sim.build import apply_policy, build_simulation
+from rota.sim.plot import SHAPES_MAX, _color, draw_svg
+from rota.sim.report import SimReport, TimeSpread, make_report
+from rota.sim.scenario import Scenario, load_scenario, parse_scenario
 from rota.sim.simulation import Simulation
 
 MS = 1_000_000
@@ -24,9 +24,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "cpu"
 
 
 def simulate(text: str) -> Simulation:
-    scenario = parse(text)
-    simulation = build(scenario)
-    simulation.check = Machine.audit
+    scenario = parse_scenario(text)
+    simulation = build_simulation(scenario)
+    simulation.check = CoresEngine.check_invariants
     simulation.run(scenario.duration_ms * MS)
     return simulation
 
@@ -47,8 +47,8 @@ kind = "hog"
 # --- the driver ------------------------------------------------------------------------------------
 
 
-def test_a_report_says_who_had_what() -> None:
-    shown = report(simulate(HOGS))
+def test_a_report_lists_what_each_thread_used() -> None:
+    shown = make_report(simulate(HOGS))
     heavy, light = shown.threads
     assert (heavy.name, light.name) == ("heavy", "light")
     assert abs(heavy.share_ppm - 750_000) < 8_000
@@ -58,7 +58,7 @@ def test_a_report_says_who_had_what() -> None:
     assert shown.counted["picks"] >= heavy.switches + light.switches
 
 
-def test_threads_begin_when_they_are_told_to() -> None:
+def test_threads_start_at_their_start_time() -> None:
     simulation = simulate(HOGS + "start_ms = 100\n")
     first = next(segment for segment in simulation.segments if segment.thread == "light")
     assert 100 * MS <= first.start_ns <= 103 * MS
@@ -94,13 +94,13 @@ at_ms = 50
 do = "exit"
 name = "server"
 """)
-    shown = {one.name: one for one in report(simulation).threads}
+    shown = {one.name: one for one in make_report(simulation).threads}
     assert simulation.decisions["CallFailed"] >= 1
     assert shown["server"].runtime_ns <= 50 * MS
     assert all(shown[f"client-{number}"].switches > 50 for number in range(3))
 
 
-def test_cores_come_and_go_and_services_too() -> None:
+def test_cores_and_the_policy_service_can_fail_and_return() -> None:
     simulation = simulate(
         HOGS.replace("cores = 1", "cores = 2")
         + """
@@ -124,11 +124,11 @@ do = "service_back"
     ran = [one for one in simulation.segments if one.core == 1]
     assert not any(one.end_ns > 100 * MS and one.start_ns < 200 * MS for one in ran)
     assert any(one.start_ns > 200 * MS for one in ran)
-    assert simulation.machine.evidence.fallbacks == 1
-    assert simulation.machine.orders.epoch == 1
+    assert simulation.engine.counters.fallbacks == 1
+    assert simulation.engine.policy_updates.epoch == 1
 
 
-def test_a_lease_and_a_context_can_be_revoked_on_the_way() -> None:
+def test_a_lease_and_a_context_can_be_revoked_by_events() -> None:
     simulation = simulate("""
 cores = 2
 duration_ms = 100
@@ -163,11 +163,11 @@ do = "revoke_context"
 name = "cap"
 """)
     assert simulation.decisions["PostRevoke"] == simulation.decisions["LeaseEnded"] == 1
-    shown = {one.name: one for one in report(simulation).threads}
+    shown = {one.name: one for one in make_report(simulation).threads}
     assert 20 * MS < shown["capped"].runtime_ns < 26 * MS
 
 
-def test_a_request_to_look_again_may_take_time() -> None:
+def test_a_reschedule_can_be_delayed() -> None:
     prompt = simulate(
         HOGS + '[[thread]]\nname = "s"\nkind = "sleeper"\nlatency = "sensitive"\nwork_us=50\nsleep_us=999\n'
     )
@@ -176,25 +176,25 @@ def test_a_request_to_look_again_may_take_time() -> None:
         + HOGS
         + '[[thread]]\nname = "s"\nkind = "sleeper"\nlatency = "sensitive"\nwork_us=50\nsleep_us=999\n'
     )
-    latencies = [report(one).threads[2].latency for one in (prompt, slow)]
+    latencies = [make_report(one).threads[2].latency for one in (prompt, slow)]
     assert latencies[0] is not None
     assert latencies[1] is not None
     assert latencies[1].p50_ns >= latencies[0].p50_ns + 200_000
 
 
-def test_percentiles_are_times_that_were_seen() -> None:
-    assert Spread.of([]) is None
-    assert Spread.of([5]) == Spread(1, 5, 5, 5)
-    assert Spread.of(list(range(1, 101))) == Spread(100, 50, 100, 100)
-    assert Spread.of(list(range(1, 1002))) == Spread(1001, 501, 991, 1001)
+def test_percentiles_are_observed_times() -> None:
+    assert TimeSpread.of([]) is None
+    assert TimeSpread.of([5]) == TimeSpread(1, 5, 5, 5)
+    assert TimeSpread.of(list(range(1, 101))) == TimeSpread(100, 50, 100, 100)
+    assert TimeSpread.of(list(range(1, 1002))) == TimeSpread(1001, 501, 991, 1001)
 
 
 # --- the drawing -----------------------------------------------------------------------------------
 
 
-def test_a_drawing_shows_every_turn_and_every_lag() -> None:
+def test_a_drawing_shows_every_segment_and_every_lag() -> None:
     simulation = simulate(HOGS.replace('"light"', '"<light> & \\"loud\\""'))
-    tree = ET.fromstring(draw(simulation, "a <title>"))
+    tree = ET.fromstring(draw_svg(simulation, "a <title>"))
     space = {"svg": "http://www.w3.org/2000/svg"}
     titles = [one.text or "" for one in tree.findall(".//svg:title", space)]
     assert len(titles) == len(simulation.segments)
@@ -206,30 +206,30 @@ def test_a_drawing_shows_every_turn_and_every_lag() -> None:
 
 
 def test_of_a_long_simulation_the_beginning_is_drawn() -> None:
-    scenario = parse(HOGS.replace("duration_ms = 400", "duration_ms = 30000"))
-    simulation = build(scenario)
+    scenario = parse_scenario(HOGS.replace("duration_ms = 400", "duration_ms = 30000"))
+    simulation = build_simulation(scenario)
     simulation.run(30_000 * MS)
-    text = draw(simulation, "long")
+    text = draw_svg(simulation, "long")
     assert text.count("<rect") < SHAPES_MAX + 20
     assert "the first" in text
-    assert draw(simulation, "long", until_ns=50 * MS).count("<rect") < 60
+    assert draw_svg(simulation, "long", until_ns=50 * MS).count("<rect") < 60
 
 
-def test_nothing_at_all_can_be_drawn_too() -> None:
-    ET.fromstring(draw(Simulation(Machine(cores=1)), "empty"))
+def test_an_empty_simulation_can_be_drawn() -> None:
+    ET.fromstring(draw_svg(Simulation(CoresEngine(cores=1)), "empty"))
 
 
 # --- the examples that are shipped ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["audio", "voice", "robot", "provider"])
-def test_an_example_keeps_its_promises(name: str) -> None:
-    scenario = load(EXAMPLES / f"{name}.toml")
-    simulation = build(scenario)
+def test_an_example_meets_its_deadlines(name: str) -> None:
+    scenario = load_scenario(EXAMPLES / f"{name}.toml")
+    simulation = build_simulation(scenario)
     simulation.run(scenario.duration_ms * MS)
-    assert simulation.machine.evidence.misses == 0
+    assert simulation.engine.counters.misses == 0
     assert simulation.decisions["IslandMoved"] == 0
-    responses = {one.name: one.response for one in report(simulation).threads}
+    responses = {one.name: one.response for one in make_report(simulation).threads}
     for thread in scenario.thread:
         context = next((one for one in scenario.context if one.name == thread.context), None)
         if thread.kind == "periodic" and context is not None and context.criticality != "background":
@@ -238,9 +238,9 @@ def test_an_example_keeps_its_promises(name: str) -> None:
             assert response.max_ns <= (context.deadline_us or context.period_us) * 1_000
 
 
-def test_the_example_that_does_not_fit_is_refused_with_its_shortfall() -> None:
+def test_the_example_that_does_not_fit_is_refused_with_its_shortage() -> None:
     with pytest.raises(IslandRefused) as refused:
-        build(load(EXAMPLES / "refused.toml"))
+        build_simulation(load_scenario(EXAMPLES / "refused.toml"))
     assert refused.value.data["missing"] == [
         "memory in bytes: 16,000,000 needed, 8,000,000 available",
         "time of core 1 for critical deadlines in ns: 21,000,000 needed, 20,000,000 available",
@@ -251,10 +251,10 @@ def test_every_example_is_one_of_these() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.toml")} == {"audio", "voice", "robot", "provider", "refused"}
 
 
-def test_what_is_not_an_island_is_refused_by_itself() -> None:
-    promise = '[[context]]\nname = "p"\nbudget_us = 99\nperiod_us = 100\ncriticality = "high"\ncores = [0]\n'
+def test_contexts_and_leases_outside_islands_are_refused_too() -> None:
+    reservation = '[[context]]\nname = "p"\nbudget_us = 99\nperiod_us = 100\ncriticality = "high"\ncores = [0]\n'
     with pytest.raises(ContextRefused, match="utilisation of core 0"):
-        simulate(HOGS + promise)
+        simulate(HOGS + reservation)
     lease = (
         '[[group]]\nname = "g"\n[[context]]\nname = "c"\nbudget_us = 1\nperiod_us = 2\n'
         '[[lease]]\nname = "l"\nowner = "g"\ncores = [0]\ncontext = "c"\n'
@@ -291,30 +291,30 @@ def test_the_command_takes_any_policy_that_is_registered() -> None:
     assert "0 misses" in " ".join(done.stdout.split())
 
 
-def test_another_policy_arranges_who_goes_first_and_the_laws_hold() -> None:
-    """Three hogs of one weight: of the two who wait, strict takes the more important, and the third hardly runs."""
+def test_another_policy_chooses_the_order_and_the_invariants_hold() -> None:
+    """Three hogs of equal weight: of two waiting ones strict takes the higher priority, and the third hardly runs."""
     contexts = "".join(
         f'[[context]]\nname = "{name}"\nbudget_us = 90_000\nperiod_us = 100_000\npriority = {priority}\n'
         f'[[thread]]\nname = "{name}"\nkind = "hog"\ncontext = "{name}"\n'
         for name, priority in (("low", 1), ("middle", 2), ("high", 3))
     )
-    simulation = build(parse("cores = 1\nduration_ms = 300\n" + contexts))
-    arrange(simulation, registry.make("strict"), 1 * MS)
-    simulation.check = Machine.audit
+    simulation = build_simulation(parse_scenario("cores = 1\nduration_ms = 300\n" + contexts))
+    apply_policy(simulation, registry.make("strict"), 1 * MS)
+    simulation.check = CoresEngine.check_invariants
     simulation.run(300 * MS)
-    shares = {one.name: one.share_ppm for one in report(simulation).threads}
+    shares = {one.name: one.share_ppm for one in make_report(simulation).threads}
     assert shares["high"] > 450_000
     assert shares["low"] < 50_000
 
 
-def test_the_command_can_say_it_as_json_and_the_same_seed_says_the_same() -> None:
+def test_the_json_report_is_the_same_for_the_same_seed() -> None:
     first, again, other = (rota(str(EXAMPLES / "voice.toml"), "--json", "--seed", seed) for seed in ("5", "5", "6"))
-    shown = msgspec.json.decode(first.stdout, type=Report)
+    shown = msgspec.json.decode(first.stdout, type=SimReport)
     assert shown.duration_ns == 3_000 * MS
     assert first.stdout == again.stdout != other.stdout
 
 
-def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
+def test_the_command_reports_an_error_in_one_sentence(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("cores = 1\n")
     for path, code, words in (
@@ -327,21 +327,21 @@ def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_a_drawing_that_cannot_be_written_and_a_policy_that_is_not_there_are_said(tmp_path: Path) -> None:
-    for words, code, said in (
+def test_an_unwritable_drawing_and_an_unknown_policy_are_reported(tmp_path: Path) -> None:
+    for words, code, expected in (
         (("--plot", str(tmp_path / "nowhere" / "out.svg")), 2, "out.svg cannot be written: No such file"),
         (("--policy", "bogus"), 3, "no policy is called 'bogus'"),
     ):
         done = rota(str(EXAMPLES / "provider.toml"), *words)
         assert done.returncode == code
-        assert said in done.stderr
+        assert expected in done.stderr
         assert "Traceback" not in done.stderr
 
 
 def test_a_scenario_can_be_made_in_python_too() -> None:
-    scenario = msgspec.structs.replace(parse(HOGS), duration_ms=10)
+    scenario = msgspec.structs.replace(parse_scenario(HOGS), duration_ms=10)
     assert isinstance(scenario, Scenario)
-    simulation = build(scenario, observe=False)
+    simulation = build_simulation(scenario, observe=False)
     simulation.run(10 * MS)
     assert simulation.segments == []
     assert simulation.events > 0

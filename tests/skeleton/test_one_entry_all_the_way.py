@@ -22,7 +22,7 @@ from rota.errors import (
     WaitTimeout,
 )
 from rota.kernel import Kernel, ScheduleSpec
-from rota.model.events import decode
+from rota.model.event_codec import decode
 from rota.store.migrations import LATEST
 
 
@@ -59,7 +59,7 @@ def test_a_function_becomes_an_agent_and_its_entry_runs() -> None:
         assert [decode(event.kind, event.payload).kind for event in events] == [event.kind for event in events]
 
 
-def test_an_agents_fault_is_an_outcome_and_not_ours() -> None:
+def test_an_agents_exception_fails_its_run_only() -> None:
     with Rota() as rota:
 
         @rota.agent()
@@ -73,13 +73,13 @@ def test_an_agents_fault_is_an_outcome_and_not_ours() -> None:
             job.result()
 
 
-def test_what_was_enqueued_is_there_after_the_file_is_opened_again(tmp_path: Path) -> None:
+def test_entries_survive_reopening_the_file(tmp_path: Path) -> None:
     path = tmp_path / "rota.db"
     with Rota(path) as rota:
-        pid = rota.desk.agents.create("worker")
-        sched_id = rota.desk.queue.enqueue(ScheduleSpec(pid, 3, payload={"n": 1}))
+        pid = rota.api.agents.create("worker")
+        sched_id = rota.api.queue.enqueue(ScheduleSpec(pid, 3, payload={"n": 1}))
     with Rota(path) as rota:
-        entry = rota.desk.queue.get(sched_id)
+        entry = rota.api.queue.get(sched_id)
         assert (entry.state, entry.priority, entry.payload) == ("queued", 3, {"n": 1})
 
 
@@ -88,7 +88,7 @@ def _kernel(clock: ManualClock | None = None) -> tuple[Kernel, int]:
     return kernel, kernel.agents.create("a")
 
 
-def test_claims_come_in_strict_order_and_nobody_gets_what_another_has() -> None:
+def test_claims_come_in_strict_order_and_never_overlap() -> None:
     kernel, pid = _kernel()
     low, high, first = (kernel.queue.enqueue(ScheduleSpec(pid, priority)) for priority in (1, 5, 5))
     assert [entry.sched_id for entry in kernel.queue.claim(worker_id="w1", max_n=2)] == [high, first]
@@ -132,7 +132,7 @@ def test_bad_input_gets_its_typed_error_and_nothing_is_written() -> None:
         kernel.queue.enqueue(ScheduleSpec(99))
     with pytest.raises(SchedInvalidPayload, match="is not JSON"):
         kernel.queue.enqueue(ScheduleSpec(pid, payload={"f": object()}))
-    with pytest.raises(SchedInvalidPayload, match="at most 262,144"):
+    with pytest.raises(SchedInvalidPayload, match="maximum is 262,144"):
         kernel.queue.enqueue(ScheduleSpec(pid, payload={"s": "x" * 262_144}))
     for worker_id, max_n in (("", 1), ("w", 0), ("w", True)):
         with pytest.raises(SchedInvalidPayload):
@@ -143,7 +143,7 @@ def test_bad_input_gets_its_typed_error_and_nothing_is_written() -> None:
 
 
 @pytest.mark.parametrize("stamp", ["4", "99", str(LATEST + 1), "abc", "-1"])
-def test_a_file_of_another_kernel_is_refused_and_not_written(tmp_path: Path, stamp: str) -> None:
+def test_a_file_with_another_schema_is_rejected_and_not_written(tmp_path: Path, stamp: str) -> None:
     path = tmp_path / "other.db"
     connection = apsw.Connection(str(path))
     connection.execute("CREATE TABLE kernel_meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")
@@ -155,7 +155,7 @@ def test_a_file_of_another_kernel_is_refused_and_not_written(tmp_path: Path, sta
     assert path.read_bytes() == before
 
 
-def test_a_store_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_opened_raises(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="cannot open"):
         store.open(str(tmp_path / "missing" / "rota.db"))
     with pytest.raises(StoreUnavailable, match="no store for"):

@@ -1,4 +1,4 @@
-"""One world for each test, and one store on a file or in memory."""
+"""Fixtures: one world for each test, and one store on a file or in memory."""
 
 from __future__ import annotations
 

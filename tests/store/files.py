@@ -15,32 +15,32 @@ from rota.errors import RotaError
 from rota.store.migrations import LATEST, STEPS
 from tests.store.world import PATIENCE_S
 
-# Processes that share nothing with us but the file. They come from a server that has loaded what they need and
-# nothing more, which takes a tenth of the time of a new interpreter.
+# Processes that share only the file with this one. A fork server with the needed modules loaded starts them in a tenth
+# of the time of a new interpreter.
 CLEAN = multiprocessing.get_context("forkserver")
-CLEAN.set_forkserver_preload(["tests.store.deeds"])
-NOBODY = 65_534
+CLEAN.set_forkserver_preload(["tests.store.child_processes"])
+UNPRIVILEGED = 65_534
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder, byte for byte."""
+    """The bytes of every file in a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
 def script(version: int = LATEST) -> str:
-    """The SQL that makes a file of this version, as an earlier program would have left it."""
+    """The SQL that creates a file of this version, as an earlier program left it."""
     steps = "".join(text for step, text in sorted(STEPS.items()) if step <= version)
     return f"{steps} INSERT INTO kernel_meta (key, value) VALUES ('schema_version', '{version}');"
 
 
 def descriptors() -> int:
-    """How many files this process has open."""
+    """The number of open file descriptors."""
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # not a folder of files
 
 
 @contextlib.contextmanager
 def children(work: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> Iterator[list[BaseProcess]]:
-    """Processes that are at work meanwhile; each must end well."""
+    """Run child processes in the background; each must exit with 0."""
     started = [CLEAN.Process(target=work, args=each, daemon=True) for each in arguments]
     for process in started:
         process.start()
@@ -57,22 +57,22 @@ def children(work: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> Iter
 
 
 def without_rights(work: Callable[..., str], *arguments: Any) -> str:
-    """What work says in a process that may only do what anybody may, even if we are root."""
+    """What work returns in a process without privileges, even if we are root."""
     pipe, end = CLEAN.Pipe(duplex=False)
     with children(_drop_rights, [(end, work, arguments)]):
-        assert pipe.poll(PATIENCE_S), "it said nothing"
+        assert pipe.poll(PATIENCE_S), "the process sent nothing"
         return str(pipe.recv())
 
 
 def _drop_rights(end: Any, work: Callable[..., str], arguments: tuple[Any, ...]) -> None:
     if os.geteuid() == 0:
-        os.setegid(NOBODY)
-        os.seteuid(NOBODY)
+        os.setegid(UNPRIVILEGED)
+        os.seteuid(UNPRIVILEGED)
     end.send(work(*arguments))
 
 
 def name_of_error(path: str, read_only: bool) -> str:
-    """What opening a file raises, by name."""
+    """The name of the error that opening a file raises."""
     try:
         store.open(path, read_only=read_only).close()
     except RotaError as error:
@@ -81,7 +81,7 @@ def name_of_error(path: str, read_only: bool) -> str:
 
 
 def open_together(together: Any, paths: list[str]) -> None:
-    """Open each file at the same moment as other processes do."""
+    """Open each file at the same time as other processes."""
     for path in paths:
         together.wait(PATIENCE_S)
         store.open(path).close()

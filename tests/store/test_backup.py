@@ -1,4 +1,4 @@
-"""A copy is made while others write, and appears whole or not at all; damage is told."""
+"""Backups are made while others write and appear complete or not at all; `check` reports damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rota import store
 from rota.errors import InvalidInput, StoreError
 from rota.store import Store
 from rota.store.sqlite import BACKUP_PAGES
-from tests.store import deeds
+from tests.store import child_processes
 from tests.store.files import contents, descriptors
 from tests.store.world import WORDS, Caller, acquire, put, sql, words
 
@@ -30,7 +30,7 @@ def copy(tmp_path: Path) -> str:
 def opened(request: pytest.FixtureRequest, path: str) -> Iterator[Store]:
     made = store.open(path if request.param == "file" else ":memory:")
     made.write(lambda tx: tx.run(WORDS))
-    made.write(lambda tx: tx.run(deeds.PAIR))
+    made.write(lambda tx: tx.run(child_processes.PAIR))
     yield made
     made.close()
 
@@ -39,7 +39,7 @@ def opened(request: pytest.FixtureRequest, path: str) -> Iterator[Store]:
 def file(path: str) -> Iterator[Store]:
     made = store.open(path)
     made.write(lambda tx: tx.run(WORDS))
-    made.write(lambda tx: tx.run(deeds.PAIR))
+    made.write(lambda tx: tx.run(child_processes.PAIR))
     yield made
     made.close()
 
@@ -51,7 +51,7 @@ def fill(opened: Store, rows: int) -> None:
 # --- the copy ------------------------------------------------------------------------------------
 
 
-def test_the_copy_holds_what_was_committed_and_can_be_opened(opened: Store, copy: str) -> None:
+def test_the_copy_holds_the_committed_rows_and_can_be_opened(opened: Store, copy: str) -> None:
     opened.write(put("word"))
     opened.backup(copy)
     opened.write(put("later"))
@@ -63,14 +63,14 @@ def test_the_copy_holds_what_was_committed_and_can_be_opened(opened: Store, copy
     assert opened.read(words) == ["word", "later"]
 
 
-def test_a_copy_made_while_others_write_is_of_one_moment(file: Store, copy: str) -> None:
+def test_a_copy_made_while_others_write_is_one_consistent_view(file: Store, copy: str) -> None:
     fill(file, 3 * BACKUP_PAGES)
     copied, stop = threading.Semaphore(0), threading.Event()
     numbers = iter(range(1_000_000))
 
     def write_on() -> None:
         while not stop.is_set():
-            file.write(deeds.write_pair(str(next(numbers))))
+            file.write(child_processes.write_pair(str(next(numbers))))
             copied.release()
 
     writer = Caller(write_on)
@@ -80,7 +80,7 @@ def test_a_copy_made_while_others_write_is_of_one_moment(file: Store, copy: str)
     def progress(done: int, total: int) -> None:
         seen.append((done, total))
         before = len(file.read(words))
-        for _ in range(3):  # some commits between two steps, whatever the machine does
+        for _ in range(3):  # some commits between two steps, however slow the machine is
             acquire(copied)
         assert len(file.read(words)) == before
 
@@ -97,7 +97,7 @@ def test_a_copy_made_while_others_write_is_of_one_moment(file: Store, copy: str)
     assert len(seen) >= 3
 
 
-def test_progress_goes_from_something_to_all(opened: Store, copy: str) -> None:
+def test_progress_increases_to_the_total(opened: Store, copy: str) -> None:
     fill(opened, 3 * BACKUP_PAGES)
     seen: list[tuple[int, int]] = []
     opened.backup(copy, lambda done, total: seen.append((done, total)))
@@ -107,17 +107,17 @@ def test_progress_goes_from_something_to_all(opened: Store, copy: str) -> None:
     assert 0 < dones[0] < dones[-1] == totals[0]
 
 
-def test_a_copy_does_not_keep_others_from_writing(file: Store, copy: str) -> None:
+def test_a_copy_does_not_block_writers(file: Store, copy: str) -> None:
     fill(file, 2 * BACKUP_PAGES)
     written: list[int] = []
     file.backup(copy, lambda _done, _total: written.append(Caller(lambda: file.write(put("meanwhile"))).outcome()))
     assert len(written) >= 2
 
 
-# --- where something is already ------------------------------------------------------------------
+# --- an existing target --------------------------------------------------------------------------
 
 
-def test_an_earlier_copy_is_replaced_whole(opened: Store, copy: str) -> None:
+def test_an_earlier_copy_is_replaced_completely(opened: Store, copy: str) -> None:
     opened.write(put("first"))
     opened.backup(copy)
     opened.write(put("second"))
@@ -127,8 +127,8 @@ def test_an_earlier_copy_is_replaced_whole(opened: Store, copy: str) -> None:
     made.close()
 
 
-def test_the_log_of_what_lay_there_before_is_not_taken_for_the_copys_own(opened: Store, copy: str) -> None:
-    """As after a crash of whoever used the earlier file: a log without an owner, full of its pages."""
+def test_the_log_of_an_earlier_file_is_not_replayed_into_the_copy(opened: Store, copy: str) -> None:
+    """After a crash of the earlier file's user its log remains, full of its pages."""
     earlier = store.open(copy)
     earlier.write(lambda tx: tx.run(WORDS))
     for n in range(50):
@@ -144,7 +144,7 @@ def test_the_log_of_what_lay_there_before_is_not_taken_for_the_copys_own(opened:
     made.close()
 
 
-def test_a_copy_that_was_cut_short_by_a_crash_is_no_hindrance(opened: Store, copy: str) -> None:
+def test_a_partial_copy_left_by_a_crash_is_replaced(opened: Store, copy: str) -> None:
     Path(f"{copy}.part").write_bytes(b"half of something")
     opened.write(put("word"))
     opened.backup(copy)
@@ -169,7 +169,7 @@ def test_a_store_is_not_its_own_backup(tmp_path: Path, path: str, file: Store) -
 # --- a copy that fails ---------------------------------------------------------------------------
 
 
-def test_a_copy_that_is_broken_off_leaves_nothing_and_what_was_there(opened: Store, copy: str) -> None:
+def test_a_copy_that_raises_leaves_the_target_unchanged(opened: Store, copy: str) -> None:
     fill(opened, 2 * BACKUP_PAGES)
     Path(copy).write_bytes(b"what was there")
     before, open_before = contents(Path(copy).parent), descriptors()
@@ -180,11 +180,11 @@ def test_a_copy_that_is_broken_off_leaves_nothing_and_what_was_there(opened: Sto
     with pytest.raises(KeyError, match="enough"):
         opened.backup(copy, stop)
     assert contents(Path(copy).parent) == before
-    assert descriptors() <= open_before + 3  # a reader with its log may have been made, and is kept for the next
+    assert descriptors() <= open_before + 3  # a reader connection may have been opened and kept
     assert opened.write(put("word")) > 0
 
 
-def test_a_copy_to_where_nothing_can_be_is_refused(opened: Store, tmp_path: Path) -> None:
+def test_a_copy_to_an_impossible_path_is_refused(opened: Store, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for target in (tmp_path / "no such" / "copy.db", tmp_path / "folder"):
         with pytest.raises(StoreError, match="cannot"):
@@ -202,7 +202,7 @@ def test_a_sound_file_has_no_problems(opened: Store) -> None:
     assert opened.check() == []
 
 
-def test_damage_on_the_disk_is_told_even_where_the_good_page_is_still_remembered(path: str, file: Store) -> None:
+def test_check_finds_damage_on_disk_although_the_page_is_cached(path: str, file: Store) -> None:
     fill(file, 200)
     file.close()
     opened = store.open(path)
@@ -215,7 +215,7 @@ def test_damage_on_the_disk_is_told_even_where_the_good_page_is_still_remembered
     opened.close()
 
 
-def test_a_row_that_names_a_missing_row_is_told(path: str, file: Store) -> None:
+def test_check_finds_a_row_that_refers_to_a_missing_row(path: str, file: Store) -> None:
     file.close()
     foreign = apsw.Connection(path)  # with foreign keys off, as another program would
     foreign.execute("INSERT INTO agent_ledgers (pid, dim, granted, hard_limit) VALUES (77, 'tokens', 1, 1)")

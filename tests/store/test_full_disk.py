@@ -1,7 +1,7 @@
-"""The disk fills in the midst of a group: a true answer for each, and what was acknowledged is there.
+"""The disk fills up during a batch: each caller gets a true result, and what was acknowledged is in the file.
 
-On a real small disk where the system lets us have one (in a mount namespace of the process that uses it, so nothing is
-left behind), else and also by a limit on the size of files, which anybody may set.
+The tests run on a small tmpfs where the system allows one (in a mount namespace of the child process, so nothing is
+left behind), and with a limit on the size of files, which needs no privileges.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOUNT = f'mount -t tmpfs -o size={DISK_KIB}k tmpfs "$0" && exec "$@"'
 
 
 def small_disk(folder: Path) -> list[str]:
-    """The words before a command that give it a small disk in this folder; none where that is not allowed."""
+    """The command prefix that mounts a small disk on this folder; empty where that is not allowed."""
     if not shutil.which("unshare"):
         return []
     rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -35,11 +35,18 @@ def small_disk(folder: Path) -> list[str]:
 
 @pytest.fixture(params=["a small disk", "a limit on files"])
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Play a scene of tests.store.narrow and return what it says."""
+    """Run a scene of tests.store.full_disk_process and return its output."""
     words = small_disk(tmp_path) if request.param == "a small disk" else []
 
     def run(scene: str, limit: int = LIMIT_BYTES) -> dict[str, Any]:
-        command = [sys.executable, "-m", "tests.store.narrow", scene, str(tmp_path), "0" if words else str(limit)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.store.full_disk_process",
+            scene,
+            str(tmp_path),
+            "0" if words else str(limit),
+        ]
         done = subprocess.run(
             [*words, *command], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
@@ -50,29 +57,29 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return run
 
 
-def test_each_caller_of_a_group_that_fills_the_disk_gets_a_true_answer(play: Any) -> None:
-    said = play("in_a_group")
-    told, names = said["told"], said["names"]
-    written = {name for name, answer in told.items() if answer == "written"}
-    assert written == set(names), "what was acknowledged is there after opening again, and nothing else is"
-    assert all(names[name] == said["big"] for name in written if name.startswith("big"))
-    bigs = [answer for name, answer in told.items() if name.startswith("big")]
-    assert bigs.count("refused") >= 2, "they did not all fit"
-    assert bigs.count("written") >= 1, "and those that did were written"
-    assert {name for name in told if not name.startswith("big")} <= written, "what is small still fits"
-    assert said["problems"] == []
+def test_each_caller_of_a_batch_that_fills_the_disk_gets_its_own_true_result(play: Any) -> None:
+    output = play("in_a_group")
+    results, names = output["results"], output["names"]
+    written = {name for name, answer in results.items() if answer == "written"}
+    assert written == set(names), "the reopened file holds exactly what was acknowledged"
+    assert all(names[name] == output["big"] for name in written if name.startswith("big"))
+    bigs = [answer for name, answer in results.items() if name.startswith("big")]
+    assert bigs.count("refused") >= 2, "not all of them fit"
+    assert bigs.count("written") >= 1, "those that fit were written"
+    assert {name for name in results if not name.startswith("big")} <= written, "small writes still fit"
+    assert output["problems"] == []
 
 
-def test_at_the_brim_nothing_is_lost_and_with_new_room_it_goes_on(play: Any) -> None:
-    said = play("at_the_brim")
-    told = said["told"]
-    assert sorted(name for name, answer in told.items() if answer == "written") == said["names"]
-    assert list(told.values()).count("refused") == 5
-    assert list(told.values()).count("written") > 10
-    assert said["later"] == "written"
-    assert said["problems"] == []
+def test_on_a_full_disk_nothing_is_lost_and_with_more_space_writing_continues(play: Any) -> None:
+    output = play("on_a_full_disk")
+    results = output["results"]
+    assert sorted(name for name, answer in results.items() if answer == "written") == output["names"]
+    assert list(results.values()).count("refused") == 5
+    assert list(results.values()).count("written") > 10
+    assert output["later"] == "written"
+    assert output["problems"] == []
 
 
 @pytest.mark.parametrize("scene", ["new_file", "old_file"])
-def test_where_there_is_no_room_at_all_the_store_is_unavailable(play: Any, scene: str) -> None:
-    assert play(scene, limit=1) == {"error": "StoreUnavailable"}  # and the process lives on to say so
+def test_without_any_free_space_the_store_is_unavailable(play: Any, scene: str) -> None:
+    assert play(scene, limit=1) == {"error": "StoreUnavailable"}  # and the process is not killed

@@ -1,6 +1,6 @@
-"""Writers are killed in the midst of it, round after round: what was acknowledged is there, and nothing by halves.
+"""Writers are killed while they write: everything acknowledged is in the file, and no write is there in part.
 
-Twenty seeded rounds in a test, `ROTA_SOAK_ROUNDS` of them in a soak.
+A test runs twenty seeded rounds, a soak `ROTA_SOAK_ROUNDS` of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from rota import store
 from rota.store import Store, Transaction
-from tests.store import deeds
+from tests.store import child_processes
 from tests.store.files import CLEAN
 from tests.store.world import PATIENCE_S, Caller, sql
 
@@ -24,36 +24,36 @@ ROUNDS = int(os.environ.get("ROTA_SOAK_ROUNDS", "20"))
 
 
 def acknowledged_until_killed(path: str, name: str, count: int) -> list[str]:
-    """Have a process write, kill it after so many words, and return every word it was told is written."""
+    """Start a process that writes, kill it after `count` words, and return every word it acknowledged."""
     pipe, end = CLEAN.Pipe(duplex=False)
-    process = CLEAN.Process(target=deeds.write_until_killed, args=(path, end, name), daemon=True)
+    process = CLEAN.Process(target=child_processes.write_until_killed, args=(path, end, name), daemon=True)
     process.start()
     end.close()
-    said = []
+    words = []
     try:
         while True:
-            assert pipe.poll(PATIENCE_S), "it says nothing"
-            said.append(pipe.recv_bytes().decode())
-            if len(said) == count:
+            assert pipe.poll(PATIENCE_S), "the process sent nothing"
+            words.append(pipe.recv_bytes().decode())
+            if len(words) == count:
                 process.kill()
-    except (EOFError, OSError):  # the last word may be cut short
+    except (EOFError, OSError):  # the last word may be incomplete
         pass
     process.join(PATIENCE_S)
     assert process.exitcode == -9
     process.close()
     pipe.close()
-    return said
+    return words
 
 
 def write_until(opened: Store, stop: threading.Event) -> list[str]:
-    """Write all the while, as a process that is not killed, and say what was written."""
-    said = []
+    """Write until stopped, as a process that is not killed, and return the words."""
+    words = []
     for number in itertools.count():
         if stop.is_set():
             break
-        opened.write(deeds.write_pair(f"ours.{number}"))
-        said.append(f"ours.{number}")
-    return said
+        opened.write(child_processes.write_pair(f"ours.{number}"))
+        words.append(f"ours.{number}")
+    return words
 
 
 def pairs(tx: Transaction) -> tuple[set[str], set[str]]:
@@ -64,17 +64,17 @@ def pairs(tx: Transaction) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.timeout(60 + 5 * ROUNDS)
-def test_whoever_is_killed_while_writing_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     path = str(tmp_path / "rota.db")
     opened = store.open(path)
-    opened.write(lambda tx: tx.run(deeds.PAIR))
+    opened.write(lambda tx: tx.run(child_processes.PAIR))
     expected: set[str] = set()
     for seed in range(ROUNDS):
         stop = threading.Event()
         bystander = Caller(partial(write_until, opened, stop))
         expected.update(acknowledged_until_killed(path, str(seed), random.Random(seed).randrange(1, 60)))
         stop.set()
-        expected.update(bystander.outcome())  # nothing reached it of the other's end
+        expected.update(bystander.outcome())  # the kill did not affect it
         firsts, seconds = opened.read(pairs)
         assert firsts == seconds, f"half written, seed {seed}"
         assert expected <= firsts, f"acknowledged and lost, seed {seed}"

@@ -1,4 +1,4 @@
-"""A file goes forward with its rows untouched, or is refused and left as it was found."""
+"""A file is migrated with its rows unchanged, or refused and left as it was."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def columns(connection: apsw.Connection, table: str) -> list[str]:
 
 
 def dump(path: str, shape: dict[str, list[str]] | None = None) -> dict[str, list[tuple[str, Any]]]:
-    """Every row of the first kernel's tables, in the columns of this shape or in all there are."""
+    """Every row of the first kernel's tables, in the given columns or in all of them."""
     connection = apsw.Connection(path)
     kept = shape or {table: columns(connection, table) for table in TABLES}
     rows = {
@@ -79,7 +79,7 @@ def stamp(tx: Transaction) -> Any:
 
 
 def schema(tx: Transaction) -> list[Row]:
-    """Every table and index with its columns, however it came to be."""
+    """Every table and index with its columns."""
     names = tx.run(sql("SELECT type, name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY 1, 2"))
     return [
         (kind, name, tx.run(sql(f"PRAGMA {'table_info' if kind == 'table' else 'index_xinfo'}({name})")))
@@ -87,10 +87,10 @@ def schema(tx: Transaction) -> list[Row]:
     ]
 
 
-# --- forward -------------------------------------------------------------------------------------
+# --- migrated ------------------------------------------------------------------------------------
 
 
-def test_a_new_file_is_of_the_latest_version(path: str) -> None:
+def test_a_new_file_has_the_latest_version(path: str) -> None:
     opened = store.open(path)
     assert opened.read(stamp) == str(LATEST)
     assert opened.check() == []
@@ -99,21 +99,21 @@ def test_a_new_file_is_of_the_latest_version(path: str) -> None:
 
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_an_older_file_goes_forward_with_its_rows_untouched(path: str, version: int, mode: str) -> None:
+def test_an_older_file_is_migrated_with_its_rows_unchanged(path: str, version: int, mode: str) -> None:
     make(path, script(version), ROWS[version], mode=mode)
     before, shape = dump(path), shape_of(path)
     opened = store.open(path)
     assert opened.read(stamp) == str(LATEST)
     assert opened.check() == []
     fresh = store.open(":memory:")
-    assert opened.read(schema) == fresh.read(schema)  # and is of the shape that a new one has
+    assert opened.read(schema) == fresh.read(schema)  # and it has the schema of a new file
     fresh.close()
     opened.close()
     assert sum(len(rows) for rows in before.values()) >= 5
     assert dump(path, shape) == before
 
 
-def test_a_file_from_before_runs_of_graphs_were_kept_gets_their_table(path: str) -> None:
+def test_a_file_without_the_graph_runs_table_gets_it(path: str) -> None:
     make(path, script(100))
     opened, fresh = store.open(path), store.open(":memory:")
     assert opened.read(stamp) == str(LATEST)
@@ -124,7 +124,7 @@ def test_a_file_from_before_runs_of_graphs_were_kept_gets_their_table(path: str)
 
 
 @pytest.mark.parametrize("version", [100, 101, 102])
-def test_a_file_from_before_entries_were_kept_for_workers_can_hold_them_for_one(path: str, version: int) -> None:
+def test_a_file_without_affinity_holds_gets_them(path: str, version: int) -> None:
     make(path, script(version), PROCESSES, QUEUE.replace("(2, 2,", "(7, 2,"))
     before = dump(path)
     opened, fresh = store.open(path), store.open(":memory:")
@@ -140,7 +140,7 @@ def test_a_file_from_before_entries_were_kept_for_workers_can_hold_them_for_one(
     assert dump(path, shape_of(path)) == before
 
 
-def test_ids_go_on_where_the_older_file_left_off(path: str) -> None:
+def test_ids_continue_after_a_migration(path: str) -> None:
     make(path, script(3), ROWS[3])
     opened = store.open(path)
     entry = sql("INSERT INTO agent_schedule_queue (pid, created_at) VALUES (1, 200) RETURNING sched_id")
@@ -150,19 +150,19 @@ def test_ids_go_on_where_the_older_file_left_off(path: str) -> None:
     opened.close()
 
 
-def test_entries_of_an_older_queue_are_ready_held_or_claimed_as_they_were(path: str) -> None:
+def test_entries_of_an_older_queue_keep_their_hold_or_claim(path: str) -> None:
     make(path, script(3), ROWS[3])
     opened = store.open(path)
     query = sql("SELECT sched_id, hold, heartbeat_at, claim_timeout_s, claim_expires_at FROM agent_schedule_queue")
     rows = {row[0]: row[1:] for row in opened.read(lambda tx: tx.run(query))}
     assert rows[1] == (None, None, None, None)  # ready
-    assert rows[2] == ("time", None, None, None)  # not before its time
-    assert rows[3] == (None, 140.0, 3_600, 3_740.0)  # claimed, and taken back if nobody is heard of
+    assert rows[2] == ("time", None, None, None)  # held until its time
+    assert rows[3] == (None, 140.0, 3_600, 3_740.0)  # claimed, and requeued when the claim expires
     assert [rows[n][0] for n in (4, 8, 9)] == [None] * 3
     opened.close()
 
 
-def test_a_file_that_was_brought_forward_is_not_touched_again(path: str) -> None:
+def test_a_migrated_file_is_not_written_again(path: str) -> None:
     make(path, script(2), ROWS[2])
     store.open(path).close()
     before = Path(path).read_bytes()
@@ -170,7 +170,7 @@ def test_a_file_that_was_brought_forward_is_not_touched_again(path: str) -> None
     assert Path(path).read_bytes() == before
 
 
-def test_a_step_that_fails_leaves_the_file_at_its_version(path: str) -> None:
+def test_a_failed_step_leaves_the_file_at_its_version(path: str) -> None:
     make(path, script(2), ROWS[2], "CREATE TABLE projects (mine TEXT); INSERT INTO projects VALUES ('keep me')")
     before = dump(path)
     with pytest.raises(StoreError, match="projects already exists"):
@@ -182,7 +182,7 @@ def test_a_step_that_fails_leaves_the_file_at_its_version(path: str) -> None:
     connection.close()
 
 
-def test_every_version_has_its_way_to_the_latest() -> None:
+def test_every_version_has_a_plan_to_the_latest() -> None:
     steps = sorted(STEPS)
     assert steps[:3] == [1, 2, 3]
     assert all(step >= 100 for step in steps[3:])
@@ -193,14 +193,14 @@ def test_every_version_has_its_way_to_the_latest() -> None:
 
 # --- refused -------------------------------------------------------------------------------------
 
-FULL_WIDTH_100 = "\uff11\uff10\uff10"  # digits to Python, and not to us
+FULL_WIDTH_100 = "\uff11\uff10\uff10"  # digits for Python, not for rota
 FOREIGN = ["4", "99", str(LATEST + 1), "99999", "9" * 5_000, "0", "-1"]
 MALFORMED = ["", " ", "abc", "3.0", "1e2", "+3", " 3", FULL_WIDTH_100, "\u2162"]
 
 
 @pytest.mark.parametrize("mode", ["delete", "wal"])
 @pytest.mark.parametrize("stamped", FOREIGN + MALFORMED)
-def test_a_foreign_newer_or_malformed_stamp_is_refused_and_nothing_is_written(
+def test_a_foreign_newer_or_malformed_version_is_refused_and_nothing_is_written(
     tmp_path: Path, path: str, stamped: str, mode: str
 ) -> None:
     make(path, script(3), ROWS[3], f"UPDATE kernel_meta SET value = '{stamped}'", mode=mode)
@@ -211,10 +211,10 @@ def test_a_foreign_newer_or_malformed_stamp_is_refused_and_nothing_is_written(
 @pytest.mark.parametrize(
     "text",
     [
-        "CREATE TABLE bookmarks (url TEXT)",  # another program's
+        "CREATE TABLE bookmarks (url TEXT)",  # of another program
         "CREATE VIEW bookmarks AS SELECT 1",
-        "CREATE TABLE kernel_meta (key TEXT PRIMARY KEY, value TEXT)",  # no stamp
-        "CREATE TABLE kernel_meta (name TEXT, version INTEGER)",  # of another shape
+        "CREATE TABLE kernel_meta (key TEXT PRIMARY KEY, value TEXT)",  # no schema_version
+        "CREATE TABLE kernel_meta (name TEXT, version INTEGER)",  # other columns
         "CREATE TABLE kernel_meta (key, value); INSERT INTO kernel_meta VALUES ('schema_version', NULL)",
         "CREATE TABLE kernel_meta (key, value); INSERT INTO kernel_meta VALUES ('schema_version', x'33')",
         "CREATE TABLE kernel_meta (key, value); INSERT INTO kernel_meta VALUES ('schema_version', 4)",
@@ -228,7 +228,7 @@ def test_a_file_of_another_program_is_refused_and_nothing_is_written(
 
 
 def refused(folder: Path, path: str) -> None:
-    """It is refused for writing and for reading, its bytes are the same, and nothing was made beside it."""
+    """It is refused for writing and reading, its bytes are unchanged, and no file is created beside it."""
     before = contents(folder)
     with pytest.raises(SchemaMismatch):
         store.open(path)
@@ -237,7 +237,7 @@ def refused(folder: Path, path: str) -> None:
         store.open(path, read_only=True)
     after = contents(folder)
     assert after["rota.db"] == before["rota.db"]
-    assert after.keys() - before.keys() <= {"rota.db-wal", "rota.db-shm"}  # of SQLite's own reading
+    assert after.keys() - before.keys() <= {"rota.db-wal", "rota.db-shm"}  # created by SQLite when it reads
     assert after.get("rota.db-wal", b"") == b""
 
 
@@ -248,7 +248,7 @@ def test_the_log_of_a_refused_file_is_left_beside_it(tmp_path: Path, path: str) 
     crashed = tmp_path / "crashed"
     crashed.mkdir()
     for name, text in contents(tmp_path).items():
-        (crashed / name).write_bytes(text)  # as a program that was killed leaves them
+        (crashed / name).write_bytes(text)  # as a killed program leaves them
     owner.close()
     before = contents(crashed)
     assert before["rota.db-wal"] != b""
@@ -261,11 +261,11 @@ def test_the_log_of_a_refused_file_is_left_beside_it(tmp_path: Path, path: str) 
     again.close()
 
 
-# --- many at once --------------------------------------------------------------------------------
+# --- several processes ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [0, 2])
-def test_processes_that_open_a_file_at_the_same_moment_bring_it_forward_once(tmp_path: Path, version: int) -> None:
+def test_processes_that_open_a_file_together_migrate_it_once(tmp_path: Path, version: int) -> None:
     paths = [str(tmp_path / f"{n}.db") for n in range(12)]
     if version:
         for path in paths:

@@ -1,4 +1,4 @@
-"""Verbs that are posted: they share commits, wait without a thread, and one that fails harms no other."""
+"""Posted writes share commits, wait without a thread, and fail without affecting the others."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ import pytest
 from rota import store
 from rota.errors import StoreUnavailable, UnknownPid
 from rota.kernel import Kernel, ScheduleSpec
-from rota.store import JointStore
-from rota.store.requests import Posted
+from rota.store import JoinedStore
+from rota.store.requests import PostedWrite
 
 PATIENCE_S = 30.0
 
 
-class Box:
-    """Where posted verbs say that they are answered."""
+class Mailbox:
+    """Posts writes and collects the names of those that are done."""
 
-    def __init__(self, joint: JointStore) -> None:
-        self.joint = joint
-        self._bell = threading.Condition()
-        self.told: list[str] = []
+    def __init__(self, joined: JoinedStore) -> None:
+        self.joined = joined
+        self._changed = threading.Condition()
+        self.done: list[str] = []
 
-    def errand(self, name: str, verb: Any, **how: Any) -> Posted[Any]:
-        return self.joint.errand(verb, lambda: self._hear(name), **how)
+    def write(self, name: str, call: Any, **how: Any) -> PostedWrite[Any]:
+        return self.joined.posted_write(call, lambda: self._add(name), **how)
 
-    def _hear(self, name: str) -> None:
-        with self._bell:
-            self.told.append(name)
-            self._bell.notify_all()
+    def _add(self, name: str) -> None:
+        with self._changed:
+            self.done.append(name)
+            self._changed.notify_all()
 
     def until(self, *names: str) -> None:
-        with self._bell:
-            assert self._bell.wait_for(lambda: set(names) <= set(self.told), PATIENCE_S), self.told
+        with self._changed:
+            assert self._changed.wait_for(lambda: set(names) <= set(self.done), PATIENCE_S), self.done
 
 
 @pytest.fixture(params=["file", "memory"])
 def kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Kernel]:
     path = str(tmp_path / "rota.db") if request.param == "file" else ":memory:"
-    made = Kernel(store.open_joint(path))
+    made = Kernel(store.open_joined(path))
     made.agents.create("agent")
     yield made
     made.store.close()
 
 
-def joint_of(kernel: Kernel) -> JointStore:
-    assert isinstance(kernel.store, JointStore)
+def joined_of(kernel: Kernel) -> JoinedStore:
+    assert isinstance(kernel.store, JoinedStore)
     return kernel.store
 
 
@@ -57,29 +57,29 @@ def enqueue(kernel: Kernel, pid: int = 1) -> Any:
     return lambda: kernel.queue.enqueue(ScheduleSpec(pid))
 
 
-def test_what_is_posted_together_is_one_commit(kernel: Kernel) -> None:
-    joint = joint_of(kernel)
-    box = Box(joint)
+def test_writes_posted_together_share_one_commit(kernel: Kernel) -> None:
+    joined = joined_of(kernel)
+    box = Mailbox(joined)
     commits: list[int] = []
-    joint.on_change(lambda: commits.append(1))
-    errands = [box.errand(str(number), enqueue(kernel)) for number in range(5)]
-    joint.post(errands)
+    joined.on_change(lambda: commits.append(1))
+    writes = [box.write(str(number), enqueue(kernel)) for number in range(5)]
+    joined.post(writes)
     box.until("0", "1", "2", "3", "4")
-    assert [errand.answer for errand in errands] == [1, 2, 3, 4, 5]
+    assert [write.value for write in writes] == [1, 2, 3, 4, 5]
     assert len(commits) == 1
 
 
-def test_what_can_be_run_here_is_answered_here(kernel: Kernel) -> None:
-    box = Box(joint_of(kernel))
-    errands = [box.errand("a", enqueue(kernel)), box.errand("b", enqueue(kernel))]
-    assert joint_of(kernel).run(errands)
-    assert box.told == ["a", "b"]
-    assert [errand.answer for errand in errands] == [1, 2]
+def test_try_run_finishes_the_writes_before_it_returns(kernel: Kernel) -> None:
+    box = Mailbox(joined_of(kernel))
+    writes = [box.write("a", enqueue(kernel)), box.write("b", enqueue(kernel))]
+    assert joined_of(kernel).try_run(writes)
+    assert box.done == ["a", "b"]
+    assert [write.value for write in writes] == [1, 2]
 
 
-def test_nothing_is_run_here_while_somebody_else_writes(kernel: Kernel) -> None:
-    joint = joint_of(kernel)
-    box = Box(joint)
+def test_try_run_runs_nothing_while_another_thread_writes(kernel: Kernel) -> None:
+    joined = joined_of(kernel)
+    box = Mailbox(joined)
     inside, go_on = threading.Event(), threading.Event()
 
     def hold(_tx: Any) -> None:
@@ -89,70 +89,74 @@ def test_nothing_is_run_here_while_somebody_else_writes(kernel: Kernel) -> None:
     writer = threading.Thread(target=kernel.store.write, args=(hold,))
     writer.start()
     inside.wait(PATIENCE_S)
-    errand = box.errand("a", enqueue(kernel))
-    assert not joint.run([errand])
-    joint.post([errand])
-    assert box.told == []
+    write = box.write("a", enqueue(kernel))
+    assert not joined.try_run([write])
+    joined.post([write])
+    assert box.done == []
     go_on.set()
     box.until("a")
     writer.join(PATIENCE_S)
 
 
-def test_one_that_fails_undoes_itself_alone(kernel: Kernel) -> None:
-    box = Box(joint_of(kernel))
+def test_a_write_that_raises_undoes_only_its_own_changes(kernel: Kernel) -> None:
+    box = Mailbox(joined_of(kernel))
 
     def half() -> None:
         kernel.queue.enqueue(ScheduleSpec(1))
         kernel.queue.enqueue(ScheduleSpec(99))
 
-    errands = [box.errand("a", enqueue(kernel)), box.errand("b", half), box.errand("c", enqueue(kernel))]
-    joint_of(kernel).post(errands)
+    writes = [
+        box.write("a", enqueue(kernel)),
+        box.write("b", half),
+        box.write("c", enqueue(kernel)),
+    ]
+    joined_of(kernel).post(writes)
     box.until("a", "b", "c")
-    assert isinstance(errands[1].error, UnknownPid)
-    assert kernel.queue.counts() == {"queued": 2}, "what the second one wrote first is gone with it"
+    assert isinstance(writes[1].error, UnknownPid)
+    assert kernel.queue.counts() == {"queued": 2}, "the entry that the second write enqueued first is undone with it"
 
 
-def test_a_verb_sees_what_it_has_written(kernel: Kernel) -> None:
-    box = Box(joint_of(kernel))
-    errand = box.errand("a", lambda: kernel.queue.get(kernel.queue.enqueue(ScheduleSpec(1, 7))).priority)
-    joint_of(kernel).post([errand])
+def test_a_posted_call_sees_what_it_has_written(kernel: Kernel) -> None:
+    box = Mailbox(joined_of(kernel))
+    write = box.write("a", lambda: kernel.queue.get(kernel.queue.enqueue(ScheduleSpec(1, 7))).priority)
+    joined_of(kernel).post([write])
     box.until("a")
-    assert errand.answer == 7
+    assert write.value == 7
 
 
-def test_one_that_waits_is_answered_by_the_commit_that_brings_it_something(kernel: Kernel) -> None:
-    joint = joint_of(kernel)
-    box = Box(joint)
+def test_a_parked_write_is_done_in_the_commit_that_serves_it(kernel: Kernel) -> None:
+    joined = joined_of(kernel)
+    box = Mailbox(joined)
     claims = [
-        box.errand(name, lambda name=name: kernel.queue.claim(worker_id=name), parks=True, same="strict")
+        box.write(name, lambda name=name: kernel.queue.claim(worker_id=name), may_park=True, equivalence_key="strict")
         for name in ("first", "second")
     ]
-    joint.post([claims[0]])
-    joint.post([claims[1]])
+    joined.post([claims[0]])
+    joined.post([claims[1]])
     for _ in range(10_000):
-        if joint.parked == 2:
+        if joined.parked == 2:
             break
         threading.Event().wait(0.001)
-    assert box.told == []
+    assert box.done == []
     kernel.queue.enqueue(ScheduleSpec(1))
     box.until("first")
-    assert [entry.worker_id for entry in claims[0].answer or ()] == ["first"]
-    assert joint.parked == 1
-    joint.withdraw(claims[1])
-    assert box.told == ["first", "second"]
-    assert not claims[1].answer
+    assert [entry.worker_id for entry in claims[0].value or ()] == ["first"]
+    assert joined.parked == 1
+    joined.withdraw(claims[1])
+    assert box.done == ["first", "second"]
+    assert not claims[1].value
     kernel.queue.enqueue(ScheduleSpec(1))
-    assert kernel.queue.counts() == {"dispatched": 1, "queued": 1}, "one that was withdrawn takes nothing"
+    assert kernel.queue.counts() == {"dispatched": 1, "queued": 1}, "a withdrawn write claims nothing"
 
 
-def test_those_who_wait_are_told_when_the_store_closes(tmp_path: Path) -> None:
-    kernel = Kernel(store.open_joint(str(tmp_path / "rota.db")))
-    joint = joint_of(kernel)
-    box = Box(joint)
-    claim = box.errand("a", lambda: kernel.queue.claim(worker_id="w"), parks=True)
-    joint.post([claim])
-    joint.close()
+def test_parked_writes_are_done_when_the_store_closes(tmp_path: Path) -> None:
+    kernel = Kernel(store.open_joined(str(tmp_path / "rota.db")))
+    joined = joined_of(kernel)
+    box = Mailbox(joined)
+    claim = box.write("a", lambda: kernel.queue.claim(worker_id="w"), may_park=True)
+    joined.post([claim])
+    joined.close()
     box.until("a")
     assert isinstance(claim.error, StoreUnavailable)
     with pytest.raises(StoreUnavailable):
-        joint.post([box.errand("b", enqueue(kernel))])
+        joined.post([box.write("b", enqueue(kernel))])

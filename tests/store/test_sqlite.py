@@ -1,4 +1,4 @@
-"""The SQLite store: its settings, its views, its errors. Specific to SQLite, because all of it is about the file."""
+"""The SQLite store: settings, views, change listeners. Specific to SQLite, because it tests the file."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def pragma(tx: Transaction, name: str) -> Any:
 
 
 @pytest.mark.parametrize(("durability", "level"), [("full", 2), ("normal", 1)])
-def test_a_file_is_in_wal_mode_with_foreign_keys_and_the_durability_that_was_asked_for(
-    path: str, durability: Any, level: int
-) -> None:
+def test_a_file_has_wal_mode_foreign_keys_and_the_requested_durability(path: str, durability: Any, level: int) -> None:
     opened = store.open(path, durability=durability)
     assert opened.write(lambda tx: pragma(tx, "journal_mode")) == "wal"
     assert opened.write(lambda tx: pragma(tx, "synchronous")) == level
@@ -37,11 +35,11 @@ def test_a_file_is_in_wal_mode_with_foreign_keys_and_the_durability_that_was_ask
     opened.close()
 
 
-def test_full_durability_is_what_one_gets_who_does_not_ask(file: Store) -> None:
+def test_full_durability_is_the_default(file: Store) -> None:
     assert file.write(lambda tx: pragma(tx, "synchronous")) == 2
 
 
-def test_a_row_that_names_a_missing_row_is_refused(opened: Store) -> None:
+def test_a_row_that_refers_to_a_missing_row_is_refused(opened: Store) -> None:
     def work(tx: Transaction) -> None:
         tx.run(PUT, ("before",))
         tx.run(sql("INSERT INTO agent_ledgers (pid, dim, granted, hard_limit) VALUES (7, 'tokens', 1, 1)"))
@@ -64,7 +62,7 @@ def test_an_sqlite_that_can_lose_commits_is_refused(path: str, monkeypatch: pyte
 # --- reading -------------------------------------------------------------------------------------
 
 
-def test_a_read_does_not_wait_for_one_who_is_writing_and_sees_what_was_committed(file: Store) -> None:
+def test_a_read_does_not_wait_for_a_writer_and_sees_the_last_commit(file: Store) -> None:
     begun, end = threading.Event(), threading.Event()
 
     def slow(tx: Transaction) -> None:
@@ -81,7 +79,7 @@ def test_a_read_does_not_wait_for_one_who_is_writing_and_sees_what_was_committed
     assert file.read(words) == ["there", "not yet"]
 
 
-def test_a_read_sees_one_view_whatever_is_written_meanwhile(file: Store) -> None:
+def test_a_read_sees_one_view_while_others_write(file: Store) -> None:
     file.write(put("before"))
 
     def look_twice(tx: Transaction) -> tuple[list[str], list[str]]:
@@ -93,7 +91,7 @@ def test_a_read_sees_one_view_whatever_is_written_meanwhile(file: Store) -> None
     assert file.read(words) == ["before", "meanwhile"]
 
 
-def test_what_is_read_cannot_be_written(opened: Store) -> None:
+def test_a_read_transaction_cannot_write(opened: Store) -> None:
     with pytest.raises(apsw.ReadOnlyError):
         opened.read(lambda tx: tx.run(PUT, ("word",)))
     assert opened.read(words) == []
@@ -101,7 +99,7 @@ def test_what_is_read_cannot_be_written(opened: Store) -> None:
     assert opened.read(words) == ["word"]
 
 
-def test_a_read_that_fails_gives_its_view_back(opened: Store) -> None:
+def test_a_read_that_raises_releases_its_view(opened: Store) -> None:
     def fail(tx: Transaction) -> None:
         words(tx)
         raise KeyError("mine")
@@ -113,7 +111,7 @@ def test_a_read_that_fails_gives_its_view_back(opened: Store) -> None:
     assert opened.read(words) == ["word"]
 
 
-def test_many_may_read_at_once_and_a_bounded_number_of_connections_is_kept(file: Store) -> None:
+def test_many_can_read_at_the_same_time_and_few_connections_are_kept(file: Store) -> None:
     count = module.READERS_MAX + 8
     together = threading.Barrier(count)
 
@@ -141,18 +139,18 @@ def test_in_memory_a_read_inside_a_write_is_refused_and_inside_a_file_it_sees_th
         assert opened.write(work) == ["there"]
 
 
-def test_one_who_is_told_of_a_commit_may_read_it(opened: Store) -> None:
+def test_an_on_commit_call_may_read(opened: Store) -> None:
     seen = []
 
     def work(tx: Transaction) -> None:
         tx.run(PUT, ("word",))
-        tx.notes.after.append(lambda: seen.append(opened.read(words)))
+        tx.effects.on_commit.append(lambda: seen.append(opened.read(words)))
 
     opened.write(work)
     assert seen == [["word"]]
 
 
-def test_two_stores_in_memory_have_nothing_in_common() -> None:
+def test_two_stores_in_memory_are_separate() -> None:
     one, two = store.open(":memory:"), store.open(":memory:")
     one.write(lambda tx: tx.run(WORDS))
     with pytest.raises(apsw.SQLError, match="no such table"):
@@ -164,22 +162,22 @@ def test_two_stores_in_memory_have_nothing_in_common() -> None:
 # --- inserting -----------------------------------------------------------------------------------
 
 
-def test_who_inserts_is_told_the_ids(opened: Store) -> None:
+def test_inserts_return_the_ids(opened: Store) -> None:
     insert = sql("INSERT INTO words (word) VALUES (?)")
     assert opened.write(lambda tx: [tx.insert(insert, (word,)) for word in "abc"]) == [1, 2, 3]
     assert opened.write(lambda tx: tx.insert_many(insert, [(word,) for word in "def"])) == 4
     assert opened.read(lambda tx: tx.run(sql("SELECT id, word FROM words"))) == list(enumerate("abcdef", 1))
 
 
-def test_many_rows_are_all_inserted_even_where_the_statement_returns_them(opened: Store) -> None:
+def test_run_many_inserts_all_rows_of_a_returning_statement(opened: Store) -> None:
     opened.write(lambda tx: tx.run_many(PUT, [(word,) for word in "abc"]))
     assert opened.read(words) == ["a", "b", "c"]
 
 
-# --- reading only --------------------------------------------------------------------------------
+# --- read-only -----------------------------------------------------------------------------------
 
 
-def test_opened_for_reading_only_the_file_is_read_and_never_written(tmp_path: Path, path: str, file: Store) -> None:
+def test_a_read_only_store_never_writes(tmp_path: Path, path: str, file: Store) -> None:
     file.write(put("word"))
     file.close()
     before = contents(tmp_path)
@@ -188,7 +186,7 @@ def test_opened_for_reading_only_the_file_is_read_and_never_written(tmp_path: Pa
     assert reading.check() == []
     calls: list[Callable[[], object]] = [lambda: reading.write(put("no")), lambda: reading.wait(take(), 5.0)]
     for call in calls:
-        with pytest.raises(StoreUnavailable, match="reading only"):
+        with pytest.raises(StoreUnavailable, match="read-only"):
             call()
     reading.close()
     after = contents(tmp_path)
@@ -196,11 +194,11 @@ def test_opened_for_reading_only_the_file_is_read_and_never_written(tmp_path: Pa
     assert after.keys() - before.keys() <= {
         "rota.db-wal",
         "rota.db-shm",
-    }  # SQLite may leave these, with nothing in the log
+    }  # SQLite may leave these, with an empty log
     assert after.get("rota.db-wal", b"") == b""
 
 
-def test_reading_only_never_migrates(tmp_path: Path, path: str) -> None:
+def test_a_read_only_store_never_migrates(tmp_path: Path, path: str) -> None:
     connection = apsw.Connection(path)
     connection.execute(script(3))
     connection.close()
@@ -210,62 +208,62 @@ def test_reading_only_never_migrates(tmp_path: Path, path: str) -> None:
     assert contents(tmp_path) == before
 
 
-def test_reading_only_makes_no_file(tmp_path: Path, path: str) -> None:
+def test_a_read_only_store_creates_no_file(tmp_path: Path, path: str) -> None:
     with pytest.raises(StoreUnavailable, match="cannot open"):
         store.open(path, read_only=True)
     assert contents(tmp_path) == {}
 
 
-def test_one_who_reads_only_hears_of_what_others_write(file: Store, path: str) -> None:
-    heard = threading.Semaphore(0)
+def test_a_read_only_store_reports_foreign_commits(file: Store, path: str) -> None:
+    calls = threading.Semaphore(0)
     reading = store.open(path, read_only=True)
-    reading.on_change(heard.release)
+    reading.on_change(calls.release)
     file.write(put("word"))
-    acquire(heard)
+    acquire(calls)
     assert reading.read(words) == ["word"]
     reading.close()
 
 
-# --- hearing of changes --------------------------------------------------------------------------
+# --- change listeners ----------------------------------------------------------------------------
 
 
-def test_whoever_asked_hears_of_commits_here_and_elsewhere_until_it_ends_it(file: Store, path: str) -> None:
-    heard = threading.Semaphore(0)
-    end = file.on_change(heard.release)
+def test_on_change_reports_local_and_foreign_commits_until_stopped(file: Store, path: str) -> None:
+    calls = threading.Semaphore(0)
+    end = file.on_change(calls.release)
     file.write(put("here"))
-    acquire(heard)
-    other = store.open(path)  # a connection of its own is to the file what another process is
+    acquire(calls)
+    other = store.open(path)  # to the file, another connection is like another process
     other.write(put("elsewhere"))
-    acquire(heard)
+    acquire(calls)
     end()
     end()
-    while heard.acquire(blocking=False):
+    while calls.acquire(blocking=False):
         pass
     file.write(put("unheard"))
-    assert not heard.acquire(blocking=False)
+    assert not calls.acquire(blocking=False)
     other.close()
 
 
-def test_one_who_fails_when_told_of_a_foreign_commit_ends_nothing(
+def test_a_change_listener_that_raises_is_called_again(
     file: Store, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard = threading.Semaphore(0)
+    calls = threading.Semaphore(0)
 
     def fall() -> None:
-        heard.release()
+        calls.release()
         raise RuntimeError("a bad listener")
 
     file.on_change(fall)
     other = store.open(path)
     for n in range(3):
         other.write(put(f"word {n}"))
-        acquire(heard)
+        acquire(calls)
     other.close()
     file.close()
     assert "a bad listener" in caplog.text
 
 
-def test_one_who_is_told_of_a_foreign_commit_may_close_the_store(path: str) -> None:
+def test_a_change_listener_may_close_the_store(path: str) -> None:
     closed = threading.Event()
     first, second = store.open(path), store.open(path)
 

@@ -1,4 +1,4 @@
-"""What the SQLite store says when it cannot, and what it leaves behind when it is closed: its names and its files."""
+"""The errors of the SQLite store, and what close leaves behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rota import store
 from rota.clock import ManualClock
 from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
 from rota.store import Store, Transaction
-from rota.store import sqlite_engine as module
+from rota.store import sqlite_connection as module
 from tests.store.files import contents, descriptors, name_of_error, without_rights
 from tests.store.world import LIST, PUT, WORDS, Caller, happened, put, sql, take, words
 
@@ -36,10 +36,10 @@ def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"these are my notes, not a database, and they are mine\n" * 40, b"x" * 4_096])
-def test_a_file_of_text_is_refused_and_left_alone(tmp_path: Path, path: str, text: bytes) -> None:
+def test_a_text_file_is_refused_and_left_unchanged(tmp_path: Path, path: str, text: bytes) -> None:
     Path(path).write_bytes(text)
     for read_only in (False, True):
-        with pytest.raises(StoreCorrupt, match="not a file of ours"):
+        with pytest.raises(StoreCorrupt, match="not a rota database"):
             store.open(path, read_only=read_only)
     assert contents(tmp_path) == {"rota.db": text}
 
@@ -56,24 +56,24 @@ def test_an_empty_path_and_an_unknown_durability_are_refused(path: str) -> None:
 @pytest.mark.parametrize(
     ("folder_mode", "file_mode", "read_only", "error"),
     [
-        (0o555, None, False, "StoreUnavailable"),  # cannot be made
+        (0o555, None, False, "StoreUnavailable"),  # cannot be created
         (0o777, 0o000, False, "StoreUnavailable"),
         (0o777, 0o000, True, "StoreUnavailable"),
-        (0o555, 0o444, False, "StoreUnavailable"),  # can be read, and not written
+        (0o555, 0o444, False, "StoreUnavailable"),  # readable, not writable
         (0o777, 0o444, False, "StoreUnavailable"),
         (0o777, 0o666, False, "nothing"),
     ],
 )
-def test_without_the_right_to_it_a_file_is_unavailable(
+def test_without_permissions_a_file_is_unavailable(
     folder_mode: int, file_mode: int | None, read_only: bool, error: str
 ) -> None:
-    folder = Path(tempfile.mkdtemp())  # not tmp_path: nobody but us may enter that
+    folder = Path(tempfile.mkdtemp())  # not tmp_path: other users may not enter that
     try:
         path = folder / "rota.db"
         if file_mode is not None:
             store.open(str(path)).close()
             path.chmod(file_mode)
-            for beside in ("lock", "here"):  # nobody else may open these
+            for beside in ("lock", "here"):  # other users may not open these
                 (folder / f"rota.db-{beside}").unlink()
         folder.chmod(folder_mode)
         assert without_rights(name_of_error, str(path), read_only) == error
@@ -82,7 +82,7 @@ def test_without_the_right_to_it_a_file_is_unavailable(
         shutil.rmtree(folder)
 
 
-def test_a_program_that_keeps_the_file_locked_is_waited_for_and_then_named(
+def test_a_file_locked_by_another_program_is_an_error_after_the_timeout(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BUSY_TIMEOUT_MS", 20)
@@ -99,7 +99,7 @@ def test_a_program_that_keeps_the_file_locked_is_waited_for_and_then_named(
     opened.close()
 
 
-def test_damage_is_named_by_whoever_meets_it(path: str) -> None:
+def test_a_statement_that_meets_damage_raises_store_corrupt(path: str) -> None:
     opened = store.open(path)
     opened.write(lambda tx: tx.run(WORDS))
     opened.write(lambda tx: tx.run_many(PUT, ((f"word {n}" * 50,) for n in range(2_000))))
@@ -114,7 +114,7 @@ def test_damage_is_named_by_whoever_meets_it(path: str) -> None:
 
 
 def damage(path: Path) -> None:
-    """Write nonsense over the second half of a file, as a failing disk would."""
+    """Overwrite the second half of a file, as a failing disk would."""
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.seek(size // 2)
@@ -124,7 +124,7 @@ def damage(path: Path) -> None:
 # --- closing -------------------------------------------------------------------------------------
 
 
-def test_a_closed_store_says_so_to_everybody(opened: Store, tmp_path: Path) -> None:
+def test_every_call_of_a_closed_store_raises(opened: Store, tmp_path: Path) -> None:
     opened.close()
     opened.close()
     calls: list[Callable[[], object]] = [
@@ -140,7 +140,7 @@ def test_a_closed_store_says_so_to_everybody(opened: Store, tmp_path: Path) -> N
     assert not (tmp_path / "copy.db").exists()
 
 
-def test_closing_tells_those_who_wait(path: str) -> None:
+def test_close_ends_waits(path: str) -> None:
     clock = ManualClock()
     opened = store.open(path, clock=clock)
     opened.write(lambda tx: tx.run(WORDS))
@@ -150,7 +150,7 @@ def test_closing_tells_those_who_wait(path: str) -> None:
     assert isinstance(waiter.error(), StoreUnavailable)
 
 
-def test_one_who_is_reading_while_the_store_closes_reads_to_the_end(path: str) -> None:
+def test_a_read_continues_while_the_store_closes(path: str) -> None:
     begun, end = threading.Event(), threading.Event()
     opened = store.open(path)
     opened.write(lambda tx: tx.run(WORDS))
@@ -189,9 +189,7 @@ def test_a_store_that_was_closed_or_refused_leaves_nothing_open(tmp_path: Path, 
 # --- one file by many names ----------------------------------------------------------------------
 
 
-def test_a_relative_path_still_means_the_same_file_after_a_change_of_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_means_the_same_file_after_chdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     opened = store.open("rota.db")
@@ -203,7 +201,7 @@ def test_a_relative_path_still_means_the_same_file_after_a_change_of_folder(
     assert contents(tmp_path / "elsewhere") == {}
 
 
-def test_those_who_come_by_a_link_take_turns_with_the_others(tmp_path: Path, path: str, file: Store) -> None:
+def test_a_store_opened_by_a_link_shares_the_lock(tmp_path: Path, path: str, file: Store) -> None:
     link = tmp_path / "link.db"
     link.symlink_to(path)
     linked = store.open(str(link))

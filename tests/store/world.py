@@ -1,4 +1,4 @@
-"""A small world for the store's tests: a table of words, callers on threads of their own, an engine that can fail."""
+"""A test world for the store: a table of words, callers on their own threads, an engine that can fail."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import apsw
 
 from rota.clock import Clock, ManualClock
 from rota.store import Statement, Transaction
-from rota.store.protocol import Notes
+from rota.store.engine import TransactionLost, WriteEngine
+from rota.store.protocol import TransactionEffects
 from rota.store.sqlite_engine import SqliteEngine
-from rota.store.writer import Engine, GroupFailed, Writer
+from rota.store.writer import Writer
 
-PATIENCE_S = 60.0  # real time, and only to end a test that would hang
+PATIENCE_S = 60.0  # real time; only ends a test that would hang
 T = TypeVar("T")
 
 
@@ -31,22 +32,22 @@ LIST = sql("SELECT word FROM words ORDER BY id")
 
 
 def put(word: str, *, wake: bool = True) -> Callable[[Transaction], int]:
-    """Work that adds a word, and says so to those who wait."""
+    """Work that adds a word and wakes parked requests."""
 
     def work(tx: Transaction) -> int:
-        tx.notes.wake = wake
+        tx.effects.wake_parked = wake
         return int(tx.run(PUT, (word,))[0][0])
 
     return work
 
 
 def put_all(names: list[str]) -> Callable[[Transaction], list[int]]:
-    """Work that adds several words at once."""
+    """Work that adds several words."""
     return lambda tx: [put(name)(tx) for name in names]
 
 
 def take(pattern: str = "%") -> Callable[[Transaction], list[str]]:
-    """Work that takes the oldest word like this, if there is one."""
+    """Work that takes the oldest matching word, if there is one."""
     return lambda tx: [str(row[0]) for row in tx.run(TAKE, (pattern,))]
 
 
@@ -54,8 +55,10 @@ def words(tx: Transaction) -> list[str]:
     return [str(row[0]) for row in tx.run(LIST)]
 
 
-def failing(times: int, error: Callable[[], BaseException] = lambda: GroupFailed("disk full")) -> Callable[[], None]:
-    """A hook that fails this often and then never again."""
+def failing(
+    times: int, error: Callable[[], BaseException] = lambda: TransactionLost("disk full")
+) -> Callable[[], None]:
+    """A hook that raises this many times and then never again."""
     left = [times]
 
     def hook() -> None:
@@ -67,12 +70,12 @@ def failing(times: int, error: Callable[[], BaseException] = lambda: GroupFailed
 
 
 def noting(log: list[str], word: str) -> Callable[[Transaction], str]:
-    """Work that adds a word and wants to hear what became of it."""
+    """Work that adds a word and logs whether it became durable."""
 
     def work(tx: Transaction) -> str:
-        tx.notes.wake = True
-        tx.notes.after.append(lambda: log.append(f"{word} durable"))
-        tx.notes.undone.append(lambda: log.append(f"{word} undone"))
+        tx.effects.wake_parked = True
+        tx.effects.on_commit.append(lambda: log.append(f"{word} durable"))
+        tx.effects.on_rollback.append(lambda: log.append(f"{word} undone"))
         tx.run(PUT, (word,))
         return word
 
@@ -80,15 +83,15 @@ def noting(log: list[str], word: str) -> Callable[[Transaction], str]:
 
 
 def acquire(semaphore: threading.Semaphore) -> None:
-    assert semaphore.acquire(timeout=PATIENCE_S), "waited in vain"
+    assert semaphore.acquire(timeout=PATIENCE_S), "waited too long"
 
 
 def happened(event: threading.Event) -> None:
-    assert event.wait(PATIENCE_S), "waited in vain"
+    assert event.wait(PATIENCE_S), "waited too long"
 
 
 class Caller(Generic[T]):
-    """A call on a thread of its own."""
+    """A call on its own thread."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -100,7 +103,7 @@ class Caller(Generic[T]):
     def _run(self) -> None:
         try:
             self._answer.append(self._call())
-        except BaseException as error:  # whoever asks for the outcome gets it
+        except BaseException as error:  # `outcome` raises it
             self._error = error
 
     @property
@@ -108,7 +111,7 @@ class Caller(Generic[T]):
         return not self._thread.is_alive()
 
     def outcome(self) -> T:
-        """What the call returned or raised."""
+        """Return what the call returned, or raise what it raised."""
         self._thread.join(PATIENCE_S)
         assert self.is_done, "the call hangs"
         if self._error is not None:
@@ -116,7 +119,7 @@ class Caller(Generic[T]):
         return self._answer[0]
 
     def error(self) -> BaseException:
-        """What the call raised."""
+        """Return what the call raised."""
         self._thread.join(PATIENCE_S)
         assert self.is_done, "the call hangs"
         assert self._error is not None, f"it raised nothing and answered {self._answer}"
@@ -124,15 +127,15 @@ class Caller(Generic[T]):
 
 
 class Probe:
-    """The real engine, with a log of what it is asked and a hook before and after each verb."""
+    """The real engine, with a log of its calls and hooks before and after each."""
 
-    def __init__(self, inner: Engine) -> None:
+    def __init__(self, inner: WriteEngine) -> None:
         self.inner = inner
         self.log: list[str] = []
         self.before: dict[str, Callable[[], object]] = {}
         self.after: dict[str, Callable[[], object]] = {}
-        self.foreign = False  # somebody outside has written
-        self.alone = False
+        self.foreign = False  # another process has written
+        self.sole_user = False
 
     def _do(self, verb: str, act: Callable[[], T]) -> T:
         self.log.append(verb)
@@ -159,23 +162,23 @@ class Probe:
     def rollback_to(self) -> None:
         self._do("rollback_to", self.inner.rollback_to)
 
-    def transaction(self, notes: Notes) -> Transaction:
-        return self.inner.transaction(notes)
+    def transaction(self, effects: TransactionEffects) -> Transaction:
+        return self.inner.transaction(effects)
 
-    def changed_elsewhere(self) -> bool:
+    def has_foreign_commit(self) -> bool:
         foreign, self.foreign = self.foreign, False
         return foreign
 
-    def ring(self) -> None:
-        self._do("ring", self.inner.ring)
+    def notify_listeners(self) -> None:
+        self._do("notify_listeners", self.inner.notify_listeners)
 
 
 def _nothing() -> None:
     pass
 
 
-class Line(deque[Any]):
-    """A line that can be watched as it fills."""
+class WatchedQueue(deque[Any]):
+    """A queue on which a test can wait until it fills."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,8 +193,8 @@ class Line(deque[Any]):
             acquire(self.arrivals)
 
 
-class Room(dict[Any, None]):
-    """A waiting room that can be watched as it fills."""
+class WatchedParking(dict[Any, None]):
+    """Parked requests on which a test can wait until they are there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,8 +217,8 @@ class World:
         self.connection = apsw.Connection(":memory:")
         self.engine = Probe(SqliteEngine(self.connection, ":memory:"))
         self.writer = Writer(self.engine, clock or self.clock)
-        self.writer._line = self.line = Line()
-        self.writer._parked = self.room = Room()
+        self.writer._queue = self.queue = WatchedQueue()
+        self.writer._parked.requests = self.parked = WatchedParking()
         self.writer.write(lambda tx: tx.run(WORDS))
         self.engine.log.clear()
 
@@ -231,21 +234,21 @@ class World:
         """Write from another thread."""
         return Caller(lambda: self.writer.write(work))
 
-    def wait(self, pattern: str = "%", timeout_s: float = 3_600.0, same: Any = "words") -> Caller[list[str]]:
-        """Wait for a word from another thread, and come back once it waits."""
-        return self.wait_for(take(pattern), timeout_s, same)
+    def wait(self, pattern: str = "%", timeout_s: float = 3_600.0, equivalence_key: Any = "words") -> Caller[list[str]]:
+        """Wait for a word on another thread; return once that request is parked."""
+        return self.wait_for(take(pattern), timeout_s, equivalence_key)
 
     def wait_for(
-        self, work: Callable[[Transaction], list[str]], timeout_s: float = 3_600.0, same: Any = "words"
+        self, work: Callable[[Transaction], list[str]], timeout_s: float = 3_600.0, equivalence_key: Any = "words"
     ) -> Caller[list[str]]:
-        count = len(self.room)
-        caller = Caller(lambda: self.writer.wait(work, timeout_s, same))
-        self.room.until(count + 1)
+        count = len(self.parked)
+        caller = Caller(lambda: self.writer.wait(work, timeout_s, equivalence_key))
+        self.parked.until(count + 1)
         return caller
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Keep somebody writing meanwhile, so that all who come stand in line."""
+        """Keep a write running, so that other writes are queued."""
         begun, end = threading.Event(), threading.Event()
 
         def work(_tx: Transaction) -> None:

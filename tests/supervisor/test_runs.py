@@ -1,4 +1,4 @@
-"""A supervisor over functions: slots, reports, limits, stops, children. Real threads, and a clock moved by hand."""
+"""A supervisor with functions: slots, reports, limits, stops, children. Real threads and a manual clock."""
 
 from __future__ import annotations
 
@@ -14,100 +14,100 @@ from rota.clock import ManualClock
 from rota.errors import RunFailed, UnknownAgent
 from rota.kernel import ScheduleSpec
 from rota.model.work import Backoff, Limits, RestartPolicy
-from tests.supervisor.crew import START, Crew
+from tests.supervisor.world import START, World
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
-    made = Crew()
+def world() -> Iterator[World]:
+    made = World()
     yield made
     made.close()
 
 
-# --- the usual ---------------------------------------------------------------------------------------
+# --- basics ------------------------------------------------------------------------------------------
 
 
-def test_what_a_function_returns_is_its_jobs_result(crew: Crew) -> None:
-    @crew.rota.agent()
+def test_what_a_function_returns_is_its_jobs_result(world: World) -> None:
+    @world.rota.agent()
     def double(number: int) -> int:
         return 2 * number
 
     jobs = double.enqueue_many([{"number": number} for number in range(20)])
-    assert crew.rota.run(slots=4, until_idle=True) == 20
+    assert world.rota.run(slots=4, until_idle=True) == 20
     assert [job.result() for job in jobs] == [2 * number for number in range(20)]
 
 
-def test_an_async_function_is_an_agent_too(crew: Crew) -> None:
-    @crew.rota.agent()
+def test_an_async_function_is_an_agent_too(world: World) -> None:
+    @world.rota.agent()
     async def read(ctx: Any, url: str) -> dict[str, Any]:
         await asyncio.sleep(0)
         return {"read": url, "attempt": ctx.attempt}
 
     job = read.enqueue(url="a page")
-    crew.rota.run(until_idle=True)
+    world.rota.run(until_idle=True)
     assert job.result() == {"read": "a page", "attempt": 1}
 
 
-def test_what_was_kept_of_a_terminated_agent_does_not_run_on_a_supervisor_that_knew_it(crew: Crew) -> None:
+def test_a_kept_entry_of_a_terminated_agent_does_not_run_where_the_agent_is_cached(world: World) -> None:
     began: list[int] = []
 
-    @crew.rota.agent()
+    @world.rota.agent()
     def worker(number: int) -> None:
         began.append(number)
 
-    @crew.rota.agent()
+    @world.rota.agent()
     def patient(ctx: Any) -> None:
-        crew.until(lambda: ctx.cancelled)
+        world.until(lambda: ctx.cancelled)
 
-    running = crew.run_in_background()
-    crew.ended(worker.enqueue(number=1))
-    later = worker.enqueue(number=2, options={"runnable_at": crew.clock.now() + 1e6})
-    crew.rota.kernel.terminate(worker.pid, "completed", queued="keep")
-    for _ in range(2):  # whoever acts on the second request has heard all that was recorded before the first
+    running = world.run_in_background()
+    world.ended(worker.enqueue(number=1))
+    later = worker.enqueue(number=2, options={"runnable_at": world.clock.now() + 1e6})
+    world.rota.kernel.terminate(worker.pid, "completed", queued="keep")
+    for _ in range(2):  # a heartbeat thread that handles the second request has read all events before the first
         asked = patient.enqueue()
-        crew.until(lambda asked=asked: asked.entry().state == "dispatched")  # type: ignore[misc]  # mypy knows no such lambda
+        world.until(lambda asked=asked: asked.entry().state == "dispatched")  # type: ignore[misc]  # mypy knows no such lambda
         asked.cancel(by="anna")
-        crew.ended(asked)
-    crew.clock.advance(1e6)
-    crew.ended(later)
-    crew.stop(running)
+        world.ended(asked)
+    world.clock.advance(1e6)
+    world.ended(later)
+    world.stop(running)
     assert (later.entry().exit_kind, later.entry().outcome) == ("cancelled", "owner_dead")
     assert began == [1]
 
 
-def test_work_for_an_agent_that_nobody_knows_is_refused_by_name(crew: Crew) -> None:
+def test_spawning_an_unknown_agent_is_refused_by_name(world: World) -> None:
     caught: list[UnknownAgent] = []
 
-    @crew.rota.agent()
+    @world.rota.agent()
     def parent(ctx: Any) -> None:
         try:
-            ctx.spawn("nobody")
+            ctx.spawn("missing")
         except UnknownAgent as unknown:
             caught.append(unknown)
 
     parent.enqueue()
-    crew.rota.run(until_idle=True)
-    assert [unknown.agent for unknown in caught] == ["nobody"]
+    world.rota.run(until_idle=True)
+    assert [unknown.agent for unknown in caught] == ["missing"]
 
 
-def test_a_failed_run_raises_where_its_result_is_asked_for(crew: Crew) -> None:
-    @crew.rota.agent(restart=RestartPolicy(when="never"))
+def test_the_result_of_a_failed_run_raises(world: World) -> None:
+    @world.rota.agent(restart=RestartPolicy(when="never"))
     def broken() -> None:
         raise RuntimeError("no network")
 
     job = broken.enqueue()
-    crew.rota.run(until_idle=True)
+    world.rota.run(until_idle=True)
     with pytest.raises(RunFailed, match="no network") as caught:
         job.result()
     assert caught.value.data["exit_kind"] == "failed"
 
 
-def test_as_many_run_at_once_as_there_are_slots_and_never_more(crew: Crew) -> None:
+def test_as_many_runs_as_slots_and_never_more(world: World) -> None:
     together = threading.Barrier(3)
     most = [0, 0]
     guard = threading.Lock()
 
-    @crew.rota.agent()
+    @world.rota.agent()
     def busy() -> None:
         with guard:
             most[0] += 1
@@ -117,69 +117,69 @@ def test_as_many_run_at_once_as_there_are_slots_and_never_more(crew: Crew) -> No
             most[0] -= 1
 
     busy.enqueue_many([{} for _ in range(9)])
-    assert crew.rota.run(slots=3, until_idle=True) == 9
+    assert world.rota.run(slots=3, until_idle=True) == 9
     assert most == [0, 3]
 
 
-def test_a_slot_is_refilled_at_once_by_what_its_run_enqueued(crew: Crew) -> None:
-    @crew.rota.agent()
+def test_a_slot_is_refilled_immediately_by_what_its_run_enqueued(world: World) -> None:
+    @world.rota.agent()
     def countdown(left: int) -> None:
         if left:
-            crew.rota.find("countdown").enqueue(left=left - 1)
+            world.rota.find("countdown").enqueue(left=left - 1)
 
     countdown.enqueue(left=30)
-    assert crew.rota.run(until_idle=True) == 31
+    assert world.rota.run(until_idle=True) == 31
 
 
-def test_an_agent_is_running_while_it_runs_and_ready_afterwards(crew: Crew) -> None:
+def test_an_agent_is_running_while_it_runs_and_ready_afterwards(world: World) -> None:
     seen: list[str] = []
 
-    @crew.rota.agent()
+    @world.rota.agent()
     def look() -> None:
-        seen.append(crew.rota.desk.agents.get(look.pid).state)
+        seen.append(world.rota.api.agents.get(look.pid).state)
 
     look.enqueue()
-    crew.rota.run(until_idle=True)
-    assert (seen, crew.rota.desk.agents.get(look.pid).state) == (["RUNNING"], "READY")
+    world.rota.run(until_idle=True)
+    assert (seen, world.rota.api.agents.get(look.pid).state) == (["RUNNING"], "READY")
 
 
-def test_a_function_of_the_same_name_is_the_same_agent_and_nothing_is_written_twice(crew: Crew) -> None:
+def test_a_function_of_the_same_name_is_the_same_agent_and_nothing_is_written_twice(world: World) -> None:
     def work() -> None: ...
 
-    pid = crew.rota.agent(priority=3, budget={"tokens": 5})(work).pid
-    cursor = crew.rota.desk.journal.cursor()
-    assert crew.rota.agent(priority=3, budget={"tokens": 5})(work).pid == pid
-    assert crew.rota.desk.journal.cursor() == cursor
-    crew.rota.agent(priority=4, budget={"tokens": 6})(work)
-    assert crew.rota.desk.agents.get(pid).priority == 4
-    assert [line.granted for line in crew.rota.desk.ledger.get(pid)] == [6]
+    pid = world.rota.agent(priority=3, budget={"tokens": 5})(work).pid
+    cursor = world.rota.api.journal.cursor()
+    assert world.rota.agent(priority=3, budget={"tokens": 5})(work).pid == pid
+    assert world.rota.api.journal.cursor() == cursor
+    world.rota.agent(priority=4, budget={"tokens": 6})(work)
+    assert world.rota.api.agents.get(pid).priority == 4
+    assert [line.granted for line in world.rota.api.ledger.get(pid)] == [6]
 
 
-def test_entries_of_an_agent_that_died_meanwhile_end_as_cancelled(crew: Crew) -> None:
-    @crew.rota.agent()
+def test_entries_of_a_terminated_agent_end_as_cancelled(world: World) -> None:
+    @world.rota.agent()
     def work() -> None: ...
 
     job = work.enqueue()
-    crew.rota.kernel.terminate(work.pid, "completed", queued="keep")
-    crew.rota.run(until_idle=True)
+    world.rota.kernel.terminate(work.pid, "completed", queued="keep")
+    world.rota.run(until_idle=True)
     assert (job.entry().exit_kind, job.entry().outcome) == ("cancelled", "owner_dead")
 
 
-def test_an_entry_that_nobody_here_can_run_is_left_for_others(crew: Crew) -> None:
-    pid = crew.rota.desk.agents.create("stranger")
-    sched_id = crew.rota.desk.queue.enqueue(ScheduleSpec(pid))
-    crew.rota.run(until_idle=True)
-    entry = crew.rota.desk.queue.get(sched_id)
+def test_an_entry_that_cannot_run_here_is_left_for_other_workers(world: World) -> None:
+    pid = world.rota.api.agents.create("unregistered")
+    sched_id = world.rota.api.queue.enqueue(ScheduleSpec(pid))
+    world.rota.run(until_idle=True)
+    entry = world.rota.api.queue.get(sched_id)
     assert (entry.state, entry.hold, entry.attempt) == ("queued", "time", 0)
 
 
 # --- budgets -------------------------------------------------------------------------------------------
 
 
-def test_a_run_past_its_ceiling_is_stopped_and_not_tried_again(crew: Crew) -> None:
+def test_a_run_over_its_ceiling_is_stopped_and_not_retried(world: World) -> None:
     attempts: list[int] = []
 
-    @crew.rota.agent(limits=Limits(tokens=100))
+    @world.rota.agent(limits=Limits(tokens=100))
     def greedy(ctx: Any) -> None:
         attempts.append(ctx.attempt)
         while True:
@@ -187,81 +187,81 @@ def test_a_run_past_its_ceiling_is_stopped_and_not_tried_again(crew: Crew) -> No
             ctx.raise_if_cancelled()
 
     job = greedy.enqueue()
-    crew.rota.run(until_idle=True)
+    world.rota.run(until_idle=True)
     entry = job.entry()
     assert (entry.exit_kind, entry.outcome, attempts) == ("failed", "over_budget", [1])
 
 
-def test_what_is_left_is_told_and_counts_down(crew: Crew) -> None:
+def test_the_remaining_budget_counts_down(world: World) -> None:
     left: list[Any] = []
 
-    @crew.rota.agent(budget={"tokens": 1_000}, limits=Limits(tokens=100))
+    @world.rota.agent(budget={"tokens": 1_000}, limits=Limits(tokens=100))
     def careful(ctx: Any) -> None:
         left.extend([ctx.remaining(), ctx.charge(tokens=30), ctx.remaining()])
 
     careful.enqueue()
-    crew.rota.run(until_idle=True)
+    world.rota.run(until_idle=True)
     assert left == [{"tokens": 100}, {"tokens": 70}, {"tokens": 70}]
 
 
-def test_an_agent_over_its_grant_is_stopped(crew: Crew) -> None:
-    @crew.rota.agent(budget={"tokens": 50}, restart=RestartPolicy(when="never"))
+def test_an_agent_over_its_grant_is_stopped(world: World) -> None:
+    @world.rota.agent(budget={"tokens": 50}, restart=RestartPolicy(when="never"))
     def greedy(ctx: Any) -> None:
         ctx.charge(tokens=51)
         ctx.raise_if_cancelled()
 
     job = greedy.enqueue()
-    crew.rota.run(until_idle=True)
+    world.rota.run(until_idle=True)
     assert job.entry().outcome == "over_budget"
 
 
 # --- stopping --------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_run_hears_of_it_and_ends_as_cancelled_with_what_it_has(crew: Crew) -> None:
+def test_a_cancelled_run_is_told_and_ends_as_cancelled_with_its_partial_result(world: World) -> None:
     begun = threading.Event()
 
-    @crew.rota.agent()
+    @world.rota.agent()
     def patient(ctx: Any) -> None:
         ctx.checkpoint(page=7)
         begun.set()
-        crew.until(lambda: ctx.cancelled)
+        world.until(lambda: ctx.cancelled)
         ctx.raise_if_cancelled()
 
     job = patient.enqueue()
-    running = crew.run_in_background()
+    running = world.run_in_background()
     assert begun.wait(20)
     job.cancel(by="anna")
-    entry = crew.ended(job)
+    entry = world.ended(job)
     assert (entry.exit_kind, entry.outcome) == ("cancelled", "cancelled")
     assert entry.result["partial"] == {"page": 7}
-    (fact,) = crew.facts("kernel.run.ended")
+    (fact,) = world.facts("kernel.run.ended")
     assert fact["stopped_by"] == "message"
-    crew.stop(running)
+    world.stop(running)
 
 
-def test_a_run_that_takes_longer_than_it_may_is_timed_out(crew: Crew) -> None:
+def test_a_run_over_its_wall_limit_is_timed_out(world: World) -> None:
     begun = threading.Event()
 
-    @crew.rota.agent(limits=Limits(wall_s=30), restart=RestartPolicy(when="never"))
+    @world.rota.agent(limits=Limits(wall_s=30), restart=RestartPolicy(when="never"))
     def slow(ctx: Any) -> None:
         begun.set()
-        crew.until(lambda: ctx.cancelled)
+        world.until(lambda: ctx.cancelled)
         ctx.raise_if_cancelled()
 
     job = slow.enqueue()
-    running = crew.run_in_background()
+    running = world.run_in_background()
     assert begun.wait(20)
-    crew.clock.advance(31)
-    entry = crew.ended(job)
+    world.clock.advance(31)
+    entry = world.ended(job)
     assert (entry.exit_kind, entry.outcome) == ("failed", "timed_out")
-    crew.stop(running)
+    world.stop(running)
 
 
-def test_a_run_that_yields_comes_back_later_with_its_checkpoint_and_no_attempt_counted(crew: Crew) -> None:
+def test_a_run_that_yields_runs_again_later_with_its_checkpoint_and_no_attempt_counted(world: World) -> None:
     seen: list[Any] = []
 
-    @crew.rota.agent()
+    @world.rota.agent()
     def stepwise(ctx: Any) -> str:
         seen.append((ctx.attempt, ctx.saved))
         if ctx.saved is None:
@@ -270,27 +270,27 @@ def test_a_run_that_yields_comes_back_later_with_its_checkpoint_and_no_attempt_c
         return "done"
 
     job = stepwise.enqueue()
-    crew.rota.run(until_idle=True)
+    world.rota.run(until_idle=True)
     assert job.entry().runnable_at == START + 60
-    crew.clock.advance(60)
-    crew.rota.run(until_idle=True)
+    world.clock.advance(60)
+    world.rota.run(until_idle=True)
     assert job.result() == "done"
     assert seen == [(1, None), (1, {"step": 1})]
 
 
-def test_draining_lets_runs_end_and_takes_nothing_more(crew: Crew) -> None:
+def test_draining_lets_runs_end_and_claims_nothing_more(world: World) -> None:
     begun, go = threading.Event(), threading.Event()
 
-    @crew.rota.agent()
+    @world.rota.agent()
     def work() -> str:
         begun.set()
         assert go.wait(20)
         return "done"
 
     first, second = work.enqueue(), work.enqueue()
-    running = crew.run_in_background()
+    running = world.run_in_background()
     assert begun.wait(20)
-    crew.rota.stop()
+    world.rota.stop()
     go.set()
     running.join(20)
     assert not running.is_alive()
@@ -299,42 +299,42 @@ def test_draining_lets_runs_end_and_takes_nothing_more(crew: Crew) -> None:
 
 
 @pytest.mark.parametrize("affinity", [None, "box"])
-def test_a_higher_band_asks_the_lowest_run_to_give_way(crew: Crew, affinity: str | None) -> None:
+def test_an_entry_of_a_higher_band_preempts_the_lowest_run(world: World, affinity: str | None) -> None:
     begun = threading.Event()
     order: list[str] = []
 
-    @crew.rota.agent(priority=1)
+    @world.rota.agent(priority=1)
     def background(ctx: Any) -> str:
         if ctx.saved is None:
             ctx.checkpoint(half=True)
             begun.set()
-            crew.until(lambda: ctx.cancelled)
+            world.until(lambda: ctx.cancelled)
             ctx.yield_back()
         order.append("background")
         return "finished"
 
-    @crew.rota.agent(priority=100)
+    @world.rota.agent(priority=100)
     def urgent() -> None:
         order.append("urgent")
 
     slow = background.enqueue()
-    running = crew.run_in_background(preemption_marks=(50,), worker_id="box")
+    running = world.run_in_background(preemption_thresholds=(50,), worker_id="box")
     assert begun.wait(20)
     fast = urgent.enqueue(options={"affinity": affinity})
-    assert crew.ended(fast).exit_kind == "completed"
-    assert crew.ended(slow).result == "finished"
+    assert world.ended(fast).exit_kind == "completed"
+    assert world.ended(slow).result == "finished"
     assert order == ["urgent", "background"]
     assert slow.entry().attempt == 1
-    crew.stop(running)
+    world.stop(running)
 
 
 # --- failing -------------------------------------------------------------------------------------------
 
 
-def test_an_agent_that_keeps_failing_is_left_alone_for_a_while(crew: Crew) -> None:
+def test_an_agent_that_keeps_failing_is_quarantined(world: World) -> None:
     mended = threading.Event()
 
-    @crew.rota.agent(
+    @world.rota.agent(
         restart=RestartPolicy(when="on_failure", quarantine_after=2, quarantine_s=600, backoff=Backoff(base_s=0))
     )
     def flaky() -> str:
@@ -343,75 +343,75 @@ def test_an_agent_that_keeps_failing_is_left_alone_for_a_while(crew: Crew) -> No
         return "at last"
 
     job = flaky.enqueue()
-    crew.rota.run(until_idle=True)
-    assert crew.rota.desk.agents.get(flaky.pid).paused_by == "quarantine"
+    world.rota.run(until_idle=True)
+    assert world.rota.api.agents.get(flaky.pid).paused_by == "quarantine"
     mended.set()
-    crew.rota.run(until_idle=True)
+    world.rota.run(until_idle=True)
     assert job.entry().state == "queued"
-    running = crew.run_in_background()
-    crew.clock.until_parked(2)
-    crew.clock.advance(601)
-    assert crew.ended(job).result == "at last"
-    crew.stop(running)
+    running = world.run_in_background()
+    world.clock.until_parked(2)
+    world.clock.advance(601)
+    assert world.ended(job).result == "at last"
+    world.stop(running)
 
 
-def test_an_agent_that_always_runs_is_started_again_each_time_it_ends(crew: Crew) -> None:
+def test_an_agent_with_restart_always_is_enqueued_again_after_each_run(world: World) -> None:
     runs: list[int] = []
 
-    @crew.rota.agent(restart=RestartPolicy(when="always"))
+    @world.rota.agent(restart=RestartPolicy(when="always"))
     def forever(ctx: Any) -> None:
         runs.append(ctx.sched_id)
         if len(runs) == 5:
-            crew.rota.stop()
+            world.rota.stop()
 
     forever.enqueue()
-    crew.rota.run()
+    world.rota.run()
     assert len(set(runs)) == 5
 
 
 # --- children ------------------------------------------------------------------------------------------
 
 
-def test_a_parent_that_waits_gives_up_its_slot_so_one_slot_is_enough(crew: Crew) -> None:
+def test_a_parent_that_waits_releases_its_slot_so_one_slot_is_enough(world: World) -> None:
     states: list[str] = []
 
-    @crew.rota.agent()
+    @world.rota.agent()
     def child(number: int) -> int:
-        states.append(crew.rota.desk.agents.get(parent.pid).state)
+        states.append(world.rota.api.agents.get(parent.pid).state)
         return number * number
 
-    @crew.rota.agent()
+    @world.rota.agent()
     def parent(ctx: Any) -> int:
         children = [ctx.spawn("child", number=number) for number in range(5)]
         return sum(entry.result for entry in ctx.wait(children))
 
     job = parent.enqueue()
-    crew.rota.run(slots=1, until_idle=True)
+    world.rota.run(slots=1, until_idle=True)
     assert job.result() == 0 + 1 + 4 + 9 + 16
     assert states == ["WAITING"] * 5
 
 
-def test_parents_of_parents_do_not_lock_each_other_up(crew: Crew) -> None:
-    @crew.rota.agent()
+def test_nested_parents_do_not_deadlock(world: World) -> None:
+    @world.rota.agent()
     def tree(ctx: Any, depth: int) -> int:
         if depth == 0:
             return 1
         return sum(entry.result for entry in ctx.wait([ctx.spawn("tree", depth=depth - 1) for _ in range(3)]))
 
     job = tree.enqueue(depth=3)
-    crew.rota.run(slots=2, until_idle=True)
+    world.rota.run(slots=2, until_idle=True)
     assert job.result() == 27
 
 
-def test_a_child_inherits_priority_and_is_lent_budget_and_what_is_left_returns(crew: Crew) -> None:
+def test_a_child_inherits_priority_and_borrows_budget_and_the_rest_returns(world: World) -> None:
     left: list[Any] = []
 
-    @crew.rota.agent()
+    @world.rota.agent()
     def child(ctx: Any) -> None:
         left.append(ctx.remaining())
         ctx.charge(tokens=10)
 
-    @crew.rota.agent(limits=Limits(tokens=100))
+    @world.rota.agent(limits=Limits(tokens=100))
     def parent(ctx: Any) -> int:
         lent = ctx.spawn("child", lent={"tokens": 40})
         left.append(ctx.remaining())
@@ -420,31 +420,31 @@ def test_a_child_inherits_priority_and_is_lent_budget_and_what_is_left_returns(c
         return int(lent.sched_id)
 
     job = parent.enqueue(priority=7)
-    crew.rota.run(slots=2, until_idle=True)
+    world.rota.run(slots=2, until_idle=True)
     assert {"tokens": 40} in left
     assert left[-1] == {"tokens": 90}
-    assert crew.rota.desk.queue.get(job.result()).priority == 7
+    assert world.rota.api.queue.get(job.result()).priority == 7
 
 
-def test_a_throttled_provider_pauses_exactly_those_who_draw_on_it(crew: Crew) -> None:
-    crew.rota.desk.contexts.create(bound_to="name", bound_id="acme", budget=100, period_s=60, unit="requests")
+def test_a_throttled_provider_pauses_only_the_agents_that_draw_on_it(world: World) -> None:
+    world.rota.api.contexts.create(bound_to="name", bound_id="acme", budget=100, period_s=60, unit="requests")
     ran: list[str] = []
 
-    @crew.rota.agent(draws_on=["acme"])
+    @world.rota.agent(draws_on=["acme"])
     def caller(ctx: Any) -> None:
         ran.append("caller")
         ctx.throttled(retry_after_s=30)
 
-    @crew.rota.agent()
+    @world.rota.agent()
     def other() -> None:
         ran.append("other")
 
     caller.enqueue_many([{}, {}])
     other.enqueue_many([{}, {}])
-    crew.rota.run(until_idle=True)
+    world.rota.run(until_idle=True)
     assert sorted(ran) == ["caller", "other", "other"]
-    crew.clock.advance(31)
-    crew.rota.run(until_idle=True)
+    world.clock.advance(31)
+    world.rota.run(until_idle=True)
     assert ran.count("caller") == 2
 
 

@@ -1,4 +1,4 @@
-"""Fault isolation: severity, what becomes of the agent, and what is written down."""
+"""Fault isolation: severity, recovery of the agent, and records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def world_of(state: AgentProcessState = RUNNING, quarantine_ticks: int = 3) -> t
 
 
 def raised(error: Exception) -> Exception:
-    """An exception with a traceback, as one that was caught has."""
+    """An exception with a traceback, as if it had been caught."""
     try:
         _agent_code(error)
     except Exception as caught:
@@ -53,17 +53,19 @@ class LateError(TimeoutError, ValueError):
         (InvalidPayload("no"), "RECOVERABLE"),  # it is a ValueError too
         *[(kind(), "QUARANTINE") for kind in (RuntimeError, TimeoutError, OSError, ConnectionError)],
         *[(kind(), "EXILE") for kind in (RecursionError, MemoryError, SystemError)],
-        (TiredError(), "EXILE"),  # its ancestors are RecursionError and RuntimeError: the gravest counts
+        (TiredError(), "EXILE"),  # its base classes are RecursionError and RuntimeError: the most severe counts
         (LateError(), "QUARANTINE"),
-        (OddError(), "QUARANTINE"),  # nobody listed it
+        (OddError(), "QUARANTINE"),  # not listed
     ],
 )
-def test_severity_goes_by_exact_type_then_by_ancestors_gravest_first(error: Exception, severity: str) -> None:
+def test_severity_depends_on_the_exact_type_then_on_base_classes_most_severe_first(
+    error: Exception, severity: str
+) -> None:
     assert classify(error) == severity
 
 
 @pytest.mark.parametrize("state", [READY, RUNNING, BLOCKED])
-def test_what_becomes_of_the_agent_wherever_it_stood(state: AgentProcessState) -> None:
+def test_recovery_by_severity_from_any_state(state: AgentProcessState) -> None:
     after = {}
     for error in (ValueError(), RuntimeError(), MemoryError()):
         table, faults = world_of(state)
@@ -83,7 +85,7 @@ def test_an_agent_that_had_ended_already_stays_ended(error: Exception) -> None:
     assert table.state(1) is TERMINATED
 
 
-def test_quarantine_lasts_as_long_as_it_is_told_to() -> None:
+def test_quarantine_lasts_for_the_configured_ticks() -> None:
     table, faults = world_of(quarantine_ticks=7)
     faults.handle(1, 10, OSError())
     assert table.unblock_expired(16) == []
@@ -92,7 +94,7 @@ def test_quarantine_lasts_as_long_as_it_is_told_to() -> None:
         FaultIsolation(table, quarantine_ticks=0)
 
 
-def test_a_record_says_who_when_where_and_what() -> None:
+def test_a_record_has_the_agent_tick_phase_and_error() -> None:
     _, faults = world_of()
     record = faults.handle(1, 10, raised(ValueError("x" * 500)), Phase.DECIDE)
     assert (record.pid, record.agent_id, record.tick, record.phase) == (1, "agent_0001", 10, "DECIDE")
@@ -126,7 +128,7 @@ def test_endless_recursion_has_one_traceback_hash_from_whatever_depth() -> None:
     assert len({faults.handle(1, 0, deeper(levels)).traceback_hash for levels in (0, 7, 20)}) == 1
 
 
-def test_an_exception_that_cannot_say_what_it_is_does_no_harm() -> None:
+def test_an_exception_whose_message_cannot_be_read_is_recorded() -> None:
     class Mute(ValueError):
         def __str__(self) -> str:
             raise RuntimeError
@@ -144,12 +146,12 @@ def test_the_healthy_ratio_counts_living_agents_that_never_failed() -> None:
     faults.handle(1, 0, ValueError())
     faults.handle(1, 1, ValueError())
     assert faults.get_healthy_ratio() == 3 / 4
-    faults.handle(2, 1, MemoryError())  # exiled: it neither lives nor counts
+    faults.handle(2, 1, MemoryError())  # exiled: it is not counted
     assert faults.get_healthy_ratio() == 2 / 3
     assert (faults.fault_count(), faults.fault_count(1), faults.fault_count(3)) == (3, 2, 0)
 
 
-def test_old_records_go_but_still_count_and_are_still_in_the_hash() -> None:
+def test_old_records_are_dropped_but_still_count_and_are_in_the_hash() -> None:
     _, faults = world_of()
     _, shorter = world_of()
     for tick in range(RECORDS_MAX + 1):

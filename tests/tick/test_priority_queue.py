@@ -1,4 +1,4 @@
-"""The priority queue: its edges by example, and its whole behaviour against a plain list."""
+"""The priority queue: its edge cases by example, and its whole behaviour against a plain list."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_an_agent_is_in_the_queue_once() -> None:
     assert queue.to_sorted_list() == [(1, 1.0)]
 
 
-def test_an_agent_that_is_not_there_cannot_be_changed_or_removed() -> None:
+def test_an_unknown_agent_cannot_be_changed_or_removed() -> None:
     queue = AgentPriorityQueue()
     for verb in (lambda: queue.update_priority(1, 2.0), lambda: queue.remove(1), lambda: queue.priority(1)):
         with pytest.raises(KeyError):
@@ -58,7 +58,7 @@ def test_an_agent_may_come_back_after_it_was_popped() -> None:
     assert [queue.pop(), queue.pop(), queue.peek()] == [2, 1, None]
 
 
-def test_dead_entries_never_outnumber_live_ones() -> None:
+def test_stale_entries_never_outnumber_live_ones() -> None:
     queue = AgentPriorityQueue()
     for pid in range(10):
         queue.push(pid, float(pid))
@@ -72,7 +72,7 @@ PRIORITIES = st.one_of(st.integers(0, 3).map(float), st.floats(allow_nan=False, 
 
 
 class QueueAgainstList(RuleBasedStateMachine):
-    """Whatever is done, the queue answers as a list that is sorted anew each time would."""
+    """After any operation, the queue gives the same results as a list that is sorted each time."""
 
     def __init__(self) -> None:
         super().__init__()

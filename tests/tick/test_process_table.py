@@ -1,4 +1,4 @@
-"""The process table: its verbs by example, and its state machine against a plain model."""
+"""The process table: its methods by example, and its state machine against a plain model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CREATED, READY, RUNNING, BLOCKED, TERMINATED = AgentProcessState
 
 
 def spawn_in(table: ProcessTable, state: AgentProcessState) -> int:
-    """A new agent, led to a state by legal moves."""
+    """A new agent, brought to a state by legal transitions."""
     pid = table.spawn_agent(AgentDescriptor())
     path = {CREATED: [], READY: [READY], RUNNING: [READY, RUNNING]}
     path |= {BLOCKED: [READY, RUNNING, BLOCKED], TERMINATED: [READY, TERMINATED]}
@@ -64,7 +64,7 @@ def test_priority_is_clamped_to_its_range(given: float, kept: float) -> None:
         {"resource_quota": {"tokens": math.nan}},
     ],
 )
-def test_a_descriptor_refuses_what_makes_no_sense(wrong: dict[str, Any]) -> None:
+def test_a_descriptor_refuses_invalid_values(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidPayload) as refused:
         AgentDescriptor(**wrong)
     assert next(iter(wrong)) in str(refused.value)
@@ -160,7 +160,7 @@ def test_terminating_twice_keeps_the_first_end() -> None:
 
 @pytest.mark.parametrize("current", AgentProcessState)
 @pytest.mark.parametrize("target", AgentProcessState)
-def test_only_the_arrows_of_the_table_can_be_followed(current: AgentProcessState, target: AgentProcessState) -> None:
+def test_only_transitions_of_the_table_are_legal(current: AgentProcessState, target: AgentProcessState) -> None:
     table = ProcessTable()
     pid = spawn_in(table, current)
     if target in TICK_AGENT.targets(current):
@@ -313,7 +313,7 @@ def test_a_snapshot_lists_every_agent_ever_spawned() -> None:
 
 
 class TableAgainstModel(RuleBasedStateMachine):
-    """The table does what a dictionary of states and one of timers, moved by the arrows, would do."""
+    """The table behaves like a dictionary of states and one of timers that follow the transitions."""
 
     def __init__(self) -> None:
         super().__init__()

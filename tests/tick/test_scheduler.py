@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rota.errors import PolicyInvalid, RotaError, UnknownPid, UnknownPolicy
-from rota.model.reasons import Because
+from rota.model.reasons import PickReason
 from rota.model.snapshot import Decision, Decisions, Snapshot
 from rota.policy import registry, virtual_time
 from rota.policy.contract import Policy
@@ -29,7 +29,7 @@ def table_of(*priorities: float) -> ProcessTable:
 
 
 def run(scheduler: TickScheduler, ticks: range) -> list[list[int]]:
-    """Every schedule is executed whole."""
+    """Execute every schedule completely."""
     orders = []
     for tick in ticks:
         orders.append(scheduler.build_schedule(tick))
@@ -40,7 +40,7 @@ def run(scheduler: TickScheduler, ticks: range) -> list[list[int]]:
 # --- capacity and growth -------------------------------------------------------------------------
 
 
-def test_growth_is_fixed_without_a_capacity_and_linear_with_one_unless_it_is_said() -> None:
+def test_the_default_growth_is_fixed_without_a_capacity_and_linear_with_one() -> None:
     assert SchedulerConfig().growth == "fixed"
     assert SchedulerConfig(max_per_tick=1).growth == "linear"
     assert SchedulerConfig(max_per_tick=1, starvation_growth="fixed").growth == "fixed"
@@ -55,11 +55,11 @@ def test_a_fixed_boost_starves_priority_1_against_priority_10() -> None:
 def test_a_linear_boost_does_not() -> None:
     config = SchedulerConfig("WEIGHTED_PRIORITY", max_per_tick=1)
     orders = run(TickScheduler(table_of(10.0, 1.0), config), range(100))
-    turns = [tick for tick, order in enumerate(orders) if order == [2]]
-    assert turns == [25, 50, 75]  # 1 + 2 × (25 // 5) = 11 > 10, then it waits anew
+    runs = [tick for tick, order in enumerate(orders) if order == [2]]
+    assert runs == [25, 50, 75]  # 1 + 2 × (25 // 5) = 11 > 10, then it waits again
 
 
-def test_round_robin_with_a_capacity_takes_whoever_ran_longest_ago() -> None:
+def test_round_robin_with_a_capacity_takes_the_agents_that_ran_longest_ago() -> None:
     orders = run(TickScheduler(table_of(1, 1, 1, 1, 1), SchedulerConfig(max_per_tick=2)), range(1, 6))
     assert orders == [[1, 2], [3, 4], [5, 1], [2, 3], [4, 1]]  # 1 and 5 ran in the same tick: the lower pid
 
@@ -91,14 +91,14 @@ def test_metrics_of_boosts_count_every_tick_and_agent() -> None:
 
 
 def test_a_small_and_a_large_table_are_ordered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    priorities = [1 + at % 9 for at in range(scheduler_module.FAST_AGENTS_MIN + 50)]
+    priorities = [1 + at % 9 for at in range(scheduler_module.NUMPY_AGENTS_MIN + 50)]
 
     def orders() -> list[list[int]]:
         config = SchedulerConfig("WEIGHTED_PRIORITY", max_per_tick=20)
         return run(TickScheduler(table_of(*priorities), config), range(30))
 
     quick = orders()
-    monkeypatch.setattr(scheduler_module, "fast_order", None)
+    monkeypatch.setattr(scheduler_module, "ordering_numpy", None)
     assert orders() == quick
 
 
@@ -126,8 +126,8 @@ def test_the_three_own_orders_answer_to_both_spellings(name: str) -> None:
 
 def test_under_virtual_time_agents_run_in_proportion_to_their_priority() -> None:
     scheduler = TickScheduler(table_of(1, 2, 5), SchedulerConfig(EEVDF, max_per_tick=1))
-    turns = Counter(order[0] for order in run(scheduler, range(80)))
-    assert turns == {1: 10, 2: 20, 3: 50}
+    runs = Counter(order[0] for order in run(scheduler, range(80)))
+    assert runs == {1: 10, 2: 20, 3: 50}
 
 
 def test_an_agent_that_was_away_under_virtual_time_has_saved_nothing_up() -> None:
@@ -138,8 +138,8 @@ def test_an_agent_that_was_away_under_virtual_time_has_saved_nothing_up() -> Non
     table.block(2, until_tick=100)
     run(scheduler, range(2, 100))
     table.spawn_agent(AgentDescriptor(birth_tick=100, state=AgentProcessState.READY))
-    turns = Counter(order[0] for order in run(scheduler, range(100, 130)))
-    assert max(turns.values()) - min(turns.values()) <= 1
+    runs = Counter(order[0] for order in run(scheduler, range(100, 130)))
+    assert max(runs.values()) - min(runs.values()) <= 1
 
 
 def test_a_new_priority_under_virtual_time_counts_from_now_on() -> None:
@@ -147,11 +147,11 @@ def test_a_new_priority_under_virtual_time_counts_from_now_on() -> None:
     scheduler = TickScheduler(table, SchedulerConfig(EEVDF, max_per_tick=1))
     run(scheduler, range(100))
     table.set_priority(2, 3.0)
-    turns = Counter(order[0] for order in run(scheduler, range(100, 140)))
-    assert abs(turns[2] - 30) <= 1
+    runs = Counter(order[0] for order in run(scheduler, range(100, 140)))
+    assert abs(runs[2] - 30) <= 1
 
 
-def test_when_everybody_left_and_came_back_time_goes_on_where_it_stood() -> None:
+def test_virtual_time_continues_after_all_agents_left_and_returned() -> None:
     table = table_of(1, 1)
     scheduler = TickScheduler(table, SchedulerConfig(EEVDF, max_per_tick=1))
     run(scheduler, range(10))
@@ -160,11 +160,11 @@ def test_when_everybody_left_and_came_back_time_goes_on_where_it_stood() -> None
         table.block(pid, until_tick=20)
     assert run(scheduler, range(10, 20)) == [[]] * 10
     table.spawn_agent(AgentDescriptor(birth_tick=20, state=AgentProcessState.READY))
-    turns = Counter(order[0] for order in run(scheduler, range(20, 50)))
-    assert max(turns.values()) - min(turns.values()) <= 1
+    runs = Counter(order[0] for order in run(scheduler, range(20, 50)))
+    assert max(runs.values()) - min(runs.values()) <= 1
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names() if registry.make(name).ordering is not None])
+@pytest.mark.parametrize("name", [name for name in registry.names() if registry.make(name).incremental is not None])
 def test_a_policys_ordering_and_its_plain_function_give_the_same_run(name: str) -> None:
     def orders(policy: Policy) -> list[list[int]]:
         rng = random.Random(5)
@@ -180,14 +180,14 @@ def test_a_policys_ordering_and_its_plain_function_give_the_same_run(name: str) 
         return seen
 
     policy = registry.make(name)
-    assert orders(policy) == orders(msgspec.structs.replace(policy, ordering=None))
+    assert orders(policy) == orders(msgspec.structs.replace(policy, incremental=None))
 
 
 def picking(*pids: int) -> Policy:
-    """A policy that answers the same whatever it is asked."""
+    """A policy that always returns the same picks."""
 
     def rank(_snapshot: Snapshot) -> Decisions:
-        return tuple(Decision(pid, at, Because("odd", "because")) for at, pid in enumerate(pids))
+        return tuple(Decision(pid, at, PickReason("odd", "because")) for at, pid in enumerate(pids))
 
     return Policy(name="odd", rank=rank, sentence="Always the same.")
 
@@ -206,7 +206,7 @@ def silent(_snapshot: Snapshot) -> Any:
         (picking(1, 1), "twice"),
         (picking(9), "not ready"),
         (picking(4), "not ready"),
-        (picking(1, 2, 3), "room for 2"),
+        (picking(1, 2, 3), "the capacity is 2"),
         (Policy(name="odd", rank=raising, sentence="Never."), "ZeroDivisionError: by design"),
         (Policy(name="odd", rank=silent, sentence="Nothing."), "TypeError"),
     ],
@@ -242,7 +242,7 @@ def test_a_policy_that_fails_is_replaced_by_strict_order_and_named(policy: Polic
         {"policy": 3},
     ],
 )
-def test_a_configuration_that_makes_no_sense_is_refused_and_the_field_named(wrong: dict[str, Any]) -> None:
+def test_an_invalid_configuration_is_refused_and_the_field_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(PolicyInvalid) as refused:
         SchedulerConfig(**wrong)
     assert next(iter(wrong)) in str(refused.value)
@@ -255,7 +255,7 @@ def test_an_unknown_policy_is_refused_and_the_known_ones_named() -> None:
     assert "strict" in str(refused.value)
 
 
-def test_recording_an_unknown_agent_is_refused_and_records_nobody() -> None:
+def test_recording_an_unknown_agent_is_refused_and_records_nothing() -> None:
     scheduler = TickScheduler(table_of(1, 1))
     for stranger in (0, -1, 3):
         with pytest.raises(UnknownPid):

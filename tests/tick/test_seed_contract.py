@@ -1,4 +1,4 @@
-"""What the tick scheduler's specification asks for: its nine topics, its usage contract, its defaults."""
+"""The specification of the tick scheduler: its nine topics, its usage contract, its defaults."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_starvation_prevention_after_n_ticks() -> None:
         order = scheduler.build_schedule(tick)
         firsts.append(order[0])
         scheduler.record_execution(order[:1], tick)  # there was time for one only
-    # never run counts from birth: agent 2 is boosted from tick 5 on, 2.0 + 2.0 > 3.0, then waits anew
+    # an agent that never ran counts from birth: agent 2 is boosted from tick 5 on, 2.0 + 2.0 > 3.0
     assert firsts == [1, 1, 1, 1, 1, 2, 1]
     assert scheduler.metrics.starvation_boosts == 1
 
@@ -140,7 +140,7 @@ def test_the_default_policy_is_a_drop_in_replacement_for_a_sorted_loop() -> None
     for tick in range(5):
         order = scheduler.build_schedule(tick)
         assert order == sorted(agent.pid for agent in table.list_by_state(AgentProcessState.READY))
-        scheduler.record_execution(rng.sample(order, 100), tick)  # what ran does not matter to it
+        scheduler.record_execution(rng.sample(order, 100), tick)  # it ignores which agents ran
 
 
 def test_the_configuration_has_the_fields_and_defaults_of_the_specification() -> None:
@@ -153,7 +153,7 @@ def test_the_configuration_has_the_fields_and_defaults_of_the_specification() ->
     )
 
 
-def test_building_a_schedule_moves_nobody_but_those_whose_block_is_over() -> None:
+def test_building_a_schedule_only_releases_agents_whose_block_is_over() -> None:
     table = table_of([1.0, 2.0, 3.0])
     table.set_running(3)
     before = table.to_snapshot()

@@ -1,4 +1,4 @@
-"""The tick world: who is run, what a step may do, faults, hooks, interrupts, and the same run twice."""
+"""The tick world: which agents run, what a step may do, faults, hooks, interrupts, and reproducible runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_policy_runs_a_world(policy: str) -> None:
     assert sorted(log) == [(tick, pid) for tick in range(4) for pid in (1, 2, 3)]
 
 
-def test_an_agents_own_step_goes_before_its_roles_and_that_before_the_one_for_all() -> None:
+def test_an_agents_own_step_precedes_its_roles_and_the_default() -> None:
     log: list[str] = []
 
     def saying(word: str) -> Callable[[int, TickWorld], None]:
@@ -81,7 +81,7 @@ def test_an_agents_own_step_goes_before_its_roles_and_that_before_the_one_for_al
     assert log == ["all", "scout", "own", "all", "changed", "own"]
 
 
-def test_an_agent_without_any_step_is_refused_before_anybody_runs() -> None:
+def test_an_agent_without_a_step_is_refused_before_any_agent_runs() -> None:
     log: Log = []
     world = TickWorld(role_steps={"SCOUT": writing(log)})
     world.spawn(AgentDescriptor(role="SCOUT"))
@@ -94,7 +94,7 @@ def test_an_agent_without_any_step_is_refused_before_anybody_runs() -> None:
     assert log == [(0, 1)]
 
 
-def test_what_cannot_be_a_step_and_who_cannot_have_one_are_refused() -> None:
+def test_invalid_steps_and_unknown_agents_are_refused() -> None:
     with pytest.raises(InvalidPayload):
         TickWorld(step=3)  # type: ignore[arg-type]
     world = TickWorld(step=nothing)
@@ -135,7 +135,7 @@ def test_an_agent_blocked_by_one_that_ran_before_it_is_not_run_and_goes_on_waiti
     assert world.scheduler.metrics.skipped_agents == 1  # and blocked when that of tick 5 was built
 
 
-def test_being_passed_over_is_not_a_run() -> None:
+def test_being_skipped_is_not_a_run() -> None:
     world = TickWorld(step=nothing)
     spawn_all(world, 1, 1)
 
@@ -185,8 +185,8 @@ def test_one_agents_exception_never_ends_the_tick() -> None:
     world = TickWorld(step=failing)
     spawn_all(world, 1, 1, 1, 1)
     world.run(4)
-    everybody, recovered = [1, 2, 3, 4], [1, 4]
-    assert [[pid for tick, pid in log if tick == at] for at in range(4)] == [everybody, recovered, recovered, [1, 2, 4]]
+    all_pids, recovered = [1, 2, 3, 4], [1, 4]
+    assert [[pid for tick, pid in log if tick == at] for at in range(4)] == [all_pids, recovered, recovered, [1, 2, 4]]
     assert world.process_table.get_descriptor(3).exit_tick == 0
     assert world.faults.get_healthy_ratio() == 1 / 3
     assert world.scheduler.last_executed(2) == 3  # failing is a run too
@@ -205,7 +205,7 @@ def test_an_agent_that_ends_itself_and_then_fails_stays_ended() -> None:
 
 
 class Phased:
-    """Fails in the phase it is told to."""
+    """Fails in a given phase."""
 
     def __init__(self, failing: str | None = None) -> None:
         self.failing = failing
@@ -249,7 +249,7 @@ def test_a_fault_names_the_phase_it_happened_in_and_a_plain_function_is_all_act(
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_goes_through_and_the_world_can_go_on(interrupt: type[BaseException]) -> None:
+def test_an_interrupt_propagates_and_the_world_can_continue(interrupt: type[BaseException]) -> None:
     log: Log = []
     world = TickWorld(step=writing(log))
     spawn_all(world, 1, 1, 1)
@@ -281,7 +281,7 @@ def test_hooks_run_before_and_after_every_tick_in_order() -> None:
     assert log == [("before", 0), "second", 1, ("after", 0), ("before", 1), "second", 1, ("after", 1)]
 
 
-def test_a_hook_may_spawn_who_runs_in_the_same_tick() -> None:
+def test_a_hook_may_spawn_an_agent_that_runs_in_the_same_tick() -> None:
     log: Log = []
     world = TickWorld(step=writing(log))
     world.before_tick.append(lambda world: world.spawn(AgentDescriptor()))
@@ -293,7 +293,7 @@ def test_a_hook_may_spawn_who_runs_in_the_same_tick() -> None:
 
 
 def busy_step(seed: int) -> Callable[[int, TickWorld], None]:
-    """A step that does everything a step may do, drawn from a seed."""
+    """A step that uses every operation a step may use, drawn from a seed."""
     rng = random.Random(seed)
 
     def step(pid: int, world: TickWorld) -> None:
@@ -359,7 +359,7 @@ def test_different_runs_have_different_hashes(change: str) -> None:
 
 
 class OneByOneWorld(TickWorld):
-    """The same world, moving each agent with the verbs of the table."""
+    """The same world, changing each agent with the methods of the table."""
 
     def _run_agents(self, order: list[int]) -> None:
         table, ran = self.process_table, []
@@ -388,7 +388,7 @@ def test_moving_the_state_column_equals_moving_agents_one_by_one(
     assert quick.to_hash() == plain.to_hash()
 
 
-def test_a_scheduler_of_ones_own_sees_what_the_world_did() -> None:
+def test_a_separate_scheduler_sees_what_the_world_did() -> None:
     world = TickWorld(step=nothing)
     spawn_all(world, 1, 1)
     world.run(3)

@@ -10,27 +10,18 @@ from typing import Annotated, NoReturn
 import typer
 
 from rota.cli.agents import agents
-from rota.cli.cancel import cancel
-from rota.cli.cores import cpu
+from rota.cli.control import cancel, enqueue, pause, release, resume, retry
+from rota.cli.cpu import cpu
 from rota.cli.db import db
-from rota.cli.doctor import doctor
-from rota.cli.enqueue import enqueue
-from rota.cli.events import events
-from rota.cli.exits import INTERRUPTED, code_of
+from rota.cli.exit_codes import INTERRUPTED, code_of
 from rota.cli.graph import graph_app
 from rota.cli.ledger import ledger
 from rota.cli.limits import limits
-from rota.cli.logs import logs
 from rota.cli.options import AsJson, CaFile, TokenFile, access
-from rota.cli.pause import pause, resume
 from rota.cli.projects import projects
-from rota.cli.ps import ps
-from rota.cli.queue import queue
-from rota.cli.release import release
-from rota.cli.retry import retry
-from rota.cli.serving import serve, token
-from rota.cli.top import top
-from rota.cli.why import why
+from rota.cli.serve import serve
+from rota.cli.status import doctor, events, logs, ps, queue, top, why
+from rota.cli.tokens import token
 from rota.errors import RotaError
 
 __all__ = ["app", "main"]
@@ -44,64 +35,67 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: rich alone would take longer to load than everything else together
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-policy_app = typer.Typer(help="The policies that decide which entry goes next.", no_args_is_help=True)
+policy_app = typer.Typer(help="The policies that decide which entry runs next.", no_args_is_help=True)
 
 
 @app.callback()
-def get_in(token_file: TokenFile = None, ca_file: CaFile = None) -> None:
-    """Take what is said before a command: how to get in at a daemon."""
+def set_access(token_file: TokenFile = None, ca_file: CaFile = None) -> None:
+    """Store the options before the command: how to authenticate with a daemon."""
     access.token_file, access.ca_file = token_file, ca_file
 
 
 @app.command()
 def run(
-    fleet: Annotated[Path | None, typer.Argument(help="The fleet file; fleet.toml here if nothing is said.")] = None,
+    fleet: Annotated[Path | None, typer.Argument(help="The fleet file. Default: fleet.toml.")] = None,
     *,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Say what would run and who would get what; write nothing.")
-    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print expected shares and budgets; run nothing.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a fleet file.")] = False,
-    slots: Annotated[int | None, typer.Option(help="How many runs at once, whatever the file says.", min=1)] = None,
-    worker_id: Annotated[str | None, typer.Option(help="Who claims; the same name again takes over at once.")] = None,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when there is nothing to do.")] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Log lines instead of the live view.")] = False,
+    slots: Annotated[int | None, typer.Option(help="Number of slots. Default: from the file.", min=1)] = None,
+    worker_id: Annotated[
+        str | None, typer.Option(help="The worker's name; a restart under it recovers its entries.")
+    ] = None,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="Exit when nothing is left to run.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print log lines instead of the live view.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a fleet: keep its agents running on its slots, fairly, within budget."""
+    """Run the agents of a fleet file."""
     if schema:
         from rota.cli.fleet_plan import print_schema
 
         print_schema()
     elif plan:
-        from rota.cli.fleet_plan import show
-        from rota.cli.run import found
+        from rota.cli.fleet_plan import print_plan
+        from rota.cli.run import find_fleet_file
 
-        show(found(fleet), as_json=as_json)
+        print_plan(find_fleet_file(fleet), as_json=as_json)
     else:
         from rota.cli.run import run as supervise
 
         count = supervise(fleet, until_idle=until_idle, plain=plain, slots=slots, worker_id=worker_id)
-        typer.echo(f'{{"ended":{count}}}' if as_json else f"{count} runs have ended", err=not as_json)
+        typer.echo(f'{{"ended":{count}}}' if as_json else f"{count} runs ended", err=not as_json)
 
 
 @app.command()
 def reload(
-    fleet: Annotated[Path | None, typer.Argument(help="The fleet file; fleet.toml here if nothing is said.")] = None,
+    fleet: Annotated[Path | None, typer.Argument(help="The fleet file. Default: fleet.toml.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let whoever runs a fleet read its file anew, without dropping what runs."""
-    from rota.cli.run import reload as ask
+    """Make a running fleet read its file again.
 
-    ask(fleet, as_json=as_json)
+    Runs in progress continue.
+    """
+    from rota.cli.run import reload as request_reload
+
+    request_reload(fleet, as_json=as_json)
 
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="How long the projects share.")] = 50.0,
-    policy: Annotated[str, typer.Option(help="Who decides which entry goes next; see `rota policy list`.")] = "eevdf",
+    seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="How long to run, in seconds.")] = 50.0,
+    policy: Annotated[str, typer.Option(help="The policy; see `rota policy list`.")] = "eevdf",
     as_json: AsJson = False,
 ) -> None:
-    """Show rota's main job: three projects, a dozen agents, and everything going wrong that may. About a minute."""
+    """Demonstrate shares, budgets and recovery. About a minute."""
     from rota.cli.demo import show
 
     if not show(seconds=seconds, policy=policy, as_json=as_json):
@@ -110,10 +104,16 @@ def demo(
 
 @policy_app.command("list")
 def policy_list(as_json: AsJson = False) -> None:
-    """List the policies, what each does and what it promises about waiting."""
-    from rota.cli.policies import show
+    """List the policies with their order and waiting bound."""
+    from rota.cli.output import print_json, print_table
+    from rota.policy import make, names
 
-    show(as_json=as_json)
+    policies = [make(name) for name in names()]
+    if as_json:
+        print_json([{"name": p.name, "sentence": p.sentence, "bound": p.bound and p.bound.sentence} for p in policies])
+        return
+    rows = [(p.name, p.sentence, p.bound.sentence if p.bound else "none: it can starve") for p in policies]
+    print_table(("policy", "order", "waiting bound"), rows, empty="no policies")
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
@@ -157,7 +157,7 @@ def version(as_json: AsJson = False) -> None:
 
 
 def main() -> None:
-    """The `rota` command: an error of ours is one sentence, never a traceback."""
+    """Run the `rota` command; a rota error is printed as one sentence, without a traceback."""
     try:
         app()
     except RotaError as error:
@@ -167,7 +167,7 @@ def main() -> None:
 
 
 def _report(error: RotaError) -> NoReturn:
-    """Say what went wrong and what to do: a sentence, or JSON where JSON was asked for."""
+    """Print the error and exit with its code: a sentence, or JSON with --json."""
     if "--json" in sys.argv[1:]:
         import json
 

@@ -1,7 +1,6 @@
-"""What commands talk to: an address becomes a desk.
+"""Open the scheduler API at an address: a file in this process, or a daemon.
 
-A desk has the kernel's parts as attributes and the claim verbs beside them. Commands use nothing else, so whatever
-has the same attributes and signatures can stand behind them.
+Commands use only the API's attributes and functions, which are the same for both.
 """
 
 from __future__ import annotations
@@ -15,19 +14,18 @@ from rota import store
 from rota.cli.options import access
 from rota.errors import InvalidInput, StoreUnavailable
 from rota.kernel import Kernel
-from rota.model.explanation import Explanation
-from rota.rpc.client import Client, connect, is_remote
-from rota.service.dispatcher import Dispatcher
-from rota.service.explain import explain
+from rota.model import Explanation
+from rota.rpc import Client, connect, is_remote
+from rota.service import Dispatcher, explain
 
-__all__ = ["EmbeddedDesk", "is_file", "open_desk", "open_file", "reach"]
+__all__ = ["EmbeddedApi", "is_file", "open_api", "open_client", "open_file"]
 
-REACH_S = 2.0  # how long a command tries to reach a daemon: one that is just starting, not one that is not there
+RETRY_S = 2.0  # how long a command retries to connect: enough for a daemon that is starting
 _REMOTE = ("unix:", "http:", "https:", "postgres:", "postgresql:")
 
 
-class EmbeddedDesk(Dispatcher):
-    """A desk over a file that this process opened itself."""
+class EmbeddedApi(Dispatcher):
+    """The scheduler API of a file that this process opened."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -37,13 +35,13 @@ class EmbeddedDesk(Dispatcher):
         self,
         sched_id: int,
         *,
-        worker_id: str = "anybody",
+        worker_id: str = "any-worker",
         max_n: int = 1,
         policy: str | None = None,
         kinds: tuple[str, ...] = (),
         now: float | None = None,
     ) -> Explanation:
-        """Why an entry is not running."""
+        """Explain why an entry is not running."""
         return explain(
             self,
             sched_id,
@@ -52,32 +50,29 @@ class EmbeddedDesk(Dispatcher):
             policy=policy,
             kinds=kinds,
             now=now,
-            from_outside=True,
+            policy_from_store=True,
         )
 
-    def __enter__(self) -> EmbeddedDesk:
+    def __enter__(self) -> EmbeddedApi:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def open_desk(address: str, *, create: bool = False) -> EmbeddedDesk | Client:
-    """The desk at an address, in this process or a daemon's.
-
-    A file that is not there is made only by those who put something in first.
-    """
-    return reach(address) if is_remote(address) else EmbeddedDesk(_kernel(address, create=create))
+def open_api(address: str, *, create: bool = False) -> EmbeddedApi | Client:
+    """Open the scheduler API at an address; a missing file is created only with `create`."""
+    return open_client(address) if is_remote(address) else EmbeddedApi(_kernel(address, create=create))
 
 
-def reach(address: str, *, retry_s: float = REACH_S) -> Client:
-    """A client of a daemon, with what was said about getting in."""
+def open_client(address: str, *, retry_s: float = RETRY_S) -> Client:
+    """Return a client of a daemon, with the token file and CA file given on the command line."""
     return connect(address, token_file=access.token_file, ca_file=access.ca_file, retry_s=retry_s)
 
 
 @contextmanager
 def open_file(address: str, *, create: bool = False, read_only: bool = False) -> Iterator[Kernel]:
-    """The kernel over a file, for those who care for the file itself."""
+    """Open a file and yield its kernel."""
     kernel = _kernel(address, create=create, read_only=read_only)
     try:
         yield kernel
@@ -87,15 +82,15 @@ def open_file(address: str, *, create: bool = False, read_only: bool = False) ->
 
 def _kernel(address: str, *, create: bool = False, read_only: bool = False) -> Kernel:
     if not is_file(address):
-        raise InvalidInput(f"{address} is not a file", field="store", hint="Name the store's file with --store.")
+        raise InvalidInput(f"{address} is not a file", field="store", hint="Give the store's file with --store.")
     if not create and not Path(address).exists():
         raise StoreUnavailable(
             f"there is no store at {os.path.abspath(address)}",  # noqa: PTH100  # a link is named as it was given
-            hint="Name one with --store or ROTA_STORE, or begin one: rota agents create NAME.",
+            hint="Give one with --store or ROTA_STORE, or create one: rota agents create NAME.",
         )
     return Kernel(store.open(address, read_only=read_only))
 
 
 def is_file(address: str) -> bool:
-    """Whether an address is a file's path."""
+    """Return whether an address is a file's path."""
     return not address.startswith(_REMOTE) and "://" not in address

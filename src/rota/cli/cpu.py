@@ -1,122 +1,64 @@
-"""`rota cpu sim`: a scenario under virtual time."""
+"""`rota cpu …`: scheduling on cores, simulated or with real processes. Heavy imports wait until a command runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated
 
-import msgspec
-from rich.console import Console
-from rich.table import Table
+import typer
 
-from rota.cli import output
-from rota.cores.runqueue import RULES, Rule
-from rota.errors import InvalidInput
-from rota.policy import registry
-from rota.sim.build import arrange, build
-from rota.sim.plot import draw
-from rota.sim.report import Report, Spread, report
-from rota.sim.scenario import Scenario, load
-from rota.sim.simulation import Simulation
+from rota.cli.options import AsJson
 
-__all__ = ["Drawing", "simulate"]
+__all__ = ["cpu"]
 
-US, MS = 1_000, 1_000_000
-FIGURES = 3  # of a time in ms
-ROWS_MAX = 40  # threads shown; the rest is in the JSON
+cpu = typer.Typer(help="Schedule CPU cores, simulated or with real processes.", no_args_is_help=True)
 
 
-class Drawing(NamedTuple):
-    """Where to draw, and how much of the beginning."""
-
-    path: Path
-    until_ms: int
-
-
-def simulate(
-    path: Path, *, policy: str | None, arrange_us: int, seed: int | None, drawing: Drawing | None, as_json: bool
+@cpu.command("sim")
+def cpu_sim(  # noqa: PLR0917  # each is an option of the command line
+    scenario: Annotated[Path, typer.Argument(help="A scenario file (TOML).")],
+    policy: Annotated[str | None, typer.Option(help="eevdf, wfq, round_robin, or any of `rota policy list`.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; default: the scenario's.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a drawing of the run to this SVG file.")] = None,
+    plot_ms: Annotated[int, typer.Option(help="How many ms from the beginning to draw.", min=1)] = 200,
+    arrange_us: Annotated[int, typer.Option(help="How often a registered policy ranks, in us.", min=1)] = 3_000,
+    as_json: AsJson = False,
 ) -> None:
-    """Run a scenario to its end and show what happened."""
-    scenario = load(path)
-    if seed is not None:
-        scenario = msgspec.structs.replace(scenario, seed=seed)
-    simulation = _build(scenario, policy, arrange_us)
-    simulation.run(scenario.duration_ms * MS)
-    shown = report(simulation)
-    title = f"{path.name}: {scenario.cores} cores, {policy or scenario.rule}, seed {scenario.seed}"
-    if drawing is not None:
-        _draw(simulation, title, drawing)
-    if as_json:
-        print(msgspec.json.encode(shown).decode())
-        return
-    console = output.console()
-    console.print(_threads(shown, title))
-    _totals(console, shown)
-    if drawing is not None:
-        console.print(f"drawn: {drawing.path}")
+    """Simulate a scenario and print shares, lag and latencies."""
+    from rota.cli.cpu_sim import PlotOptions, simulate
+
+    options = None if plot is None else PlotOptions(plot, plot_ms)
+    simulate(scenario, policy=policy, arrange_us=arrange_us, seed=seed, plot=options, as_json=as_json)
 
 
-def _build(scenario: Scenario, policy: str | None, arrange_us: int) -> Simulation:
-    """A simulation under one of the engine's own rules, or under its default with another policy that arranges."""
-    rule: Rule | None = next((one for one in RULES if one == policy), None)
-    if policy is None or rule is not None:
-        return build(scenario, rule=rule, observe=True)
-    arranging = registry.make(policy)
-    simulation = build(scenario, observe=True)
-    arrange(simulation, arranging, arrange_us * US)
-    return simulation
+@cpu.command("run")
+def cpu_run(  # noqa: PLR0917  # each is an option of the command line
+    commands: Annotated[list[str], typer.Argument(help="Commands separated by a lone +, named a, b, c …")],
+    weight: Annotated[list[str] | None, typer.Option(help="The weight of a command: a=3. Default: 1.")] = None,
+    budget: Annotated[list[str] | None, typer.Option(help="The CPU time per period, in ms: a=20/100.")] = None,
+    lease: Annotated[list[str] | None, typer.Option(help="An exclusive core; needs a budget: a=1.")] = None,
+    realtime: Annotated[list[str] | None, typer.Option(help="Kernel policy: a=fifo:10, a=deadline:20/100.")] = None,
+    cores: Annotated[str | None, typer.Option(help="The cores to use: 0,1. Default: all allowed.")] = None,
+    slice_ms: Annotated[int, typer.Option(help="The length of a time slice.", min=1, max=100)] = 10,
+    for_s: Annotated[
+        float | None, typer.Option("--for", help="End all commands after this many seconds.", min=0)
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write every event and decision to this file.")] = None,
+    freezer: Annotated[bool, typer.Option(help="Stop commands by control groups if available.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run commands in time slices on real cores."""
+    from rota.cli.cpu_run import RunOptions, run
 
-
-def _draw(simulation: Simulation, title: str, drawing: Drawing) -> None:
-    text = draw(simulation, title, until_ns=drawing.until_ms * MS)
-    try:
-        drawing.path.write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise InvalidInput(f"{drawing.path} cannot be written: {problem.strerror}", field="plot") from problem
-
-
-def _threads(shown: Report, title: str) -> Table:
-    caption = "in ms. lag: least/most owed. latency: waking to running, response: asked to done; p50/p99/max."
-    table = Table(
-        title=title, title_justify="left", caption=caption, caption_justify="left", box=None, padding=(0, 2, 0, 0)
+    options = RunOptions(
+        weights=weight or (),
+        budgets=budget or (),
+        leases=lease or (),
+        realtime=realtime or (),
+        cores=cores,
+        slice_ms=slice_ms,
+        for_s=for_s,
+        freezer=freezer,
+        trace=trace,
     )
-    table.add_column("thread", overflow="ellipsis", no_wrap=True)
-    for name in ("share%", "lag", "latency", "response", "switches", "moves"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in shown.threads[:ROWS_MAX]:
-        table.add_row(
-            one.name,
-            f"{one.share_ppm / 10_000:.2f}",
-            f"{_ms(one.lag_min_ns)}/{_ms(one.lag_max_ns)}",
-            _spread(one.latency),
-            _spread(one.response),
-            f"{one.switches:,}",
-            f"{one.migrations:,}",
-        )
-    if len(shown.threads) > ROWS_MAX:
-        table.add_row(f"… and {len(shown.threads) - ROWS_MAX:,} more", *[""] * 6)
-    return table
-
-
-def _totals(console: Console, shown: Report) -> None:
-    idle = ", ".join(f"core {one.core} {one.idle_ppm / 10_000:.1f} %" for one in shown.cores[:ROWS_MAX])
-    counted = shown.counted
-    console.print(f"idle: {idle}")
-    console.print(
-        f"{counted['picks']:,} picks, {counted['preemptions']:,} preemptions, {counted['migrations']:,} migrations, "
-        f"{counted['steals']:,} steals, {counted['depletions']:,} depletions, [bold]{counted['misses']:,} misses[/]"
-    )
-    said = ", ".join(f"{count:,} × {name}" for name, count in shown.decisions.items())
-    if said:
-        console.print(f"told: {said}")
-
-
-def _spread(spread: Spread | None) -> str:
-    return "–" if spread is None else "/".join(map(_ms, (spread.p50_ns, spread.p99_ns, spread.max_ns)))
-
-
-def _ms(time_ns: int) -> str:
-    """Three figures, so that a row fits on a narrow screen; all of them are in the JSON."""
-    time_ms = time_ns / MS
-    decimals = max(0, FIGURES - len(f"{abs(time_ms):.0f}"))
-    return f"{time_ms:,.{decimals}f}"
+    run(commands, options, as_json=as_json)

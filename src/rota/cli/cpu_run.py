@@ -1,4 +1,4 @@
-"""`rota cpu run`: commands in turns on real cores."""
+"""`rota cpu run`: run commands in time slices on real cores."""
 
 from __future__ import annotations
 
@@ -13,25 +13,21 @@ import msgspec
 from rich.table import Table
 
 from rota.cli import output
-from rota.cores.trace import Trace
+from rota.cores import EngineTrace
 from rota.errors import InvalidInput, RotaError
-from rota.fleet.cores_driver import CpuDriver
-from rota.fleet.cores_report import DriverReport
-from rota.host.affinity import allowed_cores
-from rota.host.cgroups import Cgroups
-from rota.host.command import Command
-from rota.host.realtime import Scheduling
-from rota.model.work import WEIGHT_UNIT
+from rota.fleet import CpuDriver, DriverReport
+from rota.host import Cgroups, Command, Scheduling, allowed_cores
+from rota.model import WEIGHT_UNIT
 
-__all__ = ["Wishes", "run"]
+__all__ = ["RunOptions", "run"]
 
 MS = 1_000_000
 SEPARATOR = "+"
 T = TypeVar("T")
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What was said on the command line about commands, by their names."""
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of the command line. Each applies to the command of its name."""
 
     weights: Sequence[str] = ()  # a=3
     budgets: Sequence[str] = ()  # a=20/100, in ms
@@ -44,16 +40,16 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     trace: Path | None = None
 
 
-def run(words: Sequence[str], wishes: Wishes, *, as_json: bool) -> None:
-    """Start the commands, run them in turns, and show what each had."""
+def run(words: Sequence[str], options: RunOptions, *, as_json: bool) -> None:
+    """Run the commands in time slices and print the report."""
     commands = _commands(words)
-    weights = _by_name("weight", wishes.weights, _weight, commands)
-    budgets = _by_name("budget", wishes.budgets, _budget, commands)
-    leases = _by_name("lease", wishes.leases, _core, commands)
-    realtime = _by_name("realtime", wishes.realtime, _scheduling, commands)
-    cgroups = Cgroups() if wishes.freezer else None
-    trace = None if wishes.trace is None else Trace()
-    cores, slice_ns = _cores(wishes.cores), wishes.slice_ms * MS
+    weights = _by_name("weight", options.weights, _weight, commands)
+    budgets = _by_name("budget", options.budgets, _budget, commands)
+    leases = _by_name("lease", options.leases, _core, commands)
+    realtime = _by_name("realtime", options.realtime, _scheduling, commands)
+    cgroups = Cgroups() if options.freezer else None
+    trace = None if options.trace is None else EngineTrace()
+    cores, slice_ns = _cores(options.cores), options.slice_ms * MS
     with CpuDriver(cores=cores, slice_ns=slice_ns, cgroups=cgroups, trace=trace) as driver:
         for name, argv in commands.items():
             command = Command(argv=tuple(argv), env=dict(os.environ), scheduling=realtime.get(name))
@@ -62,15 +58,15 @@ def run(words: Sequence[str], wishes: Wishes, *, as_json: bool) -> None:
             driver.limit(name, budget_ns=budget_ns, period_ns=period_ns)
         for name, core in leases.items():
             driver.lease(name, (core,))
-        with suppress(KeyboardInterrupt):  # the report is what somebody who interrupts wants to see
-            driver.run(wishes.for_s)
+        with suppress(KeyboardInterrupt):  # print the report after an interrupt
+            driver.run(options.for_s)
         report = driver.report()
-    if wishes.trace is not None and trace is not None:
-        _write(wishes.trace, trace)
+    if options.trace is not None and trace is not None:
+        _write(options.trace, trace)
     _show(report, commands, as_json=as_json)
 
 
-def _write(path: Path, trace: Trace) -> None:
+def _write(path: Path, trace: EngineTrace) -> None:
     try:
         path.write_bytes(b"".join(line + b"\n" for line in trace.lines()))
     except OSError as problem:
@@ -83,7 +79,7 @@ def _show(report: DriverReport, commands: dict[str, list[str]], *, as_json: bool
         return
     console = output.console()
     table = Table(box=None, padding=(0, 1))
-    for name in ("", "command", "share%", "cpu s", "turns s", "switches"):
+    for name in ("", "command", "share%", "cpu s", "core s", "switches"):
         table.add_column(
             name, justify="left" if name in ("", "command") else "right", overflow="ellipsis", no_wrap=True
         )
@@ -102,11 +98,11 @@ def _show(report: DriverReport, commands: dict[str, list[str]], *, as_json: bool
         console.print(f"advisory: {advisory}")
 
 
-# --- reading -----------------------------------------------------------------------------------------
+# --- parsing -----------------------------------------------------------------------------------------
 
 
 def _commands(words: Sequence[str]) -> dict[str, list[str]]:
-    """The commands by name: a, b, c and so on, separated by a lone plus."""
+    """The commands by name (a, b, c and so on), separated by a lone plus."""
     parts: list[list[str]] = [[]]
     for word in words:
         if word == SEPARATOR:
@@ -115,25 +111,27 @@ def _commands(words: Sequence[str]) -> dict[str, list[str]]:
             parts[-1].append(word)
     if not all(parts) or len(parts) > len(string.ascii_lowercase):
         raise InvalidInput(
-            f"give 1 to {len(string.ascii_lowercase)} commands, separated by a lone {SEPARATOR}",
+            f"expected 1 to {len(string.ascii_lowercase)} commands, separated by a lone {SEPARATOR}",
             field="commands",
             hint="For example: rota cpu run --weight a=3 -- make all + make docs",
         )
     return dict(zip(string.ascii_lowercase, parts, strict=False))
 
 
-def _by_name(what: str, said: Sequence[str], read: Callable[[str], T], commands: dict[str, list[str]]) -> dict[str, T]:
+def _by_name(
+    option: str, values: Sequence[str], parse: Callable[[str], T], commands: dict[str, list[str]]
+) -> dict[str, T]:
     found: dict[str, T] = {}
-    for text in said:
+    for text in values:
         name, _, value = text.partition("=")
         if name not in commands:
-            raise InvalidInput(f"--{what} {text}: there is no command {name!r}", field=what)
+            raise InvalidInput(f"--{option} {text}: there is no command {name!r}", field=option)
         try:
-            found[name] = read(value)
+            found[name] = parse(value)
         except RotaError:
-            raise  # it says by itself what is wrong
+            raise  # its message says what is wrong
         except ValueError as problem:
-            raise InvalidInput(f"--{what} {text}: {value!r} cannot be read", field=what) from problem
+            raise InvalidInput(f"--{option} {text}: {value!r} is not valid", field=option) from problem
     return found
 
 
@@ -147,7 +145,7 @@ def _budget(text: str) -> tuple[int, int]:
 
 
 def _scheduling(text: str) -> Scheduling:
-    """The kernel's own policy: a priority for fifo and rr, a budget per period in ms for deadline."""
+    """A scheduling policy of the kernel: a priority for fifo and rr, a budget per period in ms for deadline."""
     policy, _, value = text.partition(":")
     match policy:
         case "fifo" | "rr":
@@ -168,4 +166,4 @@ def _cores(text: str | None) -> list[int]:
     try:
         return [int(core) for core in text.split(",")]
     except ValueError as problem:
-        raise InvalidInput(f"--cores {text}: give numbers with commas between them", field="cores") from problem
+        raise InvalidInput(f"--cores {text}: expected numbers with commas, such as 0,1", field="cores") from problem

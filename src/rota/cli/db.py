@@ -1,4 +1,4 @@
-"""`rota db`: care of the store's file. These work on a file only, never through somebody else."""
+"""`rota db`: maintain the store's file. These commands need the file itself, not a daemon's address."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import Annotated
 
 import typer
 
-from rota.cli.exits import FOUND
+from rota.cli.exit_codes import FOUND
 from rota.cli.options import STORE, AsJson, Store
 
 __all__ = ["db"]
 
-db = typer.Typer(help="Care of the store's file: back up, check, prune, migrate.", no_args_is_help=True)
+db = typer.Typer(help="Back up, check, prune and migrate the store's file.", no_args_is_help=True)
 
 
 @db.command()
 def backup(
-    path: Annotated[str, typer.Argument(help="Where the copy goes.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    path: Annotated[str, typer.Argument(help="The path of the copy.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the store to a new file while others go on working with it."""
+    """Copy the store to a new file while it is in use."""
     from pathlib import Path
 
     from rota.cli.connection import open_file
@@ -29,7 +29,7 @@ def backup(
     from rota.errors import InvalidInput
 
     if Path(path).exists() and not force:
-        raise InvalidInput(f"{path} is there already", field="path", hint="Name another, or say --force.")
+        raise InvalidInput(f"{path} exists", field="path", hint="Choose another path, or give --force.")
     with open_file(store) as kernel:
         kernel.store.backup(path)
     size = Path(path).stat().st_size
@@ -38,7 +38,7 @@ def backup(
 
 @db.command()
 def check(store: Store = STORE, as_json: AsJson = False) -> None:
-    """Look for damage; ends with 1 if there is any."""
+    """Check the file for damage; exits with 1 if it finds any."""
     from rota.cli.connection import open_file
     from rota.cli.output import print_json
 
@@ -46,7 +46,7 @@ def check(store: Store = STORE, as_json: AsJson = False) -> None:
         problems = kernel.store.check()
     if as_json:
         print_json({"problems": problems})
-    for problem in () if as_json else problems or ["nothing is wrong with it"]:
+    for problem in () if as_json else problems or ["no damage found"]:
         typer.echo(problem)
     if problems:
         raise typer.Exit(FOUND)
@@ -54,15 +54,17 @@ def check(store: Store = STORE, as_json: AsJson = False) -> None:
 
 @db.command()
 def prune(
-    events: Annotated[str, typer.Option("--events-older-than", help="Facts that may go: 30d.")] = "30d",
-    entries: Annotated[str, typer.Option("--entries-older-than", help="Finished entries that may go: 30d.")] = "30d",
+    events: Annotated[str, typer.Option("--events-older-than", help="Remove events older than this.")] = "30d",
+    entries: Annotated[
+        str, typer.Option("--entries-older-than", help="Remove finished entries older than this.")
+    ] = "30d",
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old facts and finished entries, behind a checkpoint, in small steps."""
+    """Remove old events and finished entries, in batches."""
+    from rota.cli.arguments import seconds
     from rota.cli.connection import open_file
     from rota.cli.output import print_json
-    from rota.cli.typed import seconds
 
     events_s, entries_s = seconds(events, "events-older-than"), seconds(entries, "entries-older-than")
     with open_file(store) as kernel:
@@ -75,7 +77,10 @@ def prune(
 
 @db.command()
 def migrate(store: Store = STORE, as_json: AsJson = False) -> None:
-    """Take the file to the version this rota writes. Opening it to write does the same."""
+    """Migrate the file to this rota's schema version.
+
+    Opening the store for writing does the same.
+    """
     from rota.cli.connection import open_file
     from rota.cli.output import print_json
     from rota.errors import SchemaMismatch
@@ -83,7 +88,7 @@ def migrate(store: Store = STORE, as_json: AsJson = False) -> None:
     try:
         with open_file(store, read_only=True) as kernel:
             version, moved = kernel.info()["schema_version"], False
-    except SchemaMismatch:  # older, or not ours: then the next line says so
+    except SchemaMismatch:  # older, or not a store: then the next open raises
         with open_file(store) as kernel:
             version, moved = kernel.info()["schema_version"], True
     if as_json:

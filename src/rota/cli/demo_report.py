@@ -1,4 +1,4 @@
-"""What the demonstration has shown: as data, and as text."""
+"""The outcome of the demonstration, as data and as text."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rota.model.work import WEIGHT_UNIT, ReadyEntry
-from rota.observe.report import Report
+from rota.model import WEIGHT_UNIT, ReadyEntry
+from rota.observe import FleetReport
 
 __all__ = ["Demonstrated", "Incidents", "print_report"]
 
 
 class Incidents(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong on purpose, and how it stands now."""
+    """The intended failures and how each entry ended."""
 
-    orphans: list[ReadyEntry]  # what the killed worker held
+    orphans: list[ReadyEntry]  # entries the killed worker held
     spender: ReadyEntry | None
     stumbler: ReadyEntry | None
     stumbler_paused_by: str | None
 
     @property
     def kill_survived(self) -> bool:
-        """Whether all that the killed worker held was run again, to a good end."""
+        """Whether every entry of the killed worker was retried and succeeded."""
         return bool(self.orphans) and all(entry.exit_kind == "completed" for entry in self.orphans)
 
     @property
     def over_budget_stopped(self) -> bool:
-        """Whether the run that spent too much was stopped for it."""
+        """Whether the run over its budget was stopped."""
         return self.spender is not None and self.spender.outcome == "over_budget"
 
     @property
     def crasher_quarantined(self) -> bool:
-        """Whether the agent that kept crashing was retried, then left alone."""
+        """Whether the crashing agent was retried, then quarantined."""
         retried = self.stumbler is not None and self.stumbler.attempt > 1
         return retried and self.stumbler_paused_by == "quarantine"
 
@@ -44,23 +44,23 @@ class Demonstrated(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     seconds: float
-    shares: Report  # as things stood while every project had work waiting
-    report: Report  # at the end
+    shares: FleetReport  # while every project had a backlog
+    report: FleetReport  # at the end
     incidents: Incidents
 
     @property
     def nothing_lost(self) -> bool:
-        """Whether every entry ended, and is accounted for."""
+        """Whether every entry ended and is accounted for."""
         return self.report.lost == 0 and self.report.queued == 0 and self.report.running == 0
 
     @property
     def went_well(self) -> bool:
-        """Whether all that was to be shown could be seen."""
+        """Whether everything that should be shown was seen."""
         seen = self.incidents
         return self.nothing_lost and seen.kill_survived and seen.over_budget_stopped and seen.crasher_quarantined
 
     def as_dict(self) -> dict[str, Any]:
-        """For a program."""
+        """Return the outcome for `--json`."""
         shares = {project.project_id: project for project in self.shares.projects}
         return {
             "policy": self.policy,
@@ -82,18 +82,18 @@ class Demonstrated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def print_report(shown: Demonstrated, console: Console) -> None:
-    """The report as a person reads it."""
+    """Print the report for people."""
     report = shown.report
     console.print()
     console.rule(f"[bold]{shown.seconds:.0f} seconds under {shown.policy}")
     console.print(_shares(shown))
     console.print(
-        f"Shares were {shown.shares.share_error:.1%} off at most; Jain's index {shown.shares.jain:.4f} (1 is fair).\n"
-        f"Waits: half of all runs began within {report.waits.p50_s:.2f} s of being ready, "
-        f"99 of 100 within {report.waits.p99_s:.2f} s, the longest wait was {report.waits.max_s:.2f} s.\n"
-        f"Entries: {report.enqueued:,} put in, {sum(report.finished.values()):,} ended "
+        f"Largest share error {shown.shares.share_error:.1%}; Jain's index {shown.shares.jain:.4f} (1 is fair).\n"
+        f"Waits from ready to claimed: median {report.waits.p50_s:.2f} s, "
+        f"99th percentile {report.waits.p99_s:.2f} s, longest {report.waits.max_s:.2f} s.\n"
+        f"Entries: {report.enqueued:,} enqueued, {sum(report.finished.values()):,} ended "
         f"({', '.join(f'{count:,} {how}' for how, count in report.finished.items())}); "
-        f"{report.retries:,} retries, {report.reclaimed:,} claims taken back.",
+        f"{report.retries:,} retries, {report.reclaimed:,} claims reclaimed.",
         highlight=False,
     )
     for well, text in _findings(shown):
@@ -102,7 +102,7 @@ def print_report(shown: Demonstrated, console: Console) -> None:
 
 
 def _shares(shown: Demonstrated) -> Table:
-    table = Table("project", "weight", "runs", "tokens", "share", "target", "off by", box=None, padding=(0, 2))
+    table = Table("project", "weight", "runs", "tokens", "share", "target", "error", box=None, padding=(0, 2))
     for column in table.columns[1:]:
         column.justify = "right"
     for project in shown.shares.projects:
@@ -130,18 +130,18 @@ def _findings(shown: Demonstrated) -> list[tuple[bool, str]]:
 
 def _kill(seen: Incidents) -> str:
     if not seen.orphans:
-        return "worker-b could not be killed while it held something"
+        return "worker-b held no run with a checkpoint, so it was not killed"
     held = ", ".join(f"#{entry.sched_id} (attempt {entry.attempt})" for entry in seen.orphans)
     if not seen.kill_survived:
-        return f"worker-b was killed holding {held}, and not all of it was finished"
+        return f"worker-b was killed holding {held}, and not all of them finished"
     went_on = [entry for entry in seen.orphans if isinstance(entry.result, dict) and entry.result.get("began_at_step")]
-    where = f"; {len(went_on)} went on from a checkpoint" if went_on else ""
-    return f"worker-b was killed holding {held}: worker-a took over and finished{where}"
+    where = f"; {len(went_on)} resumed from a checkpoint" if went_on else ""
+    return f"worker-b was killed holding {held}: worker-a retried and finished them{where}"
 
 
 def _spending(seen: Incidents) -> str:
     if seen.over_budget_stopped:
-        return "the spender passed its ceiling and was stopped: over budget"
+        return "the spender exceeded its ceiling and was stopped: over budget"
     how = "did not run" if seen.spender is None else f"ended {seen.spender.outcome or seen.spender.exit_kind}"
     return f"the spender should have been stopped over budget, but {how}"
 
@@ -152,17 +152,17 @@ def _crashing(seen: Incidents) -> str:
     return f"the stumbler crashed {attempts} times, was retried, {last}"
 
 
-def _account(report: Report) -> str:
+def _account(report: FleetReport) -> str:
     ended = sum(report.finished.values())
     if report.lost:
         return f"{report.lost:,} of {report.enqueued:,} entries were lost"
-    left = f", {report.queued + report.running:,} not done yet" if report.queued + report.running else ""
-    return f"nothing lost: {report.enqueued:,} entries put in, {ended:,} ended{left}"
+    left = f", {report.queued + report.running:,} not finished" if report.queued + report.running else ""
+    return f"nothing lost: {report.enqueued:,} entries enqueued, {ended:,} ended{left}"
 
 
 _NEXT = """
-[dim]What to try next:[/]
-  rota demo --policy fair_share    the same, by another way of sharing; or strict, to see who starves
+[dim]Try next:[/]
+  rota demo --policy fair_share    the same under another policy; strict lets projects starve
   rota demo --json                 the report for a program
-  rota policy list                 every policy, and how long one can wait under it
-  docs/demo.md                     what is on the screen, and what each line of the report means"""
+  rota policy list                 every policy with its waiting bound
+  docs/demo.md                     what the screen and the report show"""

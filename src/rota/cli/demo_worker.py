@@ -1,4 +1,4 @@
-"""A second worker of the demonstration, in a process of its own: the one that is killed.
+"""The demonstration's second worker, in its own process: the one that is killed.
 
 python -m rota.cli.demo_worker STORE POLICY SLOTS CLAIM_TIMEOUT_S
 """
@@ -15,7 +15,7 @@ WORKER_ID = "worker-b"
 
 
 def serve(store: str, policy: str, slots: int, claim_timeout_s: float) -> None:
-    """Run what the queue says, until killed."""
+    """Run a supervisor until it is killed."""
     with Rota(store, policy=policy) as rota:
         rota.run(
             slots,

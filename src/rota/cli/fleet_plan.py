@@ -1,4 +1,4 @@
-"""`rota run --plan` and `rota run --schema`: what a fleet would do, and how its file is written."""
+"""`rota run --plan` prints what a fleet would do; `rota run --schema` prints the JSON Schema of its file."""
 
 from __future__ import annotations
 
@@ -15,35 +15,33 @@ from rich.table import Table
 
 from rota import store
 from rota.clock import Clock, SystemClock
-from rota.fleet.config.file import load
-from rota.fleet.config.plan import FleetPlan, plan
-from rota.fleet.config.tables import Fleet, schema
+from rota.fleet import Fleet, FleetPlan, fleet_schema, load_fleet, plan_fleet
 from rota.kernel import Kernel
 
-__all__ = ["print_schema", "show"]
+__all__ = ["print_plan", "print_schema"]
 
-ROWS_MAX = 50  # of one table; --json has them all
+ROWS_MAX = 50  # of one table; --json prints all
 
 
 def print_schema() -> None:
     """Print the JSON Schema of a fleet file."""
-    print(msgspec.json.format(msgspec.json.encode(schema())).decode())
+    print(msgspec.json.format(msgspec.json.encode(fleet_schema())).decode())
 
 
-def show(
+def print_plan(
     path: str | os.PathLike[str], *, as_json: bool, clock: Clock | None = None, console: Console | None = None
 ) -> FleetPlan:
-    """Print what a fleet would do. Nothing is written; a store is opened only if it exists, and only to read."""
-    fleet = load(path)
+    """Print the plan of a fleet and return it. The store is opened only if it exists, and only to read."""
+    fleet = load_fleet(path)
     now = (clock or SystemClock()).now()
-    with _read_only(fleet) as desk:
-        made = plan(fleet, now, desk)
+    with _read_only(fleet) as api:
+        plan = plan_fleet(fleet, now, api)
     console = console or Console()
     if as_json:
-        console.out(msgspec.json.encode(made).decode(), highlight=False)
+        console.out(msgspec.json.encode(plan).decode(), highlight=False)
     else:
-        _print(made, console)
-    return made
+        _print(plan, console)
+    return plan
 
 
 @contextmanager
@@ -58,16 +56,16 @@ def _read_only(fleet: Fleet) -> Iterator[Kernel | None]:
         opened.close()
 
 
-def _print(made: FleetPlan, console: Console) -> None:
-    known = "as it stands" if made.store_exists else "to be made"
-    console.print(f"[bold]{escape(made.fleet)}[/]  {made.slots} slots, store {escape(made.store)} ({known})")
-    console.print(f"[bold]{escape(made.policy)}[/]  [dim]{escape(made.policy_sentence)}[/]")
-    for table in (_projects(made), _agents(made), _budgets(made), _limits(made), _triggers(made)):
+def _print(plan: FleetPlan, console: Console) -> None:
+    state = "exists" if plan.store_exists else "will be created"
+    console.print(f"[bold]{escape(plan.fleet)}[/]  {plan.slots} slots, store {escape(plan.store)} ({state})")
+    console.print(f"[bold]{escape(plan.policy)}[/]  [dim]{escape(plan.policy_sentence)}[/]")
+    for table in (_projects(plan), _agents(plan), _budgets(plan), _limits(plan), _triggers(plan)):
         if table.row_count:
             console.print()
             console.print(table)
-    _print_list(console, "Would change in the store", made.changes, "cyan")
-    _print_list(console, "Look again", made.warnings, "yellow")
+    _print_list(console, "Changes to the store", plan.changes, "cyan")
+    _print_list(console, "Warnings", plan.warnings, "yellow")
 
 
 def _print_list(console: Console, title: str, lines: list[str], color: str) -> None:
@@ -91,8 +89,8 @@ def _share(value: float | None) -> str:
     return "by priority" if value is None else f"{value:.1%}"
 
 
-def _projects(made: FleetPlan) -> Table:
-    table = Table("project", "weight", "share when all are busy", "slots", "cap", "agents", title="Who gets what")
+def _projects(plan: FleetPlan) -> Table:
+    table = Table("project", "weight", "share when all are busy", "slots", "cap", "agents", title="Projects")
     return _fill(
         table,
         [
@@ -104,12 +102,12 @@ def _projects(made: FleetPlan) -> Table:
                 "–" if row.max_concurrent is None else str(row.max_concurrent),
                 str(row.agents),
             )
-            for row in made.projects
+            for row in plan.projects
         ],
     )
 
 
-def _agents(made: FleetPlan) -> Table:
+def _agents(plan: FleetPlan) -> Table:
     table = Table("agent", "project", "runner", "priority", "share", "runs per hour", title="Agents")
     return _fill(
         table,
@@ -122,50 +120,48 @@ def _agents(made: FleetPlan) -> Table:
                 _share(row.share),
                 f"{row.runs_per_hour:.4g}{' and more' if row.and_more else ''}",
             )
-            for row in made.agents
+            for row in plan.agents
         ],
     )
 
 
-def _budgets(made: FleetPlan) -> Table:
-    table = Table(
-        "budget of", "dimension", "limit", "used", "per", "use per hour", "lasts", title="Which budget ends when"
-    )
+def _budgets(plan: FleetPlan) -> Table:
+    table = Table("budget of", "dimension", "limit", "used", "per", "use per hour", "lasts", title="Budgets")
     return _fill(
         table,
         [
             (
-                f"{row.level} {row.owner}" if row.level != "global" else "everybody",
+                f"{row.level} {row.owner}" if row.level != "global" else "all projects",
                 row.dim,
                 f"{row.limit:,}",
                 f"{row.used:,}",
                 "total" if row.window_h is None else f"{row.window_h:g} h",
                 f"{row.use_per_hour:,.0f}",
-                row.told if row.ends_at is None else f"{row.told} ({_moment(row.ends_at)})",
+                row.told if row.ends_at is None else f"{row.told} ({_utc(row.ends_at)})",
             )
-            for row in made.budgets
+            for row in plan.budgets
         ],
     )
 
 
-def _limits(made: FleetPlan) -> Table:
-    table = Table("limit", "unit", "budget", "per", "drawn on by", title="Shared limits")
+def _limits(plan: FleetPlan) -> Table:
+    table = Table("limit", "unit", "budget", "per", "used by", title="Limits")
     return _fill(
         table,
         [
-            (row.name, row.unit, f"{row.budget:,}", f"{row.period_s:g} s", ", ".join(row.drawn_by) or "nobody")
-            for row in made.limits
+            (row.name, row.unit, f"{row.budget:,}", f"{row.period_s:g} s", ", ".join(row.drawn_by) or "no agent")
+            for row in plan.limits
         ],
     )
 
 
-def _triggers(made: FleetPlan) -> Table:
-    table = Table("agent", "trigger", "next firings", title="What enqueues whom")
+def _triggers(plan: FleetPlan) -> Table:
+    table = Table("agent", "trigger", "next firings", title="Triggers")
     return _fill(
         table,
-        [(row.agent, row.what, ", ".join(map(_moment, row.next_at)) or "when it happens") for row in made.triggers],
+        [(row.agent, row.what, ", ".join(map(_utc, row.next_at)) or "not timed") for row in plan.triggers],
     )
 
 
-def _moment(at: float) -> str:
+def _utc(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

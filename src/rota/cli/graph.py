@@ -1,4 +1,4 @@
-"""`rota graph …`: look at graphs and run them. Heavy imports wait until a command runs."""
+"""`rota graph …`: check, draw, explain and run graphs. Each command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import typer
 
 __all__ = ["graph_app"]
 
-graph_app = typer.Typer(help="Task graphs: check, draw, explain and run them.", no_args_is_help=True)
+graph_app = typer.Typer(help="Check, draw, explain and run task graphs.", no_args_is_help=True)
 
 
 class Format(StrEnum):
-    """How an answer is printed."""
+    """The output format of most commands."""
 
     TEXT = "text"
     JSON = "json"
 
 
-class Drawing(StrEnum):
-    """How a graph is drawn."""
+class DrawingFormat(StrEnum):
+    """The output format of `render`."""
 
     MERMAID = "mermaid"
     SVG = "svg"
 
 
 class TraceFormat(StrEnum):
-    """How a trace is printed."""
+    """The output format of `trace`."""
 
     TEXT = "text"
     JSON = "json"
@@ -42,90 +42,102 @@ class TraceFormat(StrEnum):
 GraphFile = Annotated[Path, typer.Argument(help="A graph file, YAML or JSON.", show_default=False)]
 Components = Annotated[
     list[str] | None,
+    typer.Option("--components", "-c", help="Module or .py file with component types. May be repeated."),
+]
+AsFormat = Annotated[Format, typer.Option("--format", help="Output format.")]
+Strict = Annotated[bool, typer.Option("--strict-diagnostics", help="Treat warnings as errors.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file. Default: standard output.")]
+Steps = Annotated[
+    int | None,
     typer.Option(
-        "--components", "-c", help="A module, or a .py file, with the component types. May be given several times."
+        "--steps",
+        min=0,
+        help="Maximum number of epochs. Default: 1; 1000 with --until-idle; no limit with --duration-ms.",
     ),
 ]
-AsFormat = Annotated[Format, typer.Option("--format", help="text for people, json for scripts.")]
-Strict = Annotated[bool, typer.Option("--strict-diagnostics", help="Refuse warnings too.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of the terminal.")]
-Steps = Annotated[int | None, typer.Option("--steps", min=0, help="Epochs to run; without it one.")]
-Duration = Annotated[float | None, typer.Option("--duration-ms", min=0, help="Stop after so many milliseconds.")]
+Duration = Annotated[float | None, typer.Option("--duration-ms", min=0, help="Stop after this time, in milliseconds.")]
 UntilIdle = Annotated[bool, typer.Option("--until-idle", help="Stop after an epoch in which nothing ran.")]
 Store = Annotated[
     Path | None,
-    typer.Option("--store", help="Where a graph with a queue lane is kept: one file, made when it is missing."),
+    typer.Option(
+        "--store", help="Database file of the run; required for a graph with a queue lane. Created if missing."
+    ),
 ]
 RunId = Annotated[
-    str | None, typer.Option("--run-id", help="The name of the run; the same name again goes on where it ended.")
+    str | None,
+    typer.Option("--run-id", help="Name of the run; an existing name resumes that run. Default: a new name."),
 ]
 Workers = Annotated[
-    int, typer.Option("--workers", min=0, help="Threads of this process that run entries; 0: `rota graph work` does.")
+    int, typer.Option("--workers", min=0, help="Threads that run entries; 0: only `rota graph work` runs them.")
 ]
 
-# Input limits that a caller may tighten or widen: the name of the limit, and what it bounds.
+# The input limits: what each one limits, and its default in `rota.graph.InputLimits`. Each becomes an option `--max-…`.
 LIMITS = {
-    "graph_input_bytes": "bytes of the file",
-    "lanes": "lanes",
-    "components": "components",
-    "edges": "edges",
-    "composite_loops": "loops",
-    "identifier_bytes": "bytes of an id",
-    "config_depth": "levels of a config value",
-    "config_value_bytes": "bytes of a config value",
-    "string_bytes": "bytes of any other text",
+    "graph_input_bytes": ("size of the file in bytes", 1_048_576),
+    "lanes": ("number of lanes", 256),
+    "components": ("number of components", 4096),
+    "edges": ("number of edges", 8192),
+    "composite_loops": ("number of loops", 1024),
+    "identifier_bytes": ("size of an id in bytes", 128),
+    "config_depth": ("nesting depth of a config value", 8),
+    "config_value_bytes": ("size of a config value in bytes", 4096),
+    "string_bytes": ("size of any other string in bytes", 4096),
 }
 
-
-Options = Mapping[str, tuple[Any, Any]]  # what is typed and how, and what it is if it is not
+OptionGroup = Mapping[str, tuple[Any, Any]]  # parameter name to annotation and default
 Command = Callable[..., None]
 
 
-def _instead_of(argument: str, options: Options, made: Callable[[dict[str, Any]], Any]) -> Callable[[Command], Command]:
-    """A command takes these options in the place of one argument, which is made of them."""
+def _option_group(
+    parameter: str, options: OptionGroup, build: Callable[[dict[str, Any]], Any]
+) -> Callable[[Command], Command]:
+    """Return a decorator that replaces one parameter of a command by a group of options.
 
-    def change(command: Command) -> Command:
+    The command receives `build(values)` for the replaced parameter.
+    """
+
+    def decorate(command: Command) -> Command:
         @wraps(command)
-        def changed(*arguments: Any, **given: Any) -> None:
-            value = made({name: given.pop(name) for name in options})
-            command(*arguments, **given, **{argument: value})
+        def wrapper(*arguments: Any, **given: Any) -> None:
+            value = build({name: given.pop(name) for name in options})
+            command(*arguments, **given, **{parameter: value})
 
         hints = get_type_hints(command, include_extras=True)
         parameters: list[inspect.Parameter] = []
         for each in inspect.signature(command).parameters.values():
-            if each.name == argument:
+            if each.name == parameter:
                 parameters += [_option(name, *option) for name, option in options.items()]
             else:
                 parameters.append(each.replace(annotation=hints[each.name]))
-        # what typer reads: the annotations, already evaluated, and the signature
-        changed.__annotations__ = {each.name: each.annotation for each in parameters}
-        changed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return changed
+        # typer reads the evaluated annotations and the signature
+        wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return wrapper
 
-    return change
+    return decorate
 
 
 def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _limit(words: str) -> tuple[Any, None]:
-    option = typer.Option(min=0, help=f"At most so many {words}.", rich_help_panel="Limits")
+def _limit(what: str, default: int) -> tuple[Any, None]:
+    option = typer.Option(min=0, help=f"Maximum {what}. Default: {default}.", rich_help_panel="Limits")
     return Annotated[int | None, option], None
 
 
-_with_limits = _instead_of(
+_with_limits = _option_group(
     "limits",
-    {f"max_{name}": _limit(words) for name, words in LIMITS.items()},
+    {f"max_{name}": _limit(what, default) for name, (what, default) in LIMITS.items()},
     lambda given: {name.removeprefix("max_"): value for name, value in given.items() if value is not None},
 )
-_with_bounds = _instead_of(
+_with_bounds = _option_group(
     "bounds",
     {"steps": (Steps, None), "duration_ms": (Duration, None), "run_until_idle": (UntilIdle, False)},
     lambda given: given,
 )
-_with_keeping = _instead_of(
-    "keeping", {"store": (Store, None), "run_id": (RunId, None), "workers": (Workers, 1)}, lambda given: given
+_with_store = _option_group(
+    "storage", {"store": (Store, None), "run_id": (RunId, None), "workers": (Workers, 1)}, lambda given: given
 )
 
 
@@ -135,17 +147,20 @@ def validate(
     file: GraphFile,
     *,
     components: Components = None,
-    schema_only: Annotated[bool, typer.Option("--schema-only", help="Only the form of the file.")] = False,
-    semantic: Annotated[bool, typer.Option("--semantic", help="The form and the sense: what happens anyway.")] = False,
+    schema_only: Annotated[bool, typer.Option("--schema-only", help="Check only the fields of the file.")] = False,
+    semantic: Annotated[bool, typer.Option("--semantic", help="Check fields and rules. This is the default.")] = False,
     strict: Strict = False,
     form: AsFormat = Format.TEXT,
     limits: dict[str, int],
 ) -> None:
-    """Say everything that is wrong with a graph, or will disappoint. Exits with 1 when it is refused."""
+    """Check a graph file and report all problems.
+
+    Exits with 1 if the graph is refused.
+    """
     from rota.cli import graph_checks
 
     if schema_only and semantic:
-        raise typer.BadParameter("--schema-only and --semantic exclude each other")
+        raise typer.BadParameter("--schema-only and --semantic cannot be combined")
     graph_checks.validate(
         file, components or [], schema_only=schema_only, strict=strict, limits=limits, as_json=form == Format.JSON
     )
@@ -156,7 +171,7 @@ def validate(
 def plan(
     file: GraphFile, *, components: Components = None, form: AsFormat = Format.TEXT, limits: dict[str, int]
 ) -> None:
-    """Show what a graph compiles to: regions, their order, and what each lane truly does here."""
+    """Show the compiled plan: regions, order and lanes."""
     from rota.cli import graph_checks
 
     graph_checks.plan(file, components or [], limits, as_json=form == Format.JSON)
@@ -167,7 +182,7 @@ def plan(
 def render(
     file: GraphFile,
     *,
-    form: Annotated[Drawing, typer.Option("--format", help="mermaid text, or an svg drawing.")] = Drawing.MERMAID,
+    form: Annotated[DrawingFormat, typer.Option("--format", help="Output format.")] = DrawingFormat.MERMAID,
     output: Output = None,
     limits: dict[str, int],
 ) -> None:
@@ -182,7 +197,10 @@ def render(
 def explain(
     file: GraphFile, *, components: Components = None, form: AsFormat = Format.TEXT, limits: dict[str, int]
 ) -> None:
-    """Say why each region runs when it does, and what each diagnostic is about."""
+    """Explain the order of regions and all diagnostics.
+
+    Exits with 1 if the graph has errors.
+    """
     from rota.cli import graph_checks
 
     graph_checks.explain(file, components or [], limits, as_json=form == Format.JSON)
@@ -198,7 +216,10 @@ def lint(
     form: AsFormat = Format.TEXT,
     limits: dict[str, int],
 ) -> None:
-    """Check a graph and add what a second reader would ask about."""
+    """Check a graph file and add notes on style.
+
+    Exits with 1 if the graph is refused.
+    """
     from rota.cli import graph_checks
 
     graph_checks.lint(file, components or [], limits, strict=strict, as_json=form == Format.JSON)
@@ -207,14 +228,14 @@ def lint(
 @graph_app.command("diff-plan")
 @_with_limits
 def diff_plan(
-    before: Annotated[Path, typer.Argument(help="The graph as it was.", show_default=False)],
-    after: Annotated[Path, typer.Argument(help="The graph as it is.", show_default=False)],
+    before: Annotated[Path, typer.Argument(help="The old graph file.", show_default=False)],
+    after: Annotated[Path, typer.Argument(help="The new graph file.", show_default=False)],
     *,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when the plans differ.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the plans differ.")] = False,
     form: AsFormat = Format.TEXT,
     limits: dict[str, int],
 ) -> None:
-    """Show what changed between two graphs, down to the field, and whether the order did."""
+    """Compare the plans of two graph files."""
     from rota.cli import graph_checks
 
     graph_checks.diff_plan(before, after, limits, exit_code=exit_code, as_json=form == Format.JSON)
@@ -222,10 +243,10 @@ def diff_plan(
 
 @graph_app.command()
 def schema(
-    version: Annotated[int, typer.Option("--schema-version", min=1, max=2, help="1 or 2.")] = 2,
+    version: Annotated[int, typer.Option("--schema-version", min=1, max=2, help="Schema version, 1 or 2.")] = 2,
     output: Output = None,
 ) -> None:
-    """Print the JSON Schema of graph files, for editors."""
+    """Print the JSON Schema of graph files."""
     from rota.cli import graph_checks
 
     graph_checks.schema(version, output)
@@ -234,20 +255,24 @@ def schema(
 @graph_app.command()
 @_with_limits
 @_with_bounds
-@_with_keeping
+@_with_store
 def run(
     file: GraphFile,
     *,
     components: Components = None,
     bounds: dict[str, Any],
-    keeping: dict[str, Any],
+    storage: dict[str, Any],
     form: AsFormat = Format.TEXT,
     limits: dict[str, int],
 ) -> None:
-    """Run a graph. Ctrl-C stops it at the next check; what was admitted is finished. Exits with 1 when it fails."""
-    from rota.cli import graph_durable, graph_runs
+    """Run a graph.
 
-    source = graph_runs.Source(file, components or [], limits, graph_durable.Keeping(**keeping))
+    Ctrl-C stops the run at its next stop check, after the invocations that were already admitted. Exits with 1 if the
+    run fails.
+    """
+    from rota.cli import graph_runs
+
+    source = graph_runs.GraphSource(file, components or [], limits, graph_runs.Storage(**storage))
     graph_runs.run(source, bounds, as_json=form == Format.JSON)
 
 
@@ -256,57 +281,62 @@ def run(
 def work(
     file: GraphFile,
     *,
-    store: Annotated[Path, typer.Option("--store", help="The file that the graph's runs are kept in.")],
+    store: Annotated[Path, typer.Option("--store", help="Database file of the graph's runs.")],
     components: Components = None,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="Stop when no entry is ready.")] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="Exit when no entry is ready.")] = False,
     form: AsFormat = Format.TEXT,
     limits: dict[str, int],
 ) -> None:
-    """Run the entries of a graph's queue lanes, for whoever runs the graph. Ctrl-C stops it after the one it has."""
+    """Run entries of a graph's queue lanes.
+
+    Works for the processes that run the graph on the same database file. Ctrl-C stops after the current entry.
+    """
     from rota.cli import graph_runs
 
-    source = graph_runs.Source(file, components or [], limits)
+    source = graph_runs.GraphSource(file, components or [], limits)
     graph_runs.work(source, store, until_idle=until_idle, as_json=form == Format.JSON)
 
 
 @graph_app.command()
 @_with_limits
 @_with_bounds
-@_with_keeping
+@_with_store
 def metrics(
     file: GraphFile,
     *,
     components: Components = None,
     bounds: dict[str, Any],
-    keeping: dict[str, Any],
+    storage: dict[str, Any],
     form: AsFormat = Format.TEXT,
     limits: dict[str, int],
 ) -> None:
-    """Run a graph and print every metric."""
-    from rota.cli import graph_durable, graph_runs
+    """Run a graph and print all metrics."""
+    from rota.cli import graph_runs
 
-    source = graph_runs.Source(file, components or [], limits, graph_durable.Keeping(**keeping))
+    source = graph_runs.GraphSource(file, components or [], limits, graph_runs.Storage(**storage))
     graph_runs.metrics(source, bounds, as_json=form == Format.JSON)
 
 
 @graph_app.command()
 @_with_limits
 @_with_bounds
-@_with_keeping
+@_with_store
 def trace(
     file: GraphFile,
     *,
     components: Components = None,
     bounds: dict[str, Any],
-    keeping: dict[str, Any],
-    form: Annotated[TraceFormat, typer.Option("--format", help="chrome opens in Perfetto.")] = TraceFormat.TEXT,
+    storage: dict[str, Any],
+    form: Annotated[
+        TraceFormat, typer.Option("--format", help="Output format; chrome can be opened in Perfetto.")
+    ] = TraceFormat.TEXT,
     output: Output = None,
     limits: dict[str, int],
 ) -> None:
-    """Run a graph and print what happened when, and on which worker."""
-    from rota.cli import graph_durable, graph_runs
+    """Run a graph and print its trace."""
+    from rota.cli import graph_runs
 
-    source = graph_runs.Source(file, components or [], limits, graph_durable.Keeping(**keeping))
+    source = graph_runs.GraphSource(file, components or [], limits, graph_runs.Storage(**storage))
     graph_runs.trace(source, bounds, form.value, output)
 
 
@@ -316,12 +346,15 @@ def bench(
     file: GraphFile,
     *,
     components: Components = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Epochs in each run.")] = 100,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Runs; the median counts.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Epochs per run.")] = 100,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Number of runs; the median is reported.")] = 5,
     form: AsFormat = Format.TEXT,
     limits: dict[str, int],
 ) -> None:
-    """Run a graph several times and say what an epoch and an invocation cost. For comparing on one machine only."""
+    """Measure the time per epoch and per invocation.
+
+    Use it only to compare graphs on one machine.
+    """
     from rota.cli import graph_runs
 
-    graph_runs.bench(graph_runs.Source(file, components or [], limits), steps, runs, as_json=form == Format.JSON)
+    graph_runs.bench(graph_runs.GraphSource(file, components or [], limits), steps, runs, as_json=form == Format.JSON)

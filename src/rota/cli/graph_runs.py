@@ -1,11 +1,13 @@
-"""What `rota graph` does when it runs a graph."""
+"""The `rota graph` commands that run a graph, and those that serve the entries of its queue lanes."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import statistics
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -14,24 +16,32 @@ from typing import Any, NamedTuple
 import msgspec
 import typer
 
-from rota.cli.graph_checks import limits_of, open_plan, print_json, registry_of, write
-from rota.cli.graph_durable import Keeping, kept
-from rota.cli.graph_durable import work as run_entries
+from rota import store
+from rota.cli.graph_checks import input_limits, load_registry, open_plan, print_json, write
 from rota.clock import Clock, SystemClock
-from rota.graph.component_registry import ComponentRegistry
-from rota.graph.plan import Plan
-from rota.graph.run import RuntimeRunner
-from rota.graph.run_options import RuntimeRunnerOptions, RuntimeRunnerResult, SchedulerStopReason
-from rota.graph.stop import StopToken
-from rota.graph.tracing import TRACE_SCHEMA_VERSION
-from rota.observe.trace import to_chrome, to_ndjson
+from rota.errors import RotaError
+from rota.graph import (
+    TRACE_SCHEMA_VERSION,
+    ComponentRegistry,
+    DurableRuns,
+    EntryWorker,
+    Plan,
+    RuntimeRunner,
+    RuntimeRunnerOptions,
+    RuntimeRunnerResult,
+    SchedulerStopReason,
+    StopToken,
+)
+from rota.kernel import Kernel
+from rota.observe import to_chrome, to_ndjson
+from rota.service import Dispatcher
 
-__all__ = ["Source", "bench", "metrics", "progress", "run", "trace", "work"]
+__all__ = ["GraphSource", "Storage", "bench", "metrics", "progress", "run", "trace", "work"]
 
 PROGRESS_EVERY_S = 0.2
-INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
-# What was lost, late or rescued: said after a run, of each lane and channel where it is not zero.
-WORTH_SAYING = (
+INTERRUPTED = 130  # the exit code after Ctrl-C
+# Counters of lost, late and promoted work; `run` prints each one that is not zero.
+REPORTED_COUNTERS = (
     "rejected_count",
     "tick_overrun_count",
     "skipped_tick_count",
@@ -43,68 +53,77 @@ WORTH_SAYING = (
 )
 
 
-class Source(NamedTuple):
-    """Where a graph and its component types come from, and where its runs are kept."""
+class Storage(NamedTuple):
+    """The database file of a durable run, the run's name, and how many threads of this process run its entries."""
+
+    store: Path | None
+    run_id: str | None
+    workers: int
+
+
+class GraphSource(NamedTuple):
+    """A graph file, its component modules, the input limits, and where its runs are stored."""
 
     file: Path
     components: list[str]
     limits: Mapping[str, int]
-    keeping: Keeping = Keeping(None, None, 0)
+    storage: Storage = Storage(None, None, 0)
 
 
 # --- the commands --------------------------------------------------------------------------------
 
 
-def run(source: Source, bounds: dict[str, Any], *, as_json: bool) -> None:
-    """Run a graph and say what it came to."""
+def run(source: GraphSource, bounds: dict[str, Any], *, as_json: bool) -> None:
+    """Run a graph and print the result."""
     result = _run(source, bounds, quiet=as_json)
     if as_json:
         print_json(result.summary())
     else:
         for line in _result_lines(result):
             typer.echo(line)
-    _leave(result)
+    _exit_unless_ok(result)
 
 
-def metrics(source: Source, bounds: dict[str, Any], *, as_json: bool) -> None:
-    """Run a graph and print every metric."""
+def metrics(source: GraphSource, bounds: dict[str, Any], *, as_json: bool) -> None:
+    """Run a graph and print all metrics."""
     result = _run(source, bounds, quiet=True)
     if as_json:
         print_json(result.summary())
     else:
         for metric in result.runtime_metrics:
-            whose = metric.component_id or metric.channel_id or metric.lane
-            typer.echo(f"{metric.name:52} {whose:24} {metric.value:g}")
-    _leave(result)
+            subject = metric.component_id or metric.channel_id or metric.lane
+            typer.echo(f"{metric.name:52} {subject:24} {metric.value:g}")
+    _exit_unless_ok(result)
 
 
-def trace(source: Source, bounds: dict[str, Any], form: str, output: Path | None) -> None:
+def trace(source: GraphSource, bounds: dict[str, Any], form: str, output: Path | None) -> None:
     """Run a graph and print its trace."""
     result = _run(source, {**bounds, "trace": True}, quiet=True)
     events = list(result.trace.events()) if result.trace is not None else []
-    write(_TRACES[form](events), output)
-    _leave(result)
+    write(_TRACE_FORMATS[form](events), output)
+    _exit_unless_ok(result)
 
 
-def bench(source: Source, steps: int, runs: int, *, as_json: bool) -> None:
-    """Run a graph several times and say what an epoch and an invocation cost."""
-    plan, registry = _opened(source)
+def bench(source: GraphSource, steps: int, runs: int, *, as_json: bool) -> None:
+    """Run a graph several times and print the median time per epoch and per invocation."""
+    plan, registry = _open(source)
     clock = SystemClock()
     seconds: list[float] = []
     while len(seconds) < runs:
         started = clock.monotonic()
-        result = _run_plan(plan, registry, {"steps": steps}, source.keeping, quiet=True)
+        result = _run_plan(plan, registry, {"steps": steps}, source.storage, quiet=True)
         seconds.append(clock.monotonic() - started)
-        _leave(result)
-    _bench_answer(result, seconds, steps, as_json=as_json)
+        _exit_unless_ok(result)
+    _print_bench(result, seconds, steps, as_json=as_json)
 
 
-def work(source: Source, path: Path, *, until_idle: bool, as_json: bool) -> None:
-    """Run entries of a graph's queue lanes."""
-    plan, registry = _opened(source)
+def work(source: GraphSource, path: Path, *, until_idle: bool, as_json: bool) -> None:
+    """Run entries of a graph's queue lanes, until stopped or until no entry is ready."""
+    plan, registry = _open(source)
     token = StopToken()
-    with _stop_on_interrupt(token), _printing(quiet=as_json):
-        count = run_entries(plan, registry, path, token, until_idle=until_idle)
+    with _stop_on_interrupt(token), _component_output(quiet=as_json), _open_kernel(path) as kernel:
+        worker = _worker(kernel, plan, registry, 0)
+        count = worker.run_ready() if until_idle else worker.serve(token)
     if as_json:
         print_json({"graph": plan.name, "entries_run": count})
     else:
@@ -114,37 +133,40 @@ def work(source: Source, path: Path, *, until_idle: bool, as_json: bool) -> None
 # --- running -------------------------------------------------------------------------------------
 
 
-def _opened(source: Source) -> tuple[Plan, ComponentRegistry]:
-    registry = registry_of(source.components)
-    return open_plan(source.file, registry, limits_of(source.limits)), registry
+def _open(source: GraphSource) -> tuple[Plan, ComponentRegistry]:
+    registry = load_registry(source.components)
+    return open_plan(source.file, registry, input_limits(source.limits)), registry
 
 
-def _run(source: Source, bounds: dict[str, Any], *, quiet: bool) -> RuntimeRunnerResult:
-    plan, registry = _opened(source)
-    return _run_plan(plan, registry, bounds, source.keeping, quiet=quiet)
+def _run(source: GraphSource, bounds: dict[str, Any], *, quiet: bool) -> RuntimeRunnerResult:
+    plan, registry = _open(source)
+    return _run_plan(plan, registry, bounds, source.storage, quiet=quiet)
 
 
 def _run_plan(
-    plan: Plan, registry: ComponentRegistry, bounds: dict[str, Any], keeping: Keeping, *, quiet: bool
+    plan: Plan, registry: ComponentRegistry, bounds: dict[str, Any], storage: Storage, *, quiet: bool
 ) -> RuntimeRunnerResult:
-    """Run a plan."""
     token = StopToken()
     on_epoch = progress(bounds.get("steps"), SystemClock())
-    with _stop_on_interrupt(token), _printing(quiet=quiet), kept(plan, registry, keeping) as durable:
+    with (
+        _stop_on_interrupt(token),
+        _component_output(quiet=quiet),
+        _durable_runs(plan, registry, storage) as durable,
+    ):
         options = RuntimeRunnerOptions(
-            **bounds, stop_token=token, on_epoch=on_epoch, durable=durable, run_id=keeping.run_id
+            **bounds, stop_token=token, on_epoch=on_epoch, durable=durable, run_id=storage.run_id
         )
         return RuntimeRunner(plan, registry, options).run()
 
 
-def _printing(*, quiet: bool) -> contextlib.AbstractContextManager[Any]:
-    """Where components print: when the answer is for scripts, to the error stream."""
+def _component_output(*, quiet: bool) -> contextlib.AbstractContextManager[Any]:
+    """Redirect what components print to standard error if standard output is for the result only."""
     return contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def _stop_on_interrupt(token: StopToken) -> Iterator[None]:
-    """The first Ctrl-C stops the run at its next check; a second one ends the command."""
+    """Make the first Ctrl-C stop the run at its next stop check; a second one ends the command."""
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         token.request()
@@ -159,7 +181,7 @@ def _stop_on_interrupt(token: StopToken) -> Iterator[None]:
 
 
 def progress(steps: int | None, clock: Clock) -> Callable[[int], None] | None:
-    """A line that says how far a long run is, where somebody looks at it."""
+    """Return a function that shows the current epoch on standard error; None if that is not a terminal."""
     if not sys.stderr.isatty():
         return None
     shown_at = clock.monotonic()
@@ -173,11 +195,62 @@ def progress(steps: int | None, clock: Clock) -> Callable[[int], None] | None:
     return show
 
 
-def _leave(result: RuntimeRunnerResult) -> None:
+def _exit_unless_ok(result: RuntimeRunnerResult) -> None:
     if result.scheduler_stop_reason == SchedulerStopReason.STOP_REQUESTED:
         raise typer.Exit(INTERRUPTED)
     if not result.ok:
         raise typer.Exit(1)
+
+
+# --- runs with a store ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _durable_runs(plan: Plan, registry: ComponentRegistry, storage: Storage) -> Iterator[DurableRuns | None]:
+    """Open the store and start the workers of a durable run; None without a store or without a queue lane."""
+    if storage.store is None or not any(lane.type == "queue" for lane in plan.lanes.values()):
+        yield None
+        return
+    with _open_kernel(storage.store) as kernel, _workers(kernel, plan, registry, storage.workers):
+        yield DurableRuns(kernel)
+
+
+@contextlib.contextmanager
+def _open_kernel(path: Path) -> Iterator[Kernel]:
+    opened = store.open(os.fspath(path))
+    try:
+        yield Kernel(opened)
+    finally:
+        opened.close()
+
+
+@contextlib.contextmanager
+def _workers(kernel: Kernel, plan: Plan, registry: ComponentRegistry, count: int) -> Iterator[None]:
+    """Run entries on threads of this process. On exit, each worker finishes its entry before the store is closed."""
+    token = StopToken()
+    threads = [
+        threading.Thread(target=_serve, args=(_worker(kernel, plan, registry, number), token), name=f"worker-{number}")
+        for number in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        token.request()
+        for thread in threads:
+            thread.join()
+
+
+def _worker(kernel: Kernel, plan: Plan, registry: ComponentRegistry, number: int) -> EntryWorker:
+    return EntryWorker(Dispatcher(kernel), registry, [plan.name], worker_id=f"graph-{os.getpid()}-{number}")
+
+
+def _serve(worker: EntryWorker, token: StopToken) -> None:
+    try:
+        worker.serve(token)
+    except RotaError as error:  # the run fails with the same error; this explains why its entries do not run
+        print(f"rota: a worker thread stopped: {error}", file=sys.stderr)
 
 
 # --- printing ------------------------------------------------------------------------------------
@@ -191,7 +264,7 @@ def _result_lines(result: RuntimeRunnerResult) -> Iterator[str]:
     )
     for metric in result.runtime_metrics:
         name = metric.name.rpartition(".")[2]
-        if name in WORTH_SAYING and metric.value and not metric.component_id:
+        if name in REPORTED_COUNTERS and metric.value and not metric.component_id:
             yield f"  {metric.channel_id or metric.lane}: {name} {metric.value:g}"
     yield from (f"  error: {error}" for error in result.errors)
 
@@ -199,10 +272,10 @@ def _result_lines(result: RuntimeRunnerResult) -> Iterator[str]:
 def _text(events: list[Any]) -> str:
     rows = []
     for event in events:
-        whose = event.component_id or event.channel_id or event.lane
+        subject = event.component_id or event.channel_id or event.lane
         worker = f" worker {event.worker_id}" if event.worker_id not in (None, "") else ""
         times = f"{event.start_offset_ns / 1e6:10.3f} ms {event.duration_ns / 1e3:10.1f} us"
-        rows.append(f"{times}  epoch {event.epoch_id:>4}  {event.name:36} {whose}{worker}")
+        rows.append(f"{times}  epoch {event.epoch_id:>4}  {event.name:36} {subject}{worker}")
     return "\n".join(rows) + "\n"
 
 
@@ -219,10 +292,15 @@ def _chrome(events: list[Any]) -> str:
     return msgspec.json.encode(to_chrome(events)).decode() + "\n"
 
 
-_TRACES: dict[str, Callable[[list[Any]], str]] = {"text": _text, "json": _json, "ndjson": _ndjson, "chrome": _chrome}
+_TRACE_FORMATS: dict[str, Callable[[list[Any]], str]] = {
+    "text": _text,
+    "json": _json,
+    "ndjson": _ndjson,
+    "chrome": _chrome,
+}
 
 
-def _bench_answer(result: RuntimeRunnerResult, seconds: list[float], steps: int, *, as_json: bool) -> None:
+def _print_bench(result: RuntimeRunnerResult, seconds: list[float], steps: int, *, as_json: bool) -> None:
     median_us, invocations = statistics.median(seconds) * 1e6, result.executed
     per_invocation_us = median_us / invocations if invocations else None
     row = {
@@ -238,8 +316,8 @@ def _bench_answer(result: RuntimeRunnerResult, seconds: list[float], steps: int,
     if as_json:
         print_json(row)
         return
-    cost = f"{per_invocation_us:.1f} us an invocation" if per_invocation_us is not None else "nothing was invoked"
+    cost = f"{per_invocation_us:.1f} us per invocation" if per_invocation_us is not None else "no invocations"
     typer.echo(
         f"{result.graph_name}: {steps:,} epochs, {invocations:,} invocations in {median_us / 1e3:.1f} ms "
-        f"(median of {len(seconds)}): {median_us / steps:.1f} us an epoch, {cost}"
+        f"(median of {len(seconds)} runs): {median_us / steps:.1f} us per epoch, {cost}"
     )

@@ -9,38 +9,38 @@ import typer
 from rota.cli.options import STORE, AsJson, Limit, Offset, Store
 
 if TYPE_CHECKING:
-    from rota.model.budgets import SchedulingContext
+    from rota.model import SchedulingContext
 
 __all__ = ["limits"]
 
-limits = typer.Typer(help="Limits: so much per period, shared by name or one's own.", invoke_without_command=True)
+limits = typer.Typer(help="Limits per period, shared by name or per agent.", invoke_without_command=True)
 
-Id = Annotated[int, typer.Argument(help="The limit's number.")]
-Budget = Annotated[int, typer.Option("--budget", min=1, help="How much.")]
-Period = Annotated[str, typer.Option("--period", help="Per which time: 60s, 1h, 1d.")]
+Id = Annotated[int, typer.Argument(help="The limit id.")]
+Budget = Annotated[int, typer.Option("--budget", min=1, help="The amount per period.")]
+Period = Annotated[str, typer.Option("--period", help="The period: 60s, 1h, 1d.")]
 
 
 @limits.callback()
 def main(context: typer.Context, store: Store = STORE, as_json: AsJson = False) -> None:
-    """Limits: so much per period, shared by name or one's own. Without a command, list them."""
+    """Limits per period, shared by name or per agent. Without a command: list."""
     if context.invoked_subcommand is None:
         show_list(store=store, as_json=as_json)
 
 
 @limits.command("list")
 def show_list(limit: Limit = 100, offset: Offset = 0, store: Store = STORE, as_json: AsJson = False) -> None:
-    """List limits by number."""
-    from rota.cli.connection import open_desk
+    """List limits by id."""
+    from rota.cli.connection import open_api
 
-    with open_desk(store) as desk:
-        found = desk.contexts.list(limit=limit, offset=offset)
+    with open_api(store) as api:
+        found = api.contexts.list(limit=limit, offset=offset)
     _print(found, as_json=as_json)
 
 
 @limits.command()
 def create(
     bound_to: Annotated[Literal["name", "agent", "project"], typer.Argument(help="What it is bound to.")],
-    whose: Annotated[str, typer.Argument(help="The name that is shared, the agent's pid, or the project's id.")],
+    key: Annotated[str, typer.Argument(help="The shared name, the agent or the project.")],
     *,
     budget: Budget,
     period: Period = "60s",
@@ -48,54 +48,54 @@ def create(
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Make a limit: one by name is shared by every entry that draws on it."""
-    from rota.cli.connection import open_desk
-    from rota.cli.typed import pid_of, seconds
+    """Create a limit; a named one is shared by its entries."""
+    from rota.cli.arguments import pid_of, seconds
+    from rota.cli.connection import open_api
 
     period_s = seconds(period, "period")
-    with open_desk(store) as desk:
-        bound_id = str(pid_of(desk, whose)) if bound_to == "agent" else whose
-        made = desk.contexts.create(bound_to=bound_to, bound_id=bound_id, budget=budget, period_s=period_s, unit=unit)
+    with open_api(store) as api:
+        bound_id = str(pid_of(api, key)) if bound_to == "agent" else key
+        made = api.contexts.create(bound_to=bound_to, bound_id=bound_id, budget=budget, period_s=period_s, unit=unit)
     _print([made], as_json=as_json)
 
 
 @limits.command("set")
 def change(context_id: Id, budget: Budget, period: Period, store: Store = STORE, as_json: AsJson = False) -> None:
-    """Give a limit other numbers, in force from its next refill on."""
-    from rota.cli.connection import open_desk
-    from rota.cli.typed import seconds
+    """Change a limit from its next refill on."""
+    from rota.cli.arguments import seconds
+    from rota.cli.connection import open_api
 
-    with open_desk(store) as desk:
-        changed = desk.contexts.adjust(context_id, budget=budget, period_s=seconds(period, "period"))
+    with open_api(store) as api:
+        changed = api.contexts.adjust(context_id, budget=budget, period_s=seconds(period, "period"))
     _print([changed], as_json=as_json)
 
 
 @limits.command()
 def revoke(context_id: Id, store: Store = STORE, as_json: AsJson = False) -> None:
-    """Take a limit away."""
-    from rota.cli.connection import open_desk
+    """Remove a limit."""
+    from rota.cli.connection import open_api
 
-    with open_desk(store) as desk:
-        desk.contexts.revoke(context_id)
-        gone = desk.contexts.get(context_id)
+    with open_api(store) as api:
+        api.contexts.revoke(context_id)
+        gone = api.contexts.get(context_id)
     _print([gone], as_json=as_json)
 
 
 @limits.command()
 def throttle(
-    name: Annotated[str, typer.Argument(help="The name that is shared.")],
-    pause: Annotated[str, typer.Argument(help="For so long: 30s, 5m.")],
+    name: Annotated[str, typer.Argument(help="The name of the limit.")],
+    pause: Annotated[str, typer.Argument(help="How long: 30s, 5m.")],
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """A provider asked for a pause: everybody who draws on this name waits."""
-    from rota.cli.connection import open_desk
+    """Pause a named limit, as a provider's Retry-After asks."""
+    from rota.cli.arguments import seconds
+    from rota.cli.connection import open_api
     from rota.cli.output import now, print_json, when
-    from rota.cli.typed import seconds
 
-    with open_desk(store) as desk:
-        until_at = desk.contexts.throttle(name, seconds(pause, "pause"))
-    print_json({"until_at": until_at}) if as_json else typer.echo(f"{name}: again {when(until_at, now())}")
+    with open_api(store) as api:
+        until_at = api.contexts.throttle(name, seconds(pause, "pause"))
+    print_json({"until_at": until_at}) if as_json else typer.echo(f"{name}: resumes {when(until_at, now())}")
 
 
 def _print(found: list[SchedulingContext], *, as_json: bool) -> None:
@@ -108,4 +108,4 @@ def _print(found: list[SchedulingContext], *, as_json: bool) -> None:
         (each.context_id, each.bound_to, each.bound_id, each.unit, each.remaining, each.budget, each.state)
         for each in found
     ]
-    print_table(("limit", "bound to", "whose", "unit", "left", "budget", "state"), rows, empty="no limits")
+    print_table(("limit", "bound to", "name", "unit", "left", "budget", "state"), rows, empty="no limits")

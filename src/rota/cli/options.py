@@ -1,4 +1,4 @@
-"""Options that many commands share. Nothing here is heavy: every `rota --help` loads it."""
+"""Options that many commands share. Every `rota --help` loads this file, so it imports little."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ import typer
 
 __all__ = ["STORE", "AsJson", "By", "CaFile", "Limit", "Offset", "Store", "TokenFile", "access"]
 
-STORE = "rota.db"  # where nothing else is said
+STORE = "rota.db"  # the default store
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Store = Annotated[
-    str, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The store: a file, or a daemon's address.")
+    str, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The store: a file or a daemon's address.")
 ]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")]
-Offset = Annotated[int, typer.Option("--offset", min=0, help="Leave out so many first.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of rows.")]
+Offset = Annotated[int, typer.Option("--offset", min=0, help="Skip this many rows.")]
 TokenFile = Annotated[
     str | None,
     typer.Option(
         "--token-file",
-        help="A file with a daemon's access token; else ROTA_ACCESS_TOKEN, or the file ROTA_ACCESS_TOKEN_FILE names.",
+        help="File with the daemon's access token. Default: ROTA_ACCESS_TOKEN or ROTA_ACCESS_TOKEN_FILE.",
     ),
 ]
 CaFile = Annotated[
-    str | None, typer.Option("--ca-file", help="Who signed a daemon's certificate, a PEM file; else ROTA_CA_FILE.")
+    str | None,
+    typer.Option("--ca-file", help="CA certificates for the daemon (PEM). Default: ROTA_CA_FILE or the system's."),
 ]
-By = Annotated[str, typer.Option("--by", help="Who does it; the journal remembers.")]
+By = Annotated[str, typer.Option("--by", help="Who does this, for the journal.")]
 
 
 class Access:
-    """What was said before the command about getting in at a daemon; set anew for every command."""
+    """How to authenticate with a daemon: the options given before the command."""
 
     token_file: str | None = None
     ca_file: str | None = None

@@ -1,4 +1,4 @@
-"""What people and programs see: tables and sentences for the ones, JSON for the others."""
+"""Print tables and sentences for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from rota.clock import SystemClock
 
 __all__ = ["cell", "console", "now", "print_fields", "print_json", "print_page", "print_table", "span", "when"]
 
-PIPE_COLUMNS = 160  # where there is no terminal to ask how wide it is
+PIPE_COLUMNS = 160  # the width where output is not a terminal
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def now() -> float:
-    """This machine's time, to say how long ago something was."""
+    """Return this machine's time, for \"3 min ago\"."""
     return SystemClock().now()
 
 
 def console() -> Console:
-    """Where text goes."""
+    """Return the console for standard output."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
     return Console(width=width, highlight=False, emoji=False)
 
 
 def print_json(value: Any) -> None:
-    """One value on one line."""
+    """Print one value on one line."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
-    """A table, or the sentence that there is nothing to show."""
+    """Print a table, or the sentence `empty` if it has no rows."""
     table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for row in rows:
         table.add_row(*map(cell, row))
@@ -45,7 +45,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty:
 
 
 def print_page(name: str, page: tuple[Sequence[Any], int], columns: dict[str, str], *, as_json: bool) -> None:
-    """A page of structures and how many there are in all; `columns` are headings and attributes."""
+    """Print a page of structures and the total; `columns` maps headings to attributes."""
     things, total = page
     if as_json:
         print_json({name: things, "total": total})
@@ -57,7 +57,7 @@ def print_page(name: str, page: tuple[Sequence[Any], int], columns: dict[str, st
 
 
 def cell(value: Any) -> str:
-    """A value as it stands in a table: a dash for nothing, commas in what is long."""
+    """Format a value for a table cell; nothing is a dash."""
     if value is None or value == "":
         return "–"
     if isinstance(value, bool):
@@ -72,16 +72,16 @@ def cell(value: Any) -> str:
 
 
 def when(at: float | None, now_at: float) -> str:
-    """An instant, seen from now."""
+    """Format an instant relative to now."""
     if at is None:
         return "–"
     if not at:
-        return "at once"
+        return "now"
     return f"in {span(at - now_at)}" if at > now_at else f"{span(now_at - at)} ago"
 
 
 def span(seconds: float) -> str:
-    """A duration in its own unit."""
+    """Format a duration in the largest unit that fits."""
     for size, unit in _UNITS:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
@@ -89,7 +89,7 @@ def span(seconds: float) -> str:
 
 
 def print_fields(thing: Any) -> None:
-    """One structure, a line for each field."""
+    """Print one structure, a line for each field."""
     at = now()
     out = console()
     width = max(map(len, thing.__struct_fields__))

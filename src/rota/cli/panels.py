@@ -1,9 +1,9 @@
-"""What the live view shows, as pure functions: a scene in, something to print out.
+"""The panels of the live view, as pure functions from a scene to text.
 
-A scene is everything there is to see at one moment. Its time is rounded to the width of a column of the Gantt chart, so
-two scenes that would look alike are equal, and an equal scene is not painted again.
+A scene holds everything that is shown at one moment. Its time is rounded to the width of a chart column, so two scenes
+that look alike are equal, and an equal scene is not painted again.
 
-Projects are told apart by colour; where there is none, by their mark, a letter.
+Colours distinguish projects; without colour, a letter does.
 """
 
 from __future__ import annotations
@@ -16,27 +16,24 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rota.model.budgets import BudgetLine, SchedulingContext
-from rota.model.work import WEIGHT_UNIT
-from rota.observe.event_text import Story, Tone
-from rota.observe.report import ProjectReport
-from rota.observe.spans import Lane, Span
+from rota.model import WEIGHT_UNIT, BudgetLine, SchedulingContext
+from rota.observe import ChartRow, EventText, ProjectReport, RunSpan, TextTone
 
 __all__ = ["Look", "Scene", "bar", "column_s", "gantt", "lane_cells", "scene_view", "window_s_for"]
 
-NARROW = 60  # columns below which bars and workers' names are left out
+NARROW = 60  # columns; below this, bars and worker names are omitted
 NAME_MAX = 18
 BAR_MAX = 24
 STORIES_MIN = 4
 SECTION_MAX = 8  # rows of projects, budgets or limits
-WINDOWS_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # what a full row of the chart may stand for
-RUNS_PER_ROW = 20  # usual ones: the window is chosen so that about so many fit, or fewer
+WINDOWS_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # how much time a full chart row may show
+RUNS_PER_ROW = 20  # the window is chosen so that about this many typical runs fit
 COLORS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red", "bright_cyan", "bright_magenta")
-TONES: dict[Tone, str] = {"quiet": "dim", "plain": "", "good": "green", "warn": "yellow", "bad": "bold red"}
+TONES: dict[TextTone, str] = {"quiet": "dim", "plain": "", "good": "green", "warn": "yellow", "bad": "bold red"}
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """The terminal that is painted on."""
+    """What the terminal can show."""
 
     width: int = 80
     height: int = 40
@@ -45,12 +42,12 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_narrow(self) -> bool:
-        """Too narrow for bars beside numbers."""
+        """Whether it is too narrow for bars beside numbers."""
         return self.width < NARROW
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """All there is to see at one moment."""
+    """Everything that is shown at one moment."""
 
     at: float
     store: str = ""
@@ -58,13 +55,13 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str = ""
     uptime_s: float = 0.0
     slots: int = 0
-    window_s: float = WINDOWS_S[0]  # what a row of the chart stands for
-    lanes: tuple[tuple[str, int, tuple[Span, ...]], ...] = ()
+    window_s: float = WINDOWS_S[0]  # how much time a chart row shows
+    lanes: tuple[tuple[str, int, tuple[RunSpan, ...]], ...] = ()
     measure: str = "tokens"
     projects: tuple[ProjectReport, ...] = ()
     budgets: tuple[BudgetLine, ...] = ()
     limits: tuple[SchedulingContext, ...] = ()
-    throttles: dict[str, float] = {}  # by the name of a limit, until when it is paused
+    throttles: dict[str, float] = {}  # by limit name: paused until
     queued: int = 0
     running: int = 0
     finished: int = 0
@@ -72,12 +69,12 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 0
     failures: dict[str, int] = {}
     reclaimed: int = 0
-    stories: tuple[Story, ...] = ()
-    skipped: int = 0  # events that came too fast to be shown
+    stories: tuple[EventText, ...] = ()
+    skipped: int = 0  # events that arrived too fast to be shown
 
 
 def scene_view(scene: Scene, look: Look) -> RenderableType:
-    """The whole view, no higher than the terminal."""
+    """Return the whole view, no higher than the terminal."""
     tables = [_projects(scene, look), _budgets(scene, look), _limits(scene, look)]
     below = [lines for lines in tables if lines]
     queue = _queue(scene)
@@ -101,7 +98,7 @@ def _titles(tables: Sequence[Sequence[Text]], scene: Scene) -> Iterable[str]:
 
 
 def _cut(line: Text, look: Look) -> Text:
-    """A line that fits; on a terminal that knows no more, in plain letters."""
+    """Cut a line to the width; on an ASCII terminal, replace other characters."""
     if look.ascii_only:
         line = Text(line.plain.translate(_PLAIN).encode("ascii", "replace").decode())
     line.truncate(look.width, overflow="crop" if look.ascii_only else "ellipsis")
@@ -120,26 +117,26 @@ def _header(scene: Scene, look: Look) -> Text:
     parts = [("rota", "bold"), (f" {scene.policy}", "cyan"), (f" · {scene.slots} slots", "")]
     parts.append((f" · up {_duration(scene.uptime_s)}", ""))
     if not look.is_narrow:
-        parts += [(f" · {said}", "dim") for said in (scene.worker_id, scene.store) if said]
+        parts += [(f" · {text}", "dim") for text in (scene.worker_id, scene.store) if text]
     if scene.skipped:
         parts.append((f" · {scene.skipped:,} events not shown", "yellow"))
     return Text.assemble(*parts)
 
 
 def _queue(scene: Scene) -> list[Text]:
-    """What waits and runs; and on a line of its own, if there is any, what went wrong."""
+    """Return what waits and runs and, on a second line, failures if there are any."""
     held = ", ".join(f"{count:,} {_HOLDS.get(hold, hold)}" for hold, count in scene.holds.items())
     parts = [("queue ", "dim"), (f"{scene.queued:,} waiting", "")]
     parts += [(f" ({held})", "dim")] if held else []
     parts += [(f" · {scene.running:,} running", ""), (f" · {scene.finished:,} ended", "")]
     wrong = [f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in scene.failures.items()]
     wrong += [f"{scene.retries:,} retried"] if scene.retries else []
-    wrong += [f"{scene.reclaimed:,} taken back"] if scene.reclaimed else []
+    wrong += [f"{scene.reclaimed:,} reclaimed"] if scene.reclaimed else []
     lines = [Text.assemble(*parts)]
-    return [*lines, Text.assemble(("wrong ", "dim"), (" · ".join(wrong), "yellow"))] if wrong else lines
+    return [*lines, Text.assemble(("failures ", "dim"), (" · ".join(wrong), "yellow"))] if wrong else lines
 
 
-_HOLDS = {"time": "for their time", "backoff": "backing off", "after": "after others", "worker": "for their worker"}
+_HOLDS = {"time": "delayed", "backoff": "backing off", "after": "after others", "worker": "reserved"}
 
 
 def _duration(seconds: float) -> str:
@@ -159,15 +156,15 @@ def _stories(scene: Scene, look: Look, rows: int) -> list[Text]:
 # --- slots ---------------------------------------------------------------------------------------
 
 
-def window_s_for(lanes: Iterable[Lane], now: float) -> float:
-    """The time that the chart should show, going by how long runs last."""
+def window_s_for(lanes: Iterable[ChartRow], now: float) -> float:
+    """Return how much time the chart should show, from the median run length."""
     lengths_s = sorted((span.end_at or now) - span.start_at for lane in lanes for span in lane.spans)
     usual_s = lengths_s[len(lengths_s) // 2] if lengths_s else 0.0
     return next((window_s for window_s in WINDOWS_S if window_s >= RUNS_PER_ROW * usual_s), WINDOWS_S[-1])
 
 
 def column_s(width: int, window_s: float) -> float:
-    """How much time a column of the chart stands for."""
+    """Return how much time one chart column shows."""
     return window_s / max(10, width - _label_width(width))
 
 
@@ -176,7 +173,7 @@ def _label_width(width: int) -> int:
 
 
 def gantt(scene: Scene, look: Look, rows_max: int) -> list[Text]:
-    """A row for each slot, the present at its right end."""
+    """Return a row for each slot, with now at the right end."""
     marks = _marks(scene)
     shown = scene.lanes[:rows_max] if len(scene.lanes) <= rows_max else scene.lanes[: max(1, rows_max - 1)]
     lines = [_lane(scene, look, lane, marks) for lane in shown]
@@ -185,7 +182,7 @@ def gantt(scene: Scene, look: Look, rows_max: int) -> list[Text]:
     return lines or [Text("  nothing has run yet", style="dim")]
 
 
-def _lane(scene: Scene, look: Look, lane: tuple[str, int, tuple[Span, ...]], marks: dict[str, str]) -> Text:
+def _lane(scene: Scene, look: Look, lane: tuple[str, int, tuple[RunSpan, ...]], marks: dict[str, str]) -> Text:
     worker_id, number, spans = lane
     name = "" if look.is_narrow else set_cell_size(_short(worker_id), NAME_MAX)
     cells = lane_cells(spans, scene, look, marks)
@@ -197,8 +194,8 @@ def _lane(scene: Scene, look: Look, lane: tuple[str, int, tuple[Span, ...]], mar
     return line
 
 
-def lane_cells(spans: Sequence[Span], scene: Scene, look: Look, marks: dict[str, str]) -> list[tuple[str, str]]:
-    """A row of the chart: for each column whose it is, as a mark, and what is drawn."""
+def lane_cells(spans: Sequence[RunSpan], scene: Scene, look: Look, marks: dict[str, str]) -> list[tuple[str, str]]:
+    """Return a chart row: for each column the project's letter and the character to draw."""
     width = max(10, look.width - _label_width(look.width))
     step_s = column_s(look.width, scene.window_s)
     start_at = scene.at - width * step_s
@@ -212,20 +209,20 @@ def lane_cells(spans: Sequence[Span], scene: Scene, look: Look, marks: dict[str,
         fill = mark if not look.in_color or look.ascii_only else "█"
         for column in range(max(0, first), last + 1):
             cells[column] = (mark, fill)
-        if span.ending is not None and last >= 0 and (last > first or span.ending != "well"):
+        if span.ending is not None and last >= 0 and (last > first or span.ending != "completed"):
             ends[last] = (mark, (_ASCII if look.ascii_only else _GLYPHS)[span.ending])
-    for column, end in ends.items():  # after the runs that began in the same column: how one ended says more
+    for column, end in ends.items():  # over a run that began in the same column: the end matters more
         cells[column] = end
     return cells
 
 
-_GLYPHS = {"well": "▏", "badly": "✗", "lost": "☠", "back": "↺"}
+_GLYPHS = {"completed": "▏", "failed": "✗", "lost": "☠", "returned": "↺"}
 _BAD = frozenset("✗☠x!")
-_ASCII = {"well": "|", "badly": "x", "lost": "!", "back": "<"}
+_ASCII = {"completed": "|", "failed": "x", "lost": "!", "returned": "<"}
 
 
 def _marks(scene: Scene) -> dict[str, str]:
-    """A letter for each project: its own first one if nobody else has it, else one that is free."""
+    """Give each project a letter: its own first free one, else any free one."""
     names = sorted({span.project_id or "" for *_, spans in scene.lanes for span in spans} | _known(scene))
     marks: dict[str, str] = {}
     for name in names:
@@ -240,7 +237,7 @@ def _known(scene: Scene) -> set[str]:
 
 
 def _short(name: str) -> str:
-    """A name's end is what tells workers of one machine apart."""
+    """Keep the end of a long name: it distinguishes workers of one machine."""
     return name if cell_len(name) <= NAME_MAX else "…" + name[-(NAME_MAX - 1) :]
 
 
@@ -248,7 +245,7 @@ def _short(name: str) -> str:
 
 
 def bar(share: float, width: int, look: Look, target: float | None = None) -> str:
-    """A bar of this width, filled to `share`, with a tick at `target`."""
+    """Return a bar of this width, filled to `share`, with a tick at `target`."""
     full, empty, tick = ("#", ".", "|") if look.ascii_only else ("█", "░", "│")
     filled = round(max(0.0, min(1.0, share)) * width)
     cells = [full] * filled + [empty] * (width - filled)
@@ -283,7 +280,7 @@ def _had(project: ProjectReport, scene: Scene) -> float:
 def _budgets(scene: Scene, look: Look) -> list[Text]:
     lines = []
     for line in scene.budgets[:SECTION_MAX]:
-        owner = "everybody" if line.level == "global" else line.owner
+        owner = "global" if line.level == "global" else line.owner
         used = line.used / line.limit if line.limit else 1.0
         name = set_cell_size(f"{owner} {line.dim}", 14 if look.is_narrow else NAME_MAX + 2)
         left = f" {_amount(max(0, line.limit - line.used))} left of {_amount(line.limit)}"
@@ -318,12 +315,12 @@ def _with_rest(lines: list[Text], count: int, what: str) -> list[Text]:
 
 
 def _heat(used: float) -> str:
-    """The colour of a budget of which this much is used."""
-    return "green" if used < 0.8 else "yellow" if used < 1.0 else "red"  # noqa: PLR2004  # where ledgers warn, too
+    """Return the colour of a budget of which this much is used."""
+    return "green" if used < 0.8 else "yellow" if used < 1.0 else "red"  # noqa: PLR2004  # where ledgers warn
 
 
 def _amount(amount: float) -> str:
-    """A number that fits: 12,345,678 is 12.3M."""
+    """Format a number compactly: 12,345,678 is 12.3M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(amount) >= size:
             return f"{amount / (1e3 if letter == 'k' else size):.1f}{letter}"

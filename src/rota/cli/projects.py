@@ -1,4 +1,4 @@
-"""`rota projects`: who pays, and for how much at once."""
+"""`rota projects`: list, create, change and archive projects and their workspaces."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rota.cli.options import STORE, AsJson, By, Limit, Offset, Store
 
 __all__ = ["projects"]
 
-projects = typer.Typer(help="Projects: who a run is charged to, and their workspaces.", invoke_without_command=True)
-workspaces = typer.Typer(help="A project's workspaces.", no_args_is_help=True)
+projects = typer.Typer(help="List, create and change projects and workspaces.", invoke_without_command=True)
+workspaces = typer.Typer(help="The workspaces of a project.", no_args_is_help=True)
 projects.add_typer(workspaces, name="workspaces")
 
-Id = Annotated[str, typer.Argument(help="The project.")]
-Name = Annotated[str | None, typer.Option("--name", help="What it is called.")]
-Weight = Annotated[int | None, typer.Option("--weight", help="Its share, in thousandths.")]
-AtOnce = Annotated[int | None, typer.Option("--max-concurrent", help="How many runs at once.")]
+Id = Annotated[str, typer.Argument(help="The project id.")]
+Name = Annotated[str | None, typer.Option("--name", help="Its display name.")]
+Weight = Annotated[int | None, typer.Option("--weight", help="Its share, in thousandths. Default: 1000.")]
+MaxConcurrent = Annotated[int | None, typer.Option("--max-concurrent", help="Maximum number of concurrent runs.")]
 
 
 @projects.callback()
 def main(context: typer.Context, store: Store = STORE, as_json: AsJson = False) -> None:
-    """Projects: who a run is charged to. Without a command, list them."""
+    """List, create and change projects and workspaces. Without a command: list."""
     if context.invoked_subcommand is None:
         show_list(store=store, as_json=as_json)
 
@@ -36,11 +36,11 @@ def show_list(
     as_json: AsJson = False,
 ) -> None:
     """List projects by id."""
-    from rota.cli.connection import open_desk
+    from rota.cli.connection import open_api
     from rota.cli.output import print_page
 
-    with open_desk(store) as desk:
-        page = desk.projects.list(status=status, limit=limit, offset=offset)
+    with open_api(store) as api:
+        page = api.projects.list(status=status, limit=limit, offset=offset)
     names = {"project": "project_id", "name": "name", "status": "status", "weight": "weight"}
     more = {"max concurrent": "max_concurrent", "paused by": "paused_by"}
     print_page("projects", page, names | more, as_json=as_json)
@@ -49,10 +49,10 @@ def show_list(
 @projects.command()
 def show(project: Id, store: Store = STORE, as_json: AsJson = False) -> None:
     """Show one project."""
-    from rota.cli.connection import open_desk
+    from rota.cli.connection import open_api
 
-    with open_desk(store) as desk:
-        _print(desk.projects.get(project), as_json=as_json)
+    with open_api(store) as api:
+        _print(api.projects.get(project), as_json=as_json)
 
 
 @projects.command()
@@ -61,16 +61,16 @@ def create(
     *,
     name: Name = None,
     weight: Weight = None,
-    max_concurrent: AtOnce = None,
+    max_concurrent: MaxConcurrent = None,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Make a project, and the store if there is none yet."""
-    from rota.cli.connection import open_desk
+    """Create a project, and the store if it does not exist."""
+    from rota.cli.connection import open_api
 
     settings = _given(name=name, weight=weight, max_concurrent=max_concurrent)
-    with open_desk(store, create=True) as desk:
-        _print(desk.projects.create(project, **settings), as_json=as_json)
+    with open_api(store, create=True) as api:
+        _print(api.projects.create(project, **settings), as_json=as_json)
 
 
 @projects.command("set")
@@ -79,19 +79,19 @@ def change(
     *,
     name: Name = None,
     weight: Weight = None,
-    max_concurrent: AtOnce = None,
-    unlimited: Annotated[bool, typer.Option("--unlimited", help="As many runs at once as there are.")] = False,
+    max_concurrent: MaxConcurrent = None,
+    unlimited: Annotated[bool, typer.Option("--unlimited", help="Remove the maximum of concurrent runs.")] = False,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
     """Change a project's name, weight or cap."""
-    from rota.cli.connection import open_desk
+    from rota.cli.connection import open_api
 
     changes = _given(name=name, weight=weight, max_concurrent=max_concurrent)
     if unlimited:
         changes["max_concurrent"] = None
-    with open_desk(store) as desk:
-        _print(desk.projects.update(project, **changes), as_json=as_json)
+    with open_api(store) as api:
+        _print(api.projects.update(project, **changes), as_json=as_json)
 
 
 @projects.command()
@@ -100,41 +100,41 @@ def constrain(
     *,
     exclusive: Annotated[bool, typer.Option("--exclusive", help="One run at a time.")] = False,
     paused: Annotated[bool, typer.Option("--paused", help="No runs at all.")] = False,
-    kind: Annotated[list[str] | None, typer.Option("--kind", help="At most so many of a kind: gpu=2.")] = None,
+    kind: Annotated[list[str] | None, typer.Option("--kind", help="Maximum of a kind: gpu=2; repeatable.")] = None,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Put a constraint on a project in place of the one it has; without options it is released."""
-    from rota.cli.connection import open_desk
-    from rota.cli.typed import amounts
-    from rota.model.work import ProjectConstraint
+    """Replace a project's constraint; without options, remove it."""
+    from rota.cli.arguments import amounts
+    from rota.cli.connection import open_api
+    from rota.model import ProjectConstraint
 
-    most = amounts(kind or [], "kind")
-    constraint = ProjectConstraint(exclusive=exclusive, pause_scheduling=paused, max_by_kind=most)
-    with open_desk(store) as desk:
-        _print(desk.projects.constrain(project, constraint), as_json=as_json)
+    max_by_kind = amounts(kind or [], "kind")
+    constraint = ProjectConstraint(exclusive=exclusive, pause_scheduling=paused, max_by_kind=max_by_kind)
+    with open_api(store) as api:
+        _print(api.projects.constrain(project, constraint), as_json=as_json)
 
 
 @projects.command()
 def archive(project: Id, by: By = "operator", store: Store = STORE, as_json: AsJson = False) -> None:
-    """Put a project away; it can be restored."""
+    """Archive a project; `restore` undoes it."""
     _move(project, "archive", by, store, as_json=as_json)
 
 
 @projects.command()
 def restore(project: Id, by: By = "operator", store: Store = STORE, as_json: AsJson = False) -> None:
-    """Bring an archived project back, paused."""
+    """Restore an archived project; it is paused."""
     _move(project, "restore", by, store, as_json=as_json)
 
 
 @workspaces.command("list")
 def list_workspaces(project: Id, store: Store = STORE, as_json: AsJson = False) -> None:
-    """List a project's workspaces and who holds them."""
-    from rota.cli.connection import open_desk
+    """List a project's workspaces and the runs that hold them."""
+    from rota.cli.connection import open_api
     from rota.cli.output import print_page
 
-    with open_desk(store) as desk:
-        found = desk.projects.workspaces(project)
+    with open_api(store) as api:
+        found = api.projects.workspaces(project)
     names = {"workspace": "workspace_id", "path": "path", "mode": "lock_mode", "held by": "held_by"}
     print_page("workspaces", (found, len(found)), names, as_json=as_json)
 
@@ -142,36 +142,36 @@ def list_workspaces(project: Id, store: Store = STORE, as_json: AsJson = False) 
 @workspaces.command("add")
 def add_workspace(
     project: Id,
-    workspace: Annotated[str, typer.Argument(help="What it is called.")],
+    workspace: Annotated[str, typer.Argument(help="The workspace id.")],
     path: Annotated[str, typer.Argument(help="The folder.")],
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Give a project a workspace."""
-    from rota.cli.connection import open_desk
+    """Add a workspace to a project."""
+    from rota.cli.connection import open_api
 
-    with open_desk(store) as desk:
-        _print(desk.projects.add_workspace(workspace, project, path), as_json=as_json)
+    with open_api(store) as api:
+        _print(api.projects.add_workspace(workspace, project, path), as_json=as_json)
 
 
 @workspaces.command("remove")
 def remove_workspace(
-    workspace: Annotated[str, typer.Argument(help="The workspace.")], store: Store = STORE, as_json: AsJson = False
+    workspace: Annotated[str, typer.Argument(help="The workspace id.")], store: Store = STORE, as_json: AsJson = False
 ) -> None:
-    """Take a workspace away; one that is held stays."""
-    from rota.cli.connection import open_desk
+    """Remove a workspace that no run holds."""
+    from rota.cli.connection import open_api
     from rota.cli.output import print_json
 
-    with open_desk(store) as desk:
-        desk.projects.remove_workspace(workspace)
+    with open_api(store) as api:
+        api.projects.remove_workspace(workspace)
     print_json({"removed": workspace}) if as_json else typer.echo(f"removed {workspace}")
 
 
 def _move(project: str, verb: str, by: str, store: str, *, as_json: bool) -> None:
-    from rota.cli.connection import open_desk
+    from rota.cli.connection import open_api
 
-    with open_desk(store) as desk:
-        _print(desk.projects.move(project, verb, by=by), as_json=as_json)
+    with open_api(store) as api:
+        _print(api.projects.move(project, verb, by=by), as_json=as_json)
 
 
 def _given(**settings: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`rota run`: a fleet at work, in the terminal. `rota reload`: let it read its file anew."""
+"""`rota run` runs a fleet in the terminal; `rota reload` makes a running fleet read its file again."""
 
 from __future__ import annotations
 
@@ -12,74 +12,71 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from rota import store
-from rota.cli.connection import reach
+from rota.cli.connection import open_client
 from rota.cli.output import print_json
 from rota.cli.view import LiveView
 from rota.errors import FleetInvalid
-from rota.fleet.config.file import load
-from rota.fleet.config.tables import Fleet
-from rota.fleet.fleet_run import FleetRun, ask_for_reload
+from rota.fleet import Fleet, FleetRun, load_fleet, request_reload
 from rota.kernel import Kernel
-from rota.policy import registry
-from rota.rpc.client import is_remote
-from rota.service.api import Desk
-from rota.service.dispatcher import Dispatcher
+from rota.policy import make
+from rota.rpc import is_remote
+from rota.service import Dispatcher, SchedulerApi
 
-__all__ = ["reload", "run"]
+__all__ = ["find_fleet_file", "reload", "run"]
 
 DEFAULT_FLEET = "fleet.toml"
-RETRY_S = 30.0  # for a daemon that is away while a fleet runs
+RETRY_S = 30.0  # how long calls are retried while the daemon of a running fleet is unreachable
 
 
 def run(path: Path | None, *, until_idle: bool, plain: bool, **overrides: Any) -> int:
-    """Run a fleet until it is stopped, or until there is nothing to do; how many runs have ended."""
-    fleet = load(found(path))
+    """Run a fleet until it is stopped or, with `until_idle`, has nothing to do; return the number of ended runs."""
+    fleet = load_fleet(find_fleet_file(path))
     console = Console(stderr=True, force_terminal=False if plain else None)
     live = console.is_terminal
     _log_to(console, quiet=live)
-    desk = _desk(fleet)
+    api = _open(fleet)
     try:
-        fleet_run = FleetRun(desk, fleet, **{name: value for name, value in overrides.items() if value is not None})
+        fleet_run = FleetRun(api, fleet, **{name: value for name, value in overrides.items() if value is not None})
         for change in fleet_run.changes if not live else ():
             console.print(f"{change}", highlight=False)
-        with LiveView(desk, fleet_run.supervisor, console=console, store=fleet.store_path):
+        with LiveView(api, fleet_run.supervisor, console=console, store=fleet.store_path):
             return fleet_run.run(until_idle=until_idle, handles_signals=True)
     finally:
-        desk.close()
+        api.close()
 
 
-def _desk(fleet: Fleet) -> Desk:
-    """A daemon's desk, whose policy is its own, or one over a file, by the fleet's policy."""
+def _open(fleet: Fleet) -> SchedulerApi:
+    """Open the scheduler API of the fleet's store. A daemon uses its own policy, a file the fleet's policy."""
     if is_remote(fleet.store_path):
-        return reach(fleet.store_path, retry_s=RETRY_S)
-    policy = registry.make(fleet.policy_name, **fleet.policy_params)
+        return open_client(fleet.store_path, retry_s=RETRY_S)
+    policy = make(fleet.policy_name, **fleet.policy_params)
     return Dispatcher(Kernel(store.open(fleet.store_path)), policy)
 
 
 def reload(path: Path | None, *, as_json: bool) -> None:
-    """Ask whoever runs this fleet to read its file anew, once the file is found to be right."""
-    fleet = load(found(path))
-    desk = _desk(fleet)
+    """Check the file, then make every supervisor of the fleet read it again."""
+    fleet = load_fleet(find_fleet_file(path))
+    api = _open(fleet)
     try:
-        event_id = ask_for_reload(desk, getpass.getuser(), fleet.title)
+        event_id = request_reload(api, getpass.getuser(), fleet.title)
     finally:
-        desk.close()
+        api.close()
     if as_json:
         print_json({"fleet": fleet.title, "file": fleet.path, "event_id": event_id})
     else:
-        print(f"asked every supervisor of {fleet.title} to read {fleet.path} anew", file=sys.stderr)
+        print(f"requested a reload of {fleet.path} from every supervisor of fleet {fleet.title}", file=sys.stderr)
 
 
-def found(path: Path | None) -> Path:
-    """The fleet file that was named, or the one that lies here."""
+def find_fleet_file(path: Path | None) -> Path:
+    """Return the given path, or the default fleet file of the current folder."""
     if path is not None:
         return path
-    here = Path(DEFAULT_FLEET)
-    if not here.exists():
+    default = Path(DEFAULT_FLEET)
+    if not default.exists():
         raise FleetInvalid(
-            f"there is no {DEFAULT_FLEET} here", hint="Name a fleet file: `rota run path/to/fleet.toml`."
+            f"there is no {DEFAULT_FLEET} in {Path.cwd()}", hint="Name a fleet file: `rota run path/to/fleet.toml`."
         )
-    return here
+    return default
 
 
 def _log_to(console: Console, *, quiet: bool) -> None:

@@ -1,74 +1,97 @@
-"""`rota token`: make, list and revoke access tokens, in a file or through its daemon."""
+"""`rota token`: create, list and revoke access tokens, in a file or through its daemon."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
-from rota.cli.connection import open_file, reach
-from rota.cli.output import print_table
-from rota.cli.typed import seconds
-from rota.rpc.client import is_remote
-from rota.rpc.handlers import Office
-from rota.rpc.results.register import TokenLine
-from rota.service.dispatcher import Dispatcher
+from rota.cli.options import STORE, AsJson, Store
 
-__all__ = ["create", "revoke", "show"]
+if TYPE_CHECKING:
+    from rota.rpc import TokenLine
 
+__all__ = ["token"]
 
-@contextlib.contextmanager
-def _asking(address: str, *, create: bool = False) -> Iterator[Callable[..., Any]]:
-    """What calls a method at an address, be it a file's or a daemon's."""
-    if is_remote(address):
-        with reach(address) as client:
-            yield client.call
-        return
-    with open_file(address, create=create) as kernel:
-        office = Office(kernel, Dispatcher(kernel), store=address)
-        try:
-            yield office.ask
-        finally:
-            office.close()
+token = typer.Typer(help="Access tokens, for clients over HTTP.", no_args_is_help=True)
 
 
-def create(address: str, name: str, scope: str, expires: str | None, *, as_json: bool) -> None:
-    """Make a token and print it, this once."""
-    rung, _, named = scope.partition(":")
-    projects = tuple(named.split(",")) if named else None
+@token.command()
+def create(
+    name: Annotated[str, typer.Argument(help="What the token is for.")],
+    scope: Annotated[
+        str, typer.Option(help="read, enqueue, work, operate or admin; enqueue:A,B binds it to projects A and B.")
+    ],
+    store: Store = STORE,
+    expires: Annotated[str | None, typer.Option(help="Lifetime: 90s, 15m, 12h, 30d. Default: unlimited.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create an access token and print it. It is shown only once."""
+    from rota.cli.arguments import seconds
+    from rota.cli.output import print_json
+
+    scope_name, _, names = scope.partition(":")
+    projects = tuple(names.split(",")) if names else None
     expires_in_s = None if expires is None else seconds(expires, "expires")
-    with _asking(address, create=True) as ask:
-        made = ask("system.token_create", name=name, scope=rung, projects=projects, expires_in_s=expires_in_s)
+    with _methods(store, create=True) as call:
+        made = call("system.token_create", name=name, scope=scope_name, projects=projects, expires_in_s=expires_in_s)
     if as_json:
-        typer.echo(msgspec.json.encode(made))
+        print_json(made)
         return
     typer.echo(made.token)
-    typer.echo(f"token {made.line.token_id} may {_scope(made.line)}; it is shown this once", err=True)
+    typer.echo(f"token {made.line.token_id} has scope {_scope(made.line)}; it is not shown again", err=True)
 
 
-def show(address: str, *, as_json: bool) -> None:
-    """List the tokens."""
-    with _asking(address) as ask:
-        lines: list[TokenLine] = ask("system.token_list")
+@token.command("list")
+def list_tokens(store: Store = STORE, as_json: AsJson = False) -> None:
+    """List the access tokens, without their secrets."""
+    from rota.cli.output import print_json, print_table
+
+    with _methods(store) as call:
+        lines: list[TokenLine] = call("system.token_list")
     if as_json:
-        typer.echo(msgspec.json.encode(lines))
+        print_json(lines)
         return
     rows = [
         (line.token_id, line.name, _scope(line), *map(_day, (line.created_at, line.expires_at, line.revoked_at)))
         for line in lines
     ]
-    print_table(["token", "name", "scope", "made", "expires", "revoked"], rows, empty="no tokens")
+    print_table(["token", "name", "scope", "created", "expires", "revoked"], rows, empty="no tokens")
 
 
-def revoke(address: str, token_id: str, *, as_json: bool) -> None:
-    """Let a token open nothing any more."""
-    with _asking(address) as ask:
-        line = ask("system.token_revoke", token_id=token_id)
-    typer.echo(msgspec.json.encode(line) if as_json else f"token {line.token_id} ({line.name}) opens nothing any more")
+@token.command()
+def revoke(
+    token_id: Annotated[str, typer.Argument(help="The token's id, from `rota token list`.")],
+    store: Store = STORE,
+    as_json: AsJson = False,
+) -> None:
+    """Revoke an access token."""
+    from rota.cli.output import print_json
+
+    with _methods(store) as call:
+        line = call("system.token_revoke", token_id=token_id)
+    print_json(line) if as_json else typer.echo(f"token {line.token_id} ({line.name}) is revoked")
+
+
+@contextlib.contextmanager
+def _methods(address: str, *, create: bool = False) -> Iterator[Callable[..., Any]]:
+    """Yield a function that calls a method by name, on a file or through a daemon."""
+    from rota.cli.connection import open_client, open_file
+    from rota.rpc import RpcHandlers, is_remote
+    from rota.service import Dispatcher
+
+    if is_remote(address):
+        with open_client(address) as client:
+            yield client.call
+        return
+    with open_file(address, create=create) as kernel:
+        handlers = RpcHandlers(kernel, Dispatcher(kernel), store=address)
+        try:
+            yield handlers.call
+        finally:
+            handlers.close()
 
 
 def _scope(line: TokenLine) -> str:
@@ -76,4 +99,6 @@ def _scope(line: TokenLine) -> str:
 
 
 def _day(at: float | None) -> str:
+    from datetime import UTC, datetime
+
     return "–" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")

@@ -1,25 +1,24 @@
-"""Calls: one entity asks another, waits for the reply, and lends it its place meanwhile.
+"""Calls: an entity calls another one, waits for the reply, and donates its share to the callee meanwhile.
 
-A place is what an entity competes with: its weight, its virtual time, its context. A caller that waits has no
-use for it, so the callee acts in it. The turn goes on, on the same core, to the instant at which it would have
-ended anyway, charged to the caller's share and budget. The reply gives the place back:
+A share is what an entity competes with: weight, virtual time and context. A waiting caller does not use its share, so
+the callee runs on it. The slice continues on the same core until it would have ended anyway, charged to the caller's
+weight and budget. The reply returns the share:
 
-    A calls B           A waits, B runs in A's place until A's turn ends
-    B calls C           B waits, C runs in A's place
-    A's turn ends       A's place waits in the queue; when it is picked, C runs
-    C replies           B goes on in A's place
-    B replies           A goes on
+    A calls B             A waits, B runs on A's share until A's slice ends
+    B calls C             B waits, C runs on A's share
+    A's slice ends        A's share waits in the queue; when it is picked, C runs
+    C replies             B continues on A's share
+    B replies             A continues
 
-So a question and its answer cost the one who asked, however many entities they pass through. Nobody gains time
-by calling, nobody loses any by being asked, and a server needs no share of its own for the work of others. A
-server's runtime is counted as its own all the same; only who *pays* is the caller.
+The caller pays for the request and its answer, through any number of entities. Calling does not gain time, being called
+does not lose any, and a server needs no share of its own for requests. A server's runtime is still counted as its own;
+only the *payment* is the caller's.
 
-Each entity waits for one reply at most, so waiting makes chains; a call that would close a chain to a circle is
-refused. A callee that is busy keeps its callers in a line, first come first; while they stand there their
-places are empty.
+An entity waits for at most one reply, so waiting entities form chains; a call that would close a cycle is refused. A
+busy callee queues its callers first come, first served; their shares are unused meanwhile.
 
-If the callee ends, its callers go on with an error. If the caller ends, its place ends with it: the callee goes
-on in its own, and nobody waits for its reply.
+If the callee ends, its callers continue with an error. If the caller ends, its share ends too: the callee continues on
+its own share, and its reply goes nowhere.
 """
 
 from __future__ import annotations
@@ -27,202 +26,202 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from rota.cores.cores import Cores
-from rota.cores.events import Call, CallFailed, Decision, Reply, Run
+from rota.cores.core_scheduler import CoreScheduler
+from rota.cores.events import CallEntity, CallFailed, Decision, Reply, RunEntity
 from rota.cores.placement import Placement
 from rota.cores.queues import Queues
-from rota.cores.records import CallRecord, Core, Entity
-from rota.cores.turns import count_stretch, turn_began
+from rota.cores.records import CallRecord, CoreRecord, Entity
+from rota.cores.time_slices import add_runtime, slice_start_ns
 from rota.errors import DonationCycle, LimitExceeded
 from rota.model.lifecycle import EntityState
 
 __all__ = ["CALLERS_MAX", "CALL_DEPTH_MAX", "Calls"]
 
-CALLERS_MAX = 256  # who wait for one callee
-CALL_DEPTH_MAX = 64  # how far a place is lent on
+CALLERS_MAX = 256  # callers that wait for one callee
+CALL_DEPTH_MAX = 64  # length of a call chain
 
 _SLEEPING, _RUNNING, _CALLING = EntityState.SLEEPING, EntityState.RUNNING, EntityState.CALLING
 
 
 class Calls:
-    """Every call under way."""
+    """Every call in progress."""
 
-    def __init__(self, queues: Queues, placement: Placement, cores: Cores) -> None:
+    def __init__(self, queues: Queues, placement: Placement, scheduler: CoreScheduler) -> None:
         self._queues = queues
         self._placement = placement
-        self._cores = cores
+        self._scheduler = scheduler
 
-    def call(self, event: Call, now: int) -> Sequence[Decision]:
-        """Whoever runs asks another one and waits."""
+    def call(self, event: CallEntity, now: int) -> Sequence[Decision]:
+        """The running entity calls another one and waits."""
         caller, callee = self._queues.entity(event.caller), self._queues.entity(event.callee)
         if caller.state is not _RUNNING:
-            raise self._cores.cannot(caller.key, "call")
+            raise self._scheduler.error_for(caller.key, "call")
         record = self._record(caller, callee)
-        place, core = caller.ties.place, caller.ties.place.core
-        caller.ties.awaiting = record
+        donor, core = caller.details.donor, caller.details.donor.core
+        caller.details.awaiting = record
         caller.voluntary_blocks += 1
-        if callee.state is _SLEEPING and callee.ties.serving is None:
-            callee.ties.serving = record
+        if callee.state is _SLEEPING and callee.details.serving is None:
+            callee.details.serving = record
             caller.state = _CALLING
-            return self._hand_over(place, caller, callee, now)
-        self._cores.pause(place, now)
+            return self._transfer(donor, caller, callee, now)
+        self._scheduler.pause(donor, now)
         caller.state = _CALLING
-        _line_of(callee).append(record)
-        return self._cores.dispatch(core, None, now)
+        _waiting_calls(callee).append(record)
+        return self._scheduler.dispatch(core, None, now)
 
     def reply(self, event: Reply, now: int) -> Sequence[Decision]:
-        """Whoever runs answers its caller, and takes up the next call or waits for one."""
+        """The running entity replies to its caller, then takes the next call or waits for one."""
         callee = self._queues.entity(event.callee)
-        record = callee.ties.serving
+        record = callee.details.serving
         if callee.state is not _RUNNING or record is None:
-            raise self._cores.cannot(callee.key, "reply")
+            raise self._scheduler.error_for(callee.key, "reply")
         callee.voluntary_blocks += 1
-        callee.ties.serving = None
-        place, caller = callee.ties.place, record.caller
+        callee.details.serving = None
+        donor, caller = callee.details.donor, record.caller
         out: list[Decision] = []
-        if caller is None:  # it has ended, and the callee acts in its own place
-            core = place.core
-            self._cores.pause(place, now)
+        if caller is None:  # it has ended, and the callee runs on its own share
+            core = donor.core
+            self._scheduler.pause(donor, now)
             callee.state = _SLEEPING
-            out.extend(self._cores.dispatch(core, None, now))
+            out.extend(self._scheduler.dispatch(core, None, now))
         else:
-            caller.ties.awaiting = None
+            caller.details.awaiting = None
             callee.state = _SLEEPING
-            out.extend(self._hand_over(place, callee, caller, now))
-            self._go_home(callee)
-        self._take_up_next(callee, now, out)
+            out.extend(self._transfer(donor, callee, caller, now))
+            self._end_donation(callee)
+        self._serve_next(callee, now, out)
         return out
 
     def end(self, entity: Entity, now: int, out: list[Decision]) -> None:
-        """An entity is about to be gone: afterwards it acts in its own place, alone, and nobody waits for it."""
-        if entity.ties.awaiting is not None:
-            self._cut_off(entity, entity.ties.awaiting, now, out)
-        if entity.ties.serving is not None:
-            self._fail_served(entity, entity.ties.serving.caller, now, out)
-        for record in entity.ties.callers or ():
+        """Prepare an entity for removal: afterwards it runs on its own share and no entity waits for it."""
+        if entity.details.awaiting is not None:
+            self._detach_caller(entity, entity.details.awaiting, now, out)
+        if entity.details.serving is not None:
+            self._fail_served(entity, entity.details.serving.caller, now, out)
+        for record in entity.details.callers or ():
             if record.caller is not None:
                 self._fail(record.caller, entity, now, out)
-        entity.ties.callers = None
+        entity.details.callers = None
 
-    # --- places changing hands ---------------------------------------------------------------------
+    # --- donating shares ---------------------------------------------------------------------------
 
     def _record(self, caller: Entity, callee: Entity) -> CallRecord:
-        """A call that may be made: it closes no circle, is not too deep, and the line is not too long."""
+        """Record a call, or refuse it: it closes a cycle, the chain is too long, or the callee has too many callers."""
         waits_for: Entity | None = callee
         while waits_for is not None:
             if waits_for is caller:
                 raise DonationCycle(
-                    f"entity {caller.key} cannot call {callee.key}, which waits for it",
+                    f"entity {caller.key} cannot call entity {callee.key}, which waits for it",
                     caller=caller.key,
                     callee=callee.key,
                 )
-            waits_for = waits_for.ties.awaiting.callee if waits_for.ties.awaiting is not None else None
-        depth = 1 if caller.ties.serving is None else caller.ties.serving.depth + 1
+            waits_for = waits_for.details.awaiting.callee if waits_for.details.awaiting is not None else None
+        depth = 1 if caller.details.serving is None else caller.details.serving.depth + 1
         if depth > CALL_DEPTH_MAX:
             raise LimitExceeded("call_depth_max", CALL_DEPTH_MAX, depth)
-        if len(callee.ties.callers or ()) >= CALLERS_MAX:
+        if len(callee.details.callers or ()) >= CALLERS_MAX:
             raise LimitExceeded("callers_max", CALLERS_MAX, CALLERS_MAX + 1)
         return CallRecord(caller, callee, depth)
 
-    def _hand_over(self, place: Entity, giver: Entity, taker: Entity, now: int) -> Sequence[Decision]:
-        """A turn goes on with somebody else in the same place; if it cannot go on here, the place waits for another."""
-        core, ties = place.core, place.ties
-        if ties.turn_at_ns is None:
-            ties.turn_at_ns = place.last_start_ns
-        count_stretch(giver, now)
-        taker.last_start_ns = now
-        ties.actor, taker.ties.place = taker, place
-        place.is_plain = giver.is_plain = taker.is_plain = False
-        if self._queues.keeps_payer(place) and self._placement.cores_for(place) & core.bit:
-            taker.state = _RUNNING
-            return (Run(core.core_id, taker.key, turn_began(place) + place.granted_ns),)
+    def _transfer(self, donor: Entity, previous: Entity, following: Entity, now: int) -> Sequence[Decision]:
+        """Continue the slice of a share with another delegate; if it cannot stay on this core, requeue the share."""
+        core, details = donor.core, donor.details
+        if details.slice_began_ns is None:
+            details.slice_began_ns = donor.last_start_ns
+        add_runtime(previous, now)
+        following.last_start_ns = now
+        details.delegate, following.details.donor = following, donor
+        donor.on_fast_path = previous.on_fast_path = following.on_fast_path = False
+        if self._queues.keeps_payer(donor) and self._placement.cores_for(donor) & core.bit:
+            following.state = _RUNNING
+            return (RunEntity(core.core_id, following.key, slice_start_ns(donor) + donor.granted_ns),)
         out: list[Decision] = []
-        self._cores.pause(place, now)
-        self._move_on(place, core, now, out)
+        self._scheduler.pause(donor, now)
+        self._requeue(donor, core, now, out)
         return out
 
-    def _move_on(self, place: Entity, core: Core, now: int, out: list[Decision]) -> None:
-        """A place that was taken off a core waits anew, with whoever acts in it now, and the core chooses anew."""
-        self._queues.choose_payer(place)
-        core.is_asked = True  # it is about to look
-        self._cores.make_ready(place, now, out)
-        out.extend(self._cores.dispatch(core, None, now))
+    def _requeue(self, donor: Entity, core: CoreRecord, now: int, out: list[Decision]) -> None:
+        """Requeue a share with its current delegate, and let the core choose again."""
+        self._queues.choose_payer(donor)
+        core.reschedule_pending = True  # it chooses below
+        self._scheduler.make_ready(donor, now, out)
+        out.extend(self._scheduler.dispatch(core, None, now))
 
-    def _go_home(self, entity: Entity) -> None:
-        """Somebody has answered and acts in its own place again."""
-        entity.ties.place = entity
+    def _end_donation(self, entity: Entity) -> None:
+        """An entity has replied and runs on its own share again."""
+        entity.details.donor = entity
         self._queues.choose_payer(entity)
 
-    def _take_up_next(self, callee: Entity, now: int, out: list[Decision]) -> None:
-        """A callee that is free takes up the call of whoever has waited longest."""
-        line = callee.ties.callers
-        while line:
-            record = line.popleft()
+    def _serve_next(self, callee: Entity, now: int, out: list[Decision]) -> None:
+        """A free callee takes the call that has waited longest."""
+        waiting = callee.details.callers
+        while waiting:
+            record = waiting.popleft()
             if record.caller is not None:
-                place = record.caller.ties.place
-                callee.ties.serving, callee.ties.place, place.ties.actor = record, place, callee
-                callee.is_plain = False
-                self._queues.choose_payer(place)
-                self._cores.make_ready(place, now, out)
+                donor = record.caller.details.donor
+                callee.details.serving, callee.details.donor, donor.details.delegate = record, donor, callee
+                callee.on_fast_path = False
+                self._queues.choose_payer(donor)
+                self._scheduler.make_ready(donor, now, out)
                 return
 
-    # --- ends --------------------------------------------------------------------------------------
+    # --- removal -----------------------------------------------------------------------------------
 
-    def _cut_off(self, entity: Entity, record: CallRecord, now: int, out: list[Decision]) -> None:
-        """A caller is going: whoever serves it goes on in a place of its own, with those it has called itself."""
-        entity.ties.awaiting = record.caller = None
-        callee, place = record.callee, entity.ties.place
-        if callee.ties.serving is not record:
-            return  # it only stood in line
-        core, actor = place.core, place.ties.actor
-        ran = actor.state is _RUNNING
-        wanted = self._cores.withdraw(place, now)
-        place.ties.actor, callee.ties.actor = entity, actor
+    def _detach_caller(self, entity: Entity, record: CallRecord, now: int, out: list[Decision]) -> None:
+        """A caller ends: its callee continues on its own share, together with the entities that it called itself."""
+        entity.details.awaiting = record.caller = None
+        callee, donor = record.callee, entity.details.donor
+        if callee.details.serving is not record:
+            return  # the call was only queued
+        core, delegate = donor.core, donor.details.delegate
+        ran = delegate.state is _RUNNING
+        wanted = self._scheduler.withdraw(donor, now)
+        donor.details.delegate, callee.details.delegate = entity, delegate
         for member in _chain(callee):
-            member.ties.place = callee
+            member.details.donor = callee
         callee.woken_at_ns = now
         self._queues.choose_payer(callee)
         at = len(out)
         if ran:
-            self._move_on(callee, core, now, out)
+            self._requeue(callee, core, now, out)
             if core.current is not callee:
-                self._cores.note_preempted(core, actor, out, at)
+                self._scheduler.record_preemption(core, delegate, out, at)
         elif wanted:
-            self._cores.make_ready(callee, now, out)
+            self._scheduler.make_ready(callee, now, out)
 
     def _fail_served(self, callee: Entity, caller: Entity | None, now: int, out: list[Decision]) -> None:
-        """A callee is going: whom it serves goes on with an error, in the place that it gets back."""
-        callee.ties.serving = None
-        place = callee.ties.place
+        """A callee ends: the caller that it serves gets its share back and continues with an error."""
+        callee.details.serving = None
+        donor = callee.details.donor
         if caller is None:
-            return  # nobody waits for its reply, and it acts in its own place
-        core, ran = place.core, callee.state is _RUNNING
-        self._cores.withdraw(place, now)
+            return  # its caller has ended, and it runs on its own share
+        core, ran = donor.core, callee.state is _RUNNING
+        self._scheduler.withdraw(donor, now)
         callee.state = _SLEEPING
-        place.ties.actor, callee.ties.place = caller, callee
+        donor.details.delegate, callee.details.donor = caller, callee
         self._fail(caller, callee, now, out)
         if ran:
-            out.extend(self._cores.dispatch(core, None, now))
+            out.extend(self._scheduler.dispatch(core, None, now))
 
     def _fail(self, caller: Entity, callee: Entity, now: int, out: list[Decision]) -> None:
-        """Whom a caller asked is gone; it goes on with an error."""
-        caller.ties.awaiting = None
+        """A callee has ended: its caller continues with an error."""
+        caller.details.awaiting = None
         out.append(CallFailed(caller.key, callee.key))
-        self._queues.choose_payer(caller.ties.place)
-        self._cores.make_ready(caller.ties.place, now, out)
+        self._queues.choose_payer(caller.details.donor)
+        self._scheduler.make_ready(caller.details.donor, now, out)
 
 
-def _line_of(callee: Entity) -> deque[CallRecord]:
-    if callee.ties.callers is None:
-        callee.ties.callers = deque()
-    return callee.ties.callers
+def _waiting_calls(callee: Entity) -> deque[CallRecord]:
+    if callee.details.callers is None:
+        callee.details.callers = deque()
+    return callee.details.callers
 
 
 def _chain(entity: Entity) -> Iterator[Entity]:
-    """An entity, whom it called, whom that one called, and so on, as far as they are being served."""
+    """An entity, its callee, that one's callee and so on, as far as the calls are being served."""
     while True:
         yield entity
-        record = entity.ties.awaiting
-        if record is None or record.callee.ties.serving is not record:
+        record = entity.details.awaiting
+        if record is None or record.callee.details.serving is not record:
             return
         entity = record.callee

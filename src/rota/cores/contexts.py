@@ -1,34 +1,34 @@
-"""Scheduling contexts: CPU time as authority, and who pays.
+"""Scheduling contexts: CPU time as authority, and which context pays.
 
-A context is a budget per period that was admitted. Exactly one authority pays for every nanosecond that an entity
-runs, the first of these that there is:
+A context is an admitted budget per period. Exactly one payer is charged for every nanosecond that an entity runs, the
+first of these that exists:
 
-    what was lent to it with the call it answers         (a caller pays for the work it asked for)
+    the context donated with the call it answers         (a caller pays for the work it requested)
     its own context
-    its group's context                                  (a project pays for those who have none of their own)
-    best effort                                          (nobody's budget; unless the entity *needs* a context)
+    its group's context                                  (a project pays for members without a context)
+    best effort                                          (no context; not allowed if the entity *needs* one)
 
-What is lent is the context of the call path, if one was bound to the callee, else whatever the first caller of the
-chain has, else what the second has, and so on.
+The donated context is the one bound to the call path of the callee, if any; else that of the first caller in the chain
+that has one.
 
-When a context runs out under an entity that would go on, its timeout endpoint is told, once until the notice is
-acknowledged (what happens meanwhile is counted, and told as one notice then), and its overrun policy says what
-becomes of the entity:
+When a context is depleted while its entity could continue, its timeout endpoint gets one notice. Further depletions
+are counted until the notice is acknowledged, and then sent as one notice. The overrun policy decides what happens to
+the entity:
 
     throttle   it waits for the refill
-    demote     it goes on in the background, on the next authority in the list, until the refill
-    notify     it goes on in the normal band, on the next authority in the list, until the refill
+    demote     it continues in the background, on the next payer in the list, until the refill
+    notify     it continues in the normal band, on the next payer in the list, until the refill
     kill       it ends
 
-The band of the paying context decides where the entity stands: background runs when nobody else wants the core,
-normal shares by weight (the budget is a cap), high and critical go first by deadline (the budget is a
-reservation, and admission has made sure that there is room).
+The band of the paying context decides the queue: background runs when the core has nothing else to run, normal shares
+by weight (the budget is a cap), high and critical run first by deadline (the budget is a reservation that admission has
+checked).
 
 Worked example: A (20 ms per 100 ms, throttle) calls B, which has no context. B runs on A's budget. After 20 ms A's
-endpoint is told that its context ran out under B, and B waits. At the refill B goes on; its reply gives the context
-back to A. Had B itself called C, C would have run on A's budget too.
+endpoint is notified that its context ran out while B ran, and B waits. At the refill B continues; its reply returns the
+context to A. If B had called C, C would have run on A's budget too.
 
-Who is bound, lent to or throttled is kept here; moving entities between queues is the business of `cores`.
+This module keeps the bindings, donations and throttled entities; `core_scheduler` moves entities between queues.
 """
 
 from __future__ import annotations
@@ -38,85 +38,85 @@ from collections.abc import Hashable, Iterator
 import msgspec
 
 from rota.cores.events import Decision, PostTimeout
-from rota.cores.evidence import Evidence
 from rota.cores.handles import HandleTable, Right
-from rota.cores.records import BACKGROUND, NORMAL, Context, Entity, Group, Misses, needs_context
-from rota.cores.timers import Timers
+from rota.cores.heaps import Timers
+from rota.cores.records import BACKGROUND, NORMAL, ContextRecord, DeadlineMisses, Entity, GroupRecord, needs_context
+from rota.cores.telemetry import Counters
 from rota.errors import ContextExists, ContextInvalid, ContextUnknown
 from rota.model.budgets import Handle, Refill, SchedulingContext
 from rota.model.checks import Checks
 from rota.model.lifecycle import CONTEXT, ContextState, advance
 from rota.policy.replenishment import available, debt, full
 
-__all__ = ["CONTEXTS_MAX", "Contexts"]
+__all__ = ["CONTEXTS_MAX", "SchedulingContexts"]
 
 CONTEXTS_MAX = 1_000_000
-MISSES_KEPT = 64  # the latest, of one context
+MISSES_KEPT = 64  # the latest misses of one context
 
 _checks = Checks("SchedulingContext", ContextInvalid)
 
 
-class Contexts:
-    """Every context of one engine, and the handles to them."""
+class SchedulingContexts:
+    """Every context of one engine and the handles to them."""
 
-    def __init__(self, evidence: Evidence, timers: Timers[Hashable]) -> None:
-        self._evidence = evidence
+    def __init__(self, counters: Counters, timers: Timers[Hashable]) -> None:
+        self._counters = counters
         self._timers = timers
-        self._handles: HandleTable[Context] = HandleTable("context")
-        self._by_id: dict[int, Context] = {}
-        self._paths: dict[int, Context] = {}  # by callee: pays for calls to it instead of the caller's
-        self._groups: dict[int, list[Group]] = {}  # by context: the groups it pays for
-        self.revoked_ns = 0  # used of contexts that were taken back
-        self.unpaid: dict[int, Entity] = {}  # would run, need a context and have none
+        self._handles: HandleTable[ContextRecord] = HandleTable("context")
+        self._by_id: dict[int, ContextRecord] = {}
+        self._paths: dict[int, ContextRecord] = {}  # by callee: pays for calls to it instead of the caller's context
+        self._groups: dict[int, list[GroupRecord]] = {}  # by context: the groups it is bound to
+        self.revoked_ns = 0  # time used by contexts that were revoked
+        self.unpaid: dict[int, Entity] = {}  # runnable entities that need a context and have none
 
     # --- life ------------------------------------------------------------------------------------
 
     def admit(self, spec: SchedulingContext, now: int) -> Handle:
-        """Take in a context that was admitted, full, and give the first handle to it."""
+        """Add an admitted context with a full budget and return the first handle to it."""
         if spec.unit != "ns":
-            raise _checks.refuse("unit", f"must be ns on a core, not {spec.unit}")
+            raise _checks.refuse("unit", f"must be ns for a context on cores, not {spec.unit}")
         if spec.context_id in self._by_id:
-            raise ContextExists(f"there is a context {spec.context_id} already", context_id=spec.context_id)
+            raise ContextExists(f"context {spec.context_id} already exists", context_id=spec.context_id)
         _checks.whole("count", len(self._by_id) + 1, 1, CONTEXTS_MAX)
-        context = Context(spec, full(spec.budget, spec.period, now), now)
+        context = ContextRecord(spec, full(spec.budget, spec.period, now), now)
         if context.band > NORMAL:
-            context.misses = Misses(MISSES_KEPT)
-        context.handle = self._handles.give(context)
+            context.misses = DeadlineMisses(MISSES_KEPT)
+        context.handle = self._handles.issue(context)
         self._by_id[spec.context_id] = context
         return context.handle
 
     def attenuate(self, handle: Handle, rights: frozenset[Right]) -> Handle:
-        """A handle to the same context that allows less."""
+        """Return a handle to the same context with fewer rights."""
         return self._handles.attenuate(handle, rights)
 
-    def resolve(self, handle: Handle, right: Right = "use") -> Context:
-        """The context behind a handle."""
+    def resolve(self, handle: Handle, right: Right = "use") -> ContextRecord:
+        """Return the context behind a handle."""
         return self._handles.resolve(handle, right)
 
-    def get(self, context_id: int) -> Context:
-        """The context of this id, revoked ones excepted."""
+    def get(self, context_id: int) -> ContextRecord:
+        """Return the context with this id, unless it is revoked."""
         context = self._by_id.get(context_id)
         if context is None:
-            raise ContextUnknown(f"there is no context {context_id}", context_id=context_id)
+            raise ContextUnknown(f"context {context_id} does not exist", context_id=context_id)
         return context
 
-    def knows(self, context_id: int) -> bool:
-        """Whether there is a context of this id."""
+    def exists(self, context_id: int) -> bool:
+        """Whether a context with this id exists."""
         return context_id in self._by_id
 
-    def __iter__(self) -> Iterator[Context]:
+    def __iter__(self) -> Iterator[ContextRecord]:
         return iter(self._by_id.values())
 
     def adjust(self, handle: Handle, budget: int, period: int, now: int) -> None:
-        """Give a context another budget and period, from its next refill on."""
+        """Change the budget and period of a context from its next refill on."""
         context = self.resolve(handle, "adjust")
         _checks.whole("budget", budget, 1, period)
         context.adjust(budget, period, now)
         if context.next_refill_at is not None:
             self._timers.set(context, context.next_refill_at)
 
-    def revoke(self, handle: Handle) -> Context:
-        """Take a context back: every handle to it is stale, nobody is bound to it any more."""
+    def revoke(self, handle: Handle) -> ContextRecord:
+        """Revoke a context: every handle becomes stale and every binding ends."""
         context = self.resolve(handle, "revoke")
         context.state = ContextState(advance(CONTEXT, context.state, "revoke", context.context_id))
         self._handles.revoke(context.handle)
@@ -125,26 +125,26 @@ class Contexts:
         self._paths = {callee: paying for callee, paying in self._paths.items() if paying is not context}
         for group in self._groups.pop(context.context_id, ()):
             group.context = None
-        for entity in context.bearers.values():
-            entity.ties.context = None
-        context.lapsed.clear()
+        for entity in context.bound_entities.values():
+            entity.details.context = None
+        context.skipped_by.clear()
         self.revoked_ns += context.used
         return context
 
     # --- binding ---------------------------------------------------------------------------------
 
-    def bind(self, handle: Handle, entity: Entity) -> Context:
-        """Make a context an entity's own, in place of the one it had."""
+    def bind(self, handle: Handle, entity: Entity) -> ContextRecord:
+        """Make a context an entity's own, replacing the previous one."""
         context = self.resolve(handle)
         self.unbind(entity)
-        context.bearers[entity.key] = entity
-        entity.ties.context = context
-        entity.ties.needs_context = entity.ties.needs_context or context.is_hard
+        context.bound_entities[entity.key] = entity
+        entity.details.context = context
+        entity.details.needs_context = entity.details.needs_context or context.is_required
         self._activate(context)
         return context
 
-    def bind_group(self, handle: Handle, group: Group) -> Context:
-        """Let a context pay for everybody in a group who has none of their own."""
+    def bind_group(self, handle: Handle, group: GroupRecord) -> ContextRecord:
+        """Let a context pay for the members of a group that have none of their own."""
         context = self.resolve(handle)
         self.unbind_group(group)
         group.context = context
@@ -152,119 +152,121 @@ class Contexts:
         self._activate(context)
         return context
 
-    def bind_path(self, handle: Handle, callee: Entity) -> Context:
-        """Let a context pay for every call to an entity, instead of the caller's."""
+    def bind_path(self, handle: Handle, callee: Entity) -> ContextRecord:
+        """Let a context pay for every call to an entity, instead of the caller's context."""
         context = self.resolve(handle)
         self._paths[callee.key] = context
         self._activate(context)
         return context
 
     def unbind(self, entity: Entity) -> None:
-        """An entity has no context of its own any more."""
-        if entity.ties.context is not None:
-            del entity.ties.context.bearers[entity.key]
-            entity.ties.context = None
+        """Remove an entity's own context."""
+        if entity.details.context is not None:
+            del entity.details.context.bound_entities[entity.key]
+            entity.details.context = None
 
-    def unbind_group(self, group: Group) -> None:
-        """A group has no context any more."""
+    def unbind_group(self, group: GroupRecord) -> None:
+        """Remove a group's context."""
         if group.context is not None:
             self._groups[group.context.context_id].remove(group)
             group.context = None
 
     def forget(self, entity: Entity) -> None:
-        """An entity is gone."""
+        """Remove an entity that has ended."""
         self.release(entity)
-        self._forget_lapses(entity)
-        self._pay(entity, None)
+        self._clear_skipped(entity)
+        self._set_payer(entity, None)
         self.unbind(entity)
         self._paths.pop(entity.key, None)
 
-    def _activate(self, context: Context) -> None:
+    def _activate(self, context: ContextRecord) -> None:
         if context.state is ContextState.ADMITTED:
             context.state = ContextState(advance(CONTEXT, context.state, "bind", context.context_id))
 
-    # --- who pays --------------------------------------------------------------------------------
+    # --- payers ----------------------------------------------------------------------------------
 
     def choose_payer(self, entity: Entity) -> None:
-        """Find the one authority that pays for an entity's place from now on, and with it its band and its cores."""
-        self._forget_lapses(entity)
-        payer, lapsed = self._find_payer(entity)
-        for context in lapsed:
-            context.lapsed[entity.key] = entity
-        entity.ties.lapsed.extend(lapsed)
-        self._pay(entity, payer)
-        demoted = any(context.overrun == "demote" for context in lapsed)
+        """Choose the payer of an entity's share from now on, and with it the band and the allowed cores."""
+        self._clear_skipped(entity)
+        payer, skipped = self._find_payer(entity)
+        for context in skipped:
+            context.skipped_by[entity.key] = entity
+        entity.details.skipped_contexts.extend(skipped)
+        self._set_payer(entity, payer)
+        demoted = any(context.overrun == "demote" for context in skipped)
         entity.band = BACKGROUND if demoted else NORMAL if payer is None else payer.band
-        self._note_cores(entity)
+        self._update_allowed(entity)
 
     def keeps_payer(self, entity: Entity) -> bool:
-        """Whether the same authority pays for a place with whoever acts in it now; if so, its cores are noted."""
-        payer, lapsed = self._find_payer(entity)
-        if payer is not entity.payer or lapsed != entity.ties.lapsed or entity.ties.payer_changed:
+        """Whether the same payer applies to a share with its current delegate; if so, update the allowed cores."""
+        payer, skipped = self._find_payer(entity)
+        if payer is not entity.payer or skipped != entity.details.skipped_contexts or entity.details.payer_changed:
             return False
-        self._note_cores(entity)
+        self._update_allowed(entity)
         return payer is not None or not needs_context(entity)
 
-    def _find_payer(self, entity: Entity) -> tuple[Context | None, list[Context]]:
-        """Who pays for a place, and which authorities ran out before it and let it go on."""
-        lapsed: list[Context] = []
-        for context in self._authorities(entity):
+    def _find_payer(self, entity: Entity) -> tuple[ContextRecord | None, list[ContextRecord]]:
+        """Return the payer of a share, and the depleted contexts before it that let the entity continue."""
+        skipped: list[ContextRecord] = []
+        for context in self._candidate_payers(entity):
             if context.state is not ContextState.DEPLETED or context.overrun not in ("demote", "notify"):
-                return context, lapsed
-            lapsed.append(context)
-        return None, lapsed
+                return context, skipped
+            skipped.append(context)
+        return None, skipped
 
     @staticmethod
-    def _note_cores(entity: Entity) -> None:
+    def _update_allowed(entity: Entity) -> None:
         payer = entity.payer
         mask = payer.core_mask if payer is not None and payer.core_mask else -1
-        entity.ties.allowed = entity.ties.actor.ties.core_mask & mask
+        entity.details.allowed = entity.details.delegate.details.core_mask & mask
 
     @staticmethod
-    def _forget_lapses(entity: Entity) -> None:
-        for context in entity.ties.lapsed:
-            context.lapsed.pop(entity.key, None)
-        entity.ties.lapsed.clear()
+    def _clear_skipped(entity: Entity) -> None:
+        for context in entity.details.skipped_contexts:
+            context.skipped_by.pop(entity.key, None)
+        entity.details.skipped_contexts.clear()
 
     @staticmethod
-    def _pay(entity: Entity, payer: Context | None) -> None:
+    def _set_payer(entity: Entity, payer: ContextRecord | None) -> None:
         before = entity.payer
         if before is payer:
             return
         if before is not None:
             del before.payees[entity.key]
-            _note_sharing(before)
+            _update_sharing(before)
         entity.payer = payer
         if payer is not None:
             payer.payees[entity.key] = entity
-            _note_sharing(payer)
+            _update_sharing(payer)
 
-    def _authorities(self, entity: Entity) -> Iterator[Context]:
-        """Who could pay for an entity's place, first come first: that of the call path, then along the calls."""
-        actor, acting = entity.ties.actor, entity
-        candidates = [self._paths.get(actor.key)] if actor is not entity else []
+    def _candidate_payers(self, entity: Entity) -> Iterator[ContextRecord]:
+        """The contexts that could pay for a share, first choice first: the call path's, then along the call chain."""
+        delegate, current = entity.details.delegate, entity
+        candidates = [self._paths.get(delegate.key)] if delegate is not entity else []
         while True:
-            group = acting.ties.group
-            candidates += [acting.ties.context, None if group is None else group.context]
-            if acting is actor or acting.ties.awaiting is None:
+            group = current.details.group
+            candidates += [current.details.context, None if group is None else group.context]
+            if current is delegate or current.details.awaiting is None:
                 break
-            acting = acting.ties.awaiting.callee
+            current = current.details.awaiting.callee
         for context in candidates:
             if context is not None and context.state is not ContextState.REVOKED:
                 yield context
 
-    # --- running out and coming back ---------------------------------------------------------------
+    # --- depletion and refill ----------------------------------------------------------------------
 
-    def pays(self, context: Context, now: int) -> bool:
-        """Whether a context has anything left to grant."""
+    def has_budget(self, context: ContextRecord, now: int) -> bool:
+        """Whether a context has budget left to grant."""
         context.refill(now)
         return context.room > 0
 
-    def run_out(self, context: Context, entity: Entity, now: int, out: list[Decision], *, was_running: bool) -> None:
-        """A context has nothing left for an entity that would go on: say so, and wait for the refill."""
+    def deplete(
+        self, context: ContextRecord, entity: Entity, now: int, out: list[Decision], *, was_running: bool
+    ) -> None:
+        """A context has no budget for an entity that could continue: post a notice and set a timer for the refill."""
         if context.state is ContextState.ACTIVE and not context.granted:
             context.state = ContextState(advance(CONTEXT, context.state, "deplete", context.context_id))
-            self._evidence.depletions += 1
+            self._counters.depletions += 1
             self._notify(context, entity, out)
         refill_at = context.next_refill_at
         if refill_at is not None:
@@ -274,17 +276,17 @@ class Contexts:
             self._timers.set(context.island, now)
 
     def acknowledge(self, handle: Handle, out: list[Decision]) -> None:
-        """The notice about a context was taken; if it ran out again meanwhile, that is told now, as one notice."""
+        """The endpoint processed the notice; depletions counted since then are posted as one notice."""
         context = self.resolve(handle)
-        merged, context.notices = context.notices - 1, 0
+        merged, context.pending_notices = context.pending_notices - 1, 0
         if merged > 0 and context.timeout_endpoint is not None:
-            context.notices = 1
-            self._evidence.timeouts += 1
+            context.pending_notices = 1
+            self._counters.timeouts += 1
             out.append(PostTimeout(context.timeout_endpoint, context.context_id, context.depleted_by, merged))
 
-    def replenish(self, context: Context, now: int) -> bool:
-        """Make available what is due; whether there is anything to grant now."""
-        if not self.pays(context, now):
+    def replenish(self, context: ContextRecord, now: int) -> bool:
+        """Apply due refills; return whether there is budget to grant now."""
+        if not self.has_budget(context, now):
             refill_at = context.next_refill_at
             if refill_at is not None:
                 self._timers.set(context, refill_at)
@@ -293,28 +295,28 @@ class Contexts:
             context.state = ContextState(advance(CONTEXT, context.state, "replenish", context.context_id))
         return True
 
-    def _notify(self, context: Context, entity: Entity, out: list[Decision]) -> None:
-        """Post one notice; while it is not acknowledged, further ones are only counted."""
+    def _notify(self, context: ContextRecord, entity: Entity, out: list[Decision]) -> None:
+        """Post one notice; until it is acknowledged, count further ones."""
         if context.timeout_endpoint is None:
             return
-        context.notices += 1
+        context.pending_notices += 1
         context.depleted_by = entity.key
-        if context.notices > 1:
-            self._evidence.timeouts_merged += 1
+        if context.pending_notices > 1:
+            self._counters.timeouts_merged += 1
             return
-        self._evidence.timeouts += 1
+        self._counters.timeouts += 1
         out.append(PostTimeout(context.timeout_endpoint, context.context_id, entity.key, 1))
 
     def release(self, entity: Entity) -> None:
-        """Somebody waits for budget no longer."""
+        """An entity no longer waits for budget."""
         self.unpaid.pop(entity.key, None)
         if entity.payer is not None:
             entity.payer.throttled.pop(entity.key, None)
 
-    # --- looking ---------------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------
 
-    def picture(self, context: Context, now: int) -> SchedulingContext:
-        """A context as everybody may see it."""
+    def view(self, context: ContextRecord, now: int) -> SchedulingContext:
+        """The current state of a context, for readers outside the engine."""
         allowance = context.allowance()
         pending = tuple(Refill(at, amount) for at, amount in allowance.refills if at > now)
         return msgspec.structs.replace(
@@ -328,8 +330,8 @@ class Contexts:
         )
 
 
-def _note_sharing(context: Context) -> None:
-    """What is granted is counted while several draw on a context, and not while one does."""
+def _update_sharing(context: ContextRecord) -> None:
+    """Count granted time only while several entities draw on a context; a single one needs no count."""
     is_shared = len(context.payees) > 1
     if is_shared != context.is_shared:
         context.is_shared = is_shared

@@ -1,16 +1,19 @@
-"""What the engine is told and what it answers: `step(event, now) -> decisions`.
+"""Events and decisions of the engine: `step(event, now) -> decisions`.
 
-A driver turns what happens (a process sleeps, a timer fires, a request arrives) into events, and carries out the
-decisions. An event is about one entity, one core, one handle or one owner; a decision is an order to the driver.
+A driver translates what happens (a process sleeps, a timer fires, a request arrives) into events, and carries out the
+decisions. An event concerns one entity, one core, one handle or one owner; a decision is an instruction to the driver.
 
-Two rules make a driver simple. *Whoever runs on a core changes only in an answer to an event of that core*:
-somebody who wakes for another core leaves a `Reschedule` there, at most one at a time, and the driver answers
-it with a `Tick` as soon as it can. And *a `Run` says until when*: the driver lets the entity run and sends a
-`Tick` at that moment, or the event that came first.
+Two rules keep a driver simple:
+
+- *Only an event of a core changes which entity runs on it.* Waking an entity for another core returns a `Reschedule`
+  for that core, at most one at a time, and the driver answers it with a `CoreTick` as soon as it can.
+- *A `RunEntity` has an end.* The driver lets the entity run and sends a `CoreTick` at `until_ns`, or the event that
+  happens first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -22,19 +25,20 @@ __all__ = [
     "Acknowledge",
     "Arrange",
     "Block",
-    "Call",
+    "CallEntity",
     "CallFailed",
     "CloseSession",
     "CoreOffline",
     "CoreOnline",
-    "DeadlineMissed",
+    "CoreTick",
     "Decision",
     "Event",
-    "Exit",
+    "ExitEntity",
     "ExitGroup",
     "Idle",
-    "IslandMoved",
+    "IslandStateChanged",
     "Kill",
+    "LateActivation",
     "LeaseEnded",
     "Migrate",
     "More",
@@ -47,129 +51,129 @@ __all__ = [
     "Revoke",
     "RevokeLease",
     "Reweigh",
-    "Run",
+    "RunEntity",
     "ServiceBack",
     "ServiceLost",
     "Steal",
     "StopIsland",
-    "Tick",
-    "Timer",
+    "TimerDue",
     "UseRule",
     "Wake",
+    "trace_name",
 ]
 
 # --- events --------------------------------------------------------------------------------------
 
 
 class Wake(msgspec.Struct, frozen=True, gc=False):
-    """An entity has something to do."""
+    """An entity has work to do."""
 
     entity: int
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """The entity that runs waits for something."""
+    """The running entity waits for something."""
 
     entity: int
 
 
-class Tick(msgspec.Struct, frozen=True, gc=False):
-    """A core looks again: its slice ended, or it was asked to reschedule."""
+class CoreTick(msgspec.Struct, frozen=True, gc=False):
+    """A core chooses again: its slice ended, or a reschedule was requested."""
 
     core: int
 
 
-class Timer(msgspec.Struct, frozen=True, gc=False):
-    """The moment that `next_timer_at` named has come."""
+class TimerDue(msgspec.Struct, frozen=True, gc=False):
+    """The instant in `next_timer_at` has come."""
 
 
-class Exit(msgspec.Struct, frozen=True, gc=False):
-    """An entity ends, whatever it is doing."""
+class ExitEntity(msgspec.Struct, frozen=True, gc=False):
+    """An entity ends, in any state."""
 
     entity: int
 
 
 class ExitGroup(msgspec.Struct, frozen=True, gc=False):
-    """A group ends with everybody in it, a bounded number at a time."""
+    """A group ends with all its entities, a bounded number per step."""
 
     group: str
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
-    """The entity that runs asks another one and waits for the reply, lending it its context."""
+class CallEntity(msgspec.Struct, frozen=True, gc=False):
+    """The running entity calls another one and waits; the callee runs on the caller's share and budget."""
 
     caller: int
     callee: int
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
-    """The entity that runs answers its caller and waits for the next call."""
+    """The running entity replies to its caller and waits for the next call."""
 
     callee: int
 
 
 class Revoke(msgspec.Struct, frozen=True, gc=False):
-    """A context is taken back; every handle to it is stale from now on."""
+    """A context is revoked; every handle to it becomes stale."""
 
     context: Handle
 
 
 class Acknowledge(msgspec.Struct, frozen=True, gc=False):
-    """Whoever hears of a context's timeouts has taken the notice and can be given another."""
+    """The timeout endpoint of a context has processed its notice and can receive another."""
 
     context: Handle
 
 
 class RevokeLease(msgspec.Struct, frozen=True, gc=False):
-    """A lease is taken back; its owner has a bounded time to leave."""
+    """A lease is revoked; its owner has a bounded time to leave the cores."""
 
     lease: Handle
 
 
 class ReleaseLease(msgspec.Struct, frozen=True, gc=False):
-    """The owner of a lease gives it back, of its own will or because it was asked to."""
+    """The owner of a lease returns it, voluntarily or on request."""
 
     lease: Handle
 
 
 class CloseSession(msgspec.Struct, frozen=True, gc=False):
-    """An owner is gone; what it leased goes back."""
+    """An owner's session is closed; its leases end."""
 
     owner: str
 
 
 class StopIsland(msgspec.Struct, frozen=True, gc=False):
-    """An island ends as its shutdown policy says."""
+    """An island stops, as its shutdown policy says."""
 
     island: int
 
 
 class CoreOffline(msgspec.Struct, frozen=True, gc=False):
-    """A core goes away."""
+    """A core goes offline."""
 
     core: int
 
 
 class CoreOnline(msgspec.Struct, frozen=True, gc=False):
-    """A core comes back."""
+    """A core comes back online."""
 
     core: int
 
 
 class ServiceLost(msgspec.Struct, frozen=True, gc=False):
-    """The policy service cannot be trusted: go on by round robin."""
+    """The policy service failed: fall back to round robin."""
 
     failure: Literal["raised", "stalled", "nonsense", "stale"]
 
 
 class ServiceBack(msgspec.Struct, frozen=True, gc=False):
-    """The policy service is there again, in a new epoch."""
+    """The policy service is available again, in a new epoch."""
 
     epoch: int
 
 
 class Reweigh(msgspec.Struct, frozen=True, gc=False):
-    """An order of the policy service: give an entity another weight and latency class."""
+    """An update of the policy service: change the weight and latency class of an entity."""
 
     entity: int
     weight: int
@@ -178,14 +182,14 @@ class Reweigh(msgspec.Struct, frozen=True, gc=False):
 
 
 class UseRule(msgspec.Struct, frozen=True, gc=False):
-    """An order of the policy service: order the fair queues by another rule."""
+    """An update of the policy service: order the fair queues by another rule."""
 
     rule: Literal["eevdf", "wfq", "round_robin"]
     epoch: int
 
 
 class Arrange(msgspec.Struct, frozen=True, gc=False):
-    """An order of the policy service: of those who wait on a core, let these go first, in this order."""
+    """An update of the policy service: of the entities waiting on a core, run these first, in this order."""
 
     core: int
     entities: tuple[int, ...]
@@ -195,11 +199,11 @@ class Arrange(msgspec.Struct, frozen=True, gc=False):
 Event: TypeAlias = (
     Wake
     | Block
-    | Tick
-    | Timer
-    | Exit
+    | CoreTick
+    | TimerDue
+    | ExitEntity
     | ExitGroup
-    | Call
+    | CallEntity
     | Reply
     | Revoke
     | Acknowledge
@@ -220,8 +224,8 @@ Event: TypeAlias = (
 # --- decisions -----------------------------------------------------------------------------------
 
 
-class Run(msgspec.Struct, frozen=True, gc=False):
-    """Let this entity run on this core, until then at the latest."""
+class RunEntity(msgspec.Struct, frozen=True, gc=False):
+    """Let this entity run on this core, until `until_ns` at the latest."""
 
     core: int
     entity: int
@@ -229,7 +233,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 
 
 class Preempt(msgspec.Struct, frozen=True, gc=False):
-    """Stop this entity, which runs on this core and would have gone on."""
+    """Stop this entity, which runs on this core and could have continued."""
 
     core: int
     entity: int
@@ -242,13 +246,13 @@ class Idle(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reschedule(msgspec.Struct, frozen=True, gc=False):
-    """Send this core a `Tick` as soon as you can."""
+    """Send this core a `CoreTick` as soon as possible."""
 
     core: int
 
 
 class Steal(msgspec.Struct, frozen=True, gc=False):
-    """A core with nothing to do took this entity from another one."""
+    """An idle core took this entity from another core."""
 
     entity: int
     source: int
@@ -256,7 +260,7 @@ class Steal(msgspec.Struct, frozen=True, gc=False):
 
 
 class Migrate(msgspec.Struct, frozen=True, gc=False):
-    """This entity was moved from one core to another, because it may not stay or to even out their loads."""
+    """This entity moved to another core, because it may not stay or to balance loads."""
 
     entity: int
     source: int
@@ -264,7 +268,7 @@ class Migrate(msgspec.Struct, frozen=True, gc=False):
 
 
 class PostTimeout(msgspec.Struct, frozen=True, gc=False):
-    """Tell this endpoint that its context ran out so many times, the last time under this entity."""
+    """Notify this endpoint that its context ran out `count` times, last while this entity ran."""
 
     endpoint: int
     context: int
@@ -273,7 +277,7 @@ class PostTimeout(msgspec.Struct, frozen=True, gc=False):
 
 
 class PostRevoke(msgspec.Struct, frozen=True, gc=False):
-    """Tell this endpoint that its lease is revoked and must be released by then."""
+    """Notify this endpoint that its lease is revoked and must be released by `by_ns`."""
 
     endpoint: int
     lease: int
@@ -281,34 +285,34 @@ class PostRevoke(msgspec.Struct, frozen=True, gc=False):
 
 
 class Kill(msgspec.Struct, frozen=True, gc=False):
-    """End this entity: its context ran out, and that is its overrun policy."""
+    """End this entity: its context ran out, and its overrun policy is `kill`."""
 
     entity: int
 
 
 class CallFailed(msgspec.Struct, frozen=True, gc=False):
-    """This caller waits no longer: whom it asked has ended."""
+    """This call failed because the callee ended; the caller continues."""
 
     caller: int
     callee: int
 
 
 class LeaseEnded(msgspec.Struct, frozen=True, gc=False):
-    """These cores are everybody's again."""
+    """These cores are open to every entity again."""
 
     lease: int
     cores: tuple[int, ...]
 
 
-class IslandMoved(msgspec.Struct, frozen=True, gc=False):
-    """An island is in another state, because."""
+class IslandStateChanged(msgspec.Struct, frozen=True, gc=False):
+    """An island entered another state, for this reason."""
 
     island: int
     state: str
     reason: str
 
 
-class DeadlineMissed(msgspec.Struct, frozen=True, gc=False):
+class LateActivation(msgspec.Struct, frozen=True, gc=False):
     """An activation ended after its deadline."""
 
     entity: int
@@ -317,13 +321,13 @@ class DeadlineMissed(msgspec.Struct, frozen=True, gc=False):
 
 
 class More(msgspec.Struct, frozen=True, gc=False):
-    """There is more of the same to do: send the event again."""
+    """The step reached its limit: send the event again to continue."""
 
     event: ExitGroup
 
 
 Decision: TypeAlias = (
-    Run
+    RunEntity
     | Preempt
     | Idle
     | Reschedule
@@ -334,7 +338,23 @@ Decision: TypeAlias = (
     | Kill
     | CallFailed
     | LeaseEnded
-    | IslandMoved
-    | DeadlineMissed
+    | IslandStateChanged
+    | LateActivation
     | More
 )
+
+# Names in traces and reports. They are a file format, so a class that is renamed keeps its old name here.
+_TRACE_NAMES: Mapping[type, str] = {
+    CoreTick: "Tick",
+    TimerDue: "Timer",
+    ExitEntity: "Exit",
+    CallEntity: "Call",
+    RunEntity: "Run",
+    IslandStateChanged: "IslandMoved",
+    LateActivation: "DeadlineMissed",
+}
+
+
+def trace_name(kind: type) -> str:
+    """Return the name of an event or decision type in traces and reports."""
+    return _TRACE_NAMES.get(kind, kind.__name__)

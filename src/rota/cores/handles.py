@@ -1,15 +1,15 @@
-"""Handles: references that can be given away, weakened and taken back.
+"""Handles: references to a record that can be passed on, restricted and revoked.
 
-A handle is a slot in a table and the generation in which the slot was given out. Taking it back raises the slot's
-generation, so whoever still holds the old pair finds it stale, however often the slot is used again:
+A handle is a slot in a table plus the generation of that slot. Revoking it increments the slot's generation, so an old
+handle is stale even after the slot is used again:
 
-    give     → (slot 0, generation 0)
+    issue    → (slot 0, generation 0)
     revoke   slot 0 is free, generation 1
-    give     → (slot 0, generation 1)      the old (0, 0) is stale
+    issue    → (slot 0, generation 1)      the old (0, 0) is stale
 
-A handle may be *attenuated*: a second handle to the same thing that allows less. Revoking a handle revokes all
-that was made from it. In one process this guards against mistakes, not against malice: whoever can import the
-table can read it.
+*Attenuating* a handle makes a second handle to the same record with fewer rights. Revoking a handle also revokes every
+handle made from it. Within one process this protects against mistakes, not against malicious code: code that can
+import the table can read it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Grant(Generic[T]):
 
 
 class HandleTable(Generic[T]):
-    """Who may do what with which thing."""
+    """Handles to records of one kind, with their rights."""
 
     def __init__(self, noun: str) -> None:
         self._noun = noun
@@ -44,8 +44,8 @@ class HandleTable(Generic[T]):
         self._generations: list[int] = []
         self._free: list[int] = []
 
-    def give(self, thing: T, rights: frozenset[Right] = ALL_RIGHTS) -> Handle:
-        """A new handle to a thing."""
+    def issue(self, thing: T, rights: frozenset[Right] = ALL_RIGHTS) -> Handle:
+        """Return a new handle to a record."""
         if self._free:
             slot = self._free.pop()
         else:
@@ -56,25 +56,25 @@ class HandleTable(Generic[T]):
         return Handle(slot, self._generations[slot])
 
     def attenuate(self, handle: Handle, rights: frozenset[Right]) -> Handle:
-        """A handle to the same thing that allows no more than the first does, and ends with it."""
+        """Return a handle to the same record with at most these rights. It is revoked together with the original."""
         grant = self._grant(handle)
-        weaker = self.give(grant.thing, grant.rights & rights)
+        weaker = self.issue(grant.thing, grant.rights & rights)
         grant.children = [child for child in grant.children if self.is_live(child)] + [weaker]
         return weaker
 
     def resolve(self, handle: Handle, right: Right) -> T:
-        """The thing behind a handle, if it is in force and allows this."""
+        """Return the record behind a live handle, or raise if the handle does not have this right."""
         grant = self._grant(handle)
         if right not in grant.rights:
             raise Forbidden(
-                f"this handle does not allow to {right} the {self._noun}",
-                hint="Ask for a handle that was not attenuated.",
+                f"this handle has no right to {right} the {self._noun}",
+                hint=f"Use a handle with the right {right!r}: attenuating removed it from this one.",
                 right=right,
             )
         return grant.thing
 
     def revoke(self, handle: Handle) -> None:
-        """Take back a handle and all that was made from it."""
+        """Revoke a handle and every handle made from it."""
         pending = [handle]
         while pending:
             each = pending.pop()
@@ -85,7 +85,7 @@ class HandleTable(Generic[T]):
                 self._free.append(each.slot)
 
     def is_live(self, handle: Handle) -> bool:
-        """Whether a handle is in force."""
+        """Whether a handle is valid and not revoked."""
         known = 0 <= handle.slot < len(self._generations)
         return known and self._generations[handle.slot] == handle.generation and self._grants[handle.slot] is not None
 

@@ -1,15 +1,15 @@
-"""What of each core is promised: the contexts of the two upper bands.
+"""How much of each core is reserved for contexts of the bands high and critical.
 
-A context of the band *high* or *critical* is a promise: its budget every period, done by its deadline. It is
-made for one core, and only if that core can keep it together with everything promised there already:
+Admitting a context of the band *high* or *critical* reserves its budget in every period, to be used by its deadline.
+The reservation is made on one core, and only if that core can serve it together with its other reservations:
 
-    utilisation   all promises of a core together take at most `RESERVED_MAX_PPM` of it, so that something is always
-                  left for everybody else
-    demand        every stretch of time holds what must be done within it, band by band: whatever a more critical band
-                  may use comes off first (`policy.deadline`)
+    utilisation   all reservations of a core together use at most `RESERVED_MAX_PPM` of it, so that some time is
+                  always left for other entities
+    demand        every interval is long enough for the work due within it, band by band: the time that a more
+                  critical band may use is subtracted first (`policy.deadline`)
 
-`blocking_ns` is how long a core may go on with somebody else after it was asked to look again: the driver's
-latency. It is allowed for in every test.
+`blocking_ns` is how long a core may keep running another entity after a reschedule request: the driver's latency.
+Every test allows for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RESERVED_MAX_PPM = 950_000  # of each core
 
 
 class Shortage(msgspec.Struct, frozen=True):
-    """What is missing: how much there is, and how much would be needed."""
+    """A resource of which less is available than needed."""
 
     what: str
     available: int
@@ -41,38 +41,38 @@ class Shortage(msgspec.Struct, frozen=True):
 
 
 def is_reserved(context: SchedulingContext) -> bool:
-    """Whether a context is a promise about time, and not only a limit."""
+    """Whether a context reserves time, and is not only a limit."""
     return CRITICALITIES.index(context.criticality) > NORMAL
 
 
 class Reservations:
-    """Every promise of one engine, by core."""
+    """Every reservation of one engine, by core."""
 
     def __init__(self, core_count: int, blocking_ns: int) -> None:
         self.core_count = core_count
         self.blocking_ns = blocking_ns
-        self._promised: dict[int, SchedulingContext] = {}  # by context
+        self._reserved: dict[int, SchedulingContext] = {}  # by context
 
-    def promise(self, context: SchedulingContext) -> None:
-        """Keep a promise that fits."""
+    def reserve(self, context: SchedulingContext) -> None:
+        """Add the reservation of a context that fits."""
         if is_reserved(context):
-            self._promised[context.context_id] = context
+            self._reserved[context.context_id] = context
 
-    def end(self, context_id: int) -> None:
-        """A promise is over."""
-        self._promised.pop(context_id, None)
+    def release(self, context_id: int) -> None:
+        """Remove the reservation of a context."""
+        self._reserved.pop(context_id, None)
 
     def on_core(self, core_id: int) -> list[SchedulingContext]:
-        """What is promised of a core."""
-        return [one for one in self._promised.values() if one.core_mask == 1 << core_id]
+        """The reservations on a core."""
+        return [one for one in self._reserved.values() if one.core_mask == 1 << core_id]
 
     def utilisation_ppm(self, core_id: int, more: Sequence[SchedulingContext] = ()) -> int:
-        """How much of a core is promised, with so much more, in millionths, rounded up."""
+        """The reserved part of a core, including `more`, in millionths, rounded up."""
         part = utilisation(_demand(one) for one in (*self.on_core(core_id), *more))
         return -(-part.numerator * PPM // part.denominator)
 
     def shortages(self, asked: Sequence[SchedulingContext]) -> Iterator[Shortage]:
-        """Everything that is missing for a set of contexts to be promised together."""
+        """Every shortage that prevents a set of contexts from being reserved together."""
         by_core: dict[int, list[SchedulingContext]] = {}
         for context in filter(is_reserved, asked):
             mask = context.core_mask
@@ -86,7 +86,7 @@ class Reservations:
             yield from self._core_shortages(core_id, contexts)
 
     def evidence(self, asked: Sequence[SchedulingContext]) -> dict[str, int]:
-        """The numbers that a decision about a set of contexts rests on."""
+        """The numbers behind the decision about a set of contexts."""
         numbers: dict[str, int] = {}
         for core_id in sorted({one.core_mask.bit_length() - 1 for one in asked if is_reserved(one)}):
             here = [one for one in asked if is_reserved(one) and one.core_mask == 1 << core_id]
@@ -100,10 +100,10 @@ class Reservations:
         if needed_ppm > RESERVED_MAX_PPM:
             yield Shortage(f"utilisation of core {core_id} in ppm", RESERVED_MAX_PPM, needed_ppm)
             return
-        everybody = [*self.on_core(core_id), *more]
+        contexts = [*self.on_core(core_id), *more]
         ahead: list[Demand] = []
         for criticality in reversed(CRITICALITIES[NORMAL + 1 :]):
-            band = [_demand(one) for one in everybody if one.criticality == criticality]
+            band = [_demand(one) for one in contexts if one.criticality == criticality]
             found = overload(band, ahead, self.blocking_ns)
             if found is not None:
                 yield Shortage(f"time of core {core_id} for {criticality} deadlines in ns", found.time, found.needed)

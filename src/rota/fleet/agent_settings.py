@@ -1,7 +1,7 @@
-"""How an agent is run: kept with the agent, so that any supervisor of the store can run it.
+"""How an agent is run: settings stored with the agent, so that any supervisor of the store can run it.
 
-A plan is written once, by the fleet file or by `Rota.agent`, into the agent's metadata under `PLAN_KEY`. It says which
-runner runs the agent and what each of its entries asks for when nothing else is said. `spec_for` makes an entry of it.
+The fleet file or `Rota.agent` writes the settings once into the agent's metadata under `SETTINGS_KEY`. They name the
+runner and hold the defaults for the agent's entries. `spec_for` builds an entry from them.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from rota.fleet.runners.usage import UsageReader
 from rota.model.checks import Checks
 from rota.model.work import Agent, Limits, RestartPolicy, ScheduleSpec
 
-__all__ = ["PLAN_KEY", "RunPlan", "plan_of", "spec_for"]
+__all__ = ["SETTINGS_KEY", "AgentSettings", "settings_of", "spec_for"]
 
-PLAN_KEY = "run"  # of an agent's metadata
+SETTINGS_KEY = "run"  # key in an agent's metadata
 
 _RETRY_ON: Mapping[str, tuple[str, ...]] = {
     "never": (),
     "on_crash": ("crashed",),
     "on_failure": ("crashed", "failed"),
-    "always": ("crashed",),  # what failed is not tried again: the agent is
+    "always": ("crashed",),  # a failed entry is not retried: the agent is enqueued again instead
 }
-_checks = Checks("RunPlan", FleetInvalid)
+_checks = Checks("AgentSettings", FleetInvalid)
 
 
-class RunPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How an agent is run, and what its entries ask for by default."""
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How an agent is run, and the defaults for its entries."""
 
     runner: str = "callable"
     argv: tuple[str, ...] = ()  # command, ndjson: the program and its arguments
-    function: str | None = None  # callable: where it is found, as module:name; None: registered by whoever supervises
+    function: str | None = None  # callable: module:name; None: the supervisor has a function of the agent's name
     isolation: Literal["thread", "process"] = "thread"  # callable: a process can be killed
-    env: dict[str, str] = {}  # on top of what is allowed through
-    pass_env: tuple[str, ...] = ()  # further names of our environment that are allowed through
-    cwd: str | None = None  # None: its workspace, else where the supervisor stands
-    stdin: Literal["payload", "none"] = "payload"  # command: whether the payload is written to it as JSON
-    payload: dict[str, Any] = {}  # what an entry is given where it says nothing else
+    env: dict[str, str] = {}  # set in addition to the variables that are passed through
+    pass_env: tuple[str, ...] = ()  # further variables of the supervisor's environment to pass through
+    cwd: str | None = None  # None: the run's workspace, or else the supervisor's working directory
+    stdin: Literal["payload", "none"] = "payload"  # command: whether the payload is on standard input as JSON
+    payload: dict[str, Any] = {}  # default payload; an entry's own keys override it
     usage: str | dict[str, str] | None = None  # command: a preset's name, or dimension → path in its JSON output
     limits: Limits = Limits()
     restart: RestartPolicy = RestartPolicy()
-    stop_grace_s: float = 5.0  # between one rung of the ladder and the next
+    stop_grace_s: float = 5.0  # between one step of the stop escalation and the next
     expected: dict[str, int] = {}
     ceiling: dict[str, int] = {}
     draws_on: tuple[str, ...] = ()
@@ -58,48 +58,51 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
         _checks.text("runner", self.runner)
         _checks.duration("stop_grace_s", self.stop_grace_s)
         if self.usage is not None:
-            UsageReader(self.usage)  # which refuses what it cannot read by
+            UsageReader(self.usage)  # raises FleetInvalid for an unknown preset or an invalid path
         if self.runner in ("command", "ndjson") and not self.argv:
-            raise _checks.refuse("argv", f"must name the program that the {self.runner} runner starts")
+            raise _checks.refuse("argv", f"is required: the program that the {self.runner} runner starts")
         for field in ("env", "pass_env"):
             if self.runner == "callable" and getattr(self, field):
-                raise _checks.refuse(field, "goes with programs: a function shares the environment of its process")
+                raise _checks.refuse(
+                    field, "is only for programs: a function runs with the environment of the supervisor"
+                )
 
 
-def plan_of(agent: Agent) -> RunPlan | None:
-    """The plan kept with an agent; None if nobody gave it one."""
-    kept = agent.metadata.get(PLAN_KEY)
-    if kept is None:
+def settings_of(agent: Agent) -> AgentSettings | None:
+    """Return the settings stored with an agent; None if it has none."""
+    stored = agent.metadata.get(SETTINGS_KEY)
+    if stored is None:
         return None
     try:
-        return msgspec.convert(kept, RunPlan, strict=True)
+        return msgspec.convert(stored, AgentSettings, strict=True)
     except msgspec.ValidationError as problem:
-        raise FleetInvalid(f"the plan of agent {agent.pid} ({agent.name}) cannot be read: {problem}") from problem
+        raise FleetInvalid(f"the settings of agent {agent.pid} ({agent.name}) are invalid: {problem}") from problem
 
 
-def spec_for(agent: Agent, plan: RunPlan | None, payload: Mapping[str, Any], **said: Any) -> ScheduleSpec:
-    """An entry for an agent: what is said here, else what its plan says, else the defaults."""
-    wanted: dict[str, Any] = {"priority": agent.priority}
-    given = dict(payload)
-    if plan is not None:
-        given = {**plan.payload, **given}
-        wanted |= {
-            "expected": plan.expected,
-            "ceiling": _ceiling(plan),
-            "draws_on": plan.draws_on,
-            "kind": plan.kind,
-            "affinity": plan.affinity,
-            "workspace": plan.workspace,
-            "workspace_mode": plan.workspace_mode,
-            "max_attempts": 1 if plan.restart.when == "never" else plan.max_attempts,
-            "retry_on": _RETRY_ON[plan.restart.when],
-            "backoff": plan.restart.backoff,
+def spec_for(agent: Agent, settings: AgentSettings | None, payload: Mapping[str, Any], **options: Any) -> ScheduleSpec:
+    """Build an entry for an agent: `options` override the agent's settings, which override the defaults."""
+    defaults: dict[str, Any] = {"priority": agent.priority}
+    merged = dict(payload)
+    if settings is not None:
+        merged = {**settings.payload, **merged}
+        defaults |= {
+            "expected": settings.expected,
+            "ceiling": _ceiling(settings),
+            "draws_on": settings.draws_on,
+            "kind": settings.kind,
+            "affinity": settings.affinity,
+            "workspace": settings.workspace,
+            "workspace_mode": settings.workspace_mode,
+            "max_attempts": 1 if settings.restart.when == "never" else settings.max_attempts,
+            "retry_on": _RETRY_ON[settings.restart.when],
+            "backoff": settings.restart.backoff,
         }
-    return ScheduleSpec(pid=agent.pid, payload=given, **(wanted | said))
+    return ScheduleSpec(pid=agent.pid, payload=merged, **(defaults | options))
 
 
-def _ceiling(plan: RunPlan) -> dict[str, int]:
-    """What a run may use at most: a limit on tokens is a ceiling, so that it is reserved before it is enforced."""
-    if plan.limits.tokens is None:
-        return plan.ceiling
-    return {**plan.ceiling, "tokens": min(plan.limits.tokens, plan.ceiling.get("tokens", plan.limits.tokens))}
+def _ceiling(settings: AgentSettings) -> dict[str, int]:
+    """The ceiling of a run. A limit on tokens is part of it, so that the claim reserves the tokens."""
+    limit = settings.limits.tokens
+    if limit is None:
+        return settings.ceiling
+    return {**settings.ceiling, "tokens": min(limit, settings.ceiling.get("tokens", limit))}

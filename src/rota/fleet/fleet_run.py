@@ -1,8 +1,8 @@
-"""A fleet file, running: the store agrees with it, its triggers fire, its agents run, and it can be read anew.
+"""A running fleet: applies its file to the store, fires its triggers, runs its agents and reloads the file on request.
 
-A reload changes nothing that runs: what the file says is compared with the store, and only the difference is applied.
-Running work goes on under the plan it began with; the next run of an agent has the new one. A file that cannot be read
-leaves everything as it is, and says why.
+A reload does not interrupt runs: the file is compared with the store and only the differences are applied. A run in
+progress keeps the settings it started with; the agent's next run has the new ones. A file that is invalid changes
+nothing, and the log says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -16,160 +16,162 @@ from functools import partial
 from typing import Any
 
 from rota.errors import RotaError
-from rota.fleet.config.apply import apply
-from rota.fleet.config.changes import Changes
-from rota.fleet.config.file import load
+from rota.fleet.config.apply import apply_fleet
+from rota.fleet.config.changes import FleetChanges
+from rota.fleet.config.loader import load_fleet
 from rota.fleet.config.tables import Fleet
-from rota.fleet.name_lock import held_name
-from rota.fleet.supervisor import Settings, Supervisor
+from rota.fleet.supervisor import Supervisor, SupervisorSettings
 from rota.fleet.triggers import Triggers
+from rota.fleet.worker_lock import hold_worker_id
 from rota.model.events import Event
 from rota.policy import registry
-from rota.service.api import Desk
+from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
-from rota.service.policy_in_force import announce
+from rota.service.policy_in_force import record_policy
 
-__all__ = ["RELOAD", "FleetRun", "ask_for_reload"]
+__all__ = ["RELOAD_KIND", "FleetRun", "request_reload"]
 
-RELOAD = "fleet.reload"  # the event that asks every supervisor of a fleet to read its file anew
-_log = logging.getLogger("rota.runtime")
+RELOAD_KIND = "fleet.reload"  # the kind of event that requests a reload from every supervisor of a fleet
+_log = logging.getLogger("rota.fleet")
 
 
-def ask_for_reload(desk: Desk, by: str, title: str | None = None) -> int:
-    """Ask whoever runs a fleet on this store to read its file anew; of one title, or of all."""
-    return desk.journal.append(None, RELOAD, {"by": by, "fleet": title})
+def request_reload(api: SchedulerApi, by: str, title: str | None = None) -> int:
+    """Ask the supervisors of a fleet (default: of all fleets on the store) to reload; return the event's id."""
+    return api.journal.append(None, RELOAD_KIND, {"by": by, "fleet": title})
 
 
 class FleetRun:
-    """A fleet at work."""
+    """A fleet that is applied to a store and ready to run."""
 
-    def __init__(self, desk: Desk, fleet: Fleet, **overrides: Any) -> None:
-        self.desk = desk
+    def __init__(self, api: SchedulerApi, fleet: Fleet, **overrides: Any) -> None:
+        self.api = api
         self.fleet = fleet
-        self._overrides = overrides  # settings of the command line: they outlast a reload
-        with self._name():
-            pass  # whoever is started twice by mistake changes nothing, neither in the store
+        self._overrides = overrides  # settings of the command line; they stay in force after a reload
+        with self._worker_lock():
+            pass  # a fleet that is started twice by mistake is refused before it changes the store
         self.changes = self._apply(fleet)
-        self._announce_policy(fleet)
-        self.supervisor = Supervisor(desk, self._settings(fleet), functions={})
-        self._triggers = Triggers(desk, desk.clock, fleet)
-        self.supervisor.add_duty(_FleetDuty(desk, self._triggers, self._reload_if_asked))
+        self._record_policy(fleet)
+        self.supervisor = Supervisor(api, self._settings(fleet), functions={})
+        self._triggers = Triggers(api, api.clock, fleet)
+        self.supervisor.add_background_task(_FleetTask(api, self._triggers, self._reload_on_request))
 
     def run(self, *, until_idle: bool = False, handles_signals: bool = False) -> int:
-        """Run the fleet; the answer is how many runs have ended."""
-        with self._name(), self._on_hangup() if handles_signals else nullcontext():
-            self._triggers.begin(self.supervisor.incarnation)
+        """Run the fleet; return the number of runs that have ended."""
+        with self._worker_lock(), self._reload_on_hangup() if handles_signals else nullcontext():
+            self._triggers.fire_on_start(self.supervisor.incarnation)
             return self.supervisor.run(until_idle=until_idle, handles_signals=handles_signals)
 
-    def _name(self) -> AbstractContextManager[None]:
-        return held_name(_beside(self.fleet, "workers"), self._settings(self.fleet).worker_id)
+    def _worker_lock(self) -> AbstractContextManager[None]:
+        return hold_worker_id(_folder_beside_store(self.fleet, "workers"), self._settings(self.fleet).worker_id)
 
-    def reload(self) -> Changes | None:
-        """Read the file anew and apply the difference; None, and a line in the log, if it cannot be."""
+    def reload(self) -> FleetChanges | None:
+        """Read the file again and apply the differences; None, with an error in the log, if it is invalid."""
         try:
-            fleet = load(self.fleet.path)
+            fleet = load_fleet(self.fleet.path)
             changes = self._apply(fleet)
             self._triggers.reload(fleet)
             self._use_policy(fleet)
             self.supervisor.resize(self._settings(fleet).slots)
         except RotaError as problem:
-            _log.error("the fleet file was not reloaded: %s", problem)
+            _log.error("fleet file not reloaded: %s", problem)
             return None
-        told = [*map(str, changes), *_changes_here(self.fleet, fleet)]
+        messages = [*map(str, changes), *_supervisor_changes(self.fleet, fleet)]
         self.fleet = fleet
-        _log.info("reloaded %s: %s", fleet.path, ", ".join(told) or "nothing changed")
+        _log.info("reloaded %s: %s", fleet.path, ", ".join(messages) or "nothing changed")
         return changes
 
-    def _apply(self, fleet: Fleet) -> Changes:
-        changes = apply(self.desk, fleet)
+    def _apply(self, fleet: Fleet) -> FleetChanges:
+        changes = apply_fleet(self.api, fleet)
         if changes:
-            self.desk.journal.record(changes.fact())
+            self.api.journal.record(changes.to_event())
         return changes
 
     def _use_policy(self, fleet: Fleet) -> None:
-        """An embedded desk goes on with the file's policy; a daemon's policy is the daemon's."""
-        if isinstance(self.desk, Dispatcher) and self.desk.policy.name != fleet.policy_name:
-            self.desk.policy = registry.make(fleet.policy_name, **fleet.policy_params)
-            self._announce_policy(fleet)
+        """Switch an embedded dispatcher to the file's policy. A daemon has its own policy."""
+        if isinstance(self.api, Dispatcher) and self.api.policy.name != fleet.policy_name:
+            self.api.policy = registry.make(fleet.policy_name, **fleet.policy_params)
+            self._record_policy(fleet)
 
-    def _announce_policy(self, fleet: Fleet) -> None:
-        if isinstance(self.desk, Dispatcher):
-            announce(self.desk.journal, fleet.policy_name, by=f"fleet {fleet.title}", params=fleet.policy_params)
+    def _record_policy(self, fleet: Fleet) -> None:
+        if isinstance(self.api, Dispatcher):
+            record_policy(self.api.journal, fleet.policy_name, by=f"fleet {fleet.title}", params=fleet.policy_params)
 
-    def _settings(self, fleet: Fleet) -> Settings:
+    def _settings(self, fleet: Fleet) -> SupervisorSettings:
         preemption = fleet.scheduling.preemption
-        said: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "slots": fleet.slots,
             "worker_id": fleet.worker_id,
-            "preemption_marks": () if preemption is None else preemption.bands,
+            "preemption_thresholds": () if preemption is None else preemption.bands,
             "preemption_grace_s": None if preemption is None else preemption.grace_s,
             "logs_max": fleet.logs_max,
-            "logs": _beside(fleet, "logs"),
+            "logs": _folder_beside_store(fleet, "logs"),
         }
-        return Settings(**(said | self._overrides))
+        return SupervisorSettings(**(settings | self._overrides))
 
-    def _reload_if_asked(self, events: Sequence[Event]) -> None:
-        asked = [event.payload.get("fleet") for event in events if event.kind == RELOAD]
-        if any(title in (None, self.fleet.title) for title in asked):
+    def _reload_on_request(self, events: Sequence[Event]) -> None:
+        titles = [event.payload.get("fleet") for event in events if event.kind == RELOAD_KIND]
+        if any(title in (None, self.fleet.title) for title in titles):
             self.reload()
 
     @contextmanager
-    def _on_hangup(self) -> Iterator[None]:
-        """SIGHUP asks for a reload, on the watch's thread like everybody else's wish."""
+    def _reload_on_hangup(self) -> Iterator[None]:
+        """Make SIGHUP request a reload, which the heartbeat thread then does like any other request."""
 
-        def ask(_number: int, _frame: object) -> None:
-            # not on this thread, which may be in the middle of a write
-            asks = partial(ask_for_reload, self.desk, "SIGHUP", self.fleet.title)
-            threading.Thread(target=asks, daemon=True).start()
+        def request(_number: int, _frame: object) -> None:
+            # on another thread: this one may be in the middle of a write
+            target = partial(request_reload, self.api, "SIGHUP", self.fleet.title)
+            threading.Thread(target=target, daemon=True).start()
 
-        before = signal.signal(signal.SIGHUP, ask)
+        before = signal.signal(signal.SIGHUP, request)
         try:
             yield
         finally:
             signal.signal(signal.SIGHUP, before)
 
 
-def _beside(fleet: Fleet, what: str) -> str:
-    """A folder beside the store, or beside the fleet file if the store is a daemon's."""
-    return fleet.at(f"rota-{what}") if ":" in fleet.store_path else f"{fleet.store_path}-{what}"
+def _folder_beside_store(fleet: Fleet, suffix: str) -> str:
+    """A folder beside the store; beside the fleet file if the store is at a daemon."""
+    return fleet.resolve(f"rota-{suffix}") if ":" in fleet.store_path else f"{fleet.store_path}-{suffix}"
 
 
-def _changes_here(before: Fleet, after: Fleet) -> Iterator[str]:
-    """What a file changes in this supervisor alone, and not in the store."""
+def _supervisor_changes(before: Fleet, after: Fleet) -> Iterator[str]:
+    """What a new file changes in this supervisor and not in the store."""
     for field, old, new in (
         ("slots", before.slots, after.slots),
         ("policy", before.policy_name, after.policy_name),
     ):
         if old != new:
             yield f"{field} {old} → {new}"
-    later = {
+    at_next_start = {
         "kinds of slots": set(before.slot_kinds) != set(after.slot_kinds),
         "store": before.store != after.store,
         "worker_id": before.worker_id != after.worker_id,
         "preemption": before.scheduling.preemption != after.scheduling.preemption,
         "logs_max": before.logs_max != after.logs_max,
     }
-    yield from (f"{field} (from the next start on)" for field, changes in later.items() if changes)
+    yield from (f"{field} (takes effect at the next start)" for field, differs in at_next_start.items() if differs)
 
 
-class _FleetDuty:
-    """The fleet's part of the watch: triggers and wishes to reload."""
+class _FleetTask:
+    """The background task of a fleet: fires triggers and reloads the file on request."""
 
-    kinds = (RELOAD,)
+    kinds = (RELOAD_KIND,)
 
-    def __init__(self, desk: Desk, triggers: Triggers, reload_if_asked: Callable[[Sequence[Event]], None]) -> None:
-        self._desk = desk
+    def __init__(
+        self, api: SchedulerApi, triggers: Triggers, reload_on_request: Callable[[Sequence[Event]], None]
+    ) -> None:
+        self._api = api
         self._triggers = triggers
-        self._reload_if_asked = reload_if_asked
+        self._reload_on_request = reload_on_request
 
-    def hear(self, events: Sequence[Event]) -> None:
-        self._reload_if_asked(events)
-        # triggers follow from a cursor of their own, which outlives a restart
-        while self._triggers.wants_events and (fresh := self._desk.journal.tail(self._triggers.cursor)):
-            self._triggers.hear(fresh)
+    def on_events(self, events: Sequence[Event]) -> None:
+        self._reload_on_request(events)
+        # triggers read the journal from their own cursor, which is kept across restarts
+        while self._triggers.wants_events and (new := self._api.journal.tail(self._triggers.cursor)):
+            self._triggers.fire_for(new)
 
     def next_at(self) -> float | None:
         return self._triggers.next_at()
 
-    def due(self, now: float) -> None:
-        self._triggers.due(now)
+    def on_due(self, now: float) -> None:
+        self._triggers.fire_due(now)

@@ -1,8 +1,8 @@
-"""The watch: holds on to the claims, hears what is recorded, does what falls due. One thread.
+"""The heartbeat thread of a supervisor: extends claims, follows the journal, runs background tasks.
 
-It waits in the journal, not in a timer: it wakes when something is recorded, when a heartbeat is due, or when one of
-its duties is. However much is recorded, it looks a few times a second at most, and only at the kinds of fact that
-somebody here wants. A watch that has nothing to hold on to writes nothing.
+The thread waits on the journal, not on a timer. It wakes when an event is recorded, when a heartbeat is due or when a
+background task is due. However many events are recorded, it reads the journal at most ten times a second, and only the
+kinds of event that cancellation and the background tasks need. Without runs it writes nothing.
 """
 
 from __future__ import annotations
@@ -14,121 +14,125 @@ from typing import Protocol
 
 from rota.errors import RotaError
 from rota.fleet.live_run import LiveRun
-from rota.kernel.journal import READ_MAX
+from rota.kernel.paging import READ_MAX
 from rota.model.events import CancelRequested, Event
-from rota.service.api import Desk
+from rota.service.api import SchedulerApi
 
-__all__ = ["Duty", "Watch"]
+__all__ = ["BackgroundTask", "Heartbeats"]
 
-LISTEN_PAUSE_S = 0.1  # between two looks at the journal
-_log = logging.getLogger("rota.runtime")
+READ_PAUSE_S = 0.1  # between two reads of the journal
+_log = logging.getLogger("rota.fleet")
 
 
-class Duty(Protocol):
-    """Something that is done beside the runs, on the watch's thread."""
+class BackgroundTask(Protocol):
+    """Work beside the runs, done on the heartbeat thread: in response to events, or when it is due."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The facts it wants to hear of."""
+        """The kinds of event to receive."""
         ...
 
-    def hear(self, events: Sequence[Event]) -> None:
-        """Facts were recorded; of other kinds too."""
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Handle recorded events; other kinds than the requested ones may be among them."""
         ...
 
     def next_at(self) -> float | None:
-        """When it falls due; None if nothing does by time."""
+        """When the task is due; None if it does not depend on time."""
         ...
 
-    def due(self, now: float) -> None:
-        """Its time has come."""
+    def on_due(self, now: float) -> None:
+        """Do what is due."""
         ...
 
 
-class Watch:
-    """Watches over the runs of a supervisor."""
+class Heartbeats:
+    """Sends the heartbeats of a supervisor's runs and runs its background tasks, on one thread."""
 
     def __init__(
-        self, desk: Desk, heartbeat_s: float, runs: Callable[[], list[LiveRun]], duties: Sequence[Duty]
+        self,
+        api: SchedulerApi,
+        heartbeat_s: float,
+        runs: Callable[[], list[LiveRun]],
+        tasks: Sequence[BackgroundTask],
     ) -> None:
-        self._desk = desk
+        self._api = api
         self._heartbeat_s = heartbeat_s
         self._runs = runs
-        self._duties = duties
-        self._kinds = tuple(sorted({CancelRequested.kind, *(kind for duty in duties for kind in duty.kinds)}))
-        self._bell = threading.Condition()
+        self._tasks = tasks
+        self._kinds = tuple(sorted({CancelRequested.kind, *(kind for task in tasks for kind in task.kinds)}))
+        self._closing = threading.Condition()
         self._is_over = False
-        self._seen = desk.journal.cursor()
-        self._thread = threading.Thread(target=self._serve, name="rota-watch", daemon=True)
+        self._cursor = api.journal.cursor()
+        self._thread = threading.Thread(target=self._serve, name="rota-heartbeats", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
-    def close(self, wake: Callable[[], None]) -> None:
-        """End. `wake` records something, which is what the watch waits for."""
-        with self._bell:
+    def close(self, record: Callable[[], None]) -> None:
+        """Stop the thread. `record` writes an event, which wakes the thread's wait on the journal."""
+        with self._closing:
             self._is_over = True
-            self._bell.notify_all()
-        wake()
+            self._closing.notify_all()
+        record()
         self._thread.join()
 
     def _serve(self) -> None:
-        beat_at = self._desk.clock.monotonic() + self._heartbeat_s
+        heartbeat_at = self._api.clock.monotonic() + self._heartbeat_s
         while not self._is_over:
             try:
-                cursor = self._desk.journal.wait(self._seen, self._until_due_s(beat_at))
-                if self._desk.clock.monotonic() >= beat_at:
-                    beat_at = self._desk.clock.monotonic() + self._heartbeat_s
-                    self._beat()
-                self._hear(cursor)
-                self._do_duties()
+                cursor = self._api.journal.wait(self._cursor, self._until_due_s(heartbeat_at))
+                if self._api.clock.monotonic() >= heartbeat_at:
+                    heartbeat_at = self._api.clock.monotonic() + self._heartbeat_s
+                    self._send_heartbeats()
+                self._read_journal(cursor)
+                self._run_due_tasks()
             except RotaError as problem:
-                _log.warning("the watch failed and goes on: %s", problem)
-            except Exception:  # a duty's own fault: without the watch every claim would be lost
-                _log.exception("the watch failed and goes on")
-            with self._bell:
+                _log.warning("heartbeat thread: %s; continuing", problem)
+            except Exception:  # a fault of a background task: without heartbeats every claim would expire
+                _log.exception("heartbeat thread: unexpected error; continuing")
+            with self._closing:
                 if not self._is_over:
-                    self._desk.clock.wait(self._bell, LISTEN_PAUSE_S)
+                    self._api.clock.wait(self._closing, READ_PAUSE_S)
 
-    def _until_due_s(self, beat_at: float) -> float:
-        dues = [at - self._desk.clock.now() for duty in self._duties if (at := duty.next_at()) is not None]
-        return max(0.0, min([beat_at - self._desk.clock.monotonic(), *dues]))
+    def _until_due_s(self, heartbeat_at: float) -> float:
+        due_in_s = [at - self._api.clock.now() for task in self._tasks if (at := task.next_at()) is not None]
+        return max(0.0, min([heartbeat_at - self._api.clock.monotonic(), *due_in_s]))
 
-    def _beat(self) -> None:
-        """Hold on to every claim; a run whose claim was lost, or that shall stop, hears of it."""
+    def _send_heartbeats(self) -> None:
+        """Extend every claim; stop a run whose claim was lost or whose entry is to be cancelled."""
         runs = self._runs()
         if not runs:
             return
-        answers = self._desk.queue.heartbeat_many([(run.entry.sched_id, run.token) for run in runs])
+        answers = self._api.queue.heartbeat_many([(run.entry.sched_id, run.token) for run in runs])
         for run, answer in zip(runs, answers, strict=True):
             if not isinstance(answer, RotaError):
                 if answer.cancel_requested:
                     run.stop("cancelled")
-            elif any(run is other for other in self._runs()):  # else it has ended meanwhile, as runs do
+            elif any(run is other for other in self._runs()):  # otherwise the run has ended in the meantime
                 run.stop("fenced")
 
-    def _hear(self, cursor: int) -> None:
-        while self._seen < cursor:
-            events = self._desk.journal.tail(self._seen, READ_MAX, kinds=self._kinds)
+    def _read_journal(self, cursor: int) -> None:
+        while self._cursor < cursor:
+            events = self._api.journal.tail(self._cursor, READ_MAX, kinds=self._kinds)
             self._stop_cancelled(events)
-            for duty in self._duties:
-                duty.hear(events)
-            self._seen = cursor if len(events) < READ_MAX else events[-1].event_id
+            for task in self._tasks:
+                task.on_events(events)
+            self._cursor = cursor if len(events) < READ_MAX else events[-1].event_id
 
     def _stop_cancelled(self, events: Sequence[Event]) -> None:
-        wanted = {
+        cancelled = {
             sched_id
             for event in events
             if event.kind == CancelRequested.kind
             for sched_id in event.payload["sched_ids"]
         }
-        for run in self._runs() if wanted else ():
-            if run.entry.sched_id in wanted:
+        for run in self._runs() if cancelled else ():
+            if run.entry.sched_id in cancelled:
                 run.stop("cancelled")
 
-    def _do_duties(self) -> None:
-        now = self._desk.clock.now()
-        for duty in self._duties:
-            if (at := duty.next_at()) is not None and at <= now:
-                duty.due(now)
+    def _run_due_tasks(self) -> None:
+        now = self._api.clock.now()
+        for task in self._tasks:
+            if (at := task.next_at()) is not None and at <= now:
+                task.on_due(now)

@@ -1,20 +1,20 @@
-"""A run that is under way, as its supervisor sees it: the other end of the runner's `Line`.
+"""A run in progress, as its supervisor sees it. It implements the runner's `RunChannel`.
 
-Everything a run says is written down before the call returns, under the token of its claim: a run whose claim was
-lost can change nothing any more, and is stopped (`fenced`) as soon as that is noticed.
+Everything a run reports is committed before the call returns, under the token of its claim. A run that has lost its
+claim can change nothing any more; it is stopped (`fenced`) as soon as the supervisor notices.
 
-Why a run was stopped decides what becomes of its entry:
+The stop reason decides what becomes of the entry:
 
-    reason        the run's exit                     outcome       the entry
-    cancelled     cancelled                          cancelled     ends
-    timed_out     failed                             timed_out     is retried as its spec says
-    over_budget   failed                             over_budget   ends: its next attempt would ask for the same again
-    preempted     none: it is put back               –             queued again, no attempt counted
-    draining      none: it is put back               –             queued again, no attempt counted
-    fenced        nobody's: another claim holds it   –             untouched
+    reason        exit kind of the run                   outcome       the entry
+    cancelled     cancelled                              cancelled     ends
+    timed_out     failed                                 timed_out     is retried according to its spec
+    over_budget   failed                                 over_budget   ends: the next attempt would exceed it again
+    preempted     none: the entry is requeued            –             queued; no attempt counted
+    draining      none: the entry is requeued            –             queued; no attempt counted
+    fenced        none: another worker has the claim     –             unchanged
 
-A run that ended well although it was asked to stop has ended well: what it did is done. What there is of a result is
-kept in every case, with the last checkpoint as its `partial`.
+A run that completes although it was asked to stop counts as completed. Whatever result there is is kept in every case;
+unless the run completed, the last checkpoint is added as `partial`.
 """
 
 from __future__ import annotations
@@ -24,223 +24,229 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rota.errors import StaleClaim, UnknownAgent
-from rota.fleet.agent_settings import plan_of, spec_for
-from rota.fleet.log import BoundedLog
-from rota.fleet.runners.contract import Assignment, Outcome, Stops
-from rota.fleet.stop_escalation import Ladder
+from rota.fleet.agent_settings import settings_of, spec_for
+from rota.fleet.run_logs import BoundedLog
+from rota.fleet.runners.contract import Assignment, RunOutcome, StopHandle
+from rota.fleet.stop_escalation import StopEscalation
 from rota.host.watchdog import Watchdog
 from rota.kernel.supervision import RunReport
 from rota.model.work import ReadyEntry
-from rota.service.api import Desk
+from rota.service.api import SchedulerApi
 
-__all__ = ["LiveRun", "Seat", "left_of"]
+__all__ = ["LiveRun", "SlotHold", "remaining_budget"]
 
 T = TypeVar("T")
-BACK = {"preempted": "preempt", "draining": "yield"}  # reasons after which an entry goes back into the queue
+REQUEUE = {"preempted": "preempt", "draining": "yield"}  # stop reasons after which the entry is queued again
 FAILED = frozenset({"timed_out", "over_budget"})
 LOG_TAIL_BYTES = 4_096  # of the output, in a result
-WAIT_SLICE_S = 1.0  # how long one wait for a child is parked before it looks whether the run was stopped
+WAIT_SLICE_S = 1.0  # one wait for a child; then check whether the run was asked to stop
 
 
-class Seat(Protocol):
-    """The place in a slot that a run may give up for a while."""
+class SlotHold(Protocol):
+    """A run's hold on its slot, which it may give up while it waits."""
 
-    def leave(self) -> None:
-        """Somebody else may use the slot."""
+    def release(self) -> None:
+        """Let other runs use the slot."""
         ...
 
-    def take_again(self) -> None:
-        """Wait for a slot and go on in it."""
+    def reacquire(self) -> None:
+        """Wait for a free slot and take it."""
         ...
 
 
-def left_of(desk: Desk, pid: int, own: Mapping[str, int]) -> dict[str, int]:
-    """What is left per dimension: of an agent's grants, and of a run's own ceiling where that is less."""
-    left = {line.dim: line.hard_limit - line.used for line in desk.ledger.get(pid)}
-    return left | {dim: min(amount, left.get(dim, amount)) for dim, amount in own.items()}
+def remaining_budget(api: SchedulerApi, pid: int, ceiling: Mapping[str, int]) -> dict[str, int]:
+    """Return what is left per dimension: of the agent's grants, or of the run's own `ceiling` where that is less."""
+    left = {line.dim: line.hard_limit - line.used for line in api.ledger.get(pid)}
+    return left | {dim: min(amount, left.get(dim, amount)) for dim, amount in ceiling.items()}
 
 
 class LiveRun:
     """One run, from its claim to its report."""
 
-    def __init__(self, desk: Desk, work: Assignment, watchdog: Watchdog, log: BoundedLog, seat: Seat) -> None:
-        self.work = work
-        self.ladder = Ladder(watchdog, work.plan.stop_grace_s)
-        self.started_at = desk.clock.monotonic()
+    def __init__(
+        self, api: SchedulerApi, assignment: Assignment, watchdog: Watchdog, log: BoundedLog, slot_hold: SlotHold
+    ) -> None:
+        self.assignment = assignment
+        self.escalation = StopEscalation(watchdog, assignment.settings.stop_grace_s)
+        self.started_at = api.clock.monotonic()
         self.os_pid: int | None = None
-        self._desk = desk
+        self._api = api
         self._watchdog = watchdog
         self._log = log
-        self._seat = seat
-        self._lock = threading.Lock()  # of what was spent
-        self._logging = threading.Lock()  # a run may have several threads that print
+        self._slot_hold = slot_hold
+        self._lock = threading.Lock()  # guards _spent and _ceiling
+        self._log_lock = threading.Lock()  # several threads of a run may write to the log
         self._spent: dict[str, int] = {}
-        self._saved = work.checkpoint
-        self._ceiling = work.entry.ceiling  # lower while a part of it is lent
-        wall_s = work.plan.limits.wall_s
-        self._wall = None if wall_s is None else watchdog.watch(wall_s, self._time_out)
+        self._saved = assignment.checkpoint
+        self._ceiling = assignment.entry.ceiling  # lower while a part of it is lent to a child
+        wall_s = assignment.settings.limits.wall_s
+        self._wall_timer = None if wall_s is None else watchdog.watch(wall_s, self._time_out)
 
     @property
     def entry(self) -> ReadyEntry:
-        """What is run."""
-        return self.work.entry
+        """The claimed entry."""
+        return self.assignment.entry
 
     @property
     def token(self) -> int:
-        """The token of the claim it runs under."""
-        token = self.work.entry.token
+        """The token of the run's claim."""
+        token = self.assignment.entry.token
         assert token is not None  # noqa: S101  # it was claimed
         return token
 
-    # --- from the supervisor -----------------------------------------------------------------------
+    # --- for the supervisor ------------------------------------------------------------------------
 
     def stop(self, reason: str, grace_s: float | None = None) -> bool:
-        """Ask it to stop, rung by rung; False if it was asked already."""
-        return self.ladder.stop(reason, grace_s)
+        """Begin to stop the run; False if it is already being stopped or has ended."""
+        return self.escalation.stop(reason, grace_s)
 
     def _time_out(self) -> None:
         self.stop("timed_out")
 
     def kill(self, reason: str) -> None:
-        """End it now."""
-        self.ladder.hurry(reason)
+        """Kill the run now."""
+        self.escalation.kill(reason)
 
-    def report(self, outcome: Outcome) -> RunReport | None:
-        """What is to be written down about its end; None if it is not its supervisor's any more."""
-        self.ladder.end()
-        if self._wall is not None:
-            self._watchdog.call_off(self._wall)
+    def report(self, outcome: RunOutcome) -> RunReport | None:
+        """Return the report to commit when the run has ended; None if another worker has the claim."""
+        self.escalation.end()
+        if self._wall_timer is not None:
+            self._watchdog.cancel(self._wall_timer)
         self._log.close()
-        reason = self.ladder.reason
+        reason = self.escalation.reason
         if reason == "fenced":
             return None
-        told: dict[str, Any] = {
+        common: dict[str, Any] = {
             "sched_id": self.entry.sched_id,
             "token": self.token,
             "result": self._result(outcome),
             "usage": outcome.usage,
-            "wall_ms": round((self._desk.clock.monotonic() - self.started_at) * 1000),
+            "wall_ms": round((self._api.clock.monotonic() - self.started_at) * 1000),
         }
         if reason is None or outcome.exit_kind == "completed":
-            return RunReport(**told, **self._own_end(outcome))
-        return RunReport(**told, stopped_by=self.ladder.stopped_by, **_forced_end(reason))
+            return RunReport(**common, **self._own_end(outcome))
+        return RunReport(**common, stopped_by=self.escalation.stopped_by, **_forced_end(reason))
 
-    def _result(self, outcome: Outcome) -> Any:
-        """What it gave; if it did not end well, also what it had saved."""
+    def _result(self, outcome: RunOutcome) -> Any:
+        """The run's result; unless it completed, with its last checkpoint."""
         if outcome.exit_kind == "completed" or self._saved is None:
             return outcome.result
-        told = outcome.result if isinstance(outcome.result, dict) else {"result": outcome.result}
-        return {**told, "partial": self._saved}
+        result = outcome.result if isinstance(outcome.result, dict) else {"result": outcome.result}
+        return {**result, "partial": self._saved}
 
-    def _own_end(self, outcome: Outcome) -> dict[str, Any]:
-        if outcome.back_in_s is not None:
-            return {"back": "yield", "back_at": self._desk.clock.now() + outcome.back_in_s}
+    def _own_end(self, outcome: RunOutcome) -> dict[str, Any]:
+        if outcome.yield_after_s is not None:
+            return {"back": "yield", "back_at": self._api.clock.now() + outcome.yield_after_s}
         return {"exit_kind": outcome.exit_kind, "outcome": outcome.outcome}
 
-    # --- the line --------------------------------------------------------------------------------
+    # --- the run channel -------------------------------------------------------------------------
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run was asked to stop; None as long as it was not."""
-        return self.ladder.reason
+        """Why the run was asked to stop; None if it was not."""
+        return self.escalation.reason
 
-    def began(self, stops: Stops, *, os_pid: int | None = None, advisories: Sequence[str] = ()) -> None:
-        """The work is under way, and can be stopped like this."""
+    def started(self, stop_handle: StopHandle, *, os_pid: int | None = None, advisories: Sequence[str] = ()) -> None:
+        """The work has started and `stop_handle` can stop it."""
         for advisory in advisories:
             self.log(f"rota: {advisory}\n".encode())
         self.os_pid = os_pid
         if os_pid is not None:
-            self._guarded(self._record_beginning)
-        self.ladder.begin(stops)
+            self._stop_if_stale(self._record_start)
+        self.escalation.start(stop_handle)
 
-    def _record_beginning(self) -> None:
-        self._desk.supervision.began(
-            self.entry.sched_id, self.token, slot=self.work.slot, runner=self.work.plan.runner, os_pid=self.os_pid
+    def _record_start(self) -> None:
+        self._api.supervision.began(
+            self.entry.sched_id,
+            self.token,
+            slot=self.assignment.slot,
+            runner=self.assignment.settings.runner,
+            os_pid=self.os_pid,
         )
 
     def log(self, data: bytes) -> None:
-        """Keep output, within its limit."""
-        with self._logging:
+        """Append output to the log."""
+        with self._log_lock:
             self._log.write(data)
 
     def log_tail(self) -> str:
-        """The end of what was logged."""
+        """Return the end of the log."""
         return self._log.tail(LOG_TAIL_BYTES)
 
     def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:
-        """Record usage; the answer is what is left. A run past its ceiling, or its agent's grant, is stopped."""
-        lines = self._guarded(lambda: self._desk.queue.charge(self.entry.sched_id, amounts, token=self.token))
+        """Record usage and return what is left. Stop the run if it exceeds its ceiling or its agent's grant."""
+        lines = self._stop_if_stale(lambda: self._api.queue.charge(self.entry.sched_id, amounts, token=self.token))
         with self._lock:
             for dim, amount in amounts.items():
                 self._spent[dim] = self._spent.get(dim, 0) + amount
-            past = any(self._spent.get(dim, 0) > most for dim, most in self._ceiling.items())
-        if past or any(line.over_limit for line in lines.values()):
+            over_ceiling = any(self._spent.get(dim, 0) > limit for dim, limit in self._ceiling.items())
+        if over_ceiling or any(line.over_limit for line in lines.values()):
             self.stop("over_budget")
         return self.remaining()
 
     def remaining(self) -> dict[str, int]:
-        """What is left of its ceiling and its agent's grants, per dimension."""
+        """Return what is left of the run's ceiling and its agent's grants, per dimension."""
         with self._lock:
-            own = {dim: most - self._spent.get(dim, 0) for dim, most in self._ceiling.items()}
-        return left_of(self._desk, self.entry.pid, own)
+            own = {dim: limit - self._spent.get(dim, 0) for dim, limit in self._ceiling.items()}
+        return remaining_budget(self._api, self.entry.pid, own)
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Save where the work stands."""
+        """Save the state of the work for the next attempt."""
         saved = dict(state)
-        self._guarded(lambda: self._desk.supervision.checkpoint(self.entry.sched_id, self.token, saved))
+        self._stop_if_stale(lambda: self._api.supervision.checkpoint(self.entry.sched_id, self.token, saved))
         self._saved = saved
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
-        """A provider wants a pause: everybody who draws on that limit waits."""
+        """Pause a named limit, or every limit that this run draws on, for all agents that draw on it."""
         for limit in (name,) if name is not None else self.entry.draws_on:
-            self._desk.contexts.throttle(limit, retry_after_s, by=self.entry.pid)
+            self._api.contexts.throttle(limit, retry_after_s, by=self.entry.pid)
 
-    def spawn(self, agent: str, payload: Mapping[str, Any], lent: Mapping[str, int], **said: Any) -> int:
-        """Enqueue child work, with a part of this run's budget and at least its priority."""
-        found = self._desk.agents.find(agent)
+    def spawn(self, agent: str, payload: Mapping[str, Any], lent: Mapping[str, int], **options: Any) -> int:
+        """Enqueue a child with a part of this run's budget and at least its priority; return its sched_id."""
+        found = self._api.agents.find(agent)
         if not found:
             raise UnknownAgent(agent)
         child = found[0]
-        said.setdefault("priority", max(child.priority, self.entry.priority))
-        said.setdefault("correlation_id", self.entry.correlation_id)
-        spec = spec_for(child, plan_of(child), payload, parent_id=self.entry.sched_id, **said)
-        sched_id = self._guarded(lambda: self._desk.supervision.spawn(spec, self.token, lent))
+        options.setdefault("priority", max(child.priority, self.entry.priority))
+        options.setdefault("correlation_id", self.entry.correlation_id)
+        spec = spec_for(child, settings_of(child), payload, parent_id=self.entry.sched_id, **options)
+        sched_id = self._stop_if_stale(lambda: self._api.supervision.spawn(spec, self.token, lent))
         if lent:
-            self._look_at_ceiling()
+            self._refresh_ceiling()
         return sched_id
 
     def wait_for(self, sched_ids: Sequence[int], wait_s: float | None = None) -> list[ReadyEntry]:
-        """Wait until children have ended, without the slot."""
-        self._rest(waiting=True)
-        self._seat.leave()
+        """Wait until children have ended. The slot is released during the wait."""
+        self._set_waiting(waiting=True)
+        self._slot_hold.release()
         try:
             return [self._wait_for(sched_id, wait_s) for sched_id in sched_ids]
         finally:
-            self._seat.take_again()
-            if self._rest(waiting=False):
-                self._look_at_ceiling()
+            self._slot_hold.reacquire()
+            if self._set_waiting(waiting=False):
+                self._refresh_ceiling()
 
-    def _rest(self, *, waiting: bool) -> dict[str, int]:
-        rest = self._desk.supervision.rest
-        return self._guarded(lambda: rest(self.entry.sched_id, self.token, waiting=waiting))
+    def _set_waiting(self, *, waiting: bool) -> dict[str, int]:
+        rest = self._api.supervision.rest
+        return self._stop_if_stale(lambda: rest(self.entry.sched_id, self.token, waiting=waiting))
 
-    def _look_at_ceiling(self) -> None:
-        ceiling = self._desk.queue.get(self.entry.sched_id).ceiling
+    def _refresh_ceiling(self) -> None:
+        ceiling = self._api.queue.get(self.entry.sched_id).ceiling
         with self._lock:
             self._ceiling = ceiling
 
     def _wait_for(self, sched_id: int, wait_s: float | None) -> ReadyEntry:
-        give_up_at = None if wait_s is None else self._desk.clock.monotonic() + wait_s
+        give_up_at = None if wait_s is None else self._api.clock.monotonic() + wait_s
         while True:
-            left_s = WAIT_SLICE_S if give_up_at is None else give_up_at - self._desk.clock.monotonic()
+            left_s = WAIT_SLICE_S if give_up_at is None else give_up_at - self._api.clock.monotonic()
             try:
-                return self._desk.queue.wait(sched_id, max(0.0, min(left_s, WAIT_SLICE_S)))
+                return self._api.queue.wait(sched_id, max(0.0, min(left_s, WAIT_SLICE_S)))
             except TimeoutError:
                 if self.stop_reason is not None or (give_up_at is not None and left_s <= WAIT_SLICE_S):
                     raise
 
-    def _guarded(self, call: Callable[[], T]) -> T:
-        """Do what a live run may do; if its claim was lost, it is one no more."""
+    def _stop_if_stale(self, call: Callable[[], T]) -> T:
+        """Make a call that needs the claim; stop the run if the claim was lost."""
         try:
             return call()
         except StaleClaim:
@@ -249,8 +255,8 @@ class LiveRun:
 
 
 def _forced_end(reason: str) -> dict[str, Any]:
-    if reason in BACK:
-        return {"back": BACK[reason]}
+    if reason in REQUEUE:
+        return {"back": REQUEUE[reason]}
     if reason in FAILED:
         return {"exit_kind": "failed", "outcome": reason}
     return {"exit_kind": "cancelled", "outcome": reason}

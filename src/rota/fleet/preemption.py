@@ -1,9 +1,9 @@
-"""Preemption: an entry of a higher band may ask the lowest run to make room. Off unless it is asked for.
+"""Preemption: a ready entry of a higher priority band may stop the lowest run. Off by default.
 
-Bands are marks on the scale of priorities: with marks 50 and 100 there are three bands, below 50, below 100, and the
-rest. Only a higher *band* preempts, so that a difference of one between two agents does not throw runs around. The
-run of the lowest band gives way, among equals the one that began last, for it has the least to lose. It is asked to
-save a checkpoint and yield; it is put back without counting an attempt. One run is asked for each entry that waits.
+Thresholds divide the priorities into bands: 50 and 100 make three bands, below 50, from 50 to 99, and from 100 on. Only
+a higher *band* preempts, so that a small difference in priority does not interrupt runs. The run of the lowest band is
+stopped; among equals the one that started last, because it loses the least work. It is asked to save a checkpoint and
+yield, and its entry is queued again without counting an attempt. At most one run is stopped per waiting entry.
 """
 
 from __future__ import annotations
@@ -15,68 +15,74 @@ from typing import NamedTuple
 from rota.model.events import (
     EntriesChanged,
     EntriesEnqueued,
-    EntriesKept,
+    EntriesHeldForWorker,
     EntriesReleased,
     EntriesReturned,
     Event,
 )
 from rota.model.work import ReadyEntry
 
-__all__ = ["PEEK_MAX", "Preemption", "Running", "victims"]
+__all__ = ["PEEK_MAX", "Preemptible", "Preemption", "victims"]
 
-PEEK_MAX = 32  # waiting entries that are looked at
+PEEK_MAX = 32  # waiting entries to compare with the runs
 
 
-class Running(NamedTuple):
-    """A run as preemption sees it."""
+class Preemptible(NamedTuple):
+    """A run that may be preempted."""
 
     sched_id: int
     priority: int
-    began_at: float
+    started_at: float
 
 
-def victims(running: Iterable[Running], waiting: Sequence[int], marks: Sequence[int]) -> list[int]:
-    """Who has to give way for these waiting priorities, highest first; each pair only if the band is higher."""
-    lowest = sorted(running, key=lambda run: (bisect_right(marks, run.priority), -run.began_at))
+def victims(running: Iterable[Preemptible], waiting: Sequence[int], thresholds: Sequence[int]) -> list[int]:
+    """Return the entries whose runs to stop for these waiting priorities: lowest run for highest waiting entry."""
+    lowest = sorted(running, key=lambda run: (bisect_right(thresholds, run.priority), -run.started_at))
     return [
         run.sched_id
         for run, priority in zip(lowest, sorted(waiting, reverse=True), strict=False)
-        if bisect_right(marks, priority) > bisect_right(marks, run.priority)
+        if bisect_right(thresholds, priority) > bisect_right(thresholds, run.priority)
     ]
 
 
 class Preemption:
-    """Looks, whenever something became ready, whether somebody has to give way."""
+    """A background task: when entries become ready and no slot is free, preempt lower runs."""
 
-    kinds = (EntriesEnqueued.kind, EntriesReleased.kind, EntriesKept.kind, EntriesReturned.kind, EntriesChanged.kind)
+    kinds = (
+        EntriesEnqueued.kind,
+        EntriesReleased.kind,
+        EntriesHeldForWorker.kind,
+        EntriesReturned.kind,
+        EntriesChanged.kind,
+    )
 
     def __init__(
         self,
-        marks: Sequence[int],
+        thresholds: Sequence[int],
         *,
         peek: Callable[[int], list[ReadyEntry]],
-        running: Callable[[], list[Running]],
+        running: Callable[[], list[Preemptible]],
         free: Callable[[], int],
         preempt: Callable[[int], None],
     ) -> None:
-        self._marks = sorted(marks)
+        self._thresholds = sorted(thresholds)
         self._peek = peek
         self._running = running
         self._free = free
         self._preempt = preempt
 
-    def hear(self, events: Sequence[Event]) -> None:
-        """Something was recorded: is anybody in the way?"""
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Preempt runs if entries became ready."""
         if not any(event.kind in self.kinds for event in events) or self._free():
             return
         running = self._running()
         waiting = [entry.priority for entry in self._peek(min(len(running), PEEK_MAX))] if running else []
-        for sched_id in victims(running, waiting, self._marks):
+        for sched_id in victims(running, waiting, self._thresholds):
             self._preempt(sched_id)
 
     def next_at(self) -> float | None:
-        """Nothing falls due by time."""
+        """Never due by time."""
         return None
 
-    def due(self, _now: float) -> None:
-        """Nothing falls due by time."""
+    def on_due(self, _now: float) -> None:
+        """Never due by time."""

@@ -1,8 +1,8 @@
-"""What follows from the end of a run for its agent: quarantine if it keeps failing, another run if it always runs.
+"""Restarts and quarantine: what the end of a run means for its agent.
 
-Retrying one entry is the queue's business. This is about the agent: `quarantine_after` failures in a row, of whatever
-entries, and it is left alone for `quarantine_s`. That it is, and until when, is kept with the agent, so that a
-supervisor that starts later lifts it in time.
+The queue retries entries. This module is about the agent: after `quarantine_after` failures in a row, of any of its
+entries, the agent is paused for `quarantine_s`; an agent with restart `always` is enqueued again after each run. The
+end of the quarantine is stored with the agent, so that a supervisor that starts later resumes the agent in time.
 """
 
 from __future__ import annotations
@@ -18,49 +18,50 @@ from rota.fleet.live_run import LiveRun
 from rota.host.watchdog import Watchdog
 from rota.kernel.supervision import QUARANTINE, RunReport
 from rota.model.work import RestartPolicy
-from rota.service.api import Desk
+from rota.service.api import SchedulerApi
 
-__all__ = ["Restarts", "pause_s"]
+__all__ = ["Restarts", "restart_delay_s"]
 
-LIFT_RETRY_S = 5.0
-_log = logging.getLogger("rota.runtime")
+RESUME_RETRY_S = 5.0
+_log = logging.getLogger("rota.fleet")
 
 
-def pause_s(restart: RestartPolicy, failures: int) -> float:
-    """How long an agent that always runs rests before its next run, after so many failures in a row."""
+def restart_delay_s(restart: RestartPolicy, failures: int) -> float:
+    """Return the delay before the next run of an agent with restart `always`, after `failures` in a row."""
     if not failures:
         return 0.0
     return min(restart.backoff.cap_s, restart.backoff.base_s * restart.backoff.factor ** min(failures - 1, 64))
 
 
 class Restarts:
-    """Counts failures, and acts on them."""
+    """Counts failures in a row per agent; quarantines and restarts agents."""
 
-    def __init__(self, desk: Desk, watchdog: Watchdog) -> None:
-        self._desk = desk
+    def __init__(self, api: SchedulerApi, watchdog: Watchdog) -> None:
+        self._api = api
         self._watchdog = watchdog
         self._lock = threading.Lock()
         self._failures: dict[int, int] = {}  # in a row, by pid
 
     def resume_quarantined(self) -> None:
-        """Agents that an earlier supervisor left alone: lift it when their time has come."""
-        now = self._desk.clock.now()
-        for agent in self._desk.agents.paused(QUARANTINE):
+        """Schedule the end of every quarantine that an earlier supervisor began."""
+        now = self._api.clock.now()
+        for agent in self._api.agents.paused(QUARANTINE):
             left_s = max(0.0, agent.metadata.get("quarantined_until", now) - now)
-            self._watchdog.watch(left_s, partial(self._lift, agent.pid))
+            self._watchdog.watch(left_s, partial(self._end_quarantine, agent.pid))
 
     def before_report(self, run: LiveRun, report: RunReport) -> None:
-        """A run has ended: quarantine comes before its end is written down, which may hand out the agent's next."""
+        """Quarantine the agent if needed, before the commit that reports this run and may claim the agent's next."""
         if report.back is not None or report.exit_kind == "cancelled":
             return
-        restart = run.work.plan.restart
+        restart = run.assignment.settings.restart
         failures = self._count(run.entry.pid, failed=report.exit_kind != "completed")
         if failures >= restart.quarantine_after > 0:
             self._quarantine(run, failures, restart.quarantine_s)
 
     def after_report(self, run: LiveRun, report: RunReport) -> None:
-        """A run's end is durable: if its agent always runs, it runs again."""
-        if report.back is None and report.exit_kind != "cancelled" and run.work.plan.restart.when == "always":
+        """Enqueue the agent again if its restart policy is `always`, once the run's end is committed."""
+        when = run.assignment.settings.restart.when
+        if report.back is None and report.exit_kind != "cancelled" and when == "always":
             self._enqueue_again(run, report)
 
     def _count(self, pid: int, *, failed: bool) -> int:
@@ -72,27 +73,32 @@ class Restarts:
             return self._failures[pid]
 
     def _enqueue_again(self, run: LiveRun, report: RunReport) -> None:
-        entry, plan = run.entry, run.work.plan
-        said: dict[str, Any] = {
+        entry, settings = run.entry, run.assignment.settings
+        delay_s = restart_delay_s(settings.restart, self._failures.get(entry.pid, 0))
+        options: dict[str, Any] = {
             "trigger": "restart",
-            "key": f"restart:{entry.sched_id}:{report.token}",  # reported twice, started once
-            "runnable_at": self._desk.clock.now() + pause_s(plan.restart, self._failures.get(entry.pid, 0)),
+            "key": f"restart:{entry.sched_id}:{report.token}",  # a report that is repeated restarts only once
+            "runnable_at": self._api.clock.now() + delay_s,
         }
-        self._desk.queue.enqueue(spec_for(run.work.agent, plan, entry.payload, **said))
+        self._api.queue.enqueue(spec_for(run.assignment.agent, settings, entry.payload, **options))
 
     def _quarantine(self, run: LiveRun, failures: int, quarantine_s: float) -> None:
-        agent = run.work.agent
-        self._count(agent.pid, failed=False)  # it begins anew afterwards
+        agent = run.assignment.agent
+        self._count(agent.pid, failed=False)  # the count starts at zero after the quarantine
         _log.warning(
-            "agent %s (%s) failed %s times in a row: left alone for %g s", agent.pid, agent.name, failures, quarantine_s
+            "agent %s (%s) failed %s times in a row: quarantined for %g s",
+            agent.pid,
+            agent.name,
+            failures,
+            quarantine_s,
         )
-        self._desk.supervision.quarantine(agent.pid, failures, self._desk.clock.now() + quarantine_s)
-        self._watchdog.watch(quarantine_s, partial(self._lift, agent.pid))
+        self._api.supervision.quarantine(agent.pid, failures, self._api.clock.now() + quarantine_s)
+        self._watchdog.watch(quarantine_s, partial(self._end_quarantine, agent.pid))
 
-    def _lift(self, pid: int) -> None:
+    def _end_quarantine(self, pid: int) -> None:
         try:
-            if self._desk.agents.get(pid).paused_by == QUARANTINE:
-                self._desk.agents.resume(pid, QUARANTINE)
-        except RotaError as problem:  # of the watchdog's thread, which must live on
-            _log.warning("the quarantine of agent %s could not be lifted (%s); trying again", pid, problem)
-            self._watchdog.watch(LIFT_RETRY_S, partial(self._lift, pid))
+            if self._api.agents.get(pid).paused_by == QUARANTINE:
+                self._api.agents.resume(pid, QUARANTINE)
+        except RotaError as problem:  # on the watchdog's thread, which must not end
+            _log.warning("cannot end the quarantine of agent %s: %s; retrying in %g s", pid, problem, RESUME_RETRY_S)
+            self._watchdog.watch(RESUME_RETRY_S, partial(self._end_quarantine, pid))

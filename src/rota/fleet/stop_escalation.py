@@ -1,9 +1,9 @@
-"""The ladder: how a run is made to stop.
+"""How a run is stopped: a stop request, then SIGTERM, then SIGKILL.
 
-Three rungs: a message, SIGTERM, SIGKILL. A rung that the runner does not have is passed over at once; after one that it
-has, the run is given its grace before the next. Whoever asks first says why; a later, other reason changes nothing,
-except that `hurry` skips to the kill. If the stop is asked for before the run has begun, it waits for the beginning: a
-command that is not there yet cannot be signalled, and must not be forgotten either.
+A step that the runner does not support is skipped immediately; after a supported step the run has its grace period
+before the next one. The first stop reason counts: a later call with another reason changes nothing, except that `kill`
+skips to the last step. If a stop is requested before the run has started, the escalation begins when the run starts:
+a command that does not exist yet cannot be signalled, and the request must not be lost.
 """
 
 from __future__ import annotations
@@ -11,92 +11,92 @@ from __future__ import annotations
 import threading
 from typing import Literal, TypeAlias
 
-from rota.fleet.runners.contract import Rung, Stops
+from rota.fleet.runners.contract import StopHandle, StopStep
 from rota.host.watchdog import Watchdog
 
-__all__ = ["Ladder", "StoppedBy"]
+__all__ = ["StopEscalation", "StoppedBy"]
 
 StoppedBy: TypeAlias = Literal["message", "TERM", "KILL"]
 
-_RUNGS: tuple[Rung, ...] = ("ask", "terminate", "kill")
-_WORDS: dict[Rung, StoppedBy] = {"ask": "message", "terminate": "TERM", "kill": "KILL"}
+_STEPS: tuple[StopStep, ...] = ("request", "terminate", "kill")
+_STOPPED_BY: dict[StopStep, StoppedBy] = {"request": "message", "terminate": "TERM", "kill": "KILL"}
 
 
-class Ladder:
-    """One run's way to its end, if it has to be ended."""
+class StopEscalation:
+    """The stop of one run, if it has to be stopped."""
 
     def __init__(self, watchdog: Watchdog, grace_s: float) -> None:
         self._watchdog = watchdog
         self._grace_s = grace_s
-        self._lock = threading.RLock()  # a rung may end the run, which comes back here
-        self._stops: Stops | None = None
+        self._lock = threading.RLock()  # a step may end the run, which calls `end` on the same thread
+        self._handle: StopHandle | None = None
         self._reason: str | None = None
-        self._next = 0  # the rung to be tried next
-        self._reached: Rung | None = None
+        self._next = 0  # index of the next step
+        self._reached: StopStep | None = None
         self._timer: int | None = None
         self._is_over = False
 
     @property
     def reason(self) -> str | None:
-        """Why it was asked to stop; None as long as it was not."""
+        """Why the run was stopped; None if it was not."""
         return self._reason
 
     @property
     def stopped_by(self) -> StoppedBy | None:
-        """The rung that was tried last; None if none was."""
-        return None if self._reached is None else _WORDS[self._reached]
+        """The last step that was taken; None if none was."""
+        return None if self._reached is None else _STOPPED_BY[self._reached]
 
-    def begin(self, stops: Stops) -> None:
-        """The run can be stopped from now on; if it was asked to, it is."""
+    def start(self, handle: StopHandle) -> None:
+        """The run has started and `handle` can stop it. Escalate now if a stop was already requested."""
         with self._lock:
-            self._stops = stops
+            self._handle = handle
             if self._reason is not None:
-                self._climb()
+                self._escalate()
 
     def stop(self, reason: str, grace_s: float | None = None) -> bool:
-        """Ask the run to stop, with its usual grace or another; False if it was asked before, or has ended."""
+        """Begin to stop the run; `grace_s` replaces its usual grace. False if it is being stopped or has ended."""
         with self._lock:
             if self._reason is not None or self._is_over:
                 return False
             self._reason = reason
             self._grace_s = self._grace_s if grace_s is None else grace_s
-            self._climb()
+            self._escalate()
             return True
 
-    def hurry(self, reason: str) -> None:
-        """Skip to the last rung."""
+    def kill(self, reason: str) -> None:
+        """Skip to the last step."""
         with self._lock:
             self._reason = self._reason or reason
-            self._next = max(self._next, len(_RUNGS) - 1)
-            self._climb()
+            self._next = max(self._next, len(_STEPS) - 1)
+            self._escalate()
 
     def end(self) -> None:
-        """The run has ended: nothing more is to be done to it."""
+        """The run has ended: cancel the escalation."""
         with self._lock:
             self._is_over = True
-            self._call_off()
+            self._cancel_timer()
 
-    def _climb(self) -> None:
-        """Try rungs until one is there; then give the run its grace before the next."""
+    def _escalate(self) -> None:
+        """Take the next step that the runner supports; schedule the one after it."""
         with self._lock:
-            self._call_off()
-            if self._is_over or self._stops is None:
+            self._cancel_timer()
+            if self._is_over or self._handle is None:
                 return
-            while self._next < len(_RUNGS):
-                rung = _RUNGS[self._next]
+            while self._next < len(_STEPS):
+                step = _STEPS[self._next]
                 self._next += 1
-                if self._try(self._stops, rung):
-                    self._reached = rung
+                if self._take(self._handle, step):
+                    self._reached = step
                     break
-            if self._next < len(_RUNGS) and not self._is_over:
-                self._timer = self._watchdog.watch(self._grace_s, self._climb)
+            if self._next < len(_STEPS) and not self._is_over:
+                self._timer = self._watchdog.watch(self._grace_s, self._escalate)
 
-    def _try(self, stops: Stops, rung: Rung) -> bool:
-        if rung == "ask":
-            return stops.ask(self._reason or "")
-        return stops.terminate() if rung == "terminate" else stops.kill()
+    def _take(self, handle: StopHandle, step: StopStep) -> bool:
+        if step == "request":
+            return handle.request_stop(self._reason or "")
+        return handle.terminate() if step == "terminate" else handle.kill()
 
-    def _call_off(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
-            self._watchdog.call_off(self._timer)
+            self._watchdog.cancel(self._timer)
             self._timer = None

@@ -1,6 +1,11 @@
-"""Layer 4: the graph runtime. Components joined by edges, compiled once, run in epochs on lanes.
+"""Graphs (layer 4): components connected by edges, compiled to a plan, executed in epochs on lanes.
 
-Names are loaded when they are first used: a worker process and the command line need only a few of them.
+    load, load_text, load_mapping     a graph file, text or dictionary to a `GraphSpec`
+    check, lint, compile_graph        a `GraphSpec` to diagnostics and a `Plan`
+    component, ComponentRegistry      Python functions and classes as component types
+    RuntimeRunner                     run a plan; `DurableRuns` and `EntryWorker` for graphs with a queue lane
+
+Names are loaded on first use: a worker process and the command line need only a few of them.
 """
 
 from __future__ import annotations
@@ -11,39 +16,50 @@ from rota.lazy import exports
 
 if TYPE_CHECKING:
     from rota.graph.capabilities import Platform, probe
-    from rota.graph.compiler import Checked, check, compile_graph, lint
+    from rota.graph.compiler import CheckResult, check, compile_graph, lint
     from rota.graph.component_registry import ComponentRegistry
-    from rota.graph.components import Batch, component
-    from rota.graph.diagnostics import Diagnostic
-    from rota.graph.difference import PlanDifference, compare_plans
+    from rota.graph.components import Batch, ComponentDescriptor, Port, component
+    from rota.graph.diagnostics import SEVERITIES, Diagnostic
     from rota.graph.document import InputLimits
     from rota.graph.entry_worker import EntryWorker, run_entry
     from rota.graph.invocation import GraphContext, Invocation
     from rota.graph.lanes.durable import DurableRuns
-    from rota.graph.lanes.threads import WorkerReport
-    from rota.graph.loader import load, load_mapping, load_text
+    from rota.graph.lanes.worker_settings import WorkerReport
+    from rota.graph.loader import LoadedGraph, load, load_mapping, load_text, read_graph
     from rota.graph.loops import LoopOutcome
     from rota.graph.mermaid import to_mermaid
     from rota.graph.messages import Message
     from rota.graph.metrics import SCHEDULER_METRICS, Metric
     from rota.graph.plan import Plan
-    from rota.graph.ports import ComponentDescriptor, Port
+    from rota.graph.plan_reports import (
+        PlanDifference,
+        RegionPlacement,
+        compare_plans,
+        explanation_lines,
+        explanation_to_dict,
+        plan_to_dict,
+        refusing,
+        region_placements,
+        validation_to_dict,
+    )
     from rota.graph.reports import HealthEvent, RunError
+    from rota.graph.results import RuntimeRunnerResult
     from rota.graph.run import RuntimeRunner
-    from rota.graph.run_options import RuntimeRunnerOptions, RuntimeRunnerResult, SchedulerStopReason
+    from rota.graph.run_options import RuntimeRunnerOptions, SchedulerStopReason
     from rota.graph.schema import graph_schema
-    from rota.graph.shapes import plan_shape, validation_shape
     from rota.graph.spec import GraphSpec
     from rota.graph.stop import StopToken
     from rota.graph.svg import to_svg
     from rota.graph.tasks import TaskExecutorConfig, TaskResult
-    from rota.graph.tracing import TRACE_EVENTS, Trace, TraceEvent
+    from rota.graph.tracing import TRACE_EVENTS, TRACE_SCHEMA_VERSION, RunTrace, TraceEvent
 
 __all__ = [
     "SCHEDULER_METRICS",
+    "SEVERITIES",
     "TRACE_EVENTS",
+    "TRACE_SCHEMA_VERSION",
     "Batch",
-    "Checked",
+    "CheckResult",
     "ComponentDescriptor",
     "ComponentRegistry",
     "Diagnostic",
@@ -54,6 +70,7 @@ __all__ = [
     "HealthEvent",
     "InputLimits",
     "Invocation",
+    "LoadedGraph",
     "LoopOutcome",
     "Message",
     "Metric",
@@ -61,7 +78,9 @@ __all__ = [
     "PlanDifference",
     "Platform",
     "Port",
+    "RegionPlacement",
     "RunError",
+    "RunTrace",
     "RuntimeRunner",
     "RuntimeRunnerOptions",
     "RuntimeRunnerResult",
@@ -69,56 +88,88 @@ __all__ = [
     "StopToken",
     "TaskExecutorConfig",
     "TaskResult",
-    "Trace",
     "TraceEvent",
     "WorkerReport",
     "check",
     "compare_plans",
     "compile_graph",
     "component",
+    "explanation_lines",
+    "explanation_to_dict",
     "graph_schema",
     "lint",
     "load",
     "load_mapping",
     "load_text",
-    "plan_shape",
+    "plan_to_dict",
     "probe",
+    "read_graph",
+    "refusing",
+    "region_placements",
     "run_entry",
     "to_mermaid",
     "to_svg",
-    "validation_shape",
+    "validation_to_dict",
 ]
 
 __getattr__ = exports(
     __name__,
     {
         "capabilities": ("Platform", "probe"),
-        "compiler": ("Checked", "check", "compile_graph", "lint"),
+        "compiler": (
+            "CheckResult",
+            "check",
+            "compile_graph",
+            "lint",
+        ),
         "component_registry": ("ComponentRegistry",),
-        "components": ("Batch", "component"),
-        "diagnostics": ("Diagnostic",),
-        "difference": ("PlanDifference", "compare_plans"),
+        "components": ("Batch", "ComponentDescriptor", "Port", "component"),
+        "diagnostics": (
+            "SEVERITIES",
+            "Diagnostic",
+        ),
         "document": ("InputLimits",),
         "entry_worker": ("EntryWorker", "run_entry"),
         "invocation": ("GraphContext", "Invocation"),
         "lanes.durable": ("DurableRuns",),
-        "lanes.threads": ("WorkerReport",),
-        "loader": ("load", "load_mapping", "load_text"),
+        "lanes.worker_settings": ("WorkerReport",),
+        "loader": (
+            "LoadedGraph",
+            "load",
+            "load_mapping",
+            "load_text",
+            "read_graph",
+        ),
         "loops": ("LoopOutcome",),
         "mermaid": ("to_mermaid",),
         "messages": ("Message",),
         "metrics": ("SCHEDULER_METRICS", "Metric"),
         "plan": ("Plan",),
-        "ports": ("ComponentDescriptor", "Port"),
+        "plan_reports": (
+            "PlanDifference",
+            "RegionPlacement",
+            "compare_plans",
+            "explanation_lines",
+            "explanation_to_dict",
+            "plan_to_dict",
+            "refusing",
+            "region_placements",
+            "validation_to_dict",
+        ),
         "reports": ("HealthEvent", "RunError"),
         "run": ("RuntimeRunner",),
-        "run_options": ("RuntimeRunnerOptions", "RuntimeRunnerResult", "SchedulerStopReason"),
+        "results": ("RuntimeRunnerResult",),
+        "run_options": ("RuntimeRunnerOptions", "SchedulerStopReason"),
         "schema": ("graph_schema",),
-        "shapes": ("plan_shape", "validation_shape"),
         "spec": ("GraphSpec",),
         "stop": ("StopToken",),
         "svg": ("to_svg",),
         "tasks": ("TaskExecutorConfig", "TaskResult"),
-        "tracing": ("TRACE_EVENTS", "Trace", "TraceEvent"),
+        "tracing": (
+            "TRACE_EVENTS",
+            "TRACE_SCHEMA_VERSION",
+            "RunTrace",
+            "TraceEvent",
+        ),
     },
 )

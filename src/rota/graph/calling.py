@@ -1,11 +1,11 @@
-"""From messages to a call, and from what it returns to publications.
+"""Calling a component: from messages to arguments, and from the return value to publications.
 
-A `Unit` is a component that can be called: its code bound to its configuration, and a function from inputs to what the
-code returns. It knows nothing of channels, so that it is the same thing in this process and in a worker process.
+A `BoundComponent` can be called: it joins the component's code, its configuration and a function from inputs to the
+code's return value. It does not know channels, so it works the same in the run's process and in a worker process.
 
-Most components take one message and return one payload or none. For them the call is made without anything in between
-(`Unit.is_plain`): no invocation, no context, no list of publications. Whoever asks for `context`, is async, has several
-outputs or may be retried goes through `perform`.
+Most components take one message and return one payload or None. Such a *plain* component (`is_plain`) is called
+directly, without an `Invocation`, a context or a list of publications. A component that asks for `context`, is async,
+has several outputs or may be retried goes through `execute`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from rota.graph.components import REQUIRED, ComponentType, Parameter
 from rota.graph.invocation import GraphContext, Invocation, Publication, check_port
 from rota.graph.messages import Inputs, Message
 
-__all__ = ["Call", "Coroutines", "Unit", "perform", "publications"]
+__all__ = ["BoundComponent", "ComponentCall", "CoroutineRunner", "execute", "publications"]
 
-Call: TypeAlias = Callable[[Inputs, GraphContext | None], Any]
+ComponentCall: TypeAlias = Callable[[Inputs, GraphContext | None], Any]
 
 
-class Coroutines:
-    """Runs the coroutines of one thread, on an event loop that is made when the first one comes."""
+class CoroutineRunner:
+    """Runs the coroutines of one thread, on an event loop that is created for the first one."""
 
     def __init__(self) -> None:
         self._runner: asyncio.Runner | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end."""
-        if _a_loop_is_running():
+        """Run a coroutine to its end and return its result."""
+        if _has_running_loop():
             coroutine.close()
             raise ComponentInvalid(
-                "an async component cannot run on a thread whose event loop is running already",
+                "an async component cannot run on a thread that already runs an event loop",
                 hint="Run the graph in a thread of its own: await asyncio.to_thread(runner.run).",
             )
         if self._runner is None:
@@ -44,13 +44,13 @@ class Coroutines:
         return self._runner.run(coroutine)
 
     def close(self) -> None:
-        """End the event loop, if there is one."""
+        """Close the event loop, if there is one."""
         if self._runner is not None:
             self._runner.close()
             self._runner = None
 
 
-def _a_loop_is_running() -> bool:
+def _has_running_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -58,132 +58,142 @@ def _a_loop_is_running() -> bool:
     return True
 
 
-class Unit:
+class BoundComponent:
     """A component that can be called."""
 
     def __init__(
         self,
         component_id: str,
         lane: str,
-        kind: ComponentType,
+        component_type: ComponentType,
         instance: Any,
         channel_ports: Sequence[str],
         *,
         config: Mapping[str, Any],
         output_ports: frozenset[str],
-        fills: bool,
+        fills_every_input: bool,
         budget_s: float = 0.0,
         attempts_max: int = 1,
     ) -> None:
         self.id = component_id
         self.lane = lane
-        self.kind = kind
-        self.instance = instance  # None for a function, and for a class whose instances live in other processes
+        self.type = component_type
+        self.instance = instance  # None for a function, and for a class with instances in other processes only
         self.channel_ports = tuple(channel_ports)
         self.output_ports = output_ports
-        self.any_ports = kind.descriptor.any_ports
+        self.any_ports = component_type.descriptor.any_ports
         self.budget_s = budget_s
         self.attempts_max = attempts_max
         self.output = next(iter(output_ports)) if len(output_ports) == 1 else None
-        self._fills = fills
+        self._fills_every_input = fills_every_input
         self.configure(config)
-        self.is_plain = not kind.injected and not kind.is_async and attempts_max == 1 and len(output_ports) <= 1
+        self.is_plain = (
+            not component_type.injected and not component_type.is_async and attempts_max == 1 and len(output_ports) <= 1
+        )
 
     def configure(self, config: Mapping[str, Any]) -> None:
-        """Bind the code to its configuration; an instance was given its own when it was made."""
-        if self.kind.kind == "class":
+        """Bind a function to its configuration; an instance received its own when it was created."""
+        if self.type.kind == "class":
             code = _called_elsewhere if self.instance is None else self.instance.execute
         else:
-            code = functools.partial(self.kind.implementation, **config) if config else self.kind.implementation
-        self.call: Call = _binder(self.kind, code, self.channel_ports, self._fills)
+            code = functools.partial(self.type.implementation, **config) if config else self.type.implementation
+        self.call: ComponentCall = _binder(self.type, code, self.channel_ports, self._fills_every_input)
 
 
 def _called_elsewhere(*_arguments: Any, **_config: Any) -> None:
-    raise AssertionError("this component's instances live in other processes")
+    raise AssertionError("this component's instances are in other processes")
 
 
-def perform(unit: Unit, invocation: Invocation, coroutines: Coroutines) -> None:
-    """Run a component to the end of its last attempt. What it did, or why it failed, is in the invocation."""
+def execute(component: BoundComponent, invocation: Invocation, coroutines: CoroutineRunner) -> None:
+    """Run a component until it succeeds or its attempts are used up; the invocation holds the result or the failure."""
     while True:
         invocation.begin()
         try:
-            _attempt(unit, invocation, coroutines)
-        except Exception as problem:  # a component's failure is a result, not ours
+            _attempt(component, invocation, coroutines)
+        except Exception as problem:  # a component's failure is a result, not an error of the runner
             invocation.end(problem)
         else:
             invocation.end()
-        if not invocation.may_be_repeated(unit.attempts_max):
+        if not invocation.should_retry(component.attempts_max):
             return
 
 
-def _attempt(unit: Unit, invocation: Invocation, coroutines: Coroutines) -> None:
-    context = GraphContext(invocation) if unit.kind.injected else None
-    returned = unit.call(invocation.inputs, context)
-    if unit.kind.is_async:
+def _attempt(component: BoundComponent, invocation: Invocation, coroutines: CoroutineRunner) -> None:
+    context = GraphContext(invocation) if component.type.injected else None
+    returned = component.call(invocation.inputs, context)
+    if component.type.is_async:
         returned = coroutines.run(returned)
     if returned is not None:
-        invocation.staged.extend(publications(unit, returned))
+        invocation.staged.extend(publications(component, returned))
 
 
-def publications(unit: Unit, returned: Any) -> list[Publication]:
-    """What a returned value publishes: on the only output, or on each port that a dictionary names."""
-    if unit.output is not None:
-        return [Publication(unit.output, returned)]
+def publications(component: BoundComponent, returned: Any) -> list[Publication]:
+    """Return what a return value publishes: on the only output, or on each port that a dictionary names."""
+    if component.output is not None:
+        return [Publication(component.output, returned)]
     if not isinstance(returned, Mapping):
-        outputs = ", ".join(sorted(unit.output_ports))
-        problem = f"has the outputs {outputs}" if outputs else "has no output"
+        outputs = ", ".join(sorted(component.output_ports))
+        ports = f"has the outputs {outputs}" if outputs else "has no output"
         raise ComponentInvalid(
-            f"component {unit.id} {problem} and returned {type(returned).__name__}",
+            f"component {component.id} {ports}, but returned a value of type {type(returned).__name__}",
             hint="Return a dictionary of port to payload, or None.",
-            component_id=unit.id,
+            component_id=component.id,
         )
     for port in returned:
-        check_port(unit, port)
+        check_port(component, port)
     return [Publication(port, payload) for port, payload in returned.items()]
 
 
 # --- from messages to arguments ------------------------------------------------------------------
 
 
-def _binder(kind: ComponentType, code: Callable[..., Any], ports: tuple[str, ...], fills: bool) -> Call:
-    """The shortest way from inputs to a call that is right for this signature and these channels."""
-    names = tuple(parameter.name for parameter in kind.parameters)
-    if kind.injected or kind.takes_any or any(parameter.many for parameter in kind.parameters):
-        return _Arguments(kind, code, ports)
+def _binder(
+    component_type: ComponentType, code: Callable[..., Any], ports: tuple[str, ...], fills_every_input: bool
+) -> ComponentCall:
+    """Return the cheapest correct way from inputs to a call for this signature and these channels."""
+    names = tuple(parameter.name for parameter in component_type.parameters)
+    if (
+        component_type.injected
+        or component_type.takes_any
+        or any(parameter.many for parameter in component_type.parameters)
+    ):
+        return _ArgumentBinder(component_type, code, ports)
     if not names:
         return lambda _inputs, _context: code()
-    if fills and names == ports:
+    if fills_every_input and names == ports:
         return _one_argument(code) if len(names) == 1 else _each_argument(code)
-    return _Arguments(kind, code, ports)
+    return _ArgumentBinder(component_type, code, ports)
 
 
-def _one_argument(code: Callable[..., Any]) -> Call:
-    return lambda inputs, _context: code(inputs[0].payload)  # type: ignore[union-attr]  # the trigger fills it
+def _one_argument(code: Callable[..., Any]) -> ComponentCall:
+    return lambda inputs, _context: code(inputs[0].payload)  # type: ignore[union-attr]  # the trigger guarantees a message
 
 
-def _each_argument(code: Callable[..., Any]) -> Call:
+def _each_argument(code: Callable[..., Any]) -> ComponentCall:
     return lambda inputs, _context: code(*[given.payload for given in inputs])  # type: ignore[union-attr]
 
 
-class _Arguments:
-    """The general way: every port may have one channel, several or none, each with a message, a batch or nothing."""
+class _ArgumentBinder:
+    """The general way: a port may have one channel, several or none, each with a message, a batch or nothing."""
 
-    def __init__(self, kind: ComponentType, code: Callable[..., Any], ports: tuple[str, ...]) -> None:
-        self._kind = kind
+    def __init__(self, component_type: ComponentType, code: Callable[..., Any], ports: tuple[str, ...]) -> None:
+        self._type = component_type
         self._code = code
-        self._places = {port: tuple(at for at, name in enumerate(ports) if name == port) for port in ports}
-        positional = {parameter.name for parameter in kind.parameters}
-        self._others = tuple(port for port in self._places if port not in positional) if kind.takes_any else ()
-        self._named_objects = tuple(name for name in kind.injected if name not in positional)
+        self._indexes = {port: tuple(index for index, name in enumerate(ports) if name == port) for port in ports}
+        positional = {parameter.name for parameter in component_type.parameters}
+        self._others = (
+            tuple(port for port in self._indexes if port not in positional) if component_type.takes_any else ()
+        )
+        self._injected_names = tuple(name for name in component_type.injected if name not in positional)
 
     def __call__(self, inputs: Inputs, context: GraphContext | None) -> Any:
         positional: list[Any] = []
-        for parameter in self._kind.parameters:
+        for parameter in self._type.parameters:
             if parameter.is_port:
                 positional.extend(self._arguments(parameter, inputs))
             else:
                 positional.append(_object(parameter.name, context))
-        named = {name: _object(name, context) for name in self._named_objects}
+        named = {name: _object(name, context) for name in self._injected_names}
         for port in self._others:
             if payloads := self._payloads(port, inputs):
                 named[port] = self._one_or_all(port, payloads)
@@ -200,12 +210,12 @@ class _Arguments:
         return [parameter.default]
 
     def _payloads(self, port: str, inputs: Inputs) -> list[Any]:
-        given = (inputs[at] for at in self._places.get(port, ()))
+        given = (inputs[index] for index in self._indexes.get(port, ()))
         return [_payload(each) for each in given if each is not None]
 
     def _one_or_all(self, port: str, payloads: list[Any]) -> Any:
-        """A port with one edge gives its payload; one with several gives a tuple of what came."""
-        return payloads[0] if len(self._places[port]) == 1 else tuple(payloads)
+        """Return the payload of a port with one edge; for a port with several edges, a tuple of payloads."""
+        return payloads[0] if len(self._indexes[port]) == 1 else tuple(payloads)
 
 
 def _payload(given: Message | tuple[Message, ...]) -> Any:
@@ -214,13 +224,13 @@ def _payload(given: Message | tuple[Message, ...]) -> Any:
 
 def _object(name: str, context: GraphContext | None) -> Any:
     if context is None:
-        raise AssertionError("a component that asks for the run's objects is called with a context")
+        raise AssertionError("a component with injected parameters must be called with a context")
     return context if name == "context" else context.invocation
 
 
 def _missing(port: str) -> ComponentInvalid:
     return ComponentInvalid(
         f"input {port!r} had no message when the component ran",
-        hint="Give the parameter a default, or use a trigger that waits for every input.",
+        hint="Give the parameter a default value, or use a trigger that waits for every input (all_inputs).",
         port=port,
     )

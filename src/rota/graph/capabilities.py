@@ -1,12 +1,12 @@
-"""What a lane truly does here: the one place that says which field of a lane is applied, and by whom.
+"""What each lane type implements, and which of a lane's fields take effect on this platform.
 
-Some fields are rota's own to keep (a queue's capacity, a cadence); whether they act depends on the lane's type. Others
-are wishes towards the operating system (affinity, niceness, realtime policy, a thread's name); whether they act depends
-on the platform and on the rights of this process. The platform is therefore a value that is handed in: `probe()` asks
-the machine, a test says what it likes. Anything that is set and not applied becomes an advisory.
+Rota applies some fields itself (the capacity of a queue, the period of a tick); whether they take effect depends on the
+lane's type. It passes others to the operating system (CPU affinity, niceness, realtime policy, thread name); whether
+they take effect depends on the platform and on the permissions of this process. The platform is therefore a parameter:
+`probe()` asks the machine, a test passes its own. A field that is set and not applied becomes an advisory.
 
-`implemented` lists what a lane type does. Each word in it is the name of a test (`test_<word>`), and a test sees to it
-that none is missing.
+`IMPLEMENTED` lists the features of each lane type. Each feature is the name of a test (`test_<feature>`), and a test
+checks that none is missing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rota.graph.plan import LaneCapability
 from rota.graph.spec import LaneSpec, LaneType
 
 __all__ = [
-    "CADENCED",
     "IMPLEMENTED",
     "OS_FIELDS",
+    "TICKING",
     "Platform",
     "capability",
-    "fields_without_use",
     "ignored_fields",
     "probe",
+    "unused_fields",
 ]
 
 NICE_MIN, NICE_MAX = -20, 19
@@ -40,13 +40,13 @@ RT_POLICIES = ("fifo", "rr")
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operating system lets this process do to its own threads."""
+    """What the operating system allows this process to set on its own threads."""
 
     name: str = "unknown"
-    cpus: tuple[int, ...] = ()  # that a thread may be bound to; empty where there is no affinity
+    cpus: tuple[int, ...] = ()  # that a thread may be bound to; empty if affinity is not supported
     thread_names: bool = False
-    nice: bool = False  # be nicer than now
-    nice_below_zero: bool = False  # be less nice: a right of its own
+    nice: bool = False  # raise the niceness
+    nice_below_zero: bool = False  # lower the niceness, which needs a permission of its own
     realtime: bool = False  # SCHED_FIFO and SCHED_RR
 
 
@@ -78,35 +78,35 @@ IMPLEMENTED: Mapping[LaneType, tuple[str, ...]] = {
 }
 
 _POOLS: frozenset[str] = frozenset({"thread_pool", "process_pool"})
-_QUEUED: frozenset[str] = _POOLS | {"isolated_thread", "manual_step"}
-CADENCED: frozenset[str] = frozenset({"fixed_rate", "isolated_thread"})  # that tick
-_WORKERS: frozenset[str] = _POOLS | {"isolated_thread"}
+_WITH_QUEUE: frozenset[str] = _POOLS | {"isolated_thread", "manual_step"}
+TICKING: frozenset[str] = frozenset({"fixed_rate", "isolated_thread"})  # lane types that tick
+_WITH_WORKERS: frozenset[str] = _POOLS | {"isolated_thread"}
 
-# Which lane types apply a field of rota's own. A field that is not listed is applied by every type.
-_APPLIED_BY: Mapping[str, frozenset[str]] = {
-    "hz": CADENCED,
-    "period_ms": CADENCED,
-    "tick_budget_ms": CADENCED,
-    "overrun_policy": CADENCED,
+# The lane types that apply each of rota's own fields. All lane types apply a field that is not listed.
+_LANE_TYPES_BY_FIELD: Mapping[str, frozenset[str]] = {
+    "hz": TICKING,
+    "period_ms": TICKING,
+    "tick_budget_ms": TICKING,
+    "overrun_policy": TICKING,
     "wall_clock_enabled": frozenset({"fixed_rate"}),
     "max_threads": _POOLS,
-    "queue_capacity": _QUEUED,
-    "overflow": _QUEUED,
-    "overflow_deadline_ms": _QUEUED,
+    "queue_capacity": _WITH_QUEUE,
+    "overflow": _WITH_QUEUE,
+    "overflow_deadline_ms": _WITH_QUEUE,
     "starvation_epochs": frozenset({"isolated_thread", "manual_step"}),
-    "policy": _QUEUED,
+    "policy": _WITH_QUEUE,
 }
-_NEVER = ("priority", "isolation_intent")
+_NEVER_APPLIED = ("priority", "isolation_intent")
 OS_FIELDS = ("thread_name", "cpu_affinity", "nice_priority", "rt_policy", "rt_priority")
 
 _UNSUPPORTED = ("hard_preemption", "hard_real_time", "implicit_os_scheduler_tuning")
 
 
 def capability(lane_id: str, lane: LaneSpec, platform: Platform) -> LaneCapability:
-    """What this lane does on this platform."""
+    """Return what this lane implements on this platform."""
     ignored = ignored_fields(lane, platform)
     applied = tuple(field for field in OS_FIELDS if _is_set(lane, field) and field not in ignored)
-    unsupported = _UNSUPPORTED[1:] if lane.type == "process_pool" else _UNSUPPORTED  # a process can be killed
+    unsupported = _UNSUPPORTED[1:] if lane.type == "process_pool" else _UNSUPPORTED  # it can kill a process
     return LaneCapability(
         id=lane_id,
         type=lane.type,
@@ -117,13 +117,13 @@ def capability(lane_id: str, lane: LaneSpec, platform: Platform) -> LaneCapabili
     )
 
 
-def fields_without_use(lane_type: LaneType) -> tuple[str, ...]:
-    """The fields of rota's own that a lane of this type never applies."""
-    return tuple(field for field, types in _APPLIED_BY.items() if lane_type not in types)
+def unused_fields(lane_type: LaneType) -> tuple[str, ...]:
+    """Return those of rota's own fields that a lane of this type never applies."""
+    return tuple(field for field, types in _LANE_TYPES_BY_FIELD.items() if lane_type not in types)
 
 
 def ignored_fields(lane: LaneSpec, platform: Platform) -> dict[str, str]:
-    """Every field that is set and not applied, with the reason; in the order of the lane's fields."""
+    """Return each field that is set and not applied, with the reason, in field order."""
     reasons = {field: reason for field, reason in _reasons(lane, platform) if _is_set(lane, field)}
     return {field: reasons[field] for field in LaneSpec.__struct_fields__ if field in reasons}
 
@@ -136,88 +136,88 @@ _DEFAULTS = dict(zip(LaneSpec.__struct_fields__[1:], LaneSpec.__struct_defaults_
 
 
 def _reasons(lane: LaneSpec, platform: Platform) -> Iterator[tuple[str, str]]:
-    """Every field that this lane would not apply, set or not."""
-    for field in _NEVER:
-        yield field, "it is an intent that nothing maps to the operating system"
-    for field in fields_without_use(lane.type):
-        yield field, f"{lane.type} lanes have no use for it"
+    """Yield each field that this lane does not apply, set or not, with the reason."""
+    for field in _NEVER_APPLIED:
+        yield field, "no operating system setting corresponds to it"
+    for field in unused_fields(lane.type):
+        yield field, f"{lane.type} lanes do not use it"
     if lane.type == "fixed_rate" and not lane.wall_clock_enabled:
-        yield "overrun_policy", "simulated ticks are never late; it needs wall_clock_enabled"
+        yield "overrun_policy", "simulated ticks are never late; it requires wall_clock_enabled"
     if lane.overflow != "block":
-        yield "overflow_deadline_ms", "only overflow: block waits"
-    for field, refusal in _OS_RULES.items():
-        if reason := refusal(lane, platform):
+        yield "overflow_deadline_ms", "it is used with overflow: block only"
+    for field, check in _OS_RULES.items():
+        if reason := check(lane, platform):
             yield field, reason
 
 
-# --- wishes towards the operating system ---------------------------------------------------------
+# --- fields for the operating system: None, or why the field is not applied ----------------------
 
 
-def _no_name(lane: LaneSpec, platform: Platform) -> str | None:
-    if reason := _no_workers(lane):
+def _name_problem(lane: LaneSpec, platform: Platform) -> str | None:
+    if reason := _worker_problem(lane):
         return reason
-    return None if platform.thread_names else f"{platform.name} has no way to name a thread"
+    return None if platform.thread_names else f"{platform.name} does not support thread names"
 
 
-def _no_workers(lane: LaneSpec) -> str | None:
-    return None if lane.type in _WORKERS else f"{lane.type} lanes have no workers of their own"
+def _worker_problem(lane: LaneSpec) -> str | None:
+    return None if lane.type in _WITH_WORKERS else f"{lane.type} lanes have no workers"
 
 
-def _no_affinity(lane: LaneSpec, platform: Platform) -> str | None:
+def _affinity_problem(lane: LaneSpec, platform: Platform) -> str | None:
     missing = [cpu for cpu in lane.cpu_affinity if cpu not in platform.cpus]
-    if reason := _no_workers(lane):
+    if reason := _worker_problem(lane):
         return reason
     if not platform.cpus:
-        return f"{platform.name} cannot bind a thread to a CPU"
-    return f"this process may not use CPU {missing[0]}" if missing else None
+        return f"{platform.name} does not support CPU affinity of threads"
+    return f"this process is not allowed to use CPU {missing[0]}" if missing else None
 
 
-def _no_nice(lane: LaneSpec, platform: Platform) -> str | None:
-    if reason := _no_workers(lane):
+def _nice_problem(lane: LaneSpec, platform: Platform) -> str | None:
+    if reason := _worker_problem(lane):
         return reason
     if not NICE_MIN <= lane.nice_priority <= NICE_MAX:
-        return f"niceness lies from {NICE_MIN} to {NICE_MAX}"
+        return f"the niceness must be from {NICE_MIN} to {NICE_MAX}"
     if lane.nice_priority < 0 and not platform.nice_below_zero:
-        return "this process may not lower its niceness"
-    return None if platform.nice else f"{platform.name} has no niceness per thread"
+        return "this process is not allowed to lower its niceness"
+    return None if platform.nice else f"{platform.name} does not support niceness per thread"
 
 
-def _no_realtime(lane: LaneSpec, platform: Platform) -> str | None:
-    if reason := _no_workers(lane):
+def _realtime_problem(lane: LaneSpec, platform: Platform) -> str | None:
+    if reason := _worker_problem(lane):
         return reason
     if lane.rt_policy not in RT_POLICIES:
         return f"the realtime policies are {' and '.join(RT_POLICIES)}"
     if not RT_PRIORITY_MIN <= lane.rt_priority <= RT_PRIORITY_MAX:
-        return f"rt_policy and rt_priority go together; the priority lies from {RT_PRIORITY_MIN} to {RT_PRIORITY_MAX}"
-    return None if platform.realtime else "this process may not use realtime scheduling"
+        return f"rt_policy requires an rt_priority from {RT_PRIORITY_MIN} to {RT_PRIORITY_MAX}"
+    return None if platform.realtime else "this process is not allowed to use realtime scheduling"
 
 
 _OS_RULES: Mapping[str, Callable[[LaneSpec, Platform], str | None]] = {
-    "thread_name": _no_name,
-    "cpu_affinity": _no_affinity,
-    "nice_priority": _no_nice,
-    "rt_policy": _no_realtime,
-    "rt_priority": _no_realtime,
+    "thread_name": _name_problem,
+    "cpu_affinity": _affinity_problem,
+    "nice_priority": _nice_problem,
+    "rt_policy": _realtime_problem,
+    "rt_priority": _realtime_problem,
 }
 
 
-# --- asking the machine --------------------------------------------------------------------------
+# --- probing the machine -------------------------------------------------------------------------
 
 
 @cache
 def probe() -> Platform:
-    """What this machine allows this process, found once by trying it on a thread that ends right after."""
+    """Return what this machine allows this process. The first call tries it out on a short-lived thread."""
     if not sys.platform.startswith("linux"):
         return Platform(name=sys.platform)
     found: dict[str, bool] = {}
-    thread = threading.Thread(target=lambda: found.update(_tried()), name="rota-probe")
+    thread = threading.Thread(target=lambda: found.update(_try_permissions()), name="rota-probe")
     thread.start()
     thread.join()
     return Platform(name="linux", cpus=tuple(sorted(os.sched_getaffinity(0))), **found)
 
 
-def _tried() -> Iterator[tuple[str, bool]]:
-    """Each right, tried on the calling thread: a seccomp filter or a container may refuse what the user id allows."""
+def _try_permissions() -> Iterator[tuple[str, bool]]:
+    """Try each permission on the calling thread: a seccomp filter or a container may refuse what the user id allows."""
     yield "thread_names", _works(_name_this_thread)
     yield "nice", _works(lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE_MAX))
     yield "nice_below_zero", _works(lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -1))

@@ -1,16 +1,16 @@
-"""Where a run stands at the beginning of an epoch, so that it can be resumed in another process.
+"""Checkpoints: the state of a run at the beginning of an epoch, so that another process can resume it.
 
-A run with a queue lane writes this down at every boundary, after everything that was published for the epoch became
-visible and before anything of the epoch has run; and once more at its end. A run that is started again under the same
+A run with a queue lane writes a checkpoint at every epoch boundary, after everything published for the epoch became
+visible and before anything of the epoch has run, and once more at its end. A run that is started again under the same
 id begins there:
 
     epochs 1 to 3 are over   epoch 4: checkpoint … enqueue 4/search/0 … enqueue 4/search/1 … the process dies
     started again            epoch 4 from the checkpoint; both entries exist under their keys and are not added again
 
-So an entry runs once (as far as the queue promises that), while a component of the run's own process may see the epoch
-in flight a second time. The time in between does not count: a message is as old as it was when it was written down,
-whatever clock the new process has. What is not written down: background tasks, independent lanes with their components,
-configuration that was changed while the run went on, and when timers and limits on triggers last let something pass.
+So an entry runs once (as far as the queue guarantees that), while a component of the run's own process may execute the
+interrupted epoch a second time. The time in between does not count: a message keeps the age it had when the checkpoint
+was written. A checkpoint does not include: background tasks, independent lanes with their components, configuration
+that was changed during the run, and when timers and rate limits last triggered.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any
 import msgspec
 
 from rota.errors import GraphRunFailed
-from rota.graph.channels import Channel, ChannelContents
-from rota.graph.lanes.as_json import as_json
-from rota.graph.lanes.queue_lane import Pending
+from rota.graph.channels import ChannelContents, MessageChannel
+from rota.graph.lanes.durable import NEW_RUN_HINT, json_value
+from rota.graph.lanes.queue_lane import PendingInvocation
 from rota.graph.messages import Message, Origin
-from rota.graph.nodes import Deferred
+from rota.graph.nodes import DeferredPublication
 from rota.graph.timed_triggers import Watermark, WatermarkState
 from rota.graph.wiring import Wiring
 
-__all__ = ["Checkpoint", "put_back", "read_checkpoint", "take_checkpoint"]
+__all__ = ["RunCheckpoint", "decode_checkpoint", "encode_checkpoint", "restore_checkpoint"]
 
-VERSION = 1  # of what is written down
+VERSION = 1  # of the checkpoint format
 
 
 class StoredDeferred(msgspec.Struct, frozen=True):
-    """A publication that waits for the next boundary."""
+    """A publication that waits for the next epoch boundary."""
 
     channel_id: str
     payload: Any
@@ -43,35 +43,35 @@ class StoredDeferred(msgspec.Struct, frozen=True):
     timestamp_ms: float | None
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run stands."""
+class RunCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a run at the beginning of an epoch."""
 
     version: int
     next_epoch_id: int
-    at_s: float  # by the monotonic clock of the process that wrote it
+    at_s: float  # on the monotonic clock of the process that wrote it
     channels: dict[str, ChannelContents]
     watermarks: dict[str, WatermarkState]  # by component
     deferred: tuple[StoredDeferred, ...]
-    isolated: tuple[str, ...]  # components that take part no more
-    pending: tuple[Pending, ...]
+    isolated: tuple[str, ...]  # components that were removed from the run
+    pending: tuple[PendingInvocation, ...]
     state: dict[str, Any]
     snapshots: dict[str, Any]
 
 
-def take_checkpoint(
+def encode_checkpoint(
     wiring: Wiring,
     next_epoch_id: int,
-    pending: Sequence[Pending],
+    pending: Sequence[PendingInvocation],
     *,
     at_s: float,
     state: Mapping[str, Any],
     snapshots: Mapping[str, Any],
 ) -> bytes:
-    """Write down where a run stands; raises when something in it is not JSON."""
+    """Return the checkpoint of a run as JSON; raises if a value in it is not JSON."""
     channels = {channel.id: channel.contents() for channel in _channels(wiring)}
     for channel_id, contents in channels.items():
         _check(channel_id, _messages(contents))
-    checkpoint = Checkpoint(
+    checkpoint = RunCheckpoint(
         version=VERSION,
         next_epoch_id=next_epoch_id,
         at_s=at_s,
@@ -80,29 +80,29 @@ def take_checkpoint(
         deferred=tuple(_stored(deferred) for deferred in (*wiring.deferred, *wiring.outbox)),
         isolated=tuple(node.id for node in wiring.nodes.values() if node.is_isolated),
         pending=tuple(pending),
-        state=as_json("the shared state", dict(state)),
-        snapshots={name: as_json(f"the snapshot of {name}", value) for name, value in snapshots.items()},
+        state=json_value("the shared state", dict(state)),
+        snapshots={name: json_value(f"the snapshot of {name}", value) for name, value in snapshots.items()},
     )
     return msgspec.json.encode(checkpoint)
 
 
-def read_checkpoint(data: bytes) -> Checkpoint:
-    """Where a run stood; raises when that cannot be read."""
+def decode_checkpoint(data: bytes) -> RunCheckpoint:
+    """Return the checkpoint in `data`; raises if it cannot be read."""
     try:
-        checkpoint = msgspec.json.decode(data, type=Checkpoint)
+        checkpoint = msgspec.json.decode(data, type=RunCheckpoint)
     except msgspec.MsgspecError as problem:
         raise _unreadable(str(problem)) from problem
     if checkpoint.version != VERSION:
-        raise _unreadable(f"it is of version {checkpoint.version}, and this rota reads version {VERSION}")
+        raise _unreadable(f"its format version is {checkpoint.version}, but this rota reads version {VERSION}")
     return checkpoint
 
 
-def _unreadable(why: str) -> GraphRunFailed:
-    return GraphRunFailed(f"the run's checkpoint cannot be read: {why}", hint="Use a new run id.")
+def _unreadable(reason: str) -> GraphRunFailed:
+    return GraphRunFailed(f"the run's checkpoint cannot be read: {reason}", hint=NEW_RUN_HINT)
 
 
-def put_back(wiring: Wiring, checkpoint: Checkpoint, now_s: float) -> None:
-    """Put everything back into the channels, as old as it was."""
+def restore_checkpoint(wiring: Wiring, checkpoint: RunCheckpoint, now_s: float) -> None:
+    """Put all messages back into the channels, with the age they had."""
     for origin in _origins(checkpoint):
         origin.published_at_s += now_s - checkpoint.at_s
     known = {channel.id: channel for channel in _channels(wiring)}
@@ -113,23 +113,25 @@ def put_back(wiring: Wiring, checkpoint: Checkpoint, now_s: float) -> None:
     for channel_id, contents in checkpoint.channels.items():
         known[channel_id].restore(contents)
     for component_id, state in checkpoint.watermarks.items():
-        trigger = wiring.nodes[component_id].trigger.innermost
+        trigger = wiring.nodes[component_id].trigger.unwrapped
         if isinstance(trigger, Watermark):
             try:
                 trigger.restore(state)
             except LookupError as problem:  # another domain, or fewer edges
-                raise _changed(f"what {component_id} waits for") from problem
+                raise _changed(f"an input of {component_id}") from problem
     for component_id in checkpoint.isolated:
         wiring.nodes[component_id].isolate()
     for each in checkpoint.deferred:
-        wiring.deferred.append(Deferred(known[each.channel_id], each.payload, each.origin, each.timestamp_ms))
+        wiring.deferred.append(
+            DeferredPublication(known[each.channel_id], each.payload, each.origin, each.timestamp_ms)
+        )
 
 
 def _changed(gone: str) -> GraphRunFailed:
-    return GraphRunFailed(f"the graph has changed since this run began: {gone} is gone", hint="Use a new run id.")
+    return GraphRunFailed(f"the graph has changed since this run began: {gone} no longer exists", hint=NEW_RUN_HINT)
 
 
-def _origins(checkpoint: Checkpoint) -> Iterator[Origin]:
+def _origins(checkpoint: RunCheckpoint) -> Iterator[Origin]:
     for contents in checkpoint.channels.values():
         for message in _messages(contents):
             yield message.origin
@@ -144,22 +146,22 @@ def _messages(contents: ChannelContents) -> tuple[Message, ...]:
     return (*contents.waiting, *contents.hidden, *filter(None, (contents.kept,)))
 
 
-def _channels(wiring: Wiring) -> list[Channel]:
+def _channels(wiring: Wiring) -> list[MessageChannel]:
     return [*wiring.channels.values(), *wiring.inboxes.values()]
 
 
 def _check(channel_id: str, messages: Sequence[Message]) -> None:
     for message in messages:
-        as_json(f"what edge {channel_id} holds", message.payload)
+        json_value(f"a message on edge {channel_id}", message.payload)
 
 
-def _stored(deferred: Deferred) -> StoredDeferred:
-    payload = as_json(f"what waits for edge {deferred.channel.id}", deferred.payload)
+def _stored(deferred: DeferredPublication) -> StoredDeferred:
+    payload = json_value(f"a publication for edge {deferred.channel.id}", deferred.payload)
     return StoredDeferred(deferred.channel.id, payload, deferred.origin, deferred.timestamp_ms)
 
 
 def _watermarks(wiring: Wiring) -> dict[str, WatermarkState]:
-    triggers = {node.id: node.trigger.innermost for node in wiring.nodes.values()}
+    triggers = {node.id: node.trigger.unwrapped for node in wiring.nodes.values()}
     states = {name: trigger.state() for name, trigger in triggers.items() if isinstance(trigger, Watermark)}
     for name, state in states.items():
         _check(name, [message for _, message in state.held])

@@ -1,11 +1,11 @@
-"""A graph to a plan: the rules, the regions, the orders and the lanes, put together.
+"""Compile a graph to a plan: check the rules, find the regions and their order, resolve the lanes.
 
-    check(spec)          everything there is to say about a graph, and its plan when there is no error
-    compile_graph(spec)  the plan, or GraphInvalid with every diagnostic
-    lint(spec)           what check says, and notes on style
+    check(spec)          all diagnostics of a graph, and its plan if there is no error
+    compile_graph(spec)  the plan, or `GraphInvalid` with all diagnostics
+    lint(spec)           like check, with notes on style
 
-All are pure: the same graph, catalogue and platform give the same answer, byte for byte. Structures made in Python are
-held against their annotations first, so that a plan never holds a value that a file could not have said.
+All are pure functions: the same graph, catalogue and platform give the same result, byte for byte. A `GraphSpec` built
+in Python is first checked against its annotations, so that a plan never contains a value that a file could not.
 """
 
 from __future__ import annotations
@@ -15,86 +15,85 @@ from collections import defaultdict
 import msgspec
 
 from rota.errors import GraphInvalid
-from rota.graph.capabilities import CADENCED, Platform, capability, probe
+from rota.graph.capabilities import TICKING, Platform, capability, probe
+from rota.graph.components import Catalogue
+from rota.graph.conversion import convert
 from rota.graph.diagnostics import Diagnostic, worst_first
-from rota.graph.fitting import fit
 from rota.graph.index import GraphIndex
-from rota.graph.plan import Edge, Lane, LaneOrder, Plan, Region
-from rota.graph.ports import Catalogue
+from rota.graph.plan import IndependentLane, Lane, Plan, Region
 from rota.graph.regions import find_regions, lifecycle_order, region_order
 from rota.graph.rules import check_rules
-from rota.graph.rules.edges import slow_reader_drop_risk
-from rota.graph.rules.style import check_style
+from rota.graph.rules.structure import check_style
 from rota.graph.rules.triggers import check_readiness
 from rota.graph.spec import GraphSpec, LaneSpec
 
-__all__ = ["STARVATION_EPOCHS", "Checked", "check", "compile_graph", "lint"]
+__all__ = ["STARVATION_EPOCHS", "CheckResult", "check", "compile_graph", "lint"]
 
-STARVATION_EPOCHS = 8  # how long an invocation may be passed over, where the file does not say
+STARVATION_EPOCHS = 8  # default: how many epochs an invocation may be passed over
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to say about a graph."""
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The diagnostics of a graph, and its plan."""
 
     diagnostics: tuple[Diagnostic, ...]
-    plan: Plan | None = None  # None: there are errors
+    plan: Plan | None = None  # None if there are errors
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
-        """What refuses it."""
+        """The diagnostics that refuse the graph."""
         return tuple(each for each in self.diagnostics if each.is_error)
 
 
 def compile_graph(spec: GraphSpec, catalogue: Catalogue | None = None, platform: Platform | None = None) -> Plan:
-    """The plan of a graph, or GraphInvalid with every diagnostic."""
-    checked = check(spec, catalogue, platform)
-    if checked.plan is None:
-        first, count = checked.errors[0], len(checked.errors)
+    """Return the plan of a graph, or raise `GraphInvalid` with all diagnostics."""
+    result = check(spec, catalogue, platform)
+    if result.plan is None:
+        first, count = result.errors[0], len(result.errors)
         more = f" (and {count - 1} more)" if count > 1 else ""
         raise GraphInvalid(
             f"graph {spec.graph.name}: {first.message}{more}",
-            diagnostics=checked.diagnostics,
+            diagnostics=result.diagnostics,
             hint=first.suggested_fix,
         )
-    return checked.plan
+    return result.plan
 
 
-def lint(spec: GraphSpec, catalogue: Catalogue | None = None, platform: Platform | None = None) -> Checked:
-    """What `check` says, and what a second reader would ask about a graph without errors."""
-    checked = check(spec, catalogue, platform)
-    if checked.plan is None:
-        return checked
+def lint(spec: GraphSpec, catalogue: Catalogue | None = None, platform: Platform | None = None) -> CheckResult:
+    """Check a graph and, if it has no errors, add notes on style."""
+    result = check(spec, catalogue, platform)
+    if result.plan is None:
+        return result
     notes = check_style(GraphIndex(spec, catalogue))
-    return msgspec.structs.replace(checked, diagnostics=worst_first([*checked.diagnostics, *notes]))
+    return msgspec.structs.replace(result, diagnostics=worst_first([*result.diagnostics, *notes]))
 
 
-def check(spec: GraphSpec, catalogue: Catalogue | None = None, platform: Platform | None = None) -> Checked:
-    """Every diagnostic of a graph, worst first, and its plan when none of them is an error.
+def check(spec: GraphSpec, catalogue: Catalogue | None = None, platform: Platform | None = None) -> CheckResult:
+    """Return all diagnostics of a graph, worst first, and its plan if none of them is an error.
 
-    Without a catalogue nothing is said about types and ports. Without a platform this machine is asked.
+    Without a catalogue, component types and ports are not checked. The default platform is this machine.
     """
-    if problem := _misshapen(spec):
-        return Checked(diagnostics=(problem,))
+    if problem := _unencodable(spec):
+        return CheckResult(diagnostics=(problem,))
     platform = platform or probe()
     index = GraphIndex(spec, catalogue)
     regions, cycle_problems = find_regions(index)
     lifecycle, dependency_problems = lifecycle_order(index)
     found = [*check_rules(index, platform), *cycle_problems, *dependency_problems]
     if any(each.is_error for each in found):
-        return Checked(diagnostics=worst_first(found))
+        return CheckResult(diagnostics=worst_first(found))
     diagnostics = worst_first([*found, *check_readiness(index)])
-    return Checked(diagnostics=diagnostics, plan=_plan(index, platform, regions, lifecycle, diagnostics))
+    return CheckResult(diagnostics=diagnostics, plan=_plan(index, platform, regions, lifecycle, diagnostics))
 
 
-def _misshapen(spec: GraphSpec) -> Diagnostic | None:
-    """What a structure made in Python holds that a file could not say."""
+def _unencodable(spec: GraphSpec) -> Diagnostic | None:
+    """Return a diagnostic if a graph built in Python contains a value that a file could not contain."""
     try:
         plain = msgspec.json.decode(msgspec.json.encode(spec))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
-        message = f"the graph holds a value that no file could: {problem}"
+        message = f"the graph contains a value that a graph file cannot contain: {problem}"
         return Diagnostic.of("graph_validation_error", message)
-    shaped = fit(plain, GraphSpec, "")
-    return shaped if isinstance(shaped, Diagnostic) else None
+    converted = convert(plain, GraphSpec, "")
+    return converted if isinstance(converted, Diagnostic) else None
 
 
 def _plan(
@@ -108,15 +107,7 @@ def _plan(
     return Plan(
         spec=index.spec,
         components=index.components,
-        edges={
-            wire.spec.id: Edge(
-                spec=wire.spec,
-                source=wire.source,
-                target=wire.target,
-                slow_reader_drop_risk=slow_reader_drop_risk(wire.spec.policy),
-            )
-            for wire in index.wires
-        },
+        edges={edge.id: edge for edge in index.edges},
         lanes=_lanes(index, platform),
         regions=regions,
         component_region={name: region.id for region in regions.values() for name in region.components},
@@ -127,18 +118,20 @@ def _plan(
     )
 
 
-def _orders(index: GraphIndex, regions: dict[str, Region]) -> tuple[tuple[str, ...], tuple[LaneOrder, ...]]:
-    """The order of an epoch, and one for each independent lane.
+def _orders(index: GraphIndex, regions: dict[str, Region]) -> tuple[tuple[str, ...], tuple[IndependentLane, ...]]:
+    """Return the region order of an epoch, and the order of each independent lane.
 
-    No immediate edge crosses into an independent lane, so one order over all regions, taken apart, is the same as an
-    order for each.
+    No immediate edge enters or leaves an independent lane, so splitting one order over all regions gives the same
+    result as ordering each lane by itself.
     """
     main: list[str] = []
-    apart: dict[str, list[str]] = defaultdict(list)
+    by_lane: dict[str, list[str]] = defaultdict(list)
     for name in region_order(regions):
         lane = index.components[regions[name].components[0]].execution.lane
-        (apart[lane] if index.spec.lanes[lane].independent else main).append(name)
-    independent = (LaneOrder(lane=lane, region_order=tuple(apart[lane])) for lane in index.spec.lanes if lane in apart)
+        (by_lane[lane] if index.spec.lanes[lane].independent else main).append(name)
+    independent = (
+        IndependentLane(lane=lane, region_order=tuple(by_lane[lane])) for lane in index.spec.lanes if lane in by_lane
+    )
     return tuple(main), tuple(independent)
 
 
@@ -151,7 +144,7 @@ def _lanes(index: GraphIndex, platform: Platform) -> dict[str, Lane]:
 
 
 def _lane(name: str, lane: LaneSpec, components: tuple[str, ...], aging: int, platform: Platform) -> Lane:
-    period_ns = lane.period_ns if lane.type in CADENCED else 0
+    period_ns = lane.period_ns if lane.type in TICKING else 0
     return Lane(
         id=name,
         spec=lane,
@@ -165,7 +158,7 @@ def _lane(name: str, lane: LaneSpec, components: tuple[str, ...], aging: int, pl
 
 
 def _workers(lane: LaneSpec) -> int:
-    """Threads or processes of the lane's own."""
+    """Return the number of threads or processes of the lane."""
     if lane.type in {"thread_pool", "process_pool"}:
         return max(1, lane.max_threads)
     return 1 if lane.type == "isolated_thread" else 0

@@ -1,8 +1,8 @@
-"""Type name to component. Other packages add theirs under the entry point group `rota.components`.
+"""The registry of component types, by type name. Packages add types in the entry point group `rota.components`.
 
-An entry point names a decorated function or class, which is then known by the entry point's name, or a module, all of
-whose decorated things are added under their own names. Nothing is loaded that was not asked for: a graph file names
-types, and a type that nobody registered is an error, never an import.
+An entry point refers to a decorated function or class, which is registered under the entry point's name, or to a
+module, whose decorated functions and classes are all registered under their own type names. A graph file cannot cause
+an import: an unregistered type is an error.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from rota.errors import ComponentInvalid, ComponentUnknown
-from rota.graph.components import ComponentType, component_type
-from rota.graph.ports import ComponentDescriptor
+from rota.graph.components import ComponentDescriptor, ComponentType, component_type
 
 __all__ = ["GROUP", "ComponentRegistry"]
 
@@ -25,38 +24,38 @@ GROUP = "rota.components"
 
 
 class ComponentRegistry:
-    """The component types that graphs may name."""
+    """The component types that graphs may use."""
 
-    def __init__(self, things: Iterable[Any] = ()) -> None:
+    def __init__(self, components: Iterable[Any] = ()) -> None:
         self._types: dict[str, ComponentType] = {}
-        for thing in things:
-            self.add(thing)
+        for decorated in components:
+            self.add(decorated)
 
-    def add(self, thing: Any, *, type_name: str | None = None) -> ComponentType:
-        """Add a decorated function or class, under its own type name or another."""
-        found = component_type(thing)
+    def add(self, decorated: Any, *, type_name: str | None = None) -> ComponentType:
+        """Register a decorated function or class, under `type_name` or its own type name."""
+        found = component_type(decorated)
         if found is None:
-            raise ComponentInvalid(f"{thing!r} is not a component", hint="Decorate it with @component.")
+            raise ComponentInvalid(f"{decorated!r} is not a component", hint="Decorate it with @component.")
         if type_name is not None and type_name != found.name:
             found = msgspec.structs.replace(found, descriptor=msgspec.structs.replace(found.descriptor, type=type_name))
         known = self._types.setdefault(found.name, found)
         if known.implementation is not found.implementation:
             raise ComponentInvalid(
-                f"two components are called {found.name!r}: {_where(known)} and {_where(found)}",
+                f"two components have the type name {found.name!r}: {_where(known)} and {_where(found)}",
                 hint="Give one of them another type name.",
                 component_type=found.name,
             )
         return found
 
     def load_module(self, module: str | ModuleType) -> tuple[str, ...]:
-        """Add every decorated thing that a module defines or imports; returns their type names."""
+        """Register all decorated functions and classes in a module, also imported ones. Return their type names."""
         if isinstance(module, str):
             module = _import(module)
-        things = [thing for thing in vars(module).values() if component_type(thing) is not None]
-        return tuple(self.add(thing).name for thing in things)
+        components = [value for value in vars(module).values() if component_type(value) is not None]
+        return tuple(self.add(decorated).name for decorated in components)
 
     def load_entry_points(self) -> tuple[str, ...]:
-        """Add what installed packages offer; returns the type names."""
+        """Register the entry points of installed packages. Return their type names."""
         added: list[str] = []
         for point in entry_points(group=GROUP):
             added.extend(self._load_entry_point(point))
@@ -64,33 +63,33 @@ class ComponentRegistry:
 
     def _load_entry_point(self, point: EntryPoint) -> tuple[str, ...]:
         try:
-            thing = point.load()
+            loaded = point.load()
         except Exception as problem:  # loading runs another package's code, which may fail in any way
             raise ComponentInvalid(
                 f"entry point {point.name} of {GROUP} cannot be loaded: {type(problem).__name__}: {problem}",
-                hint="Mend or uninstall the package that offers it.",
+                hint="Fix or uninstall the package that provides it.",
             ) from problem
-        if isinstance(thing, ModuleType):
-            return self.load_module(thing)
-        return (self.add(thing, type_name=point.name).name,)
+        if isinstance(loaded, ModuleType):
+            return self.load_module(loaded)
+        return (self.add(loaded, type_name=point.name).name,)
 
     def find(self, type_name: str) -> ComponentType:
-        """The type of this name."""
+        """Return the type of this name, or raise `ComponentUnknown`."""
         found = self._types.get(type_name)
         if found is None:
             known = ", ".join(sorted(self._types)) or "none"
             raise ComponentUnknown(
-                f"no component type is called {type_name!r}", hint=f"Registered: {known}.", component_type=type_name
+                f"unknown component type {type_name!r}", hint=f"Registered types: {known}.", component_type=type_name
             )
         return found
 
     def describe(self, component_type: str) -> ComponentDescriptor | None:
-        """What a type offers, for the compiler."""
+        """Return the descriptor of a type, or None if the type is not registered."""
         found = self._types.get(component_type)
         return None if found is None else found.descriptor
 
     def names(self) -> tuple[str, ...]:
-        """Every registered type name, sorted."""
+        """Return all registered type names, sorted."""
         return tuple(sorted(self._types))
 
 
@@ -100,7 +99,7 @@ def _import(name: str) -> ModuleType:
     except ImportError as problem:
         raise ComponentInvalid(
             f"the component module {name!r} cannot be imported: {problem}",
-            hint="Name a module that is installed or lies on the path.",
+            hint="Give the name of a module that is installed or on the Python path.",
             module=name,
         ) from problem
 

@@ -1,31 +1,36 @@
-"""Components are Python: a function, or a class with an `execute` method, and the decorator that says so.
+"""Component types: what a graph's components are in Python, and what the compiler knows of them.
+
+A component is a function, or a class with an `execute` method, marked with the `component` decorator:
 
     @component("demo.Scale")
     def scale(value: float, *, factor: float = 2.0) -> float:
         return value * factor
 
-Everything is read from the signature:
+The decorator reads everything from the signature:
 
-    value               a positional parameter is an input port; with a default it need not have a message
-    *parts              is one input port that many edges may lead to
-    **inputs            takes whatever ports the edges name
+    value               a positional parameter is an input port; a port with a default does not need a message
+    *parts              is one input port that accepts several edges
+    **inputs            accepts every port that the edges name
     factor              a keyword-only parameter is configuration, from `config:` in the graph file
-    -> float            what is returned is published on the output port, `out` unless `outputs=` names others
-    context, invocation are not ports: they are the run's own objects, for those who ask by this name
+    -> float            the return value is published on the output port: `out`, or the ports named in `outputs=`
+    context, invocation are not ports: they are the run's own objects, passed to a component that asks for the name
 
-Returning None publishes nothing; with several outputs a dictionary of port to payload is returned. `Batch[int]` is the
-annotation of a port that a `batch` trigger fills: a tuple of payloads, each an int. A function may be `async`.
+A component that returns None publishes nothing; one with several outputs returns a dictionary of port to payload.
+`Batch[int]` annotates a port that a `batch` trigger fills: a tuple of payloads, each an int. A function may be `async`.
 
-A class is made once per run, with the configuration as keyword arguments; `execute` is read like a function. It may
-also have any of these:
+A class is instantiated once per run, with the configuration as keyword arguments; `execute` is read like a function. It
+may also define any of these methods:
 
-    configure, activate     at the start of a run, in lifecycle order
-    deactivate              at its end, in reverse order, for whoever was started
-    reset, restore(state)   before a run; restore instead of reset where there is a state to restore
-    snapshot() -> state     after a run
+    configure, activate     called at the start of a run, in lifecycle order
+    deactivate              called at the end of a run, in reverse order, for every component that was started
+    reset, restore(state)   called before a run; `restore` instead of `reset` if there is a state to restore
+    snapshot() -> state     called after a run
     reconfigure(**config)   takes a new configuration between two epochs; `validate_config(**config)` may refuse it
 
-The decorated function or class stays what it was, so it can be called, tested and pickled as before.
+The decorated function or class is unchanged, so it can be called, tested and pickled as before.
+
+Ports belong to the component's type, not to the graph file. The compiler compares the edges of a graph with the
+`ComponentDescriptor` of each type; it never looks at the code behind it.
 """
 
 from __future__ import annotations
@@ -34,15 +39,70 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, overload
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 import msgspec
 
 from rota.errors import ComponentInvalid
-from rota.graph.ports import ComponentDescriptor, Port
 from rota.graph.spec import BoundaryRole
 
-__all__ = ["EVENT_PORTS", "REQUIRED", "Batch", "ComponentType", "Parameter", "component", "component_type"]
+__all__ = [
+    "EVENT_PORTS",
+    "REQUIRED",
+    "Batch",
+    "Catalogue",
+    "ComponentDescriptor",
+    "ComponentType",
+    "Parameter",
+    "Port",
+    "component",
+    "component_type",
+]
+
+
+# --- descriptors ---------------------------------------------------------------------------------
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True):
+    """An input or output of a component. An empty schema or payload type is compatible with every other."""
+
+    name: str
+    schema: str = ""
+    payload_type: str = ""
+    required: bool = False  # inputs: the graph is refused if no edge leads here
+    multiplicity: Literal["single", "multi"] = "single"  # inputs: how many edges may lead here
+    large_payload: bool = False  # outputs: frames, blobs, documents; copying them is worth a warning
+
+
+class ComponentDescriptor(msgspec.Struct, frozen=True, kw_only=True):
+    """A component type as the compiler sees it: its name, its ports, its boundary role and its configuration."""
+
+    type: str
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()
+    role: BoundaryRole | None = None  # None: any role
+    any_ports: bool = False  # accepts and publishes on every port that the edges name
+    config_names: tuple[str, ...] | None = None  # None: any configuration
+    config_required: tuple[str, ...] = ()
+
+    def input(self, name: str) -> Port | None:
+        """Return the input port of this name."""
+        return next((port for port in self.inputs if port.name == name), None)
+
+    def output(self, name: str) -> Port | None:
+        """Return the output port of this name."""
+        return next((port for port in self.outputs if port.name == name), None)
+
+
+class Catalogue(Protocol):
+    """Where the compiler looks up descriptors: a `ComponentRegistry`, or a dictionary in a test."""
+
+    def describe(self, component_type: str) -> ComponentDescriptor | None:
+        """Return the descriptor of this type, or None if the type is not registered."""
+        ...
+
+
+# --- the decorator -------------------------------------------------------------------------------
 
 T = TypeVar("T")
 _BATCH = "rota.batch"
@@ -50,7 +110,7 @@ Batch: TypeAlias = Annotated[tuple[T, ...], _BATCH]
 
 ATTRIBUTE = "__rota_component__"
 INJECTED = ("context", "invocation")
-EVENT_PORTS = ("request", "task_ready", "future_ready")  # what arrives from outside the edges, as ports of these names
+EVENT_PORTS = ("request", "task_ready", "future_ready")  # ports that the runtime fills, not an edge
 DEFAULT_OUTPUT = "out"
 REQUIRED = inspect.Parameter.empty
 
@@ -66,26 +126,26 @@ Outputs: TypeAlias = Sequence[str | Port] | Mapping[str, Any]
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """A positional argument of the call: an input port, or one of the run's own objects."""
+    """A positional parameter of a component: an input port, or one of the run's own objects."""
 
     name: str
-    default: Any  # REQUIRED where there is none
-    many: bool = False  # *args: one argument for each edge
+    default: Any  # REQUIRED: no default
+    many: bool = False  # *args: one argument per edge
 
     @property
     def is_port(self) -> bool:
-        """Whether messages fill it."""
+        """Whether messages fill this parameter."""
         return self.name not in INJECTED
 
 
 class ComponentType(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered type: what it offers, and how to call it."""
+    """A component type: its descriptor, and how to call its code."""
 
     descriptor: ComponentDescriptor
     implementation: Callable[..., Any]
     kind: _Kind
-    parameters: tuple[Parameter, ...]  # every positional one, in order
-    injected: tuple[str, ...]  # which of `context` and `invocation` it asks for, in whatever way
+    parameters: tuple[Parameter, ...]  # all positional parameters, in order
+    injected: tuple[str, ...]  # which of `context` and `invocation` it takes, positional or keyword-only
     takes_any: bool  # **inputs
     config_names: tuple[str, ...] | None  # None: any configuration
     config_required: tuple[str, ...]
@@ -97,15 +157,19 @@ class ComponentType(msgspec.Struct, frozen=True, kw_only=True):
         return self.descriptor.type
 
     def check_config(self, component_id: str, config: Mapping[str, Any]) -> None:
-        """Refuse configuration that the type does not take, or lacks."""
+        """Raise if a required configuration field is missing, or if the type does not know a given one."""
         missing = [name for name in self.config_required if name not in config]
         unknown = [] if self.config_names is None else [name for name in config if name not in self.config_names]
         if missing or unknown:
-            problem = f"needs {', '.join(missing)}" if missing else f"takes no {', '.join(unknown)}"
-            known = ", ".join(self.config_names or ()) or "nothing"
+            problem = (
+                f"config field {', '.join(missing)} is required"
+                if missing
+                else f"unknown config field {', '.join(unknown)}"
+            )
+            known = ", ".join(self.config_names or ()) or "none"
             raise ComponentInvalid(
-                f"component {component_id} of type {self.name} {problem} in its config",
-                hint=f"Its configuration knows: {known}.",
+                f"component {component_id} of type {self.name}: {problem}",
+                hint=f"Its config fields are: {known}.",
                 component_id=component_id,
             )
 
@@ -133,29 +197,29 @@ def component(
     outputs: Outputs | None = None,
     role: BoundaryRole | None = None,
 ) -> Any:
-    """Say that a function or a class is a component; without a type's name its own name is the type."""
+    """Declare a function or a class as a component. The default type name is the name of the function or class."""
     named = type_or_implementation is None or isinstance(type_or_implementation, str)
     type_name = type_or_implementation if named else None
 
     def decorate(implementation: _Implementation) -> _Implementation:
-        read = _Reader(implementation, type_name or implementation.__name__, inputs or {}, outputs, role)
-        setattr(implementation, ATTRIBUTE, read.component_type())
+        reader = _SignatureReader(implementation, type_name or implementation.__name__, inputs or {}, outputs, role)
+        setattr(implementation, ATTRIBUTE, reader.component_type())
         return implementation
 
     return decorate if named else decorate(type_or_implementation)
 
 
-def component_type(thing: Any) -> ComponentType | None:
-    """What the decorator said about a function or class; a subclass is not a component because its parent is."""
-    found = vars(thing).get(ATTRIBUTE) if hasattr(thing, "__dict__") else None
+def component_type(decorated: Any) -> ComponentType | None:
+    """Return the type that the decorator attached, or None. A subclass does not inherit it."""
+    found = vars(decorated).get(ATTRIBUTE) if hasattr(decorated, "__dict__") else None
     return found if isinstance(found, ComponentType) else None
 
 
 # --- reading a signature -------------------------------------------------------------------------
 
 
-class _Reader:
-    """Reads a signature once, when the decorator runs."""
+class _SignatureReader:
+    """Builds a `ComponentType` from a signature, when the decorator runs."""
 
     def __init__(
         self,
@@ -177,6 +241,7 @@ class _Reader:
         self._declared = declared[1:] if self._kind == "class" else declared  # without self
 
     def component_type(self) -> ComponentType:
+        """Return the type that the signature describes."""
         takes_any = any(each.kind is each.VAR_KEYWORD for each in self._declared)
         names, required = self._configuration()
         return ComponentType(
@@ -206,9 +271,9 @@ class _Reader:
     def _find_execute(self) -> Callable[..., Any]:
         execute = getattr(self._implementation, "execute", None) if self._kind == "class" else self._implementation
         if not inspect.isfunction(execute):
-            raise self._refuse("must be a function, or a class with a method `execute`")
+            raise self._invalid("must be a function, or a class with a method `execute`")
         if inspect.isgeneratorfunction(execute) or inspect.isasyncgenfunction(execute):
-            raise self._refuse("may not be a generator: publish through `context` instead")
+            raise self._invalid("is a generator, which is not supported: publish through `context` instead")
         return execute
 
     def _ports(self) -> list[inspect.Parameter]:
@@ -220,7 +285,7 @@ class _Reader:
         return Port(
             name=declared.name,
             payload_type=_type_name(hint),
-            # what comes from outside the edges needs no edge
+            # the runtime fills the event ports itself, so they need no edge
             required=declared.default is declared.empty and not many and declared.name not in EVENT_PORTS,
             multiplicity="multi" if many else "single",
         )
@@ -239,7 +304,7 @@ class _Reader:
         )
 
     def _configuration(self) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-        """The names configuration may have, and those it must have."""
+        """Return the known configuration fields (None: any), and the required ones."""
         if self._kind == "class":
             settings = list(inspect.signature(self._implementation).parameters.values())  # of __init__, without self
             if any(each.kind is each.VAR_KEYWORD for each in settings):
@@ -249,19 +314,19 @@ class _Reader:
         names = tuple(each.name for each in settings)
         return names, tuple(each.name for each in settings if each.default is each.empty)
 
-    def _refuse(self, problem: str) -> ComponentInvalid:
+    def _invalid(self, problem: str) -> ComponentInvalid:
         return ComponentInvalid(f"component {self._type_name} {problem}", component_type=self._type_name)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function, include_extras=True)
-    except Exception:  # a name that cannot be found here, or is for the type checker only: the port fits everything
+    except Exception:  # a name that cannot be resolved here, or only by the type checker: the port accepts every type
         return {}
 
 
 def _not_none(hint: Any) -> Any:
-    """`X | None` as X: returning None publishes nothing."""
+    """Return X for `X | None`: a component that returns None publishes nothing."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         kept = [each for each in typing.get_args(hint) if each is not type(None)]
         return kept[0] if len(kept) == 1 else Any
@@ -269,7 +334,7 @@ def _not_none(hint: Any) -> Any:
 
 
 def _type_name(hint: Any) -> str:
-    """The word by which two ports are compared; empty fits everything."""
+    """Return the payload type's name, by which two ports are compared; "" is compatible with every type."""
     hint = _not_none(hint)
     if typing.get_origin(hint) is Annotated:
         inner, *notes = typing.get_args(hint)

@@ -1,11 +1,11 @@
-"""Everything the compiler can say about a graph: one table of codes, one structure.
+"""What the compiler can report about a graph: one table of codes, one struct.
 
-An *error* means the graph is refused. A *warning* means it runs and will probably disappoint (`--strict-diagnostics`
-refuses it too). An *advisory* means that something in the file is not applied here, said aloud so that a field never
-looks implemented merely because it parses. A *note* is for information.
+An *error* refuses the graph. A *warning* lets it run, but it is likely to stall or lose messages; with
+`--strict-diagnostics` a warning refuses the graph too. An *advisory* names a field that is accepted but not applied
+here, so that a field which parses never looks as if it had an effect. A *note* (severity `info`) is information.
 
-Codes are stable: a tool may test for them. What a code means, its severity and how to mend it stand in `CODES`, once;
-the sentence about this very graph stands in the diagnostic.
+Codes are stable: tools may test for them. `CODES` holds the meaning, the severity and the fix of each code once; the
+diagnostic itself holds the sentence about this graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-__all__ = ["CATEGORIES", "CODES", "DIAGNOSTICS_SCHEMA_VERSION", "Code", "Diagnostic", "Severity", "worst_first"]
+__all__ = ["CATEGORIES", "CODES", "DIAGNOSTICS_SCHEMA_VERSION", "CodeInfo", "Diagnostic", "Severity", "worst_first"]
 
 DIAGNOSTICS_SCHEMA_VERSION = "1"
 
@@ -25,8 +25,8 @@ CATEGORIES: tuple[Category, ...] = ("graph_structure", "scheduler", "channel", "
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "advisory", "info")
 
 
-class Code(NamedTuple):
-    """One kind of diagnostic."""
+class CodeInfo(NamedTuple):
+    """What a diagnostic code means, and how to fix it."""
 
     severity: Severity
     category: Category
@@ -34,178 +34,179 @@ class Code(NamedTuple):
     fix: str
 
 
-CODES: Mapping[str, Code] = {
-    # --- refused ---
-    "graph_validation_error": Code(
+CODES: Mapping[str, CodeInfo] = {
+    # --- errors: the graph is refused ---
+    "graph_validation_error": CodeInfo(
         "error",
         "graph_structure",
-        "the file cannot be read as a graph, or breaks a rule that has no code of its own",
-        "Correct the named place; `rota graph schema` prints every field with its words and ranges.",
+        "the file is not a valid graph file, or it breaks a rule without a code of its own",
+        "Correct the field at the given path; `rota graph schema` prints all fields with their allowed values.",
     ),
-    "unknown_component": Code(
+    "unknown_component": CodeInfo(
         "error",
         "graph_structure",
-        "something names a component that is not there, or a type that nobody registered",
-        "Correct the name, or add the component or register its type.",
+        "a component that is referenced does not exist, or its type is not registered",
+        "Correct the name, add the component, or register its type.",
     ),
-    "unknown_port": Code(
+    "unknown_port": CodeInfo(
         "error",
         "graph_structure",
-        "an edge ends at a port that the component does not have",
-        "Use one of the ports that the component's type describes.",
+        "an edge names a port that the component does not have",
+        "Use one of the ports of the component's type.",
     ),
-    "duplicate_id": Code(
-        "error", "graph_structure", "an id is used twice", "Give each lane, component, edge and loop an id of its own."
-    ),
-    "missing_required_input": Code(
+    "duplicate_id": CodeInfo(
         "error",
         "graph_structure",
-        "an input that the component needs has no edge",
-        "Lead an edge to the input, or use a component that can do without it.",
+        "an id is used more than once",
+        "Give each lane, component, edge and loop a unique id.",
     ),
-    "port_multiplicity_mismatch": Code(
+    "missing_required_input": CodeInfo(
         "error",
         "graph_structure",
-        "several edges lead to an input that takes one",
-        "Keep one edge, or join the messages in a component before it.",
+        "a required input has no incoming edge",
+        "Add an edge to the input, or use a component type without this input.",
     ),
-    "boundary_role_mismatch": Code(
+    "port_multiplicity_mismatch": CodeInfo(
         "error",
         "graph_structure",
-        "the boundary role in the file does not fit the component's type",
-        "Give the component the role that its type has.",
+        "several edges lead to an input that accepts one edge",
+        "Keep one edge, or merge the messages in a component before it.",
     ),
-    "immediate_cycle_without_loop": Code(
+    "boundary_role_mismatch": CodeInfo(
         "error",
         "graph_structure",
-        "immediate edges run in a circle that no loop owns",
-        "Add a composite loop of exactly these components, or make one edge of the circle a delay edge.",
+        "the boundary role in the file differs from the role of the component's type",
+        "Set boundary.role to the role of the component's type.",
     ),
-    "partial_composite_loop": Code(
+    "immediate_cycle_without_loop": CodeInfo(
         "error",
         "graph_structure",
-        "a loop lists some of a cycle's components, or some that are not in it",
+        "immediate edges form a cycle without a composite loop",
+        "Add a composite loop of exactly these components, or make one edge of the cycle a delay edge.",
+    ),
+    "partial_composite_loop": CodeInfo(
+        "error",
+        "graph_structure",
+        "a loop does not list exactly the components of a cycle",
         "List exactly the components of the cycle.",
     ),
-    "decorative_composite_loop": Code(
+    "decorative_composite_loop": CodeInfo(
         "error",
         "graph_structure",
-        "a loop owns no cycle of immediate edges",
+        "a loop lists components that form no cycle of immediate edges",
         "Remove the loop, or close the cycle with an immediate edge.",
     ),
-    "immediate_edge_crosses_independent_lane": Code(
+    "immediate_edge_crosses_independent_lane": CodeInfo(
         "error",
         "scheduler",
-        "an immediate edge leads into or out of a lane that has a thread or steps of its own",
+        "an immediate edge enters or leaves an isolated_thread or manual_step lane",
         "Make it a delay, state or async edge: such a lane commits at the next epoch boundary.",
     ),
-    "unsupported_lane_type": Code(
+    "unsupported_lane_type": CodeInfo(
         "error",
         "scheduler",
-        "there is no such lane type in this schema version",
+        "the lane type does not exist in this schema version",
         "Use a lane type of the file's schema version.",
     ),
-    "unsupported_error_policy": Code(
+    "unsupported_error_policy": CodeInfo(
         "error",
         "scheduler",
-        "there is no such error policy in this schema version",
-        "Use fail_fast, or say schema_version: 2.",
+        "the error policy does not exist in this schema version",
+        "Use fail_fast, or set schema_version: 2.",
     ),
-    "invalid_channel_policy": Code(
+    "invalid_channel_policy": CodeInfo(
         "error",
         "channel",
         "an edge's policy contradicts itself, its kind or its lane",
-        "Change the named field; docs/graph.md says which modes and overflows go together.",
+        "Change the field; docs/graph.md lists which modes and overflows can be combined.",
     ),
-    "multi_state_writer": Code(
+    "multi_state_writer": CodeInfo(
         "error",
         "channel",
         "two state edges write the same input",
-        "Keep one writer, or join both in a component before it.",
+        "Keep one writer, or merge both in a component before it.",
     ),
-    "invalid_move_only_multireader": Code(
+    "invalid_move_only_multireader": CodeInfo(
         "error",
         "payload",
-        "a message that is moved cannot have several readers",
-        "Say readers: single, or use shared_view.",
+        "a move_only message cannot have several readers",
+        "Set readers: single, or use copy_policy: shared_view.",
     ),
-    "payload_type_mismatch": Code(
+    "payload_type_mismatch": CodeInfo(
         "error",
         "payload",
-        "an edge joins ports of different payload types",
-        "Join ports of the same type, or convert between them in a component.",
+        "an edge connects ports of different payload types",
+        "Connect ports of the same type, or convert the payload in a component between them.",
     ),
-    "trigger_missing_input": Code(
+    "trigger_missing_input": CodeInfo(
         "error",
         "trigger",
-        "a trigger waits for an input that no edge leads to",
-        "Lead an edge to the input, or take it out of the trigger.",
+        "a trigger waits for an input without an incoming edge",
+        "Add an edge to the input, or remove the input from the trigger.",
     ),
-    "incompatible_trigger_edge_mode": Code(
+    "incompatible_trigger_edge_mode": CodeInfo(
         "error",
         "trigger",
-        "a trigger and what it is fed with do not go together",
-        "Choose a trigger that fits the event sources and the edges' modes.",
+        "a trigger cannot be combined with these event sources or edges",
+        "Choose a trigger that works with the component's event sources and edges.",
     ),
-    # --- runs, and may disappoint ---
-    "backpressure_risk": Code(
+    # --- warnings: the graph runs, and may stall or lose messages ---
+    "backpressure_risk": CodeInfo(
         "warning",
         "channel",
-        "a slow reader can stall whoever writes, or lose messages",
-        "Bound the queue, or choose which messages may be dropped.",
+        "a slow reader can cause messages to be refused or lost",
+        "Increase the capacity, or choose with overflow which messages may be dropped.",
     ),
-    "high_queue_depth_latency_risk": Code(
+    "high_queue_depth_latency_risk": CodeInfo(
         "warning",
         "channel",
-        "a deep queue hides how late its messages are",
-        "Make the queue shallower, or give its messages a lifespan.",
+        "messages may wait for a long time in a deep queue",
+        "Reduce the capacity, or set lifespan_ms.",
     ),
-    "large_payload_copy": Code(
+    "large_payload_copy": CodeInfo(
         "warning",
         "payload",
         "large payloads are copied for each reader",
-        "Use copy_policy: shared_view, or move_only where there is one reader.",
+        "Use copy_policy: shared_view, or move_only with a single reader.",
     ),
-    "trigger_never_ready": Code(
+    "trigger_never_ready": CodeInfo(
         "warning",
         "trigger",
         "nothing in the graph can make this trigger ready",
-        "Add an event source or an edge that wakes it, or make it manual.",
+        "Add an event source or an edge that feeds the trigger, or use trigger type manual.",
     ),
-    "subgraph_hidden_cycle": Code(
+    "subgraph_hidden_cycle": CodeInfo(
         "warning",
         "graph_structure",
-        "a cycle runs through a subgraph and is not visible in either file part alone",
-        "Name the loop after what it does, at the top level, where readers look for it.",
+        "a cycle crosses the border of a subgraph, so no single part of the file shows it",
+        "Declare the loop at the top level of the file and name it after its purpose.",
     ),
-    # --- not applied here ---
-    "optional_input_unconnected": Code(
+    # --- advisories: accepted, without effect here ---
+    "optional_input_unconnected": CodeInfo(
         "advisory",
         "graph_structure",
-        "an input that the component can do without has no edge",
-        "Nothing needs to change; lead an edge to it to use it.",
+        "an optional input has no incoming edge",
+        "No change is required; add an edge to use the input.",
     ),
-    "advisory_lane_field_ignored": Code(
+    "advisory_lane_field_ignored": CodeInfo(
         "advisory",
         "scheduler",
-        "a lane's field is kept and not applied here",
-        "Remove the field, or run on a lane type and a platform that apply it.",
+        "a lane field is accepted and not applied here",
+        "Remove the field, or use a lane type and a platform that apply it.",
     ),
-    "advisory_execution_field_ignored": Code(
+    "advisory_execution_field_ignored": CodeInfo(
         "advisory",
         "scheduler",
-        "a field of a component's execution, an edge's policy or a loop is kept and not applied here",
+        "a field of a component's execution, an edge's policy or a loop is accepted and not applied here",
         "Remove the field, or change the lane, edge or loop so that it applies.",
     ),
-    # --- for information ---
-    "diagnostic_note": Code(
-        "info", "graph_structure", "something worth knowing about the graph", "Nothing needs to change."
-    ),
+    # --- notes ---
+    "diagnostic_note": CodeInfo("info", "graph_structure", "information about the graph", "No change is required."),
 }
 
 
 class Diagnostic(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to know about a graph. `graph_path` names the place, such as lanes.pool.priority."""
+    """One finding about a graph. `graph_path` is where it is, for example lanes.pool.priority."""
 
     code: str
     severity: Severity
@@ -215,7 +216,7 @@ class Diagnostic(msgspec.Struct, frozen=True, kw_only=True):
     involved_components: tuple[str, ...] = ()
     involved_edges: tuple[str, ...] = ()
     suggested_fix: str = ""
-    line: int | None = None  # of the file, where it is known; the first line is 1
+    line: int | None = None  # in the file, if known; the first line is 1
 
     @classmethod
     def of(
@@ -229,7 +230,7 @@ class Diagnostic(msgspec.Struct, frozen=True, kw_only=True):
         fix: str | None = None,
         line: int | None = None,
     ) -> Diagnostic:
-        """A diagnostic of this code; severity, category and fix come from the table."""
+        """Return a diagnostic of this code. Severity, category and the default fix come from `CODES`."""
         known = CODES[code]
         return cls(
             code=code,
@@ -245,16 +246,16 @@ class Diagnostic(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_error(self) -> bool:
-        """Whether it refuses the graph."""
+        """Whether this diagnostic refuses the graph."""
         return self.severity == "error"
 
     def sentence(self) -> str:
-        """The diagnostic as one line for people."""
+        """Return the diagnostic as one line of text."""
         at = f"{self.graph_path}: " if self.graph_path and self.graph_path not in self.message else ""
         line = f"line {self.line}: " if self.line is not None else ""
         return f"{self.severity} {self.code}: {line}{at}{self.message}"
 
 
 def worst_first(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Errors, then warnings, advisories and notes; inside each, the order in which they were found."""
+    """Sort by severity: errors, warnings, advisories, notes. Equal severities keep their order."""
     return tuple(sorted(diagnostics, key=lambda each: SEVERITIES.index(each.severity)))

@@ -1,12 +1,12 @@
 """One run of a graph, epoch by epoch.
 
     before the first   workers start; components are configured and activated in lifecycle order
-    an epoch           shared values, then new configuration, then what was published for this epoch becomes visible;
-                       the regions run in compiled order, and each commits before the next one looks
-    after the last     lanes finish what was admitted; components are deactivated in reverse order; workers end
+    an epoch           shared values, new configuration and what was published for this epoch become visible, in this
+                       order; then the regions run in compiled order, and each commits before the next one starts
+    after the last     lanes finish accepted work; components are deactivated in reverse order; workers end
 
-The engine knows no bound and no reason to stop: `run` does. It belongs to one thread, except for `deliver`, which any
-thread may call.
+The engine has no bounds and no stop conditions: `run` has. One thread uses it; only `deliver` may be called from any
+thread.
 """
 
 from __future__ import annotations
@@ -16,34 +16,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from rota.errors import InvalidInput
-from rota.graph.assembly import Lanes, task_limits
-from rota.graph.channels import Channel, ChannelFull
-from rota.graph.checkpoint import put_back, read_checkpoint, take_checkpoint
+from rota.graph.channels import ChannelFull, MessageChannel
+from rota.graph.checkpoint import decode_checkpoint, encode_checkpoint, restore_checkpoint
+from rota.graph.commit import Committer
 from rota.graph.component_registry import ComponentRegistry
-from rota.graph.execution import Settlement
 from rota.graph.lanes.durable import DurableRun, DurableRuns
-from rota.graph.lanes.independent import IndependentLane
-from rota.graph.lifecycle import Lifecycle
+from rota.graph.lanes.independent import IndependentLaneBase
+from rota.graph.lifecycle import Lifecycle, Reconfiguration
 from rota.graph.messages import Origin
 from rota.graph.metrics import LaneMeter
-from rota.graph.nodes import Deferred
+from rota.graph.nodes import DeferredPublication
 from rota.graph.plan import Plan
-from rota.graph.reconfiguration import Reconfiguration
-from rota.graph.reports import Reports, RunStopped, words
+from rota.graph.reports import Reports, RunStopped, error_text
 from rota.graph.run_options import RuntimeRunnerOptions
-from rota.graph.scope import RunScope
-from rota.graph.state import SharedState
-from rota.graph.stop import Bell
+from rota.graph.scope import RunScope, SharedState
+from rota.graph.stop import WakeSignal
 from rota.graph.tasks import TaskExecutor
-from rota.graph.timed_triggers import outside_ports
-from rota.graph.tracing import Recorder
-from rota.graph.wiring import REMOTE_LANES, Wiring
+from rota.graph.timed_triggers import event_ports
+from rota.graph.tracing import TraceRecorder
+from rota.graph.wiring import REMOTE_LANES, RunLanes, Wiring, task_limits
 
-__all__ = ["Engine"]
+__all__ = ["GraphEngine"]
 
 
-class Engine:
-    """A graph that runs."""
+class GraphEngine:
+    """A running graph."""
 
     def __init__(
         self,
@@ -58,20 +55,20 @@ class Engine:
         self.run_id = run_id
         self.clock = clock = options.clock
         self.began_at_s = clock.monotonic()
-        self.bell = Bell(clock)
+        self.wake_signal = WakeSignal(clock)
         self.reports = Reports(run_id)
-        self.recorder = Recorder(run_id, self.began_at_s, options.trace_rows_max) if options.trace else None
+        self.recorder = TraceRecorder(run_id, self.began_at_s, options.trace_rows_max) if options.trace else None
         self.meters = {lane_id: LaneMeter() for lane_id in plan.lanes}
         self.wiring = Wiring(plan, registry, instances, self.reports)
         self.shared = SharedState()
         self.tasks = self._make_tasks()
-        self.settlement = Settlement(
+        self.committer = Committer(
             clock, options.stop_token, self.reports, recorder=self.recorder, state=self.shared, meters=self.meters
         )
         scope = RunScope(clock, plan.spec.graph.config, options.stop_token, self.shared, self.tasks)
-        self.lanes = Lanes(self.wiring, self.settlement, scope, self.bell, self.meters, run_id=run_id)
+        self.lanes = RunLanes(self.wiring, self.committer, scope, self.wake_signal, self.meters, run_id=run_id)
         self._durable = self._durable_runs()
-        self._run: DurableRun | None = None  # once it was taken
+        self._run: DurableRun | None = None  # set when the run is acquired
         nodes = self.wiring.nodes
         self.lifecycle = Lifecycle(
             [nodes[name] for name in plan.lifecycle_order], self.lanes.remotes, self.reports, self.lanes.coroutines
@@ -82,17 +79,17 @@ class Engine:
         self._epoch_is_over = False
         self.executed = 0
         self._owners = self._find_owners()
-        own = [channel for channel in self.wiring.channels.values() if channel not in self._owners]
-        self._mind_epochs = [channel for channel in own if channel.minds_epochs]
+        unowned = [channel for channel in self.wiring.channels.values() if channel not in self._owners]
+        self._epoch_channels = [channel for channel in unowned if channel.acts_at_epoch_begin]
 
     def _durable_runs(self) -> DurableRuns | None:
-        """What keeps the run, if it has a queue lane and so must be kept."""
+        """Return what stores the run, if it has a queue lane; raises if it has one and no store was given."""
         if self.lanes.queue is not None and self.options.durable is None:
             lane = next(lane.id for lane in self.plan.lanes.values() if lane.type == "queue")
             raise InvalidInput(
-                f"lane {lane} is of type queue, and no durable queue was given",
+                f"lane {lane} is of type queue, but no durable queue was given",
                 field="durable",
-                hint="Give one in RuntimeRunnerOptions(durable=DurableRuns(kernel)); on the command line, --store.",
+                hint="Pass RuntimeRunnerOptions(durable=DurableRuns(kernel)); on the command line, --store rota.db.",
             )
         return self.options.durable if self.lanes.queue is not None else None
 
@@ -102,12 +99,12 @@ class Engine:
             self.clock,
             self.reports,
             self.deliver,
-            listeners={spec.id: outside_ports(spec) for spec in self.plan.components.values()},
+            listeners={spec.id: event_ports(spec) for spec in self.plan.components.values()},
             limits=task_limits(self.plan),
         )
 
-    def _find_owners(self) -> dict[Channel, IndependentLane]:
-        """The channels that belong to a lane outside the region order."""
+    def _find_owners(self) -> dict[MessageChannel, IndependentLaneBase]:
+        """Return the channels that belong to an independent lane, with that lane."""
         independent = self.lanes.independent
         return {
             channel: independent[node.lane.id]
@@ -119,8 +116,8 @@ class Engine:
     # --- before the first epoch ------------------------------------------------------------------
 
     def open(self) -> bool:
-        """Start workers and components; False when something failed, which is then recorded."""
-        self.options.stop_token.subscribe(self.bell.ring)
+        """Start workers and components; False if something failed, which is then recorded."""
+        self.options.stop_token.subscribe(self.wake_signal.notify)
         for remote in self.lanes.remotes.values():
             remote.open()
         try:
@@ -130,7 +127,7 @@ class Engine:
                 lane.start()
             restore = self._resume()
         except Exception as problem:  # a worker that does not start, a checkpoint that cannot be read
-            self.reports.error("activate", "run_start", words(problem))
+            self.reports.error("activate", "run_start", error_text(problem))
             return False
         if not self.lifecycle.start({**restore, **self.options.restore}):
             return False
@@ -139,18 +136,18 @@ class Engine:
         return True
 
     def _resume(self) -> Mapping[str, Any]:
-        """Go on where an earlier process of this run was; returns the snapshots of its components."""
+        """Continue from an earlier process's checkpoint, if there is one; return the snapshots of its components."""
         if self.lanes.queue is None or self._durable is None:
             return {}
         if self.lanes.independent:
-            message = "independent lanes and their components are not part of a checkpoint"
+            message = "checkpoints do not include independent lanes and their components"
             self.reports.health("independent_lane_not_durable", message)
-        self._run = run = self._durable.take(self.run_id, self.plan.name)
+        self._run = run = self._durable.acquire(self.run_id, self.plan.name)
         if run.checkpoint is None:
             self.lanes.queue.open(run, ())
             return {}
-        checkpoint = read_checkpoint(run.checkpoint)
-        put_back(self.wiring, checkpoint, self.clock.monotonic())
+        checkpoint = decode_checkpoint(run.checkpoint)
+        restore_checkpoint(self.wiring, checkpoint, self.clock.monotonic())
         self.shared.restore(checkpoint.state)
         self.epoch_id = checkpoint.next_epoch_id - 1
         self.lanes.queue.open(run, checkpoint.pending)
@@ -159,7 +156,7 @@ class Engine:
     # --- an epoch --------------------------------------------------------------------------------
 
     def run_epoch(self) -> int:
-        """Run the next epoch; returns how many invocations there were. Raises RunStopped after a fatal error."""
+        """Run the next epoch; return the number of invocations. Raises RunStopped after a fatal error."""
         self.epoch_id += 1
         epoch_id = self.reports.epoch_id = self.epoch_id
         began_at_s = self.clock.monotonic()
@@ -169,7 +166,7 @@ class Engine:
             pacer.begin(began_at_s, epoch_id)
         executed, self._epoch_is_over = 0, False
         try:
-            self._cross_boundary(epoch_id)
+            self._begin_epoch(epoch_id)
             for step in self.lanes.steps:
                 executed += step.run(epoch_id, epoch_id)
             self._epoch_is_over = True
@@ -186,18 +183,18 @@ class Engine:
             self.recorder.end("scheduler_iteration", began_at_s, now_s, epoch_id)
             self.recorder.trim()
 
-    def _cross_boundary(self, epoch_id: int) -> None:
-        """Everything that was published for this epoch becomes visible."""
+    def _begin_epoch(self, epoch_id: int) -> None:
+        """Make everything visible that was published for this epoch, and write a checkpoint."""
         self.shared.commit()
         self.reconfiguration.apply()
         if self.lanes.queue is not None:
-            self.lanes.queue.cross_boundary()
+            self.lanes.queue.commit_ended()
         self._commit_deferred(epoch_id)
-        for channel in self._mind_epochs:
-            channel.next_epoch()
+        for channel in self._epoch_channels:
+            channel.begin_epoch()
         for lane in self.lanes.independent.values():
-            lane.cross_boundary(epoch_id)
-        self._remember(epoch_id)
+            lane.begin_epoch(epoch_id)
+        self._write_checkpoint(epoch_id)
 
     def _commit_deferred(self, epoch_id: int) -> None:
         waiting = [*self.wiring.deferred, *self.wiring.outbox.take()]
@@ -212,91 +209,91 @@ class Engine:
             self.reports.error("runtime", "channel_overflow", str(problem))
             raise RunStopped from problem
 
-    def _commit(self, deferred: Deferred) -> None:
+    def _commit(self, deferred: DeferredPublication) -> None:
         owner = self._owners.get(deferred.channel)
         if owner is None:
             deferred.channel.commit(deferred.payload, deferred.origin, deferred.timestamp_ms)
         else:
             owner.deliver(deferred)
 
-    def write_down(self) -> None:
-        """At the end of a durable run: when it is started again it goes on behind its last epoch.
+    def write_final_checkpoint(self) -> None:
+        """Write a checkpoint at the end of a durable run, so that it resumes after its last epoch.
 
-        An epoch that was not finished is not written down: it will be repeated.
+        Nothing is written if the last epoch did not finish: it will be repeated.
         """
         if self._epoch_is_over and self.reports.failure is None:
             self.shared.commit()
-            with contextlib.suppress(RunStopped):  # recorded
-                self._remember(self.epoch_id + 1)
+            with contextlib.suppress(RunStopped):  # the failure is recorded
+                self._write_checkpoint(self.epoch_id + 1)
 
-    def _remember(self, next_epoch_id: int) -> None:
-        """Write down where the run stands, if somebody keeps it."""
+    def _write_checkpoint(self, next_epoch_id: int) -> None:
+        """Write a checkpoint, if the run is durable."""
         lane, run = self.lanes.queue, self._run
         if lane is None or run is None:
             return
         try:
-            # a component on an independent lane may be at work this very moment
+            # a component on an independent lane may be running now
             nodes = [node for node in self.wiring.nodes.values() if not node.lane.independent]
             snapshots = {node.id: self.lifecycle.snapshot(node) for node in nodes}
-            kept = {name: state for name, state in snapshots.items() if state is not None}
+            present = {name: state for name, state in snapshots.items() if state is not None}
             values = self.shared.values()
-            data = take_checkpoint(
+            data = encode_checkpoint(
                 self.wiring,
                 next_epoch_id,
                 lane.pending(),
                 at_s=self.clock.monotonic(),
                 state=values,
-                snapshots=kept,
+                snapshots=present,
             )
             run.commit(next_epoch_id, data)
-        except Exception as problem:  # a value that is not JSON, a component's snapshot, the store
-            self.reports.error("runtime", "checkpoint_failed", words(problem))
+        except Exception as problem:  # a value that is not JSON, a failing snapshot(), the store
+            self.reports.error("runtime", "checkpoint_failed", error_text(problem))
             raise RunStopped from problem
 
     # --- from outside ----------------------------------------------------------------------------
 
     def deliver(self, component_id: str, port: str, payload: Any, /) -> None:
-        """Put something into a component's inbox at the next boundary; any thread may."""
+        """Put a payload into a component's inbox at the next epoch boundary; any thread may call this."""
         origin = Origin(self.epoch_id, self.clock.monotonic())
-        self.wiring.outbox.append(Deferred(self.wiring.inboxes[component_id, port], payload, origin, None))
-        self.bell.ring()
+        self.wiring.outbox.append(DeferredPublication(self.wiring.inboxes[component_id, port], payload, origin, None))
+        self.wake_signal.notify()
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether nothing is under way that could make a component ready."""
-        # Whoever works elsewhere is asked first: it hands in its result before it calls itself idle.
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight that could make a component ready."""
+        # Workers are checked before the queues: a worker delivers its result before it becomes idle.
         busy = any(not lane.is_idle for lane in self.lanes.isolated.values())
-        busy = busy or self.tasks.outstanding > 0 or self._entries_under_way
+        busy = busy or self.tasks.outstanding > 0 or self._has_entries_in_flight
         return not busy and not self.wiring.deferred and not self.wiring.outbox
 
     @property
     def has_arrivals(self) -> bool:
-        """Whether something waits for the next boundary."""
+        """Whether something waits for the next epoch boundary."""
         if self.wiring.deferred or self.wiring.outbox:
             return True
-        return self.lanes.queue is not None and self.lanes.queue.has_news()
+        return self.lanes.queue is not None and self.lanes.queue.has_ended_entries()
 
     @property
-    def _entries_under_way(self) -> bool:
+    def _has_entries_in_flight(self) -> bool:
         return self.lanes.queue is not None and self.lanes.queue.outstanding > 0
 
     # --- after the last epoch ---------------------------------------------------------------------
 
     def close(self) -> None:
-        """End everything that was started, whatever state it is in; an interrupt in between ends the rest too."""
+        """End everything that was started, whatever its state; an interrupt in between does not skip the rest."""
         lanes, ended_well = self.lanes, not self.options.stop_token.is_set and self.reports.failure is None
-        with contextlib.ExitStack() as last_first:
-            last_first.callback(self.options.stop_token.unsubscribe, self.bell.ring)
-            last_first.callback(lanes.coroutines.close)
+        with contextlib.ExitStack() as cleanup:  # runs in reverse order
+            cleanup.callback(self.options.stop_token.unsubscribe, self.wake_signal.notify)
+            cleanup.callback(lanes.coroutines.close)
             if lanes.queue is not None:
-                last_first.callback(lanes.queue.close)
+                cleanup.callback(lanes.queue.close)
             for remote in lanes.remotes.values():
-                last_first.callback(remote.close)
+                cleanup.callback(remote.close)
             for pool in lanes.pools.values():
-                last_first.callback(pool.stop)
-            last_first.callback(self.lifecycle.end)
-            last_first.callback(self.tasks.close)
+                cleanup.callback(pool.stop)
+            cleanup.callback(self.lifecycle.end)
+            cleanup.callback(self.tasks.close)
             for manual in lanes.manual.values():
-                last_first.callback(manual.close)
+                cleanup.callback(manual.close)
             for isolated in lanes.isolated.values():
-                last_first.callback(isolated.stop, last_look=ended_well)
+                cleanup.callback(isolated.stop, accept_pending=ended_well)

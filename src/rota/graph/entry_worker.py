@@ -1,13 +1,14 @@
-"""The other half of the queue lane: a worker that runs the entries of graphs.
+"""The worker side of the queue lane: a worker that runs the entries of graphs.
 
-    worker = EntryWorker(desk, registry, ["research"])
-    worker.run_ready()        # until nothing is ready
+    worker = EntryWorker(api, registry, ["research"])
+    worker.run_ready()        # until no entry is ready
     worker.serve(stop_token)  # until it is asked to stop
 
-It needs a desk and the components, and knows nothing of the process that runs the graph: that may be this one, another
-one, or one that has died and will be back. While a component runs, a thread beside it holds on to the claim. When the
-claim is lost all the same, or somebody wants the entry cancelled, the component sees it in `cancel_requested()`, and
-nothing it brings is used. A worker that is asked to stop itself finishes what it has claimed: the run is not over.
+The worker needs a scheduler API and the components. It is independent of the process that runs the graph, which may be
+this one, another one, or one that has died and will be restarted. While a component runs, a second thread sends
+heartbeats for its claim. If the claim is lost nevertheless, or the entry is to be cancelled, `cancel_requested()`
+becomes true and the component's result is not used. A worker that is asked to stop finishes the entry it has claimed:
+the run continues.
 """
 
 from __future__ import annotations
@@ -20,71 +21,76 @@ import msgspec
 
 from rota.clock import Clock, SystemClock
 from rota.errors import ComponentInvalid, GraphRunFailed, RotaError, SchedUnknownId, StaleClaim
-from rota.graph.calling import Coroutines, Unit, perform
+from rota.graph.calling import BoundComponent, CoroutineRunner, execute
 from rota.graph.component_registry import ComponentRegistry
 from rota.graph.invocation import Invocation, Publication
-from rota.graph.lanes.as_json import as_json
-from rota.graph.lanes.durable import EntryResult, entry_kind
+from rota.graph.lanes.durable import EntryResult, entry_kind, json_value
 from rota.graph.lifecycle import call_hook
 from rota.graph.messages import Inputs
-from rota.graph.reports import words
+from rota.graph.reports import error_text
 from rota.graph.scope import DetachedScope
 from rota.graph.stop import StopToken
-from rota.kernel.claim_request import Completion
+from rota.kernel.completion import Completion
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.work import ReadyEntry
-from rota.service.api import Desk
+from rota.service.api import SchedulerApi
 
 __all__ = ["CLAIM_TIMEOUT_S", "HEARTBEAT_S", "EntryWorker", "run_entry"]
 
 CLAIM_TIMEOUT_S = 60.0
 HEARTBEAT_S = 15.0
-WAIT_S = 0.5  # for an entry, before the stop token is looked at again
+WAIT_S = 0.5  # how long to wait for an entry before the stop token is checked again
 
 
 def run_entry(
     registry: ComponentRegistry, payload: Mapping[str, Any], stop_token: StopToken | None = None
 ) -> dict[str, Any]:
-    """Run the invocation of an entry; the answer is the entry's result. Raises when the component failed."""
-    kind = registry.find(payload["type"])
-    instance = kind.implementation(**payload["config"]) if kind.kind == "class" else None
-    unit = Unit(
+    """Run the invocation of an entry and return the entry's result. Raises if the component failed."""
+    component_type = registry.find(payload["type"])
+    instance = component_type.implementation(**payload["config"]) if component_type.kind == "class" else None
+    component = BoundComponent(
         payload["component"],
         payload["lane"],
-        kind,
+        component_type,
         instance,
         payload["channel_ports"],
-        config=payload["config"] if kind.kind == "function" else {},
+        config=payload["config"] if component_type.kind == "function" else {},
         output_ports=frozenset(payload["output_ports"]),
-        fills=payload["fills"],
+        fills_every_input=payload["fills"],
         budget_s=payload["budget_s"],
     )
     scope = DetachedScope(payload["graph_config"], stop_token or StopToken(), "an entry of a queue")
-    invocation = Invocation(unit, scope, msgspec.convert(payload["inputs"], Inputs), payload["epoch"])
-    invocation.attempt = payload["attempt"] - 1  # trying again is decided by the run
-    _live_through(unit, invocation)
+    invocation = Invocation(component, scope, msgspec.convert(payload["inputs"], Inputs), payload["epoch"])
+    invocation.attempt = payload["attempt"] - 1  # the run decides about retries
+    _run_lifecycle(component, invocation)
     if invocation.problem is not None:
-        raise GraphRunFailed(f"component {unit.id} failed: {words(invocation.problem)}") from invocation.problem
-    return _result(unit, invocation)
+        raise GraphRunFailed(
+            f"component {component.id} failed: {error_text(invocation.problem)}"
+        ) from invocation.problem
+    return _result(component, invocation)
 
 
-def _live_through(unit: Unit, invocation: Invocation) -> None:
-    """The whole life of an instance, for one invocation."""
-    coroutines = Coroutines()
+def _run_lifecycle(component: BoundComponent, invocation: Invocation) -> None:
+    """Take a component instance through its whole lifecycle, for one invocation."""
+    coroutines = CoroutineRunner()
     try:
         for hook in ("configure", "reset", "activate"):
-            call_hook(unit.instance, hook, coroutines)
+            call_hook(component.instance, hook, coroutines)
         try:
-            perform(unit, invocation, coroutines)
+            execute(component, invocation, coroutines)
         finally:
-            call_hook(unit.instance, "deactivate", coroutines)
+            call_hook(component.instance, "deactivate", coroutines)
     finally:
         coroutines.close()
 
 
-def _result(unit: Unit, invocation: Invocation) -> dict[str, Any]:
+def _result(component: BoundComponent, invocation: Invocation) -> dict[str, Any]:
     published = [
-        Publication(each.port, as_json(f"what {unit.id} published on {each.port}", each.payload), each.timestamp_ms)
+        Publication(
+            each.port,
+            json_value(f"what component {component.id} published on port {each.port}", each.payload),
+            each.timestamp_ms,
+        )
         for each in invocation.staged
     ]
     duration_s = invocation.ended_at_s - invocation.started_at_s
@@ -92,9 +98,9 @@ def _result(unit: Unit, invocation: Invocation) -> dict[str, Any]:
     size = len(msgspec.json.encode(result))
     if size > RESULT_BYTES_MAX:
         raise ComponentInvalid(
-            f"component {unit.id} published {size:,} bytes; an entry's result takes {RESULT_BYTES_MAX:,}",
-            hint="Publish less, or where the data can be found.",
-            component_id=unit.id,
+            f"component {component.id} published {size:,} bytes; the maximum result size is {RESULT_BYTES_MAX:,}",
+            hint="Publish less data, or a reference to where it is stored.",
+            component_id=component.id,
         )
     return result
 
@@ -104,7 +110,7 @@ class EntryWorker:
 
     def __init__(
         self,
-        desk: Desk,
+        api: SchedulerApi,
         registry: ComponentRegistry,
         graphs: Sequence[str],
         *,
@@ -114,9 +120,9 @@ class EntryWorker:
         claim_timeout_s: float = CLAIM_TIMEOUT_S,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        self._desk = desk
+        self._api = api
         self._registry = registry
-        self._terms: dict[str, Any] = {
+        self._claim_options: dict[str, Any] = {
             "worker_id": worker_id,
             "incarnation": incarnation,
             "kinds": tuple(entry_kind(graph) for graph in graphs),
@@ -125,65 +131,65 @@ class EntryWorker:
         self._clock = clock or SystemClock()
         self._heartbeat_s = heartbeat_s
 
-    def run_ready(self, most: int | None = None) -> int:
-        """Run entries until none is ready, at most so many; returns how many were run."""
-        return self._run(StopToken(), most, wait_s=0.0)
+    def run_ready(self, max_entries: int | None = None) -> int:
+        """Run up to `max_entries` entries until none is ready; return how many were run."""
+        return self._run(StopToken(), max_entries, wait_s=0.0)
 
     def serve(self, stop_token: StopToken) -> int:
-        """Run entries, and wait for more, until asked to stop; returns how many were run."""
+        """Run entries, and wait for more, until asked to stop; return how many were run."""
         return self._run(stop_token, None, wait_s=WAIT_S)
 
-    def _run(self, stop_token: StopToken, most: int | None, *, wait_s: float) -> int:
+    def _run(self, stop_token: StopToken, max_entries: int | None, *, wait_s: float) -> int:
         count = 0
         ended: list[Completion] = []
-        with _Heart(self._desk, self._clock, self._heartbeat_s) as heart:
+        with _Heartbeats(self._api, self._clock, self._heartbeat_s) as heartbeats:
             while True:
-                over = stop_token.is_set or count == most
-                entries = self._turn_over(ended, wait_s=0.0 if over else wait_s, claims=not over)
-                ended = [self._run_one(entry, heart) for entry in entries]
+                over = stop_token.is_set or count == max_entries
+                entries = self._complete_and_claim(ended, wait_s=0.0 if over else wait_s, claims=not over)
+                ended = [self._run_one(entry, heartbeats) for entry in entries]
                 count += len(entries)
                 if over or (not entries and not wait_s):
                     return count
 
-    def _turn_over(self, ended: list[Completion], *, wait_s: float, claims: bool) -> list[ReadyEntry]:
-        """Hand in what was run and take the next, in one commit; a claim that was lost meanwhile is refused."""
+    def _complete_and_claim(self, ended: list[Completion], *, wait_s: float, claims: bool) -> list[ReadyEntry]:
+        """Complete the entries that were run and claim the next, in one commit; a lost claim's result is rejected."""
         if not claims:
             if ended:
-                self._desk.queue.complete_many(ended)
+                self._api.queue.complete_many(ended)
             return []
         if not ended:
-            return self._desk.claim(wait_s=wait_s, **self._terms)
-        return self._desk.complete_and_claim(ended, wait_s=wait_s, **self._terms).entries
+            return self._api.claim(wait_s=wait_s, **self._claim_options)
+        return self._api.complete_and_claim(ended, wait_s=wait_s, **self._claim_options).entries
 
-    def _run_one(self, entry: ReadyEntry, heart: _Heart) -> Completion:
+    def _run_one(self, entry: ReadyEntry, heartbeats: _Heartbeats) -> Completion:
         cancel = StopToken()
-        heart.hold(entry, cancel)
+        heartbeats.watch(entry, cancel)
         try:
             result: Any = run_entry(self._registry, entry.payload, cancel)
             exit_kind = "completed"
-        except (Exception, SystemExit) as problem:  # a component's failure is an outcome, not ours
-            error = problem.message if isinstance(problem, RotaError) else words(problem)
+        except (Exception, SystemExit) as problem:  # a component's failure is an outcome, not an error of the worker
+            error = problem.message if isinstance(problem, RotaError) else error_text(problem)
             exit_kind, result = "failed", {"error": error}
         finally:
-            heart.let_go()
-        if cancel.is_set:  # it may have given up half-way
+            heartbeats.unwatch()
+        if cancel.is_set:  # the component may have stopped half-way
             exit_kind, result = "cancelled", {"error": cancel.reason}
         return Completion(entry.sched_id, exit_kind, entry.token, result)
 
 
-class _Heart:
-    """A thread that holds on to the claim of the entry that runs."""
+class _Heartbeats:
+    """A thread that sends heartbeats for the claim of the running entry."""
 
-    def __init__(self, desk: Desk, clock: Clock, heartbeat_s: float) -> None:
-        self._desk = desk
+    def __init__(self, api: SchedulerApi, clock: Clock, heartbeat_s: float) -> None:
+        self._api = api
         self._clock = clock
         self._heartbeat_s = heartbeat_s
         self._changed = threading.Condition()
-        self._held: tuple[ReadyEntry, StopToken] | None = None
+        self._watched: tuple[ReadyEntry, StopToken] | None = None
         self._is_over = False
-        self._thread = threading.Thread(target=self._beat, name="rota-heart", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="rota-heartbeat", daemon=True)
 
-    def __enter__(self) -> _Heart:
+    def __enter__(self) -> _Heartbeats:
         self._thread.start()
         return self
 
@@ -193,15 +199,15 @@ class _Heart:
             self._changed.notify_all()
         self._thread.join()
 
-    def hold(self, entry: ReadyEntry, cancel: StopToken) -> None:
-        """Hold on to this one from now on."""
+    def watch(self, entry: ReadyEntry, cancel: StopToken) -> None:
+        """Send heartbeats for this entry from now on."""
         with self._changed:
-            self._held = entry, cancel
+            self._watched = entry, cancel
 
-    def let_go(self) -> None:
-        """It has ended."""
+    def unwatch(self) -> None:
+        """Stop sending heartbeats: the entry has ended."""
         with self._changed:
-            self._held = None
+            self._watched = None
 
     def _beat(self) -> None:
         while True:
@@ -210,16 +216,16 @@ class _Heart:
                     self._clock.wait(self._changed, self._heartbeat_s)
                 if self._is_over:
                     return
-                held = self._held
-            if held is not None:
-                self._beat_for(*held)
+                watched = self._watched
+            if watched is not None:
+                self._beat_for(*watched)
 
     def _beat_for(self, entry: ReadyEntry, cancel: StopToken) -> None:
         try:
-            beat = self._desk.queue.heartbeat(entry.sched_id, entry.token or 0)
+            beat = self._api.queue.heartbeat(entry.sched_id, entry.token or 0)
         except (StaleClaim, SchedUnknownId) as lost:
-            cancel.request(words(lost))
-        except RotaError:  # the queue cannot be reached: the next beat tries again, and the claim outlives a few
+            cancel.request(error_text(lost))
+        except RotaError:  # the queue is unreachable: retry at the next heartbeat; a claim survives a few missed ones
             return
         else:
             if beat.cancel_requested:

@@ -1,17 +1,17 @@
-"""Subgraphs and templates: names for parts of a file that are gone once it is loaded.
+"""Expand subgraphs and templates, so that a loaded graph is flat.
 
-A *subgraph* is a part with a name. Its components, edges and loops get the name as a prefix, wherever they are named
-inside it; lanes stay what they are, because lanes belong to the whole graph:
+A *subgraph* is a named part of the graph. Its name becomes the prefix of the ids of its components, edges and loops,
+also where they are referenced inside it. Lane ids stay unchanged, because lanes belong to the whole graph:
 
     subgraphs:                                      components: cell.source, cell.sink
       - id: cell                                    edges:      cell.wire, from cell.source.out
         components: [{id: source, …}, {id: sink, …}]                       to   cell.sink.in
         edges: [{id: wire, from: source.out, to: sink.in, …}]
 
-A *template* is such a part with holes. `{{name}}` in a text stands for a parameter; each template instance fills the
-holes and is then expanded like a subgraph of its own name. A text that is nothing but one placeholder becomes the
-parameter's value with its type, so a number can be filled in; inside a longer text it is written out. There are no
-expressions, no conditions and no includes: every component and edge that runs can be found in the file.
+A *template* is such a part with placeholders. `{{name}}` in a string stands for a parameter; each template instance
+replaces the placeholders and is then expanded like a subgraph with the instance's id. A string that consists of one
+placeholder becomes the parameter's value and keeps its type, so a parameter can be a number; inside a longer string the
+value is inserted as text. There are no expressions, conditions or includes: the file contains every component and edge.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = [
     "Instance",
     "Part",
     "Template",
+    "add_prefix",
     "check_parameters",
     "check_placeholders",
-    "filled",
-    "joined",
-    "namespace",
-    "prefixed",
-    "values_in",
+    "count_values",
+    "fill_template",
+    "join_parts",
+    "namespace_of",
 ]
 
 Scalar: TypeAlias = str | int | float | bool
@@ -44,7 +44,7 @@ _PLACEHOLDER = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a graph with holes: what is in it is looked at when it is filled."""
+    """A part of a graph with placeholders. Its contents are checked when an instance fills them."""
 
     id: Id
     parameters: tuple[Id, ...] = ()
@@ -54,7 +54,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A template, a name, and what fills its holes."""
+    """An instance of a template: its id, the template, and the values of the parameters."""
 
     id: Id
     template: Id
@@ -62,19 +62,19 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """The components, edges and loops of a graph or of a part of it."""
+    """The components, edges and loops of a graph, a subgraph or a template instance."""
 
     components: tuple[ComponentSpec, ...] = ()
     edges: tuple[EdgeSpec, ...] = ()
     composite_loops: tuple[CompositeLoopSpec, ...] = ()
 
     def sections(self) -> tuple[tuple[str, Sequence[ComponentSpec | EdgeSpec | CompositeLoopSpec]], ...]:
-        """The three lists, by the name they have in the file."""
+        """Return the three lists with their keys in the file."""
         return ("components", self.components), ("edges", self.edges), ("composite_loops", self.composite_loops)
 
 
-def joined(parts: Sequence[Part]) -> Part:
-    """Several parts as one."""
+def join_parts(parts: Sequence[Part]) -> Part:
+    """Return one part with the contents of all."""
     return Part(
         components=tuple(each for part in parts for each in part.components),
         edges=tuple(each for part in parts for each in part.edges),
@@ -82,11 +82,11 @@ def joined(parts: Sequence[Part]) -> Part:
     )
 
 
-# --- names ---------------------------------------------------------------------------------------
+# --- prefixes ------------------------------------------------------------------------------------
 
 
-def prefixed(part: Part, name: str) -> Part:
-    """The part with its name in front of every component, edge and loop, and of every mention of them."""
+def add_prefix(part: Part, name: str) -> Part:
+    """Return the part with the prefix `name.` on every component, edge and loop id, and on every reference to one."""
 
     def full(local: str) -> str:
         return f"{name}.{local}"
@@ -106,8 +106,8 @@ def prefixed(part: Part, name: str) -> Part:
     )
 
 
-def namespace(part: Part, name: str, template: str = "") -> Namespace:
-    """What is remembered of a part once its names have been put in front."""
+def namespace_of(part: Part, name: str, template: str = "") -> Namespace:
+    """Return the record of an expanded part: its ids after the prefix was added."""
     return Namespace(
         id=name,
         template=template,
@@ -117,57 +117,62 @@ def namespace(part: Part, name: str, template: str = "") -> Namespace:
     )
 
 
-# --- holes ---------------------------------------------------------------------------------------
+# --- placeholders --------------------------------------------------------------------------------
 
 
 def check_placeholders(template: Template, path: str) -> Iterator[Diagnostic]:
-    """What is wrong with a template before anybody fills it: unknown, malformed or misplaced placeholders."""
+    """Yield a diagnostic for each unknown, malformed or misplaced placeholder of a template."""
     seen: set[str] = set()
     for part in (template.components, template.edges, template.composite_loops):
-        for text, is_key in _texts(part):
-            for problem in _problems(text, is_key, template.parameters):
+        for text, is_key in _strings(part):
+            for problem in _placeholder_problems(text, is_key, template.parameters):
                 if problem not in seen:
                     seen.add(problem)
                     yield Diagnostic.of(
                         "graph_validation_error",
                         f"template {template.id}: {problem}",
                         path,
-                        fix="List the name under the template's parameters, or correct the placeholder.",
+                        fix="Add the name to the template's parameters, or correct the placeholder.",
                     )
 
 
 def check_parameters(instance: Instance, template: Template, path: str) -> Iterator[Diagnostic]:
-    """What is wrong with how an instance fills a template: parameters that are missing or that there are not."""
+    """Yield a diagnostic for each missing or unknown parameter of an instance."""
     given, declared = set(instance.parameters), set(template.parameters)
     for name in sorted(declared - given):
-        message = f"template instance {instance.id} gives no parameter {name}"
-        yield Diagnostic.of("graph_validation_error", message, f"{path}.parameters.{name}", fix="Give the parameter.")
+        message = f"template instance {instance.id}: the parameter {name} is missing"
+        yield Diagnostic.of(
+            "graph_validation_error",
+            message,
+            f"{path}.parameters.{name}",
+            fix=f"Add {name} to the instance's parameters.",
+        )
     for name in sorted(given - declared):
-        message = f"template instance {instance.id} gives an unknown parameter {name}"
+        message = f"template instance {instance.id}: unknown parameter {name}"
         fix = f"The template's parameters are: {', '.join(sorted(declared)) or 'none'}."
         yield Diagnostic.of("graph_validation_error", message, f"{path}.parameters.{name}", fix=fix)
 
 
-def filled(template: Template, parameters: Mapping[str, Scalar]) -> Section:
-    """The template's part with every placeholder filled in; the template itself stays as it is."""
+def fill_template(template: Template, parameters: Mapping[str, Scalar]) -> Section:
+    """Return a copy of the template's contents in which every placeholder is replaced."""
     section = Section()
     for name in ("components", "edges", "composite_loops"):
         section[name] = _fill(getattr(template, name), parameters)
     return section
 
 
-def values_in(value: Any) -> int:
-    """How many values there are in a value, itself included: what filling it costs."""
+def count_values(value: Any) -> int:
+    """Return the number of values in a value, itself included: the cost of filling it."""
     if isinstance(value, list):
-        return 1 + sum(map(values_in, value))
+        return 1 + sum(map(count_values, value))
     if isinstance(value, dict):
-        return 1 + sum(map(values_in, value.values()))
+        return 1 + sum(map(count_values, value.values()))
     return 1
 
 
 def _fill(value: Any, parameters: Mapping[str, Scalar]) -> Any:
     if isinstance(value, str):
-        return _filled_text(value, parameters)
+        return _fill_text(value, parameters)
     if isinstance(value, list):
         return [_fill(item, parameters) for item in value]
     if isinstance(value, dict):
@@ -178,40 +183,40 @@ def _fill(value: Any, parameters: Mapping[str, Scalar]) -> Any:
     return value
 
 
-def _filled_text(text: str, parameters: Mapping[str, Scalar]) -> Scalar:
+def _fill_text(text: str, parameters: Mapping[str, Scalar]) -> Scalar:
     whole = _PLACEHOLDER.fullmatch(text)
     if whole and whole[1] in parameters:
         return parameters[whole[1]]
-    return _PLACEHOLDER.sub(lambda hole: _written(parameters[hole[1]]), text)
+    return _PLACEHOLDER.sub(lambda match: _as_text(parameters[match[1]]), text)
 
 
-def _written(value: Scalar) -> str:
-    """A parameter inside a longer text, as the file would spell it."""
+def _as_text(value: Scalar) -> str:
+    """Return a parameter as it is spelled in the file."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _texts(value: Any) -> Iterator[tuple[str, bool]]:
-    """Every text in a value, and whether it is a key."""
+def _strings(value: Any) -> Iterator[tuple[str, bool]]:
+    """Yield every string in a value, and whether it is a key."""
     if isinstance(value, str):
         yield value, False
     elif isinstance(value, list):
         for item in value:
-            yield from _texts(item)
+            yield from _strings(item)
     elif isinstance(value, dict):
         for key, item in value.items():
             yield key, True
-            yield from _texts(item)
+            yield from _strings(item)
 
 
-def _problems(text: str, is_key: bool, parameters: tuple[str, ...]) -> Iterator[str]:
+def _placeholder_problems(text: str, is_key: bool, parameters: tuple[str, ...]) -> Iterator[str]:
     if "{{" not in text and "}}" not in text:
         return
     if is_key:
-        yield f"a placeholder cannot stand in the key {text!r}"
+        yield f"a placeholder is not allowed in a key: {text!r}"
         return
     for name in _PLACEHOLDER.findall(text):
         if name not in parameters:
-            yield f"the placeholder {{{{{name}}}}} names no parameter"
+            yield f"the placeholder {{{{{name}}}}} does not match any parameter"
     rest = _PLACEHOLDER.sub("", text)
     if "{{" in rest or "}}" in rest:
-        yield f"a placeholder is not closed in {text!r}"
+        yield f"unbalanced placeholder braces in {text!r}"

@@ -1,34 +1,22 @@
-"""A graph as the rules and the compiler look at it: everything found by name, once."""
+"""Lookup tables over one graph, for the rules and the compiler."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from rota.graph.ports import Catalogue, ComponentDescriptor
-from rota.graph.spec import ComponentSpec, EdgeSpec, Endpoint, GraphSpec, LaneSpec
+from rota.graph.components import Catalogue, ComponentDescriptor
+from rota.graph.plan import Edge
+from rota.graph.spec import ComponentSpec, Endpoint, GraphSpec, LaneSpec
 
-__all__ = ["GraphIndex", "Wire"]
-
-
-class Wire:
-    """An edge with its two ends read, whether or not anything is there."""
-
-    __slots__ = ("source", "spec", "target")
-
-    def __init__(self, spec: EdgeSpec) -> None:
-        self.spec = spec
-        self.source = Endpoint.parse(spec.source)
-        self.target = Endpoint.parse(spec.target)
-
-    @property
-    def is_immediate(self) -> bool:
-        """Whether what is sent is seen in the same epoch."""
-        return self.spec.kind == "immediate"
+__all__ = ["GraphIndex"]
 
 
 class GraphIndex:
-    """One graph. Where an id is used twice, the first one counts; a rule reports the second."""
+    """The components and edges of one graph. Of two components with the same id, the first counts.
+
+    An edge may name a component that does not exist; `rules.structure` reports it.
+    """
 
     def __init__(self, spec: GraphSpec, catalogue: Catalogue | None = None) -> None:
         self.spec = spec
@@ -36,18 +24,18 @@ class GraphIndex:
         self.components: dict[str, ComponentSpec] = {}
         for component in spec.components:
             self.components.setdefault(component.id, component)
-        self.wires = [Wire(edge) for edge in spec.edges]
-        self.into: dict[str, list[Wire]] = defaultdict(list)  # by the component they lead to
-        self.out_of: dict[str, list[Wire]] = defaultdict(list)
-        self._into_port: dict[Endpoint, list[Wire]] = defaultdict(list)
-        for wire in self.wires:
-            self.into[wire.target.component].append(wire)
-            self.out_of[wire.source.component].append(wire)
-            self._into_port[wire.target].append(wire)
+        self.edges = [Edge.of(edge) for edge in spec.edges]
+        self.incoming: dict[str, list[Edge]] = defaultdict(list)  # by target component
+        self.outgoing: dict[str, list[Edge]] = defaultdict(list)  # by source component
+        self._by_target: dict[Endpoint, list[Edge]] = defaultdict(list)
+        for edge in self.edges:
+            self.incoming[edge.target.component].append(edge)
+            self.outgoing[edge.source.component].append(edge)
+            self._by_target[edge.target].append(edge)
         self.descriptors: dict[str, ComponentDescriptor] = dict(self._described(catalogue))
 
     def _described(self, catalogue: Catalogue | None) -> Iterator[tuple[str, ComponentDescriptor]]:
-        """What the catalogue says of each component; each type is asked for once."""
+        """Yield each component id with its descriptor; look each type up only once."""
         if catalogue is None:
             return
         types = {component.type for component in self.components.values()}
@@ -57,16 +45,16 @@ class GraphIndex:
                 yield component.id, descriptor
 
     def lane_of(self, component_id: str) -> LaneSpec | None:
-        """The lane a component runs on, where both are there."""
+        """Return the lane of a component, or None if the component or the lane does not exist."""
         component = self.components.get(component_id)
         return self.spec.lanes.get(component.execution.lane) if component else None
 
-    def wires_into(self, component_id: str, port: str) -> Sequence[Wire]:
-        """The edges that lead to one input."""
-        return self._into_port.get(Endpoint(component_id, port), ())
+    def edges_to(self, component_id: str, port: str) -> Sequence[Edge]:
+        """Return the edges that lead to one input port."""
+        return self._by_target.get(Endpoint(component_id, port), ())
 
     def inputs_of(self, component: ComponentSpec) -> tuple[str, ...]:
-        """The inputs that drive a component: those of its trigger, else those of its message sources."""
+        """Return the inputs that trigger a component: those of its trigger, else those of its message sources."""
         if ports := component.trigger_policy.ports:
             return ports
         sources = [source for source in component.event_sources if source.type == "message"]

@@ -1,12 +1,12 @@
-"""One run of one component: what the component sees of it, and what it leaves behind.
+"""One execution of one component: what the component can read, and what it produced.
 
-`Invocation` and `GraphContext` are the two objects a component may ask for by name. Everything done through them is
-only *staged*: publications, changes of state and reports take effect when the invocation has ended well, in the order
-in which invocations were admitted, and are thrown away when it failed. So a component never sees its own publication
-come back to it in the middle of its work, and nothing downstream runs inside `publish`.
+A component may ask for two objects by parameter name: `Invocation` and `GraphContext`. Everything done through them is
+*staged*: publications, state changes and reports take effect after the invocation succeeded, in the order in which
+invocations were accepted, and are discarded if it failed. So a component never sees its own publication while it runs,
+and nothing downstream runs inside `publish`.
 
-Cancelling is cooperative. `stop_requested` says that the run was asked to stop. `cancel_requested()` says that, and
-also that the invocation's own budget is spent; it is the one to look at in long work. Nobody is interrupted.
+Cancellation is cooperative. `stop_requested` is true once the run was asked to stop. `cancel_requested()` is also true
+once the invocation's own budget is spent; long work should check this one. Nothing is interrupted.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from rota.clock import Clock
 from rota.errors import ComponentInvalid
 from rota.graph.messages import Inputs, Message
 
-__all__ = ["GraphContext", "Invocation", "Publication", "Scope", "Setting"]
+__all__ = ["ComponentInfo", "GraphContext", "Invocation", "Publication", "Scope"]
 
 
 class Publication(msgspec.Struct, frozen=True):
-    """Something a component published, before it is on any edge."""
+    """A payload that a component published, before it is on any edge."""
 
     port: str
     payload: Any
     timestamp_ms: float | None = None
 
 
-class Setting(Protocol):
-    """What an invocation knows of its component."""
+class ComponentInfo(Protocol):
+    """What an invocation reads about its component."""
 
     id: str
     lane: str
-    channel_ports: tuple[str, ...]  # the port of each place in the inputs
+    channel_ports: tuple[str, ...]  # the port of each position in the inputs
     output_ports: frozenset[str]
     any_ports: bool
-    budget_s: float  # 0 is none
+    budget_s: float  # 0: no budget
 
 
 class Scope(Protocol):
-    """What an invocation knows of its run."""
+    """What an invocation reads about its run."""
 
     clock: Clock
     config: Mapping[str, Any]
@@ -55,24 +55,24 @@ class Scope(Protocol):
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """The values that components share, as they stood when the epoch began."""
+        """Return the values that components share, as they were when the epoch began."""
         ...
 
     def submit(self, component_id: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> int | None:
-        """Run something in the background and tell the component when it is done."""
+        """Run a function in the background and deliver its result to the component."""
         ...
 
     def watch(self, component_id: str, future: Any) -> None:
-        """Tell the component when a future is done."""
+        """Deliver a future to the component when it is done."""
         ...
 
 
 class Invocation:
-    """One run of one component."""
+    """One execution of one component."""
 
     __slots__ = (
+        "_component",
         "_scope",
-        "_setting",
         "attempt",
         "budget_spent_at_s",
         "cancel_observed",
@@ -91,11 +91,11 @@ class Invocation:
         "worker_id",
     )
 
-    def __init__(self, setting: Setting, scope: Scope, inputs: Inputs, epoch_id: int, number: int = 0) -> None:
-        self._setting = setting
+    def __init__(self, component: ComponentInfo, scope: Scope, inputs: Inputs, epoch_id: int, number: int = 0) -> None:
+        self._component = component
         self._scope = scope
         self.inputs = inputs
-        self.epoch_id = epoch_id  # in which it became ready
+        self.epoch_id = epoch_id  # the epoch in which it became ready
         self.number = number  # the order in which invocations became ready on a lane
         self.worker_id: int | None = None
         self.attempt = 0
@@ -103,19 +103,19 @@ class Invocation:
         self.code = "component_execute"
         self.started_at_s = self.ended_at_s = 0.0
         self.cancel_observed = False
-        self.budget_spent_at_s: float | None = None  # when somebody noticed
+        self.budget_spent_at_s: float | None = None  # when the component or the run first noticed
         self.is_open = False
-        self._forget()
+        self._discard_results()
 
-    def _forget(self) -> None:
-        """Throw away whatever an attempt left behind."""
+    def _discard_results(self) -> None:
+        """Clear everything that an attempt produced."""
         self.staged: list[Publication] = []
         self.new_state: dict[str, Any] = {}
         self.converged: str | None = None
         self.residual: float | None = None
 
     def begin(self) -> None:
-        """An attempt starts."""
+        """Start an attempt."""
         self.attempt += 1
         self.problem = None
         self.is_open = True
@@ -124,61 +124,61 @@ class Invocation:
             self.started_at_s = started
 
     def end(self, problem: BaseException | None = None) -> None:
-        """The attempt is over; after a failure nothing of it is kept."""
+        """End the attempt; a failed attempt loses everything it staged."""
         self.is_open = False
         self.problem = problem
         self.ended_at_s = self._scope.clock.monotonic()
         if problem is not None:
-            self._forget()
+            self._discard_results()
 
-    def may_be_repeated(self, attempts_max: int) -> bool:
-        """Whether a failed attempt is followed by another: not when the run was asked to stop."""
-        # not through `stop_requested`: only the component's own look counts as observed
+    def should_retry(self, attempts_max: int) -> bool:
+        """Whether a failed attempt is followed by another one; never after the run was asked to stop."""
+        # not `stop_requested`: only a check by the component itself counts as observed
         return self.problem is not None and self.attempt < attempts_max and not self._scope.stop_is_requested
 
     # --- for the component -----------------------------------------------------------------------
 
     @property
     def component_id(self) -> str:
-        """The component that runs."""
-        return self._setting.id
+        """The id of the component."""
+        return self._component.id
 
     @property
     def lane(self) -> str:
-        """The lane it runs on."""
-        return self._setting.lane
+        """The id of its lane."""
+        return self._component.lane
 
     @property
     def stop_requested(self) -> bool:
         """Whether the run was asked to stop."""
-        requested = self._scope.stop_is_requested  # asked once: it may change at any time
+        requested = self._scope.stop_is_requested  # read once: it may change at any time
         self.cancel_observed = self.cancel_observed or requested
         return requested
 
     def cancel_requested(self) -> bool:
-        """Whether to give up: the run was asked to stop, or the budget is spent."""
+        """Return whether to give up: the run was asked to stop, or the budget is spent."""
         return self.stop_requested or self.budget_exceeded
 
     @property
     def budget_exceeded(self) -> bool:
         """Whether it has run longer than its budget."""
-        now_s, budget_s = self._scope.clock.monotonic(), self._setting.budget_s
+        now_s, budget_s = self._scope.clock.monotonic(), self._component.budget_s
         exceeded = budget_s > 0 and now_s - self.started_at_s > budget_s
         if exceeded and self.budget_spent_at_s is None:
             self.budget_spent_at_s = now_s
         return exceeded
 
     def messages(self, port: str) -> tuple[Message, ...]:
-        """The messages this invocation was given on a port."""
+        """Return the messages that this invocation received on a port."""
         found: list[Message] = []
-        for given, name in zip(self.inputs, self._setting.channel_ports, strict=False):
+        for given, name in zip(self.inputs, self._component.channel_ports, strict=False):
             if name == port and given is not None:
                 found.extend(given if isinstance(given, tuple) else (given,))
         return tuple(found)
 
     @property
     def cause(self) -> Message | None:
-        """The message that made it run; None when no message did."""
+        """The message that made it run; None if no message did."""
         for given in self.inputs:
             if given:
                 return given[-1] if isinstance(given, tuple) else given
@@ -186,17 +186,17 @@ class Invocation:
 
     @property
     def causation_id(self) -> str:
-        """The id of the message that made it run, or nothing."""
+        """The id of the message that made it run; empty if none did."""
         return "" if self.cause is None else self.cause.id
 
     @property
     def correlation_id(self) -> str:
-        """The root of the chain of messages it belongs to, or nothing."""
+        """The id of the first message of its chain; empty if no message made it run."""
         return "" if self.cause is None else self.cause.correlation_id
 
 
 class GraphContext:
-    """The run, as the component that is running may act on it."""
+    """What the running component may do in its run."""
 
     __slots__ = ("invocation",)
 
@@ -205,12 +205,12 @@ class GraphContext:
 
     @property
     def component_id(self) -> str:
-        """The component that runs."""
+        """The id of the component."""
         return self.invocation.component_id
 
     @property
     def epoch_id(self) -> int:
-        """The epoch in which it became ready, from 1."""
+        """The epoch in which the invocation became ready, from 1."""
         return self.invocation.epoch_id
 
     @property
@@ -219,70 +219,73 @@ class GraphContext:
         return self._open()._scope.config
 
     def cancel_requested(self) -> bool:
-        """Whether to give up: the run was asked to stop, or the budget is spent."""
+        """Return whether to give up: the run was asked to stop, or the budget is spent."""
         return self.invocation.cancel_requested()
 
     def publish(self, port: str, payload: Any, *, timestamp_ms: float | None = None) -> None:
-        """Stage a payload for every edge that leads away from this port."""
+        """Stage a payload for every edge that leaves this port."""
         invocation = self._open()
-        if port not in invocation._setting.output_ports:
-            check_port(invocation._setting, port)
+        if port not in invocation._component.output_ports:
+            check_port(invocation._component, port)
         if timestamp_ms is not None:
-            _check_timestamp(invocation._setting, timestamp_ms)
+            _check_timestamp(invocation._component, timestamp_ms)
         invocation.staged.append(Publication(port, payload, timestamp_ms))
 
     def report_converged(self, reason: str = "component_report") -> None:
-        """Tell the loop this component belongs to that it may end after this iteration."""
+        """Tell the component's loop that it may end after this iteration."""
         self._open().converged = reason
 
     def report_residual(self, residual: float) -> None:
-        """Tell the loop how far from its goal it still is."""
+        """Report the remaining error of the component's loop."""
         self._open().residual = residual
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """The values that components share, as they stood when the epoch began."""
+        """The values that components share, as they were when the epoch began."""
         return self._open()._scope.state()
 
     def set_state(self, key: str, value: Any) -> None:
-        """Stage a shared value; everybody sees it from the next epoch on."""
+        """Stage a shared value; all components see it from the next epoch on."""
         self._open().new_state[key] = value
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> int | None:
-        """Run something in the background; its result arrives on `task_ready`. None: the loop has enough under way."""
+        """Run a function in the background and return the task's id; its result arrives on the port `task_ready`.
+
+        Returns None if the component's loop already has `max_inflight` tasks in flight.
+        """
         return self._open()._scope.submit(self.component_id, function, arguments)
 
     def watch(self, future: Any) -> None:
-        """When this future is done, it arrives on the port `future_ready`."""
+        """Deliver this future on the port `future_ready` when it is done."""
         self._open()._scope.watch(self.component_id, future)
 
     def _open(self) -> Invocation:
         if not self.invocation.is_open:
             raise ComponentInvalid(
                 f"component {self.component_id} used its context after its invocation had ended",
-                hint="Use the context inside execute only; background work reports through `context.submit`.",
+                hint="Use the context only while the component runs; start background work with `context.submit`.",
                 component_id=self.component_id,
             )
         return self.invocation
 
 
-def _check_timestamp(setting: Setting, timestamp_ms: Any) -> None:
-    """Refuse what triggers could not compare."""
+def _check_timestamp(component: ComponentInfo, timestamp_ms: Any) -> None:
+    """Raise if the timestamp is not a finite number, which triggers could not compare."""
     if type(timestamp_ms) not in (int, float) or not math.isfinite(timestamp_ms):
         raise ComponentInvalid(
-            f"component {setting.id} published with the timestamp {timestamp_ms!r}",
-            hint="A timestamp is a finite number of milliseconds.",
-            component_id=setting.id,
+            f"component {component.id} published a message with the invalid timestamp {timestamp_ms!r}",
+            hint="Pass a finite number of milliseconds.",
+            component_id=component.id,
         )
 
 
-def check_port(setting: Setting, port: str) -> None:
-    """Refuse an output port that the component does not have."""
-    if port not in setting.output_ports and not setting.any_ports:
-        known = ", ".join(sorted(setting.output_ports)) or "none"
+def check_port(component: ComponentInfo, port: str) -> None:
+    """Raise if the component has no such output port."""
+    if port not in component.output_ports and not component.any_ports:
+        known = ", ".join(sorted(component.output_ports)) or "none"
         raise ComponentInvalid(
-            f"component {setting.id} has no output port {port!r}",
-            hint=f"It has: {known}.",
-            component_id=setting.id,
+            f"component {component.id} has no output port {port!r}",
+            hint=f"Its output ports: {known}.",
+            component_id=component.id,
             port=port,
         )

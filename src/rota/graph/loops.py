@@ -1,21 +1,22 @@
-"""Composite loops: the components of a cycle of immediate edges, going round until they agree.
+"""Composite loops: the components of a cycle of immediate edges, repeated until they converge.
 
-In one epoch a loop goes round at least once and at most `max_iterations` times. In an iteration each member runs in the
-order of the plan; what it publishes to other members is visible at once, everything that leaves the loop is kept back.
-After each iteration these are asked, in this order, whether it was the last:
+In one epoch a loop runs at least one and at most `max_iterations` iterations. In an iteration each member runs in the
+order of the plan. What it publishes to other members is visible immediately; everything that leaves the loop is held
+until the loop ends. After each iteration the loop ends for the first of these reasons that applies:
 
-    1. convergence: single_pass, after_first_iteration and always end after the first; stable_state ends when the loop's
-       own edges carried the same values as in the iteration before
-    2. a member reported that it has converged           reason: component_report, or what it said
-    3. the residual it reported is at the threshold or below                     residual_threshold
-    4. the budget is spent                                                       budget_overrun
-    5. it has gone round often enough                                            max_iterations
+    1. a member failed                                                           component_error
+    2. convergence: single_pass, after_first_iteration and always end after the first iteration; stable_state ends when
+       the loop's own edges carried the same values as in the iteration before
+    3. a member reported that it has converged                                   component_report, or its own reason
+    4. the reported residual is at or below the threshold                        residual_threshold
+    5. the budget is spent                                                       budget_overrun
+    6. the maximum number of iterations is reached                               max_iterations
 
-A loop also ends when nobody in it is ready any more (quiescent), when a member failed (component_error), and, from the
-second iteration on, when the run was asked to stop (cancelled).
+A loop also ends when no member is ready (quiescent) and, from the second iteration on, when the run was asked to stop
+(cancelled).
 
-What was kept back is then committed as a whole, or thrown away as a whole: after an error always, after a solver that
-did not converge unless `partial_success` says otherwise, and after a transaction that was cancelled.
+The held publications are then committed together or discarded together. They are discarded after an error; after a
+solver that did not converge, unless `partial_success` says otherwise; and after a transaction that was cancelled.
 
     estimator ⇄ controller, controller → log;  max_iterations 5, residual_threshold 0.1
 
@@ -32,26 +33,26 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from rota.graph.channels import Channel, ChannelFull
-from rota.graph.execution import Settlement
-from rota.graph.nodes import Deferred, DeferredList, Node
+from rota.graph.channels import ChannelFull, MessageChannel
+from rota.graph.commit import Committer
+from rota.graph.nodes import DeferredPublication, DeferredTarget, Node
 from rota.graph.plan import Region
 from rota.graph.reports import RunStopped
 from rota.graph.spec import LoopPolicy
 
-__all__ = ["LoopOutcome", "LoopStep", "Step"]
+__all__ = ["EpochStep", "LoopOutcome", "LoopStep"]
 
-_AFTER_ONE = ("single_pass", "after_first_iteration", "always")
+_SINGLE_ITERATION = ("single_pass", "after_first_iteration", "always")
 _NOT_CONVERGED = ("budget_overrun", "max_iterations", "cancelled", "component_error", "quiescent")
 
 
-class Step(Protocol):
-    """A part of an epoch: one region, or a wave of them."""
+class EpochStep(Protocol):
+    """A part of an epoch: one region, or a wave of regions."""
 
     nodes: tuple[Node, ...]
 
-    def run(self, epoch_id: int, turn: int, /) -> int:
-        """Execute what is ready; returns how many invocations there were."""
+    def run(self, epoch_id: int, iteration_id: int, /) -> int:
+        """Execute what is ready; return the number of invocations."""
         ...
 
 
@@ -66,7 +67,7 @@ class LoopOutcome(msgspec.Struct, frozen=True):
 
     @property
     def converged(self) -> bool:
-        """Whether it ended because its members agreed."""
+        """Whether it ended because it converged."""
         return self.reason not in _NOT_CONVERGED
 
 
@@ -77,39 +78,39 @@ class LoopStep:
         self,
         region: Region,
         policy: LoopPolicy,
-        members: Sequence[Step],
+        members: Sequence[EpochStep],
         *,
-        inner_edges: Sequence[Channel],
-        kept_back: list[Deferred],
-        deferred: DeferredList,
-        settlement: Settlement,
+        inner_edges: Sequence[MessageChannel],
+        held_outputs: list[DeferredPublication],
+        deferred: DeferredTarget,
+        committer: Committer,
     ) -> None:
         self.id = region.id
         self.nodes = tuple(node for step in members for node in step.nodes)
         self._policy = policy
         self._members = tuple(members)
         self._inner_edges = tuple(inner_edges)
-        self._kept_back = kept_back  # what members published to the world outside
-        self._deferred = deferred  # where that goes if it is not immediate
-        self._settlement = settlement
+        self._held_outputs = held_outputs  # publications of members that leave the loop
+        self._deferred = deferred  # where those go that are not immediate
+        self._committer = committer
         self._iterations_max = max(1, policy.max_iterations)
-        self._turn = 0
+        self._iteration_id = 0
         self._began_at_s = -math.inf
         self.outcome: LoopOutcome | None = None  # the latest
         self.runs = self.iterations = self.converged = self.budget_overruns = self.cancelled = self.discarded = 0
 
-    def run(self, epoch_id: int, _turn: int, /) -> int:
-        """Go round until the loop is over; returns how many invocations there were."""
-        now_s = self._settlement.clock.monotonic()
+    def run(self, epoch_id: int, _iteration_id: int, /) -> int:
+        """Run iterations until the loop ends; return the number of invocations."""
+        now_s = self._committer.clock.monotonic()
         if now_s - self._began_at_s < self._policy.min_interval_ms / 1000:
             return 0
         if self._policy.type == "coalesced_event":
             for node in self.nodes:
                 node.trigger.keep_newest()
-        return self._go_round(epoch_id, now_s)
+        return self._run_iterations(epoch_id, now_s)
 
-    def _go_round(self, epoch_id: int, began_at_s: float) -> int:
-        executed_in_all, iteration = 0, 0
+    def _run_iterations(self, epoch_id: int, began_at_s: float) -> int:
+        total_executed, iteration = 0, 0
         values: dict[str, Any] = {}
         while True:
             if iteration and self._is_cancelled(epoch_id):
@@ -117,53 +118,56 @@ class LoopStep:
                 break
             before, failures = values, self._failures()
             try:
-                executed, values = self._iterate(epoch_id)
+                executed, values = self._run_iteration(epoch_id)
             except RunStopped:
                 self._end(epoch_id, iteration + 1, "component_error")
                 raise
             if not executed:
                 reason = "quiescent"
                 break
-            executed_in_all += executed
+            total_executed += executed
             iteration += 1
-            reason = self._ending(
-                iteration, failed=self._failures() > failures, stable=_same(values, before), began_at_s=began_at_s
+            reason = self._end_reason(
+                iteration,
+                failed=self._failures() > failures,
+                stable=_equal_values(values, before),
+                began_at_s=began_at_s,
             )
             if reason:
                 break
         if iteration:
             self._began_at_s = began_at_s
             self._end(epoch_id, iteration, reason)
-        return executed_in_all
+        return total_executed
 
-    def _iterate(self, epoch_id: int) -> tuple[int, dict[str, Any]]:
-        """Run each member once; the answer also has what the loop's own edges carried, where that matters."""
-        self._turn += 1
+    def _run_iteration(self, epoch_id: int) -> tuple[int, dict[str, Any]]:
+        """Run each member once; return the invocation count and, for stable_state, the values on the inner edges."""
+        self._iteration_id += 1
         executed, values = 0, {}
         for member in self._members:
-            executed += member.run(epoch_id, self._turn)
-            if self._policy.convergence == "stable_state":  # before the next member takes it
+            executed += member.run(epoch_id, self._iteration_id)
+            if self._policy.convergence == "stable_state":  # read before the next member takes it
                 newest = [(edge.id, edge.newest()) for edge in self._inner_edges]
                 values.update({edge: message.payload for edge, message in newest if message is not None})
         return executed, values
 
-    def _ending(self, iteration: int, *, failed: bool, stable: bool, began_at_s: float) -> str:
-        """Why the loop is over after this iteration; empty when it goes on."""
+    def _end_reason(self, iteration: int, *, failed: bool, stable: bool, began_at_s: float) -> str:
+        """Return why the loop ends after this iteration; empty if it continues."""
         policy, reported = self._policy, self._take_reports()
         if failed:
             return "component_error"
-        if policy.convergence in _AFTER_ONE or (policy.convergence == "stable_state" and stable):
+        if policy.convergence in _SINGLE_ITERATION or (policy.convergence == "stable_state" and stable):
             return policy.convergence
         if reported.reason:
             return reported.reason
         if policy.residual_threshold is not None and reported.residual <= policy.residual_threshold:
             return "residual_threshold"
-        if policy.budget_ms and self._settlement.clock.monotonic() - began_at_s > policy.budget_ms / 1000:
+        if policy.budget_ms and self._committer.clock.monotonic() - began_at_s > policy.budget_ms / 1000:
             return "budget_overrun"
         return "max_iterations" if iteration >= self._iterations_max else ""
 
     def _take_reports(self) -> _Reported:
-        """What members said in this iteration: the first reason, the largest residual."""
+        """Return and clear the members' reports of this iteration: the first reason, the largest residual."""
         reason, residuals = "", []
         for node in self.nodes:
             reason = reason or node.converged or ""
@@ -175,21 +179,21 @@ class LoopStep:
         return sum(node.failed for node in self.nodes)
 
     def _is_cancelled(self, epoch_id: int) -> bool:
-        settlement = self._settlement
-        if not settlement.stop_token.is_set:
+        committer = self._committer
+        if not committer.stop_token.is_set:
             return False
-        if settlement.recorder is not None:
-            for what in ("requested", "observed"):
-                settlement.recorder.instant(
-                    f"loop_cancellation_{what}",
-                    settlement.clock.monotonic(),
+        if committer.recorder is not None:
+            for event in ("requested", "observed"):
+                committer.recorder.instant(
+                    f"loop_cancellation_{event}",
+                    committer.clock.monotonic(),
                     epoch_id,
                     component_id=self.id,
                     lane=self.nodes[0].lane.id,
                 )
         return True
 
-    # --- what was kept back ----------------------------------------------------------------------
+    # --- held publications -----------------------------------------------------------------------
 
     def _end(self, epoch_id: int, iterations: int, reason: str) -> None:
         self.runs += 1
@@ -197,18 +201,18 @@ class LoopStep:
         self.budget_overruns += reason == "budget_overrun"
         self.cancelled += reason == "cancelled"
         self.converged += reason not in _NOT_CONVERGED
-        keep = self._keeps(reason)
-        self.outcome = LoopOutcome(self.id, epoch_id, iterations, reason, keep)
-        if keep:
-            self._release()
+        commits = self._should_commit(reason)
+        self.outcome = LoopOutcome(self.id, epoch_id, iterations, reason, commits)
+        if commits:
+            self._commit_outputs()
             return
-        self._throw_away(reason)
+        self._discard_outputs(reason)
         if self._policy.partial_success == "fail_run" and reason != "component_error":
-            message = f"loop {self.id} did not converge: {reason}"
-            self._settlement.reports.error("runtime", "loop_not_converged", message, component_id=self.id)
+            message = f"loop {self.id} did not converge: {reason} (partial_success: fail_run)"
+            self._committer.reports.error("runtime", "loop_not_converged", message, component_id=self.id)
             raise RunStopped
 
-    def _keeps(self, reason: str) -> bool:
+    def _should_commit(self, reason: str) -> bool:
         policy = self._policy
         if reason == "component_error":
             return False
@@ -220,39 +224,39 @@ class LoopStep:
             return reason != "cancelled"
         return policy.type != "solver_iteration"
 
-    def _release(self) -> None:
-        for kept in self._kept_back:
-            if kept.channel.is_deferred:
-                self._deferred.append(kept)
+    def _commit_outputs(self) -> None:
+        for held in self._held_outputs:
+            if held.channel.is_deferred:
+                self._deferred.append(held)
             else:
-                self._commit(kept)
-        self._kept_back.clear()
+                self._commit_one(held)
+        self._held_outputs.clear()
 
-    def _commit(self, kept: Deferred) -> None:
+    def _commit_one(self, held: DeferredPublication) -> None:
         try:
-            kept.channel.commit(kept.payload, kept.origin, kept.timestamp_ms)
+            held.channel.commit(held.payload, held.origin, held.timestamp_ms)
         except ChannelFull as problem:
-            self._settlement.reports.error("runtime", "channel_overflow", str(problem), component_id=self.id)
+            self._committer.reports.error("runtime", "channel_overflow", str(problem), component_id=self.id)
             raise RunStopped from problem
 
-    def _throw_away(self, reason: str) -> None:
-        if self._kept_back:
-            self.discarded += len(self._kept_back)
-            message = f"loop {self.id} ended with {reason}: {len(self._kept_back)} publications were thrown away"
-            self._settlement.reports.health("loop_discard", message, component_id=self.id)
-            self._kept_back.clear()
+    def _discard_outputs(self, reason: str) -> None:
+        if self._held_outputs:
+            self.discarded += len(self._held_outputs)
+            message = f"loop {self.id} ended with {reason}: {len(self._held_outputs)} publications were discarded"
+            self._committer.reports.health("loop_discard", message, component_id=self.id)
+            self._held_outputs.clear()
 
 
 class _Reported(NamedTuple):
-    """What members said in one iteration."""
+    """The members' reports in one iteration."""
 
     reason: str
     residual: float
 
 
-def _same(values: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Whether the loop's edges carried the same values; what cannot be compared is not the same."""
+def _equal_values(values: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Return whether the loop's edges carried equal values; values that cannot be compared count as different."""
     try:
         return bool(values) and bool(values == before)
-    except Exception:  # the == of a payload is the user's code; that of an array has no truth value
+    except Exception:  # a payload's == is the user's code; an array's result has no truth value
         return False

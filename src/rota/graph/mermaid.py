@@ -1,4 +1,4 @@
-"""A plan as a Mermaid flowchart: regions as boxes, lanes as colours, kinds of edges as kinds of lines."""
+"""Draw a plan as a Mermaid flowchart: loops as boxes, lanes as colours, edge kinds as line styles."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rota.graph.plan import Edge, Plan
 __all__ = ["COLOURS", "printable", "to_mermaid"]
 
 _ARROWS = {"immediate": "-->", "delay": "-.->", "state": "==>", "async": "--o"}
-# Fill colours for lanes, in the order of the file; more lanes than colours begin again.
+# Fill colours of the lanes, in file order; they repeat if there are more lanes than colours.
 COLOURS = ("#dbeafe", "#dcfce7", "#fef9c3", "#fae8ff", "#ffedd5", "#e0e7ff", "#f1f5f9", "#ffe4e6")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
-_SIGNS = {sign: f"#{ord(sign)};" for sign in '#&"<>`\\'}
+_ESCAPES = {char: f"#{ord(char)};" for char in '#&"<>`\\'}
 
 
 def to_mermaid(plan: Plan) -> str:
-    """The plan as text that Mermaid draws."""
+    """Return the plan as Mermaid text."""
     return "\n".join(_lines(plan)) + "\n"
 
 
@@ -37,7 +37,7 @@ def _lines(plan: Plan) -> Iterator[str]:
 
 
 def _part(plan: Plan, names: dict[str, str], part: str, components: list[str]) -> Iterator[str]:
-    """The components of the top level or of one subgraph; those of a loop that lies in it whole stand in a box."""
+    """Yield the components of the top level or of one subgraph; a loop that is entirely inside it gets a box."""
     indent = "  "
     if part:
         yield f"  subgraph s_{names[components[0]]}[{_quoted('Subgraph: ' + part)}]"
@@ -66,7 +66,7 @@ def _node(plan: Plan, names: dict[str, str], component: str) -> str:
 
 
 def _edge(edge: Edge, names: dict[str, str]) -> str:
-    label = edge.target.port if edge.spec.kind == "immediate" else f"{edge.spec.kind}: {edge.target.port}"
+    label = edge.target.port if edge.is_immediate else f"{edge.spec.kind}: {edge.target.port}"
     arrow = _ARROWS[edge.spec.kind]
     return f"{names[edge.source.component]} {arrow}|{_quoted(label)}| {names[edge.target.component]}"
 
@@ -80,10 +80,10 @@ def _lanes(plan: Plan, names: dict[str, str]) -> Iterator[str]:
 
 
 def printable(text: str) -> str:
-    """The text as a drawing can show it: the names of types and ports may hold control characters."""
+    """Return the text without control characters, which names of types and ports may contain."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def _quoted(*lines: str) -> str:
-    """Lines of text in which nothing can be read as Mermaid's own signs."""
-    return '"' + "<br/>".join("".join(_SIGNS.get(sign, sign) for sign in printable(line)) for line in lines) + '"'
+    """Return a quoted label with these lines, in which Mermaid's special characters are escaped."""
+    return '"' + "<br/>".join("".join(_ESCAPES.get(char, char) for char in printable(line)) for line in lines) + '"'

@@ -1,15 +1,15 @@
-"""What travels along an edge, and where it came from.
+"""The messages that edges carry, and where each message came from.
 
-A publication becomes one `Message` on each edge that leads away from the port. All messages of one invocation share an
-`Origin`: the epoch they were published in, when, and what caused them. Ids are made of facts that are there anyway and
-are written out only when somebody reads them:
+A publication becomes one `Message` on each edge that leaves the port. All messages of one invocation share an `Origin`:
+the epoch in which they were published, the time, and the message that caused them. Ids are built from fields that the
+message has anyway, and only when they are read:
 
-    id           "<edge>#<number>": the n-th message offered to this edge, from 1
+    id           "<edge>#<number>": the n-th message offered to this edge, counted from 1
     causation    the id of the message whose arrival made the publisher run
-    correlation  the id of the first message of the chain, kept all the way down
+    correlation  the id of the first message of the chain, passed on unchanged
 
-    sensor ─e1→ filter ─e2→ motor      e1#1 is a root: it correlates with itself
-                                       e2#1 was caused by e1#1 and correlates with e1#1
+    sensor ─e1→ filter ─e2→ motor      e1#1 is a root: its correlation id is its own id
+                                       e2#1 was caused by e1#1 and has the correlation id e1#1
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["Inputs", "Message", "Origin", "origin_of"]
 
 
 class Origin(msgspec.Struct, gc=False):
-    """The invocation a message came from."""
+    """The invocation that published a message."""
 
     epoch_id: int
-    published_at_s: float  # by the run's monotonic clock
+    published_at_s: float  # on the run's monotonic clock
     correlation: str | None = None  # None: the messages are roots
     cause_channel: str | None = None
     cause_number: int = 0
 
     @property
     def causation_id(self) -> str:
-        """The message that made the publisher run; empty for a root."""
+        """The id of the message that made the publisher run; empty for a root."""
         return "" if self.cause_channel is None else f"{self.cause_channel}#{self.cause_number}"
 
 
@@ -48,31 +48,31 @@ class Message(msgspec.Struct):
 
     @property
     def id(self) -> str:
-        """The message's name in this run."""
+        """The message's id, unique in its run."""
         return f"{self.channel_id}#{self.number}"
 
     @property
     def epoch_id(self) -> int:
-        """The epoch it was published in."""
+        """The epoch in which the message was published."""
         return self.origin.epoch_id
 
     @property
     def causation_id(self) -> str:
-        """The message that caused it; empty for a root."""
+        """The id of the message that caused this one; empty for a root."""
         return self.origin.causation_id
 
     @property
     def correlation_id(self) -> str:
-        """The root of its chain; a root names itself."""
+        """The id of the first message of the chain; for a root its own id."""
         return self.origin.correlation or self.id
 
 
-# What one invocation is given: for each channel of the component, in order, a message, a batch of them, or nothing.
+# The inputs of one invocation: for each channel of the component, in order, a message, a batch of messages, or None.
 Inputs: TypeAlias = tuple[Message | tuple[Message, ...] | None, ...]
 
 
 def origin_of(inputs: Inputs, epoch_id: int, at_s: float) -> Origin:
-    """The origin of what an invocation publishes: caused by the first message it was given, if any."""
+    """Return the origin of an invocation's publications; the cause is the first message among its inputs, if any."""
     for given in inputs:
         if given:
             cause = given[-1] if type(given) is tuple else given

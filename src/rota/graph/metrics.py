@@ -1,7 +1,7 @@
-"""What a run counted, under names that never change.
+"""The metrics of a run. Their names are stable.
 
-Every lane reports all twenty scheduler metrics. Those about workers and queues are the highest value seen in the run,
-and zero on lanes that have neither (event_loop, fixed_rate). The rest are totals, or say in their name what they are.
+Every lane reports all twenty scheduler metrics. Those of workers and queues are the highest value seen in the run, and
+zero on lanes that have neither (event_loop, fixed_rate). The others are totals, or their name says what they are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SCHEDULER_METRICS: tuple[str, ...] = tuple(PREFIX + name for name in _SCHEDULER)
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """One number, and what it is about."""
+    """One value, with the component, lane or channel it belongs to."""
 
     name: str
     value: float
@@ -54,7 +54,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneMeter:
-    """The counters of one lane. Whoever runs the lane's work writes them; the run reads them at its end."""
+    """The counters of one lane. The thread that runs the lane's work writes them; the run reads them at its end."""
 
     __slots__ = (
         "active_count",
@@ -81,7 +81,7 @@ class LaneMeter:
         self.last_callback_s = self.blocked_s = self.max_jitter_s = self.max_lateness_s = 0.0
 
     def metrics(self, lane: str, completed_by_rank: Sequence[int]) -> Iterator[Metric]:
-        """All twenty, in the order of `SCHEDULER_METRICS`."""
+        """Yield all twenty metrics, in the order of `SCHEDULER_METRICS`."""
         values = self._values(completed_by_rank)
         for name in _SCHEDULER:
             yield Metric(name=PREFIX + name, value=values[name], lane=lane)

@@ -1,10 +1,10 @@
-"""A component wired into a run: its code, its channels, and where its publications go.
+"""Nodes: a component in a run, with its code, its channels and the routes of its publications.
 
-A `Node` joins what the plan says about a component with the things that exist only while a graph runs. A `Route` is the
-way out of one port. It answers the one question that differs between places: which edges see a message at once, and
-where the others wait. An ordinary component's immediate edges see it at once and the rest waits for the boundary of the
-epoch; a member of a loop shows the other members at once and keeps everything else back until the loop is over; on an
-independent lane only edges inside the lane are immediate. The code that publishes is the same for all of them.
+A `Node` joins the plan's data about a component with the objects that exist only while the graph runs. A `Route` is the
+way out of one output port: which edges see a message immediately, and where publications for the other edges wait. An
+ordinary component's immediate edges see a message immediately, the others at the next epoch boundary. A member of a
+loop publishes to the other members immediately and to everything else when the loop has ended. On an independent lane
+only edges inside the lane are immediate. The publishing code is the same in all cases.
 """
 
 from __future__ import annotations
@@ -13,76 +13,87 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from rota.graph.calling import Unit
-from rota.graph.channels import Channel, ChannelFull
+from rota.graph.calling import BoundComponent
+from rota.graph.channels import ChannelFull, MessageChannel
 from rota.graph.invocation import Publication
 from rota.graph.messages import Origin
 from rota.graph.plan import Lane
 from rota.graph.reports import Reports
 from rota.graph.spec import ComponentSpec
-from rota.graph.tracing import Label
-from rota.graph.triggers import Trigger
+from rota.graph.tracing import RowLabel
+from rota.graph.triggers import ComponentTrigger
 
-__all__ = ["OUTBOX_MAX", "Deferred", "DeferredList", "Node", "Outbox", "Route", "check_room", "publish"]
+__all__ = [
+    "OUTBOX_MAX",
+    "DeferredPublication",
+    "DeferredTarget",
+    "Node",
+    "PublicationOutbox",
+    "Route",
+    "check_room",
+    "publish",
+]
 
 
-OUTBOX_MAX = 100_000  # publications of independent lanes, tasks and hosts that may wait for one boundary
+OUTBOX_MAX = 100_000  # publications of independent lanes, tasks and hosts that may wait for one epoch boundary
 
 
-class Deferred(NamedTuple):
+class DeferredPublication(NamedTuple):
     """A publication that waits to be committed."""
 
-    channel: Channel
-    payload: Any  # as the edge carries it: copied already where it copies
+    channel: MessageChannel
+    payload: Any  # already copied if the edge copies
     origin: Origin
     timestamp_ms: float | None
 
 
-class Outbox:
-    """Publications of other threads on their way to the next boundary. There is room for `most`; more are counted."""
+class PublicationOutbox:
+    """Publications of other threads that wait for the next epoch boundary; those over `capacity` are rejected."""
 
-    def __init__(self, reports: Reports, most: int = OUTBOX_MAX) -> None:
+    def __init__(self, reports: Reports, capacity: int = OUTBOX_MAX) -> None:
         self._reports = reports
-        self._most = most
-        self._waiting: deque[Deferred] = deque()
+        self._capacity = capacity
+        self._waiting: deque[DeferredPublication] = deque()
         self.rejected = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __iter__(self) -> Iterator[Deferred]:
+    def __iter__(self) -> Iterator[DeferredPublication]:
         return iter(tuple(self._waiting))
 
-    def append(self, deferred: Deferred) -> None:
-        """One more; any thread may."""
-        if len(self._waiting) < self._most:
+    def append(self, deferred: DeferredPublication) -> None:
+        """Add a publication; any thread may call this."""
+        if len(self._waiting) < self._capacity:
             self._waiting.append(deferred)
             return
         self.rejected += 1
-        if self.rejected == 1:  # once: whoever fills it will do so again
-            message = f"{self._most} publications wait for the next epoch already; more are rejected"
+        if self.rejected == 1:  # reported once, counted always
+            message = f"{self._capacity} publications already wait for the next epoch; more are rejected"
             self._reports.health("outbox_reject", message, channel_id=deferred.channel.id)
 
-    def take(self) -> list[Deferred]:
-        """What is there now; what comes meanwhile is for the boundary after."""
+    def take(self) -> list[DeferredPublication]:
+        """Remove and return what waits now; later publications wait for the next boundary."""
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
 
-DeferredList: TypeAlias = list[Deferred] | Outbox
+DeferredTarget: TypeAlias = list[DeferredPublication] | PublicationOutbox
 
 
 class Route:
-    """The way out of one port."""
+    """The way out of one output port."""
 
-    __slots__ = ("into", "later", "now")
+    __slots__ = ("deferred", "immediate", "target")
 
-    def __init__(self, now: Sequence[Channel], later: Sequence[Channel], into: DeferredList) -> None:
-        self.now = tuple(now)  # edges that see a message at once
-        self.later = tuple(later)  # edges that see it when `into` is committed
-        self.into = into
+    def __init__(
+        self, immediate: Sequence[MessageChannel], deferred: Sequence[MessageChannel], target: DeferredTarget
+    ) -> None:
+        self.immediate = tuple(immediate)  # edges that see a message immediately
+        self.deferred = tuple(deferred)  # edges that see it when `target` is committed
+        self.target = target
 
 
-NOWHERE = Route((), (), [])
+NO_ROUTE = Route((), (), [])
 
 
 class Node:
@@ -92,16 +103,16 @@ class Node:
         self,
         spec: ComponentSpec,
         lane: Lane,
-        unit: Unit,
+        component: BoundComponent,
         *,
-        channels: Sequence[Channel],
-        trigger: Trigger,
+        channels: Sequence[MessageChannel],
+        trigger: ComponentTrigger,
         routes: Mapping[str, Route],
     ) -> None:
         self.id = spec.id
         self.spec = spec
         self.lane = lane
-        self.unit = unit
+        self.component = component
         self.channels = tuple(channels)
         self.trigger = trigger
         self.routes = dict(routes)
@@ -109,15 +120,15 @@ class Node:
         self.reentrant = spec.execution.reentrant
         self.on_error = spec.execution.on_error
         self.timeout_s = spec.execution.timeout_ms / 1000
-        self.guarded = any(_guards(channel) for route in routes.values() for channel in route.now)
-        self.out = self.routes.get(unit.output or "", NOWHERE)  # the way out of its only output, if it has one
-        self.is_plain = unit.is_plain and not self.guarded
-        self.label = Label(self.id, lane.id, _ids(self.out.now), _ids(self.out.later))
+        self.must_check_room = any(_may_refuse(channel) for route in routes.values() for channel in route.immediate)
+        self.output_route = self.routes.get(component.output or "", NO_ROUTE)  # of its only output, if it has one
+        self.is_plain = component.is_plain and not self.must_check_room
+        self.label = RowLabel(self.id, lane.id, _ids(self.output_route.immediate), _ids(self.output_route.deferred))
         self.is_isolated = False
-        self.last_epoch_id = 0  # in which it last ran
-        self.converged: str | None = None  # what it told its loop
+        self.last_epoch_id = 0  # the last epoch in which it ran
+        self.converged: str | None = None  # what it reported to its loop
         self.residual: float | None = None
-        # what the run counts
+        # counters
         self.completed = self.failed = self.retries = 0
         self.busy_s = 0.0
         self.cancellations_requested = self.cancellations_observed = self.budgets_exceeded = 0
@@ -127,39 +138,41 @@ class Node:
 
     @property
     def executed(self) -> int:
-        """How many invocations it had."""
+        """The number of invocations so far."""
         return self.completed + self.failed
 
     def isolate(self) -> None:
-        """Take the component out of the run: it is never ready again, and nothing is kept for it."""
+        """Remove the component from the run: it is never ready again, and its messages are dropped."""
         self.is_isolated = True
         for channel in self.channels:
             channel.close()
 
 
-def _guards(channel: Channel) -> bool:
+def _may_refuse(channel: MessageChannel) -> bool:
     return channel.room() is not None
 
 
-def _ids(channels: Sequence[Channel]) -> tuple[str, ...]:
+def _ids(channels: Sequence[MessageChannel]) -> tuple[str, ...]:
     return tuple(channel.id for channel in channels)
 
 
 def check_room(node: Node, publications: Sequence[Publication]) -> None:
-    """Refuse to commit anything of an invocation when a part of it would be refused with an error."""
-    wanted: Counter[Channel] = Counter()
+    """Raise, before anything is committed, if a part of an invocation's publications would be refused with an error."""
+    wanted: Counter[MessageChannel] = Counter()
     for publication in publications:
         route = node.routes.get(publication.port)
-        wanted.update(route.now if route else ())
+        wanted.update(route.immediate if route else ())
     for channel, count in wanted.items():
         room = channel.room()
         if room is not None and count > room:
-            raise ChannelFull(f"edge {channel.id}: {max(room, 0)} more fit, and nothing may be lost on it")
+            raise ChannelFull(
+                f"edge {channel.id} has room for {max(room, 0)} of {count} messages, and the edge allows no loss"
+            )
 
 
 def publish(route: Route, payload: Any, origin: Origin, timestamp_ms: float | None = None) -> None:
     """Put a payload on every edge of a route."""
-    for channel in route.now:
+    for channel in route.immediate:
         channel.put(payload, origin, timestamp_ms)
-    for channel in route.later:
-        route.into.append(Deferred(channel, channel.copied(payload), origin, timestamp_ms))
+    for channel in route.deferred:
+        route.target.append(DeferredPublication(channel, channel.copy_payload(payload), origin, timestamp_ms))

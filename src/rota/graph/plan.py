@@ -1,22 +1,22 @@
-"""What a graph was compiled to: the nouns that the runtime reads and the tools print.
+"""The plan: the result of compiling a graph, which the runtime executes and the tools print.
 
-A plan is made once, by `compiler.compile_graph`, and never changes. It answers three questions.
+`compiler.compile_graph` makes a plan once; a plan never changes. It answers three questions.
 
-*What runs as one?* A `Region`: one component, or all components of a cycle of immediate edges together with the loop
-that owns them. Every component is in exactly one region.
+*What runs as one step?* A `Region`: one component, or all components of a cycle of immediate edges and the loop that
+owns them. Every component is in exactly one region.
 
-*In which order?* `region_order` for an epoch; `independent` for each lane that stands outside of it (its own thread, or
-stepped by hand) and has an order of its own; `lifecycle_order` for configure and activate, backwards for deactivate.
+*In which order?* `region_order` within an epoch; `independent` within each lane outside the epoch (a lane with its own
+thread, or stepped by the host); `lifecycle_order` to configure and activate components, reversed to deactivate them.
 
-*How?* `lanes` with every default worked out, and in `capability` what is truly enforced here and what is not.
+*How?* `lanes`, with all defaults filled in; each lane's `capability` lists what it enforces here and what it does not.
 
     sensor → estimator ⇄ controller, controller ┄delay┄> actuator
 
     regions       sensor · [estimator controller] · actuator
     region_order  sensor, actuator, estimator_controller_loop
 
-The delayed edge orders nothing: what the controller sends is seen by the actuator in the next epoch. Sensor and
-actuator both wait for nobody, so both are ready at the start; the loop waits for the sensor.
+The delay edge does not affect the order: the actuator sees the controller's message in the next epoch. Sensor and
+actuator have no predecessors, so both are ready at the start; the loop waits for the sensor.
 """
 
 from __future__ import annotations
@@ -26,59 +26,87 @@ from typing import Literal
 import msgspec
 
 from rota.graph.diagnostics import Diagnostic
-from rota.graph.spec import ComponentSpec, CompositeLoopSpec, EdgeSpec, Endpoint, GraphSpec, LaneSpec
+from rota.graph.spec import (
+    LOSSY_OVERFLOWS,
+    SINGLE_MESSAGE_MODES,
+    ComponentSpec,
+    CompositeLoopSpec,
+    EdgeSpec,
+    Endpoint,
+    GraphSpec,
+    LaneSpec,
+)
 
-__all__ = ["Edge", "Lane", "LaneCapability", "LaneOrder", "Plan", "Region"]
+__all__ = ["Edge", "IndependentLane", "Lane", "LaneCapability", "Plan", "Region"]
 
 
 class Region(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs as one step of an epoch."""
+    """The components that run as one step of an epoch."""
 
     id: str  # the loop's id, or the component's
     kind: Literal["component", "composite_loop"]
-    components: tuple[str, ...]  # by id
-    incoming_regions: tuple[str, ...] = ()  # must be done first; by id
+    components: tuple[str, ...]  # sorted by id
+    incoming_regions: tuple[str, ...] = ()  # run before this region; sorted by id
     outgoing_regions: tuple[str, ...] = ()
     loop: CompositeLoopSpec | None = None
-    rank: int = 2  # the highest priority rank in it
+    rank: int = 2  # the highest priority rank of its components
 
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True):
-    """An edge with both ends found."""
+    """An edge with its endpoints parsed."""
 
     spec: EdgeSpec
     source: Endpoint
     target: Endpoint
-    slow_reader_drop_risk: bool = False
+
+    @classmethod
+    def of(cls, spec: EdgeSpec) -> Edge:
+        """Return the edge of this spec. The components it names need not exist."""
+        return cls(spec=spec, source=Endpoint.parse(spec.source), target=Endpoint.parse(spec.target))
 
     @property
     def id(self) -> str:
-        """The edge's id, also its channel's."""
+        """The id of the edge and of its channel."""
         return self.spec.id
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether the receiver sees a message in the epoch in which it was sent."""
+        return self.spec.kind == "immediate"
+
+    @property
+    def slow_reader_drop_risk(self) -> bool:
+        """Whether the slowest of several readers can lose messages."""
+        policy = self.spec.policy
+        return (
+            policy.readers != "single"
+            and policy.mode not in SINGLE_MESSAGE_MODES
+            and policy.overflow in LOSSY_OVERFLOWS
+        )
 
 
 class LaneCapability(msgspec.Struct, frozen=True, kw_only=True):
-    """What a lane does here, and what it does not: nothing is promised by silence."""
+    """What a lane implements on this platform, and what it does not."""
 
     id: str
     type: str
     implemented: tuple[str, ...]
-    advisory_fields: tuple[str, ...]  # set in the file, not applied here
+    advisory_fields: tuple[str, ...]  # set in the file and not applied here
     applied_fields: tuple[str, ...] = ()  # set in the file and applied by the operating system
     future_extensions: tuple[str, ...] = ()
     unsupported_claims: tuple[str, ...] = ()
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane with its defaults worked out."""
+    """A lane of a plan, with all defaults filled in."""
 
     id: str
     spec: LaneSpec
-    components: tuple[str, ...]  # in the order of the file
-    workers: int  # threads or processes of its own; 0 runs on the caller's thread
-    period_ns: int  # from tick to tick; 0 is no cadence
-    tick_budget_ns: int  # what a tick may take before it counts as an overrun
-    starvation_epochs: int  # 0 is never
+    components: tuple[str, ...]  # in file order
+    workers: int  # the lane's threads or processes; 0: it runs on the caller's thread
+    period_ns: int  # from tick to tick; 0: the lane does not tick
+    tick_budget_ns: int  # a longer tick counts as an overrun
+    starvation_epochs: int  # 0: never
     capability: LaneCapability
 
     @property
@@ -88,12 +116,12 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def independent(self) -> bool:
-        """Whether it stands outside the region order."""
+        """Whether the lane runs outside the region order."""
         return self.spec.independent
 
 
-class LaneOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """The order of regions inside one independent lane."""
+class IndependentLane(msgspec.Struct, frozen=True, kw_only=True):
+    """An independent lane, and the order of its regions."""
 
     lane: str
     region_order: tuple[str, ...]
@@ -103,13 +131,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled graph."""
 
     spec: GraphSpec
-    components: dict[str, ComponentSpec]  # in the order of the file
-    edges: dict[str, Edge]  # in the order of the file
+    components: dict[str, ComponentSpec]  # in file order
+    edges: dict[str, Edge]  # in file order
     lanes: dict[str, Lane]
-    regions: dict[str, Region]  # in the order in which cycles were found
+    regions: dict[str, Region]  # in the order in which `regions.find_regions` finds them
     component_region: dict[str, str]
     region_order: tuple[str, ...]
-    independent: tuple[LaneOrder, ...] = ()
+    independent: tuple[IndependentLane, ...] = ()
     lifecycle_order: tuple[str, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()  # warnings, advisories and notes; a plan has no errors
 

@@ -1,42 +1,51 @@
-"""Components to regions, and regions to an order.
+"""Group components into regions, and put the regions in order.
 
-Only immediate edges count here: what travels on the others is seen in a later epoch and orders nothing.
+Only immediate edges count here: a message on any other edge arrives in a later epoch and does not affect the order.
 
-*Regions.* The strongly connected components of the immediate edges. One component without a circle is a region by
-itself. Components in a circle are one region, and a composite loop must own exactly them: a circle without an owner has
-no meaning in one epoch, and an owner without a circle promises iterations that never happen.
+*Regions.* The strongly connected components of the immediate edges. A component without a cycle is a region by itself.
+The components of a cycle are one region, and a composite loop must list exactly them: without a loop, the order inside
+the cycle is undefined; a loop without a cycle would never iterate.
 
-*Order.* Kahn's algorithm over the regions: whatever waits for nobody is ready; taking it may make others ready. Among
-the ready ones the highest `execution.priority` in the region goes first, then whoever was ready first. Regions are
-looked at in the order in which their circles were found, successors in the order of their ids, so the same file always
-gives the same order.
+*Order.* Kahn's algorithm over the regions: a region without unfinished predecessors is ready; taking a region may make
+others ready. Of the ready regions, the one with the highest `execution.priority` goes first, then the one that was
+ready first. Regions are visited in the order in which Tarjan's algorithm completes them, successors in the order of
+their ids, so the same file always gives the same order.
 
     fetch (normal) → parse (normal) → store (normal)     order: alarm, fetch, parse, store, report
     fetch → report (low)                                 report is ready as soon as parse is, and waits while a
     alarm (high)                                         region of a higher class is ready
+
+*Strongly connected components.* Two nodes are strongly connected if each can be reached from the other. Tarjan's
+algorithm finds all such groups in one depth-first walk. Each node gets a number when it is first visited, and a *low*
+number: the smallest number reachable from it among the nodes on the stack. A node whose low number equals its own
+number is the first of its group; everything above it on the stack belongs to the group.
+
+    0 → 1 → 2 → 1        numbers 0 1 2, low 0 1 1: the group {1, 2} is complete when the walk leaves 1, then {0}
+
+A group is complete only after everything reachable from it, so groups come out in reverse topological order. A graph
+file may be a chain of thousands of components, longer than Python's recursion limit, so the walk keeps its own stack.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from rota.graph.cycles import strongly_connected
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.index import GraphIndex
 from rota.graph.plan import Region
 from rota.graph.spec import CompositeLoopSpec
 
-__all__ = ["find_regions", "lifecycle_order", "region_order"]
+__all__ = ["find_regions", "lifecycle_order", "region_order", "strongly_connected"]
 
 
 def find_regions(index: GraphIndex) -> tuple[dict[str, Region], list[Diagnostic]]:
-    """The regions in the order in which their circles were found, and every loop or circle without its other half."""
+    """Return the regions, and a diagnostic for each loop without a cycle and each cycle without a loop."""
     groups = _groups(index)
-    cyclic = dict.fromkeys(group for group in groups if _is_cyclic(index, group))  # looked up, and in order
+    cyclic = dict.fromkeys(group for group in groups if _is_cyclic(index, group))  # an ordered set
     found = list(_loop_problems(index, cyclic))
     owners = {frozenset(loop.components): loop for loop in reversed(index.spec.composite_loops)}
     regions: dict[str, Region] = {}
@@ -44,7 +53,7 @@ def find_regions(index: GraphIndex) -> tuple[dict[str, Region], list[Diagnostic]
         region = _region(index, group, owners.get(frozenset(group)) if group in cyclic else None)
         if region.id in regions:
             found.append(
-                Diagnostic.of("duplicate_id", f"a loop and a component are both called {region.id}", region.id)
+                Diagnostic.of("duplicate_id", f"a loop and a component both have the id {region.id}", region.id)
             )
         regions[region.id] = region
     found += _cycle_problems(index, cyclic, owners)
@@ -52,13 +61,13 @@ def find_regions(index: GraphIndex) -> tuple[dict[str, Region], list[Diagnostic]
 
 
 def _groups(index: GraphIndex) -> list[tuple[str, ...]]:
-    """Ids of the strongly connected components, each sorted by id."""
+    """Return the ids of each strongly connected group, sorted."""
     ids = list(index.components)
     numbers = {name: number for number, name in enumerate(ids)}
     successors: list[list[int]] = [[] for _ in ids]
-    for wire in index.wires:
-        source, target = numbers.get(wire.source.component), numbers.get(wire.target.component)
-        if wire.is_immediate and source is not None and target is not None:
+    for edge in index.edges:
+        source, target = numbers.get(edge.source.component), numbers.get(edge.target.component)
+        if edge.is_immediate and source is not None and target is not None:
             successors[source].append(target)
     return [tuple(sorted(ids[number] for number in group)) for group in strongly_connected(successors)]
 
@@ -67,7 +76,7 @@ def _is_cyclic(index: GraphIndex, group: tuple[str, ...]) -> bool:
     if len(group) > 1:
         return True
     name = group[0]
-    return any(wire.is_immediate and wire.target.component == name for wire in index.out_of.get(name, ()))
+    return any(edge.is_immediate and edge.target.component == name for edge in index.outgoing.get(name, ()))
 
 
 def _region(index: GraphIndex, group: tuple[str, ...], loop: CompositeLoopSpec | None) -> Region:
@@ -81,13 +90,13 @@ def _region(index: GraphIndex, group: tuple[str, ...], loop: CompositeLoopSpec |
 
 
 def _connected(index: GraphIndex, regions: Mapping[str, Region]) -> dict[str, Region]:
-    """The regions with what goes before and after each."""
+    """Return the regions with their predecessors and successors filled in."""
     region_of = {name: region.id for region in regions.values() for name in region.components}
     before: dict[str, set[str]] = {name: set() for name in regions}
     after: dict[str, set[str]] = {name: set() for name in regions}
-    for wire in index.wires:
-        source, target = region_of.get(wire.source.component), region_of.get(wire.target.component)
-        if wire.is_immediate and source is not None and target is not None and source != target:
+    for edge in index.edges:
+        source, target = region_of.get(edge.source.component), region_of.get(edge.target.component)
+        if edge.is_immediate and source is not None and target is not None and source != target:
             after[source].add(target)
             before[target].add(source)
     replace = msgspec.structs.replace
@@ -97,32 +106,32 @@ def _connected(index: GraphIndex, regions: Mapping[str, Region]) -> dict[str, Re
     }
 
 
-# --- loops and circles that do not match ---------------------------------------------------------
+# --- loops and cycles that do not match ----------------------------------------------------------
 
 
 def _loop_problems(index: GraphIndex, cyclic: Iterable[tuple[str, ...]]) -> Iterator[Diagnostic]:
-    """Loops that own no circle, or not exactly one."""
-    circles = [frozenset(group) for group in cyclic]
-    in_circle = {name: circle for circle in circles for name in circle}
+    """Yield a diagnostic for each loop that does not match exactly one cycle."""
+    cycles = [frozenset(group) for group in cyclic]
+    cycle_of = {name: cycle for cycle in cycles for name in cycle}
     owner: dict[str, str] = {}
     for loop in index.spec.composite_loops:
         path = f"composite_loops.{loop.id}"
         members = frozenset(loop.components)
         yield from _member_problems(index, loop, path, owner)
-        if members in circles:
+        if members in cycles:
             continue
-        touched = [name for name in loop.components if name in in_circle]
+        touched = [name for name in loop.components if name in cycle_of]
         code = "partial_composite_loop" if touched else "decorative_composite_loop"
         message = f"composite_loop {loop.id} must exactly match one immediate cyclic strongly connected component"
         if touched:
-            message += f"; the cycle is {','.join(sorted(in_circle[touched[0]]))}"
+            message += f"; the cycle is {','.join(sorted(cycle_of[touched[0]]))}"
         yield Diagnostic.of(code, message, path, components=loop.components)
 
 
 def _member_problems(
     index: GraphIndex, loop: CompositeLoopSpec, path: str, owner: dict[str, str]
 ) -> Iterator[Diagnostic]:
-    """Members that are not there, are listed twice, or belong to another loop."""
+    """Yield a diagnostic for each member that is missing, duplicate, or in another loop."""
     seen: set[str] = set()
     for name in loop.components:
         if name in seen:
@@ -132,19 +141,19 @@ def _member_problems(
             message = f"composite_loop {loop.id} references missing component {name}"
             yield Diagnostic.of("unknown_component", message, path, components=[name])
         elif owner.setdefault(name, loop.id) != loop.id:
-            message = f"component {name} is owned by two composite_loops: {owner[name]} and {loop.id}"
-            fix = "A component has one owner: take it out of one loop."
+            message = f"component {name} is in two composite_loops: {owner[name]} and {loop.id}"
+            fix = "A component may be in one loop: remove it from the other."
             yield Diagnostic.of("graph_validation_error", message, path, components=[name], fix=fix)
 
 
 def _cycle_problems(
     index: GraphIndex, cyclic: Iterable[tuple[str, ...]], owners: Mapping[frozenset[str], CompositeLoopSpec]
 ) -> Iterator[Diagnostic]:
-    """Circles without an owner, and circles that no single part of the file shows."""
+    """Yield a diagnostic for each cycle without a loop, and for each cycle that crosses a subgraph's border."""
     home = {name: part.id for part in index.spec.hierarchy for name in part.components}
     for group in cyclic:
         loop = owners.get(frozenset(group))
-        edges = _inside(index, group)
+        edges = _edges_inside(index, group)
         if loop is None:
             message = (
                 f"immediate cycle detected among components {','.join(group)}; "
@@ -153,24 +162,25 @@ def _cycle_problems(
             path = f"components.{group[0]}"
             yield Diagnostic.of("immediate_cycle_without_loop", message, path, components=group, edges=edges)
         elif len(homes := {home.get(name, "the top level") for name in group}) > 1:
-            message = f"the cycle of {loop.id} runs through {', '.join(sorted(homes))}"
+            message = f"the cycle of {loop.id} spans {', '.join(sorted(homes))}"
             path = f"composite_loops.{loop.id}"
             yield Diagnostic.of("subgraph_hidden_cycle", message, path, components=group, edges=edges)
 
 
-def _inside(index: GraphIndex, group: tuple[str, ...]) -> list[str]:
+def _edges_inside(index: GraphIndex, group: tuple[str, ...]) -> list[str]:
+    """Return the ids of the immediate edges between members of the group."""
     members = set(group)
-    wires = (wire for name in group for wire in index.out_of.get(name, ()))
-    return [wire.spec.id for wire in wires if wire.is_immediate and wire.target.component in members]
+    edges = (edge for name in group for edge in index.outgoing.get(name, ()))
+    return [edge.id for edge in edges if edge.is_immediate and edge.target.component in members]
 
 
 # --- orders --------------------------------------------------------------------------------------
 
 
 def region_order(regions: Mapping[str, Region]) -> tuple[str, ...]:
-    """Every region after all that it waits for; ready ones by priority, then by who was ready first."""
+    """Return the region ids, each after its predecessors; ready regions by priority, then by when they became ready."""
     waiting = {name: len(region.incoming_regions) for name, region in regions.items()}
-    ready: list[tuple[int, int, str]] = []  # rank from the highest, arrival, id
+    ready: list[tuple[int, int, str]] = []  # negative rank, arrival number, id
     arrivals = 0
 
     def arrive(name: str) -> None:
@@ -193,7 +203,7 @@ def region_order(regions: Mapping[str, Region]) -> tuple[str, ...]:
 
 
 def lifecycle_order(index: GraphIndex) -> tuple[tuple[str, ...], list[Diagnostic]]:
-    """Components so that each comes after all it depends on, first come first served; and what prevents it."""
+    """Return the component ids, each after its dependencies, in FIFO order; and the problems of `depends_on`."""
     found = list(_dependency_problems(index))
     dependents: dict[str, list[str]] = {name: [] for name in index.components}
     waiting = {}
@@ -213,8 +223,8 @@ def lifecycle_order(index: GraphIndex) -> tuple[tuple[str, ...], list[Diagnostic
                 ready.append(each)
     if len(order) < len(index.components):
         stuck = sorted(name for name, count in waiting.items() if count > 0)
-        message = f"depends_on runs in a circle among {','.join(stuck)}"
-        fix = "Take one of the dependencies out of the circle."
+        message = f"depends_on forms a cycle among {','.join(stuck)}"
+        fix = "Remove one dependency of the cycle."
         path = f"components.{stuck[0]}.depends_on"
         found.append(Diagnostic.of("graph_validation_error", message, path, components=stuck, fix=fix))
     return tuple(order), found
@@ -225,8 +235,77 @@ def _dependency_problems(index: GraphIndex) -> Iterator[Diagnostic]:
         path = f"components.{name}.depends_on"
         for each, times in Counter(component.depends_on).items():
             if times > 1:
-                message = f"component {name} depends on {each} twice"
+                message = f"component {name} lists {each} twice in depends_on"
                 yield Diagnostic.of("duplicate_id", message, path, components=[name])
             if each not in index.components:
                 message = f"component {name} depends_on missing component {each}"
                 yield Diagnostic.of("unknown_component", message, path, components=[name])
+
+
+# --- strongly connected components ---------------------------------------------------------------
+
+_UNSEEN = -1
+
+
+def strongly_connected(successors: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the strongly connected groups, each sorted, in the order in which the walk completes them."""
+    return _Walk(successors).groups()
+
+
+class _Walk:
+    """One depth-first walk over all nodes."""
+
+    def __init__(self, successors: Sequence[Sequence[int]]) -> None:
+        nodes = len(successors)
+        self._successors = successors
+        self._number = [_UNSEEN] * nodes
+        self._low = [0] * nodes
+        self._on_stack = [False] * nodes
+        self._stack: list[int] = []
+        self._seen = 0
+        self._groups: list[list[int]] = []
+
+    def groups(self) -> list[list[int]]:
+        """Walk from every node that was not visited yet, and return the groups."""
+        for node in range(len(self._successors)):
+            if self._number[node] == _UNSEEN:
+                self._walk_from(node)
+        return self._groups
+
+    def _walk_from(self, start: int) -> None:
+        path = [(start, iter(self._successors[start]))]
+        self._enter(start)
+        while path:
+            node, ahead = path[-1]
+            for follower in ahead:
+                if self._number[follower] == _UNSEEN:
+                    self._enter(follower)
+                    path.append((follower, iter(self._successors[follower])))
+                    break
+                if self._on_stack[follower]:
+                    self._low[node] = min(self._low[node], self._number[follower])
+            else:
+                path.pop()
+                self._leave(node)
+                if path:
+                    before = path[-1][0]
+                    self._low[before] = min(self._low[before], self._low[node])
+
+    def _enter(self, node: int) -> None:
+        self._number[node] = self._low[node] = self._seen
+        self._seen += 1
+        self._stack.append(node)
+        self._on_stack[node] = True
+
+    def _leave(self, node: int) -> None:
+        """Take the node's group off the stack if the node is the first of its group."""
+        if self._low[node] != self._number[node]:
+            return
+        at = len(self._stack) - 1
+        while self._stack[at] != node:
+            at -= 1
+        group = self._stack[at:]
+        del self._stack[at:]
+        for member in group:
+            self._on_stack[member] = False
+        self._groups.append(sorted(group))

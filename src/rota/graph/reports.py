@@ -1,8 +1,8 @@
-"""What went wrong in a run, as records: errors of components, and health events of channels and lanes.
+"""Records of what went wrong in a run: errors of components, and health events of channels and lanes.
 
-An *error* is a failure of a component or of the run itself. It is fatal when it ends the run. A *health event* says
-that something was lost, late or refused although nothing failed: a full channel, a lane without room, a policy that
-raised. Both lists are bounded; what no longer fits is counted.
+An *error* is a failure of a component or of the run itself; a fatal error ends the run. A *health event* records that
+something was lost, late or refused although nothing failed: a full channel, a lane at its capacity, a policy that
+raised. Both lists are bounded; records over the limit are only counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rota.errors import RotaError
 
 __all__ = ["ERRORS_MAX", "HEALTH_EVENTS_MAX", "HealthEvent", "Phase", "Reports", "RunError", "RunStopped"]
 
-ERRORS_MAX = 10_000  # records kept of one run; more are counted
+ERRORS_MAX = 10_000  # records kept per run; further ones are only counted
 HEALTH_EVENTS_MAX = 10_000
 MESSAGE_CHARS_MAX = 2_000
 
@@ -40,7 +40,7 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something was lost, late or refused, and the run went on."""
+    """Something was lost, late or refused, and the run continued."""
 
     kind: str  # channel_drop, channel_reject, backpressure, stale_drop, deadline_miss, scheduler_reject, …
     message: str
@@ -51,7 +51,7 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStopped(Exception):
-    """Raised inside a run to leave the epoch after a fatal error; it never reaches a user."""
+    """Raised inside a run to leave the epoch after a fatal error; it never reaches the user."""
 
 
 class Reports:
@@ -59,7 +59,7 @@ class Reports:
 
     def __init__(self, trace_id: str) -> None:
         self.trace_id = trace_id
-        self.epoch_id = 0  # the one under way, noted by the run
+        self.epoch_id = 0  # the current epoch, set by the run
         self.errors: deque[RunError] = deque(maxlen=ERRORS_MAX)
         self.health_events: deque[HealthEvent] = deque(maxlen=HEALTH_EVENTS_MAX)
         self.error_count = 0
@@ -102,10 +102,10 @@ class Reports:
             self.health_count += 1
 
 
-def words(problem: BaseException) -> str:
-    """What an exception says, with its kind; one that cannot say it must not fail the run."""
+def error_text(problem: BaseException) -> str:
+    """Return the exception's class name and message; an unreadable message does not fail the run."""
     try:
-        said = problem.message if isinstance(problem, RotaError) else str(problem)
+        message = problem.message if isinstance(problem, RotaError) else str(problem)
     except Exception:  # __str__ is the component's code and may raise anything
-        said = "(its message could not be read)"
-    return f"{type(problem).__name__}: {said}" if said else type(problem).__name__
+        message = "(its message could not be read)"
+    return f"{type(problem).__name__}: {message}" if message else type(problem).__name__

@@ -1,18 +1,100 @@
-"""From the counters of a run to its metrics and totals."""
+"""The result of a run: its outcome, and its counters as metrics and totals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from rota.graph.channels import Channel
-from rota.graph.engine import Engine
-from rota.graph.loops import LoopStep
-from rota.graph.metrics import Metric
+import msgspec
+
+from rota.errors import GraphRunFailed
+from rota.graph.channels import MessageChannel
+from rota.graph.engine import GraphEngine
+from rota.graph.lanes.worker_settings import WorkerReport
+from rota.graph.loops import LoopOutcome, LoopStep
+from rota.graph.metrics import METRIC_SCHEMA_VERSION, Metric
 from rota.graph.nodes import Node
-from rota.graph.run_options import RuntimeRunnerResult, SchedulerStopReason
+from rota.graph.reports import HealthEvent, RunError
+from rota.graph.run_options import SchedulerStopReason
 from rota.graph.spec import PRIORITY_RANKS
+from rota.graph.tracing import RunTrace
 
-__all__ = ["make_result"]
+__all__ = ["RuntimeRunnerResult", "make_result"]
+
+
+class RuntimeRunnerResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run."""
+
+    graph_name: str
+    run_id: str
+    scheduler_stop_reason: SchedulerStopReason = SchedulerStopReason.NOT_STARTED
+    epochs: int = 0
+    executed: int = 0  # invocations
+    component_count: int = 0
+    ticked_components: int = 0  # components that ran at least once
+    runtime_errors: tuple[RunError, ...] = ()
+    error_count: int = 0  # including those over the limit on `runtime_errors`
+    health_events: tuple[HealthEvent, ...] = ()
+    health_event_count: int = 0
+    runtime_metrics: tuple[Metric, ...] = ()
+    totals: Mapping[str, int] = {}  # channel_*_count, loop_*_count, publications
+    loops: tuple[LoopOutcome, ...] = ()  # the last outcome of each loop
+    workers: tuple[WorkerReport, ...] = ()
+    snapshots: Mapping[str, Any] = {}
+    trace: RunTrace | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed at any time."""
+        return self.error_count == 0 and self.scheduler_stop_reason != SchedulerStopReason.ERROR
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Each failure as one sentence."""
+        return tuple(str(error) for error in self.runtime_errors)
+
+    def metric(self, name: str, *, lane: str = "", component_id: str = "", channel_id: str = "") -> float:
+        """Return one metric's value; raises KeyError if there is none."""
+        for metric in self.runtime_metrics:
+            if (metric.name, metric.lane, metric.component_id, metric.channel_id) == (
+                name,
+                lane,
+                component_id,
+                channel_id,
+            ):
+                return metric.value
+        raise KeyError(name)
+
+    def raise_if_failed(self) -> None:
+        """Raise if a failure ended the run."""
+        if self.scheduler_stop_reason == SchedulerStopReason.ERROR:
+            fatal = next((error for error in self.runtime_errors if error.fatal), None)
+            raise GraphRunFailed(
+                f"graph {self.graph_name} failed in epoch {self.epochs}: {fatal or 'unknown'}",
+                hint="See `runtime_errors` of the result for details.",
+                graph=self.graph_name,
+            )
+
+    def summary(self) -> dict[str, Any]:
+        """Return the result as plain values, for tools."""
+        return {
+            "ok": self.ok,
+            "errors": list(self.errors),
+            "runtime_errors": msgspec.to_builtins(self.runtime_errors),
+            "graph_name": self.graph_name,
+            "run_id": self.run_id,
+            "component_count": self.component_count,
+            "tick_calls": self.epochs,
+            "executed": self.executed,
+            "ticked_components": self.ticked_components,
+            "stop_reason": self.scheduler_stop_reason.value,
+            **self.totals,
+            "health_events": msgspec.to_builtins(self.health_events),
+            "workers": msgspec.to_builtins(self.workers),
+            "metric_schema_version": METRIC_SCHEMA_VERSION,
+            "metrics": msgspec.to_builtins(self.runtime_metrics),
+        }
+
 
 _CHANNEL_COUNTS = {
     "drop_count": "drops",
@@ -43,8 +125,8 @@ _NODE_COUNTS = {
 }
 
 
-def make_result(engine: Engine, stop_reason: SchedulerStopReason, epochs: int) -> RuntimeRunnerResult:
-    """What a run came to."""
+def make_result(engine: GraphEngine, stop_reason: SchedulerStopReason, epochs: int) -> RuntimeRunnerResult:
+    """Return the result of a run that has ended."""
     nodes, reports = engine.wiring.nodes.values(), engine.reports
     return RuntimeRunnerResult(
         graph_name=engine.plan.name,
@@ -67,17 +149,17 @@ def make_result(engine: Engine, stop_reason: SchedulerStopReason, epochs: int) -
     )
 
 
-def _channels(engine: Engine) -> list[Channel]:
+def _channels(engine: GraphEngine) -> list[MessageChannel]:
     return [*engine.wiring.channels.values(), *engine.wiring.inboxes.values()]
 
 
-def _totals(engine: Engine) -> dict[str, int]:
+def _totals(engine: GraphEngine) -> dict[str, int]:
     channels, loops = _channels(engine), engine.lanes.loops
     totals = {f"channel_{name}": _sum(channels, field) for name, field in _CHANNEL_COUNTS.items()}
     totals |= {f"loop_{name}": _sum(loops, field) for name, field in _LOOP_COUNTS.items()}
     waiting = len(engine.wiring.deferred) + len(engine.wiring.outbox)
     discarded = sum(loop.discarded for loop in loops)
-    offered = sum(channel.offers for channel in channels)
+    offered = sum(channel.offered_here for channel in channels)
     committed = totals.pop("channel_committed_count")
     return {
         **totals,
@@ -87,11 +169,11 @@ def _totals(engine: Engine) -> dict[str, int]:
     }
 
 
-def _sum(things: Sequence[Channel] | Sequence[LoopStep], field: str) -> int:
-    return sum(getattr(thing, field) for thing in things)
+def _sum(counted: Sequence[MessageChannel] | Sequence[LoopStep], field: str) -> int:
+    return sum(getattr(each, field) for each in counted)
 
 
-def _metrics(engine: Engine, epochs: int) -> Iterator[Metric]:
+def _metrics(engine: GraphEngine, epochs: int) -> Iterator[Metric]:
     yield from _lane_metrics(engine, epochs)
     for node in engine.wiring.nodes.values():
         yield from _node_metrics(node)
@@ -104,8 +186,8 @@ def _metrics(engine: Engine, epochs: int) -> Iterator[Metric]:
     yield from _task_metrics(engine)
 
 
-def _lane_metrics(engine: Engine, epochs: int) -> Iterator[Metric]:
-    """All twenty of every lane; a lane in the region order without a cadence ticks once an epoch."""
+def _lane_metrics(engine: GraphEngine, epochs: int) -> Iterator[Metric]:
+    """Yield all twenty metrics of every lane; a lane in the region order without a cadence ticks once per epoch."""
     for lane in engine.plan.lanes.values():
         meter = engine.meters[lane.id]
         if not lane.independent and lane.type != "fixed_rate":
@@ -129,7 +211,7 @@ def _loop_metrics(loop: LoopStep) -> Iterator[Metric]:
         yield Metric(name=f"runtime.loop.{name}", value=getattr(loop, field), tags={"loop_id": loop.id})
 
 
-def _task_metrics(engine: Engine) -> Iterator[Metric]:
+def _task_metrics(engine: GraphEngine) -> Iterator[Metric]:
     tasks = engine.tasks
     counts = {
         "completed_count": tasks.completed,

@@ -1,7 +1,7 @@
-"""The JSON Schema of a graph file, for editors and other tools: made from the structures, so it cannot drift.
+"""The JSON Schema of graph files, for editors and other tools. It is generated from the structs of the loader.
 
-It holds what can be said about one field at a time. That edges lead somewhere and circles have owners is checked by
-`compiler.check`.
+The schema covers the rules about single fields. `compiler.check` checks the rules that relate several fields, for
+example that edges lead to existing components.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class SubgraphFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of the graph with a name that is put in front of the names in it."""
+    """A part of the graph. Its id becomes the prefix of the ids in it."""
 
     id: Id
     components: tuple[ComponentSpec, ...]
@@ -39,7 +39,7 @@ class SubgraphFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class GraphFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A graph file as it is written, before subgraphs and templates are unfolded."""
+    """A graph file before its subgraphs and templates are expanded."""
 
     schema_version: Literal[1, 2]
     graph: GraphInfo
@@ -53,14 +53,14 @@ class GraphFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def graph_schema(version: Literal[1, 2] = 2) -> dict[str, Any]:
-    """The schema of graph files of this version."""
+    """Return the JSON Schema of graph files of this version."""
     schema = msgspec.json.schema(GraphFile)
     parts: dict[str, Any] = schema["$defs"]
     root = parts["GraphFile"]["properties"]
     root["schema_version"] = {"const": version}
     _add_limits(root)
     if version == 1:
-        _leave_out_version_2(parts)
+        _remove_version_2(parts)
     return {"$schema": DIALECT, "title": f"rota graph file, schema version {version}", **schema}
 
 
@@ -72,7 +72,7 @@ def _add_limits(root: dict[str, Any]) -> None:
     root["composite_loops"]["maxItems"] = limits.composite_loops
 
 
-def _leave_out_version_2(parts: dict[str, Any]) -> None:
+def _remove_version_2(parts: dict[str, Any]) -> None:
     for name, section in (("LaneSpec", "lanes"), ("ExecutionSpec", "execution")):
         for field in VERSION_2_FIELDS[section]:
             del parts[name]["properties"][field]

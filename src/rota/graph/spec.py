@@ -1,4 +1,4 @@
-"""What a graph file says, as frozen structures.
+"""The contents of a graph file, as frozen structs.
 
 A graph is *components* joined by *edges*, each component on a *lane*:
 
@@ -15,16 +15,17 @@ A graph is *components* joined by *edges*, each component on a *lane*:
     edges:
       - {id: source_sink, kind: immediate, from: source.out, to: sink.in}
 
-The edge's kind says *when* the other side sees a message: `immediate` in the same epoch, `delay`, `state` and `async`
-from the next epoch on. The lane says *how* a ready component is executed, never in which order what becomes visible.
+An edge's kind decides *when* the receiver sees a message: `immediate` in the same epoch; `delay`, `state` and `async`
+from the next epoch on. A component's lane decides *how* the component is executed once it is ready; it does not change
+when messages become visible.
 
-Two versions share these structures. Version 1 is the smaller one; what only version 2 may say is listed in
-`VERSION_2_FIELDS`, `LANE_TYPES` and `ERROR_POLICIES`. Annotations carry every rule about a single field (its type, its
-words, its range), so the loader, the JSON Schema and the type checker read the same line. Rules that look at two things
-at once are in `diagnostics`: a structure that has been loaded may still be refused there.
+Two schema versions share these structs. `VERSION_2_FIELDS`, `LANE_TYPES` and `ERROR_POLICIES` list what version 2 adds
+to version 1. Every rule about a single field (its type, its allowed values, its range) is in the field's annotation, so
+the loader, the JSON Schema and the type checker read the same line. Rules that compare several fields are in `rules`: a
+graph that loads may still be refused there.
 
-A graph file may also have subgraphs and templates. They are gone once it is loaded: `GraphSpec` is flat, and
-`hierarchy` remembers which names came from where.
+A graph file may also contain subgraphs and templates. The loader expands them: `GraphSpec` is flat, and its `hierarchy`
+lists which names came from which subgraph or template instance.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ __all__ = [
     "INDEPENDENT_LANE_TYPES",
     "LANE_TYPES",
     "LANE_TYPES_V1",
+    "LOSSY_OVERFLOWS",
     "PRIORITY_RANKS",
+    "SINGLE_MESSAGE_MODES",
     "STRING_BYTES_MAX",
     "VERSION_2_FIELDS",
     "BoundarySpec",
@@ -66,8 +69,8 @@ __all__ = [
 ]
 
 ID_BYTES_MAX = 128  # graph, lane, component, edge and loop ids, as UTF-8
-STRING_BYTES_MAX = 4096  # every other text, as UTF-8
-WHOLE_MAX = 2**31 - 1  # of counts and of milliseconds: 24 days
+STRING_BYTES_MAX = 4096  # all other strings, as UTF-8
+COUNT_MAX = 2**31 - 1  # of counts and of milliseconds: 24 days
 WORKERS_MAX = 1024  # threads or processes of one lane
 HZ_MAX = 1_000_000
 
@@ -75,9 +78,9 @@ ID_PATTERN = re.compile(r"^[^\x00-\x1f\x7f]+$")  # anything but control characte
 
 Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=ID_BYTES_MAX, pattern=ID_PATTERN.pattern)]
 Text: TypeAlias = Annotated[str, Meta(max_length=STRING_BYTES_MAX)]
-Whole: TypeAlias = Annotated[int, Meta(ge=0, le=WHOLE_MAX)]
-Positive: TypeAlias = Annotated[int, Meta(ge=1, le=WHOLE_MAX)]
-Number: TypeAlias = Annotated[float, Meta(ge=0)]
+NonNegative: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
+NonNegativeNumber: TypeAlias = Annotated[float, Meta(ge=0)]
 Workers: TypeAlias = Annotated[int, Meta(ge=0, le=WORKERS_MAX)]
 Hertz: TypeAlias = Annotated[float, Meta(ge=0, le=HZ_MAX)]
 
@@ -86,7 +89,7 @@ LaneType: TypeAlias = Literal[
 ]
 LANE_TYPES_V1: tuple[LaneType, ...] = ("event_loop", "fixed_rate", "thread_pool")
 LANE_TYPES: tuple[LaneType, ...] = (*LANE_TYPES_V1, "isolated_thread", "manual_step", "process_pool", "queue")
-# These stand outside the region order and commit at the next epoch boundary.
+# Not part of the region order; they commit at the next epoch boundary.
 INDEPENDENT_LANE_TYPES: tuple[LaneType, ...] = ("isolated_thread", "manual_step")
 
 LaneOverflow: TypeAlias = Literal[
@@ -104,7 +107,9 @@ ERROR_POLICIES: tuple[ErrorPolicy, ...] = ("fail_fast", "continue", "isolate", "
 TimestampDomain: TypeAlias = Literal["steady", "system", "device", "external"]
 EdgeKind: TypeAlias = Literal["immediate", "delay", "state", "async"]
 ChannelMode: TypeAlias = Literal["latest", "queue", "ring_buffer", "latched", "barrier", "previous_tick"]
+SINGLE_MESSAGE_MODES: tuple[ChannelMode, ...] = ("latest", "latched", "previous_tick")  # they keep only the newest
 EdgeOverflow: TypeAlias = Literal["overwrite", "drop_oldest", "drop_newest", "block", "fail_fast", "reject"]
+LOSSY_OVERFLOWS: tuple[EdgeOverflow, ...] = ("overwrite", "drop_oldest", "drop_newest", "reject")
 CopyPolicy: TypeAlias = Literal["copy", "shared_view", "loaned_view", "move_only"]
 BoundaryRole: TypeAlias = Literal["processing", "input", "output", "input_output"]
 EventSourceType: TypeAlias = Literal["manual", "message", "timer", "request", "task_ready", "future_ready"]
@@ -127,7 +132,7 @@ LoopType: TypeAlias = Literal["fixed_point", "transaction", "solver_iteration", 
 CONVERGENCES = ("", "single_pass", "after_first_iteration", "always", "stable_state")
 PartialSuccess: TypeAlias = Literal["", "commit_outputs", "discard_outputs", "fail_run"]
 
-# Where version 2 says more than version 1: the section, and the fields in it.
+# The fields that version 2 adds, by section.
 VERSION_2_FIELDS: dict[str, tuple[str, ...]] = {
     "lanes": ("starvation_epochs", "overflow_deadline_ms", "policy"),
     "execution": ("max_attempts", "timeout_ms"),
@@ -135,14 +140,14 @@ VERSION_2_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 class ClockSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which clocks the graph's times belong to."""
+    """The clocks that the graph's timestamps come from."""
 
     runtime_domain: Literal["steady"] = "steady"
     event_domain: TimestampDomain = "steady"
 
 
 class GraphInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The graph as a whole."""
+    """The name, kind, configuration and clocks of the graph."""
 
     name: Id
     kind: Literal["runnable", "internal_test"] = "runnable"
@@ -151,108 +156,108 @@ class GraphInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class LanePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A registered policy that orders a lane's queue, with its parameters."""
+    """The registered policy that orders a lane's queue, and its parameters."""
 
     name: Id
     params: dict[str, Any] = {}
 
 
 class LaneSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How components are executed. Zero, "" and "none" mean: not asked for."""
+    """How the components of a lane are executed. 0, "" and "none" mean: not set."""
 
     type: LaneType
     hz: Hertz = 0.0
     priority: Text = ""
-    max_callback_ms: Whole = 0
-    max_threads: Workers = 0  # workers; 0 is one
-    queue_capacity: Whole = 0  # ready invocations behind the active ones; 0 admits all of a step
+    max_callback_ms: NonNegative = 0
+    max_threads: Workers = 0  # workers; 0 means one
+    queue_capacity: NonNegative = 0  # ready invocations that wait behind the active ones; 0: no limit
     overflow: LaneOverflow = "reject"
     wall_clock_enabled: bool = False
-    period_ms: Whole = 0  # wins over hz
-    tick_budget_ms: Whole = 0  # 0 is the period
+    period_ms: NonNegative = 0  # takes precedence over hz
+    tick_budget_ms: NonNegative = 0  # 0: the period
     overrun_policy: OverrunPolicy = "drop_tick"
     thread_name: Text = ""
-    # intents towards the operating system: any value may be kept, `capabilities` says which are applied
+    # settings for the operating system: any value is accepted, `capabilities` decides which are applied
     cpu_affinity: tuple[int, ...] = ()
     nice_priority: int = 0
-    rt_policy: Text = "none"  # fifo and rr can be applied
+    rt_policy: Text = "none"  # only fifo and rr can be applied
     rt_priority: int = 0
     isolation_intent: Text = "none"
     # version 2
-    starvation_epochs: Whole | None = None  # None: 8, and 0 (never) in version 1
-    overflow_deadline_ms: Whole = 0  # how long `block` waits for room
-    policy: Id | LanePolicy | None = None  # None: the four priority classes
+    starvation_epochs: NonNegative | None = None  # None: 8 in version 2, 0 (never) in version 1
+    overflow_deadline_ms: NonNegative = 0  # how long overflow `block` waits for a free place
+    policy: Id | LanePolicy | None = None  # None: order by the four priority classes
 
     @property
     def independent(self) -> bool:
-        """Whether the lane stands outside the region order."""
+        """Whether the lane runs outside the region order."""
         return self.type in INDEPENDENT_LANE_TYPES
 
     @property
     def period_ns(self) -> int:
-        """The time from one tick to the next; 0 where none was asked for."""
+        """The time from one tick to the next; 0 if neither `period_ms` nor `hz` is set."""
         if self.period_ms > 0:
             return self.period_ms * 1_000_000
         return round(1_000_000_000 / self.hz) if self.hz > 0 else 0
 
 
 class EventSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What can wake a component."""
+    """An event that makes the runtime check a component's trigger."""
 
     id: Text = ""
     type: EventSourceType = "manual"
     inputs: tuple[Id, ...] = ()
-    input: Text = ""  # one more input, for short
-    period_ms: Whole = 0
+    input: Text = ""  # shorthand for one more input
+    period_ms: NonNegative = 0
 
     @property
     def ports(self) -> tuple[str, ...]:
-        """Every input it names."""
+        """All inputs named by `inputs` and `input`."""
         return (*self.inputs, self.input) if self.input else self.inputs
 
 
 class TriggerPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a woken component is ready to run."""
+    """When a component is ready to run."""
 
     type: TriggerType = "manual"
     inputs: tuple[Id, ...] = ()
-    input: Text = ""  # one more input, for short
-    batch_size: Whole = 0
-    batch_window_ms: Whole = 0
-    sync_slop_ms: Whole = 0
-    min_interval_ms: Whole = 0
-    max_latency_ms: Whole = 0
-    watermark_lateness_ms: Whole = 0
-    debounce_window_ms: Whole = 0
+    input: Text = ""  # shorthand for one more input
+    batch_size: NonNegative = 0
+    batch_window_ms: NonNegative = 0
+    sync_slop_ms: NonNegative = 0
+    min_interval_ms: NonNegative = 0
+    max_latency_ms: NonNegative = 0
+    watermark_lateness_ms: NonNegative = 0
+    debounce_window_ms: NonNegative = 0
     condition: TriggerCondition = ""
     coalesce: bool = False
 
     @property
     def ports(self) -> tuple[str, ...]:
-        """Every input it names."""
+        """All inputs named by `inputs` and `input`."""
         return (*self.inputs, self.input) if self.input else self.inputs
 
 
 class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where and how a component runs."""
+    """The lane a component runs on, and how it runs there."""
 
     lane: Id
     reentrant: bool = False
     priority: PriorityClass = "normal"
-    budget_ms: Whole = 0
+    budget_ms: NonNegative = 0
     on_error: ErrorPolicy = "fail_fast"
     # version 2
-    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 3  # with on_error: retry
-    timeout_ms: Whole = 0  # after which a process_pool worker is killed
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 3  # used with on_error: retry
+    timeout_ms: NonNegative = 0  # a process_pool worker is killed after this time
 
     @property
     def rank(self) -> int:
-        """The priority as a number, higher is sooner."""
+        """The priority class as a number; higher runs sooner."""
         return PRIORITY_RANKS[self.priority]
 
 
 class BoundarySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether messages enter or leave the graph here."""
+    """Whether messages enter or leave the graph at this component."""
 
     role: BoundaryRole = "processing"
     descriptor: Text = ""
@@ -266,33 +271,33 @@ class ComponentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     execution: ExecutionSpec
     event_sources: tuple[EventSource, ...] = (EventSource(),)
     trigger_policy: TriggerPolicy = TriggerPolicy()
-    depends_on: tuple[Id, ...] = ()  # started before this one, deactivated after it
+    depends_on: tuple[Id, ...] = ()  # started before this component, deactivated after it
     boundary: BoundarySpec = BoundarySpec()
     config: dict[str, Any] = {}
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """One end of an edge."""
+    """One end of an edge: a component and one of its ports."""
 
     component: str
     port: str
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """Split at the last dot: component ids may have dots, port names have none."""
+        """Parse `component.port`. The last dot separates them: component ids may contain dots, port names do not."""
         component, _, port = text.rpartition(".")
         return cls(component, port)
 
 
 class EdgePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an edge keeps messages until they are read."""
+    """How an edge's channel stores messages until the receiver reads them."""
 
     mode: ChannelMode = "latest"
     capacity: Positive = 1
     overflow: EdgeOverflow = "overwrite"
-    lifespan_ms: Whole = 0  # older messages are dropped
-    deadline_ms: Whole = 0  # older messages are delivered and marked
-    max_inflight: Whole = 0  # async edges only
+    lifespan_ms: NonNegative = 0  # older messages are dropped; 0: never
+    deadline_ms: NonNegative = 0  # older messages are delivered and marked as late; 0: never
+    max_inflight: NonNegative = 0  # async edges only
     preserve_order: bool = True
     allow_drop: bool = True
     emit_health_events: bool = True
@@ -303,7 +308,7 @@ class EdgePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class EdgeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A way for messages from one component's output to another's input."""
+    """A connection from an output port to an input port."""
 
     id: Id
     kind: EdgeKind
@@ -313,21 +318,21 @@ class EdgeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LoopPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often a loop goes round, and what happens to its outputs."""
+    """How often a loop iterates, and what happens to its outputs."""
 
     type: LoopType
-    budget_ms: Whole = 0
-    max_iterations: Whole = 0  # 0 is one
-    max_inflight: Whole = 0
+    budget_ms: NonNegative = 0
+    max_iterations: NonNegative = 0  # 0 means one
+    max_inflight: NonNegative = 0
     drop_policy: Text = ""
-    min_interval_ms: Whole = 0
+    min_interval_ms: NonNegative = 0
     convergence: Text = ""  # one of CONVERGENCES
-    residual_threshold: Number | None = None
-    partial_success: PartialSuccess = ""  # "" is what the loop's type does
+    residual_threshold: NonNegativeNumber | None = None
+    partial_success: PartialSuccess = ""  # "": the default of the loop's type
 
 
 class CompositeLoopSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The owner of exactly one cycle of immediate edges."""
+    """A loop: the components of exactly one cycle of immediate edges, and how they iterate."""
 
     id: Id
     components: Annotated[tuple[Id, ...], Meta(min_length=1)]
@@ -335,7 +340,7 @@ class CompositeLoopSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True):
-    """A subgraph or a template instance, and the names it was expanded to."""
+    """A subgraph or template instance, and the ids of what it was expanded to."""
 
     id: str
     template: str = ""  # "" for a subgraph
@@ -346,7 +351,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole graph, flat: what is compiled and run."""
+    """A complete graph, flat: the input of the compiler."""
 
     schema_version: Literal[1, 2] = 1
     graph: GraphInfo

@@ -1,12 +1,12 @@
-"""Asking a run to stop, and waking it when something happens.
+"""Requests to stop a run, and the signal that wakes its thread.
 
-A `StopToken` is a flag that only goes up. Nothing is interrupted by it: the run looks at it before each epoch, in each
-wait and in each loop from the second iteration on, and a component looks at it through `cancel_requested()`.
+A `StopToken` is a flag that is set once and never cleared. It interrupts nothing: the run checks it before each epoch,
+in every wait and from the second iteration of each loop; a component checks it through `cancel_requested()`.
 
-A `Bell` is what the run's own thread sleeps on: the next tick, work under way elsewhere. Everybody who may end such a
-sleep rings it. Both may be used from a signal handler. The lock is one that its own thread can take again, so a handler
-that interrupts the sleeper does not wait for itself; and because a handler may ring in the very moment between the
-sleeper's last look and its sleep, when nobody hears it, no sleep is longer than `NAP_S`.
+The run's thread waits on a `WakeSignal`: for the next tick, or for work that runs elsewhere. Every event that may end
+such a wait calls `notify`. Both classes may be used from a signal handler. The lock is reentrant, so a handler that
+interrupts the waiting thread does not deadlock with it. A handler may also notify between the thread's last check and
+its wait, where the notification is lost; therefore no wait is longer than `WAIT_MAX_S`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable
 
 from rota.clock import Clock
 
-__all__ = ["NAP_S", "Bell", "StopToken"]
+__all__ = ["WAIT_MAX_S", "StopToken", "WakeSignal"]
 
-NAP_S = 0.05
+WAIT_MAX_S = 0.05
 
 
 class StopToken:
-    """A request to stop, made at most once and never taken back."""
+    """A request to stop. The first request counts and cannot be withdrawn."""
 
     __slots__ = ("_subscribers", "is_set", "reason")
 
@@ -32,7 +32,7 @@ class StopToken:
         self._subscribers: list[Callable[[], None]] = []
 
     def request(self, reason: str = "stop requested") -> None:
-        """Ask to stop; asking again changes nothing."""
+        """Request a stop; further requests change nothing."""
         if not self.is_set:
             self.reason = reason
             self.is_set = True
@@ -40,39 +40,39 @@ class StopToken:
             wake()
 
     def subscribe(self, wake: Callable[[], None]) -> None:
-        """Call this when a stop is requested, at once if it has been."""
+        """Call `wake` when a stop is requested; immediately if it was requested before."""
         self._subscribers.append(wake)
         if self.is_set:
             wake()
 
     def unsubscribe(self, wake: Callable[[], None]) -> None:
-        """Forget a subscriber."""
+        """Remove a subscriber."""
         self._subscribers.remove(wake)
 
 
-class Bell:
-    """Something to wait for that many may ring."""
+class WakeSignal:
+    """A signal for one waiting thread that any thread may notify."""
 
-    __slots__ = ("_clock", "_condition", "_rings")
+    __slots__ = ("_clock", "_condition", "_count")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._condition = threading.Condition()  # over a lock that its holder may take again: see above
-        self._rings = 0
+        self._condition = threading.Condition()  # its default lock is reentrant: see above
+        self._count = 0
 
-    def ring(self) -> None:
-        """Wake whoever waits."""
+    def notify(self) -> None:
+        """Wake the waiting thread."""
         with self._condition:
-            self._rings += 1
+            self._count += 1
             self._condition.notify_all()
 
     @property
-    def rings(self) -> int:
-        """How often it has rung. Read this first, look at the world, then wait for the next."""
-        return self._rings
+    def count(self) -> int:
+        """The number of notifications so far. Read it first, then check the condition, then wait with this number."""
+        return self._count
 
-    def nap(self, rings_seen: int, most_s: float = NAP_S) -> None:
-        """Wait a moment, or until it has rung since. Whoever waits for something looks again and naps again."""
+    def wait(self, seen_count: int, timeout_s: float = WAIT_MAX_S) -> None:
+        """Wait for a notification after `seen_count`, at most `WAIT_MAX_S`; the caller checks and waits again."""
         with self._condition:
-            if self._rings == rings_seen:
-                self._clock.wait(self._condition, min(most_s, NAP_S))
+            if self._count == seen_count:
+                self._clock.wait(self._condition, min(timeout_s, WAIT_MAX_S))

@@ -1,24 +1,35 @@
-"""A plan as an SVG drawing that stands by itself: no script, no font to load, nothing fetched.
+"""Draw a plan as a self-contained SVG document: no script, no external font, no other resource.
 
-Boxes are components, coloured by lane and numbered by their region's place in the epoch. A frame is a composite loop.
-Lines are edges: plain ones are seen in the same epoch, broken ones in a later one.
+Each box is a component, coloured by lane and numbered with the position of its region in the epoch. A frame around
+boxes is a composite loop. Lines are edges: solid for immediate edges, dashed for edges that deliver in a later epoch.
+
+*Layout.* Columns run from left to right, and the components of a region stand below each other. A region is one column
+to the right of its predecessors, so an epoch reads from left to right. A region without immediate edges that receives
+messages of an earlier epoch stands to the right of the sender. Within a column, regions are sorted by the average
+height of their predecessors, which avoids most crossing lines; ties keep the region order, so that a plan always gives
+the same drawing.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from html import escape
 
-from rota.graph.layout import LOOP_TITLE, MARGIN, Box, Layout, place
 from rota.graph.mermaid import COLOURS, printable
-from rota.graph.plan import Edge, Plan
+from rota.graph.plan import Edge, Plan, Region
 
-__all__ = ["to_svg"]
+__all__ = ["Box", "Layout", "place_boxes", "to_svg"]
 
-TEXT_SHOWN = 22  # characters in a box; the whole text is in its tooltip
-LOOP_TEXT_SHOWN = 32  # characters above a loop, in the smaller type
+BOX_WIDTH, BOX_HEIGHT = 168, 46
+GAP_ACROSS, GAP_DOWN = 92, 22
+LOOP_MARGIN, LOOP_TITLE = 12, 18
+MARGIN, TOP = 28, 64
+TEXT_SHOWN = 22  # characters in a box; its tooltip has the full text
+LOOP_TEXT_SHOWN = 32  # characters in the title of a loop, which uses a smaller font
 LEGEND_ROW = 20
-BACKWARDS_DIP = 60  # how far below its boxes an edge to an earlier layer is pulled
+BACKWARDS_DIP = 60  # how far an edge to an earlier column bends below its boxes
 _DASHES = {"immediate": "", "delay": "7 4", "state": "2 3", "async": "10 3 2 3"}
 _INK = "#334155"
 _STYLE = (
@@ -33,8 +44,8 @@ _ARROW_TIP = (
 
 
 def to_svg(plan: Plan) -> str:
-    """The plan as an SVG document."""
-    layout = place(plan)
+    """Return the plan as an SVG document."""
+    layout = place_boxes(plan)
     legend = LEGEND_ROW * (max(len(plan.lanes), len(_DASHES)) + 1)
     top = layout.height + BACKWARDS_DIP / 2
     width, height = max(layout.width, 560), top + legend + MARGIN
@@ -77,12 +88,12 @@ def _edges(plan: Plan, layout: Layout) -> Iterator[str]:
         dashes = f' stroke-dasharray="{dash}"' if (dash := _DASHES[edge.spec.kind]) else ""
         yield (
             f'<path class="edge" d="{_curve(source, target)}"{dashes} marker-end="url(#tip)">'
-            f"<title>{_text(_edge_words(edge))}</title></path>"
+            f"<title>{_text(_edge_text(edge))}</title></path>"
         )
 
 
 def _curve(source: Box, target: Box) -> str:
-    """Forwards from side to side; inside a column down on the right and up on the left; backwards round below."""
+    """Return the path of an edge: to a later column straight, within a column at the side, backwards from below."""
     right, left, y1, y2 = source.x + source.width, target.x, source.middle, target.middle
     if left > right:
         bend = (left - right) / 2
@@ -97,13 +108,13 @@ def _curve(source: Box, target: Box) -> str:
     return f"M{x1:g} {y1:g} C{x1:g} {below:g} {x2:g} {below:g} {x2:g} {y2:g}"
 
 
-def _edge_words(edge: Edge) -> str:
+def _edge_text(edge: Edge) -> str:
     policy = edge.spec.policy
     return f"{edge.id}: {edge.spec.source} → {edge.spec.target}, {edge.spec.kind}, {policy.mode} of {policy.capacity}"
 
 
 def _components(plan: Plan, layout: Layout) -> Iterator[str]:
-    turn = {name: str(at) for at, name in enumerate(plan.region_order, 1)}
+    position = {name: str(at) for at, name in enumerate(plan.region_order, 1)}
     colour = {lane: COLOURS[at % len(COLOURS)] for at, lane in enumerate(plan.lanes)}
     for name, spec in plan.components.items():
         box = layout.components[name]
@@ -116,7 +127,7 @@ def _components(plan: Plan, layout: Layout) -> Iterator[str]:
         )
         yield f'<text x="{box.x + 12:g}" y="{box.y + 20:g}">{_text(_short(name))}</text>'
         yield f'<text class="small" x="{box.x + 12:g}" y="{box.y + 35:g}">{_text(_short(spec.type))}</text>'
-        number = turn.get(plan.component_region[name], "–")  # an independent lane has no place in the epoch
+        number = position.get(plan.component_region[name], "–")  # an independent lane is not part of the epoch
         yield f'<text class="small" text-anchor="end" x="{box.x + box.width - 10:g}" y="{box.y + 18:g}">{number}</text>'
         yield "</g>"
 
@@ -124,12 +135,12 @@ def _components(plan: Plan, layout: Layout) -> Iterator[str]:
 def _legend(plan: Plan, top: float) -> Iterator[str]:
     for at, lane in enumerate(plan.lanes.values()):
         y = top + LEGEND_ROW * (at + 1)
-        words = f"{_short(lane.id)} · {lane.type}" + (f" · {lane.workers} workers" if lane.workers else "")
+        text = f"{_short(lane.id)} · {lane.type}" + (f" · {lane.workers} workers" if lane.workers else "")
         yield (
             f'<rect x="{MARGIN}" y="{y - 11:g}" width="16" height="13" rx="3" '
             f'fill="{COLOURS[at % len(COLOURS)]}" stroke="{_INK}"/>'
         )
-        yield f'<text class="small" x="{MARGIN + 24}" y="{y:g}">{_text(words)}</text>'
+        yield f'<text class="small" x="{MARGIN + 24}" y="{y:g}">{_text(text)}</text>'
     for at, (kind, dash) in enumerate(_DASHES.items()):
         y = top + LEGEND_ROW * (at + 1)
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
@@ -137,9 +148,106 @@ def _legend(plan: Plan, top: float) -> Iterator[str]:
         yield f'<text class="small" x="384" y="{y:g}">{kind}</text>'
 
 
-def _short(text: str, most: int = TEXT_SHOWN) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _short(text: str, limit: int = TEXT_SHOWN) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _text(text: str) -> str:
     return escape(printable(text))
+
+
+# --- layout --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def middle(self) -> float:
+        """The y coordinate of its centre."""
+        return self.y + self.height / 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The boxes and the size of a drawing."""
+
+    components: dict[str, Box]
+    loops: dict[str, Box]  # by region id
+    width: float
+    height: float
+
+
+def place_boxes(plan: Plan) -> Layout:
+    """Return the position of every component and loop."""
+    order = [*plan.region_order, *(name for each in plan.independent for name in each.region_order)]
+    columns: dict[int, list[str]] = defaultdict(list)
+    for name, column in _columns(plan, order).items():
+        columns[column].append(name)
+    components: dict[str, Box] = {}
+    loops: dict[str, Box] = {}
+    height = float(TOP)
+    for column in sorted(columns):
+        x = MARGIN + column * (BOX_WIDTH + GAP_ACROSS)
+        y = float(TOP)
+        for name in sorted(columns[column], key=lambda region: _average_height(plan, region, components)):
+            y = _place_region(plan.regions[name], x, y, components, loops) + GAP_DOWN
+        height = max(height, y)
+    width = MARGIN * 2 + (max(columns, default=0) + 1) * (BOX_WIDTH + GAP_ACROSS) - GAP_ACROSS
+    return Layout(components, loops, width, height)
+
+
+def _columns(plan: Plan, order: list[str]) -> dict[str, int]:
+    """Return the column of each region, in region order."""
+    column_of: dict[str, int] = {}
+    for name in order:
+        region = plan.regions[name]
+        column_of[name] = 1 + max((column_of[before] for before in region.incoming_regions), default=-1)
+    senders = _senders(plan)
+    for name in order:
+        region = plan.regions[name]
+        if not region.incoming_regions and not region.outgoing_regions and name in senders:
+            column_of[name] = 1 + max(column_of[sender] for sender in senders[name])
+    return column_of
+
+
+def _senders(plan: Plan) -> dict[str, set[str]]:
+    """Return, for each region, the other regions that send to it on deferred edges."""
+    senders: dict[str, set[str]] = defaultdict(set)
+    for edge in plan.edges.values():
+        source, target = plan.component_region[edge.source.component], plan.component_region[edge.target.component]
+        if not edge.is_immediate and source != target:
+            senders[target].add(source)
+    return senders
+
+
+def _average_height(plan: Plan, region: str, placed: dict[str, Box]) -> float:
+    """Return the average y coordinate of the components of all predecessors, which are placed already."""
+    heights = [
+        placed[component].middle
+        for before in plan.regions[region].incoming_regions
+        for component in plan.regions[before].components
+    ]
+    return sum(heights) / len(heights) if heights else 0.0
+
+
+def _place_region(region: Region, x: float, y: float, components: dict[str, Box], loops: dict[str, Box]) -> float:
+    """Add the boxes of a region at (x, y), and return the y coordinate of its lower end."""
+    top = y
+    if region.loop is not None:
+        y += LOOP_MARGIN + LOOP_TITLE
+    for component in region.components:
+        components[component] = Box(x, y, BOX_WIDTH, BOX_HEIGHT)
+        y += BOX_HEIGHT + GAP_DOWN
+    y -= GAP_DOWN
+    if region.loop is None:
+        return y
+    y += LOOP_MARGIN
+    loops[region.id] = Box(x - LOOP_MARGIN, top, BOX_WIDTH + 2 * LOOP_MARGIN, y - top)
+    return y

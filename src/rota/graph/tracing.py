@@ -1,8 +1,8 @@
-"""What a run remembers of itself when it is asked to: rows while it runs, events when somebody reads.
+"""The trace of a run: compact rows are written while it runs, and expanded to events when the trace is read.
 
-An execution is three events (begin, the span itself, end) and two more for each edge it published on. Writing five
-structures for every invocation would cost more than the invocation, so the run appends one row, and `events` unfolds
-it. The order of events is that of the rows, which is the order of commits: the same on every lane.
+An execution is three events (begin, span, end) and two more for each edge it published on. Writing five structures for
+every invocation would cost more than the invocation itself, so the run appends one row and `events` expands it. Events
+are in the order of the rows, which is the order of commits: the same on every lane.
 
     one epoch of a → b       scheduler_iteration_begin
                              component_execute_begin, component_execute, component_execute_end           a
@@ -10,7 +10,7 @@ it. The order of events is that of the rows, which is the order of commits: the 
                              component_execute_begin, component_execute, component_execute_end           b
                              scheduler_iteration, scheduler_iteration_end
 
-At most `rows_max` rows are kept, the latest ones; the others are counted. Times are offsets from the start of the run.
+Only the latest `rows_max` rows are kept; dropped rows are counted. Times are offsets from the start of the run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = [
     "ROWS_MAX",
     "TRACE_EVENTS",
     "TRACE_SCHEMA_VERSION",
-    "Brief",
-    "Executed",
-    "Label",
-    "Recorder",
-    "Trace",
+    "ExecutionRow",
+    "PlainExecutionRow",
+    "RowLabel",
+    "RunTrace",
     "TraceEvent",
+    "TraceRecorder",
 ]
 
 TRACE_SCHEMA_VERSION = "1"
@@ -62,7 +62,7 @@ TracePhase: TypeAlias = Literal["begin", "span", "end", "instant"]
 
 
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened in a run."""
+    """One event of a run."""
 
     name: str
     trace_id: str
@@ -72,7 +72,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
     lane: str = ""
     worker_id: int | None = None
     epoch_id: int = 0
-    transaction_id: str = ""  # what was committed together: "<epoch>/<component>", or the boundary of the epoch
+    transaction_id: str = ""  # publications committed together: "<epoch>/<component>", or "<epoch>/boundary"
     correlation_id: str = ""
     causation_id: str = ""
     start_offset_ns: int = 0
@@ -80,8 +80,8 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
     attributes: Mapping[str, str] = {}
 
 
-class Executed(msgspec.Struct, frozen=True, gc=False):
-    """A row: one execution, and the messages it put on edges."""
+class ExecutionRow(msgspec.Struct, frozen=True, gc=False):
+    """A row: one execution and the messages it put on edges."""
 
     component_id: str
     lane: str
@@ -89,48 +89,48 @@ class Executed(msgspec.Struct, frozen=True, gc=False):
     started_at_s: float
     ended_at_s: float
     origin: Origin
-    committed: tuple[tuple[str, int], ...]  # edge and number of each message that is visible now
+    committed: tuple[tuple[str, int], ...]  # edge and number of each message that is now visible
     deferred: tuple[str, ...]  # edges whose message will be visible at the next boundary
     attributes: Mapping[str, str]
 
 
-class Label(msgspec.Struct, frozen=True, gc=False):
-    """What is the same in every short row of a component."""
+class RowLabel(msgspec.Struct, frozen=True, gc=False):
+    """The fields that are equal in every short row of a component."""
 
     component_id: str
     lane: str
-    now: tuple[str, ...]  # the edges of its only output
-    later: tuple[str, ...]
+    immediate: tuple[str, ...]  # the edges of its only output
+    deferred: tuple[str, ...]
 
 
-class Brief(msgspec.Struct, frozen=True, gc=False):
-    """A row: one execution of a plain component that ended well. `numbers` belong to the label's edges."""
+class PlainExecutionRow(msgspec.Struct, frozen=True, gc=False):
+    """A row: one successful execution of a plain component. `numbers` belong to the label's edges."""
 
-    label: Label
+    label: RowLabel
     worker_id: int | None
     started_at_s: float
     ended_at_s: float
     origin: Origin
     numbers: tuple[int, ...] | None  # None: nothing was published
 
-    def in_full(self) -> Executed:
-        """The same as a long row."""
+    def expanded(self) -> ExecutionRow:
+        """Return the same as a full row."""
         label, published = self.label, self.numbers is not None
-        return Executed(
+        return ExecutionRow(
             label.component_id,
             label.lane,
             self.worker_id,
             self.started_at_s,
             self.ended_at_s,
             self.origin,
-            tuple(zip(label.now, self.numbers or (), strict=published)),
-            label.later if published else (),
+            tuple(zip(label.immediate, self.numbers or (), strict=published)),
+            label.deferred if published else (),
             {},
         )
 
 
-class Noted(msgspec.Struct, frozen=True, gc=False):
-    """A row: anything else. Without a duration it is one event; with one it is a span, with or without its two ends."""
+class EventRow(msgspec.Struct, frozen=True, gc=False):
+    """A row: any other event. Without a duration it is one event; with one a span, with or without begin and end."""
 
     name: str
     at_s: float
@@ -140,10 +140,10 @@ class Noted(msgspec.Struct, frozen=True, gc=False):
     ends: Literal["", "begin", "end"] = ""
 
 
-Row: TypeAlias = Executed | Brief | Noted
+Row: TypeAlias = ExecutionRow | PlainExecutionRow | EventRow
 
 
-class Trace:
+class RunTrace:
     """The rows of one run, and how to read them."""
 
     def __init__(self, trace_id: str, zero_s: float) -> None:
@@ -153,14 +153,14 @@ class Trace:
         self.rows_dropped = 0
 
     def events(self) -> Iterator[TraceEvent]:
-        """Every event, in order."""
+        """Yield every event, in order."""
         for row in self.rows:
-            if isinstance(row, Noted):
+            if isinstance(row, EventRow):
                 yield from self._unfold(row)
             else:
-                yield from self._unfold_execution(row if isinstance(row, Executed) else row.in_full())
+                yield from self._unfold_execution(row if isinstance(row, ExecutionRow) else row.expanded())
 
-    def _unfold_execution(self, row: Executed) -> Iterator[TraceEvent]:
+    def _unfold_execution(self, row: ExecutionRow) -> Iterator[TraceEvent]:
         origin = row.origin
         shared: dict[str, Any] = {
             "trace_id": self.trace_id,
@@ -182,12 +182,12 @@ class Trace:
         transaction = f"{origin.epoch_id}/{row.component_id}"
         for edge, number in row.committed:
             yield _publication("staged", edge, end, shared)
-            fresh = {**shared, "correlation_id": origin.correlation or f"{edge}#{number}"}
-            yield _publication("committed", edge, end, fresh, number=number, transaction_id=transaction)
+            rooted = {**shared, "correlation_id": origin.correlation or f"{edge}#{number}"}
+            yield _publication("committed", edge, end, rooted, number=number, transaction_id=transaction)
         for edge in row.deferred:
             yield _publication("staged", edge, end, shared)
 
-    def _unfold(self, row: Noted) -> Iterator[TraceEvent]:
+    def _unfold(self, row: EventRow) -> Iterator[TraceEvent]:
         shared: dict[str, Any] = {"trace_id": self.trace_id, "epoch_id": row.epoch_id, **row.fields}
         begin = self._offset(row.at_s)
         if row.duration_s is None:
@@ -220,34 +220,34 @@ def _publication(what: str, edge: str, at_ns: int, shared: Mapping[str, Any], **
     )
 
 
-class Recorder:
-    """Writes the rows of a trace. Rows may come from several threads: appending to a list is one step."""
+class TraceRecorder:
+    """Writes the rows of a trace. Several threads may write: appending to a list is atomic."""
 
     __slots__ = ("_rows_max", "rows", "trace")
 
     def __init__(self, trace_id: str, zero_s: float, rows_max: int = ROWS_MAX) -> None:
-        self.trace = Trace(trace_id, zero_s)
+        self.trace = RunTrace(trace_id, zero_s)
         self.rows = self.trace.rows
         self._rows_max = rows_max
 
     def instant(self, name: str, at_s: float, epoch_id: int, **fields: Any) -> None:
-        """Something happened."""
-        self.rows.append(Noted(name, at_s, epoch_id, fields))
+        """Record an event without a duration."""
+        self.rows.append(EventRow(name, at_s, epoch_id, fields))
 
     def begin(self, name: str, at_s: float, epoch_id: int, **fields: Any) -> None:
-        """Something with a duration begins: writes `<name>_begin`."""
-        self.rows.append(Noted(f"{name}_begin", at_s, epoch_id, fields, None, "begin"))
+        """Record the beginning of a span: writes `<name>_begin`."""
+        self.rows.append(EventRow(f"{name}_begin", at_s, epoch_id, fields, None, "begin"))
 
     def end(self, name: str, begun_at_s: float, now_s: float, epoch_id: int, **fields: Any) -> None:
-        """It is over: writes the span and `<name>_end`."""
-        self.rows.append(Noted(name, begun_at_s, epoch_id, fields, now_s - begun_at_s, "end"))
+        """Record the end of a span: writes the span and `<name>_end`."""
+        self.rows.append(EventRow(name, begun_at_s, epoch_id, fields, now_s - begun_at_s, "end"))
 
     def span(self, name: str, begun_at_s: float, now_s: float, epoch_id: int, **fields: Any) -> None:
-        """Something that has a duration and no events for its ends."""
-        self.rows.append(Noted(name, begun_at_s, epoch_id, fields, now_s - begun_at_s))
+        """Record a span without begin and end events."""
+        self.rows.append(EventRow(name, begun_at_s, epoch_id, fields, now_s - begun_at_s))
 
     def committed(self, edge: str, number: int, origin: Origin, at_s: float, epoch_id: int) -> None:
-        """A message became visible at the boundary before this epoch."""
+        """Record that a message became visible at the boundary before this epoch."""
         fields = {
             "channel_id": edge,
             "transaction_id": f"{epoch_id}/boundary",
@@ -255,10 +255,10 @@ class Recorder:
             "causation_id": origin.causation_id,
             "attributes": {"message_id": f"{edge}#{number}"},
         }
-        self.rows.append(Noted("publication_committed", at_s, epoch_id, fields))
+        self.rows.append(EventRow("publication_committed", at_s, epoch_id, fields))
 
     def trim(self) -> None:
-        """Keep the latest rows only."""
+        """Drop all but the latest rows."""
         excess = len(self.rows) - self._rows_max
         if excess > 0:
             del self.rows[:excess]

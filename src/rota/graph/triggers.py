@@ -1,23 +1,25 @@
-"""When a component is ready, and with which messages.
+"""Triggers: when a component is ready, and with which messages.
 
-A trigger looks at the component's channels and answers with the inputs of one invocation, or None. Asked until it says
-None, it gives all invocations that are ready in this turn of the component (an epoch; in a loop, an iteration).
+A trigger reads the component's channels and returns the inputs of one invocation, or None. Called until it returns None
+it yields every invocation that is ready in this *iteration*: an epoch, an iteration of a loop, a tick of a lane with a
+cadence, or a manual step.
 
-    manual      once a turn, with whatever waits
-    on_event    once for each event of its sources: the turn itself, a timer, a message, something from outside
+    manual      once per iteration, with whatever waits
+    on_event    once for each event of its sources: the iteration itself, a timer, a message, an outside event
     any_input   once for each waiting message
     all_inputs  one message from each input
-    time_sync   the same, of messages whose timestamps lie together; the oldest is dropped until they do
-    batch       so many messages at once, or what came in so long a time
-    watermark   in the order of timestamps, once nothing earlier is expected any more
-    condition   all_inputs or any_input by another name, or only messages that carry a timestamp
-    debounce    any_input, after each input was merged into its newest message
-    rate_limit  any_input, at most one in so long a time
+    time_sync   like all_inputs, for messages with close timestamps; the oldest is dropped until they are close
+    batch       `batch_size` messages together, or all that arrived within `batch_window_ms`
+    watermark   in order of timestamps, once no earlier message is expected
+    condition   all_inputs or any_input under another name, or only messages that carry a timestamp
+    debounce    any_input, after each input was reduced to its newest message
+    rate_limit  any_input, at most once per `min_interval_ms`
     request, task_ready   once for each request or finished task
 
-Inputs are a tuple with a place for each channel of the component, in order. A channel that the trigger does not list is
-a *side input*: it wakes nobody, and whoever runs is given what it has. A kept value (state, latched) wakes once and is
-given again to whoever runs later. For all_inputs it counts as there, but something must be new.
+Inputs are a tuple with one position for each channel of the component, in order. A channel that the trigger does not
+list is a *side input*: it triggers nothing, and an invocation receives what it has. A kept value (state, latched)
+triggers once and is passed again to later invocations. For all_inputs a kept value counts as present, but at least one
+input must be new.
 
     all_inputs over `sample` (an event) and `limit` (state)      limit 5; sample 7; sample 8; limit 6
     invocations                                                       –    (7,5)     (8,5)      –
@@ -27,140 +29,140 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rota.graph.channels import Channel
+from rota.graph.channels import MessageChannel
 from rota.graph.messages import Inputs, Message
 from rota.graph.spec import EventSource
 
-__all__ = ["AllInputs", "AnyInput", "OnEvent", "Timer", "TimestampedOnly", "Trigger"]
+__all__ = ["AllInputs", "AnyInput", "ComponentTrigger", "OnEvent", "PeriodicTimer", "TimestampedOnly"]
 
 
-class Trigger:
-    """Decides when a component runs. `listed` are the places of the channels that can wake it."""
+class ComponentTrigger:
+    """Decides when a component runs. `listed` has the positions of the channels that can trigger it."""
 
-    fills = False  # whether every invocation has exactly one message in each place
-    is_timed = False  # whether it matters what time it is
-    wakes_itself = False  # whether it may be ready although no message came
+    fills_every_input = False  # whether every invocation has exactly one message in each position
+    is_timed = False  # whether `next` depends on the time
+    ready_without_message = False  # whether it can be ready although no message waits
 
-    def __init__(self, channels: Sequence[Channel], listed: Sequence[int]) -> None:
+    def __init__(self, channels: Sequence[MessageChannel], listed: Sequence[int]) -> None:
         self.channels = tuple(channels)
         self.listed = tuple(listed)
-        self.woken_by = tuple(self.channels[at] for at in listed)
+        self.woken_by = tuple(self.channels[position] for position in listed)
         self.is_timed = any(channel.is_timed for channel in channels)
-        self._beside = tuple(at not in self.listed for at in range(len(self.channels)))
+        self._is_side_input = tuple(position not in self.listed for position in range(len(self.channels)))
 
-    def next(self, now_s: float, turn: int, /) -> Inputs | None:
-        """The inputs of the next ready invocation; None when there is none in this turn."""
+    def next(self, now_s: float, iteration_id: int, /) -> Inputs | None:
+        """Return the inputs of the next ready invocation; None if there is none in this iteration."""
         raise NotImplementedError
 
-    def collect(self, now_s: float, turn: int, /) -> list[Inputs]:
-        """The inputs of every invocation that is ready in this turn."""
+    def collect(self, now_s: float, iteration_id: int, /) -> list[Inputs]:
+        """Return the inputs of every invocation that is ready in this iteration."""
         ready: list[Inputs] = []
-        while (inputs := self.next(now_s, turn)) is not None:
+        while (inputs := self.next(now_s, iteration_id)) is not None:
             ready.append(inputs)
         return ready
 
     @property
-    def innermost(self) -> Trigger:
+    def unwrapped(self) -> ComponentTrigger:
         """The trigger itself, without limits around it."""
         return self
 
     @property
     def may_be_ready(self) -> bool:
-        """Whether a look is worth while; False only when `next` would surely say None."""
-        return self.wakes_itself or any(channel.items for channel in self.woken_by)
+        """Whether calling `next` can have a result; False only if it would certainly return None."""
+        return self.ready_without_message or any(channel.items for channel in self.woken_by)
 
     def keep_newest(self) -> None:
-        """Merge what waits on each input that can wake the component."""
+        """Reduce each triggering input to its newest message."""
         for channel in self.woken_by:
             channel.keep_newest()
 
     def drop_older(self, than_s: float, now_s: float) -> None:
-        """Drop what has waited longer than this."""
+        """Drop messages that have waited longer than `than_s`."""
         for channel in self.woken_by:
             channel.drop_older(than_s, now_s)
 
-    def _beside_inputs(self, now_s: float) -> list[Message | tuple[Message, ...] | None]:
-        """What the channels give that are not the cause: side inputs are read, kept values given again."""
-        pairs = zip(self.channels, self._beside, strict=True)
-        return [channel.read(now_s) if beside else channel.kept for channel, beside in pairs]
+    def _side_inputs(self, now_s: float) -> list[Message | tuple[Message, ...] | None]:
+        """Return the inputs besides the cause: side inputs are read, kept values are passed again."""
+        pairs = zip(self.channels, self._is_side_input, strict=True)
+        return [channel.read(now_s) if is_side else channel.kept for channel, is_side in pairs]
 
 
-class AnyInput(Trigger):
-    """Once for each waiting message."""
+class AnyInput(ComponentTrigger):
+    """Ready once for each waiting message."""
 
-    def __init__(self, channels: Sequence[Channel], listed: Sequence[int]) -> None:
+    def __init__(self, channels: Sequence[MessageChannel], listed: Sequence[int]) -> None:
         super().__init__(channels, listed)
-        self.fills = len(self.channels) == 1 and len(self.listed) == 1
+        self.fills_every_input = len(self.channels) == 1 and len(self.listed) == 1
 
-    def collect(self, now_s: float, turn: int, /) -> list[Inputs]:
-        """The inputs of every invocation that is ready in this turn."""
-        if not self.fills:
-            return super().collect(now_s, turn)
-        channel = self.woken_by[0]  # the common case, in one go
+    def collect(self, now_s: float, iteration_id: int, /) -> list[Inputs]:
+        """Return the inputs of every invocation that is ready in this iteration."""
+        if not self.fills_every_input:
+            return super().collect(now_s, iteration_id)
+        channel = self.woken_by[0]  # the common case, without `next`
         ready: list[Inputs] = []
         while channel.items and (message := channel.take(now_s)) is not None:
             ready.append((message,))
         return ready
 
-    def next(self, now_s: float, _turn: int, /) -> Inputs | None:
-        """The next message, from the first input that has one."""
-        for at, channel in zip(self.listed, self.woken_by, strict=True):
+    def next(self, now_s: float, _iteration_id: int, /) -> Inputs | None:
+        """Return the next message of the first input that has one."""
+        for position, channel in zip(self.listed, self.woken_by, strict=True):
             message = channel.take(now_s)
             if message is not None:
-                if self.fills:
+                if self.fills_every_input:
                     return (message,)
-                inputs = self._beside_inputs(now_s)
-                inputs[at] = message
+                inputs = self._side_inputs(now_s)
+                inputs[position] = message
                 return tuple(inputs)
         return None
 
 
 class TimestampedOnly(AnyInput):
-    """Once for each waiting message that carries a timestamp; others are dropped."""
+    """Ready once for each waiting message with a timestamp; other messages are dropped."""
 
-    def collect(self, now_s: float, turn: int, /) -> list[Inputs]:
-        """One by one: each has to be looked at."""
-        return Trigger.collect(self, now_s, turn)
+    def collect(self, now_s: float, iteration_id: int, /) -> list[Inputs]:
+        """Collect one by one: each message must be inspected."""
+        return ComponentTrigger.collect(self, now_s, iteration_id)
 
-    def next(self, now_s: float, turn: int, /) -> Inputs | None:
-        """The next message with a timestamp."""
+    def next(self, now_s: float, iteration_id: int, /) -> Inputs | None:
+        """Return the next message that has a timestamp."""
         for channel in self.woken_by:
             while channel.items and channel.items[0].timestamp_ms is None:
                 channel.drop_front("it carries no timestamp")
-        return super().next(now_s, turn)
+        return super().next(now_s, iteration_id)
 
 
-class AllInputs(Trigger):
-    """One message from each input."""
+class AllInputs(ComponentTrigger):
+    """Ready with one message from each input."""
 
-    def __init__(self, channels: Sequence[Channel], listed: Sequence[int]) -> None:
+    def __init__(self, channels: Sequence[MessageChannel], listed: Sequence[int]) -> None:
         super().__init__(channels, listed)
-        self.fills = len(self.listed) == len(self.channels)
+        self.fills_every_input = len(self.listed) == len(self.channels)
 
-    def next(self, now_s: float, _turn: int, /) -> Inputs | None:
-        """One from each, when each has one and at least one of them is new."""
-        if not self._all_there(now_s):
+    def next(self, now_s: float, _iteration_id: int, /) -> Inputs | None:
+        """Return one message from each input, if every input has one and at least one of them is new."""
+        if not self._all_present(now_s):
             return None
         return tuple([channel.read(now_s) for channel in self.channels])
 
-    def _all_there(self, now_s: float) -> bool:
+    def _all_present(self, now_s: float) -> bool:
         new = False
         for channel in self.woken_by:
-            if channel.front(now_s) is None:
+            if channel.peek(now_s) is None:
                 return False
             new = new or bool(channel.items)
         return new
 
 
-class Timer:
-    """Due every so often, the first time at once. Ticks that were missed are merged into one."""
+class PeriodicTimer:
+    """A timer that is due immediately and then once per period. Missed ticks are merged into one."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
         self._due_at_s: float | None = None
 
     def is_due(self, now_s: float) -> bool:
-        """Whether a tick has come; asking takes it."""
+        """Return whether a tick is due, and consume it."""
         if self._due_at_s is None:
             self._due_at_s = now_s
         if now_s < self._due_at_s:
@@ -171,22 +173,24 @@ class Timer:
 
 
 class OnEvent(AnyInput):
-    """Once for each event of its sources. Without any listed channel and with the turn as its only source: manual."""
+    """Ready once for each event of its sources. With no listed channel and the source `manual`: once per iteration."""
 
-    def __init__(self, channels: Sequence[Channel], listed: Sequence[int], sources: Sequence[EventSource]) -> None:
+    def __init__(
+        self, channels: Sequence[MessageChannel], listed: Sequence[int], sources: Sequence[EventSource]
+    ) -> None:
         super().__init__(channels, listed)
-        self._every_turn = any(source.type == "manual" for source in sources)
-        self._timers = [Timer(source.period_ms / 1000) for source in sources if source.type == "timer"]
-        self._turn = -1  # the last one it ran in
-        self.wakes_itself = self._every_turn or bool(self._timers)
-        self.fills = self.fills and not self._every_turn and not self._timers
+        self._every_iteration = any(source.type == "manual" for source in sources)
+        self._timers = [PeriodicTimer(source.period_ms / 1000) for source in sources if source.type == "timer"]
+        self._iteration_id = -1  # the last iteration it ran in
+        self.ready_without_message = self._every_iteration or bool(self._timers)
+        self.fills_every_input = self.fills_every_input and not self._every_iteration and not self._timers
         self.is_timed = self.is_timed or bool(self._timers)
 
-    def next(self, now_s: float, turn: int, /) -> Inputs | None:
-        """The next event: the turn, then timers, then messages."""
-        if self._every_turn and self._turn != turn:
-            self._turn = turn
-            return tuple(self._beside_inputs(now_s))
+    def next(self, now_s: float, iteration_id: int, /) -> Inputs | None:
+        """Return the next event: the iteration, then timers, then messages."""
+        if self._every_iteration and self._iteration_id != iteration_id:
+            self._iteration_id = iteration_id
+            return tuple(self._side_inputs(now_s))
         if any(timer.is_due(now_s) for timer in self._timers):
-            return tuple(self._beside_inputs(now_s))
-        return super().next(now_s, turn)
+            return tuple(self._side_inputs(now_s))
+        return super().next(now_s, iteration_id)

@@ -1,50 +1,66 @@
-"""From a plan to things that can run: channels, nodes and the steps of an epoch.
+"""From a plan to the objects of a run: channels and nodes (`Wiring`), lanes and the steps of an epoch (`RunLanes`).
 
 Everything that can be decided before the first epoch is decided here, once: which edges a port leads to and which of
-them are immediate, which trigger watches which channels, which regions share a wave. What runs afterwards only follows
-references.
+them are immediate, which trigger reads which channels, which regions share a wave. Epochs then only follow references.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rota.errors import ComponentInvalid
-from rota.graph.calling import Unit
-from rota.graph.channel_modes import make_channel, make_inbox
-from rota.graph.channels import Channel
+from rota.graph.calling import BoundComponent, CoroutineRunner
+from rota.graph.channels import MessageChannel, make_channel, make_inbox
+from rota.graph.commit import Committer
 from rota.graph.component_registry import ComponentRegistry
 from rota.graph.components import ComponentType
-from rota.graph.nodes import Deferred, DeferredList, Node, Outbox, Route
-from rota.graph.plan import Edge, Plan, Region
-from rota.graph.reports import Reports, words
-from rota.graph.spec import ComponentSpec
-from rota.graph.timed_triggers import make_trigger, outside_ports
+from rota.graph.invocation import Scope
+from rota.graph.lanes.capacity import LaneCapacity
+from rota.graph.lanes.clusters import LaneRegion
+from rota.graph.lanes.independent import IndependentLaneBase, IsolatedThread, ManualLane
+from rota.graph.lanes.inline import InlineStep
+from rota.graph.lanes.invocation_queue import InvocationQueue
+from rota.graph.lanes.order import PolicyOrder
+from rota.graph.lanes.pacing import Pacer
+from rota.graph.lanes.pool import Pool, PoolStep, PoolWorker, ThreadWorker
+from rota.graph.lanes.process_pool import ProcessComponents, ProcessWorker
+from rota.graph.lanes.queue_lane import QueueLane, QueueStep
+from rota.graph.lanes.worker_settings import WorkerReport
+from rota.graph.loops import EpochStep, LoopStep
+from rota.graph.metrics import LaneMeter
+from rota.graph.nodes import DeferredPublication, DeferredTarget, Node, PublicationOutbox, Route
+from rota.graph.plan import Edge, Lane, Plan, Region
+from rota.graph.reports import Reports, error_text
+from rota.graph.spec import ComponentSpec, LanePolicy
+from rota.graph.stop import WakeSignal
+from rota.graph.tasks import TaskLimit
+from rota.graph.timed_triggers import event_ports, make_trigger
+from rota.policy import registry as policies
 
-__all__ = ["REMOTE_LANES", "Wiring", "make_instances"]
+__all__ = ["REMOTE_LANES", "RunLanes", "Wiring", "make_instances", "task_limits"]
 
 REMOTE_LANES = ("process_pool", "queue")  # their components are called in other processes
 POOL_LANES = ("thread_pool", "process_pool")
 
 
 def make_instances(plan: Plan, registry: ComponentRegistry) -> dict[str, Any]:
-    """An instance of every component that is a class and is called in this process, with its configuration."""
+    """Create an instance of each class component that is called in this process, with its configuration."""
     instances: dict[str, Any] = {}
     for spec in plan.components.values():
-        kind = registry.find(spec.type)
-        kind.check_config(spec.id, spec.config)
-        if kind.kind == "class" and plan.lanes[spec.execution.lane].type not in REMOTE_LANES:
-            instances[spec.id] = _make(spec, kind)
+        component_type = registry.find(spec.type)
+        component_type.check_config(spec.id, spec.config)
+        if component_type.kind == "class" and plan.lanes[spec.execution.lane].type not in REMOTE_LANES:
+            instances[spec.id] = _make_instance(spec, component_type)
     return instances
 
 
-def _make(spec: ComponentSpec, kind: ComponentType) -> Any:
+def _make_instance(spec: ComponentSpec, component_type: ComponentType) -> Any:
     try:
-        return kind.implementation(**spec.config)
+        return component_type.implementation(**spec.config)
     except Exception as problem:  # __init__ is the component's code and may raise anything
         raise ComponentInvalid(
-            f"component {spec.id} of type {spec.type} cannot be made: {words(problem)}", component_id=spec.id
+            f"component {spec.id} of type {spec.type} cannot be created: {error_text(problem)}", component_id=spec.id
         ) from problem
 
 
@@ -56,96 +72,102 @@ class Wiring:
         self._registry = registry
         self._instances = instances
         self._reports = reports
-        self._into: dict[str, list[Edge]] = {component_id: [] for component_id in plan.components}
-        self._out_of: dict[str, list[Edge]] = {component_id: [] for component_id in plan.components}
+        self._incoming_edges: dict[str, list[Edge]] = {component_id: [] for component_id in plan.components}
+        self._outgoing_edges: dict[str, list[Edge]] = {component_id: [] for component_id in plan.components}
         for edge in plan.edges.values():
-            self._into[edge.target.component].append(edge)
-            self._out_of[edge.source.component].append(edge)
-        self.deferred: list[Deferred] = []  # what the epoch publishes for the next boundary
-        self.outbox = Outbox(reports)  # what other threads do
-        self.kept_back: dict[str, list[Deferred]] = {
+            self._incoming_edges[edge.target.component].append(edge)
+            self._outgoing_edges[edge.source.component].append(edge)
+        self.deferred: list[DeferredPublication] = []  # publications of the epoch that wait for the next boundary
+        self.outbox = PublicationOutbox(reports)  # publications of other threads
+        self.held_outputs: dict[str, list[DeferredPublication]] = {
             region.id: [] for region in plan.regions.values() if region.kind == "composite_loop"
         }
         self.channels = {edge.id: self._channel(edge) for edge in plan.edges.values()}
         self.inboxes = {
             (spec.id, port): make_inbox(spec.id, port, reports)
             for spec in plan.components.values()
-            for port in outside_ports(spec)
+            for port in event_ports(spec)
         }
         self.nodes = {spec.id: self._node(spec) for spec in plan.components.values()}
 
     # --- channels --------------------------------------------------------------------------------
 
-    def _channel(self, edge: Edge) -> Channel:
-        """An edge's channel; one that feeds a batch has room for the batch."""
+    def _channel(self, edge: Edge) -> MessageChannel:
+        """Return the channel of an edge, with room for a whole batch if it feeds one."""
         trigger = self.plan.components[edge.target.component].trigger_policy
         size = trigger.batch_size if trigger.type == "batch" else 0
         return make_channel(edge, self._reports, capacity=max(edge.spec.policy.capacity, size))
 
-    def _incoming(self, spec: ComponentSpec) -> list[Channel]:
-        edges = [self.channels[edge.id] for edge in self._into[spec.id]]
-        return edges + [self.inboxes[spec.id, port] for port in outside_ports(spec)]
+    def _input_channels(self, spec: ComponentSpec) -> list[MessageChannel]:
+        edges = [self.channels[edge.id] for edge in self._incoming_edges[spec.id]]
+        return edges + [self.inboxes[spec.id, port] for port in event_ports(spec)]
 
     # --- nodes -----------------------------------------------------------------------------------
 
     def _node(self, spec: ComponentSpec) -> Node:
-        kind = self._registry.find(spec.type)
-        channels = self._incoming(spec)
+        component_type = self._registry.find(spec.type)
+        channels = self._input_channels(spec)
         trigger = make_trigger(spec, channels)
         lane = self.plan.lanes[spec.execution.lane]
-        unit = Unit(
+        component = BoundComponent(
             spec.id,
             lane.id,
-            kind,
+            component_type,
             self._instances.get(spec.id),
             [channel.port for channel in channels],
-            config=spec.config if kind.kind == "function" else {},
-            output_ports=self._output_ports(spec, kind),
-            fills=trigger.fills,
+            config=spec.config if component_type.kind == "function" else {},
+            output_ports=self._output_ports(spec, component_type),
+            fills_every_input=trigger.fills_every_input,
             budget_s=(spec.execution.budget_ms or lane.spec.max_callback_ms) / 1000,
             attempts_max=spec.execution.max_attempts if spec.execution.on_error == "retry" else 1,
         )
-        self._check_ports(spec, kind, unit)
-        return Node(spec, lane, unit, channels=channels, trigger=trigger, routes=self._routes(spec))
+        self._check_ports(spec, component_type, component)
+        return Node(spec, lane, component, channels=channels, trigger=trigger, routes=self._routes(spec))
 
-    def _output_ports(self, spec: ComponentSpec, kind: ComponentType) -> frozenset[str]:
-        declared = {port.name for port in kind.descriptor.outputs}
-        named = {edge.source.port for edge in self._out_of[spec.id]} if kind.descriptor.any_ports else set()
+    def _output_ports(self, spec: ComponentSpec, component_type: ComponentType) -> frozenset[str]:
+        declared = {port.name for port in component_type.descriptor.outputs}
+        named = (
+            {edge.source.port for edge in self._outgoing_edges[spec.id]}
+            if component_type.descriptor.any_ports
+            else set()
+        )
         return frozenset(declared | named)
 
-    def _check_ports(self, spec: ComponentSpec, kind: ComponentType, unit: Unit) -> None:
-        """A plan may have been compiled without knowing the components: look again."""
-        inputs = {port.name for port in kind.descriptor.inputs}
-        for port in unit.channel_ports:
-            if port not in inputs and not kind.descriptor.any_ports and port not in outside_ports(spec):
+    def _check_ports(self, spec: ComponentSpec, component_type: ComponentType, component: BoundComponent) -> None:
+        """Check the ports again: the plan may have been compiled without the components."""
+        inputs = {port.name for port in component_type.descriptor.inputs}
+        for port in component.channel_ports:
+            if port not in inputs and not component_type.descriptor.any_ports and port not in event_ports(spec):
                 raise _no_port(spec, "input", port, inputs)
-        for edge in self._out_of[spec.id]:
-            if edge.source.port not in unit.output_ports:
-                raise _no_port(spec, "output", edge.source.port, unit.output_ports)
+        for edge in self._outgoing_edges[spec.id]:
+            if edge.source.port not in component.output_ports:
+                raise _no_port(spec, "output", edge.source.port, component.output_ports)
 
     def _routes(self, spec: ComponentSpec) -> dict[str, Route]:
         ports: dict[str, list[Edge]] = {}
-        for edge in self._out_of[spec.id]:
+        for edge in self._outgoing_edges[spec.id]:
             ports.setdefault(edge.source.port, []).append(edge)
         return {port: self._route(spec, edges) for port, edges in ports.items()}
 
     def _route(self, spec: ComponentSpec, edges: Sequence[Edge]) -> Route:
         region = self._region(spec.id)
-        now = [edge for edge in edges if edge.spec.kind == "immediate" and self._is_inside(edge, region)]
-        later = [edge for edge in edges if edge not in now]
+        immediate = [edge for edge in edges if edge.spec.kind == "immediate" and self._is_inside(edge, region)]
+        deferred = [edge for edge in edges if edge not in immediate]
         return Route(
-            [self.channels[edge.id] for edge in now], [self.channels[edge.id] for edge in later], self._waits_in(spec)
+            [self.channels[edge.id] for edge in immediate],
+            [self.channels[edge.id] for edge in deferred],
+            self._deferred_target(spec),
         )
 
     def _is_inside(self, edge: Edge, region: Region) -> bool:
-        """Whether an immediate edge is seen at once: out of a loop it is not."""
+        """Return whether an immediate edge is visible immediately: inside a region, but not out of a loop."""
         return region.kind == "component" or edge.target.component in region.components
 
-    def _waits_in(self, spec: ComponentSpec) -> DeferredList:
-        """Where a component's publications wait that are not seen at once."""
+    def _deferred_target(self, spec: ComponentSpec) -> DeferredTarget:
+        """Return where a component's deferred publications wait."""
         region = self._region(spec.id)
         if region.kind == "composite_loop":
-            return self.kept_back[region.id]
+            return self.held_outputs[region.id]
         return self.outbox if self.plan.lanes[spec.execution.lane].independent else self.deferred
 
     def _region(self, component_id: str) -> Region:
@@ -154,24 +176,24 @@ class Wiring:
     # --- steps -----------------------------------------------------------------------------------
 
     def waves(self, region_order: Sequence[str]) -> list[tuple[Region, ...]]:
-        """The regions in order, with neighbours joined that one pool can take in one step."""
+        """Return the regions in order; neighbours that one pool can execute in one step are joined."""
         waves: list[tuple[Region, ...]] = []
         for region_id in region_order:
             region = self.plan.regions[region_id]
-            if waves and self._joins(region, waves[-1]):
+            if waves and self._can_join(region, waves[-1]):
                 waves[-1] = (*waves[-1], region)
             else:
                 waves.append((region,))
         return waves
 
-    def _joins(self, region: Region, wave: Sequence[Region]) -> bool:
-        """Whether a region can share a step with the wave before it: one pool, and none of them waits for another."""
+    def _can_join(self, region: Region, wave: Sequence[Region]) -> bool:
+        """Return whether a region can share a step with the wave before it: same pool, no dependency between them."""
         lanes = {self._pool_of(member) for member in (*wave, region)}
-        alone = len(lanes) == 1 and None not in lanes
-        return alone and not any(member.id in region.incoming_regions for member in wave)
+        one_pool = len(lanes) == 1 and None not in lanes
+        return one_pool and not any(member.id in region.incoming_regions for member in wave)
 
     def _pool_of(self, region: Region) -> str | None:
-        """The pool that executes a region; None when no pool does."""
+        """Return the pool lane that executes a region; None if no pool does."""
         lane = self.plan.components[region.components[0]].execution.lane
         return lane if region.kind == "component" and self.plan.lanes[lane].type in POOL_LANES else None
 
@@ -179,7 +201,161 @@ class Wiring:
 def _no_port(spec: ComponentSpec, side: str, port: str, known: Any) -> ComponentInvalid:
     return ComponentInvalid(
         f"an edge uses the {side} port {port!r} of component {spec.id}, which type {spec.type} does not have",
-        hint=f"It has: {', '.join(sorted(known)) or 'none'}.",
+        hint=f"Its {side} ports: {', '.join(sorted(known)) or 'none'}.",
         component_id=spec.id,
         port=port,
     )
+
+
+def task_limits(plan: Plan) -> dict[str, TaskLimit]:
+    """Return for each component of an async_task loop how many background tasks the loop may have in flight."""
+    limits: dict[str, TaskLimit] = {}
+    for region in plan.regions.values():
+        policy = region.loop.loop_policy if region.loop else None
+        if policy is not None and policy.type == "async_task" and policy.max_inflight:
+            limits.update(dict.fromkeys(region.components, TaskLimit(policy.max_inflight, policy.drop_policy)))
+    return limits
+
+
+class RunLanes:
+    """The lanes of one run and the steps of its epochs."""
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        committer: Committer,
+        scope: Scope,
+        wake_signal: WakeSignal,
+        meters: Mapping[str, LaneMeter],
+        *,
+        run_id: str,
+    ) -> None:
+        self._wiring = wiring
+        self._plan = wiring.plan
+        self._committer = committer
+        self._scope = scope
+        self._wake_signal = wake_signal
+        self._meters = meters
+        self.coroutines = CoroutineRunner()  # of the run's own thread
+        self.pools: dict[str, Pool] = {}
+        self.remotes: dict[str, ProcessComponents] = {}
+        self.isolated: dict[str, IsolatedThread] = {}
+        self.manual: dict[str, ManualLane] = {}
+        self.pacers: list[Pacer] = []
+        self.queue: QueueLane | None = None
+        self.loops: list[LoopStep] = []
+        for lane in self._plan.lanes.values():
+            self._make_lane(lane, run_id)
+        self.steps: list[EpochStep] = [self._step(wave) for wave in wiring.waves(self._plan.region_order)]
+        for order in self._plan.independent:
+            self._assign_regions(self.independent[order.lane], order.region_order)
+
+    @property
+    def independent(self) -> dict[str, IndependentLaneBase]:
+        """The lanes outside the region order."""
+        return {**self.isolated, **self.manual}
+
+    def worker_reports(self) -> list[WorkerReport]:
+        """Return the reports of all workers of all lanes."""
+        reports = [report for pool in self.pools.values() for report in pool.worker_reports]
+        return reports + [lane.worker_report for lane in self.isolated.values() if lane.worker_report is not None]
+
+    # --- lanes -----------------------------------------------------------------------------------
+
+    def _make_lane(self, lane: Lane, run_id: str) -> None:
+        if lane.type == "thread_pool":
+            clock = self._committer.clock
+            self.pools[lane.id] = self._pool(lane, lambda worker_id: ThreadWorker(lane, worker_id, clock))
+        elif lane.type == "process_pool":
+            self._make_process_pool(lane)
+        elif lane.type == "isolated_thread":
+            self.isolated[lane.id] = IsolatedThread(*self._queued(lane), **self._shared())
+        elif lane.type == "manual_step":
+            self.manual[lane.id] = ManualLane(*self._queued(lane), **self._shared())
+        elif lane.type == "fixed_rate":
+            recorder, wall_clock = self._committer.recorder, lane.spec.wall_clock_enabled
+            self.pacers.append(Pacer(lane, self._meters[lane.id], recorder, wall_clock=wall_clock))
+        elif lane.type == "queue" and self.queue is None:
+            self.queue = QueueLane(run_id, self._committer, self._scope, self._wake_signal, self._meters)
+
+    def _make_process_pool(self, lane: Lane) -> None:
+        committer = self._committer
+        remote = ProcessComponents(lane, self._plan.spec.graph.config, committer.stop_token, committer.reports)
+        self.remotes[lane.id] = remote
+        self.pools[lane.id] = self._pool(lane, lambda worker_id: ProcessWorker(lane, worker_id, remote), is_remote=True)
+
+    def _queued(self, lane: Lane) -> tuple[Lane, InvocationQueue, LaneCapacity, LaneMeter]:
+        """Return the parts that every lane with a queue needs."""
+        meter, reports = self._meters[lane.id], self._committer.reports
+        # a pool is drained in every step, so no invocation waits for a whole epoch
+        starvation_epochs = lane.starvation_epochs if lane.independent else 0
+        queue = InvocationQueue(lane.id, self._policy_order(lane), starvation_epochs, reports)
+        return lane, queue, LaneCapacity(lane, meter, reports), meter
+
+    def _policy_order(self, lane: Lane) -> PolicyOrder | None:
+        named = lane.spec.policy
+        if named is None:
+            return None
+        wanted = named if isinstance(named, LanePolicy) else LanePolicy(name=named)
+        return PolicyOrder(policies.make(wanted.name, **wanted.params), lane.id, self._committer.clock)
+
+    def _pool(self, lane: Lane, make_worker: Callable[[int], PoolWorker], *, is_remote: bool = False) -> Pool:
+        return Pool(*self._queued(lane), committer=self._committer, make_worker=make_worker, is_remote=is_remote)
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def _step(self, wave: Sequence[Region]) -> EpochStep:
+        nodes = [self._wiring.nodes[component_id] for region in wave for component_id in region.components]
+        if wave[0].kind == "composite_loop":
+            return self._loop(wave[0], nodes, self._wiring.deferred, self.coroutines)
+        if nodes[0].lane.id in self.pools:
+            return PoolStep(nodes, self.pools[nodes[0].lane.id], self._scope)
+        return self._component_step(nodes[0], self.coroutines)
+
+    def _component_step(self, node: Node, coroutines: CoroutineRunner) -> EpochStep:
+        if node.lane.id in self.pools:
+            return PoolStep((node,), self.pools[node.lane.id], self._scope)
+        if node.lane.type == "queue" and self.queue is not None:
+            return QueueStep(node, self.queue, self._committer)
+        return InlineStep(node, self._committer, self._scope, coroutines, self._meters[node.lane.id])
+
+    def _loop(
+        self, region: Region, nodes: Sequence[Node], deferred: DeferredTarget, coroutines: CoroutineRunner
+    ) -> LoopStep:
+        assert region.loop is not None  # noqa: S101  # a region of kind composite_loop has one
+        inner = [
+            self._wiring.channels[edge.id]
+            for edge in self._plan.edges.values()
+            if edge.spec.kind == "immediate"
+            and edge.source.component in region.components
+            and edge.target.component in region.components
+        ]
+        loop = LoopStep(
+            region,
+            region.loop.loop_policy,
+            [self._component_step(node, coroutines) for node in nodes],
+            inner_edges=inner,
+            held_outputs=self._wiring.held_outputs[region.id],
+            deferred=deferred,
+            committer=self._committer,
+        )
+        self.loops.append(loop)
+        return loop
+
+    def _assign_regions(self, lane: IndependentLaneBase, region_order: Sequence[str]) -> None:
+        """Assign regions to an independent lane; only edges inside the lane order them."""
+        regions: dict[str, LaneRegion] = {}
+        for position, region_id in enumerate(region_order):
+            region = self._plan.regions[region_id]
+            nodes = [self._wiring.nodes[component_id] for component_id in region.components]
+            is_loop = region.kind == "composite_loop"
+            loop = self._loop(region, nodes, self._wiring.outbox, lane.coroutines) if is_loop else None
+            regions[region_id] = LaneRegion(position, nodes, loop)
+            for predecessor in region.incoming_regions:
+                if predecessor in regions:
+                    regions[region_id].add_predecessor(regions[predecessor])
+        lane.assign_regions(tuple(regions.values()))
+
+    def _shared(self) -> dict[str, Any]:
+        """Return the keyword arguments that every independent lane needs."""
+        return {"committer": self._committer, "scope": self._scope, "wake_signal": self._wake_signal}

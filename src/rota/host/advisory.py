@@ -1,4 +1,4 @@
-"""What was asked and is not in force: said aloud, never a crash."""
+"""Advisories: a requested setting that the machine did not apply is reported, and is not an error."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import os
 
 import msgspec
 
-__all__ = ["Advisory", "reason"]
+__all__ = ["Advisory", "explain_errno"]
 
 
 class Advisory(msgspec.Struct, frozen=True):
-    """Something was asked and this machine did not give it; the work goes on without."""
+    """A requested setting that is not in force. The work continues without it."""
 
     what: str  # the field that is not in force
     why: str
-    asked: str = ""
+    asked: str = ""  # the requested value
     in_force: str = ""
 
     def __str__(self) -> str:
-        """One line for people."""
-        asked = f" ({self.asked} was asked)" if self.asked else ""
+        """The advisory in one line."""
+        asked = f" ({self.asked} requested)" if self.asked else ""
         instead = f"; in force: {self.in_force}" if self.in_force else ""
         return f"{self.what}{asked} is not in force: {self.why}{instead}"
 
 
-_RIGHTS = "this needs a right that the process does not have (root, CAP_SYS_NICE, or a limit raised for it)"
-_WHY = {
-    errno.EPERM: _RIGHTS,
-    errno.EACCES: _RIGHTS,
-    errno.ENOSYS: "this system does not know the call",
-    errno.EBUSY: "the machine's processors have no room for it",
-    errno.EINVAL: "this system does not take that value",
-    errno.EOPNOTSUPP: "this system does not offer it",
+_PRIVILEGE = "this needs a privilege that the process does not have (root, CAP_SYS_NICE, or a raised limit)"
+_EXPLANATIONS = {
+    errno.EPERM: _PRIVILEGE,
+    errno.EACCES: _PRIVILEGE,
+    errno.ENOSYS: "this system does not have the call",
+    errno.EBUSY: "the processors of this machine have no capacity left for it",
+    errno.EINVAL: "this system does not accept the value",
+    errno.EOPNOTSUPP: "this system does not support it",
 }
 
 
-def reason(number: int) -> str:
-    """What an errno means for somebody who asked for more than the machine gives."""
-    return f"{_WHY.get(number, os.strerror(number))} [{errno.errorcode.get(number, number)}]"
+def explain_errno(number: int) -> str:
+    """Explain why the system refused a setting."""
+    return f"{_EXPLANATIONS.get(number, os.strerror(number))} [{errno.errorcode.get(number, number)}]"

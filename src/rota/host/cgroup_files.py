@@ -1,7 +1,7 @@
-"""What to write where: the two versions of control groups say the same things in different files.
+"""Which files to write in a control group: the two versions do the same things through different files.
 
-Nothing here touches a file except `Dialect.probe`, so the words can be read and tested without a machine that has
-both.
+The classes return what to write (`FileWrite`) and leave the writing to the caller, so both versions can be tested on a
+machine that has only one of them. Only `CgroupFiles.probe` writes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,26 @@ from rota.errors import CommandInvalid
 from rota.host.cgroup_mounts import V1, V2
 from rota.model.checks import Checks
 
-__all__ = ["DIALECTS", "FEATURES", "LIMITS", "Dialect", "Feature", "GroupLimits", "Limit", "Write", "write"]
+__all__ = [
+    "FEATURES",
+    "FILES_BY_VERSION",
+    "LIMITS",
+    "CgroupFiles",
+    "Feature",
+    "FileWrite",
+    "GroupLimits",
+    "Limit",
+    "write",
+]
 
 Limit: TypeAlias = Literal["quota", "weight", "memory", "processes"]
 Feature: TypeAlias = Literal["quota", "weight", "memory", "processes", "freeze", "kill", "cpu_usage"]
 LIMITS: tuple[Limit, ...] = get_args(Limit)
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 
-WEIGHT_NORMAL, WEIGHT_MAX = 100, 10_000  # as version 2 counts
-SHARES_NORMAL, SHARES_MIN = 1024, 2  # as version 1 counts
-QUOTA_US_MIN = 1_000  # what the kernel takes
+WEIGHT_NORMAL, WEIGHT_MAX = 100, 10_000  # in units of version 2
+SHARES_NORMAL, SHARES_MIN = 1024, 2  # in units of version 1
+QUOTA_US_MIN = 1_000  # the kernel's minimum
 PERIOD_US_MIN, PERIOD_US_MAX = 1_000, 1_000_000
 UNLIMITED = -1  # in version 1
 
@@ -34,72 +44,72 @@ _checks = Checks("GroupLimits", CommandInvalid)
 
 
 class GroupLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a group may take, all its processes together; None is not limited here."""
+    """The limits of a group, for all its processes together; None is unlimited."""
 
-    quota_us: int | None = None  # processor time in each period; more than the period is more than one core
+    quota_us: int | None = None  # CPU time in each period; more than the period allows more than one core
     period_us: int = 100_000
-    weight: int | None = None  # 100 is normal; twice the weight, twice the share
+    weight: int | None = None  # default 100; twice the weight is twice the share
     memory_bytes: int | None = None
     processes: int | None = None  # threads count too
 
     def __post_init__(self) -> None:
         _checks.whole("period_us", self.period_us, PERIOD_US_MIN, PERIOD_US_MAX)
-        for field, least in (("quota_us", QUOTA_US_MIN), ("memory_bytes", 1), ("processes", 1)):
+        for field, minimum in (("quota_us", QUOTA_US_MIN), ("memory_bytes", 1), ("processes", 1)):
             if getattr(self, field) is not None:
-                _checks.whole(field, getattr(self, field), least)
+                _checks.whole(field, getattr(self, field), minimum)
         if self.weight is not None:
             _checks.whole("weight", self.weight, 1, WEIGHT_MAX)
 
-    def asked(self, limit: Limit) -> int | None:
-        """The value of one limit."""
+    def value_of(self, limit: Limit) -> int | None:
+        """Return the value of one limit."""
         value: int | None = getattr(self, {"quota": "quota_us", "memory": "memory_bytes"}.get(limit, limit))
         return value
 
 
-class Write(NamedTuple):
-    """One word to write into one file of a group."""
+class FileWrite(NamedTuple):
+    """Text to write to one file of a group."""
 
     file: str
     text: str
-    needed: bool = True  # a machine without swap has no file for it, and needs none
+    required: bool = True  # False: skip a file that does not exist (a machine without swap has no swap limit)
 
 
-class Dialect:
-    """How one version says everything. See the table in cgroups.py."""
+class CgroupFiles:
+    """The files of one version. See the table in cgroups.py."""
 
     version: int
-    controllers: Mapping[Feature, str | None]  # what a tree must have for it; None: nothing
+    controllers: Mapping[Feature, str | None]  # the controller that a feature needs; None: no controller
     usage_file: str
 
-    def limit(self, limit: Limit, limits: GroupLimits) -> list[Write]:
-        """Put one limit into force, or lift it."""
+    def limit(self, limit: Limit, limits: GroupLimits) -> list[FileWrite]:
+        """Set one limit, or remove it."""
         raise NotImplementedError
 
-    def frozen(self, frozen: bool) -> Write:
-        """Freeze or thaw."""
+    def frozen(self, frozen: bool) -> FileWrite:
+        """Freeze or thaw the group."""
         raise NotImplementedError
 
     def is_frozen(self, folder: Path) -> bool:
-        """Whether every process in it stands still."""
+        """Whether every process in the group is frozen."""
         raise NotImplementedError
 
-    def kill(self, folder: Path) -> Write | None:
-        """Kill all at one stroke; None where each must be killed by itself."""
+    def kill(self, folder: Path) -> FileWrite | None:
+        """Kill the whole group with one write; None if each process must be killed separately."""
         raise NotImplementedError
 
     def cpu_ns(self, folder: Path) -> int:
-        """Processor time used."""
+        """CPU time used."""
         raise NotImplementedError
 
     def memory(self, folder: Path) -> tuple[int, int]:
-        """The most memory ever used, and how often the kernel killed for the want of it."""
+        """The peak memory usage, and how many processes the kernel killed for lack of memory."""
         raise NotImplementedError
 
     def probe(self, feature: Feature, folder: Path) -> None:
-        """Try a feature on an empty group, where it can do no harm. OSError says that it does not work."""
+        """Try a feature on an empty group, where it has no effect. Raises OSError if it does not work."""
         if feature in LIMITS:
-            for lifted in self.limit(feature, GroupLimits()):
-                write(folder, lifted)
+            for removal in self.limit(feature, GroupLimits()):
+                write(folder, removal)
         elif feature == "freeze":
             write(folder, self.frozen(False))
         elif feature == "kill":
@@ -108,27 +118,27 @@ class Dialect:
             self.cpu_ns(folder)
 
 
-def write(folder: Path, word: Write) -> None:
-    """Write one word into a group's file."""
+def write(folder: Path, file_write: FileWrite) -> None:
+    """Perform one write in the folder of a group."""
     try:
-        fd = os.open(folder / word.file, os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(folder / file_write.file, os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        if word.needed:
+        if file_write.required:
             raise
         return
     try:
-        os.write(fd, word.text.encode())
+        os.write(fd, file_write.text.encode())
     finally:
         os.close(fd)
 
 
 def _fields(file: Path) -> dict[str, int]:
-    """A file of lines such as `usage_usec 1234`."""
+    """Parse a file of lines such as `usage_usec 1234`."""
     lines = (line.split() for line in file.read_text().splitlines())
     return {line[0]: int(line[1]) for line in lines if len(line) == 2}  # noqa: PLR2004  # name and number
 
 
-class _V2(Dialect):
+class _V2(CgroupFiles):
     version = V2
     controllers = {  # noqa: RUF012  # a constant
         "quota": "cpu",
@@ -140,26 +150,29 @@ class _V2(Dialect):
         "cpu_usage": None,
     }
 
-    def limit(self, limit: Limit, limits: GroupLimits) -> list[Write]:
-        asked = limits.asked(limit)
+    def limit(self, limit: Limit, limits: GroupLimits) -> list[FileWrite]:
+        asked = limits.value_of(limit)
         text = "max" if asked is None else str(asked)
         if limit == "quota":
-            return [Write("cpu.max", f"{text} {limits.period_us}")]
+            return [FileWrite("cpu.max", f"{text} {limits.period_us}")]
         if limit == "weight":
-            return [Write("cpu.weight", str(asked or WEIGHT_NORMAL))]
+            return [FileWrite("cpu.weight", str(asked or WEIGHT_NORMAL))]
         if limit == "processes":
-            return [Write("pids.max", text)]
-        # without swap, or a group would go on growing there
-        return [Write("memory.max", text), Write("memory.swap.max", text if asked is None else "0", needed=False)]
+            return [FileWrite("pids.max", text)]
+        # no swap: otherwise the group would continue to grow there
+        return [
+            FileWrite("memory.max", text),
+            FileWrite("memory.swap.max", text if asked is None else "0", required=False),
+        ]
 
-    def frozen(self, frozen: bool) -> Write:
-        return Write("cgroup.freeze", "1" if frozen else "0")
+    def frozen(self, frozen: bool) -> FileWrite:
+        return FileWrite("cgroup.freeze", "1" if frozen else "0")
 
     def is_frozen(self, folder: Path) -> bool:
         return _fields(folder / "cgroup.events").get("frozen") == 1
 
-    def kill(self, folder: Path) -> Write | None:
-        return Write("cgroup.kill", "1") if (folder / "cgroup.kill").exists() else None  # since Linux 5.14
+    def kill(self, folder: Path) -> FileWrite | None:
+        return FileWrite("cgroup.kill", "1") if (folder / "cgroup.kill").exists() else None  # since Linux 5.14
 
     def cpu_ns(self, folder: Path) -> int:
         return _fields(folder / "cpu.stat")["usage_usec"] * 1_000
@@ -168,7 +181,7 @@ class _V2(Dialect):
         return int((folder / "memory.peak").read_text()), _fields(folder / "memory.events").get("oom_kill", 0)
 
 
-class _V1(Dialect):
+class _V1(CgroupFiles):
     version = V1
     controllers = {  # noqa: RUF012  # a constant
         "quota": "cpu",
@@ -180,27 +193,30 @@ class _V1(Dialect):
         "cpu_usage": "cpuacct",
     }
 
-    def limit(self, limit: Limit, limits: GroupLimits) -> list[Write]:
-        asked = limits.asked(limit)
+    def limit(self, limit: Limit, limits: GroupLimits) -> list[FileWrite]:
+        asked = limits.value_of(limit)
         text = str(UNLIMITED if asked is None else asked)
         if limit == "quota":
-            return [Write("cpu.cfs_period_us", str(limits.period_us)), Write("cpu.cfs_quota_us", text)]
+            return [FileWrite("cpu.cfs_period_us", str(limits.period_us)), FileWrite("cpu.cfs_quota_us", text)]
         if limit == "weight":
             shares = (asked or WEIGHT_NORMAL) * SHARES_NORMAL // WEIGHT_NORMAL
-            return [Write("cpu.shares", str(max(shares, SHARES_MIN)))]
+            return [FileWrite("cpu.shares", str(max(shares, SHARES_MIN)))]
         if limit == "processes":
-            return [Write("pids.max", "max" if asked is None else text)]
-        # memory with swap may never be below memory alone, so it is lifted first and lowered last
-        words = [Write("memory.limit_in_bytes", text), Write("memory.memsw.limit_in_bytes", text, needed=False)]
-        return words if asked is not None else words[::-1]
+            return [FileWrite("pids.max", "max" if asked is None else text)]
+        # the limit with swap may never be below the limit without, so it is raised first and lowered last
+        writes = [
+            FileWrite("memory.limit_in_bytes", text),
+            FileWrite("memory.memsw.limit_in_bytes", text, required=False),
+        ]
+        return writes if asked is not None else writes[::-1]
 
-    def frozen(self, frozen: bool) -> Write:
-        return Write("freezer.state", "FROZEN" if frozen else "THAWED")
+    def frozen(self, frozen: bool) -> FileWrite:
+        return FileWrite("freezer.state", "FROZEN" if frozen else "THAWED")
 
     def is_frozen(self, folder: Path) -> bool:
         return (folder / "freezer.state").read_text().strip() == "FROZEN"
 
-    def kill(self, folder: Path) -> None:  # noqa: ARG002  # the other version looks there
+    def kill(self, folder: Path) -> None:  # noqa: ARG002  # only version 2 uses it
         return None
 
     def cpu_ns(self, folder: Path) -> int:
@@ -211,4 +227,4 @@ class _V1(Dialect):
         return int((folder / "memory.max_usage_in_bytes").read_text()), kills
 
 
-DIALECTS: Mapping[int, Dialect] = {V1: _V1(), V2: _V2()}
+FILES_BY_VERSION: Mapping[int, CgroupFiles] = {V1: _V1(), V2: _V2()}

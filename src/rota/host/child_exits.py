@@ -1,14 +1,18 @@
-"""Noticing that children died, and taking leave of them.
+"""Detect the exits of child processes and reap them.
 
-A dead child keeps its pid until its parent has waited for it. That is what makes killing safe: as long as we have not
-waited, the number cannot belong to a stranger. So we first look who died without waiting (`WNOWAIT`), do what must be
-done while the number is still theirs, and only then `bury` them, which also tells what they used.
+A child that has exited keeps its pid until its parent waits for it. Until then, a signal sent to that pid cannot reach
+an unrelated process. So a parent first looks which child has exited without waiting for it (`exited_child`, by
+WNOWAIT), kills the child's process group while the pid is still reserved, and only then waits for it (`reap`), which
+also returns the resources it used.
 
-That somebody died is told by a bell, of which there are two kinds. The minder has nothing but its own code, so it
-blocks SIGCHLD and polls for it: a death costs one read, and no call of a handler. The nursery runs other people's
-modules and forks workers from itself; a blocked signal would go along, so there a handler rings.
+SIGCHLD tells that some child has exited. There are two ways to receive it through a descriptor that can be polled:
 
-The minder and the nursery import this, so it imports almost nothing.
+- `ChildSignalFd` for the reaper, which runs only its own code: the signal is blocked and read from a signalfd. An exit
+  costs one read, and no signal handler runs.
+- `ChildWakeupFd` for the fork server, which runs modules of the user and forks workers: a blocked signal would be
+  inherited by the workers, so here a signal handler writes to a socket.
+
+The reaper and the fork server import this module, so it imports very little itself.
 """
 
 from __future__ import annotations
@@ -20,73 +24,73 @@ from typing import Any
 
 from rota.host.syscalls import signal_descriptor
 
-__all__ = ["BlockedBell", "ChildBell", "bury", "dead_child", "kill_group"]
+__all__ = ["ChildSignalFd", "ChildWakeupFd", "exited_child", "reap", "signal_group"]
 
-RINGS_READ = 4096
+DRAIN_BYTES = 4096
 RSS_UNIT_BYTES = 1024  # ru_maxrss counts KiB on Linux
 _LOOK_ONLY = getattr(os, "WEXITED", 0) | getattr(os, "WNOHANG", 0) | getattr(os, "WNOWAIT", 0)
 
 
-class ChildBell:
-    """A descriptor that becomes readable when a child has died."""
+class ChildWakeupFd:
+    """A descriptor that becomes readable when a child has exited, written by a signal handler."""
 
     def __init__(self) -> None:
-        self._rung, self._rings = socket.socketpair()
-        self._rung.setblocking(False)
-        self._rings.setblocking(False)
+        self._read_end, self._write_end = socket.socketpair()
+        self._read_end.setblocking(False)
+        self._write_end.setblocking(False)
         self.install()
 
     def install(self) -> None:
-        """Ring from now on, also if somebody else has listened for signals meanwhile."""
-        signal.signal(signal.SIGCHLD, _nothing)  # without a handler Python does not ring
-        signal.set_wakeup_fd(self._rings.fileno(), warn_on_full_buffer=False)
+        """Install the signal handler, also if other code has replaced it meanwhile."""
+        signal.signal(signal.SIGCHLD, _ignore)  # without a handler Python does not write to the wakeup descriptor
+        signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
 
     def fileno(self) -> int:
-        """What to poll."""
-        return self._rung.fileno()
+        """The descriptor to poll."""
+        return self._read_end.fileno()
 
-    def hush(self) -> None:
-        """Forget the rings so far; who died is found by looking."""
+    def clear(self) -> None:
+        """Discard the pending notifications. `exited_child` finds the children they were for."""
         try:
-            while len(self._rung.recv(RINGS_READ)) == RINGS_READ:
+            while len(self._read_end.recv(DRAIN_BYTES)) == DRAIN_BYTES:
                 pass
         except BlockingIOError:
             pass
 
     def close(self) -> None:
-        """Ring no more."""
+        """Restore the default handler and close the descriptors."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._rung.close()
-        self._rings.close()
+        self._read_end.close()
+        self._write_end.close()
 
 
-class BlockedBell:
-    """The same for a process that can do without the signal itself: from now on SIGCHLD is blocked in it."""
+class ChildSignalFd:
+    """A descriptor that becomes readable when a child has exited. SIGCHLD is blocked in this process from now on."""
 
     def __init__(self) -> None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have ignored it: then nobody is left to bury
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent ignored it, the kernel would reap the children
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
         self._fd = signal_descriptor(signal.SIGCHLD)
 
     def fileno(self) -> int:
-        """What to poll."""
+        """The descriptor to poll."""
         return self._fd
 
-    def hush(self) -> None:
-        """Forget the rings so far; who died is found by looking."""
+    def clear(self) -> None:
+        """Discard the pending notification. `exited_child` finds the children it was for."""
         try:  # noqa: SIM105  # suppress costs more than the read
-            os.read(self._fd, RINGS_READ)  # all of them: a signal that is pending is not pending twice
+            os.read(self._fd, DRAIN_BYTES)  # one read is enough: a pending signal is not queued twice
         except BlockingIOError:
             pass
 
 
-def _nothing(_signal: int, _frame: object) -> None:
-    """The ring is all we need."""
+def _ignore(_signal: int, _frame: object) -> None:
+    """Do nothing: Python has written to the wakeup descriptor."""
 
 
-def dead_child(pid: int | None = None) -> int | None:
-    """The pid of a child (of this one, or of any) that has died and is not buried, or None."""
+def exited_child(pid: int | None = None) -> int | None:
+    """Return the pid of a child that has exited and is not reaped, or None. With `pid`, look at this child only."""
     try:
         found = os.waitid(os.P_ALL if pid is None else os.P_PID, pid or 0, _LOOK_ONLY)
     except ChildProcessError:
@@ -94,8 +98,8 @@ def dead_child(pid: int | None = None) -> int | None:
     return found.si_pid if found else None
 
 
-def bury(pid: int) -> dict[str, Any]:
-    """Wait for a dead child: how it ended, and what it and the children it waited for have used."""
+def reap(pid: int) -> dict[str, Any]:
+    """Wait for a child that has exited. Return its exit status and the usage of it and the children it waited for."""
     _pid, status, usage = os.wait4(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     return {
@@ -107,10 +111,10 @@ def bury(pid: int) -> dict[str, Any]:
     }
 
 
-def kill_group(leader: int, signal_number: int) -> bool:
-    """Send a signal to a whole process group; the answer is whether anybody could get it."""
+def signal_group(leader: int, signal_number: int) -> bool:
+    """Send a signal to a process group. Return whether a process could receive it."""
     try:
         os.killpg(leader, signal_number)
-    except (ProcessLookupError, PermissionError):  # nobody there, or only those who have become another user
+    except (ProcessLookupError, PermissionError):  # no process left, or only processes that changed their user
         return False
     return True

@@ -1,16 +1,16 @@
-"""What to start and with which limits, how it ended, and the order that the minder gets.
+"""A command to start: its program, limits and environment, its encoding for the reaper, and how it ended.
 
 Limits are those of `model.work.Limits`. The host enforces four of them; wall time, tokens and the length of the log
-are for whoever watches the run.
+are enforced by the supervisor of the run.
 
-    field          what holds it                        without a control group
+    field          enforced by                          without a control group
     cpu_s          each process: SIGXCPU, then KILL     the same
     open_files     each process                         the same
-    memory_bytes   the control group, all together      each process: RLIMIT_DATA, what it may write to
-    processes      the control group, all together      RLIMIT_NPROC: counts all processes of the user; not for root
+    memory_bytes   the control group, in total          each process: RLIMIT_DATA, its writable memory
+    processes      the control group, in total          RLIMIT_NPROC: counts all processes of the user; not for root
 
-RLIMIT_DATA, not RLIMIT_AS: programs with a runtime of their own (node, Go, Java) reserve hundreds of gigabytes of
-addresses that they never write to, and would not even start.
+RLIMIT_DATA, not RLIMIT_AS: language runtimes (node, Go, Java) reserve hundreds of gigabytes of address space that they
+never write to, and would not start.
 """
 
 from __future__ import annotations
@@ -22,39 +22,51 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
 from rota.errors import CommandInvalid, SpawnFailed
-from rota.host.realtime import Scheduling, attributes
+from rota.host.realtime import Scheduling, sched_attributes
 from rota.model.budgets import CORES_MAX
 from rota.model.checks import Checks
 from rota.model.work import Limits
 
-__all__ = ["MEMORY_BYTES_MIN", "AtEnd", "Command", "Exit", "Joining", "Recipe", "signal_name", "spawn_failed"]
+__all__ = [
+    "ENVIRONMENT_ALLOWED",
+    "MEMORY_BYTES_MIN",
+    "Command",
+    "EncodedCommand",
+    "GroupCleanup",
+    "GroupJoin",
+    "SessionExit",
+    "filter_environment",
+    "signal_name",
+    "spawn_failed",
+]
 
-MEMORY_BYTES_MIN = 32 * 1024 * 1024  # the minder puts the limit on itself for a moment, and must fit into it
+MEMORY_BYTES_MIN = 32 * 1024 * 1024  # the reaper sets the limit on itself during a spawn, and must fit into it
 CPU_GRACE_S = 1  # between SIGXCPU, which a program may handle, and SIGKILL
 
 _checks = Checks("Command", CommandInvalid)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """A program to start. Checked when it is made."""
+    """A program to start. Its fields are checked when it is created."""
 
     argv: tuple[str, ...]
-    env: dict[str, str] = {}  # all it gets; see environment.scrubbed
-    cwd: str | None = None  # None: where we are
+    env: dict[str, str] = {}  # its whole environment; see filter_environment
+    cwd: str | None = None  # None: the current directory
     limits: Limits = Limits()
-    cores: frozenset[int] | None = None  # None: any
-    scheduling: Scheduling | None = None  # None: as we are
+    cores: frozenset[int] | None = None  # None: any core
+    scheduling: Scheduling | None = None  # None: inherited
 
     def __post_init__(self) -> None:
         if type(self.argv) is not tuple or not self.argv or not self.argv[0]:
-            raise _checks.refuse("argv", "must be a tuple that begins with a program")
+            raise _checks.refuse("argv", "must be a tuple whose first item is the program")
         for text in self.argv:
             _check_text("argv", text)
         _check_env(self.env)
@@ -70,14 +82,14 @@ def _check_env(env: Mapping[str, str]) -> None:
         _check_text("env", name)
         _check_text("env", value)
         if not name or "=" in name:
-            raise _checks.refuse("env", f"has a name that no program could read: {name!r}")
+            raise _checks.refuse("env", f"has an invalid variable name: {name!r}")
 
 
 def _check_text(field: str, text: Any) -> None:
     if type(text) is not str:
-        raise _checks.refuse(field, f"must hold text, not {text!r}")
+        raise _checks.refuse(field, f"must be text, not {text!r}")
     if "\0" in text:
-        raise _checks.refuse(field, "must not hold a NUL")
+        raise _checks.refuse(field, "must not contain a NUL character")
 
 
 def _check_limits(limits: Limits) -> None:
@@ -90,8 +102,33 @@ def _check_limits(limits: Limits) -> None:
             _checks.whole(f"limits.{field}", getattr(limits, field), 1)
 
 
-class Exit(msgspec.Struct, frozen=True, kw_only=True):
-    """How a session ended: its leader's end, and what all of it used."""
+# --- the environment -------------------------------------------------------------------------------
+
+ENVIRONMENT_ALLOWED = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "COLORTERM", "NO_COLOR", "TZ", "TMPDIR",
+    "LANG", "LANGUAGE", "LC_*", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME",
+    "SSL_CERT_FILE", "SSL_CERT_DIR",
+)  # fmt: skip
+
+
+def filter_environment(
+    environment: Mapping[str, str], *, allow: Iterable[str] = (), extra: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the variables that a command may see, and `extra` on top. `allow` adds names or patterns such as `LC_*`.
+
+    An environment may contain secrets, so only listed variables are passed on: those that programs need to find
+    other programs, the home folder, the user, the language, the time zone, temporary files and certificates.
+    """
+    patterns = (*ENVIRONMENT_ALLOWED, *allow)
+    kept = {name: value for name, value in environment.items() if any(fnmatchcase(name, p) for p in patterns)}
+    return {**kept, **(extra or {})}
+
+
+# --- how it ended ----------------------------------------------------------------------------------
+
+
+class SessionExit(msgspec.Struct, frozen=True, kw_only=True):
+    """How a session ended: the exit status of its leader and the usage of all its processes."""
 
     session_id: int
     pid: int
@@ -99,107 +136,107 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     signal: int | None = None
     cpu_user_s: float = 0.0
     cpu_system_s: float = 0.0
-    rss_bytes_max: int = 0  # of its largest process; never below the minder's own, some 10 MB
-    strays: int = 0  # processes it left behind, killed after it
-    lost: bool = False  # nobody was left to see how it ended
-    refused: SpawnFailed | None = None  # it was never started, and why
+    rss_bytes_max: int = 0  # of its largest process; never below the reaper's own, about 10 MB
+    orphans_killed: int = 0  # processes it left behind, which the reaper killed
+    lost: bool = False  # the reaper died first, so the exit status is unknown
+    spawn_error: SpawnFailed | None = None  # why it was not started
 
     @property
     def ok(self) -> bool:
-        """Whether the program said that all went well."""
+        """Whether the program exited with code 0."""
         return self.code == 0
 
 
 def signal_name(number: int) -> str:
-    """A signal as people know it; the many real-time signals have only numbers."""
+    """The name of a signal, such as SIGTERM; real-time signals have only numbers."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-# --- the order -------------------------------------------------------------------------------------
+# --- the spawn request -----------------------------------------------------------------------------
 
 
-class AtEnd(TypedDict, total=False):
-    """What is to be done with a session's control group when it ends without its client."""
+class GroupCleanup(TypedDict, total=False):
+    """What the reaper does with the control group of a session when the client is gone."""
 
-    thaw: list[tuple[str, str]]  # (file, word)
+    thaw: list[tuple[str, str]]  # (file, text)
     kill: list[tuple[str, str]]
     remove: list[str]  # folders
 
 
-class Joining(NamedTuple):
-    """What the minder needs to know about the control group that a command joins."""
+class GroupJoin(NamedTuple):
+    """What the reaper needs to know about the control group that a command joins."""
 
-    join: Sequence[tuple[str, str]] = ()  # (file to write to join, file to write to go home)
-    at_end: AtEnd = AtEnd()
-    holds: frozenset[str] = frozenset()  # the limits that the group enforces
+    join: Sequence[tuple[str, str]] = ()  # (file to write to join the group, file to write to return)
+    cleanup: GroupCleanup = GroupCleanup()
+    enforced: frozenset[str] = frozenset()  # the limits that the group enforces
 
 
-class Recipe:
-    """A command in the minder's words: put into them once, ordered any number of times.
+class EncodedCommand:
+    """A command encoded for the reaper: encoded once, started any number of times.
 
-    What is the same for run after run is one piece of bytes. The client puts it together once, and the minder, which
-    keeps the recipes it has read, knows it by its bytes: neither has to look into it again.
+    What is the same for every run is one byte string. The client encodes it once, and the reaper caches the decoded
+    form by these bytes, so neither repeats the work.
     """
 
     def __init__(self, command: Command) -> None:
         self.command = command
-        self._latest: tuple[tuple[Any, ...], bytes] = (), b""  # what the words depend on, and the words
+        self._latest: tuple[tuple[Any, ...], bytes] = (), b""  # what the encoding depends on, and the encoding
 
-    def order(self, joining: Joining, more_env: Mapping[str, str]) -> dict[str, Any]:
-        """What the minder is told, for a run that has these variables too."""
+    def request(self, group: GroupJoin, more_env: Mapping[str, str]) -> dict[str, Any]:
+        """Return the spawn request for one run, with additional variables."""
         return {
             "op": "spawn",
-            "recipe": self._words(joining.holds),
-            "env": _more(more_env) if more_env else {},
-            "groups": joining.join,
-            "at_end": joining.at_end,
+            "command": self._encoded(group.enforced),
+            "env": _encode_extra_env(more_env) if more_env else {},
+            "groups": group.join,
+            "cleanup": group.cleanup,
         }
 
-    def _words(self, held: frozenset[str]) -> bytes:
+    def _encoded(self, enforced: frozenset[str]) -> bytes:
         cwd = _folder(self.command)
-        program = _program(self.command, cwd)  # looked for each time: it may be another than before
-        depends_on = held, cwd, program
-        latest, words = self._latest
+        program = _program(self.command, cwd)  # looked up each time: it may have changed
+        depends_on = enforced, cwd, program
+        latest, encoded = self._latest
         if latest != depends_on:
-            words = self._put_into_words(held, cwd, program)
-            self._latest = depends_on, words
-        return words
+            encoded = self._encode(enforced, cwd, program)
+            self._latest = depends_on, encoded
+        return encoded
 
-    def _put_into_words(self, held: frozenset[str], cwd: str, program: str) -> bytes:
+    def _encode(self, enforced: frozenset[str], cwd: str, program: str) -> bytes:
         command = self.command
         return marshal.dumps(
             {
-                "path": _wire(program),
-                "argv": [_wire(text) for text in command.argv],
-                "base_env": _wire_all(command.env),
-                "cwd": _wire(cwd),
-                "limits": [tuple(limit) for limit in _limits(command.limits, held)],
+                "path": _encode_text(program),
+                "argv": [_encode_text(text) for text in command.argv],
+                "base_env": _encode_env(command.env),
+                "cwd": _encode_text(cwd),
+                "limits": [tuple(limit) for limit in _limits(command.limits, enforced)],
                 "cores": None if command.cores is None else sorted(command.cores),
-                "scheduling": None if command.scheduling is None else attributes(command.scheduling),
+                "scheduling": None if command.scheduling is None else sched_attributes(command.scheduling),
             }
         )
 
 
-def _more(env: Mapping[str, str]) -> dict[str, str]:
-    if _is_plain(env):
+def _encode_extra_env(env: Mapping[str, str]) -> dict[str, str]:
+    if _is_valid_ascii(env):
         return dict(env)
     _check_env(env)
-    return _wire_all(env)
+    return _encode_env(env)
 
 
-def _is_plain(env: Mapping[str, str]) -> bool:
-    """Whether all of it is ASCII and nothing is to be refused: a look at all of it at once, as it nearly always is."""
+def _is_valid_ascii(env: Mapping[str, str]) -> bool:
+    """Whether all variables are valid and ASCII, the usual case. Checks them together to save time."""
     if {*map(type, env), *map(type, env.values())} != {str} or "" in env:
         return False
     names, values = "".join(env), "".join(env.values())
     return "=" not in names and "\0" not in names and "\0" not in values and names.isascii() and values.isascii()
 
 
-def _wire_all(env: Mapping[str, str]) -> dict[str, str]:
-    return {_wire(name): _wire(value) for name, value in env.items()}
+def _encode_env(env: Mapping[str, str]) -> dict[str, str]:
+    return {_encode_text(name): _encode_text(value) for name, value in env.items()}
 
 
 def _folder(command: Command) -> str:
@@ -207,20 +244,20 @@ def _folder(command: Command) -> str:
         return command.cwd
     try:
         return str(Path(command.cwd or ".").absolute())
-    except FileNotFoundError as gone:  # where we are was removed under us
+    except FileNotFoundError as gone:  # the current directory was removed
         raise spawn_failed(command, ".", "cwd", errno.ENOENT) from gone
 
 
-def _wire(text: str) -> str:
-    """The bytes that we mean, as the text that the minder turns into the same bytes: it always speaks UTF-8."""
+def _encode_text(text: str) -> str:
+    """Return text that the reaper, which always uses UTF-8, encodes to the same bytes as this process would."""
     return text if text.isascii() else os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
 def _program(command: Command, cwd: str) -> str:
-    """Where the program is: as a shell would look, by the command's own PATH."""
+    """Find the program as a shell does, by the PATH of the command."""
     name = command.argv[0]
     if "/" in name:
-        return name  # looked up by the kernel, from the working directory
+        return name  # resolved by the kernel, from the working directory
     found = shutil.which(name, path=command.env.get("PATH", os.defpath))
     if found is None:
         raise spawn_failed(command, cwd, "exec", errno.ENOENT)
@@ -228,65 +265,74 @@ def _program(command: Command, cwd: str) -> str:
 
 
 class _Limit(NamedTuple):
-    name: str  # of the field
-    which: int
+    name: str  # the field
+    resource: int
     soft: int
     hard: int
-    inherited: bool  # whether it can be put on before the start; see spawning.py
+    inherited: bool  # whether it can be set before the start; see spawning.py
 
 
-def _limits(limits: Limits, held: frozenset[str]) -> list[_Limit]:
+def _limits(limits: Limits, enforced: frozenset[str]) -> list[_Limit]:
     wanted: list[_Limit] = []
     if limits.cpu_s is not None:
         soft_s = math.ceil(limits.cpu_s)
         wanted.append(_Limit("cpu_s", resource.RLIMIT_CPU, soft_s, soft_s + CPU_GRACE_S, True))
     if limits.open_files is not None:
         wanted.append(_Limit("open_files", resource.RLIMIT_NOFILE, limits.open_files, limits.open_files, True))
-    if limits.memory_bytes is not None and "memory" not in held:
+    if limits.memory_bytes is not None and "memory" not in enforced:
         wanted.append(_Limit("memory_bytes", resource.RLIMIT_DATA, limits.memory_bytes, limits.memory_bytes, True))
-    if limits.processes is not None and "processes" not in held:
+    if limits.processes is not None and "processes" not in enforced:
         wanted.append(_Limit("processes", resource.RLIMIT_NPROC, limits.processes, limits.processes, False))
-    return [_within_ours(limit) for limit in wanted]
+    return [_within_own(limit) for limit in wanted]
 
 
-def _within_ours(limit: _Limit) -> _Limit:
-    """Our own hard limit holds for our children too: asking for more would only be refused."""
-    ours = resource.getrlimit(limit.which)[1]
+def _within_own(limit: _Limit) -> _Limit:
+    """Cap a limit at our own hard limit, which children inherit: the kernel would reject a higher one."""
+    ours = resource.getrlimit(limit.resource)[1]
     if ours == resource.RLIM_INFINITY:
         return limit
     return limit._replace(soft=min(limit.soft, ours), hard=min(limit.hard, ours))
 
 
-# --- what went wrong -------------------------------------------------------------------------------
+# --- spawn errors ----------------------------------------------------------------------------------
 
 _REASONS = {
-    ("exec", errno.ENOENT): ("not_found", "Check the name and the PATH of the command; for a script, its first line."),
+    ("exec", errno.ENOENT): (
+        "not_found",
+        "Check the program name and the PATH of the command; for a script, also its #! line.",
+    ),
     ("exec", errno.ENOTDIR): ("not_found", "Check the path of the program."),
-    ("exec", errno.EACCES): ("not_permitted", "It must be a file with the right to execute, for this user."),
-    ("exec", errno.EPERM): ("not_permitted", "The system does not let this user run it."),
-    ("exec", errno.ENOEXEC): ("not_executable", "A script must begin with #! and its interpreter."),
+    ("exec", errno.EACCES): ("not_permitted", "Make the file executable for this user: chmod +x FILE."),
+    ("exec", errno.EPERM): ("not_permitted", "The system does not allow this user to run it."),
+    ("exec", errno.ENOEXEC): ("not_executable", "Begin a script with #! and its interpreter."),
     ("exec", errno.E2BIG): ("arguments_too_long", "Pass large input on stdin or in a file."),
-    ("exec", errno.EAGAIN): ("no_resources", "The user, or the group, may have no more processes; try again later."),
+    ("exec", errno.EAGAIN): (
+        "no_resources",
+        "The user or the control group has reached its limit of processes; try again later.",
+    ),
     ("exec", errno.ENOMEM): ("no_resources", "The machine is out of memory; try again later."),
-    ("limits", errno.ENOMEM): ("bad_limits", "The minder itself does not fit into the memory limit; raise it."),
+    ("limits", errno.ENOMEM): (
+        "bad_limits",
+        "Raise the memory limit: the process that starts commands does not fit into it.",
+    ),
     ("descriptors", errno.EMFILE): ("no_resources", "Too many files are open; try again later."),
 }
 _STEPS = {
-    "cwd": ("bad_cwd", "The working directory must exist and this user must be able to enter it."),
-    "cores": ("bad_cores", "None of the cores can be used by this process."),
-    "limits": ("bad_limits", "A limit cannot be above the one that rota itself runs under."),
-    "group": ("group_refused", "The control group is gone or may not be joined."),
+    "cwd": ("bad_cwd", "Use a working directory that exists and that this user may enter."),
+    "cores": ("bad_cores", "Choose other cores: this process may use none of these."),
+    "limits": ("bad_limits", "Lower the limit: it cannot exceed the one that rota itself runs under."),
+    "group": ("group_refused", "The control group was removed, or this user may not join it."),
 }
 
 
 def spawn_failed(command: Command, cwd: str, step: str, number: int) -> SpawnFailed:
-    """The error for a step that failed."""
-    other = ("exec_failed", "See the system's own word for it.")
-    why, hint = _REASONS.get((step, number)) or _STEPS.get(step, other)
-    subject = cwd if step == "cwd" else command.argv[0]
+    """Return the error for a failed step."""
+    other = ("exec_failed", "See the system's error message.")
+    reason, hint = _REASONS.get((step, number)) or _STEPS.get(step, other)
+    path = cwd if step == "cwd" else command.argv[0]
     return SpawnFailed(
-        f"{command.argv[0]!r} was not started: {os.strerror(number)} ({subject!r})",
-        reason=why,
+        f"{command.argv[0]!r} was not started: {os.strerror(number)} ({path!r})",
+        reason=reason,
         errno=number,
         hint=hint,
         argv0=command.argv[0],

@@ -1,10 +1,11 @@
-"""The nursery: a process that has loaded what workers need, and forks them off in a millisecond.
+"""The fork server: a process that has imported what workers need, and forks each worker in about a millisecond.
 
-It has one thread, so that forking is safe, and does four things: load (`sys.path`, the preloaded modules, perhaps the
-user's main module), fork a worker and hand it its line, kill a worker when told, tell how each worker ended. A worker
-leads a process group of its own. When it dies its group is killed before it is buried (see reaping.py), so what a
-function started does not outlive its worker. The nursery itself is a command of the minder: when the pool's owner
-dies, the minder ends the nursery and every worker.
+It has one thread, so that forking is safe, and does four things: import (with the caller's `sys.path`: the preloaded
+modules, and the main module of the program if requested), fork a worker and pass it its connection, kill a worker on
+request, and report how each worker ended. A worker leads its own process group. When it exits, its group is killed
+before the worker is reaped (see child_exits.py), so a process that a function started does not outlive the worker. The
+fork server itself is a command of the reaper: when the process that owns the pool dies, the reaper kills the fork
+server and every worker.
 """
 
 from __future__ import annotations
@@ -25,133 +26,133 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rota.host.child_exits import ChildBell, bury, dead_child, kill_group
-from rota.host.frames import Frame, Inbox, Outbox
-from rota.host.worker import leave, serve
+from rota.host.child_exits import ChildWakeupFd, exited_child, reap, signal_group
+from rota.host.frames import Frame, FrameReader, FrameWriter
+from rota.host.worker import exit_process, serve
 
-__all__ = ["CONTROL_FD", "Nursery", "here", "main", "main_module"]
+__all__ = ["CONTROL_FD", "ForkServer", "main", "main_module", "this_process"]
 
 CONTROL_FD = 3
-MAIN_NAME = "__mp_main__"  # as multiprocessing calls it: so `if __name__ == "__main__"` is not entered
-LOAD_CHARS_MAX = 4_000  # of a failure while loading
+MAIN_NAME = "__mp_main__"  # the name multiprocessing uses: code under `if __name__ == "__main__"` does not run
+LOAD_ERROR_CHARS_MAX = 4_000
 
 
-class _Here:
-    """What this process is."""
+class _ThisProcess:
+    """What kind of process this is."""
 
-    is_nursery = False
-
-
-here = _Here()
+    is_fork_server = False
 
 
-class Nursery:
-    """The loop: orders in, deaths in, reports out."""
+this_process = _ThisProcess()
+
+
+class ForkServer:
+    """The loop of the fork server: reads requests and child exits, sends reports."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._inbox, self._outbox = Inbox(sock), Outbox(sock)
-        self._bell = ChildBell()
+        self._requests, self._reports = FrameReader(sock), FrameWriter(sock)
+        self._child_exits = ChildWakeupFd()
         self._pids: dict[int, int] = {}  # by the worker's number
         self._numbers: dict[int, int] = {}  # by its pid
 
     def run(self) -> None:
-        """Serve until the pool hangs up."""
+        """Serve until the pool closes the connection."""
         poll = select.poll()
-        poll.register(self._bell.fileno(), select.POLLIN)
+        poll.register(self._child_exits.fileno(), select.POLLIN)
         while True:
-            poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._reports else 0))
             ready = dict(poll.poll())
-            if self._bell.fileno() in ready:
-                self._bell.hush()
+            if self._child_exits.fileno() in ready:
+                self._child_exits.clear()
                 self._reap()
-            if not self._talk(ready.get(self._socket.fileno(), 0)):
+            if not self._serve_pool(ready.get(self._socket.fileno(), 0)):
                 break
         for pid in self._numbers:
-            kill_group(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
 
-    def _talk(self, events: int) -> bool:
+    def _serve_pool(self, events: int) -> bool:
         if events & select.POLLOUT:
-            self._outbox.flush()
+            self._reports.flush()
         if not events & (select.POLLIN | select.POLLHUP | select.POLLERR):
             return True
         try:
-            frames = self._inbox.receive()
+            frames = self._requests.receive()
         except ConnectionError:
             return False
         for frame in frames or ():
-            self._obey(frame)
+            self._handle(frame)
         return frames is not None
 
-    def _obey(self, frame: Frame) -> None:
-        order = frame.message
-        if order["op"] == "load":
-            self._outbox.put(_load(order))
-            self._bell.install()  # a module may have listened for signals itself
-        elif order["op"] == "fork":
-            self._fork(order["worker"], frame)
-        elif order["op"] == "kill" and order["worker"] in self._pids:
-            kill_group(self._pids[order["worker"]], signal.SIGKILL)
+    def _handle(self, frame: Frame) -> None:
+        request = frame.message
+        if request["op"] == "load":
+            self._reports.put(_load(request))
+            self._child_exits.install()  # a module may have replaced the signal handler
+        elif request["op"] == "fork":
+            self._fork(request["worker"], frame)
+        elif request["op"] == "kill" and request["worker"] in self._pids:
+            signal_group(self._pids[request["worker"]], signal.SIGKILL)
 
     def _fork(self, number: int, frame: Frame) -> None:
         try:
-            pid = os.fork() if frame.is_whole else None
+            pid = os.fork() if frame.has_all_fds else None
             problem = errno.EMFILE
         except OSError as refused:
             pid, problem = None, refused.errno or errno.EAGAIN
         if pid is None:
             frame.close()
-            self._outbox.put({"unborn": number, "errno": problem})
+            self._reports.put({"fork_failed": number, "errno": problem})
             return
         if pid == 0:
             self._become_worker(*frame.fds)
         frame.close()
         with suppress(ProcessLookupError, PermissionError):
-            os.setpgid(pid, pid)  # here and there, so that its group exists whoever comes first
+            os.setpgid(pid, pid)  # in parent and child, so that the group exists whichever runs first
         self._pids[number], self._numbers[pid] = pid, number
 
-    def _become_worker(self, line: int) -> NoReturn:
+    def _become_worker(self, connection: int) -> NoReturn:
         try:
-            here.is_nursery = False
-            self._bell.close()
-            self._inbox.close()
+            this_process.is_fork_server = False
+            self._child_exits.close()
+            self._requests.close()
             self._socket.close()
             os.setpgid(0, 0)
-            serve(socket.socket(fileno=line))
-        except BaseException:  # nothing may carry a worker back into the nursery's loop
+            serve(socket.socket(fileno=connection))
+        except BaseException:  # a worker must never return to the loop of the fork server
             traceback.print_exc()
         finally:
-            leave()
+            exit_process()
 
     def _reap(self) -> None:
-        while (pid := dead_child()) is not None:
-            kill_group(pid, signal.SIGKILL)
-            end = bury(pid)
+        while (pid := exited_child()) is not None:
+            signal_group(pid, signal.SIGKILL)
+            end = reap(pid)
             number = self._numbers.pop(pid, None)
-            if number is not None:  # else a child that a loaded module started
+            if number is not None:  # otherwise a child that a loaded module started
                 del self._pids[number]
-                self._outbox.put({"exit": number, **end})
+                self._reports.put({"exit": number, **end})
 
 
 # --- loading -------------------------------------------------------------------------------------------
 
 
-def _load(order: dict[str, Any]) -> dict[str, Any]:
+def _load(request: dict[str, Any]) -> dict[str, Any]:
     try:
-        sys.path[:], sys.argv[:] = order["path"], order["argv"]
-        for module in order["preload"]:
+        sys.path[:], sys.argv[:] = request["path"], request["argv"]
+        for module in request["preload"]:
             importlib.import_module(module)
-        if order["main"] is not None:
-            _load_main(**order["main"])
-    except BaseException:  # whatever a module raises while it is loaded
-        return {"unready": traceback.format_exc()[-LOAD_CHARS_MAX:]}
+        if request["main"] is not None:
+            _load_main(**request["main"])
+    except BaseException:  # whatever a module raises during its import
+        return {"load_failed": traceback.format_exc()[-LOAD_ERROR_CHARS_MAX:]}
     gc.collect()
-    gc.freeze()  # what is loaded is never garbage: a collection in a worker need not touch, and so copy, it
+    gc.freeze()  # keeps loaded objects out of collections in workers, which would copy their memory pages
     return {"ready": True, "threads": threading.active_count()}
 
 
 def _load_main(path: str | None, module: str | None) -> None:
-    """Run the user's main module under another name, so that its functions can be found here."""
+    """Run the main module of the program under another name, so that its functions can be unpickled here."""
     if module is not None:
         names = runpy.run_module(module, run_name=MAIN_NAME, alter_sys=True)
     else:
@@ -162,9 +163,9 @@ def _load_main(path: str | None, module: str | None) -> None:
 
 
 def main_module() -> dict[str, str | None] | None:
-    """For the other side: where its program's main module came from; None where it came from nowhere (a prompt)."""
+    """Where the main module of this program was loaded from, for the fork server; None in an interactive session."""
     module = sys.modules["__main__"]
-    sys.modules.setdefault(MAIN_NAME, module)  # what a worker sends back may be of a class defined there
+    sys.modules.setdefault(MAIN_NAME, module)  # a result may be an instance of a class defined there
     spec, path = getattr(module, "__spec__", None), getattr(module, "__file__", None)
     if spec is not None:
         return {"module": spec.name, "path": None}
@@ -172,9 +173,9 @@ def main_module() -> dict[str, str | None] | None:
 
 
 def main(_arguments: list[str]) -> None:
-    """What the nursery process runs."""
-    here.is_nursery = True
+    """Run the fork server process."""
+    this_process.is_fork_server = True
     os.set_inheritable(CONTROL_FD, False)
     sock = socket.socket(fileno=CONTROL_FD)
     sock.setblocking(False)
-    Nursery(sock).run()
+    ForkServer(sock).run()

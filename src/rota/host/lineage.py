@@ -1,35 +1,50 @@
-"""Who descends from whom, as Linux tells it in /proc, and the mark by which we know our own.
+"""Process trees as /proc shows them, and the mark that identifies processes started by rota.
 
 A command may leave children behind, and they may leave its session too: a daemon forks twice, so that its parent is
-gone, and calls setsid, so that its group is gone. Three ties remain, and each catches what the one before lost:
+gone, and calls setsid, so that it is in another process group. Three ties remain; each finds what the one before lost:
 
-    the process group     every child that did not ask for another             killed with one call
-    parentage             a subreaper becomes the parent of all orphans        found among its children
-    the mark              ROTA_SESSION in the environment, inherited by all    found in /proc/PID/environ
+    process group     every child that did not change it                        killed with one call
+    parent            a subreaper becomes the parent of all orphans             found among its children
+    mark              ROTA_SESSION in the environment, inherited by all         found in /proc/PID/environ
 
-A process that breaks all three (double fork, setsid, and an exec with an emptied environment) is still a child of the
-minder and dies with it, but nobody can say from which session it came.
+A process that breaks all three (double fork, setsid, and an exec with an empty environment) is still a child of the
+reaper and is killed with it, but its session is unknown.
 
-A mark is `kill.MINDER_PID.MINDER_START.SESSION` (or `continue.…`, what its minder does when its client is lost), the
-start in clock ticks since boot: a pid may be used again, a pid and its start may not. So a mark also says whether its
-minder still lives.
+A mark is `kill.REAPER_PID.REAPER_START.SESSION`, or `continue.…`: the first word is what the reaper does when it loses
+its client. REAPER_START is in clock ticks since boot. A pid can be reused; a pid with its start time cannot, so a mark
+also tells whether its reaper is still alive. `kill_orphans` uses this to clean up after a crash of both.
 
-The minder imports this, so it imports almost nothing.
+The reaper imports this module, so it imports very little itself.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
-__all__ = ["MARK", "Mark", "OwnChildren", "all_pids", "children_of", "descendants_of", "identity", "mark_of"]
+__all__ = [
+    "KILL_ROUNDS_MAX",
+    "MARK",
+    "Mark",
+    "OwnChildren",
+    "children_of",
+    "descendants_of",
+    "identity",
+    "kill_orphans",
+    "mark_of",
+    "marked_processes",
+    "send_signal",
+]
 
 MARK = "ROTA_SESSION"
 _MARK_PREFIX = MARK.encode() + b"="
 READ_BYTES = 32 * 1024
-WHOLE_BYTES_MAX = 2 * 1024  # a list shorter than this was not cut: the kernel gives at least most of a page at once
-_PPID, _START = 1, 19  # fields of /proc/PID/stat behind the name, which may hold anything
+COMPLETE_BYTES_MAX = 2 * 1024  # a shorter list was not truncated: the kernel returns at least most of a page per read
+KILL_ROUNDS_MAX = 20  # how often to look for marked processes: each round may reveal new ones
+_PPID, _START = 1, 19  # fields of /proc/PID/stat after the name, which may contain anything
 
 
 def _read(path: str) -> bytes:
@@ -47,31 +62,34 @@ def _stat(pid: int) -> list[bytes]:
     return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
+# --- marks -----------------------------------------------------------------------------------------
+
+
 class Mark(NamedTuple):
-    """Which minder started a process, in which session, and what it does when its client is lost."""
+    """Which reaper started a process, in which session, and what the reaper does when it loses its client."""
 
     on_loss: str
-    minder: str  # its identity
+    reaper: str  # its identity
     session: int
 
     def __str__(self) -> str:
-        return f"{self.on_loss}.{self.minder}.{self.session}"
+        return f"{self.on_loss}.{self.reaper}.{self.session}"
 
     @classmethod
     def parse(cls, text: str) -> Mark | None:
-        """A mark from its text; None when it is not one of ours."""
+        """Parse a mark; None when the text is not one."""
         on_loss, _, rest = text.partition(".")
-        minder, _, session = rest.rpartition(".")
-        return cls(on_loss, minder, int(session)) if minder and session.isdecimal() else None
+        reaper, _, session = rest.rpartition(".")
+        return cls(on_loss, reaper, int(session)) if reaper and session.isdecimal() else None
 
 
 def identity(pid: int) -> str:
-    """A name for a process that is never used again while the machine is up: its pid and when it started."""
+    """A name for a process that is unique until the machine reboots: its pid and its start time."""
     return f"{pid}.{int(_stat(pid)[_START])}"
 
 
 def mark_of(pid: int) -> Mark | None:
-    """The mark in a process's environment; None without one, or when it may not be read."""
+    """The mark in the environment of a process; None if it has none or may not be read."""
     try:
         environment = _read(f"/proc/{pid}/environ")
     except OSError:
@@ -82,36 +100,38 @@ def mark_of(pid: int) -> Mark | None:
     return None
 
 
-def all_pids() -> Iterator[int]:
-    """Every process that can be seen."""
+# --- children ----------------------------------------------------------------------------------------
+
+
+def _all_pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def children_of(pid: int) -> list[int]:
-    """The children of a process, of all its threads; also dead ones that are not waited for."""
+    """The children of all threads of a process, including those that have exited and are not reaped."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
         return [int(child) for thread in threads for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
     except FileNotFoundError:
-        return _children_by_looking_at_everybody(pid) if os.path.exists(f"/proc/{pid}") else []
+        return _scan_for_children(pid) if os.path.exists(f"/proc/{pid}") else []
     except ProcessLookupError:
         return []
 
 
-def _children_by_looking_at_everybody(parent: int) -> list[int]:
-    """The same for a kernel that was built without the list."""
+def _scan_for_children(parent: int) -> list[int]:
+    """The children of a process, on a kernel built without the `children` file."""
     found = []
-    for pid in all_pids():
+    for pid in _all_pids():
         try:
             if int(_stat(pid)[_PPID]) == parent:
                 found.append(pid)
         except (OSError, IndexError):
-            continue  # it has ended meanwhile
+            continue  # it has exited meanwhile
     return found
 
 
 class OwnChildren:
-    """The children of this process, which has one thread. It asks at every death, so the list is kept open."""
+    """The children of this single-threaded process. They are read at every exit, so the file is kept open."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -121,19 +141,19 @@ class OwnChildren:
             self._fd = None
 
     def __call__(self) -> list[int]:
-        """Who they are now."""
+        """Return their pids."""
         if self._fd is None:
-            return _children_by_looking_at_everybody(self._pid)
+            return _scan_for_children(self._pid)
         text = b""
         while piece := os.pread(self._fd, READ_BYTES, len(text)):
             text += piece
-            if len(piece) < WHOLE_BYTES_MAX:
+            if len(piece) < COMPLETE_BYTES_MAX:
                 break
         return [int(child) for child in text.split()]
 
 
 def descendants_of(pid: int) -> Iterator[int]:
-    """Children, their children, and so on: a picture of a moment that is passing."""
+    """Children, their children, and so on. Processes that start meanwhile may be missed."""
     waiting = children_of(pid)
     seen = {pid}
     while waiting:
@@ -142,3 +162,54 @@ def descendants_of(pid: int) -> Iterator[int]:
             seen.add(child)
             yield child
             waiting += children_of(child)
+
+
+# --- orphans of a dead reaper ------------------------------------------------------------------------
+
+
+def marked_processes() -> Iterator[tuple[int, Mark]]:
+    """Every process of this user and pid namespace that has a mark."""
+    ours = _user_and_namespace("self")
+    for pid in _all_pids():
+        mark = mark_of(pid)
+        if mark is not None and _user_and_namespace(str(pid)) == ours:
+            yield pid, mark
+
+
+def _user_and_namespace(process: str) -> tuple[int, str] | None:
+    """The user and pid namespace of a process: in another namespace the pid in a mark means another process."""
+    try:
+        return os.stat(f"/proc/{process}").st_uid, os.readlink(f"/proc/{process}/ns/pid")
+    except OSError:
+        return None
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal to a process that may have exited."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def kill_orphans() -> list[int]:
+    """Kill the processes whose reaper is dead and would have killed them. Return their pids.
+
+    They remain when the reaper and its client are killed at the same time. Processes of a reaper that lets its sessions
+    continue are left alone.
+    """
+    killed: list[int] = []
+    for _round in range(KILL_ROUNDS_MAX):
+        orphans = [pid for pid, mark in marked_processes() if mark.on_loss == "kill" and not _is_alive(mark.reaper)]
+        if not orphans:
+            break
+        for pid in orphans:
+            send_signal(pid, signal.SIGKILL)
+        killed += orphans
+    return sorted(set(killed))
+
+
+def _is_alive(reaper: str) -> bool:
+    pid = reaper.partition(".")[0]
+    try:
+        return pid.isdigit() and identity(int(pid)) == reaper
+    except OSError:
+        return False

@@ -1,30 +1,30 @@
-"""The minder: one small process that starts every command and outlives none of them.
+"""The reaper: a small process that starts every command and leaves none of them behind.
 
-Why a process of its own? Three things only a parent with a single thread can do well. It can put limits on itself,
-spawn and take them off (see spawning.py) without another thread spawning in between. It can be the *subreaper*:
-whatever a command leaves behind becomes the minder's child and is found. And it can notice that its client died: the
-client's end of the orders' socket closes when the client is gone, however it went, `kill -9` included. Then the
-minder ends what it started:
+Three tasks need a separate parent process with a single thread. It sets limits on itself, spawns and restores them
+(see spawning.py) without another thread spawning in between. It is the *subreaper*: a process that a command leaves
+behind becomes a child of the reaper, which finds it. And it detects that its client has died: the client's end of the
+request socket closes when the client exits for any reason, including `kill -9`. Then the reaper acts on what it
+started:
 
-    on_loss = "kill"        every session is killed, escaped orphans too (a fleet: nobody works on unwatched)
-    on_loss = "continue"    every stopped session is continued and left alone (cores: nobody stays stopped for ever)
+    on_loss = "kill"        every session is killed, with the orphans that escaped it (a fleet: no unsupervised work)
+    on_loss = "continue"    every stopped session is continued and left alone (cores: no process stays stopped)
 
-The life of a session, with a command that leaves a daemon behind:
+The life of a session, for a command that leaves a daemon behind:
 
-    spawn   the leader starts in a session of its own: pid = process group = session      → started
-    …       it starts a daemon: forked twice, own session; its parent dies, it becomes the minder's child
-    exit    the leader dies and is *not* waited for yet: as long as it is not, its number cannot be given away,
-            so killing "its group" can only mean its group
-    sweep   the group is killed; among the minder's children those of this session, or with its mark, are killed
-    …       each death may make grandchildren visible as new children: sweep again, until none is left
-    bury    now the leader is waited for and the exit is told, with all that the session used       → exit
+    spawn   the leader starts in its own session: pid = process group = session      → started
+    …       it starts a daemon: forked twice, own session; its parent exits, it becomes a child of the reaper
+    exit    the leader exits and is *not* reaped yet: until then its pid cannot be reused,
+            so a signal to its process group can only reach its process group
+    kill    the group is killed; children of the reaper that belong to this session, or have its mark, are killed
+    …       each exit may reveal grandchildren as new children: repeat until none is left
+    reap    the leader is reaped and its exit is reported, with the usage of the whole session       → exit
 
-Many commands are over in a millisecond. To whoever follows one on a channel of its own (see channels.py) the minder
-says the beginning only when the command still runs a moment later; else beginning and end are one report (→ ran), and
-the command had the processors to itself meanwhile.
+Many commands take a millisecond. For a session that has its own report channel (see session.py), the reaper reports
+the start only if the command still runs a moment later; otherwise start and exit are one report (→ ran), and the
+reaper leaves the processors to the command meanwhile.
 
-It imports as little as it can: it starts in some 40 ms and holds about 10 MB. It never waits for anybody: what its
-client does not read yet is kept, and the number of sessions bounds how much that can be.
+The module imports as little as possible: the process starts in about 40 ms and uses about 10 MB. It never blocks on
+its client: reports that the client has not read are buffered, and the number of sessions bounds the buffer.
 """
 
 from __future__ import annotations
@@ -39,62 +39,62 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from rota.host.child_exits import BlockedBell, bury, dead_child, kill_group
-from rota.host.frames import Frame, Inbox, Outbox
-from rota.host.lineage import MARK, Mark, OwnChildren, descendants_of, identity, mark_of
-from rota.host.spawning import HOME, Recipes, StepFailed, spawn, write
+from rota.host.child_exits import ChildSignalFd, exited_child, reap, signal_group
+from rota.host.frames import Frame, FrameReader, FrameWriter
+from rota.host.lineage import MARK, Mark, OwnChildren, descendants_of, identity, mark_of, send_signal
+from rota.host.spawning import WORKING_DIRECTORY, DecodedCommands, StepFailed, spawn, write_file
 from rota.host.syscalls import become_subreaper
 
-__all__ = ["Minder", "main"]
+__all__ = ["Reaper", "main"]
 
-ENDING_ROUNDS_MAX = 200  # of ENDING_ROUND_MS each: longer only if the kernel itself does not let go of a process
-ENDING_ROUND_MS = 50
-COLLECT_AFTER = 50_000  # objects
-BEGINNING_HELD_MS = 2  # how long the beginning of a followed session is not said if nothing happens
-BEGINNING_HELD_TURNS = 8  # and for how many turns if something does
+KILL_ROUNDS_MAX = 200  # of KILL_ROUND_MS each: more are needed only if the kernel does not end a process
+KILL_ROUND_MS = 50
+GC_THRESHOLD = 50_000  # objects
+START_REPORT_DELAY_MS = 2  # how long the start report of a session with its own channel waits while nothing happens
+START_REPORT_DELAY_ROUNDS = 8  # and for how many rounds of the loop while something does
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXCPU)
 
 
-class Session:
-    """A command that was started, and all that came from it."""
+class ChildSession:
+    """A command that the reaper has started, and all its descendants."""
 
-    __slots__ = ("at_end", "beginning", "id", "outbox", "pid", "strays", "usage")
+    __slots__ = ("cleanup", "id", "orphans", "pid", "reports", "start_report", "usage")
 
-    def __init__(self, session_id: int, pid: int, at_end: dict[str, Any], outbox: Outbox) -> None:
+    def __init__(self, session_id: int, pid: int, cleanup: dict[str, Any], reports: FrameWriter) -> None:
         self.id, self.pid = session_id, pid
-        self.outbox = outbox  # where its reports go
-        self.beginning: dict[str, Any] | None = None  # the report of it, as long as it was not said
-        self.at_end = at_end  # files to write and folders to remove, of its control group
-        self.strays: set[int] = set()  # members that had to be killed after the leader
-        self.usage: dict[str, Any] | None = None  # of members we buried ourselves
+        self.reports = reports  # where its reports are sent
+        self.start_report: dict[str, Any] | None = None  # until it is sent
+        self.cleanup = cleanup  # files to write and folders to remove, of its control group
+        self.orphans: set[int] = set()  # members that were killed after the leader had exited
+        self.usage: dict[str, Any] | None = None  # of members that the reaper has reaped
 
-    def say_beginning(self) -> None:
-        """Report that it runs, with a descriptor for it; once."""
-        beginning, self.beginning = self.beginning, None
-        if beginning is not None:
-            pidfd = _watch(self.pid)
-            self.outbox.put(beginning, () if pidfd is None else (pidfd,))
+    def send_start_report(self) -> None:
+        """Report the start with a pidfd of the leader, unless it was reported."""
+        report, self.start_report = self.start_report, None
+        if report is not None:
+            pidfd = _open_pidfd(self.pid)
+            self.reports.put(report, () if pidfd is None else (pidfd,))
 
     def thaw(self) -> None:
-        """Let a frozen control group run, so that it can die or go on."""
-        _write_all(self.at_end.get("thaw", ()))
+        """Thaw its control group, so that frozen processes can exit or continue."""
+        _write_all(self.cleanup.get("thaw", ()))
 
     def kill(self) -> None:
-        """Kill the leader's group, and its control group where there is one."""
-        if not self.at_end:
-            kill_group(self.pid, signal.SIGKILL)
+        """Kill the leader's process group, and its control group if it has one."""
+        if not self.cleanup:
+            signal_group(self.pid, signal.SIGKILL)
             return
-        _write_all(self.at_end.get("kill", ()))
-        kill_group(self.pid, signal.SIGKILL)
-        self.thaw()  # a frozen group of version 1 dies only when it thaws
+        _write_all(self.cleanup.get("kill", ()))
+        signal_group(self.pid, signal.SIGKILL)
+        self.thaw()  # a frozen group of version 1 is killed only when it thaws
 
     def resume(self) -> None:
-        """Let everything of it run."""
+        """Continue all its processes."""
         self.thaw()
-        kill_group(self.pid, signal.SIGCONT)
+        signal_group(self.pid, signal.SIGCONT)
 
     def add_usage(self, usage: dict[str, Any]) -> None:
-        """Count what a member used."""
+        """Add the usage of one member."""
         if self.usage is None:
             self.usage = {"user_s": 0.0, "system_s": 0.0, "rss_bytes_max": 0}
         self.usage["user_s"] += usage["user_s"]
@@ -102,33 +102,33 @@ class Session:
         self.usage["rss_bytes_max"] = max(self.usage["rss_bytes_max"], usage["rss_bytes_max"])
 
 
-class Minder:
-    """The minder's loop: orders in, deaths in, reports out."""
+class Reaper:
+    """The loop of the reaper process: reads requests and child exits, sends reports."""
 
-    def __init__(self, orders: socket.socket, reports: socket.socket, client_pid: int, on_loss: str) -> None:
-        self._orders, self._reports = orders, reports
-        self._inbox, self._outbox = Inbox(orders), Outbox(reports)
-        self._bell = BlockedBell()
+    def __init__(self, requests: socket.socket, reports: socket.socket, client_pid: int, on_loss: str) -> None:
+        self._reports_socket = reports
+        self._requests, self._reports = FrameReader(requests), FrameWriter(reports)
+        self._child_exits = ChildSignalFd()
         self._children = OwnChildren()
         self._on_loss = on_loss
         self._identity = identity(os.getpid())
         self._mark = str(Mark(on_loss, self._identity, 0))[:-1]
-        self._channels: dict[int | None, Outbox] = {}  # lines of their own; none ever holds more than two reports
-        self._sessions: dict[int, Session] = {}  # by id
-        self._leaders: dict[int, Session] = {}  # by pid
-        self._dead: dict[int, Session] = {}  # leaders that have died and are not buried, by pid
-        self._recipes = Recipes()
-        self._held: list[list[Any]] = []  # [session whose beginning is not said yet, for how many more turns]
-        self._adopted: dict[int, Session | None] = {}  # orphans that became our children; None: whose, nobody can say
+        self._channels: dict[int | None, FrameWriter] = {}  # report channels; each buffers two reports at most
+        self._sessions: dict[int, ChildSession] = {}  # by id
+        self._leaders: dict[int, ChildSession] = {}  # by pid
+        self._exited: dict[int, ChildSession] = {}  # leaders that have exited and are not reaped, by pid
+        self._commands = DecodedCommands()
+        self._delayed: list[list[Any]] = []  # [session whose start is not reported, remaining rounds]
+        self._orphans: dict[int, ChildSession | None] = {}  # children we did not spawn; None: session unknown
         self._poll = select.poll()
-        self._client = _watch(client_pid)
-        self._orders_fd, self._bell_fd = orders.fileno(), self._bell.fileno()
-        for fd in (self._orders_fd, self._bell_fd, self._client):
+        self._client = _open_pidfd(client_pid)
+        self._requests_fd, self._child_exits_fd = requests.fileno(), self._child_exits.fileno()
+        for fd in (self._requests_fd, self._child_exits_fd, self._client):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
 
     def run(self) -> None:
-        """Serve until the client is gone, then end what it started."""
+        """Serve until the client is gone, then kill or continue what it started."""
         try:
             while self._serve():
                 pass
@@ -137,139 +137,140 @@ class Minder:
                 self._continue_all()
             else:
                 self._kill_all()
-            self._say_the_rest()
+            self._flush_reports()
 
     def _serve(self) -> bool:
-        """One turn of the loop; whether there is a client left to serve."""
-        listening = True
-        events = self._poll.poll(BEGINNING_HELD_MS if self._held else None)
+        """Run one round of the loop. Return whether the client is still there."""
+        connected = True
+        events = self._poll.poll(START_REPORT_DELAY_MS if self._delayed else None)
         for fd, _events in events:
             if fd == self._client:
                 return False
-            if fd == self._bell_fd:
-                self._bell.hush()
+            if fd == self._child_exits_fd:
+                self._child_exits.clear()
                 self._reap()
-            elif fd == self._orders_fd:
-                listening = self._listen()
-            else:  # there is room for reports again
-                self._outbox.flush()
+            elif fd == self._requests_fd:
+                connected = self._read_requests()
+            else:  # the report socket accepts data again
+                self._reports.flush()
                 self._poll.unregister(fd)
-        if self._held:
-            self._say_beginnings(all_of_them=not events)
-        if self._outbox:  # what did not fit goes when there is room
-            self._poll.register(self._reports, select.POLLOUT)
-        return listening
+        if self._delayed:
+            self._send_start_reports(all_of_them=not events)
+        if self._reports:  # the rest is sent when the socket accepts data again
+            self._poll.register(self._reports_socket, select.POLLOUT)
+        return connected
 
-    def _listen(self) -> bool:
+    def _read_requests(self) -> bool:
         try:
-            frames = self._inbox.receive()
+            frames = self._requests.receive()
         except ConnectionError:
             return False
         for frame in frames or ():
-            self._obey(frame)
+            self._handle(frame)
         return frames is not None
 
-    # --- orders ----------------------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------------
 
-    def _obey(self, frame: Frame) -> None:
-        order = frame.message
-        if order["op"] == "spawn":
+    def _handle(self, frame: Frame) -> None:
+        request = frame.message
+        if request["op"] == "spawn":
             self._spawn(frame)
             return
-        if order["op"] == "channel":
+        if request["op"] == "channel":
             self._open_channel(frame)
             return
-        session = self._sessions.get(order["id"])
+        session = self._sessions.get(request["id"])
         if session is None:
-            return  # it has ended, and the report of that is on its way
-        if order["op"] == "kill":
+            return  # it has exited, and the report of that is on its way
+        if request["op"] == "kill":
             session.kill()
-        elif order["op"] == "signal":
-            kill_group(session.pid, order["signal"])
+        elif request["op"] == "signal":
+            signal_group(session.pid, request["signal"])
 
     def _spawn(self, frame: Frame) -> None:
-        order = self._recipes.whole(frame.message)
-        session_id = order["id"]
-        order["env"][MARK] = f"{self._mark}{session_id}"
-        outbox = self._channels.get(order["channel"], self._outbox)
+        request = self._commands.complete(frame.message)
+        session_id = request["id"]
+        request["env"][MARK] = f"{self._mark}{session_id}"
+        reports = self._channels.get(request["channel"], self._reports)
         try:
-            pid, in_force = spawn(order, frame)
+            pid, in_force = spawn(request, frame)
         except StepFailed as failed:
             frame.close()
-            outbox.put({"what": "failed", "id": session_id, "step": failed.step, "errno": failed.number})
+            reports.put({"what": "failed", "id": session_id, "step": failed.step, "errno": failed.number})
             return
-        frame.close()  # before the answer: who hears that a command has started may wait for it to close them
-        session = self._sessions[session_id] = self._leaders[pid] = Session(session_id, pid, order["at_end"], outbox)
-        session.beginning = {"what": "started", "id": session_id, "pid": pid, **in_force}
-        if outbox is self._outbox:
-            session.say_beginning()
+        frame.close()  # before the report: the client may then wait for the command to close these descriptors
+        session = ChildSession(session_id, pid, request["cleanup"], reports)
+        self._sessions[session_id] = self._leaders[pid] = session
+        session.start_report = {"what": "started", "id": session_id, "pid": pid, **in_force}
+        if reports is self._reports:
+            session.send_start_report()
         else:
-            self._held.append([session, BEGINNING_HELD_TURNS])
+            self._delayed.append([session, START_REPORT_DELAY_ROUNDS])
 
-    def _say_beginnings(self, *, all_of_them: bool) -> None:
-        """Say the beginnings that were held long enough, of sessions that still run."""
-        for held in self._held:
-            held[1] -= 1
-            if all_of_them or not held[1]:
-                held[0].say_beginning()
-        self._held = [held for held in self._held if held[0].beginning is not None]
+    def _send_start_reports(self, *, all_of_them: bool) -> None:
+        """Report the starts that were delayed long enough, of sessions that still run."""
+        for delayed in self._delayed:
+            delayed[1] -= 1
+            if all_of_them or not delayed[1]:
+                delayed[0].send_start_report()
+        self._delayed = [delayed for delayed in self._delayed if delayed[0].start_report is not None]
 
     def _open_channel(self, frame: Frame) -> None:
-        """The client follows some sessions on a line of its own. If it did not arrive, ours serves them too."""
+        """Add a report channel. If its descriptor got lost, its sessions are reported on the main socket."""
         for fd in frame.fds:
-            line = socket.socket(fileno=fd)
-            line.setblocking(False)
-            self._channels[frame.message["id"]] = Outbox(line)
+            channel = socket.socket(fileno=fd)
+            channel.setblocking(False)
+            self._channels[frame.message["id"]] = FrameWriter(channel)
 
-    # --- deaths ----------------------------------------------------------------------------------
+    # --- exits -----------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        while dead := self._newly_dead():
-            for pid in dead:
+        while exited := self._newly_exited():
+            for pid in exited:
                 session = self._leaders.get(pid)
                 if session is None:
-                    self._bury_orphan(pid)
+                    self._reap_orphan(pid)
                 else:
-                    self._dead[pid] = session
+                    self._exited[pid] = session
                     session.kill()
-            if self._dead:
-                self._sweep()
-            if not self._leaders and not self._adopted:
-                return  # the sweep has seen that nobody else is there
+            if self._exited:
+                self._kill_orphans()
+            if not self._leaders and not self._orphans:
+                return  # no child is left
 
-    def _newly_dead(self) -> list[int]:
-        """Some who died and were not seen yet; none when there are no more."""
-        if not self._dead:
-            pid = dead_child()
+    def _newly_exited(self) -> list[int]:
+        """Children that have exited and were not seen yet, at least one if there are any."""
+        if not self._exited:
+            pid = exited_child()
             return [] if pid is None else [pid]
-        # a dead leader that is not buried would always be the first answer, so ask for each child by its number
-        return [pid for pid in self._children() if pid not in self._dead and dead_child(pid) is not None]
+        # an exited leader that is not reaped would always be found first, so look at each child by its pid
+        return [pid for pid in self._children() if pid not in self._exited and exited_child(pid) is not None]
 
-    def _sweep(self) -> None:
-        """Kill what dead leaders left behind, and bury those leaders that left nothing."""
-        left = self._adopt()
-        for pid, session in list(self._dead.items()):
-            members = [orphan for orphan in left if self._adopted[orphan] is session]
+    def _kill_orphans(self) -> None:
+        """Kill what exited leaders left behind, and reap the leaders that left nothing."""
+        orphans = self._find_orphans()
+        for pid, session in list(self._exited.items()):
+            members = [orphan for orphan in orphans if self._orphans[orphan] is session]
             for orphan in members:
                 _kill(orphan)
-            session.strays.update(members)
+            session.orphans.update(members)
             if not members:
-                self._bury_leader(pid, session)
+                self._reap_leader(pid, session)
 
-    def _adopt(self) -> list[int]:
-        """Our children that we did not spawn. Each is asked once whose it is."""
+    def _find_orphans(self) -> list[int]:
+        """Our children that we did not spawn. The session of each is looked up once."""
         children = self._children()
         if len(children) <= len(self._leaders):
-            return []  # we know them all
+            return []  # all of them are leaders
         orphans = [pid for pid in children if pid not in self._leaders]
         for pid in orphans:
-            if pid not in self._adopted:
-                self._adopted[pid] = self._whose(pid)
-                if self._adopted[pid] is None and self._has_our_mark(pid):
-                    _kill(pid)  # it outlived its session: the kernel's list of children may miss one that moves
+            if pid not in self._orphans:
+                self._orphans[pid] = self._session_of(pid)
+                if self._orphans[pid] is None and self._has_our_mark(pid):
+                    _kill(pid)  # its session is over: the kernel's list of children may miss one that is moving
         return orphans
 
-    def _whose(self, orphan: int) -> Session | None:
+    def _session_of(self, orphan: int) -> ChildSession | None:
         try:
             session = self._leaders.get(os.getsid(orphan))
         except OSError:
@@ -277,29 +278,29 @@ class Minder:
         if session is not None:
             return session
         mark = mark_of(orphan)
-        return self._sessions.get(mark.session) if mark is not None and mark.minder == self._identity else None
+        return self._sessions.get(mark.session) if mark is not None and mark.reaper == self._identity else None
 
     def _has_our_mark(self, orphan: int) -> bool:
         mark = mark_of(orphan)
-        return mark is not None and mark.minder == self._identity
+        return mark is not None and mark.reaper == self._identity
 
-    def _bury_orphan(self, pid: int) -> None:
-        session = self._adopted.pop(pid, None) or self._whose(pid)
-        usage = bury(pid)
+    def _reap_orphan(self, pid: int) -> None:
+        session = self._orphans.pop(pid, None) or self._session_of(pid)
+        usage = reap(pid)
         if session is not None:
             session.add_usage(usage)
 
-    def _bury_leader(self, pid: int, session: Session) -> None:
-        report = bury(pid)
+    def _reap_leader(self, pid: int, session: ChildSession) -> None:
+        report = reap(pid)
         if session.usage is not None:
             session.add_usage(report)
             report |= session.usage
-        del self._dead[pid], self._leaders[pid], self._sessions[session.id]
-        report["what"], report["id"], report["strays"] = "exit", session.id, len(session.strays)
-        if session.beginning is not None:  # nobody was told that it runs
-            report = {**session.beginning, **report, "what": "ran"}
-            session.beginning = None
-        session.outbox.put(report)
+        del self._exited[pid], self._leaders[pid], self._sessions[session.id]
+        report["what"], report["id"], report["orphans"] = "exit", session.id, len(session.orphans)
+        if session.start_report is not None:  # one report for start and exit
+            report = {**session.start_report, **report, "what": "ran"}
+            session.start_report = None
+        session.reports.put(report)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -307,64 +308,59 @@ class Minder:
         for session in self._sessions.values():
             session.resume()
         for pid in descendants_of(os.getpid()):
-            _send(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
 
     def _kill_all(self) -> None:
         """Kill every session and every orphan, round after round, until no child is left."""
-        folders = [folder for session in self._sessions.values() for folder in session.at_end.get("remove", ())]
+        folders = [folder for session in self._sessions.values() for folder in session.cleanup.get("remove", ())]
         for session in self._sessions.values():
             session.kill()
-        for _round in range(ENDING_ROUNDS_MAX):
-            self._bell.hush()
+        for _round in range(KILL_ROUNDS_MAX):
+            self._child_exits.clear()
             self._reap()
-            living = [pid for pid in self._children() if pid not in self._dead]
-            if not living and not self._dead:
+            living = [pid for pid in self._children() if pid not in self._exited]
+            if not living and not self._exited:
                 break
             for pid in living:
                 _kill(pid)
-            self._wait_for_the_bell()
+            self._wait_for_child_exit()
         for folder in folders:
             _remove(folder)
 
-    def _wait_for_the_bell(self) -> None:
-        bell = select.poll()
-        bell.register(self._bell.fileno(), select.POLLIN)
-        bell.poll(ENDING_ROUND_MS)
+    def _wait_for_child_exit(self) -> None:
+        poll = select.poll()
+        poll.register(self._child_exits_fd, select.POLLIN)
+        poll.poll(KILL_ROUND_MS)
 
-    def _say_the_rest(self) -> None:
-        """A client that closed in order still reads; one that died does not, and we do not wait for it."""
-        room = select.poll()
-        room.register(self._reports, select.POLLOUT)
-        while self._outbox and room.poll(ENDING_ROUND_MS):
-            self._outbox.flush()
-        self._outbox.close()
-        self._inbox.close()
-
-
-# --- small acts that may fail because what they are for is gone ------------------------------------
+    def _flush_reports(self) -> None:
+        """Send the remaining reports. A client that closed regularly still reads; for a dead one we do not wait."""
+        poll = select.poll()
+        poll.register(self._reports_socket, select.POLLOUT)
+        while self._reports and poll.poll(KILL_ROUND_MS):
+            self._reports.flush()
+        self._reports.close()
+        self._requests.close()
 
 
-def _watch(pid: int) -> int | None:
-    """A descriptor that says when a process ends; None where the system does not allow it."""
+# --- calls that may fail because their target is gone ------------------------------------------------
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when a process exits; None where the system does not allow it."""
     try:
         return os.pidfd_open(pid)
     except OSError:
         return None
 
 
-def _send(pid: int, signal_number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal_number)
-
-
 def _kill(pid: int) -> None:
-    _send(pid, signal.SIGKILL)
+    send_signal(pid, signal.SIGKILL)
 
 
 def _write_all(files: Iterable[list[str]]) -> None:
     for path, text in files:
         with suppress(OSError):
-            write(path, text)
+            write_file(path, text)
 
 
 def _remove(folder: str) -> None:
@@ -376,22 +372,22 @@ def _remove(folder: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """What the minder process runs: ORDERS_FD REPORTS_FD CLIENT_PID ON_LOSS."""
+    """Run the reaper process. Arguments: REQUESTS_FD REPORTS_FD CLIENT_PID ON_LOSS."""
     client_pid, on_loss = int(arguments[2]), arguments[3]
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for ignored in _IGNORED:  # its life hangs on its client alone
+    for ignored in _IGNORED:  # it ends when its client does, not by a signal
         signal.signal(ignored, signal.SIG_IGN)
-    gc.freeze()  # what it has loaded stays; and what it makes from now on has no cycles worth a look each millisecond
-    gc.set_threshold(COLLECT_AFTER)
+    gc.freeze()  # loaded objects stay, and the loop creates no cycles worth collecting every millisecond
+    gc.set_threshold(GC_THRESHOLD)
     become_subreaper()
-    os.chdir(HOME)
-    orders, reports = (socket.socket(fileno=int(fd)) for fd in arguments[:2])
-    for sock in (orders, reports):
+    os.chdir(WORKING_DIRECTORY)
+    requests, reports = (socket.socket(fileno=int(fd)) for fd in arguments[:2])
+    for sock in (requests, reports):
         sock.setblocking(False)
         sock.set_inheritable(False)
-    minder = Minder(orders, reports, client_pid, on_loss)
-    if os.getppid() == client_pid:  # else it died before we could watch it, and its number may be another's
-        minder.run()
+    reaper = Reaper(requests, reports, client_pid, on_loss)
+    if os.getppid() == client_pid:  # otherwise the client died before we could watch it, and its pid may be reused
+        reaper.run()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The few calls of the kernel that Python does not offer, by ctypes.
+"""System calls that the Python standard library does not offer, through ctypes.
 
-The minder imports this, so it imports almost nothing. Every call raises OSError with the kernel's own errno, and
-where the kernel or the machine does not know the call at all, ENOSYS.
+Every function raises OSError with the kernel's errno; ENOSYS means that the platform or the machine has no such call.
+The reaper imports this module, so it imports very little itself.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import sys
 __all__ = [
     "SchedAttr",
     "become_subreaper",
-    "knows_subreapers",
     "sched_getattr",
     "sched_setattr",
     "signal_descriptor",
+    "supports_subreapers",
 ]
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
-SIGSET_BYTES = 128  # sigset_t of every C library on Linux: room for 1024 signals
+SIGSET_BYTES = 128  # the size of sigset_t on Linux: 1024 signals
 RESET_ON_FORK = 0x01  # sched_attr.flags: children start as SCHED_OTHER
 
-# (sched_setattr, sched_getattr) by machine: a C library offers names for them only since a short time
+# (sched_setattr, sched_getattr) by machine: only recent C libraries have functions for them
 _SCHED_ATTR_CALLS = {
     "x86_64": (314, 315),
     "aarch64": (274, 275),
@@ -38,7 +38,7 @@ _SCHED_ATTR_CALLS = {
 
 
 class SchedAttr(ctypes.Structure):
-    """struct sched_attr, as of its first published size: what every kernel since 3.14 takes."""
+    """struct sched_attr in its first published size, which every kernel since 3.14 accepts."""
 
     _fields_ = (
         ("size", ctypes.c_uint32),
@@ -63,43 +63,43 @@ def _checked(result: int) -> int:
 
 
 def become_subreaper() -> None:
-    """From now on, descendants whose parents die become our children."""
+    """Make this process the new parent of every descendant whose own parent exits."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     _checked(_libc.prctl(PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0))
 
 
-def knows_subreapers() -> bool:
-    """Whether a process can become one."""
-    answer = ctypes.c_int()
-    return sys.platform == "linux" and int(_libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)) == 0
+def supports_subreapers() -> bool:
+    """Whether a process can become a subreaper on this system."""
+    current = ctypes.c_int()
+    return sys.platform == "linux" and int(_libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(current), 0, 0, 0)) == 0
 
 
 def signal_descriptor(number: int) -> int:
-    """A descriptor that is readable while this signal is pending; it must be blocked. Reading never waits."""
+    """Return a non-blocking descriptor that is readable while this (blocked) signal is pending."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    wanted = ctypes.create_string_buffer(SIGSET_BYTES)
-    _libc.sigemptyset(wanted)
-    _checked(_libc.sigaddset(wanted, number))
-    return _checked(_libc.signalfd(-1, wanted, os.O_NONBLOCK | os.O_CLOEXEC))
+    signals = ctypes.create_string_buffer(SIGSET_BYTES)
+    _libc.sigemptyset(signals)
+    _checked(_libc.sigaddset(signals, number))
+    return _checked(_libc.signalfd(-1, signals, os.O_NONBLOCK | os.O_CLOEXEC))
 
 
-def _sched_attr_call(which: int) -> int:
+def _sched_attr_call(index: int) -> int:
     numbers = _SCHED_ATTR_CALLS.get(os.uname().machine) if sys.platform == "linux" else None
     if numbers is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    return numbers[which]
+    return numbers[index]
 
 
 def sched_setattr(pid: int, attributes: SchedAttr) -> None:
-    """Give a process (its main thread; 0 is the calling thread) its scheduling policy and parameters."""
+    """Set the scheduling policy and parameters of a thread; a pid is its main thread, 0 the calling thread."""
     attributes.size = ctypes.sizeof(SchedAttr)
     _checked(_libc.syscall(_sched_attr_call(0), pid, ctypes.byref(attributes), 0))
 
 
 def sched_getattr(pid: int) -> SchedAttr:
-    """The scheduling policy and parameters in force."""
+    """Return the scheduling policy and parameters of a thread."""
     attributes = SchedAttr()
     _checked(_libc.syscall(_sched_attr_call(1), pid, ctypes.byref(attributes), ctypes.sizeof(SchedAttr), 0))
     return attributes

@@ -1,8 +1,8 @@
-"""One thread that acts when something has not been called off in time.
+"""One thread that calls a function when a timeout passes, unless it was cancelled.
 
-Many things are watched and nearly all are called off, so calling off must cost nothing: it forgets the thing, and its
-entry in the heap stays until its time comes or until such entries outnumber the others, when the heap is built anew.
-The thread starts with the first thing to watch. It waits on the clock, so that a manual clock moves it.
+Many timeouts are set and nearly all are cancelled, so cancelling must be cheap: it removes the function and leaves the
+entry in the heap until its time comes, or until cancelled entries outnumber the others and the heap is rebuilt. The
+thread starts with the first timeout. It waits on the clock, so that a manual clock controls it.
 """
 
 from __future__ import annotations
@@ -16,66 +16,66 @@ from rota.clock import Clock
 
 __all__ = ["Watchdog"]
 
-TIDY_MIN = 64  # called-off entries that are not worth building the heap anew
+COMPACT_MIN = 64  # cancelled entries that are not worth rebuilding the heap
 
 
 class Watchdog:
-    """Calls `bite` for each watched thing whose time has passed."""
+    """Calls a function for each timeout that passes."""
 
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
         self._name = name
         self._changed = threading.Condition()
         self._tokens = itertools.count(1)
-        self._bites: dict[int, Callable[[], None]] = {}
+        self._callbacks: dict[int, Callable[[], None]] = {}
         self._heap: list[tuple[float, int]] = []  # (monotonic instant, token)
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def watch(self, timeout_s: float, bite: Callable[[], None]) -> int:
-        """Bite when this long has passed, unless called off by the token that is the answer."""
+    def watch(self, timeout_s: float, on_timeout: Callable[[], None]) -> int:
+        """Call `on_timeout` after this time. Return a token to cancel it."""
         with self._changed:
             token = next(self._tokens)
             entry = (self._clock.monotonic() + timeout_s, token)
-            self._bites[token] = bite
+            self._callbacks[token] = on_timeout
             heapq.heappush(self._heap, entry)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             elif self._heap[0] is entry:
-                self._changed.notify()  # it waits for a later one
+                self._changed.notify()  # the thread waits for a later one
             return token
 
-    def call_off(self, token: int) -> None:
-        """Do not bite; nothing happens if it has."""
+    def cancel(self, token: int) -> None:
+        """Cancel a timeout. Nothing happens if it has passed."""
         with self._changed:
-            self._bites.pop(token, None)
-            if len(self._heap) > 2 * len(self._bites) + TIDY_MIN:
-                self._heap = [entry for entry in self._heap if entry[1] in self._bites]
+            self._callbacks.pop(token, None)
+            if len(self._heap) > 2 * len(self._callbacks) + COMPACT_MIN:
+                self._heap = [entry for entry in self._heap if entry[1] in self._callbacks]
                 heapq.heapify(self._heap)
 
     def close(self) -> None:
-        """Bite no more, and wait until a bite under way is over."""
+        """Cancel every timeout, and wait until a running callback has returned."""
         with self._changed:
             self._closed = True
-            self._bites.clear()
+            self._callbacks.clear()
             self._changed.notify()
             thread = self._thread
         if thread is not None:
             thread.join()
 
     def _run(self) -> None:
-        while (bite := self._next()) is not None:
-            bite()
+        while (on_timeout := self._next()) is not None:
+            on_timeout()
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait for the next one that is due; None at the end."""
+        """Wait for the next timeout and return its callback; None after `close`."""
         with self._changed:
             while not self._closed:
                 now = self._clock.monotonic()
                 while self._heap and self._heap[0][0] <= now:
-                    bite = self._bites.pop(heapq.heappop(self._heap)[1], None)
-                    if bite is not None:
-                        return bite
+                    on_timeout = self._callbacks.pop(heapq.heappop(self._heap)[1], None)
+                    if on_timeout is not None:
+                        return on_timeout
                 self._clock.wait(self._changed, self._heap[0][0] - now if self._heap else None)
         return None

@@ -1,13 +1,14 @@
-"""Inside a warm worker: take a call, run it, answer, wait for the next.
+"""The code inside a worker process: receive a call, run it, send the result, wait for the next call.
 
-What a function raises is its answer, SystemExit included; only a crash of the process, or a kill, ends the worker.
-While it runs, a function may `note` something to whoever called it (progress), `ask` and wait for the answer, and look
-what it was `told` (to stop, say). A thread that outlives its call speaks for whichever call runs then, and into the
-void when none does.
+An exception of the function is the result of the call, SystemExit included; only a crash of the process, or a kill,
+ends the worker. While it runs, a function may `report` values to the caller (progress), send a `request` and wait for
+the response, and read the `notices` that the caller sent (a request to stop, for example). A thread that outlives its
+call sends its reports for the call that runs then; they are dropped when none does.
 
-Several threads of a function may ask at once. One of them reads the line for all and hands out what comes; the others
-wait until theirs has come, or until it is their turn to read. When the call ends, whoever still reads is woken and
-leaves, for the line then belongs to the loop that waits for the next call.
+Several threads of a function may wait for responses. One of them reads the connection for all and distributes what
+arrives; the others wait until their response has arrived, or until they become the reader. When the call ends, a
+thread that still reads is woken and gives up, because the connection then belongs to the loop that waits for the next
+call.
 """
 
 from __future__ import annotations
@@ -23,190 +24,195 @@ import traceback
 from typing import Any, NoReturn
 
 from rota.errors import HostError
-from rota.host.worker_messages import Kind, Line
+from rota.host.worker_messages import MessageKind, WorkerConnection
 
-__all__ = ["ask", "fileno", "in_worker", "leave", "note", "serve", "told"]
+__all__ = ["exit_process", "fileno", "in_worker", "notices", "report", "request", "serve"]
 
 
-class _Running:
+class _CurrentCall:
     """The call that runs in this process."""
 
     def __init__(self) -> None:
-        self.line: Line | None = None
+        self.connection: WorkerConnection | None = None
         self.number = 0  # of the call; 0 between calls
-        self.speaking = threading.Lock()  # a function may have threads that note
-        self.questions = itertools.count(1)
-        self.hearing = threading.Condition()  # of all below
-        self.is_read = False  # by a thread that waits for an answer
-        self.told: list[Any] = []
-        self.answers: dict[int, tuple[bool, Any]] = {}
-        self.wake = -1  # a descriptor that ends the waiting of whoever reads
+        self.send_lock = threading.Lock()  # several threads of a function may send
+        self.request_ids = itertools.count(1)
+        self.received = threading.Condition()  # of all below
+        self.has_reader = False  # a thread reads the connection while it waits for a response
+        self.notices: list[Any] = []
+        self.responses: dict[int, tuple[bool, Any]] = {}
+        self.wake_fd = -1  # wakes the reading thread
 
 
-_running = _Running()
+_current = _CurrentCall()
 
 
 def in_worker() -> bool:
-    """Whether this process is a warm worker."""
-    return _running.line is not None
+    """Whether this process is a worker."""
+    return _current.connection is not None
 
 
-def note(value: Any) -> None:
-    """Say something to whoever made the call that runs; outside a worker nobody listens."""
-    if _running.line is not None:
-        with _running.speaking:
-            if _running.number:
-                _running.line.send(Kind.NOTE, pickle.dumps((_running.number, value)))
+def report(value: Any) -> None:
+    """Send a value to the caller of the running call. Outside a worker this does nothing."""
+    if _current.connection is not None:
+        with _current.send_lock:
+            if _current.number:
+                _current.connection.send(MessageKind.REPORT, pickle.dumps((_current.number, value)))
 
 
-def told() -> list[Any]:
-    """What the caller has said to this call since we last looked."""
-    with _running.hearing:
-        if _running.line is not None and _running.number and not _running.is_read:
-            _sort(_running.line)
-        values, _running.told = _running.told, []
+def notices() -> list[Any]:
+    """Return the values that the caller has sent to this call since the last look."""
+    with _current.received:
+        if _current.connection is not None and _current.number and not _current.has_reader:
+            _distribute(_current.connection)
+        values, _current.notices = _current.notices, []
     return values
 
 
-def ask(value: Any) -> Any:
-    """Ask whoever made the call that runs, and wait for the answer; what went wrong there is raised here."""
-    question, line = next(_running.questions), _running.line
-    with _running.speaking:
-        number = _running.number
-        if line is None or not number:
-            raise HostError("no call runs here that could ask", hint="Ask in the function, not after it.")
-        line.send(Kind.ASK, pickle.dumps((number, question, value)))
-    went_well, answer = _await(line, number, question)
-    if not went_well:
-        raise answer
-    return answer
+def request(value: Any) -> Any:
+    """Send a request to the caller of the running call and return the response. An error there is raised here."""
+    request_id, connection = next(_current.request_ids), _current.connection
+    with _current.send_lock:
+        number = _current.number
+        if connection is None or not number:
+            raise HostError("no call is running", hint="Send requests while the function runs, not after it.")
+        connection.send(MessageKind.REQUEST, pickle.dumps((number, request_id, value)))
+    succeeded, response = _wait_for_response(connection, number, request_id)
+    if not succeeded:
+        raise response
+    return response
 
 
 def fileno() -> int:
-    """A descriptor that becomes readable when something was told; for who waits for other things too."""
-    return -1 if _running.line is None else _running.line.fileno()
+    """A descriptor that becomes readable when a notice arrives, to poll together with others; -1 outside a worker."""
+    return -1 if _current.connection is None else _current.connection.fileno()
 
 
-def _await(line: Line, number: int, question: int) -> tuple[bool, Any]:
-    with _running.hearing:
-        while question not in _running.answers:
-            if _running.number != number:
-                raise HostError("the call that asked is over", hint="Ask in the function, not after it.")
-            if _running.is_read:
-                _running.hearing.wait()
+def _wait_for_response(connection: WorkerConnection, number: int, request_id: int) -> tuple[bool, Any]:
+    with _current.received:
+        while request_id not in _current.responses:
+            if _current.number != number:
+                raise HostError(
+                    "the call that sent the request is over",
+                    hint="Send requests while the function runs, not after it.",
+                )
+            if _current.has_reader:
+                _current.received.wait()
             else:
-                _read(line, number)
-        return _running.answers.pop(question)
+                _read(connection, number)
+        return _current.responses.pop(request_id)
 
 
-def _read(line: Line, number: int) -> None:
-    """Wait for what comes, without the lock, and hand it out."""
-    _running.is_read = True
-    _running.hearing.release()
+def _read(connection: WorkerConnection, number: int) -> None:
+    """Wait for messages, without the lock, and distribute them."""
+    _current.has_reader = True
+    _current.received.release()
     try:
         poll = select.poll()
-        poll.register(line, select.POLLIN)
-        poll.register(_running.wake, select.POLLIN)
+        poll.register(connection, select.POLLIN)
+        poll.register(_current.wake_fd, select.POLLIN)
         poll.poll()
     finally:
-        _running.hearing.acquire()
-        _running.is_read = False
-        _running.hearing.notify_all()
-    if _running.number == number and not _sort(line) and line.is_dead():
-        raise HostError("whoever made this call is gone")
+        _current.received.acquire()
+        _current.has_reader = False
+        _current.received.notify_all()
+    if _current.number == number and not _distribute(connection) and connection.is_closed_by_peer():
+        raise HostError("the caller of this call is gone")
 
 
-def _sort(line: Line) -> int:
-    """Hand out what has come: how many messages it was."""
+def _distribute(connection: WorkerConnection) -> int:
+    """Store the messages that have arrived. Return how many they were."""
     count = 0
-    while (message := line.waiting()) is not None:
+    while (message := connection.try_receive()) is not None:
         kind, payload = message
         count += 1
         number, *rest = pickle.loads(payload)  # noqa: S301  # from the process that gave us the function to run
-        if number != _running.number:
-            continue  # it was for a call that had ended when it came
-        if kind is Kind.TELL:
-            _running.told.append(rest[0])
-        elif kind is Kind.ANSWER:
-            question, went_well, value = rest
-            _running.answers[question] = (went_well, value)
+        if number != _current.number:
+            continue  # for a call that had already ended
+        if kind is MessageKind.NOTICE:
+            _current.notices.append(rest[0])
+        elif kind is MessageKind.RESPONSE:
+            request_id, succeeded, value = rest
+            _current.responses[request_id] = (succeeded, value)
     return count
 
 
 def _end_call() -> None:
-    """From here on the line belongs to the loop: whoever still reads it leaves."""
-    with _running.hearing:
-        _running.number = 0
-        if _running.is_read:
-            os.eventfd_write(_running.wake, 1)
-            _running.hearing.wait_for(lambda: not _running.is_read)
-            os.eventfd_read(_running.wake)
-        _running.told.clear()
-        _running.answers.clear()
-        _running.hearing.notify_all()
+    """Return the connection to the loop: a thread that still reads it is woken and gives up."""
+    with _current.received:
+        _current.number = 0
+        if _current.has_reader:
+            os.eventfd_write(_current.wake_fd, 1)
+            _current.received.wait_for(lambda: not _current.has_reader)
+            os.eventfd_read(_current.wake_fd)
+        _current.notices.clear()
+        _current.responses.clear()
+        _current.received.notify_all()
 
 
 def serve(sock: socket.socket) -> None:
-    """Answer calls until the pool hangs up."""
-    _running.line = line = Line(sock)
-    _running.wake = os.eventfd(0)
-    while (message := line.receive()) is not None:
+    """Run calls until the pool closes the connection."""
+    _current.connection = connection = WorkerConnection(sock)
+    _current.wake_fd = os.eventfd(0)
+    while (message := connection.receive()) is not None:
         kind, payload = message
-        if kind is not Kind.CALL:
-            continue  # told too late
-        answer = _answer(payload)
+        if kind is not MessageKind.CALL:
+            continue  # a notice for a call that has ended
+        result = _run(payload)
         _flush()
         _end_call()
-        with _running.speaking:
+        with _current.send_lock:
             try:
-                line.send(*answer)
+                connection.send(*result)
             except OSError:
-                return  # nobody waits for it any more
+                return  # the caller is gone
 
 
-def _answer(payload: bytes) -> tuple[Kind, bytes]:
+def _run(payload: bytes) -> tuple[MessageKind, bytes]:
+    """Run a call and return its result message."""
     try:
-        _running.number, function, arguments, named = pickle.loads(payload)  # noqa: S301  # from our own pool
+        _current.number, function, arguments, named = pickle.loads(payload)  # noqa: S301  # from our own pool
     except BaseException as problem:  # whatever an import may raise
-        return Kind.UNLOADABLE, pickle.dumps(_story(problem))
+        return MessageKind.UNLOADABLE, pickle.dumps(_describe(problem))
     try:
         value = function(*arguments, **named)
-    except BaseException as problem:  # the function's own; the worker lives on
-        return Kind.RAISED, _raised(problem)
+    except BaseException as problem:  # raised by the function; the worker continues
+        return MessageKind.RAISED, _pickle_error(problem)
     try:
-        return Kind.VALUE, pickle.dumps(value)
-    except BaseException as problem:  # a value's own reduce method may raise anything
-        return Kind.UNPICKLABLE, pickle.dumps(_story(problem))
+        return MessageKind.VALUE, pickle.dumps(value)
+    except BaseException as problem:  # a reduce method may raise anything
+        return MessageKind.UNPICKLABLE, pickle.dumps(_describe(problem))
 
 
-def _raised(problem: BaseException) -> bytes:
-    """What was raised: as text, which always arrives, and as itself, where that can be sent."""
+def _pickle_error(problem: BaseException) -> bytes:
+    """An exception as text, which can always be sent, and the exception itself if it can be pickled."""
     try:
         itself = pickle.dumps(problem)
     except BaseException:  # see above
         itself = b""
-    return pickle.dumps((*_story(problem), itself))
+    return pickle.dumps((*_describe(problem), itself))
 
 
-def _story(problem: BaseException) -> tuple[str, str, str]:
+def _describe(problem: BaseException) -> tuple[str, str, str]:
+    """The type, the message and the traceback of an exception."""
     try:
         text = str(problem)
-    except Exception:  # its __str__ is the user's code
+    except Exception:  # its __str__ is code of the user
         text = "(its message could not be read)"
     lines = traceback.format_exception(type(problem), None, problem.__traceback__)
     return type(problem).__name__, text, "".join(lines[:-1])
 
 
 def _flush() -> None:
-    """What the function printed is out before its answer is."""
+    """Write out what the function printed, before its result is sent."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # nobody reads it, or the function closed it
+        except (OSError, ValueError):  # the reader is gone, or the function closed it
             continue
 
 
-def leave() -> NoReturn:
-    """End the process without what its parent had planned for its own end."""
+def exit_process() -> NoReturn:
+    """End the process without the exit handlers of its parent."""
     _flush()
     os._exit(0)

@@ -1,22 +1,23 @@
-"""A pool of warm Python processes for functions that must be isolated: killable, and able to crash alone.
+"""A pool of Python processes for functions that need isolation: a call can be killed, and may crash alone.
 
-A fresh interpreter costs tens of milliseconds and its imports hundreds. So one process, the *nursery*, imports once,
-and forks workers, each in about a millisecond; a worker serves call after call. The one who calls speaks with the
-worker directly, on the caller's own thread: it sends, and blocks reading until the answer comes or the line ends.
+A new interpreter takes tens of milliseconds to start, and its imports hundreds. So one process, the *fork server*,
+imports everything once and forks the workers, each in about a millisecond; a worker runs call after call. The caller
+talks to the worker directly, on its own thread: it sends the call and reads until the result arrives or the connection
+ends.
 
-    caller ──CALL──▶ worker            idle workers are taken last in, first out: the warmest first
-    caller ◀─NOTE── worker             a function may say things while it runs
-    caller ◀─ASK─── worker             or ask, and wait for the ANSWER
-    caller ◀─VALUE─ worker             and the worker is idle again
+    caller ──CALL────▶ worker            the most recently used idle worker is taken first: its caches are warm
+    caller ◀─REPORT─── worker            a function may report values while it runs
+    caller ◀─REQUEST── worker            or send a request and wait for the RESPONSE
+    caller ◀─VALUE──── worker            and the worker is idle again
 
-How a call ends is always an `Outcome`, never an exception of the pool. A worker that dies closes its line; the caller
-reads the end and learns from the nursery how it died: `crashed`. A call past its time is killed by a watchdog (one
-thread, waiting on the pool's clock), which looks the same to the caller: the line ends, and the outcome is
-`timed_out`. In both cases a new worker is ordered at once; the order is only a message with the worker's end of a
-fresh line in it, so the next caller can already write to a worker that is being born.
+A call always ends with a `CallOutcome`, never with an exception of the pool. A worker that dies closes its connection;
+the caller reads the end of file and gets the exit status from the fork server: `crashed`. A call that exceeds its
+timeout is killed by a watchdog thread on the pool's clock, which looks the same to the caller: the connection ends, and
+the outcome is `timed_out`. In both cases a new worker is requested immediately. The request contains the worker's end
+of a new connection, so the next caller can already write to a worker that has not been forked yet.
 
-Workers of one pool share nothing, but calls in one worker do: what a function leaves in a module the next call finds
-there. `calls_max` gives a worker a bounded life.
+The workers of a pool share nothing, but the calls in one worker do: module state that a function changes is visible to
+the next call. `calls_max` replaces a worker after a number of calls.
 """
 
 from __future__ import annotations
@@ -34,76 +35,85 @@ from typing import Any, Literal
 
 from rota.clock import Clock, SystemClock, wait_until
 from rota.errors import HostError, InvalidInput, LimitExceeded, RotaError, WorkersUnavailable
+from rota.host.call_outcome import (
+    CallOutcome,
+    describe_exit,
+    describe_worker_exit,
+    outcome_of_result,
+    outcome_of_worker_exit,
+)
 from rota.host.command import Command
-from rota.host.fork_server import CONTROL_FD, here, main_module
-from rota.host.frames import Frame, Inbox, encode, send
-from rota.host.outcome import Outcome, epitaph, how, of_answer, of_death
-from rota.host.reaper_client import Minder, python_start
+from rota.host.fork_server import CONTROL_FD, main_module, this_process
+from rota.host.frames import Frame, FrameReader, encode, send
+from rota.host.reaper_client import ReaperClient, python_command
 from rota.host.session import Session
 from rota.host.watchdog import Watchdog
-from rota.host.worker_messages import TELL_BYTES_MAX, Kind, Line, pickled_call
+from rota.host.worker_messages import NOTICE_BYTES_MAX, MessageKind, WorkerConnection, pickle_call
 from rota.model.checks import Checks
 from rota.model.work import Limits
 
-__all__ = ["Call", "WarmWorkers"]
+__all__ = ["WorkerCall", "WorkerPool"]
 
-EARLY_DEATHS_MAX = 5  # workers in a row that died before they were given anything to do, or nurseries that died
+EARLY_EXITS_MAX = 5  # exits in a row of workers that never ran a call, or of fork servers
 
-_checks = Checks("WarmWorkers", InvalidInput)
+_checks = Checks("WorkerPool", InvalidInput)
 _log = logging.getLogger("rota.host")
 
 
 class _Worker:
     """The pool's side of a worker."""
 
-    __slots__ = ("calls", "doom", "end", "line", "number")
+    __slots__ = ("calls", "connection", "exit", "kill_reason", "number")
 
-    def __init__(self, number: int, line: Line) -> None:
+    def __init__(self, number: int, connection: WorkerConnection) -> None:
         self.number = number
-        self.line = line
+        self.connection = connection
         self.calls = 0
-        self.doom: Literal["timed_out", "killed"] | None = None  # why we killed it
-        self.end: dict[str, Any] | None = None  # how it ended, as the nursery tells it
+        self.kill_reason: Literal["timed_out", "killed"] | None = None  # why the pool killed it
+        self.exit: dict[str, Any] | None = None  # how it ended, as the fork server reports it
 
 
-class Call:
-    """A call that runs. Whoever started it calls `outcome`, once; any thread may `kill` it or `tell` it something."""
+class WorkerCall:
+    """A running call. The thread that started it calls `outcome` once; any thread may `kill` or `notify` it."""
 
     def __init__(
         self,
-        pool: WarmWorkers,
+        pool: WorkerPool,
         number: int,
         worker: _Worker,
-        on_note: Callable[[Any], None] | None,
-        on_ask: Callable[[Any], Any] | None,
+        on_report: Callable[[Any], None] | None,
+        on_request: Callable[[Any], Any] | None,
     ) -> None:
         self.number = number
         self._pool = pool
         self._worker = worker
-        self._on_note = on_note
-        self._on_ask = on_ask
-        self._watched: int | None = None  # the watchdog's token
+        self._on_report = on_report
+        self._on_request = on_request
+        self._timeout_token: int | None = None
         self._is_over = False
-        self._outcome: Outcome | None = None
+        self._outcome: CallOutcome | None = None
 
-    def outcome(self) -> Outcome:
-        """Wait for the end. What the function notes or asks on the way goes to `on_note` and `on_ask`, on this thread.
+    def outcome(self) -> CallOutcome:
+        """Wait for the end. Reports and requests of the function go to `on_report` and `on_request`, on this thread.
 
-        What `on_ask` raises is raised again where the function asked.
+        An exception of `on_request` is raised in the function that sent the request.
         """
         if self._outcome is None:
-            answer = self._wait_for_answer()
-            self._outcome = of_answer(*answer) if answer is not None else self._pool._died(self, self._worker)
+            result = self._wait_for_result()
+            self._outcome = (
+                outcome_of_result(*result) if result is not None else self._pool._wait_for_exit(self, self._worker)
+            )
         return self._outcome
 
-    def _wait_for_answer(self) -> tuple[Kind, bytes] | None:
+    def _wait_for_result(self) -> tuple[MessageKind, bytes] | None:
+        during = (MessageKind.REPORT, MessageKind.REQUEST)
         try:
-            while (message := self._worker.line.receive()) is not None and message[0] in (Kind.NOTE, Kind.ASK):
-                if message[0] is Kind.NOTE:
-                    self._hear(message[1])
+            while (message := self._worker.connection.receive()) is not None and message[0] in during:
+                if message[0] is MessageKind.REPORT:
+                    self._handle_report(message[1])
                 else:
-                    self._answer(message[1])
-        except BaseException:  # a Ctrl-C, or what on_note raised: nobody waits for the worker any more
+                    self._respond(message[1])
+        except BaseException:  # a Ctrl-C, or an exception of on_report: the caller no longer reads
             self._pool._abandon(self, self._worker)
             raise
         if message is not None:
@@ -111,51 +121,51 @@ class Call:
         return message
 
     def kill(self) -> None:
-        """End it now, whatever it does."""
-        self._pool._doom(self, self._worker, "killed")
+        """Kill the worker that runs the call."""
+        self._pool._kill(self, self._worker, "killed")
 
-    def tell(self, value: Any) -> bool:
-        """Say something to the function, which hears it when it asks (`worker.told`); False when it cannot be said."""
+    def notify(self, value: Any) -> bool:
+        """Send a value to the function, which reads it with `worker.notices`. Return whether it was sent."""
         payload = pickle.dumps((self.number, value))
-        if len(payload) > TELL_BYTES_MAX:
-            raise LimitExceeded("tell_bytes_max", TELL_BYTES_MAX, len(payload))
+        if len(payload) > NOTICE_BYTES_MAX:
+            raise LimitExceeded("tell_bytes_max", NOTICE_BYTES_MAX, len(payload))
         with self._pool._changed:
-            return not self._is_over and self._worker.line.send_now(Kind.TELL, payload)
+            return not self._is_over and self._worker.connection.try_send(MessageKind.NOTICE, payload)
 
-    def _hear(self, payload: bytes) -> None:
+    def _handle_report(self, payload: bytes) -> None:
         number, value = pickle.loads(payload)  # noqa: S301  # from our own worker
-        if number == self.number and self._on_note is not None:  # else a thread of an earlier call speaks late
-            self._on_note(value)
+        if number == self.number and self._on_report is not None:  # otherwise from a thread of an earlier call
+            self._on_report(value)
 
-    def _answer(self, payload: bytes) -> None:
-        number, question, value = pickle.loads(payload)  # noqa: S301  # from our own worker
+    def _respond(self, payload: bytes) -> None:
+        number, request_id, value = pickle.loads(payload)  # noqa: S301  # from our own worker
         if number != self.number:
-            return  # a thread of an earlier call: it has been told that its call is over
+            return  # from a thread of an earlier call, which has failed because its call is over
         try:
-            answer = pickle.dumps((number, question, True, (self._on_ask or _nobody)(value)))
-        except Exception as problem:  # it is the function that asked, so it is the function that hears it
-            answer = _pickled_problem(number, question, problem)
-        with suppress(OSError):  # it has died: the next read says so
-            self._worker.line.send(Kind.ANSWER, answer)
+            response = pickle.dumps((number, request_id, True, (self._on_request or _refuse_request)(value)))
+        except Exception as problem:  # raised in the function that sent the request
+            response = _pickle_failure(number, request_id, problem)
+        with suppress(OSError):  # the worker has died: the next read finds out
+            self._worker.connection.send(MessageKind.RESPONSE, response)
 
 
-def _nobody(_question: Any) -> None:
-    raise HostError("nobody answers questions of this call", hint="Give the call an `on_ask`.")
+def _refuse_request(_request: Any) -> None:
+    raise HostError("this call does not accept requests", hint="Pass `on_request` when you start the call.")
 
 
-def _pickled_problem(number: int, question: int, problem: Exception) -> bytes:
+def _pickle_failure(number: int, request_id: int, problem: Exception) -> bytes:
     try:
-        return pickle.dumps((number, question, False, problem))
-    except Exception:  # an exception's own reduce method may raise anything
-        return pickle.dumps((number, question, False, HostError(f"{type(problem).__name__}: {problem}")))
+        return pickle.dumps((number, request_id, False, problem))
+    except Exception:  # the reduce method of an exception may raise anything
+        return pickle.dumps((number, request_id, False, HostError(f"{type(problem).__name__}: {problem}")))
 
 
-class WarmWorkers:
-    """A pool of warm worker processes. Any number of threads may call; each waits for an idle worker."""
+class WorkerPool:
+    """A pool of worker processes. Any number of threads may call; each waits for an idle worker."""
 
     def __init__(
         self,
-        minder: Minder,
+        reaper: ReaperClient,
         size: int,
         *,
         preload: Sequence[str] = (),
@@ -170,51 +180,51 @@ class WarmWorkers:
     ) -> None:
         """Start `size` workers that have imported `preload`.
 
-        With `main`, functions of the program's main module can be called too; the module is run again for that, under
-        another name, so what it does beyond defining things must stand under `if __name__ == "__main__"`.
-        `env` is the whole environment of the workers; None is ours. `limits` hold for each worker. What cannot be
-        loaded, or not within `load_timeout_s`, is told as WorkersUnavailable.
+        With `main`, functions of the program's main module can be called too; the module is run again for that under
+        another name, so its actions must be under `if __name__ == "__main__"`. `env` is the whole environment of the
+        workers; None is the environment of this process. `limits` apply to each worker. If a module cannot be imported,
+        or not within `load_timeout_s`, this raises WorkersUnavailable.
         """
-        if here.is_nursery:
+        if this_process.is_fork_server:
             raise WorkersUnavailable(
-                "the main module makes a pool of workers while it is loaded for one",
-                hint='Put what the program does under if __name__ == "__main__".',
+                "the main module creates a worker pool while the fork server imports it",
+                hint='Put the actions of the program under if __name__ == "__main__".',
             )
-        self._minder = minder
+        self._reaper = reaper
         self._size = _checks.whole("size", size, 1)
         self._calls_max = calls_max if calls_max is None else _checks.whole("calls_max", calls_max, 1)
         self._clock = clock or SystemClock()
-        self._command = _nursery_command(env, limits or Limits())
+        self._command = _fork_server_command(env, limits or Limits())
         self._stdout, self._stderr = stdout, stderr
-        self._loading = {
+        self._load_request = {
             "op": "load",
             "path": [str(folder) for folder in sys.path],
             "argv": [str(argument) for argument in sys.argv],
             "preload": [str(module) for module in preload],
             "main": main_module() if main else None,
         }
-        self._watchdog = Watchdog(self._clock, "rota-warm-watchdog")
+        self._watchdog = Watchdog(self._clock, "rota-pool-watchdog")
         self._numbers = itertools.count(1)
         lock = threading.Lock()  # of all below
-        self._freed = threading.Condition(lock)  # a worker is idle: one caller may go on
+        self._freed = threading.Condition(lock)  # a worker is idle: wakes one caller
         self._changed = threading.Condition(lock)  # anything else
         self._workers: dict[int, _Worker] = {}
-        self._idle: list[_Worker] = []  # the warmest last
-        self._early_deaths = 0
+        self._idle: list[_Worker] = []  # the most recently used last
+        self._early_exits = 0
         self._ready = False
         self._failed: str | None = None
         self._closing = False
         self._session: Session
         self._control: socket.socket
         with self._changed:
-            self._start_nursery()
-        self._listener = threading.Thread(target=self._listen, name="rota-warm", daemon=True)
+            self._start_fork_server()
+        self._listener = threading.Thread(target=self._listen, name="rota-pool", daemon=True)
         self._listener.start()
         self._wait_until_ready(load_timeout_s)
 
     @property
     def idle(self) -> int:
-        """How many workers wait for work."""
+        """The number of idle workers."""
         with self._changed:
             return len(self._idle)
 
@@ -225,11 +235,12 @@ class WarmWorkers:
         kwargs: Mapping[str, Any] | None = None,
         *,
         timeout_s: float | None = None,
-        on_note: Callable[[Any], None] | None = None,
-        on_ask: Callable[[Any], Any] | None = None,
-    ) -> Outcome:
-        """Run a function in a worker and wait for how it ends."""
-        return self.start(function, args, kwargs, timeout_s=timeout_s, on_note=on_note, on_ask=on_ask).outcome()
+        on_report: Callable[[Any], None] | None = None,
+        on_request: Callable[[Any], Any] | None = None,
+    ) -> CallOutcome:
+        """Run a function in a worker and wait for its outcome."""
+        call = self.start(function, args, kwargs, timeout_s=timeout_s, on_report=on_report, on_request=on_request)
+        return call.outcome()
 
     def start(
         self,
@@ -238,46 +249,46 @@ class WarmWorkers:
         kwargs: Mapping[str, Any] | None = None,
         *,
         timeout_s: float | None = None,
-        on_note: Callable[[Any], None] | None = None,
-        on_ask: Callable[[Any], Any] | None = None,
-    ) -> Call:
-        """Give a function to an idle worker, waiting for one if need be. `timeout_s` counts from when it was given."""
+        on_report: Callable[[Any], None] | None = None,
+        on_request: Callable[[Any], Any] | None = None,
+    ) -> WorkerCall:
+        """Wait for an idle worker and start a function in it. `timeout_s` counts from the start."""
         number = next(self._numbers)
-        payload = pickled_call(number, function, args, kwargs)
+        payload = pickle_call(number, function, args, kwargs)
         worker = self._take()
-        call = Call(self, number, worker, on_note, on_ask)
+        call = WorkerCall(self, number, worker, on_report, on_request)
         if timeout_s is not None:
-            call._watched = self._watchdog.watch(timeout_s, lambda: self._doom(call, worker, "timed_out"))
+            call._timeout_token = self._watchdog.watch(timeout_s, lambda: self._kill(call, worker, "timed_out"))
         try:
-            with suppress(OSError):  # if it has died, the line has ended, which is what `outcome` will read
-                worker.line.send(Kind.CALL, payload)
+            with suppress(OSError):  # if the worker has died, `outcome` reads the end of the connection
+                worker.connection.send(MessageKind.CALL, payload)
         except BaseException:
             self._abandon(call, worker)
             raise
         return call
 
     def close(self) -> None:
-        """End every worker; calls under way end as killed."""
+        """Kill every worker; running calls end as killed."""
         with self._changed:
             if self._closing:
                 return
             self._closing = True
             for worker in self._workers.values():
-                worker.doom = worker.doom or "killed"
+                worker.kill_reason = worker.kill_reason or "killed"
             self._freed.notify_all()
-        self._hang_up()
+        self._shut_down_control()
         self._session.kill()
         self._watchdog.close()
         self._listener.join()
         self._session.wait()
 
-    def __enter__(self) -> WarmWorkers:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    # --- workers, taken and given back -----------------------------------------------------------
+    # --- workers ---------------------------------------------------------------------------------
 
     def _take(self) -> _Worker:
         with self._changed:
@@ -286,53 +297,53 @@ class WarmWorkers:
                 if self._failed or self._closing:
                     raise WorkersUnavailable(self._failed or "the pool is closed")
                 worker = self._idle.pop()
-                if not worker.line.is_dead():
+                if not worker.connection.is_closed_by_peer():
                     return worker
-                worker.line.close()  # it died idle; its replacement is ordered when the nursery tells so
+                worker.connection.close()  # it died idle; it is replaced when the fork server reports that
 
-    def _release(self, call: Call, worker: _Worker) -> None:
-        """The call is over and its worker, if it may live on, is idle."""
+    def _release(self, call: WorkerCall, worker: _Worker) -> None:
+        """End the call. Its worker becomes idle, unless it is to end."""
         with self._changed:
             self._end_call(call)
             worker.calls += 1
-            self._early_deaths = 0
-            if worker.doom or worker.end or self._closing or worker.calls == self._calls_max:
-                worker.line.close()  # it ends when it reads that
+            self._early_exits = 0
+            if worker.kill_reason or worker.exit or self._closing or worker.calls == self._calls_max:
+                worker.connection.close()  # the worker exits when it reads the end of file
             else:
                 self._idle.append(worker)
                 self._freed.notify()
 
-    def _abandon(self, call: Call, worker: _Worker) -> None:
-        """Nobody will read what the worker says: end it."""
-        self._doom(call, worker, "killed")
+    def _abandon(self, call: WorkerCall, worker: _Worker) -> None:
+        """Kill a worker whose caller no longer reads."""
+        self._kill(call, worker, "killed")
         self._release(call, worker)
 
-    def _died(self, call: Call, worker: _Worker) -> Outcome:
-        """The line has ended: how did the worker?"""
+    def _wait_for_exit(self, call: WorkerCall, worker: _Worker) -> CallOutcome:
+        """Wait for the exit status of a worker whose connection has ended."""
         with self._changed:
             self._end_call(call)
-            self._changed.wait_for(lambda: worker.end is not None)
-            worker.line.close()
-        return of_death(worker.doom or "crashed", worker.end or {})
+            self._changed.wait_for(lambda: worker.exit is not None)
+            worker.connection.close()
+        return outcome_of_worker_exit(worker.kill_reason or "crashed", worker.exit or {})
 
-    def _end_call(self, call: Call) -> None:
+    def _end_call(self, call: WorkerCall) -> None:
         call._is_over = True
-        if call._watched is not None:
-            self._watchdog.call_off(call._watched)
+        if call._timeout_token is not None:
+            self._watchdog.cancel(call._timeout_token)
 
-    def _doom(self, call: Call, worker: _Worker, why: Literal["timed_out", "killed"]) -> None:
+    def _kill(self, call: WorkerCall, worker: _Worker, reason: Literal["timed_out", "killed"]) -> None:
         with self._changed:
-            if not call._is_over and worker.doom is None:
-                worker.doom = why
-                self._order({"op": "kill", "worker": worker.number})
+            if not call._is_over and worker.kill_reason is None:
+                worker.kill_reason = reason
+                self._request({"op": "kill", "worker": worker.number})
 
-    # --- the nursery -----------------------------------------------------------------------------
+    # --- the fork server -------------------------------------------------------------------------
 
-    def _start_nursery(self) -> None:
+    def _start_fork_server(self) -> None:
         self._control, theirs = socket.socketpair()
         fds = {CONTROL_FD: theirs.fileno()}
         try:
-            self._session = self._minder.spawn(
+            self._session = self._reaper.spawn(
                 self._command, stdout=self._stdout, stderr=self._stderr, more_fds=fds, tag=self
             )
         except BaseException:
@@ -340,21 +351,21 @@ class WarmWorkers:
             raise
         finally:
             theirs.close()
-        self._order(self._loading)
+        self._request(self._load_request)
         for _ in range(self._size):
-            self._order_worker()
+            self._request_worker()
 
-    def _order(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        with suppress(OSError):  # if the nursery is gone, the listener reads the end of it
+    def _request(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        with suppress(OSError):  # if the fork server is gone, the listener reads the end of file
             send(self._control, encode(message, fds), fds)
 
-    def _order_worker(self) -> None:
+    def _request_worker(self) -> None:
         ours, theirs = socket.socketpair()
-        worker = _Worker(next(self._numbers), Line(ours))
+        worker = _Worker(next(self._numbers), WorkerConnection(ours))
         self._workers[worker.number] = worker
-        self._idle.insert(0, worker)  # the coldest
+        self._idle.insert(0, worker)  # taken last
         with theirs:
-            self._order({"op": "fork", "worker": worker.number}, (theirs.fileno(),))
+            self._request({"op": "fork", "worker": worker.number}, (theirs.fileno(),))
         self._freed.notify()
 
     def _wait_until_ready(self, timeout_s: float) -> None:
@@ -367,80 +378,80 @@ class WarmWorkers:
 
     def _listen(self) -> None:
         while True:
-            inbox = Inbox(self._control)
+            reader = FrameReader(self._control)
             try:
-                while (frames := inbox.receive()) is not None:
+                while (frames := reader.receive()) is not None:
                     for frame in frames:
-                        self._hear(frame)
+                        self._handle_report(frame)
             except OSError:
-                pass  # as good as an end of file
-            if not self._nursery_ended():
+                pass  # the same as an end of file
+            if not self._restart_fork_server():
                 return
 
-    def _hear(self, frame: Frame) -> None:
+    def _handle_report(self, frame: Frame) -> None:
         message = frame.message
         with self._changed:
             if "ready" in message:
                 self._ready = True
                 if message["threads"] > 1:
-                    _log.warning("what was preloaded has started threads; a fork may find their locks held for ever")
-            elif "unready" in message:
-                self._fail(f"a module could not be loaded:\n{message['unready']}")
-            elif "unborn" in message:
-                self._buried(message["unborn"], {"unborn": os.strerror(message["errno"])})
+                    _log.warning("a preloaded module has started threads; a forked worker may find their locks held")
+            elif "load_failed" in message:
+                self._fail(f"a module could not be imported:\n{message['load_failed']}")
+            elif "fork_failed" in message:
+                self._replace_worker(message["fork_failed"], {"not_started": os.strerror(message["errno"])})
             else:
-                self._buried(message["exit"], message)
+                self._replace_worker(message["exit"], message)
             self._changed.notify_all()
 
-    def _buried(self, number: int, end: dict[str, Any]) -> None:
-        """A worker has ended: whoever waits for that may go on, and another takes its place."""
+    def _replace_worker(self, number: int, end: dict[str, Any]) -> None:
+        """Record how a worker ended, and request another one."""
         worker = self._workers.pop(number)
-        worker.end = end
+        worker.exit = end
         if worker in self._idle:
             self._idle.remove(worker)
-            worker.line.close()
-            self._count_early_death(f"workers die before they are given work: {epitaph(end)}")
+            worker.connection.close()
+            self._count_early_exit(f"workers exit before they run a call: {describe_worker_exit(end)}")
         if self._failed is None and not self._closing:
-            self._order_worker()
+            self._request_worker()
 
-    def _nursery_ended(self) -> bool:
-        """The nursery is gone, and its workers go with it. Whether another took its place."""
-        self._session.kill()  # if it has only hung up, it is of no use either
+    def _restart_fork_server(self) -> bool:
+        """Start another fork server after one has ended, with all its workers. Return whether it was started."""
+        self._session.kill()  # in case it has only closed the connection
         ended = self._session.wait()
         with self._changed:
             for worker in self._workers.values():
-                worker.end = {"unborn": "its nursery is gone"}
+                worker.exit = {"not_started": "its fork server is gone"}
             for worker in self._idle:
-                worker.line.close()
+                worker.connection.close()
             self._workers.clear()
             self._idle.clear()
             self._control.close()
             if not self._closing and self._failed is None:
-                self._count_early_death(f"the process that makes workers has ended: {how(ended)}")
+                self._count_early_exit(f"the fork server has exited: {describe_exit(ended)}")
             if not self._closing and self._failed is None:
                 try:
-                    self._start_nursery()
+                    self._start_fork_server()
                 except RotaError as problem:
                     self._fail(str(problem))
             self._changed.notify_all()
             return not self._closing and self._failed is None
 
-    def _count_early_death(self, why: str) -> None:
-        self._early_deaths += 1
-        if self._early_deaths >= EARLY_DEATHS_MAX:
-            self._fail(why)
+    def _count_early_exit(self, description: str) -> None:
+        self._early_exits += 1
+        if self._early_exits >= EARLY_EXITS_MAX:
+            self._fail(description)
 
-    def _fail(self, why: str) -> None:
-        self._failed = self._failed or why
+    def _fail(self, description: str) -> None:
+        self._failed = self._failed or description
         self._freed.notify_all()
-        self._hang_up()
+        self._shut_down_control()
 
-    def _hang_up(self) -> None:
-        """Let the nursery, and our listener, read an end of file."""
+    def _shut_down_control(self) -> None:
+        """Make the fork server and the listener read an end of file."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
 
 
-def _nursery_command(env: Mapping[str, str] | None, limits: Limits) -> Command:
-    whole = dict(os.environ if env is None else env)
-    return Command(argv=tuple(python_start("rota.host.fork_server")), env=whole, limits=limits)
+def _fork_server_command(env: Mapping[str, str] | None, limits: Limits) -> Command:
+    environment = dict(os.environ if env is None else env)
+    return Command(argv=tuple(python_command("rota.host.fork_server")), env=environment, limits=limits)

@@ -1,4 +1,8 @@
-"""Layer 1: the durable kernel. It decides whether an entry may run, never which."""
+"""The kernel: agents, the queue, budgets, limits, projects and the journal, on one store.
+
+The kernel decides whether an entry may run; which eligible entry runs next is the choice of a policy (rota.policy,
+applied by rota.service). A claim starts in `claims.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,23 @@ from typing import Any, Literal, TypeVar
 from rota.clock import Clock
 from rota.errors import IllegalQueueTransition, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId
 from rota.kernel.agents import Agents
-from rota.kernel.claim_request import Completion
+from rota.kernel.cache import cache_of
+from rota.kernel.claims import TurnResult
+from rota.kernel.completion import Completion
 from rota.kernel.contexts import Contexts
-from rota.kernel.core import Core, attendance_of, memo_of
-from rota.kernel.dry_run import Stage, rehearse
+from rota.kernel.dry_run import DryRun, dry_run
 from rota.kernel.entries import EntryFilter
+from rota.kernel.environment import KernelEnvironment
 from rota.kernel.graph_runs import GraphRuns
 from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
 from rota.kernel.projects import Projects
 from rota.kernel.queue import Queue
+from rota.kernel.replay import KernelState
 from rota.kernel.retention import Retention
+from rota.kernel.runs import HeartbeatReply
 from rota.kernel.supervision import RunReport, Supervision
+from rota.kernel.workers_seen import workers_seen_of
 from rota.model.work import Agent, ReadyEntry, ScheduleSpec
 from rota.store import Store, Transaction
 from rota.store.statements import agents as agent_sql
@@ -30,39 +39,42 @@ from rota.store.statements import journal as journal_sql
 __all__ = [
     "Completion",
     "EntryFilter",
+    "HeartbeatReply",
     "IllegalQueueTransition",
     "Kernel",
+    "KernelState",
     "ReadyEntry",
     "RunReport",
     "SchedIllegalTransition",
     "SchedInvalidPayload",
     "SchedUnknownId",
     "ScheduleSpec",
+    "TurnResult",
 ]
 
 
-_ORPHANED = "owner_terminated"
+_OWNER_TERMINATED = "owner_terminated"
 T = TypeVar("T")
 
 
 class Kernel:
     """The kernel's parts over one store and one clock."""
 
-    def __init__(self, store: Store, clock: Clock | None = None, *, chance: random.Random | None = None) -> None:
+    def __init__(self, store: Store, clock: Clock | None = None, *, rng: random.Random | None = None) -> None:
         self.store = store
         self.clock = clock or store.clock
-        jitter = chance or random.Random()  # noqa: S311  # no secret
-        core = Core(store, self.clock, jitter, memo_of(store), attendance_of(store))
-        self._core = core
-        self.journal = Journal(core)
-        self.agents = Agents(core)
-        self.ledger = Ledger(core)
-        self.contexts = Contexts(core)
-        self.projects = Projects(core)
-        self.queue = Queue(core)
-        self.graphs = GraphRuns(core)
-        self.retention = Retention(core)
-        self.supervision = Supervision(core, self.agents, self.queue)
+        jitter = rng or random.Random()  # noqa: S311  # not used for secrets
+        env = KernelEnvironment(store, self.clock, jitter, cache_of(store), workers_seen_of(store))
+        self._env = env
+        self.journal = Journal(env)
+        self.agents = Agents(env)
+        self.ledger = Ledger(env)
+        self.contexts = Contexts(env)
+        self.projects = Projects(env)
+        self.queue = Queue(env)
+        self.graphs = GraphRuns(env)
+        self.retention = Retention(env)
+        self.supervision = Supervision(env, self.agents, self.queue)
 
     def terminate(
         self,
@@ -72,29 +84,29 @@ class Kernel:
         *,
         queued: Literal["cancel", "keep"] = "cancel",
     ) -> Agent:
-        """End an agent for good; its waiting entries are cancelled unless they are to be kept."""
+        """Terminate an agent and cancel its queued entries, unless `queued` is "keep"."""
         checked = self.agents.check_exit(exit_kind, detail)
         if queued not in ("cancel", "keep"):
             raise SchedInvalidPayload(f"queued must be cancel or keep, not {queued!r}", field="queued")
-        now = self._core.now()
-        orphans = EntryFilter(pid=pid)
+        now = self._env.now()
+        entries = EntryFilter(pid=pid)
 
         def work(tx: Transaction) -> None:
-            self.agents.end(tx, pid, exit_kind, checked, now)
+            self.agents.terminate_in(tx, pid, exit_kind, checked, now)
             if queued == "cancel":
-                self.queue.cancel_some(tx, orphans, now, _ORPHANED)
+                self.queue.cancel_batch_in(tx, entries, now, _OWNER_TERMINATED)
 
-        self._core.write(work)
-        if queued == "cancel":  # what one commit was too small for
-            self.queue.cancel_where(orphans, reason=_ORPHANED)
+        self._env.write(work)
+        if queued == "cancel":  # entries beyond the first batch
+            self.queue.cancel_where(entries, reason=_OWNER_TERMINATED)
         return self.agents.get(pid)
 
-    def rehearse(self, play: Callable[[Stage], T], *, now: float | None = None) -> T:
-        """Do what is due, then whatever `play` does, answer with what it found, and undo it all."""
-        return rehearse(self._core, play, now=now)
+    def dry_run(self, work: Callable[[DryRun], T], *, now: float | None = None) -> T:
+        """Do what is due, run the work, roll everything back and return the work's result."""
+        return dry_run(self._env, work, now=now)
 
     def info(self) -> dict[str, Any]:
-        """A few numbers about the file."""
+        """Return counts of agents and events, and the next ids."""
 
         def work(tx: Transaction) -> dict[str, Any]:
             states: dict[str, int] = dict(tx.run(agent_sql.COUNT_BY_STATE))
@@ -108,4 +120,4 @@ class Kernel:
                 "live_states": {state: states.get(state, 0) for state in ("READY", "RUNNING", "WAITING", "SUSPENDED")},
             }
 
-        return self._core.read(work)
+        return self._env.read(work)

@@ -1,16 +1,16 @@
-"""Keeping an entry for the worker it would rather have (`affinity`), for a while.
+"""Affinity: hold a ready entry for the worker it names, for a limited time.
 
-A worker may have at hand what a run needs: a checkout, a loaded model, a warm cache. An entry can name it, and is then
-*kept* for it when it becomes ready for its first attempt: held, and so out of the way of everybody else's claims,
-until the first of these:
+A worker may already have what a run needs: a checkout, a loaded model, a warm cache. An entry can name such a worker
+in `affinity`. When the entry becomes ready for its first attempt it is then held, so that other workers' claims skip
+it, until the first of these:
 
-    the worker asks for work and has room     it is ready, and that same claim chooses by its usual order
-    `affinity_wait_s` is over                 it is ready for everybody, at that very instant
-    the worker says that it leaves            the same; so it is for whatever becomes ready later
-    somebody releases or forces it            affinity is a wish, and no reason to refuse
+    the named worker claims                  the entry becomes ready, and that claim chooses in its usual order
+    `affinity_wait_s` has passed             the entry is ready for every worker
+    the worker drains or stops               the same, also for entries that become ready later
+    an operator releases or forces it        affinity is a preference, never a reason to refuse
 
-Nothing is kept for a worker that is not about (see attendance.py): that holds no claim and was not seen lately. A
-worker with slots of several kinds asks as `name/kind` for each of them: who names `name` means any.
+An entry is held only for a worker that is alive (see workers_seen.py): it holds a claim or was seen lately. A worker
+with slots of several kinds claims as `name/kind` for each kind; an entry that names `name` means any of them.
 """
 
 from __future__ import annotations
@@ -18,41 +18,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-import msgspec
-
+from rota.errors import SchedInvalidPayload
 from rota.kernel import flows
-from rota.kernel.claims import Terms
-from rota.kernel.due_summary import Pulse
+from rota.kernel.claim_request import ClaimRequest
+from rota.kernel.due_summary import DueSummary
+from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
-from rota.kernel.workers_seen import Attendance, names_of
-from rota.model.events import EntriesReleased
+from rota.kernel.rows import json_list
+from rota.kernel.workers_seen import WorkersSeen, worker_names
+from rota.model.checks import Checks
+from rota.model.events import AffinityWaitSet, EntriesReleased
 from rota.store import Row, Transaction
 from rota.store.statements import file as file_sql
 from rota.store.statements import queue as sql
 
 __all__ = [
-    "AFFINITY_WAIT",
+    "AFFINITY_WAIT_KEY",
     "AFFINITY_WAIT_S",
     "RELEASE_MAX",
-    "Wish",
+    "AffinityEntry",
+    "AffinitySettings",
     "affinity_wait_s",
-    "forget",
-    "has_asked",
-    "has_left",
-    "hold_for",
-    "long_enough",
+    "drop_holds",
+    "expire_holds_for",
+    "hold_for_worker",
+    "record_released",
     "release",
-    "tell_ready",
+    "release_expired_holds",
+    "release_for_claim",
 ]
 
-AFFINITY_WAIT_S = 120.0  # how long an entry is kept, unless the file's setting says otherwise
-AFFINITY_WAIT = "affinity_wait_s"  # that setting
-RELEASE_MAX = 1_000  # entries released in one go
-_encode = msgspec.json.Encoder().encode
+AFFINITY_WAIT_S = 120.0  # the default of the setting
+AFFINITY_WAIT_KEY = "affinity_wait_s"  # the setting in the store: how long entries are held
+RELEASE_MAX = 1_000  # entries released in one transaction
+_queue = Checks("Queue", SchedInvalidPayload)
 
 
-class Wish(NamedTuple):
-    """An entry, the worker it would rather have, and its place among others."""
+class AffinityEntry(NamedTuple):
+    """An entry, the worker it names, and the columns that order it among others."""
 
     sched_id: int
     worker_id: str | None
@@ -62,60 +65,87 @@ class Wish(NamedTuple):
 
 
 def affinity_wait_s(tx: Transaction) -> float:
-    """How long entries are kept in this file."""
-    rows = tx.run(file_sql.META_GET, (AFFINITY_WAIT,))
+    """Return how long entries are held in this store, in seconds."""
+    rows = tx.run(file_sql.META_GET, (AFFINITY_WAIT_KEY,))
     return float(rows[0][0]) if rows else AFFINITY_WAIT_S
 
 
-def hold_for(tx: Transaction, seen: Attendance, wish: Wish, now: float) -> Literal["worker"] | None:
-    """Why an entry that could be ready now is held: it is kept for a worker, if it names one that is about."""
-    if wish.worker_id is None or not seen.is_about(tx, wish.worker_id, now):
+def hold_for_worker(
+    tx: Transaction, workers_seen: WorkersSeen, entry: AffinityEntry, now: float
+) -> Literal["worker"] | None:
+    """Hold an entry that would be ready now for the worker it names, if that worker is alive; returns the hold."""
+    if entry.worker_id is None or not workers_seen.is_alive(tx, entry.worker_id, now):
         return None
     wait_s = affinity_wait_s(tx)
     if wait_s <= 0:
         return None
-    tx.run(sql.KEEP, (*wish, now + wait_s))
+    tx.run(sql.AFFINITY_ADD, (*entry, now + wait_s))
     return "worker"
 
 
-def has_asked(tx: Transaction, terms: Terms, beat: Pulse) -> None:
-    """A worker has room: the first that are kept for it are ready, as many as it could take."""
-    if beat.kept_until is None:
+def release_for_claim(tx: Transaction, request: ClaimRequest, now: float, due: DueSummary) -> None:
+    """Release the first entries that are held for the claiming worker, at most as many as it requests."""
+    if due.affinity_until is None:
         return
-    names = names_of(terms.worker.worker_id)
-    asks = [(name, kind, terms.most) for name in names for kind in (None, *terms.kinds)]
-    rows = [row for ask in asks for row in tx.run(sql.FIRST_KEPT, ask)]
-    rows.sort(key=lambda row: (-row[3], row[4], row[0]))  # strictly
-    release(tx, rows[: terms.most], terms.now)
+    names = worker_names(request.worker.worker_id)
+    queries = [(name, kind, request.max_n) for name in names for kind in (None, *request.kinds)]
+    rows = [row for query in queries for row in tx.run(sql.AFFINITY_FIRST, query)]
+    rows.sort(key=lambda row: (-row[3], row[4], row[0]))  # strict order
+    release(tx, rows[: request.max_n], now)
 
 
-def has_left(tx: Transaction, worker_id: str, now: float) -> None:
-    """A worker takes nothing more: nothing is kept for it any longer."""
-    tx.run(sql.KEEP_FOR_NO_LONGER, (now, worker_id))
-    tx.notes.wake = True
+def expire_holds_for(tx: Transaction, worker_id: str, now: float) -> None:
+    """End all holds for a worker that claims nothing more."""
+    tx.run(sql.AFFINITY_END_BY_OF_WORKER, (now, worker_id))
+    tx.effects.wake_parked = True
 
 
-def long_enough(tx: Transaction, now: float) -> None:
-    """Release what was kept until now."""
-    release(tx, tx.run(sql.KEPT_LONG_ENOUGH, (now, RELEASE_MAX)), now)
+def release_expired_holds(tx: Transaction, now: float) -> None:
+    """Release entries whose hold has ended."""
+    release(tx, tx.run(sql.AFFINITY_DUE, (now, RELEASE_MAX)), now)
 
 
 def release(tx: Transaction, rows: Sequence[Row], now: float) -> None:
-    """Let entries that are kept be ready."""
+    """Make held entries ready."""
     if rows:
         sched_ids = [row[0] for row in rows]
-        forget(tx, sched_ids)
+        drop_holds(tx, sched_ids)
         tx.run_many(sql.RELEASE, [(None, sched_id) for sched_id in sched_ids])
-        tell_ready(tx, "worker", rows, now)
+        record_released(tx, "worker", rows, now)
 
 
-def tell_ready(tx: Transaction, hold: str, rows: Sequence[Row], now: float) -> None:
-    """Entries (id, agent, project, …) need not wait for that any more: record it, and who has something ready again."""
+def record_released(tx: Transaction, hold: str, rows: Sequence[Row], now: float) -> None:
+    """Record that entries (id, agent, project, …) are no longer held, and that their agents have ready entries."""
     event_id = append(tx, EntriesReleased(hold=hold, sched_ids=[row[0] for row in rows]), now=now)
-    flows.touch(tx, {(row[1], row[2]) for row in rows}, event_id=event_id)
-    tx.notes.wake = True
+    flows.mark_ready(tx, {(row[1], row[2]) for row in rows}, event_id=event_id)
+    tx.effects.wake_parked = True
 
 
-def forget(tx: Transaction, sched_ids: Sequence[int]) -> None:
-    """Entries that may be kept wait for something else now, or for nothing any more."""
-    tx.run(sql.KEEP_NO_MORE, (_encode(sched_ids).decode(),))
+def drop_holds(tx: Transaction, sched_ids: Sequence[int]) -> None:
+    """Delete the affinity holds of entries, if they have any."""
+    tx.run(sql.AFFINITY_REMOVE, (json_list(sched_ids),))
+
+
+class AffinitySettings:
+    """Reading and changing how long entries are held for the worker they name."""
+
+    _env: KernelEnvironment
+
+    def affinity_wait(self) -> float:
+        """Return how long an entry is held for the worker it names, in seconds."""
+        return self._env.read(affinity_wait_s)
+
+    def set_affinity_wait(self, wait_s: float) -> None:
+        """Set how long entries are held for the worker they name; holds that would last longer are shortened."""
+        _queue.duration("wait_s", wait_s)
+        now = self._env.now()
+
+        def work(tx: Transaction) -> None:
+            before_s = affinity_wait_s(tx)
+            if before_s != wait_s:
+                tx.run(file_sql.META_SET, (AFFINITY_WAIT_KEY, repr(float(wait_s))))
+                tx.run(sql.AFFINITY_END_BY, (now + wait_s,))
+                append(tx, AffinityWaitSet(wait_s=wait_s, previous_s=before_s), now=now)
+                tx.effects.wake_parked = True
+
+        self._env.write(work)

@@ -1,7 +1,7 @@
-"""Agents: the schedulable processes. A pid is never reused.
+"""Agents: the things that entries run. A pid is never reused.
 
-An agent's state is moved by whoever runs it, never by a queue verb. A re-runnable agent ends a run in
-SUSPENDED and resumes to READY; a one-shot agent ends it in DEAD. A pause is a flag, not a state: a paused
+An agent's state is changed by the process that runs it, never by a method of the queue. A re-runnable agent ends a
+run in SUSPENDED and resumes to READY; a one-shot agent ends it in DEAD. A pause is a flag, not a state: a paused
 agent keeps its state and gets no new runs.
 """
 
@@ -11,10 +11,12 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from rota.errors import InvalidPayload, ProjectUnknown, UnknownPid
-from rota.kernel.core import LIST_MAX, Core, page
+from rota.errors import InvalidPayload
+from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
-from rota.kernel.rows import agent_of
+from rota.kernel.lookups import check_project_exists, find_agent
+from rota.kernel.paging import LIST_MAX, page
+from rota.kernel.rows import agent_from_row, json_text
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import (
     Paused,
@@ -30,43 +32,33 @@ from rota.model.work import EXIT_KINDS, WEIGHT_MAX, WEIGHT_UNIT, Agent, Intent
 from rota.store import Transaction
 from rota.store.statements import agents as sql
 from rota.store.statements import flows as flow_sql
-from rota.store.statements import projects as project_sql
 
-__all__ = ["Agents", "Recovery", "find"]
+__all__ = ["Agents", "Recovery", "move_agent"]
 
 Pids: TypeAlias = list[int]
-Found: TypeAlias = list[Agent]
+AgentList: TypeAlias = list[Agent]  # in the class, `list` is a method
 Recovery = Literal["mark-suspended", "mark-dead"]
 RECOVERIES: dict[str, str] = {"mark-suspended": "suspend", "mark-dead": "terminate"}
 
 _agent = Checks("Agent", InvalidPayload)
-_encoder = msgspec.json.Encoder()
 
 
-def find(tx: Transaction, pid: int) -> Agent:
-    """An agent, or the error that there is none."""
-    rows = tx.run(sql.GET, (_agent.whole("pid", pid),))
-    if not rows:
-        raise UnknownPid(pid)
-    return agent_of(rows[0])
+def move_agent(tx: Transaction, pid: int, state: str, target: str, *, reason: str | None, now: float) -> None:
+    """Move an agent from one state to another inside a transaction; raises if the transition is illegal."""
+    verb_to(AGENT, state, target, pid)
+    event = ProcessTransitioned(prev_state=state, new_state=target, reason=reason)
+    tx.run(sql.MOVE, (target, reason, now, None, None, append(tx, event, now=now, pid=pid), pid))
 
 
-def _as_json(field: str, value: Any) -> str:
-    _agent.mapping(field, value)
-    try:
-        body = _encoder.encode(value)
-    except (TypeError, ValueError) as problem:
-        raise _agent.refuse(field, f"is not JSON: {problem}") from problem
-    if len(body) > PAYLOAD_BYTES_MAX:
-        raise _agent.refuse(field, f"is {len(body):,} bytes; at most {PAYLOAD_BYTES_MAX:,} are taken")
-    return body.decode()
+def _json(field: str, value: Any) -> str:
+    return json_text(_agent, field, _agent.mapping(field, value), PAYLOAD_BYTES_MAX)
 
 
 class Agents:
-    """Making agents and moving them through their states."""
+    """Creating agents and moving them through their states."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, env: KernelEnvironment) -> None:
+        self._env = env
 
     def create(
         self,
@@ -83,91 +75,88 @@ class Agents:
         max_concurrent: int | None = None,
         unique: bool = False,
     ) -> int:
-        """Make an agent; its pid is the answer. Nothing is enqueued.
+        """Create an agent and return its pid. Nothing is enqueued.
 
-        With `unique`, a living agent of this name is the answer instead, as it is.
+        With `unique`, returns a live agent of this name if there is one, unchanged.
         """
         _agent.text("name", name)
         _agent.text("template", template)
         settings = _settings(priority, weight, intent, max_concurrent)
         _agent.flag("rerunnable", rerunnable)
         _agent.flag("unique", unique)
-        body = _as_json("metadata", {} if metadata is None else metadata)
-        now = self._core.now()
+        body = _json("metadata", {} if metadata is None else metadata)
+        now = self._env.now()
 
         def work(tx: Transaction) -> int:
-            if unique and (there := tx.run(sql.FIND, (name,))):
-                return int(there[0][0])
+            if unique and (existing := tx.run(sql.FIND, (name,))):
+                return int(existing[0][0])
             if parent_pid is not None:
-                find(tx, parent_pid)
-            if project_id is not None and not tx.run(project_sql.GET, (project_id,)):
-                raise ProjectUnknown(f"there is no project {project_id!r}", project_id=project_id)
-            priority, weight, intent, most = settings
-            row = (parent_pid, name, template, now, now, body, project_id, priority, weight, intent, rerunnable, most)
+                find_agent(tx, parent_pid)
+            if project_id is not None:
+                check_project_exists(tx, project_id)
+            priority, weight, intent, cap = settings
+            row = (parent_pid, name, template, now, now, body, project_id, priority, weight, intent, rerunnable, cap)
             pid = int(tx.run(sql.CREATE, row)[0][0])
-            fact = ProcessCreated(name=name, template=template, parent_pid=parent_pid, project_id=project_id)
-            tx.run(sql.TOUCH, (append(tx, fact, now=now, pid=pid), now, pid))
+            event = ProcessCreated(name=name, template=template, parent_pid=parent_pid, project_id=project_id)
+            tx.run(sql.TOUCH, (append(tx, event, now=now, pid=pid), now, pid))
             return pid
 
-        return self._core.write(work)
+        return self._env.write(work)
 
     def get(self, pid: int) -> Agent:
-        """One agent."""
-        return self._core.read(lambda tx: find(tx, pid))
+        """Return one agent."""
+        return self._env.read(lambda tx: find_agent(tx, pid))
 
     def find(self, name: str) -> list[Agent]:
-        """The living agents of a name, youngest first: names need not be unique."""
+        """Return the live agents of a name, newest first: names need not be unique."""
         _agent.text("name", name)
-        return [agent_of(row) for row in self._core.read(lambda tx: tx.run(sql.FIND, (name,)))]
+        return [agent_from_row(row) for row in self._env.read(lambda tx: tx.run(sql.FIND, (name,)))]
 
     def list(
         self, *, state: str | None = None, project_id: str | None = None, limit: int = 100, offset: int = 0
     ) -> tuple[list[Agent], int]:
-        """A page of agents by pid, and how many there are in all."""
+        """Return a page of agents by pid, and the total number."""
         if state is not None:
             _agent.one_of("state", state, AGENT.states)
-        _agent.note("project_id", project_id)
+        _agent.optional_text("project_id", project_id)
         at = page(limit, offset)
 
         def work(tx: Transaction) -> tuple[list[Agent], int]:
             rows = tx.run(sql.LIST, (state, project_id, at.limit, at.offset))
-            return [agent_of(row) for row in rows], int(tx.run(sql.COUNT, (state, project_id))[0][0])
+            return [agent_from_row(row) for row in rows], int(tx.run(sql.COUNT, (state, project_id))[0][0])
 
-        return self._core.read(work)
+        return self._env.read(work)
 
     def transition(self, pid: int, state: str, *, reason: str | None = None, expect: str | None = None) -> Agent:
-        """Put an agent into another state, if there is such an arrow; `expect` also names the state before."""
+        """Move an agent to another state, if the transition is legal; `expect` is the required state before."""
         _agent.one_of("state", state, AGENT.states)
-        _agent.note("reason", reason)
-        _agent.note("expect", expect)
-        now = self._core.now()
+        _agent.optional_text("reason", reason)
+        _agent.optional_text("expect", expect)
+        now = self._env.now()
 
         def work(tx: Transaction) -> Agent:
-            agent = find(tx, pid)
+            agent = find_agent(tx, pid)
             if expect is not None and agent.state != expect:
                 raise AGENT.error(pid, agent.state, f"{state} (expected {expect})", legal=AGENT.verbs(agent.state))
-            verb_to(AGENT, agent.state, state, pid)
-            fact = ProcessTransitioned(prev_state=agent.state, new_state=state, reason=reason)
-            event_id = append(tx, fact, now=now, pid=pid)
-            tx.run(sql.MOVE, (state, reason, now, None, None, event_id, pid))
-            return find(tx, pid)
+            move_agent(tx, pid, agent.state, state, reason=reason, now=now)
+            return find_agent(tx, pid)
 
-        return self._core.write(work)
+        return self._env.write(work)
 
-    def end(self, tx: Transaction, pid: int, exit_kind: str, detail: dict[str, Any], now: float) -> Agent:
-        """End an agent inside a transaction that also sees to its entries."""
-        agent = find(tx, pid)
+    def terminate_in(self, tx: Transaction, pid: int, exit_kind: str, detail: dict[str, Any], now: float) -> Agent:
+        """Terminate an agent inside a transaction that also handles its entries."""
+        agent = find_agent(tx, pid)
         advance(AGENT, agent.state, "terminate", pid)
-        fact = ProcessTerminated(prev_state=agent.state, exit_kind=exit_kind, detail=detail)
-        event_id = append(tx, fact, now=now, pid=pid)
-        tx.run(sql.MOVE, (AgentState.DEAD, None, now, exit_kind, _as_json("detail", detail), event_id, pid))
-        self._core.memo.forget()  # it was known to live
+        event = ProcessTerminated(prev_state=agent.state, exit_kind=exit_kind, detail=detail)
+        event_id = append(tx, event, now=now, pid=pid)
+        tx.run(sql.MOVE, (AgentState.DEAD, None, now, exit_kind, _json("detail", detail), event_id, pid))
+        self._env.cache.invalidate()  # it may be cached as alive
         return agent
 
     def check_exit(self, exit_kind: str, detail: dict[str, Any] | None) -> dict[str, Any]:
-        """The detail of an ending, once both are found to be right."""
+        """Check an exit kind and its detail; returns the detail."""
         _agent.one_of("exit_kind", exit_kind, EXIT_KINDS)
-        _as_json("detail", {} if detail is None else detail)
+        _json("detail", {} if detail is None else detail)
         return detail or {}
 
     def update(self, pid: int, **changes: Any) -> Agent:
@@ -175,71 +164,71 @@ class Agents:
         for field in changes:
             _agent.one_of("field", field, ("priority", "weight", "intent", "max_concurrent", "metadata"))
         if "metadata" in changes:
-            _as_json("metadata", changes["metadata"])
-        now = self._core.now()
+            _json("metadata", changes["metadata"])
+        now = self._env.now()
 
         def work(tx: Transaction) -> Agent:
-            agent = msgspec.structs.replace(find(tx, pid), **changes)
+            agent = msgspec.structs.replace(find_agent(tx, pid), **changes)
             settings = _settings(agent.priority, agent.weight, agent.intent, agent.max_concurrent)
             event_id = append(tx, ProcessUpdated(changes=changes), now=now, pid=pid)
-            tx.run(sql.SET, (*settings, _as_json("metadata", agent.metadata), now, event_id, pid))
+            tx.run(sql.SET, (*settings, _json("metadata", agent.metadata), now, event_id, pid))
             tx.run(flow_sql.AGENT_TOUCH, (pid, agent.project_id or "", event_id))
-            tx.notes.wake = True
-            return find(tx, pid)
+            tx.effects.wake_parked = True
+            return find_agent(tx, pid)
 
-        return self._core.write(work)
+        return self._env.write(work)
 
     def pause(self, pid: int, by: str, reason: str | None = None) -> None:
-        """Give an agent no more runs until it is resumed. What runs, runs on."""
+        """Stop new claims of an agent's entries until it is resumed. Live runs continue."""
         _agent.text("by", by)
-        _agent.note("reason", reason)
+        _agent.optional_text("reason", reason)
         self._set_pause(pid, by, Paused(level="agent", key=str(pid), by=by, reason=reason))
 
     def resume(self, pid: int, by: str) -> None:
-        """Lift an agent's pause."""
+        """End an agent's pause."""
         _agent.text("by", by)
         self._set_pause(pid, None, Resumed(level="agent", key=str(pid), by=by))
 
-    def _set_pause(self, pid: int, by: str | None, fact: Paused | Resumed) -> None:
-        now = self._core.now()
+    def _set_pause(self, pid: int, by: str | None, event: Paused | Resumed) -> None:
+        now = self._env.now()
 
         def work(tx: Transaction) -> None:
-            find(tx, pid)
+            find_agent(tx, pid)
             tx.run(sql.PAUSE, (by, now, pid))
-            tx.run(sql.TOUCH, (append(tx, fact, now=now, pid=pid), now, pid))
-            tx.notes.wake = True
+            tx.run(sql.TOUCH, (append(tx, event, now=now, pid=pid), now, pid))
+            tx.effects.wake_parked = True
 
-        self._core.write(work)
+        self._env.write(work)
 
-    def paused(self, by: str, *, limit: int = LIST_MAX) -> Found:
-        """The agents that this one has paused, by pid."""
+    def paused(self, by: str, *, limit: int = LIST_MAX) -> AgentList:
+        """Return the agents paused by this name, by pid."""
         _agent.text("by", by)
-        rows = self._core.read(lambda tx: tx.run(sql.PAUSED, (by, page(limit, 0).limit)))
-        return [agent_of(row) for row in rows]
+        rows = self._env.read(lambda tx: tx.run(sql.PAUSED, (by, page(limit, 0).limit)))
+        return [agent_from_row(row) for row in rows]
 
     def recover(self, policy: Recovery = "mark-suspended", *, reason: str = "daemon_restart") -> Pids:
-        """Put agents that were at work when everything stopped where they can go on; their pids are the answer."""
+        """Suspend or terminate the agents that were RUNNING or WAITING when their process died; returns their pids."""
         _agent.one_of("policy", policy, RECOVERIES)
         _agent.text("reason", reason)
-        now = self._core.now()
+        now = self._env.now()
 
         def work(tx: Transaction) -> Pids:
             rows = tx.run(sql.INTERRUPTED)
             for pid, state in rows:
                 target = advance(AGENT, state, RECOVERIES[policy], pid)
-                fact = ProcessRecovered(prev_state=state, new_state=target, policy=policy, reason=reason)
-                event_id = append(tx, fact, now=now, pid=pid)
+                event = ProcessRecovered(prev_state=state, new_state=target, policy=policy, reason=reason)
+                event_id = append(tx, event, now=now, pid=pid)
                 exit_kind = "crashed" if target == AgentState.DEAD else None
                 tx.run(sql.MOVE, (target, reason, now, exit_kind, None, event_id, pid))
             return [pid for pid, _ in rows]
 
-        return self._core.write(work)
+        return self._env.write(work)
 
 
-def _settings(priority: int, weight: int, intent: Intent | str, most: int | None) -> tuple[int, int, str, int | None]:
+def _settings(priority: int, weight: int, intent: Intent | str, cap: int | None) -> tuple[int, int, str, int | None]:
     _agent.whole("priority", priority)
     _agent.whole("weight", weight, 1, WEIGHT_MAX)
     _agent.one_of("intent", intent, [each.value for each in Intent])
-    if most is not None:
-        _agent.whole("max_concurrent", most, 0)
-    return priority, weight, str(intent), most
+    if cap is not None:
+        _agent.whole("max_concurrent", cap, 0)
+    return priority, weight, str(intent), cap

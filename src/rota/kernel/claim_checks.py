@@ -1,11 +1,11 @@
-"""Admission: gathers what decides whether an entry may run, and keeps count while a pass hands entries out.
+"""Claim checks: whether an entry may run, given what already runs and what the same pass has claimed.
 
-The rules are in policy/eligibility; this file only fetches, from rows as they stand in the transaction and from the
-roster, which knows who runs what. Within a pass each entry that is taken counts at once for those after it, so one
-claim of a hundred cannot pass a cap of ten.
+The rules are in policy/eligibility; this file fetches the facts that they need, from rows as the transaction sees them
+and from the occupancy. Each entry that a pass claims counts immediately for the entries after it, so a claim of a
+hundred entries cannot exceed a cap of ten.
 
-Most entries need no looking up at all: no project, no needs, and nobody has a ledger, a cap or a context. The
-`Pulse`, one row read at the start of every pass, tells.
+Most entries need no look-up: they have no project and no needs, and no ledger, cap or context exists. The due
+summary, one row read at the start of every pass, says so.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import NamedTuple
 import msgspec
 
 from rota.kernel import contexts, usage_windows
-from rota.kernel.contexts import Ration
-from rota.kernel.due_summary import Pulse
+from rota.kernel.contexts import ContextRow
+from rota.kernel.due_summary import DueSummary
 from rota.kernel.ledger import SHARED_DIM
-from rota.kernel.occupancy import NO_CONSTRAINT, OwnerOnRoster, Roster
-from rota.kernel.projects import holders
+from rota.kernel.occupancy import NO_CONSTRAINT, Occupancy, OwnerOccupancy
 from rota.kernel.rows import (
     ATTEMPT,
     DEADLINE,
@@ -31,19 +30,20 @@ from rota.kernel.rows import (
     PROJECT,
     RUNNABLE_AT,
     Needs,
-    needs_of,
-    spent_of,
+    decode_needs,
+    decode_spent,
     state_and_hold,
 )
-from rota.model.reasons import Blocking
+from rota.kernel.workspaces import workspace_holders
+from rota.model.reasons import BlockingBase
 from rota.policy import replenishment
 from rota.policy.eligibility import (
     AgentFacts,
-    Allowed,
+    BudgetFacts,
+    ContextFacts,
     EntryFacts,
     Facts,
     ProjectFacts,
-    Rationed,
     WorkspaceFacts,
     blocking,
 )
@@ -51,11 +51,11 @@ from rota.store import Row, Transaction
 from rota.store.statements import projects as project_sql
 from rota.store.statements import queue as queue_sql
 
-__all__ = ["Admission", "Subject"]
+__all__ = ["CheckedEntry", "ClaimChecks"]
 
 
-class Subject(NamedTuple):
-    """An entry as admission sees it."""
+class CheckedEntry(NamedTuple):
+    """The columns of an entry that the checks need."""
 
     sched_id: int
     pid: int
@@ -66,12 +66,12 @@ class Subject(NamedTuple):
 
     @property
     def needs(self) -> Needs:
-        """What it asks for besides its agent's leave."""
-        return needs_of(self.needs_text)
+        """What the entry requires besides its agent."""
+        return decode_needs(self.needs_text)
 
     @classmethod
-    def of(cls, row: Row) -> Subject:
-        """The subject in a row of `statements.queue.ENTRY`, or of `READY_COLUMNS`."""
+    def from_row(cls, row: Row) -> CheckedEntry:
+        """Build it from a row of `statements.queue.ENTRY` or of `READY_COLUMNS`."""
         state, hold = state_and_hold(row)
         facts = EntryFacts(
             state=state, hold=hold, runnable_at=row[RUNNABLE_AT], deadline=row[DEADLINE], attempt=row[ATTEMPT]
@@ -79,117 +79,117 @@ class Subject(NamedTuple):
         return cls(row[0], row[PID], row[PROJECT], row[KIND], row[NEEDS], facts)
 
 
-class Admission:
-    """Whether entries may run, asked of one transaction, with what this pass has already taken."""
+class ClaimChecks:
+    """Checks entries inside one transaction, counting what this pass has claimed."""
 
-    def __init__(self, tx: Transaction, now: float, beat: Pulse, *, budgets_count: bool = True) -> None:
+    def __init__(self, tx: Transaction, now: float, due: DueSummary, *, check_budgets: bool = True) -> None:
         self._tx = tx
         self._now = now
-        self._pulse = beat
-        self._budgets_count = budgets_count
-        self._roster = Roster(tx, beat)
-        self._rations: dict[tuple[int, str | None], list[Ration]] = {}  # by pid and needs
-        self._payers: dict[tuple[int, str | None], frozenset[int]] = {}  # contexts of live claims, by pid and needs
-        self._drawn: defaultdict[int, int] = defaultdict(int)  # by context, what live claims asked for
-        self._held: dict[str, dict[str, list[tuple[int, str, float]]]] = {}  # by project and workspace
+        self._due = due
+        self._check_budgets = check_budgets
+        self._occupancy = Occupancy(tx, due)
+        self._contexts: dict[tuple[int, str | None], list[ContextRow]] = {}  # by pid and needs
+        self._contexts_of_claims: dict[tuple[int, str | None], frozenset[int]] = {}  # ids, by pid and needs
+        self._reserved: defaultdict[int, int] = defaultdict(int)  # by context, for live claims
+        self._holders: dict[str, dict[str, list[tuple[int, str, float]]]] = {}  # by project and workspace
 
-    # --- asking ----------------------------------------------------------------------------------
+    # --- checking --------------------------------------------------------------------------------
 
-    def first_reason(self, subject: Subject) -> Blocking | None:
-        """What stands in the way of an entry, if anything does."""
-        if self._is_clear(subject):
+    def first_blocking_reason(self, entry: CheckedEntry) -> BlockingBase | None:
+        """Return the first reason that blocks an entry, or None."""
+        if self._is_surely_free(entry):
             return None
-        return next(blocking(self.facts(subject)), None)
+        return next(blocking(self.facts(entry)), None)
 
-    def _is_clear(self, subject: Subject) -> bool:
-        """Whether an entry without needs plainly may run: the rules of eligibility, for the usual case, in short.
+    def _is_surely_free(self, entry: CheckedEntry) -> bool:
+        """Apply the eligibility rules in short form, for the usual case of an entry without needs.
 
-        False says nothing. A test holds that this is never True where there is a reason.
+        False means "not known". A test checks that this never returns True where a reason exists.
         """
-        if subject.needs_text is not None or subject.kind is not None or self._pulse.any_context:
+        if entry.needs_text is not None or entry.kind is not None or self._due.any_context:
             return False
-        entry, now = subject.facts, self._now
-        waits = entry.state != "queued" or entry.hold is not None or entry.runnable_at > now
-        if waits or (entry.deadline is not None and entry.deadline <= now):
+        facts, now = entry.facts, self._now
+        waits = facts.state != "queued" or facts.hold is not None or facts.runnable_at > now
+        if waits or (facts.deadline is not None and facts.deadline <= now):
             return False
-        agent = self._roster.agent(subject.pid)
+        agent = self._occupancy.agent(entry.pid)
         held_back = agent.paused_by is not None or (agent.cap is not None and agent.running >= agent.cap)
-        if held_back or self._pulse.fleet_paused_by is not None:
+        if held_back or self._due.fleet_paused_by is not None:
             return False
-        if self._budgets_count and any(used + agent.reserved[dim] > limit for dim, used, limit in agent.lines):
+        if self._check_budgets and any(used + agent.reserved[dim] > limit for dim, used, limit in agent.ledger_lines):
             return False
-        owners = [subject.project_id] if subject.project_id is not None else []
-        if self._pulse.any_global_budget:
-            owners.append(usage_windows.EVERYBODY)
-        return all(self._is_open(self._roster.owner(owner)) for owner in owners)
+        owners = [entry.project_id] if entry.project_id is not None else []
+        if self._due.any_global_budget:
+            owners.append(usage_windows.ALL_PROJECTS)
+        return all(self._has_room(self._occupancy.owner(owner)) for owner in owners)
 
-    def _is_open(self, owner: OwnerOnRoster) -> bool:
-        """Whether a project, or everybody, plainly has room for one more run that asks for nothing."""
+    def _has_room(self, owner: OwnerOccupancy) -> bool:
+        """Whether a project, or all projects, surely has room for one more run without needs."""
         if owner.status != "ACTIVE" or owner.paused_by is not None or owner.constraint != NO_CONSTRAINT:
             return False
         if owner.cap is not None and owner.running >= owner.cap:
             return False
-        if not self._budgets_count:
+        if not self._check_budgets:
             return True
         return all(used + owner.reserved[dim] < limit for dim, limit, used, _ in owner.budgets)
 
-    def reasons(self, subject: Subject) -> list[Blocking]:
-        """Everything that stands in the way of an entry."""
-        return list(blocking(self.facts(subject)))
+    def blocking_reasons(self, entry: CheckedEntry) -> list[BlockingBase]:
+        """Return every reason that blocks an entry."""
+        return list(blocking(self.facts(entry)))
 
-    def facts(self, subject: Subject) -> Facts:
-        """All that decides about an entry."""
-        needs = subject.needs
-        agent = self._roster.agent(subject.pid)
-        entry = subject.facts
-        if entry.hold == "after":
-            entry = msgspec.structs.replace(entry, waiting_for=self._waiting_for(subject.sched_id))
+    def facts(self, entry: CheckedEntry) -> Facts:
+        """Gather everything that the eligibility rules look at."""
+        needs = entry.needs
+        agent = self._occupancy.agent(entry.pid)
+        facts = entry.facts
+        if facts.hold == "after":
+            facts = msgspec.structs.replace(facts, waiting_for=self._unfinished_predecessors(entry.sched_id))
         return Facts(
             now=self._now,
-            entry=entry,
+            entry=facts,
             agent=AgentFacts(pid=agent.pid, paused_by=agent.paused_by, running=agent.running, max_concurrent=agent.cap),
-            project=None if subject.project_id is None else self._project_facts(subject.project_id, subject.kind),
-            fleet_paused_by=self._pulse.fleet_paused_by,
-            budgets=self._budget_facts(subject, needs) if self._budgets_count else (),
-            rations=self._ration_facts(subject, needs) if self._budgets_count and self._pulse.any_context else (),
-            no_workspace=None if needs.mode is None else self._lack_of_workspace(subject, needs),
+            project=None if entry.project_id is None else self._project_facts(entry.project_id, entry.kind),
+            fleet_paused_by=self._due.fleet_paused_by,
+            budgets=self._budget_facts(entry, needs) if self._check_budgets else (),
+            contexts=self._context_facts(entry, needs) if self._check_budgets and self._due.any_context else (),
+            no_workspace=None if needs.mode is None else self._workspace_facts(entry, needs),
         )
 
-    # --- taking ----------------------------------------------------------------------------------
+    # --- claiming --------------------------------------------------------------------------------
 
-    def take(self, subject: Subject) -> str | None:
-        """Count an entry as running from here on; the answer is the workspace it is given."""
-        needs = subject.needs
-        self._roster.take(subject.pid, subject.project_id, subject.kind, needs)
-        for ration in self._rations_for(subject, needs):
-            self._drawn[ration.context_id] += _ask_of(ration, needs)
-        if needs.mode is None or subject.project_id is None:
+    def add_claim(self, entry: CheckedEntry) -> str | None:
+        """Count an entry as running; returns the workspace assigned to it."""
+        needs = entry.needs
+        self._occupancy.add_claim(entry.pid, entry.project_id, entry.kind, needs)
+        for context in self._contexts_for(entry, needs):
+            self._reserved[context.context_id] += _requested(context, needs)
+        if needs.mode is None or entry.project_id is None:
             return None
-        workspace = self._free_workspace(subject.project_id, needs)
+        workspace = self._free_workspace(entry.project_id, needs)
         if workspace is not None:
-            held = self._holders(subject.project_id)
-            held.setdefault(workspace, []).append((subject.sched_id, needs.mode, self._now))
+            held = self._workspace_holders(entry.project_id)
+            held.setdefault(workspace, []).append((entry.sched_id, needs.mode, self._now))
         return workspace
 
-    def requests_of(self, subject: Subject) -> list[Ration]:
-        """The contexts in which beginning a run is itself a use."""
-        if not self._pulse.any_context:
+    def request_contexts(self, entry: CheckedEntry) -> list[ContextRow]:
+        """Return the contexts that count requests: starting a run is itself a use of them."""
+        if not self._due.any_context:
             return []
-        return [ration for ration in self._rations_for(subject, subject.needs) if ration.unit == "requests"]
+        return [context for context in self._contexts_for(entry, entry.needs) if context.unit == "requests"]
 
     def load_projects(self, project_ids: Iterable[str]) -> None:
-        """Look up many projects at once."""
-        self._roster.load_owners(project_id for project_id in project_ids if project_id)
+        """Load many projects in one query."""
+        self._occupancy.load_owners(project_id for project_id in project_ids if project_id)
 
     def prefetch(self, rows: Iterable[Row]) -> None:
-        """Look up the owners of many entries at once."""
-        self._roster.load_agents(row[PID] for row in rows)
-        self._roster.load_owners(row[PROJECT] for row in rows if row[PROJECT] is not None)
+        """Load the agents and projects of many entries, each in one query."""
+        self._occupancy.load_agents(row[PID] for row in rows)
+        self._occupancy.load_owners(row[PROJECT] for row in rows if row[PROJECT] is not None)
 
     # --- projects --------------------------------------------------------------------------------
 
     def _project_facts(self, project_id: str, kind: str | None) -> ProjectFacts:
-        owner = self._roster.owner(project_id)
+        owner = self._occupancy.owner(project_id)
         cap = owner.cap
         if owner.constraint.exclusive:
             cap = 1 if cap is None else min(cap, 1)
@@ -200,41 +200,41 @@ class Admission:
             scheduling_paused=owner.constraint.pause_scheduling,
             running=owner.running,
             max_concurrent=cap,
-            running_of_kind=owner.running_of[kind] if kind is not None else 0,
+            running_of_kind=owner.running_by_kind[kind] if kind is not None else 0,
             max_of_kind=owner.constraint.max_by_kind.get(kind) if kind is not None else None,
         )
 
     # --- budgets ---------------------------------------------------------------------------------
 
-    def _budget_facts(self, subject: Subject, needs: Needs) -> tuple[Allowed, ...]:
-        agent = self._roster.agent(subject.pid)
+    def _budget_facts(self, entry: CheckedEntry, needs: Needs) -> tuple[BudgetFacts, ...]:
+        agent = self._occupancy.agent(entry.pid)
         found = [
-            Allowed(
+            BudgetFacts(
                 level="agent",
                 owner=str(agent.pid),
                 dim=dim,
                 used=used,
                 reserved=agent.reserved[dim],
-                ask=needs.ask(dim, 0),
+                ask=needs.requested(dim, 0),
                 limit=limit,
             )
-            for dim, used, limit in agent.lines
+            for dim, used, limit in agent.ledger_lines
         ]
-        if subject.project_id is not None:
-            found += self._owner_budgets(self._roster.owner(subject.project_id), needs)
-        if self._pulse.any_global_budget:
-            found += self._owner_budgets(self._roster.owner(usage_windows.EVERYBODY), needs)
-        return tuple(sorted(found, key=_room)) if len(found) > 1 else tuple(found)
+        if entry.project_id is not None:
+            found += self._owner_budgets(self._occupancy.owner(entry.project_id), needs)
+        if self._due.any_global_budget:
+            found += self._owner_budgets(self._occupancy.owner(usage_windows.ALL_PROJECTS), needs)
+        return tuple(sorted(found, key=_remaining)) if len(found) > 1 else tuple(found)
 
-    def _owner_budgets(self, owner: OwnerOnRoster, needs: Needs) -> list[Allowed]:
+    def _owner_budgets(self, owner: OwnerOccupancy, needs: Needs) -> list[BudgetFacts]:
         return [
-            Allowed(
-                level="global" if owner.project_id == usage_windows.EVERYBODY else "project",
+            BudgetFacts(
+                level="global" if owner.project_id == usage_windows.ALL_PROJECTS else "project",
                 owner=owner.project_id,
                 dim=dim,
                 used=used,
                 reserved=owner.reserved[dim],
-                ask=max(1, needs.ask(dim, 1)),
+                ask=max(1, needs.requested(dim, 1)),
                 limit=limit,
                 frees_at=frees_at,
             )
@@ -243,85 +243,85 @@ class Admission:
 
     # --- contexts --------------------------------------------------------------------------------
 
-    def _rations_for(self, subject: Subject, needs: Needs) -> list[Ration]:
-        if not self._pulse.any_context:
+    def _contexts_for(self, entry: CheckedEntry, needs: Needs) -> list[ContextRow]:
+        if not self._due.any_context:
             return []
-        key = subject.pid, subject.needs_text
-        if key not in self._rations:
-            found = contexts.rations_of(self._tx, needs, subject.pid, subject.project_id)
-            self._rations[key] = found
-            for ration in found:
-                if ration.context_id not in self._drawn:
-                    self._drawn[ration.context_id] = self._drawn_by_live(ration)
-        return self._rations[key]
+        key = entry.pid, entry.needs_text
+        if key not in self._contexts:
+            found = contexts.contexts_for(self._tx, needs, entry.pid, entry.project_id)
+            self._contexts[key] = found
+            for context in found:
+                if context.context_id not in self._reserved:
+                    self._reserved[context.context_id] = self._reserved_by_live(context)
+        return self._contexts[key]
 
-    def _drawn_by_live(self, ration: Ration) -> int:
-        """What live claims may still use of a context. A request was used when its run began."""
-        if ration.unit == "requests":
+    def _reserved_by_live(self, context: ContextRow) -> int:
+        """Return what live claims may still use of a context; a request was used when its run began."""
+        if context.unit == "requests":
             return 0
         return sum(
-            count * needs_of(needs_text).reserved(SHARED_DIM, 1, spent_of(spent_text))
-            for pid, project_id, _, needs_text, spent_text, count in self._roster.live_claims()
-            if ration.context_id in self._paid_by(pid, project_id, needs_text)
+            count * decode_needs(needs_text).reserved(SHARED_DIM, 1, decode_spent(spent_text))
+            for pid, project_id, _, needs_text, spent_text, count in self._occupancy.live_claims()
+            if context.context_id in self._context_ids_of_claim(pid, project_id, needs_text)
         )
 
-    def _paid_by(self, pid: int, project_id: str | None, needs_text: str | None) -> frozenset[int]:
-        """The contexts a live claim draws on: exactly one authority pays, as for an entry that asks."""
+    def _context_ids_of_claim(self, pid: int, project_id: str | None, needs_text: str | None) -> frozenset[int]:
+        """Return the contexts that a live claim draws on, by the same rule as for an entry to claim."""
         key = pid, needs_text
-        if key not in self._payers:
-            found = contexts.rations_of(self._tx, needs_of(needs_text), pid, project_id)
-            self._payers[key] = frozenset(ration.context_id for ration in found)
-        return self._payers[key]
+        if key not in self._contexts_of_claims:
+            found = contexts.contexts_for(self._tx, decode_needs(needs_text), pid, project_id)
+            self._contexts_of_claims[key] = frozenset(context.context_id for context in found)
+        return self._contexts_of_claims[key]
 
-    def _ration_facts(self, subject: Subject, needs: Needs) -> tuple[Rationed, ...]:
-        at_ms = contexts.in_ms(self._now)
+    def _context_facts(self, entry: CheckedEntry, needs: Needs) -> tuple[ContextFacts, ...]:
+        at_ms = contexts.to_ms(self._now)
         found = []
-        for ration in self._rations_for(subject, needs):
-            allowance = replenishment.refilled(ration.allowance, at_ms)
-            ask = _ask_of(ration, needs)
-            reserved = self._drawn[ration.context_id]
-            covered_ms = replenishment.covered_at(allowance, min(ask + reserved, allowance.budget))
+        for context in self._contexts_for(entry, needs):
+            allowance = replenishment.refilled(context.allowance, at_ms)
+            requested = _requested(context, needs)
+            reserved = self._reserved[context.context_id]
+            covered_ms = replenishment.covered_at(allowance, min(requested + reserved, allowance.budget))
             found.append(
-                Rationed(
-                    context_id=ration.context_id,
-                    name=ration.name,
+                ContextFacts(
+                    context_id=context.context_id,
+                    name=context.name,
                     available=replenishment.available(allowance, at_ms),
                     reserved=reserved,
-                    ask=ask,
+                    ask=requested,
                     budget=allowance.budget,
                     covered_at=None if covered_ms is None else covered_ms / 1000,
-                    throttled_until=ration.throttled_until,
+                    throttled_until=context.throttled_until,
                 )
             )
         return tuple(found)
 
     # --- workspaces ------------------------------------------------------------------------------
 
-    def _holders(self, project_id: str) -> dict[str, list[tuple[int, str, float]]]:
-        if project_id not in self._held:
-            self._held[project_id] = holders(self._tx, project_id)
-        return self._held[project_id]
+    def _workspace_holders(self, project_id: str) -> dict[str, list[tuple[int, str, float]]]:
+        if project_id not in self._holders:
+            self._holders[project_id] = workspace_holders(self._tx, project_id)
+        return self._holders[project_id]
 
     def _workspaces(self, project_id: str, needs: Needs) -> list[str]:
         names = [row[0] for row in self._tx.run(project_sql.WORKSPACES_OF, (project_id,))]
         return names if needs.workspace is None else [name for name in names if name == needs.workspace]
 
     def _free_workspace(self, project_id: str, needs: Needs) -> str | None:
-        """One it can use: an exclusive run needs it empty, a shared one only free of exclusive holders."""
-        held = self._holders(project_id)
+        """Return a workspace that is free for the run: empty, or held only by shared runs if the run shares it."""
+        held = self._workspace_holders(project_id)
         for name in self._workspaces(project_id, needs):
             modes = {mode for _, mode, _ in held.get(name, [])}
             if not modes or (needs.mode == "shared" and modes == {"shared"}):
                 return name
         return None
 
-    def _lack_of_workspace(self, subject: Subject, needs: Needs) -> WorkspaceFacts | None:
-        if subject.project_id is None:
+    def _workspace_facts(self, entry: CheckedEntry, needs: Needs) -> WorkspaceFacts | None:
+        if entry.project_id is None:
             return WorkspaceFacts(workspace=needs.workspace)
-        if self._free_workspace(subject.project_id, needs) is not None:
+        if self._free_workspace(entry.project_id, needs) is not None:
             return None
-        held = self._holders(subject.project_id)
-        claims = [claim for name in self._workspaces(subject.project_id, needs) for claim in held.get(name, [])]
+        held = self._workspace_holders(entry.project_id)
+        claims = [claim for name in self._workspaces(entry.project_id, needs) for claim in held.get(name, [])]
         return WorkspaceFacts(
             workspace=needs.workspace,
             held_by=tuple(sorted(sched_id for sched_id, _, _ in claims)),
@@ -330,15 +330,15 @@ class Admission:
 
     # --- predecessors ----------------------------------------------------------------------------
 
-    def _waiting_for(self, sched_id: int) -> tuple[int, ...]:
+    def _unfinished_predecessors(self, sched_id: int) -> tuple[int, ...]:
         rows = self._tx.run(queue_sql.PREDECESSORS, (sched_id,))
         return tuple(other for other, state, exit_kind in rows if (state, exit_kind) != ("completed", "completed"))
 
 
-def _room(budget: Allowed) -> int:
-    """What a budget leaves once an ask is granted: the least room is the strictest, and is named first."""
+def _remaining(budget: BudgetFacts) -> int:
+    """Return what a budget leaves after the request; the strictest budget is reported first."""
     return budget.limit - budget.used - budget.reserved - budget.ask
 
 
-def _ask_of(ration: Ration, needs: Needs) -> int:
-    return 1 if ration.unit == "requests" else max(1, needs.ask(SHARED_DIM, 1))
+def _requested(context: ContextRow, needs: Needs) -> int:
+    return 1 if context.unit == "requests" else max(1, needs.requested(SHARED_DIM, 1))

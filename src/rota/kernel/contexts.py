@@ -1,11 +1,11 @@
-"""Contexts: budgets per period, bound to an agent, a project, a call path, or a name that many share.
+"""Contexts: budgets per period, bound to an agent, a project, a call path, or a name that many entries share.
 
-A name is how a provider's limit is written down: "openai, 200,000 tokens per 60 s" is one context that every
-entry which draws on `openai` uses up, whatever project it is of. Exactly one authority pays besides: the call
-path's context if the entry was spawned on one, else its agent's, else its project's, else none.
+A named context is a limit, such as a provider's: "openai, 200,000 tokens per 60 s" is one context that every entry
+with `draws_on=("openai",)` uses, whatever its project. In addition exactly one other context pays: that of the call
+path if the entry was spawned on one, else that of its agent, else that of its project, if there is one.
 
-Where a context stands is an `Allowance` (see policy/replenishment): what was used comes back one period later,
-and an overshoot is debt. Time is counted in whole milliseconds here.
+The state of a context's budget is an `Allowance` (see policy/replenishment): usage comes back one period later, and
+usage beyond the budget is debt. Time is counted in whole milliseconds here.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from rota.errors import ContextExists, ContextInvalid, ContextUnknown, ProjectUnknown, StaleHandle
-from rota.kernel.agents import find
-from rota.kernel.core import Core, page
+from rota.errors import ContextExists, ContextInvalid, ContextUnknown, StaleHandle
+from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
+from rota.kernel.lookups import check_project_exists, find_agent
+from rota.kernel.paging import page
 from rota.kernel.rows import Needs
 from rota.model import events
 from rota.model.budgets import Handle, Refill, SchedulingContext
@@ -27,11 +28,10 @@ from rota.policy import replenishment
 from rota.policy.replenishment import Allowance
 from rota.store import Row, Transaction
 from rota.store.statements import contexts as sql
-from rota.store.statements import projects as project_sql
 
-__all__ = ["REFILL_MAX", "Contexts", "Ration", "charge", "in_ms", "rations_of", "refill", "units"]
+__all__ = ["REFILL_MAX", "ContextRow", "Contexts", "apply_charge", "charge", "contexts_for", "refill", "to_ms"]
 
-REFILL_MAX = 256  # contexts refilled in one go
+REFILL_MAX = 256  # contexts refilled in one transaction
 Unit = Literal["tokens", "requests"]
 UNITS = ("tokens", "requests")
 BOUND_TO = ("agent", "project", "call_path", "name")
@@ -40,13 +40,13 @@ _checks = Checks("SchedulingContext", ContextInvalid)
 _encoder = msgspec.json.Encoder()
 
 
-def in_ms(at: float) -> int:
-    """An instant in whole milliseconds."""
+def to_ms(at: float) -> int:
+    """Convert an instant to whole milliseconds."""
     return round(at * 1000)
 
 
-class Ration(NamedTuple):
-    """A context as the kernel handles it."""
+class ContextRow(NamedTuple):
+    """A context as stored, with its allowance decoded."""
 
     context_id: int
     bound_to: str
@@ -60,44 +60,39 @@ class Ration(NamedTuple):
 
     @property
     def name(self) -> str | None:
-        """The name many share it by, if it is bound to one."""
+        """The name of the limit, if the context is bound to a name."""
         return self.bound_id if self.bound_to == "name" else None
 
 
-def _ration(row: Row) -> Ration:
-    context_id, bound_to, bound_id, unit, _, _, state, standing, refill_at, throttled_until, generation = row
-    allowance = replenishment.lawful(msgspec.json.decode(standing, type=Allowance))
-    return Ration(context_id, bound_to, bound_id, unit, state, allowance, refill_at, throttled_until, generation)
+def _from_row(row: Row) -> ContextRow:
+    context_id, bound_to, bound_id, unit, _, _, state, allowance_text, refill_at, throttled_until, generation = row
+    allowance = replenishment.checked(msgspec.json.decode(allowance_text, type=Allowance))
+    return ContextRow(context_id, bound_to, bound_id, unit, state, allowance, refill_at, throttled_until, generation)
 
 
-def rations_of(tx: Transaction, needs: Needs, pid: int, project_id: str | None) -> list[Ration]:
-    """Every context an entry draws on: the names it lists, and the one authority that pays."""
-    found = [_ration(row) for name in needs.draws_on for row in tx.run(sql.BOUND, ("name", name))]
+def contexts_for(tx: Transaction, needs: Needs, pid: int, project_id: str | None) -> list[ContextRow]:
+    """Return every context that an entry draws on: the limits it names, and the one other context that pays."""
+    found = [_from_row(row) for name in needs.draws_on for row in tx.run(sql.BOUND, ("name", name))]
     for bound_to, bound_id in (("call_path", needs.path), ("agent", str(pid)), ("project", project_id)):
         rows = tx.run(sql.BOUND, (bound_to, bound_id)) if bound_id is not None else []
         if rows:
-            return found + [_ration(row) for row in rows]
+            return found + [_from_row(row) for row in rows]
     return found
 
 
-def units(ration: Ration, amounts: dict[str, int]) -> int:
-    """How much of a context usage is."""
-    return amounts.get("tokens", 0) if ration.unit == "tokens" else amounts.get("requests", 0)
-
-
-def charge(tx: Transaction, rations: list[Ration], amounts: dict[str, int], now: float) -> dict[str, int]:
-    """Use up contexts, past what is available too; a negative amount gives back. The answer is for the fact."""
+def charge(tx: Transaction, charged: list[ContextRow], amounts: dict[str, int], now: float) -> dict[str, int]:
+    """Charge contexts, also beyond what is available; negative amounts refund. Returns the amounts by context id."""
     moved: dict[str, int] = {}
-    for ration in rations:
-        amount = units(ration, amounts)
+    for context in charged:
+        amount = amounts.get(context.unit, 0)
         if amount:
-            moved[str(ration.context_id)] = amount
-            _stand(tx, ration, applied(ration.allowance, amount, in_ms(now)), now)
+            moved[str(context.context_id)] = amount
+            _save(tx, context, apply_charge(context.allowance, amount, to_ms(now)), now)
     return moved
 
 
-def applied(allowance: Allowance, amount: int, at_ms: int) -> Allowance:
-    """An allowance after a charge, or after giving back where the amount is negative."""
+def apply_charge(allowance: Allowance, amount: int, at_ms: int) -> Allowance:
+    """Return an allowance after a charge, or after a refund if the amount is negative."""
     present = replenishment.refilled(allowance, at_ms)
     if amount < 0:
         return replenishment.refunded(present, -amount, at_ms)
@@ -105,115 +100,115 @@ def applied(allowance: Allowance, amount: int, at_ms: int) -> Allowance:
 
 
 def refill(tx: Transaction, now: float) -> int:
-    """Let come back what is due; the answer is how many contexts that concerned."""
-    due = [_ration(row) for row in tx.run(sql.DUE, (now, REFILL_MAX))]
-    for ration in due:
-        _stand(tx, ration, replenishment.refilled(ration.allowance, in_ms(now)), now)
+    """Refill the contexts that are due; returns their number."""
+    due = [_from_row(row) for row in tx.run(sql.DUE, (now, REFILL_MAX))]
+    for context in due:
+        _save(tx, context, replenishment.refilled(context.allowance, to_ms(now)), now)
     return len(due)
 
 
-def _stand(tx: Transaction, ration: Ration, allowance: Allowance, now: float) -> None:
-    """Write where a context stands, and the fact if it ran dry or came back."""
-    at_ms = in_ms(now)
+def _save(tx: Transaction, context: ContextRow, allowance: Allowance, now: float) -> None:
+    """Write a context's allowance, and an event if it was depleted or replenished."""
+    at_ms = to_ms(now)
     left = replenishment.available(allowance, at_ms)
     next_ms = replenishment.next_refill_at(allowance, at_ms)
     refill_at = None if next_ms is None else next_ms / 1000
-    if ration.throttled_until is not None and ration.throttled_until > now:
-        refill_at = min(refill_at or ration.throttled_until, ration.throttled_until)
-    state = ration.state
-    context_id = ration.context_id
+    if context.throttled_until is not None and context.throttled_until > now:
+        refill_at = min(refill_at or context.throttled_until, context.throttled_until)
+    state = context.state
+    context_id = context.context_id
     remaining = left - replenishment.debt(allowance, at_ms)
     if state == ContextState.ACTIVE and left == 0:
         state = advance(CONTEXT, state, "deplete", context_id)
-        fact = events.ContextDepleted(context_id=context_id, remaining=remaining, refill_at=refill_at)
-        append(tx, fact, now=now)
+        event = events.ContextBudgetDepleted(context_id=context_id, remaining=remaining, refill_at=refill_at)
+        append(tx, event, now=now)
     elif state == ContextState.DEPLETED and left > 0:
         state = advance(CONTEXT, state, "replenish", context_id)
         append(tx, events.ContextReplenished(context_id=context_id, amount=left, remaining=remaining), now=now)
-        tx.notes.wake = True
-    standing = _encoder.encode(allowance).decode()
-    tx.run(sql.STAND, (allowance.budget, allowance.period, state, standing, refill_at, context_id))
+        tx.effects.wake_parked = True
+    text = _encoder.encode(allowance).decode()
+    tx.run(sql.UPDATE, (allowance.budget, allowance.period, state, text, refill_at, context_id))
 
 
 class Contexts:
-    """Admitting, reading, changing and revoking contexts."""
+    """Creating, reading, changing and revoking contexts."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, env: KernelEnvironment) -> None:
+        self._env = env
 
     def create(
         self, *, bound_to: str, bound_id: str | int, budget: int, period_s: float, unit: str = "tokens"
     ) -> SchedulingContext:
-        """Admit a context. One thing can be bound to one context of each unit."""
+        """Create a context. Each target can have one context per unit."""
         _checks.one_of("bound_to", bound_to, BOUND_TO)
         bound = _checks.text("bound_id", str(bound_id) if type(bound_id) is int else bound_id)
         _checks.one_of("unit", unit, UNITS)
         _checks.whole("budget", budget, 1)
-        period_ms = in_ms(_checks.number("period_s", period_s, 0.001, SECONDS_MAX))
-        now = self._core.now()
-        standing = _encoder.encode(replenishment.full(budget, period_ms, in_ms(now))).decode()
+        period_ms = to_ms(_checks.number("period_s", period_s, 0.001, SECONDS_MAX))
+        now = self._env.now()
+        allowance_text = _encoder.encode(replenishment.full(budget, period_ms, to_ms(now))).decode()
 
         def work(tx: Transaction) -> SchedulingContext:
             _check_bound(tx, bound_to, bound)
             if any(row[3] == unit for row in tx.run(sql.BOUND, (bound_to, bound))):
-                raise ContextExists(f"{bound_to} {bound} has a context of {unit} already", bound_id=bound)
+                raise ContextExists(f"{bound_to} {bound} already has a context of {unit}", bound_id=bound)
             state = advance(CONTEXT, CONTEXT.initial, "bind")
-            row = (bound_to, bound, unit, budget, period_ms, state, standing)
+            row = (bound_to, bound, unit, budget, period_ms, state, allowance_text)
             context_id = int(tx.run(sql.CREATE, row)[0][0])
-            fact = events.ContextCreated(
+            event = events.ContextCreated(
                 context_id=context_id, budget=budget, period=period_ms, bound_to=bound_to, bound_id=bound, unit=unit
             )
-            append(tx, fact, now=now)
-            return _shown(self._find(tx, context_id), now)
+            append(tx, event, now=now)
+            return _as_model(self._find(tx, context_id), now)
 
-        return self._core.write(work)
+        return self._env.write(work)
 
     def get(self, context_id: int) -> SchedulingContext:
-        """One context as it stands now."""
-        now = self._core.now()
-        return self._core.read(lambda tx: _shown(self._find(tx, context_id), now))
+        """Return one context as of now."""
+        now = self._env.now()
+        return self._env.read(lambda tx: _as_model(self._find(tx, context_id), now))
 
     def list(self, *, limit: int = 100, offset: int = 0) -> list[SchedulingContext]:
-        """A page of contexts, by id."""
-        now = self._core.now()
-        rows = self._core.read(lambda tx: tx.run(sql.LIST, page(limit, offset)))
-        return [_shown(_ration(row), now) for row in rows]
+        """Return a page of contexts by id."""
+        now = self._env.now()
+        rows = self._env.read(lambda tx: tx.run(sql.LIST, page(limit, offset)))
+        return [_as_model(_from_row(row), now) for row in rows]
 
     def adjust(self, context_id: int, *, budget: int, period_s: float) -> SchedulingContext:
-        """Other numbers, in force from the next refill on."""
+        """Change budget and period, effective from the next refill."""
         _checks.whole("budget", budget, 1)
-        period_ms = in_ms(_checks.number("period_s", period_s, 0.001, SECONDS_MAX))
-        now = self._core.now()
+        period_ms = to_ms(_checks.number("period_s", period_s, 0.001, SECONDS_MAX))
+        now = self._env.now()
 
         def work(tx: Transaction) -> SchedulingContext:
-            ration = self._valid(tx, context_id)
+            context = self._find_valid(tx, context_id)
             append(
                 tx,
                 events.ContextAdjusted(context_id=context_id, changes={"budget": budget, "period": period_ms}),
                 now=now,
             )
-            allowance = replenishment.refilled(ration.allowance, in_ms(now))
-            _stand(tx, ration, replenishment.adjusted(allowance, budget, period_ms, in_ms(now)), now)
-            tx.notes.wake = True
-            return _shown(self._find(tx, context_id), now)
+            allowance = replenishment.refilled(context.allowance, to_ms(now))
+            _save(tx, context, replenishment.adjusted(allowance, budget, period_ms, to_ms(now)), now)
+            tx.effects.wake_parked = True
+            return _as_model(self._find(tx, context_id), now)
 
-        return self._core.write(work)
+        return self._env.write(work)
 
     def revoke(self, context_id: int) -> None:
-        """Take a context back: every handle to it is stale from now on."""
-        now = self._core.now()
+        """Revoke a context: every handle to it becomes stale."""
+        now = self._env.now()
 
         def work(tx: Transaction) -> None:
-            ration = self._find(tx, context_id)
-            advance(CONTEXT, ration.state, "revoke", context_id)
+            context = self._find(tx, context_id)
+            advance(CONTEXT, context.state, "revoke", context_id)
             tx.run(sql.REVOKE, (context_id,))
             append(tx, events.ContextRevoked(context_id=context_id), now=now)
-            tx.notes.wake = True
+            tx.effects.wake_parked = True
 
-        self._core.write(work)
+        self._env.write(work)
 
     def resolve(self, handle: Handle) -> SchedulingContext:
-        """The context a handle stands for, or the error that it was revoked."""
+        """Return the context of a handle; raises `StaleHandle` if it was revoked."""
         if not isinstance(handle, Handle):
             raise _checks.refuse("handle", f"must be a Handle, not {type(handle).__name__}")
         context = self.get(handle.slot)
@@ -222,25 +217,25 @@ class Contexts:
         return context
 
     def charge(self, context_id: int, amount: int, now: float | None = None) -> SchedulingContext:
-        """Use up a context outside of any run."""
+        """Charge a context without a run."""
         _checks.whole("amount", amount, 0, AMOUNT_MAX)
-        at = self._core.now(now)
+        at = self._env.now(now)
 
         def work(tx: Transaction) -> SchedulingContext:
-            ration = self._valid(tx, context_id)
-            moved = charge(tx, [ration], {ration.unit: amount}, at)
-            append(tx, events.LedgerCharged(amounts={ration.unit: amount}, contexts=moved), now=at)
-            return _shown(self._find(tx, context_id), at)
+            context = self._find_valid(tx, context_id)
+            moved = charge(tx, [context], {context.unit: amount}, at)
+            append(tx, events.LedgerCharged(amounts={context.unit: amount}, contexts=moved), now=at)
+            return _as_model(self._find(tx, context_id), at)
 
-        return self._core.write(work)
+        return self._env.write(work)
 
     def throttle(self, name: str, retry_after_s: float, *, by: int | None = None) -> float:
-        """A provider asked for a pause: everybody who draws on this name waits. The answer is until when."""
+        """Block every entry that draws on a limit, because its provider asked for a pause; returns until when."""
         _checks.text("name", name)
         _checks.duration("retry_after_s", retry_after_s)
         if by is not None:
             _checks.whole("by", by, 1)
-        now = self._core.now()
+        now = self._env.now()
         until_at = now + retry_after_s
 
         def work(tx: Transaction) -> float:
@@ -251,45 +246,45 @@ class Contexts:
             append(tx, events.LimitThrottled(name=name, until_at=latest_at, by=by), now=now)
             return latest_at
 
-        return self._core.write(work)
+        return self._env.write(work)
 
-    def _find(self, tx: Transaction, context_id: int) -> Ration:
+    def _find(self, tx: Transaction, context_id: int) -> ContextRow:
         rows = tx.run(sql.GET, (_checks.whole("context_id", context_id),))
         if not rows:
             raise ContextUnknown(f"there is no context {context_id}", context_id=context_id)
-        return _ration(rows[0])
+        return _from_row(rows[0])
 
-    def _valid(self, tx: Transaction, context_id: int) -> Ration:
-        ration = self._find(tx, context_id)
-        if ration.state == ContextState.REVOKED:
+    def _find_valid(self, tx: Transaction, context_id: int) -> ContextRow:
+        context = self._find(tx, context_id)
+        if context.state == ContextState.REVOKED:
             raise StaleHandle(f"context {context_id} was revoked", context_id=context_id)
-        return ration
+        return context
 
 
 def _check_bound(tx: Transaction, bound_to: str, bound_id: str) -> None:
-    """An agent or a project must exist; a call path and a name need not, yet."""
+    """Check that an agent or a project exists; a call path and a name need not."""
     if bound_to == "agent":
         if not bound_id.isdecimal():
             raise _checks.refuse("bound_id", f"must be a pid, not {bound_id!r}")
-        find(tx, int(bound_id))
-    elif bound_to == "project" and not tx.run(project_sql.GET, (bound_id,)):
-        raise ProjectUnknown(f"there is no project {bound_id!r}", project_id=bound_id)
+        find_agent(tx, int(bound_id))
+    elif bound_to == "project":
+        check_project_exists(tx, bound_id)
 
 
-def _shown(ration: Ration, now: float) -> SchedulingContext:
-    at_ms = in_ms(now)
-    allowance = replenishment.refilled(ration.allowance, at_ms)
+def _as_model(context: ContextRow, now: float) -> SchedulingContext:
+    at_ms = to_ms(now)
+    allowance = replenishment.refilled(context.allowance, at_ms)
     pending = tuple(Refill(at, amount) for at, amount in allowance.refills if at > at_ms)
-    shown: dict[str, Any] = {
-        "context_id": ration.context_id,
+    fields: dict[str, Any] = {
+        "context_id": context.context_id,
         "budget": allowance.budget,
         "period": allowance.period,
         "remaining": replenishment.available(allowance, at_ms) - replenishment.debt(allowance, at_ms),
         "refills": pending,
-        "state": ration.state,
-        "unit": ration.unit,
-        "bound_to": ration.bound_to,
-        "bound_id": ration.bound_id,
-        "generation": ration.generation,
+        "state": context.state,
+        "unit": context.unit,
+        "bound_to": context.bound_to,
+        "bound_id": context.bound_id,
+        "generation": context.generation,
     }
-    return SchedulingContext(**shown)
+    return SchedulingContext(**fields)

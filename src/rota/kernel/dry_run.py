@@ -1,12 +1,12 @@
-"""A rehearsal: what a claim would do, done for real and undone.
+"""A dry run: what a claim would do, done in a transaction that is rolled back.
 
-To say truly what a claim would return, the very same code has to run on the very same rows: what is due by now is
-done first (held entries released, expired claims taken back, deadlines swept), then a pass offers and writes. So a
-rehearsal is a transaction that writes and is always rolled back. It takes its turn like any writer, and for that
-time it holds up the others; what it does is therefore bounded by whoever plays.
+To say exactly what a claim would return, the same code must run on the same rows: maintenance first (held entries
+released, expired claims taken back, deadlines swept), then a pass that checks and writes. So a dry run is a write
+transaction that always rolls back. It queues like any writer and delays the others while it runs, so its work must be
+bounded.
 
-Nothing of it is left, in the file or in memory: the clockwork, the pulse it remembers, who was seen and the generator
-that jitter comes from are copies.
+It leaves nothing behind, in the file or in memory: the maintenance state, the cache, the record of workers and the
+random generator are copies.
 """
 
 from __future__ import annotations
@@ -16,43 +16,44 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from rota.errors import SchedUnknownId
-from rota.kernel.core import Core, Memo
-from rota.kernel.due_summary import Pulse
-from rota.kernel.maintenance import Clockwork
+from rota.kernel.cache import KernelCache
+from rota.kernel.due_summary import DueSummary
+from rota.kernel.environment import KernelEnvironment
+from rota.kernel.maintenance import Maintenance
 from rota.store import Row, Transaction
 from rota.store.statements import journal as journal_sql
 from rota.store.statements import queue as sql
 
-__all__ = ["Stage", "rehearse"]
+__all__ = ["DryRun", "dry_run"]
 
 T = TypeVar("T")
 
 
-class Stage(NamedTuple):
-    """Where a rehearsal is played: everything that is due has been done."""
+class DryRun(NamedTuple):
+    """What the work of a dry run gets: a transaction in which maintenance has been done."""
 
     tx: Transaction
     now: float
-    beat: Pulse
-    cursor: int  # the last event there truly is
+    due: DueSummary
+    cursor: int  # the last event before the dry run
 
     def row(self, sched_id: int) -> Row:
-        """An entry as a claim would find it."""
+        """Return an entry as a claim would find it."""
         rows = self.tx.run(sql.GET, (sched_id,))
         if not rows:
             raise SchedUnknownId(sched_id)
         return rows[0]
 
 
-def rehearse(core: Core, play: Callable[[Stage], T], *, now: float | None = None) -> T:
-    """Do what is due, then whatever `play` does, answer with what it found, and undo it all."""
-    given = None if now is None else core.now(now)
-    apart = core._replace(chance=copy.copy(core.chance), memo=Memo(), seen=core.seen.copy())
+def dry_run(env: KernelEnvironment, work: Callable[[DryRun], T], *, now: float | None = None) -> T:
+    """Do what is due, run the work, roll everything back and return the work's result."""
+    given = None if now is None else env.now(now)
+    isolated = env._replace(rng=copy.copy(env.rng), cache=KernelCache(), workers_seen=env.workers_seen.copy())
 
-    def work(tx: Transaction) -> T:
+    def rolled_back(tx: Transaction) -> T:
         cursor = int(tx.run(journal_sql.EVENT_ENDS)[0][1] or 0)
-        at = core.now() if given is None else given
-        beat, _ = Clockwork(apart).turn(tx, at, own_time=given is None)
-        return play(Stage(tx, at, beat, cursor))
+        at = env.now() if given is None else given
+        due, _ = Maintenance(isolated).run_due(tx, at, now_from_clock=given is None)
+        return work(DryRun(tx, at, due, cursor))
 
-    return core.store.rehearse(work)
+    return env.store.dry_run(rolled_back)

@@ -1,7 +1,7 @@
-"""The pulse: one row that says when time next changes something, and what a claim has to look at.
+"""The due summary: one row that says when something next falls due, and which checks a claim needs.
 
-Every claim begins with it. Most of the time it says that nothing is due and nobody has a cap, a ledger or a context,
-and then an entry's own row decides.
+Every claim begins with it. Usually nothing is due and no agent has a cap, a ledger or a context; then an entry's own
+row decides whether it may run.
 """
 
 from __future__ import annotations
@@ -12,56 +12,63 @@ from typing import NamedTuple
 from rota.store import Transaction
 from rota.store.statements import claims as sql
 
-__all__ = ["Pulse", "pulse"]
+__all__ = ["DueSummary", "read_due_summary"]
 
 
-class Pulse(NamedTuple):
-    """When time next changes something, and what a pass has to look at besides the queue."""
+class DueSummary(NamedTuple):
+    """The instants at which something falls due, and which kinds of limits exist."""
 
-    held_at: float | None  # the next held entry is due
+    held_at: float | None  # the next held entry becomes ready
     expires_at: float | None  # the next claim expires
-    deadline: float | None  # the next waiting entry passes its deadline
-    edge_at: float | None  # something leaves a usage window
-    refill_at: float | None  # something comes back to a context
-    kept_until: float | None  # the next entry has been kept for a worker long enough
-    fallout: int  # dependents of ended entries wait to be seen to
+    deadline: float | None  # the next queued entry passes its deadline
+    window_edge_at: float | None  # usage leaves a window
+    refill_at: float | None  # a context gets budget back
+    affinity_until: float | None  # the next affinity hold ends
+    dependents_pending: int  # dependents of ended entries are still to be released or cancelled
     fleet_paused_by: str | None
-    any_stopped: int  # agents that are paused or may run nothing
+    any_stopped: int  # agents that are paused or have a cap of 0
     any_capped: int
     any_ledger: int
     any_global_budget: int
     any_context: int
 
     @property
-    def is_plain(self) -> bool:
-        """Whether nobody has a cap, a ledger or a context: then only projects and needs have to be looked up."""
+    def is_unrestricted(self) -> bool:
+        """Whether no cap, ledger, global budget or context exists: only projects and needs have to be checked."""
         return not (self.any_capped or self.any_ledger or self.any_global_budget or self.any_context)
 
     def is_due(self, now: float) -> bool:
-        """Whether time has brought something about."""
+        """Whether maintenance has something to do."""
         return (
             (self.held_at is not None and self.held_at <= now)
             or (self.expires_at is not None and self.expires_at <= now)
             or (self.deadline is not None and self.deadline < now)
-            or (self.edge_at is not None and self.edge_at <= now)
+            or (self.window_edge_at is not None and self.window_edge_at <= now)
             or (self.refill_at is not None and self.refill_at <= now)
-            or (self.kept_until is not None and self.kept_until <= now)
-            or bool(self.fallout)
+            or (self.affinity_until is not None and self.affinity_until <= now)
+            or bool(self.dependents_pending)
         )
 
     @property
     def next_at(self) -> float | None:
-        """When the next thing falls due; at once if something is left."""
-        instants = (self.held_at, self.expires_at, self.deadline, self.edge_at, self.refill_at, self.kept_until)
-        return 0.0 if self.fallout else min((at for at in instants if at is not None), default=None)
+        """When the next thing falls due; 0 if some of it is left over from before."""
+        instants = (
+            self.held_at,
+            self.expires_at,
+            self.deadline,
+            self.window_edge_at,
+            self.refill_at,
+            self.affinity_until,
+        )
+        return 0.0 if self.dependents_pending else min((at for at in instants if at is not None), default=None)
 
     @property
-    def due_at(self) -> float | None:
-        """When whoever waits should look again: a deadline is swept just after it has come."""
+    def retry_at(self) -> float | None:
+        """When a parked claim should run again: for a deadline just after it, since only past deadlines are swept."""
         after = None if self.deadline is None else math.nextafter(self.deadline, math.inf)
         return self._replace(deadline=after).next_at
 
 
-def pulse(tx: Transaction) -> Pulse:
-    """Take the pulse."""
-    return Pulse(*tx.run(sql.PULSE)[0])
+def read_due_summary(tx: Transaction) -> DueSummary:
+    """Read the due summary."""
+    return DueSummary(*tx.run(sql.DUE_SUMMARY)[0])

@@ -1,8 +1,8 @@
-"""Entries: looking at them, waiting for their end, changing and cancelling those that wait."""
+"""Entries: reading them, waiting for their end, changing and cancelling those that are queued."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -16,10 +16,11 @@ from rota.errors import (
     WaitTimeout,
 )
 from rota.kernel import affinity, dependencies, flows
-from rota.kernel.core import READ_MAX, Core, Page, page
+from rota.kernel.entry_waiters import EntryWaiters
+from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
-from rota.kernel.results import Results
-from rota.kernel.rows import entry_of, size_of
+from rota.kernel.paging import READ_MAX, Page, page
+from rota.kernel.rows import entry_from_row, json_list, payload_bytes
 from rota.model.checks import Checks
 from rota.model.events import CancelRequested, EntriesCancelled, EntriesChanged, EntriesEnqueued
 from rota.model.lifecycle import ENTRY, AgentState, advance
@@ -28,18 +29,17 @@ from rota.store import Row, Statement, Transaction
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import queue as sql
 
-__all__ = ["BATCH_MAX", "LIST_BYTES_MAX", "Entries", "EntryFilter", "lives"]
+__all__ = ["BATCH_MAX", "LIST_BYTES_MAX", "Entries", "EntryFilter"]
 
 BATCH_MAX = 1_000  # entries changed in one transaction by a filter
-LIST_BYTES_MAX = 32 * 1024 * 1024  # payloads and results in one page
+LIST_BYTES_MAX = 32 * 1024 * 1024  # of payloads and results in one page
 _queue = Checks("Queue", SchedInvalidPayload)
 _filter = Checks("Queue", SchedInvalidStateFilter)
-_encode = msgspec.json.Encoder().encode
 Ids: TypeAlias = list[int]
 
 
 class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which entries; None is any."""
+    """Conditions that an entry must meet; None matches any value."""
 
     state: str | None = None
     pid: int | None = None
@@ -56,68 +56,68 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.exit_kind is not None:
             _queue.one_of("exit_kind", self.exit_kind, EXIT_KINDS)
         for field in ("project_id", "trigger", "tag"):
-            _queue.note(field, getattr(self, field))
+            _queue.optional_text(field, getattr(self, field))
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """As the statements take it."""
+        """The filter as statement parameters."""
         return self.state, self.pid, self.project_id, self.trigger, self.exit_kind, self.tag
 
 
 class Entries:
-    """What can be done with entries that nobody runs."""
+    """Methods on entries that are not running."""
 
-    def __init__(self, core: Core, results: Results) -> None:
-        self._core = core
-        self._results = results
+    def __init__(self, env: KernelEnvironment, waiters: EntryWaiters) -> None:
+        self._env = env
+        self._waiters = waiters
 
-    # --- looking ---------------------------------------------------------------------------------
+    # --- reading and waiting ---------------------------------------------------------------------
 
     def get(self, sched_id: int) -> ReadyEntry:
-        """One entry as it stands."""
+        """Return one entry."""
         _queue.whole("sched_id", sched_id)
-        rows = self._core.read(lambda tx: tx.run(sql.GET, (sched_id,)))
+        rows = self._env.read(lambda tx: tx.run(sql.GET, (sched_id,)))
         if not rows:
             raise SchedUnknownId(sched_id)
-        return entry_of(rows[0])
+        return entry_from_row(rows[0])
 
     def list(
         self, *, state: str | None = None, pid: int | None = None, limit: int = 100, offset: int = 0, **more: Any
     ) -> tuple[list[ReadyEntry], int]:
-        """A page of entries by id, and how many match in all; also by project_id, trigger, exit_kind or tag."""
+        """Return a page of entries by id and the total number; filters also by project_id, trigger, exit_kind, tag."""
         wanted = EntryFilter(state=state, pid=pid, **more)
-        at = page(limit, offset)
+        window = page(limit, offset)
         statement = sql.FILTERED if pid is None else sql.FILTERED_OF_AGENT
         counting = sql.FILTERED_COUNT if pid is None else sql.FILTERED_COUNT_OF_AGENT
         if wanted.tag is not None:
             statement = sql.FILTERED_OF_TAG
 
         def work(tx: Transaction) -> tuple[list[ReadyEntry], int]:
-            rows = _page_of(tx, statement, wanted, at)
-            return [entry_of(row) for row in rows], int(tx.run(counting, wanted.row)[0][0])
+            rows = _read_page(tx, statement, wanted, window)
+            return [entry_from_row(row) for row in rows], int(tx.run(counting, wanted.row)[0][0])
 
-        return self._core.read(work)
+        return self._env.read(work)
 
     def counts(self) -> dict[str, int]:
-        """How many entries are in each state; those that wait for something also by why ("queued:time")."""
-        rows = self._core.read(lambda tx: tx.run(sql.COUNT_BY_STATE))
+        """Return the number of entries by state, and by hold for those that have one ("queued:time")."""
+        rows = self._env.read(lambda tx: tx.run(sql.COUNT_BY_STATE))
         return {state if hold is None else f"{state}:{hold}": count for state, hold, count in rows}
 
     def wait(self, sched_id: int, wait_s: float) -> ReadyEntry:
-        """The entry once it has ended; `WaitTimeout` if it has not within this time."""
+        """Wait for an entry to end and return it; raises `WaitTimeout`."""
         _queue.whole("sched_id", sched_id)
         _queue.duration("wait_s", wait_s)
-        if not self._results.wait(sched_id, lambda: self.get(sched_id).state in ENTRY.final, wait_s):
+        if not self._waiters.wait(sched_id, lambda: self.get(sched_id).state in ENTRY.final, wait_s):
             state = self.get(sched_id).state
             raise WaitTimeout(f"entry {sched_id} is still {state} after {wait_s:g} s", sched_id=sched_id)
         return self.get(sched_id)
 
     def watch(self, sched_id: int, call: Callable[[], None]) -> Callable[[], None]:
-        """Have this called whenever there is reason to look whether an entry has ended; the answer ends it."""
+        """Call a function whenever an entry may have ended; returns a function that stops it."""
         _queue.whole("sched_id", sched_id)
-        return self._results.watch(sched_id, call)
+        return self._waiters.watch(sched_id, call)
 
-    # --- changing what waits ---------------------------------------------------------------------
+    # --- changing queued entries -----------------------------------------------------------------
 
     def change(
         self,
@@ -127,7 +127,7 @@ class Entries:
         runnable_at: float | None = None,
         deadline: float | None = None,
     ) -> ReadyEntry:
-        """Give a waiting entry another priority, time or deadline. A backed-off one can be sent on its way so."""
+        """Change the priority, runnable_at or deadline of a queued entry; an earlier time also ends a back-off."""
         changes: dict[str, Any] = {}
         if priority is not None:
             changes["priority"] = _queue.whole("priority", priority)
@@ -135,7 +135,7 @@ class Entries:
             changes["runnable_at"] = _queue.instant("runnable_at", runnable_at)
         if deadline is not None:
             changes["deadline"] = _queue.instant("deadline", deadline)
-        now = self._core.now()
+        now = self._env.now()
 
         def work(tx: Transaction) -> ReadyEntry:
             entry = _find(tx, sched_id)
@@ -143,45 +143,45 @@ class Entries:
                 raise ENTRY.error(sched_id, entry.state, "change", legal=ENTRY.verbs(entry.state))
             changed = msgspec.structs.replace(entry, **changes)
             if changed.deadline is not None and changed.deadline < changed.runnable_at:
-                raise _queue.refuse("deadline", f"({changed.deadline}) lies before runnable_at ({changed.runnable_at})")
+                raise _queue.refuse("deadline", f"({changed.deadline}) is before runnable_at ({changed.runnable_at})")
             hold = _hold_after_change(entry, changed, now)
             tx.run(sql.CHANGE, (changed.priority, changed.runnable_at, changed.deadline, hold, sched_id))
             if hold == "worker":
-                tx.run(sql.KEPT_PLACE, (changed.priority, changed.runnable_at, sched_id))
+                tx.run(sql.AFFINITY_REORDER, (changed.priority, changed.runnable_at, sched_id))
             elif entry.hold == "worker":
-                affinity.forget(tx, [sched_id])
+                affinity.drop_holds(tx, [sched_id])
             event_id = append(tx, EntriesChanged(sched_ids=[sched_id], changes=changes), now=now, pid=entry.pid)
             if hold is None:
-                flows.touch(tx, [(entry.pid, entry.project_id)], event_id=event_id)
-            tx.notes.wake = True
+                flows.mark_ready(tx, [(entry.pid, entry.project_id)], event_id=event_id)
+            tx.effects.wake_parked = True
             return _find(tx, sched_id)
 
-        return self._core.write(work)
+        return self._env.write(work)
 
     def release(self, sched_id: int) -> ReadyEntry:
-        """Let an entry run although one that it waits for failed, or although it is kept for a worker.
+        """Release an entry from a failed predecessor or from its affinity hold.
 
-        For those under way it still waits.
+        It still waits for predecessors that have not ended.
         """
-        now = self._core.now()
+        now = self._env.now()
 
         def work(tx: Transaction) -> ReadyEntry:
             entry = _find(tx, sched_id)
             if entry.hold == "worker":
-                affinity.release(tx, tx.run(sql.KEPT, (sched_id,)), now)
+                affinity.release(tx, tx.run(sql.AFFINITY_GET, (sched_id,)), now)
                 return _find(tx, sched_id)
             held = tx.run(sql.DEPENDENT, (sched_id,))
             if not held:
                 raise ENTRY.error(sched_id, entry.state, "release", legal=ENTRY.verbs(entry.state))
             append(tx, EntriesChanged(sched_ids=[sched_id], changes={"on_failed": "run"}), now=now, pid=entry.pid)
-            dependencies.let_go(tx, self._core, held[0], now)
+            dependencies.run_despite_failure(tx, self._env, held[0], now)
             return _find(tx, sched_id)
 
-        return self._core.write(work)
+        return self._env.write(work)
 
     def cancel(self, sched_id: int) -> tuple[str, str]:
-        """Cancel an entry that waits; the answer is (state before, state after)."""
-        now = self._core.now()
+        """Cancel a queued entry; returns (state before, state after)."""
+        now = self._env.now()
 
         def work(tx: Transaction) -> tuple[str, str]:
             entry = _find(tx, sched_id)
@@ -189,12 +189,12 @@ class Entries:
             self._cancel(tx, [sched_id], now, None)
             return entry.state, state
 
-        return self._core.write(work)
+        return self._env.write(work)
 
     def request_cancel(self, sched_id: int, *, by: str | None = None) -> str:
-        """Ask an entry to stop: one that waits is cancelled, one that runs is told at its next heartbeat."""
-        _queue.note("by", by)
-        now = self._core.now()
+        """Cancel a queued entry, or ask a running one to stop at its next heartbeat; returns its state."""
+        _queue.optional_text("by", by)
+        now = self._env.now()
 
         def work(tx: Transaction) -> str:
             entry = _find(tx, sched_id)
@@ -206,38 +206,38 @@ class Entries:
             self._cancel(tx, [sched_id], now, by)
             return state
 
-        return self._core.write(work)
+        return self._env.write(work)
 
     def cancel_where(self, wanted: EntryFilter, *, reason: str | None = None) -> int:
-        """Cancel every waiting entry that matches, in bounded batches; the answer is how many."""
-        _queue.note("reason", reason)
+        """Cancel every queued entry that matches, in bounded batches; returns the number."""
+        _queue.optional_text("reason", reason)
         _check_filter(wanted)
         if wanted.state not in (None, "queued"):
             return 0
-        waiting = msgspec.structs.replace(wanted, state="queued")
+        queued = msgspec.structs.replace(wanted, state="queued")
         count = 0
-        for ids in self._matching(waiting):
-            now = self._core.now()
+        for ids in self._matching(queued):
+            now = self._env.now()
 
             def work(tx: Transaction, ids: list[int] = ids, now: float = now) -> int:
-                still = [row[0] for row in tx.run(sql.WAITING, (_ids(ids),)) if row[1] == "queued"]
+                still = [row[0] for row in tx.run(sql.FOR_CHANGE, (json_list(ids),)) if row[1] == "queued"]
                 if still:
                     self._cancel(tx, still, now, reason)
                 return len(still)
 
-            count += self._core.write(work)
+            count += self._env.write(work)
         return count
 
-    def cancel_some(self, tx: Transaction, wanted: EntryFilter, now: float, reason: str | None) -> None:
-        """Cancel an agent's waiting entries, as many as one transaction should, with whatever else is in it."""
-        waiting = msgspec.structs.replace(wanted, state="queued")
-        ids = [row[0] for row in tx.run(sql.MATCHING_IDS_OF_AGENT, (*waiting.row, 0, BATCH_MAX))]
+    def cancel_batch_in(self, tx: Transaction, wanted: EntryFilter, now: float, reason: str | None) -> None:
+        """Cancel at most `BATCH_MAX` queued entries of an agent inside a transaction."""
+        queued = msgspec.structs.replace(wanted, state="queued")
+        ids = [row[0] for row in tx.run(sql.MATCHING_IDS_OF_AGENT, (*queued.row, 0, BATCH_MAX))]
         if ids:
             self._cancel(tx, ids, now, reason)
 
     def retry(self, sched_id: int) -> int:
-        """Run an entry again: a backed-off one at once, one that ended badly as a new entry, whose id is the answer."""
-        now = self._core.now()
+        """End an entry's back-off, or enqueue a copy of an entry that did not succeed; returns the id that will run."""
+        now = self._env.now()
 
         def work(tx: Transaction) -> int:
             entry = _find(tx, sched_id)
@@ -246,62 +246,62 @@ class Entries:
                 raise ENTRY.error(sched_id, entry.state, "retry", legal=ENTRY.verbs(entry.state))
             return new
 
-        return self._core.write(work)
+        return self._env.write(work)
 
     def retry_where(self, wanted: EntryFilter) -> dict[int, int]:
-        """Run again what matches: a backed-off entry at once, one that ended badly as a new entry.
+        """Retry every entry that matches, as `retry` does; returns a map from old ids to new ones.
 
-        A finished entry never reopens, so its copy has an id of its own: the answer maps old to new.
+        A finished entry never reopens, so its copy has a new id.
         """
         _check_filter(wanted)
-        again: dict[int, int] = {}
+        retried: dict[int, int] = {}
         for ids in self._matching(wanted):
-            now = self._core.now()
+            now = self._env.now()
 
             def work(tx: Transaction, ids: list[int] = ids, now: float = now) -> dict[int, int]:
-                entries = [entry_of(row) for sched_id in ids for row in tx.run(sql.GET, (sched_id,))]
+                entries = [entry_from_row(row) for sched_id in ids for row in tx.run(sql.GET, (sched_id,))]
                 return {entry.sched_id: new for entry in entries if (new := self._retry(tx, entry, now)) is not None}
 
-            again |= self._core.write(work)
-        return again
+            retried |= self._env.write(work)
+        return retried
 
     def _retry(self, tx: Transaction, entry: ReadyEntry, now: float) -> int | None:
         if entry.state == "queued" and entry.hold == "backoff":
             tx.run(sql.CHANGE, (entry.priority, now, entry.deadline, None, entry.sched_id))
-            fact = EntriesChanged(sched_ids=[entry.sched_id], changes={"runnable_at": now})
-            flows.touch(tx, [(entry.pid, entry.project_id)], event_id=append(tx, fact, now=now, pid=entry.pid))
-            tx.notes.wake = True
+            event = EntriesChanged(sched_ids=[entry.sched_id], changes={"runnable_at": now})
+            flows.mark_ready(tx, [(entry.pid, entry.project_id)], event_id=append(tx, event, now=now, pid=entry.pid))
+            tx.effects.wake_parked = True
             return entry.sched_id
         if entry.state not in ENTRY.final or (entry.state == "completed" and entry.exit_kind == "completed"):
             return None
-        if not lives(tx, entry.pid):
+        if not _is_alive(tx, entry.pid):
             return None
         new = int(tx.run(sql.COPY, (now, entry.sched_id))[0][0])
         tx.run(sql.COPY_TAGS, (new, entry.sched_id))
         cause = f"entry:{entry.sched_id}"
         append(tx, EntriesEnqueued(first_id=new), now=now, pid=entry.pid, causation_id=cause)
-        tx.notes.wake = True
+        tx.effects.wake_parked = True
         return new
 
     def _cancel(self, tx: Transaction, sched_ids: Ids, now: float, reason: str | None) -> None:
-        """Cancel entries that are known to wait, and see to those who wait for them."""
-        affinity.forget(tx, sched_ids)
+        """Cancel entries that are known to be queued, and process their dependents."""
+        affinity.drop_holds(tx, sched_ids)
         tx.run_many(sql.CANCEL, [(now, reason, sched_id) for sched_id in sched_ids])
         append(tx, EntriesCancelled(sched_ids=sched_ids, reason=reason), now=now)
-        ended = sched_ids + dependencies.ended(tx, self._core, sched_ids, now)
-        tx.notes.after.append(lambda: self._results.tell(ended))
+        ended = sched_ids + dependencies.resolve_dependents(tx, self._env, sched_ids, now)
+        tx.effects.on_commit.append(lambda: self._waiters.notify(ended))
 
     def _matching(self, wanted: EntryFilter) -> Iterator[Ids]:
-        """The ids that match, in batches; what is added meanwhile with a higher id may be met too."""
-        seen_id = 0
+        """Yield matching ids in batches; entries enqueued meanwhile may be among them."""
+        last_id = 0
         while True:
             statement = sql.MATCHING_IDS if wanted.pid is None else sql.MATCHING_IDS_OF_AGENT
-            parameters = (*wanted.row, seen_id, BATCH_MAX)
-            ids = [row[0] for row in self._core.read(lambda tx: tx.run(statement, parameters))]  # noqa: B023  # run at once
+            parameters = (*wanted.row, last_id, BATCH_MAX)
+            ids = [row[0] for row in self._env.read(lambda tx: tx.run(statement, parameters))]  # noqa: B023  # runs before the loop continues
             if not ids:
                 return
             yield ids
-            seen_id = ids[-1]
+            last_id = ids[-1]
 
 
 # --- checks and look-ups -------------------------------------------------------------------------
@@ -312,22 +312,22 @@ def _check_filter(wanted: EntryFilter) -> None:
         raise _queue.refuse("wanted", f"must be an EntryFilter, not {type(wanted).__name__}")
 
 
-def lives(tx: Transaction, pid: int) -> bool:
-    """Whether an agent, which must exist, is alive."""
+def _is_alive(tx: Transaction, pid: int) -> bool:
+    """Whether an agent is alive; raises if it does not exist."""
     rows = tx.run(agent_sql.STATE, (pid,))
     if not rows:
         raise UnknownPid(pid)
     return bool(rows[0][0] != AgentState.DEAD)
 
 
-def _page_of(tx: Transaction, statement: Statement, wanted: EntryFilter, at: Page) -> list[Row]:
-    """The rows of a page, read in parts: one that is too large is refused before it fills the memory."""
+def _read_page(tx: Transaction, statement: Statement, wanted: EntryFilter, window: Page) -> list[Row]:
+    """Read a page in parts, so that one that is too large is refused before it fills the memory."""
     rows: list[Row] = []
     size = 0
-    while len(rows) < at.limit:
-        part = tx.run(statement, (*wanted.row, min(READ_MAX, at.limit - len(rows)), at.offset + len(rows)))
+    while len(rows) < window.limit:
+        part = tx.run(statement, (*wanted.row, min(READ_MAX, window.limit - len(rows)), window.offset + len(rows)))
         rows += part
-        size += sum(map(size_of, part))
+        size += sum(map(payload_bytes, part))
         if size > LIST_BYTES_MAX:
             raise LimitExceeded("list_bytes_max", LIST_BYTES_MAX, size, field="limit")
         if len(part) < READ_MAX:
@@ -347,8 +347,4 @@ def _find(tx: Transaction, sched_id: int) -> ReadyEntry:
     rows: Sequence[Row] = tx.run(sql.GET, (_queue.whole("sched_id", sched_id),))
     if not rows:
         raise SchedUnknownId(sched_id)
-    return entry_of(rows[0])
-
-
-def _ids(values: Iterable[int]) -> str:
-    return _encode(list(values)).decode()
+    return entry_from_row(rows[0])

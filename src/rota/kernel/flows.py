@@ -1,12 +1,12 @@
-"""Flows: what is owed to each project and each agent, durably.
+"""Flows: the virtual time of each project and each agent, stored durably.
 
-A flow's virtual time is what it used divided by its weight (see policy/virtual_time). It moves when a run is
-claimed under a policy that shares (by what the run is expected to use), when the run settles (by the
-difference to what was measured) and when usage is charged without a run. A run that was neither estimated nor
-measured moves nothing. Each move is written in the fact of the change that caused it.
+A flow's virtual time is its usage divided by its weight (see policy/virtual_time). It moves when a run is claimed under
+a sharing policy (by the expected usage), when the run ends (by measured minus expected usage) and when usage is charged
+without a run. A run that was neither estimated nor measured moves nothing. Each move is part of the event of the change
+that caused it.
 
-Who has ready entries is not written down. The service keeps it in memory: it sees new entries by their ids, and
-`touch` tells it of agents whose held or returned entries are ready again.
+Which agents have ready entries is not stored. The service keeps that in memory: it finds new entries by their ids, and
+`mark_ready` marks the agents whose held or returned entries became ready again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-import msgspec
-
+from rota.kernel.rows import json_list
 from rota.model.budgets import Flow
 from rota.model.checks import INTEGER_MAX
 from rota.model.events import FlowMove
@@ -24,21 +23,20 @@ from rota.policy.virtual_time import charged
 from rota.store import Transaction
 from rota.store.statements import flows as sql
 
-__all__ = ["NO_PROJECT", "Served", "after_cost", "save", "serve", "touch"]
+__all__ = ["NO_PROJECT", "ServedFlows", "mark_ready", "mark_served", "moves_for_costs", "save_moves"]
 
-_encode = msgspec.json.Encoder().encode
 NO_PROJECT = ""  # the project of agents that have none
 
 
-class Served(NamedTuple):
-    """What a pass did for flows: those it moved, and the agents (with their projects) it served without moving them."""
+class ServedFlows(NamedTuple):
+    """What a pass did to flows: the moves, and the agents (with their projects) that it served without a move."""
 
     moves: Collection[FlowMove] = ()
     agents: Collection[tuple[int, str | None]] = ()
 
 
-def after_cost(tx: Transaction, costs: Iterable[tuple[int, str | None, int]]) -> list[FlowMove]:
-    """Where flows stand after these (pid, project, cost), each charged to the agent and to its project."""
+def moves_for_costs(tx: Transaction, costs: Iterable[tuple[int, str | None, int]]) -> list[FlowMove]:
+    """Return the moves for these (pid, project, cost), each charged to the agent and to its project."""
     agents: dict[int, tuple[str | None, int]] = {}
     costs = [each for each in costs if each[2]]
     if not costs:
@@ -47,16 +45,18 @@ def after_cost(tx: Transaction, costs: Iterable[tuple[int, str | None, int]]) ->
     for pid, project_id, cost in costs:
         agents[pid] = (project_id, agents.get(pid, (project_id, 0))[1] + cost)
         projects[project_id] = projects.get(project_id, 0) + cost
-    stand = {row[0]: row for row in tx.run(sql.AGENTS_OF, (_json(agents),))}
+    agent_rows = {row[0]: row for row in tx.run(sql.AGENTS_OF, (json_list(agents),))}
     moves = []
     for pid, (project_id, cost) in agents.items():
-        row = stand[pid]
+        row = agent_rows[pid]
         flow = Flow(level="agent", key=str(pid), parent=project_id or NO_PROJECT, weight=row[4], virtual_time=row[2])
         moves.append(_moved(flow, cost))
-    groups = {row[0]: row for row in tx.run(sql.PROJECTS_OF, (_json(name or NO_PROJECT for name in projects),))}
+    project_rows = {
+        row[0]: row for row in tx.run(sql.PROJECTS_OF, (json_list(name or NO_PROJECT for name in projects),))
+    }
     for project_id, cost in projects.items():
         name = project_id or NO_PROJECT
-        _, virtual_time, clock, weight = groups.get(name, (name, 0, 0, WEIGHT_UNIT))
+        _, virtual_time, clock, weight = project_rows.get(name, (name, 0, 0, WEIGHT_UNIT))
         moves.append(
             _moved(Flow(level="project", key=name, weight=weight, virtual_time=virtual_time, clock=clock), cost)
         )
@@ -64,12 +64,12 @@ def after_cost(tx: Transaction, costs: Iterable[tuple[int, str | None, int]]) ->
 
 
 def _moved(flow: Flow, cost: int) -> FlowMove:
-    time = _bounded(charged(flow.virtual_time, cost, flow.weight))
-    return FlowMove(flow.level, flow.key, time, flow.clock, flow.parent or "")
+    virtual_time = _bounded(charged(flow.virtual_time, cost, flow.weight))
+    return FlowMove(flow.level, flow.key, virtual_time, flow.clock, flow.parent or "")
 
 
-def save(tx: Transaction, moves: Iterable[FlowMove], *, event_id: int, served_at: float = 0.0) -> None:
-    """Write moves that a fact has recorded."""
+def save_moves(tx: Transaction, moves: Iterable[FlowMove], *, event_id: int, served_at: float = 0.0) -> None:
+    """Write moves that an event has recorded."""
     agents, projects = [], []
     for move in moves:
         if move.level == "agent":
@@ -82,21 +82,17 @@ def save(tx: Transaction, moves: Iterable[FlowMove], *, event_id: int, served_at
         tx.run_many(sql.PROJECT_MOVE, projects)
 
 
-def serve(tx: Transaction, agents: Iterable[tuple[int, str | None]], *, event_id: int, served_at: float) -> None:
-    """Note when these agents were last served; in virtual time they stay where they are."""
+def mark_served(tx: Transaction, agents: Iterable[tuple[int, str | None]], *, event_id: int, served_at: float) -> None:
+    """Store when these agents were last served, without moving them in virtual time."""
     rows = [(pid, project_id or NO_PROJECT, served_at, event_id) for pid, project_id in agents]
     tx.run_many(sql.AGENT_SERVED, sorted(rows))  # by pid: neighbours share pages
 
 
-def _json(values: Iterable[int | str]) -> str:
-    return _encode(list(values)).decode()
-
-
 def _bounded(virtual_time: int) -> int:
-    """A flow that has used more than a row can count stands at the end of time."""
+    """Limit a virtual time to what a column can store."""
     return min(virtual_time, INTEGER_MAX)
 
 
-def touch(tx: Transaction, owners: Iterable[tuple[int, str | None]], *, event_id: int) -> None:
-    """Note that these agents have entries that are ready again."""
+def mark_ready(tx: Transaction, owners: Iterable[tuple[int, str | None]], *, event_id: int) -> None:
+    """Mark agents that have entries which became ready again."""
     tx.run_many(sql.AGENT_TOUCH, [(pid, project_id or NO_PROJECT, event_id) for pid, project_id in owners])

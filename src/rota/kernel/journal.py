@@ -1,7 +1,7 @@
-"""The journal: facts appended in the transaction that makes them true, and read from a cursor.
+"""The journal: events appended in the transaction of the change that they describe, and read from a cursor.
 
-Whoever wants to hear of new events follows the journal from a cursor. Nobody hears of an event before its
-commit: a follower reads only what is in the file, and is woken after a commit, of this process or another.
+A reader follows the journal from a cursor. It never sees an event before its commit: it reads only what is in the file,
+and is woken after a commit of this process or of another one.
 """
 
 from __future__ import annotations
@@ -15,46 +15,58 @@ import msgspec
 
 from rota.clock import wait_until
 from rota.errors import InvalidPayload, StoreCorrupt, UnknownPid
-from rota.kernel.core import READ_MAX, Core
+from rota.kernel.environment import KernelEnvironment
+from rota.kernel.paging import READ_MAX
+from rota.kernel.rows import json_text
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
-from rota.model.events import Event, Fact, check_user_event, decode, encode
+from rota.model.event_codec import check_user_event, decode, encode
+from rota.model.events import Event, EventData
 from rota.store import Row, Transaction
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import file as file_sql
 from rota.store.statements import journal as sql
 
-__all__ = ["NOTE", "READ_MAX", "RUNTIME_KINDS", "TAIL_BYTES_MAX", "TAIL_MAX", "Journal", "append", "event_of"]
+__all__ = [
+    "NOTE_PREFIX",
+    "RUNTIME_KINDS",
+    "TAIL_BYTES_MAX",
+    "TAIL_MAX",
+    "Journal",
+    "append",
+    "event_from_row",
+]
 
-TAIL_MAX = 10_000  # events in one answer
-TAIL_BYTES_MAX = 16 * 1024 * 1024  # with so much an answer is long enough
-# Facts of whoever runs the work: they change nothing that the kernel keeps, so no verb of the kernel writes them.
+TAIL_MAX = 10_000  # events in one result
+TAIL_BYTES_MAX = 16 * 1024 * 1024  # of payloads after which a result gets no more events
+# Events of the processes that run the work. They change no other table, so no method of the kernel writes them.
 RUNTIME_KINDS = ("kernel.run.", "kernel.trigger.", "kernel.supervisor.", "kernel.fleet.")
-NOTE = "note:"  # before the name of a note, among the file's settings
+NOTE_PREFIX = "note:"  # of the settings in the store that hold notes
 _checks = Checks("Event", InvalidPayload)
+_encode = msgspec.json.Encoder().encode
 
 
 def append(
     tx: Transaction,
-    fact: Fact,
+    fact: EventData,
     *,
     now: float,
     pid: int | None = None,
     causation_id: str | None = None,
     correlation_id: str | None = None,
 ) -> int:
-    """Append a fact to the journal; its event id is the answer."""
+    """Append an event inside a transaction; returns its id."""
     row = (pid, now, fact.kind, encode(fact).decode(), causation_id, correlation_id)
     return tx.insert(sql.EVENT_APPEND, row)
 
 
 class Journal:
-    """Reading what happened, and adding one's own events."""
+    """Reading events and adding user events."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._news = threading.Condition()
-        self._count = 0  # of commits that brought news: a follower looks again when it grows
-        self._listening = False
+    def __init__(self, env: KernelEnvironment) -> None:
+        self._env = env
+        self._committed = threading.Condition()
+        self._commits = 0  # a follower reads again when it has grown
+        self._subscribed = False
 
     def append(
         self,
@@ -65,124 +77,123 @@ class Journal:
         causation_id: str | None = None,
         correlation_id: str | None = None,
     ) -> int:
-        """Record an event of one's own; its id is the answer. Kinds that begin with `kernel.` are rota's."""
+        """Record a user event and return its id. Kinds that begin with `kernel.` are reserved."""
         if pid is not None:
             _checks.whole("pid", pid)
         body = check_user_event(kind, payload if payload is not None else {}).decode()
         for field, value in (("causation_id", causation_id), ("correlation_id", correlation_id)):
             if value is not None:
                 _checks.text(field, value)
-        now = self._core.now()
+        now = self._env.now()
         row = (pid, now, kind, body, causation_id, correlation_id)
-        return self._core.write(lambda tx: _put(tx, pid, now, row))
+        return self._env.write(lambda tx: _append_row(tx, pid, now, row))
 
-    def record(self, fact: Fact, *, pid: int | None = None) -> int:
-        """Record a fact about running work: a run, a trigger, a supervisor or the fleet; its event id is the answer."""
+    def record(self, fact: EventData, *, pid: int | None = None) -> int:
+        """Record an event about a run, a trigger, a supervisor or the fleet; returns its id."""
         if pid is not None:
             _checks.whole("pid", pid)
-        body = _runtime_fact(fact)
-        now = self._core.now()
+        body = _check_runtime_fact(fact)
+        now = self._env.now()
         row = (pid, now, fact.kind, body, None, None)
-        return self._core.write_steadily(lambda tx: _put(tx, pid, now, row))
+        return self._env.write_keeping_cache(lambda tx: _append_row(tx, pid, now, row))
 
     def remember(self, name: str, note: dict[str, Any]) -> None:
-        """Keep a note under a name, in place of the one before: where a reader of the journal stands, for example."""
+        """Store a note under a name, replacing the previous one; for example a reader's cursor."""
         _checks.text("name", name)
         _checks.mapping("note", note)
-        body = _as_json("note", note)
-        self._core.write_steadily(lambda tx: tx.run(file_sql.META_SET, (NOTE + name, body)))
+        body = _json("note", note)
+        self._env.write_keeping_cache(lambda tx: tx.run(file_sql.META_SET, (NOTE_PREFIX + name, body)))
 
     def recall(self, name: str) -> dict[str, Any] | None:
-        """The note kept under a name, if there is one."""
+        """Return the note stored under a name, or None."""
         _checks.text("name", name)
-        rows = self._core.read(lambda tx: tx.run(file_sql.META_GET, (NOTE + name,)))
+        rows = self._env.read(lambda tx: tx.run(file_sql.META_GET, (NOTE_PREFIX + name,)))
         return msgspec.json.decode(rows[0][0]) if rows else None
 
     def tail(
         self, since: int = 0, limit: int = 1_000, *, pid: int | None = None, kinds: tuple[str, ...] = ()
     ) -> list[Event]:
-        """Events after `since`, oldest first, at most `TAIL_MAX`; of one agent, or of some kinds, if asked.
+        """Return events after `since`, oldest first, at most `TAIL_MAX`; of one agent or of some kinds, if given.
 
-        Where they are large, fewer may come than there are and were asked for, but not fewer than `READ_MAX`.
+        If they are large, it may return fewer than `limit`, but not fewer than `READ_MAX`.
         """
         _checks.whole("since", since)
-        most = max(1, min(_checks.whole("limit", limit), TAIL_MAX))
+        count_max = max(1, min(_checks.whole("limit", limit), TAIL_MAX))
         if kinds != ():
             if pid is not None:
-                raise _checks.refuse("kinds", "cannot be asked for together with a pid")
+                raise _checks.refuse("kinds", "cannot be combined with pid")
             names = msgspec.json.encode(_checks.texts("kinds", kinds)).decode()
-            return self._read(lambda tx, at, count: tx.run(sql.EVENT_TAIL_KINDS, (at, names, count)), since, most)
+            return self._read(lambda tx, at, count: tx.run(sql.EVENT_TAIL_KINDS, (at, names, count)), since, count_max)
         if pid is None:
-            return self._read(lambda tx, at, count: tx.run(sql.EVENT_TAIL, (at, count)), since, most)
-        return self._read(lambda tx, at, count: tx.run(sql.EVENT_TAIL_OF, (pid, at, count)), since, most)
+            return self._read(lambda tx, at, count: tx.run(sql.EVENT_TAIL, (at, count)), since, count_max)
+        return self._read(lambda tx, at, count: tx.run(sql.EVENT_TAIL_OF, (pid, at, count)), since, count_max)
 
-    def _read(self, part: Callable[[Transaction, int, int], list[Row]], since: int, most: int) -> list[Event]:
-        """Read in parts until there are so many, or so much."""
+    def _read(self, part: Callable[[Transaction, int, int], list[Row]], since: int, count_max: int) -> list[Event]:
+        """Read in parts until `count_max` events or `TAIL_BYTES_MAX` bytes are read."""
 
         def work(tx: Transaction) -> list[Row]:
-            rows = part(tx, since, min(most, READ_MAX))
+            rows = part(tx, since, min(count_max, READ_MAX))
             size, read = _size(rows), len(rows)
-            while read == READ_MAX and len(rows) < most and size < TAIL_BYTES_MAX:
-                more = part(tx, rows[-1][0], min(most - len(rows), READ_MAX))
+            while read == READ_MAX and len(rows) < count_max and size < TAIL_BYTES_MAX:
+                more = part(tx, rows[-1][0], min(count_max - len(rows), READ_MAX))
                 rows += more
                 size, read = size + _size(more), len(more)
             return rows
 
-        return [event_of(row) for row in self._core.read(work)]
+        return [event_from_row(row) for row in self._env.read(work)]
 
     def cursor(self) -> int:
-        """The id of the last event."""
-        rows = self._core.read(lambda tx: tx.run(sql.EVENT_ENDS))
+        """Return the id of the last event."""
+        rows = self._env.read(lambda tx: tx.run(sql.EVENT_ENDS))
         return int(rows[0][1] or 0)
 
     def wait(self, since: int, wait_s: float) -> int:
-        """Wait until something was recorded after `since`, or until the time has passed; the cursor is the answer."""
+        """Wait until an event after `since` exists or the time has passed; returns the id of the last event."""
         _checks.whole("since", since)
         _checks.duration("wait_s", wait_s)
-        self._listen()
-        give_up_at = self._core.clock.monotonic() + wait_s
+        self._subscribe()
+        give_up_at = self._env.clock.monotonic() + wait_s
         while True:
-            with self._news:
-                seen = self._count
+            with self._committed:
+                seen = self._commits
             cursor = self.cursor()
-            left_s = give_up_at - self._core.clock.monotonic()
+            left_s = give_up_at - self._env.clock.monotonic()
             if cursor > since or left_s <= 0:
                 return cursor
-            with self._news:
-                wait_until(self._core.clock, self._news, partial(self._has_news, seen), left_s)
+            with self._committed:
+                wait_until(self._env.clock, self._committed, partial(self._has_commits, seen), left_s)
 
     def follow(self, since: int | None = None, *, wait_s: float | None = None) -> Iterator[Event]:
-        """Events as they are committed, from a cursor or from now on; ends when nothing came for `wait_s`."""
-        self._listen()
+        """Yield events as they are committed, after a cursor or from now on; ends when none came for `wait_s`."""
+        self._subscribe()
         cursor = self.cursor() if since is None else since
         while True:
-            with self._news:
-                seen = self._count
+            with self._committed:
+                seen = self._commits
             while events := self.tail(cursor):
                 yield from events
                 cursor = events[-1].event_id
-            with self._news:
-                news = partial(self._has_news, seen)
-                if not wait_until(self._core.clock, self._news, news, wait_s):
+            with self._committed:
+                if not wait_until(self._env.clock, self._committed, partial(self._has_commits, seen), wait_s):
                     return
 
-    def _has_news(self, seen: int) -> bool:
-        return self._count > seen
+    def _has_commits(self, seen: int) -> bool:
+        return self._commits > seen
 
-    def ring(self) -> None:
-        """Something was committed: let the followers look."""
-        with self._news:
-            self._count += 1
-            self._news.notify_all()
+    def notify_followers(self) -> None:
+        """Wake the followers after a commit."""
+        with self._committed:
+            self._commits += 1
+            self._committed.notify_all()
 
-    def _listen(self) -> None:
-        if not self._listening:
-            self._listening = True
-            self._core.store.on_change(self.ring)
+    def _subscribe(self) -> None:
+        if not self._subscribed:
+            self._subscribed = True
+            self._env.store.on_change(self.notify_followers)
 
 
-def _put(tx: Transaction, pid: int | None, now: float, row: Row) -> int:
-    """Append an event of which only the agent is still to be checked."""
+def _append_row(tx: Transaction, pid: int | None, now: float, row: Row) -> int:
+    """Append an event after checking that its agent exists."""
     if pid is not None and not tx.run(agent_sql.STATE, (pid,)):
         raise UnknownPid(pid)
     event_id = tx.insert(sql.EVENT_APPEND, row)
@@ -191,34 +202,28 @@ def _put(tx: Transaction, pid: int | None, now: float, row: Row) -> int:
     return event_id
 
 
-def _runtime_fact(fact: Any) -> str:
-    """A fact as it is stored, once it is found to be of those that `record` takes and to be readable again."""
-    if not isinstance(fact, Fact) or not fact.kind.startswith(RUNTIME_KINDS):
+def _check_runtime_fact(fact: Any) -> str:
+    """Check that an event is of a runtime kind and can be decoded again; returns it encoded."""
+    if not isinstance(fact, EventData) or not fact.kind.startswith(RUNTIME_KINDS):
         kinds = ", ".join(f"{kind}*" for kind in RUNTIME_KINDS)
         raise _checks.refuse("fact", f"must be one of {kinds}, not {getattr(fact, 'kind', type(fact).__name__)}")
-    body = _as_json("fact", fact)
+    body = _json("fact", fact)
     try:
         decode(fact.kind, msgspec.json.decode(body))
     except StoreCorrupt as problem:
-        raise _checks.refuse("fact", f"cannot be read again: {problem.message}") from problem
+        raise _checks.refuse("fact", f"cannot be decoded: {problem.message}") from problem
     return body
 
 
-def _as_json(field: str, value: Any) -> str:
-    try:
-        body = encode(value) if isinstance(value, Fact) else msgspec.json.encode(value)
-    except (TypeError, ValueError) as problem:
-        raise _checks.refuse(field, f"is not JSON: {problem}") from problem
-    if len(body) > PAYLOAD_BYTES_MAX:
-        raise _checks.refuse(field, f"is {len(body):,} bytes; at most {PAYLOAD_BYTES_MAX:,} are taken")
-    return body.decode()
+def _json(field: str, value: Any) -> str:
+    return json_text(_checks, field, value, PAYLOAD_BYTES_MAX, encode if isinstance(value, EventData) else _encode)
 
 
 def _size(rows: Iterable[Row]) -> int:
     return sum(len(row[4]) for row in rows)
 
 
-def event_of(row: Row) -> Event:
-    """The event in a row."""
+def event_from_row(row: Row) -> Event:
+    """Build an event from a row."""
     event_id, pid, ts, kind, payload, causation_id, correlation_id = row
     return Event(event_id, pid, ts, kind, msgspec.json.decode(payload), causation_id, correlation_id)

@@ -1,7 +1,7 @@
-"""The roster of a pass: agents and projects, with what each of them runs and has reserved.
+"""Occupancy: what each agent and project runs and has reserved, during one claim pass.
 
-Nothing of it is kept in a table. What runs is read from the live claims, all of them in one statement, when the first
-agent or project is looked up; from then on each entry that the pass takes is added here.
+No table stores these counts. They are computed from the live claims, which one statement reads when the first agent or
+project is looked up; each entry that the pass claims is then added.
 """
 
 from __future__ import annotations
@@ -13,41 +13,40 @@ from functools import lru_cache
 import msgspec
 
 from rota.kernel import usage_windows
-from rota.kernel.due_summary import Pulse
-from rota.kernel.rows import Needs, needs_of, spent_of
+from rota.kernel.due_summary import DueSummary
+from rota.kernel.rows import Needs, decode_needs, decode_spent, json_list
 from rota.model.work import ProjectConstraint
 from rota.store import Row, Transaction
 from rota.store.statements import claims as sql
 
-__all__ = ["NO_CONSTRAINT", "AgentOnRoster", "OwnerOnRoster", "Roster"]
+__all__ = ["NO_CONSTRAINT", "AgentOccupancy", "Occupancy", "OwnerOccupancy"]
 
 NO_CONSTRAINT = ProjectConstraint()
 _NOTHING: Mapping[str, int] = {}
-_encode = msgspec.json.Encoder().encode
 
 
-class AgentOnRoster:
-    """An agent within a pass."""
+class AgentOccupancy:
+    """The limits and live runs of one agent."""
 
-    __slots__ = ("cap", "lines", "paused_by", "pid", "reserved", "running")
+    __slots__ = ("cap", "ledger_lines", "paused_by", "pid", "reserved", "running")
 
     def __init__(self, pid: int, paused_by: str | None = None, cap: int | None = None) -> None:
         self.pid = pid
         self.paused_by = paused_by
         self.cap = cap
         self.running = 0
-        self.lines: list[tuple[str, int, int]] = []  # dim, used, limit
+        self.ledger_lines: list[tuple[str, int, int]] = []  # dim, used, limit
         self.reserved: defaultdict[str, int] = defaultdict(int)
 
     def add(self, needs: Needs, spent: Mapping[str, int], count: int) -> None:
-        """It runs so many more of these."""
+        """Count runs with these needs."""
         self.running += count
         for dim in needs.dims:
             self.reserved[dim] += count * needs.reserved(dim, 0, spent)
 
 
-class OwnerOnRoster:
-    """A project, or everybody, within a pass."""
+class OwnerOccupancy:
+    """The limits and live runs of one project, or of all projects together (`ALL_PROJECTS`)."""
 
     __slots__ = (
         "budgets",
@@ -57,7 +56,7 @@ class OwnerOnRoster:
         "project_id",
         "reserved",
         "running",
-        "running_of",
+        "running_by_kind",
         "status",
     )
 
@@ -68,106 +67,106 @@ class OwnerOnRoster:
         self.cap: int | None = None
         self.constraint = NO_CONSTRAINT
         self.running = 0
-        self.running_of: defaultdict[str | None, int] = defaultdict(int)
+        self.running_by_kind: defaultdict[str | None, int] = defaultdict(int)
         self.budgets: list[tuple[str, int, int, float | None]] = []  # dim, limit, used, frees_at
         self.reserved: defaultdict[str, int] = defaultdict(int)
 
     def add(self, kind: str | None, needs: Needs, spent: Mapping[str, int], count: int) -> None:
-        """It runs so many more of these."""
+        """Count runs with these needs."""
         self.running += count
-        self.running_of[kind] += count
+        self.running_by_kind[kind] += count
         for dim, _, _, _ in self.budgets:
             self.reserved[dim] += count * needs.reserved(dim, 1, spent)
 
 
-class Roster:
-    """Agents and projects as they are looked up in one transaction."""
+class Occupancy:
+    """The occupancy of agents and projects, loaded on demand inside one transaction."""
 
-    def __init__(self, tx: Transaction, beat: Pulse) -> None:
+    def __init__(self, tx: Transaction, due: DueSummary) -> None:
         self._tx = tx
-        self._pulse = beat
-        self._agents: dict[int, AgentOnRoster] = {}
-        self._owners: dict[str, OwnerOnRoster] = {}
+        self._due = due
+        self._agents: dict[int, AgentOccupancy] = {}
+        self._owners: dict[str, OwnerOccupancy] = {}
         self._live: list[Row] | None = None
         self._live_of_agent: dict[int, list[Row]] | None = None
         self._live_of_owner: dict[str | None, list[Row]] | None = None
 
-    def take(self, pid: int, project_id: str | None, kind: str | None, needs: Needs) -> None:
-        """One more runs from here on."""
+    def add_claim(self, pid: int, project_id: str | None, kind: str | None, needs: Needs) -> None:
+        """Count one more run of an agent and of its project."""
         self.agent(pid).add(needs, _NOTHING, 1)
         if project_id is not None:
             self.owner(project_id).add(kind, needs, _NOTHING, 1)
-        if self._pulse.any_global_budget:
-            self.owner(usage_windows.EVERYBODY).add(kind, needs, _NOTHING, 1)
+        if self._due.any_global_budget:
+            self.owner(usage_windows.ALL_PROJECTS).add(kind, needs, _NOTHING, 1)
 
     # --- agents ----------------------------------------------------------------------------------
 
-    def agent(self, pid: int) -> AgentOnRoster:
-        """An agent."""
+    def agent(self, pid: int) -> AgentOccupancy:
+        """Return an agent's occupancy."""
         return self._agents.get(pid) or self._load_agent(pid)
 
     def load_agents(self, pids: Iterable[int]) -> None:
-        """Look up many at once."""
+        """Load many agents in one query."""
         wanted = set(pids) - self._agents.keys()
         if not wanted:
             return
-        ids = _ids(wanted)
+        ids = (json_list(wanted),)
         for pid, paused_by, cap in self._tx.run(sql.AGENT_FACTS, ids):
-            self._agents[pid] = AgentOnRoster(pid, paused_by, cap)
-        if self._pulse.any_ledger:
+            self._agents[pid] = AgentOccupancy(pid, paused_by, cap)
+        if self._due.any_ledger:
             for pid, dim, used, limit in self._tx.run(sql.LEDGER_FACTS, ids):
-                self._agents[pid].lines.append((dim, used, limit))
+                self._agents[pid].ledger_lines.append((dim, used, limit))
         for pid in wanted:
             self._count_live(self._agents[pid])
 
-    def _load_agent(self, pid: int) -> AgentOnRoster:
-        """One at a time, as when flows or projects are walked: half the price of a list of one."""
-        agent: AgentOnRoster | None = None
+    def _load_agent(self, pid: int) -> AgentOccupancy:
+        """Load one agent, which costs half as much as a list of one."""
+        agent: AgentOccupancy | None = None
         for paused_by, cap, dim, used, limit in self._tx.run(sql.AGENT_FACT, (pid,)):
-            agent = agent or AgentOnRoster(pid, paused_by, cap)
+            agent = agent or AgentOccupancy(pid, paused_by, cap)
             if dim is not None:
-                agent.lines.append((dim, used, limit))
+                agent.ledger_lines.append((dim, used, limit))
         assert agent is not None  # noqa: S101  # entries belong to agents, which are never removed
         self._count_live(agent)
         self._agents[pid] = agent
         return agent
 
-    def _count_live(self, agent: AgentOnRoster) -> None:
+    def _count_live(self, agent: AgentOccupancy) -> None:
         for _, _, _, needs_text, spent_text, count in self._live_by_agent().get(agent.pid, ()):
-            agent.add(needs_of(needs_text), spent_of(spent_text), count)
+            agent.add(decode_needs(needs_text), decode_spent(spent_text), count)
 
-    # --- projects, and everybody -------------------------------------------------------------------
+    # --- projects and all projects -----------------------------------------------------------------
 
-    def owner(self, owner: str) -> OwnerOnRoster:
-        """A project, or everybody (`windows.EVERYBODY`)."""
+    def owner(self, owner: str) -> OwnerOccupancy:
+        """Return the occupancy of a project, or of `ALL_PROJECTS`."""
         if owner not in self._owners:
             self.load_owners((owner,))
         return self._owners[owner]
 
     def load_owners(self, owners: Iterable[str]) -> None:
-        """Look up many at once."""
+        """Load many projects in one query."""
         wanted = set(owners) - self._owners.keys()
         if not wanted:
             return
-        ids = _ids(wanted)
+        ids = (json_list(wanted),)
         for owner in wanted:
-            self._owners[owner] = OwnerOnRoster(owner)
-        for project_id, status, paused_by, cap, restraint in self._tx.run(sql.PROJECT_FACTS, ids):
+            self._owners[owner] = OwnerOccupancy(owner)
+        for project_id, status, paused_by, cap, constraint in self._tx.run(sql.PROJECT_FACTS, ids):
             loaded = self._owners[project_id]
             loaded.status, loaded.paused_by, loaded.cap = status, paused_by, cap
-            loaded.constraint = _constraint(restraint)
+            loaded.constraint = _decode_constraint(constraint)
         for owner, dim, limit, used, frees_at in self._tx.run(sql.BUDGET_FACTS, ids):
             self._owners[owner].budgets.append((dim, limit, used, frees_at))
         live = self._live_by_owner()
         for owner in wanted:
-            claims = self.live_claims() if owner == usage_windows.EVERYBODY else live.get(owner, ())
+            claims = self.live_claims() if owner == usage_windows.ALL_PROJECTS else live.get(owner, ())
             for _, _, kind, needs_text, spent_text, count in claims:
-                self._owners[owner].add(kind, needs_of(needs_text), spent_of(spent_text), count)
+                self._owners[owner].add(kind, decode_needs(needs_text), decode_spent(spent_text), count)
 
-    # --- what runs -------------------------------------------------------------------------------
+    # --- live claims -----------------------------------------------------------------------------
 
     def live_claims(self) -> list[Row]:
-        """Live claims when the pass began, as `statements.claims.LIVE` counts them."""
+        """Return the live claims at the start of the pass, as `statements.claims.LIVE` groups them."""
         if self._live is None:
             self._live = self._tx.run(sql.LIVE)
         return self._live
@@ -188,9 +187,5 @@ class Roster:
 
 
 @lru_cache(maxsize=1024)
-def _constraint(text: str) -> ProjectConstraint:
+def _decode_constraint(text: str) -> ProjectConstraint:
     return msgspec.json.decode(text, type=ProjectConstraint)
-
-
-def _ids(values: Iterable[int | str]) -> tuple[str]:
-    return (_encode(list(values)).decode(),)

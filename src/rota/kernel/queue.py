@@ -1,24 +1,25 @@
-"""The queue: one place where every "this agent should run" is written down.
+"""The queue: every entry, and every method on entries and their runs.
 
-Each verb is one transaction with its fact in it. The queue decides whether an entry may run; in strict order
-(priority, then time, then id) it also hands out the first ones itself. Any other order is a policy's, through the
-service, over the same pass.
+Each method is one transaction that also writes its event. The queue decides whether an entry may run; in strict order
+(priority, then runnable_at, then id) it also selects the first ones itself. Any other order comes from a policy, which
+the service applies to the same claim pass.
 """
 
 from __future__ import annotations
 
-from rota.kernel.core import Core
-from rota.kernel.enqueue import Intake
-from rota.kernel.results import Results
-from rota.kernel.runs import Runs
+from rota.kernel.affinity import AffinitySettings
+from rota.kernel.claims import Claims
+from rota.kernel.enqueue import Enqueuing
+from rota.kernel.entry_waiters import EntryWaiters
+from rota.kernel.environment import KernelEnvironment
 
 __all__ = ["Queue"]
 
 
-class Queue(Intake, Runs):
-    """Every verb of the queue: entries that wait, and runs of them."""
+class Queue(Enqueuing, Claims, AffinitySettings):
+    """All methods of the queue."""
 
-    def __init__(self, core: Core) -> None:
-        results = Results(core.store, core.clock)
-        Intake.__init__(self, core, results)
-        Runs.__init__(self, core, results)
+    def __init__(self, env: KernelEnvironment) -> None:
+        waiters = EntryWaiters(env.store, env.clock)
+        Enqueuing.__init__(self, env, waiters)
+        Claims.__init__(self, env, waiters)

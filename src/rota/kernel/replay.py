@@ -1,15 +1,16 @@
-"""Replay: the state of things, folded from the journal.
+"""Replay: rebuild the state from the journal.
 
-Every change is one fact, so the facts alone give the state: entries, ledgers, flows and contexts. Old facts cannot
-be kept for ever, so now and then the folded state is written down as a *checkpoint*, and the facts before it may go.
+Every change is an event, so the events alone give the state of entries, ledgers, flows and contexts. Old events
+cannot be kept for ever, so from time to time the state is written as a *checkpoint*, and the events before it may be
+removed.
 
-    checkpoint + the facts after it = the tables
+    checkpoint + the events after it = the tables
 
-That is a law and not a hope: `State.of_tables` and `State.of_journal` must be equal at any moment, and the tests ask
-after every kind of change and across a prune.
+`KernelState.from_tables` and `KernelState.from_journal` must be equal at any moment; tests check this after every
+kind of change and across a prune.
 
-States of entries are written as stretches, [first id, how many, state], since a million finished entries are usually
-one stretch.
+The states of entries are stored as ranges, [first id, count, state], because a million finished entries are usually
+one range.
 """
 
 from __future__ import annotations
@@ -19,34 +20,35 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from rota.kernel.contexts import applied, in_ms
-from rota.kernel.journal import event_of
-from rota.model import events as facts
-from rota.model.events import RESERVED_PREFIX, Event, FlowMove, decode
+from rota.kernel.contexts import apply_charge, to_ms
+from rota.kernel.journal import event_from_row
+from rota.model import events
+from rota.model.event_codec import decode
+from rota.model.events import RESERVED_PREFIX, Event, FlowMove
 from rota.model.lifecycle import ContextState, EntryState
 from rota.policy import replenishment
 from rota.policy.replenishment import Allowance
 from rota.store import Transaction
 from rota.store.statements import journal as sql
 
-__all__ = ["READ_MAX", "State", "stretches"]
+__all__ = ["READ_MAX", "KernelState", "id_ranges"]
 
 READ_MAX = 10_000  # rows read at a time
-PART_MAX = 10_000  # stretches in one part of a checkpoint
-Stretch: TypeAlias = tuple[int, int, str]
+PART_MAX = 10_000  # ranges in one part of a checkpoint
+IdRange: TypeAlias = tuple[int, int, str]
 
 
 class _Part(msgspec.Struct, omit_defaults=True):
-    """One part of a checkpoint."""
+    """One part of a checkpoint, as stored."""
 
-    entries: list[Stretch] = []
+    entries: list[IdRange] = []
     ledgers: list[tuple[int, str, int, int]] = []
     flows: list[tuple[str, str, int, int]] = []
     contexts: list[tuple[int, str, Allowance]] = []
 
 
-class State(msgspec.Struct):
-    """Where everything stands: what the journal and the tables must agree on."""
+class KernelState(msgspec.Struct):
+    """The state that the journal and the tables must agree on."""
 
     through_id: int = 0
     entries: dict[int, str] = {}  # by sched_id
@@ -57,8 +59,8 @@ class State(msgspec.Struct):
     # --- from the tables -------------------------------------------------------------------------
 
     @classmethod
-    def of_tables(cls, tx: Transaction) -> State:
-        """The state as the tables have it."""
+    def from_tables(cls, tx: Transaction) -> KernelState:
+        """Read the state from the tables."""
         state = cls(through_id=tx.run(sql.EVENT_ENDS)[0][1] or 0)
         last = 0
         while rows := tx.run(sql.ENTRY_STATES, (last, READ_MAX)):
@@ -68,24 +70,24 @@ class State(msgspec.Struct):
         state.flows = {("agent", str(pid)): (time, 0) for pid, time in tx.run(sql.AGENT_FLOW_STATES)}
         for project_id, time, clock in tx.run(sql.PROJECT_FLOW_STATES):
             state.flows["project", project_id] = time, clock
-        for context_id, standing, text in tx.run(sql.CONTEXT_STATES):
-            state.contexts[context_id] = standing, msgspec.json.decode(text, type=Allowance)
+        for context_id, context_state, text in tx.run(sql.CONTEXT_STATES):
+            state.contexts[context_id] = context_state, msgspec.json.decode(text, type=Allowance)
         return state
 
     # --- from the journal ------------------------------------------------------------------------
 
     @classmethod
-    def of_journal(cls, tx: Transaction) -> State:
-        """The state as the last checkpoint and the facts after it tell it."""
-        state = cls.of_checkpoint(tx)
+    def from_journal(cls, tx: Transaction) -> KernelState:
+        """Rebuild the state from the last checkpoint and the events after it."""
+        state = cls.from_checkpoint(tx)
         while rows := tx.run(sql.EVENT_TAIL, (state.through_id, READ_MAX)):
             for row in rows:
-                state.apply(event_of(row))
+                state.apply(event_from_row(row))
         return state
 
     @classmethod
-    def of_checkpoint(cls, tx: Transaction) -> State:
-        """The state as it was written down last."""
+    def from_checkpoint(cls, tx: Transaction) -> KernelState:
+        """Read the state of the last checkpoint."""
         state = cls()
         for through_id, body in tx.run(sql.CHECKPOINT_GET):
             part = msgspec.json.decode(body, type=_Part)
@@ -94,121 +96,123 @@ class State(msgspec.Struct):
                 state.entries.update((sched_id, entry_state) for sched_id in range(first, first + count))
             state.ledgers.update(((pid, dim), (used, granted)) for pid, dim, used, granted in part.ledgers)
             state.flows.update(((level, key), (time, clock)) for level, key, time, clock in part.flows)
-            state.contexts.update((context_id, (name, standing)) for context_id, name, standing in part.contexts)
+            state.contexts.update(
+                (context_id, (context_state, allowance)) for context_id, context_state, allowance in part.contexts
+            )
         return state
 
-    def parts(self) -> Iterator[str]:
-        """This state as the parts of a checkpoint."""
+    def checkpoint_parts(self) -> Iterator[str]:
+        """Encode the state as the parts of a checkpoint."""
         encode = msgspec.json.Encoder().encode
         rest = _Part(
             ledgers=[(*key, *line) for key, line in self.ledgers.items()],
             flows=[(*key, *flow) for key, flow in self.flows.items()],
-            contexts=[(context_id, *standing) for context_id, standing in self.contexts.items()],
+            contexts=[(context_id, *context) for context_id, context in self.contexts.items()],
         )
         yield encode(rest).decode()
-        together = list(stretches(self.entries))
-        for start in range(0, len(together), PART_MAX):
-            yield encode(_Part(entries=together[start : start + PART_MAX])).decode()
+        ranges = list(id_ranges(self.entries))
+        for start in range(0, len(ranges), PART_MAX):
+            yield encode(_Part(entries=ranges[start : start + PART_MAX])).decode()
 
-    def at(self, now: float) -> State:
-        """The same state with what has come back to contexts by now counted, so that two can be compared."""
-        at_ms = in_ms(now)
+    def at(self, now: float) -> KernelState:
+        """Return the state with contexts refilled as of now and unused flows left out, for comparison."""
+        at_ms = to_ms(now)
         contexts = {
-            context_id: (name, replenishment.refilled(standing, at_ms))
-            for context_id, (name, standing) in self.contexts.items()
+            context_id: (context_state, replenishment.refilled(allowance, at_ms))
+            for context_id, (context_state, allowance) in self.contexts.items()
         }
         flows = {key: flow for key, flow in self.flows.items() if flow != (0, 0)}
         return msgspec.structs.replace(self, contexts=contexts, flows=flows)
 
-    # --- one fact --------------------------------------------------------------------------------
+    # --- applying an event -----------------------------------------------------------------------
 
     def apply(self, event: Event) -> None:
-        """Take one event into account."""
+        """Apply one event."""
         self.through_id = event.event_id
         if not event.kind.startswith(RESERVED_PREFIX):
             return
-        fact = decode(event.kind, event.payload)
-        self._apply_to_entries(fact)
-        self._apply_to_ledgers(fact, event.pid)
-        self._apply_to_contexts(fact, event.ts)
-        for move in _moves(fact):
+        data = decode(event.kind, event.payload)
+        self._apply_to_entries(data)
+        self._apply_to_ledgers(data, event.pid)
+        self._apply_to_contexts(data, event.ts)
+        for move in _moves(data):
             self.flows[move.level, move.key] = move.virtual_time, move.clock
 
-    def _apply_to_entries(self, fact: facts.Fact) -> None:
-        match fact:
-            case facts.EntriesEnqueued():
-                self._set(range(fact.first_id, fact.first_id + fact.count), EntryState.QUEUED)
-            case facts.EntriesClaimed():
-                self._set((entry.sched_id for entry in fact.entries), EntryState.DISPATCHED)
-            case facts.EntriesCompleted():
-                self._set((entry.sched_id for entry in fact.entries), EntryState.COMPLETED)
-            case facts.EntriesReturned():
-                self._set(fact.sched_ids, EntryState.QUEUED)
-            case facts.EntriesExpired():
-                self._set(fact.sched_ids, EntryState.EXPIRED)
-            case facts.EntriesCancelled():
-                self._set(fact.sched_ids, EntryState.CANCELLED)
-            case facts.Pruned(table="agent_schedule_queue"):
-                for first, last in fact.ranges:
+    def _apply_to_entries(self, data: events.EventData) -> None:
+        match data:
+            case events.EntriesEnqueued():
+                self._set(range(data.first_id, data.first_id + data.count), EntryState.QUEUED)
+            case events.EntriesClaimed():
+                self._set((entry.sched_id for entry in data.entries), EntryState.DISPATCHED)
+            case events.EntriesCompleted():
+                self._set((entry.sched_id for entry in data.entries), EntryState.COMPLETED)
+            case events.EntriesReturned():
+                self._set(data.sched_ids, EntryState.QUEUED)
+            case events.EntriesExpired():
+                self._set(data.sched_ids, EntryState.EXPIRED)
+            case events.EntriesCancelled():
+                self._set(data.sched_ids, EntryState.CANCELLED)
+            case events.RowsPruned(table="agent_schedule_queue"):
+                for first, last in data.ranges:
                     for sched_id in range(first, last + 1):
                         self.entries.pop(sched_id, None)
 
     def _set(self, sched_ids: Iterable[int], state: str) -> None:
         self.entries.update((sched_id, str(state)) for sched_id in sched_ids)
 
-    def _apply_to_ledgers(self, fact: facts.Fact, pid: int | None) -> None:
+    def _apply_to_ledgers(self, data: events.EventData, pid: int | None) -> None:
         if pid is None:
             return
-        match fact:
-            case facts.LedgerCreated():
-                self.ledgers.update(((pid, dim), (0, grant)) for dim, grant in fact.grants.items())
-            case facts.LedgerCharged():
-                for dim, amount in fact.amounts.items():
-                    self._use(pid, dim, amount)
-            case facts.LedgerRefunded():
-                for dim, amount in fact.amounts.items():
-                    self._use(pid, dim, -amount)
-            case facts.LedgerGranted():
-                used, _ = self.ledgers[pid, fact.dim]
-                self.ledgers[pid, fact.dim] = used, fact.granted
+        match data:
+            case events.LedgerCreated():
+                self.ledgers.update(((pid, dim), (0, grant)) for dim, grant in data.grants.items())
+            case events.LedgerCharged():
+                for dim, amount in data.amounts.items():
+                    self._add_usage(pid, dim, amount)
+            case events.LedgerRefunded():
+                for dim, amount in data.amounts.items():
+                    self._add_usage(pid, dim, -amount)
+            case events.LedgerGranted():
+                used, _ = self.ledgers[pid, data.dim]
+                self.ledgers[pid, data.dim] = used, data.granted
 
-    def _use(self, pid: int, dim: str, amount: int) -> None:
+    def _add_usage(self, pid: int, dim: str, amount: int) -> None:
         if (pid, dim) in self.ledgers:
             used, granted = self.ledgers[pid, dim]
             self.ledgers[pid, dim] = used + amount, granted
 
-    def _apply_to_contexts(self, fact: facts.Fact, ts: float) -> None:
-        at_ms = in_ms(ts)
-        match fact:
-            case facts.ContextCreated():
-                full = replenishment.full(fact.budget, fact.period, at_ms)
-                self.contexts[fact.context_id] = str(ContextState.ACTIVE), full
-            case facts.ContextAdjusted():
-                name, standing = self.contexts[fact.context_id]
-                present = replenishment.refilled(standing, at_ms)
-                changed = replenishment.adjusted(present, fact.changes["budget"], fact.changes["period"], at_ms)
-                self.contexts[fact.context_id] = name, changed
-            case facts.ContextDepleted():
-                self._name(fact.context_id, ContextState.DEPLETED)
-            case facts.ContextReplenished():
-                self._name(fact.context_id, ContextState.ACTIVE)
-            case facts.ContextRevoked():
-                self._name(fact.context_id, ContextState.REVOKED)
-            case facts.LedgerCharged() | facts.LedgerRefunded() | facts.EntriesClaimed():
-                for key, amount in fact.contexts.items():
-                    name, standing = self.contexts[int(key)]
-                    self.contexts[int(key)] = name, applied(standing, amount, at_ms)
+    def _apply_to_contexts(self, data: events.EventData, ts: float) -> None:
+        at_ms = to_ms(ts)
+        match data:
+            case events.ContextCreated():
+                full = replenishment.full(data.budget, data.period, at_ms)
+                self.contexts[data.context_id] = str(ContextState.ACTIVE), full
+            case events.ContextAdjusted():
+                context_state, allowance = self.contexts[data.context_id]
+                refilled = replenishment.refilled(allowance, at_ms)
+                changed = replenishment.adjusted(refilled, data.changes["budget"], data.changes["period"], at_ms)
+                self.contexts[data.context_id] = context_state, changed
+            case events.ContextBudgetDepleted():
+                self._set_context_state(data.context_id, ContextState.DEPLETED)
+            case events.ContextReplenished():
+                self._set_context_state(data.context_id, ContextState.ACTIVE)
+            case events.ContextRevoked():
+                self._set_context_state(data.context_id, ContextState.REVOKED)
+            case events.LedgerCharged() | events.LedgerRefunded() | events.EntriesClaimed():
+                for key, amount in data.contexts.items():
+                    context_state, allowance = self.contexts[int(key)]
+                    self.contexts[int(key)] = context_state, apply_charge(allowance, amount, at_ms)
 
-    def _name(self, context_id: int, name: str) -> None:
-        self.contexts[context_id] = str(name), self.contexts[context_id][1]
-
-
-def _moves(fact: Any) -> list[FlowMove]:
-    return getattr(fact, "flows", [])
+    def _set_context_state(self, context_id: int, state: str) -> None:
+        self.contexts[context_id] = str(state), self.contexts[context_id][1]
 
 
-def stretches(entries: dict[int, str]) -> Iterator[Stretch]:
-    """Entries by id, neighbours of the same state together."""
+def _moves(data: Any) -> list[FlowMove]:
+    return getattr(data, "flows", [])
+
+
+def id_ranges(entries: dict[int, str]) -> Iterator[IdRange]:
+    """Yield entries as ranges of consecutive ids in the same state."""
     first, count, state = 0, 0, ""
     for sched_id in sorted(entries):
         if count and sched_id == first + count and entries[sched_id] == state:

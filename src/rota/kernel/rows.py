@@ -1,21 +1,21 @@
-"""Between rows and nouns: how an entry and an agent are written down and read back.
+"""Conversion between stored rows and model objects.
 
-What few entries have is kept in two JSON columns that are NULL for all others. `needs` is what an entry asks
-for besides its agent's leave: amounts, shared limits, a workspace. Entries of one agent with the same kind and
-the same needs are *alike*: at any moment all of them may run or none. `options` is what only matters later.
+Rarely used fields of an entry are in two JSON columns, which are NULL for most entries. `needs` is what an entry
+requires besides its agent: amounts, shared limits, a workspace. Entries of one agent with the same kind and the same
+needs form a *group*: at any moment either all of them may run or none. `options` is what matters only after the claim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import msgspec
 
 from rota.errors import SchedInvalidPayload
 from rota.model.checks import Checks
-from rota.model.work import Agent, Backoff, ExitKind, Intent, ReadyEntry, ScheduleSpec
+from rota.model.work import Agent, Backoff, ExitKind, Intent, Project, ProjectConstraint, ReadyEntry, ScheduleSpec
 from rota.store import Row
 
 __all__ = [
@@ -34,77 +34,90 @@ __all__ = [
     "RUNNABLE_AT",
     "STATE",
     "TOKEN",
+    "EntryOptions",
     "Needs",
-    "Options",
-    "agent_of",
+    "agent_from_row",
+    "decode_needs",
+    "decode_options",
+    "decode_spent",
     "encode_json",
-    "entry_of",
-    "needs_of",
-    "options_of",
-    "ready_entry_of",
-    "size_of",
-    "spent_of",
+    "encode_needs_and_options",
+    "entry_from_row",
+    "json_list",
+    "json_text",
+    "payload_bytes",
+    "project_from_row",
+    "ready_entry_from_row",
     "state_and_hold",
-    "written",
 ]
 
-# Where things are in a row of `statements.queue.READY_COLUMNS`, and so in one of `ENTRY`.
+# Positions in a row of `statements.queue.READY_COLUMNS`, and so in one of `ENTRY`.
 PID, PRIORITY, RUNNABLE_AT, DEADLINE = 1, 2, 3, 4
 PROJECT, ATTEMPT, KIND, NEEDS = 8, 9, 13, 14
 _PAYLOAD, _RESULT = 6, 16
-READY_WIDTH = 17  # what an entry has while it is ready
+READY_WIDTH = 17  # columns that a ready entry has
 CREATED_AT = 7
 STATE, DISPATCHED_AT, COMPLETED_AT, _HOLD, TOKEN = 17, 19, 20, 22, 23
-_READY_TAIL = ("queued", None, None, None, None, None, None, None, 0, None)  # the rest, while it is ready
+_READY_TAIL = ("queued", None, None, None, None, None, None, None, 0, None)  # the other columns of a ready entry
 
 _encoder = msgspec.json.Encoder(order="deterministic")
+_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
 _queue = Checks("Queue", SchedInvalidPayload)
 
 
-def encode_json(field: str, value: Any, bytes_max: int) -> str:
-    """A value as JSON text, or the queue's error that names the field."""
+def json_list(values: Iterable[int | str]) -> str:
+    """Encode values as a JSON array, the form in which statements take lists."""
+    return _encode(list(values)).decode()
+
+
+def json_text(checks: Checks, field: str, value: Any, bytes_max: int, encode: Callable[[Any], bytes] = _encode) -> str:
+    """Encode a value as JSON text; raises the error of `checks` if it is not JSON or too large."""
     try:
-        body = _encoder.encode(value)
+        body = encode(value)
     except (TypeError, ValueError, RecursionError) as problem:
-        raise _queue.refuse(field, f"is not JSON: {problem}") from problem
+        raise checks.refuse(field, f"is not JSON: {problem}") from problem
     if len(body) > bytes_max:
-        raise _queue.refuse(field, f"is {len(body):,} bytes; at most {bytes_max:,} are taken")
+        raise checks.refuse(field, f"is {len(body):,} bytes; the maximum is {bytes_max:,}")
     return body.decode()
+
+
+# encodes a payload or result with sorted keys: (field, value, bytes_max)
+encode_json = partial(json_text, _queue, encode=_encoder.encode)
 
 
 _NOTHING: Mapping[str, int] = {}
 
 
 class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an entry asks for besides its agent's leave."""
+    """What an entry requires besides its agent."""
 
     expected: dict[str, int] = {}
     ceiling: dict[str, int] = {}
     draws_on: tuple[str, ...] = ()
     workspace: str | None = None
     mode: Literal["exclusive", "shared"] | None = None
-    path: str | None = None  # the entry at the root of its call path, if it was spawned by one
+    path: str | None = None  # the entry at the root of its call path, if another entry spawned it
 
-    def ask(self, dim: str, otherwise: int) -> int:
-        """How much of a dimension is reserved for the run: its ceiling, else what it expects, else a default."""
+    def requested(self, dim: str, default: int) -> int:
+        """Return how much of a dimension is reserved for a run: its ceiling, else the expected usage, or `default`."""
         amount = self.ceiling.get(dim)
         if amount is None:
-            amount = self.expected.get(dim, otherwise)
+            amount = self.expected.get(dim, default)
         return amount
 
-    def reserved(self, dim: str, otherwise: int, spent: Mapping[str, int] = _NOTHING) -> int:
-        """What is still set aside for a run that has spent so much: used counts once, as usage."""
-        return max(0, max(otherwise, self.ask(dim, otherwise)) - spent.get(dim, 0))
+    def reserved(self, dim: str, default: int, spent: Mapping[str, int] = _NOTHING) -> int:
+        """Return what is still reserved for a run: what it has spent counts as usage, not as reservation."""
+        return max(0, max(default, self.requested(dim, default)) - spent.get(dim, 0))
 
     @property
     def dims(self) -> frozenset[str]:
-        """Every dimension in which it says how much it may use."""
+        """Every dimension with a ceiling or an expected usage."""
         return frozenset(self.expected) | frozenset(self.ceiling)
 
 
-class Options(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What only matters later, or to whoever reads."""
+class EntryOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Fields of an entry that no claim looks at."""
 
     tags: tuple[str, ...] = ()
     on_failed: Literal["cancel", "run", "hold"] = "cancel"
@@ -117,15 +130,15 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 NO_NEEDS = Needs()
-_NO_OPTIONS = Options()
+_NO_OPTIONS = EntryOptions()
 
 
-def written(spec: ScheduleSpec, path: str | None = None) -> tuple[str | None, str | None]:
-    """A spec's needs and options as they are stored; None where everything is at its default."""
+def encode_needs_and_options(spec: ScheduleSpec, path: str | None = None) -> tuple[str | None, str | None]:
+    """Return a spec's needs and options as stored; None where every field has its default."""
     if spec.is_plain and path is None:
         return None, None
     needs = Needs(spec.expected, spec.ceiling, spec.draws_on, spec.workspace, spec.workspace_mode, path)
-    options = Options(
+    options = EntryOptions(
         spec.tags,
         spec.on_failed,
         spec.retry_on,
@@ -146,8 +159,8 @@ def _decoded_needs(text: str) -> Needs:
     return _decode(text, type=Needs)
 
 
-def needs_of(text: str | None) -> Needs:
-    """The needs in a row."""
+def decode_needs(text: str | None) -> Needs:
+    """Decode the needs column."""
     return NO_NEEDS if text is None else _decoded_needs(text)
 
 
@@ -156,28 +169,28 @@ def _decoded_spent(text: str) -> dict[str, int]:
     return _decode(text, type=dict[str, int])
 
 
-def spent_of(text: str | None) -> Mapping[str, int]:
-    """What a run has used so far, per dimension."""
+def decode_spent(text: str | None) -> Mapping[str, int]:
+    """Decode what a run has used so far, per dimension."""
     return _NOTHING if text is None else _decoded_spent(text)
 
 
 @lru_cache(maxsize=4096)
-def _decoded_options(text: str) -> Options:
-    return _decode(text, type=Options)
+def _decoded_options(text: str) -> EntryOptions:
+    return _decode(text, type=EntryOptions)
 
 
-def options_of(text: str | None) -> Options:
-    """The options in a row."""
+def decode_options(text: str | None) -> EntryOptions:
+    """Decode the options column."""
     return _NO_OPTIONS if text is None else _decoded_options(text)
 
 
-def ready_entry_of(row: Sequence[Any]) -> ReadyEntry:
-    """The entry in a row of `statements.queue.READY_COLUMNS`."""
-    return entry_of((*row[:READY_WIDTH], *_READY_TAIL))
+def ready_entry_from_row(row: Sequence[Any]) -> ReadyEntry:
+    """Build an entry from a row of `statements.queue.READY_COLUMNS`."""
+    return entry_from_row((*row[:READY_WIDTH], *_READY_TAIL))
 
 
-def entry_of(row: Sequence[Any]) -> ReadyEntry:
-    """The entry in a row of `statements.queue.ENTRY`."""
+def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
+    """Build an entry from a row of `statements.queue.ENTRY`."""
     (
         sched_id, pid, priority, runnable_at, deadline, trigger, payload, created_at, project_id, attempt, max_attempts,
         outcome, key, kind, needs_text, options_text, result, state, worker_id, dispatched_at, completed_at, exit_kind,
@@ -203,7 +216,7 @@ def entry_of(row: Sequence[Any]) -> ReadyEntry:
             cancel_requested=cancel_requested == 1,
             kind=kind,
         )
-    needs, options = needs_of(needs_text), options_of(options_text)
+    needs, options = decode_needs(needs_text), decode_options(options_text)
     return ReadyEntry(
         *seed,
         project_id=project_id,
@@ -227,18 +240,34 @@ def entry_of(row: Sequence[Any]) -> ReadyEntry:
     )
 
 
-def size_of(row: Sequence[Any]) -> int:
-    """How much an entry brings along: its payload, and its result or where an earlier attempt stood."""
+def payload_bytes(row: Sequence[Any]) -> int:
+    """Return the size of an entry: its payload and its result, or the checkpoint of an earlier attempt."""
     return len(row[_PAYLOAD]) + len(row[_RESULT] or "")
 
 
 def state_and_hold(row: Sequence[Any]) -> tuple[str, str | None]:
-    """How the entry in a row stands; one of `READY_COLUMNS` is ready."""
+    """Return the state and hold of the entry in a row; a row of `READY_COLUMNS` is ready."""
     return (row[STATE], row[_HOLD]) if len(row) > READY_WIDTH else ("queued", None)
 
 
-def agent_of(row: Row) -> Agent:
-    """The agent in a row of `statements.agents.GET`."""
-    own = row[:11]
-    ours = (row[13], row[14], row[15], row[16], Intent(row[17]), bool(row[18]), row[19], row[20])
-    return Agent(*own, _decode(row[11]), _decode(row[12]), *ours)  # type: ignore[call-arg]  # a row has just these
+def agent_from_row(row: Row) -> Agent:
+    """Build an agent from a row of `statements.agents.GET`."""
+    process = row[:11]
+    scheduling = (row[13], row[14], row[15], row[16], Intent(row[17]), bool(row[18]), row[19], row[20])
+    return Agent(*process, _decode(row[11]), _decode(row[12]), *scheduling)  # type: ignore[call-arg]  # a row has exactly these fields
+
+
+def project_from_row(row: Row) -> Project:
+    """Build a project from a row of `statements.projects.GET`."""
+    return Project(
+        project_id=row[0],
+        name=row[1],
+        weight=row[2],
+        max_concurrent=row[3],
+        status=row[4],
+        constraint=_decode(row[5], type=ProjectConstraint),
+        paused_by=row[6],
+        created_at=row[7],
+        updated_at=row[8],
+        metadata=_decode(row[9]),
+    )

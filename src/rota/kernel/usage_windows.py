@@ -1,15 +1,15 @@
-"""Usage in a rolling window, kept as a running sum.
+"""Usage in rolling windows, kept as running sums.
 
-Adding up a day of charges at every claim would cost more than the claim. So each window has its sum, and the
-usage in it lies in `BUCKETS` buckets of equal width: a charge goes into the present bucket and onto the sum,
-and a bucket that has moved out of the window is taken off again. The sum is at most one bucket above the exact
-one: a bucket leaves when all of it is out.
+Summing up a day of charges at every claim would cost more than the claim. So each window stores its sum, and its
+usage is divided into `BUCKETS` buckets of equal width: a charge is added to the current bucket and to the sum, and a
+bucket that has left the window is subtracted. A bucket leaves when all of it is outside, so the sum may exceed the
+exact value by at most one bucket.
 
-    a window of 24 h has buckets of 5 min: what was used at 12:03 lies in the bucket of 12:00 to 12:05 and
-    counts until 12:05 the next day, at most 5 minutes too long
+    a window of 24 h has buckets of 5 min: usage at 12:03 is in the bucket from 12:00 to 12:05 and counts until
+    12:05 on the next day, at most 5 minutes too long
 
-A window can be given another length (`resize`): what lies in it moves over, each bucket into the one of the new window
-that its end falls into, so that nothing is forgotten too early. What a shorter window had forgotten stays forgotten.
+A window can get another length (`resize`): each bucket moves into the bucket of the new window that contains its end,
+so nothing is dropped too early. What a shorter window has dropped stays dropped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rota.store.statements import budgets as sql
 from rota.store.statements import file as file_sql
 
 __all__ = [
+    "ALL_PROJECTS",
     "BUCKETS",
-    "EVERYBODY",
     "ROLL_MAX",
     "SHARE",
-    "SHARE_WINDOW",
+    "SHARE_WINDOW_KEY",
     "SHARE_WINDOW_S",
     "add",
     "add_runs",
@@ -35,37 +35,37 @@ __all__ = [
     "resize",
     "roll",
     "share_window_s",
-    "take_back",
+    "subtract",
 ]
 
 BUCKETS = 288  # in one window
-ROLL_MAX = 256  # windows rolled in one go
-EVERYBODY = "*"  # the owner of global budgets
-SHARE = "share"  # the dimension in which shares are counted: tokens, else seconds
-SHARE_WINDOW_S = 24 * 3600.0  # what fair_share remembers, unless the file's setting says otherwise
-SHARE_WINDOW = "share_window_s"  # that setting
+ROLL_MAX = 256  # windows rolled in one transaction
+ALL_PROJECTS = "*"  # the owner of global budgets and of the usage of all projects together
+SHARE = "share"  # the dimension of project shares: tokens, else seconds
+SHARE_WINDOW_S = 24 * 3600.0  # the default of the setting
+SHARE_WINDOW_KEY = "share_window_s"  # the setting in the store: how far back fair_share looks
 
 
 def open_window(tx: Transaction, owner: str, dim: str, window_s: float) -> None:
-    """Begin to count."""
+    """Start counting usage of a dimension in a window."""
     tx.run(sql.WINDOW_OPEN, (owner, dim, window_s))
 
 
 def share_window_s(tx: Transaction) -> float:
-    """What fair_share remembers in this file."""
-    rows = tx.run(file_sql.META_GET, (SHARE_WINDOW,))
+    """Return how far back fair_share looks in this store, in seconds."""
+    rows = tx.run(file_sql.META_GET, (SHARE_WINDOW_KEY,))
     return float(rows[0][0]) if rows else SHARE_WINDOW_S
 
 
 def resize(tx: Transaction, window: tuple[str, str, float], new_s: float, now: float) -> None:
-    """Count in a window of another length, with what still lies in it."""
+    """Change the length of a window, keeping the usage that is still in it."""
     owner, dim, old_s = window
     if old_s == new_s:
         return
     held = tx.run(sql.BUCKETS_OF, (owner, dim, old_s))
     close(tx, owner, dim, old_s)
     open_window(tx, owner, dim, new_s)
-    tx.run(sql.WINDOW_EMPTY, (owner, dim, new_s))  # it may have been counted in before, for somebody else's sake
+    tx.run(sql.WINDOW_EMPTY, (owner, dim, new_s))  # another budget may have counted in a window of this length before
     width_s = new_s / BUCKETS
     used = ended = 0
     for leaves_at, amount, runs in held:
@@ -77,18 +77,18 @@ def resize(tx: Transaction, window: tuple[str, str, float], new_s: float, now: f
 
 
 def close(tx: Transaction, owner: str, dim: str, window_s: float) -> None:
-    """Count no more."""
+    """Stop counting and delete the window's buckets."""
     tx.run(sql.WINDOW_CLOSE, (owner, dim, window_s))
     tx.run(sql.WINDOW_EMPTY, (owner, dim, window_s))
 
 
 def add(tx: Transaction, usage: Iterable[tuple[str, Mapping[str, int]]], now: float) -> None:
-    """Add to every window of each owner what it used, per dimension."""
+    """Add usage per dimension to every window of each owner."""
     _add(tx, [(owner, dim, amount, 0) for owner, amounts in usage for dim, amount in amounts.items() if amount], now)
 
 
 def add_runs(tx: Transaction, ended: Iterable[tuple[str, int, int]], now: float) -> None:
-    """Add to the projects' shares what their runs used and how many of them ended."""
+    """Add ended runs (owner, usage, number) to the share windows of their projects."""
     _add(tx, [(owner, SHARE, used, runs) for owner, used, runs in ended], now)
 
 
@@ -99,9 +99,9 @@ def _add(tx: Transaction, rows: list[tuple[str, str, int, int]], now: float) -> 
         tx.run_many(sql.WINDOW_ADD, parameters)
 
 
-def take_back(tx: Transaction, owner: str, dim: str, amount: int, now: float) -> None:
-    """Give usage back: out of the newest buckets, and never more than is still in the window."""
-    left: dict[float, int] = {}  # by window, what is still to be given back
+def subtract(tx: Transaction, owner: str, dim: str, amount: int, now: float) -> None:
+    """Subtract refunded usage from the newest buckets, at most what is still in the window."""
+    left: dict[float, int] = {}  # by window, what is still to be subtracted
     for window_s, leaves_at, held in tx.run(sql.BUCKETS_NEWEST, (owner, dim)):
         part = min(held, left.setdefault(window_s, amount))
         if part and leaves_at > now:
@@ -111,7 +111,7 @@ def take_back(tx: Transaction, owner: str, dim: str, amount: int, now: float) ->
 
 
 def roll(tx: Transaction, now: float) -> int:
-    """Take off what has left its window; the answer is how many windows were rolled."""
+    """Subtract usage that has left its window; returns the number of windows rolled."""
     due = tx.run(sql.WINDOWS_DUE, (now, ROLL_MAX))
     for owner, dim, window_s in due:
         left = tx.run(sql.BUCKETS_LEAVE, (owner, dim, window_s, now))

@@ -1,13 +1,11 @@
-"""What is owed and what is allowed: ledgers, flows, contexts, leases, islands.
+"""Budgets and capacity: ledgers, flows, contexts, leases, islands.
 
-Three words that sound alike. A *budget* is an allowance, *usage* is what was charged, a *weight* is
-a share. A *context* is a budget per period (CPU nanoseconds or tokens); a *lease* is exclusive
-capacity and grants no budget at all; an *island* is a realtime graph admitted whole, with its
-contexts and leases. A *flow* is what is owed to a project or an agent: its weight and virtual time.
+A *budget* is an allowance, *usage* is what was charged, a *weight* is a share. A *context* is a budget per period (CPU
+nanoseconds or tokens). A *lease* is exclusive capacity and grants no budget. An *island* is a realtime graph that is
+admitted as a whole, with its contexts and leases. A *flow* is the weight and the virtual time of a project or an agent.
 
-All amounts are integers. Instants of contexts, leases and islands are integers too, in the unit of
-whoever keeps them (nanoseconds on cores, milliseconds in the durable kernel), because a refill that
-is rounded is a budget that drifts.
+All amounts are integers. Instants of contexts, leases and islands are integers too, in the unit of their owner
+(nanoseconds on cores, milliseconds in the durable kernel): a rounded refill would make the budget drift.
 """
 
 from __future__ import annotations
@@ -32,14 +30,14 @@ __all__ = [
     "SchedulingContext",
 ]
 
-REFILLS_MAX = 16  # of one context; neighbours merge beyond that, see policy/replenishment
+REFILLS_MAX = 16  # per context; more are merged, see policy/replenishment
 CORES_MAX = 4096
 
 Level = Literal["agent", "project", "global", "context"]
 
 
 class LedgerLine(msgspec.Struct, frozen=True):
-    """One agent's allowance in one dimension: a total, not per window."""
+    """One agent's budget and usage in one dimension: a total, not per window."""
 
     pid: int
     dim: str
@@ -50,15 +48,15 @@ class LedgerLine(msgspec.Struct, frozen=True):
 
     @property
     def over_limit(self) -> bool:
-        """At the limit is still within it."""
+        """Whether usage exceeds the hard limit; usage equal to it is allowed."""
         return self.used > self.hard_limit
 
 
 class BudgetLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A project's, or everybody's, allowance in one dimension per rolling window."""
+    """The budget of a project or of the fleet in one dimension per rolling window."""
 
     level: Literal["project", "global"]
-    owner: str  # the project's id; "*" for everybody
+    owner: str  # the project's id; "*" for the fleet
     dim: str
     limit: int
     window_s: float
@@ -67,9 +65,9 @@ class BudgetLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """What is owed to a project or an agent: its place in virtual time.
+    """The virtual time of a project or an agent.
 
-    `clock` is the virtual time of the flow's own children, kept for when none of them is ready.
+    `clock` is the virtual time of the flow's children, used while none of them is ready.
     """
 
     level: Literal["project", "agent"]
@@ -78,19 +76,19 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     weight: int = WEIGHT_UNIT
     virtual_time: int = 0
     clock: int = 0
-    ready: int = 0  # entries that could be picked
+    ready: int = 0  # entries that can be picked
     last_run_at: float | None = None
 
 
 class Refill(msgspec.Struct, frozen=True, array_like=True):
-    """An amount that comes back to a context at an instant."""
+    """An amount that returns to a context at an instant."""
 
     at: int
     amount: int
 
 
 class Handle(msgspec.Struct, frozen=True, array_like=True):
-    """A reference that can be revoked: a slot in a table and the generation it was given in."""
+    """A revocable reference: a slot in a table and the generation in which it was given."""
 
     slot: int
     generation: int
@@ -104,10 +102,10 @@ CRITICALITIES: tuple[Criticality, ...] = ("background", "normal", "high", "criti
 
 
 class SchedulingContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Budget per period, as authority: who is bound to it may run until it is used up.
+    """A budget per period: an entity that is bound to it may run until it is used up.
 
-    What is available plus every pending refill is the budget, at all times. `remaining` is what is
-    available less what was used ahead of its refill: below 0 it is debt.
+    The available amount plus all pending refills always equals the budget. `remaining` is the available amount minus
+    what was used ahead of its refill; below 0 it is debt.
     """
 
     context_id: int
@@ -116,10 +114,10 @@ class SchedulingContext(msgspec.Struct, frozen=True, kw_only=True):
     relative_deadline: int | None = None  # None is the period
     criticality: Criticality = "normal"
     priority: int = 0  # inside its band
-    core_mask: int = 0  # bit i is core i; 0 is any
+    core_mask: int = 0  # bit i is core i; 0 allows any core
     remaining: int = 0
     refills: tuple[Refill, ...] = ()
-    timeout_endpoint: int | None = None  # who hears of depletion
+    timeout_endpoint: int | None = None  # receives the notice of depletion
     overrun: OverrunPolicy = "throttle"
     state: str = "admitted"  # see lifecycle.CONTEXT
     unit: Literal["ns", "tokens", "requests"] = "ns"
@@ -139,7 +137,7 @@ class SchedulingContext(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deadline(self) -> int:
-        """From release to due, in the context's own unit of time."""
+        """The time from release to deadline, in the context's unit of time."""
         return self.period if self.relative_deadline is None else self.relative_deadline
 
 
@@ -147,15 +145,15 @@ _lease = Checks("CpuIsolationLease", ContextInvalid)
 
 
 class CpuIsolationLease(msgspec.Struct, frozen=True, kw_only=True):
-    """Cores for one owner alone. It grants placement, never budget."""
+    """Exclusive use of cores for one owner. It grants placement, never budget."""
 
     lease_id: int
     owner: str  # process, session or service
     cores: tuple[int, ...]
     mode: Literal["exclusive", "poller"] = "exclusive"
-    housekeeping: tuple[int, ...] = ()  # cores that must stay with everybody else
-    consumers: tuple[int, ...] = ()  # of a poller's ring: the entities that take from it
-    accounting_target: int | None = None  # the context that pays
+    housekeeping: tuple[int, ...] = ()  # cores that must stay shared
+    consumers: tuple[int, ...] = ()  # entities that consume from a poller's ring
+    accounting_target: int | None = None  # the context that is charged
     revocation_latency_max: int = 0
     revoke_endpoint: int | None = None
     on_service_loss: Literal["keep", "revoke"] = "keep"
@@ -173,7 +171,7 @@ class CpuIsolationLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RealtimeIsland(msgspec.Struct, frozen=True, kw_only=True):
-    """A realtime graph that is admitted whole or refused whole."""
+    """A realtime graph that is admitted or refused as a whole."""
 
     island_id: int
     name: str
@@ -184,7 +182,7 @@ class RealtimeIsland(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     endpoints: tuple[int, ...] = ()
     leases: tuple[int, ...] = ()
-    evidence: dict[str, int] = {}  # the numbers admission was decided on
+    evidence: dict[str, int] = {}  # the numbers behind the admission decision
     overrun: Literal["stop", "degrade"] = "stop"
     shutdown: Literal["drain", "immediate"] = "drain"
     state: str = "proposed"  # see lifecycle.ISLAND

@@ -1,33 +1,27 @@
-"""Every fact the system can record, typed and versioned.
+"""Every event that rota records, typed and versioned.
 
-The journal is the one record: metrics, trace, feed and replay are folds over these facts. A fact is
-written in the transaction that makes it true; a batch verb writes one fact with many ids. Kinds
-begin with `kernel.`; a user's own events must not.
-
-A fact's shape may change: raise its `version`, and add to `UPGRADES` a function from the old payload
-to the new one. Old rows are never rewritten; they are read through the upgrades.
+Metrics, traces, the feed and the replay are computed from these events. An event is written in the transaction of the
+change it describes; a batch call writes one event with many ids. Kinds begin with `kernel.`; the events of users must
+not. `event_codec.py` says how events are stored and how a new version of one is introduced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from rota.errors import InvalidPayload, StoreCorrupt
-from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
-
-__all__ = ["FACTS", "RESERVED_PREFIX", "UPGRADES", "Event", "Fact", "check_user_event", "decode", "encode"]
+__all__ = ["EVENT_TYPES", "RESERVED_PREFIX", "Event", "EventData"]
 
 RESERVED_PREFIX = "kernel."
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A row of the journal: a fact, or a user's own event, with when and why."""
+    """A row of the journal: one of rota's events or a user's, with its time and its cause."""
 
     event_id: int
-    pid: int | None  # the agent it is about; None is the fleet's
+    pid: int | None  # the agent it concerns; None: the fleet
     ts: float
     kind: str
     payload: dict[str, Any]
@@ -35,28 +29,28 @@ class Event(msgspec.Struct, frozen=True):
     correlation_id: str | None = None
 
 
-class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A fact rota records."""
+class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The typed data of one of rota's events."""
 
     kind: ClassVar[str] = ""
     version: ClassVar[int] = 1
 
 
 class FlowMove(msgspec.Struct, frozen=True, array_like=True):
-    """Where a flow stands after a charge."""
+    """The virtual time of a flow after a charge."""
 
     level: Literal["project", "agent"]
     key: str
     virtual_time: int
-    clock: int = 0  # of a project: the time of its agents
+    clock: int = 0  # of a project: the virtual time of its agents
     parent: str = ""  # of an agent: its project
 
 
 # --- agents --------------------------------------------------------------------------------------
 
 
-class ProcessCreated(Fact, frozen=True, kw_only=True):
-    """An agent was made."""
+class ProcessCreated(EventData, frozen=True, kw_only=True):
+    """An agent was created."""
 
     kind = "kernel.process.created"
     name: str
@@ -65,8 +59,8 @@ class ProcessCreated(Fact, frozen=True, kw_only=True):
     project_id: str | None = None
 
 
-class ProcessTransitioned(Fact, frozen=True, kw_only=True):
-    """An agent went from one state to another."""
+class ProcessTransitioned(EventData, frozen=True, kw_only=True):
+    """An agent moved from one state to another."""
 
     kind = "kernel.process.transitioned"
     prev_state: str
@@ -74,7 +68,7 @@ class ProcessTransitioned(Fact, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class ProcessTerminated(Fact, frozen=True, kw_only=True):
+class ProcessTerminated(EventData, frozen=True, kw_only=True):
     """An agent ended."""
 
     kind = "kernel.process.terminated"
@@ -83,8 +77,8 @@ class ProcessTerminated(Fact, frozen=True, kw_only=True):
     detail: dict[str, Any] = {}
 
 
-class ProcessRecovered(Fact, frozen=True, kw_only=True):
-    """An agent was found running at start and put where it can go on."""
+class ProcessRecovered(EventData, frozen=True, kw_only=True):
+    """An agent that was running when its process stopped was moved to a state from which it can continue."""
 
     kind = "kernel.process.recovered"
     prev_state: str
@@ -93,8 +87,8 @@ class ProcessRecovered(Fact, frozen=True, kw_only=True):
     reason: str
 
 
-class ProcessUpdated(Fact, frozen=True, kw_only=True):
-    """An agent's own settings changed."""
+class ProcessUpdated(EventData, frozen=True, kw_only=True):
+    """An agent's settings changed."""
 
     kind = "kernel.process.updated"
     changes: dict[str, Any]
@@ -103,13 +97,13 @@ class ProcessUpdated(Fact, frozen=True, kw_only=True):
 # --- entries -------------------------------------------------------------------------------------
 
 
-class EntriesEnqueued(Fact, frozen=True, kw_only=True):
-    """Entries joined the queue: `count` of them, numbered from `first_id`."""
+class EntriesEnqueued(EventData, frozen=True, kw_only=True):
+    """`count` entries were enqueued, numbered from `first_id`."""
 
     kind = "kernel.sched.enqueued"
     first_id: int
     count: int = 1
-    held: dict[str, list[int]] = {}  # by reason, those that are not ready yet
+    held: dict[str, list[int]] = {}  # by hold, the entries that are not ready yet
     deduped: int = 0
 
 
@@ -123,8 +117,8 @@ class ClaimedEntry(msgspec.Struct, frozen=True, array_like=True):
     workspace: str | None = None
 
 
-class EntriesClaimed(Fact, frozen=True, kw_only=True):
-    """A worker took entries. This event's id is the claims' token."""
+class EntriesClaimed(EventData, frozen=True, kw_only=True):
+    """A worker claimed entries. This event's id is the claim token."""
 
     kind = "kernel.sched.claimed"
     worker_id: str
@@ -133,7 +127,7 @@ class EntriesClaimed(Fact, frozen=True, kw_only=True):
     policy: str
     because: list[str] = []
     flows: list[FlowMove] = []
-    contexts: dict[str, int] = {}  # by context_id, what was taken at once (requests)
+    contexts: dict[str, int] = {}  # by context_id, what was charged at the claim (requests)
     forced_by: str | None = None
     admission_skipped: bool = False
 
@@ -146,8 +140,8 @@ class CompletedEntry(msgspec.Struct, frozen=True, array_like=True):
     outcome: str | None = None
 
 
-class EntriesCompleted(Fact, frozen=True, kw_only=True):
-    """Runs ended, well or badly, for good."""
+class EntriesCompleted(EventData, frozen=True, kw_only=True):
+    """Entries were completed, successfully or not."""
 
     kind = "kernel.sched.completed"
     entries: list[CompletedEntry]
@@ -155,8 +149,8 @@ class EntriesCompleted(Fact, frozen=True, kw_only=True):
     flows: list[FlowMove] = []
 
 
-class EntriesReturned(Fact, frozen=True, kw_only=True):
-    """Dispatched entries went back to the queue."""
+class EntriesReturned(EventData, frozen=True, kw_only=True):
+    """Dispatched entries were requeued."""
 
     kind = "kernel.sched.returned"
     verb: Literal["reclaim", "retry", "preempt", "yield"]
@@ -166,30 +160,30 @@ class EntriesReturned(Fact, frozen=True, kw_only=True):
     flows: list[FlowMove] = []
 
 
-class EntriesReleased(Fact, frozen=True, kw_only=True):
-    """Held entries became ready: their time came, what they waited for ended, or the worker they waited for asked."""
+class EntriesReleased(EventData, frozen=True, kw_only=True):
+    """Held entries became ready: their time came, their predecessors ended, or their affinity worker asked for work."""
 
     kind = "kernel.sched.released"
     hold: str
     sched_ids: list[int]
 
 
-class EntriesKept(Fact, frozen=True, kw_only=True):
-    """Held entries could be ready, and are kept for the worker they would rather have."""
+class EntriesHeldForWorker(EventData, frozen=True, kw_only=True):
+    """Entries lost their hold and are now held for their affinity worker."""
 
     kind = "kernel.sched.kept"
-    hold: str  # what they had waited for
+    hold: str  # the hold they had before
     sched_ids: list[int]
 
 
-class EntriesExpired(Fact, frozen=True, kw_only=True):
-    """Queued entries passed their deadline and were swept."""
+class EntriesExpired(EventData, frozen=True, kw_only=True):
+    """Queued entries passed their deadline and expired."""
 
     kind = "kernel.sched.expired"
     sched_ids: list[int]
 
 
-class EntriesCancelled(Fact, frozen=True, kw_only=True):
+class EntriesCancelled(EventData, frozen=True, kw_only=True):
     """Queued entries were cancelled."""
 
     kind = "kernel.sched.cancelled"
@@ -197,24 +191,24 @@ class EntriesCancelled(Fact, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class EntriesChanged(Fact, frozen=True, kw_only=True):
-    """Queued entries got another priority, time, deadline or tags."""
+class EntriesChanged(EventData, frozen=True, kw_only=True):
+    """The priority, time, deadline or tags of queued entries changed."""
 
     kind = "kernel.sched.changed"
     sched_ids: list[int]
     changes: dict[str, Any]
 
 
-class CancelRequested(Fact, frozen=True, kw_only=True):
-    """A running entry was asked to stop."""
+class CancelRequested(EventData, frozen=True, kw_only=True):
+    """Cancellation of running entries was requested."""
 
     kind = "kernel.sched.cancel_requested"
     sched_ids: list[int]
     by: str | None = None
 
 
-class ClaimsExtended(Fact, frozen=True, kw_only=True):
-    """The wall clock jumped, and live claims were given the time back."""
+class ClaimsExtended(EventData, frozen=True, kw_only=True):
+    """The wall clock jumped, and live claims were extended by the jump."""
 
     kind = "kernel.sched.claims_extended"
     by_s: float
@@ -224,16 +218,16 @@ class ClaimsExtended(Fact, frozen=True, kw_only=True):
 # --- budgets -------------------------------------------------------------------------------------
 
 
-class LedgerCreated(Fact, frozen=True, kw_only=True):
-    """An agent was given a ledger, or more dimensions of one."""
+class LedgerCreated(EventData, frozen=True, kw_only=True):
+    """An agent got a ledger, or more dimensions in it."""
 
     kind = "kernel.ledger.created"
     grants: dict[str, int]
     warn_at: float
 
 
-class LedgerCharged(Fact, frozen=True, kw_only=True):
-    """Usage was recorded. It is recorded even when it passes a limit."""
+class LedgerCharged(EventData, frozen=True, kw_only=True):
+    """Usage was recorded, also if it exceeds a limit."""
 
     kind = "kernel.ledger.charged"
     amounts: dict[str, int]
@@ -243,8 +237,8 @@ class LedgerCharged(Fact, frozen=True, kw_only=True):
     flows: list[FlowMove] = []
 
 
-class LedgerRefunded(Fact, frozen=True, kw_only=True):
-    """Usage was given back."""
+class LedgerRefunded(EventData, frozen=True, kw_only=True):
+    """Usage was refunded."""
 
     kind = "kernel.ledger.refunded"
     amounts: dict[str, int]
@@ -252,7 +246,7 @@ class LedgerRefunded(Fact, frozen=True, kw_only=True):
     flows: list[FlowMove] = []
 
 
-class LedgerGranted(Fact, frozen=True, kw_only=True):
+class LedgerGranted(EventData, frozen=True, kw_only=True):
     """A grant was changed."""
 
     kind = "kernel.ledger.granted"
@@ -261,8 +255,8 @@ class LedgerGranted(Fact, frozen=True, kw_only=True):
     previous: int
 
 
-class LedgerWarned(Fact, frozen=True, kw_only=True):
-    """Usage crossed its warning mark."""
+class LedgerWarned(EventData, frozen=True, kw_only=True):
+    """Usage crossed the warning threshold."""
 
     kind = "kernel.ledger.warned"
     dim: str
@@ -270,8 +264,8 @@ class LedgerWarned(Fact, frozen=True, kw_only=True):
     granted: int
 
 
-class LedgerBreached(Fact, frozen=True, kw_only=True):
-    """Usage crossed its limit."""
+class LedgerBreached(EventData, frozen=True, kw_only=True):
+    """Usage exceeded its limit."""
 
     kind = "kernel.ledger.breached"
     level: str
@@ -281,7 +275,7 @@ class LedgerBreached(Fact, frozen=True, kw_only=True):
     limit: int
 
 
-class BudgetSet(Fact, frozen=True, kw_only=True):
+class BudgetSet(EventData, frozen=True, kw_only=True):
     """A project or global budget was set, changed or removed."""
 
     kind = "kernel.budget.set"
@@ -292,24 +286,24 @@ class BudgetSet(Fact, frozen=True, kw_only=True):
     window_s: float | None = None
 
 
-class ShareWindowSet(Fact, frozen=True, kw_only=True):
-    """fair_share looks back this far from now on."""
+class ShareWindowSet(EventData, frozen=True, kw_only=True):
+    """The window of fair_share changed."""
 
     kind = "kernel.share.window_set"
     window_s: float
     previous_s: float
 
 
-class AffinityWaitSet(Fact, frozen=True, kw_only=True):
-    """Entries wait this long for the worker they would rather have from now on."""
+class AffinityWaitSet(EventData, frozen=True, kw_only=True):
+    """The time for which entries are held for their affinity worker changed."""
 
     kind = "kernel.affinity.wait_set"
     wait_s: float
     previous_s: float
 
 
-class BudgetLent(Fact, frozen=True, kw_only=True):
-    """A run lent a part of its budget to work that it spawned."""
+class BudgetLent(EventData, frozen=True, kw_only=True):
+    """A run lent part of its budget to an entry that it spawned."""
 
     kind = "kernel.budget.lent"
     sched_id: int
@@ -317,8 +311,8 @@ class BudgetLent(Fact, frozen=True, kw_only=True):
     amounts: dict[str, int]
 
 
-class BudgetReturned(Fact, frozen=True, kw_only=True):
-    """What a child left of what it was lent went back to its parent."""
+class BudgetReturned(EventData, frozen=True, kw_only=True):
+    """The unused part of a loan returned to the parent."""
 
     kind = "kernel.budget.returned"
     sched_id: int
@@ -326,8 +320,8 @@ class BudgetReturned(Fact, frozen=True, kw_only=True):
     amounts: dict[str, int]
 
 
-class FlowReweighted(Fact, frozen=True, kw_only=True):
-    """A flow's share changed."""
+class FlowReweighted(EventData, frozen=True, kw_only=True):
+    """The weight of a flow changed."""
 
     kind = "kernel.flow.reweighted"
     level: Literal["project", "agent"]
@@ -336,8 +330,8 @@ class FlowReweighted(Fact, frozen=True, kw_only=True):
     previous: int
 
 
-class ContextCreated(Fact, frozen=True, kw_only=True):
-    """A context was admitted."""
+class ContextCreated(EventData, frozen=True, kw_only=True):
+    """A context was created."""
 
     kind = "kernel.context.created"
     context_id: int
@@ -348,16 +342,16 @@ class ContextCreated(Fact, frozen=True, kw_only=True):
     unit: str = "tokens"
 
 
-class ContextAdjusted(Fact, frozen=True, kw_only=True):
-    """A context's numbers change at its next refill."""
+class ContextAdjusted(EventData, frozen=True, kw_only=True):
+    """A context was adjusted, from its next refill on."""
 
     kind = "kernel.context.adjusted"
     context_id: int
     changes: dict[str, Any]
 
 
-class ContextDepleted(Fact, frozen=True, kw_only=True):
-    """A context's budget is used up until it is refilled."""
+class ContextBudgetDepleted(EventData, frozen=True, kw_only=True):
+    """A context's budget is used up until its next refill."""
 
     kind = "kernel.context.depleted"
     context_id: int
@@ -365,7 +359,7 @@ class ContextDepleted(Fact, frozen=True, kw_only=True):
     refill_at: float | None = None
 
 
-class ContextReplenished(Fact, frozen=True, kw_only=True):
+class ContextReplenished(EventData, frozen=True, kw_only=True):
     """A context was refilled."""
 
     kind = "kernel.context.replenished"
@@ -374,27 +368,27 @@ class ContextReplenished(Fact, frozen=True, kw_only=True):
     remaining: int
 
 
-class ContextRevoked(Fact, frozen=True, kw_only=True):
-    """A context was taken back; every handle to it is stale."""
+class ContextRevoked(EventData, frozen=True, kw_only=True):
+    """A context was revoked; every handle to it is stale."""
 
     kind = "kernel.context.revoked"
     context_id: int
 
 
-class LimitThrottled(Fact, frozen=True, kw_only=True):
-    """A provider asked for a pause: everybody who draws on this name waits."""
+class LimitThrottled(EventData, frozen=True, kw_only=True):
+    """A provider asked for a pause: every entry that draws on this limit waits."""
 
     kind = "kernel.context.throttled"
     name: str
     until_at: float
-    by: int | None = None  # the pid of the agent that was told
+    by: int | None = None  # the pid of the agent that reported it
 
 
 # --- projects, workspaces, pauses ----------------------------------------------------------------
 
 
-class ProjectCreated(Fact, frozen=True, kw_only=True):
-    """A project was made."""
+class ProjectCreated(EventData, frozen=True, kw_only=True):
+    """A project was created."""
 
     kind = "kernel.project.created"
     project_id: str
@@ -402,7 +396,7 @@ class ProjectCreated(Fact, frozen=True, kw_only=True):
     max_concurrent: int | None = None
 
 
-class ProjectUpdated(Fact, frozen=True, kw_only=True):
+class ProjectUpdated(EventData, frozen=True, kw_only=True):
     """A project's settings changed."""
 
     kind = "kernel.project.updated"
@@ -410,8 +404,8 @@ class ProjectUpdated(Fact, frozen=True, kw_only=True):
     changes: dict[str, Any]
 
 
-class ProjectTransitioned(Fact, frozen=True, kw_only=True):
-    """A project went from one status to another."""
+class ProjectTransitioned(EventData, frozen=True, kw_only=True):
+    """A project moved from one status to another."""
 
     kind = "kernel.project.transitioned"
     project_id: str
@@ -420,8 +414,8 @@ class ProjectTransitioned(Fact, frozen=True, kw_only=True):
     by: str | None = None
 
 
-class WorkspaceAdded(Fact, frozen=True, kw_only=True):
-    """A project was given a workspace."""
+class WorkspaceAdded(EventData, frozen=True, kw_only=True):
+    """A workspace was added to a project."""
 
     kind = "kernel.workspace.added"
     workspace_id: str
@@ -429,15 +423,15 @@ class WorkspaceAdded(Fact, frozen=True, kw_only=True):
     path: str
 
 
-class WorkspaceRemoved(Fact, frozen=True, kw_only=True):
-    """A workspace was taken away."""
+class WorkspaceRemoved(EventData, frozen=True, kw_only=True):
+    """A workspace was removed."""
 
     kind = "kernel.workspace.removed"
     workspace_id: str
 
 
-class Paused(Fact, frozen=True, kw_only=True):
-    """An agent, a project or the whole fleet gets no more runs."""
+class Paused(EventData, frozen=True, kw_only=True):
+    """An agent, a project or the fleet was paused."""
 
     kind = "kernel.pause.set"
     level: Literal["agent", "project", "fleet"]
@@ -446,8 +440,8 @@ class Paused(Fact, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class Resumed(Fact, frozen=True, kw_only=True):
-    """A pause ended."""
+class Resumed(EventData, frozen=True, kw_only=True):
+    """An agent, a project or the fleet was resumed."""
 
     kind = "kernel.pause.lifted"
     level: Literal["agent", "project", "fleet"]
@@ -458,32 +452,32 @@ class Resumed(Fact, frozen=True, kw_only=True):
 # --- the store and the clock ---------------------------------------------------------------------
 
 
-class StoreMigrated(Fact, frozen=True, kw_only=True):
-    """The file went from one schema version to the next."""
+class StoreMigrated(EventData, frozen=True, kw_only=True):
+    """The file was migrated. Found only in files that were migrated from version 3."""
 
     kind = "kernel.store.migrated"
     from_version: int
     to_version: int
 
 
-class Checkpointed(Fact, frozen=True, kw_only=True):
-    """The folded state was written down, so that the journal before it can go."""
+class JournalCheckpointed(EventData, frozen=True, kw_only=True):
+    """A checkpoint of the replayed state was stored, so that older events can be pruned."""
 
     kind = "kernel.journal.checkpointed"
     through_id: int
 
 
-class Pruned(Fact, frozen=True, kw_only=True):
-    """Old rows were removed."""
+class RowsPruned(EventData, frozen=True, kw_only=True):
+    """Old rows were deleted."""
 
     kind = "kernel.journal.pruned"
     table: str
     count: int
-    ranges: list[tuple[int, int]] = []  # first and last id of each stretch
+    ranges: list[tuple[int, int]] = []  # first and last id of each range
 
 
-class ClockJumped(Fact, frozen=True, kw_only=True):
-    """The wall clock moved against the monotonic one."""
+class ClockJumped(EventData, frozen=True, kw_only=True):
+    """The wall clock moved relative to the monotonic clock."""
 
     kind = "kernel.clock.jumped"
     by_s: float
@@ -492,8 +486,8 @@ class ClockJumped(Fact, frozen=True, kw_only=True):
 # --- the policy service --------------------------------------------------------------------------
 
 
-class PolicyFellBack(Fact, frozen=True, kw_only=True):
-    """A policy failed, and strict order took its place."""
+class PolicyFellBack(EventData, frozen=True, kw_only=True):
+    """A policy failed, and strict order replaced it."""
 
     kind = "kernel.policy.fell_back"
     policy: str
@@ -501,8 +495,8 @@ class PolicyFellBack(Fact, frozen=True, kw_only=True):
     detail: str
 
 
-class ProfileMapped(Fact, frozen=True, kw_only=True):
-    """The service turned a hint into a weight, a context or a lease."""
+class ProfileMapped(EventData, frozen=True, kw_only=True):
+    """The service mapped a hint to a weight, a context or a lease."""
 
     kind = "kernel.policy.profile_mapped"
     subject: str
@@ -511,15 +505,15 @@ class ProfileMapped(Fact, frozen=True, kw_only=True):
     epoch: int
 
 
-class PolicyReloaded(Fact, frozen=True, kw_only=True):
-    """The service's settings were read anew; decisions of older epochs are dropped."""
+class PolicyReloaded(EventData, frozen=True, kw_only=True):
+    """The service's settings were reloaded; decisions of older epochs are dropped."""
 
     kind = "kernel.policy.reloaded"
     epoch: int
     changes: dict[str, Any] = {}
 
 
-class CpuContextMoved(Fact, frozen=True, kw_only=True):
+class CpuContextChanged(EventData, frozen=True, kw_only=True):
     """A context for CPU time was admitted, refused, adjusted or revoked."""
 
     kind = "kernel.cpu_context.moved"
@@ -531,7 +525,7 @@ class CpuContextMoved(Fact, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class LeaseMoved(Fact, frozen=True, kw_only=True):
+class LeaseChanged(EventData, frozen=True, kw_only=True):
     """A lease was granted, refused, revoked or released."""
 
     kind = "kernel.lease.moved"
@@ -542,8 +536,8 @@ class LeaseMoved(Fact, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class IslandMoved(Fact, frozen=True, kw_only=True):
-    """An island was admitted, refused, started, overran or stopped."""
+class IslandChanged(EventData, frozen=True, kw_only=True):
+    """An island was admitted, refused, started or stopped, or it overran."""
 
     kind = "kernel.island.moved"
     island_id: int
@@ -552,7 +546,7 @@ class IslandMoved(Fact, frozen=True, kw_only=True):
     evidence: dict[str, int] = {}
 
 
-class DeadlineMissed(Fact, frozen=True, kw_only=True):
+class DeadlineMissed(EventData, frozen=True, kw_only=True):
     """A run or an island's activation ended after its deadline."""
 
     kind = "kernel.deadline.missed"
@@ -563,8 +557,8 @@ class DeadlineMissed(Fact, frozen=True, kw_only=True):
 # --- running -------------------------------------------------------------------------------------
 
 
-class RunStarted(Fact, frozen=True, kw_only=True):
-    """A runner began an entry."""
+class RunStarted(EventData, frozen=True, kw_only=True):
+    """A runner started an entry."""
 
     kind = "kernel.run.started"
     sched_id: int
@@ -575,8 +569,8 @@ class RunStarted(Fact, frozen=True, kw_only=True):
     os_pid: int | None = None
 
 
-class RunEnded(Fact, frozen=True, kw_only=True):
-    """A runner ended an entry."""
+class RunEnded(EventData, frozen=True, kw_only=True):
+    """A run ended."""
 
     kind = "kernel.run.ended"
     sched_id: int
@@ -588,8 +582,8 @@ class RunEnded(Fact, frozen=True, kw_only=True):
     stopped_by: Literal["message", "TERM", "KILL"] | None = None
 
 
-class RunCheckpointed(Fact, frozen=True, kw_only=True):
-    """An agent saved where it stands."""
+class RunCheckpointed(EventData, frozen=True, kw_only=True):
+    """A run saved a checkpoint."""
 
     kind = "kernel.run.checkpointed"
     sched_id: int
@@ -597,16 +591,16 @@ class RunCheckpointed(Fact, frozen=True, kw_only=True):
     state: dict[str, Any]
 
 
-class AgentQuarantined(Fact, frozen=True, kw_only=True):
-    """An agent kept failing and is left alone for a while."""
+class AgentQuarantined(EventData, frozen=True, kw_only=True):
+    """An agent failed repeatedly and is quarantined for a while."""
 
     kind = "kernel.run.quarantined"
     failures: int
     until_at: float
 
 
-class TriggerFired(Fact, frozen=True, kw_only=True):
-    """A trigger enqueued an entry, or found one there already."""
+class TriggerFired(EventData, frozen=True, kw_only=True):
+    """A trigger enqueued an entry, or found an existing one."""
 
     kind = "kernel.trigger.fired"
     trigger: str
@@ -614,8 +608,8 @@ class TriggerFired(Fact, frozen=True, kw_only=True):
     created: bool = True
 
 
-class SupervisorMoved(Fact, frozen=True, kw_only=True):
-    """A supervisor started, drains, stopped, or took over another's work."""
+class SupervisorChanged(EventData, frozen=True, kw_only=True):
+    """A supervisor started, is draining, stopped, or took over the claims of another."""
 
     kind = "kernel.supervisor.moved"
     worker_id: str
@@ -623,17 +617,17 @@ class SupervisorMoved(Fact, frozen=True, kw_only=True):
     verb: Literal["started", "draining", "stopped", "took_over"]
 
 
-class FleetReloaded(Fact, frozen=True, kw_only=True):
-    """The fleet file was read anew."""
+class FleetReloaded(EventData, frozen=True, kw_only=True):
+    """The fleet file was reloaded."""
 
     kind = "kernel.fleet.reloaded"
     changes: dict[str, Any] = {}
 
 
-# --- doors ---------------------------------------------------------------------------------------
+# --- access --------------------------------------------------------------------------------------
 
 
-class DaemonMoved(Fact, frozen=True, kw_only=True):
+class DaemonChanged(EventData, frozen=True, kw_only=True):
     """The daemon started or stopped."""
 
     kind = "kernel.daemon.moved"
@@ -641,8 +635,8 @@ class DaemonMoved(Fact, frozen=True, kw_only=True):
     rota_version: str
 
 
-class AccessDenied(Fact, frozen=True, kw_only=True):
-    """Somebody was turned away."""
+class AccessDenied(EventData, frozen=True, kw_only=True):
+    """A caller was refused access."""
 
     kind = "kernel.auth.denied"
     peer: str
@@ -650,8 +644,8 @@ class AccessDenied(Fact, frozen=True, kw_only=True):
     reason: str
 
 
-class OperatorActed(Fact, frozen=True, kw_only=True):
-    """An operator did something that others may ask about."""
+class OperatorActed(EventData, frozen=True, kw_only=True):
+    """An operator changed something."""
 
     kind = "kernel.auth.operated"
     who: str
@@ -659,8 +653,8 @@ class OperatorActed(Fact, frozen=True, kw_only=True):
     detail: dict[str, Any] = {}
 
 
-class TokenMoved(Fact, frozen=True, kw_only=True):
-    """An access token was made or revoked."""
+class TokenChanged(EventData, frozen=True, kw_only=True):
+    """An access token was created or revoked."""
 
     kind = "kernel.auth.token"
     token_id: str
@@ -671,8 +665,8 @@ class TokenMoved(Fact, frozen=True, kw_only=True):
 # --- graphs --------------------------------------------------------------------------------------
 
 
-class GraphRunTaken(Fact, frozen=True, kw_only=True):
-    """A process began a run of a graph, or went on with it. This event's id is the run's fence."""
+class GraphRunTaken(EventData, frozen=True, kw_only=True):
+    """A process started or resumed a graph run. This event's id is the run's fence."""
 
     kind = "kernel.graph.taken"
     run_id: str
@@ -680,69 +674,19 @@ class GraphRunTaken(Fact, frozen=True, kw_only=True):
     next_epoch_id: int
 
 
-class GraphRunCommitted(Fact, frozen=True, kw_only=True):
-    """A run of a graph wrote down where it stands: everything before this epoch is committed."""
+class GraphRunCommitted(EventData, frozen=True, kw_only=True):
+    """A graph run saved its state: everything before this epoch is committed."""
 
     kind = "kernel.graph.committed"
     run_id: str
     next_epoch_id: int
 
 
-class GraphRunForgotten(Fact, frozen=True, kw_only=True):
-    """A run of a graph was removed; nobody can resume it."""
+class GraphRunForgotten(EventData, frozen=True, kw_only=True):
+    """A graph run was deleted and cannot be resumed."""
 
     kind = "kernel.graph.forgotten"
     run_id: str
 
 
-# --- reading and writing -------------------------------------------------------------------------
-
-FACTS: Mapping[str, type[Fact]] = {fact.kind: fact for fact in Fact.__subclasses__()}
-
-UPGRADES: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
-
-_encoder = msgspec.json.Encoder()
-
-
-def encode(fact: Fact) -> bytes:
-    """A fact's payload as it is stored; its kind goes beside it."""
-    body = _encoder.encode(fact)
-    if fact.version == 1:
-        return body
-    return b'{"v":%d%s%s' % (fact.version, b"" if body == b"{}" else b",", body[1:])
-
-
-def decode(kind: str, payload: dict[str, Any]) -> Fact:
-    """The fact in a stored payload, brought up to its present shape."""
-    fact = FACTS.get(kind)
-    if fact is None:
-        raise StoreCorrupt(f"the journal has a fact of unknown kind {kind}", kind=kind)
-    version = payload.get("v", 1)
-    body = {name: value for name, value in payload.items() if name != "v"}
-    if version > fact.version:
-        raise StoreCorrupt(f"{kind} version {version} was written by a newer rota", kind=kind, version=version)
-    while version < fact.version:
-        body = UPGRADES[kind, version](body)
-        version += 1
-    try:
-        return msgspec.convert(body, fact)
-    except msgspec.ValidationError as problem:
-        raise StoreCorrupt(f"a stored {kind} cannot be read: {problem}", kind=kind) from problem
-
-
-_event = Checks("Event", InvalidPayload)
-
-
-def check_user_event(kind: str, payload: dict[str, Any]) -> bytes:
-    """A user's event, checked and encoded: any kind but ours, any JSON that is not too large."""
-    _event.text("kind", kind)
-    if kind.startswith(RESERVED_PREFIX):
-        raise _event.refuse("kind", f"must not begin with {RESERVED_PREFIX!r}: those are rota's own facts")
-    _event.mapping("payload", payload)
-    try:
-        body = _encoder.encode(payload)
-    except (TypeError, ValueError) as problem:
-        raise _event.refuse("payload", f"is not JSON: {problem}") from problem
-    if len(body) > PAYLOAD_BYTES_MAX:
-        raise _event.refuse("payload", f"is {len(body):,} bytes; at most {PAYLOAD_BYTES_MAX:,} are taken")
-    return body
+EVENT_TYPES: Mapping[str, type[EventData]] = {data.kind: data for data in EventData.__subclasses__()}

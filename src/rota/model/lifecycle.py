@@ -1,8 +1,8 @@
-"""Every state machine in rota, as a table, under one `advance`.
+"""Every state machine in rota, as a table.
 
-A machine is a set of arrows `(state, verb) -> state`. A state with no arrow out is final. `advance`
-looks the arrow up; where there is none it raises the machine's own error, which names the state,
-the verb and what would be legal, and nothing has changed. docs/state-machines.md is drawn from here.
+A machine is a set of arrows `(state, verb) -> state`. A state without an outgoing arrow is final. `advance` looks an
+arrow up. If there is none, it raises the machine's error, which names the state, the verb and the legal verbs; nothing
+has changed then. docs/state-machines.md is generated from these tables.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ __all__ = [
     "CONTEXT",
     "ENTITY",
     "ENTRY",
+    "FAIR_SHARE_AGENT",
+    "FAIR_SHARE_TASK",
     "ISLAND",
     "LEASE",
     "MACHINES",
     "PROJECT",
-    "SEED_AGENT",
-    "SEED_TASK",
     "TICK_AGENT",
-    "Machine",
+    "StateMachine",
     "advance",
     "verb_to",
 ]
 
 
 @dataclass(frozen=True)
-class Machine:
+class StateMachine:
     """A named table of arrows."""
 
     name: str
-    about: str  # a sentence for the drawing
+    about: str  # a description for the documentation
     initial: str
     arrows: Mapping[tuple[str, str], str]
     error: Callable[..., errors.IllegalTransition]
@@ -53,24 +53,26 @@ class Machine:
         object.__setattr__(self, "final", frozenset(state for state in seen if state not in leaving))
 
     def verbs(self, state: str) -> tuple[str, ...]:
-        """What can be done from a state."""
+        """Return the verbs that are legal in a state."""
         return tuple(verb for source, verb in self.arrows if source == state)
 
     def targets(self, state: str) -> frozenset[str]:
-        """Where a state can lead."""
+        """Return the states that can follow a state."""
         return frozenset(target for (source, _), target in self.arrows.items() if source == state)
 
 
-def advance(machine: Machine, state: str, verb: str, subject: object = None, *, story: Sequence[str] = ()) -> str:
-    """The state after `verb`, or the machine's error if there is no such arrow."""
+def advance(
+    machine: StateMachine, state: str, verb: str, subject: object = None, *, history: Sequence[str] = ()
+) -> str:
+    """Return the state after `verb`, or raise the machine's error if there is no such arrow."""
     target = machine.arrows.get((state, verb))
     if target is None:
-        raise machine.error(subject, str(state), str(verb), legal=machine.verbs(state), story=story)
+        raise machine.error(subject, str(state), str(verb), legal=machine.verbs(state), history=history)
     return target
 
 
-def verb_to(machine: Machine, state: str, target: str, subject: object = None) -> str:
-    """The verb that leads from a state to a target, for doors that speak of targets."""
+def verb_to(machine: StateMachine, state: str, target: str, subject: object = None) -> str:
+    """Return the verb that leads from a state to a target, for interfaces that name targets."""
     for (source, verb), reached in machine.arrows.items():
         if source == state and reached == target:
             return verb
@@ -86,7 +88,7 @@ def _from(states: Sequence[str], verb: str, target: str) -> dict[tuple[str, str]
 
 
 class AgentProcessState(StrEnum):
-    """Where a tick-world agent stands."""
+    """The state of a tick-world agent."""
 
     CREATED = "CREATED"
     READY = "READY"
@@ -96,9 +98,9 @@ class AgentProcessState(StrEnum):
 
 
 _P = AgentProcessState
-TICK_AGENT = Machine(
+TICK_AGENT = StateMachine(
     "tick agent",
-    "An agent of the tick world. Blocking is legal only from RUNNING; a created agent must first be activated.",
+    "An agent of the tick world. It can block only from RUNNING; a created agent must first be activated.",
     _P.CREATED,
     {
         (_P.CREATED, "activate"): _P.READY,
@@ -116,7 +118,7 @@ TICK_AGENT = Machine(
 
 
 class AgentState(StrEnum):
-    """Where a kernel agent stands."""
+    """The state of a kernel agent."""
 
     READY = "READY"
     RUNNING = "RUNNING"
@@ -126,7 +128,7 @@ class AgentState(StrEnum):
 
 
 _A = AgentState
-AGENT = Machine(
+AGENT = StateMachine(
     "agent",
     "An agent of the kernel. A run of a re-runnable agent ends in SUSPENDED and resumes to READY.",
     _A.READY,
@@ -146,7 +148,7 @@ AGENT = Machine(
 
 
 class EntryState(StrEnum):
-    """Where a queue entry stands."""
+    """The state of a queue entry."""
 
     QUEUED = "queued"
     DISPATCHED = "dispatched"
@@ -156,9 +158,9 @@ class EntryState(StrEnum):
 
 
 _E = EntryState
-ENTRY = Machine(
+ENTRY = StateMachine(
     "entry",
-    "A row of the queue. Four ways lead back to queued: the claim expired, the run is retried, it was "
+    "A row of the queue. Four verbs lead back to queued: the claim expired, the run is retried, it was "
     "preempted, or it yielded. A finished entry never reopens.",
     _E.QUEUED,
     {
@@ -179,7 +181,7 @@ ENTRY = Machine(
 
 
 class ProjectStatus(StrEnum):
-    """Whether a project takes part."""
+    """The status of a project."""
 
     ACTIVE = "ACTIVE"
     PAUSED = "PAUSED"
@@ -187,9 +189,9 @@ class ProjectStatus(StrEnum):
 
 
 _S = ProjectStatus
-PROJECT = Machine(
+PROJECT = StateMachine(
     "project",
-    "A fair-share account. Only an active one is scheduled; an archived one comes back paused.",
+    "A fair-share account. Only an active project is scheduled; an archived one is restored as paused.",
     _S.ACTIVE,
     {
         (_S.ACTIVE, "pause"): _S.PAUSED,
@@ -201,11 +203,11 @@ PROJECT = Machine(
 )
 
 
-# --- the fair-share door's task and agent --------------------------------------------------------
+# --- tasks and agents of the fair-share Scheduler ------------------------------------------------
 
 
 class TaskStatus(StrEnum):
-    """Where a task of the fair-share door stands."""
+    """The status of a task of `rota.policy.fair_share.Scheduler`."""
 
     DEFINED = "DEFINED"
     READY = "READY"
@@ -221,9 +223,9 @@ class TaskStatus(StrEnum):
 
 
 _T = TaskStatus
-SEED_TASK = Machine(
+FAIR_SHARE_TASK = StateMachine(
     "task",
-    "A task at the fair-share door. An administrator can restart it from anywhere but READY and IN_PROGRESS.",
+    "A task of the fair-share Scheduler. An administrator can restart it from any state but READY and IN_PROGRESS.",
     _T.DEFINED,
     {
         (_T.DEFINED, "DEPS_MET"): _T.READY,
@@ -265,7 +267,7 @@ SEED_TASK = Machine(
 
 
 class SlotState(StrEnum):
-    """Where an agent of the fair-share door (a slot, to us) stands."""
+    """The state of an agent of `rota.policy.fair_share.Scheduler`, which rota treats as a slot."""
 
     IDLE = "IDLE"
     BUSY = "BUSY"
@@ -274,9 +276,9 @@ class SlotState(StrEnum):
 
 
 _L = SlotState
-SEED_AGENT = Machine(
+FAIR_SHARE_AGENT = StateMachine(
     "slot",
-    "An agent at the fair-share door; here it is a slot. Only an idle one is given work.",
+    "An agent of the fair-share Scheduler, treated as a slot. Only an idle one gets work.",
     _L.IDLE,
     {
         (_L.IDLE, "assign"): _L.BUSY,
@@ -295,7 +297,7 @@ SEED_AGENT = Machine(
 
 
 class EntityState(StrEnum):
-    """Where an entity on the cores stands."""
+    """The state of an entity on the cores."""
 
     SLEEPING = "sleeping"
     READY = "ready"
@@ -306,10 +308,10 @@ class EntityState(StrEnum):
 
 
 _N = EntityState
-ENTITY = Machine(
+ENTITY = StateMachine(
     "entity",
-    "What runs on a core. Ready, it is owned by exactly one core's queue; throttled, it would run but has no budget; "
-    "calling, it waits for a reply and has lent its budget to whoever serves it.",
+    "What runs on a core. A ready entity is in exactly one core's queue; a throttled one has no budget; a calling one "
+    "waits for a reply and has lent its budget to the server.",
     _N.SLEEPING,
     {
         (_N.SLEEPING, "wake"): _N.READY,
@@ -331,7 +333,7 @@ ENTITY = Machine(
 
 
 class ContextState(StrEnum):
-    """Where a scheduling context stands."""
+    """The state of a scheduling context."""
 
     ADMITTED = "admitted"
     ACTIVE = "active"
@@ -340,9 +342,9 @@ class ContextState(StrEnum):
 
 
 _C = ContextState
-CONTEXT = Machine(
+CONTEXT = StateMachine(
     "context",
-    "A budget per period. Depleted, it waits for its next refill; revoked, every handle to it is stale.",
+    "A budget per period. A depleted context waits for its next refill; after a revocation all handles are stale.",
     _C.ADMITTED,
     {
         (_C.ADMITTED, "bind"): _C.ACTIVE,
@@ -356,7 +358,7 @@ CONTEXT = Machine(
 
 
 class LeaseState(StrEnum):
-    """Where an isolation lease stands."""
+    """The state of an isolation lease."""
 
     REQUESTED = "requested"
     ACTIVE = "active"
@@ -366,9 +368,9 @@ class LeaseState(StrEnum):
 
 
 _Z = LeaseState
-LEASE = Machine(
+LEASE = StateMachine(
     "lease",
-    "Exclusive capacity. Its owner has a bounded time to leave after it is revoked.",
+    "Exclusive capacity. After a revocation its owner has a bounded time to leave.",
     _Z.REQUESTED,
     {
         (_Z.REQUESTED, "grant"): _Z.ACTIVE,
@@ -382,7 +384,7 @@ LEASE = Machine(
 
 
 class IslandState(StrEnum):
-    """Where a realtime island stands."""
+    """The state of a realtime island."""
 
     PROPOSED = "proposed"
     ADMITTED = "admitted"
@@ -393,9 +395,9 @@ class IslandState(StrEnum):
 
 
 _I = IslandState
-ISLAND = Machine(
+ISLAND = StateMachine(
     "island",
-    "A realtime graph, admitted whole or refused whole. After an overrun it can only stop: it fails closed.",
+    "A realtime graph, admitted or refused as a whole. After an overrun it can only stop: it fails closed.",
     _I.PROPOSED,
     {
         (_I.PROPOSED, "admit"): _I.ADMITTED,
@@ -407,13 +409,13 @@ ISLAND = Machine(
     partial(errors.IslandIllegalTransition, "island"),
 )
 
-MACHINES: tuple[Machine, ...] = (
+MACHINES: tuple[StateMachine, ...] = (
     TICK_AGENT,
     AGENT,
     ENTRY,
     PROJECT,
-    SEED_TASK,
-    SEED_AGENT,
+    FAIR_SHARE_TASK,
+    FAIR_SHARE_AGENT,
     ENTITY,
     CONTEXT,
     LEASE,

@@ -1,8 +1,8 @@
-"""Every reason an entry waits, or was chosen.
+"""Every reason why an entry waits, or why it was picked.
 
-Two kinds of waiting, never mixed. A *blocking* reason means it may not run, whoever asks: lifting it
-needs time, money or an operator. An *ordering* reason means it may, and somebody else goes first.
-Each reason is typed and carries its numbers; `sentence` says it in words.
+There are two kinds of waiting. A *blocking* reason means that the entry may not run for any worker: time, budget or an
+operator must remove it. An *ordering* reason means that the entry may run, and others run first. Each reason is typed
+and carries its numbers; `sentence` returns it as text.
 """
 
 from __future__ import annotations
@@ -11,90 +11,90 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
-__all__ = ["BLOCKING", "ORDERING", "Because", "Blocking", "BlockingReason", "Ordering", "OrderingReason"]
+__all__ = ["BLOCKING", "ORDERING", "BlockingBase", "BlockingReason", "OrderingBase", "OrderingReason", "PickReason"]
 
 
-class Blocking(msgspec.Struct, frozen=True, kw_only=True, tag_field="code"):
-    """Why an entry may not run now."""
+class BlockingBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="code"):
+    """Base of the reasons why an entry may not run now."""
 
-    lifts: ClassVar[str] = ""  # what would lift it, in a few words
+    remedy: ClassVar[str] = ""  # what would remove it, in a few words
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         raise NotImplementedError
 
 
-class NotYetRunnable(Blocking, frozen=True, kw_only=True, tag="not_yet_runnable"):
-    """Its time has not come."""
+class NotYetRunnable(BlockingBase, frozen=True, kw_only=True, tag="not_yet_runnable"):
+    """Its runnable_at lies in the future."""
 
-    lifts = "wait, or reschedule it"
+    remedy = "wait, or reschedule it"
     runnable_at: float
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return f"it is not runnable before {self.runnable_at}"
 
 
-class BackingOff(Blocking, frozen=True, kw_only=True, tag="backing_off"):
-    """Its last attempt failed and the next one waits."""
+class BackingOff(BlockingBase, frozen=True, kw_only=True, tag="backing_off"):
+    """Its last attempt failed and the backoff is not over."""
 
-    lifts = "wait, or retry it now"
+    remedy = "wait, or retry it now"
     until_at: float
     attempt: int
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return f"attempt {self.attempt} failed; the next may start at {self.until_at}"
 
 
-class AfterPredecessor(Blocking, frozen=True, kw_only=True, tag="after_predecessor"):
+class AfterPredecessor(BlockingBase, frozen=True, kw_only=True, tag="after_predecessor"):
     """It waits for other entries to complete."""
 
-    lifts = "complete what it waits for, or release it"
+    remedy = "complete its predecessors, or release it"
     waiting_for: tuple[int, ...]
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return f"it waits for {', '.join(map(str, self.waiting_for))}"
 
 
-class PastDeadline(Blocking, frozen=True, kw_only=True, tag="past_deadline"):
-    """Its deadline is over; the sweep will expire it."""
+class PastDeadline(BlockingBase, frozen=True, kw_only=True, tag="past_deadline"):
+    """Its deadline has passed; the sweep expires it."""
 
-    lifts = "move its deadline"
+    remedy = "set a later deadline"
     deadline: float
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return f"its deadline ({self.deadline}) has passed"
 
 
-class NotQueued(Blocking, frozen=True, kw_only=True, tag="not_queued"):
+class NotQueued(BlockingBase, frozen=True, kw_only=True, tag="not_queued"):
     """It is running or finished."""
 
-    lifts = "nothing: enqueue a new one"
+    remedy = "none: enqueue a new entry"
     state: str
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return f"it is {self.state}"
 
 
-class OwnerDead(Blocking, frozen=True, kw_only=True, tag="owner_dead"):
-    """Its agent has ended."""
+class OwnerDead(BlockingBase, frozen=True, kw_only=True, tag="owner_dead"):
+    """Its agent is dead."""
 
-    lifts = "enqueue it for a living agent"
+    remedy = "enqueue it for a live agent"
     pid: int
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return f"its agent {self.pid} is dead"
 
 
-class OverBudget(Blocking, frozen=True, kw_only=True, tag="over_budget"):
-    """Used, reserved and asked together pass a limit: the strictest one is named."""
+class OverBudget(BlockingBase, frozen=True, kw_only=True, tag="over_budget"):
+    """Usage, reservations and its own ask together exceed a budget; the strictest one is named."""
 
-    lifts = "raise the grant, or wait for the window to move"
+    remedy = "raise the budget, or wait until usage leaves the window"
     level: str  # agent, project, global
     owner: str
     dim: str
@@ -105,87 +105,87 @@ class OverBudget(Blocking, frozen=True, kw_only=True, tag="over_budget"):
     frees_at: float | None = None
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return (
             f"{self.dim} of {self.level} {self.owner}: {self.used:,} used + {self.reserved:,} reserved "
             f"+ {self.ask:,} asked is over {self.limit:,}"
         )
 
 
-class LimitExhausted(Blocking, frozen=True, kw_only=True, tag="limit_exhausted"):
-    """A shared limit it draws on has nothing left."""
+class LimitExhausted(BlockingBase, frozen=True, kw_only=True, tag="limit_exhausted"):
+    """A shared limit it draws on is exhausted."""
 
-    lifts = "wait for the refill"
+    remedy = "wait for the refill"
     name: str
     until_at: float | None = None
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return f"the shared limit {self.name} is exhausted" + (f" until {self.until_at}" if self.until_at else "")
 
 
-class ContextDepleted(Blocking, frozen=True, kw_only=True, tag="context_depleted"):
-    """Its own budget per period is used up."""
+class ContextExhausted(BlockingBase, frozen=True, kw_only=True, tag="context_depleted"):
+    """Its own or its project's budget per period is used up."""
 
-    lifts = "wait for the refill"
+    remedy = "wait for the refill"
     context_id: int
     until_at: float | None = None
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return f"context {self.context_id} is depleted" + (f" until {self.until_at}" if self.until_at else "")
 
 
-class CapReached(Blocking, frozen=True, kw_only=True, tag="cap_reached"):
-    """Its agent or project already runs as much as it may."""
+class CapReached(BlockingBase, frozen=True, kw_only=True, tag="cap_reached"):
+    """Its agent or project already has the maximum of live runs."""
 
-    lifts = "wait for one to end, or raise the cap"
+    remedy = "wait for a run to end, or raise the cap"
     level: str  # agent, project, kind
     owner: str
     running: int
     cap: int
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return f"{self.level} {self.owner} runs {self.running} of at most {self.cap}"
 
 
-class WorkspaceTaken(Blocking, frozen=True, kw_only=True, tag="workspace_taken"):
+class WorkspaceTaken(BlockingBase, frozen=True, kw_only=True, tag="workspace_taken"):
     """No workspace it could use is free."""
 
-    lifts = "wait for the holder, or add a workspace"
+    remedy = "wait for the holder, or add a workspace"
     workspace: str | None  # None: every workspace of the project
     held_by: tuple[int, ...]
     since_at: float | None = None
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         what = f"workspace {self.workspace}" if self.workspace else "every workspace of its project"
         return f"{what} is held by {', '.join(map(str, self.held_by))}"
 
 
-class PausedBy(Blocking, frozen=True, kw_only=True, tag="paused"):
-    """Somebody paused its agent, its project or the fleet."""
+class PausedByOperator(BlockingBase, frozen=True, kw_only=True, tag="paused"):
+    """An operator or a constraint paused its agent, its project or the fleet."""
 
-    lifts = "resume it"
+    remedy = "resume it"
     level: str
     owner: str
     by: str
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return f"{self.level} {self.owner} was paused by {self.by}"
 
 
-class ProjectInactive(Blocking, frozen=True, kw_only=True, tag="project_inactive"):
-    """Its project does not take part."""
+class ProjectInactive(BlockingBase, frozen=True, kw_only=True, tag="project_inactive"):
+    """Its project is paused or archived."""
 
-    lifts = "resume or restore the project"
+    remedy = "resume or restore the project"
     project_id: str
     status: str
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return f"project {self.project_id} is {self.status}"
 
 
@@ -198,105 +198,105 @@ BlockingReason: TypeAlias = (
     | OwnerDead
     | OverBudget
     | LimitExhausted
-    | ContextDepleted
+    | ContextExhausted
     | CapReached
     | WorkspaceTaken
-    | PausedBy
+    | PausedByOperator
     | ProjectInactive
-)  # by its tag, so that one can be read back from JSON
+)  # decoded from JSON by its tag
 
 
-class Ordering(msgspec.Struct, frozen=True, kw_only=True, tag_field="code"):
-    """Why an entry that may run was not picked."""
+class OrderingBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="code"):
+    """Base of the reasons why an eligible entry was not picked."""
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         raise NotImplementedError
 
 
-class NoSlot(Ordering, frozen=True, kw_only=True, tag="no_slot"):
-    """Every slot that it fits is taken."""
+class NoSlot(OrderingBase, frozen=True, kw_only=True, tag="no_slot"):
+    """Every slot that fits it is busy."""
 
     kind: str | None = None
     busy: int = 0
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         kind = f" of kind {self.kind}" if self.kind else ""
         return f"no free slot{kind} ({self.busy} busy)"
 
 
-class WaitsForWorker(Ordering, frozen=True, kw_only=True, tag="waits_for_worker"):
-    """It is kept for the worker it would rather have, for a while."""
+class WaitsForWorker(OrderingBase, frozen=True, kw_only=True, tag="waits_for_worker"):
+    """It is held for its affinity worker for a while."""
 
     worker_id: str
     until_at: float
 
     def sentence(self) -> str:
-        """The reason in words."""
-        return f"it is kept for worker {self.worker_id} until {self.until_at}"
+        """Return the reason as text."""
+        return f"it is held for worker {self.worker_id} until {self.until_at}"
 
 
-class Outranked(Ordering, frozen=True, kw_only=True, tag="outranked"):
-    """Others go first."""
+class Outranked(OrderingBase, frozen=True, kw_only=True, tag="outranked"):
+    """Others run first."""
 
     policy: str
     ahead: int
     first: tuple[int, ...] = ()  # the first few of them
-    score: str = ""  # its own, in the policy's words, where it was reached
-    at_least: bool = False  # nobody looked further
+    score: str = ""  # its own, in the policy's terms, if the policy reached it
+    at_least: bool = False  # the count stopped at `ahead`
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         count = f"{self.ahead:,} or more go" if self.at_least else f"{self.ahead:,} go{'es' * (self.ahead == 1)}"
         more = ", …" if self.ahead > len(self.first) else ""
         return f"{count} first by {self.policy}: {', '.join(map(str, self.first))}{more}"
 
 
-class CrowdedOut(Ordering, frozen=True, kw_only=True, tag="crowded_out"):
-    """Nothing blocks it now, and once those before it have been taken something does."""
+class CrowdedOut(OrderingBase, frozen=True, kw_only=True, tag="crowded_out"):
+    """Nothing blocks it now, but entries ahead of it take what it needs."""
 
-    by: tuple[int, ...]  # the first few of those
+    by: tuple[int, ...]  # the first few of them
     then: tuple[BlockingReason, ...]
 
     def sentence(self) -> str:
-        """The reason in words."""
-        return f"others take what it needs: then {'; '.join(reason.sentence() for reason in self.then)}"
+        """Return the reason as text."""
+        return f"entries ahead of it take what it needs: then {'; '.join(reason.sentence() for reason in self.then)}"
 
 
-class NotPicked(Ordering, frozen=True, kw_only=True, tag="not_picked"):
-    """There was room, and the policy left it empty."""
+class NotPicked(OrderingBase, frozen=True, kw_only=True, tag="not_picked"):
+    """A slot was free, and the policy did not fill it."""
 
     policy: str
 
     def sentence(self) -> str:
-        """The reason in words."""
-        return f"{self.policy} was shown it and did not pick it"
+        """Return the reason as text."""
+        return f"{self.policy} saw it and did not pick it"
 
 
-class OutsideWindow(Ordering, frozen=True, kw_only=True, tag="outside_window"):
-    """The policy looks at a bounded number of candidates, and it is not among them yet."""
+class OutsideWindow(OrderingBase, frozen=True, kw_only=True, tag="outside_window"):
+    """The policy sees a bounded number of candidates, and this entry is not among them yet."""
 
     window: int
 
     def sentence(self) -> str:
-        """The reason in words."""
-        return f"it is not among the candidates that the policy is shown, at most {self.window}"
+        """Return the reason as text."""
+        return f"it is not among the first {self.window} candidates, which the policy sees"
 
 
 OrderingReason: TypeAlias = NoSlot | WaitsForWorker | Outranked | CrowdedOut | NotPicked | OutsideWindow
 
 
-class Because(msgspec.Struct, frozen=True, gc=False):
-    """Why this candidate was chosen: the policy, and the words for what decided."""
+class PickReason(msgspec.Struct, frozen=True, gc=False):
+    """Why a candidate was picked: the policy, and what decided."""
 
     policy: str
     words: str
 
     def sentence(self) -> str:
-        """The reason in words."""
+        """Return the reason as text."""
         return f"{self.policy}: {self.words}"
 
 
-BLOCKING: tuple[type[Blocking], ...] = tuple(Blocking.__subclasses__())
-ORDERING: tuple[type[Ordering], ...] = tuple(Ordering.__subclasses__())
+BLOCKING: tuple[type[BlockingBase], ...] = tuple(BlockingBase.__subclasses__())
+ORDERING: tuple[type[OrderingBase], ...] = tuple(OrderingBase.__subclasses__())

@@ -1,19 +1,18 @@
-"""All a policy sees, and all it may say.
+"""What a policy sees and what it returns.
 
-One shape serves every runtime: the tick world, the durable queue, a graph lane, the cores. What the
-fields mean in each of them:
+Every runtime uses the same structures: the tick world, the durable queue, a graph lane, the cores. Their fields mean:
 
     field         tick world       durable queue          graph lane         cores
     candidate id  pid              sched_id               enqueue number     entity id
     owner, group  pid, none        pid, project           component, lane    entity, account
     now           tick             epoch seconds          epoch number       nanoseconds
-    slots         max_per_tick     free slots             active width       the core that asks
+    slots         max_per_tick     free slots             active width       the requesting core
     priority      clamped float    int                    rank 3 … 0         band, then scalar
     weight        priority × 1000  project, then agent    8, 4, 2, 1         entity weight
     usage         activations      tokens, else seconds   measured ns        runtime ns
 
-Accounts travel in the snapshot; a policy only returns picks, and whoever owns the accounts advances
-them. Hard limits are never the policy's: the runtime filters before and checks after.
+The snapshot carries the accounts. A policy only returns picks; the runtime that owns the accounts advances them. Hard
+limits are not a policy's task: the runtime filters candidates before the pass and checks picks after it.
 """
 
 from __future__ import annotations
@@ -23,27 +22,27 @@ from typing import TypeAlias
 
 import msgspec
 
-from rota.model.reasons import Because
+from rota.model.reasons import PickReason
 from rota.model.work import WEIGHT_UNIT, Intent
 
 __all__ = ["Account", "Candidate", "Decision", "Decisions", "Key", "Slot", "Snapshot"]
 
-Key: TypeAlias = str | int | None  # who an account belongs to; None is "no group"
+Key: TypeAlias = str | int | None  # the owner or group of an account; None is "no group"
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
-    """A free place to run, and the kinds of work it takes besides work of no kind."""
+    """A free slot, and the kinds of work it accepts besides work without a kind."""
 
     id: int
     kinds: tuple[str, ...] = ()
 
     def fits(self, candidate: Candidate) -> bool:
-        """Whether this slot can run it."""
+        """Whether this slot can run the candidate."""
         return candidate.kind is None or candidate.kind in self.kinds
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """Something that may run now: everything that blocks it has been filtered out."""
+    """An entry that may run now: blocked entries have been filtered out."""
 
     id: int
     owner: Key
@@ -57,44 +56,44 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Account(msgspec.Struct, frozen=True, gc=False):
-    """Where an owner or a group stands."""
+    """Weight, virtual time and usage of an owner or a group."""
 
     weight: int = WEIGHT_UNIT  # thousandths
     virtual_time: int = 0  # see policy/virtual_time
-    request: int = 1  # what one turn asks for, in the unit of usage
+    request: int = 1  # the expected size of one run, in the unit of usage
     usage: int = 0  # charged in the window
-    reserved: int = 0  # expected by runs under way
-    live: int = 0  # runs under way
-    ended: int = 0  # runs that ended in the window, however
-    last_run_at: float = 0  # never run: birth
+    reserved: int = 0  # expected usage of live runs
+    live: int = 0  # live runs
+    ended: int = 0  # runs that ended in the window, with any outcome
+    last_run_at: float = 0  # its creation time if it never ran
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment: who may run, where, and where everybody stands."""
+    """The state of one pass: free slots, eligible candidates, and all accounts."""
 
     now: float = 0
     slots: tuple[Slot, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     owners: Mapping[Key, Account] = {}
-    groups: Mapping[Key, Account] = {}  # also those without candidates: their usage counts
+    groups: Mapping[Key, Account] = {}  # also groups without candidates: their usage counts
 
     def owner(self, candidate: Candidate) -> Account:
-        """The account of a candidate's owner."""
-        return self.owners.get(candidate.owner, _FRESH)
+        """Return the account of a candidate's owner."""
+        return self.owners.get(candidate.owner, _NEW_ACCOUNT)
 
     def group(self, candidate: Candidate) -> Account:
-        """The account of a candidate's group."""
-        return self.groups.get(candidate.group, _FRESH)
+        """Return the account of a candidate's group."""
+        return self.groups.get(candidate.group, _NEW_ACCOUNT)
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """Run this candidate in this slot, because."""
+    """Run this candidate in this slot, for this reason."""
 
     candidate_id: int
     slot_id: int
-    reason: Because
+    reason: PickReason
 
 
 Decisions: TypeAlias = tuple[Decision, ...]
 
-_FRESH = Account()
+_NEW_ACCOUNT = Account()

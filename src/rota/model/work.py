@@ -1,8 +1,8 @@
 """What is scheduled: entries and their claims, agents, projects, workspaces, triggers.
 
-An *entry* is a row of the queue: "this agent should run". A *claim* is a worker's hold on one.
-Priority is higher-is-sooner. Weights are whole thousandths (`WEIGHT_UNIT` is weight one), so that
-shares are computed in integers. Instants end in `_at`; durations carry their unit.
+An *entry* is a row of the queue: "this agent should run once". A *claim* is a worker's exclusive hold on an entry.
+Higher priority runs sooner. Weights are whole thousandths (`WEIGHT_UNIT` is weight one), so that shares are computed in
+integers. Instants end in `_at`; durations carry their unit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DIMENSIONS = ("tokens", "cost_micro", "cpu_s", "wall_s", "tool_calls", "fs_w_byt
 
 
 class Intent(StrEnum):
-    """What an agent is after; a policy may weigh it."""
+    """The intent of an agent; a policy may weigh it."""
 
     PROTECT = "PROTECT"
     ACCUMULATE = "ACCUMULATE"
@@ -59,7 +59,7 @@ class Intent(StrEnum):
 
 
 class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long to wait before the next attempt: base × factor^(attempt-1), capped, with full jitter."""
+    """The delay before the next attempt: base × factor^(attempt-1), capped, with full jitter."""
 
     base_s: float = 1.0
     factor: float = 2.0
@@ -79,39 +79,39 @@ _RETRY_ON: tuple[ExitKind, ...] = ("crashed",)
 _BACKOFF = Backoff()
 
 
-class _SeedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _PositionalSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: int  # owning agent
     priority: int = 0  # higher is sooner
     runnable_at: float = 0.0  # epoch seconds; 0 is "now"
-    deadline: float | None = None  # epoch seconds; None is none
-    trigger: str = "manual"  # manual, cron, event, resume, or your own word
+    deadline: float | None = None  # epoch seconds
+    trigger: str = "manual"  # manual, cron, event, resume, or any other word
     payload: dict[str, Any] = {}  # opaque to the kernel
 
 
-class ScheduleSpec(_SeedSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A wish to run: what `enqueue` takes. Checked when it is made."""
+class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The argument of `enqueue`: which agent should run, and how. Checked when it is created."""
 
     tags: tuple[str, ...] = ()
-    key: str | None = None  # idempotency: the same key makes one entry
+    key: str | None = None  # idempotency: one entry per key
     after: tuple[int, ...] = ()  # sched_ids that must complete first; in enqueue_many, -1 is the entry just before
-    on_failed: Literal["cancel", "run", "hold"] = "cancel"  # what to do when one of them does not
+    on_failed: Literal["cancel", "run", "hold"] = "cancel"  # what to do when one of them does not complete
     max_attempts: int = 3
     retry_on: tuple[ExitKind, ...] = _RETRY_ON
     backoff: Backoff = _BACKOFF
-    expected: dict[str, int] = {}  # what a run is expected to use, per dimension
-    ceiling: dict[str, int] = {}  # what a run may use at most, per dimension
+    expected: dict[str, int] = {}  # expected usage of a run, per dimension
+    ceiling: dict[str, int] = {}  # maximum usage of a run, per dimension
     draws_on: tuple[str, ...] = ()  # names of shared limits
     kind: str | None = None  # the kind of slot it needs; None runs anywhere
     workspace: str | None = None  # the workspace it prefers
-    workspace_mode: Literal["exclusive", "shared"] | None = None  # None needs none
-    affinity: str | None = None  # the worker it would rather have
+    workspace_mode: Literal["exclusive", "shared"] | None = None  # None: it needs no workspace
+    affinity: str | None = None  # the preferred worker
     parent_id: int | None = None  # the entry that spawned it and lends it budget and priority
     correlation_id: str | None = None
     causation_id: str | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether it says nothing beyond the first fields, the key, the kind and how often it may be tried."""
+        """Whether all fields have defaults except the positional ones, after, key, kind and max_attempts."""
         return (
             self.tags == ()
             and self.draws_on == ()
@@ -144,7 +144,7 @@ class ScheduleSpec(_SeedSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
                 _spec.text(field, getattr(self, field))
         if self.after != ():
             self._check_after()
-        if not self.is_plain:  # most are, and these checks are on the way of every one
+        if not self.is_plain:  # most are plain, and this runs for every entry
             self._check_rest()
 
     def _check_rest(self) -> None:
@@ -170,10 +170,10 @@ class ScheduleSpec(_SeedSpec, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise _spec.refuse("after", f"must be a tuple of at most {AFTER_MAX} sched_ids")
         for sched_id in self.after:
             if _spec.whole("after", sched_id) == 0:
-                raise _spec.refuse("after", "must not be 0: from 1 on they are sched_ids, below 0 they count back")
+                raise _spec.refuse("after", "must not be 0: positive numbers are sched_ids, negative ones count back")
 
 
-class _SeedEntry(msgspec.Struct, frozen=True):
+class _PositionalEntry(msgspec.Struct, frozen=True):
     sched_id: int
     pid: int
     priority: int
@@ -182,19 +182,19 @@ class _SeedEntry(msgspec.Struct, frozen=True):
     trigger: str
     payload: dict[str, Any]
     state: str  # see lifecycle.ENTRY
-    worker_id: str | None  # who claimed it
+    worker_id: str | None  # the worker that claimed it
     created_at: float
     dispatched_at: float | None
     completed_at: float | None
     exit_kind: str | None
 
 
-class ReadyEntry(_SeedEntry, frozen=True, kw_only=True):
-    """A queue row as everybody sees it."""
+class ReadyEntry(_PositionalEntry, frozen=True, kw_only=True):
+    """An entry of the queue, as the kernel returns it."""
 
     project_id: str | None = None
     hold: Literal["time", "after", "backoff", "worker"] | None = None  # why a queued entry is not ready
-    attempt: int = 0  # runs begun so far; the live run's number while dispatched
+    attempt: int = 0  # runs started so far; the number of the live run while dispatched
     max_attempts: int = 3
     outcome: str | None = None  # finer than exit_kind: timed_out, over_budget, quarantined, …
     result: Any = None
@@ -213,33 +213,33 @@ class ReadyEntry(_SeedEntry, frozen=True, kw_only=True):
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """Who claims: a name, and which life of it (a restart is a new incarnation)."""
+    """A worker's name and its incarnation: every restart is a new one."""
 
     worker_id: str
     incarnation: str
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's hold on an entry. It ends when it expires, unless heartbeats extend it."""
+    """A worker's exclusive hold on an entry. It expires unless heartbeats extend it."""
 
     sched_id: int
     worker_id: str
     incarnation: str
-    token: int  # the event id of the claim: unique, growing, the fence of its workspace too
+    token: int  # the event id of the claim: unique and increasing; also the fence of its workspace
     claimed_at: float
     heartbeat_at: float
     claim_timeout_s: float
-    reserved: dict[str, int] = {}  # asked of the budgets until it settles
+    reserved: dict[str, int] = {}  # reserved of the budgets until the run ends
     workspace: str | None = None
 
     @property
     def expires_at(self) -> float:
-        """When the kernel takes the entry back."""
+        """When the kernel requeues the entry."""
         return self.heartbeat_at + self.claim_timeout_s
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one run may take; None is not limited here."""
+    """The limits of one run; None: no limit here."""
 
     wall_s: float | None = None
     cpu_s: float | None = None
@@ -251,16 +251,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happens when an agent's run ends badly, again and again."""
+    """Whether an agent is restarted after a run, and when it is quarantined."""
 
-    when: Literal["never", "on_crash", "on_failure", "always"] = "on_crash"  # always: also when it ended well
+    when: Literal["never", "on_crash", "on_failure", "always"] = "on_crash"  # always: also after success
     backoff: Backoff = Backoff()
     quarantine_after: int = 5  # failures in a row
     quarantine_s: float = 600.0
 
 
 class Agent(msgspec.Struct, frozen=True):
-    """A schedulable process. Its `pid` is never reused."""
+    """Something that can be scheduled. Its `pid` is never reused."""
 
     pid: int
     parent_pid: int | None
@@ -276,13 +276,13 @@ class Agent(msgspec.Struct, frozen=True):
     exit_detail: dict[str, Any]
     metadata: dict[str, Any]
     last_event_id: int | None
-    # ours
+    # not in the first kernel
     project_id: str | None = None
     priority: int = 0
     weight: int = WEIGHT_UNIT
     intent: Intent = Intent.NEUTRAL
-    rerunnable: bool = True  # a run ends in SUSPENDED and goes back to READY, not to DEAD
-    max_concurrent: int | None = None  # live claims at once; None is not limited here
+    rerunnable: bool = True  # after a run it becomes SUSPENDED and then READY, not DEAD
+    max_concurrent: int | None = None  # live claims at the same time; None: no limit here
     paused_by: str | None = None
 
 
@@ -290,10 +290,10 @@ _constraint = Checks("ProjectConstraint", ProjectInvalid)
 
 
 class ProjectConstraint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an operator has put on a project until it is released."""
+    """A constraint that an operator puts on a project until it is released."""
 
     exclusive: bool = False  # one run at a time
-    max_by_kind: dict[str, int] = {}  # live runs per kind of slot
+    max_by_kind: dict[str, int] = {}  # maximum live runs per kind of slot
     pause_scheduling: bool = False
 
     def __post_init__(self) -> None:
@@ -306,7 +306,7 @@ _project = Checks("Project", ProjectInvalid)
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
-    """A fair-share account: who a run is charged to."""
+    """A tenant: the account to which runs are charged."""
 
     project_id: str
     name: str
@@ -328,23 +328,23 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder that a run needs for itself, or shares with readers."""
+    """A folder that a run holds exclusively, or shares with readers."""
 
     workspace_id: str
     project_id: str
     path: str
     source: Literal["folder", "worktree"] = "folder"
-    lock_mode: Literal["exclusive", "shared"] | None = None  # None is free
+    lock_mode: Literal["exclusive", "shared"] | None = None  # None: free
     held_by: tuple[int, ...] = ()  # sched_ids of the live claims on it
     held_since: float | None = None
-    fence: int = 0  # the highest token that ever held it
+    fence: int = 0  # the highest claim token that has held it
 
 
 TriggerKind = Literal["cron", "event", "interval", "start", "after"]
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What enqueues an agent without a person: exactly one of the five kinds."""
+    """What enqueues an agent without a person; one of five kinds."""
 
     kind: TriggerKind
     cron: str | None = None
@@ -354,5 +354,5 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     after: str | None = None  # another agent's name
     payload: dict[str, Any] = {}
     priority: int | None = None
-    catch_up: bool = True  # cron, interval: what was missed while nobody ran is made up for, once
-    event_as: str | None = None  # event, after: the payload's key under which the event is handed on
+    catch_up: bool = True  # cron, interval: fire once for what was missed while no supervisor ran
+    event_as: str | None = None  # event, after: the payload key under which the event is passed

@@ -1,1 +1,31 @@
-"""Readers of the journal: they fold facts, and write nothing."""
+"""Readers of the journal: they fold events and write nothing.
+
+`FleetState` is what a fleet is doing, `FleetReport` how it performed, `EventText` a sentence about an event;
+`to_chrome` and `to_ndjson` export the trace of a graph run. The metrics of the daemon are in `rota.observe.metrics`,
+which is not imported here because it loads the Prometheus client.
+"""
+
+from rota.observe.event_text import EventText, TextTone, describe
+from rota.observe.fleet_report import FleetReport, ProjectReport, WaitTimes, jain
+from rota.observe.fleet_state import AgentName, FleetState, ProjectTotals, StartingState
+from rota.observe.graph_trace import to_chrome, to_ndjson
+from rota.observe.run_chart import ChartRow, RunEnding, RunSpan
+
+__all__ = [
+    "AgentName",
+    "ChartRow",
+    "EventText",
+    "FleetReport",
+    "FleetState",
+    "ProjectReport",
+    "ProjectTotals",
+    "RunEnding",
+    "RunSpan",
+    "StartingState",
+    "TextTone",
+    "WaitTimes",
+    "describe",
+    "jain",
+    "to_chrome",
+    "to_ndjson",
+]

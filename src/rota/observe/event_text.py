@@ -1,7 +1,7 @@
-"""Facts as sentences: what a person who watches a fleet wants to be told, in the order in which it happened.
+"""Events as sentences for a person who watches a fleet, in the order in which they happened.
 
-Not every fact is worth a sentence. A charge, a heartbeat, an agent's way through its states come by the thousand and
-are summed up elsewhere; what is told here is what begins, what ends and how, and what somebody may want to act on.
+Not every event has a sentence. Charges, heartbeats and the state changes of agents occur by the thousand and are summed
+up elsewhere. Sentences say what starts, what ends and how, and what may need action.
 """
 
 from __future__ import annotations
@@ -11,211 +11,217 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from rota.model import events as facts
-from rota.model.events import Event, Fact
+from rota.model import events
+from rota.model.events import Event, EventData
 
-__all__ = ["STORIES_PER_FACT_MAX", "Names", "Story", "Tone", "tell"]
+__all__ = ["TEXTS_PER_EVENT_MAX", "EntityNames", "EventText", "TextTone", "describe"]
 
-STORIES_PER_FACT_MAX = 50  # of a batch; the rest is counted in one more sentence
+TEXTS_PER_EVENT_MAX = 50  # the rest of a batch is counted in one more sentence
 
-Tone: TypeAlias = Literal["quiet", "plain", "good", "warn", "bad"]
-Said: TypeAlias = tuple[Tone, str]
+TextTone: TypeAlias = Literal["quiet", "plain", "good", "warn", "bad"]
+Line: TypeAlias = tuple[TextTone, str]
 
 
-class Story(msgspec.Struct, frozen=True):
-    """One sentence about one fact. A quiet one is for who looks on, not for a log."""
+class EventText(msgspec.Struct, frozen=True):
+    """One sentence about one event. A quiet one is for the live view only, not for a log."""
 
     event_id: int
     at: float
-    tone: Tone
+    tone: TextTone
     text: str
 
 
-class Names(Protocol):
-    """What the sentences call things."""
+class EntityNames(Protocol):
+    """The names of agents and runs in the sentences."""
 
     def agent(self, pid: int | None) -> str:
-        """An agent's name."""
+        """The name of an agent."""
         ...
 
     def run(self, sched_id: int) -> str:
-        """The run of an entry, by its agent's name and the entry's number."""
+        """The run of an entry: the name of its agent and the id of the entry."""
         ...
 
     def why(self, sched_id: int, reason: str | None) -> str:
-        """What a run that did not end well ended with."""
+        """The outcome of a run that did not succeed."""
         ...
 
-    def how_it_ran(self, sched_id: int, at: float) -> str:
-        """How long it ran, and what ended it, as far as that is known."""
+    def run_details(self, sched_id: int, at: float) -> str:
+        """How long it ran and what stopped it, as far as known."""
         ...
 
 
-def tell(event: Event, fact: Fact, names: Names) -> list[Story]:
-    """The sentences about a fact; none if it is not worth one. What the fact changes must not have been folded yet."""
-    teller = _TELLERS.get(type(fact))
-    if teller is None:
+def describe(event: Event, data: EventData, names: EntityNames) -> list[EventText]:
+    """Return the sentences about an event, possibly none. Call it before the event is folded into `names`."""
+    describer = _DESCRIBERS.get(type(data))
+    if describer is None:
         return []
-    said = list(teller(fact, event, names))
-    if len(said) > STORIES_PER_FACT_MAX:
-        left = len(said) - STORIES_PER_FACT_MAX
-        said = [*said[:STORIES_PER_FACT_MAX], (said[-1][0], f"… and {left:,} more like this")]
-    return [Story(event.event_id, event.ts, tone, text) for tone, text in said]
+    lines = list(describer(data, event, names))
+    if len(lines) > TEXTS_PER_EVENT_MAX:
+        left = len(lines) - TEXTS_PER_EVENT_MAX
+        lines = [*lines[:TEXTS_PER_EVENT_MAX], (lines[-1][0], f"… and {left:,} more like this")]
+    return [EventText(event.event_id, event.ts, tone, text) for tone, text in lines]
 
 
 # --- entries and runs ----------------------------------------------------------------------------
 
 
-def _enqueued(fact: facts.EntriesEnqueued, event: Event, names: Names) -> Iterator[Said]:
-    if fact.count == 1 and event.pid is not None:
-        yield "quiet", f"{names.agent(event.pid)} is to run: entry {fact.first_id}"
+def _enqueued(data: events.EntriesEnqueued, event: Event, names: EntityNames) -> Iterator[Line]:
+    if data.count == 1 and event.pid is not None:
+        yield "quiet", f"{names.agent(event.pid)} #{data.first_id} queued"
     else:
-        what = "an entry" if fact.count == 1 else f"{fact.count:,} entries"
-        yield "quiet", f"{what} joined the queue"
+        yield "quiet", "1 entry queued" if data.count == 1 else f"{data.count:,} entries queued"
 
 
-def _claimed(fact: facts.EntriesClaimed, _event: Event, names: Names) -> Iterator[Said]:
-    for entry in fact.entries:
-        again = f", attempt {entry.attempt}" if entry.attempt > 1 else ""
-        yield "plain", f"{names.agent(entry.pid)} #{entry.sched_id} started on {fact.worker_id}{again}"
+def _claimed(data: events.EntriesClaimed, _event: Event, names: EntityNames) -> Iterator[Line]:
+    for entry in data.entries:
+        attempt = f", attempt {entry.attempt}" if entry.attempt > 1 else ""
+        yield "plain", f"{names.agent(entry.pid)} #{entry.sched_id} started on {data.worker_id}{attempt}"
 
 
-def _completed(fact: facts.EntriesCompleted, event: Event, names: Names) -> Iterator[Said]:
-    for entry in fact.entries:
-        how = names.how_it_ran(entry.sched_id, event.ts)
-        if entry.exit_kind == "completed":
-            yield "good", f"{names.run(entry.sched_id)} ended well{how}"
+def _completed(data: events.EntriesCompleted, event: Event, names: EntityNames) -> Iterator[Line]:
+    for entry in data.entries:
+        details = names.run_details(entry.sched_id, event.ts)
+        tone: TextTone = "good" if entry.exit_kind == "completed" else "bad"
+        yield tone, f"{names.run(entry.sched_id)} {_outcome(entry.exit_kind, entry.outcome)}{details}"
+
+
+def _returned(data: events.EntriesReturned, event: Event, names: EntityNames) -> Iterator[Line]:
+    for sched_id in data.sched_ids:
+        run, details = names.run(sched_id), names.run_details(sched_id, event.ts)
+        pause_s = max(0.0, (data.runnable_at or event.ts) - event.ts)
+        when = f" in {pause_s:.1f} s" if pause_s >= 0.05 else ""  # noqa: PLR2004  # less would be written as 0.0
+        if data.verb == "reclaim":
+            yield "warn", f"{run} was requeued: its claim expired; runs again{when}"
+        elif data.verb == "retry":
+            yield "warn", f"{run} {_failure(names.why(sched_id, data.reason))}{details}; retry{when or ' now'}"
         else:
-            yield "bad", f"{names.run(entry.sched_id)} ended {_outcome(entry.exit_kind, entry.outcome)}{how}"
+            yield "plain", f"{run} {_RETURNS[data.verb]}{details}; continues{when or ' later'}"
 
 
-def _returned(fact: facts.EntriesReturned, event: Event, names: Names) -> Iterator[Said]:
-    for sched_id in fact.sched_ids:
-        run, how = names.run(sched_id), names.how_it_ran(sched_id, event.ts)
-        pause_s = max(0.0, (fact.runnable_at or event.ts) - event.ts)
-        when = f" in {pause_s:.1f} s" if pause_s >= 0.05 else ""  # noqa: PLR2004  # what would be written as 0.0
-        if fact.verb == "reclaim":
-            yield "warn", f"{run} was taken back: nobody held on to its claim; to be run again{when}"
-        elif fact.verb == "retry":
-            yield "warn", f"{run} ended {_words(names.why(sched_id, fact.reason))}{how}; retried{when}"
-        else:
-            yield "plain", f"{run} {_BACK[fact.verb]}{how}; goes on{when or ' later'}"
-
-
-_BACK = {"preempt": "made room for more urgent work", "yield": "gave its slot back"}
+_RETURNS = {"preempt": "was preempted by more urgent work", "yield": "yielded its slot"}
 
 
 def _outcome(exit_kind: str, outcome: str | None) -> str:
-    return _words(exit_kind if outcome is None or outcome == exit_kind else f"{exit_kind} ({outcome})")
+    if exit_kind == "completed":
+        return exit_kind
+    return _readable(exit_kind if outcome is None or outcome == exit_kind else f"{exit_kind} ({outcome})")
 
 
-def _words(outcome: str) -> str:
+def _failure(outcome: str) -> str:
+    return outcome if outcome in ("failed", "crashed") else f"failed ({_readable(outcome)})"
+
+
+def _readable(outcome: str) -> str:
     return outcome.replace("_", " ")
 
 
-def _expired(fact: facts.EntriesExpired, _event: Event, _names: Names) -> Iterator[Said]:
-    whose = "its" if len(fact.sched_ids) == 1 else "their"
-    yield "warn", f"{_entries(fact.sched_ids)} not run before {whose} deadline"
+def _expired(data: events.EntriesExpired, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    start = "it did not start before its" if len(data.sched_ids) == 1 else "they did not start before their"
+    yield "warn", f"{_entries(data.sched_ids)} expired: {start} deadline"
 
 
-def _cancelled(fact: facts.EntriesCancelled, _event: Event, _names: Names) -> Iterator[Said]:
-    why = f": {_words(fact.reason)}" if fact.reason else ""
-    yield "warn", f"{_entries(fact.sched_ids)} cancelled{why}"
+def _cancelled(data: events.EntriesCancelled, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    reason = f": {_readable(data.reason)}" if data.reason else ""
+    yield "warn", f"{_entries(data.sched_ids)} cancelled{reason}"
 
 
-def _cancel_requested(fact: facts.CancelRequested, _event: Event, names: Names) -> Iterator[Said]:
-    for sched_id in fact.sched_ids:
-        yield "plain", f"{names.run(sched_id)} was asked to stop{f' by {fact.by}' if fact.by else ''}"
+def _cancel_requested(data: events.CancelRequested, _event: Event, names: EntityNames) -> Iterator[Line]:
+    for sched_id in data.sched_ids:
+        yield "plain", f"{names.run(sched_id)} was asked to stop{f' by {data.by}' if data.by else ''}"
 
 
 def _entries(sched_ids: list[int]) -> str:
-    return f"entry {sched_ids[0]} was" if len(sched_ids) == 1 else f"{len(sched_ids):,} entries were"
+    return f"entry {sched_ids[0]}" if len(sched_ids) == 1 else f"{len(sched_ids):,} entries"
 
 
 # --- agents, projects, limits ----------------------------------------------------------------------
 
 
-def _quarantined(fact: facts.AgentQuarantined, event: Event, names: Names) -> Iterator[Said]:
-    left_s = max(0.0, fact.until_at - event.ts)
-    yield "bad", f"{names.agent(event.pid)} failed {fact.failures} times in a row: quarantined for {left_s:.0f} s"
+def _quarantined(data: events.AgentQuarantined, event: Event, names: EntityNames) -> Iterator[Line]:
+    left_s = max(0.0, data.until_at - event.ts)
+    yield "bad", f"{names.agent(event.pid)} failed {data.failures} times in a row: quarantined for {left_s:.0f} s"
 
 
-def _paused(fact: facts.Paused, _event: Event, names: Names) -> Iterator[Said]:
-    if fact.by != "quarantine":  # which is told by its own fact
-        yield "warn", f"{_subject(fact, names)} paused by {fact.by}{f': {fact.reason}' if fact.reason else ''}"
+def _paused(data: events.Paused, _event: Event, names: EntityNames) -> Iterator[Line]:
+    if data.by != "quarantine":  # which has its own event
+        yield "warn", f"{_subject(data, names)} paused by {data.by}{f': {data.reason}' if data.reason else ''}"
 
 
-def _resumed(fact: facts.Resumed, _event: Event, names: Names) -> Iterator[Said]:
-    yield "plain", f"{_subject(fact, names)} resumed by {fact.by}"
+def _resumed(data: events.Resumed, _event: Event, names: EntityNames) -> Iterator[Line]:
+    yield "plain", f"{_subject(data, names)} resumed by {data.by}"
 
 
-def _subject(fact: facts.Paused | facts.Resumed, names: Names) -> str:
-    if fact.level == "agent":
-        return f"{names.agent(int(fact.key)) if fact.key.isdecimal() else fact.key} was"
-    return "the fleet was" if fact.level == "fleet" else f"project {fact.key} was"
+def _subject(data: events.Paused | events.Resumed, names: EntityNames) -> str:
+    if data.level == "agent":
+        return f"{names.agent(int(data.key)) if data.key.isdecimal() else data.key} was"
+    return "the fleet was" if data.level == "fleet" else f"project {data.key} was"
 
 
-def _throttled(fact: facts.LimitThrottled, event: Event, _names: Names) -> Iterator[Said]:
-    left_s = max(0.0, fact.until_at - event.ts)
-    yield "warn", f"limit {fact.name} was throttled: all who draw on it wait {left_s:.1f} s"
+def _throttled(data: events.LimitThrottled, event: Event, _names: EntityNames) -> Iterator[Line]:
+    left_s = max(0.0, data.until_at - event.ts)
+    yield "warn", f"limit {data.name} is throttled: its users wait {left_s:.1f} s"
 
 
-def _warned(fact: facts.LedgerWarned, event: Event, names: Names) -> Iterator[Said]:
-    yield "warn", f"{names.agent(event.pid)} used {fact.used:,} of {fact.granted:,} {fact.dim}"
+def _warned(data: events.LedgerWarned, event: Event, names: EntityNames) -> Iterator[Line]:
+    yield "warn", f"{names.agent(event.pid)} used {data.used:,} of {data.granted:,} {data.dim}"
 
 
-def _breached(fact: facts.LedgerBreached, event: Event, names: Names) -> Iterator[Said]:
-    whose = {"agent": f"agent {names.agent(event.pid)}", "global": "the fleet"}.get(fact.level, f"project {fact.owner}")
-    yield "bad", f"{whose} is over budget: {fact.used:,} of {fact.limit:,} {fact.dim}"
+def _breached(data: events.LedgerBreached, event: Event, names: EntityNames) -> Iterator[Line]:
+    owner = {"agent": f"agent {names.agent(event.pid)}", "global": "the fleet"}.get(data.level, f"project {data.owner}")
+    yield "bad", f"{owner} is over budget: {data.used:,} of {data.limit:,} {data.dim}"
 
 
-def _depleted(fact: facts.ContextDepleted, _event: Event, _names: Names) -> Iterator[Said]:
-    yield "warn", f"context {fact.context_id} is used up until it is refilled"
+def _depleted(data: events.ContextBudgetDepleted, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    yield "warn", f"context {data.context_id} is exhausted until its refill"
 
 
-# --- the house itself ----------------------------------------------------------------------------
+# --- the scheduler itself ------------------------------------------------------------------------
+
+_SUPERVISOR = {"draining": "is draining: it claims no more entries", "took_over": "took over from its previous process"}
+_FAILURES = {"nonsense": "returned invalid decisions"}
 
 
-def _supervisor(fact: facts.SupervisorMoved, _event: Event, _names: Names) -> Iterator[Said]:
-    words = {"draining": "takes nothing more", "took_over": "took over the work of an earlier life"}
-    yield "plain", f"{fact.worker_id} {words.get(fact.verb, fact.verb)}"
+def _supervisor(data: events.SupervisorChanged, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    yield "plain", f"{data.worker_id} {_SUPERVISOR.get(data.verb, data.verb)}"
 
 
-def _fired(fact: facts.TriggerFired, _event: Event, _names: Names) -> Iterator[Said]:
-    if fact.created:
-        yield "quiet", f"trigger {fact.trigger} asked for entry {fact.sched_id}"
+def _fired(data: events.TriggerFired, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    if data.created:
+        yield "quiet", f"trigger {data.trigger} enqueued entry {data.sched_id}"
 
 
-def _fell_back(fact: facts.PolicyFellBack, _event: Event, _names: Names) -> Iterator[Said]:
-    yield "bad", f"policy {fact.policy} {fact.failure}: strict order takes its place ({fact.detail})"
+def _fell_back(data: events.PolicyFellBack, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    failure = _FAILURES.get(data.failure, data.failure)
+    yield "bad", f"policy {data.policy} {failure}: strict order replaces it ({data.detail})"
 
 
-def _jumped(fact: facts.ClockJumped, _event: Event, _names: Names) -> Iterator[Said]:
-    yield "warn", f"the wall clock jumped by {fact.by_s:+.1f} s"
+def _jumped(data: events.ClockJumped, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    yield "warn", f"the wall clock jumped by {data.by_s:+.1f} s"
 
 
-def _reloaded(_fact: facts.FleetReloaded, _event: Event, _names: Names) -> Iterator[Said]:
-    yield "plain", "the fleet file was read anew"
+def _reloaded(_data: events.FleetReloaded, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    yield "plain", "the fleet file was reloaded"
 
 
-_TELLERS: Mapping[type[Fact], Callable[[Any, Event, Names], Iterable[Said]]] = {
-    facts.EntriesEnqueued: _enqueued,
-    facts.EntriesClaimed: _claimed,
-    facts.EntriesCompleted: _completed,
-    facts.EntriesReturned: _returned,
-    facts.EntriesExpired: _expired,
-    facts.EntriesCancelled: _cancelled,
-    facts.CancelRequested: _cancel_requested,
-    facts.AgentQuarantined: _quarantined,
-    facts.Paused: _paused,
-    facts.Resumed: _resumed,
-    facts.LimitThrottled: _throttled,
-    facts.LedgerWarned: _warned,
-    facts.LedgerBreached: _breached,
-    facts.ContextDepleted: _depleted,
-    facts.SupervisorMoved: _supervisor,
-    facts.TriggerFired: _fired,
-    facts.PolicyFellBack: _fell_back,
-    facts.ClockJumped: _jumped,
-    facts.FleetReloaded: _reloaded,
+_DESCRIBERS: Mapping[type[EventData], Callable[[Any, Event, EntityNames], Iterable[Line]]] = {
+    events.EntriesEnqueued: _enqueued,
+    events.EntriesClaimed: _claimed,
+    events.EntriesCompleted: _completed,
+    events.EntriesReturned: _returned,
+    events.EntriesExpired: _expired,
+    events.EntriesCancelled: _cancelled,
+    events.CancelRequested: _cancel_requested,
+    events.AgentQuarantined: _quarantined,
+    events.Paused: _paused,
+    events.Resumed: _resumed,
+    events.LimitThrottled: _throttled,
+    events.LedgerWarned: _warned,
+    events.LedgerBreached: _breached,
+    events.ContextBudgetDepleted: _depleted,
+    events.SupervisorChanged: _supervisor,
+    events.TriggerFired: _fired,
+    events.PolicyFellBack: _fell_back,
+    events.ClockJumped: _jumped,
+    events.FleetReloaded: _reloaded,
 }

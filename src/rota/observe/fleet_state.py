@@ -1,18 +1,18 @@
-"""The board: what a fleet is doing and how it has done, folded from the journal. It asks nobody and writes nothing.
+"""What a fleet is doing and how it has performed, folded from the journal. It queries and writes nothing.
 
-Everything on it has a bound, however long the fleet runs and however deep its queue is. Counts need no memory of single
-entries, because each fact says where its entries came from: a claim takes them out of the queue, a completion ends
-runs, a return puts runs back. Only three things are remembered one by one, up to `TRACKED_MAX`: since when an entry is
-ready (for its wait), why it is held, and what runs.
+Its size is limited, however long the fleet runs and however deep its queue is. Counts need no memory of single entries,
+because each event says where its entries came from: a claim takes them out of the queue, a completion ends runs, a
+return requeues runs. Three things are kept per entry, up to `TRACKED_MAX`: since when it is ready (for its waiting
+time), why it is held, and whether it runs.
 
-**What share means.** A project's share is its part of what was charged to all projects that ran, in tokens, or in
-seconds of running if nobody charged tokens; its target is its part of their weights. That compares like with like only
-while all of them have work waiting: an idle project gets less than its target and that is no fault. Jain's index sums
-it up: with x = charged ÷ weight, (Σx)² ÷ (n·Σx²) is 1 when all are served alike and 1/n when one has everything.
+**Share.** The share of a project is its part of what was charged to all projects that ran, in tokens, or in seconds of
+running if no tokens were charged; its target is its part of their weights. The two are comparable only while all
+projects have work waiting: an idle project gets less than its target, which is no fault. Jain's index sums it up: with
+x = charged ÷ weight, (Σx)² ÷ (n·Σx²) is 1 when all are served in proportion and 1/n when one project gets everything.
 
-**What lost means.** The journal says how many entries were put in and how many ended; the tables say how many wait and
-run. What is missing between the two is lost, and must be none. The board alone cannot see it, since it counts what
-the journal tells it: so whoever asks for a report gives the counts of the tables with it.
+**Lost.** The journal says how many entries were enqueued and how many ended; the tables say how many wait and run. The
+difference is lost entries, and must be zero. The fleet state cannot detect it alone, because it counts what the journal
+says; so the caller of `report` passes the counts of the tables.
 """
 
 from __future__ import annotations
@@ -25,228 +25,229 @@ import msgspec
 
 from rota.errors import StoreCorrupt
 from rota.kernel.ledger import SHARED_DIM
-from rota.model import events as facts
-from rota.model.events import Event, Fact, decode
+from rota.model import events
+from rota.model.event_codec import decode
+from rota.model.events import Event, EventData
 from rota.model.work import WEIGHT_UNIT
-from rota.observe.event_text import Story, tell
-from rota.observe.report import ProjectReport, Report, Waits, jain
-from rota.observe.spans import Ending, Lane, Lanes, Span
+from rota.observe.event_text import EventText, describe
+from rota.observe.fleet_report import FleetReport, ProjectReport, WaitTimes, jain
+from rota.observe.run_chart import ChartRow, ChartRows, RunEnding, RunSpan
 
-__all__ = ["NO_PROJECT", "STORIES_MAX", "TRACKED_MAX", "AgentTag", "Board", "ProjectTally", "Start"]
+__all__ = ["NO_PROJECT", "TEXTS_MAX", "TRACKED_MAX", "AgentName", "FleetState", "ProjectTotals", "StartingState"]
 
-TRACKED_MAX = 100_000  # entries of which more than their number is known
-AGENTS_MAX = 100_000  # agents whose names are known; beyond that they are numbers
-WAITS_MAX = 10_000  # waits that the percentiles are of: the last ones
-STORIES_MAX = 200
-NO_PROJECT = ""  # what runs of agents without a project are counted under; it has no share
+TRACKED_MAX = 100_000  # entries that are tracked; others are only counted
+AGENTS_MAX = 100_000  # agents whose names are kept; others are shown by their pid
+WAITS_MAX = 10_000  # the last waiting times, for the percentiles
+TEXTS_MAX = 200
+NO_PROJECT = ""  # for runs of agents without a project; it has no share
 
 
-class AgentTag(msgspec.Struct, frozen=True):
-    """What an agent is called, and whose it is."""
+class AgentName(msgspec.Struct, frozen=True):
+    """The name of an agent and its project."""
 
     name: str
     project_id: str | None = None
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a board begins that is not read from the first fact on: how things stood after event `through_id`."""
+class StartingState(msgspec.Struct, frozen=True, kw_only=True):
+    """The counts and names after event `through_id`, to start without reading the journal from its first event."""
 
     through_id: int
     at: float
     weights: dict[str, int] = {}  # by project
-    agents: dict[int, AgentTag] = {}
+    agents: dict[int, AgentName] = {}
     queued: int = 0
     running: int = 0
 
 
-class ProjectTally(msgspec.Struct):
-    """What one project has had so far."""
+class ProjectTotals(msgspec.Struct):
+    """The totals of one project so far."""
 
     weight: int = WEIGHT_UNIT
-    runs: int = 0  # that ended, in any way
+    runs: int = 0  # ended runs
     failed: int = 0
     charged: dict[str, int] = {}  # by dimension
-    seconds: float = 0.0  # of runs that ended
+    seconds: float = 0.0  # of ended runs
 
 
 class _LiveRun(msgspec.Struct):
     pid: int
     project_id: str
     start_at: float
-    span: Span | None
-    exit_kind: str | None = None  # as its runner told it, just before its entry moves
+    span: RunSpan | None
+    exit_kind: str | None = None  # as reported by its runner, just before the entry changes
     outcome: str | None = None
     stopped_by: str | None = None
 
 
-class Board:
-    """Give it every event, in order; read it at any time between two."""
+class FleetState:
+    """The state of a fleet. `fold` every event in order; read it at any time between two."""
 
-    def __init__(self, start: Start | None = None) -> None:
-        begin = start or Start(through_id=0, at=0.0)
-        self.through_id = begin.through_id
-        self.at = begin.at  # when the last fact was recorded
-        self.enqueued = begin.queued + begin.running
-        self.finished: Counter[str] = Counter()  # entries, by exit kind, or expired, cancelled
-        self.queued = begin.queued  # those that are held included
-        self.running = begin.running
+    def __init__(self, start: StartingState | None = None) -> None:
+        initial = start or StartingState(through_id=0, at=0.0)
+        self.through_id = initial.through_id
+        self.at = initial.at  # the time of the last event
+        self.enqueued = initial.queued + initial.running
+        self.finished: Counter[str] = Counter()  # entries by exit kind, or expired, cancelled
+        self.queued = initial.queued  # including held entries
+        self.running = initial.running
         self.retries = 0
         self.reclaimed = 0
-        self.failures: Counter[str] = Counter()  # runs, by outcome
-        self.untracked = 0  # entries of which only the number was counted
-        self.throttles: dict[str, float] = {}  # by the name of a limit, until when it is paused
-        self.unread = 0  # facts of a newer rota
-        self.projects = {project_id: ProjectTally(weight=weight) for project_id, weight in begin.weights.items()}
-        self.stories: deque[Story] = deque(maxlen=STORIES_MAX)
-        self._agents = dict(begin.agents)
+        self.failures: Counter[str] = Counter()  # runs by outcome
+        self.untracked = 0  # entries that are only counted
+        self.throttles: dict[str, float] = {}  # by limit name: until when it is paused
+        self.unread = 0  # events of a newer version of rota
+        self.projects = {project_id: ProjectTotals(weight=weight) for project_id, weight in initial.weights.items()}
+        self.texts: deque[EventText] = deque(maxlen=TEXTS_MAX)
+        self._agents = dict(initial.agents)
         self._ready: dict[int, float] = {}
         self._held: dict[int, str] = {}
         self._runs: dict[int, _LiveRun] = {}
         self._waits: deque[float] = deque(maxlen=WAITS_MAX)
         self._waits_count = 0
         self._wait_max_s = 0.0
-        self._lanes = Lanes()
-        self._folds: Mapping[type[Fact], Callable[[Any, Event], None]] = {
-            facts.ProcessCreated: self._fold_agent,
-            facts.ProjectCreated: self._fold_project,
-            facts.ProjectUpdated: self._fold_weight,
-            facts.EntriesEnqueued: self._fold_enqueued,
-            facts.EntriesReleased: self._fold_released,
-            facts.EntriesKept: self._fold_kept,
-            facts.EntriesChanged: self._fold_changed,
-            facts.EntriesClaimed: self._fold_claimed,
-            facts.EntriesCompleted: self._fold_completed,
-            facts.EntriesReturned: self._fold_returned,
-            facts.EntriesExpired: self._fold_expired,
-            facts.EntriesCancelled: self._fold_cancelled,
-            facts.LedgerCharged: self._fold_charged,
-            facts.LedgerRefunded: self._fold_refunded,
-            facts.RunEnded: self._fold_run_ended,
-            facts.LimitThrottled: self._fold_throttled,
+        self._chart = ChartRows()
+        self._folds: Mapping[type[EventData], Callable[[Any, Event], None]] = {
+            events.ProcessCreated: self._fold_agent,
+            events.ProjectCreated: self._fold_project,
+            events.ProjectUpdated: self._fold_weight,
+            events.EntriesEnqueued: self._fold_enqueued,
+            events.EntriesReleased: self._fold_released,
+            events.EntriesHeldForWorker: self._fold_kept,
+            events.EntriesChanged: self._fold_changed,
+            events.EntriesClaimed: self._fold_claimed,
+            events.EntriesCompleted: self._fold_completed,
+            events.EntriesReturned: self._fold_returned,
+            events.EntriesExpired: self._fold_expired,
+            events.EntriesCancelled: self._fold_cancelled,
+            events.LedgerCharged: self._fold_charged,
+            events.LedgerRefunded: self._fold_refunded,
+            events.RunEnded: self._fold_run_ended,
+            events.LimitThrottled: self._fold_throttled,
         }
 
     # --- folding ---------------------------------------------------------------------------------
 
-    def fold(self, event: Event) -> list[Story]:
-        """Take one event in; the answer is what there is to say about it. Kinds that are not known are passed over."""
+    def fold(self, event: Event) -> list[EventText]:
+        """Process one event and return the sentences about it. Unknown kinds are skipped."""
         self.through_id = event.event_id
         self.at = max(self.at, event.ts)
-        if event.kind not in facts.FACTS:
+        if event.kind not in events.EVENT_TYPES:
             return []
         try:
-            fact = decode(event.kind, event.payload)
+            data = decode(event.kind, event.payload)
         except StoreCorrupt:
             self.unread += 1
             return []
-        told = tell(event, fact, self)
-        fold = self._folds.get(type(fact))
+        texts = describe(event, data, self)
+        fold = self._folds.get(type(data))
         if fold is not None:
-            fold(fact, event)
-        self.stories.extend(told)
-        return told
+            fold(data, event)
+        self.texts.extend(texts)
+        return texts
 
-    def _fold_agent(self, fact: facts.ProcessCreated, event: Event) -> None:
+    def _fold_agent(self, data: events.ProcessCreated, event: Event) -> None:
         if event.pid is not None and len(self._agents) < AGENTS_MAX:
-            self._agents[event.pid] = AgentTag(fact.name, fact.project_id)
+            self._agents[event.pid] = AgentName(data.name, data.project_id)
 
-    def _fold_project(self, fact: facts.ProjectCreated, _event: Event) -> None:
-        self._project(fact.project_id).weight = fact.weight
+    def _fold_project(self, data: events.ProjectCreated, _event: Event) -> None:
+        self._project(data.project_id).weight = data.weight
 
-    def _fold_weight(self, fact: facts.ProjectUpdated, _event: Event) -> None:
-        if "weight" in fact.changes:
-            self._project(fact.project_id).weight = fact.changes["weight"]
+    def _fold_weight(self, data: events.ProjectUpdated, _event: Event) -> None:
+        if "weight" in data.changes:
+            self._project(data.project_id).weight = data.changes["weight"]
 
-    def _fold_enqueued(self, fact: facts.EntriesEnqueued, event: Event) -> None:
-        self.enqueued += fact.count
-        self.queued += fact.count
-        held = {sched_id: hold for hold, sched_ids in fact.held.items() for sched_id in sched_ids}
-        room = max(0, TRACKED_MAX - len(self._ready) - len(self._held))
-        self.untracked += max(0, fact.count - room)
-        for sched_id in range(fact.first_id, fact.first_id + min(fact.count, room)):
+    def _fold_enqueued(self, data: events.EntriesEnqueued, event: Event) -> None:
+        self.enqueued += data.count
+        self.queued += data.count
+        held = {sched_id: hold for hold, sched_ids in data.held.items() for sched_id in sched_ids}
+        capacity = max(0, TRACKED_MAX - len(self._ready) - len(self._held))
+        self.untracked += max(0, data.count - capacity)
+        for sched_id in range(data.first_id, data.first_id + min(data.count, capacity)):
             if sched_id in held:
                 self._held[sched_id] = held[sched_id]
             else:
                 self._ready[sched_id] = event.ts
 
-    def _fold_released(self, fact: facts.EntriesReleased, event: Event) -> None:
-        """Entries need not wait for that any more.
+    def _fold_released(self, data: events.EntriesReleased, event: Event) -> None:
+        """A hold of entries ended.
 
-        One that waited for others may still have to wait for its time, which its fact does not say: it counts as ready
-        until the fact comes that its time has come, and from then on it has waited.
+        An entry that waited for predecessors may still wait for its time, which the event does not say. It counts as
+        ready; when its time comes, the next event resets the start of its waiting time.
         """
-        for sched_id in fact.sched_ids:
+        for sched_id in data.sched_ids:
             if self._held.pop(sched_id, None) is not None or sched_id in self._ready:
                 self._ready[sched_id] = event.ts
 
-    def _fold_kept(self, fact: facts.EntriesKept, _event: Event) -> None:
-        """Entries need not wait for that any more, and wait for a worker instead."""
-        for sched_id in fact.sched_ids:
+    def _fold_kept(self, data: events.EntriesHeldForWorker, _event: Event) -> None:
+        """A hold of entries ended, and they are now held for a worker."""
+        for sched_id in data.sched_ids:
             known = self._held.pop(sched_id, None) is not None
             if self._ready.pop(sched_id, None) is not None or known:
                 self._held[sched_id] = "worker"
 
-    def _fold_changed(self, fact: facts.EntriesChanged, event: Event) -> None:
-        """Another time: an entry may be held by it from now on, or not any more.
+    def _fold_changed(self, data: events.EntriesChanged, event: Event) -> None:
+        """The time of entries changed: they may be held by it now, or no longer.
 
-        One that waits for others stays, and so does one that is kept for a worker, unless its time is yet to come.
+        An entry that waits for predecessors stays held, and so does one held for a worker, unless its time is later.
         """
-        if "runnable_at" not in fact.changes:
+        if "runnable_at" not in data.changes:
             return
-        for sched_id in fact.sched_ids:
-            if fact.changes["runnable_at"] <= event.ts:
+        for sched_id in data.sched_ids:
+            if data.changes["runnable_at"] <= event.ts:
                 if self._held.get(sched_id, "after") not in ("after", "worker"):
                     del self._held[sched_id]
                     self._ready[sched_id] = event.ts
             elif self._ready.pop(sched_id, None) is not None or self._held.get(sched_id) == "worker":
                 self._held[sched_id] = "time"
 
-    def _fold_claimed(self, fact: facts.EntriesClaimed, event: Event) -> None:
-        self.queued -= len(fact.entries)
-        self.running += len(fact.entries)
-        for entry in fact.entries:
+    def _fold_claimed(self, data: events.EntriesClaimed, event: Event) -> None:
+        self.queued -= len(data.entries)
+        self.running += len(data.entries)
+        for entry in data.entries:
             self._held.pop(entry.sched_id, None)
             if (ready_at := self._ready.pop(entry.sched_id, None)) is not None:
-                self._waited(max(0.0, event.ts - ready_at))
+                self._add_wait(max(0.0, event.ts - ready_at))
             if len(self._runs) < TRACKED_MAX:
                 project_id = self._project_of(entry.pid)
-                span = Span(entry.sched_id, entry.pid, project_id or None, event.ts)
-                drawn = self._lanes.begin(fact.worker_id, span)
+                span = RunSpan(entry.sched_id, entry.pid, project_id or None, event.ts)
+                drawn = self._chart.begin(data.worker_id, span)
                 self._runs[entry.sched_id] = _LiveRun(entry.pid, project_id, event.ts, drawn)
 
-    def _waited(self, wait_s: float) -> None:
+    def _add_wait(self, wait_s: float) -> None:
         self._waits.append(wait_s)
         self._waits_count += 1
         self._wait_max_s = max(self._wait_max_s, wait_s)
 
-    def _fold_run_ended(self, fact: facts.RunEnded, _event: Event) -> None:
-        """A runner's word: what becomes of the entry is the next fact's."""
-        run = self._runs.get(fact.sched_id)
+    def _fold_run_ended(self, data: events.RunEnded, _event: Event) -> None:
+        """Keep the report of the runner; the next event says what happens to the entry."""
+        run = self._runs.get(data.sched_id)
         if run is not None:
-            run.exit_kind, run.outcome, run.stopped_by = fact.exit_kind, fact.outcome, fact.stopped_by
+            run.exit_kind, run.outcome, run.stopped_by = data.exit_kind, data.outcome, data.stopped_by
 
-    def _fold_completed(self, fact: facts.EntriesCompleted, event: Event) -> None:
-        self.running -= len(fact.entries)
-        for entry in fact.entries:
+    def _fold_completed(self, data: events.EntriesCompleted, event: Event) -> None:
+        self.running -= len(data.entries)
+        for entry in data.entries:
             self.finished[entry.exit_kind] += 1
             lost = entry.outcome == "claim_expired"
             self.reclaimed += lost
             if entry.exit_kind == "completed":
-                self._end(entry.sched_id, "well", event.ts)
+                self._end(entry.sched_id, "completed", event.ts)
             else:
                 self.failures[entry.outcome or entry.exit_kind] += 1
-                self._end(entry.sched_id, "lost" if lost else "badly", event.ts)
+                self._end(entry.sched_id, "lost" if lost else "failed", event.ts)
 
-    def _fold_returned(self, fact: facts.EntriesReturned, event: Event) -> None:
-        self.running -= len(fact.sched_ids)
-        self.queued += len(fact.sched_ids)
-        self.retries += len(fact.sched_ids) if fact.verb == "retry" else 0
-        self.reclaimed += len(fact.sched_ids) if fact.verb == "reclaim" else 0
-        hold = "backoff" if fact.verb in ("retry", "reclaim") else "time"
-        waits = fact.runnable_at is not None and fact.runnable_at > event.ts
-        for sched_id in fact.sched_ids:
-            if fact.verb in ("retry", "reclaim"):
-                self.failures[self.why(sched_id, fact.reason)] += 1
-            self._end(sched_id, _ENDINGS[fact.verb], event.ts)
+    def _fold_returned(self, data: events.EntriesReturned, event: Event) -> None:
+        self.running -= len(data.sched_ids)
+        self.queued += len(data.sched_ids)
+        self.retries += len(data.sched_ids) if data.verb == "retry" else 0
+        self.reclaimed += len(data.sched_ids) if data.verb == "reclaim" else 0
+        hold = "backoff" if data.verb in ("retry", "reclaim") else "time"
+        waits = data.runnable_at is not None and data.runnable_at > event.ts
+        for sched_id in data.sched_ids:
+            if data.verb in ("retry", "reclaim"):
+                self.failures[self.why(sched_id, data.reason)] += 1
+            self._end(sched_id, _ENDINGS[data.verb], event.ts)
             if len(self._ready) + len(self._held) >= TRACKED_MAX:
                 self.untracked += 1
             elif waits:
@@ -254,51 +255,51 @@ class Board:
             else:
                 self._ready[sched_id] = event.ts
 
-    def _end(self, sched_id: int, ending: Ending, at: float) -> None:
+    def _end(self, sched_id: int, ending: RunEnding, at: float) -> None:
         run = self._runs.pop(sched_id, None)
         if run is None:
             return
-        tally = self._project(run.project_id)
-        tally.runs += 1
-        tally.failed += ending in ("badly", "lost")
-        tally.seconds += max(0.0, at - run.start_at)
+        totals = self._project(run.project_id)
+        totals.runs += 1
+        totals.failed += ending in ("failed", "lost")
+        totals.seconds += max(0.0, at - run.start_at)
         if run.span is not None:
             run.span.end_at, run.span.ending = at, ending
 
-    def _fold_expired(self, fact: facts.EntriesExpired, _event: Event) -> None:
-        self._leave(fact.sched_ids, "expired")
+    def _fold_expired(self, data: events.EntriesExpired, _event: Event) -> None:
+        self._leave(data.sched_ids, "expired")
 
-    def _fold_cancelled(self, fact: facts.EntriesCancelled, _event: Event) -> None:
-        self._leave(fact.sched_ids, "cancelled")
+    def _fold_cancelled(self, data: events.EntriesCancelled, _event: Event) -> None:
+        self._leave(data.sched_ids, "cancelled")
 
-    def _leave(self, sched_ids: list[int], how: str) -> None:
-        """Entries end without having run."""
+    def _leave(self, sched_ids: list[int], ending: str) -> None:
+        """Entries ended without having run."""
         self.queued -= len(sched_ids)
-        self.finished[how] += len(sched_ids)
+        self.finished[ending] += len(sched_ids)
         for sched_id in sched_ids:
             self._ready.pop(sched_id, None)
             self._held.pop(sched_id, None)
 
-    def _fold_charged(self, fact: facts.LedgerCharged, event: Event) -> None:
-        project_id = fact.project_id if fact.project_id is not None else self._project_of(event.pid)
-        self._charge(project_id, fact.amounts, 1)
+    def _fold_charged(self, data: events.LedgerCharged, event: Event) -> None:
+        project_id = data.project_id if data.project_id is not None else self._project_of(event.pid)
+        self._charge(project_id, data.amounts, 1)
 
-    def _fold_refunded(self, fact: facts.LedgerRefunded, event: Event) -> None:
-        self._charge(self._project_of(event.pid), fact.amounts, -1)
+    def _fold_refunded(self, data: events.LedgerRefunded, event: Event) -> None:
+        self._charge(self._project_of(event.pid), data.amounts, -1)
 
-    def _fold_throttled(self, fact: facts.LimitThrottled, event: Event) -> None:
-        """Those that are over go, so that no more are kept than there are limits paused at once."""
+    def _fold_throttled(self, data: events.LimitThrottled, event: Event) -> None:
+        """Keep the pause, and drop those that are over."""
         self.throttles = {name: until_at for name, until_at in self.throttles.items() if until_at > event.ts}
-        self.throttles[fact.name] = fact.until_at
+        self.throttles[data.name] = data.until_at
 
     def _charge(self, project_id: str, amounts: Mapping[str, int], sign: int) -> None:
         charged = self._project(project_id).charged
         for dim, amount in amounts.items():
             charged[dim] = charged.get(dim, 0) + sign * amount
 
-    def _project(self, project_id: str) -> ProjectTally:
+    def _project(self, project_id: str) -> ProjectTotals:
         if project_id not in self.projects:
-            self.projects[project_id] = ProjectTally()
+            self.projects[project_id] = ProjectTotals()
         return self.projects[project_id]
 
     def _project_of(self, pid: int | None) -> str:
@@ -308,23 +309,23 @@ class Board:
     # --- names -----------------------------------------------------------------------------------
 
     def agent(self, pid: int | None) -> str:
-        """An agent's name; its number, if nobody told it."""
+        """The name of an agent; its pid if the name is unknown."""
         tag = self._agents.get(pid) if pid is not None else None
         return tag.name if tag is not None else f"agent {pid}"
 
     def run(self, sched_id: int) -> str:
-        """What runs, by its agent's name and the entry's number."""
+        """A run: the name of its agent and the id of the entry."""
         run = self._runs.get(sched_id)
         return f"{self.agent(run.pid)} #{sched_id}" if run is not None else f"entry {sched_id}"
 
     def why(self, sched_id: int, reason: str | None) -> str:
-        """What a run that did not end well ended with: its outcome, as fine as it is known."""
+        """The outcome of a run that did not succeed, as precise as known."""
         run = self._runs.get(sched_id)
-        told = None if run is None else run.outcome or run.exit_kind
-        return told or reason or "failed"
+        reported = None if run is None else run.outcome or run.exit_kind
+        return reported or reason or "failed"
 
-    def how_it_ran(self, sched_id: int, at: float) -> str:
-        """How long it ran, and which rung of the ladder stopped it, if one did."""
+    def run_details(self, sched_id: int, at: float) -> str:
+        """How long it ran, and which stop step ended it, if any."""
         run = self._runs.get(sched_id)
         if run is None:
             return ""
@@ -335,53 +336,55 @@ class Board:
 
     @property
     def holds(self) -> dict[str, int]:
-        """How many entries wait for what: a time, a back-off, other entries."""
+        """The number of held entries by hold: time, backoff, after, worker."""
         return dict(sorted(Counter(self._held.values()).items()))
 
     @property
-    def lanes(self) -> list[Lane]:
-        """Who ran where and when."""
-        return self._lanes.rows()
+    def rows(self) -> list[ChartRow]:
+        """The rows of the chart of runs."""
+        return self._chart.rows()
 
     def runs_of(self, worker_id: str) -> list[int]:
-        """What a worker runs now."""
-        return [lane.spans[-1].sched_id for lane in self.lanes if lane.worker_id == worker_id and not lane.is_free]
+        """The entries that a worker runs now."""
+        return [row.spans[-1].sched_id for row in self.rows if row.worker_id == worker_id and not row.is_free]
 
-    def waits(self) -> Waits:
+    def waits(self) -> WaitTimes:
         """How long entries were ready before they ran."""
-        return Waits.of(sorted(self._waits), self._waits_count, self._wait_max_s)
+        return WaitTimes.of(sorted(self._waits), self._waits_count, self._wait_max_s)
 
     def shares(self, among: Collection[str] | None = None) -> tuple[str, list[ProjectReport]]:
-        """What shares are counted in, and each project's; of those that ran, or of those that are named."""
-        here = sorted(set(self.projects if among is None else among) & set(self.projects) - {NO_PROJECT})
-        ran = {project_id: self.projects[project_id] for project_id in here}
+        """Return the unit of shares and the report of each project: of those that ran, or of those in `among`."""
+        known = sorted(set(self.projects if among is None else among) & set(self.projects) - {NO_PROJECT})
+        ran = {project_id: self.projects[project_id] for project_id in known}
         if among is None:
-            ran = {name: tally for name, tally in ran.items() if tally.runs or any(tally.charged.values())}
-        in_tokens = any(tally.charged.get(SHARED_DIM) for tally in ran.values())
-        had = {name: tally.charged.get(SHARED_DIM, 0) if in_tokens else tally.seconds for name, tally in ran.items()}
-        weights = sum(tally.weight for tally in ran.values())
-        total = sum(had.values())
+            ran = {name: totals for name, totals in ran.items() if totals.runs or any(totals.charged.values())}
+        in_tokens = any(totals.charged.get(SHARED_DIM) for totals in ran.values())
+        used = {
+            name: totals.charged.get(SHARED_DIM, 0) if in_tokens else totals.seconds for name, totals in ran.items()
+        }
+        weights = sum(totals.weight for totals in ran.values())
+        total = sum(used.values())
         return SHARED_DIM if in_tokens else "seconds", [
             ProjectReport(
                 project_id=name,
-                weight=tally.weight,
-                runs=tally.runs,
-                failed=tally.failed,
-                charged=dict(tally.charged),
-                seconds=tally.seconds,
-                share=had[name] / total if total else 0.0,
-                target=tally.weight / weights,
+                weight=totals.weight,
+                runs=totals.runs,
+                failed=totals.failed,
+                charged=dict(totals.charged),
+                seconds=totals.seconds,
+                share=used[name] / total if total else 0.0,
+                target=totals.weight / weights,
             )
-            for name, tally in ran.items()
+            for name, totals in ran.items()
         ]
 
-    def report(self, tables: Mapping[str, int], among: Collection[str] | None = None) -> Report:
-        """How it went. `tables` is what `queue.counts()` says at the moment up to which the board was folded."""
+    def report(self, tables: Mapping[str, int], among: Collection[str] | None = None) -> FleetReport:
+        """Return the report. `tables` is `queue.counts()` at the event up to which this state was folded."""
         measure, projects = self.shares(among)
         queued = sum(count for state, count in tables.items() if state.partition(":")[0] == "queued")
         running = tables.get("dispatched", 0)
         finished = self.finished.total()
-        return Report(
+        return FleetReport(
             measure=measure,
             projects=projects,
             jain=jain([project.share / project.weight for project in projects]),
@@ -397,4 +400,4 @@ class Board:
         )
 
 
-_ENDINGS: Mapping[str, Ending] = {"retry": "badly", "reclaim": "lost", "yield": "back", "preempt": "back"}
+_ENDINGS: Mapping[str, RunEnding] = {"retry": "failed", "reclaim": "lost", "yield": "returned", "preempt": "returned"}

@@ -1,9 +1,8 @@
-"""Metrics: a fold over the journal, in Prometheus' words.
+"""Prometheus metrics, computed from the journal.
 
-Everything that counts something is counted from facts, from the moment this was made: a restart begins at nought, as
-Prometheus expects. How long entries waited and ran comes from the facts that begin and end them, for entries whose
-beginning was seen. What *is* rather than what *happened* (entries and agents in each state) is read from the tables
-when somebody asks.
+Counters count events from the creation of the object: a restart begins at zero, as Prometheus expects. Waiting and
+running times come from the events that start and end them, for entries whose start was seen. The current state (entries
+and agents in each state) is read from the tables on each request.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from rota.kernel import Kernel
 from rota.kernel.journal import TAIL_MAX
+from rota.model.event_codec import decode
 from rota.model.events import (
     AccessDenied,
     EntriesCancelled,
@@ -28,44 +28,45 @@ from rota.model.events import (
     Event,
     LedgerCharged,
     PolicyFellBack,
-    decode,
 )
 
 __all__ = ["FOLD_MAX", "TRACKED_MAX", "Metrics"]
 
-FOLD_MAX = 100_000  # events looked at in one go; if there are more, the lag says so
-TRACKED_MAX = 100_000  # entries whose beginning is remembered; others are counted as untracked
+FOLD_MAX = 100_000  # events read per request; the lag metric shows how many are left
+TRACKED_MAX = 100_000  # entries whose start is kept; others are counted as untracked
 _WAITS = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 30, 120, 600, 3600)
 
 
 class Metrics:
-    """What the journal says, in numbers."""
+    """The metrics of one kernel."""
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._cursor = kernel.journal.cursor()
         self._queued_at: dict[int, float] = {}
         self._claimed_at: dict[int, float] = {}
         self._registry = registry = CollectorRegistry()
         self.events = Counter("rota_events", "Events of the journal.", ["kind"], registry=registry)
-        self.enqueued = Counter("rota_entries_enqueued", "Entries put into the queue.", registry=registry)
-        self.claimed = Counter("rota_entries_claimed", "Entries handed to workers.", ["policy"], registry=registry)
+        self.enqueued = Counter("rota_entries_enqueued", "Entries enqueued.", registry=registry)
+        self.claimed = Counter("rota_entries_claimed", "Entries claimed.", ["policy"], registry=registry)
         self.completed = Counter("rota_entries_completed", "Runs that ended.", ["exit_kind"], registry=registry)
-        self.returned = Counter("rota_entries_returned", "Runs that went back.", ["verb"], registry=registry)
-        self.expired = Counter("rota_entries_expired", "Entries swept past their deadline.", registry=registry)
-        self.cancelled = Counter("rota_entries_cancelled", "Entries cancelled while they waited.", registry=registry)
+        self.returned = Counter("rota_entries_returned", "Runs returned to the queue.", ["verb"], registry=registry)
+        self.expired = Counter("rota_entries_expired", "Entries that expired at their deadline.", registry=registry)
+        self.cancelled = Counter("rota_entries_cancelled", "Entries cancelled while queued.", registry=registry)
         self.used = Counter("rota_usage", "Usage charged.", ["dimension"], registry=registry)
-        self.denied = Counter("rota_access_denied", "Callers turned away.", registry=registry)
+        self.denied = Counter("rota_access_denied", "Calls denied.", registry=registry)
         self.fell_back = Counter("rota_policy_fallbacks", "Policies that failed.", ["policy"], registry=registry)
-        self.untracked = Counter("rota_metrics_untracked", "Entries too many to time.", registry=registry)
+        self.untracked = Counter(
+            "rota_metrics_untracked", "Entries beyond the tracking limit, not timed.", registry=registry
+        )
         self.wait = Histogram("rota_wait_seconds", "From enqueue to claim.", buckets=_WAITS, registry=registry)
         self.run = Histogram("rota_run_seconds", "From claim to the end.", buckets=_WAITS, registry=registry)
         self.entries = Gauge("rota_entries", "Entries in each state.", ["state"], registry=registry)
         self.agents = Gauge("rota_agents", "Agents in each state.", ["state"], registry=registry)
-        self.lag = Gauge("rota_metrics_lag_events", "Events not looked at yet.", registry=registry)
+        self.lag = Gauge("rota_metrics_lag_events", "Events not processed yet.", registry=registry)
         self._folds: dict[str, Callable[[float, Any], None]] = {
             EntriesEnqueued.kind: self._on_enqueued,
             EntriesClaimed.kind: self._on_claimed,
@@ -79,8 +80,8 @@ class Metrics:
         }
 
     def catch_up(self) -> None:
-        """Look at what has happened since the last time, up to `FOLD_MAX` events."""
-        with self._guard:
+        """Read the events since the last call, up to `FOLD_MAX`."""
+        with self._lock:
             for _ in range(0, FOLD_MAX, TAIL_MAX):
                 events = self._kernel.journal.tail(self._cursor, TAIL_MAX)
                 if not events:
@@ -91,36 +92,38 @@ class Metrics:
             self.lag.set(self._kernel.journal.cursor() - self._cursor)
 
     def exposition(self) -> bytes:
-        """Everything as Prometheus reads it."""
+        """Return all metrics in the Prometheus text format."""
         self.catch_up()
-        with self._guard:
-            self._look(self.entries, self._kernel.queue.counts())
-            self._look(self.agents, self._kernel.info()["live_states"])
+        with self._lock:
+            self._set_counts(self.entries, self._kernel.queue.counts())
+            self._set_counts(self.agents, self._kernel.info()["live_states"])
             return generate_latest(self._registry)
 
-    def _look(self, gauge: Gauge, counts: dict[str, int]) -> None:
+    def _set_counts(self, gauge: Gauge, counts: dict[str, int]) -> None:
         gauge.clear()
         for state, count in counts.items():
             gauge.labels(state).set(count)
 
-    # --- one fact --------------------------------------------------------------------------------
+    # --- one event -------------------------------------------------------------------------------
 
     def _fold(self, event: Event) -> None:
         ours = event.kind.startswith("kernel.")
-        self.events.labels(event.kind if ours else "user").inc()  # users' words are theirs, and without end
+        self.events.labels(
+            event.kind if ours else "user"
+        ).inc()  # user-defined kinds are unbounded, so they share one label
         fold = self._folds.get(event.kind)
         if fold is not None:
             fold(event.ts, decode(event.kind, event.payload))
 
-    def _on_enqueued(self, ts: float, fact: EntriesEnqueued) -> None:
-        self.enqueued.inc(fact.count)
-        timed = min(fact.count, max(0, TRACKED_MAX - len(self._queued_at)))
-        self._queued_at.update(dict.fromkeys(range(fact.first_id, fact.first_id + timed), ts))
-        self.untracked.inc(fact.count - timed)
+    def _on_enqueued(self, ts: float, event: EntriesEnqueued) -> None:
+        self.enqueued.inc(event.count)
+        timed = min(event.count, max(0, TRACKED_MAX - len(self._queued_at)))
+        self._queued_at.update(dict.fromkeys(range(event.first_id, event.first_id + timed), ts))
+        self.untracked.inc(event.count - timed)
 
-    def _on_claimed(self, ts: float, fact: EntriesClaimed) -> None:
-        self.claimed.labels(fact.policy).inc(len(fact.entries))
-        for entry in fact.entries:
+    def _on_claimed(self, ts: float, event: EntriesClaimed) -> None:
+        self.claimed.labels(event.policy).inc(len(event.entries))
+        for entry in event.entries:
             queued_at = self._queued_at.pop(entry.sched_id, None)
             if queued_at is not None:
                 self.wait.observe(max(0.0, ts - queued_at))
@@ -129,14 +132,14 @@ class Metrics:
             else:
                 self.untracked.inc()
 
-    def _on_completed(self, ts: float, fact: EntriesCompleted) -> None:
-        for entry in fact.entries:
+    def _on_completed(self, ts: float, event: EntriesCompleted) -> None:
+        for entry in event.entries:
             self.completed.labels(entry.exit_kind).inc()
             self._ended(entry.sched_id, ts)
 
-    def _on_returned(self, ts: float, fact: EntriesReturned) -> None:
-        self.returned.labels(fact.verb).inc(len(fact.sched_ids))
-        for sched_id in fact.sched_ids:
+    def _on_returned(self, ts: float, event: EntriesReturned) -> None:
+        self.returned.labels(event.verb).inc(len(event.sched_ids))
+        for sched_id in event.sched_ids:
             self._ended(sched_id, ts)
 
     def _ended(self, sched_id: int, ts: float) -> None:
@@ -144,24 +147,24 @@ class Metrics:
         if claimed_at is not None:
             self.run.observe(max(0.0, ts - claimed_at))
 
-    def _on_expired(self, _ts: float, fact: EntriesExpired) -> None:
-        self.expired.inc(len(fact.sched_ids))
-        self._forget(fact.sched_ids)
+    def _on_expired(self, _ts: float, event: EntriesExpired) -> None:
+        self.expired.inc(len(event.sched_ids))
+        self._forget(event.sched_ids)
 
-    def _on_cancelled(self, _ts: float, fact: EntriesCancelled) -> None:
-        self.cancelled.inc(len(fact.sched_ids))
-        self._forget(fact.sched_ids)
+    def _on_cancelled(self, _ts: float, event: EntriesCancelled) -> None:
+        self.cancelled.inc(len(event.sched_ids))
+        self._forget(event.sched_ids)
 
     def _forget(self, sched_ids: list[int]) -> None:
         for sched_id in sched_ids:
             self._queued_at.pop(sched_id, None)
 
-    def _on_charged(self, _ts: float, fact: LedgerCharged) -> None:
-        for dimension, amount in fact.amounts.items():
+    def _on_charged(self, _ts: float, event: LedgerCharged) -> None:
+        for dimension, amount in event.amounts.items():
             self.used.labels(dimension).inc(amount)
 
-    def _on_denied(self, _ts: float, _fact: AccessDenied) -> None:
+    def _on_denied(self, _ts: float, _event: AccessDenied) -> None:
         self.denied.inc()
 
-    def _on_fell_back(self, _ts: float, fact: PolicyFellBack) -> None:
-        self.fell_back.labels(fact.policy).inc()
+    def _on_fell_back(self, _ts: float, event: PolicyFellBack) -> None:
+        self.fell_back.labels(event.policy).inc()

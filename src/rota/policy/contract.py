@@ -1,11 +1,11 @@
 """What a policy is.
 
-A policy is a plain function from a `Snapshot` to `Decisions`. Around it travel its name, a sentence,
-what it promises about waiting, and, where it has one, an `Ordering`: the same choice kept up to date
-step by step, for runtimes that pick too often to look at everybody each time. The plain function is
-the oracle; the ordering must pick what it would pick.
+A policy is a plain function from a `Snapshot` to `Decisions`. A `Policy` adds its name, a description, its bound on
+waiting and, for some policies, an `IncrementalOrder`: the same choice, updated step by step, for runtimes that pick too
+often to look at every candidate each time. The plain function is the reference; the incremental order must pick the
+same candidates.
 
-The laws every policy keeps are checked by `rota.testing.policy_laws`.
+`rota.testing.policy_laws` checks the laws that every policy keeps.
 """
 
 from __future__ import annotations
@@ -15,55 +15,54 @@ from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from rota.model.reasons import Because
+from rota.model.reasons import PickReason
 from rota.model.snapshot import Account, Candidate, Decision, Decisions, Key, Slot, Snapshot
 
-__all__ = ["Bound", "Heads", "Ordering", "Places", "Policy", "Rank", "load", "place"]
+__all__ = ["Bound", "CandidateWindow", "FreeSlots", "IncrementalOrder", "Policy", "Rank", "assign_slots", "load"]
 
 Rank: TypeAlias = Callable[[Snapshot], Decisions]
 
 
-class Ordering(Protocol):
-    """A policy's choice, kept up to date. `pick` takes one out and charges what it is expected to cost."""
+class IncrementalOrder(Protocol):
+    """A policy's choice, kept up to date. `pick` takes a candidate out and charges its expected cost."""
 
-    def account(self, level: Literal["owner", "group"], key: Key, account: Account) -> None:
-        """Say where an owner or a group stands; also how a weight changes while it waits."""
+    def set_account(self, level: Literal["owner", "group"], key: Key, account: Account) -> None:
+        """Set the account of an owner or a group; also to change a weight while it waits."""
         ...
 
     def add(self, candidate: Candidate) -> None:
-        """A candidate became ready."""
+        """Add a candidate that became ready."""
         ...
 
     def remove(self, candidate_id: int) -> None:
-        """A candidate is no longer ready."""
+        """Remove a candidate that is no longer ready."""
         ...
 
     def charge(self, owner: Key, group: Key, cost: int) -> None:
-        """Correct what was charged at pick: the run cost this much more (or less)."""
+        """Correct the charge of a pick: the run cost this much more (or less)."""
         ...
 
     def pick(self) -> Candidate | None:
-        """Take out the next one, or None when nobody is ready."""
+        """Take out and return the next candidate; None if none is ready."""
         ...
 
 
-def load(ordering: Ordering, snapshot: Snapshot) -> Ordering:
-    """Put everybody in a snapshot into a fresh ordering, each standing where the snapshot says."""
+def load(order: IncrementalOrder, snapshot: Snapshot) -> IncrementalOrder:
+    """Load the accounts and candidates of a snapshot into a new incremental order."""
     for owner, account in snapshot.owners.items():
-        ordering.account("owner", owner, account)
+        order.set_account("owner", owner, account)
     for group, account in snapshot.groups.items():
-        ordering.account("group", group, account)
+        order.set_account("group", group, account)
     for candidate in snapshot.candidates:
-        ordering.add(candidate)
-    return ordering
+        order.add(candidate)
+    return order
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """A promise about waiting, as a number that can be tested.
+    """A bound on waiting, as a number that can be tested.
 
-    In a closed world (everybody in the snapshot stays ready, each pass fills the snapshot's slots,
-    each pick is charged its cost, a pass takes one unit of time) no subject waits longer than
-    `passes(snapshot, subject)`.
+    In a closed world (all candidates of the snapshot stay ready, each pass fills the snapshot's slots, each pick is
+    charged its cost, a pass takes one unit of time) no subject waits longer than `passes(snapshot, subject)`.
     """
 
     subject: Literal["owner", "group"]
@@ -71,10 +70,10 @@ class Bound(msgspec.Struct, frozen=True):
     sentence: str
 
 
-# Where not everybody can be shown, what a policy must see: the first candidates of each owner, of each group, by
-# deadline, or in strict order. One that goes by flows can be walked down the flows instead (see virtual_time), and one
-# that goes by the groups' shares can be walked group by group (see fair_share/contest).
-Heads: TypeAlias = Literal["owner", "group", "deadline", "strict", "flow", "share"]
+# Which candidates a policy must see if not all of them can be shown: the first ones of each owner, of each group, by
+# deadline, or in strict order. A policy with virtual time is run flow by flow instead (see virtual_time), and one with
+# group shares group by group (see fair_share/share_ranking).
+CandidateWindow: TypeAlias = Literal["owner", "group", "deadline", "strict", "flow", "share"]
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,26 +82,26 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     rank: Rank
     sentence: str
-    bound: Bound | None = None  # None: somebody may wait for ever
-    ordering: Callable[[], Ordering] | None = None
-    heads: Heads = "owner"
-    eligibility: bool = True  # of one that goes by flows: whether those ahead of their share wait
-    guarantee: bool = True  # of one that goes by shares: whether those who had no run in the window go first
+    bound: Bound | None = None  # None: an owner may starve
+    incremental: Callable[[], IncrementalOrder] | None = None
+    window: CandidateWindow = "owner"
+    eligibility: bool = True  # window "flow": whether flows ahead of their share wait
+    guarantee: bool = True  # window "share": whether groups without a run in the window go first
 
 
-class Places:
-    """The free slots of a pass. A candidate is given the plainest one that fits it, so that a slot that
-    can do more is kept for those who need it."""
+class FreeSlots:
+    """The free slots of a pass. A candidate gets the slot with the fewest kinds that fits it, so that slots with more
+    kinds stay free for candidates that need them."""
 
     def __init__(self, slots: Iterable[Slot]) -> None:
-        # the plainest last, to pop it
+        # the slot with the fewest kinds last, to pop it
         self._free = sorted(slots, key=lambda slot: (-len(slot.kinds), -slot.id))
 
     def __len__(self) -> int:
         return len(self._free)
 
     def take(self, candidate: Candidate) -> int | None:
-        """The slot that is now this candidate's, or None when none fits."""
+        """Take the slot for a candidate and return its id; None if none fits."""
         free = self._free
         if candidate.kind is None:
             return free.pop().id if free else None
@@ -112,18 +111,18 @@ class Places:
         return None
 
     def kinds(self) -> frozenset[str]:
-        """The kinds of work that can still be placed."""
+        """Return the kinds of work that still fit a free slot."""
         return frozenset(kind for slot in self._free for kind in slot.kinds)
 
 
-def place(order: Iterable[tuple[Candidate, Because]], slots: Iterable[Slot]) -> Decisions:
-    """Give each candidate, in order, a slot. One that fits nowhere is passed over and hides nobody."""
-    places = Places(slots)
+def assign_slots(order: Iterable[tuple[Candidate, PickReason]], slots: Iterable[Slot]) -> Decisions:
+    """Give each candidate, in order, a slot. A candidate that fits no slot is skipped."""
+    free = FreeSlots(slots)
     decisions: list[Decision] = []
-    for candidate, because in order:
-        if not places:
+    for candidate, reason in order:
+        if not free:
             break
-        slot_id = places.take(candidate)
+        slot_id = free.take(candidate)
         if slot_id is not None:
-            decisions.append(Decision(candidate.id, slot_id, because))
+            decisions.append(Decision(candidate.id, slot_id, reason))
     return tuple(decisions)

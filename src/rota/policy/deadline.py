@@ -1,24 +1,24 @@
 """Earliest deadline first, and the tests that say whether deadlines can be met.
 
-*edf* runs whatever is due first; what has no deadline comes last. On one core, if any order meets all
-deadlines this one does. It knows no shares: whoever always claims the nearest deadline always wins,
-and work without a deadline may starve.
+*edf* runs the candidate with the earliest deadline; candidates without a deadline come last. On one core, if any order
+meets all deadlines, this one does. It has no shares: an owner that always sets the nearest deadline always wins, and
+work without a deadline may starve.
 
-**Will it fit?** Somebody may use `budget` every `period`, and each time it must be done `deadline` after it was
-asked for. For a set of these on one core two tests answer:
+**Does a set fit?** A reservation uses `budget` every `period`, and each time it must be done `deadline` after its
+release. Two tests decide whether a set of these fits on one core:
 
-    utilisation   the sum of budget / period is at most what the core gives away (necessary)
-    demand        in every stretch of time t, what must be done within it is at most t (sufficient)
+    utilisation   the sum of budget / period is at most the share of the core that is available (necessary)
+    demand        for every length of time t, what must be done within it is at most t (sufficient)
 
 What must be done within t is the budget once for every period that begins in t and is due by its end:
 
     budget 2, period 5, deadline 4      t   3   4   8   9   14
                                             0   2   2   4   6
 
-A set that is served only after others (a more critical band) has less of each stretch: whatever those others
-may use in it comes off first. Only the instants at which something is due need to be looked at, and only as
-long as the core can be busy without a pause. That can be long when the core is nearly full, so the number of
-looks is bounded: a set that is not shown to fit within the bound is taken not to fit.
+A set that is served after others (a more critical band) has less of each t: what the others may use comes off first.
+Only the instants at which something is due need a check, and only as long as the core can be busy without a pause. That
+can be long when the core is nearly full, so the number of checks is bounded: a set that is not shown to fit within the
+bound is refused.
 """
 
 from __future__ import annotations
@@ -29,95 +29,95 @@ from fractions import Fraction
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
-from rota.model.reasons import Because
+from rota.model.reasons import PickReason
 from rota.model.snapshot import Candidate, Decisions, Snapshot
-from rota.policy.contract import Policy, place
-from rota.policy.ranking import LineOrdering
+from rota.policy.contract import Policy, assign_slots
+from rota.policy.ranking import HeapOrder
 
-__all__ = ["LOOKS_MAX", "Demand", "Overload", "edf", "edf_key", "overload", "utilisation"]
+__all__ = ["CHECKS_MAX", "Demand", "Overload", "edf", "edf_key", "overload", "utilisation"]
 
-LOOKS_MAX = 100_000  # instants that a demand test looks at
+CHECKS_MAX = 100_000  # instants that a demand test checks
 
 
 def edf_key(candidate: Candidate) -> tuple[float, float, int]:
-    """Deadline (none is last), then priority, then id."""
+    """Order by deadline (none is last), then by priority, then by id."""
     due = math.inf if candidate.deadline is None else candidate.deadline
     return due, -candidate.priority, candidate.id
 
 
 def edf() -> Policy:
-    """Whatever is due first."""
+    """The candidate with the earliest deadline."""
 
     def rank(snapshot: Snapshot) -> Decisions:
-        return place(((c, _because(c)) for c in sorted(snapshot.candidates, key=edf_key)), snapshot.slots)
+        return assign_slots(((c, _reason(c)) for c in sorted(snapshot.candidates, key=edf_key)), snapshot.slots)
 
     return Policy(
         name="edf",
         rank=rank,
-        sentence="Whatever is due first; what has no deadline comes last. May starve.",
-        ordering=lambda: LineOrdering(edf_key),
-        heads="deadline",
+        sentence="Earliest deadline first; candidates without a deadline come last. May starve.",
+        incremental=lambda: HeapOrder(edf_key),
+        window="deadline",
     )
 
 
-def _because(candidate: Candidate) -> Because:
-    return Because("edf", "no deadline" if candidate.deadline is None else f"due at {candidate.deadline}")
+def _reason(candidate: Candidate) -> PickReason:
+    return PickReason("edf", "no deadline" if candidate.deadline is None else f"due at {candidate.deadline}")
 
 
-# --- will it fit? --------------------------------------------------------------------------------
+# --- does a set fit? -----------------------------------------------------------------------------
 
 
 class Demand(NamedTuple):
-    """So much every period, to be done within the deadline."""
+    """A reservation: a budget every period, to be done within the deadline."""
 
     budget: int
     period: int
     deadline: int
 
     def due_within(self, time: int) -> int:
-        """What must be done within a stretch of time, at most."""
+        """Return what must be done within a length of time, at most."""
         return max(0, (time - self.deadline) // self.period + 1) * self.budget
 
     def used_within(self, time: int) -> int:
-        """What may be used within a stretch of time, at most."""
+        """Return what may be used within a length of time, at most."""
         return -(-time // self.period) * self.budget
 
 
 class Overload(NamedTuple):
-    """The first stretch of time that cannot hold what must be done within it."""
+    """The shortest time that cannot hold what must be done within it."""
 
     time: int
     needed: int  # within that time; more than the time itself, or the test gave up there
 
 
 def utilisation(demands: Iterable[Demand]) -> Fraction:
-    """The part of a core that a set may use."""
+    """Return the share of a core that a set may use."""
     return sum((Fraction(one.budget, one.period) for one in demands), Fraction(0))
 
 
 def overload(demands: Sequence[Demand], ahead: Sequence[Demand] = (), blocking: int = 0) -> Overload | None:
-    """Where a set does not fit on one core after those ahead of it; None if every deadline can be met.
+    """Return where a set does not fit on one core after the reservations ahead of it; None if it fits.
 
-    `blocking` is how long at most the core goes on with something else after somebody more urgent came.
+    `blocking` is the maximum time for which the core runs something else after more urgent work arrived.
     """
     busy_until = _busy_until(demands, ahead, blocking)
-    for looks, time in enumerate(_due_instants(demands)):
+    for checks, time in enumerate(_due_instants(demands)):
         if busy_until is not None and time > busy_until:
             return None
         needed = blocking + sum(one.due_within(time) for one in demands) + sum(one.used_within(time) for one in ahead)
-        if needed > time or looks >= LOOKS_MAX:
+        if needed > time or checks >= CHECKS_MAX:
             return Overload(time, needed)
     return None
 
 
 def _busy_until(demands: Sequence[Demand], ahead: Sequence[Demand], blocking: int) -> int | None:
-    """How long the core can be busy without a pause; None if that is not found, or has no end."""
-    everybody = (*demands, *ahead)
-    if utilisation(everybody) > 1:
+    """Return how long the core can be busy without a pause; None if that is not found or has no end."""
+    all_demands = (*demands, *ahead)
+    if utilisation(all_demands) > 1:
         return None
-    time = blocking + sum(one.budget for one in everybody)
-    for _ in range(LOOKS_MAX):
-        longer = blocking + sum(one.used_within(time) for one in everybody)
+    time = blocking + sum(one.budget for one in all_demands)
+    for _ in range(CHECKS_MAX):
+        longer = blocking + sum(one.used_within(time) for one in all_demands)
         if longer == time:
             return time
         time = longer
@@ -125,7 +125,7 @@ def _busy_until(demands: Sequence[Demand], ahead: Sequence[Demand], blocking: in
 
 
 def _due_instants(demands: Sequence[Demand]) -> Iterator[int]:
-    """Every instant at which something is due, each once, counted from when everybody asks at once."""
+    """Yield every instant at which something is due, each once, if all are released at time 0."""
     heap = [(one.deadline, one.period) for one in demands]
     heapify(heap)
     last = 0

@@ -1,21 +1,19 @@
-"""What each blocking reason means: the one place that says whether an entry may run.
+"""Whether an entry may run: the only definition of every blocking reason.
 
-`blocking` looks at plain facts and yields a reason for everything that stands in the way. The kernel asks it
-for the first reason before it hands an entry out, the explanation asks for all of them, and both get the same
-answer because it is the same question. Order of the rules: what is true of the entry itself, then of those
-above it (agent, project, fleet), then of what it needs (budgets, limits, a workspace).
+`blocking` takes facts and yields a reason for everything that blocks the entry. The kernel reads the first reason
+before it claims an entry; the explanation reads all of them. So both always agree. The rules are checked in this order:
+the entry itself, its agent, its project, the fleet, then what it needs (budgets, limits, a workspace).
 
-A budget admits a run iff used + reserved + ask ≤ limit, at every level. `reserved` is what live claims asked
-for and have not settled. What an entry asks for is its declared ceiling, else its expected cost, else nothing
-on its agent's ledger (an agent exactly at its limit still runs) and one unit on project and global budgets
-(a project that has used up its budget does not).
+A budget admits a run iff used + reserved + ask ≤ limit, at every level. `reserved` is what live claims hold. The ask of
+an entry is its ceiling, else its expected cost, else 0 on its agent's ledger (an agent exactly at its limit still runs)
+and 1 on project and global budgets (a project that has used up its budget does not run).
 
-    limit 100, used 60, one live claim that asked for 30:   an ask of 10 fits exactly, an ask of 11 is refused
+    limit 100, used 60, one live claim that reserves 30:   an ask of 10 fits exactly, an ask of 11 is refused
 
-A limit per period (a context) admits a run iff what is available, less what live claims asked for, covers the
-ask. An ask above the whole budget is cut down to it: it waits for a full allowance instead of for ever.
+A limit per period (a context) admits a run iff the available amount, minus what live claims reserve, covers the ask. An
+ask above the whole budget is reduced to the budget, so that the entry waits for a full budget and not without end.
 
-Facts are gathered by whoever asks; nothing here reads a clock or a row.
+The caller gathers the facts; this module reads no clock and no row.
 """
 
 from __future__ import annotations
@@ -27,24 +25,33 @@ import msgspec
 
 from rota.model import reasons
 from rota.model.lifecycle import EntryState, ProjectStatus
-from rota.model.reasons import Blocking
+from rota.model.reasons import BlockingBase
 
-__all__ = ["AgentFacts", "Allowed", "EntryFacts", "Facts", "ProjectFacts", "Rationed", "WorkspaceFacts", "blocking"]
+__all__ = [
+    "AgentFacts",
+    "BudgetFacts",
+    "ContextFacts",
+    "EntryFacts",
+    "Facts",
+    "ProjectFacts",
+    "WorkspaceFacts",
+    "blocking",
+]
 
 
 class EntryFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the entry itself says."""
+    """Facts about the entry itself."""
 
     state: str
     hold: str | None = None
     runnable_at: float = 0.0
     deadline: float | None = None
     attempt: int = 0
-    waiting_for: tuple[int, ...] = ()  # predecessors that have not completed, when it is held for them
+    waiting_for: tuple[int, ...] = ()  # predecessors that have not completed, if it is held for them
 
 
 class AgentFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent that owns it."""
+    """Facts about its agent."""
 
     pid: int
     paused_by: str | None = None
@@ -53,7 +60,7 @@ class AgentFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProjectFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The project that pays for it."""
+    """Facts about its project."""
 
     project_id: str
     status: str = ProjectStatus.ACTIVE
@@ -65,8 +72,8 @@ class ProjectFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_of_kind: int | None = None
 
 
-class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget it comes under, at one level, in one dimension."""
+class BudgetFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget that applies to it, at one level, in one dimension."""
 
     level: Literal["agent", "project", "global"]
     owner: str
@@ -78,8 +85,8 @@ class Allowed(msgspec.Struct, frozen=True, kw_only=True):
     frees_at: float | None = None
 
 
-class Rationed(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget per period it draws on: by name (a shared limit), or as its own or its project's context."""
+class ContextFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A context it draws on: a shared limit by name, or its agent's or project's own context."""
 
     context_id: int
     name: str | None = None  # None: not a shared limit
@@ -92,7 +99,7 @@ class Rationed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkspaceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds the workspaces it could use, when it needs one and none is free."""
+    """The claims that hold the workspaces it could use, if it needs one and none is free."""
 
     workspace: str | None = None
     held_by: tuple[int, ...] = ()
@@ -100,37 +107,37 @@ class WorkspaceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that decides whether one entry may run now."""
+    """Everything that decides whether one entry may run now."""
 
     now: float
     entry: EntryFacts
     agent: AgentFacts
     project: ProjectFacts | None = None
     fleet_paused_by: str | None = None
-    budgets: tuple[Allowed, ...] = ()
-    rations: tuple[Rationed, ...] = ()
+    budgets: tuple[BudgetFacts, ...] = ()
+    contexts: tuple[ContextFacts, ...] = ()
     no_workspace: WorkspaceFacts | None = None
 
 
-def blocking(facts: Facts) -> Iterator[Blocking]:
-    """Everything that stands in the way of an entry, one reason at a time."""
+def blocking(facts: Facts) -> Iterator[BlockingBase]:
+    """Yield every reason that blocks an entry."""
     yield from _of_entry(facts.entry, facts.now)
     yield from _of_agent(facts.agent)
     if facts.project is not None:
         yield from _of_project(facts.project)
     if facts.fleet_paused_by is not None:
-        yield reasons.PausedBy(level="fleet", owner="*", by=facts.fleet_paused_by)
+        yield reasons.PausedByOperator(level="fleet", owner="*", by=facts.fleet_paused_by)
     for budget in facts.budgets:
         if budget.used + budget.reserved + budget.ask > budget.limit:
-            yield _over(budget)
-    for ration in facts.rations:
-        yield from _of_ration(ration, facts.now)
+            yield _over_budget(budget)
+    for context in facts.contexts:
+        yield from _of_context(context, facts.now)
     if facts.no_workspace is not None:
-        lack = facts.no_workspace
-        yield reasons.WorkspaceTaken(workspace=lack.workspace, held_by=lack.held_by, since_at=lack.since_at)
+        held = facts.no_workspace
+        yield reasons.WorkspaceTaken(workspace=held.workspace, held_by=held.held_by, since_at=held.since_at)
 
 
-def _of_entry(entry: EntryFacts, now: float) -> Iterator[Blocking]:
+def _of_entry(entry: EntryFacts, now: float) -> Iterator[BlockingBase]:
     if entry.state != EntryState.QUEUED:
         yield reasons.NotQueued(state=entry.state)
         return
@@ -145,28 +152,28 @@ def _of_entry(entry: EntryFacts, now: float) -> Iterator[Blocking]:
         yield reasons.PastDeadline(deadline=entry.deadline)
 
 
-def _of_agent(agent: AgentFacts) -> Iterator[Blocking]:
+def _of_agent(agent: AgentFacts) -> Iterator[BlockingBase]:
     if agent.paused_by is not None:
-        yield reasons.PausedBy(level="agent", owner=str(agent.pid), by=agent.paused_by)
+        yield reasons.PausedByOperator(level="agent", owner=str(agent.pid), by=agent.paused_by)
     if agent.max_concurrent is not None and agent.running >= agent.max_concurrent:
         yield reasons.CapReached(level="agent", owner=str(agent.pid), running=agent.running, cap=agent.max_concurrent)
 
 
-def _of_project(project: ProjectFacts) -> Iterator[Blocking]:
+def _of_project(project: ProjectFacts) -> Iterator[BlockingBase]:
     name = project.project_id
     if project.paused_by is not None:
-        yield reasons.PausedBy(level="project", owner=name, by=project.paused_by)
+        yield reasons.PausedByOperator(level="project", owner=name, by=project.paused_by)
     elif project.status != ProjectStatus.ACTIVE:
         yield reasons.ProjectInactive(project_id=name, status=project.status)
     if project.scheduling_paused:
-        yield reasons.PausedBy(level="project", owner=name, by="constraint")
+        yield reasons.PausedByOperator(level="project", owner=name, by="constraint")
     if project.max_concurrent is not None and project.running >= project.max_concurrent:
         yield reasons.CapReached(level="project", owner=name, running=project.running, cap=project.max_concurrent)
     if project.max_of_kind is not None and project.running_of_kind >= project.max_of_kind:
         yield reasons.CapReached(level="kind", owner=name, running=project.running_of_kind, cap=project.max_of_kind)
 
 
-def _over(budget: Allowed) -> Blocking:
+def _over_budget(budget: BudgetFacts) -> BlockingBase:
     return reasons.OverBudget(
         level=budget.level,
         owner=budget.owner,
@@ -179,16 +186,16 @@ def _over(budget: Allowed) -> Blocking:
     )
 
 
-def _of_ration(ration: Rationed, now: float) -> Iterator[Blocking]:
-    throttled = ration.throttled_until is not None and ration.throttled_until > now
-    short = ration.available - ration.reserved < min(ration.ask, ration.budget)
+def _of_context(context: ContextFacts, now: float) -> Iterator[BlockingBase]:
+    throttled = context.throttled_until is not None and context.throttled_until > now
+    short = context.available - context.reserved < min(context.ask, context.budget)
     if not throttled and not short:
         return
-    # where only live claims stand in the way, no refill lifts it
-    until_at = ration.covered_at if short and (ration.covered_at or 0) > now else None
-    if throttled and ration.throttled_until is not None:
-        until_at = max(until_at or 0.0, ration.throttled_until)
-    if ration.name is not None:
-        yield reasons.LimitExhausted(name=ration.name, until_at=until_at)
+    # if only live claims block it, no refill helps
+    until_at = context.covered_at if short and (context.covered_at or 0) > now else None
+    if throttled and context.throttled_until is not None:
+        until_at = max(until_at or 0.0, context.throttled_until)
+    if context.name is not None:
+        yield reasons.LimitExhausted(name=context.name, until_at=until_at)
     else:
-        yield reasons.ContextDepleted(context_id=ration.context_id, until_at=until_at)
+        yield reasons.ContextExhausted(context_id=context.context_id, until_at=until_at)

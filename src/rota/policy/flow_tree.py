@@ -1,9 +1,9 @@
-"""The incremental twin of virtual_time: the same picks, without looking at everybody each time.
+"""The incremental form of virtual_time: the same picks, without looking at every candidate each time.
 
-A tree: root → groups → owners → candidates. The root and each group are a `Level` (see there how one works);
-an owner's candidates stand in strict order. Picking goes down the tree, charging comes back up, and every
-change costs O(log n) amortised. `virtual_time.rank` is the oracle: on every sequence of calls the tree picks
-what it would pick. The two policies are made here, where both forms can be named.
+A tree: root → groups → owners → candidates. The root and each group are a `Level` (see level.py); an owner's candidates
+are in strict order. A pick goes down the tree, its charge goes back up, and every change costs O(log n) amortised.
+`virtual_time.rank` is the reference: on every sequence of calls the tree picks the same candidates. The two policies
+are defined here, where both forms are available.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from rota.model.snapshot import Account, Candidate, Key
 from rota.policy.contract import Bound, Policy
 from rota.policy.level import Level, check_weight
-from rota.policy.ranking import Line, strict_key
+from rota.policy.ranking import CandidateHeap, strict_key
 from rota.policy.virtual_time import passes_max, rank
 
 __all__ = ["FlowTree", "eevdf", "wfq"]
@@ -23,13 +23,13 @@ _Side: TypeAlias = Literal["owner", "group"]
 
 
 class FlowTree:
-    """The ordering of eevdf and wfq: groups, owners in them, each owner's candidates in strict order.
+    """The incremental order of eevdf and wfq: groups, owners in them, each owner's candidates in strict order.
 
-    Until the first pick or charge the tree is being loaded: whoever is added stands where its account
-    was said to stand, so that a snapshot can be put in piece by piece. After that the joining rule holds.
+    Until the first pick or charge the tree is being loaded: an added owner or group starts at the virtual time of its
+    account, so that a snapshot can be loaded piece by piece. After that the joining rule applies.
 
-    To store it, keep `groups()` and `owners()`, each virtual time less the time of its level; only
-    differences inside a level mean anything. A tree that is loaded with these picks the same.
+    To store a tree, keep `groups()` and `owners()`, each virtual time minus the time of its level; only differences
+    inside a level matter. A tree that is loaded with these makes the same picks.
     """
 
     def __init__(self, *, eligibility: bool = True) -> None:
@@ -37,8 +37,8 @@ class FlowTree:
         self._root = Level(eligibility=eligibility)
         self._branches: dict[Key, _Branch] = {}  # by group
         self._candidates: dict[int, Candidate] = {}
-        self._homes: dict[Key, set[Key]] = {}  # the groups in which an owner is ready
-        self._told: dict[_Side, dict[Key, Account]] = {"owner": {}, "group": {}}  # what is not as in a fresh account
+        self._homes: dict[Key, set[Key]] = {}  # owner → the groups in which it is ready
+        self._accounts: dict[_Side, dict[Key, Account]] = {"owner": {}, "group": {}}  # those that differ from a new one
         self._loading = True
 
     def __len__(self) -> int:
@@ -46,57 +46,57 @@ class FlowTree:
 
     @property
     def time(self) -> int:
-        """The time of the root, rounded down."""
+        """The level time of the root, rounded down."""
         return self._root.time.whole
 
     def time_in(self, group: Key) -> int:
-        """The time of a group's owners, rounded down."""
+        """Return the level time of a group's owners, rounded down."""
         return self._branches[group].level.time.whole if group in self._branches else 0
 
-    def account(self, level: _Side, key: Key, account: Account) -> None:
-        """Say where an owner or a group stands; a fresh account is the same as forgetting it."""
+    def set_account(self, level: _Side, key: Key, account: Account) -> None:
+        """Set the account of an owner or a group; a new `Account()` forgets it."""
         check_weight(account.weight)
-        self._tell(level, key, Account(account.weight, account.virtual_time, account.request))
+        self._remember(level, key, Account(account.weight, account.virtual_time, account.request))
         for where in self._levels(level, key):
-            where.tell(key, account)
+            where.set_account(key, account)
 
     def reweigh(self, level: _Side, key: Key, weight: int) -> None:
-        """Give an owner or a group another weight, keeping its lag; whoever owes keeps what it owes in usage."""
+        """Change the weight of an owner or a group, keeping its lag; a debt keeps its size in usage."""
         check_weight(weight)
-        told = self._account(level, key)
-        self._tell(level, key, Account(weight, told.virtual_time, told.request))
+        known = self._account(level, key)
+        self._remember(level, key, Account(weight, known.virtual_time, known.request))
         for where in self._levels(level, key):
             where.reweigh(key, weight)
 
     def add(self, candidate: Candidate) -> None:
-        """A candidate became ready; with the first of them its owner, and perhaps its group, joins."""
+        """Add a candidate that became ready; with its first candidate an owner, and perhaps its group, joins."""
         if candidate.id in self._candidates:
-            raise ValueError(f"candidate {candidate.id} is there already")
+            raise ValueError(f"candidate {candidate.id} was added already")
         owner, group = candidate.owner, candidate.group
         branch = self._branch(group)
-        if owner not in branch.lines:
-            branch.level.add(owner, self._account("owner", owner), as_told=self._loading)
-            branch.lines[owner] = Line(strict_key)
+        if owner not in branch.queues:
+            branch.level.add(owner, self._account("owner", owner), keep_credit=self._loading)
+            branch.queues[owner] = CandidateHeap(strict_key)
             self._homes.setdefault(owner, set()).add(group)
         if group not in self._root:
-            self._root.add(group, self._account("group", group), as_told=self._loading)
-        branch.lines[owner].add(candidate)
+            self._root.add(group, self._account("group", group), keep_credit=self._loading)
+        branch.queues[owner].add(candidate)
         self._candidates[candidate.id] = candidate
 
     def remove(self, candidate_id: int) -> None:
-        """A candidate is no longer ready."""
+        """Remove a candidate that is no longer ready."""
         candidate = self._candidates.pop(candidate_id)
-        self._branches[candidate.group].lines[candidate.owner].remove(candidate_id)
+        self._branches[candidate.group].queues[candidate.owner].remove(candidate_id)
         self._leave_if_empty(candidate.owner, candidate.group)
 
     def pick(self) -> Candidate | None:
-        """Take out the next one and charge its expected cost to its owner and its group."""
+        """Take out the next candidate and charge its expected cost to its owner and its group."""
         if not self._candidates:
             return None
         group = self._root.pick()
         branch = self._branches[group]
         owner = branch.level.pick()
-        candidate = branch.lines[owner].take()
+        candidate = branch.queues[owner].take()
         assert candidate is not None  # noqa: S101  # an owner without candidates has left its level
         del self._candidates[candidate.id]
         self._loading = False
@@ -106,24 +106,24 @@ class FlowTree:
         return candidate
 
     def charge(self, owner: Key, group: Key, cost: int) -> None:
-        """Correct what was charged at pick: the run cost this much more (or less)."""
+        """Correct the charge of a pick: the run cost this much more (or less)."""
         self._loading = False
         self._charge("owner", self._branch(group).level, owner, cost)
         self._charge("group", self._root, group, cost)
         self._drop_if_idle(group)
 
     def groups(self) -> dict[Key, Account]:
-        """Where every group stands that is ready or owes."""
+        """Return the account of every group that is ready or owes."""
         owing = {key: self._with_request("group", key, account) for key, account in self._root.debts()}
-        return {**owing, **dict(self._root.standings())}
+        return {**owing, **dict(self._root.accounts())}
 
     def owners(self) -> dict[tuple[Key, Key], Account]:
-        """Where every owner stands that is ready or owes, by group and owner."""
+        """Return the account of every owner that is ready or owes, by group and owner."""
         found: dict[tuple[Key, Key], Account] = {}
         for group, branch in self._branches.items():
             for owner, account in branch.level.debts():
                 found[group, owner] = self._with_request("owner", owner, account)
-            for owner, account in branch.level.standings():
+            for owner, account in branch.level.accounts():
                 found[group, owner] = account
         return found
 
@@ -132,22 +132,22 @@ class FlowTree:
             level.charge(key, cost)
         else:
             level.charge_departed(key, self._account(side, key), cost)
-            self._forget_told_time(side, key)
+            self._forget_time(side, key)
 
     def _leave_if_empty(self, owner: Key, group: Key) -> None:
-        """Without candidates an owner leaves its group, and without owners the group leaves too."""
+        """Remove an owner without candidates from its group, and a group without owners from the root."""
         branch = self._branches[group]
-        if branch.lines[owner]:
+        if branch.queues[owner]:
             return
-        del branch.lines[owner]
+        del branch.queues[owner]
         branch.level.remove(owner)
         self._homes[owner].remove(group)
         if not self._homes[owner]:
             del self._homes[owner]
-        self._forget_told_time("owner", owner)
-        if not branch.lines:
+        self._forget_time("owner", owner)
+        if not branch.queues:
             self._root.remove(group)
-            self._forget_told_time("group", group)
+            self._forget_time("group", group)
             self._drop_if_idle(group)
 
     def _branch(self, group: Key) -> _Branch:
@@ -156,29 +156,29 @@ class FlowTree:
         return self._branches[group]
 
     def _drop_if_idle(self, group: Key) -> None:
-        """A group in which nobody is ready and nobody owes starts anew at 0: no difference is lost."""
+        """Drop a group without ready or owing owners: it restarts at 0, and no difference is lost."""
         if self._branches[group].level.is_idle:
             del self._branches[group]
 
     def _levels(self, side: _Side, key: Key) -> list[Level]:
-        """Where an owner or a group is ready."""
+        """Return the levels on which an owner or a group is ready."""
         if side == "owner":
             return [self._branches[group].level for group in self._homes.get(key, ())]
         return [self._root] if key in self._root else []
 
     def _account(self, side: _Side, key: Key) -> Account:
-        return self._told[side].get(key, _FRESH)
+        return self._accounts[side].get(key, _NEW_ACCOUNT)
 
-    def _tell(self, side: _Side, key: Key, account: Account) -> None:
-        if account == _FRESH:
-            self._told[side].pop(key, None)
+    def _remember(self, side: _Side, key: Key, account: Account) -> None:
+        if account == _NEW_ACCOUNT:
+            self._accounts[side].pop(key, None)
         else:
-            self._told[side][key] = account
+            self._accounts[side][key] = account
 
-    def _forget_told_time(self, side: _Side, key: Key) -> None:
-        """What was said about its time is over once it has left or was charged; weight and request stay."""
-        told = self._account(side, key)
-        self._tell(side, key, Account(weight=told.weight, request=told.request))
+    def _forget_time(self, side: _Side, key: Key) -> None:
+        """Forget the virtual time that was set: it has left or was charged. Weight and request stay."""
+        known = self._account(side, key)
+        self._remember(side, key, Account(weight=known.weight, request=known.request))
 
     def _with_request(self, side: _Side, key: Key, account: Account) -> Account:
         return Account(account.weight, account.virtual_time, self._account(side, key).request)
@@ -187,14 +187,14 @@ class FlowTree:
 class _Branch:
     """A group: the level of its owners, and each owner's candidates."""
 
-    __slots__ = ("level", "lines")
+    __slots__ = ("level", "queues")
 
     def __init__(self, level: Level) -> None:
         self.level = level
-        self.lines: dict[Key, Line] = {}
+        self.queues: dict[Key, CandidateHeap] = {}
 
 
-_FRESH = Account()
+_NEW_ACCOUNT = Account()
 
 
 # --- the policies --------------------------------------------------------------------------------
@@ -205,10 +205,10 @@ def eevdf() -> Policy:
     return Policy(
         name="eevdf",
         rank=rank,
-        sentence="Shares by weight: of those who have had no more than their share, whoever is due first.",
+        sentence="Shares by weight: the earliest virtual deadline among those that had no more than their share.",
         bound=_BOUND,
-        ordering=FlowTree,
-        heads="flow",
+        incremental=FlowTree,
+        window="flow",
     )
 
 
@@ -217,10 +217,10 @@ def wfq() -> Policy:
     return Policy(
         name="wfq",
         rank=partial(rank, eligibility=False),
-        sentence="Shares by weight: whoever is due first, even if it has had more than its share.",
+        sentence="Shares by weight: the earliest virtual deadline, even of those that had more than their share.",
         bound=_BOUND,
-        ordering=partial(FlowTree, eligibility=False),
-        heads="flow",
+        incremental=partial(FlowTree, eligibility=False),
+        window="flow",
         eligibility=False,
     )
 
@@ -228,6 +228,6 @@ def wfq() -> Policy:
 _BOUND = Bound(
     "owner",
     passes_max,
-    "While an owner waits nobody is picked who stands behind its virtual deadline, so each can go ahead only until "
-    "it has used its share up to there. Holds where every turn costs something and every slot takes everybody's work.",
+    "While an owner waits, no sibling past its virtual deadline is picked, so each of the others goes ahead only until "
+    "it has used its share up to there. Holds if every run costs something and every candidate fits every slot.",
 )

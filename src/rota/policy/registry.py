@@ -1,7 +1,7 @@
-"""Name to policy. Other packages add theirs under the entry point group `rota.policies`.
+"""Policies by name. Other packages add theirs under the entry point group `rota.policies`.
 
-An entry point names a function that takes the policy's parameters as keywords and returns a `Policy`,
-like the ones in this folder. Parameters are bound once, here; a policy then takes a snapshot only.
+An entry point names a function that takes the policy's parameters as keywords and returns a `Policy`, like the ones in
+this package. Parameters are bound once, here; the policy then takes a snapshot only.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _BUILT_IN: Mapping[str, Factory] = {
 
 @cache
 def _factories() -> Mapping[str, Factory]:
-    """Ours first: a package cannot replace them, only add to them."""
+    """Built-in policies first: a package can add policies but not replace these."""
     added = {point.name: _Lazy(point) for point in entry_points(group=GROUP) if point.name not in _BUILT_IN}
     return {**_BUILT_IN, **added}
 
 
 class _Lazy:
-    """A factory of another package, loaded when it is first asked for."""
+    """A factory of another package, loaded on first use."""
 
     def __init__(self, point: Any) -> None:
         self._point = point
@@ -55,17 +55,17 @@ class _Lazy:
 
 
 def names() -> tuple[str, ...]:
-    """Every registered policy."""
+    """Return the names of all registered policies."""
     return tuple(_factories())
 
 
 def parameters(name: str) -> Mapping[str, Any]:
-    """A built-in policy's parameters with their defaults."""
+    """Return a policy's parameters with their defaults."""
     return {key: value.default for key, value in inspect.signature(_find(name)).parameters.items()}
 
 
 def make(name: str, **params: Any) -> Policy:
-    """The policy of this name with its parameters bound."""
+    """Return the policy of this name with its parameters bound."""
     factory = _find(name)
     try:
         return factory(**params)
@@ -79,5 +79,5 @@ def make(name: str, **params: Any) -> Policy:
 def _find(name: str) -> Factory:
     factory = _factories().get(name)
     if factory is None:
-        raise UnknownPolicy(f"no policy is called {name!r}", hint=f"There are: {', '.join(names())}.", policy=name)
+        raise UnknownPolicy(f"no policy is called {name!r}", hint=f"Choose one of: {', '.join(names())}.", policy=name)
     return factory

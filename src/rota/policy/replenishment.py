@@ -1,21 +1,20 @@
-"""A budget per period that cannot be cheated: charge it, refill it, deplete it.
+"""A budget per period that holds for every window of time: charge it and refill it.
 
-The obvious way is a counter that is set back at the end of each period. It leaks: whoever spends all of it
-in the last moment of one period and again in the first moment of the next has had two budgets at once. So
-here every unit that is used comes back exactly one period after the moment it was used. The budget is kept
-as a short list of *refills*, each an amount and the instant from which it may be used:
+A counter that is reset at the end of each period leaks: a user that spends all of it at the end of one period and again
+at the start of the next has had two budgets in a short time. So here every used unit returns exactly one period after
+it was used. The budget is a short list of *refills*, each an amount and the instant from which it is available:
 
-    the sum of all refills is the budget, at all times
+    the sum of all refills always equals the budget
 
     available now   the refills whose instant has come
     pending         the others: what was used less than a period ago
 
-Using something takes it from the earliest refills and puts it back further down the list. There is one rule:
+A charge takes from the earliest refills and puts the amount back further down the list. There is one rule:
 
-    what is taken from a refill comes back one period after the later of two instants:
-    the refill's own, and the moment the spending began
+    what is taken from a refill returns one period after the later of two instants:
+    the refill's own, and the start of the spending
 
-100 units per 1,000 (of whatever unit of time the caller counts in):
+100 units per 1,000 (in any unit of time):
 
     start                   available 100    (0, 100)
     30 are used at 0        available 70     (0, 70)  (1000, 30)
@@ -24,23 +23,22 @@ Using something takes it from the earliest refills and puts it back further down
     at 1400                 available 85
     at 2000                 available 100
 
-**Debt.** At 400 only 70 were there and 85 were used, because nobody can stop a model in the middle of a word.
-The rule says what happens: the last 15 are taken from the refill that would have come at 1000, and so come
-back at 2000. An overshoot is used ahead of its time, and later refills pay for it. It is never forgotten
-and needs no field of its own; `debt` reads it from the instants.
+**Debt.** At 400 only 70 were available and 85 were used, because a model cannot be stopped in the middle of a response.
+By the rule, the last 15 are taken from the refill of 1000 and return at 2000: an overshoot is used ahead of time, and
+later refills pay for it. It is never forgotten and needs no field; `debt` computes it from the instants.
 
-**What is promised.** Of whatever was begun inside any stretch of time as long as a period, not more than the
-budget was used, plus what overshot. This holds for every such stretch, wherever it begins.
+**The guarantee.** For work that starts inside any window as long as a period, no more than the budget is used, plus the
+overshoot. This holds for every such window, wherever it begins.
 
-**A bounded list.** Many small charges make many refills. Those of one instant are one; beyond `refills_max`
-two neighbours become one, at the later instant of the two: a budget may come late by this, never early. The
-pair is chosen for which the least waiting is added (amount × how much later), so that under a steady stream
-the refills stay spread over the whole period and little is lost: with 16 of them, a few per cent.
+**A bounded list.** Many small charges make many refills. Refills of one instant are merged. Beyond `refills_max` two
+neighbours are merged at the later of their instants: this may delay budget but never gives it early. The pair with the
+least added waiting (amount × delay) is merged, so that under a steady stream the refills stay spread over the whole
+period and little is lost: with 16 of them, a few percent.
 
-**Two users.** A context on a core counts nanoseconds of running per nanoseconds of time, in memory. A
-provider's limit (200,000 tokens per 60 s) counts tokens per microsecond and is kept as a row: an
-`Allowance` is a plain value of whole numbers, `[200000, 60000000, [[0, 200000]], null]` as JSON. Every
-function here takes one and returns another; whoever keeps it, keeps the answer.
+**Two users.** A context on a core counts nanoseconds of running per nanoseconds of time, in memory. A provider's limit
+(200,000 tokens per 60 s) counts tokens per microsecond and is stored as a row: an `Allowance` is a plain value of
+integers, `[200000, 60000000, [[0, 200000]], null]` as JSON. Every function takes one and returns a new one, which the
+caller keeps.
 """
 
 from __future__ import annotations
@@ -61,21 +59,21 @@ __all__ = [
     "available",
     "bound",
     "charged",
+    "checked",
     "covered_at",
     "debt",
     "full",
-    "lawful",
     "next_refill_at",
     "refilled",
     "refunded",
 ]
 
-_Refill: TypeAlias = tuple[int, int]  # the instant from which it may be used, the amount
+_Refill: TypeAlias = tuple[int, int]  # the instant from which it is available, the amount
 _checks = Checks("Allowance", ContextInvalid)
 
 
 class Adjustment(msgspec.Struct, frozen=True, array_like=True):
-    """Other numbers for an allowance, from an instant on."""
+    """Another budget and period for an allowance, from an instant on."""
 
     budget: int
     period: int
@@ -86,24 +84,24 @@ class Adjustment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Allowance(msgspec.Struct, frozen=True, array_like=True):
-    """A budget per period and where it stands."""
+    """A budget per period and its current refills."""
 
     budget: int
     period: int
     refills: tuple[_Refill, ...]  # by instant; their sum is the budget
-    adjustment: Adjustment | None = None  # what comes into force at the next refill
+    adjustment: Adjustment | None = None  # takes effect at the next refill
 
 
-def lawful(allowance: Allowance) -> Allowance:
-    """The same allowance if its refills ascend and sum up to its budget; else an error that says so.
+def checked(allowance: Allowance) -> Allowance:
+    """Return the allowance if its refills ascend and sum up to its budget; else raise ContextInvalid.
 
-    What is made here has passed this; what comes from outside has to.
+    Every function here returns checked allowances; one that comes from outside must be checked.
     """
     _check_numbers(allowance.budget, allowance.period)
     total, before = 0, -INTEGER_MAX
     for at, amount in allowance.refills:
         if amount <= 0 or at < before:
-            raise _checks.refuse("refills", f"must ascend and be more than nothing: {allowance.refills}")
+            raise _checks.refuse("refills", f"must ascend and be positive: {allowance.refills}")
         total += amount
         before = at
     if total != allowance.budget:
@@ -112,35 +110,35 @@ def lawful(allowance: Allowance) -> Allowance:
 
 
 def full(budget: int, period: int, at: int = 0) -> Allowance:
-    """An allowance of which nothing has been used, from an instant on."""
-    return lawful(Allowance(budget, period, ((_checks.whole("at", at), budget),)))
+    """Return an unused allowance, available from an instant on."""
+    return checked(Allowance(budget, period, ((_checks.whole("at", at), budget),)))
 
 
 # --- reading -------------------------------------------------------------------------------------
 
 
 def available(allowance: Allowance, now: int) -> int:
-    """What may be used now."""
+    """Return the amount that is available now."""
     return sum(amount for at, amount in allowance.refills if at <= now)
 
 
 def debt(allowance: Allowance, now: int) -> int:
-    """What was used ahead of the refills that pay for it, as the present period counts.
+    """Return what was used ahead of the refills that pay for it.
 
-    A unit that comes back within one period was used once. One that comes back within two was used twice,
-    the second time on credit, and so on.
+    A unit that returns within one period was used once. One that returns within two was used twice, the second time
+    ahead of its refill, and so on.
     """
     period = allowance.period
     return sum(amount * ((at - now - 1) // period) for at, amount in allowance.refills if at > now)
 
 
 def next_refill_at(allowance: Allowance, now: int) -> int | None:
-    """When more becomes available, or None when nothing is pending."""
+    """Return when more becomes available; None if nothing is pending."""
     return next((at for at, _ in allowance.refills if at > now), None)
 
 
 def covered_at(allowance: Allowance, amount: int) -> int | None:
-    """From when on so much is available, if nobody uses any until then; None if it is above the budget."""
+    """Return from when on an amount is available if no more is used; None if it exceeds the budget."""
     so_far = 0
     for at, part in allowance.refills:
         so_far += part
@@ -149,17 +147,17 @@ def covered_at(allowance: Allowance, amount: int) -> int | None:
     return None
 
 
-# --- using and coming back -----------------------------------------------------------------------
+# --- charge, refill, refund ----------------------------------------------------------------------
 
 
 def charged(allowance: Allowance, amount: int, at: int, *, refills_max: int = REFILLS_MAX) -> Allowance:
-    """So much was used by a spending that began at an instant, whether it was available or not."""
+    """Charge an amount used by work that started at an instant, whether it was available or not."""
     budget, period, refills = allowance.budget, allowance.period, allowance.refills
     begins, part = refills[0]
     due = max(begins, at) + period
     if 0 < amount < part and len(refills) < refills_max and due > refills[-1][0]:
-        # Nearly every charge: the first refill covers it, and what was used comes back last of all. The sum
-        # cannot change here, so it is not taken again.
+        # Nearly every charge: the first refill covers it, and the amount returns last of all. The sum cannot change
+        # here, so it is not checked.
         shorter = ((begins, part - amount), *refills[1:], (due, amount))
         return Allowance(budget, period, shorter, allowance.adjustment)
     _checks.whole("amount", amount, 0)
@@ -167,10 +165,10 @@ def charged(allowance: Allowance, amount: int, at: int, *, refills_max: int = RE
 
 
 def _after(before: tuple[_Refill, ...], amount: int, at: int, budget: int, period: int) -> list[_Refill]:
-    """The refills once so much was taken, however much it was."""
+    """Return the refills after a charge of any size."""
     refills = list(before)
     if amount >= budget:
-        # each time the whole budget is taken, every refill is put back once
+        # each time the whole budget is taken, every refill moves back once
         times, amount = divmod(amount, budget)
         refills = []
         for begins, part in before:
@@ -186,23 +184,23 @@ def _after(before: tuple[_Refill, ...], amount: int, at: int, budget: int, perio
 
 
 def refilled(allowance: Allowance, now: int) -> Allowance:
-    """The same allowance with everything that is due in one refill, and an adjustment that is due in force."""
+    """Return the allowance with all due refills merged into one, and a due adjustment applied."""
     refills, adjustment = allowance.refills, allowance.adjustment
     if adjustment is not None and adjustment.at <= now:
-        return refilled(_in_force(allowance, adjustment), now)
+        return refilled(_with_adjustment(allowance, adjustment), now)
     if len(refills) == 1 or refills[1][0] > now:
         return allowance
     pending = [refill for refill in refills if refill[0] > now]
     due = refills[: len(refills) - len(pending)]
     together = due[-1][0], sum(amount for _, amount in due)
-    return lawful(Allowance(allowance.budget, allowance.period, (together, *pending), adjustment))
+    return checked(Allowance(allowance.budget, allowance.period, (together, *pending), adjustment))
 
 
 def refunded(allowance: Allowance, amount: int, now: int, *, refills_max: int = REFILLS_MAX) -> Allowance:
-    """So much of what was charged was not used after all: what comes back last is put back first.
+    """Refund an amount that was charged but not used; the refills that return last are refunded first.
 
-    Each unit goes back by one period, which is where it was taken from. What was charged so long ago that
-    it is available again cannot be given back twice, so an allowance never exceeds its budget.
+    Each unit moves back by one period, to where it was taken from. What is available again cannot be refunded, so an
+    allowance never exceeds its budget.
     """
     _checks.whole("amount", amount, 0)
     refills = list(allowance.refills)
@@ -216,19 +214,19 @@ def refunded(allowance: Allowance, amount: int, now: int, *, refills_max: int = 
     return _with(allowance, refills, refills_max)
 
 
-# --- other numbers -------------------------------------------------------------------------------
+# --- adjustment ----------------------------------------------------------------------------------
 
 
 def adjusted(allowance: Allowance, budget: int, period: int, now: int) -> Allowance:
-    """Another budget and period, in force from the next refill on; at once if nothing is pending."""
+    """Change budget and period from the next refill on, or immediately if nothing is pending."""
     at = next_refill_at(allowance, now)
     adjustment = Adjustment(budget, period, now if at is None else at)
     later = Allowance(allowance.budget, allowance.period, allowance.refills, adjustment)
     return refilled(later, now)
 
 
-def _in_force(allowance: Allowance, adjustment: Adjustment) -> Allowance:
-    """More budget is added at the refill it waited for; less is taken from the earliest refills."""
+def _with_adjustment(allowance: Allowance, adjustment: Adjustment) -> Allowance:
+    """Apply an adjustment: more budget is added at its instant; less is taken from the earliest refills."""
     change = adjustment.budget - allowance.budget
     refills = list(allowance.refills)
     if change > 0:
@@ -239,7 +237,7 @@ def _in_force(allowance: Allowance, adjustment: Adjustment) -> Allowance:
             refills.insert(0, (at, part + change))
         change += part
     bound(refills, REFILLS_MAX)
-    return lawful(Allowance(adjustment.budget, adjustment.period, tuple(refills)))
+    return checked(Allowance(adjustment.budget, adjustment.period, tuple(refills)))
 
 
 # --- the list ------------------------------------------------------------------------------------
@@ -247,11 +245,11 @@ def _in_force(allowance: Allowance, adjustment: Adjustment) -> Allowance:
 
 def _with(allowance: Allowance, refills: list[_Refill], refills_max: int) -> Allowance:
     bound(refills, refills_max)
-    return lawful(Allowance(allowance.budget, allowance.period, tuple(refills), allowance.adjustment))
+    return checked(Allowance(allowance.budget, allowance.period, tuple(refills), allowance.adjustment))
 
 
 def _put(refills: list[_Refill], at: int, amount: int) -> None:
-    """Add a refill where it belongs; one of the same instant becomes part of it."""
+    """Insert a refill in order; refills of the same instant are merged."""
     place = bisect_left(refills, (at, 0))
     if place < len(refills) and refills[place][0] == at:
         refills[place] = at, refills[place][1] + amount
@@ -259,12 +257,12 @@ def _put(refills: list[_Refill], at: int, amount: int) -> None:
         refills.insert(place, (at, amount))
 
 
-def bound(refills: list[_Refill], most: int, *, first: int = 1) -> None:
-    """Merge neighbours until there are no more refills than allowed, adding as little waiting as can be.
+def bound(refills: list[_Refill], refills_max: int, *, first: int = 1) -> None:
+    """Merge neighbours until there are at most `refills_max`, with as little added waiting as possible.
 
-    Those before `first` are left alone: they are what can be used now.
+    Those before `first` are not merged: they are available now.
     """
-    while len(refills) > most:
+    while len(refills) > refills_max:
         place, least = first, -1
         for index in range(first, len(refills) - 1):
             at, amount = refills[index]

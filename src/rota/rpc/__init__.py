@@ -1,1 +1,71 @@
-"""RPC: every method declared once; JSON-RPC around it; the handlers, the client and the daemon."""
+"""RPC: the method table, JSON-RPC, the handlers, the daemon and its clients.
+
+Names are loaded when they are first used: a client needs none of the daemon, and HTTP takes a second to load.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rota.lazy import exports
+
+if TYPE_CHECKING:
+    from rota.rpc.authorization import Principal
+    from rota.rpc.client.async_client import AsyncClient
+    from rota.rpc.client.client import Client
+    from rota.rpc.client.connect import connect, connect_async, is_remote
+    from rota.rpc.daemon.http import HttpServer
+    from rota.rpc.daemon.runtime_dir import DaemonInfo, find_daemon
+    from rota.rpc.daemon.server import Daemon, DaemonSettings, TransportFactory
+    from rota.rpc.daemon.systemd import unit_file
+    from rota.rpc.daemon.tcp import HttpSettings
+    from rota.rpc.daemon.transport import DaemonLimits
+    from rota.rpc.handlers import RpcHandlers
+    from rota.rpc.methods import METHODS, PROTOCOL, SCOPES, Method
+    from rota.rpc.openrpc import openrpc_document
+    from rota.rpc.results.system import TokenLine
+
+__all__ = [
+    "METHODS",
+    "PROTOCOL",
+    "SCOPES",
+    "AsyncClient",
+    "Client",
+    "Daemon",
+    "DaemonInfo",
+    "DaemonLimits",
+    "DaemonSettings",
+    "HttpServer",
+    "HttpSettings",
+    "Method",
+    "Principal",
+    "RpcHandlers",
+    "TokenLine",
+    "TransportFactory",
+    "connect",
+    "connect_async",
+    "find_daemon",
+    "is_remote",
+    "openrpc_document",
+    "unit_file",
+]
+
+__getattr__ = exports(
+    __name__,
+    {
+        "authorization": ("Principal",),
+        "client.async_client": ("AsyncClient",),
+        "client.client": ("Client",),
+        "client.connect": ("connect", "connect_async", "is_remote"),
+        "daemon.http": ("HttpServer",),
+        "daemon.runtime_dir": ("DaemonInfo", "find_daemon"),
+        "daemon.server": ("Daemon", "DaemonSettings", "TransportFactory"),
+        "daemon.systemd": ("unit_file",),
+        "daemon.tcp": ("HttpSettings",),
+        "daemon.transport": ("DaemonLimits",),
+        "handlers": ("RpcHandlers",),
+        "methods": ("METHODS", "PROTOCOL", "SCOPES", "Method"),
+        "openrpc": ("openrpc_document",),
+        "results.system": ("TokenLine",),
+    },
+)

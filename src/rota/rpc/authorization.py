@@ -1,8 +1,7 @@
-"""Who calls, and what that allows.
+"""Authorization: the principal behind a call, and what it may do and see.
 
-Scopes form a ladder (see wire/methods): a caller has one rung, and all below it. A caller may be bound to projects:
-then it can enqueue into those only, and of everybody else's entries, agents and events it sees that they are there
-and how they stand, but not what is in them.
+A principal has one scope, which includes all lower ones (`methods.py`). It may be bound to projects: then it can only
+enqueue into those, and of the entries, agents and events of other projects it sees the state but not the contents.
 """
 
 from __future__ import annotations
@@ -17,29 +16,35 @@ from rota.model.events import Event
 from rota.model.explanation import Explanation
 from rota.model.work import Agent, Project, ReadyEntry, Workspace
 from rota.rpc.methods import METHODS, SCOPES, Method, Scope
-from rota.rpc.results.register import AgentList, AgentPage, Events, ProjectPage, Workspaces
-from rota.rpc.results.work import EntryPage
+from rota.rpc.results.accounts import (
+    AgentListResult,
+    AgentPageResult,
+    ProjectPageResult,
+    WorkspacesResult,
+)
+from rota.rpc.results.entries import EntryPageResult
+from rota.rpc.results.system import EventsResult
 
-__all__ = ["BOUND_SCOPES", "Caller", "Owners", "hide", "needed_scope"]
+__all__ = ["BOUND_SCOPES", "AgentProjects", "Principal", "authorize", "redact", "required_scope"]
 
-BOUND_SCOPES: tuple[Scope, ...] = ("read", "enqueue")  # those that can be bound to projects
-_RUNG = {scope: rung for rung, scope in enumerate(SCOPES)}
+BOUND_SCOPES: tuple[Scope, ...] = ("read", "enqueue")  # the scopes that can be bound to projects
+_RANK = {scope: rank for rank, scope in enumerate(SCOPES)}
 
 
-class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody whose identity was established."""
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """An authenticated caller."""
 
-    name: str  # for people and the audit: a token's id, a local user
+    name: str  # in messages and audit events: a token's id or a local user
     scope: Scope
     projects: frozenset[str] | None = None  # None: all
-    peer: str = "local"  # where from
+    peer: str = "local"  # the address or process it calls from
 
     def may(self, scope: Scope) -> bool:
-        """Whether its scope covers this one."""
-        return _RUNG[self.scope] >= _RUNG[scope]
+        """Return whether its scope includes this one."""
+        return _RANK[self.scope] >= _RANK[scope]
 
     def sees(self, project_id: str | None) -> bool:
-        """Whether what is in this project is shown to it."""
+        """Return whether it may see the contents of a project."""
         return self.projects is None or project_id in self.projects
 
 
@@ -47,98 +52,100 @@ _DEFAULTS = {
     (method.name, field.name): field.default
     for method in METHODS.values()
     for field in msgspec.structs.fields(method.params)
-    if field.name in method.guarded
+    if field.name in method.operate_fields
 }
 
 
-def needed_scope(method: Method, params: Any) -> Scope:
-    """The scope that a call needs: the method's own, or operate where a guarded field is used."""
-    for field in method.guarded:
+def required_scope(method: Method, params: Any) -> Scope:
+    """Return the scope that a call needs: the method's own, or `operate` if it sets one of the `operate_fields`."""
+    for field in method.operate_fields:
         if getattr(params, field) != _DEFAULTS[method.name, field]:
-            return "operate" if _RUNG["operate"] > _RUNG[method.scope] else method.scope
+            return "operate" if _RANK["operate"] > _RANK[method.scope] else method.scope
     return method.scope
 
 
-def check(caller: Caller, method: Method, params: Any) -> Scope:
-    """The scope a call needs, if the caller has it."""
-    scope = method.scope if not method.guarded else needed_scope(method, params)
-    if not caller.may(scope):
-        more = "" if scope == method.scope else f" with {' or '.join(method.guarded)}"
-        raise Forbidden(f"{method.name}{more} needs scope {scope}, and {caller.name} has {caller.scope}", scope=scope)
+def authorize(principal: Principal, method: Method, params: Any) -> Scope:
+    """Return the scope that a call needs, or raise `Forbidden` if the principal does not have it."""
+    scope = method.scope if not method.operate_fields else required_scope(method, params)
+    if not principal.may(scope):
+        fields = "" if scope == method.scope else f" with {' or '.join(method.operate_fields)}"
+        raise Forbidden(
+            f"{method.name}{fields} needs scope {scope}, but {principal.name} has scope {principal.scope}", scope=scope
+        )
     return scope
 
 
-# --- what a caller of one project sees of others -------------------------------------------------
+# --- redaction of other projects -----------------------------------------------------------------
 
 
-class Owners:
-    """Which project an agent belongs to; it never changes, so it is asked once."""
+class AgentProjects:
+    """A cache of each agent's project, which never changes."""
 
-    PIDS_MAX = 100_000  # remembered; beyond that all are forgotten and asked again
+    PIDS_MAX = 100_000  # cached; at the limit the cache is cleared
 
-    def __init__(self, agent: Any) -> None:
-        self._agent = agent  # from a pid to its agent
+    def __init__(self, get_agent: Callable[[int], Agent]) -> None:
+        self._get_agent = get_agent
         self._known: dict[int, str | None] = {}
 
     def project_of(self, pid: int) -> str | None:
-        """The agent's project."""
+        """Return the agent's project."""
         if pid not in self._known:
             if len(self._known) >= self.PIDS_MAX:
                 self._known.clear()
-            self._known[pid] = self._agent(pid).project_id
+            self._known[pid] = self._get_agent(pid).project_id
         return self._known[pid]
 
 
-def hide(result: Any, caller: Caller, owners: Owners) -> Any:
-    """A result with what is in other projects taken out."""
-    if isinstance(result, Events):
-        return Events([_event(each, caller, owners) for each in result.events], result.next_cursor)
-    if isinstance(result, Explanation):  # that it waits, and for what, is everybody's; its story is not
-        return result if caller.sees(owners.project_of(result.pid)) else msgspec.structs.replace(result, story=())
-    noun = _NOUNS.get(type(result))
-    if noun is not None:
-        return noun(result, caller)
-    listed = _LISTS.get(type(result))
-    if listed is None:
+def redact(result: Any, principal: Principal, projects: AgentProjects) -> Any:
+    """Return a result without the contents of projects that the principal may not see."""
+    if isinstance(result, EventsResult):
+        return EventsResult([_redact_event(each, principal, projects) for each in result.events], result.next_cursor)
+    if isinstance(result, Explanation):  # the reasons are public, the history is not
+        return result if principal.sees(projects.project_of(result.pid)) else msgspec.structs.replace(result, story=())
+    redact_one = _REDACTORS.get(type(result))
+    if redact_one is not None:
+        return redact_one(result, principal)
+    field = _LIST_FIELDS.get(type(result))
+    if field is None:
         return result
-    shown = [_NOUNS[type(each)](each, caller) for each in getattr(result, listed)]
-    return msgspec.structs.replace(result, **{listed: shown})
+    redacted = [_REDACTORS[type(each)](each, principal) for each in getattr(result, field)]
+    return msgspec.structs.replace(result, **{field: redacted})
 
 
-def _entry(entry: ReadyEntry, caller: Caller) -> ReadyEntry:
-    if caller.sees(entry.project_id):
+def _redact_entry(entry: ReadyEntry, principal: Principal) -> ReadyEntry:
+    if principal.sees(entry.project_id):
         return entry
     return msgspec.structs.replace(entry, payload={}, result=None, key=None, tags=(), token=None, correlation_id=None)
 
 
-def _agent(agent: Agent, caller: Caller) -> Agent:
-    return agent if caller.sees(agent.project_id) else msgspec.structs.replace(agent, metadata={}, exit_detail={})
+def _redact_agent(agent: Agent, principal: Principal) -> Agent:
+    return agent if principal.sees(agent.project_id) else msgspec.structs.replace(agent, metadata={}, exit_detail={})
 
 
-def _project(project: Project, caller: Caller) -> Project:
-    return project if caller.sees(project.project_id) else msgspec.structs.replace(project, metadata={})
+def _redact_project(project: Project, principal: Principal) -> Project:
+    return project if principal.sees(project.project_id) else msgspec.structs.replace(project, metadata={})
 
 
-def _workspace(workspace: Workspace, caller: Caller) -> Workspace:
-    return workspace if caller.sees(workspace.project_id) else msgspec.structs.replace(workspace, path="")
+def _redact_workspace(workspace: Workspace, principal: Principal) -> Workspace:
+    return workspace if principal.sees(workspace.project_id) else msgspec.structs.replace(workspace, path="")
 
 
-def _event(event: Event, caller: Caller, owners: Owners) -> Event:
-    if event.pid is not None and caller.sees(owners.project_of(event.pid)):
+def _redact_event(event: Event, principal: Principal, projects: AgentProjects) -> Event:
+    if event.pid is not None and principal.sees(projects.project_of(event.pid)):
         return event
     return msgspec.structs.replace(event, payload={}, causation_id=None, correlation_id=None)
 
 
-_NOUNS: dict[type, Callable[[Any, Caller], Any]] = {
-    ReadyEntry: _entry,
-    Agent: _agent,
-    Project: _project,
-    Workspace: _workspace,
+_REDACTORS: dict[type, Callable[[Any, Principal], Any]] = {
+    ReadyEntry: _redact_entry,
+    Agent: _redact_agent,
+    Project: _redact_project,
+    Workspace: _redact_workspace,
 }
-_LISTS: dict[type, str] = {
-    EntryPage: "entries",
-    AgentPage: "agents",
-    AgentList: "agents",
-    ProjectPage: "projects",
-    Workspaces: "workspaces",
+_LIST_FIELDS: dict[type, str] = {
+    EntryPageResult: "entries",
+    AgentPageResult: "agents",
+    AgentListResult: "agents",
+    ProjectPageResult: "projects",
+    WorkspacesResult: "workspaces",
 }

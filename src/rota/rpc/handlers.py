@@ -1,7 +1,7 @@
-"""The office: carries out wire methods over a kernel, for callers who have an identity.
+"""The handlers of all RPC methods: authorize a call, execute it, redact its result, write the audit event.
 
-A daemon serves both its transports through one office; a program that holds the file itself can have one too, and then
-a method means the same whichever way it was called.
+The daemon serves both transports through one `RpcHandlers`. A program that opened the file itself can use one too:
+`rota token` does.
 """
 
 from __future__ import annotations
@@ -15,35 +15,36 @@ from msgspec import UNSET
 from rota.errors import Forbidden, InvalidInput, InvalidPayload, StoreCorrupt
 from rota.kernel import Kernel
 from rota.kernel.journal import append
-from rota.model.events import AccessDenied, Event, OperatorActed, decode
+from rota.model.event_codec import decode
+from rota.model.events import AccessDenied, Event, OperatorActed
 from rota.model.explanation import Explanation
 from rota.model.work import ScheduleSpec
-from rota.rpc.authorization import Caller, Owners, check, hide
+from rota.rpc.authorization import AgentProjects, Principal, authorize, redact
 from rota.rpc.methods import METHODS, PROTOCOL, Method, Scope
-from rota.rpc.openrpc import document
-from rota.rpc.params.work import EnqueueMany, EnqueueUnique
-from rota.rpc.results.register import Welcome
-from rota.rpc.tokens import Tokens
+from rota.rpc.openrpc import openrpc_document
+from rota.rpc.params.entries import EnqueueManyParams, EnqueueUniqueParams
+from rota.rpc.results.system import HelloResult
+from rota.rpc.tokens import AccessTokens
 from rota.service.dispatcher import Dispatcher
-from rota.service.explain import explain
+from rota.service.explanation import explain
 
-__all__ = ["LOCAL", "Caller", "Office", "Tokens"]
+__all__ = ["LOCAL", "RpcHandlers"]
 
-DETAIL_BYTES_MAX = 4_096  # of what an operator said, in the audit
-LOCAL = Caller(name="local", scope="admin")  # whoever holds the file itself
+DETAIL_BYTES_MAX = 4_096  # of the parameters in an audit event
+LOCAL = Principal(name="local", scope="admin")  # a program that opened the file itself
 _AUDITED: tuple[Scope, ...] = ("operate", "admin")
 
 
-class Office:
-    """Carries out methods."""
+class RpcHandlers:
+    """Executes RPC methods on a kernel."""
 
-    def __init__(self, kernel: Kernel, desk: Dispatcher, *, store: str = "", rota_version: str = "") -> None:
+    def __init__(self, kernel: Kernel, dispatcher: Dispatcher, *, store: str = "", rota_version: str = "") -> None:
         self.kernel = kernel
-        self.desk = desk
-        self.tokens = Tokens(kernel)
+        self.dispatcher = dispatcher
+        self.tokens = AccessTokens(kernel)
         self._store = store
         self._rota_version = rota_version
-        self._owners = Owners(kernel.agents.get)
+        self._agent_projects = AgentProjects(kernel.agents.get)
         parts: dict[str, Any] = {
             "queue": kernel.queue,
             "agents": kernel.agents,
@@ -54,103 +55,105 @@ class Office:
             "supervision": kernel.supervision,
             "retention": kernel.retention,
             "kernel": kernel,
-            "desk": desk,
+            "dispatcher": dispatcher,
             "tokens": self.tokens,
-            "office": self,
+            "handlers": self,
         }
-        self._verbs: dict[str, Callable[..., Any]] = {
+        self._functions: dict[str, Callable[..., Any]] = {
             name: getattr(parts[method.part], method.verb) for name, method in METHODS.items()
         }
-        self._verbs["kernel.event.tail"] = self._tail
+        self._functions["kernel.event.tail"] = self._tail
 
-    # --- carrying out ----------------------------------------------------------------------------
+    # --- executing -------------------------------------------------------------------------------
 
-    def call(self, name: str, params: Any = None, caller: Caller = LOCAL) -> Any:
-        """Carry out a method by name, as whoever has the file itself does; the answer is its result on the wire."""
+    def execute_by_name(self, name: str, params: Any = None, principal: Principal = LOCAL) -> Any:
+        """Execute a method by name and return its result as on the wire."""
         method = METHODS.get(name)
         if method is None:
-            raise InvalidInput(f"there is no method {name!r}", field="method")
+            raise InvalidInput(f"unknown method {name!r}", field="method")
         try:
             given = params if isinstance(params, method.params) else msgspec.convert(params or {}, method.params)
         except msgspec.ValidationError as error:
             raise error.__cause__ if isinstance(error.__cause__, InvalidInput) else InvalidInput(str(error)) from error
         try:
-            return self.run(method, given, caller)
+            return self.execute(method, given, principal)
         except Forbidden as denied:
-            self.record_denied(caller, name, denied.message)
+            self.record_denied(principal, name, denied.message)
             raise
 
-    def ask(self, name: str, /, **params: Any) -> Any:
-        """Carry out a method for whoever has the file itself; the answer is what the verb returns, as a client's is."""
-        return METHODS[name].shape.unpack(self.call(name, params))
+    def call(self, name: str, /, **params: Any) -> Any:
+        """Execute a method as the local principal and return what the same call of a client returns."""
+        return METHODS[name].codec.unpack(self.execute_by_name(name, params))
 
-    def run(self, method: Method, params: Any, caller: Caller) -> Any:
-        """Carry out a method, if the caller may; the answer is its result on the wire.
+    def execute(self, method: Method, params: Any, principal: Principal) -> Any:
+        """Execute a method, if the principal may, and return its result as on the wire.
 
-        Inside a posted verb all of it, the audit too, is part of that verb's commit.
+        Inside a posted write all of it, including the audit event, is part of that write's commit.
         """
-        scope = check(caller, method, params)
+        scope = authorize(principal, method, params)
         if method.name == "system.hello":
-            return self.hello(params.protocol, params.client, caller)
-        if caller.projects is not None:
-            self._check_projects(method, params, caller)
-        args, kwargs = arguments(method, params)
-        result = method.shape.pack(params, self._verbs[method.name](*args, **kwargs))
-        idle = method.manner == "claim" and not result.entries  # a claim that waits has done nothing
+            return self.hello(params.protocol, params.client, principal)
+        if principal.projects is not None:
+            self._check_projects(method, params, principal)
+        args, kwargs = _arguments(method, params)
+        result = method.codec.pack(params, self._functions[method.name](*args, **kwargs))
+        idle = method.execution == "claim" and not result.entries  # a claim without entries changed nothing
         if scope in _AUDITED and not idle:
-            self._record_operated(caller, method, params)
-        return result if caller.projects is None else hide(result, caller, self._owners)
+            self._record_operation(principal, method, params)
+        return result if principal.projects is None else redact(result, principal, self._agent_projects)
 
-    def _check_projects(self, method: Method, params: Any, caller: Caller) -> None:
-        """A caller of some projects writes into no other."""
+    def _check_projects(self, method: Method, params: Any, principal: Principal) -> None:
+        """Raise `Forbidden` if the call writes into a project that the principal is not bound to."""
         if method.scope != "enqueue":
             return
-        for project_id in self._projects_touched(params):
-            if not caller.sees(project_id):
-                whose = "no project" if project_id is None else f"project {project_id!r}"
-                hint = "Use a token that is bound to it, or to no project."
-                raise Forbidden(f"{caller.name} may not write into {whose}", hint=hint, project_id=project_id)
+        for project_id in self._written_projects(params):
+            if not principal.sees(project_id):
+                target = "entries without a project" if project_id is None else f"project {project_id!r}"
+                hint = "Use a token that is bound to this project, or one that is not bound to projects."
+                raise Forbidden(f"{principal.name} may not write into {target}", hint=hint, project_id=project_id)
 
-    def _projects_touched(self, params: Any) -> set[str | None]:
-        """The projects that a call writes into: looked up anew, since this may be inside a commit that fails."""
+    def _written_projects(self, params: Any) -> set[str | None]:
+        """Return the projects that a call writes into. No cache: this may run in a transaction that rolls back."""
         if isinstance(params, ScheduleSpec):
             pids = {params.pid}
-        elif isinstance(params, EnqueueMany):
+        elif isinstance(params, EnqueueManyParams):
             pids = {spec.pid for spec in params.specs}
-        elif isinstance(params, EnqueueUnique):
+        elif isinstance(params, EnqueueUniqueParams):
             pids = {params.spec.pid}
         else:
             return {self.kernel.queue.get(params.sched_id).project_id}
         return {self.kernel.agents.get(pid).project_id for pid in pids}
 
-    # --- verbs of its own ------------------------------------------------------------------------
+    # --- methods that the kernel does not implement ----------------------------------------------
 
-    def hello(self, protocol: int, client: str, caller: Caller) -> Welcome:  # noqa: ARG002  # for the log of whoever serves
-        """Say who serves, if both speak the same protocol."""
+    def hello(self, protocol: int, client: str, principal: Principal) -> HelloResult:  # noqa: ARG002  # logged by the server
+        """Return the server's versions and the caller's rights, if both use the same protocol version."""
         if protocol != PROTOCOL:
-            hint = "Bring both sides to the same version of rota."
-            raise InvalidInput(f"protocol {PROTOCOL} is spoken here, not {protocol}", field="protocol", hint=hint)
-        projects = None if caller.projects is None else tuple(sorted(caller.projects))
-        return Welcome(
+            hint = "Install the same version of rota on both sides."
+            raise InvalidInput(
+                f"the server uses protocol {PROTOCOL}, the client {protocol}", field="protocol", hint=hint
+            )
+        projects = None if principal.projects is None else tuple(sorted(principal.projects))
+        return HelloResult(
             rota_version=self._rota_version,
             protocol=PROTOCOL,
-            store=self._store if caller.may("operate") else "",
-            policy=self.desk.policy.name,
-            caller=caller.name,
-            scope=caller.scope,
+            store=self._store if principal.may("operate") else "",
+            policy=self.dispatcher.policy.name,
+            caller=principal.name,
+            scope=principal.scope,
             projects=projects,
         )
 
     def discover(self) -> dict[str, Any]:
-        """The wire table as an OpenRPC document."""
-        return document(self._rota_version)
+        """Return the method table as an OpenRPC document."""
+        return openrpc_document(self._rota_version)
 
     def explain(self, sched_id: int, **claim: Any) -> Explanation:
-        """Why an entry is not running."""
-        return explain(self.desk, sched_id, from_outside=True, **claim)
+        """Explain why an entry is not running."""
+        return explain(self.dispatcher, sched_id, policy_from_store=True, **claim)
 
     def record(self, kind: str, payload: dict[str, Any], pid: int | None = None) -> int:
-        """Record a fact about running work, which has to be one that rota knows."""
+        """Record an event about running work; its kind must be one of rota's."""
         try:
             fact = decode(kind, payload)
         except StoreCorrupt as unknown:
@@ -167,40 +170,40 @@ class Office:
                 break
         return events
 
-    # --- the audit -------------------------------------------------------------------------------
+    # --- audit events ----------------------------------------------------------------------------
 
-    def record_denied(self, caller: Caller, method: str | None, reason: str) -> None:
-        """Write down that somebody was turned away."""
-        fact = AccessDenied(peer=f"{caller.peer} {caller.name}", method=method, reason=reason)
+    def record_denied(self, principal: Principal, method: str | None, reason: str) -> None:
+        """Record that a call was denied."""
+        fact = AccessDenied(peer=f"{principal.peer} {principal.name}", method=method, reason=reason)
         now = self.kernel.clock.now()
         self.kernel.store.write(lambda tx: append(tx, fact, now=now))
 
-    def _record_operated(self, caller: Caller, method: Method, params: Any) -> None:
-        fact = OperatorActed(who=caller.name, method=method.name, detail=_detail(params))
+    def _record_operation(self, principal: Principal, method: Method, params: Any) -> None:
+        fact = OperatorActed(who=principal.name, method=method.name, detail=_detail(params))
         now = self.kernel.clock.now()
         self.kernel.store.write(lambda tx: append(tx, fact, now=now))
 
     def close(self) -> None:
-        """Hear of no more changes."""
+        """Stop watching the store for changes."""
         self.tokens.close()
 
 
-def arguments(method: Method, params: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A verb's arguments from a method's parameters; what was left out has the verb's own default."""
-    if method.whole:
+def _arguments(method: Method, params: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a method's function; omitted parameters get the function's own defaults."""
+    if method.takes_struct:
         return (params,), {}
     fields = method.params.__struct_fields__
     return (), {name: value for name in fields if (value := getattr(params, name)) is not UNSET}
 
 
 def _detail(params: Any) -> dict[str, Any]:
-    said = {name: msgspec.to_builtins(value) for name, value in arguments_said(params).items()}
-    size = len(msgspec.json.encode(said))
-    return said if size <= DETAIL_BYTES_MAX else {"bytes": size}
+    given = {name: msgspec.to_builtins(value) for name, value in _non_default_fields(params).items()}
+    size = len(msgspec.json.encode(given))
+    return given if size <= DETAIL_BYTES_MAX else {"bytes": size}
 
 
-def arguments_said(params: Any) -> dict[str, Any]:
-    """The fields of parameters that are not at their default."""
+def _non_default_fields(params: Any) -> dict[str, Any]:
+    """Return the parameters that do not have their default."""
     return {
         field.name: value
         for field in msgspec.structs.fields(params)

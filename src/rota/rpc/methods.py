@@ -1,19 +1,18 @@
-"""The wire table: every method once.
+"""The method table: every RPC method, declared once.
 
-A row says what a method is called, what it takes and answers, which errors are its own, which scope it needs, which
-verb of which part answers it, and how. Dispatch, client, reference page and `rpc.discover` all read this table, so a
-method that is not here does not exist, and one that is here is documented, guarded and callable.
+A row declares a method's name, parameters, result, errors and scope, the object and function that implement it, and
+how the server executes it. The server, the clients, the reference page and `rpc.discover` all read this table.
 
-Scopes form a ladder: each includes those before it. `read` looks; `enqueue` puts entries in and takes them back;
-`work` claims, runs and charges; `operate` changes what others do; `admin` says who may do what.
+Scopes are ordered, and each includes the ones before it. `read` reads; `enqueue` enqueues and cancels entries; `work`
+claims, runs and charges; `operate` changes what other callers do; `admin` manages access tokens.
 
-Manners, for a server that may not block:
-- `read`: looks at one consistent view, and waits for nobody
-- `write`: one commit, shared with whoever writes at the same time
-- `claim`: a write that may wait for something to hand out
-- `steps`: several commits, one after the other, so that others come in between
-- `wait`: looks, and waits for a change
-- `door`: answered by whoever serves, not by the kernel
+The daemon's event loop must not block, so each method declares its execution:
+- `read`: reads one consistent snapshot, and never waits
+- `write`: one commit, shared with other writes of the same moment
+- `claim`: a write that may wait for entries to claim
+- `multi_commit`: several commits in a row; other writes may come in between
+- `wait`: reads, and waits for a change
+- `inline`: answered by the server in its event loop, without the kernel
 """
 
 from __future__ import annotations
@@ -28,22 +27,24 @@ from rota.errors import RotaError
 from rota.model.budgets import LedgerLine, SchedulingContext
 from rota.model.explanation import Explanation
 from rota.model.work import Agent, Project, ReadyEntry, ScheduleSpec, Workspace
-from rota.rpc.params import Nothing
-from rota.rpc.params import register as kp
-from rota.rpc.params import work as p
-from rota.rpc.results import DONE, Shape, fields, one, same, together
-from rota.rpc.results import register as kr
-from rota.rpc.results import work as r
+from rota.rpc.params import NameParams, NoParams
+from rota.rpc.params import accounts as ap
+from rota.rpc.params import entries as p
+from rota.rpc.params import system as sp
+from rota.rpc.results import NO_RESULT, ResultCodec, as_is, as_tuple, many_fields, one_field
+from rota.rpc.results import accounts as ar
+from rota.rpc.results import entries as r
+from rota.rpc.results import system as sr
 
-__all__ = ["ANY_METHOD", "METHODS", "PROTOCOL", "SCOPES", "Manner", "Method", "Scope", "of_part"]
+__all__ = ["ANY_METHOD", "METHODS", "PROTOCOL", "SCOPES", "Execution", "Method", "Scope", "methods_of_part"]
 
-PROTOCOL = 1  # raised when a method changes in a way that an older client would misread
+PROTOCOL = 1  # increased when a method changes in a way that an older client would misread
 
 Scope: TypeAlias = Literal["read", "enqueue", "work", "operate", "admin"]
 SCOPES: tuple[Scope, ...] = ("read", "enqueue", "work", "operate", "admin")
-Manner: TypeAlias = Literal["read", "write", "claim", "steps", "wait", "door"]
+Execution: TypeAlias = Literal["read", "write", "claim", "multi_commit", "wait", "inline"]
 
-ANY_METHOD: tuple[type[RotaError], ...] = (  # errors that every method may answer with
+ANY_METHOD: tuple[type[RotaError], ...] = (  # errors that every method may return
     e.InvalidInput, e.LimitExceeded, e.Unauthenticated, e.Forbidden, e.LockedOut, e.StoreUnavailable,
 )  # fmt: skip
 
@@ -52,34 +53,41 @@ class Method(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table."""
 
     name: str
-    sentence: str
-    params: Any  # its type; a noun of the model where the method takes just that
-    shape: Shape
+    summary: str
+    params: Any  # the type of its parameters: a `Params` subclass or a struct of the model
+    codec: ResultCodec
     scope: Scope
-    manner: Manner
-    part: str  # of the kernel: queue, agents, …; desk is the dispatcher, office whoever serves
-    verb: str
+    execution: Execution
+    part: str  # the object that implements it: a part of the kernel (queue, agents, …), `dispatcher` or `handlers`
+    verb: str  # that object's function
     errors: tuple[type[RotaError], ...] = ()
-    guarded: tuple[str, ...] = ()  # fields that need scope operate when they are not left at their default
-    safe: bool = False  # may be asked again when the answer was lost: it changes nothing, or the same
-    whole: bool = False  # the verb takes the parameters as one noun
+    operate_fields: tuple[str, ...] = ()  # parameters that need scope `operate` unless they have their default
+    retry_safe: bool = False  # may be sent again when the response was lost: it changes nothing, or nothing more
+    takes_struct: bool = False  # the function takes the parameters as one struct
 
 
 def _row(  # noqa: PLR0917  # a row of the table is read as columns
-    name: str, params: Any, shape: Shape, scope: Scope, manner: Manner, answered_by: str, sentence: str, **more: Any
+    name: str,
+    params: Any,
+    codec: ResultCodec,
+    scope: Scope,
+    execution: Execution,
+    implemented_by: str,
+    summary: str,
+    **more: Any,
 ) -> Method:
-    part, verb = answered_by.split(".")
-    safe = more.pop("safe", manner in ("read", "wait"))
+    part, verb = implemented_by.split(".")
+    retry_safe = more.pop("retry_safe", execution in ("read", "wait"))
     return Method(
         name=name,
         params=params,
-        shape=shape,
+        codec=codec,
         scope=scope,
-        manner=manner,
+        execution=execution,
         part=part,
         verb=verb,
-        sentence=sentence,
-        safe=safe,
+        summary=summary,
+        retry_safe=retry_safe,
         **more,
     )
 
@@ -92,258 +100,271 @@ _AGENT = (e.UnknownPid, e.InvalidPayload)
 _PROJECT = (e.ProjectUnknown, e.ProjectInvalid)
 _CONTEXT = (e.ContextUnknown, e.ContextInvalid)
 _LINE = (e.UnknownPid, e.LedgerUnknownDim, e.LedgerInvalidAmount)
-_OWN_TIME = ("now", "admission_check")
+_CLAIM_OVERRIDES = ("now", "admission_check")
 
 _SCHED: Sequence[Method] = (
-    _row("kernel.sched.enqueue", ScheduleSpec, one(r.Enqueued), "enqueue", "write", "queue.enqueue",
-         "Put an entry into the queue.", errors=_NEW, whole=True),
-    _row("kernel.sched.enqueue_many", p.EnqueueMany, one(r.EnqueuedMany), "enqueue", "write", "queue.enqueue_many",
-         "Put many entries into the queue: all or none.", errors=_NEW),
-    _row("kernel.sched.enqueue_unique", p.EnqueueUnique, fields(r.EnqueuedUnique, together), "enqueue", "write",
-         "queue.enqueue_unique", "Put an entry in unless one like it waits or runs.", errors=_NEW, safe=True),
-    _row("kernel.sched.claim", p.Claim, one(r.Claimed), "work", "claim", "desk.claim",
-         "Hand ready entries to a worker; while there are none, wait up to wait_s.", errors=_CLAIM, guarded=_OWN_TIME),
-    _row("kernel.sched.complete", p.Complete, r.COMPLETED, "work", "write", "queue.complete",
-         "End a run.", errors=(e.SchedIllegalTransition, *_RUN)),
-    _row("kernel.sched.complete_many", p.CompleteMany, r.COMPLETED_MANY, "work", "write", "queue.complete_many",
-         "End many runs in one commit; one that is refused has its error in its place.",
+    _row("kernel.sched.enqueue", ScheduleSpec, one_field(r.EnqueueResult), "enqueue", "write", "queue.enqueue",
+         "Enqueue an entry.", errors=_NEW, takes_struct=True),
+    _row("kernel.sched.enqueue_many", p.EnqueueManyParams, one_field(r.EnqueueManyResult), "enqueue", "write",
+         "queue.enqueue_many", "Enqueue many entries in one commit: all or none.", errors=_NEW),
+    _row("kernel.sched.enqueue_unique", p.EnqueueUniqueParams, many_fields(r.EnqueueUniqueResult, as_tuple), "enqueue",
+         "write", "queue.enqueue_unique", "Enqueue an entry unless a matching one is queued or running.", errors=_NEW,
+         retry_safe=True),
+    _row("kernel.sched.claim", p.ClaimParams, one_field(r.ClaimResult), "work", "claim", "dispatcher.claim",
+         "Claim ready entries for a worker; while there are none, wait up to wait_s.", errors=_CLAIM,
+         operate_fields=_CLAIM_OVERRIDES),
+    _row("kernel.sched.complete", p.CompleteParams, r.COMPLETE, "work", "write", "queue.complete",
+         "Complete a run.", errors=(e.SchedIllegalTransition, *_RUN)),
+    _row("kernel.sched.complete_many", p.CompleteManyParams, r.COMPLETE_MANY, "work", "write", "queue.complete_many",
+         "Complete many runs in one commit; a rejected one has its error in its place.",
          errors=(e.SchedInvalidPayload,)),
-    _row("kernel.sched.complete_and_claim", p.CompleteAndClaim, r.TURNED_OVER, "work", "claim",
-         "desk.complete_and_claim", "End runs and take the next entries in one commit.", errors=_CLAIM,
-         guarded=_OWN_TIME),
-    _row("kernel.sched.heartbeat", p.Heartbeat, r.HELD, "work", "write", "queue.heartbeat",
-         "Hold on to a live claim.", errors=_RUN, guarded=("now",), safe=True),
-    _row("kernel.sched.heartbeat_many", p.HeartbeatMany, r.HELD_MANY, "work", "write", "queue.heartbeat_many",
-         "Hold on to many; a claim that is lost has its error in its place.", errors=(e.SchedInvalidPayload,),
-         guarded=("now",), safe=True),
-    _row("kernel.sched.charge", p.ChargeRun, r.RUN_CHARGED, "work", "write", "queue.charge",
+    _row("kernel.sched.complete_and_claim", p.CompleteAndClaimParams, r.COMPLETE_AND_CLAIM, "work", "claim",
+         "dispatcher.complete_and_claim", "Complete runs and claim the next entries in one commit.", errors=_CLAIM,
+         operate_fields=_CLAIM_OVERRIDES),
+    _row("kernel.sched.heartbeat", p.HeartbeatParams, r.HEARTBEAT, "work", "write", "queue.heartbeat",
+         "Extend a claim.", errors=_RUN, operate_fields=("now",), retry_safe=True),
+    _row("kernel.sched.heartbeat_many", p.HeartbeatManyParams, r.HEARTBEAT_MANY, "work", "write",
+         "queue.heartbeat_many", "Extend many claims; a lost claim has its error in its place.",
+         errors=(e.SchedInvalidPayload,), operate_fields=("now",), retry_safe=True),
+    _row("kernel.sched.charge", p.ChargeRunParams, r.CHARGE_RUN, "work", "write", "queue.charge",
          "Record what a run used, at every level.", errors=(e.LedgerInvalidAmount, *_RUN)),
-    _row("kernel.sched.put_back", p.PutBack, DONE, "work", "write", "queue.put_back",
-         "Put a run back into the queue; it does not count as an attempt.", errors=_RUN),
-    _row("kernel.sched.cancel", p.EntryId, r.CANCELLED, "enqueue", "write", "queue.cancel",
-         "Cancel an entry that waits.", errors=(e.SchedIllegalTransition, *_ENTRY)),
-    _row("kernel.sched.request_cancel", p.RequestCancel, one(r.State), "enqueue", "write", "queue.request_cancel",
-         "Ask an entry to stop: one that runs is told at its next heartbeat.",
+    _row("kernel.sched.put_back", p.PutBackParams, NO_RESULT, "work", "write", "queue.put_back",
+         "Return a run's entry to the queue without counting an attempt.", errors=_RUN),
+    _row("kernel.sched.cancel", p.EntryIdParams, r.CANCEL, "enqueue", "write", "queue.cancel",
+         "Cancel a queued entry.", errors=(e.SchedIllegalTransition, *_ENTRY)),
+    _row("kernel.sched.request_cancel", p.RequestCancelParams, one_field(r.StateResult), "enqueue", "write",
+         "queue.request_cancel", "Cancel a queued entry; ask a running one to stop at its next heartbeat.",
          errors=(e.SchedIllegalTransition, *_ENTRY)),
-    _row("kernel.sched.cancel_where", p.CancelWhere, one(r.Count), "operate", "steps", "queue.cancel_where",
-         "Cancel every waiting entry that matches.", errors=(e.SchedInvalidStateFilter, e.SchedInvalidPayload),
-         safe=True),
-    _row("kernel.sched.retry_where", p.RetryWhere, one(r.Retried), "operate", "steps", "queue.retry_where",
-         "Run again what matches: a backed-off entry at once, one that ended badly as a new entry.",
+    _row("kernel.sched.cancel_where", p.CancelWhereParams, one_field(r.CountResult), "operate", "multi_commit",
+         "queue.cancel_where", "Cancel every queued entry that matches the filter.",
+         errors=(e.SchedInvalidStateFilter, e.SchedInvalidPayload), retry_safe=True),
+    _row("kernel.sched.retry_where", p.RetryWhereParams, one_field(r.RetryResult), "operate", "multi_commit",
+         "queue.retry_where", "Retry matching entries: in backoff, make them ready now; failed, enqueue a copy.",
          errors=(e.SchedInvalidStateFilter, e.SchedInvalidPayload)),
-    _row("kernel.sched.change", p.Change, same(ReadyEntry), "operate", "write", "queue.change",
-         "Give a waiting entry another priority, time or deadline.", errors=(e.SchedIllegalTransition, *_ENTRY),
-         safe=True),
-    _row("kernel.sched.release", p.EntryId, same(ReadyEntry), "operate", "write", "queue.release",
-         "Let an entry run although one that it waits for failed, or although it is kept for a worker.",
+    _row("kernel.sched.change", p.ChangeEntryParams, as_is(ReadyEntry), "operate", "write", "queue.change",
+         "Change the priority, time or deadline of a queued entry.", errors=(e.SchedIllegalTransition, *_ENTRY),
+         retry_safe=True),
+    _row("kernel.sched.release", p.EntryIdParams, as_is(ReadyEntry), "operate", "write", "queue.release",
+         "Let an entry run although its predecessor failed or it is reserved for a worker.",
          errors=(e.SchedIllegalTransition, *_ENTRY)),
-    _row("kernel.sched.affinity_wait", Nothing, one(r.AffinityWait), "read", "read", "queue.affinity_wait",
-         "How long an entry is kept for the worker it would rather have."),
-    _row("kernel.sched.set_affinity_wait", p.SetAffinityWait, DONE, "operate", "write", "queue.set_affinity_wait",
-         "Keep entries this long for the worker they would rather have.", errors=(e.SchedInvalidPayload,), safe=True),
-    _row("kernel.sched.force_claim", p.ForceClaim, same(ReadyEntry), "operate", "write", "queue.force_claim",
-         "Hand out one entry whoever is first, if nothing blocks it.", errors=(e.SchedAdmissionDenied, *_ENTRY)),
-    _row("kernel.sched.get", p.EntryId, same(ReadyEntry), "read", "read", "queue.get",
-         "One entry as it stands.", errors=_ENTRY),
-    _row("kernel.sched.list", p.ListEntries, fields(r.EntryPage, together), "read", "read", "queue.list",
-         "A page of entries by id, and how many match in all.",
+    _row("kernel.sched.affinity_wait", NoParams, one_field(r.AffinityWaitResult), "read", "read",
+         "queue.affinity_wait", "Return how long an entry is reserved for its affinity worker."),
+    _row("kernel.sched.set_affinity_wait", p.SetAffinityWaitParams, NO_RESULT, "operate", "write",
+         "queue.set_affinity_wait", "Set how long entries are reserved for their affinity worker.",
+         errors=(e.SchedInvalidPayload,), retry_safe=True),
+    _row("kernel.sched.force_claim", p.ForceClaimParams, as_is(ReadyEntry), "operate", "write", "queue.force_claim",
+         "Claim one entry out of order, if nothing blocks it.", errors=(e.SchedAdmissionDenied, *_ENTRY)),
+    _row("kernel.sched.get", p.EntryIdParams, as_is(ReadyEntry), "read", "read", "queue.get",
+         "Return one entry.", errors=_ENTRY),
+    _row("kernel.sched.list", p.ListEntriesParams, many_fields(r.EntryPageResult, as_tuple), "read", "read",
+         "queue.list", "Return a page of entries by id, and the number of matches.",
          errors=(e.SchedInvalidStateFilter, e.SchedInvalidPayload, e.LimitExceeded)),
-    _row("kernel.sched.counts", Nothing, one(r.Counts), "read", "read", "queue.counts",
-         "How many entries are in each state; those that wait also by why."),
-    _row("kernel.sched.wait", p.WaitFor, same(ReadyEntry), "read", "wait", "queue.wait",
-         "The entry once it has ended.", errors=(e.WaitTimeout, *_ENTRY)),
-    _row("kernel.sched.gc_expired", p.At, one(r.Swept), "operate", "steps", "queue.gc_expired",
-         "Sweep every waiting entry past its deadline.", errors=(e.InvalidPayload,), safe=True),
-    _row("kernel.sched.gc_dispatched", p.Stale, one(r.Count), "operate", "steps", "queue.gc_dispatched",
-         "Take back every claim whose last heartbeat is longer ago than this.", errors=(e.SchedInvalidPayload,),
-         safe=True),
-    _row("kernel.sched.take_over", p.TakeOver, one(r.Count), "work", "steps", "queue.take_over",
-         "A worker has come back to life: take back at once what its earlier lives held.",
-         errors=(e.SchedInvalidPayload,), safe=True),
-    _row("kernel.sched.upkeep", p.At, one(r.Next), "work", "write", "queue.upkeep",
-         "Do what is due; the answer is when the next thing falls due.", errors=(e.SchedInvalidPayload,),
-         guarded=("now",), safe=True),
-)  # fmt: skip
-
-_SCHED_MORE: Sequence[Method] = (
-    _row("kernel.sched.nudge", p.NudgeWorker, DONE, "work", "door", "queue.nudge",
-         "Let a worker's waiting claim come back at once, empty-handed.", errors=(e.SchedInvalidPayload,), safe=True),
-    _row("kernel.sched.peek", p.Peek, one(r.Claimed), "read", "read", "queue.peek",
-         "What a claim in strict order would be handed now, without handing it out.", errors=(e.SchedInvalidPayload,)),
-    _row("kernel.sched.retry", p.EntryId, one(r.Enqueued), "operate", "write", "queue.retry",
-         "Run one entry again: at once if it backs off, as a new entry if it ended badly.",
+    _row("kernel.sched.counts", NoParams, one_field(r.CountsResult), "read", "read", "queue.counts",
+         "Count the entries in each state; queued entries also by hold."),
+    _row("kernel.sched.wait", p.WaitParams, as_is(ReadyEntry), "read", "wait", "queue.wait",
+         "Wait for an entry to end, and return it.", errors=(e.WaitTimeout, *_ENTRY)),
+    _row("kernel.sched.gc_expired", p.NowParams, one_field(r.SweepResult), "operate", "multi_commit",
+         "queue.gc_expired", "Expire every queued entry past its deadline.", errors=(e.InvalidPayload,),
+         retry_safe=True),
+    _row("kernel.sched.gc_dispatched", p.StaleClaimsParams, one_field(r.CountResult), "operate", "multi_commit",
+         "queue.gc_dispatched", "Take back every claim without a heartbeat for stale_seconds.",
+         errors=(e.SchedInvalidPayload,), retry_safe=True),
+    _row("kernel.sched.take_over", p.TakeOverParams, one_field(r.CountResult), "work", "multi_commit",
+         "queue.take_over", "Take back what earlier incarnations of a restarted worker hold.",
+         errors=(e.SchedInvalidPayload,), retry_safe=True),
+    _row("kernel.sched.upkeep", p.NowParams, one_field(r.NextResult), "work", "write", "queue.upkeep",
+         "Do all due maintenance, and return when it is next due.", errors=(e.SchedInvalidPayload,),
+         operate_fields=("now",), retry_safe=True),
+    _row("kernel.sched.nudge", p.NudgeParams, NO_RESULT, "work", "inline", "queue.nudge",
+         "Make a worker's waiting claim return immediately, without entries.", errors=(e.SchedInvalidPayload,),
+         retry_safe=True),
+    _row("kernel.sched.peek", p.PeekParams, one_field(r.ClaimResult), "read", "read", "queue.peek",
+         "Return what a claim in strict order would return now, without claiming it.",
+         errors=(e.SchedInvalidPayload,)),
+    _row("kernel.sched.retry", p.EntryIdParams, one_field(r.EnqueueResult), "operate", "write", "queue.retry",
+         "Retry one entry: in backoff, make it ready now; failed, enqueue a copy.",
          errors=(e.SchedIllegalTransition, *_ENTRY)),
-    _row("kernel.sched.explain", p.Explain, same(Explanation), "read", "steps", "office.explain",
-         "Why an entry is not running: what blocks it, who goes first, when, and what would change it.",
-         errors=(e.UnknownPolicy, *_ENTRY), guarded=("now",), safe=True),
+    _row("kernel.sched.explain", p.ExplainParams, as_is(Explanation), "read", "multi_commit", "handlers.explain",
+         "Explain why an entry is not running: what blocks it, what runs first, and what would change that.",
+         errors=(e.UnknownPolicy, *_ENTRY), operate_fields=("now",), retry_safe=True),
 )  # fmt: skip
 
 _RUNS: Sequence[Method] = (
-    _row("kernel.run.turn", p.Turn, r.TURNED_OVER, "work", "claim", "desk.turn",
-         "A supervisor's turn: end runs, take the next entries and move the agents of both, in one commit.",
-         errors=_CLAIM, guarded=_OWN_TIME),
-    _row("kernel.run.began", p.Began, DONE, "work", "write", "supervision.began",
-         "Record that a runner began an entry.", errors=_RUN),
-    _row("kernel.run.checkpoint", p.Checkpointed, DONE, "work", "write", "supervision.checkpoint",
-         "Keep where a run stands: its next attempt is given it.", errors=_RUN, safe=True),
-    _row("kernel.run.rest", p.Rest, one(r.Amounts), "work", "write", "supervision.rest",
-         "A run waits for its children, or goes on with what they left of what it lent them.", errors=_RUN),
-    _row("kernel.run.spawn", p.SpawnChild, one(r.Enqueued), "work", "write", "supervision.spawn",
+    _row("kernel.run.turn", p.TurnParams, r.COMPLETE_AND_CLAIM, "work", "claim", "dispatcher.turn",
+         "For supervisors: complete runs, claim the next entries and move the agents of both, in one commit.",
+         errors=_CLAIM, operate_fields=_CLAIM_OVERRIDES),
+    _row("kernel.run.began", p.RunStartedParams, NO_RESULT, "work", "write", "supervision.began",
+         "Record that a runner started an entry.", errors=_RUN),
+    _row("kernel.run.checkpoint", p.CheckpointParams, NO_RESULT, "work", "write", "supervision.checkpoint",
+         "Save a run's checkpoint for its next attempt.", errors=_RUN, retry_safe=True),
+    _row("kernel.run.rest", p.RestParams, one_field(r.AmountsResult), "work", "write", "supervision.rest",
+         "Record that a run waits for its children, or continues with what is left of the budget lent to them.",
+         errors=_RUN),
+    _row("kernel.run.spawn", p.SpawnParams, one_field(r.EnqueueResult), "work", "write", "supervision.spawn",
          "Enqueue a child of a run, with a part of the run's budget.", errors=(e.LedgerInvalidAmount, *_NEW, *_RUN)),
-    _row("kernel.run.quarantine", p.Quarantine, DONE, "work", "write", "supervision.quarantine",
-         "Leave an agent that keeps failing alone for a while.", errors=(*_AGENT, e.SchedInvalidPayload), safe=True),
-    _row("kernel.run.moved", p.SupervisorMoves, DONE, "work", "write", "supervision.moved",
-         "Record that a supervisor started, drains, stopped, or took over.", errors=(e.SchedInvalidPayload,)),
-    _row("kernel.run.recover", Nothing, one(kr.Pids), "work", "write", "supervision.recover",
-         "Let agents rest whose runs nobody holds any more.", safe=True),
+    _row("kernel.run.quarantine", p.QuarantineParams, NO_RESULT, "work", "write", "supervision.quarantine",
+         "Pause an agent that keeps failing until a given time.", errors=(*_AGENT, e.SchedInvalidPayload),
+         retry_safe=True),
+    _row("kernel.run.moved", p.SupervisorMovedParams, NO_RESULT, "work", "write", "supervision.moved",
+         "Record that a supervisor started, drains, stopped or took over.", errors=(e.SchedInvalidPayload,)),
+    _row("kernel.run.recover", NoParams, one_field(ar.PidsResult), "work", "write", "supervision.recover",
+         "At a supervisor's start: move agents whose runs have no live claim out of their running state.",
+         retry_safe=True),
 )  # fmt: skip
 
 _AGENTS: Sequence[Method] = (
-    _row("kernel.agent.create", kp.CreateAgent, one(kr.NewAgent), "work", "write", "agents.create",
-         "Make an agent. Nothing is enqueued.", errors=(e.ProjectUnknown, *_AGENT)),
-    _row("kernel.agent.get", kp.Pid, same(Agent), "read", "read", "agents.get", "One agent.", errors=_AGENT),
-    _row("kernel.agent.find", kp.Name, one(kr.AgentList), "read", "read", "agents.find",
-         "The living agents of a name, youngest first.", errors=(e.InvalidPayload,)),
-    _row("kernel.agent.paused", kp.PausedAgents, one(kr.AgentList), "read", "read", "agents.paused",
-         "The agents that somebody has paused.", errors=(e.InvalidPayload,)),
-    _row("kernel.agent.list", kp.ListAgents, fields(kr.AgentPage, together), "read", "read", "agents.list",
-         "A page of agents by pid, and how many there are in all.", errors=(e.InvalidPayload,)),
-    _row("kernel.agent.transition", kp.Transition, same(Agent), "work", "write", "agents.transition",
-         "Put an agent into another state, if there is such an arrow.", errors=(e.IllegalTransition, *_AGENT)),
-    _row("kernel.agent.update", kp.UpdateAgent, same(Agent), "operate", "write", "agents.update",
-         "Change an agent's priority, weight, intent, max_concurrent or metadata.", errors=_AGENT, safe=True),
-    _row("kernel.agent.pause", kp.PauseAgent, DONE, "operate", "write", "agents.pause",
-         "Give an agent no more runs until it is resumed.", errors=_AGENT, safe=True),
-    _row("kernel.agent.resume", kp.ResumeAgent, DONE, "operate", "write", "agents.resume",
-         "Lift an agent's pause.", errors=_AGENT, safe=True),
-    _row("kernel.agent.terminate", kp.Terminate, same(Agent), "work", "steps", "kernel.terminate",
-         "End an agent for good; its waiting entries are cancelled unless they are to be kept.",
+    _row("kernel.agent.create", ap.CreateAgentParams, one_field(ar.CreateAgentResult), "work", "write",
+         "agents.create", "Create an agent; nothing is enqueued.", errors=(e.ProjectUnknown, *_AGENT)),
+    _row("kernel.agent.get", ap.PidParams, as_is(Agent), "read", "read", "agents.get",
+         "Return one agent.", errors=_AGENT),
+    _row("kernel.agent.find", NameParams, one_field(ar.AgentListResult), "read", "read", "agents.find",
+         "Return the living agents of a name, youngest first.", errors=(e.InvalidPayload,)),
+    _row("kernel.agent.paused", ap.PausedAgentsParams, one_field(ar.AgentListResult), "read", "read", "agents.paused",
+         "Return the agents paused by a given person or program.", errors=(e.InvalidPayload,)),
+    _row("kernel.agent.list", ap.ListAgentsParams, many_fields(ar.AgentPageResult, as_tuple), "read", "read",
+         "agents.list", "Return a page of agents by pid, and the number of matches.", errors=(e.InvalidPayload,)),
+    _row("kernel.agent.transition", ap.TransitionParams, as_is(Agent), "work", "write", "agents.transition",
+         "Move an agent to another state, if its state machine allows it.", errors=(e.IllegalTransition, *_AGENT)),
+    _row("kernel.agent.update", ap.UpdateAgentParams, as_is(Agent), "operate", "write", "agents.update",
+         "Change an agent's priority, weight, intent, max_concurrent or metadata.", errors=_AGENT, retry_safe=True),
+    _row("kernel.agent.pause", ap.PauseAgentParams, NO_RESULT, "operate", "write", "agents.pause",
+         "Pause an agent: its entries are not claimed until it is resumed.", errors=_AGENT, retry_safe=True),
+    _row("kernel.agent.resume", ap.ResumeAgentParams, NO_RESULT, "operate", "write", "agents.resume",
+         "Resume a paused agent.", errors=_AGENT, retry_safe=True),
+    _row("kernel.agent.terminate", ap.TerminateParams, as_is(Agent), "work", "multi_commit", "kernel.terminate",
+         "Terminate an agent; its queued entries are cancelled unless queued is keep.",
          errors=(e.IllegalTransition, *_AGENT)),
-    _row("kernel.agent.recover", kp.Recover, one(kr.Pids), "work", "write", "agents.recover",
-         "Put agents that were at work when everything stopped where they can go on.", errors=(e.InvalidPayload,),
-         safe=True),
+    _row("kernel.agent.recover", ap.RecoverParams, one_field(ar.PidsResult), "work", "write", "agents.recover",
+         "Mark the agents that were running at a crash as suspended or dead.", errors=(e.InvalidPayload,),
+         retry_safe=True),
 )  # fmt: skip
 
 _LEDGER: Sequence[Method] = (
-    _row("kernel.ledger.create", kp.CreateLedger, one(kr.Lines), "operate", "write", "ledger.create",
-         "Give an agent a total for each dimension: all of them or none.",
+    _row("kernel.ledger.create", ap.CreateLedgerParams, one_field(ar.LedgerLinesResult), "operate", "write",
+         "ledger.create", "Grant an agent a total for each dimension: all or none.",
          errors=(e.LedgerExists, e.LedgerInvalidWarnAt, *_LINE)),
-    _row("kernel.ledger.get", kp.Pid, one(kr.Lines), "read", "read", "ledger.get",
-         "An agent's lines; none is no error.", errors=(e.LedgerInvalidAmount,)),
-    _row("kernel.ledger.charge", kp.Amount, r.STANDING, "work", "write", "ledger.charge",
-         "Record usage of one dimension in which the agent has a line.", errors=_LINE),
-    _row("kernel.ledger.check", kp.Amount, kr.WOULD_USE, "read", "read", "ledger.check",
-         "What a charge would do, without doing it.", errors=_LINE),
-    _row("kernel.ledger.refund", kp.Amount, same(LedgerLine), "operate", "write", "ledger.refund",
-         "Give usage back, at every level; not more than was used.", errors=(e.LedgerInvalidRefund, *_LINE)),
-    _row("kernel.ledger.update_grant", kp.UpdateGrant, same(LedgerLine), "operate", "write", "ledger.update_grant",
-         "Change a grant and with it the limit.", errors=_LINE, safe=True),
-    _row("kernel.ledger.list_breached", Nothing, one(kr.Lines), "read", "read", "ledger.list_breached",
-         "Every line that is used up and more."),
-    _row("kernel.ledger.set_budget", kp.SetBudget, DONE, "operate", "write", "ledger.set_budget",
-         "Set what a project, or everybody, may use per rolling window.",
-         errors=(e.ProjectUnknown, e.LedgerInvalidAmount), safe=True),
-    _row("kernel.ledger.share_window", Nothing, one(kr.ShareWindow), "read", "read", "ledger.share_window",
-         "How far back fair_share looks."),
-    _row("kernel.ledger.set_share_window", kp.SetShareWindow, DONE, "operate", "write", "ledger.set_share_window",
-         "Have fair_share look back this far.", errors=(e.LedgerInvalidAmount,), safe=True),
-    _row("kernel.ledger.budgets", Nothing, one(kr.Budgets), "read", "read", "ledger.budgets",
-         "Every project's and the global budgets, with usage and reservations."),
+    _row("kernel.ledger.get", ap.PidParams, one_field(ar.LedgerLinesResult), "read", "read", "ledger.get",
+         "Return an agent's ledger lines; the list may be empty.", errors=(e.LedgerInvalidAmount,)),
+    _row("kernel.ledger.charge", ap.AmountParams, r.CHARGE, "work", "write", "ledger.charge",
+         "Record usage of one dimension of an agent's ledger.", errors=_LINE),
+    _row("kernel.ledger.check", ap.AmountParams, ar.CHECK_CHARGE, "read", "read", "ledger.check",
+         "Return what a charge would do, without charging.", errors=_LINE),
+    _row("kernel.ledger.refund", ap.AmountParams, as_is(LedgerLine), "operate", "write", "ledger.refund",
+         "Take back usage, at every level, up to what was used.", errors=(e.LedgerInvalidRefund, *_LINE)),
+    _row("kernel.ledger.update_grant", ap.UpdateGrantParams, as_is(LedgerLine), "operate", "write",
+         "ledger.update_grant", "Change a grant, and its limit with it.", errors=_LINE, retry_safe=True),
+    _row("kernel.ledger.list_breached", NoParams, one_field(ar.LedgerLinesResult), "read", "read",
+         "ledger.list_breached", "Return every ledger line whose usage exceeds its limit."),
+    _row("kernel.ledger.set_budget", ap.SetBudgetParams, NO_RESULT, "operate", "write", "ledger.set_budget",
+         "Set the budget of a project, or of the whole store, per rolling window.",
+         errors=(e.ProjectUnknown, e.LedgerInvalidAmount), retry_safe=True),
+    _row("kernel.ledger.share_window", NoParams, one_field(ar.ShareWindowResult), "read", "read",
+         "ledger.share_window", "Return how far back fair_share looks."),
+    _row("kernel.ledger.set_share_window", ap.SetShareWindowParams, NO_RESULT, "operate", "write",
+         "ledger.set_share_window", "Set how far back fair_share looks.", errors=(e.LedgerInvalidAmount,),
+         retry_safe=True),
+    _row("kernel.ledger.budgets", NoParams, one_field(ar.BudgetsResult), "read", "read", "ledger.budgets",
+         "Return the project budgets and the global budgets, with usage and reservations."),
 )  # fmt: skip
 
 _PROJECTS: Sequence[Method] = (
-    _row("kernel.project.create", kp.CreateProject, same(Project), "operate", "write", "projects.create",
-         "Make a project.", errors=(e.ProjectExists, e.ProjectInvalid)),
-    _row("kernel.project.get", kp.ProjectId, same(Project), "read", "read", "projects.get", "One project.",
-         errors=_PROJECT),
-    _row("kernel.project.list", kp.ListProjects, fields(kr.ProjectPage, together), "read", "read", "projects.list",
-         "A page of projects by id, and how many there are in all.", errors=(e.ProjectInvalid,)),
-    _row("kernel.project.update", kp.UpdateProject, same(Project), "operate", "write", "projects.update",
-         "Change a project's name, weight, max_concurrent or metadata.", errors=_PROJECT, safe=True),
-    _row("kernel.project.constrain", kp.Constrain, same(Project), "operate", "write", "projects.constrain",
-         "Put a constraint on a project; an empty one releases it.", errors=_PROJECT, safe=True),
-    _row("kernel.project.move", kp.MoveProject, same(Project), "operate", "write", "projects.move",
+    _row("kernel.project.create", ap.CreateProjectParams, as_is(Project), "operate", "write", "projects.create",
+         "Create a project.", errors=(e.ProjectExists, e.ProjectInvalid)),
+    _row("kernel.project.get", ap.ProjectIdParams, as_is(Project), "read", "read", "projects.get",
+         "Return one project.", errors=_PROJECT),
+    _row("kernel.project.list", ap.ListProjectsParams, many_fields(ar.ProjectPageResult, as_tuple), "read", "read",
+         "projects.list", "Return a page of projects by id, and the number of matches.", errors=(e.ProjectInvalid,)),
+    _row("kernel.project.update", ap.UpdateProjectParams, as_is(Project), "operate", "write", "projects.update",
+         "Change a project's name, weight, max_concurrent or metadata.", errors=_PROJECT, retry_safe=True),
+    _row("kernel.project.constrain", ap.ConstrainParams, as_is(Project), "operate", "write", "projects.constrain",
+         "Set a constraint on a project; an empty one removes it.", errors=_PROJECT, retry_safe=True),
+    _row("kernel.project.move", ap.MoveProjectParams, as_is(Project), "operate", "write", "projects.move",
          "Pause, resume, archive or restore a project.", errors=(e.ProjectIllegalTransition, *_PROJECT)),
-    _row("kernel.project.pause_fleet", kp.PauseFleet, DONE, "operate", "write", "projects.pause_fleet",
-         "Give nobody any more runs until the fleet is resumed.", errors=(e.ProjectInvalid,), safe=True),
-    _row("kernel.project.resume_fleet", kp.ResumeFleet, DONE, "operate", "write", "projects.resume_fleet",
-         "Lift the fleet's pause.", errors=(e.ProjectInvalid,), safe=True),
-    _row("kernel.project.fleet_paused_by", Nothing, one(kr.PausedBy), "read", "read", "projects.fleet_paused_by",
-         "Who paused everybody, if anybody did."),
-    _row("kernel.project.add_workspace", kp.AddWorkspace, same(Workspace), "operate", "write",
-         "projects.add_workspace", "Give a project a workspace.", errors=(e.WorkspaceExists, *_PROJECT)),
-    _row("kernel.project.remove_workspace", kp.WorkspaceId, DONE, "operate", "write", "projects.remove_workspace",
-         "Take a workspace away, if nobody holds it.",
+    _row("kernel.project.pause_fleet", ap.PauseFleetParams, NO_RESULT, "operate", "write", "projects.pause_fleet",
+         "Pause the whole fleet: nothing is claimed until it is resumed.", errors=(e.ProjectInvalid,),
+         retry_safe=True),
+    _row("kernel.project.resume_fleet", ap.ResumeFleetParams, NO_RESULT, "operate", "write", "projects.resume_fleet",
+         "Resume the fleet.", errors=(e.ProjectInvalid,), retry_safe=True),
+    _row("kernel.project.fleet_paused_by", NoParams, one_field(ar.PausedByResult), "read", "read",
+         "projects.fleet_paused_by", "Return who paused the fleet, or null."),
+    _row("kernel.project.add_workspace", ap.AddWorkspaceParams, as_is(Workspace), "operate", "write",
+         "projects.add_workspace", "Add a workspace to a project.", errors=(e.WorkspaceExists, *_PROJECT)),
+    _row("kernel.project.remove_workspace", ap.WorkspaceIdParams, NO_RESULT, "operate", "write",
+         "projects.remove_workspace", "Remove a workspace that no run holds.",
          errors=(e.WorkspaceUnknown, e.WorkspaceHeld, e.ProjectInvalid)),
-    _row("kernel.project.workspace", kp.WorkspaceId, same(Workspace), "read", "read", "projects.workspace",
-         "One workspace and who holds it.", errors=(e.WorkspaceUnknown, e.ProjectInvalid)),
-    _row("kernel.project.workspaces", kp.ProjectId, one(kr.Workspaces), "read", "read", "projects.workspaces",
-         "A project's workspaces and who holds them.", errors=(e.ProjectInvalid,)),
+    _row("kernel.project.workspace", ap.WorkspaceIdParams, as_is(Workspace), "read", "read", "projects.workspace",
+         "Return one workspace and the runs that hold it.", errors=(e.WorkspaceUnknown, e.ProjectInvalid)),
+    _row("kernel.project.workspaces", ap.ProjectIdParams, one_field(ar.WorkspacesResult), "read", "read",
+         "projects.workspaces", "Return a project's workspaces and the runs that hold them.",
+         errors=(e.ProjectInvalid,)),
 )  # fmt: skip
 
 _CONTEXTS: Sequence[Method] = (
-    _row("kernel.context.create", kp.CreateContext, same(SchedulingContext), "operate", "write", "contexts.create",
-         "Admit a context: a budget per period.",
+    _row("kernel.context.create", ap.CreateContextParams, as_is(SchedulingContext), "operate", "write",
+         "contexts.create", "Create a context: a budget per period.",
          errors=(e.ContextExists, e.UnknownPid, e.ProjectUnknown, e.ContextInvalid)),
-    _row("kernel.context.get", kp.ContextId, same(SchedulingContext), "read", "read", "contexts.get",
-         "One context as it stands now.", errors=_CONTEXT),
-    _row("kernel.context.list", kp.ListPage, one(kr.Contexts), "read", "read", "contexts.list",
-         "A page of contexts, by id."),
-    _row("kernel.context.adjust", kp.AdjustContext, same(SchedulingContext), "operate", "write", "contexts.adjust",
-         "Other numbers, in force from the next refill on.", errors=(e.StaleHandle, *_CONTEXT)),
-    _row("kernel.context.revoke", kp.ContextId, DONE, "operate", "write", "contexts.revoke",
-         "Take a context back: every handle to it is stale from now on.",
-         errors=(e.ContextIllegalTransition, *_CONTEXT)),
-    _row("kernel.context.resolve", kp.ResolveHandle, same(SchedulingContext), "read", "read", "contexts.resolve",
-         "The context a handle stands for.", errors=(e.StaleHandle, *_CONTEXT)),
-    _row("kernel.context.charge", kp.ChargeContext, same(SchedulingContext), "work", "write", "contexts.charge",
-         "Use up a context outside of any run.", errors=(e.StaleHandle, *_CONTEXT), guarded=("now",)),
-    _row("kernel.context.throttle", kp.Throttle, one(kr.Until), "work", "write", "contexts.throttle",
-         "A provider asked for a pause: everybody who draws on this name waits.", errors=_CONTEXT),
+    _row("kernel.context.get", ap.ContextIdParams, as_is(SchedulingContext), "read", "read", "contexts.get",
+         "Return one context.", errors=_CONTEXT),
+    _row("kernel.context.list", ap.PageParams, one_field(ar.ContextsResult), "read", "read", "contexts.list",
+         "Return a page of contexts, by id."),
+    _row("kernel.context.adjust", ap.AdjustContextParams, as_is(SchedulingContext), "operate", "write",
+         "contexts.adjust", "Change a context's budget and period from the next refill on.",
+         errors=(e.StaleHandle, *_CONTEXT)),
+    _row("kernel.context.revoke", ap.ContextIdParams, NO_RESULT, "operate", "write", "contexts.revoke",
+         "Revoke a context; all its handles become stale.", errors=(e.ContextIllegalTransition, *_CONTEXT)),
+    _row("kernel.context.resolve", ap.ResolveHandleParams, as_is(SchedulingContext), "read", "read",
+         "contexts.resolve", "Return the context of a handle.", errors=(e.StaleHandle, *_CONTEXT)),
+    _row("kernel.context.charge", ap.ChargeContextParams, as_is(SchedulingContext), "work", "write", "contexts.charge",
+         "Charge a context outside of any run.", errors=(e.StaleHandle, *_CONTEXT), operate_fields=("now",)),
+    _row("kernel.context.throttle", ap.ThrottleParams, one_field(ar.UntilResult), "work", "write", "contexts.throttle",
+         "Pause a named limit because its provider asked for it.", errors=_CONTEXT),
 )  # fmt: skip
 
 _EVENTS: Sequence[Method] = (
-    _row("kernel.event.append", kp.AppendEvent, one(kr.Appended), "work", "write", "journal.append",
-         "Record an event of one's own. Kinds that begin with kernel. are rota's.", errors=_AGENT),
-    _row("kernel.event.tail", kp.Tail, kr.EVENTS, "read", "wait", "journal.tail",
-         "Events after a cursor, oldest first; while there are none, wait up to wait_s.", errors=(e.InvalidPayload,)),
-    _row("kernel.event.record", kp.RecordFact, one(kr.Appended), "work", "write", "office.record",
-         "Record a fact about running work: a run, a trigger, a supervisor or the fleet.", errors=_AGENT),
-    _row("kernel.event.remember", kp.Remember, DONE, "work", "write", "journal.remember",
-         "Keep a note under a name, in place of the one before.", errors=(e.InvalidPayload,), safe=True),
-    _row("kernel.event.recall", kp.Name, one(kr.Note), "read", "read", "journal.recall",
-         "The note kept under a name, if there is one.", errors=(e.InvalidPayload,)),
-    _row("kernel.event.cursor", Nothing, one(kr.Cursor), "read", "read", "journal.cursor",
-         "The id of the last event."),
+    _row("kernel.event.append", sp.AppendEventParams, one_field(sr.AppendEventResult), "work", "write",
+         "journal.append", "Append an event of the caller's own; kinds that begin with kernel. are reserved.",
+         errors=_AGENT),
+    _row("kernel.event.tail", sp.TailParams, sr.EVENTS, "read", "wait", "journal.tail",
+         "Return the events after a cursor, oldest first; while there are none, wait up to wait_s.",
+         errors=(e.InvalidPayload,)),
+    _row("kernel.event.record", sp.RecordEventParams, one_field(sr.AppendEventResult), "work", "write",
+         "handlers.record", "Record an event about running work: a run, a trigger, a supervisor or the fleet.",
+         errors=_AGENT),
+    _row("kernel.event.remember", sp.RememberParams, NO_RESULT, "work", "write", "journal.remember",
+         "Store a note under a name, replacing the previous one.", errors=(e.InvalidPayload,), retry_safe=True),
+    _row("kernel.event.recall", NameParams, one_field(sr.NoteResult), "read", "read", "journal.recall",
+         "Return the note stored under a name, or null.", errors=(e.InvalidPayload,)),
+    _row("kernel.event.cursor", NoParams, one_field(sr.CursorResult), "read", "read", "journal.cursor",
+         "Return the id of the last event."),
 )  # fmt: skip
 
 _SYSTEM: Sequence[Method] = (
-    _row("system.hello", kp.Hello, same(kr.Welcome), "read", "door", "office.hello",
-         "Say which protocol you speak; the answer says who serves, and what you may do.", safe=True),
-    _row("system.info", Nothing, same(dict[str, Any]), "read", "read", "kernel.info",
-         "A few numbers about the file."),
-    _row("system.checkpoint", Nothing, one(kr.Checkpoint), "admin", "steps", "retention.checkpoint",
-         "Write down the folded state.", safe=True),
-    _row("system.prune", kp.Prune, kr.PRUNED, "admin", "steps", "retention.prune",
-         "Remove facts and finished entries that are older, behind a new checkpoint.", errors=(e.InvalidPayload,),
-         safe=True),
-    _row("system.token_create", kp.CreateToken, same(kr.NewToken), "admin", "write", "tokens.create",
-         "Make an access token. Its secret is shown this once."),
-    _row("system.token_list", Nothing, one(kr.Tokens), "admin", "read", "tokens.list",
-         "Every access token, without its secret."),
-    _row("system.token_revoke", kp.TokenId, same(kr.TokenLine), "admin", "write", "tokens.revoke",
-         "Let a token open nothing any more.", errors=(e.UnknownRequest,), safe=True),
-    _row("rpc.discover", Nothing, same(dict[str, Any]), "read", "door", "office.discover",
-         "This table as an OpenRPC document.", safe=True),
+    _row("system.hello", sp.HelloParams, as_is(sr.HelloResult), "read", "inline", "handlers.hello",
+         "Agree on the protocol version; return the server's versions and the caller's rights.", retry_safe=True),
+    _row("system.info", NoParams, as_is(dict[str, Any]), "read", "read", "kernel.info",
+         "Return counts and sizes of the store."),
+    _row("system.checkpoint", NoParams, one_field(sr.CheckpointResult), "admin", "multi_commit",
+         "retention.checkpoint", "Write a checkpoint of the folded state.", retry_safe=True),
+    _row("system.prune", sp.PruneParams, sr.PRUNE, "admin", "multi_commit", "retention.prune",
+         "Remove old events and finished entries after writing a checkpoint.", errors=(e.InvalidPayload,),
+         retry_safe=True),
+    _row("system.token_create", sp.CreateTokenParams, as_is(sr.CreateTokenResult), "admin", "write", "tokens.create",
+         "Create an access token; its secret is returned only here."),
+    _row("system.token_list", NoParams, one_field(sr.TokenListResult), "admin", "read", "tokens.list",
+         "Return all access tokens, without their secrets."),
+    _row("system.token_revoke", sp.TokenIdParams, as_is(sr.TokenLine), "admin", "write", "tokens.revoke",
+         "Revoke an access token.", errors=(e.UnknownRequest,), retry_safe=True),
+    _row("rpc.discover", NoParams, as_is(dict[str, Any]), "read", "inline", "handlers.discover",
+         "Return this table as an OpenRPC document.", retry_safe=True),
 )  # fmt: skip
 
 METHODS: Mapping[str, Method] = {
     row.name: row
-    for rows in (_SCHED, _SCHED_MORE, _RUNS, _AGENTS, _LEDGER, _PROJECTS, _CONTEXTS, _EVENTS, _SYSTEM)
+    for rows in (_SCHED, _RUNS, _AGENTS, _LEDGER, _PROJECTS, _CONTEXTS, _EVENTS, _SYSTEM)
     for row in rows
 }  # fmt: skip
 
 
-def of_part(part: str) -> dict[str, Method]:
-    """The methods that a part of the kernel answers, by the part's own verb."""
+def methods_of_part(part: str) -> dict[str, Method]:
+    """Return the methods that a part of the kernel implements, by function name."""
     return {row.verb: row for row in METHODS.values() if row.part == part}

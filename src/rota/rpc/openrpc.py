@@ -1,4 +1,4 @@
-"""The wire table as an OpenRPC document: what `rpc.discover` answers."""
+"""The method table as an OpenRPC document: the result of `rpc.discover`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import msgspec
 from rota.errors import RotaError
 from rota.rpc.methods import ANY_METHOD, METHODS, PROTOCOL, Method
 
-__all__ = ["document"]
+__all__ = ["openrpc_document"]
 
 _REFERENCE = "#/components/schemas/{name}"
 
 
 @lru_cache(maxsize=1)
-def document(rota_version: str) -> dict[str, Any]:
-    """The whole table; the same for everybody, so it is made once."""
-    kinds = {kind for method in METHODS.values() for kind in (method.params, method.shape.result)}
+def openrpc_document(rota_version: str) -> dict[str, Any]:
+    """Return the document of the whole table; it is cached."""
+    kinds = {kind for method in METHODS.values() for kind in (method.params, method.codec.result)}
     ordered = sorted(kinds, key=str)
     schemas, components = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
     schema_of = dict(zip(ordered, schemas, strict=True))
@@ -34,23 +34,23 @@ def document(rota_version: str) -> dict[str, Any]:
 def _method(method: Method, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": method.name,
-        "summary": method.sentence,
+        "summary": method.summary,
         "paramStructure": "by-name",
         "params": _params(method, schema_of),
-        "result": {"name": "result", "schema": schema_of[method.shape.result]},
+        "result": {"name": "result", "schema": schema_of[method.codec.result]},
         "errors": [_error(kind) for kind in (*method.errors, *ANY_METHOD)],
         "x-scope": method.scope,
-        "x-guarded": list(method.guarded),
-        "x-safe": method.safe,
+        "x-guarded": list(method.operate_fields),
+        "x-safe": method.retry_safe,
     }
 
 
 def _params(method: Method, schema_of: dict[Any, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each field as OpenRPC wants it: by name, with where in the whole its own schema stands."""
-    whole = schema_of[method.params]["$ref"]
+    """Return each parameter with a reference to its own schema inside the schema of all parameters."""
+    reference = schema_of[method.params]["$ref"]
     fields: Iterable[Any] = msgspec.structs.fields(method.params)
     return [
-        {"name": field.name, "required": field.required, "schema": {"$ref": f"{whole}/properties/{field.name}"}}
+        {"name": field.name, "required": field.required, "schema": {"$ref": f"{reference}/properties/{field.name}"}}
         for field in fields
     ]
 

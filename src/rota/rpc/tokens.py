@@ -1,8 +1,8 @@
-"""Access tokens: made, listed, revoked, checked.
+"""Access tokens: create, list, revoke and check them.
 
-A token is `rota_ID_SECRET`. The secret is 32 random bytes, so a plain hash of it is as good as it gets: there is
-nothing to guess. Only the hash is kept, in the file's own settings, and a given secret is compared in constant time,
-against a hash of nothing where the id is unknown.
+A token is `rota_ID_SECRET`. The store's settings hold only a SHA-256 hash of the secret. A slow hash would add nothing,
+because the secret is 32 random bytes and cannot be guessed. Secrets are compared in constant time; an unknown id is
+compared with the hash of an empty secret, so that it takes as long as a known one.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from rota.errors import InvalidInput, Unauthenticated, UnknownRequest
 from rota.kernel import Kernel
 from rota.kernel.journal import append
 from rota.model.checks import Checks
-from rota.model.events import TokenMoved
-from rota.rpc.authorization import BOUND_SCOPES, Caller
+from rota.model.events import TokenChanged
+from rota.rpc.authorization import BOUND_SCOPES, Principal
 from rota.rpc.methods import SCOPES
-from rota.rpc.results.register import NewToken, TokenLine
+from rota.rpc.results.system import CreateTokenResult, TokenLine
 from rota.store import Transaction
 from rota.store.statements import file as sql
 
-__all__ = ["TOKENS_MAX", "Tokens"]
+__all__ = ["TOKENS_MAX", "AccessTokens"]
 
-TOKENS_MAX = 1_000  # kept, revoked ones included
+TOKENS_MAX = 1_000  # in one store, including revoked tokens
 _PREFIX = "token:"
 _ID_BYTES = 6
 _SECRET_BYTES = 32
 _checks = Checks("Token", InvalidInput)
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    """A token as the file has it."""
+class _StoredToken(msgspec.Struct, frozen=True):
+    """A token as it is stored."""
 
     line: TokenLine
     digest: str
 
 
-class Tokens:
+class AccessTokens:
     """The tokens of one store."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._guard = threading.Lock()
-        self._cache: dict[str, _Kept] | None = None
-        self._end = kernel.store.on_change(self.forget, foreign_only=True)
+        self._lock = threading.Lock()
+        self._cache: dict[str, _StoredToken] | None = None
+        self._unsubscribe = kernel.store.on_change(self.forget, foreign_only=True)
 
     def forget(self) -> None:
-        """Somebody may have changed the tokens: read them again when next asked."""
+        """Drop the cache: the tokens may have changed."""
         self._cache = None
 
     def close(self) -> None:
-        """Hear of no more changes."""
-        self._end()
+        """Stop watching the store for changes."""
+        self._unsubscribe()
 
     def create(
         self,
@@ -65,16 +65,16 @@ class Tokens:
         scope: str,
         projects: tuple[str, ...] | None = None,
         expires_in_s: float | None = None,
-    ) -> NewToken:
-        """Make a token; its secret is in the answer and nowhere else."""
+    ) -> CreateTokenResult:
+        """Create a token. The returned secret is not stored and cannot be shown again."""
         _checks.text("name", name)
         _checks.one_of("scope", scope, SCOPES)
         if projects is not None:
             _checks.texts("projects", tuple(projects))
             if not projects:
-                raise _checks.refuse("projects", "must name at least one; leave it out for all")
+                raise _checks.refuse("projects", "must name at least one project; omit it for all projects")
             if scope not in BOUND_SCOPES:
-                raise _checks.refuse("projects", f"can bind {' and '.join(BOUND_SCOPES)}, not {scope}")
+                raise _checks.refuse("projects", f"can only restrict scope {' or '.join(BOUND_SCOPES)}, not {scope}")
         now = self._kernel.clock.now()
         expires_at = None if expires_in_s is None else now + _checks.number("expires_in_s", expires_in_s, 1, 1e12)
         token_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)
@@ -84,74 +84,75 @@ class Tokens:
         )
 
         def work(tx: Transaction) -> None:
-            if len(tx.run(sql.META_UNDER, _range())) >= TOKENS_MAX:
-                raise _checks.refuse("name", f"is one too many: {TOKENS_MAX:,} tokens are kept; revoke some")
-            self._write(tx, _Kept(line, _digest(secret)), "created", now)
+            if len(tx.run(sql.META_PREFIX, _key_range())) >= TOKENS_MAX:
+                problem = f"would be one token too many: a store holds at most {TOKENS_MAX:,}, including revoked ones"
+                raise _checks.refuse("name", problem)
+            self._write(tx, _StoredToken(line, _digest(secret)), "created", now)
 
         self._kernel.store.write(work)
         self.forget()
-        return NewToken(f"rota_{token_id}_{secret}", line)
+        return CreateTokenResult(f"rota_{token_id}_{secret}", line)
 
     def list(self) -> list[TokenLine]:
-        """Every token, oldest first, without its secret."""
-        return sorted((kept.line for kept in self._read().values()), key=lambda line: line.created_at)
+        """Return all tokens, oldest first, without their secrets."""
+        return sorted((stored.line for stored in self._read().values()), key=lambda line: line.created_at)
 
     def revoke(self, token_id: str) -> TokenLine:
-        """Let a token open nothing any more; one that was revoked before stays so."""
+        """Revoke a token; revoking it again changes nothing."""
         _checks.text("token_id", token_id)
         now = self._kernel.clock.now()
 
         def work(tx: Transaction) -> TokenLine:
             rows = tx.run(sql.META_GET, (_PREFIX + token_id,))
             if not rows:
-                raise UnknownRequest(f"there is no token {token_id!r}", token_id=token_id)
-            kept = msgspec.json.decode(rows[0][0], type=_Kept)
-            if kept.line.revoked_at is not None:
-                return kept.line
-            line = msgspec.structs.replace(kept.line, revoked_at=now)
-            self._write(tx, _Kept(line, kept.digest), "revoked", now)
+                raise UnknownRequest(f"no token has id {token_id!r}", token_id=token_id)
+            stored = msgspec.json.decode(rows[0][0], type=_StoredToken)
+            if stored.line.revoked_at is not None:
+                return stored.line
+            line = msgspec.structs.replace(stored.line, revoked_at=now)
+            self._write(tx, _StoredToken(line, stored.digest), "revoked", now)
             return line
 
         line = self._kernel.store.write(work)
         self.forget()
         return line
 
-    def caller(self, token: str, peer: str) -> Caller:
-        """Who has this token, or the error that nobody has."""
+    def authenticate(self, token: str, peer: str) -> Principal:
+        """Return the principal of a token, or raise `Unauthenticated`."""
         if not token:
-            raise Unauthenticated("no token was sent")
+            raise Unauthenticated("the request has no access token")
         token_id, secret = _parts(token)
-        kept = self._read().get(token_id)
-        right = hmac.compare_digest(_digest(secret), _digest("") if kept is None else kept.digest)
-        if kept is None or not right:
-            raise Unauthenticated("this token is unknown")
-        line = kept.line
+        stored = self._read().get(token_id)
+        matches = hmac.compare_digest(_digest(secret), _digest("") if stored is None else stored.digest)
+        if stored is None or not matches:
+            raise Unauthenticated("the access token is unknown")
+        line = stored.line
         if line.revoked_at is not None:
             raise Unauthenticated(f"token {token_id} was revoked", token_id=token_id)
         if line.expires_at is not None and line.expires_at <= self._kernel.clock.now():
             raise Unauthenticated(f"token {token_id} has expired", token_id=token_id)
         projects = None if line.projects is None else frozenset(line.projects)
-        return Caller(name=f"token:{token_id}", scope=line.scope, projects=projects, peer=peer)  # type: ignore[arg-type]
+        return Principal(name=f"token:{token_id}", scope=line.scope, projects=projects, peer=peer)  # type: ignore[arg-type]
 
-    def _write(self, tx: Transaction, kept: _Kept, verb: Any, now: float) -> None:
-        tx.run(sql.META_SET, (_PREFIX + kept.line.token_id, msgspec.json.encode(kept).decode()))
-        append(tx, TokenMoved(token_id=kept.line.token_id, verb=verb, scope=_scope_words(kept.line)), now=now)
-        tx.notes.after.append(self.forget)
+    def _write(self, tx: Transaction, stored: _StoredToken, verb: Any, now: float) -> None:
+        tx.run(sql.META_SET, (_PREFIX + stored.line.token_id, msgspec.json.encode(stored).decode()))
+        append(tx, TokenChanged(token_id=stored.line.token_id, verb=verb, scope=_scope_list(stored.line)), now=now)
+        tx.effects.on_commit.append(self.forget)
 
-    def _read(self) -> dict[str, _Kept]:
-        with self._guard:
+    def _read(self) -> dict[str, _StoredToken]:
+        with self._lock:
             if (cached := self._cache) is None:
-                rows = self._kernel.store.read(lambda tx: tx.run(sql.META_UNDER, _range()))
-                found = [msgspec.json.decode(row[1], type=_Kept) for row in rows]
-                cached = self._cache = {kept.line.token_id: kept for kept in found}
+                rows = self._kernel.store.read(lambda tx: tx.run(sql.META_PREFIX, _key_range()))
+                found = [msgspec.json.decode(row[1], type=_StoredToken) for row in rows]
+                cached = self._cache = {stored.line.token_id: stored for stored in found}
             return cached
 
 
-def _range() -> tuple[str, str]:
+def _key_range() -> tuple[str, str]:
     return _PREFIX, _PREFIX[:-1] + chr(ord(_PREFIX[-1]) + 1)
 
 
-def _scope_words(line: TokenLine) -> list[str]:
+def _scope_list(line: TokenLine) -> list[str]:
     return [line.scope] if line.projects is None else [f"{line.scope}:{project_id}" for project_id in line.projects]
 
 
@@ -160,7 +161,7 @@ def _digest(secret: str) -> str:
 
 
 def _parts(token: str) -> tuple[str, str]:
-    """A token's id and secret; what is no token has neither."""
+    """Return a token's id and secret; both are empty if it is not a token."""
     head, _, rest = token.partition("_")
     token_id, _, secret = rest.partition("_")
     return (token_id, secret) if head == "rota" else ("", "")

@@ -1,1 +1,56 @@
-"""Layer 3: joins what may run (the kernel) with which goes next (a policy). It never runs work."""
+"""The policy service (layer 3) joins what may run (the kernel) with which runs next (a policy). It never runs work.
+
+`Dispatcher` claims entries by a policy and implements `SchedulerApi`; `explain` says why an entry is not running. For
+CPU cores: `Admission`, `PolicyLink`, `CorePolicy` and the profiles. Names are loaded on first use: few processes need
+both the queue and the cores.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rota.lazy import exports
+
+if TYPE_CHECKING:
+    from rota.service.admission import Admission, OwnerLimit
+    from rota.service.api import KernelApi, SchedulerApi
+    from rota.service.core_policy import CorePolicy
+    from rota.service.dispatcher import Dispatcher
+    from rota.service.explanation import explain
+    from rota.service.policy_guard import PolicyGuard
+    from rota.service.policy_in_force import find_policy, record_policy
+    from rota.service.policy_link import PolicyLink, answer_from_profiles
+    from rota.service.profiles import Hint, Profile, ProfileTable
+
+__all__ = [
+    "Admission",
+    "CorePolicy",
+    "Dispatcher",
+    "Hint",
+    "KernelApi",
+    "OwnerLimit",
+    "PolicyGuard",
+    "PolicyLink",
+    "Profile",
+    "ProfileTable",
+    "SchedulerApi",
+    "answer_from_profiles",
+    "explain",
+    "find_policy",
+    "record_policy",
+]
+
+__getattr__ = exports(
+    __name__,
+    {
+        "admission": ("Admission", "OwnerLimit"),
+        "api": ("KernelApi", "SchedulerApi"),
+        "core_policy": ("CorePolicy",),
+        "dispatcher": ("Dispatcher",),
+        "explanation": ("explain",),
+        "policy_guard": ("PolicyGuard",),
+        "policy_in_force": ("find_policy", "record_policy"),
+        "policy_link": ("PolicyLink", "answer_from_profiles"),
+        "profiles": ("Hint", "Profile", "ProfileTable"),
+    },
+)

@@ -1,7 +1,7 @@
-"""The desk: all that producers, workers and supervisors ask of rota, whoever answers.
+"""The scheduler API: what producers, workers and supervisors can call.
 
-An embedded service and a client of a daemon are both a desk, so nobody who works at one can tell them apart. Its parts
-have the verbs of the kernel's parts; taking entries goes through the service, which joins a policy to the claim.
+The dispatcher (in this process) and the client of a daemon both implement it, so the same code runs on either. Its
+parts have the functions of the kernel's parts; claims go through the dispatcher, which applies a policy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Protocol
 
 from rota.clock import Clock
 from rota.kernel.agents import Agents
-from rota.kernel.claim_request import Completion, Turnover
+from rota.kernel.claims import TurnResult
+from rota.kernel.completion import Completion
 from rota.kernel.contexts import Contexts
 from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
@@ -20,11 +21,11 @@ from rota.kernel.queue import Queue
 from rota.kernel.supervision import RunReport, Supervision
 from rota.model.work import ReadyEntry
 
-__all__ = ["Desk", "Registers"]
+__all__ = ["KernelApi", "SchedulerApi"]
 
 
-class Registers(Protocol):
-    """The kernel's parts, whoever answers for them: what is kept, and how it is changed."""
+class KernelApi(Protocol):
+    """The kernel's parts, in this process or in another."""
 
     @property
     def agents(self) -> Agents:
@@ -53,21 +54,21 @@ class Registers(Protocol):
 
     @property
     def journal(self) -> Journal:
-        """What happened."""
+        """The journal of events."""
         ...
 
 
-class Desk(Registers, Protocol):
-    """What may be asked of rota."""
+class SchedulerApi(KernelApi, Protocol):
+    """The kernel's parts, and the functions that claim entries."""
 
     @property
     def clock(self) -> Clock:
-        """The clock that waiting goes by."""
+        """The clock for waiting."""
         ...
 
     @property
     def supervision(self) -> Supervision:
-        """Runs and agents, moved together."""
+        """State changes of runs together with their agents."""
         ...
 
     def claim(
@@ -80,7 +81,7 @@ class Desk(Registers, Protocol):
         incarnation: str = "",
         kinds: Sequence[str] = (),
     ) -> list[ReadyEntry]:
-        """Take the next entries; while there are none, wait up to `wait_s`."""
+        """Claim the next entries; while there are none, wait up to `wait_s`."""
         ...
 
     def complete_and_claim(
@@ -93,8 +94,8 @@ class Desk(Registers, Protocol):
         claim_timeout_s: float = ...,
         incarnation: str = "",
         kinds: Sequence[str] = (),
-    ) -> Turnover:
-        """End runs and take the next entries in one commit."""
+    ) -> TurnResult:
+        """Complete runs and claim the next entries in one commit."""
         ...
 
     def turn(
@@ -107,10 +108,10 @@ class Desk(Registers, Protocol):
         claim_timeout_s: float = ...,
         incarnation: str = "",
         kinds: Sequence[str] = (),
-    ) -> Turnover:
-        """A supervisor's turn: end runs, take the next entries and move the agents of both, in one commit."""
+    ) -> TurnResult:
+        """For supervisors: complete runs, claim the next entries and move the agents of both, in one commit."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the store or the connection."""
         ...

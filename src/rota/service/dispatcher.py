@@ -1,64 +1,56 @@
-"""The dispatcher: what may run (the kernel) joined with which goes next (a policy).
+"""The dispatcher joins what may run (the kernel) with which runs next (a policy).
 
-Strict order is the kernel's own. A policy that shares by virtual time walks the flows, one that shares by usage walks
-the projects; any other ranks a bounded window of candidates. Either way a pass proposes inside the transaction that
-claims, everything is checked again as it is offered, and what is refused is counted and passed over. A policy that
-fails costs order, never correctness: strict order takes its place in the same pass, and the journal says why.
+The kernel itself implements strict order. For a policy that shares by virtual time a pass goes through the flows
+(flow_pass.py), for one that shares by usage through the projects (share_pass.py), and any other policy ranks a bounded
+window of candidates (ranked_pass.py). Every pass runs inside the transaction that claims; each proposed entry is
+checked again before it is claimed, and a refused entry is counted and skipped. A policy that fails can change the
+order, never the correctness: strict order replaces it in the same pass, and the journal records why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol, TypedDict, Unpack
+from typing import Protocol, Unpack
 
 from rota.errors import PolicyFailed
 from rota.kernel import Completion, Kernel, RunReport
-from rota.kernel.claim_request import Pass, Turnover
-from rota.kernel.claims import ClaimPass
-from rota.kernel.due_summary import Pulse
-from rota.kernel.flows import Served
+from rota.kernel.claim_pass import ClaimPass
+from rota.kernel.claim_request import ClaimOptions
+from rota.kernel.claims import FindEntries, TurnResult
+from rota.kernel.due_summary import DueSummary
+from rota.kernel.flows import ServedFlows
 from rota.kernel.journal import append
 from rota.model.events import PolicyFellBack
 from rota.model.work import ReadyEntry
 from rota.policy.contract import Policy
 from rota.policy.registry import make
-from rota.service.flow_pass import FlowWalk
-from rota.service.policy_guard import Leash
-from rota.service.ranked_pass import Window
-from rota.service.share_pass import ShareWalk
+from rota.service.flow_pass import FlowPass
+from rota.service.policy_guard import PolicyGuard
+from rota.service.ranked_pass import RankedPass
+from rota.service.share_pass import SharePass
 
 __all__ = ["Dispatcher"]
 
 
-class Terms(TypedDict, total=False):
-    """What else a claim may say."""
-
-    now: float | None
-    admission_check: bool
-    claim_timeout_s: float
-    incarnation: str
-    kinds: Sequence[str]
-
-
 class _Proposer(Protocol):
-    """One way to find what to claim."""
+    """A way to choose which entries to claim."""
 
-    def propose(self, claim: ClaimPass) -> Served:
-        """Offer entries to the claim; the answer is who was served."""
+    def propose(self, claim: ClaimPass) -> ServedFlows:
+        """Claim entries, and return the flows that were served."""
         ...
 
-    def wrote(self, stamp: int) -> None:
-        """The moves were written with this stamp."""
+    def on_written(self, stamp: int) -> None:
+        """Called when the flow changes of a pass were written with this stamp."""
         ...
 
-    def twin(self, leash: Leash) -> _Proposer:
-        """One that would propose the same, with a memory of its own."""
+    def copy(self, guard: PolicyGuard) -> _Proposer:
+        """Return an independent copy that proposes the same."""
         ...
 
 
 class Dispatcher:
-    """A desk over an embedded kernel."""
+    """The scheduler API on a kernel in this process."""
 
     def __init__(self, kernel: Kernel, policy: Policy | str = "strict") -> None:
         self.kernel = kernel
@@ -71,7 +63,7 @@ class Dispatcher:
         self.journal = kernel.journal
         self.supervision = kernel.supervision
         self.policy = make(policy) if isinstance(policy, str) else policy
-        self._leash = Leash(kernel.clock)
+        self._guard = PolicyGuard(kernel.clock)
         self._policies: dict[str, Policy] = {self.policy.name: self.policy}
         self._proposers: dict[str, _Proposer] = {}
 
@@ -84,17 +76,17 @@ class Dispatcher:
         *,
         policy: Policy | str | None = None,
         wait_s: float = 0.0,
-        **asked: Unpack[Terms],
+        **options: Unpack[ClaimOptions],
     ) -> list[ReadyEntry]:
-        """Take the next entries by a policy; while there are none, wait up to `wait_s`."""
-        chosen = self._chosen(policy)
+        """Claim the next entries by a policy; while there are none, wait up to `wait_s`."""
+        chosen = self._select(policy)
         return self.kernel.queue.claim(
             worker_id=worker_id,
             max_n=max_n,
             wait_s=wait_s,
             find=partial(self._pass, chosen),
-            same=chosen.name,
-            **asked,
+            find_key=chosen.name,
+            **options,
         )
 
     def complete_and_claim(
@@ -105,18 +97,18 @@ class Dispatcher:
         *,
         policy: Policy | str | None = None,
         wait_s: float = 0.0,
-        **asked: Unpack[Terms],
-    ) -> Turnover:
-        """End runs and take the next entries in one commit."""
-        chosen = self._chosen(policy)
+        **options: Unpack[ClaimOptions],
+    ) -> TurnResult:
+        """Complete runs and claim the next entries in one commit."""
+        chosen = self._select(policy)
         return self.kernel.queue.complete_and_claim(
             completions,
             worker_id=worker_id,
             max_n=max_n,
             wait_s=wait_s,
             find=partial(self._pass, chosen),
-            same=chosen.name,
-            **asked,
+            find_key=chosen.name,
+            **options,
         )
 
     def turn(
@@ -127,62 +119,62 @@ class Dispatcher:
         *,
         policy: Policy | str | None = None,
         wait_s: float = 0.0,
-        **asked: Unpack[Terms],
-    ) -> Turnover:
-        """A supervisor's turn: end runs, take the next entries and move the agents of both, in one commit."""
-        chosen = self._chosen(policy)
+        **options: Unpack[ClaimOptions],
+    ) -> TurnResult:
+        """For supervisors: complete runs, claim the next entries and move the agents of both, in one commit."""
+        chosen = self._select(policy)
         return self.kernel.supervision.turn(
             reports,
             worker_id=worker_id,
             max_n=max_n,
             wait_s=wait_s,
             find=partial(self._pass, chosen),
-            same=chosen.name,
-            **asked,
+            find_key=chosen.name,
+            **options,
         )
 
-    def rehearsal(self, policy: Policy | str | None = None) -> Pass:
-        """The pass that a claim by this policy would make now, over copies: it leaves this dispatcher as it is.
+    def dry_run(self, policy: Policy | str | None = None) -> FindEntries:
+        """Return the pass that a claim by this policy would make now, on copies: this dispatcher does not change.
 
-        To be called while nobody else writes, so that nobody changes what is copied.
+        Call it inside a write transaction, so that no other thread changes what is copied.
         """
-        twin = Dispatcher(self.kernel, self.policy)
-        twin._leash, twin._policies = self._leash.twin(), self._policies.copy()
-        chosen = twin._chosen(policy)
+        copied = Dispatcher(self.kernel, self.policy)
+        copied._guard, copied._policies = self._guard.copy(), self._policies.copy()
+        chosen = copied._select(policy)
         live = self._proposers.get(chosen.name)
         if live is not None and self._policies.get(chosen.name) is chosen:
-            twin._proposers[chosen.name] = live.twin(twin._leash)
-        return partial(twin._pass, chosen)
+            copied._proposers[chosen.name] = live.copy(copied._guard)
+        return partial(copied._pass, chosen)
 
-    def named(self, policy: Policy | str | None) -> Policy:
-        """The policy that a claim would go by."""
+    def resolve_policy(self, policy: Policy | str | None) -> Policy:
+        """The policy that a claim with this argument uses."""
         if policy is None:
             return self.policy
         if isinstance(policy, str):
             return self._policies.get(policy) or make(policy)
         return policy
 
-    def _chosen(self, policy: Policy | str | None) -> Policy:
-        chosen = self.named(policy)
+    def _select(self, policy: Policy | str | None) -> Policy:
+        chosen = self.resolve_policy(policy)
         if self._policies.get(chosen.name) is not chosen:
             self._policies[chosen.name] = chosen
             self._proposers.pop(chosen.name, None)
         return chosen
 
-    def _pass(self, policy: Policy, claim: ClaimPass, beat: Pulse) -> list[ReadyEntry]:
-        if beat.fleet_paused_by is not None:
+    def _pass(self, policy: Policy, claim: ClaimPass, due: DueSummary) -> list[ReadyEntry]:
+        if due.fleet_paused_by is not None:
             return []
-        if policy.name == "strict" or self._leash.is_benched(policy):
-            claim.strict()
-            return claim.seal()
+        if policy.name == "strict" or self._guard.is_suspended(policy):
+            claim.claim_in_strict_order()
+            return claim.write()
         try:
             proposer = self._proposer(policy)
             served = proposer.propose(claim)
         except PolicyFailed as failure:
             return self._fall_back(policy, claim, failure)
-        entries = claim.seal(policy=policy.name, served=served)
+        entries = claim.write(policy=policy.name, served=served)
         if entries and entries[0].token is not None:
-            proposer.wrote(entries[0].token)
+            proposer.on_written(entries[0].token)
         return entries
 
     def _proposer(self, policy: Policy) -> _Proposer:
@@ -191,24 +183,22 @@ class Dispatcher:
         return self._proposers[policy.name]
 
     def _make_proposer(self, policy: Policy) -> _Proposer:
-        match policy.heads:
+        match policy.window:
             case "flow":
-                return FlowWalk(eligibility=policy.eligibility)
+                return FlowPass(eligibility=policy.eligibility)
             case "share":
-                return ShareWalk(guarantee=policy.guarantee)
+                return SharePass(guarantee=policy.guarantee)
             case _:
-                return Window(policy, self._leash)
+                return RankedPass(policy, self._guard)
 
     def _fall_back(self, policy: Policy, claim: ClaimPass, failure: PolicyFailed) -> list[ReadyEntry]:
-        """Strict order takes the place of a policy that failed; what it had taken before is kept."""
-        self._leash.bench(policy)
-        fact = PolicyFellBack(policy=policy.name, failure=failure.data["failure"], detail=failure.message)
-        append(claim.tx, fact, now=claim.terms.now)
-        claim.strict()
-        return claim.seal(policy="strict")
-
-    # --- the rest of the desk --------------------------------------------------------------------
+        """Replace a policy that failed by strict order; what it has claimed in this pass is kept."""
+        self._guard.suspend(policy)
+        event = PolicyFellBack(policy=policy.name, failure=failure.data["failure"], detail=failure.message)
+        append(claim.tx, event, now=claim.now)
+        claim.claim_in_strict_order()
+        return claim.write(policy="strict")
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         self.kernel.store.close()

@@ -1,257 +1,256 @@
-"""Passes of the policies that share by virtual time: walk the flows, projects first, then agents in them.
+"""A pass for policies that share by virtual time: it goes down the flows, first projects, then the agents in them.
 
-Each project's agents compete on a level of their own, and the projects on one above (see policy/level). A pick
-goes down: the project that is due, its agent that is due, that agent's first ready entry by index. What the entry
-is expected to use is charged to both, and where they stand is written with the claim. So a pick costs the same
-with ten agents and with ten thousand, and spreading oneself over many agents gains nothing.
+The agents of each project compete on a level of their own, and the projects on a level above (see policy/level.py). A
+pick goes down: the project that is due, its agent that is due, the first ready entry of that agent by index. The
+expected cost of the entry is charged to both, and their virtual times are written with the claim. So a pick costs the
+same with ten agents and with ten thousand, and splitting work over many agents does not increase the share.
 
-An agent whose entries are refused steps aside for the rest of the pass. It was not ready, so it comes back like
-anybody else who was not: with its debt, without credit.
+An agent whose entries are refused is left out for the rest of the pass. It returns like any agent that was not ready:
+with its debt, without credit.
 """
 
 from __future__ import annotations
 
 from itertools import islice
 
-from rota.kernel.claims import ClaimPass
-from rota.kernel.flows import Served
+from rota.kernel.claim_pass import ClaimPass
+from rota.kernel.flows import ServedFlows
 from rota.kernel.ledger import SHARED_DIM
-from rota.kernel.rows import NEEDS, needs_of
+from rota.kernel.rows import NEEDS, decode_needs
 from rota.model.events import FlowMove
 from rota.model.snapshot import Account, Key
 from rota.policy.level import Level
 from rota.policy.virtual_time import charged
-from rota.service.policy_guard import Leash
-from rota.service.ready_owners import Group, Moved, Owner, Roster
+from rota.service.policy_guard import PolicyGuard
+from rota.service.ready_owners import FlowChange, ProjectFlow, ReadyAgent, ReadyOwners
 from rota.store import Row, Transaction
 from rota.store.statements import flows as flow_sql
 
-__all__ = ["PROJECTS_MAX", "FlowWalk", "expected_cost"]
+__all__ = ["PROJECTS_MAX", "FlowPass", "expected_cost"]
 
-PROJECTS_MAX = 1_000  # looked up at once, at the start of a pass
+PROJECTS_MAX = 1_000  # read together at the start of a pass
 
 
 def expected_cost(row: Row) -> int:
-    """What an entry's run is expected to use of what is shared; 1 where nothing is said."""
+    """What the run of an entry is expected to use of the shared dimension; default 1."""
     if row[NEEDS] is None:
         return 1
-    needs = needs_of(row[NEEDS])
+    needs = decode_needs(row[NEEDS])
     return max(1, needs.expected.get(SHARED_DIM, needs.ceiling.get(SHARED_DIM, 1)))
 
 
-class FlowWalk:
-    """The flows of everybody who may have ready entries, and passes over them."""
+class FlowPass:
+    """Claims entries by virtual time. It keeps the flows in memory between passes."""
 
     def __init__(self, *, eligibility: bool) -> None:
         self._eligibility = eligibility
         self.forget()
 
     def forget(self) -> None:
-        """What was read did not become durable: read it again next time."""
-        self._begun = False
-        self._looked = False  # at who competed before this memory began
-        self._unsaved: dict[int, tuple[str, int]] = {}  # agents that joined elsewhere than their rows say
-        self._unsaved_groups: dict[str, int] = {}
-        self._in_line: dict[int, str | None] = {}  # who began to compete, with its project, or (None) ceased to
-        self._roster = Roster()
+        """Forget everything, after a rollback: the next pass reads it again."""
+        self._has_index = False
+        self._restored = False  # the agents that competed before this process started
+        self._unsaved: dict[int, tuple[str, int]] = {}  # agents whose virtual time differs from their row
+        self._unsaved_projects: dict[str, int] = {}
+        self._competing: dict[int, str | None] = {}  # agents that began to compete, with their project; None: ceased
+        self._ready = ReadyOwners()
         self._root = Level(eligibility=self._eligibility)
         self._levels: dict[str, Level] = {}  # by project
 
-    def twin(self, _: Leash) -> FlowWalk:
-        """The same memory once more."""
-        made = FlowWalk(eligibility=self._eligibility)
-        made._begun, made._looked = self._begun, self._looked
-        made._unsaved, made._unsaved_groups = self._unsaved.copy(), self._unsaved_groups.copy()
-        made._in_line = self._in_line.copy()
-        made._roster, made._root = self._roster.twin(), self._root.twin()
-        made._levels = {project_id: level.twin() for project_id, level in self._levels.items()}
-        return made
+    def copy(self, _: PolicyGuard) -> FlowPass:
+        """Return an independent copy."""
+        copied = FlowPass(eligibility=self._eligibility)
+        copied._has_index, copied._restored = self._has_index, self._restored
+        copied._unsaved, copied._unsaved_projects = self._unsaved.copy(), self._unsaved_projects.copy()
+        copied._competing = self._competing.copy()
+        copied._ready, copied._root = self._ready.copy(), self._root.copy()
+        copied._levels = {project_id: level.copy() for project_id, level in self._levels.items()}
+        return copied
 
-    def propose(self, claim: ClaimPass) -> Served:
-        """Take what is due, one by one; the answer is where the flows stand after it."""
-        claim.tx.notes.undone.append(self.forget)
-        if not self._begun:
-            claim.keep_order("agent")
-            self._begun = True
+    def propose(self, claim: ClaimPass) -> ServedFlows:
+        """Claim entries one by one, and return the new virtual times of the flows."""
+        claim.tx.effects.on_rollback.append(self.forget)
+        if not self._has_index:
+            claim.ensure_index("agent")
+            self._has_index = True
         self._sync(claim)
-        turn = _Turn(claim.blocked_agents())
+        state = _PassState(claim.blocked_agents())
         claim.prefetch_projects(islice(self._levels, PROJECTS_MAX))
-        while claim.room > 0 and len(self._root):
-            group = self._root.pick()
-            assert isinstance(group, str)  # noqa: S101  # projects are named
-            self._serve(claim, group, turn)
-        moves = self._moves(turn)
-        self._let_back_in(turn)
-        if claim.taken:
-            self._write_line(claim.tx)
-        return Served(moves)
+        while claim.remaining > 0 and len(self._root):
+            project_id = self._root.pick()
+            assert isinstance(project_id, str)  # noqa: S101  # project ids are text
+            self._serve(claim, project_id, state)
+        moves = self._moves(state)
+        self._finish(state)
+        if claim.claimed:
+            self._write_competing(claim.tx)
+        return ServedFlows(moves)
 
-    def wrote(self, stamp: int) -> None:
-        """The moves of a pass were written with this stamp."""
-        self._roster.wrote(stamp)
+    def on_written(self, stamp: int) -> None:
+        """The virtual times of a pass were written with this stamp."""
+        self._ready.on_written(stamp)
         self._unsaved.clear()
-        self._unsaved_groups.clear()
+        self._unsaved_projects.clear()
 
-    # --- who competes ----------------------------------------------------------------------------
+    # --- which agents compete --------------------------------------------------------------------
 
     def _sync(self, claim: ClaimPass) -> None:
-        owners, groups = self._roster.sync(claim.tx)
-        for group in groups:
-            if group.now.project_id in self._root:
-                _follow(self._root, group.now.project_id, group)
-        fresh: dict[str, dict[int, Owner]] = {}  # by project and pid
-        for owner in owners:
-            if owner.now.pid in self._level(owner.now.project_id):
-                _follow(self._levels[owner.now.project_id], owner.now.pid, owner)
+        agents, projects = self._ready.sync(claim.tx)
+        for project in projects:
+            if project.now.project_id in self._root:
+                _apply_change(self._root, project.now.project_id, project)
+        new: dict[str, dict[int, ReadyAgent]] = {}  # by project and pid
+        for agent in agents:
+            if agent.now.pid in self._level(agent.now.project_id):
+                _apply_change(self._levels[agent.now.project_id], agent.now.pid, agent)
             else:
-                fresh.setdefault(owner.now.project_id, {})[owner.now.pid] = owner.now
-        self._take_up(fresh)
-        self._let_in(fresh)
+                new.setdefault(agent.now.project_id, {})[agent.now.pid] = agent.now
+        self._restore(new)
+        self._add_new(new)
 
-    def _take_up(self, fresh: dict[str, dict[int, Owner]]) -> None:
-        """Whoever competed when somebody last looked stands where its row says, be that debt or credit."""
-        for project_id, members in fresh.items():
-            known = [member for member in members.values() if member.in_line]
-            if known and not self._looked:
-                self._levels[project_id].add_all([(member.pid, _account(member)) for member in known], as_told=True)
-                self._enter(project_id, as_told=True)
-        self._looked = True
+    def _restore(self, new: dict[str, dict[int, ReadyAgent]]) -> None:
+        """Add the agents that competed before, with the debt or credit that their rows say."""
+        for project_id, agents in new.items():
+            known = [agent for agent in agents.values() if agent.competed]
+            if known and not self._restored:
+                self._levels[project_id].add_all([(agent.pid, _account(agent)) for agent in known], keep_credit=True)
+                self._add_project(project_id, keep_credit=True)
+        self._restored = True
 
-    def _let_in(self, fresh: dict[str, dict[int, Owner]]) -> None:
-        """Everybody else comes by the joining rule; that they compete, and where, is written with the next claim."""
-        for project_id, members in fresh.items():
+    def _add_new(self, new: dict[str, dict[int, ReadyAgent]]) -> None:
+        """Add the other agents by the joining rule. That they compete is written with the next claim."""
+        for project_id, agents in new.items():
             level = self._levels[project_id]
-            joining = [member for member in members.values() if member.pid not in level]
+            joining = [agent for agent in agents.values() if agent.pid not in level]
             if joining:
-                level.add_all([(member.pid, _account(member)) for member in joining])
-                self._enter(project_id)
-            for member in joining:
-                self._in_line[member.pid] = project_id
-                if level.stands_at(member.pid) != member.virtual_time:
-                    self._unsaved[member.pid] = project_id, level.stands_at(member.pid)
+                level.add_all([(agent.pid, _account(agent)) for agent in joining])
+                self._add_project(project_id)
+            for agent in joining:
+                self._competing[agent.pid] = project_id
+                if level.virtual_time_of(agent.pid) != agent.virtual_time:
+                    self._unsaved[agent.pid] = project_id, level.virtual_time_of(agent.pid)
 
-    def _join(self, owner: Owner) -> None:
-        self._level(owner.project_id).add(owner.pid, _account(owner))
-        self._enter(owner.project_id)
+    def _join(self, agent: ReadyAgent) -> None:
+        self._level(agent.project_id).add(agent.pid, _account(agent))
+        self._add_project(agent.project_id)
 
-    def _enter(self, group: str, *, as_told: bool = False) -> None:
-        """A project with agents that compete competes itself."""
-        if group not in self._root:
-            known = self._roster.groups.get(group) or Group(group)
-            self._root.add(group, _account(known), as_told=as_told)
-            if self._root.stands_at(group) != known.virtual_time:
-                self._unsaved_groups[group] = self._root.stands_at(group)
+    def _add_project(self, project_id: str, *, keep_credit: bool = False) -> None:
+        """Add a project that has competing agents to the level of projects."""
+        if project_id not in self._root:
+            known = self._ready.projects.get(project_id) or ProjectFlow(project_id)
+            self._root.add(project_id, _account(known), keep_credit=keep_credit)
+            if self._root.virtual_time_of(project_id) != known.virtual_time:
+                self._unsaved_projects[project_id] = self._root.virtual_time_of(project_id)
 
-    def _level(self, group: str) -> Level:
-        if group not in self._levels:
-            known = self._roster.groups.get(group)
-            self._levels[group] = Level(eligibility=self._eligibility, clock=known.clock if known else 0)
-        return self._levels[group]
+    def _level(self, project_id: str) -> Level:
+        if project_id not in self._levels:
+            known = self._ready.projects.get(project_id)
+            self._levels[project_id] = Level(eligibility=self._eligibility, clock=known.clock if known else 0)
+        return self._levels[project_id]
 
-    # --- one turn --------------------------------------------------------------------------------
+    # --- one pick --------------------------------------------------------------------------------
 
-    def _serve(self, claim: ClaimPass, group: str, turn: _Turn) -> None:
-        """Give the agent that is due in a project its turn, or let it step aside."""
-        level = self._levels[group]
+    def _serve(self, claim: ClaimPass, project_id: str, state: _PassState) -> None:
+        """Claim an entry of the agent that is due in a project, or leave the agent out of the pass."""
+        level = self._levels[project_id]
         pid = level.pick()
         assert isinstance(pid, int)  # noqa: S101  # agents are numbered
-        cost, more = (0, True) if pid in turn.blocked else self._take(claim, pid, group)
+        cost, more = (0, True) if pid in state.blocked else self._claim_next(claim, pid, project_id)
         if cost:
-            turn.stands[pid] = group, charged(level.stands_at(pid), cost, level.weight_of(pid))
-            self._root.charge(group, cost)
-            turn.groups[group] = self._root.stands_at(group)
-        if cost and more and group not in claim.projects:
+            state.agent_times[pid] = project_id, charged(level.virtual_time_of(pid), cost, level.weight_of(pid))
+            self._root.charge(project_id, cost)
+            state.project_times[project_id] = self._root.virtual_time_of(project_id)
+        if cost and more and project_id not in claim.blocked_projects:
             level.charge(pid, cost)
             return
-        level.retire(pid, cost)
-        (turn.aside if more else turn.empty).append(pid)
+        level.charge_and_remove(pid, cost)
+        (state.left_out if more else state.drained).append(pid)
         if not len(level):
-            self._root.remove(group)
-        elif group in claim.projects:
-            self._step_aside(group, turn)
+            self._root.remove(project_id)
+        elif project_id in claim.blocked_projects:
+            self._root.remove(project_id)  # its other agents stay on its level for the next pass
+            state.left_out_projects.append(project_id)
 
-    def _take(self, claim: ClaimPass, pid: int, group: str) -> tuple[int, bool]:
-        """Take an agent's first entry that may run: its cost (0 if none) and whether it has more that is ready."""
-        while not (pid in claim.pids or group in claim.projects or claim.everybody_out):
-            row, more = claim.heads_of(pid)
+    def _claim_next(self, claim: ClaimPass, pid: int, project_id: str) -> tuple[int, bool]:
+        """Claim the first entry of an agent that may run. Return its cost (0: none) and whether more are ready."""
+        while not (pid in claim.blocked_pids or project_id in claim.blocked_projects or claim.all_blocked):
+            row, more = claim.head_of_agent(pid)
             if row is None:
                 return 0, more
             cost = expected_cost(row)
-            if claim.offer(row, estimate=cost, because=f"project {group or '–'} and agent {pid} are due") is None:
+            reason = f"project {project_id or '–'} and agent {pid} are due"
+            if claim.try_claim(row, estimate=cost, reason=reason) is None:
                 return cost, more
         return 0, True
 
-    def _step_aside(self, group: str, turn: _Turn) -> None:
-        """A whole project is refused: its agents sit out the rest of the pass together."""
-        self._root.remove(group)
-        turn.out.append(group)
+    # --- after the picks -------------------------------------------------------------------------
 
-    # --- afterwards ------------------------------------------------------------------------------
-
-    def _moves(self, turn: _Turn) -> list[FlowMove]:
-        stands = {**self._unsaved, **turn.stands}
-        groups = {**self._unsaved_groups, **turn.groups}
-        moves = [FlowMove("agent", str(pid), time, 0, group) for pid, (group, time) in stands.items()]
+    def _moves(self, state: _PassState) -> list[FlowMove]:
+        agent_times = {**self._unsaved, **state.agent_times}
+        project_times = {**self._unsaved_projects, **state.project_times}
+        moves = [FlowMove("agent", str(pid), time, 0, project_id) for pid, (project_id, time) in agent_times.items()]
         return moves + [
-            FlowMove("project", group, time, self._levels[group].time.whole) for group, time in groups.items()
+            FlowMove("project", project_id, time, self._levels[project_id].time.whole)
+            for project_id, time in project_times.items()
         ]
 
-    def _write_line(self, tx: Transaction) -> None:
-        """Write down who competes and who does not any more: with a claim, since one in vain leaves no trace."""
-        entered = [(pid, project_id, 0) for pid, project_id in self._in_line.items() if project_id is not None]
-        left = [(pid,) for pid, project_id in self._in_line.items() if project_id is None]
+    def _write_competing(self, tx: Transaction) -> None:
+        """Write which agents began and ceased to compete: only with a claim, since an empty claim writes nothing."""
+        entered = [(pid, project_id, 0) for pid, project_id in self._competing.items() if project_id is not None]
+        left = [(pid,) for pid, project_id in self._competing.items() if project_id is None]
         if entered:
-            tx.run_many(flow_sql.AGENT_IN_LINE, entered)
+            tx.run_many(flow_sql.AGENT_ENTER, entered)
         if left:
-            tx.run_many(flow_sql.AGENT_OUT, left)
-        self._in_line.clear()
+            tx.run_many(flow_sql.AGENT_LEAVE, left)
+        self._competing.clear()
 
-    def _let_back_in(self, turn: _Turn) -> None:
-        """Who only stepped aside competes again in the next pass."""
-        for group, virtual_time in {**self._unsaved_groups, **turn.groups}.items():
-            known = self._roster.groups.get(group) or Group(group)
-            self._roster.groups[group] = known._replace(virtual_time=virtual_time, clock=self._levels[group].time.whole)
-        for pid, (_, virtual_time) in {**self._unsaved, **turn.stands}.items():
-            self._roster.owners[pid] = self._roster.owners[pid]._replace(virtual_time=virtual_time)
-        for pid in turn.empty:
-            self._roster.drop(pid)
+    def _finish(self, state: _PassState) -> None:
+        """Record the new virtual times, and let agents that were left out compete again in the next pass."""
+        projects, agents = self._ready.projects, self._ready.agents
+        for project_id, virtual_time in {**self._unsaved_projects, **state.project_times}.items():
+            known = projects.get(project_id) or ProjectFlow(project_id)
+            projects[project_id] = known._replace(virtual_time=virtual_time, clock=self._levels[project_id].time.whole)
+        for pid, (_, virtual_time) in {**self._unsaved, **state.agent_times}.items():
+            agents[pid] = agents[pid]._replace(virtual_time=virtual_time)
+        for pid in state.drained:
+            self._ready.drop(pid)
             self._unsaved.pop(pid, None)
-            self._in_line[pid] = None
-        for pid in turn.aside:
-            owner = self._roster.owners.get(pid)
-            if owner is not None:
-                self._join(owner)
-        for group in turn.out:
-            if len(self._levels[group]) and group not in self._root:
-                self._root.add(group, _account(self._roster.groups.get(group) or Group(group)))
+            self._competing[pid] = None
+        for pid in state.left_out:
+            agent = agents.get(pid)
+            if agent is not None:
+                self._join(agent)
+        for project_id in state.left_out_projects:
+            if len(self._levels[project_id]) and project_id not in self._root:
+                self._root.add(project_id, _account(projects.get(project_id) or ProjectFlow(project_id)))
 
 
-class _Turn:
+class _PassState:
     """What happened in one pass."""
 
-    __slots__ = ("aside", "blocked", "empty", "groups", "out", "stands")
+    __slots__ = ("agent_times", "blocked", "drained", "left_out", "left_out_projects", "project_times")
 
     def __init__(self, blocked: set[int]) -> None:
         self.blocked = blocked
-        self.stands: dict[int, tuple[str, int]] = {}  # agents that were served: their project, where they stand
-        self.groups: dict[str, int] = {}  # projects that were served, and where they stand
-        self.aside: list[int] = []  # agents that left and have more
-        self.empty: list[int] = []  # agents that left and have nothing ready
-        self.out: list[str] = []  # projects that left whole
+        self.agent_times: dict[int, tuple[str, int]] = {}  # served agents: their project and new virtual time
+        self.project_times: dict[str, int] = {}  # served projects: their new virtual time
+        self.left_out: list[int] = []  # agents that were removed and have more ready entries
+        self.drained: list[int] = []  # agents that were removed and have no ready entries
+        self.left_out_projects: list[str] = []  # projects that were removed with all their agents
 
 
-def _follow(level: Level, key: Key, moved: Moved[Owner] | Moved[Group]) -> None:
-    """Let one who competes move by as much as its row did: a run settled, or its weight was changed.
+def _apply_change(level: Level, key: Key, change: FlowChange[ReadyAgent] | FlowChange[ProjectFlow]) -> None:
+    """Change the account of a competitor as its row has changed: a run was settled, or its weight was set.
 
-    By as much, not to where the row says: it may have joined at a later time than its row knows.
+    The difference is applied, not the value of the row: it may have joined at a later time than its row says.
     """
-    by = 0 if moved.before is None else moved.now.virtual_time - moved.before.virtual_time
-    if moved.now.weight != level.weight_of(key):
-        level.reweigh(key, moved.now.weight)
-    if by:
-        account = Account(weight=moved.now.weight, virtual_time=level.stands_at(key) + by)
-        level.tell(key, account)
+    difference = 0 if change.before is None else change.now.virtual_time - change.before.virtual_time
+    if change.now.weight != level.weight_of(key):
+        level.reweigh(key, change.now.weight)
+    if difference:
+        account = Account(weight=change.now.weight, virtual_time=level.virtual_time_of(key) + difference)
+        level.set_account(key, account)
 
 
-def _account(who: Owner | Group) -> Account:
-    return Account(weight=who.weight, virtual_time=who.virtual_time)
+def _account(flow: ReadyAgent | ProjectFlow) -> Account:
+    return Account(weight=flow.weight, virtual_time=flow.virtual_time)

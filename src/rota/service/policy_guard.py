@@ -1,8 +1,8 @@
-"""Running a policy that may fail: it gets little time, and what it does wrong is told apart.
+"""Run a policy that may fail: it has little time, and its failures are told apart.
 
-Our own policies are trusted and run at once. Anybody else's runs on a thread of its own while the pass waits, at
-most `PATIENCE_S`: whoever writes next waits too, so it cannot be long. A policy that raised, stalled or answered
-nonsense is put on the bench, and strict order takes its place there until it may try again.
+Built-in policies are trusted and run directly. Any other policy runs on its own thread while the pass waits for at most
+`POLICY_TIMEOUT_S`: other writers wait too, so this must be short. A policy that raised, stalled or returned invalid
+decisions is suspended, and strict order replaces it until the suspension ends.
 """
 
 from __future__ import annotations
@@ -14,70 +14,71 @@ from rota.errors import PolicyFailed
 from rota.model.snapshot import Decision, Decisions, Snapshot
 from rota.policy.contract import Policy
 
-__all__ = ["BENCH_S", "PATIENCE_S", "Leash"]
+__all__ = ["POLICY_TIMEOUT_S", "SUSPENSION_S", "PolicyGuard"]
 
-PATIENCE_S = 0.25  # how long a pass waits for a policy, in real time
-BENCH_S = 60.0  # how long one that failed sits out
+POLICY_TIMEOUT_S = 0.25  # how long a pass waits for a policy, in real time
+SUSPENSION_S = 60.0  # how long a policy that failed is not used
 
 
-class _Answer:
-    """What a policy said, once it has."""
+class _Result:
+    """What a policy returned or raised, once it is done."""
 
     def __init__(self) -> None:
-        self.came = threading.Event()
+        self.done = threading.Event()
         self.decisions: object = None
         self.error: BaseException | None = None
 
 
-class Leash:
-    """The bench, and how a policy is run."""
+class PolicyGuard:
+    """Runs policies and suspends those that fail."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._until: dict[str, float] = {}  # by name, monotonic
+        self._until: dict[str, float] = {}  # the end of each suspension by policy name, monotonic
 
-    def twin(self) -> Leash:
-        """The same bench once more."""
-        made = Leash(self._clock)
-        made._until = self._until.copy()
-        return made
+    def copy(self) -> PolicyGuard:
+        """Return an independent guard with the same suspensions."""
+        copied = PolicyGuard(self._clock)
+        copied._until = self._until.copy()
+        return copied
 
-    def is_benched(self, policy: Policy) -> bool:
-        """Whether a policy sits out."""
+    def is_suspended(self, policy: Policy) -> bool:
+        """Whether a policy is suspended."""
         until = self._until.get(policy.name)
         return until is not None and self._clock.monotonic() < until
 
-    def bench(self, policy: Policy) -> None:
-        """Let a policy sit out for a while."""
-        self._until[policy.name] = self._clock.monotonic() + BENCH_S
+    def suspend(self, policy: Policy) -> None:
+        """Suspend a policy for `SUSPENSION_S`."""
+        self._until[policy.name] = self._clock.monotonic() + SUSPENSION_S
 
     def run(self, policy: Policy, snapshot: Snapshot) -> Decisions:
-        """A policy's decisions, or `PolicyFailed` with what went wrong."""
-        if _is_ours(policy):
+        """Return the decisions of a policy, or raise `PolicyFailed` with the kind of failure."""
+        if _is_built_in(policy):
             return policy.rank(snapshot)
-        answer = _Answer()
-        threading.Thread(target=_ask, args=(policy, snapshot, answer), name="rota-policy", daemon=True).start()
-        if not answer.came.wait(PATIENCE_S):
-            raise PolicyFailed(f"{policy.name} did not answer in {PATIENCE_S} s", policy=policy.name, failure="stalled")
-        if answer.error is not None:
-            text = f"{policy.name} raised {type(answer.error).__name__}: {answer.error}"
-            raise PolicyFailed(text, policy=policy.name, failure="raised") from answer.error
-        return _decisions(policy.name, answer.decisions)
+        result = _Result()
+        threading.Thread(target=_rank, args=(policy, snapshot, result), name="rota-policy", daemon=True).start()
+        if not result.done.wait(POLICY_TIMEOUT_S):
+            text = f"{policy.name} did not return within {POLICY_TIMEOUT_S} s"
+            raise PolicyFailed(text, policy=policy.name, failure="stalled")
+        if result.error is not None:
+            text = f"{policy.name} raised {type(result.error).__name__}: {result.error}"
+            raise PolicyFailed(text, policy=policy.name, failure="raised") from result.error
+        return _decisions(policy.name, result.decisions)
 
 
-def _ask(policy: Policy, snapshot: Snapshot, answer: _Answer) -> None:
+def _rank(policy: Policy, snapshot: Snapshot, result: _Result) -> None:
     try:
-        answer.decisions = policy.rank(snapshot)
-    except BaseException as error:  # whatever it is, it is the policy's
-        answer.error = error
-    answer.came.set()
+        result.decisions = policy.rank(snapshot)
+    except BaseException as error:  # a policy may raise anything
+        result.error = error
+    result.done.set()
 
 
-def _decisions(name: str, answer: object) -> Decisions:
-    if isinstance(answer, (tuple, list)) and all(isinstance(each, Decision) for each in answer):
-        return tuple(answer)
-    raise PolicyFailed(f"{name} answered {answer!r:.80}, not decisions", policy=name, failure="nonsense")
+def _decisions(name: str, returned: object) -> Decisions:
+    if isinstance(returned, (tuple, list)) and all(isinstance(each, Decision) for each in returned):
+        return tuple(returned)
+    raise PolicyFailed(f"{name} returned {returned!r:.80}, not decisions", policy=name, failure="nonsense")
 
 
-def _is_ours(policy: Policy) -> bool:
+def _is_built_in(policy: Policy) -> bool:
     return policy.rank.__module__.startswith("rota.policy.") if hasattr(policy.rank, "__module__") else False

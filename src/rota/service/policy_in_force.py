@@ -1,13 +1,13 @@
-"""Which policy is in force on a store, for somebody who asks from outside.
+"""Which policy is in force on a store, for a caller that does not claim there itself.
 
-A dispatcher knows its own policy. Whoever only looks (the command line over a file that a fleet works on, a daemon
-beside such a fleet) has one too, and it says nothing about the claims that will be made. Two things do:
+A dispatcher knows its own policy. A caller that only reads (the command line on a file that a fleet uses, a daemon
+beside such a fleet) has a policy too, but the claims are made by other processes. Two sources tell their policy:
 
-- *a note*: who decides for others by which policy they claim (a fleet, a daemon) leaves its name and parameters in
-  the file when it begins, and again when that changes. It costs the claims nothing.
-- *the newest claim* in the journal, which names its policy. It may be of somebody who left no note, and it may be
-  newer than the note: then it is believed. Forced claims do not count, and a policy that has failed and is for a
-  while replaced by strict order is still the one in force.
+- *the recorded policy*: a fleet or a daemon records the name and parameters of its policy in the store when it starts,
+  and again when it changes. Claims do not pay for this.
+- *the newest claim* in the journal, which names its policy. Its process may have recorded nothing, or the claim may be
+  newer than the record: then the claim decides. Forced claims do not count, and a policy that failed and is replaced by
+  strict order for a while is still in force.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rota.kernel.journal import NOTE, Journal
+from rota.kernel.journal import NOTE_PREFIX, Journal
 from rota.policy import registry
 from rota.policy.contract import Policy
 from rota.service.dispatcher import Dispatcher
@@ -24,28 +24,28 @@ from rota.store import Transaction
 from rota.store.statements import file as file_sql
 from rota.store.statements import journal as sql
 
-__all__ = ["Chosen", "announce", "in_force"]
+__all__ = ["PolicyChoice", "find_policy", "record_policy"]
 
-LOOKED_AT_MAX = 100_000  # events in which the newest claim is looked for
-FAILED_WITHIN = 1_000  # events before it in which a failure is: a policy that fails is soon tried again
-_NAME = "policy"  # of the note
+LOOK_BACK_MAX = 100_000  # events that are searched for the newest claim
+FAILED_WITHIN = 1_000  # events before it that are searched for a failure: a failed policy is soon tried again
+_NAME = "policy"  # of the note in the store
 
 
-class Chosen(NamedTuple):
-    """By which policy a claim would choose, and how that is known."""
+class PolicyChoice(NamedTuple):
+    """The policy that a claim would use, and how that is known."""
 
     policy: Policy
     source: str
 
 
-class _Note(msgspec.Struct, frozen=True):
+class _RecordedPolicy(msgspec.Struct, frozen=True):
     name: str
     by: str
     params: dict[str, Any] = {}
 
 
-class _Claimed(NamedTuple):
-    """The newest claim, and its policy; the one that strict order stands in for, if it failed just before."""
+class _NewestClaim(NamedTuple):
+    """The newest claim, its policy, and the policy that failed just before and was replaced by strict order."""
 
     event_id: int
     policy: str
@@ -56,41 +56,42 @@ class _Claimed(NamedTuple):
         return self.failed or self.policy
 
 
-def announce(journal: Journal, policy: str, *, by: str, params: dict[str, Any] | None = None) -> None:
-    """Leave a note for those who look: from now on claims go by this policy."""
+def record_policy(journal: Journal, policy: str, *, by: str, params: dict[str, Any] | None = None) -> None:
+    """Record in the store that claims use this policy from now on."""
     journal.remember(_NAME, {"name": policy, "by": by, "params": params or {}})
 
 
-def in_force(tx: Transaction, cursor: int, desk: Dispatcher) -> Chosen:
-    """The policy that claims on this store go by, as far as the file says; else the desk's own."""
-    note, claimed = _note(tx), _claimed(tx, cursor)
-    if note is not None and (claimed is None or note.name in (claimed.policy, claimed.failed)):
-        return _known(desk, note.name, note.params, f"{note.by} goes by")
-    if claimed is not None:
-        return _known(desk, claimed.name, {}, f"the newest claim, event {claimed.event_id}, went by")
-    return Chosen(desk.policy, "nothing was claimed yet, so it is the default")
+def find_policy(tx: Transaction, cursor: int, dispatcher: Dispatcher) -> PolicyChoice:
+    """The policy that claims on this store use, as far as the store tells; otherwise that of the dispatcher."""
+    recorded, newest = _recorded_policy(tx), _newest_claim(tx, cursor)
+    if recorded is not None and (newest is None or recorded.name in (newest.policy, newest.failed)):
+        return _resolve(dispatcher, recorded.name, recorded.params, recorded.by)
+    if newest is not None:
+        return _resolve(dispatcher, newest.name, {}, f"the newest claim, event {newest.event_id}")
+    return PolicyChoice(dispatcher.policy, "the default: no claim was made yet")
 
 
-def _note(tx: Transaction) -> _Note | None:
-    rows = tx.run(file_sql.META_GET, (NOTE + _NAME,))
+def _recorded_policy(tx: Transaction) -> _RecordedPolicy | None:
+    rows = tx.run(file_sql.META_GET, (NOTE_PREFIX + _NAME,))
     try:
-        return msgspec.json.decode(rows[0][0], type=_Note) if rows else None
+        return msgspec.json.decode(rows[0][0], type=_RecordedPolicy) if rows else None
     except msgspec.DecodeError:
-        return None  # somebody else's note, under the same name
+        return None  # another program uses the same name
 
 
-def _claimed(tx: Transaction, cursor: int) -> _Claimed | None:
-    rows = tx.run(sql.LAST_CLAIM, (cursor - LOOKED_AT_MAX, cursor))
+def _newest_claim(tx: Transaction, cursor: int) -> _NewestClaim | None:
+    rows = tx.run(sql.LAST_CLAIM, (cursor - LOOK_BACK_MAX, cursor))
     if not rows:
         return None
     event_id, policy = rows[0]
     failed = tx.run(sql.LAST_FAILURE, (event_id - FAILED_WITHIN, event_id)) if policy == "strict" else []
-    return _Claimed(event_id, policy, failed[0][0] if failed else None)
+    return _NewestClaim(event_id, policy, failed[0][0] if failed else None)
 
 
-def _known(desk: Dispatcher, name: str, params: dict[str, Any], who: str) -> Chosen:
-    """A policy by its name, with the desk's memory of it where it has one; `who` goes by it."""
+def _resolve(dispatcher: Dispatcher, name: str, params: dict[str, Any], user: str) -> PolicyChoice:
+    """Return a policy by its name: the instance of the dispatcher if it has one. `user` is what uses the policy."""
     try:
-        return Chosen(registry.make(name, **params) if params else desk.named(name), f"{who} it")
-    except Exception:  # it may be another package's, or of another program alone
-        return Chosen(desk.policy, f"{who} {name}, which is not known here: this is the default")
+        policy = registry.make(name, **params) if params else dispatcher.resolve_policy(name)
+        return PolicyChoice(policy, f"used by {user}")
+    except Exception:  # it may belong to another package, or be registered by another program only
+        return PolicyChoice(dispatcher.policy, f"the default: {user} uses {name}, which is not installed here")

@@ -1,24 +1,24 @@
-"""The steward: asks the policy service, and believes nothing.
+"""The link to the policy service of the cores engine: it sends requests and checks every response.
 
-The policy service is somebody else's program. It may be dead, blocked, behind the times or hostile, and the
-engine must go on regardless. So nothing waits for it and nothing it says is taken on trust:
+The policy service is an external program. It may be dead, blocked, out of date or malicious, and the engine must
+continue. So the engine never waits for it, and every response is checked:
 
-    questions   are put into a bounded outbox and carried to the service by whoever has a wire to it. They are asked
-                at slow boundaries only: somebody was created, a context ran out, the operator changed something.
-                Never at a pick.
-    answers     come back whenever they do. One of an older epoch is dropped and counted. One that names what does not
-                exist, asks for what is not allowed or is not an answer at all is refused and counted as a strike.
-    time        an answer that is overdue is the service's failure, not the engine's.
+    requests    go into a bounded outbox; the owner of the connection carries them to the service. They are made at slow
+                boundaries only: an entity was created, a context ran out, the operator changed something. Never at a
+                pick.
+    responses   arrive at any time. One of an older epoch is dropped and counted. One that names something unknown,
+                requests something not allowed, or cannot be decoded is refused and counts as a strike.
+    time        an overdue response is a failure of the service.
 
-Four failures, and what tells them apart:
+There are four failures:
 
-    raised      the wire is gone, or the service raised                  (dead)
-    stalled     a question is older than `answer_within_ns`, or the outbox is full   (blocked)
-    stale       `STALE_MAX` answers in a row came from an older epoch    (behind)
-    nonsense    `STRIKES_MAX` answers could not be what was asked for    (hostile)
+    raised      the connection is lost, or the service raised                        (dead)
+    stalled     a request is older than `answer_within_ns`, or the outbox is full    (blocked)
+    stale       `STALE_MAX` responses in a row came from an older epoch              (out of date)
+    nonsense    `STRIKES_MAX` responses were invalid                                 (malicious)
 
-On each of them the engine is told that the service is lost: it goes on by round robin and revokes the leases
-that say so. The failure is recorded. When somebody vouches for the service again, `restore` begins a new epoch.
+On each of them the engine is told that the service is lost: it falls back to round robin and revokes the leases that
+ask for it. The failure is recorded. `restore` accepts the service again and begins a new epoch.
 """
 
 from __future__ import annotations
@@ -29,26 +29,35 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from rota.cores import Handle, Machine, SchedulingContext
+from rota.cores import CoresEngine, Handle, SchedulingContext
 from rota.cores.events import Decision, Reweigh, ServiceBack, ServiceLost
 from rota.errors import EntityUnknown, Refused, RotaError
-from rota.model.events import Fact, PolicyFellBack, PolicyReloaded, ProfileMapped
+from rota.model.events import EventData, PolicyFellBack, PolicyReloaded, ProfileMapped
 from rota.service.admission import Admission
-from rota.service.profiles import Hint, Profile, ProfileBook
+from rota.service.profiles import Hint, Profile, ProfileTable
 
-__all__ = ["QUESTIONS_MAX", "STALE_MAX", "STRIKES_MAX", "Answer", "Diagnostics", "Question", "Steward", "by_the_book"]
+__all__ = [
+    "REQUESTS_MAX",
+    "STALE_MAX",
+    "STRIKES_MAX",
+    "Diagnostics",
+    "PolicyLink",
+    "ProfileRequest",
+    "ProfileResponse",
+    "answer_from_profiles",
+]
 
-QUESTIONS_MAX = 1_024  # asked and not answered
-STALE_MAX = 8  # answers of an older epoch in a row
-STRIKES_MAX = 3  # answers that make no sense, ever, until the service is restored
+REQUESTS_MAX = 1_024  # unanswered requests
+STALE_MAX = 8  # responses of an older epoch in a row
+STRIKES_MAX = 3  # invalid responses, until the service is restored
 ANSWER_WITHIN_NS = 1_000_000_000
-PROFILE_CONTEXTS = 1 << 32  # contexts that profiles make are numbered from here on
+PROFILE_CONTEXTS = 1 << 32  # first id of the contexts made for profiles
 
 Failure = Literal["raised", "stalled", "nonsense", "stale"]
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What the service is asked: what is this entity to be given?"""
+class ProfileRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to the service: which profile does this entity get?"""
 
     number: int
     epoch: int
@@ -58,8 +67,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     hint: Hint
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the service says."""
+class ProfileResponse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The response of the service."""
 
     number: int
     epoch: int
@@ -67,26 +76,28 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Diagnostics(msgspec.Struct, frozen=True, kw_only=True):
-    """How things stand with the service, for operators."""
+    """The state of the link, for operators."""
 
     epoch: int
     trusted: bool
-    failure: str | None  # the last one
+    failure: str | None  # the last failure
     asked: int
     taken: int
-    dropped: int  # of an older epoch, unknown, or after the service was lost
+    dropped: int  # of an older epoch, for an ended entity, or after the service was lost
     refused: int
     strikes: int
     waiting: int
 
 
-def by_the_book(book: ProfileBook, question: Question) -> Answer:
-    """The plain policy service: whatever the book says."""
-    return Answer(number=question.number, epoch=book.epoch, profile=book.find(question.hint, question.subject))
+def answer_from_profiles(profiles: ProfileTable, request: ProfileRequest) -> ProfileResponse:
+    """Answer a request from the profile table. This is the built-in policy service."""
+    return ProfileResponse(
+        number=request.number, epoch=profiles.epoch, profile=profiles.find(request.hint, request.subject)
+    )
 
 
-class _Fund(NamedTuple):
-    """The context that somebody's profile gave it."""
+class _ProfileContext(NamedTuple):
+    """The context that a profile gave to an entity."""
 
     owner: str
     context_id: int
@@ -94,25 +105,25 @@ class _Fund(NamedTuple):
     profile: Profile
 
 
-class Steward:
-    """Stands between one engine and its policy service."""
+class PolicyLink:
+    """Connects one engine with its policy service."""
 
     def __init__(
         self,
-        machine: Machine,
+        engine: CoresEngine,
         admission: Admission,
-        record: Callable[[Fact], None],
+        record: Callable[[EventData], None],
         *,
-        book: ProfileBook | None = None,
+        profiles: ProfileTable | None = None,
         answer_within_ns: int = ANSWER_WITHIN_NS,
     ) -> None:
-        self._machine = machine
+        self._engine = engine
         self._admission = admission
         self._record = record
         self._answer_within_ns = answer_within_ns
-        self.book = book or ProfileBook()
-        self.outbox: deque[Question] = deque()
-        self._asked: dict[int, tuple[Question, int]] = {}  # by number: the question, and when
+        self.profiles = profiles or ProfileTable()
+        self.outbox: deque[ProfileRequest] = deque()
+        self._pending: dict[int, tuple[ProfileRequest, int]] = {}  # by number: the request, and when it was made
         self._subjects: dict[int, tuple[str, Hint]] = {}  # by entity
         self._counts = {"asked": 0, "taken": 0, "dropped": 0, "refused": 0}
         self._strikes = 0
@@ -120,33 +131,33 @@ class Steward:
         self._failure: Failure | None = None
         self._is_lost = False
         self._next_context = PROFILE_CONTEXTS
-        self._funds: dict[int, _Fund] = {}  # by entity: the context that its profile gave it
-        machine.orders.begin_epoch(self.book.epoch)
+        self._contexts: dict[int, _ProfileContext] = {}  # by entity: the context that its profile gave it
+        engine.policy_updates.begin_epoch(self.profiles.epoch)
 
-    # --- asking ----------------------------------------------------------------------------------
+    # --- requests --------------------------------------------------------------------------------
 
-    def created(self, entity: int, subject: str, hint: Hint, now: int) -> Sequence[Decision]:
-        """An entity was made, with a hint: ask what it is to be given. Until then it has the defaults."""
+    def entity_created(self, entity: int, subject: str, hint: Hint, now: int) -> Sequence[Decision]:
+        """Request a profile for a new entity with a hint. Until the response it has the defaults."""
         self._subjects[entity] = subject, hint
         return self._ask("created", entity, now)
 
-    def depleted(self, entity: int, now: int) -> Sequence[Decision]:
-        """The context of an entity ran out: ask whether it is to be given another profile."""
+    def context_depleted(self, entity: int, now: int) -> Sequence[Decision]:
+        """The context of an entity ran out: request its profile again."""
         return self._ask("depleted", entity, now) if entity in self._subjects else ()
 
-    def ended(self, entity: int, now: int) -> Sequence[Decision]:
-        """An entity is gone: nothing is asked about it any more, and what its profile gave it is taken back."""
+    def entity_ended(self, entity: int, now: int) -> Sequence[Decision]:
+        """An entity ended: forget it and revoke the context that its profile gave it."""
         self._subjects.pop(entity, None)
-        return self._take_back(self._funds.pop(entity, None), now)
+        return self._revoke(self._contexts.pop(entity, None), now)
 
     def reload(self, changes: dict[str, Any], now: int) -> Sequence[Decision]:
-        """Read the profiles anew, under the next epoch, and ask again about everybody."""
-        self.book = self.book.reload(changes)
-        self._record(PolicyReloaded(epoch=self.book.epoch, changes=changes))
-        self._asked.clear()
+        """Change profiles, begin the next epoch, and request the profile of every entity again."""
+        self.profiles = self.profiles.reload(changes)
+        self._record(PolicyReloaded(epoch=self.profiles.epoch, changes=changes))
+        self._pending.clear()
         self.outbox.clear()
         if not self._is_lost:
-            self._machine.orders.begin_epoch(self.book.epoch)
+            self._engine.policy_updates.begin_epoch(self.profiles.epoch)
         out: list[Decision] = []
         for entity in list(self._subjects):
             out.extend(self._ask("profile_changed", entity, now))
@@ -157,120 +168,120 @@ class Steward:
     ) -> Sequence[Decision]:
         if self._is_lost:
             return ()
-        if len(self._asked) >= QUESTIONS_MAX:
-            return self._lose("stalled", f"{QUESTIONS_MAX:,} questions are not answered", now)
+        if len(self._pending) >= REQUESTS_MAX:
+            return self._lose("stalled", f"{REQUESTS_MAX:,} requests are unanswered", now)
         self._counts["asked"] += 1
         subject, hint = self._subjects[entity]
-        question = Question(
+        request = ProfileRequest(
             number=self._counts["asked"],
-            epoch=self.book.epoch,
+            epoch=self.profiles.epoch,
             why=why,
             entity=entity,
             subject=subject,
             hint=hint,
         )
-        self._asked[question.number] = question, now
-        self.outbox.append(question)
+        self._pending[request.number] = request, now
+        self.outbox.append(request)
         return ()
 
-    # --- hearing ---------------------------------------------------------------------------------
+    # --- responses -------------------------------------------------------------------------------
 
-    def hear(self, said: bytes, now: int) -> Sequence[Decision]:
-        """Something came over the wire from the service."""
+    def receive(self, message: bytes, now: int) -> Sequence[Decision]:
+        """Process a message from the service."""
         try:
-            answer = _decoder.decode(said)
+            response = _decoder.decode(message)
         except (msgspec.DecodeError, RotaError) as problem:
-            return self._strike(f"not an answer: {problem}", now)
+            return self._strike(f"not a response: {problem}", now)
         if self._is_lost:
             return self._drop()
-        if answer.epoch != self.book.epoch:
+        if response.epoch != self.profiles.epoch:
             self._stale += 1
             self._drop()
             if self._stale >= STALE_MAX:
-                return self._lose("stale", f"{self._stale} answers in a row of epoch {answer.epoch} and older", now)
+                return self._lose("stale", f"{self._stale} responses in a row of epoch {response.epoch} or older", now)
             return ()
         self._stale = 0
-        asked = self._asked.pop(answer.number, None)
-        if asked is None:
-            return self._strike(f"answer {answer.number} to no question", now)
-        return self._take(asked[0], answer.profile, now)
+        pending = self._pending.pop(response.number, None)
+        if pending is None:
+            return self._strike(f"response {response.number} matches no request", now)
+        return self._apply(pending[0], response.profile, now)
 
-    def gone(self, detail: str, now: int) -> Sequence[Decision]:
-        """The wire to the service is gone, or the service raised."""
+    def connection_lost(self, detail: str, now: int) -> Sequence[Decision]:
+        """The connection to the service is lost, or the service raised."""
         return self._lose("raised", detail, now)
 
-    def failed(self, failure: Failure, detail: str, now: int) -> Sequence[Decision]:
-        """A part of the service failed, as whoever asked it found out."""
+    def service_failed(self, failure: Failure, detail: str, now: int) -> Sequence[Decision]:
+        """A caller of the service found a failure."""
         return self._lose(failure, detail, now)
 
-    def look(self, now: int) -> Sequence[Decision]:
-        """Time has passed: an answer that is overdue means that the service is blocked."""
-        for question, asked_at in self._asked.values():
+    def check_timeout(self, now: int) -> Sequence[Decision]:
+        """Report the service as stalled if its oldest response is overdue."""
+        for request, asked_at in self._pending.values():
             if now - asked_at > self._answer_within_ns:
-                return self._lose("stalled", f"question {question.number} is {now - asked_at:,} ns old", now)
-            break  # they are in the order in which they were asked
+                return self._lose("stalled", f"request {request.number} is {now - asked_at:,} ns old", now)
+            break  # requests are in order: the first is the oldest
         return ()
 
     def restore(self, now: int) -> Sequence[Decision]:
-        """Somebody vouches for the service again: a new epoch begins, and everybody is asked about."""
+        """Accept the service again: begin a new epoch and request the profile of every entity."""
         if not self._is_lost:
-            raise Refused("the policy service is not lost", hint="Nothing needs to be restored.")
+            raise Refused("the policy service is not lost", hint="There is nothing to restore.")
         self._is_lost, self._strikes, self._stale = False, 0, 0
-        self.book = self.book.reload({})
-        self._record(PolicyReloaded(epoch=self.book.epoch))
-        out = list(self._machine.step(ServiceBack(self.book.epoch), now))
+        self.profiles = self.profiles.reload({})
+        self._record(PolicyReloaded(epoch=self.profiles.epoch))
+        out = list(self._engine.step(ServiceBack(self.profiles.epoch), now))
         for entity in list(self._subjects):
             out.extend(self._ask("operator", entity, now))
         return out
 
     def diagnostics(self) -> Diagnostics:
-        """How things stand."""
+        """The state of the link."""
         return Diagnostics(
-            epoch=self.book.epoch,
+            epoch=self.profiles.epoch,
             trusted=not self._is_lost,
             failure=self._failure,
             strikes=self._strikes,
-            waiting=len(self._asked),
+            waiting=len(self._pending),
             **self._counts,
         )
 
-    # --- inside ----------------------------------------------------------------------------------
+    # --- internals -------------------------------------------------------------------------------
 
-    def _take(self, question: Question, profile: Profile, now: int) -> Sequence[Decision]:
-        """Carry out an answer, as far as the engine allows it."""
+    def _apply(self, request: ProfileRequest, profile: Profile, now: int) -> Sequence[Decision]:
+        """Apply a response, as far as the engine allows it."""
         out: list[Decision] = []
-        order = Reweigh(question.entity, profile.weight, profile.latency_class, self.book.epoch)
+        update = Reweigh(request.entity, profile.weight, profile.latency_class, self.profiles.epoch)
         try:
-            self._machine.entity(question.entity)
-            out.extend(self._fund(question, profile, now))
-            out.extend(self._machine.step(order, now))
-        except EntityUnknown:  # it ended while the question was under way: nobody's fault
+            self._engine.entity(request.entity)
+            out.extend(self._apply_budget(request, profile, now))
+            out.extend(self._engine.step(update, now))
+        except EntityUnknown:  # it ended before the response arrived
             return self._drop()
         except RotaError as refusal:
-            return self._strike(f"profile for entity {question.entity}: {refusal.message}", now)
+            return self._strike(f"profile for entity {request.entity}: {refusal.message}", now)
         self._counts["taken"] += 1
         granted = profile.granted()
         self._record(
-            ProfileMapped(subject=question.subject, hint=question.hint, granted=granted, epoch=self.book.epoch)
+            ProfileMapped(subject=request.subject, hint=request.hint, granted=granted, epoch=self.profiles.epoch)
         )
         return out
 
-    def _fund(self, question: Question, profile: Profile, now: int) -> Sequence[Decision]:
-        """Give an entity the context that its profile says, in place of the one that an earlier profile gave it."""
-        entity, before = question.entity, self._funds.get(question.entity)
+    def _apply_budget(self, request: ProfileRequest, profile: Profile, now: int) -> Sequence[Decision]:
+        """Give an entity the context of its profile, replacing the one of its previous profile."""
+        entity, before = request.entity, self._contexts.get(request.entity)
         if profile.budget_ns is None:
-            return self._take_back(self._funds.pop(entity, None), now)
-        if before is not None and _is_alike(before.profile, profile):
+            return self._revoke(self._contexts.pop(entity, None), now)
+        if before is not None and _same_kind(before.profile, profile):
             budget, period = profile.budget_ns, profile.period_ns
             self._admission.adjust(before.owner, before.handle, before.context_id, budget=budget, period=period)
-            self._funds[entity] = before._replace(profile=profile)
+            self._contexts[entity] = before._replace(profile=profile)
             return ()
-        fund = self._new_fund(question, profile, profile.budget_ns)
-        decisions = [*self._machine.bind(fund.handle, entity)]
-        self._funds[entity] = fund
-        return [*decisions, *self._take_back(before, now)]
+        profile_context = self._new_context(request, profile, profile.budget_ns)
+        decisions = [*self._engine.bind(profile_context.handle, entity)]
+        self._contexts[entity] = profile_context
+        return [*decisions, *self._revoke(before, now)]
 
-    def _new_fund(self, question: Question, profile: Profile, budget_ns: int) -> _Fund:
+    def _new_context(self, request: ProfileRequest, profile: Profile, budget_ns: int) -> _ProfileContext:
         self._next_context += 1
         context = SchedulingContext(
             context_id=self._next_context,
@@ -278,13 +289,13 @@ class Steward:
             period=profile.period_ns,
             criticality=profile.criticality,
             overrun=profile.overrun,
-            bound_id=str(question.entity),
+            bound_id=str(request.entity),
         )
-        handle = self._admission.admit(question.subject, context)
-        return _Fund(question.subject, context.context_id, handle, profile)
+        handle = self._admission.admit(request.subject, context)
+        return _ProfileContext(request.subject, context.context_id, handle, profile)
 
-    def _take_back(self, fund: _Fund | None, now: int) -> Sequence[Decision]:
-        return () if fund is None else self._admission.revoke(fund.owner, fund.handle, fund.context_id, now)
+    def _revoke(self, given: _ProfileContext | None, now: int) -> Sequence[Decision]:
+        return () if given is None else self._admission.revoke(given.owner, given.handle, given.context_id, now)
 
     def _strike(self, detail: str, now: int) -> Sequence[Decision]:
         self._counts["refused"] += 1
@@ -295,23 +306,23 @@ class Steward:
 
     def _drop(self) -> Sequence[Decision]:
         self._counts["dropped"] += 1
-        self._machine.evidence.stale_orders += 1
+        self._engine.counters.stale_orders += 1
         return ()
 
     def _lose(self, failure: Failure, detail: str, now: int) -> Sequence[Decision]:
-        """Do without the service from now on."""
+        """Continue without the service."""
         if self._is_lost:
             return ()
         self._is_lost, self._failure = True, failure
-        self._asked.clear()
+        self._pending.clear()
         self.outbox.clear()
         self._record(PolicyFellBack(policy="profiles", failure=failure, detail=detail))
-        return self._machine.step(ServiceLost(failure), now)
+        return self._engine.step(ServiceLost(failure), now)
 
 
-def _is_alike(before: Profile, profile: Profile) -> bool:
-    """Whether two profiles ask for the same kind of context, so that only its numbers need to change."""
+def _same_kind(before: Profile, profile: Profile) -> bool:
+    """Whether two profiles need the same kind of context, so that only its numbers change."""
     return (before.criticality, before.overrun) == (profile.criticality, profile.overrun)
 
 
-_decoder = msgspec.json.Decoder(Answer)
+_decoder = msgspec.json.Decoder(ProfileResponse)

@@ -1,20 +1,18 @@
-"""Profiles: what a hint is worth.
+"""Profiles: what a hint grants.
 
-Whoever starts work on a core may say what kind of work it is. There are five hints:
+Code that starts work on a core can pass a hint about the kind of work. There are five hints:
 
-    latency_sensitive   answers somebody who waits: short turns that come soon
-    batch               long turns, whenever there is room
-    driver              serves a device: short turns and a larger share
-    poller              looks again and again: a cap on what it may burn, and fit for a leased core
-    agent               plain work, as most of it is
+    latency_sensitive   interactive work: short slices that come soon
+    batch               long slices, when there is capacity
+    driver              serves a device: short slices and a larger share
+    poller              polls continuously: its CPU time is capped, and it suits a leased core
+    agent               ordinary work
 
-A hint grants nothing by itself, and neither does a priority, a deadline or a budget that a graph or a queue
-entry carries: they are wishes until this book maps them to a weight, a latency class or a context, and every
-such mapping is recorded.
+A hint grants nothing by itself, and neither does a priority, a deadline or a budget in a graph or a queue entry. The
+profile table maps hints to a weight, a latency class or a context, and every mapping is recorded.
 
-The book has an epoch. Reading it anew makes the next one; whatever was decided under an older epoch means
-nothing any more. A session, an account or a service may have a profile of its own, which then counts instead of
-the one for the hint.
+The table has an epoch. A reload begins the next one; decisions of older epochs no longer apply. A session, an account
+or a service (a *subject*) can have a profile of its own, which replaces the one of the hint.
 """
 
 from __future__ import annotations
@@ -30,19 +28,19 @@ from rota.model.budgets import CRITICALITIES, Criticality, OverrunPolicy
 from rota.model.checks import Checks
 from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT
 
-__all__ = ["DEFAULTS", "HINTS", "Hint", "Profile", "ProfileBook"]
+__all__ = ["DEFAULTS", "HINTS", "Hint", "Profile", "ProfileTable"]
 
 Hint = Literal["latency_sensitive", "batch", "driver", "poller", "agent"]
 HINTS: tuple[Hint, ...] = ("latency_sensitive", "batch", "driver", "poller", "agent")
-SUBJECTS_MAX = 100_000  # with a profile of their own
+SUBJECTS_MAX = 100_000  # subjects with a profile of their own
 
-_profile = Checks("Profile", PolicyInvalid)
-_book = Checks("ProfileBook", PolicyInvalid)
+_profile_checks = Checks("Profile", PolicyInvalid)
+_table_checks = Checks("ProfileTable", PolicyInvalid)
 MS = 1_000_000
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody is given: a share, the length of its turns, and perhaps a budget per period."""
+    """What an entity gets: a weight, a slice length, and optionally a budget per period."""
 
     weight: int = WEIGHT_UNIT  # thousandths
     latency_class: LatencyClass = "normal"
@@ -52,15 +50,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     overrun: OverrunPolicy = "throttle"
 
     def __post_init__(self) -> None:
-        _profile.whole("weight", self.weight, 1, WEIGHT_MAX)
-        _profile.one_of("latency_class", self.latency_class, LATENCY_CLASSES)
-        _profile.one_of("criticality", self.criticality, CRITICALITIES)
-        _profile.whole("period_ns", self.period_ns, 1)
+        _profile_checks.whole("weight", self.weight, 1, WEIGHT_MAX)
+        _profile_checks.one_of("latency_class", self.latency_class, LATENCY_CLASSES)
+        _profile_checks.one_of("criticality", self.criticality, CRITICALITIES)
+        _profile_checks.whole("period_ns", self.period_ns, 1)
         if self.budget_ns is not None:
-            _profile.whole("budget_ns", self.budget_ns, 1, self.period_ns)
+            _profile_checks.whole("budget_ns", self.budget_ns, 1, self.period_ns)
 
     def granted(self) -> dict[str, Any]:
-        """The same as facts for the record."""
+        """The profile as plain data for an event."""
         return {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
 
 
@@ -73,50 +71,50 @@ DEFAULTS: Mapping[Hint, Profile] = {
 }
 
 
-class ProfileBook(msgspec.Struct, frozen=True, kw_only=True):
-    """Every profile in force, under one epoch number."""
+class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Every profile in force, under one epoch."""
 
     epoch: int = 1
     by_hint: Mapping[Hint, Profile] = msgspec.field(default_factory=lambda: dict(DEFAULTS))
     by_subject: Mapping[str, Profile] = msgspec.field(default_factory=dict)  # session, account or service
 
     def __post_init__(self) -> None:
-        _book.whole("epoch", self.epoch, 1)
+        _table_checks.whole("epoch", self.epoch, 1)
         for hint in self.by_hint:
-            _book.one_of("by_hint", hint, HINTS)
-        _book.whole("by_subject", len(self.by_subject), 0, SUBJECTS_MAX)
+            _table_checks.one_of("by_hint", hint, HINTS)
+        _table_checks.whole("by_subject", len(self.by_subject), 0, SUBJECTS_MAX)
         missing = [hint for hint in HINTS if hint not in self.by_hint]
         if missing:
-            raise _book.refuse("by_hint", f"says nothing about {', '.join(missing)}")
+            raise _table_checks.refuse("by_hint", f"has no profile for {', '.join(missing)}")
 
     def find(self, hint: Hint, subject: str | None = None) -> Profile:
-        """What a hint of somebody is worth."""
+        """Return the profile of a subject, or else that of a hint."""
         if subject is not None and subject in self.by_subject:
             return self.by_subject[subject]
-        return self.by_hint[_book.one_of("hint", hint, HINTS)]  # type: ignore[index]  # checked just here
+        return self.by_hint[_table_checks.one_of("hint", hint, HINTS)]  # type: ignore[index]  # checked just here
 
-    def reload(self, changes: Mapping[str, Any]) -> ProfileBook:
-        """The next epoch's book: this one with some profiles changed. A bad change changes nothing.
+    def reload(self, changes: Mapping[str, Any]) -> ProfileTable:
+        """Return the table of the next epoch with some profiles changed. An invalid change raises and changes nothing.
 
-        Keys are hints, or `subject:` and a name; values are the fields of a profile, or None to drop a subject's own.
+        Keys are hints, or `subject:` and a name; values are the fields of a profile, or None to remove a subject's own.
         """
         by_hint, by_subject = dict(self.by_hint), dict(self.by_subject)
         for key, fields in changes.items():
             subject = key.removeprefix("subject:")
             if subject == key:
-                hint = _book.one_of("changes", key, HINTS)
+                hint = _table_checks.one_of("changes", key, HINTS)
                 by_hint[hint] = _read(key, fields)  # type: ignore[index]  # checked just above
             elif fields is None:
                 by_subject.pop(subject, None)
             else:
-                by_subject[_book.text("changes", subject)] = _read(key, fields)
-        return ProfileBook(epoch=self.epoch + 1, by_hint=by_hint, by_subject=by_subject)
+                by_subject[_table_checks.text("changes", subject)] = _read(key, fields)
+        return ProfileTable(epoch=self.epoch + 1, by_hint=by_hint, by_subject=by_subject)
 
 
 def _read(key: str, fields: Any) -> Profile:
     try:
         return msgspec.convert(fields, Profile)
     except msgspec.ValidationError as problem:
-        raise _book.refuse(f"changes[{key!r}]", f"is no profile: {problem}") from problem
+        raise _table_checks.refuse(f"changes[{key!r}]", f"is not a profile: {problem}") from problem
     except ContextInvalid as problem:
-        raise _book.refuse(f"changes[{key!r}]", f"is no profile: {problem.message}") from problem
+        raise _table_checks.refuse(f"changes[{key!r}]", f"is not a profile: {problem.message}") from problem

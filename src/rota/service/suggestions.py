@@ -1,7 +1,7 @@
-"""What would start an entry: for each thing in its way the smallest change that lifts it.
+"""Suggestions: for each reason that blocks an entry, the smallest change that removes it.
 
-A change names a verb of the kernel and the arguments to call it with, just large enough: a budget is raised to what
-is used, reserved and asked for, a cap to one more than what runs. Where no verb helps, it says what to wait for.
+A suggestion names a method and its arguments, just large enough: a budget is raised to what is used, reserved and
+requested, a cap to one more than what runs. If no method helps, it says what to wait for.
 """
 
 from __future__ import annotations
@@ -11,100 +11,111 @@ from typing import Any
 
 import msgspec
 
-from rota.kernel.dry_run import Stage
-from rota.kernel.projects import find_project
+from rota.kernel.dry_run import DryRun
+from rota.kernel.lookups import find_project
 from rota.kernel.rows import KIND, PID, PROJECT
 from rota.model import reasons
-from rota.model.explanation import Change
+from rota.model.explanation import Suggestion
 from rota.model.lifecycle import ENTRY, EntryState
-from rota.model.reasons import Blocking
+from rota.model.reasons import BlockingBase
 from rota.store import Row
 from rota.store.statements import budgets as budget_sql
 from rota.store.statements import queue as queue_sql
 
-__all__ = ["DEADLINE_S", "lifting"]
+__all__ = ["DEADLINE_S", "suggestions_for"]
 
-DEADLINE_S = 60.0  # from now, for one whose deadline has passed
+DEADLINE_S = 60.0  # from now, for an entry whose deadline has passed
 BY = "operator"
-WELL = ("completed", "completed")  # the state and the exit kind of what ended well
+SUCCEEDED = ("completed", "completed")  # the state and exit kind of a successful entry
 
 
-def lifting(stage: Stage, row: Row, blocked: Iterable[Blocking]) -> Iterator[Change]:
-    """One change after the other; all of them together unblock the entry."""
-    constraint: list[Blocking] = []
+def suggestions_for(dry_run: DryRun, row: Row, blocked: Iterable[BlockingBase]) -> Iterator[Suggestion]:
+    """Yield the changes that together unblock the entry."""
+    constraint: list[BlockingBase] = []
     for reason in blocked:
         match reason:
-            case reasons.CapReached(level="project" | "kind") | reasons.PausedBy(level="project", by="constraint"):
+            case (
+                reasons.CapReached(level="project" | "kind")
+                | reasons.PausedByOperator(level="project", by="constraint")
+            ):
                 constraint.append(reason)
             case _:
-                yield from _lift(stage, row, reason)
+                yield from _remove_reason(dry_run, row, reason)
     if constraint:
-        yield from _loosen(stage, row, constraint)
+        yield from _relax_constraint(dry_run, row, constraint)
 
 
-def _lift(stage: Stage, row: Row, reason: Blocking) -> Iterator[Change]:
+def _remove_reason(dry_run: DryRun, row: Row, reason: BlockingBase) -> Iterator[Suggestion]:
     match reason:
         case reasons.NotYetRunnable() | reasons.BackingOff():
-            yield _change(row, "let it be runnable now", runnable_at=stage.now)
+            yield _change(row, "make it runnable now", runnable_at=dry_run.now)
         case reasons.PastDeadline():
-            yield _change(row, "give it a later deadline", deadline=stage.now + DEADLINE_S)
+            yield _change(row, "give it a later deadline", deadline=dry_run.now + DEADLINE_S)
         case reasons.AfterPredecessor():
-            yield from _see_predecessors_through(stage, row)
+            yield from _resolve_predecessors(dry_run, row)
         case reasons.OverBudget():
-            yield _raise_budget(stage, reason)
-        case reasons.LimitExhausted(until_at=until_at) | reasons.ContextDepleted(until_at=until_at):
-            yield Change("wait for the refill" if until_at else "let live runs that draw on it end", until_at=until_at)
+            yield _raise_budget(dry_run, reason)
+        case reasons.LimitExhausted(until_at=until_at) | reasons.ContextExhausted(until_at=until_at):
+            yield Suggestion(
+                "wait for the refill" if until_at else "wait until live runs that use it end", until_at=until_at
+            )
         case reasons.CapReached(running=running):
             arguments = {"pid": row[PID], "max_concurrent": running + 1}
-            yield Change(f"let agent {row[PID]} run {running + 1} at once", "agents.update", arguments)
+            yield Suggestion(f"raise max_concurrent of agent {row[PID]} to {running + 1}", "agents.update", arguments)
         case reasons.WorkspaceTaken():
             yield _free_workspace(row, reason)
-        case reasons.PausedBy() | reasons.ProjectInactive():
+        case reasons.PausedByOperator() | reasons.ProjectInactive():
             yield from _resume(row, reason)
         case reasons.NotQueued(state=state) if state != EntryState.DISPATCHED:
-            yield Change("nothing starts it again: enqueue a new one")
+            yield Suggestion("it has ended and cannot start again: enqueue a new entry")
 
 
-def _see_predecessors_through(stage: Stage, row: Row) -> Iterator[Change]:
-    """Those under way have to complete; for those that ended otherwise, somebody has to decide."""
-    found = stage.tx.run(queue_sql.PREDECESSORS, (row[0],))
-    waiting = [other for other, state, _ in found if state is not None and state not in ENTRY.final]
-    failed = [other for other, state, how in found if state in ENTRY.final and (state, how) != WELL]
+def _resolve_predecessors(dry_run: DryRun, row: Row) -> Iterator[Suggestion]:
+    """Live predecessors have to complete; to run after failed ones, the entry must be released."""
+    predecessors = dry_run.tx.run(queue_sql.PREDECESSORS, (row[0],))
+    waiting = [sched_id for sched_id, state, _ in predecessors if state is not None and state not in ENTRY.final]
+    failed = [
+        sched_id
+        for sched_id, state, exit_kind in predecessors
+        if state in ENTRY.final and (state, exit_kind) != SUCCEEDED
+    ]
     if waiting:
-        yield Change(f"let {', '.join(map(str, waiting))} complete")
+        yield Suggestion(f"wait until {', '.join(map(str, waiting))} complete")
     if failed:
-        yield Change(f"let it run although {', '.join(map(str, failed))} failed", "queue.release", {"sched_id": row[0]})
+        yield Suggestion(f"run it although {', '.join(map(str, failed))} failed", "queue.release", {"sched_id": row[0]})
 
 
-def _change(row: Row, words: str, **changes: float) -> Change:
-    return Change(words, "queue.change", {"sched_id": row[0], **changes})
+def _change(row: Row, words: str, **changes: float) -> Suggestion:
+    return Suggestion(words, "queue.change", {"sched_id": row[0], **changes})
 
 
-def _raise_budget(stage: Stage, reason: reasons.OverBudget) -> Change:
+def _raise_budget(dry_run: DryRun, reason: reasons.OverBudget) -> Suggestion:
     enough = reason.used + reason.reserved + reason.ask
     words = f"raise {reason.dim} of {reason.level} {reason.owner} from {reason.limit:,} to {enough:,}"
     if reason.level == "agent":
-        return Change(words, "ledger.update_grant", {"pid": int(reason.owner), "dim": reason.dim, "granted": enough})
-    window_s = stage.tx.run(budget_sql.BUDGET_WINDOW, (reason.owner, reason.dim))[0][0]
+        return Suggestion(
+            words, "ledger.update_grant", {"pid": int(reason.owner), "dim": reason.dim, "granted": enough}
+        )
+    window_s = dry_run.tx.run(budget_sql.BUDGET_WINDOW, (reason.owner, reason.dim))[0][0]
     arguments = {"level": reason.level, "owner": reason.owner, "dim": reason.dim, "limit": enough, "window_s": window_s}
-    return Change(words, "ledger.set_budget", arguments, until_at=reason.frees_at)
+    return Suggestion(words, "ledger.set_budget", arguments, until_at=reason.frees_at)
 
 
-def _free_workspace(row: Row, reason: reasons.WorkspaceTaken) -> Change:
+def _free_workspace(row: Row, reason: reasons.WorkspaceTaken) -> Suggestion:
     if reason.held_by:
-        return Change(f"let {' or '.join(map(str, reason.held_by))} end, or add a workspace")
+        return Suggestion(f"wait until {' or '.join(map(str, reason.held_by))} ends, or add a workspace")
     if row[PROJECT] is None:
-        return Change("it asks for a workspace, and only projects have them: put its agent into one")
-    named = f" {reason.workspace}" if reason.workspace else ""
-    return Change(f"add the workspace{named} to project {row[PROJECT]}")
+        return Suggestion("it needs a workspace, and only projects have workspaces: move its agent to a project")
+    name = f" {reason.workspace}" if reason.workspace else ""
+    return Suggestion(f"add the workspace{name} to project {row[PROJECT]}")
 
 
-def _resume(row: Row, reason: Blocking) -> Iterator[Change]:
+def _resume(row: Row, reason: BlockingBase) -> Iterator[Suggestion]:
     match reason:
-        case reasons.PausedBy(level="agent"):
-            yield Change(f"resume agent {row[PID]}", "agents.resume", {"pid": row[PID], "by": BY})
-        case reasons.PausedBy(level="fleet"):
-            yield Change("resume the fleet", "projects.resume_fleet", {"by": BY})
+        case reasons.PausedByOperator(level="agent"):
+            yield Suggestion(f"resume agent {row[PID]}", "agents.resume", {"pid": row[PID], "by": BY})
+        case reasons.PausedByOperator(level="fleet"):
+            yield Suggestion("resume the fleet", "projects.resume_fleet", {"by": BY})
         case reasons.ProjectInactive(status="ARCHIVED"):
             yield _move(row, "restore")
             yield _move(row, "resume")
@@ -112,27 +123,29 @@ def _resume(row: Row, reason: Blocking) -> Iterator[Change]:
             yield _move(row, "resume")
 
 
-def _move(row: Row, verb: str) -> Change:
-    return Change(f"{verb} project {row[PROJECT]}", "projects.move", {"project_id": row[PROJECT], "verb": verb})
+def _move(row: Row, verb: str) -> Suggestion:
+    return Suggestion(f"{verb} project {row[PROJECT]}", "projects.move", {"project_id": row[PROJECT], "verb": verb})
 
 
-def _loosen(stage: Stage, row: Row, blocked: list[Blocking]) -> Iterator[Change]:
-    """What a project's own cap and the constraint on it forbid: one constraint says several things."""
-    project = find_project(stage.tx, row[PROJECT])
-    constraint, loosened = project.constraint, project.constraint
+def _relax_constraint(dry_run: DryRun, row: Row, blocked: list[BlockingBase]) -> Iterator[Suggestion]:
+    """Relax the cap of a project and its constraint, which may block for several reasons."""
+    project = find_project(dry_run.tx, row[PROJECT])
+    constraint, relaxed = project.constraint, project.constraint
     for reason in blocked:
         match reason:
             case reasons.CapReached(level="kind", running=running):
-                wider = {**loosened.max_by_kind, row[KIND]: running + 1}
-                loosened = msgspec.structs.replace(loosened, max_by_kind=wider)
+                wider = {**relaxed.max_by_kind, row[KIND]: running + 1}
+                relaxed = msgspec.structs.replace(relaxed, max_by_kind=wider)
             case reasons.CapReached(running=running):
                 if constraint.exclusive and running >= 1:
-                    loosened = msgspec.structs.replace(loosened, exclusive=False)
+                    relaxed = msgspec.structs.replace(relaxed, exclusive=False)
                 if project.max_concurrent is not None and running >= project.max_concurrent:
                     arguments: dict[str, Any] = {"project_id": row[PROJECT], "max_concurrent": running + 1}
-                    yield Change(f"let project {row[PROJECT]} run {running + 1} at once", "projects.update", arguments)
+                    yield Suggestion(
+                        f"raise max_concurrent of project {row[PROJECT]} to {running + 1}", "projects.update", arguments
+                    )
             case _:
-                loosened = msgspec.structs.replace(loosened, pause_scheduling=False)
-    if loosened != constraint:
-        arguments = {"project_id": row[PROJECT], "constraint": msgspec.to_builtins(loosened)}
-        yield Change(f"loosen the constraint on project {row[PROJECT]}", "projects.constrain", arguments)
+                relaxed = msgspec.structs.replace(relaxed, pause_scheduling=False)
+    if relaxed != constraint:
+        arguments = {"project_id": row[PROJECT], "constraint": msgspec.to_builtins(relaxed)}
+        yield Suggestion(f"relax the constraint of project {row[PROJECT]}", "projects.constrain", arguments)

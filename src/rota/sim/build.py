@@ -1,4 +1,4 @@
-"""From a scenario to a simulation: the engine it asks for, its threads, and what happens when."""
+"""Builds a simulation from a scenario: the engine, its threads and the scheduled events."""
 
 from __future__ import annotations
 
@@ -8,86 +8,89 @@ from functools import partial
 from typing import Literal
 
 from rota.clock import SystemClock
-from rota.cores import Capacity, CpuIsolationLease, Handle, IslandPlan, Machine, RealtimeIsland, SchedulingContext
+from rota.cores import Capacity, CoresEngine, CpuIsolationLease, Handle, IslandPlan, RealtimeIsland, SchedulingContext
 from rota.cores.events import CoreOffline, CoreOnline, Decision, Revoke, RevokeLease, ServiceBack, ServiceLost
 from rota.cores.runqueue import Rule
-from rota.cores.trace import Trace
+from rota.cores.telemetry import EngineTrace
 from rota.policy.contract import Policy
-from rota.service.core_policy import CoreWindow
-from rota.service.policy_guard import Leash
+from rota.service.core_policy import CorePolicy
+from rota.service.policy_guard import PolicyGuard
 from rota.sim.scenario import ContextSpec, EventSpec, IslandSpec, LeaseSpec, Scenario, ThreadSpec, weight_of
 from rota.sim.simulation import Simulation
-from rota.sim.threads import Caller, Server, Thread, make_thread
+from rota.sim.threads import CallerThread, ServerThread, SimThread, make_thread
 
-__all__ = ["arrange", "build"]
+__all__ = ["apply_policy", "build_simulation"]
 
 US = 1_000
 MS = 1_000_000
 
 
-def build(
-    scenario: Scenario, *, rule: Rule | None = None, observe: bool = True, trace: Trace | None = None
+def build_simulation(
+    scenario: Scenario, *, rule: Rule | None = None, observe: bool = True, trace: EngineTrace | None = None
 ) -> Simulation:
-    """A simulation that stands at the beginning of a scenario. What does not fit is refused here."""
+    """Return a simulation at the start of a scenario. Contexts, leases and islands that do not fit are refused here."""
     return _Builder(scenario, rule, observe, trace).build()
 
 
-def arrange(simulation: Simulation, policy: Policy, every_ns: int) -> None:
-    """Let any policy say, every so often, who of those who wait on each core goes first; see `service.core_window`."""
+def apply_policy(simulation: Simulation, policy: Policy, every_ns: int) -> None:
+    """Let a policy choose, every `every_ns`, which waiting entities of each core run first."""
 
-    def failed(failure: Literal["raised", "stalled", "nonsense"], _detail: str, now: int) -> Sequence[Decision]:
-        return simulation.machine.step(ServiceLost(failure), now)
+    def on_failure(failure: Literal["raised", "stalled", "nonsense"], _detail: str, now: int) -> Sequence[Decision]:
+        return simulation.engine.step(ServiceLost(failure), now)
 
-    window = CoreWindow(simulation.machine, policy, Leash(SystemClock()), failed)
+    core_policy = CorePolicy(simulation.engine, policy, PolicyGuard(SystemClock()), on_failure)
 
-    def look() -> Sequence[Decision]:
-        simulation.happen(simulation.now + every_ns, look)
+    def arrange() -> Sequence[Decision]:
+        simulation.schedule(simulation.now + every_ns, arrange)
         now = simulation.now
-        return [one for core in range(simulation.machine.core_count) for one in window.arrange(core, now)]
+        return [one for core in range(simulation.engine.core_count) for one in core_policy.arrange(core, now)]
 
-    simulation.happen(0, look)
+    simulation.schedule(0, arrange)
 
 
 class _Builder:
-    """Names of the scenario, and the numbers and handles they became."""
+    """Maps the names of a scenario to numbers and handles of the engine."""
 
-    def __init__(self, scenario: Scenario, rule: Rule | None, observe: bool, trace: Trace | None) -> None:
+    def __init__(self, scenario: Scenario, rule: Rule | None, observe: bool, trace: EngineTrace | None) -> None:
         self._scenario = scenario
-        held = scenario.capacity
-        self._machine = Machine(
+        capacity = scenario.capacity
+        self._engine = CoresEngine(
             cores=scenario.cores,
             rule=rule or scenario.rule,
             blocking_ns=scenario.reschedule_us * US,
             trace=trace,
             capacity=Capacity(
-                memory_bytes=held.memory_bytes, slots=held.slots, tokens=held.tokens, devices=frozenset(held.devices)
+                memory_bytes=capacity.memory_bytes,
+                slots=capacity.slots,
+                tokens=capacity.tokens,
+                devices=frozenset(capacity.devices),
             ),
         )
-        self._simulation = Simulation(self._machine, reschedule_ns=scenario.reschedule_us * US, observe=observe)
+        self._simulation = Simulation(self._engine, reschedule_ns=scenario.reschedule_us * US, observe=observe)
         self._context_ids = {context.name: number for number, context in enumerate(scenario.context, 1)}
         self._lease_ids = {lease.name: number for number, lease in enumerate(scenario.lease, 1)}
         self._handles: dict[str, Handle] = {}  # of contexts
         self._leases: dict[str, Handle] = {}
-        self._threads: dict[str, list[Thread]] = {}  # by the name of their table
+        self._threads: dict[str, list[SimThread]] = {}  # by the name of their table
 
     def build(self) -> Simulation:
         scenario = self._scenario
         for group in scenario.group:
-            self._machine.add_group(group.name, weight=weight_of(group.weight), latency_class=group.latency)
-        of_islands = {name for island in scenario.island for name in island.contexts}
+            self._engine.add_group(group.name, weight=weight_of(group.weight), latency_class=group.latency)
+        in_islands = {name for island in scenario.island for name in island.contexts}
         for context in scenario.context:
-            if context.name not in of_islands:
-                self._handles[context.name] = self._machine.admit(self._context(context))
+            if context.name not in in_islands:
+                self._handles[context.name] = self._engine.admit(self._context(context))
         for thread in scenario.thread:
             self._add(thread)
-        self._introduce_callers()
+        self._connect_callers()
         for number, island in enumerate(scenario.island, 1):
             self._admit(number, island)
         self._bind_all()
-        self._foresee()
+        self._schedule_events()
         return self._simulation
 
-    # --- nouns -----------------------------------------------------------------------------------
+    # --- specs -----------------------------------------------------------------------------------
 
     def _context(self, spec: ContextSpec) -> SchedulingContext:
         return SchedulingContext(
@@ -141,9 +144,9 @@ class _Builder:
             contexts=tuple(self._context(one) for one in contexts),
             leases=tuple(self._lease(one) for one in leases),
         )
-        handles, decisions = self._machine.admit_island(plan)
-        self._simulation.obey(decisions)
-        self._machine.start_island(number)
+        handles, decisions = self._engine.admit_island(plan)
+        self._simulation.apply(decisions)
+        self._engine.start_island(number)
         for context in contexts:
             self._handles[context.name] = handles[self._context_ids[context.name]]
 
@@ -153,7 +156,7 @@ class _Builder:
         self._threads[spec.name] = []
         for number in range(spec.count):
             name = spec.name if spec.count == 1 else f"{spec.name}-{number}"
-            entity = self._machine.spawn(
+            entity = self._engine.spawn(
                 weight=weight_of(spec.weight),
                 latency_class=spec.latency,
                 slice_ns=None if spec.slice_us is None else spec.slice_us * US,
@@ -161,45 +164,45 @@ class _Builder:
                 core_mask=_mask(spec.cores),
                 needs_context=spec.needs_context,
             )
-            chance = random.Random(f"{self._scenario.seed}/{name}")  # noqa: S311  # a simulation, not a secret
-            thread = make_thread(spec, name, entity, chance)
+            rng = random.Random(f"{self._scenario.seed}/{name}")  # noqa: S311  # a simulation, not a secret
+            thread = make_thread(spec, name, entity, rng)
             self._threads[spec.name].append(thread)
             self._simulation.add(thread, spec.start_ms * MS)
 
-    def _introduce_callers(self) -> None:
-        """Callers of a server with a `count` are spread over its threads."""
+    def _connect_callers(self) -> None:
+        """Connect callers to servers. A server table with a `count` shares its callers among its threads."""
         for spec in self._scenario.thread:
             for number, thread in enumerate(self._threads[spec.name]):
-                if isinstance(thread, Caller) and spec.server is not None:
+                if isinstance(thread, CallerThread) and spec.server is not None:
                     servers = self._threads[spec.server]
                     server = servers[number % len(servers)]
-                    thread.server = server if isinstance(server, Server) else None
+                    thread.server = server if isinstance(server, ServerThread) else None
 
     def _bind_all(self) -> None:
         for group in self._scenario.group:
             if group.context is not None:
-                self._simulation.obey(self._machine.bind_group(self._handles[group.context], group.name))
+                self._simulation.apply(self._engine.bind_group(self._handles[group.context], group.name))
         for spec in self._scenario.thread:
             if spec.context is not None:
                 for thread in self._threads[spec.name]:
-                    self._simulation.obey(self._machine.bind(self._handles[spec.context], thread.entity))
+                    self._simulation.apply(self._engine.bind(self._handles[spec.context], thread.entity))
 
-    # --- what happens ----------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
-    def _foresee(self) -> None:
-        of_islands = {name for island in self._scenario.island for name in island.leases}
+    def _schedule_events(self) -> None:
+        in_islands = {name for island in self._scenario.island for name in island.leases}
         for lease in self._scenario.lease:
-            if lease.name not in of_islands:
-                self._simulation.happen(lease.at_ms * MS, partial(self._grant, lease))
+            if lease.name not in in_islands:
+                self._simulation.schedule(lease.at_ms * MS, partial(self._grant, lease))
         for event in self._scenario.event:
-            self._simulation.happen(event.at_ms * MS, self._what(event))
+            self._simulation.schedule(event.at_ms * MS, self._action(event))
 
     def _grant(self, spec: LeaseSpec) -> Sequence[Decision]:
-        self._leases[spec.name], decisions = self._machine.grant_lease(self._lease(spec))
+        self._leases[spec.name], decisions = self._engine.grant_lease(self._lease(spec))
         return decisions
 
-    def _what(self, spec: EventSpec) -> Callable[[], Sequence[Decision]]:
-        step, simulation = self._machine.step, self._simulation
+    def _action(self, spec: EventSpec) -> Callable[[], Sequence[Decision]]:
+        step, simulation = self._engine.step, self._simulation
         core, name = spec.core or 0, spec.name or ""
 
         def exit_all() -> Sequence[Decision]:
@@ -207,16 +210,16 @@ class _Builder:
                 simulation.end(thread.entity)
             return ()
 
-        whats: dict[str, Callable[[], Sequence[Decision]]] = {
+        actions: dict[str, Callable[[], Sequence[Decision]]] = {
             "core_offline": lambda: step(CoreOffline(core), simulation.now),
             "core_online": lambda: step(CoreOnline(core), simulation.now),
             "exit": exit_all,
             "revoke_context": lambda: step(Revoke(self._handles[name]), simulation.now),
             "revoke_lease": lambda: step(RevokeLease(self._leases[name]), simulation.now),
             "service_lost": lambda: step(ServiceLost("raised"), simulation.now),
-            "service_back": lambda: step(ServiceBack(self._machine.orders.epoch + 1), simulation.now),
+            "service_back": lambda: step(ServiceBack(self._engine.policy_updates.epoch + 1), simulation.now),
         }
-        return whats[spec.do]
+        return actions[spec.do]
 
 
 def _mask(cores: Iterable[int]) -> int:

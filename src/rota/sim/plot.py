@@ -1,7 +1,7 @@
-"""A drawing of a simulation as SVG: who ran on each core when, and what everybody was owed.
+"""Draws a simulation as SVG: which thread ran on each core when, and the lag of each thread.
 
-It is written by hand, text by text: a browser shows it, and nothing needs to be installed for it. A drawing has
-a bounded number of shapes; of a long simulation the beginning is drawn, and the drawing says so.
+The SVG is written as text, so it needs no extra package and opens in a browser. The number of shapes is limited: of a
+long simulation only the beginning is drawn, and the drawing says so.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from html import escape
 
 from rota.sim.simulation import LagSample, Segment, Simulation
 
-__all__ = ["SHAPES_MAX", "draw"]
+__all__ = ["SHAPES_MAX", "draw_svg"]
 
 SHAPES_MAX = 6_000
 WIDTH = 1200
-LEFT = 90  # room for names
-ROW = 26  # one core
-LAG = 220  # the lower half
+LEFT = 90  # space for names
+ROW = 26  # height of one core
+LAG = 220  # height of the lag chart
 LEGEND = 18
 LEGEND_COLUMNS = 6
-GOLDEN_ANGLE = 137.508  # degrees between two hues: however many there are, neighbours differ
+GOLDEN_ANGLE = 137.508  # degrees between two hues: neighbouring hues differ for any number of threads
 COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b", "#ff9da6", "#79706e")
 
 
-def draw(simulation: Simulation, title: str, *, until_ns: int | None = None) -> str:
-    """The drawing of a simulation's beginning, as the text of an SVG file."""
+def draw_svg(simulation: Simulation, title: str, *, until_ns: int | None = None) -> str:
+    """Return an SVG drawing of the beginning of a simulation."""
     until_ns = simulation.now if until_ns is None else min(until_ns, simulation.now)
     segments = [one for one in simulation.segments if one.start_ns < until_ns]
     if len(segments) > SHAPES_MAX:
@@ -34,11 +34,11 @@ def draw(simulation: Simulation, title: str, *, until_ns: int | None = None) -> 
     until_ns = max(1, until_ns)
     names = list(dict.fromkeys(segment.thread for segment in segments))
     canvas = _Canvas(until_ns, {name: _color(at) for at, name in enumerate(names)})
-    lag_top = 60 + simulation.machine.core_count * ROW + 30
+    lag_top = 60 + simulation.engine.core_count * ROW + 30
     height = lag_top + LAG + 50 + LEGEND * (len(names) // LEGEND_COLUMNS)
     body = [
         f'<text x="{LEFT}" y="24" font-size="15">{escape(title)}</text>',
-        *canvas.gantt(segments, simulation.machine.core_count),
+        *canvas.gantt(segments, simulation.engine.core_count),
         *canvas.lags([one for one in simulation.lags if one.at_ns <= until_ns], lag_top),
         *canvas.legend(lag_top + LAG + 30),
     ]
@@ -49,7 +49,7 @@ def draw(simulation: Simulation, title: str, *, until_ns: int | None = None) -> 
 
 
 def _color(number: int) -> str:
-    """A colour of its own for each thread: the first few from a palette, then around the wheel, lighter and darker."""
+    """Return a color for each thread: the first few from a palette, then around the color wheel."""
     if number < len(COLORS):
         return COLORS[number]
     lightness = 0.72 - 0.17 * (number % 3)
@@ -65,7 +65,7 @@ class _Canvas:
         self._colors = colors
 
     def gantt(self, segments: Sequence[Segment], cores: int) -> Iterator[str]:
-        """A row for each core."""
+        """One row for each core."""
         for core in range(cores):
             y = 50 + core * ROW
             yield f'<text x="8" y="{y + 14}">core {core}</text>'
@@ -78,14 +78,14 @@ class _Canvas:
             yield f"{shape}<title>{escape(tip)}</title></rect>"
 
     def lags(self, samples: Sequence[LagSample], top: int) -> Iterator[str]:
-        """What everybody was owed, over time: above the line it is owed, below it owes."""
-        most = max([abs(sample.lag_ns) for sample in samples], default=0) or 1
+        """The lag of each thread over time; above the line it is owed service."""
+        highest = max([abs(sample.lag_ns) for sample in samples], default=0) or 1
         middle = top + LAG // 2
-        yield f'<text x="8" y="{top + 12}">lag</text><text x="8" y="{top + 26}">±{_ms(most)}</text>'
+        yield f'<text x="8" y="{top + 12}">lag</text><text x="8" y="{top + 26}">±{_ms(highest)}</text>'
         yield f'<line x1="{LEFT}" y1="{middle}" x2="{WIDTH - 10}" y2="{middle}" stroke="#999"/>'
         for name, color in self._colors.items():
             points = " ".join(
-                f"{self._x(one.at_ns):.1f},{middle - one.lag_ns * (LAG // 2 - 6) / most:.1f}"
+                f"{self._x(one.at_ns):.1f},{middle - one.lag_ns * (LAG // 2 - 6) / highest:.1f}"
                 for one in samples
                 if one.thread == name
             )
@@ -95,7 +95,7 @@ class _Canvas:
         yield f'<text x="{WIDTH - 10}" y="{top + LAG + 14}" text-anchor="end">{_ms(self._until_ns)}</text>'
 
     def legend(self, top: int) -> Iterator[str]:
-        """Which color is whose."""
+        """The color of each thread."""
         for at, (name, color) in enumerate(self._colors.items()):
             x, y = LEFT + at % LEGEND_COLUMNS * 180, top + at // LEGEND_COLUMNS * LEGEND
             yield f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{color}"/>'

@@ -1,4 +1,4 @@
-"""What a simulation showed: shares, lag, latencies, misses, switches, migrations."""
+"""The report of a simulation: shares, lag, latencies, misses, switches and migrations."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from rota.sim.simulation import Simulation
-from rota.sim.threads import Thread
+from rota.sim.threads import SimThread
 
-__all__ = ["CoreReport", "Report", "Spread", "ThreadReport", "report"]
+__all__ = ["CoreReport", "SimReport", "ThreadReport", "TimeSpread", "make_report"]
 
 
-class Spread(msgspec.Struct, frozen=True):
-    """How a set of times is spread, in ns."""
+class TimeSpread(msgspec.Struct, frozen=True):
+    """The distribution of a set of times, in ns."""
 
     count: int
     p50_ns: int
@@ -21,8 +21,8 @@ class Spread(msgspec.Struct, frozen=True):
     max_ns: int
 
     @classmethod
-    def of(cls, times: Sequence[int]) -> Spread | None:
-        """The spread of some times, or None if there are none. A percentile is one of the times, not between two."""
+    def of(cls, times: Sequence[int]) -> TimeSpread | None:
+        """Return the distribution of some times, or None without times. Percentiles are not interpolated."""
         if not times:
             return None
         ordered = sorted(times)
@@ -31,57 +31,57 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class ThreadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of one thread."""
+    """The report of one thread."""
 
     name: str
     runtime_ns: int
-    share_ppm: int  # of one core, in millionths
+    share_ppm: int  # part of one core, in millionths
     lag_min_ns: int
     lag_max_ns: int
-    latency: Spread | None  # from waking to running
-    response: Spread | None  # from being asked to being done
+    latency: TimeSpread | None  # from waking to running
+    response: TimeSpread | None  # from request to completion
     switches: int
     preemptions: int
     migrations: int
 
 
 class CoreReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of one core."""
+    """The report of one core."""
 
     core: int
     idle_ppm: int
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulation showed."""
+class SimReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The report of a simulation."""
 
     duration_ns: int
     events: int
     threads: tuple[ThreadReport, ...]
     cores: tuple[CoreReport, ...]
-    counted: dict[str, int]  # the engine's evidence
-    decisions: dict[str, int]  # those that people want to know of, by kind
+    counted: dict[str, int]  # the engine's counters
+    decisions: dict[str, int]  # decisions other than run, preempt, idle and reschedule, by kind
 
 
-def report(simulation: Simulation) -> Report:
-    """What a simulation has shown so far."""
-    machine, now = simulation.machine, max(1, simulation.now)
-    return Report(
+def make_report(simulation: Simulation) -> SimReport:
+    """Return the report of a simulation so far."""
+    engine, now = simulation.engine, max(1, simulation.now)
+    return SimReport(
         duration_ns=simulation.now,
         events=simulation.events,
         threads=tuple(_threads(simulation)),
         cores=tuple(
-            CoreReport(core=core, idle_ppm=machine.idle_ns(core, now) * 1_000_000 // now)
-            for core in range(machine.core_count)
+            CoreReport(core=core, idle_ppm=engine.idle_ns(core, now) * 1_000_000 // now)
+            for core in range(engine.core_count)
         ),
-        counted=machine.evidence.counted(),
+        counted=engine.counters.as_dict(),
         decisions=dict(sorted(simulation.decisions.items())),
     )
 
 
 def _threads(simulation: Simulation) -> Iterator[ThreadReport]:
     for thread in simulation.threads.values():
-        account = simulation.machine.account(thread.entity, simulation.now)
+        account = simulation.engine.account(thread.entity, simulation.now)
         yield _thread(
             simulation,
             thread,
@@ -93,7 +93,7 @@ def _threads(simulation: Simulation) -> Iterator[ThreadReport]:
         yield _thread(simulation, thread, account.runtime_ns, counts)
 
 
-def _thread(simulation: Simulation, thread: Thread, runtime_ns: int, counts: tuple[int, int, int]) -> ThreadReport:
+def _thread(simulation: Simulation, thread: SimThread, runtime_ns: int, counts: tuple[int, int, int]) -> ThreadReport:
     low, high = simulation.lag_extremes.get(thread.name, (0, 0))
     switches, preemptions, migrations = counts
     return ThreadReport(
@@ -102,8 +102,8 @@ def _thread(simulation: Simulation, thread: Thread, runtime_ns: int, counts: tup
         share_ppm=runtime_ns * 1_000_000 // max(1, simulation.now),
         lag_min_ns=low,
         lag_max_ns=high,
-        latency=Spread.of(thread.latencies),
-        response=Spread.of(thread.responses),
+        latency=TimeSpread.of(thread.latencies),
+        response=TimeSpread.of(thread.responses),
         switches=switches,
         preemptions=preemptions,
         migrations=migrations,

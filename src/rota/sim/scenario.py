@@ -1,4 +1,4 @@
-"""A scenario: cores, who runs on them, and what happens, as a TOML file.
+"""Scenario files: cores, threads and events, in TOML.
 
     seed = 7
     cores = 2
@@ -12,15 +12,14 @@
     [[thread]]
     name = "editor"
     kind = "sleeper"
-    work_us = [200, 800]     # a whole number, or a range to draw from
+    work_us = [200, 800]     # a number, or a range to draw from
     sleep_us = [2000, 9000]
 
-Five kinds of threads: a *hog* never stops by itself; a *sleeper* works, sleeps and works again; a *periodic*
-one is asked for its work every so often; a *server* works when it is called; a *caller* works, calls a server,
-and sleeps. Times are whole microseconds and milliseconds, weights are numbers with up to three decimals.
+There are five kinds of threads: a *hog* works without end; a *sleeper* works, sleeps and works again; a *periodic* one
+has new work every period; a *server* works when it is called; a *caller* works, calls a server, and sleeps. Times are
+whole microseconds or milliseconds, weights are numbers with up to three decimals.
 
-A file that says something that cannot be is refused with the place and what was expected there, before anything
-runs.
+An invalid file is refused before anything runs, with the place of the error and the expected value.
 """
 
 from __future__ import annotations
@@ -44,25 +43,25 @@ __all__ = [
     "THREADS_MAX",
     "CapacitySpec",
     "ContextSpec",
+    "DurationUs",
     "EventSpec",
     "GroupSpec",
     "IslandSpec",
     "LeaseSpec",
     "Scenario",
-    "Span",
     "ThreadSpec",
-    "load",
-    "parse",
+    "load_scenario",
+    "parse_scenario",
     "weight_of",
 ]
 
 SCENARIO_BYTES_MAX = 1024 * 1024
-THREADS_MAX = 1_000_000  # counted after `count`
+THREADS_MAX = 1_000_000  # including `count`
 
-Span: TypeAlias = int | tuple[int, int]  # microseconds; a range is drawn from, both ends included
+DurationUs: TypeAlias = int | tuple[int, int]  # microseconds; a range includes both ends
 Kind = Literal["hog", "sleeper", "periodic", "caller", "server"]
 
-# what each kind must say, and may say nothing else of
+# the fields each kind requires; it accepts no others of these
 _KIND_FIELDS: dict[Kind, tuple[str, ...]] = {
     "hog": (),
     "sleeper": ("work_us", "sleep_us"),
@@ -100,7 +99,7 @@ class ContextSpec(_Table, frozen=True, kw_only=True):
 
 
 class ThreadSpec(_Table, frozen=True, kw_only=True):
-    """One thread, or `count` of them that are alike."""
+    """One thread, or `count` equal ones."""
 
     name: str
     kind: Kind
@@ -113,15 +112,15 @@ class ThreadSpec(_Table, frozen=True, kw_only=True):
     cores: tuple[int, ...] = ()
     needs_context: bool = False
     start_ms: int = 0
-    work_us: Span | None = None
-    sleep_us: Span | None = None
+    work_us: DurationUs | None = None
+    sleep_us: DurationUs | None = None
     every_us: int | None = None
     server: str | None = None
-    serve_us: Span | None = None
+    serve_us: DurationUs | None = None
 
 
 class LeaseSpec(_Table, frozen=True, kw_only=True):
-    """Cores for one group alone, from an instant on."""
+    """Exclusive cores for one group, from an instant on."""
 
     name: str
     owner: str
@@ -136,7 +135,7 @@ class LeaseSpec(_Table, frozen=True, kw_only=True):
 
 
 class IslandSpec(_Table, frozen=True, kw_only=True):
-    """A realtime graph that is admitted whole or refused whole."""
+    """A realtime graph that is admitted or refused as a whole."""
 
     name: str
     contexts: tuple[str, ...]
@@ -150,7 +149,7 @@ class IslandSpec(_Table, frozen=True, kw_only=True):
 
 
 class CapacitySpec(_Table, frozen=True, kw_only=True):
-    """What islands may reserve, besides cores."""
+    """What islands can reserve, besides cores."""
 
     memory_bytes: int = 0
     slots: int = 0
@@ -159,7 +158,7 @@ class CapacitySpec(_Table, frozen=True, kw_only=True):
 
 
 class EventSpec(_Table, frozen=True, kw_only=True):
-    """Something that happens at an instant."""
+    """An event at an instant."""
 
     at_ms: int
     do: Literal["core_offline", "core_online", "exit", "revoke_context", "revoke_lease", "service_lost", "service_back"]
@@ -168,13 +167,13 @@ class EventSpec(_Table, frozen=True, kw_only=True):
 
 
 class Scenario(_Table, frozen=True, kw_only=True):
-    """Everything a simulation is told."""
+    """A whole scenario file."""
 
     cores: int
     duration_ms: int
     seed: int = 1
     rule: Rule = "eevdf"
-    reschedule_us: int = 0  # how long a core takes to hear that it should look again
+    reschedule_us: int = 0  # delay of a reschedule
     capacity: CapacitySpec = CapacitySpec()
     group: tuple[GroupSpec, ...] = ()
     context: tuple[ContextSpec, ...] = ()
@@ -184,22 +183,22 @@ class Scenario(_Table, frozen=True, kw_only=True):
     event: tuple[EventSpec, ...] = ()
 
 
-def load(path: Path) -> Scenario:
+def load_scenario(path: Path) -> Scenario:
     """Read a scenario from a file."""
     try:
         size = path.stat().st_size
         if size > SCENARIO_BYTES_MAX:
-            raise ScenarioInvalid(f"{path} is {size:,} bytes; at most {SCENARIO_BYTES_MAX:,} are read")
+            raise ScenarioInvalid(f"{path} is {size:,} bytes; the maximum is {SCENARIO_BYTES_MAX:,}")
         text = path.read_text(encoding="utf-8")
     except OSError as problem:
         raise ScenarioInvalid(f"{path} cannot be read: {problem.strerror}") from problem
     except UnicodeDecodeError as problem:
         raise ScenarioInvalid(f"{path} is not UTF-8: {problem}") from problem
-    return parse(text, str(path))
+    return parse_scenario(text, str(path))
 
 
-def parse(text: str, source: str = "scenario") -> Scenario:
-    """Read a scenario from text; `source` is named in errors."""
+def parse_scenario(text: str, source: str = "scenario") -> Scenario:
+    """Read a scenario from text; errors name `source`."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
@@ -207,29 +206,29 @@ def parse(text: str, source: str = "scenario") -> Scenario:
     try:
         scenario = msgspec.convert(data, Scenario)
     except msgspec.ValidationError as problem:
-        raise ScenarioInvalid(f"{source}: {_in_our_words(problem)}") from problem
+        raise ScenarioInvalid(f"{source}: {_describe(problem)}") from problem
     for key, expected in _problems(scenario):
         raise ScenarioInvalid(f"{source}: {key} {expected}", field=key)
     return scenario
 
 
 def weight_of(weight: float) -> int:
-    """A weight as the engine counts it, in thousandths."""
+    """Return a weight in thousandths, as the engine counts it."""
     return round(weight * WEIGHT_UNIT)
 
 
-def _in_our_words(problem: msgspec.ValidationError) -> str:
-    """What msgspec found, with the place as people write it: thread[2].work_us."""
-    said, _, place = str(problem).partition(" - at `$")
+def _describe(problem: msgspec.ValidationError) -> str:
+    """Return a msgspec error with its place as written in the file: thread[2].work_us."""
+    text, _, place = str(problem).partition(" - at `$")
     place = place.strip("`").removeprefix(".")
-    return f"{place}: {said}" if place else said
+    return f"{place}: {text}" if place else text
 
 
-# --- what cannot be --------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------------
 
 
 def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
-    """Everything in a scenario that cannot be: the place, and what was expected there."""
+    """Every error in a scenario: the place, and what is wrong there."""
     yield from _outside("cores", scenario.cores, 1, CORES_MAX)
     yield from _outside("duration_ms", scenario.duration_ms, 1, 10**9)
     yield from _outside("reschedule_us", scenario.reschedule_us, 0, 10**6)
@@ -260,7 +259,7 @@ def _names(scenario: Scenario) -> Iterator[tuple[str, str]]:
             if not one.name:
                 yield f"{kind}[{at}].name", "must not be empty"
             if one.name in seen:
-                yield f"{kind}[{at}].name", f"is {one.name!r}, which another {kind} has"
+                yield f"{kind}[{at}].name", f"is {one.name!r}, already used by another {kind}"
             seen.add(one.name)
 
 
@@ -282,9 +281,9 @@ def _thread(place: str, thread: ThreadSpec, scenario: Scenario) -> Iterator[tupl
     for field in ("work_us", "sleep_us", "every_us", "server", "serve_us"):
         value, needed = getattr(thread, field), field in _KIND_FIELDS[thread.kind]
         if needed and value is None:
-            yield f"{place}.{field}", f"is missing: a {thread.kind} needs it"
+            yield f"{place}.{field}", f"is missing: a {thread.kind} requires it"
         elif value is not None and not needed:
-            yield f"{place}.{field}", f"is given, and a {thread.kind} takes none"
+            yield f"{place}.{field}", f"is not allowed: a {thread.kind} has none"
         elif value is not None and field != "server":
             yield from _span(f"{place}.{field}", value)
     if thread.server is not None:
@@ -303,41 +302,41 @@ def _lease(place: str, lease: LeaseSpec, scenario: Scenario) -> Iterator[tuple[s
 
 def _event(place: str, event: EventSpec, scenario: Scenario) -> Iterator[tuple[str, str]]:
     yield from _outside(f"{place}.at_ms", event.at_ms, 0, scenario.duration_ms)
-    about = {"exit": scenario.thread, "revoke_context": scenario.context, "revoke_lease": scenario.lease}.get(event.do)
+    named = {"exit": scenario.thread, "revoke_context": scenario.context, "revoke_lease": scenario.lease}.get(event.do)
     if event.do in ("core_offline", "core_online"):
         if event.core is None:
-            yield f"{place}.core", f"is missing: {event.do} needs it"
+            yield f"{place}.core", f"is missing: {event.do} requires it"
         else:
             yield from _cores(f"{place}.core", (event.core,), scenario)
-    if about is not None:
+    if named is not None:
         if event.name is None:
-            yield f"{place}.name", f"is missing: {event.do} needs it"
-        yield from _known(f"{place}.name", event.name, about)
+            yield f"{place}.name", f"is missing: {event.do} requires it"
+        yield from _known(f"{place}.name", event.name, named)
 
 
 def _outside(place: str, value: int, low: int, high: int) -> Iterator[tuple[str, str]]:
     if not low <= value <= high:
-        yield place, f"must lie from {low:,} to {high:,}, not {value:,}"
+        yield place, f"must be from {low:,} to {high:,}, not {value:,}"
 
 
-def _span(place: str, span: Span) -> Iterator[tuple[str, str]]:
+def _span(place: str, span: DurationUs) -> Iterator[tuple[str, str]]:
     low, high = (span, span) if isinstance(span, int) else span
     if not 1 <= low <= high <= 10**10:
-        yield place, f"must be at least 1 microsecond, and a range must ascend, not {span}"
+        yield place, f"must be at least 1 microsecond, and a range must be ascending, not {span}"
 
 
 def _weight(place: str, weight: float) -> Iterator[tuple[str, str]]:
     if not math.isfinite(weight) or not 1 <= weight_of(weight) <= WEIGHT_MAX:
-        yield place, f"must lie from 0.001 to {WEIGHT_MAX // WEIGHT_UNIT:,}, not {weight}"
+        yield place, f"must be from 0.001 to {WEIGHT_MAX // WEIGHT_UNIT:,}, not {weight}"
 
 
 def _cores(place: str, cores: tuple[int, ...], scenario: Scenario) -> Iterator[tuple[str, str]]:
     for core in cores:
         if not 0 <= core < scenario.cores:
-            yield place, f"names core {core}; there are 0 to {scenario.cores - 1}"
+            yield place, f"names core {core}; cores are 0 to {scenario.cores - 1}"
 
 
 def _known(place: str, name: str | None, among: Any) -> Iterator[tuple[str, str]]:
     names = [one.name for one in among]
     if name is not None and name not in names:
-        yield place, f"is {name!r}; known are: {', '.join(names) or 'none'}"
+        yield place, f"is {name!r}; defined: {', '.join(names) or 'none'}"

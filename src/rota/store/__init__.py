@@ -1,25 +1,42 @@
-"""Layer 1: where rows live. `open` is the only place that names a concrete store."""
+"""The store: transactions on one SQLite file or in memory (layer 1).
+
+`open` and `open_joined` are the only places that name a concrete store.
+"""
 
 from __future__ import annotations
 
 from rota.clock import Clock
 from rota.errors import StoreUnavailable
-from rota.store.joined import JointStore
-from rota.store.protocol import Nudge, Row, Statement, Store, Transaction
-from rota.store.sqlite import Durability, SqliteStore
+from rota.store.joined import JoinedStore
+from rota.store.protocol import Row, Statement, Store, Transaction, TransactionEffects, WakeHandle
+from rota.store.requests import PostedWrite
+from rota.store.sqlite import SQLITE_OLDEST, Durability, SqliteStore
 
-__all__ = ["JointStore", "Nudge", "Row", "Statement", "Store", "Transaction", "open", "open_joint"]
+__all__ = [
+    "SQLITE_OLDEST",
+    "Durability",
+    "JoinedStore",
+    "PostedWrite",
+    "Row",
+    "Statement",
+    "Store",
+    "Transaction",
+    "TransactionEffects",
+    "WakeHandle",
+    "open",
+    "open_joined",
+]
 
 
-def open(  # noqa: A001  # `store.open` reads as what it is; nobody imports it bare
+def open(  # noqa: A001  # callers write `store.open`; the bare name is never imported
     url: str, *, clock: Clock | None = None, durability: Durability = "full", read_only: bool = False
 ) -> Store:
-    """Open a store by its address: a file's path, or `:memory:` for one that lives in this process."""
+    """Open a store: the path of a file, or `:memory:` for one that lives in this process."""
     if "://" in url:
-        raise StoreUnavailable(f"no store for {url!r}", hint="Give a file's path, or :memory:.")
+        raise StoreUnavailable(f"no store for {url!r}", hint="Give the path of a file, or :memory:.")
     return SqliteStore(url, clock=clock, durability=durability, read_only=read_only)
 
 
-def open_joint(path: str, *, clock: Clock | None = None, durability: Durability = "full") -> JointStore:
-    """Open a store to which whole verbs can be posted, as a daemon does."""
-    return JointStore(SqliteStore(path, clock=clock, durability=durability))
+def open_joined(path: str, *, clock: Clock | None = None, durability: Durability = "full") -> JoinedStore:
+    """Open a store that accepts posted writes, as the daemon does."""
+    return JoinedStore(SqliteStore(path, clock=clock, durability=durability))

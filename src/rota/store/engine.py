@@ -1,28 +1,28 @@
-"""What a database does for the writer: a transaction, marks in it, and word of what others did."""
+"""What the writer needs of a database: a transaction, savepoints in it, and notice of foreign commits."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from rota.store.protocol import Notes, Transaction
+from rota.store.protocol import Transaction, TransactionEffects
 
-__all__ = ["Engine", "GroupFailed"]
+__all__ = ["TransactionLost", "WriteEngine"]
 
 
-class GroupFailed(BaseException):
-    """The transaction is gone with everything in it, through no fault of one request.
+class TransactionLost(BaseException):
+    """The database dropped the whole transaction, and not because of one request: a full disk, an I/O error.
 
-    Not an `Exception`: work that catches those must not go on writing when there is nothing left to write in.
+    Not an `Exception`: work that catches those must not go on writing when no transaction is left.
     """
 
 
-class Engine(Protocol):
-    """What a database does for a group. `GroupFailed` out of any of it means that the transaction is gone."""
+class WriteEngine(Protocol):
+    """The database as the writer sees it. Any method may raise `TransactionLost`."""
 
-    alone: bool  # nobody else had the file open when the last transaction began, so there is nobody to tell
+    sole_user: bool  # no other connection had the file open when the last transaction began: no notifications
 
     def begin(self) -> None:
-        """Begin a transaction that may write."""
+        """Begin a write transaction."""
         ...
 
     def commit(self) -> None:
@@ -30,7 +30,7 @@ class Engine(Protocol):
         ...
 
     def rollback(self) -> bool:
-        """Undo it, unless it is durable already: then the answer is False. Never raises."""
+        """Roll back; return False if the transaction is already durable. Never raises."""
         ...
 
     def savepoint(self) -> None:
@@ -38,21 +38,21 @@ class Engine(Protocol):
         ...
 
     def release(self) -> None:
-        """Keep what the request did."""
+        """Keep the request's changes."""
         ...
 
     def rollback_to(self) -> None:
-        """Undo what the request did, and only that."""
+        """Undo the request's changes and no others."""
         ...
 
-    def transaction(self, notes: Notes) -> Transaction:
-        """The open transaction as one request sees it."""
+    def transaction(self, effects: TransactionEffects) -> Transaction:
+        """Return the open transaction as one request sees it."""
         ...
 
-    def changed_elsewhere(self) -> bool:
-        """Whether somebody outside this engine has committed since the last time this was asked."""
+    def has_foreign_commit(self) -> bool:
+        """Whether another connection has committed since the last call."""
         ...
 
-    def ring(self) -> None:
+    def notify_listeners(self) -> None:
         """Tell other processes that something was committed."""
         ...

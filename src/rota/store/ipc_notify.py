@@ -1,13 +1,18 @@
-"""How processes on one file wake each other.
+"""How processes that share a file tell each other about commits.
 
-Every process that has somebody waiting listens on a datagram socket in a folder beside the file; whoever
-commits something others may wait for sends a byte to each. A bell is a hint and nothing more: what changed
-is read from the file, and a poll every `POLL_S` is the net under a bell that could not be hung or was missed.
+Every process in which a request waits listens on a datagram socket in a folder beside the file. A process that commits
+sends one byte to each of these sockets. The datagram is only a hint: the listener reads from the file what changed. A
+poll every `POLL_S` covers a socket that could not be created and a datagram that was lost.
 
-Who listens is asked at every commit, where even one call of the system is dear: the processor comes back from a
-flush with nothing in its caches. So there is a *board*, a few bytes of memory that all processes share (they map the
-lock file): whoever hangs a bell leaves a new mark on it, and whoever rings looks at the board only. And whoever opens
-the file leaves its name there, so that the one who was first can tell whether it still has the file to itself.
+The sender must know at every commit whether another process listens, and even one system call is expensive there: after
+a disk flush the CPU caches are cold. So all processes map a few bytes of the lock file as shared memory:
+
+    bytes  0 to 7   listener version: a new random value whenever a process starts to listen
+    bytes  8 to 15  unused (a counter in files of earlier versions)
+    bytes 16 to 23  last opener: a random id, written by each process that opens the file
+
+The sender compares the listener version with the one it saw last and lists the folder only if it differs. A process
+that found the file unused compares the last opener with its own id to know that it is still the only user.
 """
 
 from __future__ import annotations
@@ -22,99 +27,99 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["POLL_S", "Bells", "Board", "Watch"]
+__all__ = ["POLL_S", "CommitListener", "CommitNotifier", "SharedWords"]
 
-POLL_S = 0.05  # how late a missed bell is noticed
+POLL_S = 0.05  # how late a lost notification is noticed
 _SUFFIX = ".bell"
-_ADDRESS_BYTES_MAX = 100  # what a socket address holds, with some to spare
-_MARK_BYTES = 8
-_NAME_AT = 16  # between them stood a count, in files of earlier versions
-_BOARD_BYTES = 24
+_ADDRESS_BYTES_MAX = 100  # a socket address holds 108
+_VERSION_BYTES = 8
+_OPENER_AT = 16
+_SIZE_BYTES = 24
 _log = logging.getLogger(__name__)
 
 
-class Board:
-    """A few bytes that all who hold the same file share. Written under the lock of whoever commits, or by chance."""
+class SharedWords:
+    """The bytes of the lock file that every user of the database maps. Written with the lock held, or at random."""
 
     def __init__(self, lock: int) -> None:
-        # room on the disk, not only a size: where that is missing, writing to shared memory kills the process
-        os.posix_fallocate(lock, 0, _BOARD_BYTES)
-        self._bytes = mmap.mmap(lock, _BOARD_BYTES)
-        self.last_comer = memoryview(self._bytes)[_NAME_AT:]  # the name of whoever opened the file last
+        # allocates disk blocks, not only a size: without them, a write to the mapping kills the process on a full disk
+        os.posix_fallocate(lock, 0, _SIZE_BYTES)
+        self._bytes = mmap.mmap(lock, _SIZE_BYTES)
+        self.last_opener = memoryview(self._bytes)[_OPENER_AT:]  # the id of the process that opened the file last
 
     @property
-    def mark(self) -> bytes:
-        """Something else whenever a bell was hung."""
-        return self._bytes[:_MARK_BYTES]
+    def listener_version(self) -> bytes:
+        """A value that changes whenever a process starts to listen."""
+        return self._bytes[:_VERSION_BYTES]
 
-    @mark.setter
-    def mark(self, mark: bytes) -> None:
-        self._bytes[:_MARK_BYTES] = mark
+    @listener_version.setter
+    def listener_version(self, version: bytes) -> None:
+        self._bytes[:_VERSION_BYTES] = version
 
     def close(self) -> None:
-        """Look no more."""
-        self.last_comer.release()
+        """Unmap the bytes."""
+        self.last_opener.release()
         self._bytes.close()
 
 
-class Bells:
-    """The folder of bells beside one file."""
+class CommitNotifier:
+    """Sends notifications to the listeners of one file, and owns this process's listening socket."""
 
-    def __init__(self, path: str, board: Board) -> None:
+    def __init__(self, path: str, words: SharedWords) -> None:
         self._folder = Path(f"{path}-bells")
-        self._board = board
-        self._seen = b""  # what was on the board when the others were last listed
-        self._name = ""
+        self._words = words
+        self._seen_version = b""  # the listener version when the other sockets were last listed
+        self._own_name = ""
         self._own: socket.socket | None = None
         self._out: socket.socket | None = None
         self._others: list[str] = []
 
-    def hang(self) -> socket.socket | None:
-        """Listen; None where the system does not let us, and then the poll has to do."""
+    def listen(self) -> socket.socket | None:
+        """Create and return this process's socket; None if the system refuses, and then only the poll is left."""
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            # not from the pid alone: one that was killed leaves its bell behind, and pids come again
-            self._name = f"{os.getpid()}-{os.urandom(8).hex()}{_SUFFIX}"
+            # more than the pid: a killed process leaves its socket behind, and pids are reused
+            self._own_name = f"{os.getpid()}-{os.urandom(8).hex()}{_SUFFIX}"
             self._own = self._bind()
-            self._board.mark = os.urandom(_MARK_BYTES)
+            self._words.listener_version = os.urandom(_VERSION_BYTES)
         return self._own
 
-    def ring(self) -> None:
-        """Wake everybody else who listens. Costs a look at the board where nobody does."""
-        mark = self._board.mark
-        if mark != self._seen:
-            with contextlib.suppress(OSError):  # short of something: then they are listed at the next ring
-                self._others = self._list()
-                self._seen = mark
+    def notify(self) -> None:
+        """Wake every other listener. Without listeners this costs one look at shared memory."""
+        version = self._words.listener_version
+        if version != self._seen_version:
+            with contextlib.suppress(OSError):  # out of descriptors or memory: list them at the next commit
+                self._others = self._list_others()
+                self._seen_version = version
         for name in self._others:
             self._send(name)
 
-    def take_down(self) -> None:
-        """Stop listening."""
+    def stop_listening(self) -> None:
+        """Close and remove this process's socket."""
         if self._own is not None:
             self._own.close()
             with contextlib.suppress(OSError):
-                (self._folder / self._name).unlink()
+                (self._folder / self._own_name).unlink()
 
     def close(self) -> None:
-        """Stop ringing."""
+        """Close the sending socket."""
         if self._out is not None:
             self._out.close()
 
     def _bind(self) -> socket.socket:
         own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
-            with self._address(self._name) as address:
+            with self._address(self._own_name) as address:
                 own.bind(address)
         except OSError:
             own.close()
             raise
         return own
 
-    def _list(self) -> list[str]:
+    def _list_others(self) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
             names = [path.name for path in self._folder.iterdir()]
-            return [name for name in names if name.endswith(_SUFFIX) and name != self._name]
+            return [name for name in names if name.endswith(_SUFFIX) and name != self._own_name]
         return []
 
     def _send(self, name: str) -> None:
@@ -123,15 +128,15 @@ class Bells:
                 self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             with self._address(name) as address:
                 self._out.sendto(b"!", address)
-        except ConnectionRefusedError:  # whoever listened there is gone
+        except ConnectionRefusedError:  # its process has died
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
         except OSError:
-            pass  # it has not answered its bell yet, or we are short of something: it will look anyway
+            pass  # its buffer is full, or we are out of descriptors: its poll covers that
 
     @contextlib.contextmanager
     def _address(self, name: str) -> Iterator[str]:
-        """A path that fits a socket address (108 bytes), however deep the file lies."""
+        """A path that fits a socket address, however deep the folder lies."""
         path = str(self._folder / name)
         if len(os.fsencode(path)) < _ADDRESS_BYTES_MAX:
             yield path
@@ -143,12 +148,12 @@ class Bells:
             os.close(folder)
 
 
-class Watch:
-    """A thread that looks whenever the bell rings, and every `POLL_S` in any case."""
+class CommitListener:
+    """A thread that calls `check` after every notification, and every `POLL_S` in any case."""
 
-    def __init__(self, bells: Bells | None, look: Callable[[], None]) -> None:
-        self._bells = bells
-        self._look = look
+    def __init__(self, notifier: CommitNotifier | None, check: Callable[[], None]) -> None:
+        self._notifier = notifier
+        self._check = check
         self._stop_in, self._stop_out = os.pipe()
         self._thread = threading.Thread(target=self._run, name="rota-watch", daemon=True)
         self._thread.start()
@@ -157,32 +162,32 @@ class Watch:
         """End the thread."""
         os.write(self._stop_out, b"!")
         os.close(self._stop_out)
-        if self._thread is not threading.current_thread():  # one who is told of a change may close the store
+        if self._thread is not threading.current_thread():  # a change listener may close the store
             self._thread.join()
 
     def _run(self) -> None:
-        bell = self._bells.hang() if self._bells is not None else None
-        ends = select.poll()  # not select(): that one refuses numbers above 1,023
-        ends.register(self._stop_in, select.POLLIN)
-        if bell is not None:
-            ends.register(bell, select.POLLIN)
-        while self._stop_in not in (ready := [end for end, _ in ends.poll(POLL_S * 1_000)]):
-            self._look_once(bell if ready else None)
+        own = self._notifier.listen() if self._notifier is not None else None
+        poll = select.poll()  # select() refuses descriptors above 1,023
+        poll.register(self._stop_in, select.POLLIN)
+        if own is not None:
+            poll.register(own, select.POLLIN)
+        while self._stop_in not in (ready := [descriptor for descriptor, _ in poll.poll(POLL_S * 1_000)]):
+            self._check_once(own if ready else None)
         os.close(self._stop_in)
-        if self._bells is not None:
-            self._bells.take_down()
+        if self._notifier is not None:
+            self._notifier.stop_listening()
 
-    def _look_once(self, rung: socket.socket | None) -> None:
+    def _check_once(self, notified: socket.socket | None) -> None:
         try:
-            if rung is not None:
-                _drain(rung)
-            self._look()
-        except Exception:  # the net must hold: whoever waits here waits for the next look
-            _log.exception("a look at what other processes wrote failed")
+            if notified is not None:
+                _drain(notified)
+            self._check()
+        except Exception:  # the thread must survive: parked requests depend on the next check
+            _log.exception("the check for commits of other processes failed")
 
 
-def _drain(bell: socket.socket) -> None:
-    """Many rings are one."""
+def _drain(own: socket.socket) -> None:
+    """Read all pending datagrams: several notifications need one check."""
     with contextlib.suppress(BlockingIOError):
-        while bell.recv(64):
+        while own.recv(64):
             pass

@@ -1,12 +1,12 @@
 """A store whose calls can join a transaction that is already open.
 
-The kernel's verbs each ask the store for a transaction and wait for its commit. A daemon has many of them at hand
-at once and no thread for each. So it posts a verb as a whole: while that runs inside the writer's group, every
-`write`, `wait` and `read` it makes goes to the group's own transaction, and the verb returns without a commit. Its
-answer counts once the group's commit is durable, which is when the one who posted it is told.
+Each kernel call asks the store for a transaction and waits for its commit. A daemon has many calls to serve at the same
+time and no thread for each. So it posts a whole call as one write: while the call runs inside the writer's batch, every
+`write`, `wait` and `read` it makes uses the batch's own transaction, and the call returns without a commit. Its result
+is valid once the batch is durable; `on_done` is called then.
 
-Whatever a posted verb wrote is one unit: all of it or, if it raises, nothing. A posted verb may be run again, when a
-commit failed or when it waits; it has no effect but on the store, so nobody can tell.
+A posted call is one unit: all of its changes are committed or, if it raises, none. It may run more than once, after a
+failed commit or after it was parked; that is safe because it has no effect outside the store.
 """
 
 from __future__ import annotations
@@ -15,70 +15,75 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
-from rota.store.protocol import Nudge, Store, Transaction
-from rota.store.requests import Posted
+from rota.store.protocol import Store, Transaction, WakeHandle
+from rota.store.requests import PostedWrite
 from rota.store.sqlite import SqliteStore
 
-__all__ = ["JointStore"]
+__all__ = ["JoinedStore"]
 
 T = TypeVar("T")
 
 
-class _Open(threading.local):
-    """The transaction that the present thread is inside of."""
+class _OpenTransaction(threading.local):
+    """The transaction that the current thread is inside of."""
 
     tx: Transaction | None = None
 
 
-class JointStore(Store):
-    """A store, and the verbs posted to it."""
+class JoinedStore(Store):
+    """A store that also accepts posted writes."""
 
     def __init__(self, store: SqliteStore) -> None:
         self.clock = store.clock
         self._store = store
-        self._open = _Open()
+        self._open = _OpenTransaction()
 
-    # --- posting ---------------------------------------------------------------------------------
+    # --- posted writes ---------------------------------------------------------------------------
 
-    def errand(
-        self, verb: Callable[[], T], told: Callable[[], None], *, parks: bool = False, same: Hashable = None
-    ) -> Posted[T]:
-        """A verb to be posted. One that parks waits while its answer is empty, until it is withdrawn."""
+    def posted_write(
+        self,
+        call: Callable[[], T],
+        on_done: Callable[[], None],
+        *,
+        may_park: bool = False,
+        equivalence_key: Hashable = None,
+    ) -> PostedWrite[T]:
+        """Wrap a call to be posted. With `may_park` it waits while its result is empty, until it is withdrawn."""
 
         def work(tx: Transaction) -> T:
             self._open.tx = tx
             try:
-                return verb()
+                return call()
             finally:
                 self._open.tx = None
 
-        return Posted(work, told, parks=parks, same=same)
+        return PostedWrite(work, on_done, may_park=may_park, equivalence_key=equivalence_key)
 
-    def post(self, errands: Sequence[Posted[Any]]) -> None:
-        """Leave verbs with the writer: they share a commit, and each is told when it is answered."""
-        self._store.post(errands)
+    def post(self, writes: Sequence[PostedWrite[Any]]) -> None:
+        """Queue writes that share a commit; each one's `on_done` is called when it is done."""
+        self._store.post(writes)
 
-    def run(self, errands: Sequence[Posted[Any]]) -> bool:
-        """Run verbs here and now, in one commit, if nobody else writes; the answer is whether it was."""
-        return self._store.run(errands)
+    def try_run(self, writes: Sequence[PostedWrite[Any]]) -> bool:
+        """Run writes on this thread in one commit if no other writer is active; return whether they ran."""
+        return self._store.try_run(writes)
 
-    def settled(self) -> None:
-        """Come back when the group whose answers are being given has all of them."""
-        self._store.settled()
+    def wait_delivered(self) -> None:
+        """Return when the batch whose results are being delivered has delivered all of them."""
+        self._store.wait_delivered()
 
     @property
     def parked(self) -> int:
-        """How many posted verbs and callers wait for something to be handed out."""
+        """The number of parked requests."""
         return self._store.parked
 
-    def withdraw(self, errand: Posted[Any]) -> None:
-        """Let a posted verb wait no longer."""
-        self._store.withdraw(errand)
+    def withdraw(self, write: PostedWrite[Any]) -> None:
+        """End the wait of a posted write."""
+        self._store.withdraw(write)
 
-    # --- a store ---------------------------------------------------------------------------------
+    # --- the store protocol ----------------------------------------------------------------------
 
     def write(self, work: Callable[[Transaction], T]) -> T:
-        """Run work in the transaction that is open, or in one of its own."""
+        """Run work in the open transaction, or in a new one."""
         tx = self._open.tx
         return self._store.write(work) if tx is None else work(tx)
 
@@ -86,38 +91,38 @@ class JointStore(Store):
         self,
         work: Callable[[Transaction], list[T]],
         timeout_s: float,
-        same: Hashable = None,
-        nudge: Nudge | None = None,
+        equivalence_key: Hashable = None,
+        handle: WakeHandle | None = None,
     ) -> list[T]:
-        """Like write; only outside of a posted verb does it wait."""
+        """Like write; it waits only outside of a posted write."""
         tx = self._open.tx
-        return self._store.wait(work, timeout_s, same, nudge) if tx is None else work(tx)
+        return self._store.wait(work, timeout_s, equivalence_key, handle) if tx is None else work(tx)
 
-    def nudge(self, nudge: Nudge) -> None:
-        """Let whoever waits with this nudge go, empty-handed."""
-        self._store.nudge(nudge)
+    def interrupt(self, handle: WakeHandle) -> None:
+        """Wake the request parked on this handle; if none is parked, the next wait returns immediately."""
+        self._store.interrupt(handle)
 
-    def rehearse(self, work: Callable[[Transaction], T]) -> T:
-        """Run work as if it were to be written, and undo it."""
-        return self._store.rehearse(work)
+    def dry_run(self, work: Callable[[Transaction], T]) -> T:
+        """Run work as `write` does and always roll back."""
+        return self._store.dry_run(work)
 
     def read(self, work: Callable[[Transaction], T]) -> T:
-        """Run work on one consistent view: inside a posted verb, on what it has written so far."""
+        """Run work on one consistent view; inside a posted write, on what it has written so far."""
         tx = self._open.tx
         return self._store.read(work) if tx is None else work(tx)
 
     def on_change(self, call: Callable[[], None], *, foreign_only: bool = False) -> Callable[[], None]:
-        """Have this called after every commit, of this process or only of others; the answer ends it."""
+        """Call this after every commit, or only after commits of other processes; returns a function that stops it."""
         return self._store.on_change(call, foreign_only=foreign_only)
 
     def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None:
-        """Copy everything to a new file while others go on."""
+        """Copy everything to a new file while others write."""
         self._store.backup(path, progress)
 
     def check(self) -> list[str]:
-        """What is wrong with the file, in sentences; empty when nothing is."""
+        """Return the problems found in the file, one sentence each; empty if it is sound."""
         return self._store.check()
 
     def close(self) -> None:
-        """Release the file. Whoever still waits is told."""
+        """Release the file. Waiting callers get StoreUnavailable."""
         self._store.close()

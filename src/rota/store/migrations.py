@@ -1,12 +1,12 @@
-"""The schema, as ordered steps forward. Versions 1 to 3 are the first kernel's; rota's own begin at 100.
+"""The schema as ordered migrations. Versions 1 to 3 are the first kernel's; rota's own begin at 100.
 
-Versions 4 to 99 belong to another kernel: such a file is refused, and so is one that is newer than
-this rota or whose stamp cannot be read. A refused file is not written.
+Versions 4 to 99 belong to another program: such a file is refused, and so is one that is newer than this rota or whose
+version cannot be parsed. A refused file is not written.
 
-Version 100 makes the journal and the queue anew without AUTOINCREMENT, which costs a page in every commit. Ids are
-still never reused: what was numbered last is never pruned, and SQLite numbers on from the highest id (a file whose
-newest rows were deleted gets a row in their place that keeps the number). Its checks are
-chains of OR: for an IN list SQLite makes a little table each time it checks a row, which doubles the cost of a write.
+Version 100 rebuilds the journal and the queue without AUTOINCREMENT, which writes one more page in every commit. Ids
+are still never reused: the newest row is never pruned, and SQLite continues from the highest id (a file whose newest
+rows were deleted gets a placeholder row with the last id). Its CHECK constraints are chains of OR: for an IN list
+SQLite builds a temporary table each time it checks a row, which doubles the cost of a write.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ STEPS: dict[int, str] = {
             since_id INTEGER NOT NULL
         );
         CREATE INDEX idx_loans_parent ON entry_loans (parent_id);
-        DROP INDEX IF EXISTS idx_sched_queue_pickable_by_project; -- it is made anew, for entries of no project too
+        DROP INDEX IF EXISTS idx_sched_queue_pickable_by_project; -- recreated on demand, with entries of no project
     """,
     102: """
         CREATE TABLE graph_runs (
@@ -305,8 +305,8 @@ STEPS: dict[int, str] = {
             checkpoint TEXT
         );
     """,
-    # A check is no more than text in the schema, and a looser one is true of every row there is: so the text is changed
-    # and the table is not made anew, which could take minutes.
+    # A CHECK is only text in the schema, and the looser one holds for every existing row. So this changes the text and
+    # does not rebuild the table, which could take minutes.
     103: """
         PRAGMA writable_schema = ON;
         UPDATE sqlite_schema SET sql = replace(sql, 'hold = ''backoff'')', 'hold = ''backoff'' OR hold = ''worker'')')
@@ -328,20 +328,23 @@ LATEST = max(STEPS)
 
 
 def plan(stamp: str | None, *, empty: bool) -> list[int]:
-    """The steps a file needs, oldest first, judged by its stamp (None: it has none)."""
+    """Return the steps a file needs, oldest first, for its stored schema version (None: it has none)."""
     if stamp is None:
         if not empty:
-            raise SchemaMismatch("the file has tables but no schema_version: it is another program's", stamp=stamp)
+            raise SchemaMismatch(
+                "the file has tables but no schema_version: it belongs to another program", stamp=stamp
+            )
         return sorted(STEPS)
     if not (stamp.isascii() and stamp.isdecimal()):
         raise SchemaMismatch(f"schema_version {stamp!r} is not a number", stamp=stamp)
     version = int(stamp)
     if version not in STEPS:
-        whose = "a newer rota" if version > LATEST else "another program"
-        raise SchemaMismatch(f"schema_version {version} is of {whose}; this rota knows up to {LATEST}", stamp=stamp)
+        origin = "a newer rota" if version > LATEST else "another program"
+        text = f"schema_version {version} was written by {origin}; this rota reads up to {LATEST}"
+        raise SchemaMismatch(text, stamp=stamp)
     return [step for step in sorted(STEPS) if step > version]
 
 
 def step(version: int) -> Statement:
-    """One step as a statement."""
-    return Statement(f"migrate_{version}", f"Take the file to version {version}.", STEPS[version])
+    """Return one step as a statement."""
+    return Statement(f"migrate_{version}", f"Migrate the file to version {version}.", STEPS[version])

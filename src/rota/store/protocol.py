@@ -1,7 +1,7 @@
 """What the kernel needs of a store: transactions that run named statements.
 
-Work is handed to the store as a function of a transaction, so the store decides when it runs and
-with whom it shares a commit. Nobody is answered before the commit is durable.
+The caller passes its work as a function of a transaction. The store decides when the function runs and which other
+requests share its commit. A call returns only after its commit is durable.
 """
 
 from __future__ import annotations
@@ -11,49 +11,52 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rota.clock import Clock
 
-__all__ = ["Notes", "Nudge", "Row", "Statement", "Store", "Transaction"]
+__all__ = ["Row", "Statement", "Store", "Transaction", "TransactionEffects", "WakeHandle"]
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
 
 class Statement(NamedTuple):
-    """A piece of SQL with a name, for plans and traces, and a sentence, for readers."""
+    """An SQL text with a name, for plans and traces, and a description, for readers."""
 
     name: str
     about: str
     sql: str
 
 
-class Notes:
-    """What work has to say besides its answer."""
+class TransactionEffects:
+    """What the store has to do because of a request, besides returning its result."""
 
-    __slots__ = ("after", "due_at", "speaks_for_others", "undone", "wake")
+    __slots__ = ("applies_to_equivalents", "on_commit", "on_rollback", "retry_at", "wake_parked")
 
     def __init__(self) -> None:
-        self.wake = False  # somebody who waits may have an answer now
-        self.due_at: float | None = None  # somebody who waits may have one then, by the wall clock
-        self.speaks_for_others = True  # who asks the same question would get the same answer
-        self.after: list[Callable[[], None]] = []  # to be called once it is durable
-        self.undone: list[Callable[[], None]] = []  # to be called if it never became durable
+        self.wake_parked = False  # parked requests may find something now: run them again in this transaction
+        self.retry_at: float | None = None  # wall-clock time at which this request may find something, if it parks
+        self.applies_to_equivalents = True  # an empty result holds for every request with the same equivalence key
+        self.on_commit: list[Callable[[], None]] = []  # called once the transaction is durable
+        self.on_rollback: list[Callable[[], None]] = []  # called if the transaction never becomes durable
 
 
 class Transaction(Protocol):
-    """Statements inside one transaction. Work may be run again when a commit fails, so it writes only here."""
+    """Statements inside one transaction.
 
-    notes: Notes
-    news: int  # it grows when others have written to the same file, in this process or another, ours or not
+    A request may run more than once, because its commit can fail. So it must have no effect outside the transaction.
+    """
+
+    effects: TransactionEffects
+    foreign_version: int  # grows when another connection has written to the file, in this process or in another one
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""
         ...
 
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
-        """Run a statement that inserts a row and return its id."""
+        """Run a statement that inserts one row and return the row's id."""
         ...
 
     def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
-        """Run a statement that inserts a row once for each row of parameters; the first new id. The rest follow it."""
+        """Insert one row for each row of parameters and return the first id; the other ids follow it."""
         ...
 
     def run_many(self, statement: Statement, parameters: Iterable[Sequence[Any]]) -> None:
@@ -61,65 +64,65 @@ class Transaction(Protocol):
         ...
 
 
-class Nudge:
-    """A way to end somebody's wait. It is not lost if it comes too early: the next wait with it does not begin."""
+class WakeHandle:
+    """Ends a wait early. A signal before the wait is kept: the next wait on the handle returns immediately."""
 
-    __slots__ = ("given",)
+    __slots__ = ("signalled",)
 
     def __init__(self) -> None:
-        self.given = False
+        self.signalled = False
 
 
 class Store(Protocol):
-    """Rows that survive."""
+    """Durable rows, read and written in transactions."""
 
     clock: Clock
 
     def write(self, work: Callable[[Transaction], T]) -> T:
-        """Run work in a transaction that writes: all of it or, if it raises, nothing."""
+        """Run work in a write transaction: all of it is committed or, if it raises, none of it."""
         ...
 
     def wait(
         self,
         work: Callable[[Transaction], list[T]],
         timeout_s: float,
-        same: Hashable = None,
-        nudge: Nudge | None = None,
+        equivalence_key: Hashable = None,
+        handle: WakeHandle | None = None,
     ) -> list[T]:
-        """Like write, but while the answer is empty wait for one, at most this long, or until nudged.
+        """Like write, but while the result is empty, park the request until it has one, the timeout or an interrupt.
 
-        Those who wait with an equal `same` ask the same question: when one gets nothing, none would, unless its notes
-        say that it speaks for nobody else.
+        Requests with equal keys are equivalent: when one finds nothing, the others are not tried, unless
+        `effects.applies_to_equivalents` is False.
         """
         ...
 
-    def nudge(self, nudge: Nudge) -> None:
-        """Let whoever waits with this nudge go, empty-handed; if nobody does yet, the next who would."""
+    def interrupt(self, handle: WakeHandle) -> None:
+        """Wake the request parked on this handle; if none is parked, the next wait returns immediately."""
         ...
 
     def read(self, work: Callable[[Transaction], T]) -> T:
-        """Run work on one consistent view, without writing and without waiting for whoever writes."""
+        """Run work on one consistent view, without writing and without waiting for writers."""
         ...
 
-    def rehearse(self, work: Callable[[Transaction], T]) -> T:
-        """Run work as `write` would, answer with what it found, and undo it, always: nothing is written."""
+    def dry_run(self, work: Callable[[Transaction], T]) -> T:
+        """Run work as `write` does, return its result, and always roll back."""
         ...
 
     def on_change(self, call: Callable[[], None], *, foreign_only: bool = False) -> Callable[[], None]:
-        """Have this called after every commit, of this process or only of others; the answer ends it.
+        """Call this after every commit, or only after commits of other processes; returns a function that stops it.
 
-        It is called while the next writer waits, so it must not write.
+        It runs while the next writer waits, so it must not write.
         """
         ...
 
     def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None:
-        """Copy everything to a new file while others go on; progress hears (done, total)."""
+        """Copy everything to a new file while others write; calls progress(pages_done, pages_total)."""
         ...
 
     def check(self) -> list[str]:
-        """What is wrong with the file, in sentences; empty when nothing is."""
+        """Return the problems found in the file, one sentence each; empty if it is sound."""
         ...
 
     def close(self) -> None:
-        """Release the file. Whoever still waits is told."""
+        """Release the file. Waiting callers get StoreUnavailable."""
         ...

@@ -1,4 +1,4 @@
-"""What is asked of the writer: work, where it stands, and who waits for its answer."""
+"""Requests to the writer: the work, its state, and how its caller learns the result."""
 
 from __future__ import annotations
 
@@ -7,78 +7,88 @@ from collections.abc import Callable, Hashable
 from enum import Enum
 from typing import Generic, TypeVar
 
-from rota.store.protocol import Notes, Nudge, Transaction
+from rota.store.protocol import Transaction, TransactionEffects, WakeHandle
 
-__all__ = ["Place", "Posted", "Request"]
+__all__ = ["PostedWrite", "Request", "RequestState"]
 
 T = TypeVar("T")
 
 
-class Place(Enum):
+class RequestState(Enum):
     """Where a request is."""
 
-    IN_LINE = 1
+    QUEUED = 1
     RUNNING = 2
     PARKED = 3
-    ANSWERED = 4
+    DONE = 4
 
 
 class Request(Generic[T]):
-    """Work, and the caller who waits for it."""
+    """Work, and the caller that waits for its result."""
 
     __slots__ = (
-        "answer",
-        "bell",
+        "applied",
+        "condition",
+        "effects",
+        "equivalence_key",
         "error",
-        "given_up",
-        "kept",
-        "notes",
-        "nudge",
-        "parks",
-        "place",
-        "same",
-        "told",
+        "handle",
+        "may_park",
+        "on_done",
+        "state",
+        "value",
+        "withdrawn",
         "work",
     )
 
-    def __init__(self, work: Callable[[Transaction], T], *, parks: bool = False, same: Hashable = None) -> None:
+    def __init__(
+        self, work: Callable[[Transaction], T], *, may_park: bool = False, equivalence_key: Hashable = None
+    ) -> None:
         self.work = work
-        self.parks = parks  # an empty answer means: not yet
-        self.same = same  # who asks the same question gets the same answer; None: nobody does
-        self.nudge: Nudge | None = None  # what may end its wait
-        self.place = Place.RUNNING
-        self.answer: T | None = None
+        self.may_park = may_park  # an empty result means: wait for one
+        self.equivalence_key = equivalence_key  # requests with equal keys find the same; None: equivalent to no other
+        self.handle: WakeHandle | None = None  # ends its wait early
+        self.state = RequestState.RUNNING
+        self.value: T | None = None
         self.error: BaseException | None = None
-        self.kept = False  # what it did is in the transaction
-        self.notes = Notes()
-        self.bell: threading.Condition | None = None
-        self.told: Callable[[], None] | None = None  # of posted work: called when it is answered
-        self.given_up = False  # it would no longer wait
+        self.applied = False  # its changes are in the transaction
+        self.effects = TransactionEffects()
+        self.condition: threading.Condition | None = None  # its caller's thread waits on it
+        self.on_done: Callable[[], None] | None = None  # of a posted write: called when it is done
+        self.withdrawn = False  # it no longer waits
 
     @property
-    def waits(self) -> bool:
-        """It found nothing, and would rather wait than be told so."""
-        return self.parks and not self.given_up and self.error is None and not self.answer
+    def should_park(self) -> bool:
+        """Whether it found nothing and is allowed to wait."""
+        return self.may_park and not self.withdrawn and self.error is None and not self.value
+
+    def move_to(self, state: RequestState) -> None:
+        """Set the state and notify the caller. The writer's mutex is held."""
+        self.state = state
+        if self.condition is not None:
+            self.condition.notify()
+        elif self.on_done is not None and state is RequestState.DONE:
+            self.on_done()
 
     def result(self) -> T:
-        """The answer, or the error, for the caller."""
+        """Return the value or raise the error."""
         if self.error is not None:
             raise self.error
-        return self.answer  # type: ignore[return-value]  # it is set where there is no error
+        return self.value  # type: ignore[return-value]  # it is set where there is no error
 
 
-class Posted(Request[T]):
-    """Work that no thread waits for. Its answer is there once `told` was called, which must be quick."""
+class PostedWrite(Request[T]):
+    """A request that no thread waits for. Its result is there once `on_done` is called, which must return quickly."""
 
     __slots__ = ()
 
     def __init__(
         self,
         work: Callable[[Transaction], T],
-        told: Callable[[], None],
+        on_done: Callable[[], None],
         *,
-        parks: bool = False,
-        same: Hashable = None,
+        may_park: bool = False,
+        equivalence_key: Hashable = None,
     ) -> None:
-        super().__init__(work, parks=parks, same=same)
-        self.told = told
+        super().__init__(work, may_park=may_park, equivalence_key=equivalence_key)
+        self.on_done = on_done

@@ -1,8 +1,7 @@
 """The SQLite store, through apsw (which brings its own SQLite; see docs/decisions/0002).
 
-One connection writes, behind the `Writer`; readers have connections of their own, which in WAL mode see the
-last commit and never wait. Several processes may hold the same file: each takes its turn by an exclusive lock
-on a file beside it, which the system hands out in order, so nobody meets SQLite's own lock, which it does not.
+One connection writes, behind the `Writer`. Readers have connections of their own: in WAL mode they see the last commit
+and never wait. Several processes may use the same file; `sqlite_engine.py` says how they take turns.
 """
 
 from __future__ import annotations
@@ -18,24 +17,25 @@ import apsw
 
 from rota.clock import Clock, SystemClock
 from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
-from rota.store.engine import GroupFailed
-from rota.store.ipc_notify import Watch
-from rota.store.protocol import Notes, Nudge, Transaction
-from rota.store.requests import Posted
-from rota.store.sqlite_engine import MEMORY, Durability, Session, connect, migrate, named, open_engine, tune
+from rota.store.engine import TransactionLost
+from rota.store.ipc_notify import CommitListener
+from rota.store.protocol import Transaction, TransactionEffects, WakeHandle
+from rota.store.requests import PostedWrite
+from rota.store.sqlite_connection import SqliteTransaction, configure, connect, migrate, translate_errors
+from rota.store.sqlite_engine import MEMORY, Durability, open_engine
 from rota.store.statements import file as sql
 from rota.store.writer import Writer
 
-__all__ = ["Durability", "SqliteStore"]
+__all__ = ["SQLITE_OLDEST", "Durability", "SqliteStore"]
 
-SQLITE_OLDEST = (3, 51, 3)  # below it, a checkpoint beside a write can lose commits
+SQLITE_OLDEST = (3, 51, 3)  # older versions can lose commits when a checkpoint runs beside a write
 READERS_MAX = 16  # idle reading connections kept open
 BACKUP_PAGES = 1_024  # copied at a time
 T = TypeVar("T")
 
 
 class SqliteStore:
-    """One file, or one memory."""
+    """A database file, or a database in memory."""
 
     def __init__(
         self,
@@ -46,26 +46,28 @@ class SqliteStore:
         read_only: bool = False,
     ) -> None:
         if tuple(map(int, apsw.sqlite_lib_version().split("."))) < SQLITE_OLDEST:
-            raise StoreUnavailable(f"SQLite {apsw.sqlite_lib_version()} can lose commits", hint="Upgrade apsw.")
+            raise StoreUnavailable(
+                f"SQLite {apsw.sqlite_lib_version()} can lose commits", hint="Upgrade apsw: pip install -U apsw."
+            )
         if durability not in ("full", "normal"):
             raise InvalidInput(f"durability must be full or normal, not {durability!r}", field="durability")
         if not path:
             raise InvalidInput("the path is empty", field="path")
         self.clock: Clock = clock or SystemClock()
-        # as SQLite itself does it: whoever changes folder, or comes by a link, still means the same file
+        # as SQLite does it: a relative path or a link still means the same file after a change of directory
         self._path = path = path if path == MEMORY else os.path.realpath(path)
         self._read_only = read_only
         self._readers: list[apsw.Connection] = []
-        self._guard = threading.Lock()  # of what follows
-        self._foreign: tuple[Callable[[], None], ...] = ()  # called when another process wrote
-        self._watch: Watch | None = None
+        self._guard = threading.Lock()  # guards the readers and all that follows
+        self._foreign_listeners: tuple[Callable[[], None], ...] = ()  # called when another process has written
+        self._commit_listener: CommitListener | None = None
         self._closed = False
-        with named("open", path):
+        with translate_errors("open", path):
             self._engine = open_engine(path, durability, read_only=read_only)
         self._writer = Writer(self._engine, self.clock)
         try:
             if not read_only:
-                with named("migrate", path):
+                with translate_errors("migrate", path):
                     self._writer.write(migrate)
         except BaseException:
             self._engine.close()
@@ -74,7 +76,7 @@ class SqliteStore:
     # --- reading and writing ---------------------------------------------------------------------
 
     def write(self, work: Callable[[Transaction], T]) -> T:
-        """Run work in a transaction that writes: all of it or, if it raises, nothing."""
+        """Run work in a write transaction: all of it is committed or, if it raises, none of it."""
         if self._read_only:
             self._check_writable()
         return self._writer.write(work)
@@ -83,90 +85,90 @@ class SqliteStore:
         self,
         work: Callable[[Transaction], list[T]],
         timeout_s: float,
-        same: Hashable = None,
-        nudge: Nudge | None = None,
+        equivalence_key: Hashable = None,
+        handle: WakeHandle | None = None,
     ) -> list[T]:
-        """Like write, but while the answer is empty wait for one, at most this long, or until nudged."""
+        """Like write, but while the result is empty, park the request until it has one, the timeout or an interrupt."""
         self._check_writable()
         if timeout_s > 0:
-            self._start_watch()
-        return self._writer.wait(work, timeout_s, same, nudge)
+            self._start_listening()
+        return self._writer.wait(work, timeout_s, equivalence_key, handle)
 
-    def nudge(self, nudge: Nudge) -> None:
-        """Let whoever waits with this nudge go, empty-handed; if nobody does yet, the next who would."""
-        self._writer.nudge(nudge)
+    def interrupt(self, handle: WakeHandle) -> None:
+        """Wake the request parked on this handle; if none is parked, the next wait returns immediately."""
+        self._writer.interrupt(handle)
 
-    def post(self, requests: Sequence[Posted[Any]]) -> None:
-        """Leave work with the writer, together, without waiting for it."""
+    def post(self, writes: Sequence[PostedWrite[Any]]) -> None:
+        """Queue writes together, without waiting for them."""
         self._check_writable()
-        if any(request.parks for request in requests):
-            self._start_watch()
-        self._writer.post(requests)
+        if any(write.may_park for write in writes):
+            self._start_listening()
+        self._writer.post(writes)
 
-    def run(self, requests: Sequence[Posted[Any]]) -> bool:
-        """Run posted work here and now, as one group, if nobody else writes; the answer is whether it was."""
+    def try_run(self, writes: Sequence[PostedWrite[Any]]) -> bool:
+        """Run posted writes on this thread in one commit if no other writer is active; return whether they ran."""
         self._check_writable()
-        if any(request.parks for request in requests):
-            self._start_watch()
-        return self._writer.run(requests)
+        if any(write.may_park for write in writes):
+            self._start_listening()
+        return self._writer.try_run(writes)
 
-    def settled(self) -> None:
-        """Come back when the group whose answers are being given has all of them."""
-        self._writer.settled()
+    def wait_delivered(self) -> None:
+        """Return when the batch whose results are being delivered has delivered all of them."""
+        self._writer.wait_delivered()
 
     @property
     def parked(self) -> int:
-        """How many wait for an answer that is not empty."""
+        """The number of parked requests."""
         return self._writer.parked
 
-    def withdraw(self, request: Posted[Any]) -> None:
-        """Let posted work wait no longer."""
-        self._writer.withdraw(request)
+    def withdraw(self, write: PostedWrite[Any]) -> None:
+        """End the wait of a posted write."""
+        self._writer.withdraw(write)
 
     def read(self, work: Callable[[Transaction], T]) -> T:
-        """Run work on one consistent view, without writing and without waiting for whoever writes."""
+        """Run work on one consistent view, without writing and without waiting for writers."""
         if self._path == MEMORY:
             return self._read_memory(work)
         with self._reader() as connection:
             return self._read_view(connection, work)
 
-    def rehearse(self, work: Callable[[Transaction], T]) -> T:
-        """Run work as `write` would, and undo it, always. It takes its turn with whoever writes; nobody is told."""
+    def dry_run(self, work: Callable[[Transaction], T]) -> T:
+        """Run work as `write` does and always roll back. It holds the write lock and notifies no listener."""
         self._check_writable()
-        notes = Notes()
+        effects = TransactionEffects()
         with self._writer.exclusive():
             if self._engine.connection.in_transaction:
-                raise StoreError("a rehearsal inside a write", hint="Call it from outside.")
+                raise StoreError("a dry run inside a write", hint="Call dry_run outside of the transaction.")
             try:
                 self._engine.begin()
-                return work(self._engine.transaction(notes))
-            except GroupFailed as problem:
-                raise StoreUnavailable(f"the rehearsal could not be run: {problem}") from problem
+                return work(self._engine.transaction(effects))
+            except TransactionLost as problem:
+                raise StoreUnavailable(f"the dry run failed: {problem}") from problem
             finally:
                 self._engine.rollback()
-                for call in notes.undone:
+                for call in effects.on_rollback:
                     call()
 
     def _read_view(self, connection: apsw.Connection, work: Callable[[Transaction], T]) -> T:
         cursor = connection.cursor()
         cursor.execute("BEGIN")
         try:
-            return work(Session(cursor, Notes()))
-        except GroupFailed as problem:
+            return work(SqliteTransaction(cursor, TransactionEffects()))
+        except TransactionLost as problem:
             raise StoreUnavailable(f"the file could not be read: {problem}") from problem
         finally:
             if connection.in_transaction:
                 cursor.execute("ROLLBACK")
 
     def _read_memory(self, work: Callable[[Transaction], T]) -> T:
-        """There is only one connection, so here a read does take its turn, and is kept from writing all the same."""
+        """Read on the only connection there is: with the write lock held, and with writing disabled."""
         with self._writer.exclusive():
             connection = self._engine.connection
             if connection.in_transaction:
-                raise StoreError("a read inside a write", hint="Use the transaction that is open.")
+                raise StoreError("a read inside a write", hint="Use the open transaction.")
             connection.execute("PRAGMA query_only = ON")
             try:
-                return work(Session(connection.cursor(), Notes()))
+                return work(SqliteTransaction(connection.cursor(), TransactionEffects()))
             finally:
                 connection.execute("PRAGMA query_only = OFF")
 
@@ -189,8 +191,8 @@ class SqliteStore:
 
     def _connect_reader(self) -> apsw.Connection:
         connection = connect(self._path, read_only=True)
-        with named("read", self._path):
-            tune(connection)
+        with translate_errors("read", self._path):
+            configure(connection)
         return connection
 
     def _check_open(self) -> None:
@@ -199,46 +201,46 @@ class SqliteStore:
 
     def _check_writable(self) -> None:
         if self._read_only:
-            raise StoreUnavailable(f"{self._path} was opened for reading only", hint="Open it without read_only.")
+            raise StoreUnavailable(f"{self._path} was opened read-only", hint="Open it without read_only.")
 
     # --- other processes -------------------------------------------------------------------------
 
     def on_change(self, call: Callable[[], None], *, foreign_only: bool = False) -> Callable[[], None]:
-        """Have this called after every commit, of this process or only of others; the answer ends it."""
+        """Call this after every commit, or only after commits of other processes; returns a function that stops it."""
         with self._guard:
-            self._foreign = (*self._foreign, call)
+            self._foreign_listeners = (*self._foreign_listeners, call)
             if not foreign_only:
-                self._writer.listeners = (*self._writer.listeners, call)
-        self._start_watch()
+                self._writer.add_listener(call)
+        self._start_listening()
 
-        def end() -> None:
+        def stop() -> None:
             with self._guard:
-                self._foreign = tuple(each for each in self._foreign if each is not call)
-                self._writer.listeners = tuple(each for each in self._writer.listeners if each is not call)
+                self._foreign_listeners = tuple(each for each in self._foreign_listeners if each is not call)
+                self._writer.remove_listener(call)
 
-        return end
+        return stop
 
-    def _start_watch(self) -> None:
+    def _start_listening(self) -> None:
         with self._guard:
-            if self._watch is None and not self._closed and self._path != MEMORY:
-                self._watch = Watch(self._engine.bells, self._look)
+            if self._commit_listener is None and not self._closed and self._path != MEMORY:
+                self._commit_listener = CommitListener(self._engine.notifier, self._check_foreign_commit)
 
-    def _look(self) -> None:
-        if (self._foreign or self._writer.parked) and self._writer.look_elsewhere():
-            for call in self._foreign:
+    def _check_foreign_commit(self) -> None:
+        if (self._foreign_listeners or self._writer.parked) and self._writer.check_foreign_commit():
+            for call in self._foreign_listeners:
                 call()
 
-    # --- care ------------------------------------------------------------------------------------
+    # --- backup, check, close --------------------------------------------------------------------
 
     def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None:
-        """Copy everything to a new file while others go on; the copy appears whole or not at all."""
+        """Copy everything to a new file while others write; the copy appears complete or not at all."""
         part = Path(f"{path}.part")
         if self._path != MEMORY and os.path.realpath(path) == self._path:
             raise InvalidInput("a store cannot be its own backup", field="path", path=path)
         part.unlink(missing_ok=True)
         target = connect(str(part))
         try:
-            with named("back up to", path):
+            with translate_errors("back up to", path):
                 with self._source() as source:
                     _copy(source, target, progress)
                 target.close()
@@ -254,7 +256,7 @@ class SqliteStore:
                 yield self._engine.connection
             return
         with self._reader() as connection:
-            connection.execute("BEGIN")  # one view throughout, however long it takes
+            connection.execute("BEGIN")  # one consistent view, however long the copy takes
             try:
                 connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
                 yield connection
@@ -262,33 +264,33 @@ class SqliteStore:
                 connection.execute("ROLLBACK")
 
     def check(self) -> list[str]:
-        """What is wrong with the file, in sentences; empty when nothing is."""
+        """Return the problems found in the file, one sentence each; empty if it is sound."""
         try:
             if self._path == MEMORY:
                 return self._read_memory(_problems)
             with self._guard:
                 self._check_open()
-            with contextlib.closing(self._connect_reader()) as connection:  # a new one: it remembers no good pages
+            with contextlib.closing(self._connect_reader()) as connection:  # a new one, with an empty cache
                 return self._read_view(connection, _problems)
         except StoreCorrupt as problem:
             return [problem.message]
 
     def close(self) -> None:
-        """Release the file. Whoever still waits is told."""
-        self._writer.close()  # first: inside a write this is refused, and then nothing has been closed
+        """Release the file. Waiting callers get StoreUnavailable."""
+        self._writer.close()  # first: it refuses to close inside a write, and then nothing is closed
         with self._guard:
             if self._closed:
                 return
             self._closed = True
             readers, self._readers = self._readers, []
-        if self._watch is not None:
-            self._watch.stop()
+        if self._commit_listener is not None:
+            self._commit_listener.stop()
         for connection in readers:
             connection.close()
         self._engine.close()
 
 
-# --- care ----------------------------------------------------------------------------------------
+# --- backup and check ----------------------------------------------------------------------------
 
 
 def _copy(source: apsw.Connection, target: apsw.Connection, progress: Callable[[int, int], None] | None) -> None:
@@ -300,7 +302,7 @@ def _copy(source: apsw.Connection, target: apsw.Connection, progress: Callable[[
 
 
 def _put_in_place(part: Path, path: Path) -> None:
-    """Let the copy take its name, durably. A log that an earlier file left there would be taken for its own."""
+    """Rename the copy durably. Remove the log of an earlier file first: SQLite would replay it into the copy."""
     _flush(part)
     for beside in ("-wal", "-shm", "-journal"):
         Path(f"{path}{beside}").unlink(missing_ok=True)
@@ -318,5 +320,5 @@ def _flush(path: Path) -> None:
 
 def _problems(tx: Transaction) -> list[str]:
     found = [str(row[0]) for row in tx.run(sql.INTEGRITY) if row[0] != "ok"]
-    orphans = [f"{row[0]} row {row[1]} names a missing row of {row[2]}" for row in tx.run(sql.ORPHANS)]
+    orphans = [f"{row[0]} row {row[1]} refers to a missing row of {row[2]}" for row in tx.run(sql.ORPHANS)]
     return found + orphans

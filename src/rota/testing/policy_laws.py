@@ -1,4 +1,4 @@
-"""The laws every policy keeps, checked on generated snapshots.
+"""The laws that every policy keeps, checked on generated snapshots.
 
     from rota.testing import policy_laws
 
@@ -8,8 +8,8 @@
 
 Needs hypothesis: `pip install rota[testing]`.
 
-The closed world of the waiting law: everybody in the snapshot stays ready, each pass fills its slots, each
-pick is charged what it was expected to cost, and a pass takes one unit of time.
+The law on waiting runs a closed world: all candidates of the snapshot stay ready, each pass fills its slots, each pick
+is charged its expected cost, and a pass takes one unit of time.
 """
 
 from __future__ import annotations
@@ -43,17 +43,16 @@ _CODES = st.integers(0, 10**12)
 
 
 def _quiet() -> settings:
-    """Your own profile, without complaints about speed: some policies are slow on purpose."""
+    """The active hypothesis profile without its speed checks: some policies are slow on purpose."""
     return settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
-# A field each would be a hundred draws for one snapshot, and slow. So an account and a candidate are one draw: a
-# whole number that is read digit by digit, each digit a field. Zero is the plainest of them, so what fails shrinks
-# to something plain.
+# One draw per field would be a hundred draws per snapshot, and slow. So an account or a candidate is one draw: an
+# integer that is read digit by digit, each digit one field. Zero means defaults, so a failure shrinks to simple values.
 
 
 def _account(code: int, now: int) -> Account:
-    """The account behind a number."""
+    """Decode an account from an integer."""
     digit = _Digits(code)
     return Account(
         weight=(digit(5) + 1) * WEIGHT_UNIT // 2,
@@ -68,7 +67,7 @@ def _account(code: int, now: int) -> Account:
 
 
 def _candidate(code: int, number: int, home: Mapping[int, str], now: int, *, kinds: bool) -> Candidate:
-    """The candidate behind a number."""
+    """Decode a candidate from an integer."""
     digit = _Digits(code)
     owner = digit(len(home)) + 1
     return Candidate(
@@ -85,7 +84,7 @@ def _candidate(code: int, number: int, home: Mapping[int, str], now: int, *, kin
 
 
 class _Digits:
-    """A whole number read digit by digit, each in a base of its own."""
+    """An integer read digit by digit, each digit in its own base."""
 
     def __init__(self, code: int) -> None:
         self._left = code
@@ -97,7 +96,7 @@ class _Digits:
 
 @st.composite
 def snapshots(draw: st.DrawFn, *, kinds: bool = True, slots_min: int = 0) -> Snapshot:
-    """A moment that a runtime could meet: owners with several candidates, groups with several owners."""
+    """Generate a realistic snapshot: owners with several candidates, groups with several owners."""
     now = draw(st.integers(0, 50))
     home = dict(enumerate(draw(st.tuples(*[st.sampled_from(_GROUPS)] * OWNERS)), start=1))
     codes = draw(st.dictionaries(st.integers(1, 99), _CODES, max_size=CANDIDATES_MAX))
@@ -115,8 +114,8 @@ def snapshots(draw: st.DrawFn, *, kinds: bool = True, slots_min: int = 0) -> Sna
 # --- the laws ------------------------------------------------------------------------------------
 
 
-def same_input_same_answer(policy: Policy) -> None:
-    """Asked twice, it says the same."""
+def same_input_same_decisions(policy: Policy) -> None:
+    """Two calls with the same snapshot return the same decisions."""
 
     @_quiet()
     @given(snapshots())
@@ -127,7 +126,7 @@ def same_input_same_answer(policy: Policy) -> None:
 
 
 def input_order_is_irrelevant(policy: Policy) -> None:
-    """However the snapshot is listed, it says the same."""
+    """The order of a snapshot's items does not affect the decisions."""
 
     @_quiet()
     @given(snapshots(), st.randoms(use_true_random=False))
@@ -152,8 +151,8 @@ def _shuffled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
     )
 
 
-def no_stranger_no_duplicate_no_overflow(policy: Policy) -> None:
-    """It picks candidates it was shown, each once, each into a free slot that fits, each slot once."""
+def picks_are_valid_and_unique(policy: Policy) -> None:
+    """Every pick is a candidate of the snapshot in a free slot that fits it; no candidate or slot is used twice."""
 
     @_quiet()
     @given(snapshots())
@@ -169,7 +168,7 @@ def no_stranger_no_duplicate_no_overflow(policy: Policy) -> None:
     holds()
 
 
-def nothing_that_fits_is_left_out(policy: Policy) -> None:
+def no_fitting_slot_stays_free(policy: Policy) -> None:
     """No slot stays free while a candidate that fits it waits."""
 
     @_quiet()
@@ -186,19 +185,19 @@ def nothing_that_fits_is_left_out(policy: Policy) -> None:
 
 
 def ties_end_in_the_lowest_id(policy: Policy) -> None:
-    """Of two candidates alike in everything, the one with the lower id goes first."""
+    """Of two candidates that differ only in their id, the lower id goes first."""
 
     @_quiet()
     @given(snapshots(), st.integers(100, 199))
-    def holds(snapshot: Snapshot, twin_id: int) -> None:
+    def holds(snapshot: Snapshot, copy_id: int) -> None:
         if not snapshot.candidates:
             return
         original = snapshot.candidates[0]
-        twin = msgspec.structs.replace(original, id=twin_id)
-        picked = _picked(policy, msgspec.structs.replace(snapshot, candidates=(*snapshot.candidates, twin)))
-        if twin.id in picked:
+        copy = msgspec.structs.replace(original, id=copy_id)
+        picked = _picked(policy, msgspec.structs.replace(snapshot, candidates=(*snapshot.candidates, copy)))
+        if copy.id in picked:
             assert original.id in picked
-            assert picked.index(original.id) < picked.index(twin.id)
+            assert picked.index(original.id) < picked.index(copy.id)
 
     holds()
 
@@ -207,7 +206,7 @@ def _picked(policy: Policy, snapshot: Snapshot) -> list[int]:
     return [decision.candidate_id for decision in policy.rank(snapshot)]
 
 
-def every_pick_says_why(policy: Policy) -> None:
+def every_pick_has_a_reason(policy: Policy) -> None:
     """Each decision names the policy and what decided."""
 
     @_quiet()
@@ -220,24 +219,24 @@ def every_pick_says_why(policy: Policy) -> None:
     holds()
 
 
-def the_ordering_picks_what_the_plain_form_picks(policy: Policy) -> None:
-    """Where there is an ordering, its picks one by one are the plain function's list."""
-    if policy.ordering is None:
+def incremental_picks_equal_the_plain_ranking(policy: Policy) -> None:
+    """The picks of the incremental order, if there is one, equal those of the plain function."""
+    if policy.incremental is None:
         return
-    fresh = policy.ordering
+    make_order = policy.incremental
 
     @_quiet()
     @given(snapshots(kinds=False))
     def holds(snapshot: Snapshot) -> None:
-        ordering = load(fresh(), snapshot)
-        picks = [ordering.pick() for _ in snapshot.slots]
+        order = load(make_order(), snapshot)
+        picks = [order.pick() for _ in snapshot.slots]
         assert [pick.id for pick in picks if pick is not None] == _picked(policy, snapshot)
 
     holds()
 
 
 def the_bound_on_waiting_holds(policy: Policy) -> None:
-    """In a closed world nobody waits longer than the policy declares; one that declares None may starve."""
+    """In a closed world no subject waits longer than the policy's bound; without a bound it may starve."""
     if policy.bound is None:
         return
     bound = policy.bound
@@ -253,13 +252,13 @@ def the_bound_on_waiting_holds(policy: Policy) -> None:
 LAWS: Mapping[str, Law] = {
     law.__name__: law
     for law in (
-        same_input_same_answer,
+        same_input_same_decisions,
         input_order_is_irrelevant,
-        no_stranger_no_duplicate_no_overflow,
-        nothing_that_fits_is_left_out,
+        picks_are_valid_and_unique,
+        no_fitting_slot_stays_free,
         ties_end_in_the_lowest_id,
-        every_pick_says_why,
-        the_ordering_picks_what_the_plain_form_picks,
+        every_pick_has_a_reason,
+        incremental_picks_equal_the_plain_ranking,
         the_bound_on_waiting_holds,
     )
 }
@@ -275,18 +274,18 @@ def check(policy: Policy, law: str) -> None:
 
 def _check_waiting(policy: Policy, bound: Bound, snapshot: Snapshot) -> None:
     subjects = {_subject(bound, candidate) for candidate in snapshot.candidates}
-    promised = {subject: bound.passes(snapshot, subject) for subject in subjects}
+    bounds = {subject: bound.passes(snapshot, subject) for subject in subjects}
     waited = dict.fromkeys(subjects, 0)
-    horizon = min(PASSES_MAX, 2 * max(promised.values(), default=0) + 1)
+    horizon = min(PASSES_MAX, 2 * max(bounds.values(), default=0) + 1)
     by_id = {candidate.id: candidate for candidate in snapshot.candidates}
     for before, decisions, after in closed_world(policy, snapshot, horizon):
         served = {_subject(bound, by_id[decision.candidate_id]) for decision in decisions}
         for subject in subjects:
             if subject in served:
-                waited[subject], promised[subject] = 0, bound.passes(after, subject)
+                waited[subject], bounds[subject] = 0, bound.passes(after, subject)
             else:
                 waited[subject] += 1
-                assert waited[subject] < promised[subject], f"{subject} waits longer than promised at {before.now}"
+                assert waited[subject] < bounds[subject], f"{subject} waits longer than the bound at {before.now}"
 
 
 def _subject(bound: Bound, candidate: Candidate) -> Key:
@@ -294,7 +293,7 @@ def _subject(bound: Bound, candidate: Candidate) -> Key:
 
 
 def closed_world(policy: Policy, snapshot: Snapshot, passes: int) -> Iterable[tuple[Snapshot, Decisions, Snapshot]]:
-    """Run passes in which everybody stays ready; each yields before, decisions, after."""
+    """Run passes in which all candidates stay ready; yield before, decisions, after."""
     for _ in range(passes):
         decisions = policy.rank(snapshot)
         after = settle(snapshot, decisions)
@@ -303,7 +302,7 @@ def closed_world(policy: Policy, snapshot: Snapshot, passes: int) -> Iterable[tu
 
 
 def settle(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
-    """The next moment: every pick ran, cost what was expected, and is ready again."""
+    """Return the next snapshot: every pick ran, cost what was expected, and is ready again."""
     by_id = {candidate.id: candidate for candidate in snapshot.candidates}
     owners, groups = dict(snapshot.owners), dict(snapshot.groups)
     for decision in decisions:

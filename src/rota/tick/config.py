@@ -1,4 +1,4 @@
-"""What a tick scheduler is told, and what it counts."""
+"""The configuration of a tick scheduler, and its metrics."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _checks = Checks("SchedulerConfig", PolicyInvalid)
 
 
 class SchedulingPolicy(StrEnum):
-    """The three orders that the tick world has of its own."""
+    """The three orders of the tick world itself."""
 
-    ROUND_ROBIN = "ROUND_ROBIN"  # by pid; with a capacity, whoever ran longest ago
+    ROUND_ROBIN = "ROUND_ROBIN"  # by pid; with `max_per_tick`, the agents that ran longest ago
     WEIGHTED_PRIORITY = "WEIGHTED_PRIORITY"  # priority + starvation boost
     INTENT_WEIGHTED = "INTENT_WEIGHTED"  # priority × weight of the intent + starvation boost
 
@@ -32,17 +32,17 @@ def _default_intent_weights() -> dict[Intent, float]:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How a tick scheduler orders. Checked when it is made.
+    """How a tick scheduler orders agents. Checked when it is made.
 
-    `policy` is one of the three above, the name of any registered policy, or a policy with its parameters
-    bound. `starvation_growth` None means linear where `max_per_tick` makes agents wait, else fixed.
+    `policy` is one of the three orders above, the name of a registered policy, or a policy with its parameters bound.
+    The default of `starvation_growth` is linear if `max_per_tick` is set, else fixed.
     """
 
     policy: SchedulingPolicy | str | Policy = SchedulingPolicy.ROUND_ROBIN
-    max_starvation_ticks: int = 5  # boost after so many ticks without a run
-    starvation_boost: float = 2.0  # what is added to the priority of a starved agent
+    max_starvation_ticks: int = 5  # boost after this many ticks without a run
+    starvation_boost: float = 2.0  # added to the priority of a starved agent
     intent_weights: Mapping[Intent, float] = field(default_factory=_default_intent_weights)
-    max_per_tick: int | None = field(default=None, kw_only=True)  # agents that can run in one tick
+    max_per_tick: int | None = field(default=None, kw_only=True)  # maximum of agents per tick
     starvation_growth: Growth | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class SchedulerConfig:
         for intent, weight in self.intent_weights.items():
             _checks.one_of("intent_weights", intent, tuple(Intent))
             _checks.number(f"intent_weights[{intent}]", weight, 0)
-        # its own copy: what was checked is what stays
+        # a copy, so that the checked values cannot change
         object.__setattr__(self, "intent_weights", {Intent(key): weight for key, weight in self.intent_weights.items()})
         if self.max_per_tick is not None:
             _checks.whole("max_per_tick", self.max_per_tick, 1)
@@ -61,7 +61,7 @@ class SchedulerConfig:
 
     @property
     def growth(self) -> Growth:
-        """How the boost grows, decided."""
+        """How the boost grows, with the default resolved."""
         if self.starvation_growth is not None:
             return self.starvation_growth
         return "fixed" if self.max_per_tick is None else "linear"
@@ -72,14 +72,14 @@ class SchedulerMetrics:
     """What a tick scheduler has counted since it was made."""
 
     total_schedules_built: int = 0
-    total_agents_scheduled: int = 0  # the lengths of the schedules, added up
-    starvation_boosts: int = 0  # ready agents with a boost other than zero, added up over the ticks
-    skipped_agents: int = 0  # BLOCKED and TERMINATED agents, added up over the ticks
-    policy_failures: int = field(default=0, kw_only=True)  # ticks in which strict order stood in
+    total_agents_scheduled: int = 0  # sum of the lengths of all schedules
+    starvation_boosts: int = 0  # sum over all ticks of the ready agents with a boost
+    skipped_agents: int = 0  # sum over all ticks of the BLOCKED and TERMINATED agents
+    policy_failures: int = field(default=0, kw_only=True)  # ticks in which strict order replaced a failed policy
 
 
 def _known_policy(policy: SchedulingPolicy | str | Policy) -> SchedulingPolicy | str | Policy:
-    """One of the tick world's own orders under either spelling, else a registered policy's name, or a policy."""
+    """Return one of the tick world's own orders (in either spelling), a registered policy's name, or a policy."""
     if isinstance(policy, Policy):
         return policy
     if not isinstance(policy, str):
@@ -88,5 +88,5 @@ def _known_policy(policy: SchedulingPolicy | str | Policy) -> SchedulingPolicy |
         return SchedulingPolicy(policy.upper())
     if policy not in registry.names():
         known = ", ".join([*SchedulingPolicy, *registry.names()])
-        raise UnknownPolicy(f"no policy is called {policy!r}", hint=f"There are: {known}.", policy=policy)
+        raise UnknownPolicy(f"there is no policy {policy!r}", hint=f"Known policies: {known}.", policy=policy)
     return policy

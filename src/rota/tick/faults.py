@@ -1,17 +1,15 @@
-"""One agent's failure stays its own.
+"""Fault isolation: the failure of one agent does not affect the others.
 
-An exception that leaves an agent's step is given a severity, and the severity decides what becomes of
-the agent. Nothing else in the tick notices.
+An exception that leaves an agent's step gets a severity, which decides what happens to the agent. The tick continues.
 
-    severity      such as                                 the agent
+    severity      examples                                the agent
     RECOVERABLE   ValueError, KeyError, TypeError, …      stays ready: it runs again next tick
     QUARANTINE    RuntimeError, TimeoutError, OSError     is blocked for `quarantine_ticks`
     EXILE         RecursionError, MemoryError, …          is terminated
 
-The exact type is looked up first, then its ancestors, gravest severity first. Both steps matter:
-RecursionError is a RuntimeError, and is an EXILE; ZeroDivisionError is not listed, but is an
-ArithmeticError. What nobody listed is quarantined. KeyboardInterrupt and SystemExit are not an agent's
-failure: they are not caught.
+The exact type is looked up first, then its base classes, most severe first. Both steps matter: RecursionError is a
+RuntimeError, and is an EXILE; ZeroDivisionError is not listed, but is an ArithmeticError. Other exceptions are
+quarantined. KeyboardInterrupt and SystemExit are not failures of an agent and are not caught.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ __all__ = ["FaultIsolation", "FaultRecord", "FaultSeverity", "Phase", "classify"
 QUARANTINE_TICKS = 3
 MESSAGE_CHARS_MAX = 200
 TRACEBACK_HASH_CHARS = 12
-RECORDS_MAX = 10_000  # kept; older ones still count and are still part of the hash
+RECORDS_MAX = 10_000  # kept; older ones still count and are part of the hash
 
 _checks = Checks("FaultIsolation", InvalidPayload)
 
 
 class FaultSeverity(StrEnum):
-    """How bad a failure is."""
+    """How severe a failure is."""
 
     RECOVERABLE = "RECOVERABLE"
     QUARANTINE = "QUARANTINE"
@@ -48,14 +46,14 @@ class FaultSeverity(StrEnum):
 
 
 class Phase(StrEnum):
-    """What an agent was doing when it failed. A step that is a plain function is all ACT."""
+    """The phase of a step. A step that is a plain function is all ACT."""
 
     OBSERVE = "OBSERVE"
     DECIDE = "DECIDE"
     ACT = "ACT"
 
 
-# gravest first: the order in which ancestors are tried
+# most severe first: the order in which base classes are tried
 _KINDS: Mapping[FaultSeverity, tuple[type[Exception], ...]] = {
     FaultSeverity.EXILE: (RecursionError, MemoryError, SystemError),
     FaultSeverity.QUARANTINE: (RuntimeError, TimeoutError, OSError),
@@ -73,15 +71,15 @@ class FaultRecord:
     tick: int
     phase: Phase
     exception_type: str
-    message: str  # its first 200 characters
+    message: str  # the first 200 characters
     traceback_hash: str  # equal for failures at the same place
     severity: FaultSeverity
     recovery_action: str
 
 
 def classify(error: BaseException) -> FaultSeverity:
-    """How bad an exception is: by its exact type, then by its ancestors, else QUARANTINE."""
-    exact = _EXACT.get(type(error))  # type: ignore[arg-type]  # another kind is simply not found
+    """Return the severity of an exception: by its exact type, then by its base classes, else QUARANTINE."""
+    exact = _EXACT.get(type(error))  # type: ignore[arg-type]  # another type is not found
     if exact is not None:
         return exact
     for severity, kinds in _KINDS.items():
@@ -91,17 +89,17 @@ def classify(error: BaseException) -> FaultSeverity:
 
 
 class FaultIsolation:
-    """Deals with the failures of a table's agents, and remembers them."""
+    """Handles and records the failures of the agents of a table."""
 
     def __init__(self, process_table: ProcessTable, *, quarantine_ticks: int = QUARANTINE_TICKS) -> None:
         self.process_table = process_table
         self.quarantine_ticks = _checks.whole("quarantine_ticks", quarantine_ticks, 1)
         self.records: deque[FaultRecord] = deque(maxlen=RECORDS_MAX)
         self._faults: Counter[int] = Counter()  # by pid
-        self._digest = hashlib.sha256()  # of every record there ever was
+        self._digest = hashlib.sha256()  # of every record, kept or not
 
     def handle(self, pid: int, tick: int, error: Exception, phase: Phase = Phase.ACT) -> FaultRecord:
-        """Do with the agent what the severity of its failure asks for, and write it down."""
+        """Recover the agent according to the severity of its failure, and record the failure."""
         severity = classify(error)
         record = FaultRecord(
             pid=pid,
@@ -120,21 +118,21 @@ class FaultIsolation:
         return record
 
     def fault_count(self, pid: int | None = None) -> int:
-        """How often an agent has failed, or all of them together."""
+        """The number of failures of one agent, or of all agents."""
         return self._faults.total() if pid is None else self._faults[pid]
 
     def get_healthy_ratio(self) -> float:
-        """The part of the living agents that never failed; 1.0 where nobody lives."""
+        """The part of the living agents that never failed; 1.0 if no agent lives."""
         table = self.process_table
         alive = len(table) - table.count(AgentProcessState.TERMINATED)
-        ill = sum(table.state(pid) is not AgentProcessState.TERMINATED for pid in self._faults)
-        return (alive - ill) / alive if alive else 1.0
+        faulty = sum(table.state(pid) is not AgentProcessState.TERMINATED for pid in self._faults)
+        return (alive - faulty) / alive if alive else 1.0
 
     def to_hash(self) -> str:
         """SHA-256 of every failure so far: equal runs give equal hashes."""
         return self._digest.hexdigest()
 
-    # --- what becomes of the agent ---------------------------------------------------------------
+    # --- recovery -------------------------------------------------------------------------------
 
     def _recover(self, pid: int, tick: int, severity: FaultSeverity) -> str:
         if self.process_table.state(pid) is AgentProcessState.TERMINATED:
@@ -156,7 +154,7 @@ class FaultIsolation:
 
 
 def _message(error: Exception) -> str:
-    """What an exception says; one that cannot say it must not fail the tick either."""
+    """Return the message of an exception; one whose `__str__` raises must not fail the tick."""
     try:
         return str(error)[:MESSAGE_CHARS_MAX]
     except Exception:  # __str__ is the agent's code and may raise anything
@@ -164,12 +162,12 @@ def _message(error: Exception) -> str:
 
 
 def traceback_hash(error: Exception) -> str:
-    """Twelve hex digits of the places an exception passed through in the agent's code.
+    """Twelve hex digits over the source lines that an exception passed through in the agent's code.
 
-    Each place counts once, so that endless recursion gives the same digits from whatever depth it began,
-    and only file names count, not the folders they lie in.
+    Each line counts once, so that endless recursion gives the same digits from any depth, and only file names count,
+    not their directories.
     """
-    frames = list(traceback.walk_tb(error.__traceback__))[1:]  # the first one called the agent
+    frames = list(traceback.walk_tb(error.__traceback__))[1:]  # the first frame called the agent
     names = ((PurePath(frame.f_code.co_filename).name, line, frame.f_code.co_name) for frame, line in frames)
     places = dict.fromkeys(f"{file}:{line}:{function}" for file, line, function in names)
     text = "\n".join([type(error).__name__, *places])

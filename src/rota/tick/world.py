@@ -1,4 +1,4 @@
-"""A world that runs its agents, tick by tick.
+"""The tick world: runs its agents, tick by tick.
 
     def greet(pid, world):
         print(f"tick {world.tick}: agent {pid}")
@@ -7,21 +7,20 @@
     world.spawn(AgentDescriptor(priority=3.0))
     world.run(10)
 
-A tick goes like this:
+One tick:
 
-    1. the hooks of `before_tick`
-    2. the scheduler lists who runs: READY agents whose turn it is
-    3. each of them, in this order: READY → RUNNING, its step, RUNNING → READY
-    4. the scheduler is told who really ran
-    5. the hooks of `after_tick`
+    1. run the hooks in `before_tick`
+    2. the scheduler lists the READY agents to run
+    3. for each of them, in order: READY → RUNNING, its step, RUNNING → READY
+    4. report the agents that ran to the scheduler
+    5. run the hooks in `after_tick`
 
-A step may change the world: spawn agents (they are scheduled from the next tick on), block itself or
-terminate anybody. An agent that is no longer READY when its turn comes is passed over and waits on. A
-step that raises is dealt with by fault isolation; the other agents run as if nothing had happened. An
-interrupt (KeyboardInterrupt, SystemExit) ends the tick where it is and goes through to the caller;
-those that ran count as run, and `run` may be called again.
+A step may change the world: spawn agents (scheduled from the next tick on), block its own agent or terminate any agent.
+An agent that is no longer READY when its step is due is skipped and keeps waiting. Fault isolation handles a step that
+raises; the other agents run as usual. An interrupt (KeyboardInterrupt, SystemExit) ends the tick where it is and
+propagates to the caller; the agents that ran count as run, and `run` may be called again.
 
-The same steps, agents and configuration give the same run, and `to_hash` shows it.
+The same steps, agents and configuration give the same run, which `to_hash` verifies.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ from rota.errors import InvalidPayload
 from rota.model.checks import Checks
 from rota.model.lifecycle import AgentProcessState
 from rota.tick.config import SchedulerConfig
-from rota.tick.descriptor import AgentDescriptor
 from rota.tick.faults import QUARANTINE_TICKS, FaultIsolation, Phase
-from rota.tick.process_table import READY, RUNNING, ProcessTable
+from rota.tick.process_table import READY, RUNNING, AgentDescriptor, ProcessTable
 from rota.tick.scheduler import TickScheduler
 
 __all__ = ["PhasedStep", "Step", "TickWorld"]
@@ -47,18 +45,18 @@ _checks = Checks("TickWorld", InvalidPayload)
 
 @runtime_checkable
 class PhasedStep(Protocol):
-    """A step in three phases; each is given what the one before it returned."""
+    """A step in three phases; each phase gets the result of the one before it."""
 
     def observe(self, pid: int, world: TickWorld, /) -> Any:
-        """Look at the world."""
+        """Read the world."""
         ...
 
     def decide(self, pid: int, world: TickWorld, observed: Any, /) -> Any:
-        """Choose what to do."""
+        """Choose an action."""
         ...
 
     def act(self, pid: int, world: TickWorld, decided: Any, /) -> Any:
-        """Do it."""
+        """Perform the action."""
         ...
 
 
@@ -68,9 +66,9 @@ Hook: TypeAlias = "Callable[[TickWorld], Any]"
 
 
 class TickWorld:
-    """Agents, what each of them does in a tick, and the scheduler and fault isolation around them.
+    """Agents, their steps, and the scheduler and fault isolation around them.
 
-    An agent's step is the one assigned to it, else the one for its role, else the one for all.
+    An agent's step is the one assigned to it, else that of its role, else the default step.
     """
 
     def __init__(
@@ -85,17 +83,17 @@ class TickWorld:
         self.process_table = ProcessTable() if process_table is None else process_table
         self.scheduler = TickScheduler(self.process_table, config)
         self.faults = FaultIsolation(self.process_table, quarantine_ticks=quarantine_ticks)
-        self.tick = 0  # the one under way, or the next one
-        self.phase = Phase.ACT  # of the step under way
+        self.tick = 0  # the current tick, or the next one
+        self.phase = Phase.ACT  # phase of the current step
         self.before_tick: list[Hook] = []
         self.after_tick: list[Hook] = []
         self._step = None if step is None else _as_function(step)
         self._role_steps = {role: _as_function(each) for role, each in (role_steps or {}).items()}
         self._own_steps: dict[int, StepFunction] = {}  # by pid
-        self._steps: list[StepFunction] = [_nobodys_step]  # what each agent does, by pid; row 0 is the kernel
+        self._steps: list[StepFunction] = [_kernel_step]  # the step of each agent, by pid; row 0 is the kernel
 
     def spawn(self, descriptor: AgentDescriptor, step: Step | None = None) -> int:
-        """Add an agent, born now and ready, and return its pid."""
+        """Add a ready agent, born in the current tick, and return its pid."""
         born = replace(descriptor, birth_tick=self.tick, state=AgentProcessState.READY)
         pid = self.process_table.spawn_agent(born)
         if step is not None:
@@ -104,13 +102,13 @@ class TickWorld:
 
     def assign(self, pid: int, step: Step) -> None:
         """Give one agent a step of its own."""
-        self.process_table.state(pid)  # an unknown pid is refused here
+        self.process_table.state(pid)  # raises for an unknown pid
         self._own_steps[pid] = _as_function(step)
         if pid < len(self._steps):
             self._steps[pid] = self._own_steps[pid]
 
     def run(self, ticks: int) -> None:
-        """Run so many ticks."""
+        """Run a number of ticks."""
         for _ in range(_checks.whole("ticks", ticks, 0)):
             self.run_tick()
 
@@ -127,14 +125,14 @@ class TickWorld:
             self.tick += 1
 
     def to_hash(self) -> str:
-        """SHA-256 of the tick, the table, what was counted, who ran when, and every fault."""
+        """SHA-256 of the tick, the table, the scheduler and every fault."""
         parts = (self.tick, self.process_table.to_hash(), self.scheduler.to_hash(), self.faults.to_hash())
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
-    # --- inside a tick ---------------------------------------------------------------------------
+    # --- one tick --------------------------------------------------------------------------------
 
     def _bind_steps(self) -> None:
-        """Find the step of every agent that is new since the last tick."""
+        """Look up the step of every agent that is new since the last tick."""
         for pid in range(len(self._steps), len(self.process_table) + 1):
             self._steps.append(self._step_for(pid))
 
@@ -146,16 +144,15 @@ class TickWorld:
         return step
 
     def _run_agents(self, order: list[int]) -> None:
-        # The state column is moved here directly, once per activation: READY → RUNNING → READY are arrows
-        # of the table, and READY and RUNNING agents have no timer to keep. A test holds this loop equal to
-        # one that calls set_running and set_ready.
+        # This writes the state column directly, for speed: READY → RUNNING → READY are legal transitions, and
+        # READY and RUNNING agents have no timer. A test compares this loop with calls of set_running and set_ready.
         state, steps = self.process_table.columns.state, self._steps
         ran = []
         try:
             for pid in order:
-                if state[pid] != READY:  # somebody earlier in this tick blocked or ended it
+                if state[pid] != READY:  # an earlier step of this tick blocked or terminated it
                     continue
-                ran.append(pid)  # first: an interrupt between the two must not leave it RUNNING and unseen
+                ran.append(pid)  # before the change of state: after an interrupt it must be in the list
                 state[pid] = RUNNING
                 try:
                     steps[pid](pid, self)
@@ -164,26 +161,26 @@ class TickWorld:
                 if state[pid] == RUNNING:
                     state[pid] = READY
         finally:
-            self._end_turns(ran)
+            self._finish_runs(ran)
 
     def _fault(self, pid: int, error: Exception) -> None:
         self.faults.handle(pid, self.tick, error, self.phase)
         self.phase = Phase.ACT
 
-    def _end_turns(self, ran: list[int]) -> None:
-        """Tell the scheduler who ran; after an interrupt the last of them is still running."""
+    def _finish_runs(self, ran: list[int]) -> None:
+        """Report the agents that ran to the scheduler; after an interrupt the last one is still running."""
         if ran and self.process_table.state(ran[-1]) is AgentProcessState.RUNNING:
             self.process_table.set_ready(ran[-1])
         self.phase = Phase.ACT
         self.scheduler.record_execution(ran, self.tick)
 
 
-def _nobodys_step(_pid: int, _world: TickWorld) -> None:
-    """The kernel is never scheduled."""
+def _kernel_step(_pid: int, _world: TickWorld) -> None:
+    """The step of the kernel, which is never scheduled."""
 
 
 def _as_function(step: Step) -> StepFunction:
-    """A step as a plain function; one in phases names its phase as it goes."""
+    """Return a step as a plain function; a step in phases sets the world's phase."""
     if not isinstance(step, PhasedStep):
         if not callable(step):
             raise _checks.refuse("step", f"must be a function or have observe, decide and act, not {step!r}")

@@ -1,1 +1,1 @@
-"""Programs that the demonstration runs as agents. Each is started by its path, in a process of its own."""
+"""Programs that the demonstration runs as agents, each started by its path."""

@@ -1,6 +1,6 @@
-"""An agent that thinks for a while, step by step, and pays for each. If it was cut short before, it goes on there.
+"""A demo agent that thinks step by step and charges tokens for each. A retry resumes at the last checkpoint.
 
-Its payload: `steps`, `step_s` how long each takes, `tokens` what each costs, `keeps` whether it saves where it stands.
+Its payload: `steps`, `step_s` (seconds per step), `tokens` (per step), `keeps` (whether it writes checkpoints).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from rota.agent import connect
 with connect() as run:
     first = (run.saved or {}).get("next", 0)
     if first:
-        run.log(f"an earlier attempt came as far as step {first}: going on there")
+        run.log(f"resuming at step {first} from the last attempt's checkpoint")
     for step in range(first, run.payload["steps"]):
         run.wait_for_stop(run.payload["step_s"])
         run.raise_if_stopped()

@@ -1,1 +1,1 @@
-"""The fleet file: read, compared with a store, applied, planned."""
+"""The fleet file: load it, plan what it would do, apply it to a store."""

@@ -1,4 +1,4 @@
-"""What a fleet file says about one agent: how it is run, within what, what follows a failure, what enqueues it."""
+"""The tables of one agent in a fleet file: how it is run, its limits, its restarts and its triggers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from rota.fleet.agent_settings import RunPlan
-from rota.fleet.config.reader import NAME_CHARS_MAX
-from rota.fleet.config.units import Bytes, Seconds, Span, usually_bytes, usually_s
+from rota.fleet.agent_settings import AgentSettings
+from rota.fleet.config.reader import NAME_CHARS_MAX, Bytes, DurationText, Seconds, default_bytes, default_seconds
 from rota.model.checks import AMOUNT_MAX
 from rota.model.work import WEIGHT_UNIT, Backoff, Intent, Limits, RestartPolicy, Trigger, TriggerKind
 
@@ -20,7 +19,7 @@ __all__ = ["AgentTable", "RestartTable", "RunLimitsTable", "TriggerTable"]
 
 TRIGGERS_MAX = 100  # of one agent
 DIMENSIONS_MAX = 32  # of one budget
-WEIGHT_LARGEST = 1_000_000
+WEIGHT_MAX = 1_000_000
 
 Text = Annotated[str, Meta(min_length=1)]
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
@@ -28,7 +27,7 @@ Cap = Annotated[int, Meta(ge=0, le=1_000_000)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Amount = Annotated[int, Meta(ge=0, le=AMOUNT_MAX)]
 Grant = Annotated[int, Meta(ge=1, le=AMOUNT_MAX)]
-Weight = Annotated[float, Meta(ge=0.001, le=WEIGHT_LARGEST)]
+Weight = Annotated[float, Meta(ge=0.001, le=WEIGHT_MAX)]
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -36,24 +35,24 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RunLimitsTable(_Table, frozen=True, kw_only=True):
-    """What one run may take."""
+    """The limits of one run."""
 
-    wall_s: Annotated[Seconds | None, Meta(description="Time from start to end.")] = None
-    cpu_s: Annotated[Seconds | None, Meta(description="CPU time.")] = None
-    memory: Annotated[Bytes | None, Meta(description="Memory of all its processes.")] = None
-    processes: Annotated[Count | None, Meta(description="Processes at once.")] = None
-    open_files: Annotated[Count | None, Meta(description="Open files of one process.")] = None
-    log: Annotated[Bytes, Meta(description="Output that is kept: its beginning and its end.")] = usually_bytes(
+    wall_s: Annotated[Seconds | None, Meta(description="Maximum time from start to end.")] = None
+    cpu_s: Annotated[Seconds | None, Meta(description="Maximum CPU time.")] = None
+    memory: Annotated[Bytes | None, Meta(description="Maximum memory of all its processes together.")] = None
+    processes: Annotated[Count | None, Meta(description="Maximum number of processes at a time.")] = None
+    open_files: Annotated[Count | None, Meta(description="Maximum number of open files of one process.")] = None
+    log: Annotated[Bytes, Meta(description="Size of the kept output: its beginning and its end.")] = default_bytes(
         1024 * 1024
     )
-    tokens: Annotated[Grant | None, Meta(description="Tokens; reserved when the run begins.")] = None
+    tokens: Annotated[Grant | None, Meta(description="Maximum tokens; reserved when the run starts.")] = None
 
     @property
     def limits(self) -> Limits:
-        """As a plan keeps them."""
+        """The limits as the agent's settings store them."""
         return Limits(
-            wall_s=_plain(self.wall_s),
-            cpu_s=_plain(self.cpu_s),
+            wall_s=_to_float(self.wall_s),
+            cpu_s=_to_float(self.cpu_s),
             memory_bytes=None if self.memory is None else int(self.memory),
             processes=self.processes,
             open_files=self.open_files,
@@ -63,27 +62,27 @@ class RunLimitsTable(_Table, frozen=True, kw_only=True):
 
 
 class RestartTable(_Table, frozen=True, kw_only=True):
-    """What happens when runs end badly."""
+    """Retries after failed runs, and quarantine."""
 
     when: Annotated[
         Literal["never", "on_crash", "on_failure", "always"],
         Meta(
-            description="What is tried again: nothing, a run that died, also one that failed; "
-            "`always`: the agent runs again whenever it has ended."
+            description="Which runs are retried: none, those that crashed, or also those that failed; "
+            "`always`: those that crashed, and the agent is enqueued again whenever a run has ended."
         ),
     ] = "on_crash"
-    attempts: Annotated[int, Meta(description="Runs of one entry, the first included.", ge=1, le=1_000)] = 3
-    backoff_s: Annotated[Seconds, Meta(description="The pause before the second attempt, at most.")] = usually_s(1)
-    backoff_factor: Annotated[float, Meta(description="How much longer each further pause is.", ge=1, le=100)] = 2.0
-    backoff_cap_s: Annotated[Seconds, Meta(description="The longest pause.")] = usually_s(300)
+    attempts: Annotated[int, Meta(description="Maximum attempts of one entry, the first included.", ge=1, le=1_000)] = 3
+    backoff_s: Annotated[Seconds, Meta(description="Maximum pause before the second attempt.")] = default_seconds(1)
+    backoff_factor: Annotated[float, Meta(description="Factor by which each further pause grows.", ge=1, le=100)] = 2.0
+    backoff_cap_s: Annotated[Seconds, Meta(description="Maximum pause.")] = default_seconds(300)
     quarantine_after: Annotated[
-        int, Meta(description="Failures in a row after which the agent is left alone.", ge=1)
+        int, Meta(description="Consecutive failures after which the agent is quarantined: no run starts.", ge=1)
     ] = 5
-    quarantine_s: Annotated[Seconds, Meta(description="For how long.")] = usually_s(600)
+    quarantine_s: Annotated[Seconds, Meta(description="Duration of a quarantine.")] = default_seconds(600)
 
     @property
     def policy(self) -> RestartPolicy:
-        """As a plan keeps it."""
+        """The restart policy as the agent's settings store it."""
         return RestartPolicy(
             when=self.when,
             backoff=Backoff(float(self.backoff_s), self.backoff_factor, float(self.backoff_cap_s)),
@@ -93,40 +92,40 @@ class RestartTable(_Table, frozen=True, kw_only=True):
 
 
 class TriggerTable(_Table, frozen=True, kw_only=True):
-    """What enqueues the agent by itself: exactly one of cron, event, every, every_s, on, after."""
+    """What enqueues the agent automatically: exactly one of cron, event, every, every_s, on, after."""
 
     cron: Annotated[Text | None, Meta(description="Five fields: minute, hour, day, month, weekday.")] = None
-    zone: Annotated[str, Meta(description="With `cron`: the time zone it is read in.")] = "UTC"
-    event: Annotated[Text | None, Meta(description="A kind of event in the journal, or its beginning and a `*`.")] = (
-        None
-    )
-    every: Annotated[Span | None, Meta(description="An interval, counted from the epoch: `1h` is on the hour.")] = None
-    every_s: Annotated[Seconds | None, Meta(description="The same in seconds.")] = None
-    on: Annotated[Literal["start"] | None, Meta(description="`start`: once whenever the fleet starts.")] = None
-    after: Annotated[str | None, Meta(description="An agent's name: each time one of its entries has completed.")] = (
-        None
-    )
-    payload: Annotated[dict[str, Any], Meta(description="On top of the agent's own payload.")] = {}
-    priority: Annotated[int | None, Meta(description="Instead of the agent's.")] = None
+    zone: Annotated[str, Meta(description="With `cron`: the time zone of the expression.")] = "UTC"
+    event: Annotated[
+        Text | None, Meta(description="A kind of event in the journal, or a prefix of kinds followed by `*`.")
+    ] = None
+    every: Annotated[
+        DurationText | None, Meta(description="An interval, counted from the epoch: `1h` is on the hour.")
+    ] = None
+    every_s: Annotated[Seconds | None, Meta(description="An interval in seconds, counted from the epoch.")] = None
+    on: Annotated[Literal["start"] | None, Meta(description="`start`: once each time the fleet starts.")] = None
+    after: Annotated[
+        str | None, Meta(description="The name of an agent: fires each time one of its entries completes.")
+    ] = None
+    payload: Annotated[dict[str, Any], Meta(description="Keys that override the agent's payload.")] = {}
+    priority: Annotated[int | None, Meta(description="Overrides the agent's priority.")] = None
     catch_up: Annotated[
-        bool, Meta(description="`cron`, `every`: what was missed while nobody ran is made up for, once.")
+        bool, Meta(description="`cron`, `every`: fire once for instants missed while no supervisor ran.")
     ] = True
     event_as: Annotated[
-        Text | None, Meta(description="`event`, `after`: the payload's key under which the event is handed on.")
+        Text | None, Meta(description="`event`, `after`: the payload key under which the event is passed.")
     ] = None
 
     def __post_init__(self) -> None:
-        said = [name for name in _KINDS if getattr(self, name) is not None]
-        if len(said) != 1:
-            told = "none of them" if not said else " and ".join(said)
-            raise ValueError(f"expected exactly one of {', '.join(_KINDS)}, found {told}")
+        given = [name for name in _TRIGGER_KINDS if getattr(self, name) is not None]
+        _require_one(given, _TRIGGER_KINDS)
 
     @property
     def trigger(self) -> Trigger:
-        """As the triggers' driver takes it."""
-        every_s = _plain(self.every if self.every is not None else self.every_s)
+        """The trigger of the table."""
+        every_s = _to_float(self.every if self.every is not None else self.every_s)
         return Trigger(
-            kind=next(kind for said, kind in _KINDS.items() if getattr(self, said) is not None),
+            kind=next(kind for key, kind in _TRIGGER_KINDS.items() if getattr(self, key) is not None),
             cron=self.cron,
             zone=self.zone,
             event=self.event,
@@ -139,7 +138,7 @@ class TriggerTable(_Table, frozen=True, kw_only=True):
         )
 
 
-_KINDS: dict[str, TriggerKind] = {
+_TRIGGER_KINDS: dict[str, TriggerKind] = {
     "cron": "cron",
     "event": "event",
     "every": "interval",
@@ -147,13 +146,13 @@ _KINDS: dict[str, TriggerKind] = {
     "on": "start",
     "after": "after",
 }
-_HOW = ("command", "ndjson", "function")
-_PROGRAMS = ("command", "ndjson")
-_GOES_WITH: tuple[tuple[str, Any, tuple[str, ...]], ...] = (  # a field, what it is if nothing is said, and what uses it
+_RUN_KEYS = {"command": "command", "ndjson": "ndjson", "function": "callable"}  # and the runner that each selects
+_PROGRAM_KEYS = ("command", "ndjson")
+_VALID_WITH: tuple[tuple[str, Any, tuple[str, ...]], ...] = (  # a key, its default, and the run keys that use it
     ("isolation", None, ("function",)),
-    ("env", {}, _PROGRAMS),  # a function shares what its process has
-    ("pass_env", (), _PROGRAMS),
-    ("cwd", None, _PROGRAMS),
+    ("env", {}, _PROGRAM_KEYS),  # a function has the environment of its supervisor
+    ("pass_env", (), _PROGRAM_KEYS),
+    ("cwd", None, _PROGRAM_KEYS),
     ("stdin", "payload", ("command",)),
     ("usage", None, ("command",)),
 )
@@ -161,89 +160,104 @@ Argv = str | tuple[str, ...]
 
 
 class AgentTable(_Table, frozen=True, kw_only=True):
-    """An agent: what is run, for whom, how often, and within what."""
+    """An agent: what is run, for which project, when, and within which limits."""
 
-    project: Annotated[str | None, Meta(description="The project it is of; it stays there for life.")] = None
+    project: Annotated[str | None, Meta(description="The agent's project; it cannot change later.")] = None
     command: Annotated[
-        Argv | None, Meta(description="A program and its arguments: exit code 0 is success, output is kept.")
+        Argv | None, Meta(description="A program and its arguments; exit code 0 is success, output is logged.")
     ] = None
     ndjson: Annotated[
-        Argv | None, Meta(description="A program that speaks newline-delimited JSON on stdin and stdout.")
+        Argv | None, Meta(description="A program that exchanges newline-delimited JSON on stdin and stdout.")
     ] = None
     function: Annotated[str | None, Meta(description="A Python function, as `module:name`.")] = None
     runner: Annotated[
-        str | None, Meta(description="Another package's runner, instead of the one the key above stands for.")
+        str | None, Meta(description="A runner of another package, instead of the one that the key above selects.")
     ] = None
     isolation: Annotated[
-        Literal["thread", "process"] | None, Meta(description="`function`: `process` can be killed.")
+        Literal["thread", "process"] | None,
+        Meta(description="`function`: where it runs. A function in a process can be killed."),
     ] = None
     env: Annotated[
-        dict[str, str], Meta(description="Environment on top of what is allowed through.", max_length=256)
+        dict[str, str],
+        Meta(description="Environment variables to set, in addition to those passed on.", max_length=256),
     ] = {}
     pass_env: Annotated[
-        tuple[str, ...], Meta(description="Names (or `PREFIX_*`) of our own environment to hand on.", max_length=256)
+        tuple[str, ...],
+        Meta(description="Names (or `PREFIX_*`) of the supervisor's variables to pass on.", max_length=256),
     ] = ()
-    cwd: Annotated[Text | None, Meta(description="Where it runs, if it has no workspace.")] = None
+    cwd: Annotated[Text | None, Meta(description="Working directory of a run without a workspace.")] = None
     stdin: Annotated[
-        Literal["payload", "none"], Meta(description="`command`: whether it gets its payload as JSON.")
+        Literal["payload", "none"], Meta(description="`command`: whether the payload is on stdin, as JSON.")
     ] = "payload"
     usage: Annotated[
         str | dict[str, str] | None,
         Meta(description="`command`: how usage is read from its JSON output: a preset, or dimension to path."),
     ] = None
-    payload: Annotated[
-        dict[str, Any], Meta(description="What each of its entries is given unless told otherwise.")
-    ] = {}
-    intent: Annotated[Intent, Meta(description="What it is after; `intent_weighted` weighs it.")] = Intent.NEUTRAL
-    priority: Annotated[int, Meta(description="Of its entries; higher is sooner.", ge=-(2**31), le=2**31)] = 0
-    weight: Annotated[Weight, Meta(description="Its share against the other agents of its project.")] = 1.0
-    max_concurrent: Annotated[Cap | None, Meta(description="Runs of it at once.")] = None
-    limits: Annotated[RunLimitsTable, Meta(description="What one run may take.")] = RunLimitsTable()
+    payload: Annotated[dict[str, Any], Meta(description="Default payload of its entries.")] = {}
+    intent: Annotated[Intent, Meta(description="The agent's intent, for the policy `intent_weighted`.")] = (
+        Intent.NEUTRAL
+    )
+    priority: Annotated[
+        int, Meta(description="Priority of its entries; higher runs sooner.", ge=-(2**31), le=2**31)
+    ] = 0
+    weight: Annotated[Weight, Meta(description="Its share among the agents of its project.")] = 1.0
+    max_concurrent: Annotated[Cap | None, Meta(description="Maximum number of its runs at a time.")] = None
+    limits: Annotated[RunLimitsTable, Meta(description="The limits of one run.")] = RunLimitsTable()
     budget: Annotated[
         dict[str, Grant],
-        Meta(description="What it may use in all, by dimension: a total, not per window.", max_length=DIMENSIONS_MAX),
+        Meta(description="What it may use by dimension, in total: not per window.", max_length=DIMENSIONS_MAX),
     ] = {}
-    expected: Annotated[dict[str, Amount], Meta(description="What a run usually uses.", max_length=DIMENSIONS_MAX)] = {}
+    expected: Annotated[
+        dict[str, Amount], Meta(description="What a run usually uses, by dimension.", max_length=DIMENSIONS_MAX)
+    ] = {}
     ceiling: Annotated[
-        dict[str, Amount], Meta(description="What a run may use at most.", max_length=DIMENSIONS_MAX)
+        dict[str, Amount],
+        Meta(
+            description="What a run may use at most, by dimension; reserved while it runs.", max_length=DIMENSIONS_MAX
+        ),
     ] = {}
-    draws_on: Annotated[tuple[str, ...], Meta(description="The named limits it uses up.", max_length=32)] = ()
-    restart: Annotated[RestartTable, Meta(description="What happens when runs end badly.")] = RestartTable()
-    stop_grace_s: Annotated[Seconds, Meta(description="Between asking, SIGTERM and SIGKILL.")] = usually_s(5)
+    draws_on: Annotated[tuple[str, ...], Meta(description="The named limits that its runs use.", max_length=32)] = ()
+    restart: Annotated[RestartTable, Meta(description="Retries after failed runs, and quarantine.")] = RestartTable()
+    stop_grace_s: Annotated[
+        Seconds, Meta(description="Time between the stop request and SIGTERM, and between SIGTERM and SIGKILL.")
+    ] = default_seconds(5)
     kind: Annotated[Name | None, Meta(description="The kind of slot it needs.")] = None
-    affinity: Annotated[Name | None, Meta(description="The worker it would rather have, if that is about.")] = None
-    workspace: Annotated[
-        Literal["exclusive", "shared"] | None, Meta(description="Whether a run needs a workspace of its project.")
+    affinity: Annotated[
+        Name | None, Meta(description="The preferred worker: its entries are reserved for it while it is alive.")
     ] = None
-    triggers: Annotated[tuple[TriggerTable, ...], Meta(description="What enqueues it.", max_length=TRIGGERS_MAX)] = ()
+    workspace: Annotated[
+        Literal["exclusive", "shared"] | None,
+        Meta(description="Whether a run needs a workspace of its project, alone or shared."),
+    ] = None
+    triggers: Annotated[
+        tuple[TriggerTable, ...], Meta(description="What enqueues it automatically.", max_length=TRIGGERS_MAX)
+    ] = ()
 
     def __post_init__(self) -> None:
-        said = [name for name in _HOW if getattr(self, name) is not None]
-        if len(said) != 1:
-            told = "none of them" if not said else " and ".join(said)
-            raise ValueError(f"expected exactly one of {', '.join(_HOW)}, found {told}")
+        given = [name for name in _RUN_KEYS if getattr(self, name) is not None]
+        _require_one(given, _RUN_KEYS)
         if self.runner is not None:
-            return  # it knows what it can use
-        for field, usual, ways in _GOES_WITH:
-            if getattr(self, field) != usual and said[0] not in ways:
-                raise ValueError(f"{field} goes with {' and '.join(ways)}, not with {said[0]}")
+            return  # that runner decides which keys it uses
+        for field, default, run_keys in _VALID_WITH:
+            if getattr(self, field) != default and given[0] not in run_keys:
+                raise ValueError(f"{field} is only valid with {' or '.join(run_keys)}, not with {given[0]}")
 
     @property
-    def thousandths(self) -> int:
-        """The weight as the kernel counts it."""
+    def weight_units(self) -> int:
+        """The weight in the kernel's integer unit (thousandths)."""
         return round(self.weight * WEIGHT_UNIT)
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The program and its arguments; none for a function."""
-        said = self.command if self.command is not None else self.ndjson
-        return tuple(shlex.split(said)) if isinstance(said, str) else said or ()
+        """The program and its arguments; empty for a function."""
+        written = self.command if self.command is not None else self.ndjson
+        return tuple(shlex.split(written)) if isinstance(written, str) else written or ()
 
-    def plan(self, folder: str) -> RunPlan:
-        """How it is run, as it is kept with the agent."""
-        usual = "callable" if self.function is not None else "command" if self.command is not None else "ndjson"
-        return RunPlan(
-            runner=self.runner or usual,
+    def settings(self, folder: str) -> AgentSettings:
+        """Return the settings that are stored with the agent; relative paths start at `folder`."""
+        runner = next(runner for key, runner in _RUN_KEYS.items() if getattr(self, key) is not None)
+        return AgentSettings(
+            runner=self.runner or runner,
             argv=self.argv,
             function=self.function,
             isolation=self.isolation or "thread",
@@ -266,5 +280,11 @@ class AgentTable(_Table, frozen=True, kw_only=True):
         )
 
 
-def _plain(value: float | None) -> float | None:
+def _require_one(given: list[str], keys: dict[str, Any]) -> None:
+    if len(given) != 1:
+        found = "none of them" if not given else " and ".join(given)
+        raise ValueError(f"expected exactly one of {', '.join(keys)}, found {found}")
+
+
+def _to_float(value: float | None) -> float | None:
     return None if value is None else float(value)

@@ -1,137 +1,173 @@
-"""Making a store agree with a fleet file, without dropping work that runs.
+"""Apply a fleet file to a store without interrupting runs.
 
-First the difference is found, by reading alone; then each step of it is taken through the kernel's own verbs. Where
-nothing differs, nothing is written, so applying a file twice is applying it once. A step that fails leaves the ones
-before it in place, and applying the file again takes the rest.
+`pending_changes` compares the file with the store and writes nothing. `apply_fleet` applies each difference with a call
+of the kernel API. Without a difference nothing is written, so applying a file a second time changes nothing. A change
+that fails leaves the changes before it applied; applying the file again applies the rest.
 
-What a file no longer names is not deleted, because entries and usage belong to it: an agent or a project is paused by
-`fleet` and goes on when it is named again; a budget is lifted, a limit revoked. A workspace that is held stays until
-the next time. What others made in the same store (by the Python API, by another fleet of another name) is left alone:
-agents and projects carry the fleet's name, limits and global budgets are listed in a note.
+What the file no longer names is not deleted, because entries and usage belong to it. An agent or a project is paused
+by `fleet` and resumed when the file names it again; a budget is removed, a limit is revoked. A workspace that a run
+holds is removed the next time.
+
+What others created in the same store (the Python API, a fleet with another name) is not touched. Agents and projects
+carry the fleet's name in their metadata. Limits and global budgets cannot, so the store has a note that lists those
+of this fleet (`LastApplied`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
 from rota.errors import Conflict, FleetInvalid, WorkspaceHeld
-from rota.fleet.agent_settings import PLAN_KEY
-from rota.fleet.config.changes import Change, Changes
-from rota.fleet.config.limits import NamedLimits
-from rota.fleet.config.reader import dotted
-from rota.fleet.config.steps import Note, Step, every, later
+from rota.fleet.agent_settings import SETTINGS_KEY
+from rota.fleet.config.changes import FleetChange, FleetChanges, PendingChange
+from rota.fleet.config.reader import join_key
 from rota.fleet.config.tables import AgentTable, Fleet, ProjectTable
-from rota.fleet.config.workspaces import workspace_steps
-from rota.kernel.usage_windows import EVERYBODY
-from rota.model.budgets import BudgetLine
+from rota.fleet.config.workspaces import workspace_changes
+from rota.kernel.contexts import to_ms
+from rota.kernel.paging import LIST_MAX
+from rota.kernel.usage_windows import ALL_PROJECTS
+from rota.model.budgets import BudgetLine, SchedulingContext
 from rota.model.checks import INTEGER_MAX
-from rota.model.lifecycle import AgentState, ProjectStatus
+from rota.model.lifecycle import AgentState, ContextState, ProjectStatus
 from rota.model.work import Agent, Project
-from rota.service.api import Registers
+from rota.service.api import KernelApi
 
-__all__ = ["BY", "FLEET_KEY", "NO_GRANT", "apply", "difference"]
+__all__ = ["FLEET_KEY", "PAUSED_BY", "UNLIMITED", "all_rows", "apply_fleet", "pending_changes"]
 
-BY = "fleet"  # who pauses what a file no longer names
-FLEET_KEY = "fleet"  # of an agent's and a project's metadata: the fleet that names it
-GONE = "no longer in the fleet file"
-NO_GRANT = INTEGER_MAX  # a ledger's line is never removed, since what was used stays known: it is granted everything
-TRIES_MAX = 5  # when another supervisor applies a file at the same time
+PAUSED_BY = "fleet"  # recorded as the one that paused what the file no longer names
+FLEET_KEY = "fleet"  # in the metadata of an agent or a project: the name of its fleet
+NOT_IN_FILE = "no longer in the fleet file"
+UNLIMITED = INTEGER_MAX  # the grant of a removed budget: a ledger line is never deleted, so that its usage stays known
+TRIES_MAX = 5  # while another supervisor applies a file at the same time
+
+T = TypeVar("T")
 
 
-def apply(desk: Registers, fleet: Fleet) -> Changes:
-    """Make the store agree with the file; the answer is what was changed. The caller records it as a fact."""
-    made: list[Change] = []
+def apply_fleet(api: KernelApi, fleet: Fleet) -> FleetChanges:
+    """Make the store match the file; return what was changed. The caller records it in the journal."""
+    applied: list[FleetChange] = []
     for _ in range(TRIES_MAX):
-        outcomes = [_taken(step) for step in difference(desk, fleet)]
-        made += [each for each in outcomes if isinstance(each, Change)]
+        outcomes = [_apply(pending) for pending in pending_changes(api, fleet)]
+        applied += [each for each in outcomes if isinstance(each, FleetChange)]
         conflict = next((each for each in outcomes if isinstance(each, Conflict)), None)
         if conflict is None:
-            NamedLimits(desk, fleet).tidy()
-            return Changes(tuple(made))
-    raise conflict or AssertionError("at least one try is made")
+            _NamedLimits(api, fleet).save_all()
+            return FleetChanges(tuple(applied))
+    raise conflict or AssertionError("the loop runs at least once")
 
 
-def _taken(step: Step) -> Change | Conflict:
-    """What came of a step: its change, or the error that somebody else has made it in the meantime."""
+def _apply(pending: PendingChange) -> FleetChange | Conflict:
+    """Apply a change; return it, or the conflict if another supervisor applied it in the meantime."""
     try:
-        step.make()
+        pending.apply()
     except WorkspaceHeld:
-        return msgspec.structs.replace(step.change, verb="postponed", note="it is held by a run")
+        return msgspec.structs.replace(pending.change, verb="postponed", note="a run holds it")
     except Conflict as conflict:
         return conflict
-    return step.change
+    return pending.change
 
 
-def difference(desk: Registers, fleet: Fleet) -> list[Step]:
-    """What has to be done for the store to agree with the file. Nothing is written by asking."""
-    projects = {each.project_id: each for each in every(desk.projects.list)}
-    agents = _living(desk)
+def pending_changes(api: KernelApi, fleet: Fleet) -> list[PendingChange]:
+    """Return what has to change in the store to match the file. Nothing is written."""
+    projects = {each.project_id: each for each in all_rows(api.projects.list)}
+    agents = _living_agents(api)
     for name, table in fleet.agents.items():
-        _check_project(name, table, agents.get(name))
-    steps = [
-        *_scheduling_steps(desk, fleet),
-        *_project_steps(desk, fleet, projects),
-        *NamedLimits(desk, fleet).steps(),
-        *_agent_steps(desk, fleet, agents),
+        _check_same_project(name, table, agents.get(name))
+    pending = [
+        *_scheduling_changes(api, fleet),
+        *_projects_changes(api, fleet, projects),
+        *_NamedLimits(api, fleet).changes(),
+        *_agents_changes(api, fleet, agents),
     ]
-    # a folder may go from one project to another: first let it go
-    return sorted(steps, key=lambda step: (step.change.what, step.change.verb) != ("workspace", "removed"))
+    # removed workspaces first: a folder may move from one project to another
+    return sorted(pending, key=lambda each: (each.change.what, each.change.verb) != ("workspace", "removed"))
 
 
-def _check_project(name: str, table: AgentTable, agent: Agent | None) -> None:
+def _check_same_project(name: str, table: AgentTable, agent: Agent | None) -> None:
     if agent is not None and agent.project_id != table.project:
-        key = f"{dotted('agents', name)}.project"
-        raise FleetInvalid(
-            f"{key}: the store has agent {name!r} in project {agent.project_id!r} and the file says {table.project!r}",
-            field=key,
-            hint="What it used was charged to its project, so it stays there: give the agent another name.",
+        key = f"{join_key('agents', name)}.project"
+        stored, given = (
+            "no project" if project is None else f"project {project!r}" for project in (agent.project_id, table.project)
         )
+        raise FleetInvalid(
+            f"{key}: agent {name!r} is in {stored} in the store and in {given} in the file",
+            field=key,
+            hint="An agent cannot change its project, because its usage was charged there: use another agent name.",
+        )
+
+
+def all_rows(listing: Callable[..., tuple[list[T], int]]) -> Iterable[T]:
+    """Yield every row of a listing, page by page."""
+    offset = 0
+    while rows := listing(limit=LIST_MAX, offset=offset)[0]:
+        yield from rows
+        offset += len(rows)
+
+
+# --- scheduling ------------------------------------------------------------------------------------
+
+
+def _scheduling_changes(api: KernelApi, fleet: Fleet) -> Iterator[PendingChange]:
+    """The window of `fair_share` and the affinity wait. The window comes before projects, whose usage counts in it."""
+    before_s, window_s = api.ledger.share_window(), fleet.scheduling.rolling_window_hours * 3600.0
+    if before_s != window_s:
+        fields = {"window_s": [before_s, window_s]}
+        change = FleetChange(what="scheduling", name="rolling_window_hours", verb="changed", fields=fields)
+        yield PendingChange(change, partial(api.ledger.set_share_window, window_s))
+    before_s, wait_s = api.queue.affinity_wait(), float(fleet.scheduling.affinity_wait_s)
+    if before_s != wait_s:
+        fields = {"wait_s": [before_s, wait_s]}
+        change = FleetChange(what="scheduling", name="affinity_wait_s", verb="changed", fields=fields)
+        yield PendingChange(change, partial(api.queue.set_affinity_wait, wait_s))
 
 
 # --- projects --------------------------------------------------------------------------------------
 
 
-def _project_steps(desk: Registers, fleet: Fleet, known: dict[str, Project]) -> Iterator[Step]:
+def _projects_changes(api: KernelApi, fleet: Fleet, known: dict[str, Project]) -> Iterator[PendingChange]:
     lines: dict[str, dict[str, BudgetLine]] = {}
-    for line in desk.ledger.budgets():
+    for line in api.ledger.budgets():
         lines.setdefault(line.owner, {})[line.dim] = line
     for name, table in fleet.projects.items():
-        yield from _one_project(desk, fleet, name, table, known.get(name))
-        yield from _budget_steps(desk, fleet, name, table.budget, lines.get(name, {}))
-        yield from workspace_steps(desk, fleet, name, table, exists=name in known)
-    yield from _global_steps(desk, fleet, lines.get(EVERYBODY, {}))
+        yield from _project_changes(api, fleet, name, table, known.get(name))
+        yield from _budget_changes(api, fleet, name, table.budget, lines.get(name, {}))
+        yield from workspace_changes(api, fleet, name, table, exists=name in known)
+    yield from _global_budget_changes(api, fleet, lines.get(ALL_PROJECTS, {}))
     for name, project in known.items():
-        ours = project.metadata.get(FLEET_KEY) == fleet.title
-        if ours and name not in fleet.projects and project.status == ProjectStatus.ACTIVE:
-            change = Change(what="project", name=name, verb="paused", note=GONE)
-            yield Step(change, later(desk.projects.move, name, "pause", by=BY))
+        is_ours = project.metadata.get(FLEET_KEY) == fleet.title
+        if is_ours and name not in fleet.projects and project.status == ProjectStatus.ACTIVE:
+            change = FleetChange(what="project", name=name, verb="paused", note=NOT_IN_FILE)
+            yield PendingChange(change, partial(api.projects.move, name, "pause", by=PAUSED_BY))
 
 
-def _one_project(
-    desk: Registers, fleet: Fleet, name: str, table: ProjectTable, known: Project | None
-) -> Iterator[Step]:
-    wanted: dict[str, Any] = {"weight": table.thousandths, "max_concurrent": table.max_concurrent}
+def _project_changes(
+    api: KernelApi, fleet: Fleet, name: str, table: ProjectTable, known: Project | None
+) -> Iterator[PendingChange]:
+    wanted: dict[str, Any] = {"weight": table.weight_units, "max_concurrent": table.max_concurrent}
     if known is None:
-        change = Change(what="project", name=name, verb="created")
-        yield Step(change, later(desk.projects.create, name, **wanted, metadata={FLEET_KEY: fleet.title}))
+        change = FleetChange(what="project", name=name, verb="created")
+        create = partial(api.projects.create, name, **wanted, metadata={FLEET_KEY: fleet.title})
+        yield PendingChange(change, create)
         return
     wanted["metadata"] = {**known.metadata, FLEET_KEY: fleet.title}
     differs = {field: value for field, value in wanted.items() if getattr(known, field) != value}
     if differs:
         fields = {field: [getattr(known, field), value] for field, value in differs.items()}
-        change = Change(what="project", name=name, verb="changed", fields=fields)
-        yield Step(change, later(desk.projects.update, name, **differs))
-    if known.status == ProjectStatus.PAUSED and known.paused_by == BY:
-        yield Step(Change(what="project", name=name, verb="resumed"), later(desk.projects.move, name, "resume", by=BY))
+        change = FleetChange(what="project", name=name, verb="changed", fields=fields)
+        yield PendingChange(change, partial(api.projects.update, name, **differs))
+    if known.status == ProjectStatus.PAUSED and known.paused_by == PAUSED_BY:
+        change = FleetChange(what="project", name=name, verb="resumed")
+        yield PendingChange(change, partial(api.projects.move, name, "resume", by=PAUSED_BY))
 
 
-def _budget_steps(
-    desk: Registers, fleet: Fleet, owner: str, wanted: dict[str, int], known: dict[str, BudgetLine]
-) -> Iterator[Step]:
-    level: Any = "global" if owner == EVERYBODY else "project"
+def _budget_changes(
+    api: KernelApi, fleet: Fleet, owner: str, wanted: dict[str, int], known: dict[str, BudgetLine]
+) -> Iterator[PendingChange]:
+    level: Any = "global" if owner == ALL_PROJECTS else "project"
     window_s = fleet.scheduling.rolling_window_hours * 3600.0
     for dim, limit in wanted.items():
         line = known.get(dim)
@@ -142,107 +178,179 @@ def _budget_steps(
             if line is not None and line.window_s != window_s:
                 fields["window_s"] = [line.window_s, window_s]
             verb: Any = "created" if line is None else "changed"
-            change = Change(what="budget", name=f"{owner} {dim}", verb=verb, fields=fields)
-            yield Step(change, later(desk.ledger.set_budget, level, owner, dim, limit, window_s=window_s))
+            change = FleetChange(what="budget", name=f"{owner} {dim}", verb=verb, fields=fields)
+            yield PendingChange(change, partial(api.ledger.set_budget, level, owner, dim, limit, window_s=window_s))
     for dim in known.keys() - wanted.keys():
-        change = Change(what="budget", name=f"{owner} {dim}", verb="removed")
-        yield Step(change, later(desk.ledger.set_budget, level, owner, dim, None))
+        change = FleetChange(what="budget", name=f"{owner} {dim}", verb="removed")
+        yield PendingChange(change, partial(api.ledger.set_budget, level, owner, dim, None))
 
 
-def _scheduling_steps(desk: Registers, fleet: Fleet) -> Iterator[Step]:
-    """How far back fair_share looks: before any project is made, which is counted in that window. And for how long
-    entries are kept for a worker."""
-    before_s, window_s = desk.ledger.share_window(), fleet.scheduling.rolling_window_hours * 3600.0
-    if before_s != window_s:
-        fields = {"window_s": [before_s, window_s]}
-        change = Change(what="scheduling", name="rolling_window_hours", verb="changed", fields=fields)
-        yield Step(change, later(desk.ledger.set_share_window, window_s))
-    before_s, wait_s = desk.queue.affinity_wait(), float(fleet.scheduling.affinity_wait_s)
-    if before_s != wait_s:
-        fields = {"wait_s": [before_s, wait_s]}
-        change = Change(what="scheduling", name="affinity_wait_s", verb="changed", fields=fields)
-        yield Step(change, later(desk.queue.set_affinity_wait, wait_s))
-
-
-def _global_steps(desk: Registers, fleet: Fleet, known: dict[str, BudgetLine]) -> Iterator[Step]:
-    """Everybody's budgets: one that this file never named is somebody else's."""
+def _global_budget_changes(api: KernelApi, fleet: Fleet, known: dict[str, BudgetLine]) -> Iterator[PendingChange]:
+    """The budgets of all projects together. A dimension that this fleet never set belongs to another caller."""
     wanted = fleet.scheduling.budget
-    mine = {*wanted, *Note.of(desk, fleet).budget}
-    yield from _budget_steps(desk, fleet, EVERYBODY, wanted, {dim: line for dim, line in known.items() if dim in mine})
+    ours = {*wanted, *LastApplied.load(api, fleet).budget}
+    yield from _budget_changes(
+        api, fleet, ALL_PROJECTS, wanted, {dim: line for dim, line in known.items() if dim in ours}
+    )
+
+
+# --- named limits ----------------------------------------------------------------------------------
+
+
+class LastApplied(msgspec.Struct):
+    """The limits and global budgets that this fleet applied last; a note in the store.
+
+    A limit's new numbers take effect at its next refill. Until then the store still shows the old ones, so the file is
+    compared with this note.
+    """
+
+    limits: dict[str, dict[str, list[int]]] = {}  # by name and unit: budget and period in milliseconds
+    budget: list[str] = []  # dimensions of the budget of all projects
+
+    @staticmethod
+    def load(api: KernelApi, fleet: Fleet) -> LastApplied:
+        """Read the note of this fleet."""
+        return msgspec.convert(api.journal.recall(f"fleet:{fleet.title}") or {}, LastApplied)
+
+    def save(self, api: KernelApi, fleet: Fleet) -> None:
+        """Write the note, if it differs from the stored one."""
+        if self != LastApplied.load(api, fleet):
+            api.journal.remember(f"fleet:{fleet.title}", msgspec.to_builtins(self))
+
+
+class _NamedLimits:
+    """The named limits of a fleet: requests and tokens per period, as contexts bound to a name."""
+
+    def __init__(self, api: KernelApi, fleet: Fleet) -> None:
+        self._api, self._fleet = api, fleet
+        self._last = LastApplied.load(api, fleet)
+        self._wanted = {
+            name: {unit: [each.budget, to_ms(each.period_s)] for unit, each in sorted(table.budgets.items())}
+            for name, table in fleet.limits.items()
+        }
+
+    def changes(self) -> Iterator[PendingChange]:
+        known = {(each.bound_id, str(each.unit)): each.context_id for each in self._existing()}
+        for name, units in self._wanted.items():
+            for unit, numbers in units.items():
+                context_id = known.pop((name, unit), None)
+                last = self._last.limits.get(name, {}).get(unit)
+                if context_id is None:
+                    change = FleetChange(what="limit", name=f"{name} {unit}", verb="created")
+                    yield PendingChange(change, partial(self._create, name, unit, numbers))
+                elif last != numbers:
+                    before: list[int | None] = [*last] if last else [None, None]
+                    fields = {
+                        field: [old, new]
+                        for field, old, new in zip(("budget", "period_ms"), before, numbers, strict=True)
+                        if old != new
+                    }
+                    change = FleetChange(what="limit", name=f"{name} {unit}", verb="changed", fields=fields)
+                    yield PendingChange(change, partial(self._adjust, context_id, name, unit, numbers))
+        for (name, unit), context_id in known.items():
+            if unit in self._last.limits.get(name, {}):  # created by this fleet
+                change = FleetChange(what="limit", name=f"{name} {unit}", verb="removed")
+                yield PendingChange(change, partial(self._api.contexts.revoke, context_id))
+
+    def _create(self, name: str, unit: str, numbers: list[int]) -> None:
+        self._api.contexts.create(
+            bound_to="name", bound_id=name, budget=numbers[0], period_s=numbers[1] / 1000, unit=unit
+        )
+        self._save(name, unit, numbers)
+
+    def _adjust(self, context_id: int, name: str, unit: str, numbers: list[int]) -> None:
+        self._api.contexts.adjust(context_id, budget=numbers[0], period_s=numbers[1] / 1000)
+        self._save(name, unit, numbers)
+
+    def _save(self, name: str, unit: str, numbers: list[int]) -> None:
+        last = LastApplied.load(self._api, self._fleet)
+        last.limits.setdefault(name, {})[unit] = numbers
+        last.save(self._api, self._fleet)
+
+    def save_all(self) -> None:
+        """After all changes: replace the note, without what the file no longer names."""
+        LastApplied(self._wanted, sorted(self._fleet.scheduling.budget)).save(self._api, self._fleet)
+
+    def _existing(self) -> Iterator[SchedulingContext]:
+        offset = 0
+        while page := self._api.contexts.list(limit=LIST_MAX, offset=offset):
+            yield from (each for each in page if each.bound_to == "name" and each.state != ContextState.REVOKED)
+            offset += len(page)
 
 
 # --- agents ----------------------------------------------------------------------------------------
 
 
-def _living(desk: Registers) -> dict[str, Agent]:
-    """The living agents by name, the youngest where several have one."""
-    return {each.name: each for each in every(desk.agents.list) if each.state != AgentState.DEAD}
+def _living_agents(api: KernelApi) -> dict[str, Agent]:
+    """The living agents by name; the youngest if several have the same name."""
+    return {each.name: each for each in all_rows(api.agents.list) if each.state != AgentState.DEAD}
 
 
-def _agent_steps(desk: Registers, fleet: Fleet, known: dict[str, Agent]) -> Iterator[Step]:
+def _agents_changes(api: KernelApi, fleet: Fleet, known: dict[str, Agent]) -> Iterator[PendingChange]:
     for name, table in fleet.agents.items():
         agent = known.get(name)
         if agent is None:
-            yield Step(Change(what="agent", name=name, verb="created"), later(_create, desk, fleet, name, table))
+            change = FleetChange(what="agent", name=name, verb="created")
+            yield PendingChange(change, partial(_create_agent, api, fleet, name, table))
         else:
-            yield from _one_agent(desk, fleet, table, agent)
-            yield from _grant_steps(desk, agent.pid, name, table)
+            yield from _agent_changes(api, fleet, table, agent)
+            yield from _grant_changes(api, agent.pid, name, table)
     for name, agent in known.items():
-        ours = agent.metadata.get(FLEET_KEY) == fleet.title
-        if ours and name not in fleet.agents and agent.paused_by is None:
-            change = Change(what="agent", name=name, verb="paused", note=GONE)
-            yield Step(change, later(desk.agents.pause, agent.pid, BY, GONE))
+        is_ours = agent.metadata.get(FLEET_KEY) == fleet.title
+        if is_ours and name not in fleet.agents and agent.paused_by is None:
+            change = FleetChange(what="agent", name=name, verb="paused", note=NOT_IN_FILE)
+            yield PendingChange(change, partial(api.agents.pause, agent.pid, PAUSED_BY, NOT_IN_FILE))
 
 
-def _settings(fleet: Fleet, table: AgentTable, metadata: dict[str, Any]) -> dict[str, Any]:
-    plan = msgspec.json.decode(msgspec.json.encode(table.plan(fleet.folder)))  # as the store gives it back
+def _agent_fields(fleet: Fleet, table: AgentTable, metadata: dict[str, Any]) -> dict[str, Any]:
+    settings = msgspec.json.decode(msgspec.json.encode(table.settings(fleet.folder)))  # as the store returns it
     return {
         "priority": table.priority,
-        "weight": table.thousandths,
+        "weight": table.weight_units,
         "intent": table.intent,
         "max_concurrent": table.max_concurrent,
-        "metadata": {**metadata, FLEET_KEY: fleet.title, PLAN_KEY: plan},
+        "metadata": {**metadata, FLEET_KEY: fleet.title, SETTINGS_KEY: settings},
     }
 
 
-def _create(desk: Registers, fleet: Fleet, name: str, table: AgentTable) -> None:
-    settings = _settings(fleet, table, {})
-    runner = str(settings["metadata"][PLAN_KEY].get("runner", "callable"))
-    pid = desk.agents.create(name, runner, project_id=table.project, unique=True, **settings)
-    for step in _grant_steps(desk, pid, name, table):
-        step.make()
+def _create_agent(api: KernelApi, fleet: Fleet, name: str, table: AgentTable) -> None:
+    fields = _agent_fields(fleet, table, {})
+    runner = str(fields["metadata"][SETTINGS_KEY].get("runner", "callable"))
+    pid = api.agents.create(name, runner, project_id=table.project, unique=True, **fields)
+    for pending in _grant_changes(api, pid, name, table):
+        pending.apply()
 
 
-def _one_agent(desk: Registers, fleet: Fleet, table: AgentTable, agent: Agent) -> Iterator[Step]:
-    wanted = _settings(fleet, table, agent.metadata)
+def _agent_changes(api: KernelApi, fleet: Fleet, table: AgentTable, agent: Agent) -> Iterator[PendingChange]:
+    wanted = _agent_fields(fleet, table, agent.metadata)
     differs = {field: value for field, value in wanted.items() if getattr(agent, field) != value}
     if differs:
         fields = {field: [getattr(agent, field), value] for field, value in differs.items() if field != "metadata"}
         if "metadata" in differs:
-            fields |= _plan_differences(agent.metadata.get(PLAN_KEY) or {}, wanted["metadata"][PLAN_KEY])
-        change = Change(what="agent", name=agent.name, verb="changed", fields=fields)
-        yield Step(change, later(desk.agents.update, agent.pid, **differs))
-    if agent.paused_by == BY:
-        yield Step(Change(what="agent", name=agent.name, verb="resumed"), later(desk.agents.resume, agent.pid, BY))
+            fields |= _compare(agent.metadata.get(SETTINGS_KEY) or {}, wanted["metadata"][SETTINGS_KEY])
+        change = FleetChange(what="agent", name=agent.name, verb="changed", fields=fields)
+        yield PendingChange(change, partial(api.agents.update, agent.pid, **differs))
+    if agent.paused_by == PAUSED_BY:
+        change = FleetChange(what="agent", name=agent.name, verb="resumed")
+        yield PendingChange(change, partial(api.agents.resume, agent.pid, PAUSED_BY))
 
 
-def _plan_differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
-    keys = sorted(before.keys() | now.keys())
-    return {key: [before.get(key), now.get(key)] for key in keys if before.get(key) != now.get(key)}
+def _compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any]]:
+    keys = sorted(before.keys() | after.keys())
+    return {key: [before.get(key), after.get(key)] for key in keys if before.get(key) != after.get(key)}
 
 
-def _grant_steps(desk: Registers, pid: int, name: str, table: AgentTable) -> Iterator[Step]:
-    known = {line.dim: line.granted for line in desk.ledger.get(pid)}
+def _grant_changes(api: KernelApi, pid: int, name: str, table: AgentTable) -> Iterator[PendingChange]:
+    known = {line.dim: line.granted for line in api.ledger.get(pid)}
     for dim, granted in table.budget.items():
+        label, fields = f"{name} {dim}", {"granted": [known.get(dim), granted]}
         if dim not in known:
-            change = Change(what="grant", name=f"{name} {dim}", verb="created", fields={"granted": [None, granted]})
-            yield Step(change, later(desk.ledger.create, pid, {dim: granted}))
+            change = FleetChange(what="grant", name=label, verb="created", fields=fields)
+            yield PendingChange(change, partial(api.ledger.create, pid, {dim: granted}))
         elif known[dim] != granted:
-            change = Change(
-                what="grant", name=f"{name} {dim}", verb="changed", fields={"granted": [known[dim], granted]}
-            )
-            yield Step(change, later(desk.ledger.update_grant, pid, dim, granted))
+            change = FleetChange(what="grant", name=label, verb="changed", fields=fields)
+            yield PendingChange(change, partial(api.ledger.update_grant, pid, dim, granted))
     for dim in known.keys() - table.budget.keys():
-        if known[dim] != NO_GRANT:
-            change = Change(what="grant", name=f"{name} {dim}", verb="removed")
-            yield Step(change, later(desk.ledger.update_grant, pid, dim, NO_GRANT))
+        if known[dim] != UNLIMITED:
+            change = FleetChange(what="grant", name=f"{name} {dim}", verb="removed")
+            yield PendingChange(change, partial(api.ledger.update_grant, pid, dim, UNLIMITED))

@@ -1,66 +1,73 @@
-"""What a fleet file changes in a store: a typed difference, for people and for the journal."""
+"""The differences between a fleet file and a store, as messages for people and as an event for the journal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from rota.model.events import FleetReloaded
 
-__all__ = ["NAMES_MAX", "Change", "Changes"]
+__all__ = ["NAMES_MAX", "FleetChange", "FleetChanges", "PendingChange"]
 
-SHOWN_CHARS_MAX = 80  # of a value
+VALUE_CHARS_MAX = 80  # of a value in a message
 NAMES_MAX = 100  # of one kind of change, in the journal
 What = Literal["scheduling", "project", "budget", "workspace", "limit", "agent", "grant"]
 Verb = Literal["created", "changed", "removed", "paused", "resumed", "postponed"]
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FleetChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One difference between the file and the store."""
 
     what: What
     name: str
     verb: Verb
-    fields: dict[str, list[Any]] = {}  # what it was, what it is now
+    fields: dict[str, list[Any]] = {}  # each with its old and its new value
     note: str | None = None
 
     def __str__(self) -> str:
-        parts = [f"{field} {_shown(old)} → {_shown(new)}" for field, (old, new) in self.fields.items()]
-        told = [", ".join(parts)] if parts else []
-        return ": ".join([f"{self.what} {self.name} {self.verb}", *told, *([self.note] if self.note else [])])
+        fields = [f"{field} {_shorten(old)} → {_shorten(new)}" for field, (old, new) in self.fields.items()]
+        parts = [f"{self.what} {self.name} {self.verb}", ", ".join(fields), self.note]
+        return ": ".join(part for part in parts if part)
 
 
-class Changes(msgspec.Struct, frozen=True):
-    """All differences, in the order in which they were made."""
+class FleetChanges(msgspec.Struct, frozen=True):
+    """All differences, in the order in which they were applied."""
 
-    made: tuple[Change, ...] = ()
+    applied: tuple[FleetChange, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.made)
+        return bool(self.applied)
 
-    def __iter__(self) -> Iterator[Change]:
-        return iter(self.made)
+    def __iter__(self) -> Iterator[FleetChange]:
+        return iter(self.applied)
 
-    def of(self, what: What, verb: Verb | None = None) -> list[str]:
-        """The names of what was changed so."""
-        return [each.name for each in self.made if each.what == what and verb in (None, each.verb)]
+    def names(self, what: What, verb: Verb | None = None) -> list[str]:
+        """Return the names of what was changed, with this verb or with any."""
+        return [each.name for each in self.applied if each.what == what and verb in (None, each.verb)]
 
-    def fact(self) -> FleetReloaded:
-        """The differences as the journal keeps them: names by kind and verb, and how many where there are many."""
-        told: dict[str, dict[str, Any]] = {}
-        for each in self.made:
-            told.setdefault(each.what, {}).setdefault(each.verb, []).append(each.name)
-        for verbs in told.values():
+    def to_event(self) -> FleetReloaded:
+        """Return the event for the journal: names by kind and verb, at most `NAMES_MAX` and a count of the rest."""
+        changes: dict[str, dict[str, Any]] = {}
+        for each in self.applied:
+            changes.setdefault(each.what, {}).setdefault(each.verb, []).append(each.name)
+        for verbs in changes.values():
             for verb, names in list(verbs.items()):
                 if len(names) > NAMES_MAX:
                     verbs[verb] = [*names[:NAMES_MAX], f"and {len(names) - NAMES_MAX} more"]
-        return FleetReloaded(changes=told)
+        return FleetReloaded(changes=changes)
 
 
-def _shown(value: Any) -> str:
+class PendingChange(NamedTuple):
+    """A change that is not applied yet, and the function that applies it."""
+
+    change: FleetChange
+    apply: Callable[[], object]
+
+
+def _shorten(value: Any) -> str:
     if value is None:
         return "none"
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return text if len(text) <= SHOWN_CHARS_MAX else text[:SHOWN_CHARS_MAX] + "…"
+    return text if len(text) <= VALUE_CHARS_MAX else text[:VALUE_CHARS_MAX] + "…"

@@ -1,4 +1,4 @@
-"""The tables of a fleet file: what a fleet is made of.
+"""The tables of a fleet file.
 
     store = "rota.db"
     policy = "eevdf"
@@ -13,8 +13,8 @@
     command = "python read.py"
     triggers = [{cron = "0 9 * * mon-fri", zone = "Europe/Berlin"}]
 
-A structure here is a table of the file, a field is a key, and its description is what the reference page and an
-editor show. Relative paths are relative to the file's own folder.
+Each structure is a table of the file, each field a key. The reference page and editors show a field's description.
+Relative paths start at the file's own folder.
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ from rota.fleet.config.agent_tables import (
     TriggerTable,
     Weight,
 )
-from rota.fleet.config.units import Seconds, schema_of, usually_s
-from rota.fleet.log_folder import LOGS_MAX
+from rota.fleet.config.reader import Seconds, default_seconds, unit_schema
+from rota.fleet.run_logs import LOGS_MAX
 from rota.model.checks import AMOUNT_MAX
 from rota.model.work import WEIGHT_UNIT
 
 __all__ = [
     "AGENTS_MAX",
     "SLOTS_MAX",
+    "WORKSPACES_MAX",
     "AgentTable",
     "Fleet",
     "FleetFile",
     "LimitTable",
+    "PeriodBudgetTable",
     "PolicyTable",
     "PreemptionTable",
     "ProjectTable",
-    "RationTable",
     "RestartTable",
     "RunLimitsTable",
     "SchedulingTable",
     "TriggerTable",
     "WorktreesTable",
-    "schema",
+    "fleet_schema",
 ]
 
 AGENTS_MAX = 10_000
@@ -68,7 +69,7 @@ PROJECTS_MAX = 1_000
 LIMITS_MAX = 1_000
 WORKSPACES_MAX = 256  # of one project
 SLOTS_MAX = 4_096
-PLAIN_SLOT = "any"  # in a table of slots: those that are of no kind
+ANY_SLOT = "any"  # in a table of slots: the number of slots without a kind
 
 Slots = Annotated[int, Meta(ge=1, le=SLOTS_MAX)]
 
@@ -81,137 +82,149 @@ class PolicyTable(_Table, frozen=True, kw_only=True):
     """A policy with parameters."""
 
     name: Annotated[str, Meta(description="A registered policy; `rota policy list` shows them.")]
-    params: Annotated[dict[str, Any], Meta(description="Its parameters.")] = {}
+    params: Annotated[dict[str, Any], Meta(description="Parameters of the policy.")] = {}
 
 
 class PreemptionTable(_Table, frozen=True, kw_only=True):
-    """Whether an entry of a higher band may ask a running one for its slot."""
+    """Preemption: an entry of a higher priority band may stop a run of a lower one to take its slot."""
 
     bands: Annotated[
         tuple[int, ...],
-        Meta(description="Where one band of priorities ends and the next begins, rising.", min_length=1, max_length=16),
+        Meta(description="Priorities at which a new band begins, ascending.", min_length=1, max_length=16),
     ]
-    grace_s: Annotated[Seconds, Meta(description="How long the lower one has to checkpoint and yield.")] = usually_s(30)
+    grace_s: Annotated[Seconds, Meta(description="Time that the lower run has to checkpoint and yield.")] = (
+        default_seconds(30)
+    )
 
 
 class SchedulingTable(_Table, frozen=True, kw_only=True):
-    """What holds for everybody."""
+    """Settings for all projects."""
 
     rolling_window_hours: Annotated[
-        float, Meta(description="The window that budgets count in, and that `fair_share` looks back.", gt=0, le=8784)
+        float,
+        Meta(description="Length of the window for budgets and for the usage that `fair_share` counts.", gt=0, le=8784),
     ] = 24.0
     min_task_guarantee: Annotated[
         bool, Meta(description="`fair_share`: a project without a run in the window goes first.")
     ] = True
     affinity_wait_s: Annotated[
-        Seconds, Meta(description="How long an entry is kept for the worker it would rather have.")
-    ] = usually_s(120)
+        Seconds, Meta(description="Maximum time for which a ready entry is reserved for its affinity worker.")
+    ] = default_seconds(120)
     budget: Annotated[
         dict[str, Amount],
-        Meta(description="What everybody together may use per window, by dimension.", max_length=DIMENSIONS_MAX),
+        Meta(description="What all projects together may use per window, by dimension.", max_length=DIMENSIONS_MAX),
     ] = {}
-    preemption: Annotated[PreemptionTable | None, Meta(description="Off unless this table is there.")] = None
+    preemption: Annotated[PreemptionTable | None, Meta(description="Preemption; off without this table.")] = None
 
 
 class WorktreesTable(_Table, frozen=True, kw_only=True):
     """Workspaces that are worktrees of a git repository."""
 
     worktrees_of: Annotated[Text, Meta(description="The repository's folder.")]
-    count: Annotated[int, Meta(description="How many worktrees.", ge=1, le=WORKSPACES_MAX)] = 1
+    count: Annotated[int, Meta(description="Number of worktrees.", ge=1, le=WORKSPACES_MAX)] = 1
     branch: Annotated[
-        Text, Meta(description="What a new worktree is checked out at, detached: a branch, a tag, a commit.")
+        Text, Meta(description="The branch, tag or commit at which a new worktree is checked out, detached.")
     ] = "HEAD"
-    folder: Annotated[
-        str | None, Meta(description="Where the worktrees are put; `worktrees/PROJECT` if nothing is said.")
-    ] = None
+    folder: Annotated[str | None, Meta(description="The folder for the worktrees; default: `worktrees/PROJECT`.")] = (
+        None
+    )
 
 
 class ProjectTable(_Table, frozen=True, kw_only=True):
-    """A fair-share account."""
+    """A project: the account of fair shares, caps and budgets."""
 
-    weight: Annotated[Weight, Meta(description="Its share against the other projects.")] = 1.0
-    max_concurrent: Annotated[Cap | None, Meta(description="Runs at once, whatever its share.")] = None
+    weight: Annotated[Weight, Meta(description="Its share among the projects.")] = 1.0
+    max_concurrent: Annotated[
+        Cap | None, Meta(description="Maximum number of its runs at a time, whatever its share.")
+    ] = None
     budget: Annotated[
         dict[str, Amount], Meta(description="What it may use per window, by dimension.", max_length=DIMENSIONS_MAX)
     ] = {}
     workspaces: Annotated[
         tuple[str, ...] | WorktreesTable,
-        Meta(description="Folders its runs can have for themselves, or a table of git worktrees."),
+        Meta(description="Folders that its runs can reserve, or a table of git worktrees."),
     ] = ()
 
     @property
-    def thousandths(self) -> int:
-        """The weight as the kernel counts it."""
+    def weight_units(self) -> int:
+        """The weight in the kernel's integer unit (thousandths)."""
         return round(self.weight * WEIGHT_UNIT)
 
 
-class RationTable(_Table, frozen=True, kw_only=True):
-    """So many per period."""
+class PeriodBudgetTable(_Table, frozen=True, kw_only=True):
+    """A budget per period."""
 
-    budget: Annotated[int, Meta(description="How many per period.", ge=1, le=AMOUNT_MAX)]
-    period_s: Annotated[Seconds, Meta(description="The period; what was used comes back one period later.")] = (
-        usually_s(60)
+    budget: Annotated[int, Meta(description="Amount per period.", ge=1, le=AMOUNT_MAX)]
+    period_s: Annotated[Seconds, Meta(description="The period; used amounts are available again one period later.")] = (
+        default_seconds(60)
     )
 
 
 class LimitTable(_Table, frozen=True, kw_only=True):
-    """A provider's limit, shared by all agents that draw on its name."""
+    """A limit of a provider, shared by all agents that draw on its name."""
 
-    requests_per_minute: Annotated[Grant | None, Meta(description="Runs that may begin per minute.")] = None
+    requests_per_minute: Annotated[Grant | None, Meta(description="Runs that may start per minute.")] = None
     tokens_per_minute: Annotated[Grant | None, Meta(description="Tokens per minute.")] = None
-    requests: Annotated[RationTable | None, Meta(description="Requests per any period.")] = None
-    tokens: Annotated[RationTable | None, Meta(description="Tokens per any period.")] = None
+    requests: Annotated[PeriodBudgetTable | None, Meta(description="Requests per given period.")] = None
+    tokens: Annotated[PeriodBudgetTable | None, Meta(description="Tokens per given period.")] = None
 
     def __post_init__(self) -> None:
         for unit in ("requests", "tokens"):
             if getattr(self, unit) is not None and getattr(self, f"{unit}_per_minute") is not None:
-                raise ValueError(f"says both {unit} and {unit}_per_minute; keep one of them")
-        if not self.rations:
-            raise ValueError("limits nothing: say requests_per_minute, tokens_per_minute, requests or tokens")
+                raise ValueError(f"{unit} and {unit}_per_minute are both set; keep one of them")
+        if not self.budgets:
+            raise ValueError("no limit is set; expected requests_per_minute, tokens_per_minute, requests or tokens")
 
     @property
-    def rations(self) -> dict[str, RationTable]:
-        """What is limited, by unit."""
-        minutes = {"requests": self.requests_per_minute, "tokens": self.tokens_per_minute}
-        said = {unit: RationTable(budget=budget) for unit, budget in minutes.items() if budget is not None}
-        periods = {"requests": self.requests, "tokens": self.tokens}
-        return said | {unit: ration for unit, ration in periods.items() if ration is not None}
+    def budgets(self) -> dict[str, PeriodBudgetTable]:
+        """The budgets per period, by unit."""
+        per_minute = {"requests": self.requests_per_minute, "tokens": self.tokens_per_minute}
+        given = {unit: PeriodBudgetTable(budget=budget) for unit, budget in per_minute.items() if budget is not None}
+        per_period = {"requests": self.requests, "tokens": self.tokens}
+        return given | {unit: budget for unit, budget in per_period.items() if budget is not None}
 
 
 class FleetFile(_Table, frozen=True, kw_only=True):
-    """A fleet: who runs, on what, on whose budget."""
+    """A fleet: its store, slots, policy, projects, limits and agents."""
 
     name: Annotated[
-        Name | None, Meta(description="Tells fleets on one store apart; the file's name if nothing is said.")
+        Name | None,
+        Meta(description="The fleet's name, unique among the fleets of a store; default: the file's name."),
     ] = None
     store: Annotated[
-        Text,
-        Meta(
-            description="The file that everything is kept in, or a daemon's address (`unix:/path`, `http://host:port`)."
-        ),
+        Text, Meta(description="The database file, or a daemon's address (`unix:/path`, `http://host:port`).")
     ] = "rota.db"
-    policy: Annotated[str | PolicyTable, Meta(description="Who goes next; `rota policy list` shows what there is.")] = (
-        "eevdf"
-    )
+    policy: Annotated[
+        str | PolicyTable,
+        Meta(description="The policy that decides which entry runs next; `rota policy list` shows them."),
+    ] = "eevdf"
     slots: Annotated[
         Slots | dict[str, Slots],
-        Meta(description="How many runs at once, or a table of kinds of slots (`any` is no kind)."),
+        Meta(description="Number of runs at a time, or a table with a number per kind of slot (`any`: no kind)."),
     ] = 4
-    worker_id: Annotated[Name | None, Meta(description="Who claims; the machine's name if nothing is said.")] = None
+    worker_id: Annotated[
+        Name | None,
+        Meta(
+            description="The name of this fleet's worker; a restart under it recovers its entries. "
+            "Default: a new name at each start."
+        ),
+    ] = None
     logs_max: Annotated[
         int,
         Meta(
-            description="Runs whose output is kept in files, in `STORE-logs`; the oldest go first. 0 keeps none.",
+            description="Number of runs whose output is kept in files, in `STORE-logs`; the oldest are removed first. "
+            "0 keeps none.",
             ge=0,
             le=1_000_000,
         ),
     ] = LOGS_MAX
-    scheduling: Annotated[SchedulingTable, Meta(description="What holds for everybody.")] = SchedulingTable()
-    projects: Annotated[dict[str, ProjectTable], Meta(description="By name.", max_length=PROJECTS_MAX)] = {}
+    scheduling: Annotated[SchedulingTable, Meta(description="Settings for all projects.")] = SchedulingTable()
+    projects: Annotated[dict[str, ProjectTable], Meta(description="Projects by name.", max_length=PROJECTS_MAX)] = {}
     limits: Annotated[
-        dict[str, LimitTable], Meta(description="Providers' limits, by the name agents draw on.", max_length=LIMITS_MAX)
+        dict[str, LimitTable],
+        Meta(description="Limits of providers, by the name that agents draw on.", max_length=LIMITS_MAX),
     ] = {}
-    agents: Annotated[dict[str, AgentTable], Meta(description="By name.", max_length=AGENTS_MAX)] = {}
+    agents: Annotated[dict[str, AgentTable], Meta(description="Agents by name.", max_length=AGENTS_MAX)] = {}
 
     @property
     def policy_name(self) -> str:
@@ -220,48 +233,48 @@ class FleetFile(_Table, frozen=True, kw_only=True):
 
     @property
     def policy_params(self) -> dict[str, Any]:
-        """The policy's parameters; the guarantee of `[scheduling]` is `fair_share`'s own, unless it was told there."""
-        said = {} if isinstance(self.policy, str) else self.policy.params
+        """The policy's parameters. `fair_share` takes its guarantee from `[scheduling]` unless `params` sets it."""
+        params = {} if isinstance(self.policy, str) else self.policy.params
         if self.policy_name == "fair_share":
-            return {"min_guarantee": self.scheduling.min_task_guarantee, **said}
-        return dict(said)
+            return {"min_guarantee": self.scheduling.min_task_guarantee, **params}
+        return dict(params)
 
     @property
     def slot_kinds(self) -> tuple[tuple[str, ...], ...]:
-        """The kinds of each slot; a slot of no kind has none."""
+        """The kinds of each slot; an empty tuple for a slot without a kind."""
         if isinstance(self.slots, int):
             return ((),) * self.slots
-        return tuple(() if kind == PLAIN_SLOT else (kind,) for kind, count in self.slots.items() for _ in range(count))
+        return tuple(() if kind == ANY_SLOT else (kind,) for kind, count in self.slots.items() for _ in range(count))
 
 
 class Fleet(FleetFile, frozen=True, kw_only=True):
-    """A fleet as read from a file."""
+    """A fleet that was loaded from a file."""
 
     path: str  # of the file, absolute
 
     @property
     def folder(self) -> str:
-        """Where relative paths begin."""
+        """The folder at which relative paths start."""
         return str(Path(self.path).parent)
 
     @property
     def title(self) -> str:
-        """What it is told apart by."""
+        """The fleet's name in the store: `name`, or the file's name without its suffix."""
         return self.name or Path(self.path).stem
 
     @property
     def store_path(self) -> str:
-        """The store's address, with a file's path made absolute."""
+        """The store's address; the path of a file is absolute."""
         if self.store == ":memory:" or "://" in self.store or self.store.startswith("unix:"):
             return self.store
-        return self.at(self.store)
+        return self.resolve(self.store)
 
-    def at(self, path: str) -> str:
-        """A path of the file, made absolute."""
+    def resolve(self, path: str) -> str:
+        """Return a path of the file as an absolute path."""
         return os.path.normpath(Path(self.folder, path))
 
 
-def schema() -> dict[str, Any]:
-    """The file as a JSON Schema, for editors that help while one writes."""
-    made = msgspec.json.schema(FleetFile, schema_hook=schema_of)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rota fleet file", **made}
+def fleet_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a fleet file, for editors."""
+    schema = msgspec.json.schema(FleetFile, schema_hook=unit_schema)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rota fleet file", **schema}

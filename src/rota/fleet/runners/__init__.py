@@ -1,1 +1,1 @@
-"""How an entry is run: the runner contract and the three runners (command, ndjson, callable)."""
+"""How an entry is executed: the runner contract and the three runners (command, ndjson, callable)."""

@@ -1,10 +1,10 @@
-"""Calling an agent's function: what it is given, what it may raise, and what it returns.
+"""Calling an agent's function: its arguments, its exceptions, its return value.
 
-The same code runs on a slot's thread and in a worker process; in the worker `call_in_worker` stands around it. How a
-call ended is one plain value, `Called`, which travels between the two.
+The same code runs on a slot's thread and, inside `call_in_worker`, in a worker process. How a call ended is one plain
+value, `FunctionOutcome`, which the worker sends back.
 
 A function gets the payload as keyword arguments. If its first parameter is named ctx, run or context, or is annotated
-with RunContext, it gets the context there. An async function runs in a loop of its own; when the run is asked to stop,
+with RunContext, it gets the context there. An async function runs in its own event loop; when the run is asked to stop,
 its task is cancelled.
 """
 
@@ -22,46 +22,46 @@ from typing import Any, Literal
 
 import msgspec
 
-from rota.fleet.runners.context import Cancelled, RunContext, RunFacts, WorkerTalk, YieldBack
+from rota.fleet.runners.context import RunCancelled, RunContext, RunFacts, RunYielded, WorkerChannel
 from rota.host import worker
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.work import Limits
 
-__all__ = ["Called", "Cancelling", "call", "call_in_worker", "found"]
+__all__ = ["FunctionOutcome", "SetCancel", "call", "call_in_worker", "load_function"]
 
 CONTEXT_NAMES = frozenset({"ctx", "run", "context"})
-TRACEBACK_CHARS_MAX = 4_000  # its end: that is where it happened
+TRACEBACK_CHARS_MAX = 4_000  # the end of it, where the error was raised
 ERROR_CHARS_MAX = 4_000
 
-Cancelling = Callable[[Callable[[], None]], None]  # is given what cancels the task, from any thread
+SetCancel = Callable[[Callable[[], None]], None]  # receives the function that cancels the task, from any thread
 
 
-class Called(msgspec.Struct, frozen=True, kw_only=True):
+class FunctionOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a call ended."""
 
     exit_kind: Literal["completed", "failed", "crashed", "cancelled"] = "completed"
     outcome: str | None = None
     result: Any = None
-    back_in_s: float | None = None
+    yield_after_s: float | None = None
     cpu_s: float = 0.0
 
 
-def call(function: Callable[..., Any], facts: RunFacts, context: RunContext, cancelling: Cancelling) -> Called:
-    """Call a function and wait for it. Nothing it raises comes out of here."""
+def call(function: Callable[..., Any], facts: RunFacts, context: RunContext, set_cancel: SetCancel) -> FunctionOutcome:
+    """Call a function and wait for it. Every exception becomes part of the outcome."""
     before_s = _thread_cpu_s()
     try:
-        given = _arguments(function, facts, context)
-        if isinstance(given, Called):
-            return given
-        returned = given() if not inspect.iscoroutinefunction(function) else asyncio.run(_awaited(given, cancelling))
-        called = _returned(returned)
-    except YieldBack as back:
-        called = Called(back_in_s=max(back.after_s, 0.0))
-    except (Cancelled, asyncio.CancelledError):
-        called = Called(exit_kind="cancelled", result={"error": f"it was asked to stop: {context.stop_reason}"})
-    except BaseException as problem:  # SystemExit too: an agent's fault ends its run, not its supervisor
-        called = _raised(problem)
-    return msgspec.structs.replace(called, cpu_s=_thread_cpu_s() - before_s)
+        bound = _bind(function, facts, context)
+        if isinstance(bound, FunctionOutcome):
+            return bound
+        value = bound() if not inspect.iscoroutinefunction(function) else asyncio.run(_await_task(bound, set_cancel))
+        ended = _returned(value)
+    except RunYielded as yielded:
+        ended = FunctionOutcome(yield_after_s=max(yielded.after_s, 0.0))
+    except (RunCancelled, asyncio.CancelledError):
+        ended = FunctionOutcome(exit_kind="cancelled", result={"error": f"stopped on request: {context.stop_reason}"})
+    except BaseException as problem:  # SystemExit too: it ends the run, not the supervisor
+        ended = _raised(problem)
+    return msgspec.structs.replace(ended, cpu_s=_thread_cpu_s() - before_s)
 
 
 def _thread_cpu_s() -> float:
@@ -69,33 +69,33 @@ def _thread_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def _awaited(given: Callable[[], Any], cancelling: Cancelling) -> Any:
-    """Await a function's coroutine in a task that can be cancelled from outside."""
-    task = asyncio.ensure_future(given())
+async def _await_task(bound: Callable[[], Any], set_cancel: SetCancel) -> Any:
+    """Await the coroutine of an async function as a task that another thread can cancel."""
+    task = asyncio.ensure_future(bound())
     loop = asyncio.get_running_loop()
 
     def cancel() -> None:
         try:
             loop.call_soon_threadsafe(task.cancel)
         except RuntimeError:
-            return  # the loop has closed: there is nothing left to cancel
+            return  # the loop is closed: the task has ended
 
-    cancelling(cancel)
+    set_cancel(cancel)
     return await task
 
 
-# --- what it is given ------------------------------------------------------------------------------
+# --- arguments -------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
 def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
-    """A function's signature, and whether its first parameter is for the context."""
+    """Return a function's signature, and whether its first parameter takes the context."""
     signature = inspect.signature(function)
     first = next(iter(signature.parameters.values()), None)
-    return signature, first is not None and _is_for_context(first)
+    return signature, first is not None and _takes_context(first)
 
 
-def _is_for_context(parameter: inspect.Parameter) -> bool:
+def _takes_context(parameter: inspect.Parameter) -> bool:
     if parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
         return False
     annotation = parameter.annotation
@@ -103,101 +103,103 @@ def _is_for_context(parameter: inspect.Parameter) -> bool:
     return parameter.name.lstrip("_") in CONTEXT_NAMES or named.rpartition(".")[2] == RunContext.__name__
 
 
-def _arguments(function: Callable[..., Any], facts: RunFacts, context: RunContext) -> Callable[[], Any] | Called:
-    """The call, ready to be made; or that the payload does not fit."""
-    signature, wants_context = _signature(function)
-    first = (context,) if wants_context else ()
+def _bind(function: Callable[..., Any], facts: RunFacts, context: RunContext) -> Callable[[], Any] | FunctionOutcome:
+    """Bind the payload to the function's parameters; if it does not fit, return that as the outcome."""
+    signature, takes_context = _signature(function)
+    first = (context,) if takes_context else ()
     try:
         bound = signature.bind(*first, **facts.payload)
     except TypeError as problem:
-        wanted = [str(each) for each in signature.parameters.values()][len(first) :]
+        parameters = [str(each) for each in signature.parameters.values()][len(first) :]
         name = getattr(function, "__name__", "the function")
         error = (
-            f"{name}({', '.join(wanted)}) cannot be called with this payload: {problem} "
-            f"(it has {', '.join(facts.payload) or 'nothing'})"
+            f"the payload does not fit {name}({', '.join(parameters)}): {problem}; "
+            f"the payload has {', '.join(facts.payload) or 'no keys'}"
         )
-        return Called(exit_kind="failed", outcome="payload_mismatch", result={"error": error[:ERROR_CHARS_MAX]})
+        return FunctionOutcome(
+            exit_kind="failed", outcome="payload_mismatch", result={"error": error[:ERROR_CHARS_MAX]}
+        )
     return lambda: function(*bound.args, **bound.kwargs)
 
 
-# --- what became of it -----------------------------------------------------------------------------
+# --- result ----------------------------------------------------------------------------------------
 
 
-def _returned(value: Any) -> Called:
-    """A value that was returned, as the JSON it is kept as."""
+def _returned(value: Any) -> FunctionOutcome:
+    """The outcome for a returned value, converted to JSON."""
     if value is None:
-        return Called()
+        return FunctionOutcome()
     try:
         encoded = msgspec.json.encode(value)
-    except Exception as problem:  # a key, a number or an object that JSON has no word for
-        error = f"what it returned is not JSON: {problem}"
-        return Called(exit_kind="failed", outcome="result_not_json", result={"error": error[:ERROR_CHARS_MAX]})
+    except Exception as problem:  # a key, a number or an object that JSON cannot represent
+        error = f"the returned value is not JSON: {problem}"
+        return FunctionOutcome(exit_kind="failed", outcome="result_not_json", result={"error": error[:ERROR_CHARS_MAX]})
     if len(encoded) > RESULT_BYTES_MAX:
-        error = f"what it returned is {len(encoded):,} bytes of JSON; {RESULT_BYTES_MAX:,} are allowed"
-        return Called(exit_kind="failed", outcome="result_too_large", result={"error": error})
-    return Called(result=msgspec.json.decode(encoded))
+        error = f"the returned value has {len(encoded):,} bytes of JSON; the maximum is {RESULT_BYTES_MAX:,}"
+        return FunctionOutcome(exit_kind="failed", outcome="result_too_large", result={"error": error})
+    return FunctionOutcome(result=msgspec.json.decode(encoded))
 
 
-def _raised(problem: BaseException) -> Called:
+def _raised(problem: BaseException) -> FunctionOutcome:
     kind = type(problem).__name__
     try:
         text = str(problem)
     except Exception:  # its __str__ is the user's code
         text = "(its message could not be read)"
-    # the first frames are ours
     frames = traceback.extract_tb(problem.__traceback__)
-    theirs = [frame for frame in frames if frame.filename != __file__] or frames
-    trace = "".join(traceback.format_list(theirs))[-TRACEBACK_CHARS_MAX:]
-    told = f"{kind}: {text}"[:ERROR_CHARS_MAX]
-    result = {"error": _sound(told), "type": kind, "traceback": _sound(trace)}
+    users = [frame for frame in frames if frame.filename != __file__] or frames  # without the frames of this file
+    trace = "".join(traceback.format_list(users))[-TRACEBACK_CHARS_MAX:]
+    error = f"{kind}: {text}"[:ERROR_CHARS_MAX]
+    result = {"error": _as_utf8(error), "type": kind, "traceback": _as_utf8(trace)}
     outcome = "over_memory" if isinstance(problem, MemoryError) else None
-    return Called(exit_kind="failed", outcome=outcome, result=result)
+    return FunctionOutcome(exit_kind="failed", outcome=outcome, result=result)
 
 
-def _sound(text: str) -> str:
-    """Text that can be written as UTF-8, whatever the function put into it."""
+def _as_utf8(text: str) -> str:
+    """Replace what cannot be encoded as UTF-8."""
     return text.encode("utf-8", "replace").decode()
 
 
 # --- in a worker process ---------------------------------------------------------------------------
 
 
-def found(where: str) -> Callable[..., Any]:
-    """The function at `module:name`; behind whatever was put around it when it became an agent."""
-    function = pkgutil.resolve_name(where)
+def load_function(path: str) -> Callable[..., Any]:
+    """Import the function at `module:name` and unwrap it if it became an agent there."""
+    function = pkgutil.resolve_name(path)
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     if not callable(function):
-        raise TypeError(f"{where} is not a function")
+        raise TypeError(f"{path} is not a function")
     return function  # type: ignore[no-any-return]  # checked just above
 
 
-def call_in_worker(where: str, facts: RunFacts, limits: Limits) -> Called:
-    """What a warm worker runs: find the function, put the limits on, call it."""
+def call_in_worker(path: str, facts: RunFacts, limits: Limits) -> FunctionOutcome:
+    """Load a function in a worker process and call it under its limits."""
     try:
-        function = found(where)
+        function = load_function(path)
     except Exception as problem:
-        error = f"{where} cannot be loaded: {type(problem).__name__}: {problem}"
-        return Called(exit_kind="failed", outcome="not_found", result={"error": _sound(error)[:ERROR_CHARS_MAX]})
-    talk = WorkerTalk()
+        error = f"cannot load {path}: {type(problem).__name__}: {problem}"
+        result = {"error": _as_utf8(error)[:ERROR_CHARS_MAX]}
+        return FunctionOutcome(exit_kind="failed", outcome="not_found", result=result)
+    channel = WorkerChannel()
     with limited(limits):
-        return call(function, facts, RunContext(facts, talk), lambda cancel: _cancel_when_told(talk, cancel))
+        return call(function, facts, RunContext(facts, channel), lambda cancel: _cancel_on_stop(channel, cancel))
 
 
-def _cancel_when_told(talk: WorkerTalk, cancel: Callable[[], None]) -> None:
-    """In the loop of an async function: look what was told whenever something comes."""
+def _cancel_on_stop(channel: WorkerChannel, cancel: Callable[[], None]) -> None:
+    """In the event loop of an async function: check for a stop request whenever a message arrives."""
     loop = asyncio.get_running_loop()
     fd = worker.fileno()
 
-    def look() -> None:
-        if talk.stop_reason is not None:
+    def check() -> None:
+        if channel.stop_reason is not None:
             loop.remove_reader(fd)
             cancel()
 
-    loop.add_reader(fd, look)
+    loop.add_reader(fd, check)
 
 
-_LIMITED = {
+_RESOURCES = {
     "memory_bytes": resource.RLIMIT_DATA,
     "processes": resource.RLIMIT_NPROC,
     "open_files": resource.RLIMIT_NOFILE,
@@ -206,11 +208,13 @@ _LIMITED = {
 
 @contextmanager
 def limited(limits: Limits) -> Iterator[None]:
-    """Put limits on this process while a function runs, and take them off again.
+    """Limit this process while a function runs.
 
-    They are soft limits, since a worker serves others afterwards: they hold whoever does not undo them on purpose.
+    These are soft limits, because the worker serves other runs afterwards: a function could raise them again.
     """
-    wanted = {which: getattr(limits, field) for field, which in _LIMITED.items() if getattr(limits, field) is not None}
+    wanted = {
+        which: getattr(limits, field) for field, which in _RESOURCES.items() if getattr(limits, field) is not None
+    }
     if limits.cpu_s is not None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         wanted[resource.RLIMIT_CPU] = int(used.ru_utime + used.ru_stime + limits.cpu_s) + 1

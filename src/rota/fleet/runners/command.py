@@ -1,8 +1,7 @@
-"""Any program as an agent: its exit code is the outcome, its output is kept, its usage is read where it prints JSON.
+"""The command runner: any program. Its exit code is the outcome; its output is logged; usage is read from its JSON.
 
-The payload is on its standard input as JSON; the rest of what it may want to know is in its environment
-(run_environment.py). It has no way to speak while it runs, nor to be told to stop but by a signal; a program that wants
-more speaks ndjson.
+The payload is on standard input as JSON, the rest in the environment (program.py). Such a program cannot send messages
+during its run, and only a signal can stop it. A program that needs more uses the ndjson runner.
 """
 
 from __future__ import annotations
@@ -13,113 +12,128 @@ from typing import Any
 import msgspec
 
 from rota.errors import RotaError
-from rota.fleet.runners.contract import Assignment, Line, Outcome
-from rota.fleet.runners.environment import CHECKPOINT_FD, INLINE_BYTES_MAX, in_memory, long_checkpoint
-from rota.fleet.runners.program import Descriptors, Ending, Program, Programs, ProgramStops, lost, not_started, tail_of
-from rota.fleet.runners.resources import Workshop
-from rota.fleet.runners.usage import Report, UsageReader
+from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
+from rota.fleet.runners.program import (
+    CHECKPOINT_FD,
+    INLINE_BYTES_MAX,
+    Descriptors,
+    Program,
+    ProgramOutcome,
+    ProgramStarter,
+    ProgramStopHandle,
+    long_checkpoint,
+    lost_outcome,
+    memory_file,
+    not_started_outcome,
+    output_tail,
+)
+from rota.fleet.runners.resources import RunnerResources
+from rota.fleet.runners.usage import UsageReader, UsageReport
 
 __all__ = ["CommandRunner"]
 
-PIPE_BYTES_MIN = 4 * 1024  # what a pipe takes at once, however many there are
+PIPE_BYTES_MIN = 4 * 1024  # the capacity that every pipe has
 
 
 class CommandRunner:
     """Runs programs."""
 
-    def __init__(self, workshop: Workshop, *, groups: bool = True) -> None:
-        self._programs = Programs(workshop, groups=groups)
+    def __init__(self, resources: RunnerResources, *, use_groups: bool = True) -> None:
+        self._starter = ProgramStarter(resources, use_groups=use_groups)
 
-    def run(self, work: Assignment, line: Line) -> Outcome:
-        """Run the plan's program to its end."""
+    def run(self, assignment: Assignment, channel: RunChannel) -> RunOutcome:
+        """Run the agent's program until it ends."""
+        usage = assignment.settings.usage
         try:
-            reader = UsageReader(work.plan.usage) if work.plan.usage is not None else None
+            reader = UsageReader(usage) if usage is not None else None
         except RotaError as problem:
-            return not_started(problem)
+            return not_started_outcome(problem)
         with Descriptors() as descriptors:
-            return self._run(work, line, _Output(line, reader, descriptors), descriptors)
+            return self._run(assignment, channel, _Output(channel, reader, descriptors), descriptors)
 
     def close(self) -> None:
-        """Nothing is shared between runs."""
+        """Runs share nothing."""
 
-    def _run(self, work: Assignment, line: Line, output: _Output, descriptors: Descriptors) -> Outcome:
-        env, fds = _given(work, descriptors)
-        fds |= output.theirs
+    def _run(
+        self, assignment: Assignment, channel: RunChannel, output: _Output, descriptors: Descriptors
+    ) -> RunOutcome:
+        env, fds = _input(assignment, descriptors)
+        fds |= output.write_ends
         program: Program | None = None
         try:
-            with self._programs.start(work, env, fds, []) as program:
+            with self._starter.start(assignment, env, fds, []) as program:
                 for fd in fds.values():
                     descriptors.close(fd)
-                return self._followed(program, output, line)
+                return self._follow(program, output, channel)
         except RotaError as problem:
-            has_begun = program is not None and program.session.pid
-            return lost(problem) if has_begun else not_started(problem)
+            has_started = program is not None and program.session.pid
+            return lost_outcome(problem) if has_started else not_started_outcome(problem)
 
-    def _followed(self, program: Program, output: _Output, line: Line) -> Outcome:
-        program.begun()
+    def _follow(self, program: Program, output: _Output, channel: RunChannel) -> RunOutcome:
+        program.wait_started()
         session = program.session
-        line.began(ProgramStops(session), os_pid=session.pid, advisories=program.advisories)
+        channel.started(ProgramStopHandle(session), os_pid=session.pid, advisories=program.advisories)
         ended = program.pump(output.sinks)
-        return _outcome(program.ending(ended), output.report(), line)
+        return _outcome(program.outcome(ended), output.usage_report(), channel)
 
 
-def _given(work: Assignment, descriptors: Descriptors) -> tuple[dict[str, str], dict[int, int]]:
-    """The variables and the descriptors that bring a program its input."""
+def _input(assignment: Assignment, descriptors: Descriptors) -> tuple[dict[str, str], dict[int, int]]:
+    """Return the variables and the descriptors that carry the program's input."""
     env: dict[str, str] = {}
     fds: dict[int, int] = {}
-    payload = msgspec.json.encode(work.entry.payload)
+    payload = msgspec.json.encode(assignment.entry.payload)
     if len(payload) <= INLINE_BYTES_MAX:
         env["ROTA_PAYLOAD"] = payload.decode()
-    if work.plan.stdin == "payload":
+    if assignment.settings.stdin == "payload":
         fds[0] = _readable(payload, descriptors)
-    saved = long_checkpoint(work)
+    saved = long_checkpoint(assignment)
     if saved is not None:
-        fds[CHECKPOINT_FD] = descriptors.keep(in_memory(saved))
+        fds[CHECKPOINT_FD] = descriptors.keep(memory_file(saved))
     return env, fds
 
 
 def _readable(payload: bytes, descriptors: Descriptors) -> int:
-    """A descriptor to read it from. A short one fits into a pipe, which costs half of a file in memory."""
+    """Return a descriptor to read the payload from: a pipe if it fits, which costs half as much as a memory file."""
     if len(payload) > PIPE_BYTES_MIN:
-        return descriptors.keep(in_memory(payload))
-    theirs, ours = descriptors.pipe()
-    os.write(ours, payload)
-    descriptors.close(ours)
-    return theirs
+        return descriptors.keep(memory_file(payload))
+    read_end, write_end = descriptors.pipe()
+    os.write(write_end, payload)
+    descriptors.close(write_end)
+    return read_end
 
 
 class _Output:
-    """Where a program's output goes: into the log, and what may be JSON also to who reads usage."""
+    """Where a program's output goes: to the log, and standard output also to the usage reader."""
 
-    def __init__(self, line: Line, reader: UsageReader | None, descriptors: Descriptors) -> None:
-        self._line = line
+    def __init__(self, channel: RunChannel, reader: UsageReader | None, descriptors: Descriptors) -> None:
+        self._channel = channel
         self._reader = reader
-        ours, theirs = descriptors.pipe()
-        self.theirs = {1: theirs, 2: theirs}  # one pipe, so that the log has both in the order they were written
-        self.sinks = {ours: line.log if reader is None else self._take}
-        if reader is not None:  # an error message in the middle of a line of JSON would spoil it
-            ours_too, self.theirs[2] = descriptors.pipe()
-            self.sinks[ours_too] = line.log
+        read_end, write_end = descriptors.pipe()
+        self.write_ends = {1: write_end, 2: write_end}  # one pipe, so that the log keeps the order of both
+        self.sinks = {read_end: channel.log if reader is None else self._log_and_read}
+        if reader is not None:  # an error message in the middle of a line of JSON would make it unreadable
+            errors, self.write_ends[2] = descriptors.pipe()
+            self.sinks[errors] = channel.log
 
-    def _take(self, data: bytes) -> None:
-        self._line.log(data)
+    def _log_and_read(self, data: bytes) -> None:
+        self._channel.log(data)
         assert self._reader is not None  # noqa: S101  # see above
         self._reader.feed(data)
 
-    def report(self) -> Report:
-        return self._reader.report() if self._reader is not None else Report()
+    def usage_report(self) -> UsageReport:
+        return self._reader.report() if self._reader is not None else UsageReport()
 
 
-def _outcome(ending: Ending, said: Report, line: Line) -> Outcome:
-    exit_kind, outcome = ending.exit_kind, ending.outcome
-    result: dict[str, Any] = {**ending.facts, "output_tail": tail_of(line)}
-    if said.text is not None:
-        result["text"] = said.text
-    if said.advisories:
-        result["advisories"] = list(said.advisories)
-    if said.error is not None and exit_kind == "completed":
+def _outcome(program: ProgramOutcome, report: UsageReport, channel: RunChannel) -> RunOutcome:
+    exit_kind, outcome = program.exit_kind, program.outcome
+    result: dict[str, Any] = {**program.details, "output_tail": output_tail(channel)}
+    if report.text is not None:
+        result["text"] = report.text
+    if report.advisories:
+        result["advisories"] = list(report.advisories)
+    if report.error is not None and exit_kind == "completed":
         exit_kind = "failed"
-        result["error"] = said.error
-    if line.stop_reason is not None and exit_kind != "completed" and outcome is None:
-        exit_kind = "cancelled"  # it ended as it was told to, in its own way
-    return Outcome(exit_kind=exit_kind, outcome=outcome, result=result, usage={**ending.usage, **said.usage})
+        result["error"] = report.error
+    if channel.stop_reason is not None and exit_kind != "completed" and outcome is None:
+        exit_kind = "cancelled"  # it was asked to stop and did
+    return RunOutcome(exit_kind=exit_kind, outcome=outcome, result=result, usage={**program.usage, **report.usage})

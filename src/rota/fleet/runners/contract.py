@@ -1,17 +1,17 @@
-"""What a runner is: how an entry is run, and what is said while it runs.
+"""The runner contract: how an entry is executed, and what a run may do while it executes.
 
-A slot is a thread of the supervisor. It takes an `Assignment`, calls its runner's `run`, which returns when the run has
-ended, and hands the `Outcome` on. While it runs, the runner speaks with the supervisor through its `Line`: it says that
-the work began, what was charged, where a restart could go on, that a provider wants a pause. What the line records is
-durable when the call returns.
+A slot is a thread of the supervisor. It passes an `Assignment` to `Runner.run`, which returns when the run has ended,
+and reports the `RunOutcome`. During the run the runner talks to the supervisor through the `RunChannel`: it reports the
+start, charges usage, saves checkpoints, passes on a provider's throttling. What a call records is committed when the
+call returns.
 
-A run is stopped by a ladder of three rungs, each tried when the grace of the one before has passed:
+A run is stopped in three steps; each follows when the grace period of the one before has passed:
 
-    ask         a message that a cooperative agent acts on (it may save a checkpoint first)
+    request     a message that a cooperative agent obeys (it may save a checkpoint first)
     terminate   SIGTERM
     kill        SIGKILL
 
-A runner offers the rungs it has (`Stops`); the record says which one worked. Asking for a stop never blocks.
+A runner offers the steps it supports as a `StopHandle`; the record says which one stopped the run. No step blocks.
 """
 
 from __future__ import annotations
@@ -21,104 +21,108 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from rota.fleet.agent_settings import RunPlan
+from rota.fleet.agent_settings import AgentSettings
 from rota.model.work import Agent, ReadyEntry
 
-__all__ = ["Assignment", "Line", "Outcome", "Rung", "Runner", "Stops"]
+__all__ = ["AgentChannel", "Assignment", "RunChannel", "RunOutcome", "Runner", "StopHandle", "StopStep"]
 
-Rung = Literal["ask", "terminate", "kill"]
+StopStep = Literal["request", "terminate", "kill"]
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: what is to be run, and with what. (sched_id, attempt, token) of the entry is its idempotency key."""
+    """What to run. (sched_id, attempt, token) of the entry is the idempotency key of the run."""
 
     entry: ReadyEntry
     agent: Agent
-    plan: RunPlan
+    settings: AgentSettings
     slot: str
-    workspace: str | None = None  # the folder it was given
-    remaining: dict[str, int] = {}  # of its budgets, per dimension, when it began
-    checkpoint: dict[str, Any] | None = None  # what its last attempt saved
+    workspace: str | None = None  # path of the workspace that the run holds
+    remaining: dict[str, int] = {}  # what is left of its budgets at the start, per dimension
+    checkpoint: dict[str, Any] | None = None  # saved by the last attempt
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended."""
 
     exit_kind: Literal["completed", "failed", "crashed", "cancelled"] = "completed"
-    outcome: str | None = None  # finer: timed_out, over_budget, spawn_failed, …
-    result: Any = None  # JSON; what there is of it, if the run did not end well
-    usage: dict[str, int] = {}  # measured at the end, on top of what was charged on the way
-    back_in_s: float | None = None  # not an end: the agent gives its slot back and wants to run again this much later
+    outcome: str | None = None  # more specific: timed_out, over_budget, spawn_failed, …
+    result: Any = None  # JSON; whatever there is of it if the run did not complete
+    usage: dict[str, int] = {}  # measured at the end, in addition to what was charged during the run
+    yield_after_s: float | None = None  # not an end: the agent gives up its slot and runs again after this delay
 
 
-class Stops(Protocol):
-    """How a run can be ended from outside. Each answers whether it has that rung; none of them waits."""
+class StopHandle(Protocol):
+    """Stops a run. Each method returns whether the runner supports that step; none of them waits."""
 
-    def ask(self, reason: str) -> bool:
+    def request_stop(self, reason: str) -> bool:
         """Tell the agent to stop."""
         ...
 
     def terminate(self) -> bool:
-        """Send SIGTERM to all of it."""
+        """Send SIGTERM to all its processes."""
         ...
 
     def kill(self) -> bool:
-        """Kill all of it."""
+        """Kill all its processes."""
         ...
 
 
-class Line(Protocol):
-    """What a run may say to its supervisor, and ask of it. Any thread of the run may use it."""
+class AgentChannel(Protocol):
+    """What an agent may tell its supervisor and ask of it. Any thread of the run may use it."""
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run was asked to stop; None as long as it was not."""
-        ...
-
-    def began(self, stops: Stops, *, os_pid: int | None = None, advisories: Sequence[str] = ()) -> None:
-        """The work is under way, and can be stopped like this. If a stop was asked for already, it happens now."""
+        """Why the run was asked to stop; None if it was not."""
         ...
 
     def log(self, data: bytes) -> None:
-        """Keep output, within `limits.log_bytes`: the beginning and the end of it."""
-        ...
-
-    def log_tail(self) -> str:
-        """The end of what was logged, for a result."""
+        """Append output to the log, which keeps its beginning and its end within `limits.log_bytes`."""
         ...
 
     def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:
-        """Record usage; the answer is what is left, per dimension. A run past its ceiling is stopped: over_budget."""
+        """Record usage and return what is left, per dimension. A run over its ceiling is stopped: over_budget."""
         ...
 
     def remaining(self) -> dict[str, int]:
-        """What is left of its ceiling and its agent's grants, per dimension."""
+        """Return what is left of the run's ceiling and its agent's grants, per dimension."""
         ...
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Save where the work stands: the next attempt is given it."""
+        """Save the state of the work for the next attempt."""
         ...
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
-        """A provider wants a pause: everybody who draws on that limit waits. None: every limit this run draws on."""
+        """Pause a named limit for all agents that draw on it. None: every limit that this run draws on."""
         ...
 
-    def spawn(self, agent: str, payload: Mapping[str, Any], lent: Mapping[str, int], **said: Any) -> int:
-        """Enqueue child work for an agent by name, with a part of this run's budget; the child's sched_id."""
+    def spawn(self, agent: str, payload: Mapping[str, Any], lent: Mapping[str, int], **options: Any) -> int:
+        """Enqueue a child for an agent by name, with a part of this run's budget; return its sched_id."""
         ...
 
     def wait_for(self, sched_ids: Sequence[int], wait_s: float | None = None) -> list[ReadyEntry]:
-        """Wait until children have ended. The slot is given up meanwhile, and taken again before this returns."""
+        """Wait until children have ended. The slot is released during the wait."""
+        ...
+
+
+class RunChannel(AgentChannel, Protocol):
+    """What a runner may tell its supervisor and ask of it, for one run."""
+
+    def started(self, stop_handle: StopHandle, *, os_pid: int | None = None, advisories: Sequence[str] = ()) -> None:
+        """The work has started and `stop_handle` can stop it. If a stop was already requested, it happens now."""
+        ...
+
+    def log_tail(self) -> str:
+        """Return the end of the log, for a result."""
         ...
 
 
 class Runner(Protocol):
-    """Runs one entry to its end, on the calling thread. It never raises: what went wrong is in the outcome."""
+    """Executes an entry on the calling thread. It never raises: an error is part of the outcome."""
 
-    def run(self, work: Assignment, line: Line) -> Outcome:
-        """Run it."""
+    def run(self, assignment: Assignment, channel: RunChannel) -> RunOutcome:
+        """Execute the entry and return how it ended."""
         ...
 
     def close(self) -> None:
-        """Let go of what runs share. No run is under way."""
+        """Release what runs share. No run is in progress."""
         ...

@@ -1,19 +1,29 @@
 """A program as a run: what the command and the ndjson runner share.
 
-`Programs` starts one with everything its plan asks for: an environment that was scrubbed, its workspace as working
-directory, a session of its own, limits on each process, and a control group where the plan limits memory or processes
-and the machine has groups for that. Without a group the same limits hold for each process, which an advisory says.
+`ProgramStarter` starts a program as its agent's settings say: with a filtered environment, in its workspace, in its own
+session, with limits on each process, and in a control group if the settings limit memory or processes and the machine
+supports such groups. Without a group the same limits apply to each process separately, and an advisory says so.
 
-A `Program` is read on the slot's own thread (`pump`): one poll over its outputs and the minder's reports about it.
-Outputs may close early, or be held open by somebody whom the program gave them to; neither matters, for it is the
-session's end that ends a run. When the minder reports that, it has ended the rest of the session, so what is in the
-pipes then is all there will be.
+The slot's thread reads a `Program` (`pump`): one poll over its outputs and the reaper's reports about it. An output may
+close early, or a process outside the session may hold it open; neither matters, because the run ends when the session
+ends. When the reaper reports that, it has killed the rest of the session, so no more output follows.
+
+The environment of a program:
+
+    ROTA_SCHED_ID ROTA_ATTEMPT ROTA_TOKEN    the idempotency key
+    ROTA_AGENT                               the agent's name
+    ROTA_DEADLINE                            epoch seconds; unset without a deadline
+    ROTA_REMAINING_TOKENS, …                 what was left of each budget at the start
+    ROTA_PAYLOAD                             the payload as JSON, if it is short (the command runner sets it)
+    ROTA_CHECKPOINT                          the checkpoint of the last attempt: JSON (it starts with a brace) if it is
+                                             short, otherwise the path of a file with the JSON
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import select
 import signal
 from collections.abc import Callable, Mapping
@@ -24,57 +34,62 @@ import msgspec
 
 from rota.clock import Clock
 from rota.errors import HostError, MinderLost, RotaError
-from rota.fleet.agent_settings import RunPlan
-from rota.fleet.runners.contract import Assignment, Line, Outcome
-from rota.fleet.runners.environment import facts
-from rota.fleet.runners.resources import Workshop
+from rota.fleet.agent_settings import AgentSettings
+from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
+from rota.fleet.runners.resources import RunnerResources
 from rota.host.cgroup_files import GroupLimits, Limit
-from rota.host.cgroups import Group
-from rota.host.command import Command, Exit, Recipe, signal_name
-from rota.host.environment import scrubbed
+from rota.host.cgroups import ControlGroup
+from rota.host.command import Command, EncodedCommand, SessionExit, filter_environment, signal_name
 from rota.host.session import Session
 from rota.model.work import Limits
 
 __all__ = [
+    "CHECKPOINT_FD",
+    "INLINE_BYTES_MAX",
     "Descriptors",
-    "Ending",
     "Program",
-    "ProgramStops",
-    "Programs",
-    "lost",
-    "not_started",
-    "tail_of",
+    "ProgramOutcome",
+    "ProgramStarter",
+    "ProgramStopHandle",
+    "long_checkpoint",
+    "lost_outcome",
+    "memory_file",
+    "not_started_outcome",
+    "output_tail",
     "whole_seconds",
 ]
 
 READ_BYTES = 64 * 1024
-PREPARED_MAX = 256  # plans that are kept ready
-DRAIN_BYTES_MAX = 1024 * 1024  # of each output after the end: no pipe holds more without a privilege
-SHELL_SIGNAL_CODES = 128  # a shell ends with this plus the signal that ended its last command
+PREPARED_MAX = 256  # prepared commands in the cache
+DRAIN_BYTES_MAX = 1024 * 1024  # per output after the end: an unprivileged pipe holds no more
+SHELL_SIGNAL_CODES = 128  # a shell exits with this plus the signal that killed its last command
 TAIL_CHARS_MAX = 4_000  # of the output, in a result
+INLINE_BYTES_MAX = 32 * 1024  # of one variable: the kernel accepts 128 KiB
+CHECKPOINT_FD = 3  # where a program finds a long checkpoint
+_NOT_IN_A_NAME = re.compile(r"[^A-Z0-9_]")
 
 Sinks = Mapping[int, Callable[[bytes], None]]
 
 
 class Descriptors:
-    """Descriptors that are closed when the run ends, at the latest."""
+    """File descriptors that are closed when the run ends, if not earlier."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()
 
     def pipe(self) -> tuple[int, int]:
-        """A pipe: where it is read, where it is written."""
+        """Create a pipe; return its read end and its write end."""
         ends = os.pipe()
         self._open.update(ends)
         return ends
 
     def keep(self, fd: int) -> int:
-        """Close this one too."""
+        """Close this descriptor too."""
         self._open.add(fd)
         return fd
 
     def close(self, fd: int) -> None:
-        """Close one now."""
+        """Close a descriptor now."""
         if fd in self._open:
             self._open.discard(fd)
             os.close(fd)
@@ -87,127 +102,174 @@ class Descriptors:
             os.close(self._open.pop())
 
 
-class ProgramStops:
-    """The rungs that a program has without a word of its own: TERM and KILL."""
+class ProgramStopHandle:
+    """Stops a program that takes no messages: SIGTERM and SIGKILL."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def ask(self, reason: str) -> bool:  # noqa: ARG002  # the protocol's
-        """There is no way to tell it."""
+    def request_stop(self, reason: str) -> bool:  # noqa: ARG002  # the protocol's
+        """Not supported."""
         return False
 
     def terminate(self) -> bool:
-        """SIGTERM to its group; a stopped one is continued, so that it can act on it."""
+        """Send SIGTERM to the process group, and SIGCONT so that a stopped process can react."""
         try:
             return self._session.signal(signal.SIGTERM) and self._session.signal(signal.SIGCONT)
-        except RotaError:  # it has become another user's
+        except RotaError:  # the process has changed its user
             return False
 
     def kill(self) -> bool:
-        """End everything of it."""
+        """Kill the whole session."""
         self._session.kill()
         return True
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended, in a supervisor's words."""
+class ProgramOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program ended."""
 
     exit_kind: Literal["completed", "failed", "crashed", "cancelled"]
     outcome: str | None
-    facts: dict[str, Any]  # for the result
+    details: dict[str, Any]  # for the result: exit_code, signal, error
     usage: dict[str, int]
 
 
+# --- starting --------------------------------------------------------------------------------------
+
+
 class _Prepared(NamedTuple):
-    """What is the same for every run of a plan."""
+    """What is the same for every run with these settings."""
 
-    plan: RunPlan
-    recipe: Recipe
-    without_group: list[str]  # the advisories
+    settings: AgentSettings
+    command: EncodedCommand
+    advisories_without_group: list[str]
 
 
-def _held_by_each(limits: Limits, group: Group | None) -> list[str]:
-    """Advisories: which limits hold for each process and not, as was asked, for all of them together."""
-    asked: dict[Limit, tuple[str, int | None]] = {
+def _per_process_advisories(limits: Limits, group: ControlGroup | None) -> list[str]:
+    """Name the limits that apply to each process separately because no control group enforces them."""
+    requested: dict[Limit, tuple[str, int | None]] = {
         "memory": ("memory_bytes", limits.memory_bytes),
         "processes": ("processes", limits.processes),
     }
     return [
-        f"{field} ({amount:,} was asked) holds for each process, not for all of them together"
-        for limit, (field, amount) in asked.items()
-        if amount is not None and (group is None or not group.holds(limit))
+        f"{field} = {amount:,} applies to each process, not to all of them together: no control group enforces it"
+        for limit, (field, amount) in requested.items()
+        if amount is not None and (group is None or not group.enforces(limit))
     ]
 
 
-class Programs:
+class ProgramStarter:
     """Starts the programs of one runner."""
 
-    def __init__(self, workshop: Workshop, *, groups: bool = True) -> None:
-        """With `groups` off, limits hold for each process only, as on a machine without control groups."""
-        self._workshop = workshop
-        self._groups = groups
-        self._ours = dict(os.environ)
-        self._known: dict[tuple[int, str | None], _Prepared] = {}
+    def __init__(self, resources: RunnerResources, *, use_groups: bool = True) -> None:
+        """Without `use_groups`, limits apply to each process only, as on a machine without control groups."""
+        self._resources = resources
+        self._use_groups = use_groups
+        self._own_env = dict(os.environ)
+        self._cache: dict[tuple[int, str | None], _Prepared] = {}
 
     def start(
-        self, work: Assignment, more_env: Mapping[str, str], fds: dict[int, int], advisories: list[str]
+        self, assignment: Assignment, more_env: Mapping[str, str], fds: dict[int, int], advisories: list[str]
     ) -> Program:
-        """A program that was ordered. Use it as a context: whatever happens, nothing of it is left behind."""
-        limits, prepared = work.plan.limits, self._prepared(work)
+        """Order a program from the reaper. Use the result as a context manager: it leaves no process behind."""
+        limits, prepared = assignment.settings.limits, self._prepared(assignment)
         group = self._group(limits, advisories)
-        advisories += prepared.without_group if group is None else _held_by_each(limits, group)
+        advisories += prepared.advisories_without_group if group is None else _per_process_advisories(limits, group)
         try:
-            session = self._follow(prepared.recipe, fds, group, {**facts(work), **more_env})
-            return Program(self._workshop.clock, session, group, limits, advisories)
+            session = self._follow(prepared.command, fds, group, {**_run_variables(assignment), **more_env})
+            return Program(self._resources.clock, session, group, limits, advisories)
         except BaseException:
             if group is not None:
                 group.remove()
             raise
 
-    def _prepared(self, work: Assignment) -> _Prepared:
-        """How its plan is run, in its folder: the same for run after run, as long as the plan is the same object."""
-        plan, cwd = work.plan, work.workspace or work.plan.cwd
-        known = self._known.get((id(plan), cwd))
-        if known is not None and known.plan is plan:
-            return known
-        env = {**scrubbed(self._ours, allow=plan.pass_env), **plan.env}
-        recipe = Recipe(Command(argv=plan.argv, env=env, cwd=cwd, limits=plan.limits))
-        if len(self._known) >= PREPARED_MAX:
-            self._known.clear()
-        prepared = self._known[id(plan), cwd] = _Prepared(plan, recipe, _held_by_each(plan.limits, None))
+    def _prepared(self, assignment: Assignment) -> _Prepared:
+        """Return the encoded command, cached per settings object and working directory."""
+        settings, cwd = assignment.settings, assignment.workspace or assignment.settings.cwd
+        cached = self._cache.get((id(settings), cwd))
+        if cached is not None and cached.settings is settings:
+            return cached
+        env = {**filter_environment(self._own_env, allow=settings.pass_env), **settings.env}
+        command = EncodedCommand(Command(argv=settings.argv, env=env, cwd=cwd, limits=settings.limits))
+        if len(self._cache) >= PREPARED_MAX:
+            self._cache.clear()
+        prepared = _Prepared(settings, command, _per_process_advisories(settings.limits, None))
+        self._cache[id(settings), cwd] = prepared
         return prepared
 
-    def _follow(self, recipe: Recipe, fds: dict[int, int], group: Group | None, env: dict[str, str]) -> Session:
+    def _follow(
+        self, command: EncodedCommand, fds: dict[int, int], group: ControlGroup | None, env: dict[str, str]
+    ) -> Session:
         try:
-            return self._workshop.minder.follow(recipe, fds, group=group, more_env=env)
-        except MinderLost:  # it died in this moment: the workshop makes another
-            return self._workshop.minder.follow(recipe, fds, group=group, more_env=env)
+            return self._resources.reaper.follow(command, fds, group=group, more_env=env)
+        except MinderLost:  # the reaper died just now: `resources` starts another one
+            return self._resources.reaper.follow(command, fds, group=group, more_env=env)
 
-    def _group(self, limits: Limits, advisories: list[str]) -> Group | None:
+    def _group(self, limits: Limits, advisories: list[str]) -> ControlGroup | None:
         if limits.memory_bytes is None and limits.processes is None:
-            return None  # what is left, each process is limited in by itself, and a group costs a millisecond
-        return self._made(limits, advisories) if self._groups else None
+            return None  # the other limits are per process anyway, and a group costs a millisecond
+        return self._make_group(limits, advisories) if self._use_groups else None
 
-    def _made(self, limits: Limits, advisories: list[str]) -> Group | None:
-        cgroups = self._workshop.cgroups
+    def _make_group(self, limits: Limits, advisories: list[str]) -> ControlGroup | None:
+        cgroups = self._resources.cgroups
         if not (cgroups.support["memory"].works or cgroups.support["processes"].works):
             return None
         try:
-            return cgroups.make(GroupLimits(memory_bytes=limits.memory_bytes, processes=limits.processes))
+            return cgroups.create(GroupLimits(memory_bytes=limits.memory_bytes, processes=limits.processes))
         except HostError as problem:
             advisories.append(problem.message)
             return None
 
 
+def _run_variables(assignment: Assignment) -> dict[str, str]:
+    """The environment variables of one run, except the payload."""
+    entry = assignment.entry
+    variables = {
+        "ROTA_SCHED_ID": str(entry.sched_id),
+        "ROTA_ATTEMPT": str(entry.attempt),
+        "ROTA_TOKEN": str(entry.token),
+        "ROTA_AGENT": assignment.agent.name,
+    }
+    if entry.deadline is not None:
+        variables["ROTA_DEADLINE"] = repr(entry.deadline)
+    for dim, amount in assignment.remaining.items():
+        variables[f"ROTA_REMAINING_{_NOT_IN_A_NAME.sub('_', dim.upper())}"] = str(amount)
+    if assignment.checkpoint is not None:
+        saved = msgspec.json.encode(assignment.checkpoint)
+        is_short = len(saved) <= INLINE_BYTES_MAX
+        variables["ROTA_CHECKPOINT"] = saved.decode() if is_short else f"/dev/fd/{CHECKPOINT_FD}"
+    return variables
+
+
+def long_checkpoint(assignment: Assignment) -> bytes | None:
+    """Return the checkpoint as JSON if it is too long for a variable."""
+    if assignment.checkpoint is None:
+        return None
+    saved = msgspec.json.encode(assignment.checkpoint)
+    return saved if len(saved) > INLINE_BYTES_MAX else None
+
+
+def memory_file(data: bytes) -> int:
+    """Return a descriptor of an in-memory file with `data`, at its start. Neither writing nor reading it blocks."""
+    fd = os.memfd_create("rota")
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+# --- following -------------------------------------------------------------------------------------
+
+
 class Program:
-    """A program that was ordered, and runs unless it is refused."""
+    """A program that was ordered from the reaper; it runs unless the reaper refuses it."""
 
     def __init__(
-        self, clock: Clock, session: Session, group: Group | None, limits: Limits, advisories: list[str]
+        self, clock: Clock, session: Session, group: ControlGroup | None, limits: Limits, advisories: list[str]
     ) -> None:
         self.session = session
-        self.advisories = advisories  # what was asked and is not in force; complete when it has begun
+        self.advisories = advisories  # what was requested and is not in force; complete once it has started
         self._clock = clock
         self._group = group
         self._limits = limits
@@ -224,13 +286,15 @@ class Program:
         if self._group is not None:
             self._group.remove()
 
-    def begun(self) -> None:
-        """Wait until it runs; raise why if it was refused."""
-        self.session.started()
+    def wait_started(self) -> None:
+        """Wait until the program runs; raise the error if it could not be started."""
+        self.session.wait_started()
         self.advisories += map(str, self.session.advisories)
 
-    def pump(self, sinks: Sinks, wake: int | None = None, on_wake: Callable[[select.poll], None] | None = None) -> Exit:
-        """Hand on what it writes until it has ended. `on_wake` is called when the descriptor `wake` is readable."""
+    def pump(
+        self, sinks: Sinks, wake: int | None = None, on_wake: Callable[[select.poll], None] | None = None
+    ) -> SessionExit:
+        """Pass its output to the sinks until it has ended. Call `on_wake` when the descriptor `wake` is readable."""
         ended = self.session.exit
         if ended is None:
             ended = self._pump(sinks, wake, on_wake)
@@ -238,68 +302,71 @@ class Program:
             _drain(fd, sink)
         return ended
 
-    def _pump(self, sinks: Sinks, wake: int | None, on_wake: Callable[[select.poll], None] | None) -> Exit:
+    def _pump(self, sinks: Sinks, wake: int | None, on_wake: Callable[[select.poll], None] | None) -> SessionExit:
         poll = select.poll()
         for fd in sinks:
             poll.register(fd, select.POLLIN)
         if wake is not None:
             poll.register(wake, select.POLLIN)
-        assert self.session.channel is not None  # noqa: S101  # ours are followed
+        assert self.session.channel is not None  # noqa: S101  # a followed session has one
         reports = self.session.channel.fileno()
         poll.register(reports, select.POLLIN)
         while (ended := self.session.exit) is None:
             for fd, _events in poll.poll():
                 if fd == reports:
-                    self.session.take_in()
+                    self.session.read_reports()
                 elif fd not in sinks:
-                    assert on_wake is not None  # noqa: S101  # a wake has somebody to be woken
+                    assert on_wake is not None  # noqa: S101  # passed together with `wake`
                     on_wake(poll)
-                elif not _hand_on(fd, sinks[fd]):
+                elif not _forward(fd, sinks[fd]):
                     poll.unregister(fd)
         return ended
 
-    def ending(self, ended: Exit) -> Ending:
-        """How it ended, and what it used."""
-        exit_kind, outcome, told = self._judged(ended)
+    def outcome(self, ended: SessionExit) -> ProgramOutcome:
+        """Return how the program ended and what it used."""
+        exit_kind, outcome, details = self._classify(ended)
         wall_s = self._clock.monotonic() - self._started_at
         cpu_s = ended.cpu_user_s + ended.cpu_system_s
         usage = {"cpu_s": whole_seconds(cpu_s), "wall_s": whole_seconds(wall_s)}
-        return Ending(exit_kind=exit_kind, outcome=outcome, facts=told, usage=usage)
+        return ProgramOutcome(exit_kind=exit_kind, outcome=outcome, details=details, usage=usage)
 
-    def _judged(self, ended: Exit) -> tuple[Literal["completed", "failed", "crashed"], str | None, dict[str, Any]]:
-        told: dict[str, Any] = {"exit_code": ended.code}
+    def _classify(
+        self, ended: SessionExit
+    ) -> tuple[Literal["completed", "failed", "crashed"], str | None, dict[str, Any]]:
+        details: dict[str, Any] = {"exit_code": ended.code}
         if ended.signal is not None:
-            told["signal"] = signal_name(ended.signal)
+            details["signal"] = signal_name(ended.signal)
         if ended.lost:
-            return "crashed", "lost", told | {"error": "the minder was lost, and the program with it"}
+            return "crashed", "lost", details | {"error": "the reaper process was lost and the program with it"}
         if ended.ok:
-            return "completed", None, told
-        if self._was_out_of_cpu(ended):
-            return "failed", "over_cpu", told | {"error": f"it used more than {self._limits.cpu_s:g} s of CPU time"}
-        if self._was_out_of_memory():
-            return "failed", "over_memory", told | {"error": f"it used more than {self._limits.memory_bytes:,} bytes"}
+            return "completed", None, details
+        if self._exceeded_cpu(ended):
+            return "failed", "over_cpu", details | {"error": f"used more than {self._limits.cpu_s:g} s of CPU time"}
+        if self._exceeded_memory():
+            error = f"used more than {self._limits.memory_bytes:,} bytes of memory"
+            return "failed", "over_memory", details | {"error": error}
         if ended.signal is not None:
-            return "crashed", None, told | {"error": f"it was ended by {told['signal']}"}
-        return "failed", None, told | {"error": f"it ended with code {ended.code}"}
+            return "crashed", None, details | {"error": f"killed by {details['signal']}"}
+        return "failed", None, details | {"error": f"exited with code {ended.code}"}
 
-    def _was_out_of_cpu(self, ended: Exit) -> bool:
+    def _exceeded_cpu(self, ended: SessionExit) -> bool:
         if self._limits.cpu_s is None:
             return False
         if signal.SIGXCPU in (ended.signal, (ended.code or 0) - SHELL_SIGNAL_CODES):
             return True
-        # whoever handles SIGXCPU and goes on is killed a second later
+        # a program that handles SIGXCPU and continues is killed a second later
         return ended.signal == signal.SIGKILL and ended.cpu_user_s + ended.cpu_system_s > math.ceil(self._limits.cpu_s)
 
-    def _was_out_of_memory(self) -> bool:
+    def _exceeded_memory(self) -> bool:
         if self._group is None or self._limits.memory_bytes is None:
             return False
-        with suppress(OSError):  # the group may have been removed by the minder, if we were thought dead
+        with suppress(OSError):  # the reaper may have removed the group if it took this process for dead
             return bool(self._group.usage().oom_kills)
         return False
 
 
-def _hand_on(fd: int, sink: Callable[[bytes], None]) -> bool:
-    """Hand on what has been written; False when nothing more will be."""
+def _forward(fd: int, sink: Callable[[bytes], None]) -> bool:
+    """Pass on what can be read; False at the end of the output."""
     chunk = os.read(fd, READ_BYTES)
     if chunk:
         sink(chunk)
@@ -307,7 +374,7 @@ def _hand_on(fd: int, sink: Callable[[bytes], None]) -> bool:
 
 
 def _drain(fd: int, sink: Callable[[bytes], None]) -> None:
-    """Hand on what is left in a pipe, without waiting for whoever may still hold it open."""
+    """Pass on the rest of a pipe without waiting for its end: another process may hold it open."""
     os.set_blocking(fd, False)
     left = DRAIN_BYTES_MAX
     try:
@@ -318,27 +385,27 @@ def _drain(fd: int, sink: Callable[[bytes], None]) -> None:
         pass
 
 
+# --- outcomes --------------------------------------------------------------------------------------
+
+
 def whole_seconds(seconds: float) -> int:
-    """Seconds as they are charged: whatever has begun."""
+    """Round up to the seconds that are charged."""
     return math.ceil(seconds)
 
 
-# --- what the runners say alike --------------------------------------------------------------------
-
-
-def not_started(problem: RotaError, outcome: str = "spawn_failed") -> Outcome:
+def not_started_outcome(problem: RotaError, outcome: str = "spawn_failed") -> RunOutcome:
     """The outcome of a program that never ran."""
     if isinstance(problem, MinderLost):
-        return lost(problem)
+        return lost_outcome(problem)
     result = {"error": problem.message, "hint": problem.hint, "name": problem.name}
-    return Outcome(exit_kind="failed", outcome=outcome, result=result)
+    return RunOutcome(exit_kind="failed", outcome=outcome, result=result)
 
 
-def lost(problem: RotaError) -> Outcome:
-    """The outcome of a run that nobody could follow to its end."""
-    return Outcome(exit_kind="crashed", outcome="lost", result={"error": problem.message, "name": problem.name})
+def lost_outcome(problem: RotaError) -> RunOutcome:
+    """The outcome of a run whose end could not be observed."""
+    return RunOutcome(exit_kind="crashed", outcome="lost", result={"error": problem.message, "name": problem.name})
 
 
-def tail_of(line: Line) -> str:
-    """The end of the output, as long as a result has room for it."""
-    return line.log_tail()[-TAIL_CHARS_MAX:]
+def output_tail(channel: RunChannel) -> str:
+    """Return as much of the end of the output as fits into a result."""
+    return channel.log_tail()[-TAIL_CHARS_MAX:]

@@ -1,20 +1,20 @@
 """The ndjson protocol: every message between a supervisor and an agent, declared once.
 
-A message is one JSON object on one line; its `op` says what it is. The supervisor speaks first:
+A message is one JSON object on one line; its `op` names the kind. The supervisor sends the first message:
 
-    supervisor → agent                          agent → supervisor
-    init        who you are, what to do         ready       I am here: within the handshake's time, or it is over
-    stop        please end, you have this long  log chunk tool_call iteration_start     for the log
-    remaining                                   charge iteration_done                   usage, recorded at once
-    spawned     } answers, each with the id     heartbeat                               it lives; nothing more
-    waited      } of the question               checkpoint throttled                    see runners.Line
-    refused                                     remaining spawn wait                    questions, with an id
-                                                result      what the run is to return
-                                                yield exit  the last word
+    supervisor → agent                              agent → supervisor
+    init        what to run                         ready       the answer to init, required within the timeout
+    stop        stop within the grace period        log chunk tool_call iteration_start     for the log
+    remaining                                       charge iteration_done                   usage, recorded immediately
+    spawned     } replies, each with the id         heartbeat                               accepted and ignored
+    waited      } of the request                    checkpoint throttled                    see AgentChannel
+    refused                                         remaining spawn wait                    requests, each with an id
+                                                    result      what the run returns
+                                                    yield exit  the final message
 
-What an agent says with an `op` that is not in the table is logged and passed over, so that it may be newer than its
-supervisor, and fields that are not in the table likewise. What is not JSON, or has a field of the wrong type, ends the
-run: an agent whose charges are not understood must not go on.
+The supervisor logs and ignores a message with an unknown `op`, and ignores unknown fields, so that an agent may be
+newer than its supervisor. A line that is not JSON, or has a field of the wrong type, ends the run: an agent whose
+charges the supervisor cannot read must not continue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import msgspec
 from rota.errors import RunnerProtocolBroken
 from rota.model.work import ReadyEntry
 
-__all__ = ["MESSAGE_BYTES_MAX", "Lines", "Said", "decode", "encode"]
+__all__ = ["MESSAGE_BYTES_MAX", "AgentMessage", "LineSplitter", "SupervisorMessage", "decode", "encode"]
 
 MESSAGE_BYTES_MAX = 1024 * 1024
 EXCERPT_BYTES = 200  # of a line, in an error
@@ -34,51 +34,51 @@ EXCERPT_BYTES = 200  # of a line, in an error
 RequestId: TypeAlias = int | str
 
 
-# --- what an agent says ----------------------------------------------------------------------------
+# --- from the agent --------------------------------------------------------------------------------
 
 
-class Ready(msgspec.Struct, frozen=True, tag_field="op", tag="ready"):
-    """I am here."""
+class ReadyMessage(msgspec.Struct, frozen=True, tag_field="op", tag="ready"):
+    """The agent has started."""
 
-    pid: int | None = None  # as it was told
+    pid: int | None = None  # as in init
 
 
-class Log(msgspec.Struct, frozen=True, tag_field="op", tag="log"):
+class LogMessage(msgspec.Struct, frozen=True, tag_field="op", tag="log"):
     """A line for the log."""
 
     text: str
     level: str = "info"
 
 
-class Chunk(msgspec.Struct, frozen=True, tag_field="op", tag="chunk"):
+class ChunkMessage(msgspec.Struct, frozen=True, tag_field="op", tag="chunk"):
     """A part of a longer text, for the log."""
 
     text: str
 
 
-class ToolCall(msgspec.Struct, frozen=True, tag_field="op", tag="tool_call"):
-    """A tool is used, for the log."""
+class ToolCallMessage(msgspec.Struct, frozen=True, tag_field="op", tag="tool_call"):
+    """The agent uses a tool, for the log."""
 
     name: str
     arguments: Any = None
 
 
-class IterationStart(msgspec.Struct, frozen=True, tag_field="op", tag="iteration_start"):
-    """A round of work begins, for the log."""
+class IterationStartMessage(msgspec.Struct, frozen=True, tag_field="op", tag="iteration_start"):
+    """An iteration starts, for the log."""
 
     iteration: int | None = None
 
 
-class IterationDone(msgspec.Struct, frozen=True, tag_field="op", tag="iteration_done"):
-    """A round of work is over; what it used is charged."""
+class IterationDoneMessage(msgspec.Struct, frozen=True, tag_field="op", tag="iteration_done"):
+    """An iteration has ended; its usage is charged."""
 
     iteration: int | None = None
     tokens: int = 0
     cost_micro: int = 0
 
 
-class Charge(msgspec.Struct, frozen=True, tag_field="op", tag="charge"):
-    """Usage: one dimension (`dim`, `amount`) or several (`amounts`). With an id, the answer is `remaining`."""
+class ChargeMessage(msgspec.Struct, frozen=True, tag_field="op", tag="charge"):
+    """Usage in one dimension (`dim`, `amount`) or several (`amounts`). With an id, the reply is `remaining`."""
 
     dim: str | None = None
     amount: int = 0
@@ -91,31 +91,31 @@ class Charge(msgspec.Struct, frozen=True, tag_field="op", tag="charge"):
         return self.amounts if self.dim is None else {**self.amounts, self.dim: self.amount}
 
 
-class Remaining(msgspec.Struct, frozen=True, tag_field="op", tag="remaining"):
-    """What is left? The answer is `remaining`."""
+class RemainingRequest(msgspec.Struct, frozen=True, tag_field="op", tag="remaining"):
+    """Ask what is left of the budgets. The reply is `remaining`."""
 
     id: RequestId
 
 
-class Heartbeat(msgspec.Struct, frozen=True, tag_field="op", tag="heartbeat"):
-    """I live. The supervisor keeps the claim by itself: nothing follows from this."""
+class HeartbeatMessage(msgspec.Struct, frozen=True, tag_field="op", tag="heartbeat"):
+    """The agent is alive. It has no effect: the supervisor extends the claim itself."""
 
 
-class Checkpoint(msgspec.Struct, frozen=True, tag_field="op", tag="checkpoint"):
-    """Where the work stands: the next attempt is given it."""
+class CheckpointMessage(msgspec.Struct, frozen=True, tag_field="op", tag="checkpoint"):
+    """The state of the work, for the next attempt."""
 
     state: dict[str, Any]
 
 
-class Throttled(msgspec.Struct, frozen=True, tag_field="op", tag="throttled"):
-    """A provider wants a pause."""
+class ThrottledMessage(msgspec.Struct, frozen=True, tag_field="op", tag="throttled"):
+    """A provider asked for a pause."""
 
     retry_after_s: float
     name: str | None = None
 
 
-class Spawn(msgspec.Struct, frozen=True, tag_field="op", tag="spawn"):
-    """Run another agent for me. The answer is `spawned`."""
+class SpawnRequest(msgspec.Struct, frozen=True, tag_field="op", tag="spawn"):
+    """Enqueue a child. The reply is `spawned`."""
 
     id: RequestId
     agent: str
@@ -124,28 +124,28 @@ class Spawn(msgspec.Struct, frozen=True, tag_field="op", tag="spawn"):
     priority: int | None = None
 
 
-class Wait(msgspec.Struct, frozen=True, tag_field="op", tag="wait"):
-    """Tell me when these have ended. The answer is `waited`."""
+class WaitRequest(msgspec.Struct, frozen=True, tag_field="op", tag="wait"):
+    """Wait until these children have ended. The reply is `waited`."""
 
     id: RequestId
     children: tuple[int, ...]
     wait_s: float | None = None
 
 
-class Result(msgspec.Struct, frozen=True, tag_field="op", tag="result"):
-    """What the run is to return. The last one counts, also if the run does not end well."""
+class ResultMessage(msgspec.Struct, frozen=True, tag_field="op", tag="result"):
+    """What the run returns. The last one counts; it is kept even if the run does not complete."""
 
     value: Any = None
 
 
-class YieldBack(msgspec.Struct, frozen=True, tag_field="op", tag="yield"):
-    """I give the slot back and want to run again, this much later. The last word: the program ends now."""
+class YieldMessage(msgspec.Struct, frozen=True, tag_field="op", tag="yield"):
+    """Give up the slot and run again after a delay. The final message: the program exits now."""
 
     after_s: float = 0.0
 
 
 class ExitMessage(msgspec.Struct, frozen=True, tag_field="op", tag="exit"):
-    """How it went. The last word: the program ends now."""
+    """How the run ended. The final message: the program exits now."""
 
     exit_kind: Literal["completed", "failed", "crashed", "cancelled"] = "completed"
     summary: str | None = None
@@ -153,31 +153,31 @@ class ExitMessage(msgspec.Struct, frozen=True, tag_field="op", tag="exit"):
     metadata: dict[str, Any] = {}
 
 
-Said: TypeAlias = (
-    Ready
-    | Log
-    | Chunk
-    | ToolCall
-    | IterationStart
-    | IterationDone
-    | Charge
-    | Remaining
-    | Heartbeat
-    | Checkpoint
-    | Throttled
-    | Spawn
-    | Wait
-    | Result
-    | YieldBack
+AgentMessage: TypeAlias = (
+    ReadyMessage
+    | LogMessage
+    | ChunkMessage
+    | ToolCallMessage
+    | IterationStartMessage
+    | IterationDoneMessage
+    | ChargeMessage
+    | RemainingRequest
+    | HeartbeatMessage
+    | CheckpointMessage
+    | ThrottledMessage
+    | SpawnRequest
+    | WaitRequest
+    | ResultMessage
+    | YieldMessage
     | ExitMessage
 )
 
 
-# --- what an agent is told -------------------------------------------------------------------------
+# --- from the supervisor ---------------------------------------------------------------------------
 
 
-class Init(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag="init"):
-    """Who you are and what to do. (sched_id, attempt, token) is the idempotency key."""
+class InitMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag="init"):
+    """What to run. (sched_id, attempt, token) is the idempotency key."""
 
     pid: int
     sched_id: int
@@ -190,28 +190,28 @@ class Init(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag="init"
     checkpoint: dict[str, Any] | None
 
 
-class Stop(msgspec.Struct, frozen=True, tag_field="op", tag="stop"):
-    """Please end; after the grace you are sent SIGTERM."""
+class StopMessage(msgspec.Struct, frozen=True, tag_field="op", tag="stop"):
+    """Stop; SIGTERM follows after the grace period."""
 
     reason: str
     grace_s: float
 
 
-class Left(msgspec.Struct, frozen=True, tag_field="op", tag="remaining"):
+class RemainingReply(msgspec.Struct, frozen=True, tag_field="op", tag="remaining"):
     """What is left, per dimension."""
 
     id: RequestId
     remaining: dict[str, int]
 
 
-class Spawned(msgspec.Struct, frozen=True, tag_field="op", tag="spawned"):
+class SpawnedReply(msgspec.Struct, frozen=True, tag_field="op", tag="spawned"):
     """The child is in the queue."""
 
     id: RequestId
     sched_id: int
 
 
-class Child(msgspec.Struct, frozen=True, kw_only=True):
+class ChildOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a child ended."""
 
     sched_id: int
@@ -220,28 +220,28 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
     result: Any
 
 
-class Waited(msgspec.Struct, frozen=True, tag_field="op", tag="waited"):
+class WaitedReply(msgspec.Struct, frozen=True, tag_field="op", tag="waited"):
     """The children have ended."""
 
     id: RequestId
-    children: list[Child]
+    children: list[ChildOutcome]
 
 
-class RefusedMessage(msgspec.Struct, frozen=True, tag_field="op", tag="refused"):
-    """What was asked was not done, and why. Without an id if what was said had none."""
+class RefusedReply(msgspec.Struct, frozen=True, tag_field="op", tag="refused"):
+    """The message had no effect. Without an id if the message had none."""
 
     id: RequestId | None
-    of: str  # the op
+    of: str  # the op of the message
     name: str  # of the error
     error: str
 
 
-Told: TypeAlias = Init | Stop | Left | Spawned | Waited | RefusedMessage
+SupervisorMessage: TypeAlias = InitMessage | StopMessage | RemainingReply | SpawnedReply | WaitedReply | RefusedReply
 
 
-def child(entry: ReadyEntry) -> Child:
-    """How a child ended, of its entry."""
-    return Child(sched_id=entry.sched_id, exit_kind=entry.exit_kind, outcome=entry.outcome, result=entry.result)
+def child_outcome(entry: ReadyEntry) -> ChildOutcome:
+    """Return how a child ended, from its entry."""
+    return ChildOutcome(sched_id=entry.sched_id, exit_kind=entry.exit_kind, outcome=entry.outcome, result=entry.result)
 
 
 # --- lines -----------------------------------------------------------------------------------------
@@ -251,27 +251,27 @@ class _Op(msgspec.Struct):
     op: str
 
 
-_said: msgspec.json.Decoder[Said] = msgspec.json.Decoder(Said)
+_message: msgspec.json.Decoder[AgentMessage] = msgspec.json.Decoder(AgentMessage)
 _op = msgspec.json.Decoder(_Op)
-OPS = frozenset(str(kind.__struct_config__.tag) for kind in Said.__args__)
+OPS = frozenset(str(kind.__struct_config__.tag) for kind in AgentMessage.__args__)
 
 
-def encode(message: Told) -> bytes:
-    """A message as it is sent."""
+def encode(message: SupervisorMessage) -> bytes:
+    """Encode a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
-def decode(line: bytes) -> Said | str:
-    """What an agent said; for an `op` that is not known, the op. RunnerProtocolBroken if it cannot be understood."""
+def decode(line: bytes) -> AgentMessage | str:
+    """Decode a line from an agent; return the op itself if it is unknown. RunnerProtocolBroken if it is invalid."""
     try:
-        return _said.decode(line)
+        return _message.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         op = _op_of(line)
         if op is not None and op not in OPS:
             return op
-        what = "a line that is not JSON" if op is None else f"{op!r} with a field that cannot be"
+        what = "a line that is not a JSON object with an op" if op is None else f"{op!r} with an invalid field"
         raise RunnerProtocolBroken(
-            f"the agent said {what}: {problem}", line=line[:EXCERPT_BYTES].decode("utf-8", "replace")
+            f"the agent sent {what}: {problem}", line=line[:EXCERPT_BYTES].decode("utf-8", "replace")
         ) from problem
 
 
@@ -282,32 +282,32 @@ def _op_of(line: bytes) -> str | None:
         return None
 
 
-class Lines:
-    """Whole lines of what comes in pieces; no line is longer than a message may be."""
+class LineSplitter:
+    """Splits a stream that arrives in pieces into lines of limited length."""
 
     def __init__(self) -> None:
-        self._begun = bytearray()
+        self._partial = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that end in this piece, empty ones left out."""
+        """Return the lines that end in this piece, without empty ones."""
         *ends, rest = data.split(b"\n")
         lines: list[bytes] = []
         for end in ends:
             self._extend(end)
-            if self._begun.strip():
-                lines.append(bytes(self._begun))
-            self._begun.clear()
+            if self._partial.strip():
+                lines.append(bytes(self._partial))
+            self._partial.clear()
         self._extend(rest)
         return lines
 
     def rest(self) -> bytes:
-        """What has begun and will not end."""
-        return bytes(self._begun)
+        """Return the last, unfinished line."""
+        return bytes(self._partial)
 
     def _extend(self, part: bytes) -> None:
-        self._begun += part
-        if len(self._begun) > MESSAGE_BYTES_MAX:
+        self._partial += part
+        if len(self._partial) > MESSAGE_BYTES_MAX:
             raise RunnerProtocolBroken(
-                f"the agent said a line of more than {MESSAGE_BYTES_MAX:,} bytes",
-                line=bytes(self._begun[:EXCERPT_BYTES]).decode("utf-8", "replace"),
+                f"the agent sent a line of more than {MESSAGE_BYTES_MAX:,} bytes",
+                line=bytes(self._partial[:EXCERPT_BYTES]).decode("utf-8", "replace"),
             )

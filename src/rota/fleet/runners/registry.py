@@ -1,7 +1,7 @@
-"""Name to runner. Other packages add theirs under the entry point group `rota.runners`.
+"""Runners by name. Other packages add theirs under the entry point group `rota.runners`.
 
-An entry point names a function like the ones in `_BUILT_IN`: it takes the workshop, the functions that were registered
-by agent name, and how many slots there are, and returns a `Runner`.
+An entry point names a function like those in `_BUILT_IN`: it takes the `RunnerResources`, the registered functions by
+agent name and the number of slots, and returns a `Runner`.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from rota.fleet.runners.callable import CallableRunner
 from rota.fleet.runners.command import CommandRunner
 from rota.fleet.runners.contract import Runner
 from rota.fleet.runners.ndjson import NdjsonRunner
-from rota.fleet.runners.resources import Workshop
+from rota.fleet.runners.resources import RunnerResources
 
-__all__ = ["GROUP", "Factory", "Functions", "make", "names"]
+__all__ = ["GROUP", "RegisteredFunctions", "RunnerFactory", "make", "names"]
 
 GROUP = "rota.runners"
-Functions: TypeAlias = Mapping[str, Callable[..., Any]]
-Factory: TypeAlias = Callable[[Workshop, Functions, int], Runner]
+RegisteredFunctions: TypeAlias = Mapping[str, Callable[..., Any]]
+RunnerFactory: TypeAlias = Callable[[RunnerResources, RegisteredFunctions, int], Runner]
 
-_BUILT_IN: Mapping[str, Factory] = {
-    "command": lambda workshop, _functions, _slots: CommandRunner(workshop),
-    "ndjson": lambda workshop, _functions, _slots: NdjsonRunner(workshop),
-    "callable": lambda workshop, functions, slots: CallableRunner(workshop, functions, slots=slots),
+_BUILT_IN: Mapping[str, RunnerFactory] = {
+    "command": lambda resources, _functions, _slots: CommandRunner(resources),
+    "ndjson": lambda resources, _functions, _slots: NdjsonRunner(resources),
+    "callable": lambda resources, functions, slots: CallableRunner(resources, functions, slots=slots),
 }
 
 
 @cache
 def _added() -> Mapping[str, EntryPoint]:
-    """Those of other packages: they cannot replace ours, only add to them."""
+    """The runners of other packages. They cannot replace a built-in one."""
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in _BUILT_IN}
 
 
 def names() -> tuple[str, ...]:
-    """Every runner that can be made."""
+    """Return the names of all installed runners."""
     return (*_BUILT_IN, *_added())
 
 
-def make(name: str, workshop: Workshop, functions: Functions, slots: int) -> Runner:
-    """The runner of this name."""
+def make(name: str, resources: RunnerResources, functions: RegisteredFunctions, slots: int) -> Runner:
+    """Create the runner of this name."""
     if name in _BUILT_IN:
-        return _BUILT_IN[name](workshop, functions, slots)
+        return _BUILT_IN[name](resources, functions, slots)
     point = _added().get(name)
     if point is None:
         raise FleetInvalid(
             f"there is no runner {name!r}", field="runner", hint=f"Installed runners: {', '.join(names())}."
         )
     try:
-        runner: Runner = point.load()(workshop, functions, slots)
+        runner: Runner = point.load()(resources, functions, slots)
     except Exception as problem:  # another package's code
         raise FleetInvalid(
-            f"runner {name!r} ({point.value}) cannot be made: {type(problem).__name__}: {problem}",
+            f"runner {name!r} ({point.value}) cannot be created: {type(problem).__name__}: {problem}",
             field="runner",
-            hint="It comes from another package: look there.",
+            hint=f"The error is in the package that provides {point.value}.",
         ) from problem
     return runner

@@ -1,6 +1,6 @@
-"""What the runners of one supervisor share: the clock, one minder, the control groups of the machine.
+"""What the runners of one supervisor share: the clock, the reaper process, the machine's control groups.
 
-Each is made when it is first asked for, so that a fleet of plain functions starts no process at all.
+The reaper and the control groups are created on first use, so that a fleet of plain functions starts no process.
 """
 
 from __future__ import annotations
@@ -10,49 +10,49 @@ import threading
 
 from rota.clock import Clock, SystemClock
 from rota.host.cgroups import Cgroups
-from rota.host.orphans import end_strays
-from rota.host.reaper_client import Minder
+from rota.host.lineage import kill_orphans
+from rota.host.reaper_client import ReaperClient
 
-__all__ = ["Workshop"]
+__all__ = ["RunnerResources"]
 
-_log = logging.getLogger("rota.runtime")
+_log = logging.getLogger("rota.fleet")
 
 
-class Workshop:
-    """Shared by the runners of one supervisor. Use it as a context; closing it ends every command."""
+class RunnerResources:
+    """Shared by the runners of one supervisor. A context manager; closing it kills every command."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
-        self._making = threading.Lock()
-        self._minder: Minder | None = None
+        self._lock = threading.Lock()
+        self._reaper: ReaperClient | None = None
         self._cgroups: Cgroups | None = None
 
     @property
-    def minder(self) -> Minder:
-        """The minder that starts every command. If it was lost, the next one takes its place."""
-        with self._making:
-            if self._minder is None or self._minder.is_lost:
-                if self._minder is None and (strays := end_strays()):
-                    _log.warning("ended %s processes that a crash had left behind", len(strays))
-                self._minder = Minder(clock=self.clock)
-            return self._minder
+    def reaper(self) -> ReaperClient:
+        """The reaper that starts every command. A lost one is replaced."""
+        with self._lock:
+            if self._reaper is None or self._reaper.is_lost:
+                if self._reaper is None and (orphans := kill_orphans()):
+                    _log.warning("killed %s orphaned processes of a supervisor that crashed", len(orphans))
+                self._reaper = ReaperClient(clock=self.clock)
+            return self._reaper
 
     @property
     def cgroups(self) -> Cgroups:
-        """The control groups, as far as this machine gives them."""
-        with self._making:
+        """The control groups that this machine supports."""
+        with self._lock:
             if self._cgroups is None:
                 self._cgroups = Cgroups()
             return self._cgroups
 
     def close(self) -> None:
-        """End every command that runs, and the minder."""
-        with self._making:
-            minder, self._minder = self._minder, None
-        if minder is not None:
-            minder.close()
+        """Kill every command that runs, and end the reaper."""
+        with self._lock:
+            reaper, self._reaper = self._reaper, None
+        if reaper is not None:
+            reaper.close()
 
-    def __enter__(self) -> Workshop:
+    def __enter__(self) -> RunnerResources:
         return self
 
     def __exit__(self, *_: object) -> None:

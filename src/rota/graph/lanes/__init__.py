@@ -1,1 +1,1 @@
-"""How ready invocations are executed: one file per kind of lane, and what they share."""
+"""Lanes: how ready invocations are executed. One module per kind of lane, and the parts they share."""

@@ -1,11 +1,11 @@
 """The durable kernel, as runs with a queue lane use it.
 
-An invocation is an entry: under a key of its own (so that asking twice adds nothing), of the kind `graph:NAME` (so that
-only workers of this graph take it), with all that is needed to run it as its payload. The priority classes become the
-queue's priorities around its default: high +1, normal 0, low -1, background -2. A worker that dies leaves a claim that
-expires, and the kernel hands the entry out again; what fails for good is told by how the entry ended.
+An invocation is an entry: with a key of its own (so that enqueueing it twice adds nothing), of the kind `graph:NAME`
+(so that only workers of this graph claim it), and with everything needed to run it as its payload. The priority classes
+become queue priorities around the default: high +1, normal 0, low -1, background -2. If a worker dies its claim expires
+and the kernel hands the entry out again; how the entry ended says whether it failed for good.
 
-Where the run itself stands is a row that the kernel keeps (see `kernel.graph_runs`).
+The state of the run itself is a row that the kernel stores (see `kernel.graph_runs`).
 """
 
 from __future__ import annotations
@@ -15,27 +15,39 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rota.errors import ComponentInvalid
 from rota.graph.invocation import Publication
+from rota.graph.reports import error_text
 from rota.graph.spec import PRIORITY_RANKS
 from rota.kernel import Kernel
 from rota.kernel.enqueue import ENQUEUE_MAX
 from rota.kernel.graph_runs import GraphRun
 from rota.model.work import ReadyEntry, ScheduleSpec
 
-__all__ = ["DurableRun", "DurableRuns", "EntryOutcome", "EntryRequest", "EntryResult", "entry_kind"]
+__all__ = [
+    "NEW_RUN_HINT",
+    "DurableRun",
+    "DurableRuns",
+    "EntryOutcome",
+    "EntryRequest",
+    "EntryResult",
+    "entry_kind",
+    "json_value",
+]
 
-TEMPLATE = "graph"  # of the agents that graphs make for themselves
+TEMPLATE = "graph"  # of the agents that are created for graphs
 TRIGGER = "graph"
+NEW_RUN_HINT = "Start a new run with another run_id (--run-id)."
 _NORMAL = PRIORITY_RANKS["normal"]
 
 
 def entry_kind(graph: str) -> str:
-    """The kind of slot that the entries of a graph need: a worker that has its components."""
+    """Return the kind of a graph's entries; only workers that have its components claim this kind."""
     return f"graph:{graph}"
 
 
 class EntryRequest(NamedTuple):
-    """An invocation that is to become an entry."""
+    """An invocation to enqueue."""
 
     key: str
     payload: dict[str, Any]
@@ -43,7 +55,7 @@ class EntryRequest(NamedTuple):
 
 
 class EntryResult(msgspec.Struct, frozen=True):
-    """What a worker says of an invocation that ended well: the result of its entry."""
+    """The result of an entry whose invocation succeeded, as its worker reports it."""
 
     published: list[Publication]
     duration_s: float
@@ -53,25 +65,25 @@ class EntryOutcome(NamedTuple):
     """How an entry ended."""
 
     succeeded: bool
-    result: Any = None  # an `EntryResult` as JSON, if its worker was one of ours
+    result: Any = None  # an `EntryResult` as JSON, if an `EntryWorker` ran it
     error: str = ""
 
 
 class DurableRuns:
-    """A kernel that keeps runs of graphs, and on which agent's account their entries are.
+    """A kernel that stores runs of graphs, and the agent that their entries belong to.
 
-    Without a `pid` each graph has an agent of its own name, which is made when its first run begins.
+    Without a `pid` each graph has an agent with its own name, which is created when its first run begins.
     """
 
     def __init__(self, kernel: Kernel, pid: int | None = None) -> None:
         self._kernel = kernel
         self._pid = pid
 
-    def take(self, run_id: str, graph: str) -> DurableRun:
-        """Begin a run, or go on with it; a process that had it before may not write any more."""
-        return DurableRun(self._kernel, self._kernel.graphs.take(run_id, graph, self._account(graph)))
+    def acquire(self, run_id: str, graph: str) -> DurableRun:
+        """Begin or resume a run; a process that held it before can no longer write to it."""
+        return DurableRun(self._kernel, self._kernel.graphs.take(run_id, graph, self._agent(graph)))
 
-    def _account(self, graph: str) -> int:
+    def _agent(self, graph: str) -> int:
         if self._pid is not None:
             return self._pid
         known = [agent.pid for agent in self._kernel.agents.find(graph) if agent.template == TEMPLATE]
@@ -87,11 +99,11 @@ class DurableRun:
 
     @property
     def checkpoint(self) -> bytes | None:
-        """Where the run stood when it was taken; None for one that is new."""
+        """The latest checkpoint when the run was acquired; None for a new run."""
         return self._run.checkpoint
 
     def enqueue(self, requests: Sequence[EntryRequest]) -> list[int]:
-        """Make entries, in one commit for each `ENQUEUE_MAX`; a key that was used before gives the entry of then."""
+        """Enqueue entries, in one commit per `ENQUEUE_MAX`, and return their ids; a known key returns the old entry."""
         specs = [self._spec(request) for request in requests]
         ids: list[int] = []
         for start in range(0, len(specs), ENQUEUE_MAX):
@@ -110,31 +122,50 @@ class DurableRun:
         )
 
     def ended(self, entry_ids: Sequence[int]) -> dict[int, EntryOutcome]:
-        """How those of these entries ended that have ended."""
+        """Return the outcomes of those of these entries that have ended."""
         return {entry_id: _outcome(entry) for entry_id, entry in self._kernel.graphs.ended(entry_ids).items()}
 
     def commit(self, next_epoch_id: int, checkpoint: bytes) -> None:
-        """Keep where the run stands, in place of what was kept before; durable when it returns."""
+        """Store a checkpoint in place of the previous one; durable when it returns."""
         self._kernel.graphs.commit(
             self._run.run_id, fence=self._run.fence, next_epoch_id=next_epoch_id, checkpoint=checkpoint
         )
 
-    def on_change(self, ring: Callable[[], None]) -> Callable[[], None]:
-        """Call this after every commit, of any process: an entry may have ended. The answer ends it."""
-        return self._kernel.store.on_change(ring)
+    def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
+        """Call `notify` after every commit of any process, when an entry may have ended; return an unsubscriber."""
+        return self._kernel.store.on_change(notify)
 
 
 def _outcome(entry: ReadyEntry | None) -> EntryOutcome:
     if entry is None:
-        return EntryOutcome(succeeded=False, error="its entry was pruned before the run saw how it ended")
+        return EntryOutcome(succeeded=False, error="the entry was pruned before the run saw how it ended")
     if entry.state == "completed" and entry.exit_kind == "completed":
         return EntryOutcome(succeeded=True, result=entry.result)
-    return EntryOutcome(succeeded=False, error=_why(entry))
+    return EntryOutcome(succeeded=False, error=_failure_text(entry))
 
 
-def _why(entry: ReadyEntry) -> str:
-    """Why an entry did not succeed: what its worker said, else how it ended."""
+def _failure_text(entry: ReadyEntry) -> str:
+    """Return why an entry did not succeed: its worker's error, else how it ended."""
     if isinstance(entry.result, dict) and isinstance(entry.result.get("error"), str):
         return str(entry.result["error"])
     ending = " ".join(filter(None, (entry.state, entry.exit_kind, entry.outcome)))
     return f"entry {entry.sched_id} ended without a result: {ending}"
+
+
+def json_value(what: str, value: Any) -> Any:
+    """Return a value as it reads back from JSON; raises if that is not the same value."""
+    try:
+        back = msgspec.json.decode(msgspec.json.encode(value))
+        same = bool(back == value)
+    except Exception as problem:  # the value's own methods may raise anything
+        raise _not_json(what, value, error_text(problem)) from problem
+    if not same:
+        raise _not_json(what, value, "it changes when it is read back")
+    return back
+
+
+def _not_json(what: str, value: Any, reason: str) -> ComponentInvalid:
+    return ComponentInvalid(
+        f"{what} is a {type(value).__name__} that cannot be stored as JSON: {reason}",
+        hint="In a graph with a queue lane use only dictionaries, lists, strings, numbers, booleans and None.",
+    )

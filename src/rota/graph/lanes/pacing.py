@@ -1,15 +1,15 @@
-"""When the next tick of a cadence is due, and what a late one does to it.
+"""The cadence of a lane: when the next tick is due, and what a late tick does to it.
 
-A tick was scheduled, took its time, and finished. Nominally the next one is a period after it was scheduled. If it
-finished after that, it was late, and the overrun policy chooses:
+The nominal time of the next tick is one period after the current one was scheduled. A tick that finishes later than
+that is late, and the overrun policy chooses the next tick:
 
     period 10, scheduled at 0, finished at 23:  nominal 10, lateness 13, one whole period was missed
-    drop_tick       next = 33   a period after it finished
-    skip_next       next = 20   the nominal tick is given up, the one after it is kept; one more counts as skipped
-    catch_up_once   next = 23   at once
+    drop_tick       next = 33   one period after it finished
+    skip_next       next = 20   the nominal tick is skipped, the one after it is kept; one more counts as skipped
+    catch_up_once   next = 23   immediately
 
-Apart from that, a tick that took longer than its budget counts as an overrun, late or not, on any clock. Everything is
-counted in whole nanoseconds, so that a test with a manual clock sees exact numbers.
+Independently of that, a tick that took longer than its budget counts as an overrun, late or not, with or without a wall
+clock. All times are whole nanoseconds, so tests with a manual clock see exact numbers.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import NamedTuple
 
 from rota.graph.metrics import LaneMeter
 from rota.graph.plan import Lane
-from rota.graph.tracing import Recorder
+from rota.graph.tracing import TraceRecorder
 
-__all__ = ["Pacer", "Tick"]
+__all__ = ["Pacer", "TickTiming"]
 
 NS = 1_000_000_000
 
 
-class Tick(NamedTuple):
-    """What is known once a tick has finished."""
+class TickTiming(NamedTuple):
+    """The measurements of a finished tick."""
 
     duration_ns: int
     overrun_ns: int  # beyond the budget; 0 or less: within it
-    lateness_ns: int  # behind the next nominal tick; 0: on time, or nobody looks at the clock
+    lateness_ns: int  # after the next nominal tick; 0: on time, or no wall clock
     skipped: int
 
 
 class Pacer:
-    """The cadence of one lane. Without a wall clock every tick is due at once."""
+    """The cadence of one lane. Without a wall clock every tick is due immediately."""
 
-    def __init__(self, lane: Lane, meter: LaneMeter, recorder: Recorder | None, *, wall_clock: bool) -> None:
+    def __init__(self, lane: Lane, meter: LaneMeter, recorder: TraceRecorder | None, *, wall_clock: bool) -> None:
         self.lane_id = lane.id
         self.meter = meter
         self._period_ns = lane.period_ns
@@ -45,17 +45,17 @@ class Pacer:
         self._policy = lane.spec.overrun_policy
         self._recorder = recorder
         self._wall_clock = wall_clock and lane.period_ns > 0
-        self._scheduled_ns: int | None = None  # of the tick under way, or the next one
+        self._scheduled_ns: int | None = None  # of the current tick, or of the next one between ticks
         self._began_at_s = 0.0
 
     def due_in_s(self, now_s: float) -> float:
-        """How long until the next tick; 0 when it is due."""
+        """Return the seconds until the next tick; 0 if it is due."""
         if not self._wall_clock or self._scheduled_ns is None:
             return 0.0
         return max(0, self._scheduled_ns - round(now_s * NS)) / NS
 
     def begin(self, now_s: float, epoch_id: int) -> None:
-        """A tick begins."""
+        """Begin a tick."""
         self._began_at_s = now_s
         if self._scheduled_ns is None:
             self._scheduled_ns = round(now_s * NS)
@@ -63,12 +63,12 @@ class Pacer:
         if self._recorder is not None:
             self._recorder.begin("fixed_rate_tick", now_s, epoch_id, lane=self.lane_id)
 
-    def end(self, now_s: float, epoch_id: int) -> Tick:
-        """It is finished: count it, and schedule the next one."""
+    def end(self, now_s: float, epoch_id: int) -> TickTiming:
+        """End the tick: count it, and schedule the next one."""
         finished_ns = round(now_s * NS)
         duration_ns = finished_ns - round(self._began_at_s * NS)
         lateness_ns, skipped = self._schedule_next(finished_ns) if self._wall_clock else (0, 0)
-        tick = Tick(duration_ns, duration_ns - self._budget_ns if self._budget_ns else 0, lateness_ns, skipped)
+        tick = TickTiming(duration_ns, duration_ns - self._budget_ns if self._budget_ns else 0, lateness_ns, skipped)
         self._count(tick)
         self._trace(tick, now_s, epoch_id)
         return tick
@@ -88,7 +88,7 @@ class Pacer:
             self._scheduled_ns = finished_ns + self._period_ns
         return lateness_ns, skipped
 
-    def _count(self, tick: Tick) -> None:
+    def _count(self, tick: TickTiming) -> None:
         meter = self.meter
         meter.skipped_tick_count += tick.skipped
         meter.max_lateness_s = max(meter.max_lateness_s, tick.lateness_ns / NS)
@@ -97,7 +97,7 @@ class Pacer:
             meter.max_jitter_s = max(meter.max_jitter_s, tick.overrun_ns / NS)
             meter.max_lateness_s = max(meter.max_lateness_s, tick.overrun_ns / NS)
 
-    def _trace(self, tick: Tick, now_s: float, epoch_id: int) -> None:
+    def _trace(self, tick: TickTiming, now_s: float, epoch_id: int) -> None:
         recorder = self._recorder
         if recorder is None:
             return

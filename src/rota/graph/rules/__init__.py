@@ -1,4 +1,10 @@
-"""The rules a graph must keep, one file for each thing they are about; each reads the index and yields diagnostics."""
+"""The rules that a graph must follow. Each check reads the graph's index and yields diagnostics.
+
+structure   ids, references, ports and configuration of components; notes on style, for `lint` only
+lanes       lanes, execution and loops: schema versions, and fields that have no effect
+edges       contradictions and risks of edge policies
+triggers    whether each component can become ready
+"""
 
 from __future__ import annotations
 
@@ -9,16 +15,15 @@ from rota.graph.diagnostics import Diagnostic
 from rota.graph.index import GraphIndex
 from rota.graph.rules.edges import check_edges
 from rota.graph.rules.lanes import check_lanes
-from rota.graph.rules.names import check_names
-from rota.graph.rules.ports import check_ports
+from rota.graph.rules.structure import check_ports, check_references
 from rota.graph.rules.triggers import check_triggers
 
 __all__ = ["check_rules"]
 
 
 def check_rules(index: GraphIndex, platform: Platform) -> Iterator[Diagnostic]:
-    """Everything the rules find, in a fixed order."""
-    yield from check_names(index)
+    """Yield the diagnostics of all rules, in a fixed order."""
+    yield from check_references(index)
     yield from check_lanes(index, platform)
     yield from check_edges(index)
     yield from check_triggers(index)

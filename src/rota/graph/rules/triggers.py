@@ -1,12 +1,13 @@
-"""Triggers: whether what a component waits for can come.
+"""Rules on triggers: whether each component can become ready.
 
-Some rules look at one component: a batch needs a size, a listed input needs an edge. One looks at all of them: *can it
-ever run?* Components that are woken from outside (by hand, by a timer, by a request) can. One that is driven by inputs
-can when messages can reach them: any one of them, or each of them where the trigger waits for all. Starting from those
-that are woken from outside and adding whoever they can drive, until nothing is added, leaves those that never run.
+Most rules look at one component: a batch needs a size, a listed input needs an edge. One rule looks at the whole graph:
+*can a component ever run?* A component that is started from outside (manually, by a timer, by a request) can. A
+component that waits for inputs can if messages can reach it: on any one of its inputs, or on every input if its trigger
+waits for all. The check starts with the components started from outside and adds the components they can feed, until
+nothing is added; the others never run.
 
     source → join ┄delay┄> echo ┄delay┄> join      join waits for all of (source, echo); echo waits for join:
-                                                   neither ever runs, though every input has an edge
+                                                   neither ever runs, although every input has an edge
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from rota.graph.components import EVENT_PORTS
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.index import GraphIndex
 from rota.graph.spec import ComponentSpec, TriggerPolicy
@@ -31,16 +33,15 @@ _INPUT_DRIVEN = (
     "rate_limit",
 )
 _WAITS_FOR_ALL = ("all_inputs", "time_sync")
-_INPUT_SOURCES = ("message", "request", "task_ready", "future_ready")  # they bring something; a timer brings nothing
-_ARRIVES_WITHOUT_EDGE = ("request", "task_ready", "future_ready")  # ports that the runtime itself fills
+_INPUT_SOURCES = ("message", *EVENT_PORTS)  # they deliver a message; a timer does not
 
 
 def check_triggers(index: GraphIndex) -> Iterator[Diagnostic]:
-    """Every trigger by itself."""
+    """Check every trigger by itself."""
     for component in index.components.values():
         yield from _event_sources(index, component)
         yield from _trigger(index, component)
-        yield from _domains(index, component)
+        yield from _clock_domains(index, component)
 
 
 # --- one component -------------------------------------------------------------------------------
@@ -51,21 +52,25 @@ def _event_sources(index: GraphIndex, component: ComponentSpec) -> Iterator[Diag
     path = f"components.{name}.event_sources"
     kinds = {source.type for source in component.event_sources}
     if not kinds:
-        yield _broken("graph_validation_error", name, path, "requires at least one event_source", "Add one.")
+        yield _problem(
+            "graph_validation_error", name, path, "requires at least one event_source", "Add an event source."
+        )
     for source in component.event_sources:
         if source.type == "timer" and source.period_ms == 0:
             problem = "timer event_source requires positive period_ms"
-            yield _broken("graph_validation_error", name, path, problem, "Give the timer a period_ms.")
+            yield _problem("graph_validation_error", name, path, problem, "Set period_ms on the timer.")
         if source.type == "message" and not source.ports:
             problem = "message event_source requires at least one input"
-            yield _broken("trigger_missing_input", name, path, problem, "List the inputs that wake it.")
+            yield _problem(
+                "trigger_missing_input", name, path, problem, "List the inputs whose messages start the component."
+            )
         if source.type == "message":
-            yield from _unfed(index, component, source.ports, path)
+            yield from _missing_edges(index, component, source.ports, path)
     if "timer" in kinds and kinds & set(_INPUT_SOURCES):
         others = ", ".join(sorted(kinds & set(_INPUT_SOURCES)))
         problem = f"mixes a timer with input-driven event sources ({others})"
-        fix = "Split what happens at intervals and what happens on input into two components."
-        yield _broken("incompatible_trigger_edge_mode", name, path, problem, fix)
+        fix = "Use two components: one with the timer, one with the inputs."
+        yield _problem("incompatible_trigger_edge_mode", name, path, problem, fix)
 
 
 def _trigger(index: GraphIndex, component: ComponentSpec) -> Iterator[Diagnostic]:
@@ -74,97 +79,99 @@ def _trigger(index: GraphIndex, component: ComponentSpec) -> Iterator[Diagnostic
     kinds = {source.type for source in component.event_sources}
     if trigger.type in _INPUT_DRIVEN and not index.inputs_of(component):
         problem = f"trigger_policy {trigger.type} requires at least one input"
-        yield _broken("trigger_missing_input", name, path, problem, "List the inputs it waits for.")
+        yield _problem("trigger_missing_input", name, path, problem, "List the inputs that the trigger waits for.")
     if trigger.type in _INPUT_DRIVEN and "timer" in kinds:
-        problem = f"trigger_policy {trigger.type} waits for inputs, and a timer brings none"
-        yield _broken("incompatible_trigger_edge_mode", name, path, problem, "Use trigger_policy on_event.")
-    yield from _unfed(index, component, trigger.ports, path)
-    for problem, fix in _numbers(trigger):
-        yield _broken("graph_validation_error", name, path, problem, fix)
+        problem = f"trigger_policy {trigger.type} waits for inputs, and a timer delivers none"
+        yield _problem("incompatible_trigger_edge_mode", name, path, problem, "Use trigger_policy on_event.")
+    yield from _missing_edges(index, component, trigger.ports, path)
+    for problem, fix in _invalid_fields(trigger):
+        yield _problem("graph_validation_error", name, path, problem, fix)
 
 
-def _numbers(trigger: TriggerPolicy) -> Iterator[tuple[str, str]]:
-    """What a trigger's own numbers and words must be."""
+def _invalid_fields(trigger: TriggerPolicy) -> Iterator[tuple[str, str]]:
+    """Yield a problem and its fix for each invalid number or condition of a trigger."""
     if trigger.type == "batch" and not (trigger.batch_size or trigger.batch_window_ms):
-        yield "batch trigger_policy requires batch_size or batch_window_ms", "Give it a size or a window."
+        yield "batch trigger_policy requires batch_size or batch_window_ms", "Set batch_size or batch_window_ms."
     if trigger.type == "rate_limit" and not trigger.min_interval_ms:
-        yield "rate_limit trigger_policy requires positive min_interval_ms", "Give it a min_interval_ms."
+        yield "rate_limit trigger_policy requires positive min_interval_ms", "Set min_interval_ms."
     if trigger.debounce_window_ms:
         yield (
-            "debounce_window_ms must be 0: debounce joins what is pending and never sleeps",
-            "Remove debounce_window_ms; min_interval_ms spaces runs out.",
+            "debounce_window_ms must be 0: debounce merges pending messages and never waits",
+            "Remove debounce_window_ms; use min_interval_ms for a minimum time between runs.",
         )
     if trigger.type == "condition" and not trigger.condition:
         yield (
             "condition trigger_policy requires a condition",
-            "Use all_inputs_ready, any_input_ready or event_timestamp_present.",
+            "Set condition to all_inputs_ready, any_input_ready or event_timestamp_present.",
         )
 
 
-def _unfed(index: GraphIndex, component: ComponentSpec, ports: tuple[str, ...], path: str) -> Iterator[Diagnostic]:
+def _missing_edges(
+    index: GraphIndex, component: ComponentSpec, ports: tuple[str, ...], path: str
+) -> Iterator[Diagnostic]:
     for port in dict.fromkeys(ports):
-        if port not in _ARRIVES_WITHOUT_EDGE and not index.wires_into(component.id, port):
+        if port not in EVENT_PORTS and not index.edges_to(component.id, port):
             problem = f"trigger input has no incoming edge: {port}"
-            yield _broken("trigger_missing_input", component.id, f"{path}.inputs", problem, None)
+            yield _problem("trigger_missing_input", component.id, f"{path}.inputs", problem, None)
 
 
-def _domains(index: GraphIndex, component: ComponentSpec) -> Iterator[Diagnostic]:
-    """Times of different clocks cannot be compared."""
+def _clock_domains(index: GraphIndex, component: ComponentSpec) -> Iterator[Diagnostic]:
+    """Check that a time_sync trigger compares timestamps of one clock only."""
     if component.trigger_policy.type != "time_sync":
         return
-    wires = [wire for port in index.inputs_of(component) for wire in index.wires_into(component.id, port)]
-    domains = sorted({wire.spec.policy.timestamp_domain for wire in wires})
+    edges = [edge for port in index.inputs_of(component) for edge in index.edges_to(component.id, port)]
+    domains = sorted({edge.spec.policy.timestamp_domain for edge in edges})
     if len(domains) > 1:
-        message = f"component {component.id}: time_sync compares times of different domains: {', '.join(domains)}"
+        message = f"component {component.id}: time_sync compares timestamps of different domains: {', '.join(domains)}"
         path = f"components.{component.id}.trigger_policy"
-        edges = [wire.spec.id for wire in wires]
-        fix = "Give the edges one timestamp_domain."
+        ids = [edge.id for edge in edges]
+        fix = "Set the same timestamp_domain on all these edges."
         yield Diagnostic.of(
-            "incompatible_trigger_edge_mode", message, path, components=[component.id], edges=edges, fix=fix
+            "incompatible_trigger_edge_mode", message, path, components=[component.id], edges=ids, fix=fix
         )
 
 
-def _broken(code: str, component: str, path: str, problem: str, fix: str | None) -> Diagnostic:
+def _problem(code: str, component: str, path: str, problem: str, fix: str | None) -> Diagnostic:
     return Diagnostic.of(code, f"component {component} {problem}", path, components=[component], fix=fix)
 
 
-# --- all of them ---------------------------------------------------------------------------------
+# --- the whole graph -----------------------------------------------------------------------------
 
 
 def check_readiness(index: GraphIndex) -> Iterator[Diagnostic]:
-    """Components that never run; to be asked of a graph without errors, in which every input has an edge."""
-    running = _can_run(index)
+    """Yield a warning for each component that never runs. The graph must have no errors."""
+    can_run = _can_run(index)
     for name, component in index.components.items():
-        if name in running:
+        if name in can_run:
             continue
         waits = "all" if _waits_for_all(component) else "any"
         ports = ", ".join(index.inputs_of(component))
-        message = f"component {name} waits for {waits} of {ports}, and what would send it never runs"
+        message = f"component {name} waits for {waits} of {ports}, and the components that send them never run"
         path = f"components.{name}.trigger_policy"
         yield Diagnostic.of("trigger_never_ready", message, path, components=[name])
 
 
 def _can_run(index: GraphIndex) -> set[str]:
-    """Components that something can make ready, found from those that are woken from outside."""
-    unfed = {name: set(index.inputs_of(component)) for name, component in index.components.items()}
-    running = {name for name, component in index.components.items() if not _is_driven(index, component)}
-    pending = deque(running)
+    """Return the components that can become ready, starting from those that are started from outside."""
+    missing = {name: set(index.inputs_of(component)) for name, component in index.components.items()}
+    can_run = {name for name, component in index.components.items() if not _needs_messages(index, component)}
+    pending = deque(can_run)
     while pending:
-        for wire in index.out_of.get(pending.popleft(), ()):
-            name, port = wire.target.component, wire.target.port
-            if name in running or port not in unfed.get(name, ()):
+        for edge in index.outgoing.get(pending.popleft(), ()):
+            name, port = edge.target.component, edge.target.port
+            if name in can_run or port not in missing.get(name, ()):
                 continue
-            unfed[name].remove(port)
-            if not unfed[name] or not _waits_for_all(index.components[name]):
-                running.add(name)
+            missing[name].remove(port)
+            if not missing[name] or not _waits_for_all(index.components[name]):
+                can_run.add(name)
                 pending.append(name)
-    return running
+    return can_run
 
 
-def _is_driven(index: GraphIndex, component: ComponentSpec) -> bool:
-    """Whether it runs only when messages arrive over edges."""
+def _needs_messages(index: GraphIndex, component: ComponentSpec) -> bool:
+    """Whether the component runs only when messages arrive on its edges."""
     ports, trigger = index.inputs_of(component), component.trigger_policy
-    if not ports or any(port in _ARRIVES_WITHOUT_EDGE for port in ports):
+    if not ports or any(port in EVENT_PORTS for port in ports):
         return False
     if trigger.type in _INPUT_DRIVEN or (trigger.type == "on_event" and trigger.ports):
         return True

@@ -1,7 +1,11 @@
-"""Fair share: whoever is furthest behind its weight goes next. The seed's door, and the policy."""
+"""Fair share: the project furthest behind its weight is next.
 
-from rota.policy.fair_share.door import Scheduler
-from rota.policy.fair_share.nouns import (
+`fair_share` is the policy. `Scheduler` applies the same idea to a program's own projects, tasks and agents.
+"""
+
+from rota.policy.fair_share.policy import fair_share
+from rota.policy.fair_share.scheduler import Scheduler
+from rota.policy.fair_share.scheduler_types import (
     Agent,
     AgentState,
     AssignAction,
@@ -13,7 +17,6 @@ from rota.policy.fair_share.nouns import (
     TaskStatus,
     TaskType,
 )
-from rota.policy.fair_share.policy import fair_share
 
 __all__ = [
     "Agent",

@@ -1,1 +1,1 @@
-"""The daemon: one process that owns the file and serves many clients."""
+"""The daemon: one process that opens the store and serves many clients."""

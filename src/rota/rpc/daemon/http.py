@@ -1,13 +1,13 @@
-"""TCP: the same methods as `POST /rpc`, the journal as server-sent events, health and metrics.
+"""HTTP: the methods as `POST /rpc`, the journal as server-sent events, health checks and metrics.
 
-Whoever calls over TCP has a token; without one only `/livez` and `/readyz` answer. Where it listens, and with which
-certificate, is in `tcp.py`.
+Every request needs an access token, except `/livez` and `/readyz`. `tcp.py` has the listening socket and TLS.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,64 +21,104 @@ from starlette.types import Receive, Scope, Send
 
 from rota.errors import Forbidden, InvalidInput, LimitExceeded, LockedOut, NotAllowed, RotaError, Unauthenticated
 from rota.observe.metrics import Metrics
-from rota.rpc.daemon.exchange import Exchange
-from rota.rpc.daemon.feed import Feed, Subscriber
-from rota.rpc.daemon.jobs import Job
-from rota.rpc.daemon.limits import Limits
-from rota.rpc.daemon.lockout import Lockout
-from rota.rpc.daemon.requests import Log, Room, bytes_of
+from rota.rpc.authorization import Principal
+from rota.rpc.daemon.call_executor import CallExecutor
+from rota.rpc.daemon.event_stream import EventStream, Subscriber
+from rota.rpc.daemon.pending_calls import PendingCall
 from rota.rpc.daemon.tcp import HttpSettings, Listener
-from rota.rpc.error_codec import fault_of
-from rota.rpc.handlers import Caller, Office
-from rota.rpc.jsonrpc import BODY_BYTES_MAX, Call, Refused, calls_of, refuse
+from rota.rpc.daemon.transport import DaemonLimits, RequestLog, ResponseBudget, encode_response
+from rota.rpc.error_codec import to_error_object
+from rota.rpc.handlers import RpcHandlers
+from rota.rpc.jsonrpc import BODY_BYTES_MAX, RejectedCall, RpcCall, decode_calls, encode_error
 from rota.rpc.methods import PROTOCOL
 
-__all__ = ["HttpDoor"]
+__all__ = ["HttpServer", "Lockout"]
 
 PROTOCOL_HEADER = b"rota-protocol"
-CATCH_UP_S = 5.0  # between two looks of the metrics at the journal
+METRICS_UPDATE_S = 5.0  # between two reads of the journal for the metrics
 _log = logging.getLogger("rota.daemon")
 _STATUS: dict[type[RotaError], int] = {LockedOut: 429, Unauthenticated: 401, Forbidden: 403, LimitExceeded: 429}
 
 
-class HttpDoor:
-    """The daemon over TCP."""
+class Lockout:
+    """Locks out addresses that fail to authenticate repeatedly.
 
-    def __init__(self, settings: HttpSettings, exchange: Exchange, office: Office, limits: Limits) -> None:
-        self._exchange = exchange
-        self._office = office
+    An address is counted without its port, which changes with every connection. Requests of a locked-out address are
+    neither read nor recorded, so that guessing a token is slow and cannot fill the journal.
+    """
+
+    def __init__(self, limits: DaemonLimits, monotonic: Callable[[], float]) -> None:
+        self._limits = limits
+        self._monotonic = monotonic
+        self._failures: dict[str, deque[float]] = {}
+        self._locked_until: dict[str, float] = {}
+
+    def check(self, address: str) -> None:
+        """Raise `LockedOut` if the address is locked out."""
+        until = self._locked_until.get(address)
+        if until is None:
+            return
+        left_s = until - self._monotonic()
+        if left_s > 0:
+            raise LockedOut(
+                f"{address} is locked out for another {left_s:.0f} s", address=address, retry_after_s=left_s
+            )
+        del self._locked_until[address]
+
+    def failed(self, address: str) -> None:
+        """Count a failed authentication."""
+        now = self._monotonic()
+        if address not in self._failures and len(self._failures) >= self._limits.addresses_max:
+            self._failures.pop(next(iter(self._failures)))  # the oldest
+        times = self._failures.setdefault(address, deque(maxlen=self._limits.failures_max))
+        times.append(now)
+        if len(times) == self._limits.failures_max and now - times[0] <= self._limits.failures_s:
+            del self._failures[address]
+            if len(self._locked_until) >= self._limits.addresses_max:
+                self._locked_until.pop(next(iter(self._locked_until)))
+            self._locked_until[address] = now + self._limits.lockout_s
+
+
+class HttpServer:
+    """The daemon's HTTP transport."""
+
+    def __init__(
+        self, settings: HttpSettings, executor: CallExecutor, handlers: RpcHandlers, limits: DaemonLimits
+    ) -> None:
+        self._executor = executor
+        self._handlers = handlers
         self._settings = settings
         self._limits = limits
-        self._lockout = Lockout(limits, office.kernel.clock.monotonic)
-        self._metrics = Metrics(office.kernel)
+        self._lockout = Lockout(limits, handlers.kernel.clock.monotonic)
+        self._metrics = Metrics(handlers.kernel)
         self._received = 0
         self._ready = False
-        self.feed = Feed(exchange, office, limits)
+        self.events = EventStream(executor, handlers, limits)
         self._listener = Listener(settings, limits, self._app())
-        self._keeping_up: asyncio.Task[None] | None = None
+        self._metrics_task: asyncio.Task[None] | None = None
 
     # --- opening and closing ---------------------------------------------------------------------
 
     async def open(self) -> str:
-        """Listen; the answer is the address."""
+        """Listen, and return the address."""
         address = await self._listener.open()
-        self._keeping_up = asyncio.create_task(self._keep_up())
+        self._metrics_task = asyncio.create_task(self._update_metrics())
         self._ready = True
         return address
 
     async def close(self) -> None:
-        """Tell subscribers, answer what is under way, and listen no more."""
+        """End the event streams, finish pending requests, and stop listening."""
         self._ready = False
-        self.feed.end()
+        self.events.end()
         await self._listener.close()
-        if self._keeping_up is not None:
-            self._keeping_up.cancel()
-            await asyncio.gather(self._keeping_up, return_exceptions=True)
+        if self._metrics_task is not None:
+            self._metrics_task.cancel()
+            await asyncio.gather(self._metrics_task, return_exceptions=True)
 
-    async def _keep_up(self) -> None:
-        """Let the metrics follow the journal, so that nobody who asks has to wait for a long way."""
+    async def _update_metrics(self) -> None:
+        """Read the journal regularly, so that a request for metrics has little left to read."""
         while True:
-            await asyncio.sleep(CATCH_UP_S)
+            await asyncio.sleep(METRICS_UPDATE_S)
             await asyncio.to_thread(self._metrics.catch_up)
 
     def _app(self) -> Starlette:
@@ -92,9 +132,9 @@ class HttpDoor:
             ]
         )
 
-    # --- who calls -------------------------------------------------------------------------------
+    # --- authentication --------------------------------------------------------------------------
 
-    def _caller(self, scope: Scope) -> Caller:
+    def _authenticate(self, scope: Scope) -> Principal:
         address = scope["client"][0] if scope.get("client") else "?"
         self._lockout.check(address)
         token = ""
@@ -102,10 +142,10 @@ class HttpDoor:
             if name == b"authorization" and value[:7].lower() == b"bearer ":
                 token = value[7:].decode("latin-1").strip()
         try:
-            return self._office.tokens.caller(token, address)
+            return self._handlers.tokens.authenticate(token, address)
         except Unauthenticated as error:
             self._lockout.failed(address)
-            self._exchange.record_denied(Caller(name="unknown", scope="read", peer=address), None, error.message)
+            self._executor.record_denied(Principal(name="unknown", scope="read", peer=address), None, error.message)
             raise
 
     # --- POST /rpc -------------------------------------------------------------------------------
@@ -113,91 +153,91 @@ class HttpDoor:
     async def _rpc(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             _check_protocol(scope)
-            caller = self._caller(scope)
+            principal = self._authenticate(scope)
             async with asyncio.timeout(self._limits.slow_s):
                 body = await _body(receive)
-        except _Mismatch as mismatch:
-            await _send(send, 426, msgspec.json.encode(mismatch.said))
+        except _ProtocolMismatch as mismatch:
+            await _send(send, 426, msgspec.json.encode(mismatch.body))
             return
         except RotaError as error:
-            await _refuse(send, error)
+            await _send_error(send, error)
             return
         except TimeoutError:
-            text = f"the request was not whole after {self._limits.slow_s:g} s (slow_s)"
-            await _send(send, 408, refuse(None, fault_of(InvalidInput(text))))
+            text = f"the request was incomplete after {self._limits.slow_s:g} s (slow_s)"
+            await _send(send, 408, encode_error(None, to_error_object(InvalidInput(text))))
             return
-        calls, is_batch = calls_of(body)
-        room = Room(self._limits.answer_bytes_max)
-        pending = [self._carry(call, caller, room) for call in calls]
+        calls, is_batch = decode_calls(body)
+        budget = ResponseBudget(self._limits.answer_bytes_max)
+        pending = [self._submit(call, principal, budget) for call in calls]
         bodies = await self._gather(pending, receive)
         if bodies is None:
-            return  # nobody is there any more
-        answers = [each for each in bodies if each is not None]
-        if not answers:
+            return  # the client is gone
+        responses = [each for each in bodies if each is not None]
+        if not responses:
             await _send(send, 204, b"")
         elif is_batch:
-            await _send(send, 200, b"[" + b",".join(answers) + b"]")
+            await _send(send, 200, b"[" + b",".join(responses) + b"]")
         else:
-            await _send(send, 200, answers[0])
+            await _send(send, 200, responses[0])
 
-    def _carry(self, call: Call | Refused, caller: Caller, room: Room) -> _Pending:
+    def _submit(self, call: RpcCall | RejectedCall, principal: Principal, budget: ResponseBudget) -> _PendingResponse:
         self._received += 1
-        log = Log(0, self._received, caller)
-        pending = _Pending(asyncio.get_running_loop())
+        log = RequestLog(0, self._received, principal)
+        pending = _PendingResponse(asyncio.get_running_loop())
         wanted = call.id is not UNSET
         ident: Any = call.id if wanted else None
-        if isinstance(call, Refused):
-            log.refused(call)
-            pending.settle(refuse(ident, call.error) if wanted else None)
+        if isinstance(call, RejectedCall):
+            log.rejected(call)
+            pending.set(encode_error(ident, call.error) if wanted else None)
             return pending
         name = call.method.name
 
         def reply(result: Any, error: BaseException | None) -> None:
-            body = bytes_of(ident, result, error, log, name, room=room)
-            pending.settle(body if wanted else None)
+            body = encode_response(ident, result, error, log, name, budget=budget)
+            pending.set(body if wanted else None)
 
-        pending.job = self._exchange.carry(call.method, call.params, caller, reply)
+        pending.call = self._executor.submit(call.method, call.params, principal, reply)
         return pending
 
-    async def _gather(self, pending: list[_Pending], receive: Receive) -> list[bytes | None] | None:
-        """The answers; None if whoever asked has gone away while a call was waiting."""
+    async def _gather(self, pending: list[_PendingResponse], receive: Receive) -> list[bytes | None] | None:
+        """Return the responses, or None if the client disconnected while a call was waiting."""
         if not any(each.waits for each in pending):
-            return [await each.answered for each in pending]
+            return [await each.response for each in pending]
         gone = asyncio.ensure_future(_disconnected(receive))
-        answered = asyncio.gather(*(each.answered for each in pending))
-        await asyncio.wait((gone, answered), return_when=asyncio.FIRST_COMPLETED)
-        if answered.done():
+        responses = asyncio.gather(*(each.response for each in pending))
+        await asyncio.wait((gone, responses), return_when=asyncio.FIRST_COMPLETED)
+        if responses.done():
             gone.cancel()
-            return answered.result()
+            return responses.result()
         for each in pending:
-            if each.job is not None:
-                self._exchange.withdraw(each.job)
-        answered.cancel()
+            if each.call is not None:
+                self._executor.withdraw(each.call)
+        responses.cancel()
         return None
 
     # --- GET /events -----------------------------------------------------------------------------
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            caller = self._caller(scope)
-            subscriber = self.feed.subscribe(Request(scope), caller)
+            principal = self._authenticate(scope)
+            subscriber = self.events.subscribe(Request(scope), principal)
         except RotaError as error:
-            await _refuse(send, error)
+            await _send_error(send, error)
             return
         try:
-            await self._feed_one(subscriber, receive, send)
+            await self._stream(subscriber, receive, send)
         except TimeoutError:
-            _log.warning("subscriber %s cut off: it does not fetch what it is sent", caller.name)
-            self._listener.cut_off(scope["client"])
+            _log.warning("subscriber %s disconnected: it does not read its events", principal.name)
+            self._listener.disconnect(scope["client"])
         finally:
-            self.feed.leave(subscriber)
+            self.events.unsubscribe(subscriber)
 
-    async def _feed_one(self, subscriber: Subscriber, receive: Receive, send: Send) -> None:
+    async def _stream(self, subscriber: Subscriber, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            async for chunk in self.feed.chunks(subscriber, gone):
+            async for chunk in self.events.chunks(subscriber, gone):
                 async with asyncio.timeout(self._limits.slow_s):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if not gone.done():
@@ -214,7 +254,7 @@ class HttpDoor:
         if not self._ready:
             return PlainTextResponse("stopping\n", 503)
         try:
-            await asyncio.to_thread(self._office.kernel.journal.cursor)
+            await asyncio.to_thread(self._handlers.kernel.journal.cursor)
         except RotaError as error:
             return PlainTextResponse(f"{error.message}\n", 503)
         return PlainTextResponse("ok\n")
@@ -222,60 +262,60 @@ class HttpDoor:
     async def _show_metrics(self, request: Request) -> Response:
         if not self._settings.open_metrics:
             try:
-                self._caller(request.scope)
+                self._authenticate(request.scope)
             except NotAllowed as error:
-                return JSONResponse(msgspec.to_builtins(fault_of(error)), _STATUS[type(error)])
+                return JSONResponse(msgspec.to_builtins(to_error_object(error)), _STATUS[type(error)])
         body = await asyncio.to_thread(self._metrics.exposition)
         return Response(body, media_type=self._metrics.content_type)
 
 
-# --- a call under way ----------------------------------------------------------------------------
+# --- a pending response --------------------------------------------------------------------------
 
 
-class _Pending:
-    """A call, and its answer to be."""
+class _PendingResponse:
+    """A call and its future response."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.answered: asyncio.Future[bytes | None] = loop.create_future()
-        self.job: Job | None = None
+        self.response: asyncio.Future[bytes | None] = loop.create_future()
+        self.call: PendingCall | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether it may take long, so that whoever asked may have gone by then."""
-        return not self.answered.done() and self.job is not None and self.job.waits
+        """Whether the call may wait so long that the client disconnects meanwhile."""
+        return not self.response.done() and self.call is not None and self.call.waits
 
-    def settle(self, body: bytes | None) -> None:
-        """Here is the answer."""
-        if not self.answered.done():
-            self.answered.set_result(body)
+    def set(self, body: bytes | None) -> None:
+        """Set the response."""
+        if not self.response.done():
+            self.response.set_result(body)
 
 
 # --- HTTP ----------------------------------------------------------------------------------------
 
 
-class _Mismatch(Exception):
-    """A client that speaks another protocol."""
+class _ProtocolMismatch(Exception):
+    """The client uses another protocol version."""
 
     def __init__(self, got: str) -> None:
         super().__init__(got)
-        self.said = {"error": "another protocol", "expected": PROTOCOL, "got": got, "header": "Rota-Protocol"}
+        self.body = {"error": "another protocol", "expected": PROTOCOL, "got": got, "header": "Rota-Protocol"}
 
 
 def _check_protocol(scope: Scope) -> None:
-    """A client may say which protocol it speaks; one that does not is taken to speak ours."""
+    """Check the protocol header; a client without one is assumed to use this version."""
     for name, value in scope["headers"]:
         if name == PROTOCOL_HEADER and value != b"%d" % PROTOCOL:
-            raise _Mismatch(value.decode("latin-1"))
+            raise _ProtocolMismatch(value.decode("latin-1"))
 
 
 async def _body(receive: Receive) -> bytes:
-    """The body, up to the limit: what goes beyond it is not kept."""
+    """Read the body, up to its limit."""
     parts: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise InvalidInput("the client went away in the middle of its request")
+            raise InvalidInput("the client disconnected in the middle of its request")
         part = message.get("body", b"")
         size += len(part)
         if size > BODY_BYTES_MAX:
@@ -290,7 +330,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _refuse(send: Send, error: RotaError) -> None:
+async def _send_error(send: Send, error: RotaError) -> None:
     headers = []
     if isinstance(error, LockedOut):
         headers.append((b"retry-after", b"%d" % max(1, round(error.data["retry_after_s"]))))
@@ -298,7 +338,7 @@ async def _refuse(send: Send, error: RotaError) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     too_large = error.data.get("limit") == "body_bytes_max"
     status = 413 if too_large else _STATUS.get(type(error), 400)
-    await _send(send, status, refuse(None, fault_of(error)), headers)
+    await _send(send, status, encode_error(None, to_error_object(error)), headers)
 
 
 async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
@@ -308,7 +348,7 @@ async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes,
 
 
 class _Endpoint:
-    """An ASGI application that a route takes as it is: nothing is made for it that it does not use."""
+    """An ASGI application, which a route calls without creating a request object."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Any]) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""A daemon's life: open, announce, serve, and stop so that nobody is left without an answer."""
+"""The daemon's life cycle: open the store, listen, serve, and stop after the pending calls."""
 
 from __future__ import annotations
 
@@ -17,97 +17,100 @@ from rota import store
 from rota.clock import Clock
 from rota.kernel import Kernel
 from rota.kernel.journal import append
-from rota.model.events import DaemonMoved
-from rota.rpc.daemon.exchange import Exchange
-from rota.rpc.daemon.limits import Limits
-from rota.rpc.daemon.lines import Connections, LineProtocol
-from rota.rpc.daemon.presence import Note, Presence
-from rota.rpc.daemon.systemd import Notifier
-from rota.rpc.handlers import Office
+from rota.model.events import DaemonChanged
+from rota.rpc.daemon.call_executor import CallExecutor
+from rota.rpc.daemon.runtime_dir import DaemonInfo, RuntimeDirectory
+from rota.rpc.daemon.systemd import SystemdNotifier
+from rota.rpc.daemon.transport import DaemonLimits
+from rota.rpc.daemon.unix_socket import Connections, LineProtocol
+from rota.rpc.handlers import RpcHandlers
 from rota.rpc.methods import PROTOCOL
 from rota.service.dispatcher import Dispatcher
-from rota.service.policy_in_force import announce
+from rota.service.policy_in_force import record_policy
 
-__all__ = ["Daemon", "Door", "MakeDoor", "Settings"]
+__all__ = ["Daemon", "DaemonSettings", "Transport", "TransportFactory"]
 
 _log = logging.getLogger("rota.daemon")
-BACKLOG = 512  # connections that wait to be accepted
+BACKLOG = 512  # connections that are not accepted yet
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a daemon is to serve."""
+class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What to serve, and how."""
 
     store: str
-    socket: str | None = None  # None: in a folder beside the file
+    socket: str | None = None  # default: in a directory beside the file
     policy: str = "strict"
-    limits: Limits = Limits()
+    limits: DaemonLimits = DaemonLimits()
     rota_version: str = ""
 
 
-class Door(Protocol):
-    """Another way in."""
+class Transport(Protocol):
+    """A transport besides the unix socket."""
 
     async def open(self) -> str:
-        """Listen; the answer is the address."""
+        """Listen, and return the address."""
         ...
 
     async def close(self) -> None:
-        """Answer what is under way, and listen no more."""
+        """Finish pending requests and stop listening."""
         ...
 
 
-MakeDoor: TypeAlias = Callable[[Exchange, Office, Limits], Door]
+TransportFactory: TypeAlias = Callable[[CallExecutor, RpcHandlers, DaemonLimits], Transport]
 
 
 class Daemon:
-    """One daemon over one file."""
+    """A daemon that serves one file."""
 
-    def __init__(self, settings: Settings, make_door: MakeDoor | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, settings: DaemonSettings, make_transport: TransportFactory | None = None, *, clock: Clock | None = None
+    ) -> None:
         self._settings = settings
         self._clock = clock
-        self._presence = Presence(settings.store, settings.socket)
+        self._directory = RuntimeDirectory(settings.store, settings.socket)
         self._connections = Connections()
         self._stop = asyncio.Event()
-        self._notifier = Notifier()
-        self._make_door = make_door  # of another transport, besides the unix socket
-        self.door: Door | None = None
+        self._notifier = SystemdNotifier()
+        self._make_transport = make_transport
+        self.transport: Transport | None = None
         self.addresses: tuple[str, ...] = ()
 
     async def serve(self, started: Callable[[], None] = lambda: None) -> None:
-        """Serve until told to stop; `started` hears when the first call can come."""
-        self._presence.enter()
+        """Serve until `stop` or a signal; `started` is called when clients can connect."""
+        self._directory.acquire()
         try:
-            joint = store.open_joint(self._settings.store, clock=self._clock)
+            joined = store.open_joined(self._settings.store, clock=self._clock)
             try:
-                await self._serve(joint, started)
+                await self._serve(joined, started)
             finally:
-                joint.close()
+                joined.close()
         finally:
-            self._presence.leave()
+            self._directory.release()
 
     def stop(self) -> None:
-        """Serve no more. May be called again."""
+        """Stop serving; a second call does nothing."""
         self._stop.set()
 
-    async def _serve(self, joint: store.JointStore, started: Callable[[], None]) -> None:
+    async def _serve(self, joined: store.JoinedStore, started: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         settings = self._settings
-        kernel = Kernel(joint)
-        desk = Dispatcher(kernel, settings.policy)
-        self.joint = joint
-        self.office = office = Office(
-            kernel, desk, store=os.path.realpath(settings.store), rota_version=settings.rota_version
+        kernel = Kernel(joined)
+        dispatcher = Dispatcher(kernel, settings.policy)
+        self.store = joined
+        self.handlers = handlers = RpcHandlers(
+            kernel, dispatcher, store=os.path.realpath(settings.store), rota_version=settings.rota_version
         )
-        self.exchange = exchange = Exchange(loop, joint, office)
-        self.door = door = None if self._make_door is None else self._make_door(exchange, office, settings.limits)
+        self.executor = executor = CallExecutor(loop, joined, handlers)
+        transport = None if self._make_transport is None else self._make_transport(executor, handlers, settings.limits)
+        self.transport = transport
         try:
-            listener = await self._listen(loop, exchange)
-            address = f"unix:{self._presence.socket}"
-            self.addresses = (address,) if door is None else (address, await door.open())
+            listener = await self._listen(loop, executor)
+            address = f"unix:{self._directory.socket}"
+            self.addresses = (address,) if transport is None else (address, await transport.open())
             self._record(kernel, "started")
-            announce(kernel.journal, settings.policy, by="the daemon")
-            self._announce(kernel.clock.now())
-            if threading.current_thread() is threading.main_thread():  # elsewhere signals are not heard
+            record_policy(kernel.journal, settings.policy, by="the daemon")
+            self._publish(kernel.clock.now())
+            if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
                 for number in (signal.SIGTERM, signal.SIGINT):
                     loop.add_signal_handler(number, self.stop)
             self._notifier.ready()
@@ -115,49 +118,51 @@ class Daemon:
             _log.info("serving %s at %s", settings.store, ", ".join(self.addresses))
             started()
             await self._stop.wait()
-            await self._finish(listener, door, exchange)
+            await self._finish(listener, transport, executor)
             self._record(kernel, "stopped")
         finally:
-            exchange.close()
-            office.close()
+            executor.close()
+            handlers.close()
 
-    async def _listen(self, loop: asyncio.AbstractEventLoop, exchange: Exchange) -> asyncio.AbstractServer:
-        protocol = partial(LineProtocol, exchange, self._connections, self._settings.limits)
+    async def _listen(self, loop: asyncio.AbstractEventLoop, executor: CallExecutor) -> asyncio.AbstractServer:
+        protocol = partial(LineProtocol, executor, self._connections, self._settings.limits)
         before = os.umask(0o177)
         try:
-            return await loop.create_unix_server(protocol, self._presence.socket, backlog=BACKLOG)
+            return await loop.create_unix_server(protocol, self._directory.socket, backlog=BACKLOG)
         finally:
             os.umask(before)
 
-    def _announce(self, now: float) -> None:
-        note = Note(
+    def _publish(self, now: float) -> None:
+        info = DaemonInfo(
             pid=os.getpid(),
             started_at=now,
             addresses=self.addresses,
             rota_version=self._settings.rota_version,
             protocol=PROTOCOL,
         )
-        self._presence.announce(note)
+        self._directory.publish(info)
 
     def _record(self, kernel: Kernel, verb: str) -> None:
-        fact = DaemonMoved(verb=verb, rota_version=self._settings.rota_version)  # type: ignore[arg-type]  # one of two
+        fact = DaemonChanged(verb=verb, rota_version=self._settings.rota_version)  # type: ignore[arg-type]  # one of two
         kernel.store.write(lambda tx: append(tx, fact, now=kernel.clock.now()))
 
-    async def _finish(self, listener: asyncio.AbstractServer, door: Door | None, exchange: Exchange) -> None:
-        """Take nothing new, let those who wait go, and give what is under way its time."""
-        _log.info("stopping: %d calls are under way", len(exchange.jobs))
+    async def _finish(
+        self, listener: asyncio.AbstractServer, transport: Transport | None, executor: CallExecutor
+    ) -> None:
+        """Accept no more calls, end the waiting ones, and give the others `grace_s` to finish."""
+        _log.info("stopping: %d calls are pending", len(executor.pending_calls))
         self._notifier.stopping()
         listener.close()
-        exchange.stop_waiting()
+        executor.stop_waiting()
         for connection in list(self._connections.open):
             connection.finish()
-        ends = [self._all_gone(exchange)] + ([door.close()] if door is not None else [])
+        endings = [self._until_idle(executor)] + ([transport.close()] if transport is not None else [])
         try:
             async with asyncio.timeout(self._settings.limits.grace_s):
-                await asyncio.gather(*ends)
+                await asyncio.gather(*endings)
         except TimeoutError:
-            _log.warning("%d calls were not answered in time", len(exchange.jobs))
+            _log.warning("%d calls got no response before the daemon stopped", len(executor.pending_calls))
 
-    async def _all_gone(self, exchange: Exchange) -> None:
-        while exchange.jobs or self._connections.open:
+    async def _until_idle(self, executor: CallExecutor) -> None:
+        while executor.pending_calls or self._connections.open:
             await asyncio.sleep(0.01)

@@ -1,6 +1,6 @@
-"""What systemd wants to hear from a service: that it is ready, that it stops, and that it still lives.
+"""systemd: the unit file, and readiness, stop and watchdog notifications.
 
-The sign of life is given from the event loop, so a loop that hangs is a service that gets restarted.
+The watchdog is notified from the event loop, so systemd restarts a daemon whose loop hangs.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["Notifier", "unit"]
+__all__ = ["SystemdNotifier", "unit_file"]
 
 _log = logging.getLogger("rota.daemon")
 WATCHDOG_S = 30
 
 _UNIT = """\
 [Unit]
-Description=rota: who runs next, on whose budget, and by when ({store})
+Description=rota scheduler daemon for {store}
 After=network.target
 
 [Service]
@@ -42,15 +42,15 @@ WantedBy=multi-user.target
 """
 
 
-def unit(store: str, options: Sequence[str]) -> str:
-    """A unit file for a daemon of this file with these options."""
+def unit_file(store: str, options: Sequence[str]) -> str:
+    """Return a unit file for a daemon that serves this file with these options."""
     path = os.path.realpath(store)
     words = [sys.executable, "-m", "rota", "serve", "--store", path, *options]
     return _UNIT.format(store=path, command=shlex.join(words), folder=str(Path(path).parent), watchdog_s=WATCHDOG_S)
 
 
-class Notifier:
-    """Talks to systemd, if systemd listens."""
+class SystemdNotifier:
+    """Sends notifications to systemd, if it started this process."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
@@ -59,15 +59,15 @@ class Notifier:
         self._every_s = int(microseconds) / 2e6 if microseconds.isdecimal() and mine else None
 
     def ready(self) -> None:
-        """It takes calls."""
+        """Notify that the daemon accepts calls."""
         self._send("READY=1")
 
     def stopping(self) -> None:
-        """It takes no more."""
+        """Notify that the daemon is stopping."""
         self._send("STOPPING=1")
 
     def keep_alive(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give a sign of life, again and again, as often as was asked for."""
+        """Notify the watchdog at the interval that systemd asked for."""
         if self._every_s is not None:
             self._send("WATCHDOG=1")
             loop.call_later(self._every_s, self.keep_alive, loop)
@@ -80,4 +80,4 @@ class Notifier:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
                 out.sendto(text.encode(), address)
         except OSError as problem:
-            _log.warning("systemd did not hear %r: %s", text, problem)
+            _log.warning("cannot notify systemd of %r: %s", text, problem)

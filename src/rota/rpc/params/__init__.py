@@ -1,20 +1,26 @@
-"""What each method takes, where that is not one of the model's own nouns.
+"""The parameters of each method, where they are not a struct of the model.
 
-Field names and defaults are those of the kernel's verbs (a test compares them), so a call over the wire reads like a
-call in the process. `work.py` has what is said about entries and their runs, `register.py` what is said about all
-that is kept: agents, budgets, projects, events, tokens.
+Field names and defaults equal those of the function that implements the method (a test compares them). `entries.py`
+has the parameters for entries and runs, `accounts.py` those for agents, projects and budgets, `system.py` those for
+events, access tokens and the daemon.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Nothing", "Params"]
+__all__ = ["NameParams", "NoParams", "Params"]
 
 
 class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a method takes."""
+    """The parameters of a method."""
 
 
-class Nothing(Params, frozen=True):
+class NoParams(Params, frozen=True):
     """No parameters."""
+
+
+class NameParams(Params, frozen=True):
+    """A name."""
+
+    name: str

@@ -1,8 +1,8 @@
-"""What each method answers, where that is not one of the model's own nouns, and how answers become results.
+"""The result of each method, where it is not a struct of the model, and how it is encoded.
 
-A `Shape` says how what a kernel's verb returns is put on the wire and taken off again, so that a client's verb
-returns exactly what the kernel's would. `work.py` has what is answered about entries and their runs, `register.py`
-what is answered about all that is kept.
+A `ResultCodec` converts what the implementing function returns to the result on the wire and back, so that a client's
+function returns exactly what the local one would. `entries.py` has the results for entries and runs, `accounts.py`
+those for agents, projects and budgets, `system.py` those for events, access tokens and the daemon.
 """
 
 from __future__ import annotations
@@ -12,40 +12,42 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-__all__ = ["DONE", "Done", "Shape", "fields", "one", "same", "together"]
+__all__ = ["NO_RESULT", "NoResult", "ResultCodec", "as_is", "as_tuple", "many_fields", "one_field"]
 
 
-class Shape(NamedTuple):
-    """How an answer is put on the wire (it sees the parameters too) and taken off again."""
+class ResultCodec(NamedTuple):
+    """The conversion between a function's return value and the result on the wire."""
 
     result: Any  # its type on the wire
-    pack: Callable[[Any, Any], Any]
+    pack: Callable[[Any, Any], Any]  # from the parameters and the return value to the result
     unpack: Callable[[Any], Any]
 
 
-def same(result: Any) -> Shape:
-    """The answer is the result."""
-    return Shape(result, lambda _params, answer: answer, lambda result: result)
+def as_is(result: Any) -> ResultCodec:
+    """The result is the return value."""
+    return ResultCodec(result, lambda _params, value: value, lambda result: result)
 
 
-def one(result: type[msgspec.Struct]) -> Shape:
-    """The answer is the result's one field."""
+def one_field(result: type[msgspec.Struct]) -> ResultCodec:
+    """The return value is the result's only field."""
     (field,) = result.__struct_fields__
-    return Shape(result, lambda _params, answer: result(answer), lambda packed: getattr(packed, field))
+    return ResultCodec(result, lambda _params, value: result(value), lambda packed: getattr(packed, field))
 
 
-def fields(result: type[msgspec.Struct], back: Callable[..., Any]) -> Shape:
-    """The answer is a tuple of the result's fields."""
-    return Shape(result, lambda _params, answer: result(*answer), lambda packed: back(*msgspec.structs.astuple(packed)))
+def many_fields(result: type[msgspec.Struct], build: Callable[..., Any]) -> ResultCodec:
+    """The return value is a tuple of the result's fields; `build` makes it from them."""
+    return ResultCodec(
+        result, lambda _params, value: result(*value), lambda packed: build(*msgspec.structs.astuple(packed))
+    )
 
 
-def together(*items: Any) -> tuple[Any, ...]:
-    """A plain tuple of fields."""
+def as_tuple(*items: Any) -> tuple[Any, ...]:
+    """Return the fields as a plain tuple."""
     return items
 
 
-class Done(msgspec.Struct, frozen=True):
-    """Nothing but that it was done."""
+class NoResult(msgspec.Struct, frozen=True):
+    """An empty result."""
 
 
-DONE = Shape(Done, lambda _params, _answer: Done(), lambda _result: None)
+NO_RESULT = ResultCodec(NoResult, lambda _params, _value: NoResult(), lambda _result: None)

@@ -1,7 +1,7 @@
-"""Every SQL statement, in one place, each with a name and a sentence. The caller passes `now`.
+"""Every SQL statement, with a name and a description. The caller passes `now`.
 
-One module for each part of the kernel. A list of ids is passed as JSON, since a statement has a fixed number
-of parameters and its plan should not depend on how many ids there are. Where rows are ordered or
-limited, a parameter is written `+?`: for a bare one SQLite plans the statement anew each time it is bound, in case
-another value would deserve another plan, and that takes eight times as long as running it.
+There is one module for each part of the kernel. A list of ids is passed as JSON, because a statement has a fixed number
+of parameters and its plan should not depend on the number of ids. Where rows are ordered or limited, a parameter is
+written `+?`: for a bare one SQLite plans the statement again at each use, in case another value needs another plan, and
+that takes eight times as long as running it.
 """

@@ -11,7 +11,7 @@ _AGENT = (
 
 CREATE = Statement(
     "agent_create",
-    "Make an agent, ready to run.",
+    "Create an agent in state READY.",
     "INSERT INTO agent_processes (parent_pid, name, template, state, created_at, updated_at, metadata, project_id, "
     "priority, weight, intent, rerunnable, max_concurrent) VALUES (?, ?, ?, 'READY', ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "RETURNING pid",
@@ -33,7 +33,7 @@ STATES = Statement(
 )
 FIND = Statement(
     "agent_find",
-    "The living agents of a name, youngest first.",
+    "The agents with a name that are not DEAD, newest first.",
     f"SELECT {_AGENT} FROM agent_processes WHERE name = +? AND state != 'DEAD' ORDER BY pid DESC",
 )
 LIST = Statement(
@@ -44,22 +44,22 @@ LIST = Statement(
 )
 COUNT = Statement(
     "agent_count",
-    "How many agents a listing has in all.",
+    "The total number of agents in a listing.",
     "SELECT count(*) FROM agent_processes WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR project_id = ?2)",
 )
 COUNT_BY_STATE = Statement(
     "agent_count_by_state",
-    "How many agents are in each state.",
+    "The number of agents in each state.",
     "SELECT state, count(*) FROM agent_processes GROUP BY state",
 )
 LAST_PID = Statement(
     "agent_last_pid",
-    "The last pid that was given.",
+    "The highest pid given so far.",
     "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'agent_processes'), 0)",
 )
 MOVE = Statement(
     "agent_move",
-    "Put an agent into another state.",
+    "Move an agent to another state.",
     "UPDATE agent_processes SET state = ?1, state_reason = ?2, updated_at = ?3, "
     "started_at = CASE WHEN ?1 = 'RUNNING' THEN coalesce(started_at, ?3) ELSE started_at END, "
     "ended_at = CASE WHEN ?1 = 'DEAD' THEN ?3 ELSE ended_at END, "
@@ -67,33 +67,33 @@ MOVE = Statement(
 )
 TOUCH = Statement(
     "agent_touch",
-    "Note an agent's latest event.",
+    "Record an agent's latest event.",
     "UPDATE agent_processes SET last_event_id = ?, updated_at = ? WHERE pid = ?",
 )
 SET = Statement(
     "agent_set",
-    "Change an agent's own settings.",
+    "Change an agent's settings.",
     "UPDATE agent_processes SET priority = ?, weight = ?, intent = ?, max_concurrent = ?, metadata = ?, "
     "updated_at = ?, last_event_id = ? WHERE pid = ?",
 )
 PAUSE = Statement(
     "agent_pause",
-    "Set or lift an agent's pause.",
+    "Pause or resume an agent.",
     "UPDATE agent_processes SET paused_by = ?, updated_at = ? WHERE pid = ?",
 )
 INTERRUPTED = Statement(
     "agent_interrupted",
-    "Agents that were at work when everything stopped.",
+    "Agents in state RUNNING or WAITING, to recover after a restart.",
     "SELECT pid, state FROM agent_processes WHERE state IN ('RUNNING','WAITING') ORDER BY pid",
 )
-AT_WORK = Statement(
-    "agents_at_work",
-    "The state of some agents, and whether one of their runs lives.",
+WITH_LIVE_RUNS = Statement(
+    "agents_with_live_runs",
+    "The state of some agents, and whether each has a live run.",
     "SELECT pid, state, pid IN (SELECT pid FROM agent_schedule_queue WHERE state = 'dispatched'), rerunnable "
     "FROM agent_processes WHERE pid IN (SELECT value FROM json_each(?)) ORDER BY pid",
 )
 PAUSED = Statement(
     "agents_paused",
-    "Agents that somebody has paused.",
+    "Agents paused by one name.",
     f"SELECT {_AGENT} FROM agent_processes WHERE paused_by = ? ORDER BY pid LIMIT +?",
 )

@@ -1,4 +1,4 @@
-"""The file itself: its stamp, its settings, its health."""
+"""The file itself: its schema version, its settings, its integrity."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from rota.store.protocol import Statement
 
 META_EXISTS = Statement(
     "meta_exists",
-    "Whether this file is one of ours.",
+    "Whether the file is a rota database.",
     "SELECT 1 FROM sqlite_schema WHERE name = 'kernel_meta'",
 )
 META_GET = Statement(
     "meta_get",
-    "Read a value of the file's own settings.",
+    "Read a setting.",
     "SELECT value FROM kernel_meta WHERE key = ?",
 )
 META_SET = Statement(
     "meta_set",
-    "Write a value of the file's own settings.",
+    "Write a setting.",
     "INSERT INTO kernel_meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
 )
 META_UNSET = Statement(
     "meta_unset",
-    "Forget a value of the file's own settings.",
+    "Delete a setting.",
     "DELETE FROM kernel_meta WHERE key = ?",
 )
-META_UNDER = Statement(
-    "meta_under",
-    "Every value of the file's own settings whose key begins alike.",
+META_PREFIX = Statement(
+    "meta_prefix",
+    "Every setting whose key is in a range, such as a common prefix.",
     "SELECT key, value FROM kernel_meta WHERE key >= ? AND key < ?",
 )
 INTEGRITY = Statement(
     "integrity",
-    "What SQLite itself finds wrong with the file.",
+    "The problems that SQLite finds in the file.",
     "PRAGMA integrity_check",
 )
 ORPHANS = Statement(
     "orphans",
-    "Rows that name a row which is not there.",
+    "Rows that refer to a missing row.",
     "PRAGMA foreign_key_check",
 )

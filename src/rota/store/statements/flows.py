@@ -1,8 +1,8 @@
-"""Flows: what is owed to projects and agents.
+"""Flows: the virtual time of projects and agents.
 
-`stamp` is the event in which a row last changed. Whoever keeps the rows in memory asks for what has a later stamp
-than the last it saw, and hears of its own changes and of other processes' in the same way. Who became ready by a
-new entry is seen from the entries with a higher id than the last that was seen, so enqueueing writes no flow.
+`stamp` is the event id of a row's last change. A process that caches the rows reads those with a later stamp than the
+last one it saw, and so learns of its own changes and of other processes' in the same way. Agents that became ready by a
+new entry are found from the entries with a higher id than the last one seen, so enqueueing writes no flow.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from rota.store.protocol import Statement
 
 AGENT_MOVE = Statement(
     "agent_flow_move",
-    "Put an agent's flow somewhere else in virtual time, and note when it was last served.",
+    "Set an agent's virtual time, and record when it last ran.",
     "INSERT INTO agent_flows (pid, project_id, virtual_time, last_run_at, stamp) VALUES (?1, ?2, ?3, ?4, ?5) "
     "ON CONFLICT (pid) DO UPDATE SET virtual_time = ?3, last_run_at = max(last_run_at, ?4), stamp = ?5",
 )
 AGENT_SERVED = Statement(
     "agent_flow_served",
-    "Note when an agent was last served, under a policy that does not go by virtual time.",
+    "Record when an agent last ran, under a policy without virtual time.",
     "INSERT INTO agent_flows (pid, project_id, last_run_at, stamp) VALUES (?1, ?2, ?3, ?4) "
     "ON CONFLICT (pid) DO UPDATE SET last_run_at = max(last_run_at, ?3), stamp = ?4",
 )
 AGENT_TOUCH = Statement(
     "agent_flow_touch",
-    "Something that concerns an agent's flow has changed elsewhere: its weight, or entries that are ready again.",
+    "Stamp an agent's flow after a change elsewhere: its weight, or entries that are ready again.",
     "INSERT INTO agent_flows (pid, project_id, stamp) VALUES (?1, ?2, ?3) ON CONFLICT (pid) DO UPDATE SET stamp = ?3",
 )
-AGENT_IN_LINE = Statement(
-    "agent_flow_in_line",
-    "An agent competes from now on; nothing is written if that was known.",
+AGENT_ENTER = Statement(
+    "agent_flow_enter",
+    "Record that an agent has ready entries; writes nothing if that is recorded already.",
     "INSERT INTO agent_flows (pid, project_id, in_line, stamp) VALUES (?1, ?2, 1, ?3) "
     "ON CONFLICT (pid) DO UPDATE SET in_line = 1 WHERE in_line = 0",
 )
-AGENT_OUT = Statement(
-    "agent_flow_out",
-    "An agent was found without ready entries and competes no more.",
+AGENT_LEAVE = Statement(
+    "agent_flow_leave",
+    "Record that an agent has no ready entries.",
     "UPDATE agent_flows SET in_line = 0 WHERE pid = ? AND in_line = 1",
 )
 AGENTS_SINCE = Statement(
@@ -45,7 +45,7 @@ AGENTS_SINCE = Statement(
 )
 AGENTS_OF = Statement(
     "agent_flows_of",
-    "The flows of some agents, whether they ever moved or not.",
+    "The flows of some agents, with defaults for those that never ran.",
     "SELECT p.pid, coalesce(p.project_id, ''), coalesce(f.virtual_time, 0), coalesce(f.last_run_at, 0), p.weight, "
     "p.intent, p.created_at, coalesce(f.in_line, 0), coalesce(f.stamp, 0) FROM agent_processes p "
     "LEFT JOIN agent_flows f ON f.pid = p.pid "
@@ -61,30 +61,30 @@ OWNERS_READY = Statement(
 )
 OWNERS_NEW = Statement(
     "owners_new",
-    "The agents of ready entries that were enqueued after one.",
-    # by id: any index that the conditions allow would be walked whole
+    "The agents of ready entries that were enqueued after an entry.",
+    # by id: every index that matches the conditions would be scanned from its start
     "SELECT DISTINCT pid FROM agent_schedule_queue NOT INDEXED "
     "WHERE sched_id > ? AND state = 'queued' AND hold IS NULL",
 )
 LAST_ENTRY = Statement(
     "last_entry",
-    "The highest sched_id there is.",
+    "The highest sched_id.",
     "SELECT coalesce(max(sched_id), 0) FROM agent_schedule_queue",
 )
 PROJECT_MOVE = Statement(
     "project_flow_move",
-    "Put a project's flow somewhere else in virtual time, with the time of its agents.",
+    "Set a project's virtual time and the virtual clock of its agents.",
     "INSERT INTO project_flows (project_id, virtual_time, clock, stamp) VALUES (?1, ?2, ?3, ?4) "
     "ON CONFLICT (project_id) DO UPDATE SET virtual_time = ?2, clock = ?3, stamp = ?4",
 )
 PROJECT_TOUCH = Statement(
     "project_flow_touch",
-    "Something that concerns a project's flow has changed elsewhere.",
+    "Stamp a project's flow after a change elsewhere.",
     "INSERT INTO project_flows (project_id, stamp) VALUES (?1, ?2) ON CONFLICT (project_id) DO UPDATE SET stamp = ?2",
 )
 PROJECTS_OF = Statement(
     "project_flows_of",
-    "The flows of some projects that ever moved, with their weights.",
+    "The flows of some projects, with their weights.",
     "SELECT f.project_id, f.virtual_time, f.clock, coalesce(p.weight, 1000) FROM project_flows f "
     "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.project_id IN (SELECT value FROM json_each(?))",
 )

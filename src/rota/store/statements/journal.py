@@ -8,7 +8,7 @@ _EVENT = "event_id, pid, ts, kind, payload, causation_id, correlation_id"
 
 EVENT_APPEND = Statement(
     "event_append",
-    "Append to the journal.",
+    "Append an event.",
     "INSERT INTO agent_events (pid, ts, kind, payload, causation_id, correlation_id) VALUES (?, ?, ?, ?, ?, ?)",
 )
 EVENT_TAIL = Statement(
@@ -24,62 +24,62 @@ EVENT_TAIL_KINDS = Statement(
 )
 EVENT_TAIL_OF = Statement(
     "event_tail_of",
-    "One agent's own events after a cursor, oldest first; those of its entries are the entries'.",
+    "One agent's events after a cursor, oldest first, without those of its entries.",
     f"SELECT {_EVENT} FROM agent_events WHERE pid = +? AND pid IS NOT NULL AND kind NOT GLOB 'kernel.sched.*' "
     "AND event_id > +? ORDER BY event_id LIMIT +?",
 )
 EVENT_ENDS = Statement(
     "event_ends",
-    "The first and the last event there is.",
+    "The first and the last event id.",
     "SELECT (SELECT min(event_id) FROM agent_events), (SELECT max(event_id) FROM agent_events)",
 )
 EVENT_FROM = Statement(
     "event_from",
-    "The first event from an id on, and when it was.",
+    "The first event from an id on, and its time.",
     "SELECT event_id, ts FROM agent_events WHERE event_id >= +? ORDER BY event_id LIMIT 1",
 )
 EVENTS_NAMING = Statement(
     "events_naming",
-    "Of a stretch of the journal, what may concern an entry: it was enqueued then, or its number occurs.",
+    "Events in a range that may concern an entry: it was enqueued there, or its id occurs.",
     f"SELECT {_EVENT} FROM agent_events WHERE event_id >= +?1 AND event_id <= +?2 AND ("
     "(kind = 'kernel.sched.enqueued' AND json_extract(payload, '$.first_id') <= ?3 "
     "AND json_extract(payload, '$.first_id') + coalesce(json_extract(payload, '$.count'), 1) > ?3) "
     "OR (kind GLOB 'kernel.*' AND kind != 'kernel.sched.enqueued' AND instr(payload, ?4))) ORDER BY event_id",
 )
-CLAIMED_LATELY = Statement(
-    "claimed_lately",
-    "How many entries a stretch of the journal saw handed out, and since when.",
+RECENT_CLAIMS = Statement(
+    "recent_claims",
+    "The number of entries claimed in a range of the journal, and the time of the first claim.",
     "SELECT coalesce(sum(json_array_length(payload, '$.entries')), 0), min(ts) FROM agent_events "
     "WHERE event_id > +?1 AND event_id <= +?2 AND kind = 'kernel.sched.claimed'",
 )
 LAST_CLAIM = Statement(
     "last_claim",
-    "The newest claim of a stretch of the journal that nobody forced, and by which policy it was made.",
+    "The newest claim in a range of the journal that was not forced, and its policy.",
     "SELECT event_id, json_extract(payload, '$.policy') FROM agent_events WHERE event_id > +?1 AND event_id <= +?2 "
     "AND kind = 'kernel.sched.claimed' AND json_extract(payload, '$.forced_by') IS NULL "
     "ORDER BY event_id DESC LIMIT 1",
 )
 LAST_FAILURE = Statement(
     "last_failure",
-    "The policy that failed last in a stretch of the journal.",
+    "The policy that failed last in a range of the journal.",
     "SELECT json_extract(payload, '$.policy') FROM agent_events WHERE event_id > +?1 AND event_id <= +?2 "
     "AND kind = 'kernel.policy.fell_back' ORDER BY event_id DESC LIMIT 1",
 )
 EVENT_COUNT = Statement(
     "event_count",
-    "How many events are kept.",
+    "The number of events.",
     "SELECT count(*) FROM agent_events",
 )
 EVENTS_PRUNE = Statement(
     "events_prune",
-    "Remove the oldest events up to a point, a batch at a time.",
-    # the last event stays, so that its number is never given twice
+    "Delete a batch of the oldest events.",
+    # the last event stays, so that its id is never reused
     "DELETE FROM agent_events WHERE event_id IN (SELECT event_id FROM agent_events WHERE event_id <= +?1 AND ts < +?2 "
     "AND event_id < (SELECT max(event_id) FROM agent_events) ORDER BY event_id LIMIT +?3) RETURNING event_id",
 )
 CHECKPOINT_PUT = Statement(
     "checkpoint_put",
-    "Keep one part of a checkpoint.",
+    "Store one part of a checkpoint.",
     "INSERT INTO journal_checkpoints (through_id, part, made_at, body) VALUES (?, ?, ?, ?)",
 )
 CHECKPOINT_GET = Statement(
@@ -90,7 +90,7 @@ CHECKPOINT_GET = Statement(
 )
 CHECKPOINT_DROP = Statement(
     "checkpoint_drop",
-    "Forget checkpoints older than one.",
+    "Delete checkpoints older than one.",
     "DELETE FROM journal_checkpoints WHERE through_id < ?",
 )
 ENTRY_STATES = Statement(
@@ -105,13 +105,13 @@ LEDGER_STATES = Statement(
 )
 PROJECT_FLOW_STATES = Statement(
     "project_flow_states",
-    "Every project's flow that ever moved, for a checkpoint.",
+    "Every project flow that is not zero, for a checkpoint.",
     "SELECT project_id, virtual_time, clock FROM project_flows WHERE virtual_time != 0 OR clock != 0 "
     "ORDER BY project_id",
 )
 AGENT_FLOW_STATES = Statement(
     "agent_flow_states",
-    "Every agent's flow that ever moved, for a checkpoint.",
+    "Every agent flow that is not zero, for a checkpoint.",
     "SELECT pid, virtual_time FROM agent_flows WHERE virtual_time != 0 ORDER BY pid",
 )
 CONTEXT_STATES = Statement(

@@ -8,7 +8,7 @@ _PROJECT = "project_id, name, weight, max_concurrent, status, restraint, paused_
 
 CREATE = Statement(
     "project_create",
-    "Make a project.",
+    "Create a project.",
     f"INSERT INTO projects ({_PROJECT}) VALUES (?, ?, ?, ?, 'ACTIVE', ?, NULL, ?, ?, ?)",
 )
 GET = Statement(
@@ -23,7 +23,7 @@ LIST = Statement(
 )
 COUNT = Statement(
     "project_count",
-    "How many projects a listing has in all.",
+    "The total number of projects in a listing.",
     "SELECT count(*) FROM projects WHERE (?1 IS NULL OR status = ?1)",
 )
 SET = Statement(
@@ -34,7 +34,7 @@ SET = Statement(
 )
 WORKSPACE_ADD = Statement(
     "workspace_add",
-    "Give a project a workspace.",
+    "Add a workspace to a project.",
     "INSERT INTO workspaces (workspace_id, project_id, path, source) VALUES (?, ?, ?, ?)",
 )
 WORKSPACE_GET = Statement(
@@ -54,17 +54,17 @@ WORKSPACES_OF = Statement(
 )
 WORKSPACE_REMOVE = Statement(
     "workspace_remove",
-    "Take a workspace away.",
+    "Remove a workspace.",
     "DELETE FROM workspaces WHERE workspace_id = ?",
 )
 WORKSPACE_FENCE = Statement(
     "workspace_fence",
-    "Note the token of the claim that took a workspace.",
+    "Record the claim token of a workspace's holder.",
     "UPDATE workspaces SET fence = ? WHERE workspace_id = ?",
 )
 WORKSPACE_HOLDERS = Statement(
     "workspace_holders",
-    "The live claims that hold a workspace of a project.",
+    "The live claims that hold a project's workspaces.",
     "SELECT q.held_workspace, q.sched_id, q.needs, q.dispatched_at FROM workspaces w "
     "JOIN agent_schedule_queue q ON q.held_workspace = w.workspace_id AND q.state = 'dispatched' "
     "WHERE w.project_id = +? ORDER BY q.sched_id",

@@ -1,14 +1,14 @@
-"""The queue: putting entries in, looking at them, changing and cancelling those that wait."""
+"""The queue: enqueue, list, change and cancel entries; dependencies, affinity and retention."""
 
 from __future__ import annotations
 
 from rota.store.protocol import Statement
 
-# The order is known to kernel/rows. What an entry has while it is ready comes first, and of those that a claim looks
-# at nothing else is read: every column has its price.
+# kernel/rows.py relies on this order. The columns of a ready entry come first; a claim reads only those, because
+# every column costs time.
 READY_COLUMNS = (
     "sched_id, pid, priority, runnable_at, deadline, trigger, payload, created_at, project_id, attempt, max_attempts, "
-    "outcome, key, kind, needs, options, result"  # a result there is where an earlier attempt stood
+    "outcome, key, kind, needs, options, result"  # of a ready entry: the checkpoint of an earlier attempt
 )
 ENTRY = (
     f"{READY_COLUMNS}, state, worker_id, dispatched_at, completed_at, exit_kind, hold, token, "
@@ -17,41 +17,41 @@ ENTRY = (
 _COLUMNS = ", ".join(f"q.{column}" for column in ENTRY.split(", "))
 IDS = "(SELECT value FROM json_each(?))"
 
-# --- in ------------------------------------------------------------------------------------------
+# --- enqueue -------------------------------------------------------------------------------------
 
 ENQUEUE = Statement(
     "entry_enqueue",
-    # not INSERT … SELECT from the agent's row: looking at that first and inserting values takes half the time
-    "Put an entry into the queue, whose agent is known to live.",
+    # not INSERT … SELECT from the agent's row: reading that first and inserting values takes half the time
+    "Enqueue an entry; the caller has checked that its agent is alive.",
     "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, deadline, trigger, payload, created_at, "
     "hold, max_attempts, key, kind, needs, options) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
 )
 ENQUEUE_PLAIN = Statement(
     "entry_enqueue_plain",
-    "Put an entry into the queue of which nothing but the usual is said, ready at once, and whose agent lives.",
+    "Enqueue an entry that is ready immediately and has default options.",
     "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, trigger, payload, created_at, key) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
 )
 COPY = Statement(
     "entry_copy",
-    "Put a copy of an entry into the queue, to be run now.",
+    "Enqueue a copy of an entry, ready now.",
     "INSERT INTO agent_schedule_queue (pid, priority, trigger, payload, created_at, project_id, max_attempts, kind, "
     "needs, options) SELECT pid, priority, trigger, payload, ?, project_id, max_attempts, kind, needs, options "
     "FROM agent_schedule_queue WHERE sched_id = ? RETURNING sched_id",
 )
 COPY_TAGS = Statement(
     "entry_copy_tags",
-    "Give a copy its tags.",
+    "Copy an entry's tags.",
     "INSERT INTO entry_tags (tag, sched_id) SELECT tag, ? FROM entry_tags WHERE sched_id = ?",
 )
 BY_KEY = Statement(
     "entry_by_key",
-    "The entry of an idempotency key.",
+    "The entry with an idempotency key.",
     "SELECT sched_id FROM agent_schedule_queue WHERE key = ?",
 )
-ALIKE = Statement(
-    "entry_alike",
-    "A waiting or running entry of an agent with the same trigger and payload, each compared only if asked.",
+DUPLICATE = Statement(
+    "entry_duplicate",
+    "A queued or running entry of an agent with the same trigger and payload; NULL compares equal to any.",
     "SELECT sched_id FROM agent_schedule_queue WHERE pid = +?1 AND state IN ('queued','dispatched') "
     "AND (?2 IS NULL OR trigger = +?2) AND (?3 IS NULL OR payload = +?3) ORDER BY sched_id LIMIT 1",
 )
@@ -61,7 +61,7 @@ TAG = Statement(
     "INSERT INTO entry_tags (tag, sched_id) VALUES (?, ?)",
 )
 
-# --- looking -------------------------------------------------------------------------------------
+# --- list ----------------------------------------------------------------------------------------
 
 GET = Statement(
     "entry_get",
@@ -70,11 +70,11 @@ GET = Statement(
 )
 COUNT_BY_STATE = Statement(
     "entry_count_by_state",
-    "How many entries are in each state, and why those that wait do.",
+    "The number of entries in each state and hold.",
     "SELECT state, hold, count(*) FROM agent_schedule_queue GROUP BY state, hold",
 )
 
-# A filter: ?1 state, ?2 pid, ?3 project, ?4 trigger, ?5 exit_kind, ?6 tag; NULL is any. By id, after ?7.
+# Filter: ?1 state, ?2 pid, ?3 project, ?4 trigger, ?5 exit_kind, ?6 tag; NULL matches any.
 _MATCHES = (
     "(?1 IS NULL OR q.state = ?1) AND (?2 IS NULL OR q.pid = ?2) AND (?3 IS NULL OR q.project_id = ?3) "
     "AND (?4 IS NULL OR q.trigger = ?4) AND (?5 IS NULL OR q.exit_kind = ?5) "
@@ -99,12 +99,12 @@ FILTERED_OF_TAG = Statement(
 )
 FILTERED_COUNT = Statement(
     "entry_filtered_count",
-    "How many entries match a filter.",
+    "The number of entries that match a filter.",
     f"SELECT count(*) FROM agent_schedule_queue q WHERE {_MATCHES}",
 )
 FILTERED_COUNT_OF_AGENT = Statement(
     "entry_filtered_count_of_agent",
-    "How many of an agent's entries match a filter.",
+    "The number of an agent's entries that match a filter.",
     f"SELECT count(*) FROM agent_schedule_queue q WHERE q.pid = ?2 AND {_MATCHES}",
 )
 MATCHING_IDS = Statement(
@@ -120,63 +120,62 @@ MATCHING_IDS_OF_AGENT = Statement(
     "ORDER BY q.sched_id LIMIT +?8",
 )
 
-# --- changing what waits -------------------------------------------------------------------------
+# --- change queued entries -----------------------------------------------------------------------
 
-WAITING = Statement(
-    "entry_waiting",
-    "What has to be known of entries to change them.",
-    # The plus keeps SQLite on the primary key: by state, ten ids would walk a whole index.
+FOR_CHANGE = Statement(
+    "entry_for_change",
+    "The columns needed to change entries.",
     f"SELECT sched_id, state, hold, runnable_at, deadline, priority, pid, project_id "
     f"FROM agent_schedule_queue WHERE sched_id IN {IDS}",
 )
 CHANGE = Statement(
     "entry_change",
-    "Give a waiting entry another priority, time or deadline.",
+    "Change the priority, time or deadline of a queued entry.",
     "UPDATE agent_schedule_queue SET priority = ?, runnable_at = ?, deadline = ?, hold = ? WHERE sched_id = ?",
 )
 CANCEL = Statement(
     "entry_cancel",
-    "Cancel an entry that waits.",
+    "Cancel a queued entry.",
     "UPDATE agent_schedule_queue SET state = 'cancelled', hold = NULL, completed_at = ?, outcome = ? "
     "WHERE sched_id = ?",
 )
 RELEASE = Statement(
     "entry_release",
-    "Let a held entry go, or hold it for another reason.",
+    "Set or clear the hold of an entry.",
     "UPDATE agent_schedule_queue SET hold = ? WHERE sched_id = ?",
 )
 REQUEST_CANCEL = Statement(
     "entry_request_cancel",
-    "Ask a run to stop.",
+    "Request cancellation of a running entry.",
     "UPDATE agent_schedule_queue SET cancel_requested = 1 WHERE sched_id = ?",
 )
 
-# --- what waits for what -------------------------------------------------------------------------
+# --- dependencies --------------------------------------------------------------------------------
 
 AFTER_ADD = Statement(
     "after_add",
-    "Note that an entry waits for another.",
+    "Record that an entry waits for another.",
     "INSERT INTO entry_after (sched_id, waits_for) VALUES (?, ?)",
 )
 STATES_OF = Statement(
     "entry_states_of",
-    "How some entries stand.",
+    "The states of some entries.",
     f"SELECT sched_id, state, exit_kind FROM agent_schedule_queue WHERE sched_id IN {IDS}",
 )
 PREDECESSORS = Statement(
     "entry_predecessors",
-    "How the entries stand that one waits for.",
+    "The states of an entry's predecessors.",
     "SELECT a.waits_for, p.state, p.exit_kind FROM entry_after a "
     "LEFT JOIN agent_schedule_queue p ON p.sched_id = a.waits_for WHERE a.sched_id = +? ORDER BY a.waits_for",
 )
 AWAITED = Statement(
     "entry_awaited",
-    "Which of some entries others wait for.",
+    "Those of some entries that have dependents.",
     f"SELECT DISTINCT waits_for FROM entry_after WHERE waits_for IN {IDS}",
 )
 DEPENDENTS = Statement(
     "entry_dependents",
-    "The next entries that are held for one, by id.",
+    "The next entries held for a predecessor, by id.",
     "SELECT q.sched_id, q.pid, q.project_id, q.runnable_at, q.options, q.kind, q.priority FROM entry_after a "
     "CROSS JOIN agent_schedule_queue q ON q.sched_id = a.sched_id "
     "WHERE a.waits_for = +? AND a.sched_id > +? AND q.state = 'queued' AND q.hold = 'after' "
@@ -184,87 +183,87 @@ DEPENDENTS = Statement(
 )
 DEPENDENT = Statement(
     "entry_dependent",
-    "One entry that is held for others.",
+    "One entry, if it is held for a predecessor.",
     "SELECT sched_id, pid, project_id, runnable_at, options, kind, priority FROM agent_schedule_queue "
     "WHERE sched_id = ? AND state = 'queued' AND hold = 'after'",
 )
 SET_OPTIONS = Statement(
     "entry_set_options",
-    "Change what an entry says about later.",
+    "Change an entry's options.",
     "UPDATE agent_schedule_queue SET options = ? WHERE sched_id = ?",
 )
-FALLOUT_ADD = Statement(
-    "fallout_add",
-    "Note that those who wait for an entry have to be seen to.",
+PENDING_ADD = Statement(
+    "dependents_pending_add",
+    "Record that an ended entry's dependents must be updated.",
     "INSERT INTO entry_fallout (sched_id, seen_id) VALUES (?, 0) ON CONFLICT (sched_id) DO NOTHING",
 )
-FALLOUT_NEXT = Statement(
-    "fallout_next",
-    "An entry whose dependents have to be seen to.",
+PENDING_NEXT = Statement(
+    "dependents_pending_next",
+    "An ended entry whose dependents must be updated.",
     "SELECT sched_id, seen_id FROM entry_fallout ORDER BY sched_id LIMIT 1",
 )
-FALLOUT_SEEN = Statement(
-    "fallout_seen",
-    "Note how far an entry's dependents have been seen to.",
+PENDING_ADVANCE = Statement(
+    "dependents_pending_advance",
+    "Record how far an entry's dependents are updated.",
     "UPDATE entry_fallout SET seen_id = ? WHERE sched_id = ?",
 )
-FALLOUT_DONE = Statement(
-    "fallout_done",
-    "All who waited for an entry have been seen to.",
+PENDING_DONE = Statement(
+    "dependents_pending_done",
+    "Record that all dependents of an entry are updated.",
     "DELETE FROM entry_fallout WHERE sched_id = ?",
 )
 
-# --- what is kept for a worker -------------------------------------------------------------------
+# --- affinity: ready entries held for a worker ---------------------------------------------------
 
-KEEP = Statement(
-    "entry_keep",
-    "Keep an entry for a worker until some time. Its place in strict order is noted too, to find the first of many.",
+AFFINITY_ADD = Statement(
+    "affinity_add",
+    "Hold an entry for a worker until a time, with its place in strict order, to find the first of many.",
     "INSERT OR REPLACE INTO kept_entries (sched_id, worker_id, kind, priority, runnable_at, until_at) "
     "VALUES (?, ?, ?, ?, ?, ?)",
 )
-KEPT_PLACE = Statement(
-    "entry_kept_place",
-    "An entry that is kept has another place in strict order.",
+AFFINITY_REORDER = Statement(
+    "affinity_reorder",
+    "Change the place in strict order of an entry held for a worker.",
     "UPDATE kept_entries SET priority = ?, runnable_at = ? WHERE sched_id = ?",
 )
-KEEP_NO_LONGER = Statement(
-    "entries_keep_no_longer",
-    "No entry is kept for longer than to this time.",
+AFFINITY_END_BY = Statement(
+    "affinity_end_by",
+    "End every affinity hold by this time at the latest.",
     "UPDATE kept_entries SET until_at = ?1 WHERE until_at > ?1",
 )
-KEEP_FOR_NO_LONGER = Statement(
-    "entries_keep_for_no_longer",
-    "No entry is kept for a worker, or for one of its kinds of slots, for longer than to this time.",
+AFFINITY_END_BY_OF_WORKER = Statement(
+    "affinity_end_by_of_worker",
+    "End the affinity holds for a worker, or for one of its slot kinds, by this time at the latest.",
     "UPDATE kept_entries SET until_at = ?1 WHERE until_at > ?1 "
-    "AND (worker_id = ?2 OR (worker_id > ?2 || '/' AND worker_id < ?2 || '0'))",  # 0 comes after the slash
+    "AND (worker_id = ?2 OR (worker_id > ?2 || '/' AND worker_id < ?2 || '0'))",  # "0" follows "/" in ASCII
 )
-KEPT_FOR = Statement(
-    "entry_kept_for",
-    "The worker that an entry is kept for, and until when.",
+AFFINITY_WORKER = Statement(
+    "affinity_worker",
+    "The worker an entry is held for, and until when.",
     "SELECT worker_id, until_at FROM kept_entries WHERE sched_id = ?",
 )
-_KEPT = (
+_HELD = (
     "SELECT k.sched_id, q.pid, q.project_id, k.priority, k.runnable_at "
     "FROM kept_entries k CROSS JOIN agent_schedule_queue q ON q.sched_id = k.sched_id"
 )
-FIRST_KEPT = Statement(
-    "entries_first_kept",
-    "The first entries of a kind that are kept for a worker, in strict order.",
-    f"{_KEPT} WHERE k.worker_id = +?1 AND k.kind IS +?2 ORDER BY k.priority DESC, k.runnable_at, k.sched_id LIMIT +?3",
+AFFINITY_FIRST = Statement(
+    "affinity_first",
+    "The first entries of a kind held for a worker, in strict order.",
+    f"{_HELD} WHERE k.worker_id = +?1 AND k.kind IS +?2 ORDER BY k.priority DESC, k.runnable_at, k.sched_id LIMIT +?3",
 )
-KEPT_LONG_ENOUGH = Statement(
-    "entries_kept_long_enough",
-    "The entries that are kept no longer than to this time, longest first.",
-    f"{_KEPT} WHERE k.until_at <= +?1 ORDER BY k.until_at, k.sched_id LIMIT +?2",
+AFFINITY_DUE = Statement(
+    "affinity_due",
+    "Entries whose affinity hold has ended, longest ago first.",
+    f"{_HELD} WHERE k.until_at <= +?1 ORDER BY k.until_at, k.sched_id LIMIT +?2",
 )
-KEPT = Statement(
-    "entry_kept",
-    "One entry, if it is kept for a worker.",
-    f"{_KEPT} WHERE k.sched_id = ?",
+AFFINITY_GET = Statement(
+    "affinity_get",
+    "One entry, if it is held for a worker.",
+    f"{_HELD} WHERE k.sched_id = ?",
 )
-KEEP_NO_MORE = Statement(
-    "entries_keep_no_more",
-    "Entries are kept for nobody.",
+AFFINITY_REMOVE = Statement(
+    "affinity_remove",
+    "Remove the affinity holds of some entries.",
     f"DELETE FROM kept_entries WHERE sched_id IN {IDS}",
 )
 
@@ -272,9 +271,9 @@ KEEP_NO_MORE = Statement(
 
 FINISHED_PRUNE = Statement(
     "entries_prune",
-    # among a stretch of ids, so that a batch is bounded also where little has ended; the last entry stays, so that its
-    # number is never given twice
-    "Remove what ended before some time from the next stretch of ids; one that somebody still waits for stays.",
+    # within a range of ids, so that a batch is bounded also where few entries have ended; the last entry stays, so that
+    # its id is never reused
+    "Delete entries of an id range that ended before a time, except those that a live entry depends on.",
     "DELETE FROM agent_schedule_queue WHERE sched_id > ?1 AND sched_id <= ?2 "
     "AND sched_id < (SELECT max(sched_id) FROM agent_schedule_queue) "
     "AND state IN ('completed','expired','cancelled') AND completed_at < ?3 AND NOT EXISTS "

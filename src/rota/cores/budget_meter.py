@@ -1,0 +1,175 @@
+"""A budget per period that is charged after every slice: `policy.replenishment`, updated in place.
+
+A context is charged whenever one of its entities stops, so the usual charge must be cheap in time and in memory
+touched. The refills are therefore kept in parts:
+
+    used     everything ever used
+    limit    the maximum of `used` for now: limit − used is available
+    last     the latest refill, as two numbers
+    earlier  the refills before it, if there are any
+
+In the usual case the last refill is already due when a charge arrives: it is applied, and the new charge becomes the
+last refill. Everything else is slower. Operations that change the sum in other ways (an overshoot, an adjustment)
+convert the meter to an `Allowance`, call the plain functions, and convert the result back. A test compares the meter
+with the plain functions on any sequence of calls.
+
+**Reserve, then settle.** When an entity starts to run it is *granted* some time, which cannot be granted to another
+entity. So two entities of one context on two cores cannot spend it twice. When an entity stops, its grant ends and the
+time it used is charged:
+
+    available 10 ms    A starts and is granted 3    7 are left to grant
+                       B starts and is granted 3    4
+                       A stops after 1              1 is charged, 2 are returned: 6 to grant
+
+A meter with only one entity does not count its grants: no other entity asks while that one runs.
+
+**In order.** A spending begins when its entity wakes. With several entities a later spending may end first; the earlier
+one is then counted as if it had begun no earlier, so that refills stay in order.
+"""
+
+from __future__ import annotations
+
+from rota.model.budgets import REFILLS_MAX
+from rota.policy.replenishment import Allowance, adjusted, bound, charged, checked, refilled
+
+__all__ = ["BudgetMeter"]
+
+PENDING_MAX = REFILLS_MAX - 1  # the available amount is a refill too
+
+
+class BudgetMeter:
+    """A budget per period: what is available, granted, and due to be refilled."""
+
+    __slots__ = (
+        "_adjustment",
+        "_earlier",
+        "_last_amount",
+        "_last_at",
+        "budget",
+        "granted",
+        "is_shared",
+        "limit",
+        "period",
+        "since",
+        "used",
+    )
+
+    def __init__(self, allowance: Allowance, now: int) -> None:
+        self.used = 0
+        self.granted = 0  # granted to running entities, if several share the meter
+        self.is_shared = False  # whether several entities share it
+        self.since = allowance.refills[0][0]  # no spending counts as begun before this
+        self.limit = self._last_at = self._last_amount = 0
+        self._earlier: list[tuple[int, int]] | None = None
+        self._set(allowance, now)
+
+    @property
+    def room(self) -> int:
+        """What can be granted now. Due refills are included after `refill`."""
+        return self.limit - self.used - self.granted
+
+    @property
+    def next_refill_at(self) -> int | None:
+        """The instant of the next refill, or None."""
+        if self._earlier:
+            return self._earlier[0][0]
+        return self._last_at if self._last_amount else None
+
+    def grant(self, want: int, now: int) -> int:
+        """Reserve up to `want` of what is available; return the granted amount, possibly 0."""
+        if want > self.limit - self.used - self.granted:
+            self.refill(now)
+            want = max(0, min(want, self.room))
+        if self.is_shared:
+            self.granted += want
+        return want
+
+    def settle(self, granted: int, used: int, at: int, now: int) -> None:
+        """End a grant and charge `used` for a spending that began at `at`."""
+        if self.is_shared:
+            self.granted -= granted
+        last_at = self._last_at
+        if last_at <= now and self._earlier is None:  # every pending refill is due
+            total, limit = self.used + used, self.limit + self._last_amount
+            if total < limit and used:
+                self.used = total
+                self.limit = limit
+                self.since = at = at if at > last_at else last_at  # noqa: FURB136  # max() costs a call at every stop
+                self._last_at = at + self.period
+                self._last_amount = used
+                return
+        if used:
+            self._settle(used, at, now)
+
+    def refill(self, now: int) -> None:
+        """Apply the refills that are due."""
+        earlier = self._earlier
+        if self._adjustment is not None:
+            self._set(self.allowance(), now)
+            return
+        if earlier is not None:
+            while earlier and earlier[0][0] <= now:
+                self._apply(*earlier.pop(0))
+            self._earlier = earlier or None
+        if self._earlier is None and self._last_at <= now:
+            self._apply(self._last_at, self._last_amount)
+            self._last_amount = 0
+
+    def _apply(self, at: int, amount: int) -> None:
+        self.limit += amount
+        self.since = max(self.since, at)
+
+    def adjust(self, budget: int, period: int, now: int) -> None:
+        """Set another budget and period, effective from the next refill."""
+        self.refill(now)
+        self._set(adjusted(self.allowance(), budget, period, now), now)
+
+    def allowance(self) -> Allowance:
+        """The meter as a plain value."""
+        pending = list(self._earlier or ())
+        if self._last_amount:
+            pending.append((self._last_at, self._last_amount))
+        pending = [refill for refill in pending if refill[0] > self.since]  # the others are due and not applied yet
+        available = self.budget - sum(amount for _, amount in pending)
+        first = ((self.since, available),) if available else ()
+        return checked(Allowance(self.budget, self.period, (*first, *pending), self._adjustment))
+
+    def _settle(self, used: int, at: int, now: int) -> None:
+        """Charge any amount, with any pending refills."""
+        self.refill(now)
+        self.since = at = max(at, self.since)
+        total = self.used + used
+        if total < self.limit and self._put(at + self.period, used):
+            self.used = total
+            return
+        after = charged(self.allowance(), used, at)
+        self.used = total
+        self._set(after, now)
+
+    def _put(self, at: int, amount: int) -> bool:
+        """Append a refill, or add it to the last one of the same instant; return whether that was possible."""
+        if self._adjustment is not None or at < self._last_at:
+            return False
+        if not self._last_amount:
+            self._last_at, self._last_amount = at, amount
+        elif at == self._last_at:
+            self._last_amount += amount
+        else:
+            pending = [*(self._earlier or ()), (self._last_at, self._last_amount), (at, amount)]
+            bound(pending, PENDING_MAX, first=0)
+            self._last_at, self._last_amount = pending.pop()
+            self._earlier = pending
+        return True
+
+    def _set(self, allowance: Allowance, now: int) -> None:
+        """Load a plain value."""
+        allowance = refilled(allowance, now)
+        self.budget, self.period, self._adjustment = allowance.budget, allowance.period, allowance.adjustment
+        pending, available = list(allowance.refills), 0
+        if pending[0][0] <= now:
+            begins, available = pending.pop(0)
+            self.since = max(self.since, begins)
+        self.limit = self.used + available
+        # without an amount nothing is pending, and all of it is available since that instant
+        self._last_at, self._last_amount = pending.pop() if pending else (self.since, 0)
+        self._earlier = pending if pending or self._adjustment is not None else None  # None: the fast path applies

@@ -1,0 +1,143 @@
+"""Time slices: choosing the next entity of a core, granting its slice, and charging what it used.
+
+**Choosing.** The reserved queue first (`heaps`), then the entities that the policy service put in front, then the fair
+queue (`runqueue`), then the background queue. A core that finds nothing steals (`placement`).
+
+**Granting.** A slice lasts at most the entity's slice length and at most what its payer has left. In the bands above
+normal, only the budget and earlier deadlines end a slice.
+
+**Charging.** The time used is charged to exactly one payer when the slice ends. A slice may change hands in the middle
+(a caller passes it to its callee): each entity counts its own runtime, and the donor's payer is charged for all of it.
+
+`core_scheduler` decides what happens to entities without budget and after a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from rota.cores.accounts import SLICE_MAX_NS
+from rota.cores.events import Decision, LateActivation, RunEntity
+from rota.cores.heaps import Timers
+from rota.cores.placement import Placement
+from rota.cores.queues import Queues
+from rota.cores.records import NORMAL, CoreRecord, Entity, needs_context
+from rota.cores.telemetry import Counters
+from rota.model.lifecycle import ContextState, EntityState
+
+__all__ = ["TimeSlices", "add_runtime", "slice_start_ns"]
+
+
+class TimeSlices:
+    """The time slices on the cores of one engine."""
+
+    def __init__(self, queues: Queues, placement: Placement, timers: Timers[Hashable], counters: Counters) -> None:
+        self._queues = queues
+        self._placement = placement
+        self._timers = timers
+        self._counters = counters
+        self.best_effort_ns = 0  # time run without a context
+
+    # --- choosing --------------------------------------------------------------------------------
+
+    def pick(self, core: CoreRecord, now: int, out: list[Decision]) -> Entity | None:
+        """Take the next entity out of a core's queues, or steal one from another core."""
+        if core.has_urgent:
+            entity = core.reserved.take() or self._from_front(core, now)
+            core.has_urgent = len(core.reserved) > 0 or len(core.front) > 0
+            if entity is not None:
+                return entity
+        queues = self._queues
+        entity = queues.take(core.fair, now) or queues.take(core.background, now)
+        if entity is None and core.is_online and self._placement.steal(core, now, out):
+            entity = queues.take(core.fair, now) or queues.take(core.background, now)
+        return entity
+
+    def _from_front(self, core: CoreRecord, now: int) -> Entity | None:
+        """Take the next entity that the policy service put first and that still waits on this core."""
+        while core.front:
+            entity = self._queues.entities.get(core.front.popleft())
+            if entity is None or entity.state is not EntityState.READY:
+                continue
+            donor = entity.details.donor
+            if donor.core is core and donor.band == NORMAL:
+                self._queues.start_now(donor, now)
+                return donor
+        return None
+
+    # --- granting --------------------------------------------------------------------------------
+
+    def slice_limit_ns(self, donor: Entity, now: int) -> int:
+        """Return the maximum length of the next slice; 0 without budget."""
+        payer = donor.payer
+        want_ns = SLICE_MAX_NS if donor.band > NORMAL else self._queues.effective_slice_ns(donor)
+        if payer is None:
+            return 0 if needs_context(donor) else want_ns
+        return payer.grant(want_ns, now)
+
+    def begin(self, core: CoreRecord, donor: Entity, limit_ns: int, now: int) -> RunEntity:
+        """Start the slice of a share that was taken out of its queue: its delegate runs."""
+        delegate = donor.details.delegate
+        delegate.state = EntityState.RUNNING
+        donor.last_start_ns = delegate.last_start_ns = now
+        donor.granted_ns = limit_ns
+        core.current = donor
+        core.reschedule_pending = False
+        self.end_idle(core, now)
+        self._counters.picks += 1
+        return RunEntity(core.core_id, delegate.key, now + limit_ns)
+
+    def end_idle(self, core: CoreRecord, now: int) -> None:
+        """A core has work again: end its idle time, if it was idle."""
+        if core.idle_since_ns is not None:
+            core.idle_ns += now - core.idle_since_ns
+            core.idle_since_ns = None
+            self._placement.idle &= ~core.bit
+
+    def go_idle(self, core: CoreRecord, now: int) -> None:
+        """A core found nothing to run."""
+        core.reschedule_pending = False
+        if core.idle_since_ns is None:
+            core.idle_since_ns = now
+        self._counters.picks += 1
+        self._counters.idles += 1
+        if core.is_online:
+            self._placement.idle |= core.bit
+
+    # --- charging --------------------------------------------------------------------------------
+
+    def charge(self, donor: Entity, now: int) -> None:
+        """Charge the used time to exactly one payer; the core is free afterwards."""
+        ran_ns = now - slice_start_ns(donor)
+        add_runtime(donor.details.delegate, now)
+        donor.details.slice_began_ns = None
+        donor.core.current = None
+        payer = donor.payer
+        if payer is None or payer.state is ContextState.REVOKED:
+            self.best_effort_ns += ran_ns
+            return
+        payer.settle(donor.granted_ns, ran_ns, donor.woken_at_ns, now)
+        if payer.throttled:
+            self._timers.set(payer, now)
+
+    def missed_deadline(self, entity: Entity, now: int) -> LateActivation | None:
+        """Return the missed deadline of an activation that ends now, or None."""
+        payer = entity.payer
+        if payer is None or now <= entity.woken_at_ns + payer.deadline_ns:
+            return None
+        self._counters.misses += 1
+        lateness_ns = now - entity.woken_at_ns - payer.deadline_ns
+        if payer.misses is not None:
+            payer.misses.record(now, lateness_ns)
+        return LateActivation(entity.key, payer.context_id, lateness_ns)
+
+
+def add_runtime(delegate: Entity, now: int) -> None:
+    """Add the time since an entity last started to its runtime."""
+    delegate.runtime_ns += now - delegate.last_start_ns
+
+
+def slice_start_ns(donor: Entity) -> int:
+    """When the current slice of a share began; the share may have changed hands since."""
+    at_ns = donor.details.slice_began_ns
+    return donor.last_start_ns if at_ns is None else at_ns

@@ -1,0 +1,66 @@
+"""A file lock on a worker id: only one supervisor at a time works under it.
+
+A supervisor that starts under the worker id of an earlier process immediately takes over the claims of that process.
+If the earlier process still runs (the same fleet was started twice by mistake), its runs would be started a second
+time. So a supervisor with a worker id locks a file of that name. The operating system releases the lock when the
+process ends, however it ends; until then a second supervisor is refused before it changes anything.
+
+The lock covers one machine, or machines that share a file system with locks. Elsewhere, choose distinct worker ids.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from rota.errors import WorkerExists
+
+__all__ = ["hold_worker_id"]
+
+_PID_BYTES = 32
+_log = logging.getLogger("rota.fleet")
+
+
+@contextmanager
+def hold_worker_id(folder: str, worker_id: str | None) -> Iterator[None]:
+    """Lock a worker id during the block, or raise `WorkerExists`; None locks nothing.
+
+    The file is not removed: otherwise two processes could lock two files of the same name.
+    """
+    descriptor = None if worker_id is None else _open(folder, worker_id)
+    if worker_id is None or descriptor is None:
+        yield
+        return
+    try:
+        _lock(descriptor, worker_id)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _open(folder: str, worker_id: str) -> int | None:
+    """Open the lock file; None, with a warning, if it cannot be created: the supervisor then runs without a lock."""
+    path = Path(folder, f"{quote(worker_id, safe='')}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as problem:
+        _log.warning("worker id %s is not locked, a second supervisor could use it: %s", worker_id, problem)
+        return None
+
+
+def _lock(descriptor: int, worker_id: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(descriptor, _PID_BYTES, 0).decode(errors="replace").strip() or "unknown"
+        raise WorkerExists(
+            f"worker id {worker_id} is in use by the supervisor in process {holder}", worker_id=worker_id
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

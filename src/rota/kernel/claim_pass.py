@@ -1,0 +1,382 @@
+"""A claim pass: select entries, check each one, then write all claims with one event.
+
+The code that chooses the order (strict order here, a policy in the service) calls `try_claim` for one entry after the
+other. Each entry is checked against everything that can block it, including what the same pass has claimed before. It
+is either added to the pass or refused with a reason, and a refusal also excludes the entries that would be refused for
+the same reason. `write` then stores all claims: one event, whose id is the claim token of each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple
+
+from rota.kernel import contexts, flows
+from rota.kernel.claim_checks import CheckedEntry, ClaimChecks
+from rota.kernel.claim_request import ClaimRequest
+from rota.kernel.contexts import ContextRow
+from rota.kernel.due_summary import DueSummary
+from rota.kernel.flows import NO_PROJECT, ServedFlows
+from rota.kernel.journal import append
+from rota.kernel.paging import READ_MAX
+from rota.kernel.rows import (
+    ATTEMPT,
+    DEADLINE,
+    KIND,
+    NEEDS,
+    PID,
+    PROJECT,
+    READY_WIDTH,
+    RUNNABLE_AT,
+    decode_needs,
+    entry_from_row,
+    json_list,
+    payload_bytes,
+)
+from rota.model import reasons
+from rota.model.events import ClaimedEntry, EntriesClaimed
+from rota.model.lifecycle import EntryState
+from rota.model.reasons import BlockingBase
+from rota.model.work import ReadyEntry
+from rota.store import Row, Transaction
+from rota.store.statements import claims as sql
+from rota.store.statements import projects as project_sql
+
+__all__ = ["CLAIM_BYTES_MAX", "ClaimPass", "PendingClaim"]
+
+CLAIM_BYTES_MAX = 16 * 1024 * 1024  # payload bytes after which a claim takes no more entries, to bound its response
+
+_sched_id = itemgetter(-1)
+_NONE = "[]"
+_NO_FLOWS = ServedFlows()
+_DISPATCHED = str(EntryState.DISPATCHED)
+
+
+class PendingClaim(NamedTuple):
+    """An entry that a pass claims, before the claim is written."""
+
+    row: Row
+    workspace: str | None
+    estimate: int
+    reason: str  # why the policy chose it
+
+    @property
+    def pid(self) -> int:
+        """The entry's agent."""
+        return self.row[PID]  # type: ignore[no-any-return]  # a row is untyped
+
+    @property
+    def project_id(self) -> str | None:
+        """The entry's project."""
+        return self.row[PROJECT]  # type: ignore[no-any-return]  # a row is untyped
+
+
+class ClaimPass:
+    """One round of claims inside one transaction."""
+
+    def __init__(self, tx: Transaction, request: ClaimRequest, now: float, due: DueSummary) -> None:
+        self.tx = tx
+        self.request = request
+        self.now = now
+        self._due = due
+        self._checks: ClaimChecks | None = None  # made at the first entry that needs a look-up
+        self.claimed: list[PendingClaim] = []
+        self.claimed_by_agent: dict[int, list[PendingClaim]] = {}  # those that went through try_claim
+        self._blocked_heads: set[int | str] = set()  # agents and projects whose first entry this claim cannot take
+        self._bytes = 0  # of the payloads claimed so far
+        self.all_blocked = False  # a reason was found that blocks every entry
+        self.blocked_pids: set[int] = set()  # agents whose entries need no further check
+        self.blocked_projects: set[str] = set()
+        self.blocked_needs: set[str] = set()  # needs that no entry can have met now
+        self.refused_groups: set[str] = set()  # "pid|kind|needs" of refused entries
+
+    @property
+    def remaining(self) -> int:
+        """How many more entries this claim can take."""
+        return 0 if self.all_blocked or self._bytes >= CLAIM_BYTES_MAX else self.request.max_n - len(self.claimed)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the claim has reached its number of entries or its size."""
+        return len(self.claimed) >= self.request.max_n or self._bytes >= CLAIM_BYTES_MAX
+
+    @property
+    def _kinds_json(self) -> str:
+        return json_list(self.request.kinds) if self.request.kinds else _NONE
+
+    @property
+    def _claim_checks(self) -> ClaimChecks:
+        if self._checks is None:
+            self._checks = ClaimChecks(self.tx, self.now, self._due, check_budgets=self.request.check_budgets)
+        return self._checks
+
+    # --- checking and claiming -------------------------------------------------------------------
+
+    def try_claim(self, row: Row, *, estimate: int = 0, reason: str = "") -> BlockingBase | None:
+        """Claim an entry and return None, or return the first reason that blocks it."""
+        if self._due.is_unrestricted and row[PROJECT] is None and row[NEEDS] is None:  # only its own row decides
+            self._add(PendingClaim(row, None, estimate, reason))
+            return None
+        entry = CheckedEntry.from_row(row)
+        blocked = self._claim_checks.first_blocking_reason(entry)
+        if blocked is not None:
+            self._exclude(entry, blocked)
+            return blocked
+        self._add(PendingClaim(row, self._claim_checks.add_claim(entry), estimate, reason))
+        return None
+
+    def _add(self, claim: PendingClaim) -> None:
+        row = claim.row
+        self.claimed.append(claim)
+        self.claimed_by_agent.setdefault(row[PID], []).append(claim)
+        self._bytes += payload_bytes(row)
+
+    def _add_all(self, rows: list[Row]) -> None:
+        """Claim entries that need no check, up to the size limit."""
+        for row in rows:
+            if self._bytes >= CLAIM_BYTES_MAX:
+                return
+            self.claimed.append(PendingClaim(row, None, 0, ""))
+            self._bytes += payload_bytes(row)
+
+    def blocking_reasons(self, row: Row) -> list[BlockingBase]:
+        """Return every reason that blocks an entry."""
+        return self._claim_checks.blocking_reasons(CheckedEntry.from_row(row))
+
+    def prefetch_projects(self, project_ids: Iterable[str]) -> None:
+        """Load many projects in one query, before their entries are checked."""
+        self._claim_checks.load_projects(project_ids)
+
+    def prefetch_owners(self, rows: list[Row]) -> None:
+        """Load the agents and projects of many entries, before the entries are checked."""
+        if not self._due.is_unrestricted or any(row[PROJECT] is not None for row in rows):
+            self._claim_checks.prefetch(rows)
+
+    def _exclude(self, entry: CheckedEntry, reason: BlockingBase) -> None:
+        """Exclude the entries that would be refused for the same reason."""
+        self.refused_groups.add(f"{entry.pid}|{entry.kind or ''}|{entry.needs_text or ''}")
+        self._blocked_heads.add(entry.project_id or NO_PROJECT)
+        match reason:
+            case reasons.PausedByOperator(level="fleet"):
+                self.all_blocked = True
+            case reasons.PausedByOperator(level="agent") | reasons.CapReached(level="agent"):
+                self.blocked_pids.add(entry.pid)
+            case reasons.OverBudget(level="agent", ask=0):
+                self.blocked_pids.add(entry.pid)
+            case reasons.OverBudget(level="global") if _is_used_up(reason):
+                self.all_blocked = True
+            case reasons.OverBudget(level="project") if _is_used_up(reason):
+                self._exclude_project(entry)
+            case (
+                reasons.ProjectInactive()
+                | reasons.PausedByOperator(level="project")
+                | reasons.CapReached(level="project")
+            ):
+                self._exclude_project(entry)
+            case reasons.LimitExhausted() if entry.needs_text is not None:
+                self.blocked_needs.add(entry.needs_text)
+
+    def _exclude_project(self, entry: CheckedEntry) -> None:
+        if entry.project_id is not None:
+            self.blocked_projects.add(entry.project_id)
+
+    # --- selecting entries -----------------------------------------------------------------------
+
+    def claim_in_strict_order(self) -> None:
+        """Claim the first entries in strict order, continuing after those that are refused."""
+        if self._due.fleet_paused_by is not None:
+            return
+        if self._due.any_capped:
+            self.blocked_pids.update(row[0] for row in self.tx.run(sql.CAPPED_OUT))
+        while (remaining := self.remaining) > 0:
+            rows = self.ready_entries(limit=min(remaining, READ_MAX))
+            refused = self._try_claim_all(rows)
+            if not refused and len(rows) < READ_MAX:
+                return
+
+    def _try_claim_all(self, rows: list[Row]) -> bool:
+        """Try to claim entries in order, up to the size limit; returns whether any was refused."""
+        if self._due.is_unrestricted and not any(row[PROJECT] is not None or row[NEEDS] is not None for row in rows):
+            self._add_all(rows)
+            return False
+        self.prefetch_owners(rows)
+        refused = False
+        for row in rows:
+            if self._bytes >= CLAIM_BYTES_MAX:
+                break
+            refused = self.try_claim(row) is not None or refused
+        return refused
+
+    def blocked_agents(self) -> set[int]:
+        """Return the agents all of whose entries would be refused: paused, at their cap, or over their grant."""
+        found: set[int] = set(self.blocked_pids)
+        if self._due.any_stopped:
+            found.update(row[0] for row in self.tx.run(sql.STOPPED))
+        if self._due.any_capped:
+            found.update(row[0] for row in self.tx.run(sql.CAPPED_OUT))
+        if self._due.any_ledger and self.request.check_budgets:
+            found.update(row[0] for row in self.tx.run(sql.BREACHED))
+        return found
+
+    def exclude_blocked_agents(self) -> None:
+        """Leave the entries of blocked agents out of everything that this pass reads."""
+        self.blocked_pids |= self.blocked_agents()
+
+    def has_more_ready(self, pid: int, claimed: int | None = None) -> bool:
+        """Whether an agent has ready entries besides those claimed, even if this claim cannot take them."""
+        count = len(self.claimed_by_agent.get(pid, ())) if claimed is None else claimed
+        return bool(len(self.tx.run(sql.READY_IDS, (pid, count + 1))) > count)
+
+    def ready_entries(self, project_id: str | None = None, *, limit: int | None = None) -> list[Row]:
+        """Return the next entries in strict order that are not excluded, of one project or of all."""
+        count = self.remaining if limit is None else limit
+        filtered = (
+            self._due.any_stopped or self._due.any_ledger or self.claimed or self.refused_groups or self.blocked_pids
+        )
+        if project_id is None and not filtered:
+            return self.tx.run(sql.READY, (self.now, self._kinds_json, count))
+        parameters = self._filter_parameters(count)
+        if project_id is None:
+            return self.tx.run(sql.READY_UNBLOCKED, parameters)
+        return self.tx.run(sql.READY_OF_PROJECT, (*parameters, project_id or None))
+
+    def nearest_deadlines(self, limit: int) -> list[Row]:
+        """Return the next entries by deadline that are not excluded."""
+        return self.tx.run(sql.READY_BY_DEADLINE, self._filter_parameters(limit))
+
+    def _filter_parameters(self, limit: int) -> tuple[Any, ...]:
+        """Return the parameters of the statements that leave out what this pass has excluded or claimed."""
+        claimed_ids = [each.row[0] for each in self.claimed]
+        sets = (self.blocked_pids, self.blocked_projects, self.blocked_needs, self.refused_groups, claimed_ids)
+        excluded = tuple(json_list(each) if each else _NONE for each in sets)
+        return self.now, self._kinds_json, limit, self.request.check_budgets, *excluded
+
+    def ensure_index(self, by: Literal["agent", "project", "deadline"]) -> None:
+        """Create the index of ready entries by agent, project or deadline if it does not exist."""
+        statements = {"agent": sql.INDEX_BY_AGENT, "project": sql.INDEX_BY_PROJECT, "deadline": sql.INDEX_BY_DEADLINE}
+        self.tx.run(statements[by])
+
+    def head_of_agent(self, pid: int) -> tuple[Row | None, bool]:
+        """Return an agent's next entry that is not excluded, and whether it has more that are ready."""
+        claimed = len(self.claimed_by_agent.get(pid, ()))
+        if pid not in self._blocked_heads and not self.refused_groups and not self.blocked_needs:
+            # nothing was skipped, so the entries claimed are the agent's first ones
+            rows = self.tx.run(sql.NEXT_OF_AGENT, (pid, 2, claimed))
+            if not rows:
+                return None, False
+            if self._matches_request(rows[0]):
+                return rows[0], len(rows) > 1
+            self._blocked_heads.add(pid)
+        rows = self.ready_entries_of_agent(pid, 1)
+        return (rows[0], self.has_more_ready(pid, claimed + 1)) if rows else (None, self.has_more_ready(pid, claimed))
+
+    def _matches_request(self, row: Row) -> bool:
+        """Whether an entry without a hold is runnable now, before its deadline, on a slot of this worker."""
+        now, kind, deadline = self.now, row[KIND], row[DEADLINE]
+        return (
+            (kind is None or kind in self.request.kinds)
+            and row[RUNNABLE_AT] <= now
+            and (deadline is None or deadline > now)
+        )
+
+    def ready_entries_of_agent(self, pid: int, limit: int) -> list[Row]:
+        """Return an agent's next entries in strict order that are not excluded."""
+        claimed_ids = [each.row[0] for each in self.claimed_by_agent.get(pid, ())]
+        prefix = f"{pid}|"
+        refused = {each.removeprefix(prefix) for each in self.refused_groups if each.startswith(prefix)}
+        sets = tuple(json_list(each) if each else _NONE for each in (refused, claimed_ids, self.blocked_needs))
+        return self.tx.run(sql.READY_OF_AGENT, (self.now, self._kinds_json, limit, pid, *sets))
+
+    def heads_of_project(self, project_id: str, limit: int, offset: int) -> list[Row]:
+        """Return the next entries of a project ("" is none) that are not excluded, after `offset` tried ones."""
+        if project_id not in self._blocked_heads:  # nothing was skipped, so the tried entries are its first ones
+            rows = self.tx.run(sql.NEXT_OF_PROJECT, (project_id or None, limit, offset))
+            if all(self.may_claim(row) for row in rows):
+                return rows
+            self._blocked_heads.add(project_id)
+        return self.ready_entries(project_id, limit=limit)
+
+    def project_heads(self) -> list[tuple[str, int, Row]]:
+        """Return the name, the weight and the first entry of every project that has an entry without a hold."""
+        return [(row[-2], row[-1], row[:-2]) for row in self.tx.run(sql.FIRST_OF_PROJECTS)]
+
+    def may_claim(self, row: Row) -> bool:
+        """Whether an entry without a hold matches the request and its agent is not known to be blocked."""
+        return self._matches_request(row) and row[PID] not in self.blocked_pids
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def write(
+        self,
+        *,
+        policy: str = "strict",
+        served: ServedFlows = _NO_FLOWS,
+        forced_by: str | None = None,
+    ) -> list[ReadyEntry]:
+        """Write all claims of the pass with one event and return the claimed entries."""
+        if not self.claimed:
+            return []
+        now, request, worker = self.now, self.request, self.request.worker
+        event = EntriesClaimed(
+            worker_id=worker.worker_id,
+            incarnation=worker.incarnation,
+            entries=[_event_entry(each) for each in self.claimed],
+            policy=policy,
+            because=[each.reason for each in self.claimed if each.reason],
+            flows=list(served.moves),
+            contexts=self._charge_requests() if self._due.any_context else {},
+            forced_by=forced_by,
+            admission_skipped=not request.check_budgets,
+        )
+        token = append(self.tx, event, now=now)
+        expires_at = now + request.timeout_s
+        head = (worker.worker_id, worker.incarnation, now, now, request.timeout_s, expires_at, token)
+        # one statement per id, in order: neighbours share pages, and one UPDATE of many rows would find each row twice
+        rows = [(*head, each.workspace, each.estimate, each.row[0]) for each in self.claimed]
+        if len(rows) == 1:
+            self.tx.run(sql.CLAIM, rows[0])
+        else:
+            self.tx.run_many(sql.CLAIM, sorted(rows, key=_sched_id))
+        fences = [(token, each.workspace) for each in self.claimed if each.workspace is not None]
+        if fences:
+            self.tx.run_many(project_sql.WORKSPACE_FENCE, fences)
+        if served.moves:
+            flows.save_moves(self.tx, served.moves, event_id=token, served_at=now)
+        if served.agents:
+            flows.mark_served(self.tx, served.agents, event_id=token, served_at=now)
+        # the columns of statements.queue.ENTRY from state on
+        tail = (_DISPATCHED, worker.worker_id, now, None, None, None, token, expires_at, 0)
+        return [_claimed_entry(each, tail) for each in self.claimed]
+
+    def _charge_requests(self) -> dict[str, int]:
+        """Charge one request per claim to contexts that count requests; returns the amounts for the event."""
+        used: dict[int, tuple[ContextRow, int]] = {}
+        for each in self.claimed:
+            for context in self._claim_checks.request_contexts(CheckedEntry.from_row(each.row)):
+                used[context.context_id] = context, used.get(context.context_id, (context, 0))[1] + 1
+        moved: dict[str, int] = {}
+        for context, count in used.values():
+            moved |= contexts.charge(self.tx, [context], {"requests": count}, self.now)
+        return moved
+
+
+def _is_used_up(reason: reasons.OverBudget) -> bool:
+    """Whether not even the smallest request would fit."""
+    return reason.used + reason.reserved >= reason.limit
+
+
+def _event_entry(claim: PendingClaim) -> ClaimedEntry:
+    row = claim.row
+    if row[NEEDS] is None:
+        return ClaimedEntry(row[0], row[PID], row[ATTEMPT] + 1)
+    needs = decode_needs(row[NEEDS])
+    return ClaimedEntry(
+        row[0], row[PID], row[ATTEMPT] + 1, {dim: needs.requested(dim, 0) for dim in needs.dims}, claim.workspace
+    )
+
+
+def _claimed_entry(claim: PendingClaim, tail: tuple[Any, ...]) -> ReadyEntry:
+    """Build the entry that the worker gets, without reading the row again."""
+    row = claim.row
+    return entry_from_row((*row[:ATTEMPT], row[ATTEMPT] + 1, *row[ATTEMPT + 1 : READY_WIDTH], *tail, claim.workspace))

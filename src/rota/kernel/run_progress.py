@@ -1,0 +1,138 @@
+"""What a supervisor reports about a run while it executes, and what a run spawns.
+
+These methods record that a run started, store its checkpoints, enqueue its children, and keep its agent's state right
+while it waits for them. They also record what the supervisor itself does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rota.errors import SchedInvalidPayload
+from rota.kernel import affinity, budget_loans
+from rota.kernel.agents import Agents, move_agent
+from rota.kernel.claim_request import check_worker
+from rota.kernel.environment import KernelEnvironment
+from rota.kernel.journal import append
+from rota.kernel.queue import Queue
+from rota.kernel.rows import encode_json
+from rota.model import events
+from rota.model.checks import RESULT_BYTES_MAX, Checks
+from rota.model.work import ScheduleSpec
+from rota.store import Transaction
+from rota.store.statements import agents as agent_sql
+from rota.store.statements import claims as sql
+
+__all__ = ["QUARANTINE", "RunProgress"]
+
+QUARANTINE = "quarantine"  # the `by` of a pause after repeated failures
+_run = Checks("RunReport", SchedInvalidPayload)
+
+
+class RunProgress:
+    """Starts, checkpoints, children and waits of runs, and the supervisor's own events."""
+
+    def __init__(self, env: KernelEnvironment, agents: Agents, queue: Queue) -> None:
+        self._env = env
+        self._agents = agents
+        self._queue = queue
+
+    # --- runs ------------------------------------------------------------------------------------
+
+    def began(self, sched_id: int, token: int, *, slot: str, runner: str, os_pid: int | None = None) -> None:
+        """Record that a runner started an entry."""
+        _run.text("slot", slot)
+        _run.text("runner", runner)
+        if os_pid is not None:
+            _run.whole("os_pid", os_pid, 1)
+        now = self._env.now()
+
+        def work(tx: Transaction) -> None:
+            run = self._queue.live_run(tx, sched_id, _run.whole("token", token))
+            event = events.RunStarted(
+                sched_id=sched_id, attempt=run.attempt, token=token, slot=slot, runner=runner, os_pid=os_pid
+            )
+            append(tx, event, now=now, pid=run.pid)
+
+        self._env.write_keeping_cache(work)
+
+    def checkpoint(self, sched_id: int, token: int, state: dict[str, Any]) -> None:
+        """Store a run's checkpoint: its next attempt gets it, and it is the result of a run that returns none."""
+        body = encode_json("state", _run.mapping("state", state), RESULT_BYTES_MAX)
+        now = self._env.now()
+
+        def work(tx: Transaction) -> None:
+            run = self._queue.live_run(tx, sched_id, _run.whole("token", token))
+            tx.run(sql.CHECKPOINT, (body, sched_id))
+            append(tx, events.RunCheckpointed(sched_id=sched_id, token=token, state=state), now=now, pid=run.pid)
+
+        self._env.write_keeping_cache(work)
+
+    # --- children --------------------------------------------------------------------------------
+
+    def spawn(self, spec: ScheduleSpec, token: int, lent: Mapping[str, int] | None = None) -> int:
+        """Enqueue a child of a run (`spec.parent_id`), with a part of the run's budget as the child's ceiling."""
+        amounts = _run.amounts("lent", lent or {})
+        parent_id = getattr(spec, "parent_id", None)
+        if type(spec) is not ScheduleSpec or parent_id is None:
+            raise _run.refuse("spec", "must be a ScheduleSpec with a parent_id")
+        wanted = msgspec.structs.replace(spec, ceiling={**spec.ceiling, **amounts}) if amounts else spec
+        now = self._env.now()
+
+        def work(tx: Transaction) -> int:
+            self._queue.live_run(tx, parent_id, _run.whole("token", token))
+            sched_id = self._queue.enqueue_in(tx, wanted, now)
+            if amounts:
+                budget_loans.lend(tx, parent_id, (sched_id, spec.pid), amounts, now)
+            return sched_id
+
+        return self._env.write(work)
+
+    def rest(self, sched_id: int, token: int, *, waiting: bool) -> dict[str, int]:
+        """Record that a run starts or stops waiting for its children.
+
+        Its agent is WAITING meanwhile, unless another run of it executes. When the run stops waiting it gets back what
+        its ended children left of their loans, which is the result.
+        """
+        _run.flag("waiting", waiting)
+        now = self._env.now()
+
+        def work(tx: Transaction) -> dict[str, int]:
+            run = self._queue.live_run(tx, sched_id, _run.whole("token", token))
+            ((state, _project),) = tx.run(agent_sql.STATE, (run.pid,))
+            if waiting and state == "RUNNING" and tx.run(sql.LIVE_RUNS, (run.pid,))[0][0] == 1:
+                move_agent(tx, run.pid, state, "WAITING", reason="children", now=now)
+            elif not waiting and state == "WAITING":
+                move_agent(tx, run.pid, state, "RUNNING", reason="children_ended", now=now)
+            return {} if waiting else budget_loans.collect(tx, sched_id, run.pid, now)
+
+        return self._env.write(work)
+
+    # --- the supervisor --------------------------------------------------------------------------
+
+    def quarantine(self, pid: int, failures: int, until_at: float) -> None:
+        """Pause an agent that keeps failing; the supervisor resumes it after `until_at`."""
+        _run.whole("failures", failures, 0)
+        _run.instant("until_at", until_at)
+        agent = self._agents.get(pid)
+        self._agents.update(pid, metadata={**agent.metadata, "quarantined_until": until_at})
+        self._agents.pause(pid, QUARANTINE, f"{failures} failures in a row")
+        event = events.AgentQuarantined(failures=failures, until_at=until_at)
+        self._env.write(lambda tx: append(tx, event, now=self._env.now(), pid=pid))
+
+    def moved(self, worker_id: str, incarnation: str, verb: str) -> None:
+        """Record that a supervisor started, drains, stopped, or took over."""
+        check_worker(worker_id, incarnation)
+        _run.one_of("verb", verb, ("started", "draining", "stopped", "took_over"))
+        event = events.SupervisorChanged(worker_id=worker_id, incarnation=incarnation, verb=verb)  # type: ignore[arg-type]  # checked
+        self._env.write(lambda tx: self._moved(tx, event))
+
+    def _moved(self, tx: Transaction, event: events.SupervisorChanged) -> None:
+        now = self._env.now()
+        append(tx, event, now=now)
+        if event.verb in ("draining", "stopped"):
+            self._env.workers_seen.mark_gone(event.worker_id)
+            affinity.expire_holds_for(tx, event.worker_id, now)

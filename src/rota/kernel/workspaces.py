@@ -1,0 +1,113 @@
+"""Workspaces: folders of a project that a run uses alone, or shares with other runs.
+
+A workspace is held by the live claim that took it and is free when that claim ends; there is no second record of its
+holders. Its fence is the highest claim token that ever held it: a process that comes with a lower token has lost its
+claim.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from rota.errors import ProjectInvalid, WorkspaceExists, WorkspaceHeld, WorkspaceUnknown
+from rota.kernel.environment import KernelEnvironment
+from rota.kernel.journal import append
+from rota.kernel.lookups import find_project
+from rota.kernel.rows import decode_needs
+from rota.model.checks import Checks
+from rota.model.events import WorkspaceAdded, WorkspaceRemoved
+from rota.model.work import Workspace
+from rota.store import Row, Transaction
+from rota.store.statements import projects as sql
+
+__all__ = ["Workspaces", "workspace_holders"]
+
+WorkspaceHolders: TypeAlias = dict[str, list[tuple[int, str, float]]]  # by workspace: sched_id, mode, since
+_project = Checks("Project", ProjectInvalid)
+_workspace = Checks("Workspace", ProjectInvalid)
+
+
+def workspace_holders(tx: Transaction, project_id: str) -> WorkspaceHolders:
+    """Return the live claims that hold each workspace of a project."""
+    held: WorkspaceHolders = {}
+    for workspace_id, sched_id, needs, since in tx.run(sql.WORKSPACE_HOLDERS, (project_id,)):
+        held.setdefault(workspace_id, []).append((sched_id, decode_needs(needs).mode or "exclusive", since))
+    return held
+
+
+class Workspaces:
+    """Adding, removing and reading the workspaces of projects."""
+
+    _env: KernelEnvironment
+
+    def add_workspace(self, workspace_id: str, project_id: str, path: str, *, source: str = "folder") -> Workspace:
+        """Add a workspace to a project."""
+        _workspace.text("workspace_id", workspace_id)
+        _workspace.text("path", path, 4096)
+        _workspace.one_of("source", source, ("folder", "worktree"))
+        now = self._env.now()
+
+        def work(tx: Transaction) -> Workspace:
+            find_project(tx, project_id)
+            if tx.run(sql.WORKSPACE_GET, (workspace_id,)):
+                raise WorkspaceExists(f"workspace {workspace_id!r} already exists", workspace_id=workspace_id)
+            if existing := tx.run(sql.WORKSPACE_AT, (path,)):
+                raise WorkspaceExists(f"{path} is already workspace {existing[0][0]!r}", workspace_id=existing[0][0])
+            tx.run(sql.WORKSPACE_ADD, (workspace_id, project_id, path, source))
+            append(tx, WorkspaceAdded(workspace_id=workspace_id, project_id=project_id, path=path), now=now)
+            tx.effects.wake_parked = True
+            return _find_workspace(tx, workspace_id)
+
+        return self._env.write(work)
+
+    def remove_workspace(self, workspace_id: str) -> None:
+        """Remove a workspace that no run holds."""
+        now = self._env.now()
+
+        def work(tx: Transaction) -> None:
+            workspace = _find_workspace(tx, workspace_id)
+            if workspace.held_by:
+                raise WorkspaceHeld(
+                    f"workspace {workspace_id!r} is held by entry {workspace.held_by[0]}", workspace_id=workspace_id
+                )
+            tx.run(sql.WORKSPACE_REMOVE, (workspace_id,))
+            append(tx, WorkspaceRemoved(workspace_id=workspace_id), now=now)
+
+        self._env.write(work)
+
+    def workspace(self, workspace_id: str) -> Workspace:
+        """Return one workspace with its holders."""
+        return self._env.read(lambda tx: _find_workspace(tx, workspace_id))
+
+    def workspaces(self, project_id: str) -> list[Workspace]:
+        """Return a project's workspaces with their holders."""
+
+        _project.text("project_id", project_id)
+
+        def work(tx: Transaction) -> list[Workspace]:
+            held = workspace_holders(tx, project_id)
+            return [_workspace_from_row(row, held) for row in tx.run(sql.WORKSPACES_OF, (project_id,))]
+
+        return self._env.read(work)
+
+
+def _find_workspace(tx: Transaction, workspace_id: str) -> Workspace:
+    rows = tx.run(sql.WORKSPACE_GET, (_workspace.text("workspace_id", workspace_id),))
+    if not rows:
+        raise WorkspaceUnknown(f"there is no workspace {workspace_id!r}", workspace_id=workspace_id)
+    return _workspace_from_row(rows[0], workspace_holders(tx, rows[0][1]))
+
+
+def _workspace_from_row(row: Row, held: WorkspaceHolders) -> Workspace:
+    workspace_id, project_id, path, source, fence = row
+    claims = held.get(workspace_id, [])
+    return Workspace(
+        workspace_id=workspace_id,
+        project_id=project_id,
+        path=path,
+        source=source,
+        lock_mode=claims[0][1] if claims else None,  # type: ignore[arg-type]  # the store has only these two modes
+        held_by=tuple(sched_id for sched_id, _, _ in claims),
+        held_since=min((since for _, _, since in claims), default=None),
+        fence=fence,
+    )

@@ -1,0 +1,64 @@
+"""How events are stored: encode, decode, and read older versions.
+
+The fields of an event type may change: raise its `version`, and add to `UPGRADES` a function from the old payload to
+the new one. Stored rows are never rewritten; they are upgraded when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rota.errors import InvalidPayload, StoreCorrupt
+from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
+from rota.model.events import EVENT_TYPES, RESERVED_PREFIX, EventData
+
+__all__ = ["UPGRADES", "check_user_event", "decode", "encode"]
+
+UPGRADES: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+_encoder = msgspec.json.Encoder()
+_event = Checks("Event", InvalidPayload)
+
+
+def encode(data: EventData) -> bytes:
+    """Return the payload to store; the kind has its own column."""
+    body = _encoder.encode(data)
+    if data.version == 1:
+        return body
+    return b'{"v":%d%s%s' % (data.version, b"" if body == b"{}" else b",", body[1:])
+
+
+def decode(kind: str, payload: dict[str, Any]) -> EventData:
+    """Return the typed data of a stored payload, upgraded to its current version."""
+    event_type = EVENT_TYPES.get(kind)
+    if event_type is None:
+        raise StoreCorrupt(f"the journal has an event of unknown kind {kind}", kind=kind)
+    version = payload.get("v", 1)
+    body = {name: value for name, value in payload.items() if name != "v"}
+    if version > event_type.version:
+        raise StoreCorrupt(f"{kind} version {version} was written by a newer rota", kind=kind, version=version)
+    while version < event_type.version:
+        body = UPGRADES[kind, version](body)
+        version += 1
+    try:
+        return msgspec.convert(body, event_type)
+    except msgspec.ValidationError as problem:
+        raise StoreCorrupt(f"a stored {kind} cannot be read: {problem}", kind=kind) from problem
+
+
+def check_user_event(kind: str, payload: dict[str, Any]) -> bytes:
+    """Check and encode a user's event: any kind without the reserved prefix, any JSON below the size limit."""
+    _event.text("kind", kind)
+    if kind.startswith(RESERVED_PREFIX):
+        raise _event.refuse("kind", f"must not begin with {RESERVED_PREFIX!r}: these are rota's own events")
+    _event.mapping("payload", payload)
+    try:
+        body = _encoder.encode(payload)
+    except (TypeError, ValueError) as problem:
+        raise _event.refuse("payload", f"is not JSON: {problem}") from problem
+    if len(body) > PAYLOAD_BYTES_MAX:
+        raise _event.refuse("payload", f"is {len(body):,} bytes; the maximum is {PAYLOAD_BYTES_MAX:,}")
+    return body

@@ -1,0 +1,179 @@
+"""Calls that have no response yet, and those of them that wait for a change.
+
+A `PendingCall` lives from the moment a call is accepted to its one response. `ChangeWaiters` holds the calls that wait
+for the end of an entry or for an event: check, wait, check again. Every commit triggers a check, which reads the store
+and so runs on a thread. A change between a check and the wait is not missed, because the call subscribes to commits
+before its first check. However many commits there are, a call has at most one check running and one more to follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeAlias
+
+import msgspec
+
+from rota.errors import RotaError, WaitTimeout
+from rota.rpc.authorization import Principal
+from rota.rpc.handlers import RpcHandlers
+from rota.rpc.methods import Method
+from rota.rpc.results.entries import CompleteAndClaimResult
+from rota.store.requests import PostedWrite
+
+__all__ = ["ChangeWaiters", "Deliver", "PendingCall", "Reply"]
+
+Reply: TypeAlias = Callable[[Any, BaseException | None], None]
+Deliver: TypeAlias = Callable[..., None]  # from any thread: call this in the loop, with these arguments
+
+
+class PendingCall:
+    """A call without a response so far."""
+
+    __slots__ = (
+        "_finished",
+        "check_again",
+        "checking",
+        "completed",
+        "gone",
+        "method",
+        "params",
+        "principal",
+        "reply",
+        "timer",
+        "unsubscribe",
+        "write",
+    )
+
+    def __init__(
+        self,
+        method: Method,
+        params: Any,
+        principal: Principal,
+        reply: Reply,
+        finished: Callable[[PendingCall, Any], None],
+    ) -> None:
+        self._finished = finished
+        self.method = method
+        self.params = params
+        self.principal = principal
+        self.reply: Reply | None = reply
+        self.write: PostedWrite[Any] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.unsubscribe: Callable[[], None] | None = None  # from the change it waits for
+        self.completed: CompleteAndClaimResult | None = None  # the runs it completed before it waits for entries
+        self.checking = False  # a check is running
+        self.check_again = False  # another check is needed after it
+        self.gone = False  # the client is gone
+
+    def respond(self, result: Any, error: BaseException | None = None) -> None:
+        """Send the response; only the first one counts."""
+        self.stop_waiting()
+        reply, self.reply = self.reply, None
+        if reply is None:
+            return
+        self._finished(self, result)
+        if not self.gone:
+            reply(result, error)
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it waits for an entry to claim."""
+        return self.write is not None and self.write.may_park and self.reply is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may wait for something to happen."""
+        return bool(getattr(self.params, "wait_s", 0.0) > 0)
+
+    def stop_waiting(self) -> None:
+        """Cancel its timer and its subscription."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if self.unsubscribe is not None:
+            self.unsubscribe()
+            self.unsubscribe = None
+
+
+class ChangeWaiters:
+    """The calls that wait for a change."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        handlers: RpcHandlers,
+        readers: ThreadPoolExecutor,
+        *,
+        deliver: Deliver,
+        fail: Callable[[PendingCall, BaseException], None],
+    ) -> None:
+        self._loop = loop
+        self._handlers = handlers
+        self._readers = readers
+        self._deliver = deliver
+        self._fail = fail
+        self._followers: dict[object, Callable[[], None]] = {}  # called after commits
+
+    def wait(self, pending: PendingCall) -> None:
+        """Respond once the change has happened, or `wait_s` has passed."""
+        if pending.params.wait_s > 0:
+            pending.timer = self._loop.call_later(pending.params.wait_s, self._time_out, pending)
+        try:
+            if pending.method.name == "kernel.sched.wait":
+                ended = partial(self._deliver, self.check, pending)
+                pending.unsubscribe = self._handlers.kernel.queue.watch(pending.params.sched_id, ended)
+            elif pending.params.wait_s > 0:
+                pending.unsubscribe = self.follow(partial(self.check, pending))
+        except RotaError as error:
+            self._fail(pending, error)
+            return
+        self.check(pending)
+
+    def check(self, pending: PendingCall, *, last: bool = False) -> None:
+        """Check whether the change has happened; `last`: respond with whatever is found."""
+        if pending.reply is None:
+            return
+        if pending.checking and not last:
+            pending.check_again = True
+            return
+        pending.checking, pending.check_again = True, False
+        params = msgspec.structs.replace(pending.params, wait_s=0.0)
+        future = self._readers.submit(self._handlers.execute, pending.method, params, pending.principal)
+        checked = partial(self._checked, last=last or pending.params.wait_s <= 0)
+        future.add_done_callback(partial(self._deliver, checked, pending))
+
+    def _checked(self, pending: PendingCall, future: Future[Any], *, last: bool) -> None:
+        pending.checking = False
+        error = future.exception()
+        if isinstance(error, WaitTimeout):
+            if last:
+                text = error.message.replace("after 0 s", f"after {pending.params.wait_s:g} s")
+                pending.respond(None, WaitTimeout(text, **error.data))
+        elif error is not None:
+            self._fail(pending, error)
+        elif last or pending.method.name == "kernel.sched.wait" or future.result().events:
+            pending.respond(future.result())
+        if pending.check_again:
+            self.check(pending)
+
+    def _time_out(self, pending: PendingCall) -> None:
+        pending.timer = None
+        self.check(pending, last=True)
+
+    def follow(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Call this in the loop after commits; the returned function ends that."""
+        key = object()
+        self._followers[key] = call
+        return lambda: self._followers.pop(key, None) and None
+
+    def committed(self) -> None:
+        """From any thread: there was a commit, so call the followers."""
+        if self._followers:
+            self._deliver(self._call_followers, None)
+
+    def _call_followers(self, _pending: None) -> None:
+        for call in list(self._followers.values()):
+            call()

@@ -1,0 +1,127 @@
+"""The daemon's directory beside the file it serves: a lock, the socket, and `daemon.json`.
+
+Only the owner may enter the directory. The lock allows one daemon per file. The operating system releases it when the
+daemon ends, however it ends, so a `daemon.json` without a held lock is stale; its process id need not be checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+import msgspec
+
+from rota.errors import StoreUnavailable
+
+__all__ = ["DaemonInfo", "RuntimeDirectory", "find_daemon"]
+
+_SOCKET_PATH_BYTES_MAX = 107  # what `sun_path` holds on Linux
+
+
+class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of `daemon.json`."""
+
+    schema: int = 1
+    pid: int
+    started_at: float
+    addresses: tuple[str, ...]  # the unix socket first
+    rota_version: str
+    protocol: int
+
+
+def _directory(store: str) -> Path:
+    return Path(f"{os.path.realpath(store)}-daemon")
+
+
+def find_daemon(store: str) -> DaemonInfo | None:
+    """Return the daemon that serves a file, or None. A stale `daemon.json` is removed, a damaged one ignored."""
+    directory = _directory(store)
+    try:
+        text = (directory / "daemon.json").read_bytes()
+    except OSError:
+        return None
+    if not _is_held(directory / "lock"):
+        with contextlib.suppress(OSError):
+            (directory / "daemon.json").unlink()
+        return None
+    try:
+        return msgspec.json.decode(text, type=DaemonInfo)
+    except msgspec.DecodeError:
+        return None
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class RuntimeDirectory:
+    """A daemon's directory beside the file it serves."""
+
+    def __init__(self, store: str, socket: str | None = None) -> None:
+        self._directory = _directory(store)
+        self._info_file = self._directory / "daemon.json"
+        self._lock: int | None = None
+        self.socket = str(self._directory / "rota.sock") if socket is None else os.path.realpath(socket)
+        size = len(os.fsencode(self.socket))
+        if size > _SOCKET_PATH_BYTES_MAX:
+            text = f"the socket's path has {size} bytes, at most {_SOCKET_PATH_BYTES_MAX} are possible: {self.socket}"
+            raise StoreUnavailable(text, hint="Give a shorter path with --socket.")
+
+    def acquire(self) -> None:
+        """Take the lock, or raise an error that names the daemon that holds it."""
+        for directory in {self._directory, Path(self.socket).parent}:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_permissions()
+        lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            os.close(lock)
+            hint = "Connect to that daemon, or stop it first."
+            raise StoreUnavailable(self._other_daemon(), hint=hint) from problem
+        self._lock = lock
+        with contextlib.suppress(FileNotFoundError):  # a killed daemon leaves its socket behind
+            Path(self.socket).unlink()
+
+    def _check_permissions(self) -> None:
+        """Raise an error if other users may enter the socket's directory: they could replace the socket."""
+        directory = Path(self.socket).parent
+        mode = directory.stat().st_mode & 0o777
+        if mode & 0o077:
+            text = f"other users may enter {directory} (mode {mode:o})"
+            raise StoreUnavailable(text, hint=f"Run: chmod 700 {directory}")
+
+    def _other_daemon(self) -> str:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            info = msgspec.json.decode(self._info_file.read_bytes(), type=DaemonInfo)
+            return f"process {info.pid} already serves this file, at {info.addresses[0]}"
+        return "another daemon already serves this file"
+
+    def publish(self, info: DaemonInfo) -> None:
+        """Write `daemon.json`, atomically."""
+        part = self._info_file.with_suffix(".part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(info))
+        part.replace(self._info_file)
+
+    def release(self) -> None:
+        """Remove `daemon.json` and the socket, then release the lock."""
+        for path in (self._info_file, Path(self.socket)):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

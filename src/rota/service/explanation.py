@@ -1,0 +1,344 @@
+"""Explain why an entry is not running, by a dry run of the claim that would start it.
+
+There are two kinds of reasons. *Blocking* reasons come from the check of the claim itself; all of them are listed, not
+only the first. *Ordering* reasons come from making the claim: the same worker, number of entries, policy and flow state
+(a copy of it), in a transaction that is rolled back (see kernel/dry_run.py). The entries that this claim takes run
+first. If the entry is not among them, one more claim of `LOOK_MAX` entries is made after it, and the place of the entry
+there is its position.
+
+    no reason at all      ⇔  that claim, made now, returns the entry
+    no blocking reason    ⇔  force_claim, made now, succeeds
+
+Both hold because nothing is modelled: the code that explains is the code that claims. What a later claim will do, when
+other entries have been claimed, is unknown; so an estimate says what it is based on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, cast
+
+import msgspec
+
+from rota.errors import SchedInvalidPayload
+from rota.kernel import affinity
+from rota.kernel.claim_pass import ClaimPass, PendingClaim
+from rota.kernel.claim_request import ClaimRequest, make_claim_request
+from rota.kernel.dry_run import DryRun
+from rota.kernel.due_summary import DueSummary
+from rota.kernel.flows import ServedFlows
+from rota.kernel.rows import DISPATCHED_AT, KIND, PID, PRIORITY, RUNNABLE_AT, STATE, state_and_hold
+from rota.model import reasons
+from rota.model.checks import Checks
+from rota.model.explanation import EntryAhead, Explanation, StartEstimate, Suggestion
+from rota.model.lifecycle import EntryState
+from rota.model.reasons import BlockingBase, BlockingReason, OrderingReason
+from rota.model.work import ReadyEntry
+from rota.policy.contract import Policy
+from rota.service.dispatcher import Dispatcher
+from rota.service.entry_history import read_history
+from rota.service.policy_in_force import PolicyChoice, find_policy
+from rota.service.ranked_pass import WINDOW_MAX
+from rota.service.suggestions import suggestions_for
+from rota.store import Row, Transaction
+from rota.store.statements import claims as claim_sql
+from rota.store.statements import journal as journal_sql
+from rota.store.statements import queue as queue_sql
+
+__all__ = ["LOOK_MAX", "NAMED_MAX", "RECENT_MAX", "explain"]
+
+LOOK_MAX = 500  # entries after the claim itself that are examined for a position
+NAMED_MAX = 5  # entries ahead that are listed
+RECENT_MAX = 1_000  # events that the recent claim rate is computed from
+_NONE_SERVED = ServedFlows()
+_HELD_FOR_WORKER = (EntryState.QUEUED, "worker")
+_checks = Checks("Queue", SchedInvalidPayload)
+
+
+def explain(
+    dispatcher: Dispatcher,
+    sched_id: int,
+    *,
+    worker_id: str = "any-worker",
+    max_n: int = 1,
+    policy: Policy | str | None = None,
+    kinds: Sequence[str] = (),
+    now: float | None = None,
+    policy_from_store: bool = False,
+) -> Explanation:
+    """Explain why an entry is not running, by what a claim of this worker would do now.
+
+    The default policy is that of the dispatcher. With `policy_from_store`, for callers that do not claim with this
+    dispatcher, it is the policy in force on the store.
+    """
+    _checks.whole("sched_id", sched_id)
+    request = make_claim_request(worker_id=worker_id, max_n=max_n, kinds=kinds, now=now)
+
+    def work(dry_run: DryRun) -> tuple[Row, Explanation]:
+        affinity.release_for_claim(dry_run.tx, request, dry_run.now, dry_run.due)
+        row = dry_run.row(sched_id)
+        choice = _choose_policy(dispatcher, dry_run, policy, policy_from_store)
+        return row, _explain(dispatcher, dry_run, row, request, choice)
+
+    row, explanation = dispatcher.kernel.dry_run(work, now=now)
+    return _with_history(dispatcher, row, explanation)
+
+
+def _with_history(dispatcher: Dispatcher, row: Row, explanation: Explanation) -> Explanation:
+    """Add the history up to the same event. It is past, so a read transaction is enough and blocks no writer."""
+    history = dispatcher.kernel.store.read(lambda tx: read_history(tx, row, explanation.cursor))
+    return msgspec.structs.replace(explanation, story=history.steps, story_is_whole=history.is_complete)
+
+
+def _choose_policy(
+    dispatcher: Dispatcher, dry_run: DryRun, policy: Policy | str | None, policy_from_store: bool
+) -> PolicyChoice:
+    if policy is not None:
+        return PolicyChoice(dispatcher.resolve_policy(policy), "named in the request")
+    if policy_from_store:
+        return find_policy(dry_run.tx, dry_run.cursor, dispatcher)
+    return PolicyChoice(dispatcher.policy, "the policy of this dispatcher")
+
+
+def _explain(
+    dispatcher: Dispatcher, dry_run: DryRun, row: Row, request: ClaimRequest, choice: PolicyChoice
+) -> Explanation:
+    blocking = _blocking(ClaimPass(dry_run.tx, request, dry_run.now, dry_run.due), row)
+    result = _ClaimResult(policy=choice.policy.name)
+    if row[STATE] == EntryState.QUEUED and row[KIND] is not None and row[KIND] not in request.kinds:
+        result = result._replace(ordering=(_no_slot(dry_run, row),))
+    elif state_and_hold(row) == _HELD_FOR_WORKER:
+        result = result._replace(ordering=(_waits_for_worker(dry_run, row),))
+    elif not blocking:
+        result = _make_claim(dispatcher, dry_run, row, request, choice.policy)
+    return Explanation(
+        sched_id=row[0],
+        pid=row[PID],
+        state=row[STATE],
+        cursor=dry_run.cursor,
+        now=dry_run.now,
+        worker_id=request.worker.worker_id,
+        max_n=request.max_n,
+        kinds=request.kinds,
+        policy=result.policy,
+        policy_source=choice.source,
+        blocking=blocking,
+        ordering=result.ordering,
+        position=result.position,
+        ahead=tuple(_ahead(each) for each in result.first[:NAMED_MAX]),
+        estimate=_estimate(dry_run, row, blocking, result.ordering),
+        changes=tuple(_suggestions(dry_run, row, blocking, result)),
+    )
+
+
+def _blocking(claim: ClaimPass, row: Row) -> tuple[BlockingReason, ...]:
+    """All blocking reasons; for an entry that runs or has ended only that, since it would count against itself."""
+    found = cast("list[BlockingReason]", claim.blocking_reasons(row))
+    return tuple(found[:1] if row[STATE] != EntryState.QUEUED else found)
+
+
+# --- making the claim ----------------------------------------------------------------------------
+
+
+class _WatchedPass(ClaimPass):
+    """A pass that records what happens to one entry."""
+
+    def __init__(self, tx: Transaction, request: ClaimRequest, now: float, due: DueSummary, row: Row) -> None:
+        super().__init__(tx, request, now, due)
+        self._row = row
+        self.policy = "strict"
+        self.index: int | None = None  # among the claimed entries
+        self.shown = False  # whether the policy saw it
+        self.blocked_by: list[BlockingBase] = []  # what blocks it after others were claimed
+
+    def write(
+        self, *, policy: str = "strict", served: ServedFlows = _NONE_SERVED, forced_by: str | None = None
+    ) -> list[ReadyEntry]:
+        """Record whether the entry was claimed; then write, so that the next pass does not find it."""
+        self.policy = policy
+        ids = [each.row[0] for each in self.claimed]
+        if self._row[0] in ids:
+            self.index = ids.index(self._row[0])
+        else:
+            self.blocked_by = self.blocking_reasons(self._row)
+        return super().write(policy=policy, served=served, forced_by=forced_by)
+
+    def ready_entries(self, project_id: str | None = None, *, limit: int | None = None) -> list[Row]:
+        """Also record whether the entry is shown."""
+        return self._record(super().ready_entries(project_id, limit=limit))
+
+    def ready_entries_of_agent(self, pid: int, limit: int) -> list[Row]:
+        """Also record whether the entry is shown."""
+        return self._record(super().ready_entries_of_agent(pid, limit))
+
+    def nearest_deadlines(self, limit: int) -> list[Row]:
+        """Also record whether the entry is shown."""
+        return self._record(super().nearest_deadlines(limit))
+
+    def heads_of_project(self, project_id: str, limit: int, offset: int) -> list[Row]:
+        """Also record whether the entry is shown."""
+        return self._record(super().heads_of_project(project_id, limit, offset))
+
+    def project_heads(self) -> list[tuple[str, int, Row]]:
+        """Also record whether the entry is shown."""
+        found = super().project_heads()
+        self._record([row for _, _, row in found])
+        return found
+
+    def _record(self, rows: list[Row]) -> list[Row]:
+        self.shown = self.shown or any(row[0] == self._row[0] for row in rows)
+        return rows
+
+
+class _ClaimResult(NamedTuple):
+    """What the claim did."""
+
+    policy: str
+    ordering: tuple[OrderingReason, ...] = ()
+    position: int | None = None
+    first: Sequence[PendingClaim] = ()  # the entries that run first
+    claimed: int = 0  # how many of them are in the claim itself
+
+
+def _make_claim(
+    dispatcher: Dispatcher, dry_run: DryRun, row: Row, request: ClaimRequest, policy: Policy
+) -> _ClaimResult:
+    """Make the claim, and one more after it if the entry was not reached."""
+    find = dispatcher.dry_run(policy)
+    claim = last = _WatchedPass(dry_run.tx, request, dry_run.now, dry_run.due, row)
+    find(claim, dry_run.due)
+    first = claim.claimed
+    if claim.index is None and claim.is_full:
+        last = _WatchedPass(dry_run.tx, request._replace(max_n=LOOK_MAX), dry_run.now, dry_run.due, row)
+        find(last, dry_run.due)
+        first = claim.claimed + last.claimed
+    if last.index is not None:
+        position = len(first) - len(last.claimed) + last.index + 1
+        first = first[: position - 1]
+    else:
+        position = None
+    ordering = () if claim.index is not None else tuple(_ordering_reasons(claim, last, first))
+    return _ClaimResult(claim.policy, ordering, position, first, len(claim.claimed))
+
+
+def _ordering_reasons(
+    claim: _WatchedPass, last: _WatchedPass, first: Sequence[PendingClaim]
+) -> Iterator[OrderingReason]:
+    """Why a claim took other entries, or none, instead of an entry that is not blocked."""
+    listed = tuple(each.row[0] for each in first[:NAMED_MAX])
+    if claim.is_full:
+        yield reasons.Outranked(
+            policy=claim.policy,
+            ahead=len(first),
+            first=listed,
+            score=_score(last.claimed[last.index]) if last.index is not None else "",
+            at_least=last.index is None and last.is_full,
+        )
+    if last.index is None and not last.is_full:
+        if last.blocked_by:
+            yield reasons.CrowdedOut(by=listed, then=tuple(cast("list[BlockingReason]", last.blocked_by)))
+        elif last.shown:
+            yield reasons.NotPicked(policy=claim.policy)
+        else:
+            yield reasons.OutsideWindow(window=WINDOW_MAX)
+
+
+def _no_slot(dry_run: DryRun, row: Row) -> OrderingReason:
+    """The worker has no slot of its kind. The number of busy ones shows whether any worker has."""
+    busy = sum(count for _, _, kind, _, _, count in dry_run.tx.run(claim_sql.LIVE) if kind == row[KIND])
+    return reasons.NoSlot(kind=row[KIND], busy=busy)
+
+
+def _waits_for_worker(dry_run: DryRun, row: Row) -> OrderingReason:
+    worker_id, until_at = dry_run.tx.run(queue_sql.AFFINITY_WORKER, (row[0],))[0]
+    return reasons.WaitsForWorker(worker_id=worker_id, until_at=until_at)
+
+
+def _ahead(claim: PendingClaim) -> EntryAhead:
+    return EntryAhead(claim.row[0], claim.pid, claim.project_id, _score(claim))
+
+
+def _score(claim: PendingClaim) -> str:
+    """The reason of the policy; strict order records none, so it comes from the row."""
+    priority, ready_at = claim.row[PRIORITY : RUNNABLE_AT + 1]
+    return claim.reason or f"priority {priority}, ready {f'at {ready_at}' if ready_at else 'immediately'}"
+
+
+# --- estimate and suggestions --------------------------------------------------------------------
+
+
+def _estimate(
+    dry_run: DryRun, row: Row, blocking: Sequence[BlockingBase], ordering: Sequence[OrderingReason]
+) -> StartEstimate:
+    if row[STATE] != EntryState.QUEUED:
+        return StartEstimate(row[DISPATCHED_AT], f"it is {row[STATE]}")
+    if blocking:
+        return _when_unblocked(blocking)
+    if not ordering:
+        return StartEstimate(dry_run.now, "the next such claim returns it")
+    last = ordering[-1]
+    if isinstance(last, reasons.WaitsForWorker):
+        return StartEstimate(last.until_at, "any worker may claim it then; its own worker may claim it earlier")
+    return (
+        _by_claim_rate(dry_run, last) if isinstance(last, reasons.Outranked) else StartEstimate(None, last.sentence())
+    )
+
+
+def _when_unblocked(blocking: Iterable[BlockingBase]) -> StartEstimate:
+    """When the last blocking reason ends, if all of them end by time alone."""
+    latest = 0.0
+    for reason in blocking:
+        at = _ends_at(reason)
+        if at is None:
+            return StartEstimate(None, f"it is unknown when this ends: {reason.sentence()}")
+        latest = max(latest, at)
+    return StartEstimate(latest, "when the last blocking reason ends; other entries may then run first")
+
+
+def _ends_at(reason: BlockingBase) -> float | None:
+    match reason:
+        case reasons.NotYetRunnable(runnable_at=at):
+            return at
+        case reasons.BackingOff(until_at=until) | reasons.LimitExhausted(until_at=until):
+            return until
+        case reasons.ContextExhausted(until_at=until) | reasons.OverBudget(frees_at=until):
+            return until
+    return None
+
+
+def _by_claim_rate(dry_run: DryRun, outranked: reasons.Outranked) -> StartEstimate:
+    """When the entries ahead are claimed, at the recent rate of claims."""
+    span = (max(0, dry_run.cursor - RECENT_MAX), dry_run.cursor)
+    count, since = dry_run.tx.run(journal_sql.RECENT_CLAIMS, span)[0]
+    elapsed_s = dry_run.now - since if since is not None else 0.0
+    first = f"{'at least ' * outranked.at_least}{outranked.ahead:,} before it"
+    if not count or elapsed_s <= 0:
+        return StartEstimate(None, f"{first}, and no entry was claimed recently")
+    basis = f"{first}; {count:,} were claimed in the last {elapsed_s:.0f} s"
+    return StartEstimate(dry_run.now + outranked.ahead * elapsed_s / count, basis)
+
+
+def _suggestions(
+    dry_run: DryRun, row: Row, blocking: Sequence[BlockingBase], result: _ClaimResult
+) -> Iterator[Suggestion]:
+    """The smallest change for each blocking reason; for the order one change is enough."""
+    yield from suggestions_for(dry_run, row, blocking)
+    if any(isinstance(reason, reasons.NoSlot) for reason in result.ordering):
+        yield Suggestion(f"start a worker that has a slot of kind {row[KIND]}")
+    elif any(isinstance(reason, reasons.WaitsForWorker) for reason in result.ordering):
+        yield Suggestion("let any worker claim it", "queue.release", {"sched_id": row[0]})
+    elif result.ordering and result.policy == "strict" and result.claimed:
+        priority = _high_enough(result)
+        yield Suggestion(
+            f"raise its priority to {priority}", "queue.change", {"sched_id": row[0], "priority": priority}
+        )
+    elif result.ordering:
+        arguments = {"sched_id": row[0], "worker_id": "operator"}
+        yield Suggestion("force its claim: nothing blocks it", "queue.force_claim", arguments)
+
+
+def _high_enough(result: _ClaimResult) -> int:
+    """A priority above the last claimed entry, or above all of them if they leave too little capacity for it."""
+    priorities = [each.row[PRIORITY] for each in result.first[: result.claimed]]
+    crowded = any(isinstance(reason, reasons.CrowdedOut) for reason in result.ordering)
+    return int(max(priorities) if crowded else min(priorities)) + 1

@@ -1,0 +1,166 @@
+"""SQLite connections: open a file, check that it is rota's, migrate it, and run statements with rota's errors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from rota.errors import InvalidInput, SchemaMismatch, StoreCorrupt, StoreUnavailable
+from rota.store import migrations
+from rota.store.engine import TransactionLost
+from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
+from rota.store.statements import file as sql
+
+__all__ = [
+    "BUSY_TIMEOUT_MS",
+    "DAMAGED",
+    "SqliteTransaction",
+    "check_file",
+    "configure",
+    "connect",
+    "migrate",
+    "translate_errors",
+]
+
+BUSY_TIMEOUT_MS = 10_000  # how long another program may hold SQLite's lock before the caller gets an error
+CACHE_KIB = 8 * 1024  # page cache per connection: bounds memory. More gains nothing, the system caches the file too
+STAMP_CHARS_MAX = 20  # of a schema version: Python refuses to parse a number of thousands of digits
+
+# not caused by the statement: these end the whole transaction, or leave no way to go on with it
+_LOST = (apsw.FullError, apsw.IOError, apsw.NoMemError, apsw.BusyError, apsw.CantOpenError, apsw.ProtocolError)
+DAMAGED = (apsw.CorruptError, apsw.NotADBError)
+_TRANSLATED = (*_LOST, *DAMAGED, TypeError, OverflowError, UnicodeEncodeError)
+
+
+# --- opening -------------------------------------------------------------------------------------
+
+
+def connect(path: str, *, read_only: bool = False) -> apsw.Connection:
+    """Open a connection, or raise StoreUnavailable or StoreCorrupt."""
+    flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    with translate_errors("open", path):
+        connection = apsw.Connection(path, flags=flags)
+    connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+    return connection
+
+
+def configure(connection: apsw.Connection) -> None:
+    """Set the pragmas that every connection shares."""
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+
+
+@contextlib.contextmanager
+def translate_errors(action: str, path: str) -> Iterator[None]:
+    """Raise errors of SQLite and of the system as rota's own errors."""
+    try:
+        yield
+    except DAMAGED as problem:
+        text = f"cannot {action} {path}: not a rota database, or damaged: {problem}"
+        wrong_file = "Check that this is the right file. If it is, restore it from a backup."
+        hint = wrong_file if isinstance(problem, apsw.NotADBError) else None
+        raise StoreCorrupt(text, hint=hint, path=path) from problem
+    except (apsw.Error, OSError, TransactionLost) as problem:
+        raise StoreUnavailable(f"cannot {action} {path}: {problem}", path=path) from problem
+
+
+def check_file(connection: apsw.Connection, *, read_only: bool) -> None:
+    """Refuse a file that is not rota's, or that cannot be opened this way, and leave it unchanged."""
+    try:
+        _check_version(connection, read_only=read_only)
+    except SchemaMismatch:
+        # the last connection that closes a file checkpoints its log into it: prevent that
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(_has_log(connection)))
+        raise
+    if connection.readonly("main") and not read_only:
+        text = f"{connection.filename} is not writable"
+        raise StoreUnavailable(text, hint="Change its permissions, or open it with read_only=True.")
+
+
+def _check_version(connection: apsw.Connection, *, read_only: bool) -> None:
+    steps = migrations.plan(_schema_version(connection), empty=_is_empty(connection))
+    if read_only and steps:
+        text = "the file has an older schema, and a read-only connection never migrates it"
+        raise SchemaMismatch(text, hint="Migrate it: `rota db migrate`.")
+
+
+def _schema_version(connection: apsw.Connection) -> str | None:
+    if not connection.execute(sql.META_EXISTS.sql).fetchall():
+        return None
+    try:
+        rows = connection.execute(sql.META_GET.sql, ("schema_version",)).fetchall()
+    except apsw.SQLError as problem:
+        raise SchemaMismatch(f"the file's kernel_meta table belongs to another program: {problem}") from problem
+    return str(rows[0][0])[:STAMP_CHARS_MAX] if rows else None
+
+
+def _is_empty(connection: apsw.Connection) -> bool:
+    return not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+
+
+def _has_log(connection: apsw.Connection) -> bool:
+    log = Path(f"{connection.filename}-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
+def migrate(tx: Transaction) -> None:
+    """Apply the missing schema steps. They are determined inside the transaction: another process may have migrated."""
+    tables = tx.run(sql.META_EXISTS)
+    rows = tx.run(sql.META_GET, ("schema_version",)) if tables else []
+    for step in migrations.plan(str(rows[0][0]) if rows else None, empty=not tables):
+        tx.run(migrations.step(step))
+        tx.run(sql.META_SET, ("schema_version", str(step)))
+
+
+# --- statements ----------------------------------------------------------------------------------
+
+
+class SqliteTransaction:
+    """An open transaction, as one request sees it."""
+
+    __slots__ = ("_cursor", "effects", "foreign_version")
+
+    def __init__(self, cursor: apsw.Cursor, effects: TransactionEffects, foreign_version: int = 0) -> None:
+        self._cursor = cursor
+        self.effects = effects
+        self.foreign_version = foreign_version
+
+    def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run a statement and return its rows."""
+        try:
+            return self._cursor.execute(statement.sql, parameters).fetchall()
+        except _TRANSLATED as problem:
+            raise _translated(problem) from problem
+
+    def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
+        """Run a statement that inserts one row and return the row's id."""
+        try:
+            self._cursor.execute(statement.sql, parameters)
+        except _TRANSLATED as problem:
+            raise _translated(problem) from problem
+        return self._cursor.connection.last_insert_rowid()
+
+    def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
+        """Insert one row for each row of parameters and return the first id; the other ids follow it."""
+        self.run_many(statement, parameters)
+        return self._cursor.connection.last_insert_rowid() - len(parameters) + 1
+
+    def run_many(self, statement: Statement, parameters: Iterable[Sequence[Any]]) -> None:
+        """Run a statement once for each row of parameters."""
+        try:
+            self._cursor.executemany(statement.sql, parameters).fetchall()  # without fetchall it stops at a result row
+        except _TRANSLATED as problem:
+            raise _translated(problem) from problem
+
+
+def _translated(problem: BaseException) -> BaseException:
+    """The rota error for a failed statement."""
+    if isinstance(problem, _LOST):
+        return TransactionLost(str(problem))
+    if isinstance(problem, DAMAGED):
+        return StoreCorrupt(f"the file is damaged: {problem}")
+    return InvalidInput(f"a value cannot be stored: {problem}")  # the last resort, if an earlier check missed it

@@ -1,0 +1,48 @@
+"""A world with one row of every kind, for tests of refused calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rota.kernel import Kernel
+from tests.kernel.world import World
+
+NAN, INF = float("nan"), float("inf")
+SURROGATE = "\ud800"  # half a character, which cannot be encoded
+PID, DEAD_PID = 1, 2
+QUEUED, RUNNING, DONE, BACKED_OFF, AFTER = 1, 2, 3, 4, 5
+
+
+class PopulatedWorld(World):
+    """A world with one row of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projects.create("lab")
+        self.projects.add_workspace("desk", "lab", "/desk")
+        assert self.agent(project_id="lab") == PID
+        assert self.agent() == DEAD_PID
+        self.kernel.terminate(DEAD_PID, "failed")
+        self.ledger.create(PID, {"tokens": 1_000})
+        self.ledger.charge(PID, "tokens", 50)
+        self.ledger.set_budget("project", "lab", "tokens", 10_000)
+        self.context_id = self.contexts.create(bound_to="name", bound_id="api", budget=500, period_s=60).context_id
+        for sched_id in (QUEUED, RUNNING, DONE, BACKED_OFF):
+            assert self.put(PID) == sched_id
+        for sched_id in (RUNNING, DONE, BACKED_OFF):
+            self.queue.force_claim(sched_id, worker_id="worker")
+        self.token = self.queue.get(RUNNING).token or 0
+        self.queue.complete(DONE, "completed")
+        self.queue.complete(BACKED_OFF, "crashed", token=self.queue.get(BACKED_OFF).token)
+        assert self.put(PID, after=(RUNNING,), on_failed="hold") == AFTER
+
+    def image(self) -> bytes:
+        """Return the whole store as bytes: faster to compare and to restore than its rows."""
+        connection: Any = self.store._engine.connection  # type: ignore[attr-defined]  # in memory there is one
+        return bytes(connection.serialize("main"))
+
+    def restore(self, image: bytes) -> None:
+        """Restore an image."""
+        connection: Any = self.store._engine.connection  # type: ignore[attr-defined]
+        connection.deserialize("main", image)
+        self.begin(Kernel(self.store, rng=self.rng))

@@ -1,0 +1,456 @@
+"""How SQLite finds the rows of every statement: by key, by an index, along a short index, or by looking at all of them.
+
+Each statement stands in one of two tables below. `HOT` has the statements of every claim, enqueue and completion: how
+each gets at every table is written down and must stay so, and it never looks at all entries. In `COLD` is what may
+look at everything, with the reason. A new statement is in neither, and fails until its plan has been checked.
+
+    by key        one row, or a stretch of rows, by primary key
+    by NAME       some rows, by that index
+    along NAME    an index from its beginning, in its order: only ever a partial one, which holds few rows, or
+                  holds them in the order that is wanted, so that a LIMIT ends it
+    at an end     the first or the last row
+    whole         all rows
+    sorts, groups what was found is sorted, or put into groups, before it is returned
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import apsw
+import apsw.ext
+import pytest
+
+from rota import store
+from rota.store import Statement, statements
+
+SOURCE = Path(__file__).parents[2] / "src" / "rota"
+ENTRIES = "agent_schedule_queue"
+
+# --- what is expected ----------------------------------------------------------------------------
+
+HOT: Mapping[str, tuple[str, ...]] = {
+    "agent_create": (),
+    "agent_get": ("agent_processes by key",),
+    "agent_state": ("agent_processes by key",),
+    "agent_states": ("agent_processes by key",),
+    "agent_find": ("agent_processes by idx_process_name",),
+    "agent_move": ("agent_processes by key",),
+    "agent_touch": ("agent_processes by key",),
+    "agent_set": ("agent_processes by key",),
+    "agent_pause": ("agent_processes by key",),
+    "ledger_create": (),
+    "ledger_get": ("agent_ledgers by key",),
+    "ledger_line": ("agent_ledgers by key",),
+    "ledger_charge": ("agent_ledgers by key",),
+    "ledger_grant": ("agent_ledgers by key",),
+    "budget_set": (),
+    "budget_drop": ("budgets by key",),
+    "budget_window": ("budgets by key",),
+    "window_open": (),
+    "window_close": ("usage_windows by key",),
+    "window_empty": ("usage_buckets by key",),
+    "windows_shared": ("usage_windows whole",),
+    "bucket_add": ("usage_windows by key",),
+    "window_add": ("usage_windows by key",),
+    "buckets_newest": ("usage_buckets by key", "sorts"),
+    "bucket_take": ("usage_buckets by key",),
+    "bucket_put": (),
+    "buckets_of": ("usage_buckets by key",),
+    "window_set": ("usage_windows by key", "usage_buckets by key"),
+    "window_take": ("usage_windows by key",),
+    "windows_due": ("usage_windows by idx_window_edge",),
+    "buckets_leave": ("usage_buckets by key",),
+    "window_roll": ("usage_windows by key", "usage_buckets by key"),
+    "due_summary": (
+        "agent_schedule_queue by idx_sched_queue_held",
+        "agent_schedule_queue by idx_sched_queue_live",
+        "agent_schedule_queue by idx_sched_queue_deadline",
+        "usage_windows by idx_window_edge",
+        "contexts by idx_context_refill",
+        "kept_entries by idx_kept_until",
+        "entry_fallout whole",
+        "kernel_meta by key",
+        "agent_processes along idx_process_stopped",
+        "agent_processes along idx_process_capped",
+        "agent_ledgers whole",
+        "budgets by key",
+        "contexts whole",
+    ),
+    "entries_ready": ("agent_schedule_queue along idx_sched_queue_pickable",),
+    "entries_ready_unblocked": (
+        "agent_schedule_queue along idx_sched_queue_pickable",
+        "agent_processes along idx_process_stopped",
+        "agent_ledgers along idx_ledger_breached",
+    ),
+    "entries_ready_of_agent": ("agent_schedule_queue by idx_sched_queue_pickable_by_agent",),
+    "entries_next_of_agent": ("agent_schedule_queue by idx_sched_queue_pickable_by_agent",),
+    "entries_next_of_project": ("agent_schedule_queue by idx_sched_queue_pickable_by_project",),
+    "entries_first_of_projects": (
+        "agent_schedule_queue by idx_sched_queue_pickable_by_project",
+        "agent_schedule_queue by key",
+        "agent_schedule_queue by idx_sched_queue_pickable_by_project",
+        "projects by key",
+    ),
+    "entries_ready_ids": ("agent_schedule_queue by idx_sched_queue_pickable_by_agent",),
+    "entries_ready_of_project": (
+        "agent_schedule_queue by idx_sched_queue_pickable_by_project",
+        "agent_processes along idx_process_stopped",
+        "agent_ledgers along idx_ledger_breached",
+    ),
+    "entries_ready_by_deadline": (
+        "agent_schedule_queue by idx_sched_queue_pickable_by_deadline",
+        "agent_processes along idx_process_stopped",
+        "agent_ledgers along idx_ledger_breached",
+    ),
+    "agents_stopped": ("agent_processes along idx_process_stopped",),
+    "agents_breached": ("agent_ledgers along idx_ledger_breached",),
+    "agents_capped_out": ("agent_schedule_queue along idx_sched_queue_live", "agent_processes by key", "groups"),
+    "claims_live": ("agent_schedule_queue along idx_sched_queue_live", "groups"),
+    "claims_live_shares": ("agent_schedule_queue along idx_sched_queue_live", "groups"),
+    "agent_facts": ("agent_processes by key",),
+    "agent_fact": ("agent_processes by key", "agent_ledgers by key"),
+    "ledger_facts": ("agent_ledgers by key",),
+    "project_facts": ("projects by key",),
+    "budget_facts": ("budgets by key", "usage_windows by key"),
+    "entry_claim": ("agent_schedule_queue by key",),
+    "claim_heartbeat": ("agent_schedule_queue by key",),
+    "claim_spend": ("agent_schedule_queue by key",),
+    "claim_of": ("agent_schedule_queue by key", "entry_after by idx_after_waits_for"),
+    "claims_of": ("agent_schedule_queue by key", "entry_after by idx_after_waits_for"),
+    "entry_complete": ("agent_schedule_queue by key",),
+    "entry_requeue": ("agent_schedule_queue by key",),
+    "entries_held_due": ("agent_schedule_queue by idx_sched_queue_held",),
+    "claims_expired": ("agent_schedule_queue by idx_sched_queue_live",),
+    "claims_stale": ("agent_schedule_queue along idx_sched_queue_live",),
+    "entries_past_deadline": ("agent_schedule_queue by idx_sched_queue_deadline",),
+    "entry_expire": ("agent_schedule_queue by key",),
+    "claims_extend_all": ("agent_schedule_queue along idx_sched_queue_live",),
+    "claims_of_worker": ("agent_schedule_queue along idx_sched_queue_live",),
+    "context_create": (),
+    "context_get": ("contexts by key",),
+    "context_bound": ("contexts by idx_context_bound",),
+    "context_update": ("contexts by key",),
+    "context_revoke": ("contexts by key",),
+    "context_throttle": ("contexts by idx_context_bound",),
+    "context_due": ("contexts by idx_context_refill",),
+    "meta_get": ("kernel_meta by key",),
+    "meta_prefix": ("kernel_meta by key",),
+    "meta_set": (),
+    "meta_unset": ("kernel_meta by key",),
+    "agent_flow_move": (),
+    "agent_flow_served": (),
+    "agent_flow_touch": (),
+    "agent_flow_enter": (),
+    "agent_flow_leave": ("agent_flows by key",),
+    "agent_flows_since": ("agent_flows by idx_agent_flow_stamp", "agent_processes by key"),
+    "agent_flows_of": ("agent_processes by key", "agent_flows by key"),
+    "owners_ready": (
+        "agent_schedule_queue by idx_sched_queue_pickable_by_agent",
+        "agent_schedule_queue by idx_sched_queue_pickable_by_agent",
+    ),
+    "owners_new": ("agent_schedule_queue by key", "groups"),
+    "last_entry": ("agent_schedule_queue at an end",),
+    "project_flow_move": (),
+    "project_flow_touch": (),
+    "project_flows_of": ("project_flows by key", "projects by key"),
+    "project_flows_since": ("project_flows by idx_project_flow_stamp", "projects by key"),
+    "agents_with_live_runs": ("agent_processes by key", "agent_schedule_queue along idx_sched_queue_live"),
+    "claim_checkpoint": ("agent_schedule_queue by key",),
+    "claims_live_runs": ("agent_schedule_queue along idx_sched_queue_live",),
+    "dim_is_budgeted": ("agent_ledgers by key", "budgets by key", "budgets by key"),
+    "entry_set_needs": ("agent_schedule_queue by key",),
+    "entry_standing": ("agent_schedule_queue by key",),
+    "loan_add": (),
+    "loan_charged": ("agent_events by idx_events_pid",),
+    "loan_forget": ("entry_loans by key",),
+    "loan_of": ("entry_loans by key",),
+    "loans_settled": ("entry_loans by idx_loans_parent", "agent_schedule_queue by key"),
+    "event_append": (),
+    "event_tail": ("agent_events by key",),
+    "event_tail_kinds": ("agent_events by key",),
+    "event_tail_of": ("agent_events by idx_events_pid",),
+    "event_ends": ("agent_events at an end", "agent_events at an end"),
+    "event_from": ("agent_events by key",),
+    "events_naming": ("agent_events by key",),
+    "recent_claims": ("agent_events by key",),
+    "last_claim": ("agent_events by key",),
+    "last_failure": ("agent_events by key",),
+    "events_prune": ("agent_events by key", "agent_events by key", "agent_events at an end"),
+    "checkpoint_put": (),
+    "checkpoint_get": ("journal_checkpoints by key", "journal_checkpoints by key"),
+    "checkpoint_drop": ("journal_checkpoints by key",),
+    "entry_states": ("agent_schedule_queue by key",),
+    "graph_run_take": (),
+    "graph_run_get": ("graph_runs by sqlite_autoindex_graph_runs_1",),
+    "graph_run_commit": ("graph_runs by sqlite_autoindex_graph_runs_1",),
+    "graph_run_forget": ("graph_runs by sqlite_autoindex_graph_runs_1",),
+    "project_create": (),
+    "project_get": ("projects by key",),
+    "project_set": ("projects by key",),
+    "workspace_add": (),
+    "workspace_get": ("workspaces by key",),
+    "workspace_at": ("workspaces by idx_workspace_path",),
+    "workspaces_of": ("workspaces by idx_workspace_project",),
+    "workspace_remove": ("workspaces by key",),
+    "workspace_fence": ("workspaces by key",),
+    "workspace_holders": (
+        "workspaces by idx_workspace_project",
+        "agent_schedule_queue by idx_sched_queue_workspace",
+        "sorts",
+    ),
+    "entry_enqueue": (),
+    "entry_enqueue_plain": (),
+    "entry_copy": ("agent_schedule_queue by key",),
+    "entry_copy_tags": ("entry_tags by idx_tags_entry",),
+    "entry_by_key": ("agent_schedule_queue by idx_sched_queue_key",),
+    "entry_duplicate": ("agent_schedule_queue by idx_sched_queue_pid",),
+    "entry_tag": (),
+    "entry_get": ("agent_schedule_queue by key",),
+    "entry_filtered_of_agent": ("agent_schedule_queue by idx_sched_queue_pid", "entry_tags by key"),
+    "entry_filtered_of_tag": ("entry_tags by key", "agent_schedule_queue by key", "entry_tags by key"),
+    "entry_filtered_count_of_agent": ("agent_schedule_queue by idx_sched_queue_pid", "entry_tags by key"),
+    "entry_matching_ids": ("agent_schedule_queue by key", "entry_tags by key"),
+    "entry_matching_ids_of_agent": ("agent_schedule_queue by idx_sched_queue_pid", "entry_tags by key"),
+    "entry_for_change": ("agent_schedule_queue by key",),
+    "entry_change": ("agent_schedule_queue by key",),
+    "entry_cancel": ("agent_schedule_queue by key",),
+    "entry_release": ("agent_schedule_queue by key",),
+    "affinity_add": (),
+    "affinity_get": ("kept_entries by key", "agent_schedule_queue by key"),
+    "affinity_worker": ("kept_entries by key",),
+    "affinity_reorder": ("kept_entries by key",),
+    "affinity_first": ("kept_entries by idx_kept_worker", "agent_schedule_queue by key"),
+    "affinity_due": ("kept_entries by idx_kept_until", "agent_schedule_queue by key"),
+    "affinity_end_by": ("kept_entries by idx_kept_until",),
+    "affinity_end_by_of_worker": ("kept_entries by idx_kept_worker", "kept_entries by idx_kept_worker"),
+    "affinity_remove": ("kept_entries by key",),
+    "worker_has_claim": ("agent_schedule_queue along idx_sched_queue_live",),
+    "entry_dependent": ("agent_schedule_queue by key",),
+    "entry_set_options": ("agent_schedule_queue by key",),
+    "entry_request_cancel": ("agent_schedule_queue by key",),
+    "after_add": (),
+    "entry_states_of": ("agent_schedule_queue by key",),
+    "entry_predecessors": ("entry_after by key", "agent_schedule_queue by key"),
+    "entry_awaited": ("entry_after by idx_after_waits_for",),
+    "entry_dependents": ("entry_after by idx_after_waits_for", "agent_schedule_queue by key"),
+    "dependents_pending_add": (),
+    "dependents_pending_next": ("entry_fallout whole",),
+    "dependents_pending_advance": ("entry_fallout by key",),
+    "dependents_pending_done": ("entry_fallout by key",),
+    "entries_prune": (
+        "agent_schedule_queue by key",
+        "agent_schedule_queue at an end",
+        "entry_after by idx_after_waits_for",
+        "agent_schedule_queue by key",
+    ),
+}
+
+# What runs in every claim: here nothing is sorted, because the index has the order already.
+CLAIM_PATH = (
+    "due_summary",
+    "entries_ready",
+    "entries_ready_unblocked",
+    "entries_ready_of_agent",
+    "entries_next_of_agent",
+    "entries_next_of_project",
+    "entries_ready_ids",
+    "entries_ready_of_project",
+    "entries_first_of_projects",
+    "entries_ready_by_deadline",
+    "agents_stopped",
+    "agents_breached",
+    "agents_capped_out",
+    "claims_live",
+    "claims_live_shares",
+    "agent_facts",
+    "agent_fact",
+    "ledger_facts",
+    "project_facts",
+    "budget_facts",
+    "entry_claim",
+    "entries_held_due",
+    "entry_release",
+    "affinity_first",
+    "affinity_due",
+    "affinity_remove",
+    "claims_expired",
+    "entries_past_deadline",
+    "entry_expire",
+    "windows_due",
+    "context_due",
+    "context_bound",
+    "agent_flows_since",
+    "agent_flows_of",
+    "owners_ready",
+    "owners_new",
+    "last_entry",
+    "project_flows_since",
+    "windows_shared",
+    "agent_flow_move",
+    "agent_flow_served",
+    "agent_flow_enter",
+    "agent_flow_leave",
+    "project_flow_move",
+    "workspace_fence",
+    "event_append",
+)
+
+COLD: Mapping[str, str] = {
+    "graph_run_list": "A page for a person, by name.",
+    "index_by_agent": "Once in the life of a file, when a policy first wants it.",
+    "index_by_deadline": "Once in the life of a file, when a policy first wants it.",
+    "index_by_project": "Once in the life of a file, when a policy first wants it.",
+    "agent_list": "A page for a person, by pid.",
+    "agent_count": "The total beside a page.",
+    "agent_count_by_state": "For `info`.",
+    "agent_last_pid": "For `info`; the table has a row for each kind of id.",
+    "agents_paused": "Once, at start, over paused agents.",
+    "agent_interrupted": "Once, at start, over those that were at work.",
+    "budgets_all": "A listing of budgets.",
+    "event_count": "For `info`.",
+    "ledger_breached": "A listing, over those that are over their limit.",
+    "ledger_states": "A checkpoint holds all of them.",
+    "project_flow_states": "A checkpoint holds all of them.",
+    "agent_flow_states": "A checkpoint holds all of them.",
+    "context_states": "A checkpoint holds all of them.",
+    "context_list": "A page for a person, by id.",
+    "project_list": "A page for a person, by id.",
+    "project_count": "The total beside a page.",
+    "entry_count_by_state": "For `counts`.",
+    "entry_filtered": "A page for a person, by id: a LIMIT ends it.",
+    "entry_filtered_count": "The total beside a page.",
+    "windows_of_dim": "Over all projects, when the window of shares is given another length.",
+    "meta_exists": "Once, when a file is opened.",
+    "integrity": "Looks at every page there is: that is what it is for.",
+    "orphans": "Looks at every row there is: that is what it is for.",
+}
+
+# --- reading plans -------------------------------------------------------------------------------
+
+
+def modules() -> Iterator[tuple[str, Mapping[str, object]]]:
+    for module in pkgutil.iter_modules(statements.__path__):
+        yield module.name, vars(importlib.import_module(f"{statements.__name__}.{module.name}"))
+
+
+def every_statement() -> dict[str, Statement]:
+    return {value.name: value for _, names in modules() for value in names.values() if isinstance(value, Statement)}
+
+
+STATEMENTS = every_statement()
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apsw.Connection]:
+    path = str(tmp_path_factory.mktemp("plans") / "rota.db")
+    store.open(path).close()
+    opened = apsw.Connection(path)
+    for statement in STATEMENTS.values():
+        if statement.sql.startswith("CREATE INDEX"):  # made when they are first wanted
+            opened.execute(statement.sql)
+    yield opened
+    opened.close()
+
+
+_ACCESS = re.compile(
+    r"(?P<verb>SEARCH|SCAN) (?P<table>\w+)"
+    r"(?: USING (?:COVERING )?INDEX (?P<index>\w+)| USING (?P<key>INTEGER PRIMARY KEY|PRIMARY KEY))?"
+)
+
+
+def plan(connection: apsw.Connection, statement: Statement) -> tuple[str, ...]:
+    """How a statement gets at its rows, in the words of this file."""
+    count = apsw.ext.query_info(connection, statement.sql).bindings_count
+    rows = connection.execute(f"EXPLAIN QUERY PLAN {statement.sql}", (None,) * count).fetchall()
+    tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    found: list[str] = []
+    for step in (str(row[-1]) for row in rows):
+        if step.startswith("USE TEMP B-TREE"):
+            found.append("sorts" if step.endswith("ORDER BY") else "groups")
+        access = _ACCESS.match(step)
+        table = _table(access["table"], statement.sql, tables) if access is not None else None
+        if access is not None and table is not None:
+            found.append(f"{table} {_way(access)}")
+    return tuple(found)
+
+
+def _table(name: str, sql: str, tables: list[str]) -> str | None:
+    """The table behind a name in a plan: itself, or what the statement calls so; None for lists and constants."""
+    if name in tables:
+        return name
+    named = re.search(rf"\b({'|'.join(tables)}) (?:AS )?{name}\b", sql)
+    return named[1] if named else None
+
+
+def _way(access: re.Match[str]) -> str:
+    if access["index"]:
+        return f"{'by' if access['verb'] == 'SEARCH' else 'along'} {access['index']}"
+    if access["key"]:
+        return "by key"
+    return "at an end" if access["verb"] == "SEARCH" else "whole"
+
+
+# --- tests ---------------------------------------------------------------------------------------
+
+
+def test_every_statement_has_a_name_of_its_own_and_has_been_thought_about() -> None:
+    values = [value for _, names in modules() for value in names.values() if isinstance(value, Statement)]
+    assert len({value.name for value in values}) == len({value.sql for value in values}) == len(set(values))
+    assert sorted([*HOT, *COLD]) == sorted(STATEMENTS)
+    assert set(CLAIM_PATH) <= set(HOT)
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_a_hot_statement_finds_its_rows_as_it_is_written_down(connection: apsw.Connection, name: str) -> None:
+    assert plan(connection, STATEMENTS[name]) == HOT[name]
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_a_hot_statement_never_looks_at_all_entries(connection: apsw.Connection, name: str) -> None:
+    partial = {
+        row[0]
+        for row in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql LIKE '% WHERE %'")
+    }
+    for access in HOT[name]:
+        assert access != f"{ENTRIES} whole"
+        if " along " in access:
+            assert access.split(" along ")[1] in partial
+
+
+@pytest.mark.parametrize("name", CLAIM_PATH)
+def test_on_the_claim_path_nothing_is_sorted(name: str) -> None:
+    assert "sorts" not in HOT[name]
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_every_limit_parameter_has_a_plus(name: str) -> None:
+    """SQLite prepares a statement again for each value of a bare `LIMIT ?`; `LIMIT +?` is prepared once."""
+    assert not re.search(r"\bLIMIT\s+[?:@$]", STATEMENTS[name].sql, re.IGNORECASE)
+
+
+def test_every_statement_is_used() -> None:
+    uses = {use for path in SOURCE.rglob("*.py") for use in _uses(path)}
+    made = {
+        (module, name) for module, names in modules() for name, value in names.items() if isinstance(value, Statement)
+    }
+    assert made - uses == set()
+
+
+def _uses(path: Path) -> Iterator[tuple[str, str]]:
+    """Which statements a file names, as (module, name)."""
+    tree = ast.parse(path.read_text())
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == statements.__name__:
+            aliases |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{statements.__name__}."):
+            yield from ((node.module.rsplit(".", 1)[1], alias.name) for alias in node.names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            yield aliases[node.value.id], node.attr
