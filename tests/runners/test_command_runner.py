@@ -19,7 +19,7 @@ from rota.fleet.runners.program import INLINE_BYTES_MAX
 from rota.fleet.runners.resources import RunnerResources
 from rota.model.work import Limits
 from tests.host.support import dies, until, watch
-from tests.runtime.recording import LIMITED, RecordingChannel, Running, assignment, python, shell
+from tests.runners.recording import LIMITED, RecordingChannel, Running, assignment, python, shell
 
 PRINT_ENV = "import json, os, sys; print(json.dumps([dict(os.environ), sys.stdin.read(), os.getcwd()]))"
 

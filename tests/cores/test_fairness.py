@@ -13,7 +13,7 @@ from rota.cores.runqueue import Rule
 from rota.sim.build import build_simulation
 from rota.sim.report import SimReport, ThreadReport, make_report
 from rota.sim.scenario import parse_scenario
-from tests.cpu.harness import MS, EngineHarness
+from tests.cores.harness import MS, EngineHarness
 
 SLICE = 3 * MS  # of the normal latency class
 

@@ -32,7 +32,7 @@ from rota.errors import (
 )
 from rota.sim.build import build_simulation
 from rota.sim.scenario import parse_scenario
-from tests.cpu.harness import MS, EngineHarness
+from tests.cores.harness import MS, EngineHarness
 
 CAPACITY = Capacity(memory_bytes=1000, slots=4, tokens=500, devices=frozenset(("microphone", "speaker")))
 

@@ -12,7 +12,7 @@ import rota.agent
 from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.runners.ndjson import NdjsonRunner
 from rota.fleet.runners.resources import RunnerResources
-from tests.runtime.recording import RecordingChannel, Running, assignment
+from tests.runners.recording import RecordingChannel, Running, assignment
 
 HEAD = "from rota.agent import *\n"
 

@@ -19,8 +19,8 @@ from rota.fleet.runners.contract import RunOutcome
 from rota.fleet.runners.resources import RunnerResources
 from rota.model.work import Limits
 from tests.host.support import dies, until, watch
-from tests.runtime import functions
-from tests.runtime.recording import RecordingChannel, Running, assignment
+from tests.runners import functions
+from tests.runners.recording import RecordingChannel, Running, assignment
 
 KINDS = ["thread", "process"]
 
@@ -89,11 +89,11 @@ def test_a_function_may_have_no_context_and_may_be_async(run: Run) -> None:
 
 
 def test_a_wrapped_function_is_found_by_its_name(run: Run) -> None:
-    assert run("x", {"a": 4}, function="tests.runtime.functions:behind").result == 8
+    assert run("x", {"a": 4}, function="tests.runners.functions:behind").result == 8
 
 
 @pytest.mark.parametrize(
-    "where", ["tests.runtime.functions:nothing", "no.such.module:f", "tests.runtime.functions:NOT_A_FUNCTION", "%"]
+    "where", ["tests.runners.functions:nothing", "no.such.module:f", "tests.runners.functions:NOT_A_FUNCTION", "%"]
 )
 def test_a_function_that_cannot_be_loaded_fails_the_run_with_its_path(run: Run, where: str) -> None:
     outcome = run("x", function=where)
@@ -301,8 +301,8 @@ def test_a_package_may_add_a_runner_and_errors_name_it(monkeypatch: pytest.Monke
     package.mkdir()
     (package / "METADATA").write_text("Name: pigeons\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text(
-        "[rota.runners]\npigeon = tests.runtime.test_callable_runner:Pigeon\nbroken = no.such:thing\n"
-        "command = tests.runtime.test_callable_runner:Pigeon\n"
+        "[rota.runners]\npigeon = tests.runners.test_callable_runner:Pigeon\nbroken = no.such:thing\n"
+        "command = tests.runners.test_callable_runner:Pigeon\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     registry._added.cache_clear()

@@ -6,7 +6,7 @@ import pytest
 
 from rota.cores.events import CallEntity, CoreTick, ExitEntity, Migrate, Reply, Steal, Wake
 from rota.errors import EntityUnknown
-from tests.cpu.harness import MS, EngineHarness
+from tests.cores.harness import MS, EngineHarness
 
 
 def test_runtime_grows_while_an_entity_runs_and_not_while_it_is_blocked() -> None:

@@ -44,7 +44,7 @@ from rota.cores.telemetry import LABELS, EngineTrace
 from rota.errors import RotaError
 from rota.model.budgets import CRITICALITIES, Criticality
 from rota.sim.build import build_simulation
-from tests.cpu.random_scenarios import random_scenario
+from tests.cores.random_scenarios import random_scenario
 
 MS = 1_000_000
 STORIES = int(os.environ.get("ROTA_CPU_STORIES", "5000" if os.environ.get("ROTA_SOAK") else "150"))

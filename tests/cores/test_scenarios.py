@@ -18,8 +18,8 @@ from rota.sim.build import build_simulation
 from rota.sim.report import make_report
 from rota.sim.scenario import Scenario, ThreadSpec, weight_of
 from rota.sim.simulation import Simulation
-from tests.cpu.lag_checker import LagChecker, check_budgets, check_conservation
-from tests.cpu.random_scenarios import random_scenario
+from tests.cores.lag_checker import LagChecker, check_budgets, check_conservation
+from tests.cores.random_scenarios import random_scenario
 
 MS = 1_000_000
 SLICE_MAX = 12 * MS  # of the longest latency class

@@ -27,7 +27,7 @@ from rota.errors import (
     StaleHandle,
 )
 from rota.model.budgets import Handle
-from tests.cpu.harness import MS, EngineHarness
+from tests.cores.harness import MS, EngineHarness
 
 # --- admission -----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 from rota.fleet.runners.resources import RunnerResources
 from rota.host.lineage import children_of
 from tests.host.support import PATIENCE_S, until
-from tests.runtime.recording import RecordingChannel
+from tests.runners.recording import RecordingChannel
 
 
 @pytest.fixture

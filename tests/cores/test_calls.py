@@ -9,7 +9,7 @@ import pytest
 from rota.cores.calls import CALL_DEPTH_MAX, CALLERS_MAX
 from rota.cores.events import CallEntity, CallFailed, ExitEntity, Kill, PostTimeout, Reply, Revoke, RunEntity, Wake
 from rota.errors import DonationCycle, EntityIllegalTransition, LimitExceeded
-from tests.cpu.harness import MS, EngineHarness
+from tests.cores.harness import MS, EngineHarness
 
 
 def test_a_call_donates_the_budget_and_the_reply_returns_it() -> None:

@@ -26,7 +26,7 @@ from rota.cores.events import (
 from rota.cores.placement import STEAL_LOOKS_MAX, STEAL_TRIES_MAX
 from rota.cores.removal import EXITS_MAX
 from rota.errors import ContextInvalid, EntityIllegalTransition, EntityUnknown, InvalidInput, Refused
-from tests.cpu.harness import MS, EngineHarness
+from tests.cores.harness import MS, EngineHarness
 
 # --- waking --------------------------------------------------------------------------------------
 

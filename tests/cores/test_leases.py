@@ -29,7 +29,7 @@ from rota.errors import (
     LeaseRefused,
     StaleHandle,
 )
-from tests.cpu.harness import MS, EngineHarness
+from tests.cores.harness import MS, EngineHarness
 
 
 def leased_harness(cores: int = 3) -> EngineHarness:

@@ -17,7 +17,7 @@ from rota.fleet.runners.ndjson import EXIT_GRACE_S, IPC_TIMEOUT_S, NdjsonRunner
 from rota.fleet.runners.resources import RunnerResources
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.work import Limits
-from tests.runtime.recording import RecordingChannel, Running, assignment, python
+from tests.runners.recording import RecordingChannel, Running, assignment, python
 
 HEAD = """
 import json, sys
