@@ -58,7 +58,7 @@ def together(opened: SqliteStore, sizes: dict[str, int]) -> dict[str, str]:
         begun.set()
         happened(end)
 
-    opened._writer._queue = queued = WatchedQueue()
+    opened._queue = queued = WatchedQueue()
     holder = Caller(lambda: opened.write(hold))
     happened(begun)
     callers = {}

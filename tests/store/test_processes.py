@@ -106,7 +106,7 @@ def test_foreign_version_changes_with_writes_of_another_program(path: str, opene
 def room(opened: Store) -> WatchedParking:
     """The parked requests of this process."""
     assert isinstance(opened, SqliteStore)
-    opened._writer._parked.requests = made = WatchedParking()
+    opened._parked.requests = made = WatchedParking()
     return made
 
 
@@ -148,7 +148,7 @@ def test_notifications_work_for_a_path_longer_than_a_socket_address(
     monkeypatch.setattr(ipc_notify, "POLL_S", 3_600.0)
     deep = SqliteStore(path)
     deep.write(lambda tx: tx.run(WORDS))
-    deep._writer._parked.requests = room = WatchedParking()
+    deep._parked.requests = room = WatchedParking()
     assert wait_for_a_word_of_another_process(path, deep, room, lambda: until_listening(path)) == ["word"]
     deep.close()
 

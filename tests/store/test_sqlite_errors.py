@@ -102,7 +102,7 @@ def test_a_file_locked_by_another_program_is_an_error_after_the_timeout(
 def test_a_statement_that_meets_damage_raises_store_corrupt(path: str) -> None:
     opened = store.open(path)
     opened.write(lambda tx: tx.run(WORDS))
-    opened.write(lambda tx: tx.run_many(PUT, ((f"word {n}" * 50,) for n in range(2_000))))
+    opened.write(lambda tx: tx.run_many(PUT, [(f"word {n}" * 50,) for n in range(2_000)]))
     opened.close()
     damage(Path(path))
     damaged = store.open(path)

@@ -27,7 +27,7 @@ from rota.store.parking import ParkedRequests
 from rota.store.protocol import Transaction, TransactionEffects
 from rota.store.requests import Request, RequestState
 
-__all__ = ["RETRY_S", "BatchRunner"]
+__all__ = ["RETRY_S", "BatchRunner", "call_each"]
 
 RETRY_S = 1.0  # how long the parked requests wait after the store itself has failed
 T = TypeVar("T")
@@ -54,29 +54,9 @@ class BatchRunner:
         self._is_writer_thread = is_writer_thread
         self._foreign_commit = False  # another process has written, and `take_foreign_commit` has not reported it yet
 
-    # --- one request, the usual case -------------------------------------------------------------
+    # --- one request, after a failure ------------------------------------------------------------
 
-    def run_single(self, work: Callable[[Transaction], T]) -> T:
-        """Do what `run` does for one write while no request is parked, in one step.
-
-        This path is short for a reason: after a disk flush the CPU caches are cold, and every call costs twice as much.
-        """
-        self.lock_owner = threading.get_ident()
-        effects, engine = TransactionEffects(), self._engine
-        try:
-            try:
-                engine.begin()
-                value = work(engine.transaction(effects))
-                engine.commit()
-            except BaseException as problem:
-                return self._recover_single(work, effects, problem)
-            if not engine.sole_user or self.listeners or effects.on_commit:
-                _call_each((engine.notify_listeners, *self.listeners, *effects.on_commit))
-            return value
-        finally:
-            self.lock_owner = None
-
-    def _recover_single(
+    def recover_single(
         self, work: Callable[[Transaction], T], effects: TransactionEffects, problem: BaseException
     ) -> T:
         """Roll back a single write that failed and raise its error; if the transaction was lost, run it once more."""
@@ -210,7 +190,7 @@ class BatchRunner:
 
     def _fail(self, request: Request[Any], error: BaseException) -> Request[Any]:
         """Make an error the result of a request whose changes are undone."""
-        _call_each(request.effects.on_rollback)
+        call_each(request.effects.on_rollback)
         request.value, request.error, request.applied = None, error, False
         request.effects = TransactionEffects()
         return request
@@ -218,7 +198,7 @@ class BatchRunner:
     def _reset(self, batch: list[Request[Any]], parked: list[Request[Any]]) -> None:
         """Put requests of a lost transaction back to where they were before it; the parked ones wait on."""
         for request in [*batch, *parked]:
-            _call_each(request.effects.on_rollback)
+            call_each(request.effects.on_rollback)
             request.value, request.error, request.applied = None, None, False
             request.effects = TransactionEffects()
         with self._mutex:
@@ -231,10 +211,10 @@ class BatchRunner:
         """Notify other processes, the listeners here, and the `on_commit` calls of the requests."""
         applied = [request for request in done if request.applied]
         if applied:
-            _call_each((self._engine.notify_listeners, *self.listeners))
+            call_each((self._engine.notify_listeners, *self.listeners))
         for request in applied:
             if request.effects.on_commit:
-                _call_each(request.effects.on_commit)
+                call_each(request.effects.on_commit)
 
     def _finish(self, done: list[Request[Any]]) -> None:
         if len(done) == 1:
@@ -252,7 +232,7 @@ class BatchRunner:
                 self._parked.retry_all_at(self._clock.now())
 
 
-def _call_each(calls: Iterable[Callable[[], object]]) -> None:
+def call_each(calls: Iterable[Callable[[], object]]) -> None:
     """Call each. One that raises is logged and affects neither the others nor the result."""
     for call in calls:
         try:

@@ -6,8 +6,10 @@ requests share its commit. A call returns only after its commit is durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from rota.clock import Clock
 
@@ -25,17 +27,14 @@ class Statement(NamedTuple):
     sql: str
 
 
-class TransactionEffects:
+class TransactionEffects(msgspec.Struct, eq=False):
     """What the store has to do because of a request, besides returning its result."""
 
-    __slots__ = ("applies_to_equivalents", "on_commit", "on_rollback", "retry_at", "wake_parked")
-
-    def __init__(self) -> None:
-        self.wake_parked = False  # parked requests may find something now: run them again in this transaction
-        self.retry_at: float | None = None  # wall-clock time at which this request may find something, if it parks
-        self.applies_to_equivalents = True  # an empty result holds for every request with the same equivalence key
-        self.on_commit: list[Callable[[], None]] = []  # called once the transaction is durable
-        self.on_rollback: list[Callable[[], None]] = []  # called if the transaction never becomes durable
+    wake_parked: bool = False  # parked requests may find something now: run them again in this transaction
+    retry_at: float | None = None  # wall-clock time at which this request may find something, if it parks
+    applies_to_equivalents: bool = True  # an empty result holds for every request with the same equivalence key
+    on_commit: list[Callable[[], None]] = []  # called once the transaction is durable
+    on_rollback: list[Callable[[], None]] = []  # called if the transaction never becomes durable
 
 
 class Transaction(Protocol):
@@ -51,6 +50,10 @@ class Transaction(Protocol):
         """Run a statement and return its rows."""
         ...
 
+    def run_for(self, statement: Statement, keys: Collection[int | str]) -> list[Row]:
+        """Run a statement whose one parameter is a list of keys (`statements.queue.IDS`) and return its rows."""
+        ...
+
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
         """Run a statement that inserts one row and return the row's id."""
         ...
@@ -59,7 +62,7 @@ class Transaction(Protocol):
         """Insert one row for each row of parameters and return the first id; the other ids follow it."""
         ...
 
-    def run_many(self, statement: Statement, parameters: Iterable[Sequence[Any]]) -> None:
+    def run_many(self, statement: Statement, parameters: Collection[Sequence[Any]]) -> None:
         """Run a statement once for each row of parameters."""
         ...
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import apsw
 
@@ -19,10 +19,9 @@ from rota.clock import Clock, SystemClock
 from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
 from rota.store.engine import TransactionLost
 from rota.store.ipc_notify import CommitListener
-from rota.store.protocol import Transaction, TransactionEffects, WakeHandle
-from rota.store.requests import PostedWrite
-from rota.store.sqlite_connection import SqliteTransaction, configure, connect, migrate, translate_errors
-from rota.store.sqlite_engine import MEMORY, Durability, open_engine
+from rota.store.protocol import Transaction, TransactionEffects
+from rota.store.sqlite_connection import configure, connect, migrate, translate_errors
+from rota.store.sqlite_engine import MEMORY, Durability, SqliteEngine, SqliteTransaction, open_engine
 from rota.store.statements import file as sql
 from rota.store.writer import Writer
 
@@ -34,8 +33,10 @@ BACKUP_PAGES = 1_024  # copied at a time
 T = TypeVar("T")
 
 
-class SqliteStore:
-    """A database file, or a database in memory."""
+class SqliteStore(Writer):
+    """A database file, or a database in memory: a writer over its engine, and readers beside it."""
+
+    _engine: SqliteEngine
 
     def __init__(
         self,
@@ -53,77 +54,25 @@ class SqliteStore:
             raise InvalidInput(f"durability must be full or normal, not {durability!r}", field="durability")
         if not path:
             raise InvalidInput("the path is empty", field="path")
-        self.clock: Clock = clock or SystemClock()
         # as SQLite does it: a relative path or a link still means the same file after a change of directory
         self._path = path = path if path == MEMORY else os.path.realpath(path)
-        self._read_only = read_only
         self._readers: list[apsw.Connection] = []
         self._guard = threading.Lock()  # guards the readers and all that follows
         self._foreign_listeners: tuple[Callable[[], None], ...] = ()  # called when another process has written
         self._commit_listener: CommitListener | None = None
-        self._closed = False
+        self._released = False
         with translate_errors("open", path):
             self._engine = open_engine(path, durability, read_only=read_only)
-        self._writer = Writer(self._engine, self.clock)
+        super().__init__(self._engine, clock or SystemClock())
         try:
             if not read_only:
                 with translate_errors("migrate", path):
-                    self._writer.write(migrate)
+                    self.write(migrate)
         except BaseException:
             self._engine.close()
             raise
 
-    # --- reading and writing ---------------------------------------------------------------------
-
-    def write(self, work: Callable[[Transaction], T]) -> T:
-        """Run work in a write transaction: all of it is committed or, if it raises, none of it."""
-        if self._read_only:
-            self._check_writable()
-        return self._writer.write(work)
-
-    def wait(
-        self,
-        work: Callable[[Transaction], list[T]],
-        timeout_s: float,
-        equivalence_key: Hashable = None,
-        handle: WakeHandle | None = None,
-    ) -> list[T]:
-        """Like write, but while the result is empty, park the request until it has one, the timeout or an interrupt."""
-        self._check_writable()
-        if timeout_s > 0:
-            self._start_listening()
-        return self._writer.wait(work, timeout_s, equivalence_key, handle)
-
-    def interrupt(self, handle: WakeHandle) -> None:
-        """Wake the request parked on this handle; if none is parked, the next wait returns immediately."""
-        self._writer.interrupt(handle)
-
-    def post(self, writes: Sequence[PostedWrite[Any]]) -> None:
-        """Queue writes together, without waiting for them."""
-        self._check_writable()
-        if any(write.may_park for write in writes):
-            self._start_listening()
-        self._writer.post(writes)
-
-    def try_run(self, writes: Sequence[PostedWrite[Any]]) -> bool:
-        """Run posted writes on this thread in one commit if no other writer is active; return whether they ran."""
-        self._check_writable()
-        if any(write.may_park for write in writes):
-            self._start_listening()
-        return self._writer.try_run(writes)
-
-    def wait_delivered(self) -> None:
-        """Return when the batch whose results are being delivered has delivered all of them."""
-        self._writer.wait_delivered()
-
-    @property
-    def parked(self) -> int:
-        """The number of parked requests."""
-        return self._writer.parked
-
-    def withdraw(self, write: PostedWrite[Any]) -> None:
-        """End the wait of a posted write."""
-        self._writer.withdraw(write)
+    # --- reading ---------------------------------------------------------------------------------
 
     def read(self, work: Callable[[Transaction], T]) -> T:
         """Run work on one consistent view, without writing and without waiting for writers."""
@@ -134,9 +83,8 @@ class SqliteStore:
 
     def dry_run(self, work: Callable[[Transaction], T]) -> T:
         """Run work as `write` does and always roll back. It holds the write lock and notifies no listener."""
-        self._check_writable()
         effects = TransactionEffects()
-        with self._writer.exclusive():
+        with self.exclusive():
             if self._engine.connection.in_transaction:
                 raise StoreError("a dry run inside a write", hint="Call dry_run outside of the transaction.")
             try:
@@ -162,7 +110,7 @@ class SqliteStore:
 
     def _read_memory(self, work: Callable[[Transaction], T]) -> T:
         """Read on the only connection there is: with the write lock held, and with writing disabled."""
-        with self._writer.exclusive():
+        with self.exclusive():
             connection = self._engine.connection
             if connection.in_transaction:
                 raise StoreError("a read inside a write", hint="Use the open transaction.")
@@ -175,7 +123,7 @@ class SqliteStore:
     @contextlib.contextmanager
     def _reader(self) -> Iterator[apsw.Connection]:
         with self._guard:
-            self._check_open()
+            self._check_readable()
             connection = self._readers.pop() if self._readers else None
         if connection is None:
             connection = self._connect_reader()
@@ -183,7 +131,7 @@ class SqliteStore:
             yield connection
         finally:
             with self._guard:
-                keep = not self._closed and len(self._readers) < READERS_MAX
+                keep = not self._released and len(self._readers) < READERS_MAX
                 if keep:
                     self._readers.append(connection)
             if not keep:
@@ -195,13 +143,9 @@ class SqliteStore:
             configure(connection)
         return connection
 
-    def _check_open(self) -> None:
-        if self._closed:
+    def _check_readable(self) -> None:
+        if self._released:
             raise StoreUnavailable("the store is closed", hint="Open it again.")
-
-    def _check_writable(self) -> None:
-        if self._read_only:
-            raise StoreUnavailable(f"{self._path} was opened read-only", hint="Open it without read_only.")
 
     # --- other processes -------------------------------------------------------------------------
 
@@ -210,23 +154,24 @@ class SqliteStore:
         with self._guard:
             self._foreign_listeners = (*self._foreign_listeners, call)
             if not foreign_only:
-                self._writer.add_listener(call)
+                self.add_listener(call)
         self._start_listening()
 
         def stop() -> None:
             with self._guard:
                 self._foreign_listeners = tuple(each for each in self._foreign_listeners if each is not call)
-                self._writer.remove_listener(call)
+                self.remove_listener(call)
 
         return stop
 
     def _start_listening(self) -> None:
+        """Listen for commits of other processes: a parked request or a listener here waits for them."""
         with self._guard:
-            if self._commit_listener is None and not self._closed and self._path != MEMORY:
+            if self._commit_listener is None and not self._released and self._path != MEMORY:
                 self._commit_listener = CommitListener(self._engine.notifier, self._check_foreign_commit)
 
     def _check_foreign_commit(self) -> None:
-        if (self._foreign_listeners or self._writer.parked) and self._writer.check_foreign_commit():
+        if (self._foreign_listeners or self.parked) and self.check_foreign_commit():
             for call in self._foreign_listeners:
                 call()
 
@@ -252,7 +197,7 @@ class SqliteStore:
     @contextlib.contextmanager
     def _source(self) -> Iterator[apsw.Connection]:
         if self._path == MEMORY:
-            with self._writer.exclusive():
+            with self.exclusive():
                 yield self._engine.connection
             return
         with self._reader() as connection:
@@ -269,7 +214,7 @@ class SqliteStore:
             if self._path == MEMORY:
                 return self._read_memory(_problems)
             with self._guard:
-                self._check_open()
+                self._check_readable()
             with contextlib.closing(self._connect_reader()) as connection:  # a new one, with an empty cache
                 return self._read_view(connection, _problems)
         except StoreCorrupt as problem:
@@ -277,11 +222,11 @@ class SqliteStore:
 
     def close(self) -> None:
         """Release the file. Waiting callers get StoreUnavailable."""
-        self._writer.close()  # first: it refuses to close inside a write, and then nothing is closed
+        super().close()  # first: it refuses to close inside a write, and then nothing is closed
         with self._guard:
-            if self._closed:
+            if self._released:
                 return
-            self._closed = True
+            self._released = True
             readers, self._readers = self._readers, []
         if self._commit_listener is not None:
             self._commit_listener.stop()

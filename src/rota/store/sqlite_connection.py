@@ -1,24 +1,22 @@
-"""SQLite connections: open a file, check that it is rota's, migrate it, and run statements with rota's errors."""
+"""SQLite connections: open a file, check that it is rota's, and migrate it, with rota's errors."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import apsw
 
-from rota.errors import InvalidInput, SchemaMismatch, StoreCorrupt, StoreUnavailable
+from rota.errors import SchemaMismatch, StoreCorrupt, StoreUnavailable
 from rota.store import migrations
 from rota.store.engine import TransactionLost
-from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
+from rota.store.protocol import Transaction
 from rota.store.statements import file as sql
 
 __all__ = [
     "BUSY_TIMEOUT_MS",
     "DAMAGED",
-    "SqliteTransaction",
     "check_file",
     "configure",
     "connect",
@@ -30,10 +28,7 @@ BUSY_TIMEOUT_MS = 10_000  # how long another program may hold SQLite's lock befo
 CACHE_KIB = 8 * 1024  # page cache per connection: bounds memory. More gains nothing, the system caches the file too
 STAMP_CHARS_MAX = 20  # of a schema version: Python refuses to parse a number of thousands of digits
 
-# not caused by the statement: these end the whole transaction, or leave no way to go on with it
-_LOST = (apsw.FullError, apsw.IOError, apsw.NoMemError, apsw.BusyError, apsw.CantOpenError, apsw.ProtocolError)
 DAMAGED = (apsw.CorruptError, apsw.NotADBError)
-_TRANSLATED = (*_LOST, *DAMAGED, TypeError, OverflowError, UnicodeEncodeError)
 
 
 # --- opening -------------------------------------------------------------------------------------
@@ -114,53 +109,3 @@ def migrate(tx: Transaction) -> None:
     for step in migrations.plan(str(rows[0][0]) if rows else None, empty=not tables):
         tx.run(migrations.step(step))
         tx.run(sql.META_SET, ("schema_version", str(step)))
-
-
-# --- statements ----------------------------------------------------------------------------------
-
-
-class SqliteTransaction:
-    """An open transaction, as one request sees it."""
-
-    __slots__ = ("_cursor", "effects", "foreign_version")
-
-    def __init__(self, cursor: apsw.Cursor, effects: TransactionEffects, foreign_version: int = 0) -> None:
-        self._cursor = cursor
-        self.effects = effects
-        self.foreign_version = foreign_version
-
-    def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Run a statement and return its rows."""
-        try:
-            return self._cursor.execute(statement.sql, parameters).fetchall()
-        except _TRANSLATED as problem:
-            raise _translated(problem) from problem
-
-    def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
-        """Run a statement that inserts one row and return the row's id."""
-        try:
-            self._cursor.execute(statement.sql, parameters)
-        except _TRANSLATED as problem:
-            raise _translated(problem) from problem
-        return self._cursor.connection.last_insert_rowid()
-
-    def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
-        """Insert one row for each row of parameters and return the first id; the other ids follow it."""
-        self.run_many(statement, parameters)
-        return self._cursor.connection.last_insert_rowid() - len(parameters) + 1
-
-    def run_many(self, statement: Statement, parameters: Iterable[Sequence[Any]]) -> None:
-        """Run a statement once for each row of parameters."""
-        try:
-            self._cursor.executemany(statement.sql, parameters).fetchall()  # without fetchall it stops at a result row
-        except _TRANSLATED as problem:
-            raise _translated(problem) from problem
-
-
-def _translated(problem: BaseException) -> BaseException:
-    """The rota error for a failed statement."""
-    if isinstance(problem, _LOST):
-        return TransactionLost(str(problem))
-    if isinstance(problem, DAMAGED):
-        return StoreCorrupt(f"the file is damaged: {problem}")
-    return InvalidInput(f"a value cannot be stored: {problem}")  # the last resort, if an earlier check missed it

@@ -19,18 +19,22 @@ from __future__ import annotations
 
 import fcntl
 import os
-from typing import Literal
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any, Literal
 
 import apsw
+import msgspec
 
-from rota.errors import StoreCorrupt, StoreUnavailable
+from rota.errors import InvalidInput, StoreCorrupt, StoreUnavailable
 from rota.store import sqlite_connection
 from rota.store.engine import TransactionLost
 from rota.store.ipc_notify import CommitNotifier, SharedWords
-from rota.store.protocol import Row, Transaction, TransactionEffects
-from rota.store.sqlite_connection import DAMAGED, SqliteTransaction, check_file, configure, connect
+from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
+from rota.store.sqlite_connection import DAMAGED, check_file, configure, connect
+from rota.store.statements.queue import IDS
 
-__all__ = ["MEMORY", "Durability", "SqliteEngine", "open_engine"]
+__all__ = ["MEMORY", "Durability", "SqliteEngine", "SqliteTransaction", "open_engine"]
 
 PAGE_BYTES = 2_048  # half of SQLite's default: a small commit flushes half as much (docs/decisions/0006)
 LOG_PAGES = 4_000  # 8 MiB of log before a checkpoint, so that a page that changes often is copied once
@@ -38,14 +42,84 @@ MEMORY = ":memory:"
 OPENER_ID_BYTES = 8
 
 Durability = Literal["full", "normal"]
+_encode = msgspec.json.Encoder().encode
+
+# not caused by the statement: these end the whole transaction, or leave no way to go on with it
+_LOST = (apsw.FullError, apsw.IOError, apsw.NoMemError, apsw.BusyError, apsw.CantOpenError, apsw.ProtocolError)
+_TRANSLATED = (*_LOST, *DAMAGED, TypeError, OverflowError, UnicodeEncodeError)
+
+
+@cache
+def _for_one(statement: Statement) -> Statement:
+    assert IDS in statement.sql, statement.name  # noqa: S101  # it has no list
+    return statement._replace(sql=statement.sql.replace(IDS, "(?)"))
+
+
+class SqliteTransaction:
+    """An open transaction, as one request sees it."""
+
+    __slots__ = ("_cursor", "effects", "foreign_version")
+
+    def __init__(self, cursor: apsw.Cursor, effects: TransactionEffects, foreign_version: int = 0) -> None:
+        self._cursor = cursor
+        self.effects = effects
+        self.foreign_version = foreign_version
+
+    def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run a statement and return its rows."""
+        try:
+            return self._cursor.execute(statement.sql, parameters).fetchall()
+        except _TRANSLATED as problem:
+            raise _translated(problem) from problem
+
+    def run_for(self, statement: Statement, keys: Collection[int | str]) -> list[Row]:
+        """Run a statement for a list of keys, as JSON; for a single key in a form that takes a third of the time."""
+        if len(keys) == 1:
+            return self.run(_for_one(statement), tuple(keys))
+        return self.run(statement, (_encode(list(keys)).decode(),))
+
+    def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
+        """Run a statement that inserts one row and return the row's id."""
+        try:
+            self._cursor.execute(statement.sql, parameters)
+        except _TRANSLATED as problem:
+            raise _translated(problem) from problem
+        return self._cursor.connection.last_insert_rowid()
+
+    def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
+        """Insert one row for each row of parameters and return the first id; the other ids follow it."""
+        if len(parameters) == 1:
+            return self.insert(statement, parameters[0])  # half the cost of `executemany`
+        self.run_many(statement, parameters)
+        return self._cursor.connection.last_insert_rowid() - len(parameters) + 1
+
+    def run_many(self, statement: Statement, parameters: Collection[Sequence[Any]]) -> None:
+        """Run a statement once for each row of parameters."""
+        if len(parameters) == 1:
+            self.run(statement, next(iter(parameters)))  # half the cost of `executemany`
+            return
+        try:
+            self._cursor.executemany(statement.sql, parameters).fetchall()  # without fetchall it stops at a result row
+        except _TRANSLATED as problem:
+            raise _translated(problem) from problem
+
+
+def _translated(problem: BaseException) -> BaseException:
+    """The rota error for a failed statement."""
+    if isinstance(problem, _LOST):
+        return TransactionLost(str(problem))
+    if isinstance(problem, DAMAGED):
+        return StoreCorrupt(f"the file is damaged: {problem}")
+    return InvalidInput(f"a value cannot be stored: {problem}")  # the last resort, if an earlier check missed it
 
 
 class SqliteEngine:
     """The writing connection."""
 
-    def __init__(self, connection: apsw.Connection, path: str) -> None:
+    def __init__(self, connection: apsw.Connection, path: str, *, read_only: bool = False) -> None:
         self.connection = connection
-        self._path = path
+        self.read_only = read_only
+        self._path = path = MEMORY if read_only else path  # a reader locks and notifies nothing
         self._cursor = connection.cursor()
         self._seen_version = self._data_version()
         self._notified_changes = 0  # rows changed when other processes were last notified
@@ -69,10 +143,10 @@ class SqliteEngine:
         self._opener_id = b""  # what it wrote into shared memory, if it was the only user then
         self.sole_user = False  # as found when the last transaction began; once False, it stays False
 
-    def prepare(self, durability: Durability, *, read_only: bool) -> None:
+    def prepare(self, durability: Durability) -> None:
         """Set the connection up, under the lock: a file cannot switch to WAL while another process reads it."""
         configure(self.connection)
-        if read_only:
+        if self.read_only:
             return
         self._acquire_lock()
         try:
@@ -110,6 +184,9 @@ class SqliteEngine:
     def begin(self) -> None:
         """Take the lock between processes, then SQLite's own, which no rota process holds by then."""
         self._committing = False
+        if self.read_only:
+            text = f"{self.connection.filename} was opened read-only"
+            raise StoreUnavailable(text, hint="Open it without read_only.")
         try:
             if not self.sole_user or self._last_opener != self._opener_id:
                 self._acquire_lock()
@@ -231,12 +308,12 @@ def open_engine(path: str, durability: Durability, *, read_only: bool) -> Sqlite
     connection = connect(path, read_only=read_only)
     try:
         check_file(connection, read_only=read_only)  # before anything is written, to the file or beside it
-        engine = SqliteEngine(connection, MEMORY if read_only else path)
+        engine = SqliteEngine(connection, path, read_only=read_only)
     except BaseException:
         connection.close()
         raise
     try:
-        engine.prepare(durability, read_only=read_only)
+        engine.prepare(durability)
     except BaseException:
         engine.close()
         raise

@@ -31,10 +31,10 @@ from typing import Any, TypeVar
 
 from rota.clock import Clock
 from rota.errors import StoreError, StoreUnavailable
-from rota.store.batch import BatchRunner
+from rota.store.batch import BatchRunner, call_each
 from rota.store.engine import WriteEngine
 from rota.store.parking import ParkedRequests
-from rota.store.protocol import Transaction, WakeHandle
+from rota.store.protocol import Transaction, TransactionEffects, WakeHandle
 from rota.store.requests import PostedWrite, Request, RequestState
 
 __all__ = ["BATCH_MAX", "Writer"]
@@ -44,10 +44,11 @@ T = TypeVar("T")
 
 
 class Writer:
-    """The only way to write."""
+    """The only way to write. A store inherits it and adds reading."""
 
     def __init__(self, engine: WriteEngine, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
+        self._engine: WriteEngine = engine
         self._write_lock = threading.Lock()
         self._mutex = threading.Lock()  # guards all that follows, and the state of every request
         self._thread_wakeup = threading.Condition(self._mutex)
@@ -65,23 +66,49 @@ class Writer:
         if not (self._contended or self._queue or self._parked.requests) and self._write_lock.acquire(blocking=False):
             try:
                 if not (self._parked.requests or self._closed):  # checked again, now that the lock is held
-                    return self._batches.run_single(work)
+                    return self._write_alone(work)
             finally:
                 self._write_lock.release()
         request = Request(work)
         self._submit(request)
         return request.result()
 
+    def _write_alone(self, work: Callable[[Transaction], T]) -> T:
+        """Do what a batch of one write does while no request is parked, without a request.
+
+        This path is short for a reason: after a disk flush the CPU caches are cold, and every call costs twice as much.
+        """
+        batches, engine, effects = self._batches, self._engine, TransactionEffects()
+        batches.lock_owner = threading.get_ident()
+        try:
+            try:
+                engine.begin()
+                value = work(engine.transaction(effects))
+                engine.commit()
+            except BaseException as problem:
+                return batches.recover_single(work, effects, problem)
+            if not engine.sole_user or batches.listeners or effects.on_commit:
+                call_each((engine.notify_listeners, *batches.listeners, *effects.on_commit))
+            return value
+        finally:
+            batches.lock_owner = None
+
     def wait(
         self,
         work: Callable[[Transaction], list[T]],
         timeout_s: float,
-        equivalence_key: Hashable,
+        equivalence_key: Hashable = None,
         handle: WakeHandle | None = None,
     ) -> list[T]:
-        """Like write, but while the result is empty stay parked until the timeout or an interrupt."""
+        """Like write, but while the result is empty, park the request until it has one, the timeout or an interrupt.
+
+        Requests with equal keys are equivalent: when one finds nothing, the others are not tried, unless
+        `effects.applies_to_equivalents` is False.
+        """
+        if timeout_s > 0:
+            self._start_listening()
         hash(equivalence_key)  # raise for an unhashable key here, in the caller's own call
-        give_up_at = self._clock.monotonic() + timeout_s
+        give_up_at = self.clock.monotonic() + timeout_s
         request = Request(work, may_park=timeout_s > 0, equivalence_key=equivalence_key)
         request.handle = handle
         self._submit(request, give_up_at)
@@ -97,6 +124,8 @@ class Writer:
 
     def post(self, writes: Sequence[PostedWrite[Any]]) -> None:
         """Queue writes together, without waiting; each one's `on_done` is called when it is done."""
+        if any(write.may_park for write in writes):
+            self._start_listening()
         self._check_not_writing()
         with self._mutex:
             self._check_open()
@@ -107,6 +136,8 @@ class Writer:
 
     def try_run(self, writes: Sequence[PostedWrite[Any]]) -> bool:
         """Run posted writes on this thread as one batch if no other writer is active; return whether they ran."""
+        if any(write.may_park for write in writes):
+            self._start_listening()
         if self._contended or self._queue or len(writes) > BATCH_MAX or not self._write_lock.acquire(blocking=False):
             return False
         try:
@@ -180,6 +211,9 @@ class Writer:
         with self._write_lock:  # the active writer finishes first
             pass
 
+    def _start_listening(self) -> None:
+        """Called before a request may park. A store that other processes write to starts listening to them here."""
+
     def _submit(self, request: Request[Any], give_up_at: float | None = None) -> None:
         try:
             self._run_or_queue(request)
@@ -216,11 +250,11 @@ class Writer:
                 if request.state is not RequestState.PARKED or give_up_at is None:
                     condition.wait()
                     continue
-                left_s = give_up_at - self._clock.monotonic()
+                left_s = give_up_at - self.clock.monotonic()
                 if left_s <= 0:
                     self._parked.requests.pop(request, None)
                     return
-                self._clock.wait(condition, min(left_s, threading.TIMEOUT_MAX))
+                self.clock.wait(condition, min(left_s, threading.TIMEOUT_MAX))
 
     def _abandon(self, request: Request[Any]) -> None:
         """The caller was interrupted and will not see the result: take the request out unless it is running."""
@@ -259,7 +293,7 @@ class Writer:
         while True:
             with self._mutex:
                 while not (self._closed or self._queue or self._parked.is_due()):
-                    self._clock.wait(self._thread_wakeup, self._parked.until_due_s())
+                    self.clock.wait(self._thread_wakeup, self._parked.until_due_s())
                 if self._closed:
                     return
                 self._contended = True  # else a caller that writes without a pause could starve this thread

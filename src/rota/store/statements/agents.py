@@ -26,11 +26,6 @@ STATE = Statement(
     "An agent's state and project.",
     "SELECT state, project_id FROM agent_processes WHERE pid = ?",
 )
-STATES = Statement(
-    "agent_states",
-    "The state and project of some agents.",
-    "SELECT pid, state, project_id FROM agent_processes WHERE pid IN (SELECT value FROM json_each(?))",
-)
 FIND = Statement(
     "agent_find",
     "The agents with a name that are not DEAD, newest first.",

@@ -83,10 +83,17 @@ WINDOW_EMPTY = Statement(
     "Delete all buckets of a window.",
     "DELETE FROM usage_buckets WHERE owner = ? AND dim = ? AND window_s = ?",
 )
-WINDOWS_SHARED = Statement(
-    "windows_shared",
-    "The shared usage and the number of ended runs of every project.",
-    "SELECT owner, used, ended FROM usage_windows WHERE dim = 'share'",
+SHARES = Statement(
+    "shares",
+    "Weight, virtual time, usage and live runs of some projects, or of all (NULL); '' is no project.",
+    "SELECT n.value, coalesce(p.weight, 1000), coalesce(f.virtual_time, 0), coalesce(w.used, 0), "
+    "coalesce(l.reserved, 0), coalesce(l.live, 0), coalesce(w.ended, 0) FROM json_each(coalesce(?, "
+    "(SELECT json_group_array(id) FROM (SELECT project_id AS id FROM projects UNION ALL SELECT '')))) n "
+    "LEFT JOIN projects p ON p.project_id = n.value LEFT JOIN project_flows f ON f.project_id = n.value "
+    "LEFT JOIN usage_windows w ON w.owner = n.value AND w.dim = 'share' LEFT JOIN ("
+    "SELECT coalesce(project_id, '') AS name, count(*) AS live, sum(max(estimate, 1)) AS reserved "
+    "FROM agent_schedule_queue WHERE state = 'dispatched' GROUP BY project_id) l ON l.name = n.value "
+    "WHERE n.value = '' OR p.project_id IS NOT NULL",
 )
 # ?1 owner, ?2 dim, ?3 amount, ?4 runs that ended, ?5 now, ?6 buckets in a window. A bucket leaves when
 # its whole span is older than the window.
@@ -104,6 +111,11 @@ WINDOW_ADD = Statement(
     "Add usage to every window of its owner.",
     f"UPDATE usage_windows SET used = used + ?3, ended = ended + ?4, edge_at = coalesce(edge_at, {_LEAVES_AT}) "
     "WHERE owner = ?1 AND dim = ?2",
+)
+WINDOW_EDGE = Statement(
+    "window_edge",
+    "When usage first leaves a window.",
+    "SELECT min(edge_at) FROM usage_windows WHERE edge_at IS NOT NULL",
 )
 BUCKETS_NEWEST = Statement(
     "buckets_newest",

@@ -24,6 +24,7 @@ DUE_SUMMARY = Statement(
     "EXISTS (SELECT 1 FROM agent_processes WHERE max_concurrent IS NOT NULL), "
     "EXISTS (SELECT 1 FROM agent_ledgers), "
     "EXISTS (SELECT 1 FROM budgets WHERE owner = '*'), "
+    "EXISTS (SELECT 1 FROM budgets WHERE owner != '*'), "
     "EXISTS (SELECT 1 FROM contexts)",
 )
 
@@ -95,25 +96,23 @@ NEXT_OF_AGENT = Statement(
     f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
     f"WHERE pid = +?1 AND state = 'queued' AND hold IS NULL {_STRICT} LIMIT +?2 OFFSET +?3",
 )
+_OF_AGENT = (
+    "FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
+    "WHERE pid = k.value AND state = 'queued' AND hold IS NULL"
+)
+NEXT_OF_AGENTS = Statement(
+    "entries_next_of_agents",
+    "The next entries without a hold of each of some agents, also those that are blocked, in no order; and whether "
+    "the agent has more.",
+    f"SELECT {', '.join(f'q.{column}' for column in READY_COLUMNS.split(', '))}, "
+    f"EXISTS (SELECT 1 {_OF_AGENT} LIMIT 1 OFFSET +?2) FROM json_each(?1) k CROSS JOIN agent_schedule_queue q "
+    f"WHERE q.sched_id IN (SELECT sched_id {_OF_AGENT} {_STRICT} LIMIT +?2)",
+)
 NEXT_OF_PROJECT = Statement(
     "entries_next_of_project",
     "The next entries of a project, or of none, without a hold, in strict order, also those that are blocked.",
     f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
     f"WHERE project_id IS +?1 AND state = 'queued' AND hold IS NULL {_STRICT} LIMIT +?2 OFFSET +?3",
-)
-_COLUMNS = ", ".join(f"q.{column}" for column in READY_COLUMNS.split(", "))
-_OF_PROJECTS = (
-    "agent_schedule_queue q INDEXED BY idx_sched_queue_pickable_by_project WHERE q.state = 'queued' AND q.hold IS NULL"
-)
-FIRST_OF_PROJECTS = Statement(
-    "entries_first_of_projects",
-    "The first entry without a hold of every project, also if it is blocked; '' is no project.",
-    f"WITH RECURSIVE line(name) AS (SELECT '' UNION ALL "
-    f"SELECT (SELECT min(q.project_id) FROM {_OF_PROJECTS} AND q.project_id > line.name) FROM line "
-    f"WHERE line.name IS NOT NULL) SELECT {_COLUMNS}, line.name, coalesce(p.weight, 1000) "
-    f"FROM line CROSS JOIN agent_schedule_queue q LEFT JOIN projects p ON p.project_id = line.name "
-    f"WHERE line.name IS NOT NULL AND q.sched_id = (SELECT q.sched_id FROM {_OF_PROJECTS} "
-    f"AND q.project_id IS nullif(line.name, '') {_STRICT} LIMIT 1)",
 )
 READY_IDS = Statement(
     "entries_ready_ids",
@@ -156,22 +155,10 @@ LIVE = Statement(
     "SELECT pid, project_id, kind, needs, spent, count(*) FROM agent_schedule_queue WHERE state = 'dispatched' "
     "GROUP BY pid, project_id, kind, needs, spent",
 )
-LIVE_SHARES = Statement(
-    "claims_live_shares",
-    "The number and expected usage of each project's live claims.",
-    "SELECT project_id, count(*), sum(max(estimate, 1)) FROM agent_schedule_queue WHERE state = 'dispatched' "
-    "GROUP BY project_id",
-)
 AGENT_FACTS = Statement(
     "agent_facts",
-    "Pause and cap of some agents.",
-    f"SELECT pid, paused_by, max_concurrent FROM agent_processes WHERE pid IN {IDS}",
-)
-AGENT_FACT = Statement(
-    "agent_fact",
-    "Pause, cap and ledger of an agent, one row for each ledger line.",
-    "SELECT p.paused_by, p.max_concurrent, l.dim, l.used, l.hard_limit FROM agent_processes p "
-    "LEFT JOIN agent_ledgers l ON l.pid = p.pid WHERE p.pid = +?",
+    "Project, death, pause and cap of some agents.",
+    f"SELECT pid, project_id, state = 'DEAD', paused_by, max_concurrent FROM agent_processes WHERE pid IN {IDS}",
 )
 LEDGER_FACTS = Statement(
     "ledger_facts",
@@ -227,13 +214,8 @@ LIVE_RUNS = Statement(
 
 _RUN = (
     "sched_id, state, token, pid, project_id, attempt, max_attempts, options, estimate, spent, dispatched_at, "
-    "cancel_requested, worker_id, "
+    "cancel_requested, worker_id, needs, "
     "EXISTS (SELECT 1 FROM entry_after a WHERE a.waits_for = agent_schedule_queue.sched_id)"
-)
-RUN = Statement(
-    "claim_of",
-    "The columns needed to end a run.",
-    f"SELECT {_RUN} FROM agent_schedule_queue WHERE sched_id = ?",
 )
 RUNS = Statement(
     "claims_of",
@@ -279,7 +261,7 @@ STALE_CLAIMS = Statement(
 PAST_DEADLINE = Statement(
     "entries_past_deadline",
     "Queued entries past their deadline.",
-    "SELECT sched_id FROM agent_schedule_queue "
+    "SELECT sched_id, pid, project_id FROM agent_schedule_queue "
     "WHERE deadline IS NOT NULL AND state = 'queued' AND deadline < +? ORDER BY deadline LIMIT +?",
 )
 EXPIRE = Statement(

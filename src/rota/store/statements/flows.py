@@ -43,21 +43,33 @@ AGENTS_SINCE = Statement(
     "SELECT f.pid, f.project_id, f.virtual_time, f.last_run_at, p.weight, p.intent, p.created_at, f.in_line, f.stamp "
     "FROM agent_flows f JOIN agent_processes p ON p.pid = f.pid WHERE f.stamp > +? ORDER BY f.stamp",
 )
+_FLOW = (
+    "p.pid, coalesce(p.project_id, ''), coalesce(f.virtual_time, 0), coalesce(f.last_run_at, 0), p.weight, p.intent, "
+    "p.created_at, coalesce(f.in_line, 0), coalesce(f.stamp, 0)"
+)
 AGENTS_OF = Statement(
     "agent_flows_of",
     "The flows of some agents, with defaults for those that never ran.",
-    "SELECT p.pid, coalesce(p.project_id, ''), coalesce(f.virtual_time, 0), coalesce(f.last_run_at, 0), p.weight, "
-    "p.intent, p.created_at, coalesce(f.in_line, 0), coalesce(f.stamp, 0) FROM agent_processes p "
-    "LEFT JOIN agent_flows f ON f.pid = p.pid "
+    f"SELECT {_FLOW} FROM agent_processes p LEFT JOIN agent_flows f ON f.pid = p.pid "
     "WHERE p.pid IN (SELECT value FROM json_each(?))",
 )
-OWNERS_READY = Statement(
-    "owners_ready",
-    "Every agent with ready entries: one step along the index for each.",
+AGENTS_CHANGED = Statement(
+    "agent_flows_changed",
+    "The flows of some agents, whether each has ready entries, and the highest sched_id.",
+    f"SELECT {_FLOW}, EXISTS (SELECT 1 FROM agent_schedule_queue q INDEXED BY idx_sched_queue_pickable_by_agent "
+    "WHERE q.pid = p.pid AND q.state = 'queued' AND q.hold IS NULL), "
+    "(SELECT max(sched_id) FROM agent_schedule_queue) FROM agent_processes p "
+    "LEFT JOIN agent_flows f ON f.pid = p.pid WHERE p.pid IN (SELECT value FROM json_each(?))",
+)
+AGENTS_READY = Statement(
+    "agent_flows_ready",
+    "The flow of every agent with ready entries: one step along the index for each.",
     "WITH RECURSIVE owner(pid) AS ("
     "SELECT min(pid) FROM agent_schedule_queue WHERE state = 'queued' AND hold IS NULL "
     "UNION ALL SELECT (SELECT min(q.pid) FROM agent_schedule_queue q WHERE q.state = 'queued' AND q.hold IS NULL "
-    "AND q.pid > owner.pid) FROM owner WHERE owner.pid IS NOT NULL) SELECT pid FROM owner WHERE pid IS NOT NULL",
+    "AND q.pid > owner.pid) FROM owner WHERE owner.pid IS NOT NULL) "
+    f"SELECT {_FLOW} FROM owner CROSS JOIN agent_processes p ON p.pid = owner.pid "
+    "LEFT JOIN agent_flows f ON f.pid = p.pid",
 )
 OWNERS_NEW = Statement(
     "owners_new",
@@ -85,7 +97,7 @@ PROJECT_TOUCH = Statement(
 PROJECTS_OF = Statement(
     "project_flows_of",
     "The flows of some projects, with their weights.",
-    "SELECT f.project_id, f.virtual_time, f.clock, coalesce(p.weight, 1000) FROM project_flows f "
+    "SELECT f.project_id, f.virtual_time, f.clock, coalesce(p.weight, 1000), f.stamp FROM project_flows f "
     "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.project_id IN (SELECT value FROM json_each(?))",
 )
 PROJECTS_SINCE = Statement(

@@ -26,12 +26,6 @@ ENQUEUE = Statement(
     "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, deadline, trigger, payload, created_at, "
     "hold, max_attempts, key, kind, needs, options) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
 )
-ENQUEUE_PLAIN = Statement(
-    "entry_enqueue_plain",
-    "Enqueue an entry that is ready immediately and has default options.",
-    "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, trigger, payload, created_at, key) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-)
 COPY = Statement(
     "entry_copy",
     "Enqueue a copy of an entry, ready now.",
