@@ -48,13 +48,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock."""
 
-    def now(self) -> float:
-        """Return epoch seconds of the wall clock."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Return seconds since boot; never decreases."""
-        return time.monotonic()
+    now = staticmethod(time.time)  # epoch seconds of the wall clock
+    monotonic = staticmethod(time.monotonic)  # seconds since boot; never decreases
 
     def boot_id(self) -> str:
         """Return the id of this boot; where the system has none, an id of this process."""

@@ -105,3 +105,16 @@ def test_only_the_clock_asks_what_time_it_is() -> None:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 asked = (node.value.id, node.attr)
                 assert asked not in asks, f"{path.relative_to(ROOT)}:{node.lineno} asks time.{node.attr}"
+
+
+def test_only_the_store_and_the_kernel_contain_sql() -> None:
+    """A statement outside of them would be a second place that knows what a row means."""
+    statements = SOURCE / "store" / "statements"
+    found = {
+        f"{path.relative_to(SOURCE)}:{line}"
+        for path in files()
+        if path.relative_to(SOURCE).parts[0] not in ("store", "kernel")
+        for target, line in imports(path)
+        if target.parent == statements
+    }
+    assert found == set()

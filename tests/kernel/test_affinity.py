@@ -9,7 +9,7 @@ import pytest
 from rota.errors import SchedIllegalTransition, SchedInvalidPayload
 from rota.kernel import Kernel, ScheduleSpec
 from rota.kernel.affinity import AFFINITY_WAIT_S, RELEASE_MAX
-from rota.kernel.workers_seen import ALIVE_S, WORKERS_MAX, WorkersSeen
+from rota.kernel.environment import ALIVE_S, WORKERS_MAX, WorkersSeen
 from rota.model.events import AffinityWaitSet, EntriesHeldForWorker, EntriesReleased
 from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import START, World
@@ -51,7 +51,7 @@ def test_a_worker_with_an_empty_claim_is_alive_until_it_was_silent_too_long(worl
 
 def test_a_worker_of_another_process_is_alive_while_it_holds_a_claim(world: World, pid: int, busy: int) -> None:
     world.begin(Kernel(world.store))
-    world.kernel._env.workers_seen._seen_at.clear()  # like a process that has not seen it
+    world.kernel.env.workers_seen._seen_at.clear()  # like a process that has not seen it
     assert world.state(world.put(pid, affinity="box")) == "queued:worker"
     world.queue.complete(busy, "completed")  # by an operator, without the claim's token
     assert world.state(world.put(pid, affinity="box")) == "queued"

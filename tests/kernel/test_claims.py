@@ -14,9 +14,9 @@ from rota.clock import ManualClock
 from rota.errors import SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId, StaleClaim
 from rota.kernel import Kernel, ScheduleSpec
 from rota.kernel.claim_pass import CLAIM_BYTES_MAX
-from rota.kernel.claim_request import CLAIM_MAX
 from rota.kernel.completion import backoff_s
 from rota.kernel.maintenance import PROMOTE_MAX, RECLAIM_MAX, SWEEP_MAX
+from rota.kernel.turn import CLAIM_MAX
 from rota.model.checks import PAYLOAD_BYTES_MAX
 from rota.model.events import EntriesReleased, EntriesReturned
 from rota.model.work import Backoff

@@ -9,7 +9,7 @@ import pytest
 
 from rota.errors import RotaError, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId, StaleClaim, WaitTimeout
 from rota.kernel import Completion, EntryFilter, ScheduleSpec
-from rota.kernel.completion import COMPLETE_MAX
+from rota.kernel.run_reports import COMPLETE_MAX
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.events import EntriesClaimed, EntriesCompleted
 from rota.model.work import ReadyEntry
@@ -89,7 +89,7 @@ def test_a_worker_ends_its_runs_and_takes_the_next_in_one_commit(world: World) -
     tokens = [entry.token for entry in world.take(2)]
     cursor = world.journal.cursor()
     done = [Completion(ids[0], "completed", tokens[0], {"n": 1}), Completion(ids[1], "failed", tokens[1])]
-    result = world.queue.complete_and_claim(done, worker_id="w", max_n=5)
+    result = world.dispatcher.complete_and_claim(done, worker_id="w", max_n=5)
     assert result.answers[0] == ("dispatched", "completed")
     assert [entry.sched_id for entry in result.entries] == ids[2:4]  # the capacity that its own runs freed
     assert result.entries == [world.queue.get(each) for each in ids[2:4]]
@@ -113,7 +113,7 @@ def test_complete_and_claim_works_under_every_policy(world: World, api: Dispatch
 def test_a_refused_completion_does_not_prevent_the_next_claim(world: World, pid: int) -> None:
     lost, following = world.put(pid), world.put(pid)
     token = world.take(1)[0].token or 0
-    result = world.queue.complete_and_claim([Completion(lost, "completed", token + 1)], worker_id="w")
+    result = world.dispatcher.complete_and_claim([Completion(lost, "completed", token + 1)], worker_id="w")
     assert [type(answer) for answer in result.answers] == [StaleClaim]
     assert [entry.sched_id for entry in result.entries] == [following]
     assert world.state(lost) == "dispatched"
@@ -126,9 +126,9 @@ def test_complete_and_claim_with_invalid_input_does_neither(world: World, pid: i
     before = world.everything()
     for wrong in ({"worker_id": ""}, {"worker_id": "w", "max_n": 0}, {"worker_id": "w", "wait_s": -1.0}):
         with pytest.raises(SchedInvalidPayload):
-            world.queue.complete_and_claim([Completion(sched_id, "completed", token)], **wrong)
+            world.dispatcher.complete_and_claim([Completion(sched_id, "completed", token)], **wrong)
     with pytest.raises(SchedInvalidPayload):
-        world.queue.complete_and_claim([Completion(sched_id, "exploded", token)], worker_id="w")
+        world.dispatcher.complete_and_claim([Completion(sched_id, "exploded", token)], worker_id="w")
     assert world.everything() == before
 
 

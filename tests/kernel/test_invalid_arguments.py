@@ -132,8 +132,8 @@ VERBS: dict[str, tuple[Callable[[PopulatedWorld], Callable[..., object]], dict[s
         {"sched_id": RUNNING, "exit_kind": "failed", "token": None, "result": {}, "outcome": "odd"},
     ),
     "queue.complete_many": (lambda world: world.queue.complete_many, {"completions": [Completion(RUNNING)]}),
-    "queue.complete_and_claim": (
-        lambda world: world.queue.complete_and_claim,
+    "dispatcher.complete_and_claim": (
+        lambda world: world.dispatcher.complete_and_claim,
         {"completions": [Completion(RUNNING)], "worker_id": "w", "max_n": 1, "claim_timeout_s": 60.0, "wait_s": 0.0},
     ),
     "queue.put_back": (
@@ -256,12 +256,12 @@ VERBS |= {
     "journal.wait": (lambda world: world.journal.wait, {"since": 0, "wait_s": 0.0}),
     "queue.peek": (lambda world: world.queue.peek, {"max_n": 1, "kinds": ("gpu",), "worker_id": "w"}),
     "queue.nudge": (lambda world: world.queue.nudge, {"worker_id": "w", "incarnation": "i"}),
-    "supervision.turn": (
-        lambda world: world.kernel.supervision.turn,
+    "dispatcher.turn": (
+        lambda world: world.dispatcher.turn,
         {"reports": [RunReport(sched_id=RUNNING, token=0)], "worker_id": "w", "max_n": 1, "wait_s": 0.0},
     ),
-    "supervision.turn of one report": (
-        lambda world: lambda **made: world.kernel.supervision.turn([RunReport(**made)], worker_id="w", max_n=0),
+    "dispatcher.turn of one report": (
+        lambda world: lambda **made: world.dispatcher.turn([RunReport(**made)], worker_id="w", max_n=0),
         {
             "sched_id": RUNNING,
             "token": 0,
@@ -305,6 +305,7 @@ WITHOUT_INPUT = {
     "agents.check_exit",
     "agents.terminate_in",
     "journal.cursor",
+    "journal.ends",
     "journal.notify_followers",
     "ledger.budgets",
     "ledger.list_breached",
@@ -315,13 +316,11 @@ WITHOUT_INPUT = {
     "queue.counts",
     # inside a transaction, for other parts of the kernel: their arguments are already checked
     "queue.cancel_batch_in",
-    "queue.charge_in",
-    "queue.claim_in",
-    "queue.complete_in",
     "queue.enqueue_in",
     "queue.live_run",
+    "queue.maintenance",
+    "supervision.settle_agents",
     "queue.park",
-    "queue.put_back_in",
 }
 
 

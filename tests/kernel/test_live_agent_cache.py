@@ -11,8 +11,9 @@ import pytest
 
 from rota import store
 from rota.errors import SchedInvalidPayload, UnknownPid
-from rota.kernel import Kernel, RunReport, ScheduleSpec
-from rota.kernel.cache import LIVE_AGENTS_MAX, KernelCache
+from rota.kernel import Kernel, RunReport, ScheduleSpec, environment
+from rota.kernel.environment import KernelCache
+from rota.service import Dispatcher
 from rota.store import Transaction
 from rota.store.joined import JoinedStore
 from rota.store.sqlite import SqliteStore
@@ -72,10 +73,10 @@ def test_an_agent_terminated_by_a_foreign_program_is_refused(kernel: Kernel, pat
 def test_a_one_shot_agent_is_refused_after_its_run(kernel: Kernel) -> None:
     pid = kernel.agents.create("a", rerunnable=False)
     kernel.queue.enqueue(ScheduleSpec(pid))
-    (entry,) = kernel.supervision.turn([], worker_id="w").entries
+    (entry,) = Dispatcher(kernel).turn([], worker_id="w").entries
     kernel.queue.enqueue(ScheduleSpec(pid))
     assert entry.token is not None
-    kernel.supervision.turn([RunReport(sched_id=entry.sched_id, token=entry.token)], worker_id="w", max_n=0)
+    Dispatcher(kernel).turn([RunReport(sched_id=entry.sched_id, token=entry.token)], worker_id="w", max_n=0)
     refused(kernel, pid)
 
 
@@ -98,13 +99,12 @@ def test_an_agent_whose_creation_was_rolled_back_is_unknown(path: str) -> None:
 
 
 def test_the_number_of_cached_agents_is_limited(kernel: Kernel) -> None:
-    memo = KernelCache()
+    cache = KernelCache()
+    pids = [kernel.agents.create("a") for _ in range(3)]
 
-    def work(tx: Transaction) -> tuple[int, int]:
-        memo.add_live_agents(tx, dict.fromkeys(range(LIVE_AGENTS_MAX)))
-        at_the_limit = len(memo.live_agents(tx))
-        memo.add_live_agents(tx, {-1: None})
-        return at_the_limit, len(memo.live_agents(tx))
+    def work(tx: Transaction) -> list[set[int]]:
+        return [set(cache.agents(tx, wanted)) for wanted in (pids[:2], pids[2:], pids[:1])]
 
-    memo.live_agents(kernel.store.write(lambda tx: tx))
-    assert kernel.store.write(work) == (LIVE_AGENTS_MAX, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "OWNERS_MAX", 2)
+        assert kernel.store.write(work) == [set(pids[:2]), {pids[2]}, {pids[0], pids[2]}]

@@ -109,9 +109,9 @@ def test_a_run_can_be_ended_and_the_next_one_waited_for_in_one_call(world: World
     pid = world.agent()
     first = world.put(pid)
     token = world.take_one().token
-    writer: Any = world.store._writer  # type: ignore[attr-defined]
+    writer: Any = world.store
     caller = Caller(
-        lambda: world.queue.complete_and_claim([Completion(first, "completed", token)], worker_id="w", wait_s=50.0)
+        lambda: world.dispatcher.complete_and_claim([Completion(first, "completed", token)], worker_id="w", wait_s=50.0)
     )
     world.clock.until_parked()
     assert world.state(first) == "completed"  # durable before the waiting began

@@ -9,13 +9,13 @@ import pytest
 
 from rota.errors import LedgerInvalidAmount, SchedInvalidPayload, SchedUnknownId, StaleClaim
 from rota.kernel import RunReport, ScheduleSpec
-from rota.kernel.claims import TurnResult
+from rota.kernel.turn import TurnResult
 from rota.model.work import ReadyEntry
 from tests.kernel.world import START, World
 
 
 def turn(world: World, *reports: RunReport, max_n: int = 1, **how: Any) -> TurnResult:
-    return world.kernel.supervision.turn(reports, worker_id="worker", max_n=max_n, **how)
+    return world.dispatcher.turn(reports, worker_id="worker", max_n=max_n, **how)
 
 
 def began(world: World, **how: Any) -> ReadyEntry:

@@ -108,7 +108,7 @@ def test_two_kernels_on_one_file_obey_each_other_at_once(pair: tuple[World, Worl
 def _worker(path: str, end: Any) -> None:
     """A process that waits for one entry, reports that it waits, runs it and reports its payload."""
     kernel = Kernel(store.open(path))
-    writer: Any = kernel.store._writer  # type: ignore[attr-defined]  # to see when it is parked there
+    writer: Any = kernel.store  # to see when it is parked there
     writer._parked.requests = WatchedParking()
     caller = Caller(lambda: Dispatcher(kernel, "eevdf").claim("other process", wait_s=PATIENCE_S))
     writer._parked.requests.until(1)

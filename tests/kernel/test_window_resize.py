@@ -10,17 +10,17 @@ from rota.errors import LedgerInvalidAmount
 from rota.kernel.usage_windows import BUCKETS, SHARE_WINDOW_S
 from rota.model.events import ShareWindowSet
 from rota.service.dispatcher import Dispatcher
-from rota.store.statements import budgets as sql
 from tests.kernel.test_budgets import spend, used
 from tests.kernel.world import World
 
+SHARES = "SELECT owner, used, ended FROM usage_windows WHERE dim = 'share'"
 WINDOW_S = float(BUCKETS)  # buckets of one second
 
 
 def shares(world: World) -> dict[str, tuple[int, int]]:
     """What fair_share sees of each project: what it used, and how many of its runs have ended."""
     world.queue.upkeep()
-    return {owner: (tokens, ended) for owner, tokens, ended in world.rows(sql.WINDOWS_SHARED.sql)}
+    return {owner: (tokens, ended) for owner, tokens, ended in world.rows(SHARES)}
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ class World:
 
     def begin(self, kernel: Kernel) -> None:
         """Use this kernel from now on."""
-        self.kernel = kernel
+        self.kernel, self.dispatcher = kernel, Dispatcher(kernel)
         self.agents, self.journal, self.ledger = kernel.agents, kernel.journal, kernel.ledger
         self.contexts, self.projects, self.queue = kernel.contexts, kernel.projects, kernel.queue
 
@@ -89,12 +89,12 @@ class World:
 
     def waiter(self, api: Dispatcher | None = None, *, wait_s: float = 100_000.0, **how: Any) -> Caller[list[int]]:
         """Claim on another thread; returns once the claim is parked."""
-        asked = api or Dispatcher(self.kernel)
+        asked = api or self.dispatcher
         return self.waiter_of(lambda: [entry.sched_id for entry in asked.claim("waiter", wait_s=wait_s, **how)])
 
     def waiter_of(self, call: Callable[[], T]) -> Caller[T]:
         """Make a waiting call on another thread; returns once it is parked."""
-        writer: Any = self.store._writer  # type: ignore[attr-defined]  # to see who waits there
+        writer: Any = self.store  # to see who waits there
         if not isinstance(writer._parked.requests, WatchedParking):
             writer._parked.requests = WatchedParking()
         count = len(writer._parked.requests)

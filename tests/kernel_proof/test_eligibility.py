@@ -20,7 +20,9 @@ from rota.clock import ManualClock
 from rota.errors import SchedAdmissionDenied
 from rota.kernel import Kernel, ReadyEntry, ScheduleSpec
 from rota.kernel.claim_checks import CheckedEntry, ClaimChecks
-from rota.kernel.due_summary import read_due_summary
+from rota.kernel.claim_pass import begin_claim
+from rota.kernel.environment import KernelCache, read_due_summary
+from rota.kernel.turn import make_turn_request
 from rota.model.events import PolicyFellBack
 from rota.model.work import ProjectConstraint
 from rota.policy import registry
@@ -66,7 +68,7 @@ def by_claim_checks(made: Built, most: int, kinds: tuple[str, ...]) -> list[int]
     order = [entry.sched_id for entry in Rules(made).in_strict_order() if fits(entry, kinds)]
 
     def work(tx: Transaction) -> list[int]:
-        admission = ClaimChecks(tx, made.clock.now(), read_due_summary(tx))
+        admission = ClaimChecks(tx, KernelCache(), made.clock.now(), read_due_summary(tx))
         taken: list[int] = []
         for sched_id in order:
             if len(taken) < most and not codes(tx, admission, sched_id):
@@ -130,7 +132,7 @@ def test_an_entry_can_be_forced_exactly_when_nothing_blocks_it(plan: StorePlan, 
             expected = rules.blocked(rules.entries[sched_id])
 
             def work(tx: Transaction, sched_id: int = sched_id) -> set[str]:
-                return codes(tx, ClaimChecks(tx, made.clock.now(), read_due_summary(tx)), sched_id)
+                return codes(tx, ClaimChecks(tx, KernelCache(), made.clock.now(), read_due_summary(tx)), sched_id)
 
             assert made.kernel.store.read(work) == expected
             assert forced(made, sched_id) == expected
@@ -278,3 +280,20 @@ def test_what_an_agents_own_context_pays_for_is_not_held_against_its_projects(ke
     first, second = (kernel.queue.enqueue(ScheduleSpec(pid, expected={"tokens": 10})) for pid in (rich, poor))
     assert ids_of(kernel.queue.claim(worker_id="w")) == [first]
     assert ids_of(kernel.queue.claim(worker_id="w")) == [second]
+
+
+def test_a_pass_that_proposes_an_entry_twice_claims_it_once() -> None:
+    kernel = Kernel(store.open(":memory:"))
+    kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("a")))
+
+    def work(tx: Transaction) -> tuple[list[str | None], int]:
+        claim = begin_claim(tx, kernel.env, kernel.queue.maintenance, make_turn_request(worker_id="w", max_n=3))
+        (row,) = claim.ready_entries()
+        refused = [claim.try_claim(row), claim.try_claim(row)]
+        return [None if each is None else each.sentence() for each in refused], len(claim.write())
+
+    (first, second), claimed = kernel.store.write(work)
+    assert first is None
+    assert second is not None
+    assert claimed == 1
+    kernel.store.close()

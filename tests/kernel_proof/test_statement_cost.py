@@ -13,8 +13,9 @@ import pytest
 from rota import store
 from rota.clock import ManualClock
 from rota.kernel import Completion, Kernel, ScheduleSpec
+from rota.policy import registry
+from rota.service.candidate_windows import WINDOW_MAX
 from rota.service.dispatcher import Dispatcher
-from rota.service.ranked_pass import WINDOW_MAX
 from rota.store.sqlite import SqliteStore
 
 START_AT = 1_000.0
@@ -117,3 +118,28 @@ def test_edf_looks_at_its_window_and_no_further(fill: Fill) -> None:
     full, many = measured(fill, WINDOW_MAX, "edf"), measured(fill, MANY, "edf")
     grown = {verb: (full[verb], many[verb]) for verb in full if many[verb] > 1.25 * full[verb] + 25}
     assert grown == {}
+
+
+def claim_among(projects: int, policy: str) -> int:
+    """Return the steps of a claim among so many projects, after others that were completed and replaced."""
+    kernel = Kernel(store.open(":memory:", clock=ManualClock(START_AT)))
+    for number in range(projects):
+        kernel.projects.create(f"p{number}")
+    pids = [kernel.agents.create(f"a{number}", project_id=f"p{number % projects}") for number in range(5 * projects)]
+    kernel.queue.enqueue_many(
+        [ScheduleSpec(pid, number % 3, deadline=START_AT + 900) for number, pid in enumerate(pids)]
+    )
+    api = Dispatcher(kernel, policy)
+    for _ in range(3):
+        runs = api.claim("w", 4)
+        kernel.queue.complete_many([Completion(run.sched_id, token=run.token) for run in runs])
+        kernel.queue.enqueue_many([ScheduleSpec(run.pid, deadline=START_AT + 900) for run in runs])
+    counted = steps(kernel, lambda: api.claim("w", 4))
+    kernel.store.close()
+    return counted
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_a_claim_takes_no_more_steps_among_ten_times_as_many_owners(policy: str) -> None:
+    few, many = claim_among(20, policy), claim_among(200, policy)
+    assert many <= 1.25 * few + 25

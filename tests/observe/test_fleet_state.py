@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rota.kernel import Kernel, ScheduleSpec
-from rota.kernel.supervision import RunReport
+from rota.kernel.run_reports import RunReport
 from rota.model.events import Event
 from rota.model.work import Backoff, ReadyEntry
 from rota.observe import fleet_state, run_chart
@@ -127,7 +127,7 @@ def test_retries_and_failures_are_counted_by_outcome(world: World) -> None:
         report = RunReport(
             sched_id=entry.sched_id, token=entry.token or 0, exit_kind="failed", outcome=outcome, stopped_by="TERM"
         )
-        world.kernel.supervision.turn([report], worker_id="worker", max_n=0)
+        world.dispatcher.turn([report], worker_id="worker", max_n=0)
         world.clock.advance(3)
     state = folded(world)
     assert state.failures == {"no_network": 1, "out_of_memory": 1}

@@ -61,6 +61,7 @@ def _breakers() -> dict[str, Policy]:
         "input_order_is_irrelevant": _broken(
             rank=lambda s: assign_slots(((c, PickReason("strict", "as listed")) for c in s.candidates), s.slots)
         ),
+        "accounts_it_does_not_read_are_irrelevant": _broken(rank=registry.make("round_robin").rank, accounts=()),
         "picks_are_valid_and_unique": _broken(rank=lambda s: strict.rank(s) * 2),
         "no_fitting_slot_stays_free": _broken(rank=lambda s: strict.rank(s)[1:]),
         "ties_end_in_the_lowest_id": _broken(

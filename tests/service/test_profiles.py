@@ -40,7 +40,7 @@ def test_a_reload_begins_the_next_epoch_and_leaves_the_old_table_unchanged() -> 
     ("changes", "words"),
     [
         ({"urgent": {}}, "must be one of latency_sensitive"),
-        ({"batch": {"weight": "heavy"}}, r"changes\['batch'\].*is not a profile"),
+        ({"batch": {"weight": "heavy"}}, r"changes\['batch'\].*is not a profile: weight: expected a whole number"),
         ({"batch": {"weight": 0}}, "weight"),
         ({"batch": {"colour": "blue"}}, "colour"),
         ({"batch": {"budget_ns": 5, "period_ns": 4}}, "budget_ns"),

@@ -55,7 +55,7 @@ def test_the_file_the_journal_and_the_random_generator_do_not_change(
     def seen() -> list[object]:
         version = beside.execute("PRAGMA data_version").fetchall()
         rows = [beside.execute(f"SELECT * FROM {table}").fetchall() for table in tables]
-        return [version, rows, kernel.journal.cursor(), kernel._env.rng.getstate()]
+        return [version, rows, kernel.journal.cursor(), kernel.env.rng.getstate()]
 
     tables = [row[0] for row in beside.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
     before = seen()
@@ -73,7 +73,7 @@ def test_no_listener_and_no_waiting_claim_is_woken(kernel: Kernel) -> None:
     parked = threading.Thread(target=lambda: kernel.queue.claim(worker_id="w", wait_s=600))
     parked.start()
     try:
-        while not kernel.store._writer.parked:  # type: ignore[attr-defined]  # internal to the writer
+        while not kernel.store.parked:  # type: ignore[attr-defined]  # internal to the writer
             parked.join(0.001)
         notified.clear()
         assert not explain(Dispatcher(kernel), ids[1]).starts

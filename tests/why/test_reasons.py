@@ -17,9 +17,9 @@ from rota.model.reasons import BLOCKING, ORDERING, BlockingBase, OrderingBase
 from rota.model.work import ProjectConstraint
 from rota.policy.contract import Policy
 from rota.service import entry_history
+from rota.service.candidate_windows import HEADS_MAX, WINDOW_MAX
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import NAMED_MAX, explain
-from rota.service.ranked_pass import HEADS_MAX, WINDOW_MAX
 
 START_AT = 1_000.0
 

@@ -13,13 +13,10 @@ from typing import Any, Literal, TypeVar
 from rota.clock import Clock
 from rota.errors import IllegalQueueTransition, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId
 from rota.kernel.agents import Agents
-from rota.kernel.cache import cache_of
-from rota.kernel.claims import TurnResult
-from rota.kernel.completion import Completion
 from rota.kernel.contexts import Contexts
 from rota.kernel.dry_run import DryRun, dry_run
 from rota.kernel.entries import EntryFilter
-from rota.kernel.environment import KernelEnvironment
+from rota.kernel.environment import kernel_environment
 from rota.kernel.graph_runs import GraphRuns
 from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
@@ -27,9 +24,10 @@ from rota.kernel.projects import Projects
 from rota.kernel.queue import Queue
 from rota.kernel.replay import KernelState
 from rota.kernel.retention import Retention
+from rota.kernel.run_reports import Completion, RunReport
 from rota.kernel.runs import HeartbeatReply
-from rota.kernel.supervision import RunReport, Supervision
-from rota.kernel.workers_seen import workers_seen_of
+from rota.kernel.supervision import Supervision
+from rota.kernel.turn import TurnResult
 from rota.model.work import Agent, ReadyEntry, ScheduleSpec
 from rota.store import Store, Transaction
 from rota.store.statements import agents as agent_sql
@@ -64,8 +62,7 @@ class Kernel:
         self.store = store
         self.clock = clock or store.clock
         jitter = rng or random.Random()  # noqa: S311  # not used for secrets
-        env = KernelEnvironment(store, self.clock, jitter, cache_of(store), workers_seen_of(store))
-        self._env = env
+        self.env = env = kernel_environment(store, self.clock, jitter)
         self.journal = Journal(env)
         self.agents = Agents(env)
         self.ledger = Ledger(env)
@@ -88,7 +85,7 @@ class Kernel:
         checked = self.agents.check_exit(exit_kind, detail)
         if queued not in ("cancel", "keep"):
             raise SchedInvalidPayload(f"queued must be cancel or keep, not {queued!r}", field="queued")
-        now = self._env.now()
+        now = self.env.now()
         entries = EntryFilter(pid=pid)
 
         def work(tx: Transaction) -> None:
@@ -96,14 +93,14 @@ class Kernel:
             if queued == "cancel":
                 self.queue.cancel_batch_in(tx, entries, now, _OWNER_TERMINATED)
 
-        self._env.write(work)
+        self.env.write(work)
         if queued == "cancel":  # entries beyond the first batch
             self.queue.cancel_where(entries, reason=_OWNER_TERMINATED)
         return self.agents.get(pid)
 
     def dry_run(self, work: Callable[[DryRun], T], *, now: float | None = None) -> T:
         """Do what is due, run the work, roll everything back and return the work's result."""
-        return dry_run(self._env, work, now=now)
+        return dry_run(self.env, work, now=now)
 
     def info(self) -> dict[str, Any]:
         """Return counts of agents and events, and the next ids."""
@@ -120,4 +117,4 @@ class Kernel:
                 "live_states": {state: states.get(state, 0) for state in ("READY", "RUNNING", "WAITING", "SUSPENDED")},
             }
 
-        return self._env.read(work)
+        return self.env.read(work)

@@ -20,16 +20,13 @@ from typing import Literal, NamedTuple
 
 from rota.errors import SchedInvalidPayload
 from rota.kernel import flows
-from rota.kernel.claim_request import ClaimRequest
-from rota.kernel.due_summary import DueSummary
-from rota.kernel.environment import KernelEnvironment
+from rota.kernel.environment import KernelEnvironment, WorkersSeen, worker_names
 from rota.kernel.journal import append
-from rota.kernel.rows import json_list
-from rota.kernel.workers_seen import WorkersSeen, worker_names
+from rota.kernel.settings import read_setting, write_setting
+from rota.kernel.turn import TurnRequest
 from rota.model.checks import Checks
 from rota.model.events import AffinityWaitSet, EntriesReleased
 from rota.store import Row, Transaction
-from rota.store.statements import file as file_sql
 from rota.store.statements import queue as sql
 
 __all__ = [
@@ -66,8 +63,7 @@ class AffinityEntry(NamedTuple):
 
 def affinity_wait_s(tx: Transaction) -> float:
     """Return how long entries are held in this store, in seconds."""
-    rows = tx.run(file_sql.META_GET, (AFFINITY_WAIT_KEY,))
-    return float(rows[0][0]) if rows else AFFINITY_WAIT_S
+    return float(read_setting(tx, AFFINITY_WAIT_KEY) or AFFINITY_WAIT_S)
 
 
 def hold_for_worker(
@@ -83,15 +79,13 @@ def hold_for_worker(
     return "worker"
 
 
-def release_for_claim(tx: Transaction, request: ClaimRequest, now: float, due: DueSummary) -> None:
+def release_for_claim(tx: Transaction, env: KernelEnvironment, request: TurnRequest, now: float) -> None:
     """Release the first entries that are held for the claiming worker, at most as many as it requests."""
-    if due.affinity_until is None:
-        return
     names = worker_names(request.worker.worker_id)
     queries = [(name, kind, request.max_n) for name in names for kind in (None, *request.kinds)]
     rows = [row for query in queries for row in tx.run(sql.AFFINITY_FIRST, query)]
     rows.sort(key=lambda row: (-row[3], row[4], row[0]))  # strict order
-    release(tx, rows[: request.max_n], now)
+    release(tx, env, rows[: request.max_n], now)
 
 
 def expire_holds_for(tx: Transaction, worker_id: str, now: float) -> None:
@@ -100,30 +94,33 @@ def expire_holds_for(tx: Transaction, worker_id: str, now: float) -> None:
     tx.effects.wake_parked = True
 
 
-def release_expired_holds(tx: Transaction, now: float) -> None:
+def release_expired_holds(tx: Transaction, env: KernelEnvironment, now: float) -> None:
     """Release entries whose hold has ended."""
-    release(tx, tx.run(sql.AFFINITY_DUE, (now, RELEASE_MAX)), now)
+    release(tx, env, tx.run(sql.AFFINITY_DUE, (now, RELEASE_MAX)), now)
 
 
-def release(tx: Transaction, rows: Sequence[Row], now: float) -> None:
+def release(tx: Transaction, env: KernelEnvironment, rows: Sequence[Row], now: float) -> None:
     """Make held entries ready."""
     if rows:
         sched_ids = [row[0] for row in rows]
         drop_holds(tx, sched_ids)
         tx.run_many(sql.RELEASE, [(None, sched_id) for sched_id in sched_ids])
-        record_released(tx, "worker", rows, now)
+        record_released(tx, env, "worker", rows, now)
 
 
-def record_released(tx: Transaction, hold: str, rows: Sequence[Row], now: float) -> None:
+def record_released(tx: Transaction, env: KernelEnvironment, hold: str, rows: Sequence[Row], now: float) -> None:
     """Record that entries (id, agent, project, …) are no longer held, and that their agents have ready entries."""
     event_id = append(tx, EntriesReleased(hold=hold, sched_ids=[row[0] for row in rows]), now=now)
-    flows.mark_ready(tx, {(row[1], row[2]) for row in rows}, event_id=event_id)
+    owners = {(row[1], row[2]) for row in rows}
+    flows.mark_ready(tx, owners, event_id=event_id)
+    for pid, project_id in owners:
+        env.cache.touch(pid, project_id)
     tx.effects.wake_parked = True
 
 
 def drop_holds(tx: Transaction, sched_ids: Sequence[int]) -> None:
     """Delete the affinity holds of entries, if they have any."""
-    tx.run(sql.AFFINITY_REMOVE, (json_list(sched_ids),))
+    tx.run_for(sql.AFFINITY_REMOVE, sched_ids)
 
 
 class AffinitySettings:
@@ -143,7 +140,7 @@ class AffinitySettings:
         def work(tx: Transaction) -> None:
             before_s = affinity_wait_s(tx)
             if before_s != wait_s:
-                tx.run(file_sql.META_SET, (AFFINITY_WAIT_KEY, repr(float(wait_s))))
+                write_setting(tx, AFFINITY_WAIT_KEY, repr(float(wait_s)))
                 tx.run(sql.AFFINITY_END_BY, (now + wait_s,))
                 append(tx, AffinityWaitSet(wait_s=wait_s, previous_s=before_s), now=now)
                 tx.effects.wake_parked = True

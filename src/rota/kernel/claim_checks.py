@@ -4,8 +4,8 @@ The rules are in policy/eligibility; this file fetches the facts that they need,
 and from the occupancy. Each entry that a pass claims counts immediately for the entries after it, so a claim of a
 hundred entries cannot exceed a cap of ten.
 
-Most entries need no look-up: they have no project and no needs, and no ledger, cap or context exists. The due
-summary, one row read at the start of every pass, says so.
+Most entries need none of it: they have no needs, and neither their agent nor their project has a limit. A pass claims
+those without a look at this file (see `ClaimPass.try_claim`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 
 from rota.kernel import contexts, usage_windows
 from rota.kernel.contexts import ContextRow
-from rota.kernel.due_summary import DueSummary
-from rota.kernel.ledger import SHARED_DIM
+from rota.kernel.environment import DueSummary, KernelCache
+from rota.kernel.flows import SHARED_DIM
 from rota.kernel.occupancy import NO_CONSTRAINT, Occupancy, OwnerOccupancy
 from rota.kernel.rows import (
     ATTEMPT,
@@ -82,12 +82,14 @@ class CheckedEntry(NamedTuple):
 class ClaimChecks:
     """Checks entries inside one transaction, counting what this pass has claimed."""
 
-    def __init__(self, tx: Transaction, now: float, due: DueSummary, *, check_budgets: bool = True) -> None:
+    def __init__(
+        self, tx: Transaction, cache: KernelCache, now: float, due: DueSummary, *, check_budgets: bool = True
+    ) -> None:
         self._tx = tx
         self._now = now
         self._due = due
         self._check_budgets = check_budgets
-        self._occupancy = Occupancy(tx, due)
+        self._occupancy = Occupancy(tx, cache, due)
         self._contexts: dict[tuple[int, str | None], list[ContextRow]] = {}  # by pid and needs
         self._contexts_of_claims: dict[tuple[int, str | None], frozenset[int]] = {}  # ids, by pid and needs
         self._reserved: defaultdict[int, int] = defaultdict(int)  # by context, for live claims
@@ -99,12 +101,14 @@ class ClaimChecks:
         """Return the first reason that blocks an entry, or None."""
         if self._is_surely_free(entry):
             return None
-        return next(blocking(self.facts(entry)), None)
+        found = blocking(self.facts(entry))
+        return found[0] if found else None
 
     def _is_surely_free(self, entry: CheckedEntry) -> bool:
         """Apply the eligibility rules in short form, for the usual case of an entry without needs.
 
-        False means "not known". A test checks that this never returns True where a reason exists.
+        False means "not known". A claim where agents and projects have limits takes a sixth less time with it
+        (eevdf-drain-4w); generated stores check that it never returns True where a reason exists.
         """
         if entry.needs_text is not None or entry.kind is not None or self._due.any_context:
             return False
@@ -135,7 +139,7 @@ class ClaimChecks:
 
     def blocking_reasons(self, entry: CheckedEntry) -> list[BlockingBase]:
         """Return every reason that blocks an entry."""
-        return list(blocking(self.facts(entry)))
+        return blocking(self.facts(entry))
 
     def facts(self, entry: CheckedEntry) -> Facts:
         """Gather everything that the eligibility rules look at."""
@@ -176,10 +180,6 @@ class ClaimChecks:
         if not self._due.any_context:
             return []
         return [context for context in self._contexts_for(entry, entry.needs) if context.unit == "requests"]
-
-    def load_projects(self, project_ids: Iterable[str]) -> None:
-        """Load many projects in one query."""
-        self._occupancy.load_owners(project_id for project_id in project_ids if project_id)
 
     def prefetch(self, rows: Iterable[Row]) -> None:
         """Load the agents and projects of many entries, each in one query."""

@@ -8,17 +8,17 @@ the same reason. `write` then stores all claims: one event, whose id is the clai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
-from rota.kernel import contexts, flows
+from rota.kernel import affinity, contexts, flows
 from rota.kernel.claim_checks import CheckedEntry, ClaimChecks
-from rota.kernel.claim_request import ClaimRequest
 from rota.kernel.contexts import ContextRow
-from rota.kernel.due_summary import DueSummary
+from rota.kernel.environment import UNLIMITED, DueSummary, KernelEnvironment
 from rota.kernel.flows import NO_PROJECT, ServedFlows
 from rota.kernel.journal import append
+from rota.kernel.maintenance import Maintenance
 from rota.kernel.paging import READ_MAX
 from rota.kernel.rows import (
     ATTEMPT,
@@ -26,6 +26,7 @@ from rota.kernel.rows import (
     KIND,
     NEEDS,
     PID,
+    PRIORITY,
     PROJECT,
     READY_WIDTH,
     RUNNABLE_AT,
@@ -34,6 +35,7 @@ from rota.kernel.rows import (
     json_list,
     payload_bytes,
 )
+from rota.kernel.turn import TurnRequest
 from rota.model import reasons
 from rota.model.events import ClaimedEntry, EntriesClaimed
 from rota.model.lifecycle import EntryState
@@ -43,7 +45,7 @@ from rota.store import Row, Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import projects as project_sql
 
-__all__ = ["CLAIM_BYTES_MAX", "ClaimPass", "PendingClaim"]
+__all__ = ["CLAIM_BYTES_MAX", "ClaimPass", "PendingClaim", "begin_claim"]
 
 CLAIM_BYTES_MAX = 16 * 1024 * 1024  # payload bytes after which a claim takes no more entries, to bound its response
 
@@ -72,18 +74,39 @@ class PendingClaim(NamedTuple):
         return self.row[PROJECT]  # type: ignore[no-any-return]  # a row is untyped
 
 
+def begin_claim(tx: Transaction, env: KernelEnvironment, maintenance: Maintenance, request: TurnRequest) -> ClaimPass:
+    """Do what is due, release what was held for the worker, and return the pass of its claim."""
+    now = env.clock.now() if request.now is None else request.now
+    due = maintenance.run_due(tx, now, now_from_clock=request.now is None)
+    env.workers_seen.mark_seen(request.worker.worker_id, now)
+    if due.affinity_until is not None:
+        affinity.release_for_claim(tx, env, request, now)
+        # while entries are held for workers, one worker's empty result says nothing about another worker's
+        tx.effects.applies_to_equivalents = False
+    return ClaimPass(tx, env, request, now, due)
+
+
 class ClaimPass:
     """One round of claims inside one transaction."""
 
-    def __init__(self, tx: Transaction, request: ClaimRequest, now: float, due: DueSummary) -> None:
+    def __init__(
+        self, tx: Transaction, env: KernelEnvironment, request: TurnRequest, now: float, due: DueSummary
+    ) -> None:
         self.tx = tx
+        self.env = env
         self.request = request
         self.now = now
         self._due = due
+        self._any_limit = due.any_limit
         self._checks: ClaimChecks | None = None  # made at the first entry that needs a look-up
         self.claimed: list[PendingClaim] = []
+        self._claimed_ids: set[int] = set()
+        self.token: int | None = None  # of the claims, once they are written
         self.claimed_by_agent: dict[int, list[PendingClaim]] = {}  # those that went through try_claim
         self._blocked_heads: set[int | str] = set()  # agents and projects whose first entry this claim cannot take
+        self._ahead: dict[
+            int, tuple[list[Row], bool]
+        ] = {}  # entries of agents that were read ahead; whether more exist
         self._bytes = 0  # of the payloads claimed so far
         self.all_blocked = False  # a reason was found that blocks every entry
         self.blocked_pids: set[int] = set()  # agents whose entries need no further check
@@ -97,6 +120,11 @@ class ClaimPass:
         return 0 if self.all_blocked or self._bytes >= CLAIM_BYTES_MAX else self.request.max_n - len(self.claimed)
 
     @property
+    def is_fleet_paused(self) -> bool:
+        """Whether an operator has paused everything."""
+        return self._due.fleet_paused_by is not None
+
+    @property
     def is_full(self) -> bool:
         """Whether the claim has reached its number of entries or its size."""
         return len(self.claimed) >= self.request.max_n or self._bytes >= CLAIM_BYTES_MAX
@@ -108,15 +136,19 @@ class ClaimPass:
     @property
     def _claim_checks(self) -> ClaimChecks:
         if self._checks is None:
-            self._checks = ClaimChecks(self.tx, self.now, self._due, check_budgets=self.request.check_budgets)
+            self._checks = ClaimChecks(
+                self.tx, self.env.cache, self.now, self._due, check_budgets=self.request.check_budgets
+            )
         return self._checks
 
     # --- checking and claiming -------------------------------------------------------------------
 
     def try_claim(self, row: Row, *, estimate: int = 0, reason: str = "") -> BlockingBase | None:
         """Claim an entry and return None, or return the first reason that blocks it."""
-        if self._due.is_unrestricted and row[PROJECT] is None and row[NEEDS] is None:  # only its own row decides
-            self._add(PendingClaim(row, None, estimate, reason))
+        if row[0] in self._claimed_ids:  # a pass that proposes it twice gets it once
+            return reasons.NotQueued(state=_DISPATCHED)
+        if not self._any_limit and row[NEEDS] is None and self._project_is_open(row[PROJECT]):
+            self._add(PendingClaim(row, None, estimate, reason))  # only its own row decides, and that is ready
             return None
         entry = CheckedEntry.from_row(row)
         blocked = self._claim_checks.first_blocking_reason(entry)
@@ -126,32 +158,29 @@ class ClaimPass:
         self._add(PendingClaim(row, self._claim_checks.add_claim(entry), estimate, reason))
         return None
 
+    def _project_is_open(self, project_id: str | None) -> bool:
+        """Whether a project's own row cannot block an entry."""
+        if project_id is None:
+            return True
+        return self.env.cache.project(self.tx, project_id) == UNLIMITED
+
     def _add(self, claim: PendingClaim) -> None:
         row = claim.row
         self.claimed.append(claim)
+        self._claimed_ids.add(row[0])
         self.claimed_by_agent.setdefault(row[PID], []).append(claim)
         self._bytes += payload_bytes(row)
-
-    def _add_all(self, rows: list[Row]) -> None:
-        """Claim entries that need no check, up to the size limit."""
-        for row in rows:
-            if self._bytes >= CLAIM_BYTES_MAX:
-                return
-            self.claimed.append(PendingClaim(row, None, 0, ""))
-            self._bytes += payload_bytes(row)
 
     def blocking_reasons(self, row: Row) -> list[BlockingBase]:
         """Return every reason that blocks an entry."""
         return self._claim_checks.blocking_reasons(CheckedEntry.from_row(row))
 
-    def prefetch_projects(self, project_ids: Iterable[str]) -> None:
-        """Load many projects in one query, before their entries are checked."""
-        self._claim_checks.load_projects(project_ids)
-
     def prefetch_owners(self, rows: list[Row]) -> None:
         """Load the agents and projects of many entries, before the entries are checked."""
-        if not self._due.is_unrestricted or any(row[PROJECT] is not None for row in rows):
+        if self._any_limit:
             self._claim_checks.prefetch(rows)
+        elif len(rows) > 1:
+            self.env.cache.projects(self.tx, {row[PROJECT] for row in rows if row[PROJECT] is not None})
 
     def _exclude(self, entry: CheckedEntry, reason: BlockingBase) -> None:
         """Exclude the entries that would be refused for the same reason."""
@@ -191,22 +220,14 @@ class ClaimPass:
             self.blocked_pids.update(row[0] for row in self.tx.run(sql.CAPPED_OUT))
         while (remaining := self.remaining) > 0:
             rows = self.ready_entries(limit=min(remaining, READ_MAX))
-            refused = self._try_claim_all(rows)
+            self.prefetch_owners(rows)
+            refused = 0
+            for row in rows:
+                if self._bytes >= CLAIM_BYTES_MAX:
+                    return
+                refused += self.try_claim(row) is not None
             if not refused and len(rows) < READ_MAX:
                 return
-
-    def _try_claim_all(self, rows: list[Row]) -> bool:
-        """Try to claim entries in order, up to the size limit; returns whether any was refused."""
-        if self._due.is_unrestricted and not any(row[PROJECT] is not None or row[NEEDS] is not None for row in rows):
-            self._add_all(rows)
-            return False
-        self.prefetch_owners(rows)
-        refused = False
-        for row in rows:
-            if self._bytes >= CLAIM_BYTES_MAX:
-                break
-            refused = self.try_claim(row) is not None or refused
-        return refused
 
     def blocked_agents(self) -> set[int]:
         """Return the agents all of whose entries would be refused: paused, at their cap, or over their grant."""
@@ -247,8 +268,7 @@ class ClaimPass:
 
     def _filter_parameters(self, limit: int) -> tuple[Any, ...]:
         """Return the parameters of the statements that leave out what this pass has excluded or claimed."""
-        claimed_ids = [each.row[0] for each in self.claimed]
-        sets = (self.blocked_pids, self.blocked_projects, self.blocked_needs, self.refused_groups, claimed_ids)
+        sets = (self.blocked_pids, self.blocked_projects, self.blocked_needs, self.refused_groups, self._claimed_ids)
         excluded = tuple(json_list(each) if each else _NONE for each in sets)
         return self.now, self._kinds_json, limit, self.request.check_budgets, *excluded
 
@@ -257,19 +277,35 @@ class ClaimPass:
         statements = {"agent": sql.INDEX_BY_AGENT, "project": sql.INDEX_BY_PROJECT, "deadline": sql.INDEX_BY_DEADLINE}
         self.tx.run(statements[by])
 
+    def read_ahead(self, pids: Collection[int], depth: int) -> None:
+        """Read the next entries of some agents, and what decides about them, each in one statement."""
+        for *row, has_more in self.tx.run(sql.NEXT_OF_AGENTS, (json_list(pids), depth)):
+            self._ahead.setdefault(row[PID], ([], bool(has_more)))[0].append(tuple(row))
+        for rows, _ in self._ahead.values():
+            rows.sort(key=_strict_order)
+        self.prefetch_owners([rows[0] for rows, _ in self._ahead.values()])
+
     def head_of_agent(self, pid: int) -> tuple[Row | None, bool]:
         """Return an agent's next entry that is not excluded, and whether it has more that are ready."""
         claimed = len(self.claimed_by_agent.get(pid, ()))
         if pid not in self._blocked_heads and not self.refused_groups and not self.blocked_needs:
             # nothing was skipped, so the entries claimed are the agent's first ones
-            rows = self.tx.run(sql.NEXT_OF_AGENT, (pid, 2, claimed))
-            if not rows:
+            row, has_more = self._next_of_agent(pid, claimed)
+            if row is None:
                 return None, False
-            if self._matches_request(rows[0]):
-                return rows[0], len(rows) > 1
+            if self._matches_request(row):
+                return row, has_more
             self._blocked_heads.add(pid)
         rows = self.ready_entries_of_agent(pid, 1)
         return (rows[0], self.has_more_ready(pid, claimed + 1)) if rows else (None, self.has_more_ready(pid, claimed))
+
+    def _next_of_agent(self, pid: int, offset: int) -> tuple[Row | None, bool]:
+        """Return the next entry of an agent without a hold, and whether it has more."""
+        ahead, has_more = self._ahead.get(pid, ((), False))
+        if offset < len(ahead):
+            return ahead[offset], has_more or offset + 1 < len(ahead)
+        rows = self.tx.run(sql.NEXT_OF_AGENT, (pid, 2, offset))
+        return (rows[0], len(rows) > 1) if rows else (None, False)
 
     def _matches_request(self, row: Row) -> bool:
         """Whether an entry without a hold is runnable now, before its deadline, on a slot of this worker."""
@@ -297,13 +333,12 @@ class ClaimPass:
             self._blocked_heads.add(project_id)
         return self.ready_entries(project_id, limit=limit)
 
-    def project_heads(self) -> list[tuple[str, int, Row]]:
-        """Return the name, the weight and the first entry of every project that has an entry without a hold."""
-        return [(row[-2], row[-1], row[:-2]) for row in self.tx.run(sql.FIRST_OF_PROJECTS)]
+    def show(self, sched_ids: Iterable[int]) -> None:
+        """Do nothing: called with the entries that a policy sees, for a subclass that records them."""
 
     def may_claim(self, row: Row) -> bool:
-        """Whether an entry without a hold matches the request and its agent is not known to be blocked."""
-        return self._matches_request(row) and row[PID] not in self.blocked_pids
+        """Whether an entry without a hold matches the request, is not claimed yet, and its agent is not blocked."""
+        return self._matches_request(row) and row[PID] not in self.blocked_pids and row[0] not in self._claimed_ids
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -316,6 +351,7 @@ class ClaimPass:
     ) -> list[ReadyEntry]:
         """Write all claims of the pass with one event and return the claimed entries."""
         if not self.claimed:
+            self.tx.effects.retry_at = self._due.retry_at
             return []
         now, request, worker = self.now, self.request, self.request.worker
         event = EntriesClaimed(
@@ -329,7 +365,7 @@ class ClaimPass:
             forced_by=forced_by,
             admission_skipped=not request.check_budgets,
         )
-        token = append(self.tx, event, now=now)
+        self.token = token = append(self.tx, event, now=now)
         expires_at = now + request.timeout_s
         head = (worker.worker_id, worker.incarnation, now, now, request.timeout_s, expires_at, token)
         # one statement per id, in order: neighbours share pages, and one UPDATE of many rows would find each row twice
@@ -338,6 +374,12 @@ class ClaimPass:
             self.tx.run(sql.CLAIM, rows[0])
         else:
             self.tx.run_many(sql.CLAIM, sorted(rows, key=_sched_id))
+        cache = self.env.cache
+        cache.touch_all([(each.row[PID], each.row[PROJECT]) for each in self.claimed])
+        if self._due.any_context:
+            cache.drop_due_summary()  # a context that was charged refills later
+        else:
+            cache.lower_due_summary(expires_at=expires_at)
         fences = [(token, each.workspace) for each in self.claimed if each.workspace is not None]
         if fences:
             self.tx.run_many(project_sql.WORKSPACE_FENCE, fences)
@@ -359,6 +401,10 @@ class ClaimPass:
         for context, count in used.values():
             moved |= contexts.charge(self.tx, [context], {"requests": count}, self.now)
         return moved
+
+
+def _strict_order(row: Row) -> tuple[int, float, int]:
+    return -row[PRIORITY], row[RUNNABLE_AT], row[0]
 
 
 def _is_used_up(reason: reasons.OverBudget) -> bool:

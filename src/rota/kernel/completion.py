@@ -1,75 +1,56 @@
 """Ending runs: an entry completes for good, is retried after a back-off, or returns to the queue.
 
-A completion with the claim's token comes from the worker that holds the claim: if the exit kind is one that the spec
-retries and attempts are left, the entry returns to the queue with a back-off; otherwise it ends. A completion without a
-token ends the entry, whatever the exit kind. A claim that expired ends as crashed and is retried by the same rule.
+A run that ends with its claim's token was ended by the worker that holds the claim: if the exit kind is one that the
+spec retries and attempts are left, the entry returns to the queue with a back-off; otherwise it ends. An end without a
+token ends the entry, whatever the exit kind. A claim that expired ends as crashed and is retried by the same rule. A
+supervisor's report first charges what it measured, and may ask to return the run without counting an attempt.
+
+Each run is read once. Runs end independently of each other: one that is refused changes nothing and has its error in
+its place.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, StaleClaim
+from rota.errors import RotaError, SchedUnknownId, StaleClaim
 from rota.kernel import budget_loans, dependencies, flows, usage_windows
 from rota.kernel.environment import KernelEnvironment
+from rota.kernel.flows import SHARED_DIM
 from rota.kernel.journal import append
-from rota.kernel.ledger import SHARED_DIM
-from rota.kernel.rows import EntryOptions, decode_options, decode_spent, encode_json, json_list
-from rota.model.checks import RESULT_BYTES_MAX, Checks
-from rota.model.events import CompletedEntry, EntriesCompleted, EntriesReturned, FlowMove
+from rota.kernel.ledger import ChargeResult, Payer, record_usage
+from rota.kernel.rows import NO_OPTIONS, EntryOptions, decode_needs, decode_options, decode_spent
+from rota.kernel.run_reports import CompletionAnswer, RunEnd, RunReport
+from rota.kernel.usage_windows import ALL_PROJECTS
+from rota.model.events import CompletedEntry, EntriesCompleted, EntriesReturned, FlowMove, RunEnded
 from rota.model.lifecycle import ENTRY, advance
-from rota.model.work import EXIT_KINDS, Backoff
+from rota.model.work import Backoff
 from rota.store import Transaction
+from rota.store.statements import budgets as budget_sql
 from rota.store.statements import claims as sql
 
 __all__ = [
-    "COMPLETE_MAX",
-    "Completion",
-    "CompletionAnswer",
-    "CompletionResult",
-    "RunEnd",
+    "METERED",
+    "EndedRuns",
     "RunRow",
     "backoff_s",
-    "check_completions",
-    "complete_runs",
+    "charge_run",
+    "end_runs",
     "read_runs",
     "return_to_queue",
     "stale_claim_error",
 ]
 
-COMPLETE_MAX = 1_000  # runs in one complete_many
+METERED = frozenset({"cpu_s", "wall_s"})  # measured for every run, and charged only where a budget exists
 NOT_RETRIED_OUTCOMES = frozenset({"over_budget"})  # another attempt would end the same way
-_queue = Checks("Queue", SchedInvalidPayload)
 _COMPLETED = ("dispatched", "completed")
-
-CompletionAnswer: TypeAlias = tuple[str, str] | RotaError  # state before and after, or why nothing changed
-
-
-class Completion(msgspec.Struct, frozen=True):
-    """How one run of a batch ended, as the caller reports it."""
-
-    sched_id: int
-    exit_kind: str = "completed"
-    token: int | None = None
-    result: Any = None
-    outcome: str | None = None
-
-
-class RunEnd(NamedTuple):
-    """How one run ended, checked and with its result encoded."""
-
-    sched_id: int
-    exit_kind: str
-    token: int | None = None
-    result: str | None = None
-    outcome: str | None = None
-    verb: Literal["complete", "reclaim"] = "complete"
+_RETURNED = ("dispatched", "queued")
+_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class RunRow(NamedTuple):
@@ -88,131 +69,90 @@ class RunRow(NamedTuple):
     dispatched_at: float | None
     cancel_requested: int
     worker_id: str | None
+    needs_text: str | None
     awaited: int  # whether other entries wait for it
 
     @property
     def options(self) -> EntryOptions:
         """The entry's options."""
-        return decode_options(self.options_text)
+        return NO_OPTIONS if self.options_text is None else decode_options(self.options_text)
 
     def correction(self, now: float) -> int:
         """Return measured usage minus what the flows were charged at the claim; 0 for a run with neither."""
-        measured = decode_spent(self.spent_text).get(SHARED_DIM, 0)
-        return self.cost(now) - self.estimate if measured or self.estimate else 0
+        return self.cost(now) - self.estimate if self.measured or self.estimate else 0
+
+    @property
+    def measured(self) -> int:
+        """The tokens charged so far."""
+        return 0 if self.spent_text is None else decode_spent(self.spent_text).get(SHARED_DIM, 0)
 
     def cost(self, now: float) -> int:
         """Return the run's shared usage: the tokens charged, else whole seconds, at least one."""
-        return decode_spent(self.spent_text).get(SHARED_DIM, 0) or max(1, round(now - (self.dispatched_at or now)))
+        return self.measured or max(1, round(now - (self.dispatched_at or now)))
 
 
-class CompletionResult(NamedTuple):
-    """The answer to each reported run, and every entry that ended for good."""
+class EndedRuns(NamedTuple):
+    """The answer to each report, and the runs that were found, as they were before."""
 
     answers: list[CompletionAnswer]
-    ended_ids: list[int]
-    invalidates_cache: bool = True  # windows, flows or other entries changed, too
+    runs: dict[int, RunRow]
+    final: dict[int, str]  # agents whose entry ended for good, with the reported exit kind
 
 
-def check_completions(completions: Sequence[Completion]) -> list[RunEnd]:
-    """Check reported completions and encode their results."""
-    _queue.sequence("completions", completions)
-    if len(completions) > COMPLETE_MAX:
-        raise _queue.refuse("completions", f"may be at most {COMPLETE_MAX:,}, not {len(completions):,}")
-    return [_check_completion(each) for each in completions]
-
-
-def _check_completion(each: Completion) -> RunEnd:
-    if type(each) is not Completion:
-        raise _queue.refuse("completions", f"must be Completions, not {type(each).__name__}")
-    _queue.whole("sched_id", each.sched_id)
-    _queue.one_of("exit_kind", each.exit_kind, EXIT_KINDS)
-    if each.token is not None:
-        _queue.whole("token", each.token)
-    if each.outcome is not None:
-        _queue.text("outcome", each.outcome)
-    result = None if each.result is None else encode_json("result", each.result, RESULT_BYTES_MAX)
-    return RunEnd(each.sched_id, each.exit_kind, each.token, result, each.outcome)
-
-
-def read_runs(tx: Transaction, sched_ids: list[int]) -> dict[int, RunRow]:
+def read_runs(tx: Transaction, sched_ids: Sequence[int]) -> dict[int, RunRow]:
     """Read runs by id; entries that do not exist are missing from the result."""
-    one = len(sched_ids) == 1  # the usual case, and twice as fast
-    rows = tx.run(sql.RUN, sched_ids) if one else tx.run(sql.RUNS, (json_list(sched_ids),))
-    return {row[0]: RunRow(*row) for row in rows}
+    return {row[0]: RunRow(*row) for row in tx.run_for(sql.RUNS, sched_ids)}
 
 
-def backoff_s(backoff: Backoff, attempt: int, rng: random.Random) -> float:
-    """Return a random delay after an attempt, at most base × factor^(attempt-1) and at most the cap."""
-    try:
-        longest = backoff.base_s * backoff.factor ** (attempt - 1)
-    except OverflowError:
-        longest = backoff.cap_s
-    return rng.uniform(0.0, min(backoff.cap_s, longest))
-
-
-def complete_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd], now: float) -> CompletionResult:
-    """End runs independently of each other: a refused one changes nothing and does not affect the rest."""
+def end_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd], now: float) -> EndedRuns:
+    """End runs inside a transaction."""
     runs = read_runs(tx, [run_end.sched_id for run_end in run_ends])
-    if len(run_ends) == 1:
-        simple = _complete_simple(tx, env, runs.get(run_ends[0].sched_id), run_ends[0], now)
-        if simple is not None:
-            return simple
     answers: list[CompletionAnswer] = []
-    final: list[tuple[RunRow, RunEnd]] = []
+    final: dict[int, str] = {}
+    states: dict[int, str] = {}  # of the runs that this call has ended
+    completed: list[tuple[RunRow, RunEnd]] = []
     retried: list[tuple[RunRow, RunEnd]] = []
     for run_end in run_ends:
-        run = runs.pop(run_end.sched_id, None)  # a second report of the same run is checked against its new state
+        found = runs.get(run_end.sched_id)
+        if found is not None and found.sched_id in states:  # reported twice
+            found = found._replace(state=states[found.sched_id], token=None)
         try:
-            answer = _next_state(run or _already_ended(run_end, final, retried), run_end)
+            run, answer = _decide(found, run_end)
         except RotaError as error:
             answers.append(error)
             continue
-        assert run is not None  # noqa: S101  # checked just above
+        report = run_end.report
+        if report is not None:
+            run = _take_report(tx, env, run, report, now)
+        is_back = report is not None and report.back is not None
+        if answer[1] == "completed":
+            final[run.pid] = run_end.exit_kind
+            # a run that was asked to stop does not return to the queue
+            completed.append((run, RunEnd(run.sched_id, "cancelled", run.token) if is_back else run_end))
+        elif not is_back:
+            retried.append((run, run_end))
         answers.append(answer)
-        (final if answer[1] == "completed" else retried).append((run, run_end))
-    ended = [run for run, _ in (*final, *retried)]
-    charged = [run for run in ended if run.estimate or run.spent_text is not None]
-    moves = flows.moves_for_costs(tx, [(run.pid, run.project_id, run.correction(now)) for run in charged])
-    _update_workers_seen(env, (*final, *retried), now)
-    cancelled = _write_completed(tx, env, final, moves, now)
-    _write_retries(tx, retried, moves if not final else [], now, env.rng)
-    _count_usage(tx, ended, now)
-    tx.effects.wake_parked = True
-    only_runs = not (retried or cancelled or moves or any(run.project_id is not None or run.awaited for run in ended))
-    return CompletionResult(answers, [run.sched_id for run, _ in final] + cancelled, invalidates_cache=not only_runs)
+        states[run.sched_id] = answer[1]
+    if completed or retried:
+        _write(tx, env, completed, retried, now)
+    return EndedRuns(answers, runs, final)
 
 
-def _already_ended(
-    run_end: RunEnd, final: list[tuple[RunRow, RunEnd]], retried: list[tuple[RunRow, RunEnd]]
-) -> RunRow | None:
-    """Return a run that an earlier report of the same call has ended, in its new state."""
-    for runs, state in ((final, "completed"), (retried, "queued")):
-        for run, _ in runs:
-            if run.sched_id == run_end.sched_id:
-                return run._replace(state=state, token=None)
-    return None
-
-
-def _complete_simple(
-    tx: Transaction, env: KernelEnvironment, run: RunRow | None, run_end: RunEnd, now: float
-) -> CompletionResult | None:
-    """Complete a run of the usual kind: successful, without project, usage or dependents. None if it is not."""
-    usual = run is not None and run.state == "dispatched" and run.token == run_end.token and not run.awaited
-    if run is None or not usual or run_end.exit_kind != "completed":
-        return None
-    if run.project_id is not None or run.estimate or run.spent_text is not None:
-        return None
-    if run.options_text is not None and "completed" in run.options.retry_on:
-        return None
-    if run.worker_id is not None:
-        env.workers_seen.mark_seen(run.worker_id, now)
-    tx.run(sql.COMPLETE, (now, "completed", run_end.outcome, run_end.result, run.sched_id))
-    event = EntriesCompleted(
-        entries=[CompletedEntry(run.sched_id, "completed", run_end.outcome)], worker_id=run.worker_id
-    )
-    append(tx, event, now=now)
-    tx.effects.wake_parked = True
-    return CompletionResult([_COMPLETED], [run.sched_id], invalidates_cache=False)
+def _decide(run: RunRow | None, run_end: RunEnd) -> tuple[RunRow, tuple[str, str]]:
+    """Return the run, and its state before and after; raises if the report is stale or the transition illegal."""
+    if run is None:
+        raise SchedUnknownId(run_end.sched_id)
+    if run_end.token is not None and (run.token != run_end.token or run.state != "dispatched"):
+        raise stale_claim_error(run, run_end.token)
+    if run_end.report is not None and run_end.report.back is not None:
+        return run, _COMPLETED if run.cancel_requested else _RETURNED
+    is_attempt = run_end.token is not None or run_end.verb == "reclaim"
+    may_retry = is_attempt and not run.cancel_requested and run.attempt < run.max_attempts
+    may_retry = may_retry and run_end.outcome not in NOT_RETRIED_OUTCOMES
+    if may_retry and run_end.exit_kind in run.options.retry_on:
+        verb = "reclaim" if run_end.verb == "reclaim" else "retry"
+        return run, (run.state, str(advance(ENTRY, run.state, verb, run.sched_id)))
+    return run, (run.state, str(advance(ENTRY, run.state, "complete", run.sched_id)))
 
 
 def stale_claim_error(run: RunRow, token: int | None) -> StaleClaim:
@@ -221,49 +161,112 @@ def stale_claim_error(run: RunRow, token: int | None) -> StaleClaim:
     return StaleClaim(text, sched_id=run.sched_id, token=token)
 
 
-def _next_state(run: RunRow | None, run_end: RunEnd) -> tuple[str, str]:
-    """Return the state before and after; raises if the report is stale or the transition illegal."""
-    if run is None:
-        raise SchedUnknownId(run_end.sched_id)
-    succeeded = run.token == run_end.token and run_end.exit_kind == "completed" and run.state == "dispatched"
-    if succeeded and run.options_text is None:  # the usual case
-        return _COMPLETED
-    if run_end.token is not None and (run.token != run_end.token or run.state != "dispatched"):
-        raise stale_claim_error(run, run_end.token)
-    is_attempt = run_end.token is not None or run_end.verb == "reclaim"
-    may_retry = is_attempt and not run.cancel_requested and run.attempt < run.max_attempts
-    may_retry = may_retry and run_end.outcome not in NOT_RETRIED_OUTCOMES
-    if may_retry and run_end.exit_kind in run.options.retry_on:
-        verb = "reclaim" if run_end.verb == "reclaim" else "retry"
-        return run.state, str(advance(ENTRY, run.state, verb, run.sched_id))
-    return run.state, str(advance(ENTRY, run.state, "complete", run.sched_id))
+# --- a supervisor's report -----------------------------------------------------------------------
 
 
-def _update_workers_seen(env: KernelEnvironment, ended: Iterable[tuple[RunRow, RunEnd]], now: float) -> None:
-    """Mark workers that ended a run as alive, and workers that let a claim expire as gone."""
-    workers = {(run.worker_id, run_end.token is not None, run_end.verb) for run, run_end in ended}
-    for worker_id, has_token, verb in workers:
-        if worker_id is not None and verb == "reclaim":
-            env.workers_seen.mark_gone(worker_id)
-        elif worker_id is not None and has_token:
-            env.workers_seen.mark_seen(worker_id, now)
+def _take_report(tx: Transaction, env: KernelEnvironment, run: RunRow, report: RunReport, now: float) -> RunRow:
+    """Charge what was measured, return the run to the queue if it asks for that, and record how the run ended."""
+    usage = {
+        dim: amount
+        for dim, amount in report.usage.items()
+        if amount > 0 and (dim not in METERED or _is_budgeted(tx, run, dim))
+    }
+    if usage:
+        run, _ = charge_run(tx, env, run, usage, now)
+    if report.back is not None and not run.cancel_requested:
+        back_at = now if report.back_at is None else report.back_at
+        return_to_queue(tx, env, run, report.back, runnable_at=back_at, now=now)
+    event = RunEnded(
+        sched_id=run.sched_id,
+        attempt=run.attempt,
+        exit_kind=report.exit_kind,
+        outcome=report.back or report.outcome,
+        wall_ms=report.wall_ms,
+        usage=usage,
+        stopped_by=report.stopped_by,
+    )
+    append(tx, event, now=now, pid=run.pid)
+    return run
+
+
+def _is_budgeted(tx: Transaction, run: RunRow, dim: str) -> bool:
+    return bool(tx.run(budget_sql.IS_BUDGETED, (run.pid, dim, run.project_id, ALL_PROJECTS)))
+
+
+def charge_run(
+    tx: Transaction, env: KernelEnvironment, run: RunRow, amounts: Mapping[str, int], now: float
+) -> tuple[RunRow, dict[str, ChargeResult]]:
+    """Record what a live run used, at every level; returns the run as it is now and its agent's ledger lines."""
+    spent = dict(decode_spent(run.spent_text))
+    for dim, amount in amounts.items():
+        spent[dim] = spent.get(dim, 0) + amount
+    spent_text = _encode(spent).decode()
+    tx.run(sql.SPEND, (spent_text, run.sched_id))
+    payer = Payer(run.pid, run.project_id, decode_needs(run.needs_text), run.sched_id)
+    lines = record_usage(tx, payer, dict(amounts), now, moves_flow=False)
+    env.cache.touch(run.pid, run.project_id)
+    env.cache.drop_due_summary()  # usage leaves its window later, and contexts refill
+    return run._replace(spent_text=spent_text), lines
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def _write(
+    tx: Transaction,
+    env: KernelEnvironment,
+    completed: list[tuple[RunRow, RunEnd]],
+    retried: list[tuple[RunRow, RunEnd]],
+    now: float,
+) -> None:
+    """Write what became of the runs, and adjust what is remembered."""
+    costs: list[tuple[int, str | None, int]] = []  # what the flows have to be corrected by
+    touched: list[tuple[int, str | None]] = []
+    is_gone: dict[str, bool] = {}  # by worker
+    shares: dict[str, tuple[int, int]] = {}  # by project: usage and number of runs
+    for run, run_end in (*completed, *retried):
+        if correction := run.correction(now):
+            costs.append((run.pid, run.project_id, correction))
+        if run.project_id is not None:  # also a failed run counts: else a project whose runs fail would stay first
+            used, count = shares.get(run.project_id, (0, 0))
+            shares[run.project_id] = used + run.cost(now), count + 1
+        if run.worker_id is not None and (run_end.verb == "reclaim" or run_end.token is not None):
+            is_gone[run.worker_id] = run_end.verb == "reclaim"  # it let a claim expire
+        touched.append((run.pid, run.project_id))
+    env.cache.touch_all(touched)
+    for worker_id, gone in is_gone.items():
+        env.workers_seen.mark_gone(worker_id) if gone else env.workers_seen.mark_seen(worker_id, now)
+    moves = flows.moves_for_costs(tx, costs) if costs else []
+    if completed:
+        _write_completed(tx, env, completed, moves, now)
+    if retried:
+        _write_retries(tx, env, retried, moves if not completed else [], now)
+    if shares:
+        edge_at = usage_windows.add_runs(tx, [(owner, *share) for owner, share in shares.items()], now)
+        env.cache.lower_due_summary(window_edge_at=edge_at)
+    tx.effects.wake_parked = True
 
 
 def _write_completed(
     tx: Transaction, env: KernelEnvironment, ended: list[tuple[RunRow, RunEnd]], moves: list[FlowMove], now: float
-) -> list[int]:
-    """Write the runs that ended for good; returns the dependents that were cancelled because of it."""
-    if not ended:
-        return []
+) -> None:
+    """Write the runs that ended for good, and process the entries that waited for them."""
     rows, entries = [], []
     for run, run_end in ended:
         exit_kind = "cancelled" if run.cancel_requested and run_end.verb == "reclaim" else run_end.exit_kind
         rows.append((now, exit_kind, run_end.outcome, run_end.result, run.sched_id))
         entries.append(CompletedEntry(run.sched_id, exit_kind, run_end.outcome))
-    tx.run_many(sql.COMPLETE, sorted(rows, key=itemgetter(4)))  # by id: neighbours share pages
+    rows.sort(key=itemgetter(4))  # by id: neighbours share pages
+    tx.run_many(sql.COMPLETE, rows)
     event = EntriesCompleted(entries=entries, worker_id=ended[0][0].worker_id, flows=moves)
-    flows.save_moves(tx, moves, event_id=append(tx, event, now=now))
-    return dependencies.resolve_dependents(tx, env, [run.sched_id for run, _ in ended if run.awaited], now)
+    event_id = append(tx, event, now=now)
+    if moves:
+        flows.save_moves(tx, moves, event_id=event_id)
+    awaited = [run.sched_id for run, _ in ended if run.awaited]
+    cancelled = dependencies.resolve_dependents(tx, env, awaited, now) if awaited else []
+    if awaited:
+        env.cache.invalidate()  # entries of any owner may have been released or cancelled
+    env.waiters.notify_on_commit(tx, [run.sched_id for run, _ in ended] + cancelled)
 
 
 class _Requeued(NamedTuple):
@@ -276,39 +279,57 @@ class _Requeued(NamedTuple):
     outcome: str | None = None
 
 
+def backoff_s(backoff: Backoff, attempt: int, rng: random.Random) -> float:
+    """Return a random delay after an attempt, at most base × factor^(attempt-1) and at most the cap."""
+    try:
+        longest = backoff.base_s * backoff.factor ** (attempt - 1)
+    except OverflowError:
+        longest = backoff.cap_s
+    return rng.uniform(0.0, min(backoff.cap_s, longest))
+
+
 def _write_retries(
-    tx: Transaction, retried: list[tuple[RunRow, RunEnd]], moves: list[FlowMove], now: float, rng: random.Random
+    tx: Transaction, env: KernelEnvironment, retried: list[tuple[RunRow, RunEnd]], moves: list[FlowMove], now: float
 ) -> None:
     """Write the runs that are tried again, each after its own back-off."""
     verbs: tuple[Literal["retry", "reclaim"], ...] = ("retry", "reclaim")
-    for verb in verbs if retried else ():
+    for verb in verbs:
         requeued = []
         for run, run_end in retried:
             if (run_end.verb == "reclaim") == (verb == "reclaim"):
-                wait_s = backoff_s(run.options.backoff, run.attempt, rng)
+                wait_s = backoff_s(run.options.backoff, run.attempt, env.rng)
                 hold = "backoff" if wait_s > 0 else None
                 requeued.append(_Requeued(run, now + wait_s, run.attempt, hold, run_end.outcome))
         if requeued:
-            _write_requeued(tx, verb, requeued, moves, now)
+            _write_requeued(tx, env, verb, requeued, moves, now=now)
             moves = []
 
 
 def return_to_queue(
-    tx: Transaction, run: RunRow, verb: Literal["preempt", "yield"], runnable_at: float, now: float
+    tx: Transaction,
+    env: KernelEnvironment,
+    run: RunRow,
+    verb: Literal["preempt", "yield"],
+    *,
+    runnable_at: float,
+    now: float,
 ) -> None:
     """Return a run to the queue without counting an attempt."""
     advance(ENTRY, run.state, verb, run.sched_id)
     moves = flows.moves_for_costs(tx, [(run.pid, run.project_id, run.correction(now))])
     hold = "time" if runnable_at > now else None
-    _write_requeued(tx, verb, [_Requeued(run, runnable_at, run.attempt - 1, hold)], moves, now)
+    _write_requeued(tx, env, verb, [_Requeued(run, runnable_at, run.attempt - 1, hold)], moves, now=now)
+    env.cache.touch(run.pid, run.project_id)
     tx.effects.wake_parked = True
 
 
 def _write_requeued(
     tx: Transaction,
+    env: KernelEnvironment,
     verb: Literal["reclaim", "retry", "preempt", "yield"],
     requeued: list[_Requeued],
     moves: list[FlowMove],
+    *,
     now: float,
 ) -> None:
     for each in requeued:
@@ -326,17 +347,4 @@ def _write_requeued(
     flows.save_moves(tx, moves, event_id=event_id)
     ready = {(each.run.pid, each.run.project_id) for each in requeued if each.hold is None}
     flows.mark_ready(tx, ready, event_id=event_id)
-
-
-def _count_usage(tx: Transaction, runs: list[RunRow], now: float) -> None:
-    """Count every ended run for its project, else a project whose runs always fail would stay first for ever."""
-    used: Counter[str] = Counter()
-    count: Counter[str] = Counter()
-    for run in runs:
-        if run.project_id is not None:
-            used[run.project_id] += run.cost(now)
-            count[run.project_id] += 1
-    if count:
-        usage_windows.add_runs(
-            tx, [(project_id, used[project_id], number) for project_id, number in count.items()], now
-        )
+    env.cache.drop_due_summary()  # the hold or the deadline of an entry may be the next to fall due

@@ -22,7 +22,7 @@ from rota.errors import SchedUnknownId
 from rota.kernel import affinity
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
-from rota.kernel.rows import decode_options, json_list
+from rota.kernel.rows import decode_options
 from rota.model.events import EntriesCancelled, EntriesHeldForWorker
 from rota.model.lifecycle import ENTRY
 from rota.store import Row, Transaction
@@ -44,7 +44,7 @@ _encode = msgspec.json.Encoder().encode
 
 def initial_hold(tx: Transaction, after: Sequence[int], on_failed: str) -> str | None:
     """Return "after" if a new entry must wait, "cancel" if a predecessor has already failed, None if it may run."""
-    found = {sched_id: (state, exit_kind) for sched_id, state, exit_kind in tx.run(sql.STATES_OF, (json_list(after),))}
+    found = {sched_id: (state, exit_kind) for sched_id, state, exit_kind in tx.run_for(sql.STATES_OF, after)}
     for sched_id in after:
         if sched_id not in found:
             raise SchedUnknownId(sched_id)
@@ -58,7 +58,7 @@ def add_edges(tx: Transaction, sched_id: int, after: Iterable[int]) -> None:
 
 def resolve_dependents(tx: Transaction, env: KernelEnvironment, sched_ids: Sequence[int], now: float) -> list[int]:
     """Release or cancel the dependents of entries that have ended; returns the cancelled ones."""
-    awaited = [row[0] for row in tx.run(sql.AWAITED, (json_list(sched_ids),))] if sched_ids else []
+    awaited = [row[0] for row in tx.run_for(sql.AWAITED, sched_ids)] if sched_ids else []
     if not awaited:
         return []
     tx.run_many(sql.PENDING_ADD, [(sched_id,) for sched_id in awaited])
@@ -79,7 +79,7 @@ def resolve_pending_dependents(tx: Transaction, env: KernelEnvironment, now: flo
         else:
             tx.run(sql.PENDING_ADVANCE, (dependents[-1][0], predecessor))
         left -= len(dependents)
-    _record(tx, resolved, now)
+    _record(tx, env, resolved, now)
     return resolved.cancelled
 
 
@@ -90,7 +90,7 @@ def run_despite_failure(tx: Transaction, env: KernelEnvironment, dependent: Row,
     tx.run(sql.SET_OPTIONS, (text, dependent[0]))
     resolved = _Resolved([], [], [])
     _resolve(tx, env, (*dependent[:4], text, *dependent[5:]), now, resolved)
-    _record(tx, resolved, now)
+    _record(tx, env, resolved, now)
 
 
 class _Resolved(NamedTuple):
@@ -141,10 +141,10 @@ def _verdict(predecessors: Iterable[tuple[str | None, str | None]], on_failed: s
     return "after" if waits else None
 
 
-def _record(tx: Transaction, resolved: _Resolved, now: float) -> None:
+def _record(tx: Transaction, env: KernelEnvironment, resolved: _Resolved, now: float) -> None:
     released, held_for_worker, cancelled = resolved
     if released:
-        affinity.record_released(tx, "after", released, now)
+        affinity.record_released(tx, env, "after", released, now)
     if held_for_worker:
         append(tx, EntriesHeldForWorker(hold="after", sched_ids=held_for_worker), now=now)
         tx.effects.wake_parked = True

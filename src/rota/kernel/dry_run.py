@@ -11,16 +11,15 @@ random generator are copies.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from rota.errors import SchedUnknownId
-from rota.kernel.cache import KernelCache
-from rota.kernel.due_summary import DueSummary
-from rota.kernel.environment import KernelEnvironment
+from rota.kernel.environment import DueSummary, KernelEnvironment
 from rota.kernel.maintenance import Maintenance
 from rota.store import Row, Transaction
+from rota.store.statements import budgets as budget_sql
+from rota.store.statements import claims as claim_sql
 from rota.store.statements import journal as journal_sql
 from rota.store.statements import queue as sql
 
@@ -33,6 +32,7 @@ class DryRun(NamedTuple):
     """What the work of a dry run gets: a transaction in which maintenance has been done."""
 
     tx: Transaction
+    env: KernelEnvironment
     now: float
     due: DueSummary
     cursor: int  # the last event before the dry run
@@ -44,16 +44,38 @@ class DryRun(NamedTuple):
             raise SchedUnknownId(sched_id)
         return rows[0]
 
+    def busy_slots(self, kind: str) -> int:
+        """Return how many live runs need a slot of this kind."""
+        return sum(row[5] for row in self.tx.run(claim_sql.LIVE) if row[2] == kind)
+
+    def affinity_hold(self, sched_id: int) -> tuple[str, float]:
+        """Return the worker that an entry is held for, and until when."""
+        worker_id, until_at = self.tx.run(sql.AFFINITY_WORKER, (sched_id,))[0]
+        return worker_id, until_at
+
+    def predecessors(self, sched_id: int) -> list[Row]:
+        """Return the id, state and exit kind of each entry that an entry waits for."""
+        return self.tx.run(sql.PREDECESSORS, (sched_id,))
+
+    def budget_window_s(self, owner: str, dim: str) -> float:
+        """Return the length of a budget's window."""
+        return float(self.tx.run(budget_sql.BUDGET_WINDOW, (owner, dim))[0][0])
+
+    def recent_claims(self, events: int) -> tuple[int, float | None]:
+        """Return how many entries were claimed in the last events of the journal, and when the first of them was."""
+        count, since = self.tx.run(journal_sql.RECENT_CLAIMS, (max(0, self.cursor - events), self.cursor))[0]
+        return count, since
+
 
 def dry_run(env: KernelEnvironment, work: Callable[[DryRun], T], *, now: float | None = None) -> T:
     """Do what is due, run the work, roll everything back and return the work's result."""
     given = None if now is None else env.now(now)
-    isolated = env._replace(rng=copy.copy(env.rng), cache=KernelCache(), workers_seen=env.workers_seen.copy())
+    isolated = env.isolated()
 
     def rolled_back(tx: Transaction) -> T:
         cursor = int(tx.run(journal_sql.EVENT_ENDS)[0][1] or 0)
         at = env.now() if given is None else given
-        due, _ = Maintenance(isolated).run_due(tx, at, now_from_clock=given is None)
-        return work(DryRun(tx, at, due, cursor))
+        due = Maintenance(isolated).run_due(tx, at, now_from_clock=given is None)
+        return work(DryRun(tx, isolated, at, due, cursor))
 
     return env.store.dry_run(rolled_back)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, UnknownPid
 from rota.kernel import affinity, dependencies
 from rota.kernel.entries import Entries
+from rota.kernel.environment import AgentRow
 from rota.kernel.journal import append
-from rota.kernel.rows import NEEDS, decode_needs, encode_json, encode_needs_and_options, json_list
+from rota.kernel.rows import NEEDS, decode_needs, encode_json, encode_needs_and_options
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import EntriesEnqueued
-from rota.model.lifecycle import AgentState
 from rota.model.work import ScheduleSpec
 from rota.store import Transaction
-from rota.store.statements import agents as agent_sql
 from rota.store.statements import queue as sql
 
 __all__ = ["ENQUEUE_MAX", "Enqueuing"]
 
 ENQUEUE_MAX = 10_000  # entries in one enqueue_many
 _DEDUPE_BY = ("pid", "trigger", "payload", "key")
-_ATTEMPTS = ScheduleSpec(0).max_attempts  # as in the table's own default
 _queue = Checks("Queue", SchedInvalidPayload)
 
 
@@ -31,24 +29,8 @@ class _NewEntry(NamedTuple):
 
     spec: ScheduleSpec
     payload: str
-
-
-class _Inserted:
-    """The entries that a call has inserted."""
-
-    __slots__ = ("held", "ids", "to_cancel")
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.held: dict[str, list[int]] = {}  # by hold
-        self.to_cancel: list[int] = []  # a predecessor has already failed
-
-    def add(self, sched_id: int, hold: str | None) -> None:
-        self.ids.append(sched_id)
-        if hold == "cancel":
-            self.to_cancel.append(sched_id)
-        elif hold is not None:
-            self.held.setdefault(hold, []).append(sched_id)
+    is_plain: bool  # it has neither needs nor options
+    refers: bool  # to more than its agent
 
 
 class Enqueuing(Entries):
@@ -56,69 +38,25 @@ class Enqueuing(Entries):
 
     def enqueue(self, spec: ScheduleSpec) -> int:
         """Put an entry into the queue; returns its sched_id once it is durable."""
-        payload = _payload(spec)
+        batch = (_checked(spec),)
         now = self._env.clock.now()
-        if not spec.after and _is_simple(spec, now):
-            # like write_keeping_cache, one call shorter: this is the most frequent path
-            return self._env.store.write(lambda tx: self._enqueue_simple(tx, spec, payload, now))
-        return self._env.write(lambda tx: self._enqueue(tx, [_NewEntry(spec, payload)], now)[0])
+        return self._env.store.write(lambda tx: self._enqueue(tx, batch, now)[0])
 
     def enqueue_many(self, specs: Sequence[ScheduleSpec]) -> list[int]:
         """Put many entries into the queue, all or none; an `after` of -1 is the previous entry of the call."""
         _queue.sequence("specs", specs)
         if len(specs) > ENQUEUE_MAX:
             raise _queue.refuse("specs", f"may be at most {ENQUEUE_MAX:,}, not {len(specs):,}")
-        new: list[_NewEntry] = []
+        batch: list[_NewEntry] = []
         try:
             for spec in specs:
-                new.append(_checked(spec))  # noqa: PERF401  # the length says which spec was wrong
+                batch.append(_checked(spec))  # noqa: PERF401  # the length says which spec was wrong
         except RotaError as error:
-            raise _with_index(error, len(new)) from None
-        if not new:
+            raise _with_index(error, len(batch)) from None
+        if not batch:
             return []
-        now = self._env.now()
-        if any(_needs_lookup(spec) for spec in specs):
-            return self._env.write(lambda tx: self._enqueue(tx, new, now))
-        if all(_is_simple(spec, now) for spec in specs):  # half the cost, for most batches
-            return self._env.write_keeping_cache(lambda tx: self._enqueue_all_simple(tx, new, now))
-        return self._env.write(lambda tx: self._enqueue_batch(tx, new, now))
-
-    def _enqueue_simple(self, tx: Transaction, spec: ScheduleSpec, payload: str, now: float) -> int:
-        """Write an entry that needs only its key and its agent looked up; the cache stays valid."""
-        if spec.key is not None and (known := _by_key(tx, spec.key)) is not None:
-            return known
-        pid = spec.pid
-        live_agents = self._env.cache.live_agents(tx)
-        if pid not in live_agents:
-            live_agents = {pid: _project_of(tx, pid)}
-            self._env.cache.add_live_agents(tx, live_agents)
-        sched_id = tx.insert(sql.ENQUEUE_PLAIN, _simple_row(spec, payload, live_agents[pid], now))
-        append(tx, EntriesEnqueued(first_id=sched_id), now=now, pid=pid)
-        tx.effects.wake_parked = True
-        return sched_id
-
-    def _enqueue_all_simple(self, tx: Transaction, batch: list[_NewEntry], now: float) -> list[int]:
-        """Write many entries that need only their agents looked up; the cache stays valid."""
-        live_agents = self._env.cache.live_agents(tx)
-        if any(new.spec.pid not in live_agents for new in batch):
-            live_agents = _check_agents(tx, batch)
-            self._env.cache.add_live_agents(tx, live_agents)
-        first_id = tx.insert_many(
-            sql.ENQUEUE_PLAIN, [_simple_row(*new, live_agents[new.spec.pid], now) for new in batch]
-        )
-        append(tx, EntriesEnqueued(first_id=first_id, count=len(batch)), now=now)
-        tx.effects.wake_parked = True
-        return list(range(first_id, first_id + len(batch)))
-
-    def _enqueue_batch(self, tx: Transaction, batch: list[_NewEntry], now: float) -> list[int]:
-        """Write many entries that need only their agents looked up."""
-        projects = _check_agents(tx, batch)
-        first_id = tx.insert_many(sql.ENQUEUE, [_row(new, projects[new.spec.pid], now) for new in batch])
-        held = [first_id + index for index, new in enumerate(batch) if new.spec.runnable_at > now]
-        event = EntriesEnqueued(first_id=first_id, count=len(batch), held={"time": held} if held else {})
-        append(tx, event, now=now)
-        tx.effects.wake_parked = True
-        return list(range(first_id, first_id + len(batch)))
+        now = self._env.clock.now()
+        return self._env.store.write(lambda tx: self._enqueue(tx, batch, now, indexed=True))
 
     def enqueue_unique(self, spec: ScheduleSpec, dedupe_by: Sequence[str] = ("pid", "trigger")) -> tuple[int, bool]:
         """Put an entry into the queue unless a similar one waits or runs; returns its id and whether it is new.
@@ -145,60 +83,102 @@ class Enqueuing(Entries):
                 existing = next((int(row[0]) for row in tx.run(sql.DUPLICATE, (spec.pid, trigger, payload))), None)
             if existing is not None:
                 return existing, False
-            return self._enqueue(tx, [new], now)[0], True
+            return self._enqueue(tx, (new,), now)[0], True
 
-        return self._env.write(work)
+        return self._env.store.write(work)
 
     def enqueue_in(self, tx: Transaction, spec: ScheduleSpec, now: float) -> int:
         """Put an entry into the queue inside a transaction."""
-        return self._enqueue(tx, [_checked(spec)], now)[0]
+        return self._enqueue(tx, (_checked(spec),), now)[0]
 
-    def _enqueue(self, tx: Transaction, batch: list[_NewEntry], now: float) -> list[int]:
-        """Write entries and one event for all of them. The ids of new entries are consecutive."""
-        ids: list[int] = []
-        inserted = _Inserted()
+    def _enqueue(self, tx: Transaction, batch: Sequence[_NewEntry], now: float, *, indexed: bool = False) -> list[int]:
+        """Write entries and one event for all of them. The ids of new entries are consecutive.
+
+        With `indexed` an error names the entry of the batch that caused it.
+        """
+        cache = self._env.cache
+        agents = cache.agents(tx, [new.spec.pid for new in batch])
+        rows: list[tuple[Any, ...]] = []  # written together, at half the cost of one by one (batch-100)
+        held: list[int] = []  # indexes of those that are not ready yet
+        owners: list[tuple[int, str | None]] = []
         for index, new in enumerate(batch):
-            known = None if new.spec.key is None else _by_key(tx, new.spec.key)
-            if known is not None:
-                ids.append(known)
-                continue
-            try:
-                sched_id, hold = self._insert(tx, new, ids, now)
-            except RotaError as error:
-                raise (_with_index(error, index) if len(batch) > 1 else error) from None
-            ids.append(sched_id)
-            inserted.add(sched_id, hold)
-        if inserted.ids:
-            self._record_enqueued(tx, batch, inserted, now)
-        if inserted.to_cancel:
-            self._cancel(tx, inserted.to_cancel, now, "predecessor_failed")
+            spec = new.spec
+            if new.refers:
+                return self._enqueue_each(tx, batch, agents, now, indexed=indexed)
+            agent = agents.get(spec.pid)
+            if agent is None or agent.is_dead:
+                raise _not_alive(agent, spec.pid, index if indexed else None)
+            hold = None
+            if spec.runnable_at > now:
+                hold = "time"
+                held.append(index)
+            rows.append(_row(new, agent.project_id, now, hold))
+            owners.append((spec.pid, agent.project_id))
+            if hold is not None or spec.deadline is not None:
+                cache.lower_due_summary(held_at=spec.runnable_at if hold else None, deadline=spec.deadline)
+        first_id = tx.insert_many(sql.ENQUEUE, rows)
+        ids = [first_id] if len(rows) == 1 else list(range(first_id, first_id + len(rows)))
+        holds = {"time": [ids[index] for index in held]} if held else {}
+        _record(tx, batch, EntriesEnqueued(first_id=first_id, count=len(rows), held=holds), now)
+        cache.touch_all(owners)
         return ids
 
-    def _record_enqueued(self, tx: Transaction, batch: list[_NewEntry], inserted: _Inserted, now: float) -> None:
-        count = len(inserted.ids)
-        event = EntriesEnqueued(first_id=inserted.ids[0], count=count, held=inserted.held, deduped=len(batch) - count)
-        pid = causation_id = correlation_id = None
-        if len(batch) == 1:
-            spec = batch[0].spec
-            pid, causation_id, correlation_id = spec.pid, spec.causation_id, spec.correlation_id
-        append(tx, event, now=now, pid=pid, causation_id=causation_id, correlation_id=correlation_id)
-        tx.effects.wake_parked = True  # also for held entries: a parked claim must know when they fall due
+    def _enqueue_each(
+        self,
+        tx: Transaction,
+        batch: Sequence[_NewEntry],
+        agents: Mapping[int, AgentRow],
+        now: float,
+        *,
+        indexed: bool,
+    ) -> list[int]:
+        """Write entries of which some refer to a key, a predecessor, a parent, a worker or tags, one by one."""
+        cache, written = self._env.cache, _Written([], [], {}, [])
+        for index, new in enumerate(batch):
+            pid = new.spec.pid
+            try:
+                known = None if new.spec.key is None else _by_key(tx, new.spec.key)
+                if known is not None:
+                    written.ids.append(known)
+                    continue
+                agent = agents.get(pid)
+                if agent is None or agent.is_dead:
+                    raise _not_alive(agent, pid, None)
+                self._insert(tx, new, agent.project_id, written, now)
+            except RotaError as error:
+                raise (_with_index(error, index) if indexed else error) from None
+            cache.touch(pid, agent.project_id)
+        if written.new_ids:
+            count = len(written.new_ids)
+            event = EntriesEnqueued(
+                first_id=written.new_ids[0], count=count, held=written.held, deduped=len(batch) - count
+            )
+            _record(tx, batch, event, now)
+            cache.drop_due_summary()  # the hold or the deadline of one of them may be the next to fall due
+        if written.to_cancel:
+            cache.invalidate()
+            self._cancel(tx, written.to_cancel, now, "predecessor_failed")
+        return written.ids
 
-    def _insert(self, tx: Transaction, new: _NewEntry, earlier: list[int], now: float) -> tuple[int, str | None]:
-        """Write one entry; returns its id and its hold, or "cancel" if a predecessor has already failed."""
+    def _insert(self, tx: Transaction, new: _NewEntry, project_id: str | None, written: _Written, now: float) -> None:
+        """Write one entry with all that it refers to."""
         spec = new.spec
-        predecessors = tuple(_resolve(other, earlier) for other in spec.after)
-        hold = dependencies.initial_hold(tx, predecessors, spec.on_failed) if predecessors else None
-        stored = "after" if hold is not None else ("time" if spec.runnable_at > now else None)
-        path = _call_path(tx, spec.parent_id)
-        sched_id = tx.insert(sql.ENQUEUE, _row(new, _project_of(tx, spec.pid), now, hold=stored, path=path))
-        if stored is None and spec.affinity is not None:
-            stored = self._hold_for_worker(tx, sched_id, spec, now)
+        predecessors = tuple(_resolve(other, written.ids) for other in spec.after)
+        verdict = dependencies.initial_hold(tx, predecessors, spec.on_failed) if predecessors else None
+        hold = "after" if verdict is not None else ("time" if spec.runnable_at > now else None)
+        sched_id = tx.insert(sql.ENQUEUE, _row(new, project_id, now, hold, _call_path(tx, spec.parent_id)))
+        if hold is None and spec.affinity is not None:
+            hold = self._hold_for_worker(tx, sched_id, spec, now)
         if predecessors:
             dependencies.add_edges(tx, sched_id, predecessors)
         if spec.tags:
             tx.run_many(sql.TAG, [(tag, sched_id) for tag in dict.fromkeys(spec.tags)])
-        return sched_id, hold if hold == "cancel" else stored
+        written.ids.append(sched_id)
+        written.new_ids.append(sched_id)
+        if verdict == "cancel":
+            written.to_cancel.append(sched_id)
+        elif hold is not None:
+            written.held.setdefault(hold, []).append(sched_id)
 
     def _hold_for_worker(self, tx: Transaction, sched_id: int, spec: ScheduleSpec, now: float) -> str | None:
         """Hold a new entry for the worker it names, if that worker is alive; returns the hold."""
@@ -209,18 +189,37 @@ class Enqueuing(Entries):
         return hold
 
 
+class _Written(NamedTuple):
+    """What a call has written."""
+
+    ids: list[int]  # of the batch: new entries, and older ones with the same key
+    new_ids: list[int]
+    held: dict[str, list[int]]  # by hold
+    to_cancel: list[int]  # a predecessor has already failed
+
+
+def _record(tx: Transaction, batch: Sequence[_NewEntry], event: EntriesEnqueued, now: float) -> None:
+    pid = causation_id = correlation_id = None
+    if len(batch) == 1:
+        spec = batch[0].spec
+        pid, causation_id, correlation_id = spec.pid, spec.causation_id, spec.correlation_id
+    append(tx, event, now=now, pid=pid, causation_id=causation_id, correlation_id=correlation_id)
+    tx.effects.wake_parked = True  # also for held entries: a parked claim must know when they fall due
+
+
 # --- checks and rows -----------------------------------------------------------------------------
 
 
 def _checked(spec: ScheduleSpec) -> _NewEntry:
-    return _NewEntry(spec, _payload(spec))
-
-
-def _payload(spec: ScheduleSpec) -> str:
-    """Check that this is a spec and return its payload, encoded."""
+    """Check that this is a spec, and encode its payload."""
     if not isinstance(spec, ScheduleSpec):
         raise _queue.refuse("spec", f"must be a ScheduleSpec, not {type(spec).__name__}")
-    return "{}" if not spec.payload else encode_json("payload", spec.payload, PAYLOAD_BYTES_MAX)
+    payload = "{}" if not spec.payload else encode_json("payload", spec.payload, PAYLOAD_BYTES_MAX)
+    is_plain = spec.is_plain
+    refers = spec.key is not None or bool(spec.after)
+    if not (is_plain or refers):
+        refers = spec.parent_id is not None or spec.affinity is not None or bool(spec.tags)
+    return _NewEntry(spec, payload, is_plain, refers)
 
 
 def _with_index(error: RotaError, index: int) -> RotaError:
@@ -236,68 +235,22 @@ def _by_key(tx: Transaction, key: str) -> int | None:
     return int(rows[0][0]) if rows else None
 
 
-def _project_of(tx: Transaction, pid: int) -> str | None:
-    """Return the project of an agent; raises if the agent does not exist or is dead."""
-    rows = tx.run(agent_sql.STATE, (pid,))
-    if not rows:
-        raise UnknownPid(pid)
-    state, project_id = rows[0]
-    if state == AgentState.DEAD:
-        raise _queue.refuse("pid", f"{pid} is dead: entries need a live agent")
-    return project_id  # type: ignore[no-any-return]  # a row is untyped
+def _not_alive(agent: AgentRow | None, pid: int, index: int | None) -> RotaError:
+    """Return the error for an agent that does not exist or is dead."""
+    error = UnknownPid(pid) if agent is None else _queue.refuse("pid", f"{pid} is dead: entries need a live agent")
+    return error if index is None else _with_index(error, index)
 
 
 def _row(
-    new: _NewEntry, project_id: str | None, now: float, *, hold: str | None = None, path: str | None = None
+    new: _NewEntry, project_id: str | None, now: float, hold: str | None, path: str | None = None
 ) -> tuple[Any, ...]:
+    """Return the parameters of `statements.queue.ENQUEUE`."""
     spec = new.spec
-    needs, options = encode_needs_and_options(spec, path)
+    needs, options = (None, None) if new.is_plain and path is None else encode_needs_and_options(spec, path)
     return (
-        spec.pid,
-        project_id,
-        spec.priority,
-        spec.runnable_at,
-        spec.deadline,
-        spec.trigger,
-        new.payload,
-        now,
-        hold or ("time" if spec.runnable_at > now else None),
-        spec.max_attempts,
-        spec.key,
-        spec.kind,
-        needs,
-        options,
-    )
-
-
-def _needs_lookup(spec: ScheduleSpec) -> bool:
-    """Whether more than the agent has to be looked up before an entry is written."""
-    names = spec.key is not None or spec.parent_id is not None or spec.affinity is not None
-    return names or bool(spec.after or spec.tags)
-
-
-def _is_simple(spec: ScheduleSpec, now: float) -> bool:
-    """Whether an entry is ready now and has no fields beyond those that `ENQUEUE_PLAIN` writes."""
-    has_more = spec.deadline is not None or spec.kind is not None or spec.max_attempts != _ATTEMPTS
-    return not has_more and spec.runnable_at <= now and spec.is_plain
-
-
-def _simple_row(spec: ScheduleSpec, payload: str, project_id: str | None, now: float) -> tuple[Any, ...]:
-    return spec.pid, project_id, spec.priority, spec.runnable_at, spec.trigger, payload, now, spec.key
-
-
-def _check_agents(tx: Transaction, batch: list[_NewEntry]) -> dict[int, str | None]:
-    """Return the projects of a batch's agents; raises if an agent does not exist or is dead."""
-    rows = tx.run(agent_sql.STATES, (json_list({new.spec.pid for new in batch}),))
-    live_agents = {pid: project_id for pid, state, project_id in rows if state != AgentState.DEAD}
-    for index, new in enumerate(batch):
-        pid = new.spec.pid
-        if pid not in live_agents:
-            exists = any(row[0] == pid for row in rows)
-            raise _with_index(
-                _queue.refuse("pid", f"{pid} is dead: entries need a live agent") if exists else UnknownPid(pid), index
-            )
-    return live_agents
+        spec.pid, project_id, spec.priority, spec.runnable_at, spec.deadline, spec.trigger, new.payload, now, hold,
+        spec.max_attempts, spec.key, spec.kind, needs, options,
+    )  # fmt: skip
 
 
 def _resolve(other: int, earlier: list[int]) -> int:

@@ -16,11 +16,10 @@ from rota.errors import (
     WaitTimeout,
 )
 from rota.kernel import affinity, dependencies, flows
-from rota.kernel.entry_waiters import EntryWaiters
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.paging import READ_MAX, Page, page
-from rota.kernel.rows import entry_from_row, json_list, payload_bytes
+from rota.kernel.rows import entry_from_row, payload_bytes
 from rota.model.checks import Checks
 from rota.model.events import CancelRequested, EntriesCancelled, EntriesChanged, EntriesEnqueued
 from rota.model.lifecycle import ENTRY, AgentState, advance
@@ -67,9 +66,8 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class Entries:
     """Methods on entries that are not running."""
 
-    def __init__(self, env: KernelEnvironment, waiters: EntryWaiters) -> None:
+    def __init__(self, env: KernelEnvironment) -> None:
         self._env = env
-        self._waiters = waiters
 
     # --- reading and waiting ---------------------------------------------------------------------
 
@@ -107,7 +105,7 @@ class Entries:
         """Wait for an entry to end and return it; raises `WaitTimeout`."""
         _queue.whole("sched_id", sched_id)
         _queue.duration("wait_s", wait_s)
-        if not self._waiters.wait(sched_id, lambda: self.get(sched_id).state in ENTRY.final, wait_s):
+        if not self._env.waiters.wait(sched_id, lambda: self.get(sched_id).state in ENTRY.final, wait_s):
             state = self.get(sched_id).state
             raise WaitTimeout(f"entry {sched_id} is still {state} after {wait_s:g} s", sched_id=sched_id)
         return self.get(sched_id)
@@ -115,7 +113,7 @@ class Entries:
     def watch(self, sched_id: int, call: Callable[[], None]) -> Callable[[], None]:
         """Call a function whenever an entry may have ended; returns a function that stops it."""
         _queue.whole("sched_id", sched_id)
-        return self._waiters.watch(sched_id, call)
+        return self._env.waiters.watch(sched_id, call)
 
     # --- changing queued entries -----------------------------------------------------------------
 
@@ -168,7 +166,7 @@ class Entries:
         def work(tx: Transaction) -> ReadyEntry:
             entry = _find(tx, sched_id)
             if entry.hold == "worker":
-                affinity.release(tx, tx.run(sql.AFFINITY_GET, (sched_id,)), now)
+                affinity.release(tx, self._env, tx.run(sql.AFFINITY_GET, (sched_id,)), now)
                 return _find(tx, sched_id)
             held = tx.run(sql.DEPENDENT, (sched_id,))
             if not held:
@@ -220,7 +218,7 @@ class Entries:
             now = self._env.now()
 
             def work(tx: Transaction, ids: list[int] = ids, now: float = now) -> int:
-                still = [row[0] for row in tx.run(sql.FOR_CHANGE, (json_list(ids),)) if row[1] == "queued"]
+                still = [row[0] for row in tx.run_for(sql.FOR_CHANGE, ids) if row[1] == "queued"]
                 if still:
                     self._cancel(tx, still, now, reason)
                 return len(still)
@@ -289,7 +287,7 @@ class Entries:
         tx.run_many(sql.CANCEL, [(now, reason, sched_id) for sched_id in sched_ids])
         append(tx, EntriesCancelled(sched_ids=sched_ids, reason=reason), now=now)
         ended = sched_ids + dependencies.resolve_dependents(tx, self._env, sched_ids, now)
-        tx.effects.on_commit.append(lambda: self._waiters.notify(ended))
+        self._env.waiters.notify_on_commit(tx, ended)
 
     def _matching(self, wanted: EntryFilter) -> Iterator[Ids]:
         """Yield matching ids in batches; entries enqueued meanwhile may be among them."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rota.clock import Clock, wait_until
-from rota.store import Store
+from rota.store import Store, Transaction
 
 __all__ = ["EntryWaiters"]
 
@@ -57,8 +57,12 @@ class EntryWaiters:
         self._waiters: dict[int, list[_Waiter | _Callback]] = {}
         self._subscribed = False
 
-    def notify(self, sched_ids: Iterable[int]) -> None:
-        """Wake the callers that wait for these entries, which have ended durably."""
+    def notify_on_commit(self, tx: Transaction, sched_ids: list[int]) -> None:
+        """Wake the callers that wait for these entries, once the transaction in which they end is durable."""
+        if sched_ids:
+            tx.effects.on_commit.append(lambda: self._notify(sched_ids))
+
+    def _notify(self, sched_ids: Iterable[int]) -> None:
         if not self._waiters:
             return
         with self._guard:

@@ -5,8 +5,8 @@ a sharing policy (by the expected usage), when the run ends (by measured minus e
 without a run. A run that was neither estimated nor measured moves nothing. Each move is part of the event of the change
 that caused it.
 
-Which agents have ready entries is not stored. The service keeps that in memory: it finds new entries by their ids, and
-`mark_ready` marks the agents whose held or returned entries became ready again.
+Which agents have ready entries is not stored. ready_owners.py keeps that in memory: it finds new entries by their ids,
+and `mark_ready` marks the agents whose held or returned entries became ready again.
 """
 
 from __future__ import annotations
@@ -14,18 +14,29 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from rota.kernel.rows import json_list
+from rota.kernel.rows import NEEDS, decode_needs
 from rota.model.budgets import Flow
 from rota.model.checks import INTEGER_MAX
 from rota.model.events import FlowMove
 from rota.model.work import WEIGHT_UNIT
 from rota.policy.virtual_time import charged
-from rota.store import Transaction
+from rota.store import Row, Transaction
 from rota.store.statements import flows as sql
 
-__all__ = ["NO_PROJECT", "ServedFlows", "mark_ready", "mark_served", "moves_for_costs", "save_moves"]
+__all__ = [
+    "NO_PROJECT",
+    "SHARED_DIM",
+    "ServedFlows",
+    "expected_cost",
+    "mark_competing",
+    "mark_ready",
+    "mark_served",
+    "moves_for_costs",
+    "save_moves",
+]
 
 NO_PROJECT = ""  # the project of agents that have none
+SHARED_DIM = "tokens"  # the dimension that flows and shares count
 
 
 class ServedFlows(NamedTuple):
@@ -33,6 +44,14 @@ class ServedFlows(NamedTuple):
 
     moves: Collection[FlowMove] = ()
     agents: Collection[tuple[int, str | None]] = ()
+
+
+def expected_cost(row: Row) -> int:
+    """What the run of an entry is expected to use of the shared dimension; default 1."""
+    if row[NEEDS] is None:
+        return 1
+    needs = decode_needs(row[NEEDS])
+    return max(1, needs.expected.get(SHARED_DIM, needs.ceiling.get(SHARED_DIM, 1)))
 
 
 def moves_for_costs(tx: Transaction, costs: Iterable[tuple[int, str | None, int]]) -> list[FlowMove]:
@@ -45,18 +64,16 @@ def moves_for_costs(tx: Transaction, costs: Iterable[tuple[int, str | None, int]
     for pid, project_id, cost in costs:
         agents[pid] = (project_id, agents.get(pid, (project_id, 0))[1] + cost)
         projects[project_id] = projects.get(project_id, 0) + cost
-    agent_rows = {row[0]: row for row in tx.run(sql.AGENTS_OF, (json_list(agents),))}
+    agent_rows = {row[0]: row for row in tx.run_for(sql.AGENTS_OF, agents)}
     moves = []
     for pid, (project_id, cost) in agents.items():
         row = agent_rows[pid]
         flow = Flow(level="agent", key=str(pid), parent=project_id or NO_PROJECT, weight=row[4], virtual_time=row[2])
         moves.append(_moved(flow, cost))
-    project_rows = {
-        row[0]: row for row in tx.run(sql.PROJECTS_OF, (json_list(name or NO_PROJECT for name in projects),))
-    }
+    project_rows = {row[0]: row for row in tx.run_for(sql.PROJECTS_OF, [name or NO_PROJECT for name in projects])}
     for project_id, cost in projects.items():
         name = project_id or NO_PROJECT
-        _, virtual_time, clock, weight = project_rows.get(name, (name, 0, 0, WEIGHT_UNIT))
+        _, virtual_time, clock, weight, _ = project_rows.get(name, (name, 0, 0, WEIGHT_UNIT, 0))
         moves.append(
             _moved(Flow(level="project", key=name, weight=weight, virtual_time=virtual_time, clock=clock), cost)
         )
@@ -86,6 +103,14 @@ def mark_served(tx: Transaction, agents: Iterable[tuple[int, str | None]], *, ev
     """Store when these agents were last served, without moving them in virtual time."""
     rows = [(pid, project_id or NO_PROJECT, served_at, event_id) for pid, project_id in agents]
     tx.run_many(sql.AGENT_SERVED, sorted(rows))  # by pid: neighbours share pages
+
+
+def mark_competing(tx: Transaction, entered: Collection[tuple[int, str]], left: Collection[int]) -> None:
+    """Store which agents began to compete, with their projects, and which ceased to."""
+    if entered:
+        tx.run_many(sql.AGENT_ENTER, [(pid, project_id, 0) for pid, project_id in entered])
+    if left:
+        tx.run_many(sql.AGENT_LEAVE, [(pid,) for pid in left])
 
 
 def _bounded(virtual_time: int) -> int:

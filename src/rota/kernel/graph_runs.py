@@ -21,7 +21,7 @@ from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.lookups import find_agent
 from rota.kernel.paging import page
-from rota.kernel.rows import entry_from_row, json_list
+from rota.kernel.rows import entry_from_row
 from rota.model.checks import Checks
 from rota.model.events import GraphRunCommitted, GraphRunForgotten, GraphRunTaken
 from rota.model.lifecycle import ENTRY
@@ -96,7 +96,7 @@ class GraphRuns:
         """Return those of these entries that have ended, by id; None for an entry that was pruned."""
 
         def work(tx: Transaction) -> dict[int, ReadyEntry | None]:
-            states = {row[0]: row[1] for row in tx.run(queue_sql.STATES_OF, (json_list(sched_ids),))}
+            states = {row[0]: row[1] for row in tx.run_for(queue_sql.STATES_OF, sched_ids)}
             ended = [each for each in sched_ids if each not in states or states[each] in ENTRY.final]
             return {
                 each: entry_from_row(tx.run(queue_sql.GET, (each,))[0]) if each in states else None for each in ended

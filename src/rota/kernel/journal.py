@@ -18,29 +18,33 @@ from rota.errors import InvalidPayload, StoreCorrupt, UnknownPid
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.paging import READ_MAX
 from rota.kernel.rows import json_text
+from rota.kernel.settings import read_setting, write_setting
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
 from rota.model.event_codec import check_user_event, decode, encode
 from rota.model.events import Event, EventData
 from rota.store import Row, Transaction
 from rota.store.statements import agents as agent_sql
-from rota.store.statements import file as file_sql
 from rota.store.statements import journal as sql
 
 __all__ = [
-    "NOTE_PREFIX",
     "RUNTIME_KINDS",
     "TAIL_BYTES_MAX",
     "TAIL_MAX",
     "Journal",
     "append",
     "event_from_row",
+    "events_naming",
+    "first_event_at",
+    "newest_claim",
+    "newest_policy_failure",
+    "read_note",
 ]
 
 TAIL_MAX = 10_000  # events in one result
 TAIL_BYTES_MAX = 16 * 1024 * 1024  # of payloads after which a result gets no more events
 # Events of the processes that run the work. They change no other table, so no method of the kernel writes them.
 RUNTIME_KINDS = ("kernel.run.", "kernel.trigger.", "kernel.supervisor.", "kernel.fleet.")
-NOTE_PREFIX = "note:"  # of the settings in the store that hold notes
+_NOTE_PREFIX = "note:"  # of the settings in the store that hold notes
 _checks = Checks("Event", InvalidPayload)
 _encode = msgspec.json.Encoder().encode
 
@@ -55,8 +59,46 @@ def append(
     correlation_id: str | None = None,
 ) -> int:
     """Append an event inside a transaction; returns its id."""
-    row = (pid, now, fact.kind, encode(fact).decode(), causation_id, correlation_id)
+    body = _encode(fact) if fact.version == 1 else encode(fact)  # no event has a second version yet
+    row = (pid, now, fact.kind, body.decode(), causation_id, correlation_id)
     return tx.insert(sql.EVENT_APPEND, row)
+
+
+def read_note(tx: Transaction, name: str) -> dict[str, Any] | None:
+    """Return the note stored under a name, or None."""
+    body = read_setting(tx, _NOTE_PREFIX + name)
+    return None if body is None else msgspec.json.decode(body)
+
+
+def first_event_at(tx: Transaction, low: int, high: int, at: float) -> int:
+    """Return the first event of a range at or after an instant, or the one after `high`."""
+    low = max(low, int(tx.run(sql.EVENT_ENDS)[0][0] or 1))
+    while low <= high:
+        middle = (low + high) // 2
+        rows = tx.run(sql.EVENT_FROM, (middle,))
+        if rows and rows[0][1] < at:
+            low = max(middle, int(rows[0][0])) + 1
+        else:
+            high = middle - 1
+    return low
+
+
+def events_naming(tx: Transaction, sched_id: int, low: int, high: int) -> Iterator[Event]:
+    """Yield the events of a range that may concern an entry."""
+    for row in tx.run(sql.EVENTS_NAMING, (low, high, sched_id, str(sched_id))):
+        yield event_from_row(row)
+
+
+def newest_claim(tx: Transaction, after: int, until: int) -> tuple[int, str] | None:
+    """Return the event and the policy of the newest claim in a range that was not forced."""
+    rows = tx.run(sql.LAST_CLAIM, (after, until))
+    return (rows[0][0], rows[0][1]) if rows else None
+
+
+def newest_policy_failure(tx: Transaction, after: int, until: int) -> str | None:
+    """Return the policy that failed last in a range."""
+    rows = tx.run(sql.LAST_FAILURE, (after, until))
+    return rows[0][0] if rows else None
 
 
 class Journal:
@@ -102,21 +144,36 @@ class Journal:
         _checks.text("name", name)
         _checks.mapping("note", note)
         body = _json("note", note)
-        self._env.write_keeping_cache(lambda tx: tx.run(file_sql.META_SET, (NOTE_PREFIX + name, body)))
+        self._env.write_keeping_cache(lambda tx: write_setting(tx, _NOTE_PREFIX + name, body))
 
     def recall(self, name: str) -> dict[str, Any] | None:
         """Return the note stored under a name, or None."""
         _checks.text("name", name)
-        rows = self._env.read(lambda tx: tx.run(file_sql.META_GET, (NOTE_PREFIX + name,)))
-        return msgspec.json.decode(rows[0][0]) if rows else None
+        return self._env.read(lambda tx: read_note(tx, name))
 
     def tail(
-        self, since: int = 0, limit: int = 1_000, *, pid: int | None = None, kinds: tuple[str, ...] = ()
+        self,
+        since: int = 0,
+        limit: int = 1_000,
+        *,
+        pid: int | None = None,
+        kinds: tuple[str, ...] = (),
+        wait_s: float = 0.0,
     ) -> list[Event]:
         """Return events after `since`, oldest first, at most `TAIL_MAX`; of one agent or of some kinds, if given.
 
-        If they are large, it may return fewer than `limit`, but not fewer than `READ_MAX`.
+        If they are large, it may return fewer than `limit`, but not fewer than `READ_MAX`. While there are none, it
+        waits up to `wait_s`.
         """
+        events = self._tail(since, limit, pid, kinds)
+        if events or wait_s <= 0:
+            return events
+        for _ in self.follow(since, wait_s=wait_s):
+            if events := self._tail(since, limit, pid, kinds):
+                break
+        return events
+
+    def _tail(self, since: int, limit: int, pid: int | None, kinds: tuple[str, ...]) -> list[Event]:
         _checks.whole("since", since)
         count_max = max(1, min(_checks.whole("limit", limit), TAIL_MAX))
         if kinds != ():
@@ -144,8 +201,12 @@ class Journal:
 
     def cursor(self) -> int:
         """Return the id of the last event."""
-        rows = self._env.read(lambda tx: tx.run(sql.EVENT_ENDS))
-        return int(rows[0][1] or 0)
+        return self.ends()[1]
+
+    def ends(self) -> tuple[int | None, int]:
+        """Return the ids of the first event, if there is one, and of the last, or 0."""
+        ((first, last),) = self._env.read(lambda tx: tx.run(sql.EVENT_ENDS))
+        return first, last or 0
 
     def wait(self, since: int, wait_s: float) -> int:
         """Wait until an event after `since` exists or the time has passed; returns the id of the last event."""

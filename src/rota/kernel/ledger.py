@@ -23,9 +23,11 @@ from rota.errors import (
 )
 from rota.kernel import contexts, flows, usage_windows
 from rota.kernel.environment import KernelEnvironment
+from rota.kernel.flows import SHARED_DIM
 from rota.kernel.journal import append
 from rota.kernel.lookups import check_project_exists, find_agent
 from rota.kernel.rows import Needs, decode_needs, decode_spent
+from rota.kernel.settings import write_setting
 from rota.model.budgets import BudgetLine, LedgerLine
 from rota.model.checks import AMOUNT_MAX, INTEGER_MAX, SECONDS_MAX, Checks
 from rota.model.events import (
@@ -41,11 +43,9 @@ from rota.model.events import (
 from rota.store import Row, Transaction
 from rota.store.statements import budgets as sql
 from rota.store.statements import claims as claim_sql
-from rota.store.statements import file as file_sql
 
-__all__ = ["SHARED_DIM", "WARN_AT", "ChargePreview", "ChargeResult", "Ledger", "Payer", "record_usage"]
+__all__ = ["WARN_AT", "ChargePreview", "ChargeResult", "Ledger", "Payer", "record_usage"]
 
-SHARED_DIM = "tokens"  # the dimension that flows and shares count
 WARN_AT = 0.8  # the default fraction of a grant at which a warning event is written
 _checks = Checks("Ledger", LedgerInvalidAmount)
 _warn = Checks("Ledger", LedgerInvalidWarnAt)
@@ -276,7 +276,7 @@ class Ledger:
                 return
             for owner, counted_s in tx.run(sql.WINDOWS_OF_DIM, (usage_windows.SHARE,)):
                 usage_windows.resize(tx, (owner, usage_windows.SHARE, counted_s), window_s, now)
-            tx.run(file_sql.META_SET, (usage_windows.SHARE_WINDOW_KEY, repr(float(window_s))))
+            write_setting(tx, usage_windows.SHARE_WINDOW_KEY, repr(float(window_s)))
             append(tx, ShareWindowSet(window_s=window_s, previous_s=before_s), now=now)
             tx.effects.wake_parked = True
 

@@ -14,15 +14,15 @@ monotonic clock. After a reboot there is nothing to compare with, and the new di
 from __future__ import annotations
 
 from rota.kernel import affinity, contexts, dependencies, usage_windows
-from rota.kernel.completion import RunEnd, complete_runs
-from rota.kernel.due_summary import DueSummary, read_due_summary
-from rota.kernel.environment import KernelEnvironment
+from rota.kernel.completion import end_runs
+from rota.kernel.environment import DueSummary, KernelEnvironment, read_due_summary
 from rota.kernel.journal import append
 from rota.kernel.rows import decode_options
+from rota.kernel.run_reports import RunEnd
+from rota.kernel.settings import read_setting, write_setting
 from rota.model.events import ClaimsExtended, ClockJumped, EntriesExpired, EntriesHeldForWorker
 from rota.store import Row, Transaction
 from rota.store.statements import claims as sql
-from rota.store.statements import file as file_sql
 from rota.store.statements import queue as queue_sql
 
 __all__ = ["JUMP_MIN_S", "PROMOTE_MAX", "RECLAIM_MAX", "SWEEP_MAX", "Maintenance", "reclaim_runs", "sweep"]
@@ -31,6 +31,7 @@ PROMOTE_MAX = 1_000  # held entries released in one transaction
 RECLAIM_MAX = 1_000  # claims taken back in one transaction
 SWEEP_MAX = 1_000  # deadlines swept in one transaction
 JUMP_MIN_S = 5.0  # a smaller change is drift, not a jump
+NO_AGENT = 0  # agents are numbered from 1
 _OFFSET_KEY = "clock_offset"  # setting in the store: the boot, and wall minus monotonic clock since it
 
 
@@ -42,8 +43,8 @@ class Maintenance:
         self._boot = env.clock.boot_id()
         self._offset_s: float | None = None  # wall minus monotonic clock, as this process last saw it
 
-    def run_due(self, tx: Transaction, now: float, *, now_from_clock: bool) -> tuple[DueSummary, list[int]]:
-        """Do what is due; returns the due summary afterwards and every entry that ended for good.
+    def run_due(self, tx: Transaction, now: float, *, now_from_clock: bool) -> DueSummary:
+        """Do what is due; returns the due summary afterwards.
 
         Only a `now` that was read from the clock can show a clock jump; a caller may pass any time.
         """
@@ -51,36 +52,37 @@ class Maintenance:
             self.detect_clock_jump(tx, now)
             cached = self._env.cache.due_summary(tx)
             if cached is not None and not cached.is_due(now):
-                return cached, []
+                return cached
         due = read_due_summary(tx)
-        if not due.is_due(now):
-            return self._cache(tx, due, now_from_clock), []
-        ended: list[int] = []
-        expired: list[int] = []
-        if due.held_at is not None and due.held_at <= now:
-            promote(tx, self._env, now)
-        if due.expires_at is not None and due.expires_at <= now:
-            expired = [row[0] for row in tx.run(sql.EXPIRED_CLAIMS, (now, RECLAIM_MAX))]
-            ended += reclaim_runs(tx, self._env, expired, now)
-        if expired or (due.deadline is not None and due.deadline < now):  # a reclaimed entry may be past its deadline
-            swept, cancelled = sweep(tx, self._env, now)
-            ended += swept + cancelled
-        if due.window_edge_at is not None and due.window_edge_at <= now:
-            usage_windows.roll(tx, now)
-        if due.refill_at is not None and due.refill_at <= now:
-            contexts.refill(tx, now)
-        if due.affinity_until is not None and due.affinity_until <= now:
-            affinity.release_expired_holds(tx, now)
-        if due.dependents_pending:
-            ended += dependencies.resolve_pending_dependents(tx, self._env, now)
-        return self._cache(tx, read_due_summary(tx), now_from_clock), ended
-
-    def _cache(self, tx: Transaction, due: DueSummary, now_from_clock: bool) -> DueSummary:
+        if due.is_due(now):
+            self._do_due(tx, due, now)
+            due = read_due_summary(tx)
         if now_from_clock:
             self._env.cache.set_due_summary(tx, due)
         else:
             self._env.cache.invalidate()
         return due
+
+    def _do_due(self, tx: Transaction, due: DueSummary, now: float) -> None:
+        env = self._env
+        expired: list[int] = []
+        if due.held_at is not None and due.held_at <= now:
+            promote(tx, env, now)
+        if due.expires_at is not None and due.expires_at <= now:
+            expired = [row[0] for row in tx.run(sql.EXPIRED_CLAIMS, (now, RECLAIM_MAX))]
+            reclaim_runs(tx, env, expired, now)
+        if expired or (due.deadline is not None and due.deadline < now):  # a reclaimed entry may be past its deadline
+            sweep(tx, env, now)
+        if due.window_edge_at is not None and due.window_edge_at <= now:
+            for owner in usage_windows.roll(tx, now):
+                env.cache.touch(NO_AGENT, owner)
+        if due.refill_at is not None and due.refill_at <= now:
+            contexts.refill(tx, now)
+        if due.affinity_until is not None and due.affinity_until <= now:
+            affinity.release_expired_holds(tx, env, now)
+        if due.dependents_pending:
+            env.cache.invalidate()  # entries of any owner may be released or cancelled
+            env.waiters.notify_on_commit(tx, dependencies.resolve_pending_dependents(tx, env, now))
 
     def detect_clock_jump(self, tx: Transaction, now: float) -> None:
         """If the wall clock has jumped, move the expiry of every live claim by as much."""
@@ -90,13 +92,12 @@ class Maintenance:
             return
         self._offset_s = offset_s
         tx.effects.on_rollback.append(lambda: self._restore_offset(before_s))
-        rows = tx.run(file_sql.META_GET, (_OFFSET_KEY,))
-        boot, _, known = str(rows[0][0]).partition(" ") if rows else ("", "", "")
+        boot, _, known = (read_setting(tx, _OFFSET_KEY) or "").partition(" ")
         comparable = boot == self._boot
         by_s = offset_s - float(known) if comparable else 0.0
         if comparable and abs(by_s) <= JUMP_MIN_S:
             return  # another process handled the jump, or there was none
-        tx.run(file_sql.META_SET, (_OFFSET_KEY, f"{self._boot} {offset_s!r}"))
+        write_setting(tx, _OFFSET_KEY, f"{self._boot} {offset_s!r}")
         if by_s:
             self._env.cache.invalidate()
             append(tx, ClockJumped(by_s=by_s), now=now)
@@ -117,7 +118,7 @@ def promote(tx: Transaction, env: KernelEnvironment, now: float) -> None:
     for hold in ("time", "backoff"):
         released = [row for row in rows if row[3] == hold and row[0] not in for_worker]
         if released:
-            affinity.record_released(tx, hold, released, now)
+            affinity.record_released(tx, env, hold, released, now)
     if for_worker:
         append(tx, EntriesHeldForWorker(hold="time", sched_ids=sorted(for_worker)), now=now)
     tx.effects.wake_parked = tx.effects.wake_parked or bool(rows)
@@ -132,18 +133,26 @@ def _is_held_for_worker(tx: Transaction, env: KernelEnvironment, row: Row, now: 
     return affinity.hold_for_worker(tx, env.workers_seen, entry, now) is not None
 
 
-def reclaim_runs(tx: Transaction, env: KernelEnvironment, sched_ids: list[int], now: float) -> list[int]:
-    """Take claims back and count their runs as crashed; returns every entry that ended for good."""
+def reclaim_runs(tx: Transaction, env: KernelEnvironment, sched_ids: list[int], now: float) -> None:
+    """Take claims back and count their runs as crashed."""
     run_ends = [RunEnd(sched_id, "crashed", outcome="claim_expired", verb="reclaim") for sched_id in sched_ids]
-    return complete_runs(tx, env, run_ends, now).ended_ids if run_ends else []
+    if run_ends:
+        end_runs(tx, env, run_ends, now)
 
 
-def sweep(tx: Transaction, env: KernelEnvironment, now: float) -> tuple[list[int], list[int]]:
-    """Expire at most `SWEEP_MAX` queued entries past their deadline; returns them and the dependents cancelled."""
-    late = [row[0] for row in tx.run(sql.PAST_DEADLINE, (now, SWEEP_MAX))]
-    if not late:
-        return [], []
+def sweep(tx: Transaction, env: KernelEnvironment, now: float) -> int:
+    """Expire at most `SWEEP_MAX` queued entries past their deadline; returns the number."""
+    rows = tx.run(sql.PAST_DEADLINE, (now, SWEEP_MAX))
+    if not rows:
+        return 0
+    late = [row[0] for row in rows]
     affinity.drop_holds(tx, late)
     tx.run_many(sql.EXPIRE, [(now, sched_id) for sched_id in late])
     append(tx, EntriesExpired(sched_ids=late), now=now)
-    return late, dependencies.resolve_dependents(tx, env, late, now)
+    for _, pid, project_id in rows:
+        env.cache.touch(pid, project_id)
+    cancelled = dependencies.resolve_dependents(tx, env, late, now)
+    if cancelled:
+        env.cache.invalidate()
+    env.waiters.notify_on_commit(tx, late + cancelled)
+    return len(late)

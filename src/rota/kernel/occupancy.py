@@ -1,20 +1,18 @@
 """Occupancy: what each agent and project runs and has reserved, during one claim pass.
 
 No table stores these counts. They are computed from the live claims, which one statement reads when the first agent or
-project is looked up; each entry that the pass claims is then added.
+project with a cap, a ledger or a budget is looked up; each entry that the pass claims is then added. What runs of an
+owner without any of these does not matter, and is not counted.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
-
-import msgspec
 
 from rota.kernel import usage_windows
-from rota.kernel.due_summary import DueSummary
-from rota.kernel.rows import Needs, decode_needs, decode_spent, json_list
+from rota.kernel.environment import UNLIMITED, DueSummary, KernelCache, ProjectRow
+from rota.kernel.rows import NO_NEEDS, Needs, decode_needs, decode_spent
 from rota.model.work import ProjectConstraint
 from rota.store import Row, Transaction
 from rota.store.statements import claims as sql
@@ -41,7 +39,7 @@ class AgentOccupancy:
     def add(self, needs: Needs, spent: Mapping[str, int], count: int) -> None:
         """Count runs with these needs."""
         self.running += count
-        for dim in needs.dims:
+        for dim in needs.dims if needs is not NO_NEEDS else ():
             self.reserved[dim] += count * needs.reserved(dim, 0, spent)
 
 
@@ -60,12 +58,9 @@ class OwnerOccupancy:
         "status",
     )
 
-    def __init__(self, project_id: str) -> None:
+    def __init__(self, project_id: str, row: ProjectRow | None) -> None:
         self.project_id = project_id
-        self.status = "ACTIVE"
-        self.paused_by: str | None = None
-        self.cap: int | None = None
-        self.constraint = NO_CONSTRAINT
+        self.status, self.paused_by, self.cap, self.constraint = row or UNLIMITED  # all projects together have no row
         self.running = 0
         self.running_by_kind: defaultdict[str | None, int] = defaultdict(int)
         self.budgets: list[tuple[str, int, int, float | None]] = []  # dim, limit, used, frees_at
@@ -82,8 +77,9 @@ class OwnerOccupancy:
 class Occupancy:
     """The occupancy of agents and projects, loaded on demand inside one transaction."""
 
-    def __init__(self, tx: Transaction, due: DueSummary) -> None:
+    def __init__(self, tx: Transaction, cache: KernelCache, due: DueSummary) -> None:
         self._tx = tx
+        self._cache = cache
         self._due = due
         self._agents: dict[int, AgentOccupancy] = {}
         self._owners: dict[str, OwnerOccupancy] = {}
@@ -103,37 +99,26 @@ class Occupancy:
 
     def agent(self, pid: int) -> AgentOccupancy:
         """Return an agent's occupancy."""
-        return self._agents.get(pid) or self._load_agent(pid)
+        if pid not in self._agents:
+            self.load_agents((pid,))
+        return self._agents[pid]
 
     def load_agents(self, pids: Iterable[int]) -> None:
-        """Load many agents in one query."""
+        """Load many agents together."""
         wanted = set(pids) - self._agents.keys()
         if not wanted:
             return
-        ids = (json_list(wanted),)
-        for pid, paused_by, cap in self._tx.run(sql.AGENT_FACTS, ids):
-            self._agents[pid] = AgentOccupancy(pid, paused_by, cap)
+        rows = self._cache.agents(self._tx, wanted)
+        for pid in wanted:
+            self._agents[pid] = AgentOccupancy(pid, rows[pid].paused_by, rows[pid].cap)
         if self._due.any_ledger:
-            for pid, dim, used, limit in self._tx.run(sql.LEDGER_FACTS, ids):
+            for pid, dim, used, limit in self._tx.run_for(sql.LEDGER_FACTS, wanted):
                 self._agents[pid].ledger_lines.append((dim, used, limit))
         for pid in wanted:
-            self._count_live(self._agents[pid])
-
-    def _load_agent(self, pid: int) -> AgentOccupancy:
-        """Load one agent, which costs half as much as a list of one."""
-        agent: AgentOccupancy | None = None
-        for paused_by, cap, dim, used, limit in self._tx.run(sql.AGENT_FACT, (pid,)):
-            agent = agent or AgentOccupancy(pid, paused_by, cap)
-            if dim is not None:
-                agent.ledger_lines.append((dim, used, limit))
-        assert agent is not None  # noqa: S101  # entries belong to agents, which are never removed
-        self._count_live(agent)
-        self._agents[pid] = agent
-        return agent
-
-    def _count_live(self, agent: AgentOccupancy) -> None:
-        for _, _, _, needs_text, spent_text, count in self._live_by_agent().get(agent.pid, ()):
-            agent.add(decode_needs(needs_text), decode_spent(spent_text), count)
+            agent = self._agents[pid]
+            if agent.cap is not None or agent.ledger_lines:
+                for _, _, _, needs_text, spent_text, count in self._live_by_agent().get(pid, ()):
+                    agent.add(decode_needs(needs_text), decode_spent(spent_text), count)
 
     # --- projects and all projects -----------------------------------------------------------------
 
@@ -144,24 +129,21 @@ class Occupancy:
         return self._owners[owner]
 
     def load_owners(self, owners: Iterable[str]) -> None:
-        """Load many projects in one query."""
+        """Load many projects together."""
         wanted = set(owners) - self._owners.keys()
         if not wanted:
             return
-        ids = (json_list(wanted),)
+        rows = self._cache.projects(self._tx, wanted)
         for owner in wanted:
-            self._owners[owner] = OwnerOccupancy(owner)
-        for project_id, status, paused_by, cap, constraint in self._tx.run(sql.PROJECT_FACTS, ids):
-            loaded = self._owners[project_id]
-            loaded.status, loaded.paused_by, loaded.cap = status, paused_by, cap
-            loaded.constraint = _decode_constraint(constraint)
-        for owner, dim, limit, used, frees_at in self._tx.run(sql.BUDGET_FACTS, ids):
-            self._owners[owner].budgets.append((dim, limit, used, frees_at))
-        live = self._live_by_owner()
+            self._owners[owner] = OwnerOccupancy(owner, rows.get(owner))
+        if self._due.any_project_budget or self._due.any_global_budget:
+            for owner, dim, limit, used, frees_at in self._tx.run_for(sql.BUDGET_FACTS, wanted):
+                self._owners[owner].budgets.append((dim, limit, used, frees_at))
         for owner in wanted:
-            claims = self.live_claims() if owner == usage_windows.ALL_PROJECTS else live.get(owner, ())
-            for _, _, kind, needs_text, spent_text, count in claims:
-                self._owners[owner].add(kind, decode_needs(needs_text), decode_spent(spent_text), count)
+            loaded = self._owners[owner]
+            if loaded.cap is not None or loaded.budgets or loaded.constraint != NO_CONSTRAINT:
+                for _, _, kind, needs_text, spent_text, count in self._live_of(owner):
+                    loaded.add(kind, decode_needs(needs_text), decode_spent(spent_text), count)
 
     # --- live claims -----------------------------------------------------------------------------
 
@@ -178,14 +160,11 @@ class Occupancy:
                 self._live_of_agent.setdefault(row[0], []).append(row)
         return self._live_of_agent
 
-    def _live_by_owner(self) -> dict[str | None, list[Row]]:
+    def _live_of(self, owner: str) -> list[Row]:
+        if owner == usage_windows.ALL_PROJECTS:
+            return self.live_claims()
         if self._live_of_owner is None:
             self._live_of_owner = {}
             for row in self.live_claims():
                 self._live_of_owner.setdefault(row[1], []).append(row)
-        return self._live_of_owner
-
-
-@lru_cache(maxsize=1024)
-def _decode_constraint(text: str) -> ProjectConstraint:
-    return msgspec.json.decode(text, type=ProjectConstraint)
+        return self._live_of_owner.get(owner, [])

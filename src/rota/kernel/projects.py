@@ -18,6 +18,7 @@ from rota.kernel.journal import append
 from rota.kernel.lookups import find_project
 from rota.kernel.paging import page
 from rota.kernel.rows import json_text, project_from_row
+from rota.kernel.settings import delete_setting, read_setting, write_setting
 from rota.kernel.workspaces import Workspaces
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import (
@@ -32,7 +33,6 @@ from rota.model.events import (
 from rota.model.lifecycle import PROJECT, advance
 from rota.model.work import WEIGHT_UNIT, Project, ProjectConstraint
 from rota.store import Transaction
-from rota.store.statements import file as file_sql
 from rota.store.statements import flows as flow_sql
 from rota.store.statements import projects as sql
 
@@ -193,17 +193,16 @@ class Projects(Workspaces):
 
     def fleet_paused_by(self) -> str | None:
         """Return who paused the fleet, or None."""
-        rows = self._env.read(lambda tx: tx.run(file_sql.META_GET, (FLEET_PAUSE_KEY,)))
-        return rows[0][0] if rows else None
+        return self._env.read(lambda tx: read_setting(tx, FLEET_PAUSE_KEY))
 
     def _pause_fleet(self, by: str | None, event: EventData) -> None:
         now = self._env.now()
 
         def work(tx: Transaction) -> None:
             if by is None:
-                tx.run(file_sql.META_UNSET, (FLEET_PAUSE_KEY,))
+                delete_setting(tx, FLEET_PAUSE_KEY)
             else:
-                tx.run(file_sql.META_SET, (FLEET_PAUSE_KEY, by))
+                write_setting(tx, FLEET_PAUSE_KEY, by)
             append(tx, event, now=now)
             tx.effects.wake_parked = True
 

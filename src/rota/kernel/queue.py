@@ -10,7 +10,6 @@ from __future__ import annotations
 from rota.kernel.affinity import AffinitySettings
 from rota.kernel.claims import Claims
 from rota.kernel.enqueue import Enqueuing
-from rota.kernel.entry_waiters import EntryWaiters
 from rota.kernel.environment import KernelEnvironment
 
 __all__ = ["Queue"]
@@ -20,6 +19,5 @@ class Queue(Enqueuing, Claims, AffinitySettings):
     """All methods of the queue."""
 
     def __init__(self, env: KernelEnvironment) -> None:
-        waiters = EntryWaiters(env.store, env.clock)
-        Enqueuing.__init__(self, env, waiters)
-        Claims.__init__(self, env, waiters)
+        Enqueuing.__init__(self, env)
+        Claims.__init__(self, env)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ __all__ = [
     "KIND",
     "NEEDS",
     "NO_NEEDS",
+    "NO_OPTIONS",
     "PID",
     "PRIORITY",
     "PROJECT",
@@ -37,6 +38,7 @@ __all__ = [
     "EntryOptions",
     "Needs",
     "agent_from_row",
+    "decode_constraint",
     "decode_needs",
     "decode_options",
     "decode_spent",
@@ -64,6 +66,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
 _queue = Checks("Queue", SchedInvalidPayload)
+T = TypeVar("T")
 
 
 def json_list(values: Iterable[int | str]) -> str:
@@ -130,7 +133,7 @@ class EntryOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 NO_NEEDS = Needs()
-_NO_OPTIONS = EntryOptions()
+NO_OPTIONS = EntryOptions()
 
 
 def encode_needs_and_options(spec: ScheduleSpec, path: str | None = None) -> tuple[str | None, str | None]:
@@ -150,38 +153,24 @@ def encode_needs_and_options(spec: ScheduleSpec, path: str | None = None) -> tup
     )
     return (
         None if needs == NO_NEEDS else _encoder.encode(needs).decode(),
-        None if options == _NO_OPTIONS else _encoder.encode(options).decode(),
+        None if options == NO_OPTIONS else _encoder.encode(options).decode(),
     )
 
 
-@lru_cache(maxsize=4096)
-def _decoded_needs(text: str) -> Needs:
-    return _decode(text, type=Needs)
+def _column(kind: type[T], empty: T) -> Callable[[str | None], T]:
+    """Return a function that decodes a JSON column; many rows have the same text, so the last ones are kept."""
+
+    @lru_cache(maxsize=4096)
+    def decode(text: str | None) -> T:
+        return empty if text is None else _decode(text, type=kind)
+
+    return decode
 
 
-def decode_needs(text: str | None) -> Needs:
-    """Decode the needs column."""
-    return NO_NEEDS if text is None else _decoded_needs(text)
-
-
-@lru_cache(maxsize=4096)
-def _decoded_spent(text: str) -> dict[str, int]:
-    return _decode(text, type=dict[str, int])
-
-
-def decode_spent(text: str | None) -> Mapping[str, int]:
-    """Decode what a run has used so far, per dimension."""
-    return _NOTHING if text is None else _decoded_spent(text)
-
-
-@lru_cache(maxsize=4096)
-def _decoded_options(text: str) -> EntryOptions:
-    return _decode(text, type=EntryOptions)
-
-
-def decode_options(text: str | None) -> EntryOptions:
-    """Decode the options column."""
-    return _NO_OPTIONS if text is None else _decoded_options(text)
+decode_needs = _column(Needs, NO_NEEDS)
+decode_options = _column(EntryOptions, NO_OPTIONS)
+decode_spent: Callable[[str | None], Mapping[str, int]] = _column(dict[str, int], {})  # what a run has used so far
+decode_constraint = _column(ProjectConstraint, ProjectConstraint())
 
 
 def ready_entry_from_row(row: Sequence[Any]) -> ReadyEntry:
@@ -201,23 +190,7 @@ def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
         sched_id, pid, priority, runnable_at, deadline, trigger, body, state, worker_id, created_at, dispatched_at,
         completed_at, exit_kind,
     )  # fmt: skip
-    if needs_text is None and options_text is None:
-        return ReadyEntry(
-            *seed,
-            project_id=project_id,
-            hold=hold,
-            attempt=attempt,
-            max_attempts=max_attempts,
-            outcome=outcome,
-            result=None if result is None else _decode(result),
-            key=key,
-            token=token,
-            claim_expires_at=expires_at,
-            cancel_requested=cancel_requested == 1,
-            kind=kind,
-        )
-    needs, options = decode_needs(needs_text), decode_options(options_text)
-    return ReadyEntry(
+    entry = ReadyEntry(
         *seed,
         project_id=project_id,
         hold=hold,
@@ -230,9 +203,15 @@ def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
         claim_expires_at=expires_at,
         cancel_requested=cancel_requested == 1,
         kind=kind,
+    )
+    if needs_text is None and options_text is None:
+        return entry
+    needs, options = decode_needs(needs_text), decode_options(options_text)
+    return msgspec.structs.replace(
+        entry,
         workspace=held_workspace or needs.workspace,
-        expected=needs.expected,
-        ceiling=needs.ceiling,
+        expected=dict(needs.expected),  # a copy: decoded columns are shared between entries
+        ceiling=dict(needs.ceiling),
         draws_on=needs.draws_on,
         tags=options.tags,
         parent_id=options.parent_id,
@@ -265,7 +244,7 @@ def project_from_row(row: Row) -> Project:
         weight=row[2],
         max_concurrent=row[3],
         status=row[4],
-        constraint=_decode(row[5], type=ProjectConstraint),
+        constraint=decode_constraint(row[5]),
         paused_by=row[6],
         created_at=row[7],
         updated_at=row[8],

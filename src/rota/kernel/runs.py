@@ -5,37 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import msgspec
-
 from rota.errors import LedgerInvalidAmount, RotaError, SchedInvalidPayload, SchedUnknownId
-from rota.kernel.claim_request import check_worker
 from rota.kernel.completion import (
-    Completion,
-    CompletionAnswer,
-    RunEnd,
     RunRow,
-    check_completions,
-    complete_runs,
+    charge_run,
+    end_runs,
     read_runs,
     return_to_queue,
     stale_claim_error,
 )
-from rota.kernel.due_summary import DueSummary
-from rota.kernel.entry_waiters import EntryWaiters
 from rota.kernel.environment import KernelEnvironment
-from rota.kernel.ledger import ChargeResult, Payer, record_usage
+from rota.kernel.ledger import ChargeResult
 from rota.kernel.maintenance import RECLAIM_MAX, Maintenance, reclaim_runs, sweep
-from rota.kernel.rows import NEEDS, decode_needs, decode_spent
+from rota.kernel.run_reports import Completion, CompletionAnswer, RunEnd, check_completions
+from rota.kernel.turn import check_worker
 from rota.model.checks import Checks
 from rota.store import Statement, Transaction
 from rota.store.statements import claims as sql
-from rota.store.statements import queue as queue_sql
 
 __all__ = ["HeartbeatReply", "Runs"]
 
 _queue = Checks("Queue", SchedInvalidPayload)
 _amounts = Checks("Run", LedgerInvalidAmount)
-_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class HeartbeatReply(NamedTuple):
@@ -48,10 +39,9 @@ class HeartbeatReply(NamedTuple):
 class Runs:
     """What workers do with entries that they have claimed."""
 
-    def __init__(self, env: KernelEnvironment, waiters: EntryWaiters) -> None:
+    def __init__(self, env: KernelEnvironment) -> None:
         self._env = env
-        self._waiters = waiters
-        self._maintenance = Maintenance(env)
+        self.maintenance = Maintenance(env)
 
     # --- heartbeats and charges ------------------------------------------------------------------
 
@@ -74,7 +64,7 @@ class Runs:
         def work(tx: Transaction) -> list[HeartbeatReply | RotaError]:
             at = self._env.now() if now is None else now
             if now is None:
-                self._maintenance.detect_clock_jump(tx, at)
+                self.maintenance.detect_clock_jump(tx, at)
             answers: list[HeartbeatReply | RotaError] = []
             for sched_id, token in wanted:
                 rows = tx.run(sql.HEARTBEAT, (at, sched_id, token))
@@ -91,19 +81,10 @@ class Runs:
         _amounts.amounts("amounts", amounts)
         now = self._env.now()
 
-        return self._env.write(lambda tx: self.charge_in(tx, self.live_run(tx, sched_id, token), amounts, now))
+        def work(tx: Transaction) -> dict[str, ChargeResult]:
+            return charge_run(tx, self._env, self.live_run(tx, sched_id, token), amounts, now)[1]
 
-    def charge_in(
-        self, tx: Transaction, run: RunRow, amounts: Mapping[str, int], now: float
-    ) -> dict[str, ChargeResult]:
-        """Charge a live run inside a transaction."""
-        spent = dict(decode_spent(run.spent_text))
-        for dim, amount in amounts.items():
-            spent[dim] = spent.get(dim, 0) + amount
-        tx.run(sql.SPEND, (_encode(spent).decode(), run.sched_id))
-        needs = decode_needs(tx.run(queue_sql.GET, (run.sched_id,))[0][NEEDS])
-        payer = Payer(run.pid, run.project_id, needs, run.sched_id)
-        return record_usage(tx, payer, dict(amounts), now, moves_flow=False)
+        return self._env.store.write(work)
 
     # --- completion ------------------------------------------------------------------------------
 
@@ -129,16 +110,8 @@ class Runs:
     def complete_many(self, completions: Sequence[Completion]) -> list[CompletionAnswer]:
         """End many runs in one commit; a refused one has its error in its place and does not affect the rest."""
         run_ends = check_completions(completions)
-        now = self._env.now()
-        return self._env.write_keeping_cache(lambda tx: self.complete_in(tx, run_ends, now))
-
-    def complete_in(self, tx: Transaction, run_ends: list[RunEnd], now: float) -> list[CompletionAnswer]:
-        """End runs inside a transaction."""
-        result = complete_runs(tx, self._env, run_ends, now)
-        if result.invalidates_cache:
-            self._env.cache.invalidate()
-        self._notify_on_commit(tx, result.ended_ids)
-        return result.answers
+        now = self._env.clock.now()
+        return self._env.store.write(lambda tx: end_runs(tx, self._env, run_ends, now).answers)
 
     def put_back(
         self,
@@ -157,17 +130,14 @@ class Runs:
         now = self._env.now()
         at = now if runnable_at is None else _queue.instant("runnable_at", runnable_at)
 
-        self._env.write(lambda tx: self.put_back_in(tx, self.live_run(tx, sched_id, token), verb, at, now))
+        def work(tx: Transaction) -> None:
+            run = self.live_run(tx, sched_id, token)
+            if run.cancel_requested:
+                end_runs(tx, self._env, [RunEnd(sched_id, "cancelled", token)], now)
+            else:
+                return_to_queue(tx, self._env, run, verb, runnable_at=at, now=now)
 
-    def put_back_in(
-        self, tx: Transaction, run: RunRow, verb: Literal["yield", "preempt"], runnable_at: float, now: float
-    ) -> None:
-        """Return a live run to the queue inside a transaction, or end it if it has a cancel request."""
-        if run.cancel_requested:
-            run_end = RunEnd(run.sched_id, "cancelled", run.token)
-            self._notify_on_commit(tx, complete_runs(tx, self._env, [run_end], now).ended_ids)
-        else:
-            return_to_queue(tx, run, verb, runnable_at, now)
+        self._env.store.write(work)
 
     # --- maintenance -----------------------------------------------------------------------------
 
@@ -176,7 +146,7 @@ class Runs:
         at = self._env.now(now)
         count = 0
         while True:
-            swept = self._env.write(lambda tx: self._sweep(tx, at))
+            swept = self._env.write(lambda tx: sweep(tx, self._env, at))
             if not swept:
                 return count
             count += swept
@@ -190,7 +160,7 @@ class Runs:
         def work(tx: Transaction) -> int:
             at = self._env.now() if now is None else now
             if now is None:
-                self._maintenance.detect_clock_jump(tx, at)
+                self.maintenance.detect_clock_jump(tx, at)
             return self._reclaim(tx, sql.STALE_CLAIMS, (at - stale_seconds,), at)
 
         count = 0
@@ -217,31 +187,16 @@ class Runs:
 
         def work(tx: Transaction) -> float | None:
             at = self._env.now() if now is None else now
-            return self._run_due(tx, at, now_from_clock=now is None).next_at
+            return self.maintenance.run_due(tx, at, now_from_clock=now is None).next_at
 
         return self._env.write(work)
 
     # --- internal --------------------------------------------------------------------------------
 
-    def _run_due(self, tx: Transaction, now: float, *, now_from_clock: bool) -> DueSummary:
-        due, ended_ids = self._maintenance.run_due(tx, now, now_from_clock=now_from_clock)
-        self._notify_on_commit(tx, ended_ids)
-        return due
-
     def _reclaim(self, tx: Transaction, statement: Statement, parameters: tuple[Any, ...], now: float) -> int:
         sched_ids = [row[0] for row in tx.run(statement, (*parameters, RECLAIM_MAX))]
-        self._notify_on_commit(tx, reclaim_runs(tx, self._env, sched_ids, now))
+        reclaim_runs(tx, self._env, sched_ids, now)
         return len(sched_ids)
-
-    def _sweep(self, tx: Transaction, now: float) -> int:
-        swept, cancelled = sweep(tx, self._env, now)
-        self._notify_on_commit(tx, swept + cancelled)
-        return len(swept)
-
-    def _notify_on_commit(self, tx: Transaction, ended_ids: list[int]) -> None:
-        """Wake the callers that wait for these entries, once the transaction is durable."""
-        if ended_ids:
-            tx.effects.on_commit.append(lambda: self._waiters.notify(ended_ids))
 
     def live_run(self, tx: Transaction, sched_id: int, token: int | None) -> RunRow:
         """Return a run that is dispatched and, if a token is given, whose live claim has that token."""

@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from rota.kernel.settings import read_setting
 from rota.store import Transaction
 from rota.store.statements import budgets as sql
-from rota.store.statements import file as file_sql
 
 __all__ = [
     "ALL_PROJECTS",
@@ -53,8 +53,7 @@ def open_window(tx: Transaction, owner: str, dim: str, window_s: float) -> None:
 
 def share_window_s(tx: Transaction) -> float:
     """Return how far back fair_share looks in this store, in seconds."""
-    rows = tx.run(file_sql.META_GET, (SHARE_WINDOW_KEY,))
-    return float(rows[0][0]) if rows else SHARE_WINDOW_S
+    return float(read_setting(tx, SHARE_WINDOW_KEY) or SHARE_WINDOW_S)
 
 
 def resize(tx: Transaction, window: tuple[str, str, float], new_s: float, now: float) -> None:
@@ -87,9 +86,14 @@ def add(tx: Transaction, usage: Iterable[tuple[str, Mapping[str, int]]], now: fl
     _add(tx, [(owner, dim, amount, 0) for owner, amounts in usage for dim, amount in amounts.items() if amount], now)
 
 
-def add_runs(tx: Transaction, ended: Iterable[tuple[str, int, int]], now: float) -> None:
-    """Add ended runs (owner, usage, number) to the share windows of their projects."""
+def add_runs(tx: Transaction, ended: Iterable[tuple[str, int, int]], now: float) -> float | None:
+    """Add ended runs (owner, usage, number) to the share windows of their projects.
+
+    Returns when usage first leaves any window.
+    """
     _add(tx, [(owner, SHARE, used, runs) for owner, used, runs in ended], now)
+    edge_at: float | None = tx.run(sql.WINDOW_EDGE)[0][0]
+    return edge_at
 
 
 def _add(tx: Transaction, rows: list[tuple[str, str, int, int]], now: float) -> None:
@@ -110,11 +114,11 @@ def subtract(tx: Transaction, owner: str, dim: str, amount: int, now: float) -> 
             tx.run(sql.WINDOW_TAKE, (part, owner, dim, window_s))
 
 
-def roll(tx: Transaction, now: float) -> int:
-    """Subtract usage that has left its window; returns the number of windows rolled."""
+def roll(tx: Transaction, now: float) -> list[str]:
+    """Subtract usage that has left its window; returns the owners of the windows."""
     due = tx.run(sql.WINDOWS_DUE, (now, ROLL_MAX))
     for owner, dim, window_s in due:
         left = tx.run(sql.BUCKETS_LEAVE, (owner, dim, window_s, now))
         used, ended = sum(row[0] for row in left), sum(row[1] for row in left)
         tx.run(sql.WINDOW_ROLL, (used, ended, owner, dim, window_s))
-    return len(due)
+    return [row[0] for row in due]

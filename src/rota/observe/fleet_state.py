@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from rota.errors import StoreCorrupt
-from rota.kernel.ledger import SHARED_DIM
+from rota.kernel.flows import SHARED_DIM
 from rota.model import events
 from rota.model.event_codec import decode
 from rota.model.events import Event, EventData

@@ -85,6 +85,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     bound: Bound | None = None  # None: an owner may starve
     incremental: Callable[[], IncrementalOrder] | None = None
     window: CandidateWindow = "owner"
+    accounts: tuple[Literal["owner", "group"], ...] = ("owner", "group")  # which it reads; intents belong to owners
     eligibility: bool = True  # window "flow": whether flows ahead of their share wait
     guarantee: bool = True  # window "share": whether groups without a run in the window go first
 

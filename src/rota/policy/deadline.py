@@ -57,6 +57,7 @@ def edf() -> Policy:
         sentence="Earliest deadline first; candidates without a deadline come last. May starve.",
         incremental=lambda: HeapOrder(edf_key),
         window="deadline",
+        accounts=(),
     )
 
 

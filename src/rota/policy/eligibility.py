@@ -18,7 +18,6 @@ The caller gathers the facts; this module reads no clock and no row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -119,58 +118,59 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     no_workspace: WorkspaceFacts | None = None
 
 
-def blocking(facts: Facts) -> Iterator[BlockingBase]:
-    """Yield every reason that blocks an entry."""
-    yield from _of_entry(facts.entry, facts.now)
-    yield from _of_agent(facts.agent)
+def blocking(facts: Facts) -> list[BlockingBase]:
+    """Return every reason that blocks an entry; the first is the one to report if only one is."""
+    found: list[BlockingBase] = []
+    _add_of_entry(found, facts.entry, facts.now)
+    _add_of_agent(found, facts.agent)
     if facts.project is not None:
-        yield from _of_project(facts.project)
+        _add_of_project(found, facts.project)
     if facts.fleet_paused_by is not None:
-        yield reasons.PausedByOperator(level="fleet", owner="*", by=facts.fleet_paused_by)
-    for budget in facts.budgets:
-        if budget.used + budget.reserved + budget.ask > budget.limit:
-            yield _over_budget(budget)
+        found.append(reasons.PausedByOperator(level="fleet", owner="*", by=facts.fleet_paused_by))
+    found += [_over_budget(each) for each in facts.budgets if each.used + each.reserved + each.ask > each.limit]
     for context in facts.contexts:
-        yield from _of_context(context, facts.now)
+        _add_of_context(found, context, facts.now)
     if facts.no_workspace is not None:
         held = facts.no_workspace
-        yield reasons.WorkspaceTaken(workspace=held.workspace, held_by=held.held_by, since_at=held.since_at)
+        found.append(reasons.WorkspaceTaken(workspace=held.workspace, held_by=held.held_by, since_at=held.since_at))
+    return found
 
 
-def _of_entry(entry: EntryFacts, now: float) -> Iterator[BlockingBase]:
+def _add_of_entry(found: list[BlockingBase], entry: EntryFacts, now: float) -> None:
     if entry.state != EntryState.QUEUED:
-        yield reasons.NotQueued(state=entry.state)
+        found.append(reasons.NotQueued(state=entry.state))
         return
     if entry.hold == "after":
-        yield reasons.AfterPredecessor(waiting_for=entry.waiting_for)
+        found.append(reasons.AfterPredecessor(waiting_for=entry.waiting_for))
     if entry.runnable_at > now:
         if entry.hold == "backoff":
-            yield reasons.BackingOff(until_at=entry.runnable_at, attempt=entry.attempt)
+            found.append(reasons.BackingOff(until_at=entry.runnable_at, attempt=entry.attempt))
         else:
-            yield reasons.NotYetRunnable(runnable_at=entry.runnable_at)
+            found.append(reasons.NotYetRunnable(runnable_at=entry.runnable_at))
     if entry.deadline is not None and entry.deadline <= now:
-        yield reasons.PastDeadline(deadline=entry.deadline)
+        found.append(reasons.PastDeadline(deadline=entry.deadline))
 
 
-def _of_agent(agent: AgentFacts) -> Iterator[BlockingBase]:
+def _add_of_agent(found: list[BlockingBase], agent: AgentFacts) -> None:
+    owner, cap = str(agent.pid), agent.max_concurrent
     if agent.paused_by is not None:
-        yield reasons.PausedByOperator(level="agent", owner=str(agent.pid), by=agent.paused_by)
-    if agent.max_concurrent is not None and agent.running >= agent.max_concurrent:
-        yield reasons.CapReached(level="agent", owner=str(agent.pid), running=agent.running, cap=agent.max_concurrent)
+        found.append(reasons.PausedByOperator(level="agent", owner=owner, by=agent.paused_by))
+    if cap is not None and agent.running >= cap:
+        found.append(reasons.CapReached(level="agent", owner=owner, running=agent.running, cap=cap))
 
 
-def _of_project(project: ProjectFacts) -> Iterator[BlockingBase]:
-    name = project.project_id
+def _add_of_project(found: list[BlockingBase], project: ProjectFacts) -> None:
+    owner, cap, kind_cap = project.project_id, project.max_concurrent, project.max_of_kind
     if project.paused_by is not None:
-        yield reasons.PausedByOperator(level="project", owner=name, by=project.paused_by)
+        found.append(reasons.PausedByOperator(level="project", owner=owner, by=project.paused_by))
     elif project.status != ProjectStatus.ACTIVE:
-        yield reasons.ProjectInactive(project_id=name, status=project.status)
+        found.append(reasons.ProjectInactive(project_id=owner, status=project.status))
     if project.scheduling_paused:
-        yield reasons.PausedByOperator(level="project", owner=name, by="constraint")
-    if project.max_concurrent is not None and project.running >= project.max_concurrent:
-        yield reasons.CapReached(level="project", owner=name, running=project.running, cap=project.max_concurrent)
-    if project.max_of_kind is not None and project.running_of_kind >= project.max_of_kind:
-        yield reasons.CapReached(level="kind", owner=name, running=project.running_of_kind, cap=project.max_of_kind)
+        found.append(reasons.PausedByOperator(level="project", owner=owner, by="constraint"))
+    if cap is not None and project.running >= cap:
+        found.append(reasons.CapReached(level="project", owner=owner, running=project.running, cap=cap))
+    if kind_cap is not None and project.running_of_kind >= kind_cap:
+        found.append(reasons.CapReached(level="kind", owner=owner, running=project.running_of_kind, cap=kind_cap))
 
 
 def _over_budget(budget: BudgetFacts) -> BlockingBase:
@@ -186,7 +186,7 @@ def _over_budget(budget: BudgetFacts) -> BlockingBase:
     )
 
 
-def _of_context(context: ContextFacts, now: float) -> Iterator[BlockingBase]:
+def _add_of_context(found: list[BlockingBase], context: ContextFacts, now: float) -> None:
     throttled = context.throttled_until is not None and context.throttled_until > now
     short = context.available - context.reserved < min(context.ask, context.budget)
     if not throttled and not short:
@@ -196,6 +196,6 @@ def _of_context(context: ContextFacts, now: float) -> Iterator[BlockingBase]:
     if throttled and context.throttled_until is not None:
         until_at = max(until_at or 0.0, context.throttled_until)
     if context.name is not None:
-        yield reasons.LimitExhausted(name=context.name, until_at=until_at)
+        found.append(reasons.LimitExhausted(name=context.name, until_at=until_at))
     else:
-        yield reasons.ContextExhausted(context_id=context.context_id, until_at=until_at)
+        found.append(reasons.ContextExhausted(context_id=context.context_id, until_at=until_at))

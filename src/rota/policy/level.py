@@ -121,6 +121,18 @@ class Level:
             raise IndexError("no sibling is ready")
         return self._next.key
 
+    def upcoming(self, count: int) -> list[Key]:
+        """Return up to `count` siblings that are likely to be picked next, for reading ahead; `pick` decides."""
+        if count == 1 and self._next is not None:
+            return [self._next.key]
+        found: list[Key] = []
+        for heap in (self._eligible, self._waiting):
+            for entry in _smallest(heap, count - len(found)):
+                sibling = self._live(entry)
+                if sibling is not None:
+                    found.append(sibling.key)
+        return found
+
     def virtual_time_of(self, key: Key) -> int:
         """Return the virtual time of a ready sibling."""
         return self._siblings[key].at >> self._bits
@@ -357,6 +369,18 @@ class _Sibling:
         self.at = virtual_time << bits | low
         self.span = span(self.request, self.weight) << bits  # from there to the deadline
         self.entry = self.at  # `at` in the waiting heap, `at + span` in the eligible heap
+
+
+def _smallest(heap: list[int], count: int) -> list[int]:
+    """Return the first entries of a heap without changing it: the next one is a child of those found before."""
+    found: list[int] = []
+    reachable = [(heap[0], 0)] if heap else []
+    while reachable and len(found) < count:
+        entry, at = heappop(reachable)
+        found.append(entry)
+        for child in range(2 * at + 1, min(2 * at + 3, len(heap))):
+            heappush(reachable, (heap[child], child))
+    return found
 
 
 def check_weight(weight: int) -> None:

@@ -146,6 +146,7 @@ def strict() -> Policy:
         sentence="Higher priority first, then the one that became ready first. May starve.",
         incremental=lambda: HeapOrder(strict_key),
         window="strict",
+        accounts=(),
     )
 
 
@@ -185,6 +186,7 @@ def round_robin() -> Policy:
             lambda snapshot, _: math.ceil(len(snapshot.candidates) / max(1, len(snapshot.slots))) + 1,
             "No owner waits longer than it takes to serve every owner once.",
         ),
+        accounts=("owner",),
     )
 
 
@@ -251,4 +253,5 @@ def _aging(name: str, weights: Mapping[str, float] | None, max_wait: float, step
         rank=rank,
         sentence=f"Priority, {weighed}plus a boost for waiting ({growth}).",
         bound=bound if growth == "linear" and step > 0 else None,
+        accounts=("owner",),
     )

@@ -13,7 +13,20 @@ from rota.lazy import exports
 
 if TYPE_CHECKING:
     from rota.service.admission import Admission, OwnerLimit
-    from rota.service.api import KernelApi, SchedulerApi
+    from rota.service.api import (
+        AgentsApi,
+        ClaimApi,
+        ContextsApi,
+        JournalApi,
+        KernelApi,
+        LedgerApi,
+        ProjectsApi,
+        QueueApi,
+        RetentionApi,
+        SchedulerApi,
+        SupervisionApi,
+        SystemApi,
+    )
     from rota.service.core_policy import CorePolicy
     from rota.service.dispatcher import Dispatcher
     from rota.service.explanation import explain
@@ -24,16 +37,26 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admission",
+    "AgentsApi",
+    "ClaimApi",
+    "ContextsApi",
     "CorePolicy",
     "Dispatcher",
     "Hint",
+    "JournalApi",
     "KernelApi",
+    "LedgerApi",
     "OwnerLimit",
     "PolicyGuard",
     "PolicyLink",
     "Profile",
     "ProfileTable",
+    "ProjectsApi",
+    "QueueApi",
+    "RetentionApi",
     "SchedulerApi",
+    "SupervisionApi",
+    "SystemApi",
     "answer_from_profiles",
     "explain",
     "find_policy",
@@ -44,7 +67,20 @@ __getattr__ = exports(
     __name__,
     {
         "admission": ("Admission", "OwnerLimit"),
-        "api": ("KernelApi", "SchedulerApi"),
+        "api": (
+            "AgentsApi",
+            "ClaimApi",
+            "ContextsApi",
+            "JournalApi",
+            "KernelApi",
+            "LedgerApi",
+            "ProjectsApi",
+            "QueueApi",
+            "RetentionApi",
+            "SchedulerApi",
+            "SupervisionApi",
+            "SystemApi",
+        ),
         "core_policy": ("CorePolicy",),
         "dispatcher": ("Dispatcher",),
         "explanation": ("explain",),

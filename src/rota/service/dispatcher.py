@@ -1,10 +1,15 @@
-"""The dispatcher joins what may run (the kernel) with which runs next (a policy).
+"""The dispatcher joins what may run (the kernel) with which runs next (a policy): it owns the scheduling transaction.
 
+Every claim, of a worker or a supervisor, alone or with the end of earlier runs, is one transaction (`run_turn`):
+
+    end runs → do what is due → propose entries, each checked by the kernel → write the claims → settle the agents
+
+Runs end before maintenance takes back expired claims: a result that arrives in time to be committed is not thrown away.
 The kernel itself implements strict order. For a policy that shares by virtual time a pass goes through the flows
 (flow_pass.py), for one that shares by usage through the projects (share_pass.py), and any other policy ranks a bounded
-window of candidates (ranked_pass.py). Every pass runs inside the transaction that claims; each proposed entry is
-checked again before it is claimed, and a refused entry is counted and skipped. A policy that fails can change the
-order, never the correctness: strict order replaces it in the same pass, and the journal records why.
+window of candidates (ranked_pass.py). Each proposed entry is checked before it is claimed; a refused one is skipped. A
+policy that fails can change the order, never the correctness: strict order replaces it in the same pass, and the
+journal records why.
 """
 
 from __future__ import annotations
@@ -15,12 +20,12 @@ from typing import Protocol, Unpack
 
 from rota.errors import PolicyFailed
 from rota.kernel import Completion, Kernel, RunReport
-from rota.kernel.claim_pass import ClaimPass
-from rota.kernel.claim_request import ClaimOptions
-from rota.kernel.claims import FindEntries, TurnResult
-from rota.kernel.due_summary import DueSummary
+from rota.kernel.claim_pass import ClaimPass, begin_claim
+from rota.kernel.completion import EndedRuns, end_runs
 from rota.kernel.flows import ServedFlows
 from rota.kernel.journal import append
+from rota.kernel.run_reports import check_completions, check_reports
+from rota.kernel.turn import ClaimOptions, TurnRequest, TurnResult, make_turn_request
 from rota.model.events import PolicyFellBack
 from rota.model.work import ReadyEntry
 from rota.policy.contract import Policy
@@ -29,6 +34,7 @@ from rota.service.flow_pass import FlowPass
 from rota.service.policy_guard import PolicyGuard
 from rota.service.ranked_pass import RankedPass
 from rota.service.share_pass import SharePass
+from rota.store import Transaction
 
 __all__ = ["Dispatcher"]
 
@@ -67,7 +73,7 @@ class Dispatcher:
         self._policies: dict[str, Policy] = {self.policy.name: self.policy}
         self._proposers: dict[str, _Proposer] = {}
 
-    # --- claiming --------------------------------------------------------------------------------
+    # --- turns -----------------------------------------------------------------------------------
 
     def claim(
         self,
@@ -80,14 +86,8 @@ class Dispatcher:
     ) -> list[ReadyEntry]:
         """Claim the next entries by a policy; while there are none, wait up to `wait_s`."""
         chosen = self._select(policy)
-        return self.kernel.queue.claim(
-            worker_id=worker_id,
-            max_n=max_n,
-            wait_s=wait_s,
-            find=partial(self._pass, chosen),
-            find_key=chosen.name,
-            **options,
-        )
+        request = make_turn_request(worker_id=worker_id, max_n=max_n, wait_s=wait_s, **options)
+        return self._take_turn(request, chosen).entries
 
     def complete_and_claim(
         self,
@@ -99,17 +99,11 @@ class Dispatcher:
         wait_s: float = 0.0,
         **options: Unpack[ClaimOptions],
     ) -> TurnResult:
-        """Complete runs and claim the next entries in one commit."""
+        """Complete runs and claim the next entries in one commit, at half the cost of two."""
         chosen = self._select(policy)
-        return self.kernel.queue.complete_and_claim(
-            completions,
-            worker_id=worker_id,
-            max_n=max_n,
-            wait_s=wait_s,
-            find=partial(self._pass, chosen),
-            find_key=chosen.name,
-            **options,
-        )
+        run_ends = check_completions(completions)
+        request = make_turn_request(worker_id=worker_id, max_n=max_n, wait_s=wait_s, run_ends=run_ends, **options)
+        return self._take_turn(request, chosen)
 
     def turn(
         self,
@@ -121,30 +115,72 @@ class Dispatcher:
         wait_s: float = 0.0,
         **options: Unpack[ClaimOptions],
     ) -> TurnResult:
-        """For supervisors: complete runs, claim the next entries and move the agents of both, in one commit."""
-        chosen = self._select(policy)
-        return self.kernel.supervision.turn(
-            reports,
-            worker_id=worker_id,
-            max_n=max_n,
-            wait_s=wait_s,
-            find=partial(self._pass, chosen),
-            find_key=chosen.name,
-            **options,
-        )
+        """For supervisors: end runs, claim the next entries and move the agents of both, in one commit.
 
-    def dry_run(self, policy: Policy | str | None = None) -> FindEntries:
-        """Return the pass that a claim by this policy would make now, on copies: this dispatcher does not change.
+        With `max_n=0` nothing is claimed. A turn without reports that claims nothing writes nothing.
+        """
+        chosen = self._select(policy)
+        run_ends = check_reports(reports)
+        request = make_turn_request(
+            worker_id=worker_id, max_n=max_n, wait_s=wait_s, run_ends=run_ends, moves_agents=True, **options
+        )
+        return self._take_turn(request, chosen)
+
+    def _take_turn(self, request: TurnRequest, policy: Policy) -> TurnResult:
+        """Run a turn; while it claims nothing, wait. Ended runs are durable before the wait begins."""
+        done = TurnResult([], [])
+        if request.run_ends or not (request.max_n and request.wait_s):
+            done = self.kernel.store.write(partial(self.run_turn, request, policy))
+            if done.entries or not (request.max_n and request.wait_s):
+                return done
+        claiming = request._replace(run_ends=())
+        entries = self.kernel.queue.park(lambda tx: self.run_turn(claiming, policy, tx).entries, claiming, policy.name)
+        return TurnResult(done.answers, entries)
+
+    def run_turn(self, request: TurnRequest, policy: Policy, tx: Transaction) -> TurnResult:
+        """The scheduling transaction: end runs, claim the next entries, settle the agents."""
+        kernel, now = self.kernel, self.clock.now()
+        ended = end_runs(tx, kernel.env, request.run_ends, now) if request.run_ends else EndedRuns([], {}, {})
+        entries: list[ReadyEntry] = []
+        if request.max_n:
+            claim = begin_claim(tx, kernel.env, kernel.queue.maintenance, request)
+            entries = self.fill(claim, policy)
+        if request.moves_agents:
+            pids = {run.pid for run in ended.runs.values()} | {entry.pid for entry in entries}
+            kernel.supervision.settle_agents(tx, pids, ended.final, now)
+        return TurnResult(ended.answers, entries)
+
+    def fill(self, claim: ClaimPass, policy: Policy) -> list[ReadyEntry]:
+        """Propose entries by a policy, each checked by the kernel, and write the claims."""
+        if claim.is_fleet_paused:
+            return claim.write()
+        if policy.name == "strict" or (self._guard.suspended_until and self._guard.is_suspended(policy)):
+            claim.claim_in_strict_order()
+            return claim.write()
+        proposer = self._proposers.get(policy.name) or self._make_proposer(policy)
+        try:
+            served = proposer.propose(claim)
+        except PolicyFailed as failure:
+            return self._fall_back(policy, claim, failure)
+        entries = claim.write(policy=policy.name, served=served)
+        if claim.token is not None:
+            proposer.on_written(claim.token)
+        return entries
+
+    def copy(self, policy: Policy) -> Dispatcher:
+        """Return a dispatcher that claims by this policy as this one would, for a dry run: this one does not change.
 
         Call it inside a write transaction, so that no other thread changes what is copied.
         """
         copied = Dispatcher(self.kernel, self.policy)
         copied._guard, copied._policies = self._guard.copy(), self._policies.copy()
-        chosen = copied._select(policy)
-        live = self._proposers.get(chosen.name)
-        if live is not None and self._policies.get(chosen.name) is chosen:
-            copied._proposers[chosen.name] = live.copy(copied._guard)
-        return partial(copied._pass, chosen)
+        copied._select(policy)
+        live = self._proposers.get(policy.name)
+        if live is not None and self._policies.get(policy.name) is policy:
+            copied._proposers[policy.name] = live.copy(copied._guard)
+        return copied
+
+    # --- policies --------------------------------------------------------------------------------
 
     def resolve_policy(self, policy: Policy | str | None) -> Policy:
         """The policy that a claim with this argument uses."""
@@ -161,35 +197,17 @@ class Dispatcher:
             self._proposers.pop(chosen.name, None)
         return chosen
 
-    def _pass(self, policy: Policy, claim: ClaimPass, due: DueSummary) -> list[ReadyEntry]:
-        if due.fleet_paused_by is not None:
-            return []
-        if policy.name == "strict" or self._guard.is_suspended(policy):
-            claim.claim_in_strict_order()
-            return claim.write()
-        try:
-            proposer = self._proposer(policy)
-            served = proposer.propose(claim)
-        except PolicyFailed as failure:
-            return self._fall_back(policy, claim, failure)
-        entries = claim.write(policy=policy.name, served=served)
-        if entries and entries[0].token is not None:
-            proposer.on_written(entries[0].token)
-        return entries
-
-    def _proposer(self, policy: Policy) -> _Proposer:
-        if policy.name not in self._proposers:
-            self._proposers[policy.name] = self._make_proposer(policy)
-        return self._proposers[policy.name]
-
     def _make_proposer(self, policy: Policy) -> _Proposer:
+        made: _Proposer
         match policy.window:
             case "flow":
-                return FlowPass(eligibility=policy.eligibility)
+                made = FlowPass(eligibility=policy.eligibility)
             case "share":
-                return SharePass(guarantee=policy.guarantee)
+                made = SharePass(guarantee=policy.guarantee)
             case _:
-                return RankedPass(policy, self._guard)
+                made = RankedPass(policy, self._guard)
+        self._proposers[policy.name] = made
+        return made
 
     def _fall_back(self, policy: Policy, claim: ClaimPass, failure: PolicyFailed) -> list[ReadyEntry]:
         """Replace a policy that failed by strict order; what it has claimed in this pass is kept."""

@@ -12,14 +12,13 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rota.kernel.journal import event_from_row
+from rota.kernel import journal
 from rota.kernel.rows import COMPLETED_AT, CREATED_AT, TOKEN
 from rota.model import events
 from rota.model.event_codec import decode
 from rota.model.events import Event, EventData
 from rota.model.explanation import HistoryStep
 from rota.store import Row, Transaction
-from rota.store.statements import journal as sql
 
 __all__ = ["SCAN_MAX", "EntryHistory", "read_history"]
 
@@ -36,27 +35,18 @@ class EntryHistory(NamedTuple):
 def read_history(tx: Transaction, row: Row, cursor: int) -> EntryHistory:
     """Read the history of an entry up to an event."""
     sched_id, created_at, completed_at, token = row[0], row[CREATED_AT], row[COMPLETED_AT], row[TOKEN]
-    first = int(tx.run(sql.EVENT_ENDS)[0][0] or 1)
-    start = _first_from(tx, first, cursor, created_at)
+    start = journal.first_event_at(tx, 1, cursor, created_at)
     end = cursor
     if completed_at is not None:
-        end = _first_from(tx, start, cursor, math.nextafter(completed_at, math.inf)) - 1
-    found = {event.event_id: event for event in _events_naming(tx, sched_id, _id_ranges(start, end, token))}
+        end = journal.first_event_at(tx, start, cursor, math.nextafter(completed_at, math.inf)) - 1
+    found = {
+        event.event_id: event
+        for low, high in _id_ranges(start, end, token)
+        for event in journal.events_naming(tx, sched_id, low, high)
+    }
     steps = tuple(_steps(found, sched_id))
     has_start = bool(steps) and steps[0].kind == events.EntriesEnqueued.kind
     return EntryHistory(steps, has_start and end - start < 2 * SCAN_MAX)
-
-
-def _first_from(tx: Transaction, low: int, high: int, at: float) -> int:
-    """The first event at or after an instant, or the one after `high`."""
-    while low <= high:
-        middle = (low + high) // 2
-        rows = tx.run(sql.EVENT_FROM, (middle,))
-        if rows and rows[0][1] < at:
-            low = max(middle, int(rows[0][0])) + 1
-        else:
-            high = middle - 1
-    return low
 
 
 def _id_ranges(start: int, end: int, token: int | None) -> list[tuple[int, int]]:
@@ -65,12 +55,6 @@ def _id_ranges(start: int, end: int, token: int | None) -> list[tuple[int, int]]
         return [(start, end)]
     ends = [(start, start + SCAN_MAX - 1), (end - SCAN_MAX + 1, end)]
     return ends if token is None else [*ends, (token, token)]
-
-
-def _events_naming(tx: Transaction, sched_id: int, id_ranges: list[tuple[int, int]]) -> Iterator[Event]:
-    for start, end in id_ranges:
-        for row in tx.run(sql.EVENTS_NAMING, (start, end, sched_id, str(sched_id))):
-            yield event_from_row(row)
 
 
 _HOLDS = {"worker": "for its worker"}  # the names of the other holds are clear

@@ -23,11 +23,10 @@ import msgspec
 from rota.errors import SchedInvalidPayload
 from rota.kernel import affinity
 from rota.kernel.claim_pass import ClaimPass, PendingClaim
-from rota.kernel.claim_request import ClaimRequest, make_claim_request
 from rota.kernel.dry_run import DryRun
-from rota.kernel.due_summary import DueSummary
 from rota.kernel.flows import ServedFlows
 from rota.kernel.rows import DISPATCHED_AT, KIND, PID, PRIORITY, RUNNABLE_AT, STATE, state_and_hold
+from rota.kernel.turn import TurnRequest, make_turn_request
 from rota.model import reasons
 from rota.model.checks import Checks
 from rota.model.explanation import EntryAhead, Explanation, StartEstimate, Suggestion
@@ -35,15 +34,12 @@ from rota.model.lifecycle import EntryState
 from rota.model.reasons import BlockingBase, BlockingReason, OrderingReason
 from rota.model.work import ReadyEntry
 from rota.policy.contract import Policy
+from rota.service.candidate_windows import WINDOW_MAX
 from rota.service.dispatcher import Dispatcher
 from rota.service.entry_history import read_history
 from rota.service.policy_in_force import PolicyChoice, find_policy
-from rota.service.ranked_pass import WINDOW_MAX
 from rota.service.suggestions import suggestions_for
-from rota.store import Row, Transaction
-from rota.store.statements import claims as claim_sql
-from rota.store.statements import journal as journal_sql
-from rota.store.statements import queue as queue_sql
+from rota.store import Row
 
 __all__ = ["LOOK_MAX", "NAMED_MAX", "RECENT_MAX", "explain"]
 
@@ -72,10 +68,11 @@ def explain(
     dispatcher, it is the policy in force on the store.
     """
     _checks.whole("sched_id", sched_id)
-    request = make_claim_request(worker_id=worker_id, max_n=max_n, kinds=kinds, now=now)
+    request = make_turn_request(worker_id=worker_id, max_n=max_n, kinds=kinds, now=now)
 
     def work(dry_run: DryRun) -> tuple[Row, Explanation]:
-        affinity.release_for_claim(dry_run.tx, request, dry_run.now, dry_run.due)
+        if dry_run.due.affinity_until is not None:
+            affinity.release_for_claim(dry_run.tx, dry_run.env, request, dry_run.now)
         row = dry_run.row(sched_id)
         choice = _choose_policy(dispatcher, dry_run, policy, policy_from_store)
         return row, _explain(dispatcher, dry_run, row, request, choice)
@@ -101,9 +98,9 @@ def _choose_policy(
 
 
 def _explain(
-    dispatcher: Dispatcher, dry_run: DryRun, row: Row, request: ClaimRequest, choice: PolicyChoice
+    dispatcher: Dispatcher, dry_run: DryRun, row: Row, request: TurnRequest, choice: PolicyChoice
 ) -> Explanation:
-    blocking = _blocking(ClaimPass(dry_run.tx, request, dry_run.now, dry_run.due), row)
+    blocking = _blocking(ClaimPass(dry_run.tx, dry_run.env, request, dry_run.now, dry_run.due), row)
     result = _ClaimResult(policy=choice.policy.name)
     if row[STATE] == EntryState.QUEUED and row[KIND] is not None and row[KIND] not in request.kinds:
         result = result._replace(ordering=(_no_slot(dry_run, row),))
@@ -143,8 +140,8 @@ def _blocking(claim: ClaimPass, row: Row) -> tuple[BlockingReason, ...]:
 class _WatchedPass(ClaimPass):
     """A pass that records what happens to one entry."""
 
-    def __init__(self, tx: Transaction, request: ClaimRequest, now: float, due: DueSummary, row: Row) -> None:
-        super().__init__(tx, request, now, due)
+    def __init__(self, dry_run: DryRun, request: TurnRequest, row: Row) -> None:
+        super().__init__(dry_run.tx, dry_run.env, request, dry_run.now, dry_run.due)
         self._row = row
         self.policy = "strict"
         self.index: int | None = None  # among the claimed entries
@@ -179,11 +176,9 @@ class _WatchedPass(ClaimPass):
         """Also record whether the entry is shown."""
         return self._record(super().heads_of_project(project_id, limit, offset))
 
-    def project_heads(self) -> list[tuple[str, int, Row]]:
-        """Also record whether the entry is shown."""
-        found = super().project_heads()
-        self._record([row for _, _, row in found])
-        return found
+    def show(self, sched_ids: Iterable[int]) -> None:
+        """Record whether the entry is shown."""
+        self.shown = self.shown or self._row[0] in sched_ids
 
     def _record(self, rows: list[Row]) -> list[Row]:
         self.shown = self.shown or any(row[0] == self._row[0] for row in rows)
@@ -201,16 +196,16 @@ class _ClaimResult(NamedTuple):
 
 
 def _make_claim(
-    dispatcher: Dispatcher, dry_run: DryRun, row: Row, request: ClaimRequest, policy: Policy
+    dispatcher: Dispatcher, dry_run: DryRun, row: Row, request: TurnRequest, policy: Policy
 ) -> _ClaimResult:
     """Make the claim, and one more after it if the entry was not reached."""
-    find = dispatcher.dry_run(policy)
-    claim = last = _WatchedPass(dry_run.tx, request, dry_run.now, dry_run.due, row)
-    find(claim, dry_run.due)
+    copied = dispatcher.copy(policy)
+    claim = last = _WatchedPass(dry_run, request, row)
+    copied.fill(claim, policy)
     first = claim.claimed
     if claim.index is None and claim.is_full:
-        last = _WatchedPass(dry_run.tx, request._replace(max_n=LOOK_MAX), dry_run.now, dry_run.due, row)
-        find(last, dry_run.due)
+        last = _WatchedPass(dry_run, request._replace(max_n=LOOK_MAX), row)
+        copied.fill(last, policy)
         first = claim.claimed + last.claimed
     if last.index is not None:
         position = len(first) - len(last.claimed) + last.index + 1
@@ -245,12 +240,11 @@ def _ordering_reasons(
 
 def _no_slot(dry_run: DryRun, row: Row) -> OrderingReason:
     """The worker has no slot of its kind. The number of busy ones shows whether any worker has."""
-    busy = sum(count for _, _, kind, _, _, count in dry_run.tx.run(claim_sql.LIVE) if kind == row[KIND])
-    return reasons.NoSlot(kind=row[KIND], busy=busy)
+    return reasons.NoSlot(kind=row[KIND], busy=dry_run.busy_slots(row[KIND]))
 
 
 def _waits_for_worker(dry_run: DryRun, row: Row) -> OrderingReason:
-    worker_id, until_at = dry_run.tx.run(queue_sql.AFFINITY_WORKER, (row[0],))[0]
+    worker_id, until_at = dry_run.affinity_hold(row[0])
     return reasons.WaitsForWorker(worker_id=worker_id, until_at=until_at)
 
 
@@ -308,8 +302,7 @@ def _ends_at(reason: BlockingBase) -> float | None:
 
 def _by_claim_rate(dry_run: DryRun, outranked: reasons.Outranked) -> StartEstimate:
     """When the entries ahead are claimed, at the recent rate of claims."""
-    span = (max(0, dry_run.cursor - RECENT_MAX), dry_run.cursor)
-    count, since = dry_run.tx.run(journal_sql.RECENT_CLAIMS, span)[0]
+    count, since = dry_run.recent_claims(RECENT_MAX)
     elapsed_s = dry_run.now - since if since is not None else 0.0
     first = f"{'at least ' * outranked.at_least}{outranked.ahead:,} before it"
     if not count or elapsed_s <= 0:

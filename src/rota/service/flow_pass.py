@@ -11,32 +11,20 @@ with its debt, without credit.
 
 from __future__ import annotations
 
-from itertools import islice
-
 from rota.kernel.claim_pass import ClaimPass
-from rota.kernel.flows import ServedFlows
-from rota.kernel.ledger import SHARED_DIM
-from rota.kernel.rows import NEEDS, decode_needs
+from rota.kernel.flows import ServedFlows, expected_cost, mark_competing
+from rota.kernel.ready_owners import FlowChange, ProjectFlow, ReadyAgent, ReadyOwners
 from rota.model.events import FlowMove
 from rota.model.snapshot import Account, Key
 from rota.policy.level import Level
 from rota.policy.virtual_time import charged
 from rota.service.policy_guard import PolicyGuard
-from rota.service.ready_owners import FlowChange, ProjectFlow, ReadyAgent, ReadyOwners
-from rota.store import Row, Transaction
-from rota.store.statements import flows as flow_sql
+from rota.store import Transaction
 
-__all__ = ["PROJECTS_MAX", "FlowPass", "expected_cost"]
-
-PROJECTS_MAX = 1_000  # read together at the start of a pass
+__all__ = ["FlowPass"]
 
 
-def expected_cost(row: Row) -> int:
-    """What the run of an entry is expected to use of the shared dimension; default 1."""
-    if row[NEEDS] is None:
-        return 1
-    needs = decode_needs(row[NEEDS])
-    return max(1, needs.expected.get(SHARED_DIM, needs.ceiling.get(SHARED_DIM, 1)))
+AHEAD_MAX = 16  # entries of an agent that are read together
 
 
 class FlowPass:
@@ -75,14 +63,15 @@ class FlowPass:
             self._has_index = True
         self._sync(claim)
         state = _PassState(claim.blocked_agents())
-        claim.prefetch_projects(islice(self._levels, PROJECTS_MAX))
+        if claim.remaining > 1:
+            self._read_ahead(claim, state.blocked)
         while claim.remaining > 0 and len(self._root):
             project_id = self._root.pick()
             assert isinstance(project_id, str)  # noqa: S101  # project ids are text
             self._serve(claim, project_id, state)
         moves = self._moves(state)
         self._finish(state)
-        if claim.claimed:
+        if claim.claimed and self._competing:
             self._write_competing(claim.tx)
         return ServedFlows(moves)
 
@@ -95,7 +84,9 @@ class FlowPass:
     # --- which agents compete --------------------------------------------------------------------
 
     def _sync(self, claim: ClaimPass) -> None:
-        agents, projects = self._ready.sync(claim.tx)
+        cache = claim.env.cache
+        projects = self._ready.sync_projects(claim.tx, cache)
+        agents = self._ready.sync_agents(claim.tx, cache)
         for project in projects:
             if project.now.project_id in self._root:
                 _apply_change(self._root, project.now.project_id, project)
@@ -148,6 +139,19 @@ class FlowPass:
             self._levels[project_id] = Level(eligibility=self._eligibility, clock=known.clock if known else 0)
         return self._levels[project_id]
 
+    def _read_ahead(self, claim: ClaimPass, blocked: set[int]) -> None:
+        """Read the entries that will probably be picked together: one statement for all, not one for each."""
+        root, count = self._root, claim.remaining
+        projects = root.upcoming(count)
+        weight = sum(root.weight_of(project_id) for project_id in projects)
+        pids: list[int] = []
+        for project_id in projects:
+            share = -(-count * root.weight_of(project_id) // weight)  # of the picks, rounded up
+            likely = self._levels[str(project_id)].upcoming(share)
+            pids += [pid for pid in likely if isinstance(pid, int) and pid not in blocked]
+        if pids:
+            claim.read_ahead(pids, min(AHEAD_MAX, -(-count // len(pids))))
+
     # --- one pick --------------------------------------------------------------------------------
 
     def _serve(self, claim: ClaimPass, project_id: str, state: _PassState) -> None:
@@ -196,12 +200,9 @@ class FlowPass:
 
     def _write_competing(self, tx: Transaction) -> None:
         """Write which agents began and ceased to compete: only with a claim, since an empty claim writes nothing."""
-        entered = [(pid, project_id, 0) for pid, project_id in self._competing.items() if project_id is not None]
-        left = [(pid,) for pid, project_id in self._competing.items() if project_id is None]
-        if entered:
-            tx.run_many(flow_sql.AGENT_ENTER, entered)
-        if left:
-            tx.run_many(flow_sql.AGENT_LEAVE, left)
+        entered = [(pid, project_id) for pid, project_id in self._competing.items() if project_id is not None]
+        left = [pid for pid, project_id in self._competing.items() if project_id is None]
+        mark_competing(tx, entered, left)
         self._competing.clear()
 
     def _finish(self, state: _PassState) -> None:

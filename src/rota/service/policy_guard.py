@@ -34,22 +34,22 @@ class PolicyGuard:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._until: dict[str, float] = {}  # the end of each suspension by policy name, monotonic
+        self.suspended_until: dict[str, float] = {}  # by policy name, monotonic
 
     def copy(self) -> PolicyGuard:
         """Return an independent guard with the same suspensions."""
         copied = PolicyGuard(self._clock)
-        copied._until = self._until.copy()
+        copied.suspended_until = self.suspended_until.copy()
         return copied
 
     def is_suspended(self, policy: Policy) -> bool:
         """Whether a policy is suspended."""
-        until = self._until.get(policy.name)
+        until = self.suspended_until.get(policy.name)
         return until is not None and self._clock.monotonic() < until
 
     def suspend(self, policy: Policy) -> None:
         """Suspend a policy for `SUSPENSION_S`."""
-        self._until[policy.name] = self._clock.monotonic() + SUSPENSION_S
+        self.suspended_until[policy.name] = self._clock.monotonic() + SUSPENSION_S
 
     def run(self, policy: Policy, snapshot: Snapshot) -> Decisions:
         """Return the decisions of a policy, or raise `PolicyFailed` with the kind of failure."""

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rota.kernel.journal import NOTE_PREFIX, Journal
+from rota.kernel import journal
+from rota.kernel.journal import Journal
 from rota.policy import registry
 from rota.policy.contract import Policy
 from rota.service.dispatcher import Dispatcher
 from rota.store import Transaction
-from rota.store.statements import file as file_sql
-from rota.store.statements import journal as sql
 
 __all__ = ["PolicyChoice", "find_policy", "record_policy"]
 
@@ -56,9 +55,9 @@ class _NewestClaim(NamedTuple):
         return self.failed or self.policy
 
 
-def record_policy(journal: Journal, policy: str, *, by: str, params: dict[str, Any] | None = None) -> None:
+def record_policy(notes: Journal, policy: str, *, by: str, params: dict[str, Any] | None = None) -> None:
     """Record in the store that claims use this policy from now on."""
-    journal.remember(_NAME, {"name": policy, "by": by, "params": params or {}})
+    notes.remember(_NAME, {"name": policy, "by": by, "params": params or {}})
 
 
 def find_policy(tx: Transaction, cursor: int, dispatcher: Dispatcher) -> PolicyChoice:
@@ -72,20 +71,20 @@ def find_policy(tx: Transaction, cursor: int, dispatcher: Dispatcher) -> PolicyC
 
 
 def _recorded_policy(tx: Transaction) -> _RecordedPolicy | None:
-    rows = tx.run(file_sql.META_GET, (NOTE_PREFIX + _NAME,))
+    note = journal.read_note(tx, _NAME)
     try:
-        return msgspec.json.decode(rows[0][0], type=_RecordedPolicy) if rows else None
-    except msgspec.DecodeError:
+        return None if note is None else msgspec.convert(note, _RecordedPolicy)
+    except msgspec.ValidationError:
         return None  # another program uses the same name
 
 
 def _newest_claim(tx: Transaction, cursor: int) -> _NewestClaim | None:
-    rows = tx.run(sql.LAST_CLAIM, (cursor - LOOK_BACK_MAX, cursor))
-    if not rows:
+    newest = journal.newest_claim(tx, cursor - LOOK_BACK_MAX, cursor)
+    if newest is None:
         return None
-    event_id, policy = rows[0]
-    failed = tx.run(sql.LAST_FAILURE, (event_id - FAILED_WITHIN, event_id)) if policy == "strict" else []
-    return _NewestClaim(event_id, policy, failed[0][0] if failed else None)
+    event_id, policy = newest
+    failed = journal.newest_policy_failure(tx, event_id - FAILED_WITHIN, event_id) if policy == "strict" else None
+    return _NewestClaim(event_id, policy, failed)
 
 
 def _resolve(dispatcher: Dispatcher, name: str, params: dict[str, Any], user: str) -> PolicyChoice:

@@ -23,9 +23,10 @@ from typing import Any, Literal
 import msgspec
 
 from rota.cores.accounts import LATENCY_CLASSES, LatencyClass
-from rota.errors import ContextInvalid, PolicyInvalid
+from rota.errors import PolicyInvalid
 from rota.model.budgets import CRITICALITIES, Criticality, OverrunPolicy
 from rota.model.checks import Checks
+from rota.model.struct_reader import first_problem
 from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT
 
 __all__ = ["DEFAULTS", "HINTS", "Hint", "Profile", "ProfileTable"]
@@ -114,7 +115,6 @@ class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
 def _read(key: str, fields: Any) -> Profile:
     try:
         return msgspec.convert(fields, Profile)
-    except msgspec.ValidationError as problem:
-        raise _table_checks.refuse(f"changes[{key!r}]", f"is not a profile: {problem}") from problem
-    except ContextInvalid as problem:
-        raise _table_checks.refuse(f"changes[{key!r}]", f"is not a profile: {problem.message}") from problem
+    except msgspec.ValidationError as refusal:
+        problem = first_problem(Profile, fields) or refusal
+        raise _table_checks.refuse(f"changes[{key!r}]", f"is not a profile: {problem}") from refusal

@@ -1,12 +1,14 @@
 """A pass for policies that share by usage: it goes through the projects, each represented by its first entry.
 
 The next project follows from what the projects used relative to their weights and, among equals, from the ids of their
-first entries (see policy/fair_share/share_ranking). So a pass reads the first entry of each project in one statement,
-and after that one project at a time: the project whose entry was just claimed or refused gets its next entry. The
-claimed entries are those that `rank` picks when it sees every entry that may run.
+first entries (see policy/fair_share/share_ranking). The claimed entries are those that `rank` picks when it sees every
+entry that may run.
 
-A pass costs one step for each project with ready entries and one for each entry it claims. It keeps nothing between
-passes: usage changes with every run that ends, in any process.
+The ranking of the projects is kept between passes. At the start of a pass the projects that were touched since are read
+again (their first entries and their accounts, each in one statement) and put in their new places; so a pass costs one
+step for each project that changed and for each entry that it claims, however many projects there are. After a claim the
+next entry of the project is read only when the project is first in line again: until then it counts as early as any of
+its entries could.
 """
 
 from __future__ import annotations
@@ -15,20 +17,18 @@ from collections import Counter
 from collections.abc import Iterable
 
 from rota.kernel.claim_pass import ClaimPass
-from rota.kernel.flows import NO_PROJECT, ServedFlows
+from rota.kernel.flows import ServedFlows, expected_cost
+from rota.kernel.project_shares import ProjectShares
+from rota.kernel.ready_heads import ProjectHeads, for_kinds, read_ready
 from rota.kernel.rows import KIND, PID, PROJECT
 from rota.model.snapshot import Account, Candidate, Key
-from rota.model.work import WEIGHT_UNIT
 from rota.policy.fair_share.share_ranking import GroupStanding, ShareRanking
-from rota.service.flow_pass import expected_cost
 from rota.service.policy_guard import PolicyGuard
 from rota.store import Row
-from rota.store.statements import budgets as budget_sql
-from rota.store.statements import claims as claim_sql
 
-__all__ = ["READ_AHEAD", "SharePass", "Shares"]
+__all__ = ["READ_AHEAD_MAX", "SharePass"]
 
-READ_AHEAD = 2  # entries of a project that are read at a time after its first
+READ_AHEAD_MAX = 16  # entries of a project that are read at a time
 
 
 class SharePass:
@@ -36,128 +36,118 @@ class SharePass:
 
     def __init__(self, *, guarantee: bool) -> None:
         self._guarantee = guarantee
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was read or created was rolled back."""
         self._has_index = False
+        self._standings: dict[tuple[str, ...], _Standings] = {}  # by the kinds of slots of a request
 
     def propose(self, claim: ClaimPass) -> ServedFlows:
         """Claim entries one by one, and return the agents that were served."""
+        claim.tx.effects.on_rollback.append(self._forget)
         if not self._has_index:
-            claim.tx.effects.on_rollback.append(self._on_rollback)
             claim.ensure_index("project")
             self._has_index = True
         claim.exclude_blocked_agents()
-        heads = _ProjectHeads(claim)
-        ranking = ShareRanking(heads.candidates(), heads.accounts(), min_guarantee=self._guarantee)
+        standings = for_kinds(self._standings, claim.request.kinds, lambda: _Standings(self._guarantee))
+        standings.sync(claim)
+        entries, ranking = _Entries(claim, standings), standings.ranking
         kinds = frozenset(claim.request.kinds)
+        if claim.remaining > 1 and len(ranking.groups) <= 2 * claim.remaining:  # most of them will be served
+            entries.read_all_first()
         while claim.remaining > 0 and (group := ranking.next(kinds)) is not None:
-            _serve(claim, heads, ranking, group)
+            if entries.has_first_of(group):
+                entries.try_first(group)
+            else:
+                entries.read(group)
         return ServedFlows(agents={(each.pid, each.project_id) for each in claim.claimed})
 
     def copy(self, _: PolicyGuard) -> SharePass:
-        """Return an independent copy."""
+        """Return an independent copy, which reads everything itself."""
         copied = SharePass(guarantee=self._guarantee)
         copied._has_index = self._has_index
         return copied
 
     def on_written(self, stamp: int) -> None:
-        """Do nothing: a pass keeps nothing."""
-
-    def _on_rollback(self) -> None:
-        """The creation of the index was rolled back."""
-        self._has_index = False
+        """Do nothing: the next pass reads again what this one has changed."""
 
 
-def _serve(claim: ClaimPass, heads: _ProjectHeads, ranking: ShareRanking, group: GroupStanding) -> None:
-    """Try to claim the first entry of a project, and read its next one."""
-    row = heads.take_first(group.group)
-    if claim.try_claim(row, estimate=expected_cost(row), reason=ranking.reason(group).words) is None:
-        ranking.pick(group)
-        heads.served.add(group.group)
-    else:
-        ranking.skip(group)
-    group.candidates += heads.next(group.group)
-    if not group.candidates and group.group not in heads.served:
-        ranking.withdraw(group)
+class _Standings:
+    """The ranking of all projects, kept between passes."""
+
+    def __init__(self, guarantee: bool) -> None:
+        self._guarantee = guarantee
+        self._heads = ProjectHeads()
+        self._shares = ProjectShares()
+        self.ranking = ShareRanking({}, {}, min_guarantee=guarantee)
+        self.moved: set[str] = set()  # projects that a pass has moved in the ranking
+
+    def sync(self, claim: ClaimPass) -> None:
+        """Put projects that have changed, or that the last pass has moved, where they belong."""
+        heads = self._heads.sync(claim, depth=1)
+        shares = self._shares.sync(claim.tx, claim.env.cache)
+        rows, accounts = self._heads.rows, self._shares.accounts
+        if heads is None or shares is None:
+            candidates: dict[Key, list[Candidate]] = {name: _candidates(own) for name, own in rows.items()}
+            self.ranking = ShareRanking(candidates, accounts, min_guarantee=self._guarantee)
+        else:
+            for name in {*heads, *shares, *self.moved}:
+                self.ranking.set_group(name, _candidates(rows.get(name, ())), accounts.get(name, _NEW_ACCOUNT))
+        self.moved = set()
+        claim.show(row[0] for own in rows.values() for row in own)
 
 
-class _ProjectHeads:
-    """The entries of each project that were read and not tried yet, in reverse order."""
+class _Entries:
+    """The entries that one pass has read."""
 
-    def __init__(self, claim: ClaimPass) -> None:
-        self.served: set[Key] = set()
+    def __init__(self, claim: ClaimPass, standings: _Standings) -> None:
         self._claim = claim
-        self._weights: dict[str, int] = {}
-        self._rows: dict[Key, list[Row]] = {}
+        self._ranking = standings.ranking
+        self._moved = standings.moved
+        self._rows: dict[int, Row] = {}  # by id
         self._tried: Counter[Key] = Counter()
-        for name, weight, row in claim.project_heads():
-            self._weights[name] = weight
-            self._rows[name] = [row] if claim.may_claim(row) else claim.heads_of_project(name, 1, 0)
-        claim.prefetch_projects(self._weights)
+        self._served: set[Key] = set()
 
-    def candidates(self) -> dict[Key, list[Candidate]]:
-        """The first entry of each project that has ready entries."""
-        return {name: _candidates(rows) for name, rows in self._rows.items()}
+    def has_first_of(self, group: GroupStanding) -> bool:
+        """Whether the first entry of a project was read in this pass."""
+        return bool(group.candidates) and group.candidates[-1].id in self._rows
 
-    def accounts(self) -> dict[Key, Account]:
-        """The account of every project, also without candidates: its usage counts in the total."""
-        shares = Shares(self._claim)
-        accounts: dict[Key, Account] = {name: shares.account(name) for name in shares.names}
-        accounts.update((name, shares.account(name, weight)) for name, weight in self._weights.items())
-        return accounts
+    def read_all_first(self) -> None:
+        """Read the first entry of every project, and what decides about it, each in one statement."""
+        firsts = [group.candidates[-1].id for group in self._ranking.groups.values() if group.candidates]
+        self._rows = read_ready(self._claim.tx, firsts) if firsts else {}
+        self._claim.prefetch_owners(list(self._rows.values()))
 
-    def take_first(self, group: Key) -> Row:
-        """Remove and return the first entry of a project."""
-        self._tried[group] += 1
-        return self._rows[group].pop()
+    def read(self, group: GroupStanding) -> None:
+        """Read the next entries of a project. It keeps its place if the first of them is the one that was expected."""
+        claim, name = self._claim, group.group
+        assert isinstance(name, str)  # noqa: S101  # projects are named
+        self._moved.add(name)
+        count = min(READ_AHEAD_MAX, 1 + claim.remaining // len(self._ranking.groups))
+        rows = [] if name in claim.blocked_projects else claim.heads_of_project(name, count, self._tried[name])
+        self._rows.update((row[0], row) for row in rows)
+        self._ranking.set_candidates(group, _candidates(reversed(rows)), has_unread=len(rows) == count)
+        if not rows and name not in self._served:
+            self._ranking.withdraw(group)
 
-    def next(self, group: Key) -> list[Candidate]:
-        """The new first entry of a project, if it has one that may be claimed."""
-        assert isinstance(group, str)  # noqa: S101  # projects are named
-        if group in self._claim.blocked_projects:
-            return []
-        rows = self._rows[group]
-        if not rows:
-            rows += reversed(self._claim.heads_of_project(group, READ_AHEAD, self._tried[group]))
-        return _candidates(rows[-1:])
+    def try_first(self, group: GroupStanding) -> None:
+        """Try to claim the first entry of a project."""
+        candidate = group.candidates[-1]
+        self._tried[group.group] += 1
+        reason = self._ranking.reason(group).words
+        if group.group not in self._moved:  # its other entries were not read
+            group.has_unread = True
+            self._moved.add(str(group.group))
+        if self._claim.try_claim(self._rows[candidate.id], estimate=candidate.cost, reason=reason) is None:
+            self._ranking.pick(group)
+            self._served.add(group.group)
+        else:
+            self.read(group)  # without those that would be refused for the same reason
 
 
 def _candidates(rows: Iterable[Row]) -> list[Candidate]:
     return [Candidate(row[0], row[PID], row[PROJECT], cost=expected_cost(row), kind=row[KIND]) for row in rows]
 
 
-class Shares:
-    """The usage of projects and the expected usage of their live runs, read once per pass."""
-
-    def __init__(self, claim: ClaimPass) -> None:
-        self._used: dict[str, tuple[int, int]] = {
-            owner: (used, ended) for owner, used, ended in claim.tx.run(budget_sql.WINDOWS_SHARED)
-        }
-        self._live: Counter[str] = Counter()
-        self._reserved: Counter[str] = Counter()
-        for project_id, count, estimate in claim.tx.run(claim_sql.LIVE_SHARES):
-            self._live[project_id or NO_PROJECT] += count
-            self._reserved[project_id or NO_PROJECT] += estimate
-        self._counted = 0  # of the claims of this pass
-
-    @property
-    def names(self) -> set[str]:
-        """Every project with usage or live runs."""
-        return {*self._used, *self._live}
-
-    def count(self, claim: ClaimPass) -> None:
-        """Count the claims of this pass since the last call."""
-        for each in claim.claimed[self._counted :]:
-            self._live[each.project_id or NO_PROJECT] += 1
-            self._reserved[each.project_id or NO_PROJECT] += each.estimate
-        self._counted = len(claim.claimed)
-
-    def account(self, name: str, weight: int = WEIGHT_UNIT, virtual_time: int = 0) -> Account:
-        """The account of a project."""
-        used, ended = self._used.get(name, (0, 0))
-        return Account(
-            weight=weight,
-            virtual_time=virtual_time,
-            usage=used,
-            reserved=self._reserved[name],
-            live=self._live[name],
-            ended=ended,
-        )
+_NEW_ACCOUNT = Account()

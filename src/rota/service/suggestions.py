@@ -19,8 +19,6 @@ from rota.model.explanation import Suggestion
 from rota.model.lifecycle import ENTRY, EntryState
 from rota.model.reasons import BlockingBase
 from rota.store import Row
-from rota.store.statements import budgets as budget_sql
-from rota.store.statements import queue as queue_sql
 
 __all__ = ["DEADLINE_S", "suggestions_for"]
 
@@ -72,7 +70,7 @@ def _remove_reason(dry_run: DryRun, row: Row, reason: BlockingBase) -> Iterator[
 
 def _resolve_predecessors(dry_run: DryRun, row: Row) -> Iterator[Suggestion]:
     """Live predecessors have to complete; to run after failed ones, the entry must be released."""
-    predecessors = dry_run.tx.run(queue_sql.PREDECESSORS, (row[0],))
+    predecessors = dry_run.predecessors(row[0])
     waiting = [sched_id for sched_id, state, _ in predecessors if state is not None and state not in ENTRY.final]
     failed = [
         sched_id
@@ -96,7 +94,7 @@ def _raise_budget(dry_run: DryRun, reason: reasons.OverBudget) -> Suggestion:
         return Suggestion(
             words, "ledger.update_grant", {"pid": int(reason.owner), "dim": reason.dim, "granted": enough}
         )
-    window_s = dry_run.tx.run(budget_sql.BUDGET_WINDOW, (reason.owner, reason.dim))[0][0]
+    window_s = dry_run.budget_window_s(reason.owner, reason.dim)
     arguments = {"level": reason.level, "owner": reason.owner, "dim": reason.dim, "limit": enough, "window_s": window_s}
     return Suggestion(words, "ledger.set_budget", arguments, until_at=reason.frees_at)
 

@@ -151,6 +151,22 @@ def _shuffled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
     )
 
 
+def accounts_it_does_not_read_are_irrelevant(policy: Policy) -> None:
+    """The accounts that a policy does not name in `accounts` do not affect its decisions."""
+
+    @_quiet()
+    @given(snapshots())
+    def holds(snapshot: Snapshot) -> None:
+        reduced = msgspec.structs.replace(
+            snapshot,
+            owners=snapshot.owners if "owner" in policy.accounts else {},
+            groups=snapshot.groups if "group" in policy.accounts else {},
+        )
+        assert policy.rank(reduced) == policy.rank(snapshot)
+
+    holds()
+
+
 def picks_are_valid_and_unique(policy: Policy) -> None:
     """Every pick is a candidate of the snapshot in a free slot that fits it; no candidate or slot is used twice."""
 
@@ -254,6 +270,7 @@ LAWS: Mapping[str, Law] = {
     for law in (
         same_input_same_decisions,
         input_order_is_irrelevant,
+        accounts_it_does_not_read_are_irrelevant,
         picks_are_valid_and_unique,
         no_fitting_slot_stays_free,
         ties_end_in_the_lowest_id,

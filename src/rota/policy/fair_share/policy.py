@@ -94,8 +94,8 @@ def _rank(snapshot: Snapshot, min_guarantee: bool) -> Decisions:
 def passes_max(snapshot: Snapshot, group: Key, *, min_guarantee: bool) -> int:
     """Return the pass in which a group with candidates is served at the latest."""
     ranking = ShareRanking.of(snapshot, min_guarantee=min_guarantee)
-    waiting = next(each for each in ranking.groups if each.group == group)
-    others = [each for each in ranking.groups if each is not waiting]
+    waiting = ranking.groups[group]
+    others = [each for each in ranking.groups.values() if each is not waiting]
     picks_before = _picks_before(waiting, others, ranking)
     picks_per_pass = min(len(snapshot.slots), len(snapshot.candidates))
     return picks_before // max(1, picks_per_pass) + 1

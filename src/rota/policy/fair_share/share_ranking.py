@@ -36,13 +36,18 @@ each weight. Only one of these can have changed since the pick before: that of t
 
 Only the first candidate of a group matters to the other groups (ties go to the lower id). So a caller that reads
 candidates from elsewhere can start each group with its first candidate alone, and add the next one when that is gone.
+
+A ranking can be kept for many passes: `set_group` replaces what is known about one group and puts it in its place, and
+the totals follow. So a pass costs as much as there are groups that changed, and a pick as much as there are weights.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from heapq import heapify, heappop, heapreplace
+from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TypeAlias
 
 from rota.model.reasons import PickReason
 from rota.model.snapshot import Account, Candidate, Key, Snapshot
@@ -67,11 +72,12 @@ def deficit_ratio(usage: int, total_usage: int, weight: float, total_weight: flo
 class GroupStanding:
     """A group with candidates: its usage, weight and guarantee."""
 
-    __slots__ = ("candidates", "group", "guaranteed", "usage", "weight")
+    __slots__ = ("candidates", "group", "guaranteed", "has_unread", "usage", "weight")
 
-    def __init__(self, group: Key, candidates: list[Candidate], account: Account, min_guarantee: bool) -> None:
+    def __init__(self, group: Key, candidates: Iterable[Candidate], account: Account, min_guarantee: bool) -> None:
         self.group = group
         self.candidates = sorted(candidates, key=strict_key, reverse=True)  # the first one last, to pop it
+        self.has_unread = False  # its next candidate is not known, and may not exist
         self.weight = max(_WEIGHT_MIN, account.weight)
         self.usage = account.usage + account.reserved
         self.guaranteed = min_guarantee and account.ended == 0 and account.live == 0
@@ -83,32 +89,37 @@ class GroupStanding:
             candidates.pop()
 
     @property
-    def order(self) -> tuple[bool, int, int]:
-        """The sort key among groups of the same weight: guarantee, usage, id of the first candidate."""
-        return not self.guaranteed, self.usage, self.candidates[-1].id
+    def order(self) -> _Order | None:
+        """The sort key among groups of the same weight: guarantee, usage, id of the first candidate.
+
+        Before an unread candidate the group comes as early as it could with any: the caller then reads it. None if the
+        group has no candidates.
+        """
+        if not self.candidates and not self.has_unread:
+            return None
+        return not self.guaranteed, self.usage, self.candidates[-1].id if self.candidates else 0
 
 
-_HeapItem = tuple[tuple[bool, int, int], int]  # a group's order when it was pushed, and its number
+_Order: TypeAlias = tuple[bool, int, int]
 
 
 class ShareRanking:
-    """All competing groups of a pass, and the totals they are measured against."""
+    """All competing groups, and the totals they are measured against."""
 
     def __init__(
-        self, candidates: Mapping[Key, list[Candidate]], accounts: Mapping[Key, Account], *, min_guarantee: bool
+        self, candidates: Mapping[Key, Iterable[Candidate]], accounts: Mapping[Key, Account], *, min_guarantee: bool
     ) -> None:
-        self.groups = [
-            GroupStanding(group, own, accounts.get(group, _NEW_ACCOUNT), min_guarantee)
-            for group, own in candidates.items()
-            if own
-        ]
-        self.weight_total = sum(group.weight for group in self.groups)
-        # groups without candidates count with their usage too
-        self.usage_charged = sum(account.usage + account.reserved for account in accounts.values())
-        self._heaps = self._by_weight()
-        self._firsts: list[GroupStanding | None] = [None] * len(self._heaps)  # the first group of each weight
-        self._stale = list(range(len(self._heaps)))  # the weights whose first group must be determined again
+        self.groups: dict[Key, GroupStanding] = {}  # those that compete
+        self.weight_total = 0  # of these groups
+        self.usage_charged = 0  # of all groups: those without candidates count with their usage too
+        self._min_guarantee = min_guarantee
+        self._charged: dict[Key, int] = {}  # the part of each group in `usage_charged`
+        self._heaps: dict[int, _GroupHeap] = {}  # by weight
+        self._firsts: dict[int, GroupStanding | None] = {}  # the first group of each weight
+        self._stale: set[int] = set()  # the weights whose first group must be determined again
         self._kinds: frozenset[str] = frozenset()  # the kinds for which `_firsts` holds
+        for group in {**accounts, **candidates}:
+            self.set_group(group, candidates.get(group, ()), accounts.get(group, _NEW_ACCOUNT))
 
     @classmethod
     def of(cls, snapshot: Snapshot, *, min_guarantee: bool) -> ShareRanking:
@@ -118,74 +129,74 @@ class ShareRanking:
             candidates[candidate.group].append(candidate)
         return cls(candidates, snapshot.groups, min_guarantee=min_guarantee)
 
-    def _by_weight(self) -> list[list[_HeapItem]]:
-        by_weight: dict[int, list[_HeapItem]] = defaultdict(list)
-        for number, group in enumerate(self.groups):
-            by_weight[group.weight].append((group.order, number))
-        heaps = list(by_weight.values())
-        for heap in heaps:
-            heapify(heap)
-        return heaps
-
     @property
     def usage_total(self) -> int:
         """The usage of all groups; at least 1, because it is a divisor."""
         return max(1, self.usage_charged)
 
+    # --- which groups compete --------------------------------------------------------------------
+
+    def set_group(self, group: Key, candidates: Iterable[Candidate], account: Account) -> None:
+        """Set what is known about a group, new or not: its candidates and its account."""
+        self._remove(group)
+        charged = account.usage + account.reserved
+        self.usage_charged += charged - self._charged.get(group, 0)
+        self._charged[group] = charged
+        standing = GroupStanding(group, candidates, account, self._min_guarantee)
+        if standing.candidates:
+            self.groups[group] = standing
+            self.weight_total += standing.weight
+            self._heaps.setdefault(standing.weight, _GroupHeap()).add(standing)
+            self._stale.add(standing.weight)
+
+    def set_candidates(self, group: GroupStanding, candidates: list[Candidate], *, has_unread: bool) -> None:
+        """Replace the candidates of a competing group; it competes on with what it has used in this pass."""
+        group.candidates, group.has_unread = candidates, has_unread
+        self._move(group)
+
+    def _remove(self, group: Key) -> None:
+        standing = self.groups.pop(group, None)
+        if standing is not None:
+            self.weight_total -= standing.weight
+            self._heaps[standing.weight].remove(standing)
+            self._stale.add(standing.weight)
+
+    def _move(self, group: GroupStanding) -> None:
+        """Put a group in its new place among those of its weight."""
+        self._heaps[group.weight].add(group)
+        self._stale.add(group.weight)
+
+    # --- the next group --------------------------------------------------------------------------
+
     def next(self, kinds: frozenset[str]) -> GroupStanding | None:
         """Return the next group, among those with a candidate that fits a free slot."""
         if kinds != self._kinds:
-            self._kinds, self._stale = kinds, list(range(len(self._heaps)))
-        for number in self._stale:
-            self._firsts[number] = self._first(self._heaps[number], kinds)
-        usage, weight = self.usage_total, self.weight_total
+            self._kinds, self._stale = kinds, set(self._heaps)
+        for weight in self._stale:
+            self._firsts[weight] = self._heaps[weight].first(kinds)
+        self._stale.clear()
+        usage, weight_total = self.usage_total, self.weight_total
         orders = [
             # guarantee, then deficit, then the lower id of the first candidate
-            (
-                not each.guaranteed,
-                deficit_scaled(each.usage, usage, each.weight, weight),
-                each.candidates[-1].id,
-                number,
-            )
-            for number, each in enumerate(self._firsts)
-            if each is not None
+            (order[0], deficit_scaled(each.usage, usage, each.weight, weight_total), order[2], weight)
+            for weight, each in self._firsts.items()
+            if each is not None and (order := each.order) is not None
         ]
-        if not orders:
-            return None
-        chosen = min(orders)[-1]
-        self._stale = [chosen]  # the caller picks or skips its first candidate
-        return self._firsts[chosen]
-
-    def _first(self, heap: list[_HeapItem], kinds: frozenset[str]) -> GroupStanding | None:
-        """Return the first group of a weight, after moving groups that changed and dropping empty ones."""
-        while heap:
-            order, number = heap[0]
-            group = self.groups[number]
-            group.drop_unplaceable(kinds)
-            if not group.candidates:
-                heappop(heap)
-            elif group.order != order:
-                heapreplace(heap, (group.order, number))
-            else:
-                return group
-        return None
+        return self._firsts[min(orders)[-1]] if orders else None
 
     def pick(self, group: GroupStanding) -> Candidate:
         """Take out the group's first candidate and charge its cost."""
         candidate = group.candidates.pop()
         group.guaranteed = False
         group.usage += candidate.cost
+        self._charged[group.group] += candidate.cost
         self.usage_charged += candidate.cost
+        self._move(group)
         return candidate
-
-    def skip(self, group: GroupStanding) -> None:
-        """Drop the group's first candidate without a charge: it may not run after all."""
-        group.candidates.pop()
 
     def withdraw(self, group: GroupStanding) -> None:
         """Take a group out that has nothing it may run, so that it does not count in the targets."""
-        group.candidates.clear()
-        self.weight_total -= group.weight
+        self._remove(group.group)
 
     def reason(self, group: GroupStanding) -> PickReason:
         """Return why this group is next."""
@@ -194,6 +205,47 @@ class ShareRanking:
         actual = 100 * group.usage / self.usage_total
         target = 100 * group.weight / self.weight_total
         return PickReason("fair_share", f"its group used {actual:.1f}% of a target of {target:.1f}%")
+
+
+class _GroupHeap:
+    """The groups of one weight in their order: a heap in which a group that moves leaves a dead item behind."""
+
+    __slots__ = ("_items", "_numbers", "_orders")
+
+    def __init__(self) -> None:
+        self._orders: dict[GroupStanding, _Order] = {}  # of the live item of each group
+        self._items: list[tuple[_Order, int, GroupStanding]] = []
+        self._numbers = count()  # tells items of equal order apart
+
+    def add(self, group: GroupStanding) -> None:
+        """Add a group, or move it to where its order says."""
+        order = group.order
+        if order is None:
+            self.remove(group)
+        elif self._orders.get(group) != order:
+            self._orders[group] = order
+            heappush(self._items, (order, next(self._numbers), group))
+            if len(self._items) > 2 * len(self._orders) + 8:  # dead items outnumber the live ones
+                self._items = [(at, next(self._numbers), each) for each, at in self._orders.items()]
+                heapify(self._items)
+
+    def remove(self, group: GroupStanding) -> None:
+        """Remove a group, if it is there."""
+        self._orders.pop(group, None)
+
+    def first(self, kinds: frozenset[str]) -> GroupStanding | None:
+        """Return the first group with a candidate that fits a free slot; candidates that fit none are dropped."""
+        while self._items:
+            order, _, group = self._items[0]
+            is_live = self._orders.get(group) == order
+            if is_live:
+                group.drop_unplaceable(kinds)
+                if group.order == order:
+                    return group
+            heappop(self._items)
+            if is_live:
+                self.add(group)
+        return None
 
 
 _NEW_ACCOUNT = Account()

@@ -1,4 +1,7 @@
-"""A worker's request for entries, checked once before any transaction begins."""
+"""A worker's turn: the runs it has ended and the entries it wants next, checked once before any transaction begins.
+
+Every claim is a turn. A worker that only claims ends nothing; a supervisor also has the states of its agents follow.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,19 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypedDict
 
 from rota.errors import SchedInvalidPayload
+from rota.kernel.run_reports import CompletionAnswer, RunEnd
 from rota.model.checks import Checks
-from rota.model.work import Worker
+from rota.model.work import ReadyEntry, Worker
 
 __all__ = [
     "CLAIM_MAX",
     "CLAIM_TIMEOUT_S",
     "ClaimOptions",
-    "ClaimRequest",
+    "TurnRequest",
+    "TurnResult",
     "check_claim_options",
     "check_worker",
-    "make_claim_request",
+    "make_turn_request",
 ]
 
 CLAIM_MAX = 1_000  # entries in one claim
@@ -34,38 +39,54 @@ class ClaimOptions(TypedDict, total=False):
     kinds: Sequence[str]  # kinds of slot that the worker has
 
 
-class ClaimRequest(NamedTuple):
-    """A worker's request for entries."""
+class TurnRequest(NamedTuple):
+    """What a worker asks for in one transaction."""
 
     worker: Worker
-    max_n: int = 1
+    max_n: int = 1  # entries to claim; 0: none
     now: float | None = None  # None: the clock's
     timeout_s: float = CLAIM_TIMEOUT_S
     kinds: tuple[str, ...] = ()  # kinds of slot that the worker has
     check_budgets: bool = True
+    wait_s: float = 0.0  # how long it waits for entries
+    run_ends: Sequence[RunEnd] = ()  # runs to end before the claim
+    moves_agents: bool = False  # the states of the agents follow: for supervisors
 
 
-def make_claim_request(
+class TurnResult(NamedTuple):
+    """The answer to each ended run, and the entries claimed next."""
+
+    answers: list[CompletionAnswer]
+    entries: list[ReadyEntry]
+
+
+def make_turn_request(
     *,
     worker_id: str,
     max_n: int = 1,
+    wait_s: float = 0.0,
     now: float | None = None,
     admission_check: bool = True,
     claim_timeout_s: float = CLAIM_TIMEOUT_S,
     incarnation: str = "",
     kinds: Sequence[str] = (),
-) -> ClaimRequest:
-    """Check a claim's arguments and return the request."""
+    run_ends: Sequence[RunEnd] = (),
+    moves_agents: bool = False,
+) -> TurnRequest:
+    """Check the arguments of a claim and return the request. Only a supervisor may claim nothing."""
     if now is not None:
         _queue.instant("now", now)
     check_claim_options(admission_check, claim_timeout_s)
-    return ClaimRequest(
+    return TurnRequest(
         check_worker(worker_id, incarnation),
-        min(_queue.whole("max_n", max_n, 1), CLAIM_MAX),
+        min(_queue.whole("max_n", max_n, 0 if moves_agents else 1), CLAIM_MAX),
         now,
         claim_timeout_s,
         _check_kinds(kinds) if kinds != () else (),
         admission_check,
+        _queue.duration("wait_s", wait_s),
+        run_ends,
+        moves_agents,
     )
 
 

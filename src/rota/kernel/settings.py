@@ -1,0 +1,30 @@
+"""Settings: named texts in the store, read and written inside a transaction."""
+
+from __future__ import annotations
+
+from rota.store import Transaction
+from rota.store.statements import file as sql
+
+__all__ = ["delete_setting", "read_setting", "settings_with_prefix", "write_setting"]
+
+
+def read_setting(tx: Transaction, key: str) -> str | None:
+    """Return a setting, or None."""
+    rows = tx.run(sql.META_GET, (key,))
+    return str(rows[0][0]) if rows else None
+
+
+def write_setting(tx: Transaction, key: str, value: str) -> None:
+    """Store a setting, replacing the previous one."""
+    tx.run(sql.META_SET, (key, value))
+
+
+def delete_setting(tx: Transaction, key: str) -> None:
+    """Delete a setting, if it exists."""
+    tx.run(sql.META_UNSET, (key,))
+
+
+def settings_with_prefix(tx: Transaction, prefix: str) -> list[str]:
+    """Return the settings whose key begins with a prefix."""
+    after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+    return [str(value) for _, value in tx.run(sql.META_PREFIX, (prefix, after))]
