@@ -14,10 +14,11 @@ import pytest
 
 from rota import store
 from rota.errors import Forbidden, InvalidInput, SchedInvalidPayload, StoreUnavailable, Unauthenticated, UnknownPid
-from rota.kernel import Completion, Kernel, ScheduleSpec
+from rota.kernel import Completion, Kernel, RunReport, ScheduleSpec
+from rota.model.events import FleetReloaded
 from rota.rpc import AsyncClient, Client, connect, connect_async, is_remote
-from rota.rpc.client.client import IDLE_MAX, EntryKeys, is_retry_safe
-from rota.rpc.client.connections import ConnectionLost
+from rota.rpc.client.client import IDLE_MAX
+from rota.rpc.client.remote_calls import ConnectionLost, EntryKeys, is_retry_safe
 from rota.rpc.error_codec import to_error_object
 from rota.rpc.jsonrpc import encode_error, encode_result
 from rota.rpc.methods import METHODS
@@ -39,7 +40,8 @@ def test_a_client_and_an_embedded_dispatcher_have_the_same_api(served: Served) -
         for part in PARTS:
             near, far = getattr(embedded, part), getattr(remote, part)
             for verb, method in ((m.verb, m) for m in METHODS.values() if m.part == part):
-                assert inspect.signature(getattr(far, verb)) == inspect.signature(getattr(near, verb)), method.name
+                assert inspect.signature(getattr(far, verb)) == method.signature, method.name
+                assert callable(getattr(near, verb))
         for name, _ in inspect.getmembers(SchedulerApi, inspect.isfunction):
             if not name.startswith("_"):
                 assert callable(getattr(client, name))
@@ -252,9 +254,13 @@ def test_which_calls_are_safe_to_retry() -> None:
     enqueue, many = METHODS["kernel.sched.enqueue"], METHODS["kernel.sched.enqueue_many"]
     assert is_retry_safe(enqueue, keyed)
     assert not is_retry_safe(enqueue, bare)
-    assert not is_retry_safe(many, {"specs": [keyed, bare]})
-    assert is_retry_safe(METHODS["kernel.sched.claim"], {})
-    assert not is_retry_safe(METHODS["kernel.ledger.charge"], {})
+    assert not is_retry_safe(many, many.params([keyed, bare]))
+    claim, turn = METHODS["kernel.sched.claim"], METHODS["kernel.run.turn"]
+    assert is_retry_safe(claim, claim.params("worker"))
+    assert is_retry_safe(turn, turn.params([], "worker"))
+    assert not is_retry_safe(turn, turn.params([RunReport(sched_id=1, token=1)], "worker"))
+    charge = METHODS["kernel.ledger.charge"]
+    assert not is_retry_safe(charge, charge.params(1, "tokens", 1))
     assert len({EntryKeys().add(bare).key for _ in range(100)}) == 100
 
 
@@ -317,6 +323,54 @@ def test_the_async_client_has_the_same_api(served: Served, transport: str) -> No
             async for event in client.follow(0):
                 if event.kind == "kernel.sched.claimed":
                     break
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("transport", ["unix", "http"])
+def test_a_supervisor_can_use_the_async_client(served: Served, transport: str) -> None:
+    options: dict[str, Any] = {} if transport == "unix" else {"token": make_token(served.path, "admin")}
+
+    async def story() -> None:
+        client = connect_async(served.unix if transport == "unix" else served.url, **options)
+        pid = await client.agents.create("agent")
+        sched_id = await client.queue.enqueue(ScheduleSpec(pid))
+        assert (await client.explain(sched_id)).sched_id == sched_id
+        (entry,) = (await client.turn([], "supervisor", 1)).entries
+        assert entry.token is not None
+        await client.supervision.began(sched_id, entry.token, slot="s1", runner="test")
+        await client.supervision.checkpoint(sched_id, entry.token, {"step": 1})
+        turn = await client.turn([RunReport(sched_id=sched_id, token=entry.token)], "supervisor", 0)
+        assert turn.answers == [("dispatched", "completed")]
+        await client.journal.remember("cursor", {"at": 3})
+        assert await client.journal.recall("cursor") == {"at": 3}
+        since = await client.journal.cursor()
+        event_id = await client.journal.record(FleetReloaded(changes={"agents": 1}))
+        assert await client.journal.wait(since, 5.0) == event_id
+        assert [event.event_id async for event in client.journal.follow(since, wait_s=0.05)] == [event_id]
+        last = await client.queue.enqueue(ScheduleSpec(pid))
+        assert [each.sched_id for each in await client.queue.claim(worker_id="w")] == [last]
+        made = await client.tokens.create("ci", "read")
+        assert [line.token_id for line in await client.tokens.list()][-1] == made.line.token_id
+        assert (await client.info())["agent_count"] == 1
+        await client.terminate(pid, "completed")
+        await client.close()
+        with pytest.raises(StoreUnavailable, match="the client is closed"):
+            await client.info()
+
+    asyncio.run(story())
+
+
+def test_a_child_process_does_not_use_the_connection_of_its_parents_async_client(served: Served) -> None:
+    async def story() -> None:
+        async with AsyncClient(served.unix) as client:
+            await client.info()
+            kept = client._pipeline
+            assert kept is not None
+            client._process = os.getpid() + 1  # as after a fork
+            await client.info()
+            assert client._pipeline is not kept
+            await kept.close()
 
     asyncio.run(story())
 

@@ -78,7 +78,7 @@ class Served:
 
     def until_watched(self, sched_id: int) -> None:
         """Wait until a call waits for this entry's end."""
-        results: Any = self.daemon.handlers.kernel.queue._waiters
+        results: Any = self.daemon.handlers.kernel.queue._env.waiters
         self._until(lambda: sched_id in results._waiters)
 
     def until_no_subscriber(self) -> None:

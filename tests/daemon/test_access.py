@@ -130,6 +130,7 @@ def test_a_token_of_one_project_does_not_see_contents_of_another(served: Served,
         entries, total = client.queue.list()
         assert [entry.payload for entry in entries] == [{"secret": "alpha"}, {}]
         assert total == 2
+        assert {str(entry.payload) for entry in client.queue.peek(2)} == {"{'secret': 'alpha'}", "{}"}
         assert client.agents.get(two_projects["beta"]).metadata == {}
         assert [agent.metadata for agent in client.agents.list()[0]] == [{"secret": "alpha"}, {}]
         assert [project.metadata for project in client.projects.list()[0]] == [{"secret": "alpha"}, {}]
@@ -215,13 +216,15 @@ def test_no_secret_is_stored(tmp_path: Path) -> None:
         {"scope": "read", "projects": ()},
         {"scope": "read", "expires_in_s": 0.0},
         {"scope": "read", "name": ""},
+        {"scope": "read", "name": 1},
     ],
 )
 def test_an_invalid_token_request_is_rejected(tmp_path: Path, asked: dict[str, Any]) -> None:
     kernel = Kernel(store.open(str(tmp_path / "rota.db")))
     handlers = RpcHandlers(kernel, Dispatcher(kernel))
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput) as invalid:
         handlers.call("system.token_create", **{"name": "t", **asked})
+    assert invalid.value.field in asked
     assert handlers.call("system.token_list") == []
     handlers.close()
     kernel.store.close()

@@ -18,7 +18,6 @@ from rota.cli import app
 from rota.cli.exit_codes import EXITS
 from rota.errors import CODES, RESERVED
 from rota.fleet.config import tables as fleet_tables
-from rota.fleet.config.reader import describe_type
 from rota.graph.capabilities import IMPLEMENTED, unused_fields
 from rota.graph.diagnostics import CODES as CODES_OF_GRAPHS
 from rota.graph.document import InputLimits
@@ -26,10 +25,13 @@ from rota.graph.spec import LANE_TYPES_V1
 from rota.model.events import EVENT_TYPES
 from rota.model.lifecycle import MACHINES, StateMachine
 from rota.model.reasons import BLOCKING, ORDERING
+from rota.model.value_types import value_type
 from rota.policy import registry
-from rota.rpc.methods import ANY_METHOD, METHODS, Method
+from rota.rpc.methods import ANY_METHOD, METHODS, PROTOCOLS, Method
+from rota.service.api.declaration import declarations
 
 ROOT = Path(__file__).parents[2]
+LINE_MAX = 120  # of source code
 MADE = "<!-- Generated from the code by `./dev docs`; edit the code, not this page. -->\n"
 
 
@@ -130,7 +132,7 @@ def fleet_file() -> Iterator[str]:
         yield "| key | value | default | meaning |\n|---|---|---|---|"
         for field in structs.fields(table):
             description = next(note.description for note in field.type.__metadata__ if note.description)
-            yield f"| `{field.name}` | {describe_type(field.type)} | {_file_default(field)} | {description} |"
+            yield f"| `{field.name}` | {value_type(field.type).describe()} | {_file_default(field)} | {description} |"
         yield ""
 
 
@@ -299,6 +301,30 @@ def _answer(result: Any) -> str:
     return fields.replace("\\|", "|")
 
 
+def client_parts() -> Iterator[str]:
+    """src/rota/rpc/client/parts.py."""
+    yield '"""The functions of each part of the API, for both clients: one line for each declared method.\n'
+    yield "Generated from the declarations by `./dev docs`; edit the declarations, not this file."
+    yield '"""\n'
+    yield "from __future__ import annotations\n"
+    yield "from rota.rpc.client.senders import AsyncRemotePart, RemotePart, sent, sent_async"
+    for module in ("rota.rpc.server_api", "rota.service.api"):
+        names = [each.__name__ for each in PROTOCOLS.values() if each.__module__.startswith(module)]
+        yield _import(module, sorted(names))
+    for kind, sender in (("", "sent"), ("Async", "sent_async")):
+        for part, protocol in PROTOCOLS.items():
+            yield f"\n\nclass {kind}{part.capitalize()}Part({kind}RemotePart):"
+            yield f'    """{_first_line(protocol)}"""\n'
+            for declaration in declarations(protocol):
+                yield f"    {declaration.verb} = {sender}({protocol.__name__}.{declaration.verb})"
+    yield ""
+
+
+def _import(module: str, names: list[str]) -> str:
+    line = f"from {module} import {', '.join(names)}"
+    return line if len(line) <= LINE_MAX else f"from {module} import (\n    " + ",\n    ".join(names) + ",\n)"
+
+
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/state-machines.md": state_machines,
     "docs/reference/errors.md": errors,
@@ -309,6 +335,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/reference/graph.md": graph,
     "docs/reference/cli.md": cli,
     "docs/reference/rpc.md": rpc,
+    "src/rota/rpc/client/parts.py": client_parts,
 }
 
 

@@ -77,8 +77,71 @@ def test_an_invalid_request_has_its_own_error(body: Any, code: int, ident: Any) 
 def test_a_bad_structure_names_class_and_field(params: dict[str, Any]) -> None:
     call = rejected(request(params=params))
     field = "more" if "more" in params else "sched_id"
-    assert f"EntryIdParams.{field}" in call.error.message
+    assert f"SchedGetParams.{field}" in call.error.message
     assert call.error.data["field"] == field
+
+
+ENQUEUE = "kernel.sched.enqueue"
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "message", "field"),
+    [
+        (ENQUEUE, [1], "params: expected a JSON object, found a list", None),
+        (ENQUEUE, {}, "ScheduleSpec.pid: required field is missing; expected a whole number", "pid"),
+        (ENQUEUE, {"pid": "x"}, 'ScheduleSpec.pid: expected a whole number, found "x"', "pid"),
+        (ENQUEUE, {"pid": 1, "kind": 1}, "ScheduleSpec.kind: expected a string, found 1", "kind"),
+        (ENQUEUE, {"pid": 1, "prioritt": 1}, "prioritt: unknown field; did you mean 'priority'?", "prioritt"),
+        (ENQUEUE, {"pid": 1, "backoff": {"x": 1}}, "backoff.x: unknown field; valid fields: base_s,", "backoff.x"),
+        (ENQUEUE, {"pid": 1, "on_failed": "x"}, 'on_failed: expected one of cancel, run, hold, found "x"', "on_failed"),
+        (ENQUEUE, {"pid": 1, "expected": {"a": None}}, "expected.a: expected a whole number, found null", "expected.a"),
+        ("kernel.sched.heartbeat_many", {"claims": [[1, 2], [1, "x"]]}, "expected a whole number", "claims[1][1]"),
+        ("kernel.agent.update", {"pid": 1, "weight": None}, "weight: expected a whole number, found null", "weight"),
+        ("kernel.context.resolve", {"handle": 1}, "expected a list (slot, generation), found 1", "handle"),
+        ("kernel.context.resolve", {"handle": [1]}, "generation: required field is missing", "handle.generation"),
+        ("kernel.ledger.budgets", {"x": 1}, "LedgerBudgetsParams.x: unknown field; valid fields: none", "x"),
+        ("kernel.sched.complete_many", {"completions": [{"x": 1}]}, "field is missing", "completions[0].sched_id"),
+    ],
+)
+def test_the_message_says_what_is_expected(method: str, params: Any, message: str, field: str | None) -> None:
+    error = rejected(request(method, params)).error
+    assert f": {method}: " in error.message
+    assert message in error.message
+    assert error.data.get("field") == field
+
+
+@pytest.mark.parametrize(
+    "params", [b'{"sched_id":"x","sched_id":1}', b'{"sched_id":"\xff"}', b'{"sched_id":%s}' % (b"9" * 5_000)]
+)
+def test_params_that_only_the_decoder_can_refuse_get_an_error_too(params: bytes) -> None:
+    error = rejected(b'{"jsonrpc":"2.0","id":1,"method":"kernel.sched.get","params":%s}' % params).error
+    assert (error.code, error.message[:39]) == (-32602, "InvalidInput: kernel.sched.get: params:")
+
+
+def test_a_number_too_large_for_a_float_is_named() -> None:
+    error = rejected(b'{"jsonrpc":"2.0","id":1,"method":"kernel.sched.gc_expired","params":{"now":1e400}}').error
+    assert error.data["field"] == "now"
+
+
+FIELDS = sorted({name for method in METHODS.values() for name in (*method.params.__struct_fields__, "x", "exit_kind")})
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["", "x", "failed", "cancel", "PROTECT"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(st.data())
+def test_refused_params_name_a_field_in_words_of_rota(data: st.DataObject) -> None:
+    method = data.draw(st.sampled_from(list(METHODS.values())))
+    names = st.sampled_from([*method.params.__struct_fields__, "x"])
+    call = one(request(method.name, data.draw(values | st.dictionaries(names, values, max_size=6))))
+    if isinstance(call, RejectedCall):
+        error = from_error_object(call.error)
+        assert isinstance(error, errors.InvalidInput)
+        assert error.data.get("field") or f"{method.name}: params: " in error.message
+        assert "`" not in error.message, "a message of msgspec"
 
 
 def test_a_bad_value_names_class_and_field() -> None:

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata, util
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 from rota.cli.connection import is_file, open_file
 from rota.cli.output import now, span
 from rota.errors import RotaError
-from rota.host import detect
+from rota.host import Capabilities, detect
 from rota.kernel import Kernel
 from rota.policy import make, names
 from rota.store import SQLITE_OLDEST
@@ -160,17 +159,16 @@ def _work(part: str, kernel: Kernel) -> Iterator[Finding]:
 
 
 def _platform(_: str) -> Iterator[Finding]:
-    part = "platform"
-    linux = sys.platform == "linux"
-    fix = "" if linux else "The queue works; process control needs Linux."
-    yield Finding(part, "good" if linux else "note", f"{platform.system()} {platform.release()}", fix)
-    yield Finding(part, "good", f"{len(os.sched_getaffinity(0)) if linux else os.cpu_count()} cores")
-
-
-def _controls(_: str) -> Iterator[Finding]:
-    """What this machine lets rota do with processes, found by trying."""
-    part = "controls"
+    """The system, and what it lets rota do with processes, found by trying."""
     found = detect()
+    linux = found.system == "Linux"
+    fix = "" if linux else "The queue works; process control needs Linux."
+    yield Finding("platform", "good" if linux else "note", f"{found.system} {found.kernel}", fix)
+    yield Finding("platform", "good", f"{len(found.cores)} cores")
+    yield from _controls("controls", found)
+
+
+def _controls(part: str, found: Capabilities) -> Iterator[Finding]:
     for offer in found.offers:
         words = f"{offer.name}: {offer.for_what}"
         yield Finding(part, "good", words) if offer.works else Finding(part, "note", f"no {words}", offer.why_not)
@@ -180,4 +178,4 @@ def _controls(_: str) -> Iterator[Finding]:
     yield Finding(part, "good" if holds and not missing else "note", words, missing)
 
 
-_PARTS: tuple[Part, ...] = (_installation, _store, _platform, _controls)
+_PARTS: tuple[Part, ...] = (_installation, _store, _platform)

@@ -7,28 +7,17 @@ from typing import Annotated, Literal
 import typer
 
 from rota.cli.options import STORE, AsJson, Store
+from rota.cli.registers import register_group
 
 __all__ = ["ledger"]
 
-ledger = typer.Typer(help="Grants and usage of agents; budgets of projects.", no_args_is_help=True)
+ledger = typer.Typer(
+    help="Grants and usage of agents; budgets of projects.", no_args_is_help=True, cls=register_group("ledger")
+)
 
 AgentName = Annotated[str, typer.Argument(help="The agent, by pid or name.")]
 Dim = Annotated[str, typer.Argument(help="The dimension: tokens, cost_micro, …")]
 Amount = Annotated[int, typer.Argument(min=0, help="The amount.")]
-
-_LINES = {"agent": "pid", "dimension": "dim", "used": "used", "granted": "granted", "limit": "hard_limit"}
-
-
-@ledger.command()
-def show(agent: AgentName, store: Store = STORE, as_json: AsJson = False) -> None:
-    """Show an agent's grants and usage."""
-    from rota.cli.arguments import pid_of
-    from rota.cli.connection import open_api
-    from rota.cli.output import print_page
-
-    with open_api(store) as api:
-        lines = api.ledger.get(pid_of(api, agent))
-    print_page("lines", (lines, len(lines)), _LINES, as_json=as_json)
 
 
 @ledger.command()
@@ -36,7 +25,8 @@ def grant(agent: AgentName, dim: Dim, amount: Amount, store: Store = STORE, as_j
     """Set an agent's total grant in one dimension."""
     from rota.cli.arguments import pid_of
     from rota.cli.connection import open_api
-    from rota.cli.output import print_page
+    from rota.cli.results import print_result
+    from rota.model import LedgerLine
 
     with open_api(store) as api:
         pid = pid_of(api, agent)
@@ -45,7 +35,7 @@ def grant(agent: AgentName, dim: Dim, amount: Amount, store: Store = STORE, as_j
         else:
             api.ledger.create(pid, {dim: amount})
         lines = api.ledger.get(pid)
-    print_page("lines", (lines, len(lines)), _LINES, as_json=as_json)
+    print_result(lines, list[LedgerLine], as_json=as_json)
 
 
 @ledger.command()
@@ -53,48 +43,14 @@ def charge(agent: AgentName, dim: Dim, amount: Amount, store: Store = STORE, as_
     """Charge usage outside a run, at every level."""
     from rota.cli.arguments import pid_of
     from rota.cli.connection import open_api
-    from rota.cli.output import print_page
+    from rota.cli.results import print_result
+    from rota.model import LedgerLine
 
     with open_api(store) as api:
         pid = pid_of(api, agent)
         api.ledger.charge(pid, dim, amount)
         lines = api.ledger.get(pid)
-    print_page("lines", (lines, len(lines)), _LINES, as_json=as_json)
-
-
-@ledger.command()
-def refund(agent: AgentName, dim: Dim, amount: Amount, store: Store = STORE, as_json: AsJson = False) -> None:
-    """Refund usage, at every level; at most what was used."""
-    from rota.cli.arguments import pid_of
-    from rota.cli.connection import open_api
-    from rota.cli.output import print_page
-
-    with open_api(store) as api:
-        lines = [api.ledger.refund(pid_of(api, agent), dim, amount)]
-    print_page("lines", (lines, len(lines)), _LINES, as_json=as_json)
-
-
-@ledger.command()
-def breached(store: Store = STORE, as_json: AsJson = False) -> None:
-    """List agents that exceeded a grant."""
-    from rota.cli.connection import open_api
-    from rota.cli.output import print_page
-
-    with open_api(store) as api:
-        lines = api.ledger.list_breached()
-    print_page("lines", (lines, len(lines)), _LINES, as_json=as_json)
-
-
-@ledger.command()
-def budgets(store: Store = STORE, as_json: AsJson = False) -> None:
-    """List project and global budgets per rolling window."""
-    from rota.cli.connection import open_api
-    from rota.cli.output import print_page
-
-    with open_api(store) as api:
-        lines = api.ledger.budgets()
-    names = {"level": "level", "owner": "owner", "dimension": "dim", "used": "used", "reserved": "reserved"}
-    print_page("budgets", (lines, len(lines)), names | {"limit": "limit", "window s": "window_s"}, as_json=as_json)
+    print_result(lines, list[LedgerLine], as_json=as_json)
 
 
 @ledger.command()

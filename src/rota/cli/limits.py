@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from rota.cli.options import STORE, AsJson, Limit, Offset, Store
-
-if TYPE_CHECKING:
-    from rota.model import SchedulingContext
+from rota.cli.options import STORE, AsJson, Store
+from rota.cli.registers import register_group, run_command
 
 __all__ = ["limits"]
 
-limits = typer.Typer(help="Limits per period, shared by name or per agent.", invoke_without_command=True)
+limits = typer.Typer(
+    help="Limits per period, shared by name or per agent.", invoke_without_command=True, cls=register_group("limits")
+)
 
 Id = Annotated[int, typer.Argument(help="The limit id.")]
 Budget = Annotated[int, typer.Option("--budget", min=1, help="The amount per period.")]
@@ -24,17 +24,7 @@ Period = Annotated[str, typer.Option("--period", help="The period: 60s, 1h, 1d."
 def main(context: typer.Context, store: Store = STORE, as_json: AsJson = False) -> None:
     """Limits per period, shared by name or per agent. Without a command: list."""
     if context.invoked_subcommand is None:
-        show_list(store=store, as_json=as_json)
-
-
-@limits.command("list")
-def show_list(limit: Limit = 100, offset: Offset = 0, store: Store = STORE, as_json: AsJson = False) -> None:
-    """List limits by id."""
-    from rota.cli.connection import open_api
-
-    with open_api(store) as api:
-        found = api.contexts.list(limit=limit, offset=offset)
-    _print(found, as_json=as_json)
+        run_command("limits list", store=store, as_json=as_json)
 
 
 @limits.command()
@@ -51,34 +41,27 @@ def create(
     """Create a limit; a named one is shared by its entries."""
     from rota.cli.arguments import pid_of, seconds
     from rota.cli.connection import open_api
+    from rota.cli.results import print_result
+    from rota.model import SchedulingContext
 
     period_s = seconds(period, "period")
     with open_api(store) as api:
         bound_id = str(pid_of(api, key)) if bound_to == "agent" else key
         made = api.contexts.create(bound_to=bound_to, bound_id=bound_id, budget=budget, period_s=period_s, unit=unit)
-    _print([made], as_json=as_json)
-
-
-@limits.command("set")
-def change(context_id: Id, budget: Budget, period: Period, store: Store = STORE, as_json: AsJson = False) -> None:
-    """Change a limit from its next refill on."""
-    from rota.cli.arguments import seconds
-    from rota.cli.connection import open_api
-
-    with open_api(store) as api:
-        changed = api.contexts.adjust(context_id, budget=budget, period_s=seconds(period, "period"))
-    _print([changed], as_json=as_json)
+    print_result(made, SchedulingContext, as_json=as_json)
 
 
 @limits.command()
 def revoke(context_id: Id, store: Store = STORE, as_json: AsJson = False) -> None:
     """Remove a limit."""
     from rota.cli.connection import open_api
+    from rota.cli.results import print_result
+    from rota.model import SchedulingContext
 
     with open_api(store) as api:
         api.contexts.revoke(context_id)
         gone = api.contexts.get(context_id)
-    _print([gone], as_json=as_json)
+    print_result(gone, SchedulingContext, as_json=as_json)
 
 
 @limits.command()
@@ -96,16 +79,3 @@ def throttle(
     with open_api(store) as api:
         until_at = api.contexts.throttle(name, seconds(pause, "pause"))
     print_json({"until_at": until_at}) if as_json else typer.echo(f"{name}: resumes {when(until_at, now())}")
-
-
-def _print(found: list[SchedulingContext], *, as_json: bool) -> None:
-    from rota.cli.output import print_json, print_table
-
-    if as_json:
-        print_json({"limits": found})
-        return
-    rows = [
-        (each.context_id, each.bound_to, each.bound_id, each.unit, each.remaining, each.budget, each.state)
-        for each in found
-    ]
-    print_table(("limit", "bound to", "name", "unit", "left", "budget", "state"), rows, empty="no limits")

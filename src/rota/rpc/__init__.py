@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rota.rpc.handlers import RpcHandlers
     from rota.rpc.methods import METHODS, PROTOCOL, SCOPES, Method
     from rota.rpc.openrpc import openrpc_document
-    from rota.rpc.results.system import TokenLine
+    from rota.rpc.server_api import TokenLine
 
 __all__ = [
     "METHODS",
@@ -66,6 +66,6 @@ __getattr__ = exports(
         "handlers": ("RpcHandlers",),
         "methods": ("METHODS", "PROTOCOL", "SCOPES", "Method"),
         "openrpc": ("openrpc_document",),
-        "results.system": ("TokenLine",),
+        "server_api": ("TokenLine",),
     },
 )

@@ -1,7 +1,8 @@
 """Authorization: the principal behind a call, and what it may do and see.
 
-A principal has one scope, which includes all lower ones (`methods.py`). It may be bound to projects: then it can only
-enqueue into those, and of the entries, agents and events of other projects it sees the state but not the contents.
+A principal has one scope, which includes all lower ones (`service/api/declaration.py`). It may be bound to projects:
+then it can only enqueue into those, and of the entries, agents and events of other projects it sees the state but not
+the contents.
 """
 
 from __future__ import annotations
@@ -15,15 +16,8 @@ from rota.errors import Forbidden
 from rota.model.events import Event
 from rota.model.explanation import Explanation
 from rota.model.work import Agent, Project, ReadyEntry, Workspace
-from rota.rpc.methods import METHODS, SCOPES, Method, Scope
-from rota.rpc.results.accounts import (
-    AgentListResult,
-    AgentPageResult,
-    ProjectPageResult,
-    WorkspacesResult,
-)
-from rota.rpc.results.entries import EntryPageResult
-from rota.rpc.results.system import EventsResult
+from rota.rpc.methods import SCOPES, Method, Scope
+from rota.rpc.results import EventsResult
 
 __all__ = ["BOUND_SCOPES", "AgentProjects", "Principal", "authorize", "redact", "required_scope"]
 
@@ -48,18 +42,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return self.projects is None or project_id in self.projects
 
 
-_DEFAULTS = {
-    (method.name, field.name): field.default
-    for method in METHODS.values()
-    for field in msgspec.structs.fields(method.params)
-    if field.name in method.operate_fields
-}
-
-
 def required_scope(method: Method, params: Any) -> Scope:
     """Return the scope that a call needs: the method's own, or `operate` if it sets one of the `operate_fields`."""
-    for field in method.operate_fields:
-        if getattr(params, field) != _DEFAULTS[method.name, field]:
+    for field, default in method.operate_defaults.items():
+        if getattr(params, field) != default:
             return "operate" if _RANK["operate"] > _RANK[method.scope] else method.scope
     return method.scope
 
@@ -102,14 +88,16 @@ def redact(result: Any, principal: Principal, projects: AgentProjects) -> Any:
         return EventsResult([_redact_event(each, principal, projects) for each in result.events], result.next_cursor)
     if isinstance(result, Explanation):  # the reasons are public, the history is not
         return result if principal.sees(projects.project_of(result.pid)) else msgspec.structs.replace(result, story=())
-    redact_one = _REDACTORS.get(type(result))
-    if redact_one is not None:
-        return redact_one(result, principal)
-    field = _LIST_FIELDS.get(type(result))
-    if field is None:
-        return result
-    redacted = [_REDACTORS[type(each)](each, principal) for each in getattr(result, field)]
-    return msgspec.structs.replace(result, **{field: redacted})
+    if type(result) in _REDACTORS or not isinstance(result, msgspec.Struct):
+        return _redact_one(result, principal)
+    lists = {name: value for name in result.__struct_fields__ if isinstance(value := getattr(result, name), list)}
+    redacted = {name: [_redact_one(each, principal) for each in value] for name, value in lists.items()}
+    return msgspec.structs.replace(result, **redacted)
+
+
+def _redact_one(value: Any, principal: Principal) -> Any:
+    redactor = _REDACTORS.get(type(value))
+    return value if redactor is None else redactor(value, principal)
 
 
 def _redact_entry(entry: ReadyEntry, principal: Principal) -> ReadyEntry:
@@ -141,11 +129,4 @@ _REDACTORS: dict[type, Callable[[Any, Principal], Any]] = {
     Agent: _redact_agent,
     Project: _redact_project,
     Workspace: _redact_workspace,
-}
-_LIST_FIELDS: dict[type, str] = {
-    EntryPageResult: "entries",
-    AgentPageResult: "agents",
-    AgentListResult: "agents",
-    ProjectPageResult: "projects",
-    WorkspacesResult: "workspaces",
 }

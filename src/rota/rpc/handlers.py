@@ -16,14 +16,13 @@ from rota.errors import Forbidden, InvalidInput, InvalidPayload, StoreCorrupt
 from rota.kernel import Kernel
 from rota.kernel.journal import append
 from rota.model.event_codec import decode
-from rota.model.events import AccessDenied, Event, OperatorActed
+from rota.model.events import AccessDenied, OperatorActed
 from rota.model.explanation import Explanation
-from rota.model.work import ScheduleSpec
 from rota.rpc.authorization import AgentProjects, Principal, authorize, redact
-from rota.rpc.methods import METHODS, PROTOCOL, Method, Scope
+from rota.rpc.jsonrpc import params_error
+from rota.rpc.methods import METHODS, PROTOCOL, Method, Parts, Scope
 from rota.rpc.openrpc import openrpc_document
-from rota.rpc.params.entries import EnqueueManyParams, EnqueueUniqueParams
-from rota.rpc.results.system import HelloResult
+from rota.rpc.server_api import Hello
 from rota.rpc.tokens import AccessTokens
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
@@ -45,24 +44,24 @@ class RpcHandlers:
         self._store = store
         self._rota_version = rota_version
         self._agent_projects = AgentProjects(kernel.agents.get)
-        parts: dict[str, Any] = {
-            "queue": kernel.queue,
-            "agents": kernel.agents,
-            "ledger": kernel.ledger,
-            "contexts": kernel.contexts,
-            "projects": kernel.projects,
-            "journal": kernel.journal,
-            "supervision": kernel.supervision,
-            "retention": kernel.retention,
-            "kernel": kernel,
-            "dispatcher": dispatcher,
-            "tokens": self.tokens,
-            "handlers": self,
-        }
+        self.terminate, self.info = kernel.terminate, kernel.info
+        parts = Parts(
+            queue=kernel.queue,
+            claims=dispatcher,
+            system=self,
+            supervision=kernel.supervision,
+            agents=kernel.agents,
+            ledger=kernel.ledger,
+            projects=kernel.projects,
+            contexts=kernel.contexts,
+            journal=kernel.journal,
+            retention=kernel.retention,
+            tokens=self.tokens,
+            server=self,
+        )
         self._functions: dict[str, Callable[..., Any]] = {
-            name: getattr(parts[method.part], method.verb) for name, method in METHODS.items()
+            name: getattr(getattr(parts, method.part), method.verb) for name, method in METHODS.items()
         }
-        self._functions["kernel.event.tail"] = self._tail
 
     # --- executing -------------------------------------------------------------------------------
 
@@ -73,8 +72,8 @@ class RpcHandlers:
             raise InvalidInput(f"unknown method {name!r}", field="method")
         try:
             given = params if isinstance(params, method.params) else msgspec.convert(params or {}, method.params)
-        except msgspec.ValidationError as error:
-            raise error.__cause__ if isinstance(error.__cause__, InvalidInput) else InvalidInput(str(error)) from error
+        except msgspec.ValidationError as refusal:
+            raise params_error(method, params or {}, refusal) from refusal
         try:
             return self.execute(method, given, principal)
         except Forbidden as denied:
@@ -114,19 +113,14 @@ class RpcHandlers:
 
     def _written_projects(self, params: Any) -> set[str | None]:
         """Return the projects that a call writes into. No cache: this may run in a transaction that rolls back."""
-        if isinstance(params, ScheduleSpec):
-            pids = {params.pid}
-        elif isinstance(params, EnqueueManyParams):
-            pids = {spec.pid for spec in params.specs}
-        elif isinstance(params, EnqueueUniqueParams):
-            pids = {params.spec.pid}
-        else:
+        if hasattr(params, "sched_id"):
             return {self.kernel.queue.get(params.sched_id).project_id}
-        return {self.kernel.agents.get(pid).project_id for pid in pids}
+        specs = params.specs if hasattr(params, "specs") else [getattr(params, "spec", params)]
+        return {self.kernel.agents.get(spec.pid).project_id for spec in specs}
 
     # --- methods that the kernel does not implement ----------------------------------------------
 
-    def hello(self, protocol: int, client: str, principal: Principal) -> HelloResult:  # noqa: ARG002  # logged by the server
+    def hello(self, protocol: int, client: str = "", principal: Principal = LOCAL) -> Hello:  # noqa: ARG002  # logged by the server
         """Return the server's versions and the caller's rights, if both use the same protocol version."""
         if protocol != PROTOCOL:
             hint = "Install the same version of rota on both sides."
@@ -134,7 +128,7 @@ class RpcHandlers:
                 f"the server uses protocol {PROTOCOL}, the client {protocol}", field="protocol", hint=hint
             )
         projects = None if principal.projects is None else tuple(sorted(principal.projects))
-        return HelloResult(
+        return Hello(
             rota_version=self._rota_version,
             protocol=PROTOCOL,
             store=self._store if principal.may("operate") else "",
@@ -159,16 +153,6 @@ class RpcHandlers:
         except StoreCorrupt as unknown:
             raise InvalidPayload(unknown.message, field="kind") from unknown
         return self.kernel.journal.record(fact, pid=pid)
-
-    def _tail(self, since: int, limit: int, pid: int | None, kinds: tuple[str, ...], wait_s: float) -> list[Event]:
-        journal = self.kernel.journal
-        events = journal.tail(since, limit, pid=pid, kinds=kinds)
-        if events or wait_s <= 0:
-            return events
-        for _ in journal.follow(since, wait_s=wait_s):
-            if events := journal.tail(since, limit, pid=pid, kinds=kinds):
-                break
-        return events
 
     # --- audit events ----------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from rota.errors import InvalidInput, LimitExceeded, RotaError
+from rota.model.struct_reader import first_problem
 from rota.rpc.error_codec import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
@@ -36,7 +37,7 @@ __all__ = [
     "encode_call",
     "encode_error",
     "encode_result",
-    "value_error",
+    "params_error",
 ]
 
 BODY_BYTES_MAX = 4 * 1024 * 1024  # of one request or batch
@@ -87,7 +88,7 @@ class RejectedCall(NamedTuple):
 
 _request = msgspec.json.Decoder(_Request)
 _batch = msgspec.json.Decoder(list[Raw])
-_params = {name: msgspec.json.Decoder(method.params) for name, method in METHODS.items()}
+_any = msgspec.json.Decoder(float_hook=float)  # a number that is too large for a float becomes infinite
 _encoder = msgspec.json.Encoder()
 
 
@@ -149,9 +150,9 @@ def _decode_call(body: bytes) -> RpcCall | RejectedCall:
     if method is None:
         return RejectedCall(ident, ErrorObject(METHOD_NOT_FOUND, f"unknown method {name!r}", {"method": name}), name)
     try:
-        return RpcCall(ident, method, _params[name].decode(request.params))
+        return RpcCall(ident, method, method.params_decoder.decode(request.params))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return RejectedCall(ident, to_error_object(_params_error(method, error)), name)
+        return RejectedCall(ident, to_error_object(_raw_params_error(method, request.params, error)), name)
 
 
 def _response_id(ident: Id | UnsetType) -> Id:
@@ -175,24 +176,27 @@ def _id_of(body: bytes) -> Id:
     return ident if isinstance(ident, str | int | float) and not isinstance(ident, bool) else None
 
 
-_FIELD = re.compile(r"`\$\.?([^`]*)`")
-_NAMED = re.compile(r"field `([^`]+)`")
+def _raw_params_error(method: Method, raw: Raw, refusal: Exception) -> RotaError:
+    try:
+        params = _any.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return InvalidInput(f"{method.name}: params: {refusal}")
+    return params_error(method, params, refusal)
 
 
-def _params_error(method: Method, error: Exception) -> RotaError:
-    """Return the error for invalid parameters: the struct's own for a bad value, `InvalidInput` for a bad structure."""
-    if isinstance(error.__cause__, RotaError):
-        return error.__cause__
-    text = str(error)
-    named, at = _NAMED.search(text), _FIELD.search(text)
-    field = ".".join(part for part in (at[1] if at else "", named[1] if named else "") if part)
-    struct = method.params.__name__
-    kind = value_error(method) if text.startswith("Invalid enum value") else InvalidInput
-    where = f"{method.name}: {struct}.{field}" if field else f"{method.name}: {struct}"
-    return kind(f"{where}: {text}", field=field or None)
+def params_error(method: Method, params: Any, refusal: Exception) -> RotaError:
+    """Return the error for parameters that msgspec refused: that of a struct's own check, or the first wrong field."""
+    if isinstance(refusal.__cause__, RotaError):
+        return refusal.__cause__
+    problem = first_problem(method.params, params)
+    if problem is None or not problem.path:
+        return InvalidInput(f"{method.name}: params: {problem or refusal}")
+    error = _value_error(method) if problem.is_choice else InvalidInput
+    where = f"{method.params.__name__}.{problem.path}"
+    return error(f"{method.name}: {where}: {problem.message}", field=problem.path)
 
 
-def value_error(method: Method) -> type[InvalidInput]:
+def _value_error(method: Method) -> type[InvalidInput]:
     """Return the error class with which the method rejects a value that is not allowed."""
     own = [kind for kind in method.errors if issubclass(kind, InvalidInput)]
     return own[-1] if own else InvalidInput
@@ -225,7 +229,6 @@ class _SentRequest(msgspec.Struct, frozen=True):
 
 
 _response = msgspec.json.Decoder(_Response)
-_results = {name: msgspec.json.Decoder(method.codec.result) for name, method in METHODS.items()}
 
 
 def encode_call(ident: int, method: Method, params: Any) -> bytes:
@@ -233,7 +236,7 @@ def encode_call(ident: int, method: Method, params: Any) -> bytes:
     try:
         return _encoder.encode(_SentRequest(ident, method.name, params))
     except (TypeError, ValueError, RecursionError) as problem:
-        raise value_error(method)(f"{method.name}: a value is not JSON: {problem}") from problem
+        raise _value_error(method)(f"{method.name}: a value is not JSON: {problem}") from problem
 
 
 def decode_result(method: Method, body: bytes) -> Any:
@@ -243,4 +246,4 @@ def decode_result(method: Method, body: bytes) -> Any:
         raise from_error_object(response.error)
     if response.result is UNSET:
         raise RotaError("the daemon's response has neither a result nor an error")
-    return method.codec.unpack(_results[method.name].decode(response.result))
+    return method.codec.unpack(method.result_decoder.decode(response.result))

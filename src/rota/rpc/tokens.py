@@ -18,13 +18,13 @@ import msgspec
 from rota.errors import InvalidInput, Unauthenticated, UnknownRequest
 from rota.kernel import Kernel
 from rota.kernel.journal import append
+from rota.kernel.settings import read_setting, settings_with_prefix, write_setting
 from rota.model.checks import Checks
 from rota.model.events import TokenChanged
 from rota.rpc.authorization import BOUND_SCOPES, Principal
 from rota.rpc.methods import SCOPES
-from rota.rpc.results.system import CreateTokenResult, TokenLine
+from rota.rpc.server_api import CreatedToken, TokenLine
 from rota.store import Transaction
-from rota.store.statements import file as sql
 
 __all__ = ["TOKENS_MAX", "AccessTokens"]
 
@@ -65,7 +65,7 @@ class AccessTokens:
         scope: str,
         projects: tuple[str, ...] | None = None,
         expires_in_s: float | None = None,
-    ) -> CreateTokenResult:
+    ) -> CreatedToken:
         """Create a token. The returned secret is not stored and cannot be shown again."""
         _checks.text("name", name)
         _checks.one_of("scope", scope, SCOPES)
@@ -84,14 +84,14 @@ class AccessTokens:
         )
 
         def work(tx: Transaction) -> None:
-            if len(tx.run(sql.META_PREFIX, _key_range())) >= TOKENS_MAX:
+            if len(settings_with_prefix(tx, _PREFIX)) >= TOKENS_MAX:
                 problem = f"would be one token too many: a store holds at most {TOKENS_MAX:,}, including revoked ones"
                 raise _checks.refuse("name", problem)
             self._write(tx, _StoredToken(line, _digest(secret)), "created", now)
 
         self._kernel.store.write(work)
         self.forget()
-        return CreateTokenResult(f"rota_{token_id}_{secret}", line)
+        return CreatedToken(f"rota_{token_id}_{secret}", line)
 
     def list(self) -> list[TokenLine]:
         """Return all tokens, oldest first, without their secrets."""
@@ -103,10 +103,10 @@ class AccessTokens:
         now = self._kernel.clock.now()
 
         def work(tx: Transaction) -> TokenLine:
-            rows = tx.run(sql.META_GET, (_PREFIX + token_id,))
-            if not rows:
+            body = read_setting(tx, _PREFIX + token_id)
+            if body is None:
                 raise UnknownRequest(f"no token has id {token_id!r}", token_id=token_id)
-            stored = msgspec.json.decode(rows[0][0], type=_StoredToken)
+            stored = msgspec.json.decode(body, type=_StoredToken)
             if stored.line.revoked_at is not None:
                 return stored.line
             line = msgspec.structs.replace(stored.line, revoked_at=now)
@@ -135,21 +135,17 @@ class AccessTokens:
         return Principal(name=f"token:{token_id}", scope=line.scope, projects=projects, peer=peer)  # type: ignore[arg-type]
 
     def _write(self, tx: Transaction, stored: _StoredToken, verb: Any, now: float) -> None:
-        tx.run(sql.META_SET, (_PREFIX + stored.line.token_id, msgspec.json.encode(stored).decode()))
+        write_setting(tx, _PREFIX + stored.line.token_id, msgspec.json.encode(stored).decode())
         append(tx, TokenChanged(token_id=stored.line.token_id, verb=verb, scope=_scope_list(stored.line)), now=now)
         tx.effects.on_commit.append(self.forget)
 
     def _read(self) -> dict[str, _StoredToken]:
         with self._lock:
             if (cached := self._cache) is None:
-                rows = self._kernel.store.read(lambda tx: tx.run(sql.META_PREFIX, _key_range()))
-                found = [msgspec.json.decode(row[1], type=_StoredToken) for row in rows]
+                bodies = self._kernel.store.read(lambda tx: settings_with_prefix(tx, _PREFIX))
+                found = [msgspec.json.decode(body, type=_StoredToken) for body in bodies]
                 cached = self._cache = {stored.line.token_id: stored for stored in found}
             return cached
-
-
-def _key_range() -> tuple[str, str]:
-    return _PREFIX, _PREFIX[:-1] + chr(ord(_PREFIX[-1]) + 1)
 
 
 def _scope_list(line: TokenLine) -> list[str]:

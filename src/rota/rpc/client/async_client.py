@@ -1,32 +1,23 @@
 """The client for programs with an asyncio event loop.
 
 Over the unix socket it has one connection and sends requests without waiting for earlier responses; ids match responses
-to requests. Over HTTP it calls the synchronous client on threads. Keys, retries and errors are those of that client.
+to requests. Over HTTP it calls the synchronous client on threads. It has the parts and functions of that client as
+coroutine functions, and the same keys, retries and errors.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, cast
+import os
+from typing import Any
 
 import msgspec
 
-from rota.errors import RotaError
-from rota.kernel.agents import Agents
-from rota.kernel.claims import TurnResult
-from rota.kernel.completion import Completion
-from rota.kernel.contexts import Contexts
-from rota.kernel.journal import Journal
-from rota.kernel.ledger import Ledger
-from rota.kernel.projects import Projects
-from rota.kernel.queue import Queue
-from rota.kernel.runs import HeartbeatReply
-from rota.model.events import Event
-from rota.model.work import ReadyEntry, ScheduleSpec
-from rota.rpc.client.client import BACKOFF_S, Client, EntryKeys, is_retry_safe, lost_response, unreachable
-from rota.rpc.client.connections import ConnectionLost
-from rota.rpc.client.remote_parts import POLL_S, remote_methods
+from rota.errors import StoreUnavailable
+from rota.rpc.client import parts
+from rota.rpc.client.client import Client
+from rota.rpc.client.remote_calls import ConnectionLost, RemoteCalls
+from rota.rpc.client.remote_parts import AsyncRemoteJournal, AsyncRemoteQueue
 from rota.rpc.jsonrpc import BODY_BYTES_MAX, decode_result, encode_call
 from rota.rpc.methods import METHODS, PROTOCOL, Method
 
@@ -34,7 +25,6 @@ __all__ = ["AsyncClient"]
 
 RESPONSE_BYTES_MAX = 32 * BODY_BYTES_MAX  # of one line
 _HELLO = METHODS["system.hello"]
-Send = Callable[[Method, Any], Awaitable[Any]]
 
 
 class _Id(msgspec.Struct, frozen=True):
@@ -62,7 +52,7 @@ class _Pipeline:
         except OSError as problem:
             raise ConnectionLost(str(problem), sent=False) from problem
         try:
-            hello = encode_call(0, _HELLO, {"protocol": PROTOCOL, "client": "rota asyncio"})
+            hello = encode_call(0, _HELLO, _HELLO.params(PROTOCOL, "rota asyncio"))
             decode_result(_HELLO, await pipeline.request(0, hello))
         except ConnectionLost as problem:
             raise ConnectionLost(str(problem), sent=False) from problem
@@ -109,27 +99,8 @@ class _Pipeline:
         await asyncio.gather(self._reading, return_exceptions=True)
 
 
-class AsyncPart:
-    """An async proxy for one part of a kernel in another process."""
-
-    def __init__(self, part: str, kind: type, send: Send) -> None:
-        self._send = send
-        self._verbs = remote_methods(part, kind)
-
-    def __getattr__(self, verb: str) -> Any:
-        """Return an async function of this part."""
-        found = self.__dict__.get("_verbs", {}).get(verb)
-        if found is None:
-            raise AttributeError(f"there is no remote function {verb!r}")
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            return await self._send(found.method, found.bind(args, kwargs))
-
-        return call
-
-
-class AsyncClient:
-    """The scheduler API of a daemon, with async functions."""
+class AsyncClient(parts.AsyncClaimsPart, parts.AsyncSystemPart):
+    """The scheduler API of a daemon, with coroutine functions."""
 
     def __init__(
         self,
@@ -140,54 +111,61 @@ class AsyncClient:
         retry_s: float = 30.0,
         keys: bool = True,
     ) -> None:
+        super().__init__(self.send)
         self.address = address
         self._http = http  # called on threads; None: the unix socket
-        self._timeout_s = timeout_s
-        self._retry_s = retry_s
-        self._keys = EntryKeys() if keys else None
+        self._calls = RemoteCalls(address, timeout_s=timeout_s, retry_s=retry_s, keys=keys)
         self._pipeline: _Pipeline | None = None
         self._opening = asyncio.Lock()
-        self._numbers = iter(range(1, 1 << 62))
-        self.queue: Any = AsyncPart("queue", Queue, self._send)
-        self.agents: Any = AsyncPart("agents", Agents, self._send)
-        self.ledger: Any = AsyncPart("ledger", Ledger, self._send)
-        self.contexts: Any = AsyncPart("contexts", Contexts, self._send)
-        self.projects: Any = AsyncPart("projects", Projects, self._send)
-        self.journal: Any = AsyncPart("journal", Journal, self._send)
-
-    # --- calls -----------------------------------------------------------------------------------
+        self._process = os.getpid()
+        self._closed = False
+        self.queue = AsyncRemoteQueue(self.send)
+        self.supervision = parts.AsyncSupervisionPart(self.send)
+        self.agents = parts.AsyncAgentsPart(self.send)
+        self.ledger = parts.AsyncLedgerPart(self.send)
+        self.projects = parts.AsyncProjectsPart(self.send)
+        self.contexts = parts.AsyncContextsPart(self.send)
+        self.journal = AsyncRemoteJournal(self.send)
+        self.retention = parts.AsyncRetentionPart(self.send)
+        self.tokens = parts.AsyncTokensPart(self.send)
+        self.server = parts.AsyncServerPart(self.send)
+        # the most used functions can be called without naming their part
+        self.create_agent = self.agents.create
+        self.enqueue, self.enqueue_many = self.queue.enqueue, self.queue.enqueue_many
+        self.complete, self.complete_many = self.queue.complete, self.queue.complete_many
+        self.heartbeat = self.queue.heartbeat
+        self.get, self.wait = self.queue.get, self.queue.wait
+        self.follow = self.journal.follow
 
     async def call(self, name: str, /, **params: Any) -> Any:
         """Call a method by its name on the wire."""
-        return await self._send(METHODS[name], params)
+        return await self.send(METHODS[name], METHODS[name].params(**params))
 
-    async def _send(self, method: Method, params: Any) -> Any:
+    async def send(self, method: Method, params: Any) -> Any:
+        """Send a call and wait for its response."""
         if self._http is not None:
             return await asyncio.to_thread(self._http.send, method, params)
-        if self._keys is not None:
-            params = self._keys.add_to_params(method, params)
-        retry_safe = is_retry_safe(method, params)
-        number = next(self._numbers)
-        body = encode_call(number, method, params)
-        wait_s = params.get("wait_s", 0.0) if isinstance(params, dict) else 0.0
-        give_up_at = asyncio.get_running_loop().time() + self._retry_s
-        for pause_s in _pauses():
+        monotonic = asyncio.get_running_loop().time
+        call = self._calls.make(method, params, monotonic())
+        while True:
             try:
-                async with asyncio.timeout(self._timeout_s + max(0.0, wait_s)):
+                async with asyncio.timeout(call.timeout_s):
                     pipeline = await self._open()
-                    return decode_result(method, await pipeline.request(number, body))
-            except (ConnectionLost, TimeoutError) as lost:
-                sent = not isinstance(lost, ConnectionLost) or lost.sent
-                late = asyncio.get_running_loop().time() + pause_s > give_up_at
-                if sent and not retry_safe:
-                    raise lost_response(self.address, method, lost) from lost
-                if late:
-                    raise unreachable(self.address, lost) from lost
-                await asyncio.sleep(pause_s)
-        raise AssertionError("the pauses never end")
+                    response = await pipeline.request(call.number, call.body)
+            except TimeoutError:
+                lost = ConnectionLost("timed out", sent=True)
+            except ConnectionLost as problem:
+                lost = problem
+            else:
+                return call.result_of(response)
+            await asyncio.sleep(call.pause_after(lost, monotonic()))
 
     async def _open(self) -> _Pipeline:
         async with self._opening:
+            if self._closed:
+                raise StoreUnavailable("the client is closed", hint="Create a new client with `connect_async`.")
+            if self._process != os.getpid():  # a forked child must not use its parent's connection
+                self._pipeline, self._process = None, os.getpid()
             if self._pipeline is None or self._pipeline.lost:
                 if self._pipeline is not None:
                     await self._pipeline.close()
@@ -196,6 +174,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._closed = True
         if self._pipeline is not None:
             await self._pipeline.close()
         if self._http is not None:
@@ -206,66 +185,3 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    # --- scheduler API ---------------------------------------------------------------------------
-
-    async def create_agent(self, name: str, template: str, **settings: Any) -> int:
-        """Create an agent and return its pid."""
-        return cast("int", await self.agents.create(name, template, **settings))
-
-    async def enqueue(self, spec: ScheduleSpec) -> int:
-        """Enqueue an entry."""
-        return cast("int", await self._send(METHODS["kernel.sched.enqueue"], spec))
-
-    async def enqueue_many(self, specs: Sequence[ScheduleSpec]) -> list[int]:
-        """Enqueue many entries in one commit: all or none."""
-        return cast("list[int]", await self.call("kernel.sched.enqueue_many", specs=specs))
-
-    async def claim(self, worker_id: str, max_n: int = 1, *, wait_s: float = 0.0, **options: Any) -> list[ReadyEntry]:
-        """Claim the next entries; while there are none, wait up to `wait_s`."""
-        result = await self.call("kernel.sched.claim", worker_id=worker_id, max_n=max_n, wait_s=wait_s, **options)
-        return cast("list[ReadyEntry]", result)
-
-    async def heartbeat(self, sched_id: int, token: int) -> HeartbeatReply:
-        """Extend a claim."""
-        return cast("HeartbeatReply", await self.call("kernel.sched.heartbeat", sched_id=sched_id, token=token))
-
-    async def complete(self, sched_id: int, exit_kind: str, **options: Any) -> tuple[str, str]:
-        """Complete a run; return its entry's states before and after."""
-        result = await self.call("kernel.sched.complete", sched_id=sched_id, exit_kind=exit_kind, **options)
-        return cast("tuple[str, str]", result)
-
-    async def complete_many(self, completions: Sequence[Completion]) -> list[tuple[str, str] | RotaError]:
-        """Complete many runs in one commit; a rejected one has its error in its place."""
-        result = await self.call("kernel.sched.complete_many", completions=completions)
-        return cast("list[tuple[str, str] | RotaError]", result)
-
-    async def complete_and_claim(
-        self, completions: Sequence[Completion], worker_id: str, max_n: int = 1, **options: Any
-    ) -> TurnResult:
-        """Complete runs and claim the next entries in one commit."""
-        name = "kernel.sched.complete_and_claim"
-        result = await self.call(name, completions=completions, worker_id=worker_id, max_n=max_n, **options)
-        return cast("TurnResult", result)
-
-    async def get(self, sched_id: int) -> ReadyEntry:
-        """Return an entry."""
-        return cast("ReadyEntry", await self.call("kernel.sched.get", sched_id=sched_id))
-
-    async def wait(self, sched_id: int, wait_s: float) -> ReadyEntry:
-        """Wait for an entry to end, and return it."""
-        return cast("ReadyEntry", await self.call("kernel.sched.wait", sched_id=sched_id, wait_s=wait_s))
-
-    async def follow(self, since: int | None = None) -> AsyncIterator[Event]:
-        """Yield events as they are committed, from a cursor or from now on."""
-        cursor = await self.call("kernel.event.cursor") if since is None else since
-        while True:
-            for event in await self.call("kernel.event.tail", since=cursor, wait_s=POLL_S):
-                yield event
-                cursor = event.event_id
-
-
-def _pauses() -> Iterator[float]:
-    yield from BACKOFF_S
-    while True:
-        yield BACKOFF_S[-1]

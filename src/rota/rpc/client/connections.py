@@ -10,22 +10,15 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from rota.errors import DaemonUntrusted, InvalidInput, RotaError, StoreUnavailable
+from rota.rpc.client.remote_calls import ConnectionLost
 from rota.rpc.jsonrpc import decode_result, encode_call
 from rota.rpc.methods import METHODS, PROTOCOL
 
-__all__ = ["Connection", "ConnectionLost", "HttpConnection", "UnixConnection", "tls_context"]
+__all__ = ["Connection", "HttpConnection", "UnixConnection", "tls_context"]
 
 CHUNK_BYTES = 1 << 16
 _HELLO = METHODS["system.hello"]
 _TEMPORARY = (429, 503)
-
-
-class ConnectionLost(Exception):  # never leaves this package
-    """The connection ended before the response came."""
-
-    def __init__(self, reason: str, *, sent: bool) -> None:
-        super().__init__(reason)
-        self.sent = sent  # whether the daemon may have executed the call
 
 
 class Connection(Protocol):
@@ -50,7 +43,7 @@ class UnixConnection:
         try:
             self._socket.settimeout(timeout_s)
             self._socket.connect(path)
-            hello = encode_call(0, _HELLO, {"protocol": PROTOCOL, "client": "rota"})
+            hello = encode_call(0, _HELLO, _HELLO.params(PROTOCOL, "rota"))
             decode_result(_HELLO, self.request(hello, timeout_s))
         except RotaError:
             self._socket.close()

@@ -33,9 +33,6 @@ from rota.rpc.authorization import Principal, authorize
 from rota.rpc.daemon.pending_calls import ChangeWaiters, PendingCall, Reply
 from rota.rpc.handlers import RpcHandlers
 from rota.rpc.methods import METHODS, Method
-from rota.rpc.params.entries import ClaimParams, CompleteAndClaimParams, TurnParams
-from rota.rpc.results import NoResult
-from rota.rpc.results.entries import ClaimResult, CompleteAndClaimResult
 from rota.store import JoinedStore
 from rota.store.requests import PostedWrite
 
@@ -48,6 +45,8 @@ FAST_COMMIT_S = 0.02
 SLOW_DISK_S = 1.0  # how long groups go to the writer thread after a slow commit
 NUDGES_MAX = 10_000  # workers whose nudges are remembered; the oldest is forgotten first
 _log = logging.getLogger("rota.daemon")
+_CLAIM = METHODS["kernel.sched.claim"]
+_TURN = METHODS["kernel.run.turn"]
 
 
 class CallExecutor:
@@ -173,7 +172,7 @@ class CallExecutor:
     def _claim(self, pending: PendingCall) -> None:
         if pending.params.wait_s <= 0:
             self._post(pending, partial(self._handlers.execute, pending.method, pending.params, pending.principal))
-        elif isinstance(pending.params, CompleteAndClaimParams | TurnParams) and _has_ended_runs(pending.params):
+        elif _ended_runs(pending.params):
             without_wait = msgspec.structs.replace(pending.params, wait_s=0.0)
             function = partial(self._handlers.execute, pending.method, without_wait, pending.principal)
             pending.write = self._store.posted_write(function, partial(self._deliver, self._completed, pending))
@@ -185,14 +184,14 @@ class CallExecutor:
         """The runs are completed, durably. If no entry was claimed, wait for one."""
         write = pending.write
         assert write is not None  # noqa: S101  # it was posted
-        result: CompleteAndClaimResult | None = write.value
+        result = write.value
         if result is None or result.entries or pending.gone:
             self._written(pending)
             return
         pending.completed = result
         self._park(pending, pending.params)
 
-    def _park(self, pending: PendingCall, claim: ClaimParams) -> None:
+    def _park(self, pending: PendingCall, claim: Any) -> None:
         worker = claim.worker_id, claim.incarnation
         if worker in self._nudged:  # the nudge came before the claim began to wait
             self._nudged.pop(worker)
@@ -207,13 +206,13 @@ class CallExecutor:
         pending.timer = self._loop.call_later(claim.wait_s, self._store.withdraw, pending.write)
         self._add_to_group(pending.write)
 
-    def _try_claim(self, method: Method, claim: ClaimParams, principal: Principal) -> Any:
+    def _try_claim(self, method: Method, claim: Any, principal: Principal) -> Any:
         """Return the claimed entries; an empty list keeps the posted write parked."""
-        if isinstance(claim, TurnParams):  # its reports are already written
+        if method is _TURN:  # its reports are already written
             without_reports = msgspec.structs.replace(claim, reports=[], wait_s=0.0)
             return self._handlers.execute(method, without_reports, principal).entries
-        plain = ClaimParams(**{name: getattr(claim, name) for name in ClaimParams.__struct_fields__})
-        return self._handlers.execute(METHODS["kernel.sched.claim"], plain, principal).entries
+        plain = _CLAIM.params(**{name: getattr(claim, name) for name in _CLAIM.params.__struct_fields__})
+        return self._handlers.execute(_CLAIM, plain, principal).entries
 
     def _nudge(self, pending: PendingCall) -> None:
         """Make a worker's waiting claim return; if none waits, its next claim does not wait."""
@@ -226,7 +225,7 @@ class CallExecutor:
             if len(self._nudged) >= NUDGES_MAX:
                 self._nudged.pop(next(iter(self._nudged)))
             self._nudged[worker] = None
-        pending.respond(NoResult())
+        pending.respond(pending.method.codec.pack(pending.params, None))
 
     def _claimed(self, pending: PendingCall) -> None:
         write = pending.write
@@ -237,9 +236,9 @@ class CallExecutor:
         self._respond_with(pending, write.value or [])
 
     def _respond_with(self, pending: PendingCall, entries: list[Any]) -> None:
-        completes = isinstance(pending.params, CompleteAndClaimParams | TurnParams)
+        result = pending.method.codec.result
         outcomes = [] if pending.completed is None else pending.completed.answers
-        pending.respond(CompleteAndClaimResult(outcomes, entries) if completes else ClaimResult(entries))
+        pending.respond(result(entries) if pending.method is _CLAIM else result(outcomes, entries))
 
     def withdraw(self, pending: PendingCall) -> None:
         """Give up a call whose connection is lost, if it has not run yet."""
@@ -312,9 +311,9 @@ class CallExecutor:
         self._steppers.shutdown()
 
 
-def _has_ended_runs(params: CompleteAndClaimParams | TurnParams) -> bool:
-    """Return whether the call completes runs, which must be durable before it waits."""
-    return bool(params.reports if isinstance(params, TurnParams) else params.completions)
+def _ended_runs(params: Any) -> Any:
+    """Return the runs that a claim completes, which must be durable before it waits."""
+    return getattr(params, "completions", None) or getattr(params, "reports", None)
 
 
 def _worker_of(params: Any) -> tuple[str, str]:
@@ -323,9 +322,7 @@ def _worker_of(params: Any) -> tuple[str, str]:
 
 def _entry_count(params: Any) -> int:
     """Return how many entries a call may touch."""
-    many = (
-        getattr(params, "specs", None) or getattr(params, "completions", None) or getattr(params, "reports", None) or ()
-    )
+    many = getattr(params, "specs", None) or _ended_runs(params) or ()
     return max(len(many), getattr(params, "max_n", 1))
 
 

@@ -27,9 +27,7 @@ from rota.rpc.daemon.call_executor import CallExecutor
 from rota.rpc.daemon.transport import DaemonLimits
 from rota.rpc.handlers import RpcHandlers
 from rota.rpc.methods import METHODS
-from rota.rpc.params.system import TailParams
-from rota.rpc.results.system import EventsResult
-from rota.store.statements import journal as sql
+from rota.rpc.results import EventsResult
 
 __all__ = ["BATCH", "EventStream", "Subscriber"]
 
@@ -196,7 +194,7 @@ class EventStream:
 
     def _read(self, subscriber: Subscriber, cursor: int) -> list[Event]:
         result: EventsResult = self._handlers.execute(
-            _TAIL, TailParams(since=cursor, limit=BATCH), subscriber.principal
+            _TAIL, _TAIL.params(since=cursor, limit=BATCH), subscriber.principal
         )
         return result.events
 
@@ -204,8 +202,7 @@ class EventStream:
         return self._handlers.kernel.journal.tail(cursor, BATCH)
 
     def _first_and_last(self) -> tuple[int | None, int]:
-        rows = self._handlers.kernel.store.read(lambda tx: tx.run(sql.EVENT_ENDS))
-        return rows[0][0], rows[0][1] or 0
+        return self._handlers.kernel.journal.ends()
 
 
 def _frame(event: Event) -> bytes:

@@ -20,7 +20,6 @@ from rota.errors import RotaError, WaitTimeout
 from rota.rpc.authorization import Principal
 from rota.rpc.handlers import RpcHandlers
 from rota.rpc.methods import Method
-from rota.rpc.results.entries import CompleteAndClaimResult
 from rota.store.requests import PostedWrite
 
 __all__ = ["ChangeWaiters", "Deliver", "PendingCall", "Reply"]
@@ -63,7 +62,7 @@ class PendingCall:
         self.write: PostedWrite[Any] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.unsubscribe: Callable[[], None] | None = None  # from the change it waits for
-        self.completed: CompleteAndClaimResult | None = None  # the runs it completed before it waits for entries
+        self.completed: Any = None  # the result for the runs that it completed before it waits for entries
         self.checking = False  # a check is running
         self.check_again = False  # another check is needed after it
         self.gone = False  # the client is gone

@@ -1,0 +1,335 @@
+"""The functions of each part of the API, for both clients: one line for each declared method.
+
+Generated from the declarations by `./dev docs`; edit the declarations, not this file.
+"""
+
+from __future__ import annotations
+
+from rota.rpc.client.senders import AsyncRemotePart, RemotePart, sent, sent_async
+from rota.rpc.server_api import ServerApi, TokensApi
+from rota.service.api import (
+    AgentsApi,
+    ClaimApi,
+    ContextsApi,
+    JournalApi,
+    LedgerApi,
+    ProjectsApi,
+    QueueApi,
+    RetentionApi,
+    SupervisionApi,
+    SystemApi,
+)
+
+
+class QueuePart(RemotePart):
+    """Entries and their runs."""
+
+    enqueue = sent(QueueApi.enqueue)
+    enqueue_many = sent(QueueApi.enqueue_many)
+    enqueue_unique = sent(QueueApi.enqueue_unique)
+    complete = sent(QueueApi.complete)
+    complete_many = sent(QueueApi.complete_many)
+    heartbeat = sent(QueueApi.heartbeat)
+    heartbeat_many = sent(QueueApi.heartbeat_many)
+    charge = sent(QueueApi.charge)
+    put_back = sent(QueueApi.put_back)
+    cancel = sent(QueueApi.cancel)
+    request_cancel = sent(QueueApi.request_cancel)
+    cancel_where = sent(QueueApi.cancel_where)
+    retry_where = sent(QueueApi.retry_where)
+    change = sent(QueueApi.change)
+    release = sent(QueueApi.release)
+    affinity_wait = sent(QueueApi.affinity_wait)
+    set_affinity_wait = sent(QueueApi.set_affinity_wait)
+    force_claim = sent(QueueApi.force_claim)
+    get = sent(QueueApi.get)
+    counts = sent(QueueApi.counts)
+    wait = sent(QueueApi.wait)
+    gc_expired = sent(QueueApi.gc_expired)
+    gc_dispatched = sent(QueueApi.gc_dispatched)
+    take_over = sent(QueueApi.take_over)
+    upkeep = sent(QueueApi.upkeep)
+    nudge = sent(QueueApi.nudge)
+    peek = sent(QueueApi.peek)
+    retry = sent(QueueApi.retry)
+    list = sent(QueueApi.list)
+
+
+class ClaimsPart(RemotePart):
+    """Claims by a policy."""
+
+    claim = sent(ClaimApi.claim)
+    complete_and_claim = sent(ClaimApi.complete_and_claim)
+    turn = sent(ClaimApi.turn)
+
+
+class SupervisionPart(RemotePart):
+    """State changes of runs together with their agents."""
+
+    began = sent(SupervisionApi.began)
+    checkpoint = sent(SupervisionApi.checkpoint)
+    rest = sent(SupervisionApi.rest)
+    spawn = sent(SupervisionApi.spawn)
+    quarantine = sent(SupervisionApi.quarantine)
+    moved = sent(SupervisionApi.moved)
+    recover = sent(SupervisionApi.recover)
+
+
+class AgentsPart(RemotePart):
+    """Agents."""
+
+    create = sent(AgentsApi.create)
+    get = sent(AgentsApi.get)
+    find = sent(AgentsApi.find)
+    paused = sent(AgentsApi.paused)
+    transition = sent(AgentsApi.transition)
+    update = sent(AgentsApi.update)
+    pause = sent(AgentsApi.pause)
+    resume = sent(AgentsApi.resume)
+    recover = sent(AgentsApi.recover)
+    list = sent(AgentsApi.list)
+
+
+class LedgerPart(RemotePart):
+    """Grants, charges, budgets."""
+
+    create = sent(LedgerApi.create)
+    get = sent(LedgerApi.get)
+    charge = sent(LedgerApi.charge)
+    check = sent(LedgerApi.check)
+    refund = sent(LedgerApi.refund)
+    update_grant = sent(LedgerApi.update_grant)
+    list_breached = sent(LedgerApi.list_breached)
+    set_budget = sent(LedgerApi.set_budget)
+    share_window = sent(LedgerApi.share_window)
+    set_share_window = sent(LedgerApi.set_share_window)
+    budgets = sent(LedgerApi.budgets)
+
+
+class ProjectsPart(RemotePart):
+    """Projects, workspaces, the fleet's pause."""
+
+    create = sent(ProjectsApi.create)
+    get = sent(ProjectsApi.get)
+    update = sent(ProjectsApi.update)
+    constrain = sent(ProjectsApi.constrain)
+    move = sent(ProjectsApi.move)
+    pause_fleet = sent(ProjectsApi.pause_fleet)
+    resume_fleet = sent(ProjectsApi.resume_fleet)
+    fleet_paused_by = sent(ProjectsApi.fleet_paused_by)
+    add_workspace = sent(ProjectsApi.add_workspace)
+    remove_workspace = sent(ProjectsApi.remove_workspace)
+    workspace = sent(ProjectsApi.workspace)
+    workspaces = sent(ProjectsApi.workspaces)
+    list = sent(ProjectsApi.list)
+
+
+class ContextsPart(RemotePart):
+    """Budgets per period, named limits."""
+
+    create = sent(ContextsApi.create)
+    get = sent(ContextsApi.get)
+    adjust = sent(ContextsApi.adjust)
+    revoke = sent(ContextsApi.revoke)
+    resolve = sent(ContextsApi.resolve)
+    charge = sent(ContextsApi.charge)
+    throttle = sent(ContextsApi.throttle)
+    list = sent(ContextsApi.list)
+
+
+class JournalPart(RemotePart):
+    """The journal of events."""
+
+    append = sent(JournalApi.append)
+    tail = sent(JournalApi.tail)
+    remember = sent(JournalApi.remember)
+    recall = sent(JournalApi.recall)
+    cursor = sent(JournalApi.cursor)
+
+
+class SystemPart(RemotePart):
+    """What concerns several parts."""
+
+    terminate = sent(SystemApi.terminate)
+    info = sent(SystemApi.info)
+    explain = sent(SystemApi.explain)
+
+
+class RetentionPart(RemotePart):
+    """Checkpoints and the removal of old rows."""
+
+    checkpoint = sent(RetentionApi.checkpoint)
+    prune = sent(RetentionApi.prune)
+
+
+class TokensPart(RemotePart):
+    """Access tokens, for clients over HTTP."""
+
+    create = sent(TokensApi.create)
+    revoke = sent(TokensApi.revoke)
+    list = sent(TokensApi.list)
+
+
+class ServerPart(RemotePart):
+    """The server itself."""
+
+    record = sent(ServerApi.record)
+    hello = sent(ServerApi.hello)
+    discover = sent(ServerApi.discover)
+
+
+class AsyncQueuePart(AsyncRemotePart):
+    """Entries and their runs."""
+
+    enqueue = sent_async(QueueApi.enqueue)
+    enqueue_many = sent_async(QueueApi.enqueue_many)
+    enqueue_unique = sent_async(QueueApi.enqueue_unique)
+    complete = sent_async(QueueApi.complete)
+    complete_many = sent_async(QueueApi.complete_many)
+    heartbeat = sent_async(QueueApi.heartbeat)
+    heartbeat_many = sent_async(QueueApi.heartbeat_many)
+    charge = sent_async(QueueApi.charge)
+    put_back = sent_async(QueueApi.put_back)
+    cancel = sent_async(QueueApi.cancel)
+    request_cancel = sent_async(QueueApi.request_cancel)
+    cancel_where = sent_async(QueueApi.cancel_where)
+    retry_where = sent_async(QueueApi.retry_where)
+    change = sent_async(QueueApi.change)
+    release = sent_async(QueueApi.release)
+    affinity_wait = sent_async(QueueApi.affinity_wait)
+    set_affinity_wait = sent_async(QueueApi.set_affinity_wait)
+    force_claim = sent_async(QueueApi.force_claim)
+    get = sent_async(QueueApi.get)
+    counts = sent_async(QueueApi.counts)
+    wait = sent_async(QueueApi.wait)
+    gc_expired = sent_async(QueueApi.gc_expired)
+    gc_dispatched = sent_async(QueueApi.gc_dispatched)
+    take_over = sent_async(QueueApi.take_over)
+    upkeep = sent_async(QueueApi.upkeep)
+    nudge = sent_async(QueueApi.nudge)
+    peek = sent_async(QueueApi.peek)
+    retry = sent_async(QueueApi.retry)
+    list = sent_async(QueueApi.list)
+
+
+class AsyncClaimsPart(AsyncRemotePart):
+    """Claims by a policy."""
+
+    claim = sent_async(ClaimApi.claim)
+    complete_and_claim = sent_async(ClaimApi.complete_and_claim)
+    turn = sent_async(ClaimApi.turn)
+
+
+class AsyncSupervisionPart(AsyncRemotePart):
+    """State changes of runs together with their agents."""
+
+    began = sent_async(SupervisionApi.began)
+    checkpoint = sent_async(SupervisionApi.checkpoint)
+    rest = sent_async(SupervisionApi.rest)
+    spawn = sent_async(SupervisionApi.spawn)
+    quarantine = sent_async(SupervisionApi.quarantine)
+    moved = sent_async(SupervisionApi.moved)
+    recover = sent_async(SupervisionApi.recover)
+
+
+class AsyncAgentsPart(AsyncRemotePart):
+    """Agents."""
+
+    create = sent_async(AgentsApi.create)
+    get = sent_async(AgentsApi.get)
+    find = sent_async(AgentsApi.find)
+    paused = sent_async(AgentsApi.paused)
+    transition = sent_async(AgentsApi.transition)
+    update = sent_async(AgentsApi.update)
+    pause = sent_async(AgentsApi.pause)
+    resume = sent_async(AgentsApi.resume)
+    recover = sent_async(AgentsApi.recover)
+    list = sent_async(AgentsApi.list)
+
+
+class AsyncLedgerPart(AsyncRemotePart):
+    """Grants, charges, budgets."""
+
+    create = sent_async(LedgerApi.create)
+    get = sent_async(LedgerApi.get)
+    charge = sent_async(LedgerApi.charge)
+    check = sent_async(LedgerApi.check)
+    refund = sent_async(LedgerApi.refund)
+    update_grant = sent_async(LedgerApi.update_grant)
+    list_breached = sent_async(LedgerApi.list_breached)
+    set_budget = sent_async(LedgerApi.set_budget)
+    share_window = sent_async(LedgerApi.share_window)
+    set_share_window = sent_async(LedgerApi.set_share_window)
+    budgets = sent_async(LedgerApi.budgets)
+
+
+class AsyncProjectsPart(AsyncRemotePart):
+    """Projects, workspaces, the fleet's pause."""
+
+    create = sent_async(ProjectsApi.create)
+    get = sent_async(ProjectsApi.get)
+    update = sent_async(ProjectsApi.update)
+    constrain = sent_async(ProjectsApi.constrain)
+    move = sent_async(ProjectsApi.move)
+    pause_fleet = sent_async(ProjectsApi.pause_fleet)
+    resume_fleet = sent_async(ProjectsApi.resume_fleet)
+    fleet_paused_by = sent_async(ProjectsApi.fleet_paused_by)
+    add_workspace = sent_async(ProjectsApi.add_workspace)
+    remove_workspace = sent_async(ProjectsApi.remove_workspace)
+    workspace = sent_async(ProjectsApi.workspace)
+    workspaces = sent_async(ProjectsApi.workspaces)
+    list = sent_async(ProjectsApi.list)
+
+
+class AsyncContextsPart(AsyncRemotePart):
+    """Budgets per period, named limits."""
+
+    create = sent_async(ContextsApi.create)
+    get = sent_async(ContextsApi.get)
+    adjust = sent_async(ContextsApi.adjust)
+    revoke = sent_async(ContextsApi.revoke)
+    resolve = sent_async(ContextsApi.resolve)
+    charge = sent_async(ContextsApi.charge)
+    throttle = sent_async(ContextsApi.throttle)
+    list = sent_async(ContextsApi.list)
+
+
+class AsyncJournalPart(AsyncRemotePart):
+    """The journal of events."""
+
+    append = sent_async(JournalApi.append)
+    tail = sent_async(JournalApi.tail)
+    remember = sent_async(JournalApi.remember)
+    recall = sent_async(JournalApi.recall)
+    cursor = sent_async(JournalApi.cursor)
+
+
+class AsyncSystemPart(AsyncRemotePart):
+    """What concerns several parts."""
+
+    terminate = sent_async(SystemApi.terminate)
+    info = sent_async(SystemApi.info)
+    explain = sent_async(SystemApi.explain)
+
+
+class AsyncRetentionPart(AsyncRemotePart):
+    """Checkpoints and the removal of old rows."""
+
+    checkpoint = sent_async(RetentionApi.checkpoint)
+    prune = sent_async(RetentionApi.prune)
+
+
+class AsyncTokensPart(AsyncRemotePart):
+    """Access tokens, for clients over HTTP."""
+
+    create = sent_async(TokensApi.create)
+    revoke = sent_async(TokensApi.revoke)
+    list = sent_async(TokensApi.list)
+
+
+class AsyncServerPart(AsyncRemotePart):
+    """The server itself."""
+
+    record = sent_async(ServerApi.record)
+    hello = sent_async(ServerApi.hello)
+    discover = sent_async(ServerApi.discover)

@@ -1,0 +1,131 @@
+"""What both clients do for a call, without I/O: encode it, and decide what happens when an attempt fails.
+
+When a connection is lost, a call that was not sent yet is retried. A call that was sent is retried if that is *safe*:
+it changes nothing, or executing it twice has the effect of once. An enqueue is safe because the client adds a key to
+every entry without one (`keys`), so a retried enqueue creates one entry. A claim is safe because entries in a lost
+response return to the queue when their claim expires. Other calls (a completion, a charge) are not retried; the error
+says that they may have been executed, and the caller can check with `get`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from typing import Any
+
+import msgspec
+
+from rota.errors import SchedInvalidPayload, StoreUnavailable
+from rota.model.work import ScheduleSpec
+from rota.rpc.jsonrpc import decode_result, encode_call
+from rota.rpc.methods import METHODS, Method
+
+__all__ = ["BACKOFF_S", "ConnectionLost", "EntryKeys", "RemoteCall", "RemoteCalls", "is_retry_safe"]
+
+BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # between two attempts; the last one repeats
+
+_ENQUEUE = METHODS["kernel.sched.enqueue"]
+_ENQUEUE_MANY = METHODS["kernel.sched.enqueue_many"]
+_CLAIM = METHODS["kernel.sched.claim"]
+_TURN = METHODS["kernel.run.turn"]
+
+
+class ConnectionLost(Exception):  # never leaves this package
+    """The connection ended before the response came."""
+
+    def __init__(self, reason: str, *, sent: bool) -> None:
+        super().__init__(reason)
+        self.sent = sent  # whether the daemon may have executed the call
+
+
+class EntryKeys:
+    """Adds a unique key to entries without one, so that a retried enqueue creates no second entry."""
+
+    def __init__(self) -> None:
+        self._prefix = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
+
+    def add(self, spec: ScheduleSpec) -> ScheduleSpec:
+        """Return the spec with a key."""
+        if not isinstance(spec, ScheduleSpec):
+            raise SchedInvalidPayload(f"Queue.spec must be a ScheduleSpec, not {type(spec).__name__}", field="spec")
+        if spec.key is not None:
+            return spec
+        return msgspec.structs.replace(spec, key=f"~{self._prefix}-{next(self._numbers)}")
+
+    def add_to_params(self, method: Method, params: Any) -> Any:
+        """Return a call's parameters with keys on the entries it enqueues."""
+        if method is _ENQUEUE:
+            return self.add(params)
+        if method is _ENQUEUE_MANY and isinstance(params.specs, list | tuple):
+            return _ENQUEUE_MANY.params([self.add(spec) for spec in params.specs])
+        return params
+
+
+def is_retry_safe(method: Method, params: Any) -> bool:
+    """Return whether a call may be retried when its response was lost."""
+    if method is _ENQUEUE:
+        return params.key is not None
+    if method is _ENQUEUE_MANY:
+        return all(spec.key is not None for spec in params.specs)
+    return method.retry_safe or method is _CLAIM or (method is _TURN and not params.reports)
+
+
+class RemoteCalls:
+    """Makes the calls of one client."""
+
+    def __init__(self, address: str, *, timeout_s: float, retry_s: float, keys: bool) -> None:
+        self.address = address
+        self.timeout_s = timeout_s  # for a response, in addition to the call's own wait_s
+        self.retry_s = retry_s  # how long an unreachable daemon is retried
+        self._keys = EntryKeys() if keys else None
+        self._numbers = itertools.count(1)
+
+    def make(self, method: Method, params: Any, now: float) -> RemoteCall:
+        """Return a call that begins now."""
+        if self._keys is not None:
+            params = self._keys.add_to_params(method, params)
+        return RemoteCall(self, next(self._numbers), method, params, now)
+
+
+class RemoteCall:
+    """One call: its body, and what to do after a failed attempt. It is told the time and does no I/O."""
+
+    __slots__ = ("_attempts", "_client", "_give_up_at", "_method", "_params", "body", "number", "timeout_s")
+
+    def __init__(self, client: RemoteCalls, number: int, method: Method, params: Any, now: float) -> None:
+        self.number = number
+        self.body = encode_call(number, method, params)
+        self.timeout_s = client.timeout_s + max(0.0, getattr(params, "wait_s", 0.0))
+        self._client = client
+        self._method = method
+        self._params = params
+        self._give_up_at = now + client.retry_s
+        self._attempts = 0
+
+    def result_of(self, response: bytes) -> Any:
+        """Return what the method returned, or raise what it raised."""
+        return decode_result(self._method, response)
+
+    def pause_after(self, lost: ConnectionLost, now: float) -> float:
+        """Return how long to pause before the next attempt, or raise the call's error if there is none."""
+        if lost.sent and not is_retry_safe(self._method, self._params):
+            raise self._response_lost(lost) from lost
+        pause_s = BACKOFF_S[min(self._attempts, len(BACKOFF_S) - 1)]
+        self._attempts += 1
+        if now + pause_s > self._give_up_at:
+            raise self._unreachable(lost) from lost
+        return pause_s
+
+    def _response_lost(self, lost: ConnectionLost) -> StoreUnavailable:
+        text = f"the response to {self._method.name} was lost ({str(lost) or 'timed out'}): it may have been executed"
+        hint = "Check the entry's state before you repeat the call."
+        return StoreUnavailable(text, hint=hint, address=self._client.address)
+
+    def _unreachable(self, lost: ConnectionLost) -> StoreUnavailable:
+        address = self._client.address
+        hint = "Start the daemon with `rota serve`."
+        if address.startswith("http:"):
+            hint += " If it uses TLS, its address begins with https:."
+        text = f"the daemon at {address} cannot be reached: {str(lost) or 'timed out'}"
+        return StoreUnavailable(text, hint=hint, address=address)

@@ -1,0 +1,84 @@
+"""The scheduler API: what producers, workers and supervisors can call.
+
+The dispatcher (in this process) and the client of a daemon both implement it, so the same code runs on either. Each
+part is a protocol, and most of its functions are declared as methods (`declaration.py`); the kernel's parts and the
+client's parts implement the same protocols.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rota.clock import Clock
+from rota.service.api.accounts import AgentsApi, ProjectsApi
+from rota.service.api.budgets import ContextsApi, LedgerApi
+from rota.service.api.entries import QueueApi
+from rota.service.api.runs import ClaimApi, SupervisionApi
+from rota.service.api.system import JournalApi, RetentionApi, SystemApi
+
+__all__ = [
+    "AgentsApi",
+    "ClaimApi",
+    "ContextsApi",
+    "JournalApi",
+    "KernelApi",
+    "LedgerApi",
+    "ProjectsApi",
+    "QueueApi",
+    "RetentionApi",
+    "SchedulerApi",
+    "SupervisionApi",
+    "SystemApi",
+]
+
+
+class KernelApi(Protocol):
+    """The kernel's parts, in this process or in another."""
+
+    @property
+    def agents(self) -> AgentsApi:
+        """Agents."""
+        ...
+
+    @property
+    def queue(self) -> QueueApi:
+        """Entries and runs."""
+        ...
+
+    @property
+    def ledger(self) -> LedgerApi:
+        """Grants, charges, budgets."""
+        ...
+
+    @property
+    def contexts(self) -> ContextsApi:
+        """Budgets per period, named limits."""
+        ...
+
+    @property
+    def projects(self) -> ProjectsApi:
+        """Projects, workspaces, the fleet's pause."""
+        ...
+
+    @property
+    def journal(self) -> JournalApi:
+        """The journal of events."""
+        ...
+
+
+class SchedulerApi(KernelApi, ClaimApi, Protocol):
+    """The kernel's parts, and the functions that claim entries."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock for waiting."""
+        ...
+
+    @property
+    def supervision(self) -> SupervisionApi:
+        """State changes of runs together with their agents."""
+        ...
+
+    def close(self) -> None:
+        """Close the store or the connection."""
+        ...

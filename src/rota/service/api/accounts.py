@@ -1,0 +1,243 @@
+"""The methods for agents and projects."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+from msgspec import UNSET, UnsetType
+
+from rota import errors as e
+from rota.kernel.agents import Recovery
+from rota.kernel.paging import LIST_MAX
+from rota.model.work import WEIGHT_UNIT, Agent, Intent, Project, ProjectConstraint, Workspace
+from rota.service.api.declaration import method
+
+__all__ = ["AgentsApi", "ProjectsApi"]
+
+AgentList: TypeAlias = list[Agent]  # in the class, `list` is a method
+ProjectList: TypeAlias = list[Project]
+_AGENT = (e.UnknownPid, e.InvalidPayload)
+_PROJECT = (e.ProjectUnknown, e.ProjectInvalid)
+
+
+class AgentsApi(Protocol):
+    """Agents."""
+
+    @method(
+        "kernel.agent.create",
+        command="agents create",
+        scope="work",
+        execution="write",
+        result="pid",
+        errors=(e.ProjectUnknown, *_AGENT),
+    )
+    def create(
+        self,
+        name: str,
+        template: str = "callable",
+        *,
+        parent_pid: int | None = None,
+        metadata: dict[str, Any] | None = None,
+        project_id: str | None = None,
+        priority: int = 0,
+        weight: int = WEIGHT_UNIT,
+        intent: Intent = Intent.NEUTRAL,
+        rerunnable: bool = True,
+        max_concurrent: int | None = None,
+        unique: bool = False,
+    ) -> int:
+        """Create an agent; nothing is enqueued."""
+        ...
+
+    @method("kernel.agent.get", command="agents show", scope="read", execution="read", errors=_AGENT)
+    def get(self, pid: int) -> Agent:
+        """Return one agent."""
+        ...
+
+    @method("kernel.agent.find", scope="read", execution="read", result="agents", errors=(e.InvalidPayload,))
+    def find(self, name: str) -> list[Agent]:
+        """Return the living agents of a name, youngest first."""
+        ...
+
+    @method("kernel.agent.paused", scope="read", execution="read", result="agents", errors=(e.InvalidPayload,))
+    def paused(self, by: str, *, limit: int = LIST_MAX) -> list[Agent]:
+        """Return the agents paused by a given person or program."""
+        ...
+
+    @method("kernel.agent.transition", scope="work", execution="write", errors=(e.IllegalTransition, *_AGENT))
+    def transition(self, pid: int, state: str, *, reason: str | None = None, expect: str | None = None) -> Agent:
+        """Move an agent to another state, if its state machine allows it."""
+        ...
+
+    @method(
+        "kernel.agent.update", command="agents set", scope="operate", execution="write", retry_safe=True, errors=_AGENT
+    )
+    def update(
+        self,
+        pid: int,
+        *,
+        priority: int | UnsetType = UNSET,
+        weight: int | UnsetType = UNSET,
+        intent: Intent | UnsetType = UNSET,
+        max_concurrent: int | UnsetType | None = UNSET,
+        metadata: dict[str, Any] | UnsetType = UNSET,
+    ) -> Agent:
+        """Change an agent's priority, weight, intent, max_concurrent or metadata."""
+        ...
+
+    @method("kernel.agent.pause", scope="operate", execution="write", retry_safe=True, errors=_AGENT)
+    def pause(self, pid: int, by: str, reason: str | None = None) -> None:
+        """Pause an agent: its entries are not claimed until it is resumed."""
+        ...
+
+    @method("kernel.agent.resume", scope="operate", execution="write", retry_safe=True, errors=_AGENT)
+    def resume(self, pid: int, by: str) -> None:
+        """Resume a paused agent."""
+        ...
+
+    @method(
+        "kernel.agent.recover",
+        scope="work",
+        execution="write",
+        result="pids",
+        retry_safe=True,
+        errors=(e.InvalidPayload,),
+    )
+    def recover(self, policy: Recovery = "mark-suspended", *, reason: str = "daemon_restart") -> list[int]:
+        """Mark the agents that were running at a crash as suspended or dead."""
+        ...
+
+    @method(
+        "kernel.agent.list",
+        command="agents list",
+        scope="read",
+        execution="read",
+        result=("agents", "total"),
+        errors=(e.InvalidPayload,),
+    )
+    def list(
+        self, *, state: str | None = None, project_id: str | None = None, limit: int = 100, offset: int = 0
+    ) -> tuple[AgentList, int]:
+        """Return a page of agents by pid, and the number of matches."""
+        ...
+
+
+class ProjectsApi(Protocol):
+    """Projects, workspaces, the fleet's pause."""
+
+    @method(
+        "kernel.project.create",
+        command="projects create",
+        scope="operate",
+        execution="write",
+        errors=(e.ProjectExists, e.ProjectInvalid),
+    )
+    def create(
+        self,
+        project_id: str,
+        *,
+        name: str | None = None,
+        weight: int = WEIGHT_UNIT,
+        max_concurrent: int | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Project:
+        """Create a project."""
+        ...
+
+    @method("kernel.project.get", command="projects show", scope="read", execution="read", errors=_PROJECT)
+    def get(self, project_id: str) -> Project:
+        """Return one project."""
+        ...
+
+    @method(
+        "kernel.project.update",
+        command="projects set",
+        scope="operate",
+        execution="write",
+        retry_safe=True,
+        errors=_PROJECT,
+    )
+    def update(
+        self,
+        project_id: str,
+        *,
+        name: str | UnsetType = UNSET,
+        weight: int | UnsetType = UNSET,
+        max_concurrent: int | UnsetType | None = UNSET,
+        metadata: dict[str, Any] | UnsetType = UNSET,
+    ) -> Project:
+        """Change a project's name, weight, max_concurrent or metadata."""
+        ...
+
+    @method("kernel.project.constrain", scope="operate", execution="write", retry_safe=True, errors=_PROJECT)
+    def constrain(self, project_id: str, constraint: ProjectConstraint) -> Project:
+        """Set a constraint on a project; an empty one removes it."""
+        ...
+
+    @method("kernel.project.move", scope="operate", execution="write", errors=(e.ProjectIllegalTransition, *_PROJECT))
+    def move(self, project_id: str, verb: str, *, by: str = "operator") -> Project:
+        """Pause, resume, archive or restore a project."""
+        ...
+
+    @method(
+        "kernel.project.pause_fleet", scope="operate", execution="write", retry_safe=True, errors=(e.ProjectInvalid,)
+    )
+    def pause_fleet(self, by: str, reason: str | None = None) -> None:
+        """Pause the whole fleet: nothing is claimed until it is resumed."""
+        ...
+
+    @method(
+        "kernel.project.resume_fleet", scope="operate", execution="write", retry_safe=True, errors=(e.ProjectInvalid,)
+    )
+    def resume_fleet(self, by: str) -> None:
+        """Resume the fleet."""
+        ...
+
+    @method("kernel.project.fleet_paused_by", scope="read", execution="read", result="paused_by")
+    def fleet_paused_by(self) -> str | None:
+        """Return who paused the fleet, or null."""
+        ...
+
+    @method("kernel.project.add_workspace", scope="operate", execution="write", errors=(e.WorkspaceExists, *_PROJECT))
+    def add_workspace(self, workspace_id: str, project_id: str, path: str, *, source: str = "folder") -> Workspace:
+        """Add a workspace to a project."""
+        ...
+
+    @method(
+        "kernel.project.remove_workspace",
+        scope="operate",
+        execution="write",
+        errors=(e.WorkspaceUnknown, e.WorkspaceHeld, e.ProjectInvalid),
+    )
+    def remove_workspace(self, workspace_id: str) -> None:
+        """Remove a workspace that no run holds."""
+        ...
+
+    @method("kernel.project.workspace", scope="read", execution="read", errors=(e.WorkspaceUnknown, e.ProjectInvalid))
+    def workspace(self, workspace_id: str) -> Workspace:
+        """Return one workspace and the runs that hold it."""
+        ...
+
+    @method(
+        "kernel.project.workspaces",
+        command="projects workspaces list",
+        scope="read",
+        execution="read",
+        result="workspaces",
+        errors=(e.ProjectInvalid,),
+    )
+    def workspaces(self, project_id: str) -> list[Workspace]:
+        """Return a project's workspaces and the runs that hold them."""
+        ...
+
+    @method(
+        "kernel.project.list",
+        command="projects list",
+        scope="read",
+        execution="read",
+        result=("projects", "total"),
+        errors=(e.ProjectInvalid,),
+    )
+    def list(self, *, status: str | None = None, limit: int = 100, offset: int = 0) -> tuple[ProjectList, int]:
+        """Return a page of projects by id, and the number of matches."""
+        ...

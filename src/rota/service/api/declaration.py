@@ -1,0 +1,113 @@
+"""Declaring a method of the scheduler API.
+
+A method is declared once, as a function of a protocol:
+
+    class QueueApi(Protocol):
+        @method("kernel.sched.cancel", scope="enqueue", execution="write", errors=(SchedUnknownId,))
+        def cancel(self, sched_id: int) -> tuple[str, str]:
+            \"\"\"Cancel a queued entry.\"\"\"
+            ...
+
+The signature gives the parameters with their types and defaults, and the type of the result; the docstring's first
+sentence describes the method. The kernel's classes implement the protocols. The daemon, both clients, `rpc.discover`,
+the reference page and the command line are made from the declarations.
+
+Scopes are ordered, and each includes the ones before it. `read` reads; `enqueue` enqueues and cancels entries; `work`
+claims, runs and charges; `operate` changes what other callers do; `admin` manages access tokens.
+
+The daemon's event loop must not block, so each method declares its execution:
+- `read`: reads one consistent snapshot, and never waits
+- `write`: one commit, shared with other writes of the same moment
+- `claim`: a write that may wait for entries to claim
+- `multi_commit`: several commits in a row; other writes may come in between
+- `wait`: reads, and waits for a change
+- `inline`: answered by the server in its event loop, without the kernel
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from rota.errors import RotaError
+
+__all__ = ["SCOPES", "Declaration", "Execution", "Scope", "declaration_of", "declarations", "method"]
+
+Scope: TypeAlias = Literal["read", "enqueue", "work", "operate", "admin"]
+SCOPES: tuple[Scope, ...] = ("read", "enqueue", "work", "operate", "admin")
+Execution: TypeAlias = Literal["read", "write", "claim", "multi_commit", "wait", "inline"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_ATTRIBUTE = "__rota_method__"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Declaration:
+    """What is declared about a method."""
+
+    name: str  # on the wire
+    function: Callable[..., Any]  # of the protocol: its signature and its docstring
+    scope: Scope
+    execution: Execution
+    result: str | tuple[str, ...]  # the result's field or fields on the wire; empty: those of the returned structure
+    errors: tuple[type[RotaError], ...]  # in addition to those that every method may raise
+    operate_fields: tuple[str, ...]  # parameters that need scope `operate` unless they have their default
+    retry_safe: bool  # may be sent again when the response was lost: it changes nothing, or nothing more
+    takes_struct: bool  # its one argument is a structure; the structure's fields are the parameters on the wire
+    command: str  # of the command line that calls it; empty: none
+
+    @property
+    def verb(self) -> str:
+        """The function's name."""
+        return self.function.__name__
+
+    @property
+    def summary(self) -> str:
+        """One sentence about the method."""
+        return " ".join((self.function.__doc__ or "").strip().split("\n\n", 1)[0].split())
+
+
+def method(
+    name: str,
+    *,
+    scope: Scope,
+    execution: Execution,
+    result: str | tuple[str, ...] = "",
+    errors: tuple[type[RotaError], ...] = (),
+    operate_fields: tuple[str, ...] = (),
+    retry_safe: bool | None = None,
+    takes_struct: bool = False,
+    command: str = "",
+) -> Callable[[Function], Function]:
+    """Declare a protocol's function as a method. Methods that only read are safe to retry unless declared otherwise."""
+
+    def declare(function: Function) -> Function:
+        declaration = Declaration(
+            name=name,
+            function=function,
+            scope=scope,
+            execution=execution,
+            result=result,
+            errors=errors,
+            operate_fields=operate_fields,
+            retry_safe=execution in ("read", "wait") if retry_safe is None else retry_safe,
+            takes_struct=takes_struct,
+            command=command,
+        )
+        setattr(function, _ATTRIBUTE, declaration)
+        return function
+
+    return declare
+
+
+def declaration_of(function: Callable[..., Any]) -> Declaration | None:
+    """Return the declaration of a protocol's function, if it has one."""
+    declaration: Declaration | None = getattr(function, _ATTRIBUTE, None)
+    return declaration
+
+
+def declarations(protocol: type) -> list[Declaration]:
+    """Return the methods that a protocol declares, in order."""
+    found = (declaration_of(member) for member in vars(protocol).values() if callable(member))
+    return [declaration for declaration in found if declaration is not None]

@@ -1,0 +1,139 @@
+"""The methods for workers and supervisors: claims, and what happens to a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from rota import errors as e
+from rota.kernel import Completion, RunReport
+from rota.kernel.turn import CLAIM_TIMEOUT_S, TurnResult
+from rota.model.work import ReadyEntry, ScheduleSpec
+from rota.service.api.declaration import method
+
+__all__ = ["ClaimApi", "SupervisionApi"]
+
+_RUN = (e.SchedUnknownId, e.StaleClaim, e.SchedInvalidPayload)
+_CLAIM = (e.SchedInvalidPayload, e.UnknownPolicy)
+_CLAIM_OVERRIDES = ("now", "admission_check")
+
+
+class ClaimApi(Protocol):
+    """Claims by a policy."""
+
+    @method(
+        "kernel.sched.claim",
+        scope="work",
+        execution="claim",
+        result="entries",
+        operate_fields=_CLAIM_OVERRIDES,
+        errors=_CLAIM,
+    )
+    def claim(
+        self,
+        worker_id: str,
+        max_n: int = 1,
+        *,
+        policy: str | None = None,
+        wait_s: float = 0.0,
+        now: float | None = None,
+        admission_check: bool = True,
+        claim_timeout_s: float = CLAIM_TIMEOUT_S,
+        incarnation: str = "",
+        kinds: tuple[str, ...] = (),
+    ) -> list[ReadyEntry]:
+        """Claim ready entries for a worker; while there are none, wait up to wait_s."""
+        ...
+
+    @method(
+        "kernel.sched.complete_and_claim",
+        scope="work",
+        execution="claim",
+        operate_fields=_CLAIM_OVERRIDES,
+        errors=_CLAIM,
+    )
+    def complete_and_claim(
+        self,
+        completions: Sequence[Completion],
+        worker_id: str,
+        max_n: int = 1,
+        *,
+        policy: str | None = None,
+        wait_s: float = 0.0,
+        now: float | None = None,
+        admission_check: bool = True,
+        claim_timeout_s: float = CLAIM_TIMEOUT_S,
+        incarnation: str = "",
+        kinds: tuple[str, ...] = (),
+    ) -> TurnResult:
+        """Complete runs and claim the next entries in one commit."""
+        ...
+
+    @method("kernel.run.turn", scope="work", execution="claim", operate_fields=_CLAIM_OVERRIDES, errors=_CLAIM)
+    def turn(
+        self,
+        reports: Sequence[RunReport],
+        worker_id: str,
+        max_n: int = 1,
+        *,
+        policy: str | None = None,
+        wait_s: float = 0.0,
+        now: float | None = None,
+        admission_check: bool = True,
+        claim_timeout_s: float = CLAIM_TIMEOUT_S,
+        incarnation: str = "",
+        kinds: tuple[str, ...] = (),
+    ) -> TurnResult:
+        """For supervisors: complete runs, claim the next entries and move the agents of both, in one commit."""
+        ...
+
+
+class SupervisionApi(Protocol):
+    """State changes of runs together with their agents."""
+
+    @method("kernel.run.began", scope="work", execution="write", errors=_RUN)
+    def began(self, sched_id: int, token: int, *, slot: str, runner: str, os_pid: int | None = None) -> None:
+        """Record that a runner started an entry."""
+        ...
+
+    @method("kernel.run.checkpoint", scope="work", execution="write", retry_safe=True, errors=_RUN)
+    def checkpoint(self, sched_id: int, token: int, state: dict[str, Any]) -> None:
+        """Save a run's checkpoint for its next attempt."""
+        ...
+
+    @method("kernel.run.rest", scope="work", execution="write", result="amounts", errors=_RUN)
+    def rest(self, sched_id: int, token: int, *, waiting: bool) -> dict[str, int]:
+        """Record that a run waits for its children, or continues with what is left of the budget lent to them."""
+        ...
+
+    @method(
+        "kernel.run.spawn",
+        scope="work",
+        execution="write",
+        result="sched_id",
+        errors=(e.LedgerInvalidAmount, e.UnknownPid, e.SchedUnknownId, e.SchedInvalidPayload, *_RUN),
+    )
+    def spawn(self, spec: ScheduleSpec, token: int, lent: Mapping[str, int] | None = None) -> int:
+        """Enqueue a child of a run, with a part of the run's budget."""
+        ...
+
+    @method(
+        "kernel.run.quarantine",
+        scope="work",
+        execution="write",
+        retry_safe=True,
+        errors=(e.UnknownPid, e.InvalidPayload, e.SchedInvalidPayload),
+    )
+    def quarantine(self, pid: int, failures: int, until_at: float) -> None:
+        """Pause an agent that keeps failing until a given time."""
+        ...
+
+    @method("kernel.run.moved", scope="work", execution="write", errors=(e.SchedInvalidPayload,))
+    def moved(self, worker_id: str, incarnation: str, verb: str) -> None:
+        """Record that a supervisor started, drains, stopped or took over."""
+        ...
+
+    @method("kernel.run.recover", scope="work", execution="write", result="pids", retry_safe=True)
+    def recover(self) -> list[int]:
+        """At a supervisor's start: move agents whose runs have no live claim out of their running state."""
+        ...
