@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rota.errors import FleetInvalid
 from rota.fleet.agent_settings import SETTINGS_KEY, settings_of, spec_for
 from rota.fleet.config.loader import load_fleet
-from rota.fleet.config.reader import Bytes, DurationText, Seconds, decode_unit
 from rota.fleet.config.tables import FleetFile, fleet_schema
+from rota.fleet.config.units import Bytes, DurationText, Seconds
 from rota.model.work import Agent, Backoff, Intent, Limits
 from tests.fleet.support import FleetHarness
 
@@ -248,7 +248,7 @@ def test_reading_key_by_key_gives_the_same_as_msgspec(harness: FleetHarness) -> 
     for text in ((ROOT / "examples" / "fleet.toml").read_text(), FULL):
         path.write_text(text)
         tables = msgspec.to_builtins(tomllib.loads(text))
-        converted = msgspec.convert(tables, FleetFile, strict=True, dec_hook=decode_unit)
+        converted = msgspec.convert(tables, FleetFile, strict=True, dec_hook=lambda kind, value: kind.read(value))
         fleet = load_fleet(path)
         assert {name: getattr(fleet, name) for name in FleetFile.__struct_fields__} == {
             name: getattr(converted, name) for name in FleetFile.__struct_fields__

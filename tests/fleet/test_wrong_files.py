@@ -9,8 +9,8 @@ import pytest
 from rota.errors import FleetInvalid
 from rota.fleet.config.agent_tables import TRIGGERS_MAX
 from rota.fleet.config.loader import FILE_BYTES_MAX, load_fleet
-from rota.fleet.config.reader import PROBLEMS_MAX
 from rota.fleet.config.tables import AGENTS_MAX, PROJECTS_MAX
+from rota.model.struct_reader import PROBLEMS_MAX
 
 SECONDS = 'a number of seconds, or a string such as "90s", "5m" or "2h"'
 BYTES = 'a number of bytes, or a string such as "512MiB" or "2GB"'

@@ -124,7 +124,7 @@ class TestRefused:
             ("a: [1, 2", "not YAML"),
             ("a: b: c", "not YAML"),
             ("\ta: 1", "not YAML"),
-            ("a: \x07", "not YAML"),
+            ("a: 1\nb: \x07", "line 2: YAML does not allow the character U+0007"),
             ("%YAML 7.1\n---\na: 1", "not YAML"),
         ],
     )

@@ -10,7 +10,8 @@ import pytest
 from rota.errors import GraphInvalid, InvalidInput
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.document import InputLimits
-from rota.graph.loader import DIAGNOSTICS_MAX, load, load_mapping, load_text, read_graph
+from rota.graph.graph_reader import DIAGNOSTICS_MAX
+from rota.graph.loader import load, load_mapping, load_text, read_graph
 from rota.graph.spec import GraphSpec
 from tests.graph.drafts import draft
 

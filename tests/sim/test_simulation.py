@@ -196,13 +196,20 @@ def test_a_drawing_shows_every_segment_and_every_lag() -> None:
     simulation = simulate(HOGS.replace('"light"', '"<light> & \\"loud\\""'))
     tree = ET.fromstring(draw_svg(simulation, "a <title>"))
     space = {"svg": "http://www.w3.org/2000/svg"}
-    titles = [one.text or "" for one in tree.findall(".//svg:title", space)]
+    titles = [one.text or "" for one in tree.findall(".//svg:rect/svg:title", space)]
     assert len(titles) == len(simulation.segments)
     assert any(title.startswith('<light> & "loud": ') for title in titles)
     assert len(tree.findall(".//svg:polyline", space)) == 2
     words = [one.text for one in tree.findall(".//svg:text", space)]
     assert "a <title>" in words
     assert "core 0" in words
+
+
+def test_a_control_character_in_a_name_cannot_break_a_drawing() -> None:
+    simulation = simulate(HOGS.replace('"light"', '"a\\u0007b"'))
+    tree = ET.fromstring(draw_svg(simulation, "a\x00title"))
+    words = [one.text for one in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"a\ufffdtitle", "a\ufffdb"} <= set(words)
 
 
 def test_of_a_long_simulation_the_beginning_is_drawn() -> None:
@@ -319,7 +326,7 @@ def test_the_command_reports_an_error_in_one_sentence(tmp_path: Path) -> None:
     bad.write_text("cores = 1\n")
     for path, code, words in (
         (EXAMPLES / "refused.toml", 1, "does not fit"),
-        (bad, 2, "bad.toml: Object missing required field"),
+        (bad, 2, "bad.toml: duration_ms: required key is missing; expected a whole number"),
     ):
         done = rota(str(path))
         assert done.returncode == code

@@ -14,6 +14,7 @@ import msgspec
 from rota.errors import FleetInvalid
 from rota.fleet.runners.usage import UsageReader
 from rota.model.checks import Checks
+from rota.model.struct_reader import first_problem
 from rota.model.work import Agent, Limits, RestartPolicy, ScheduleSpec
 
 __all__ = ["SETTINGS_KEY", "AgentSettings", "settings_of", "spec_for"]
@@ -75,8 +76,9 @@ def settings_of(agent: Agent) -> AgentSettings | None:
         return None
     try:
         return msgspec.convert(stored, AgentSettings, strict=True)
-    except msgspec.ValidationError as problem:
-        raise FleetInvalid(f"the settings of agent {agent.pid} ({agent.name}) are invalid: {problem}") from problem
+    except msgspec.ValidationError as refusal:
+        problem = first_problem(AgentSettings, stored) or refusal
+        raise FleetInvalid(f"the settings of agent {agent.pid} ({agent.name}) are invalid: {problem}") from refusal
 
 
 def spec_for(agent: Agent, settings: AgentSettings | None, payload: Mapping[str, Any], **options: Any) -> ScheduleSpec:

@@ -16,8 +16,6 @@ The last one is the *alias bomb*: a few lines in which each list repeats the pre
 
 hold 9 + 81 + 729 values, and nine more lines hold a billion. The reader keeps the expanded size of each anchor and adds
 it to a total for each alias; a file whose total exceeds the limit is refused before anything is expanded.
-
-`normalize` then removes nulls and checks the size of every string.
 """
 
 from __future__ import annotations
@@ -25,7 +23,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import msgspec
@@ -49,13 +48,11 @@ from rota.errors import GraphInvalid
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.spec import ID_BYTES_MAX, STRING_BYTES_MAX
 
-__all__ = ["Format", "InputLimits", "Section", "invalid_file", "item_name", "normalize", "read_document"]
+__all__ = ["Format", "InputLimits", "Section", "invalid_file", "read_document"]
 
 Format: TypeAlias = Literal["yaml", "json"]
 INTEGER_MAX = 2**63 - 1  # JSON readers may lose larger integers
 NUMBER_SHOWN = 20  # characters of a number in a message
-PATH_SHOWN = 160  # characters of a path in a message
-FREE_FORM = ("config", "params", "parameters")  # keys whose values belong to a component or a policy
 
 # The C parser emits the same events about ten times as fast; most builds of PyYAML include it.
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -96,11 +93,7 @@ class Section(dict[str, Any]):
 def read_document(data: bytes | str, limits: InputLimits, form: Format | None = None) -> Section:
     """Return the top-level mapping of a graph file. Without `form`, valid JSON is read as JSON, other text as YAML."""
     text = _decode(data, limits)
-    value: Any
-    if form == "json" or (form is None and _is_json(text)):
-        value = _read_json(text, limits)
-    else:
-        value = _YamlReader(text, limits).document()
+    value = _read_text(text, limits, form)
     if not isinstance(value, Section):
         raise invalid_file("the file must be a mapping with schema_version, graph, lanes, components and edges", 1)
     return value
@@ -125,44 +118,55 @@ def _decode(data: bytes | str, limits: InputLimits) -> str:
     return text.removeprefix("\ufeff")
 
 
+def _read_text(text: str, limits: InputLimits, form: Format | None) -> Any:
+    if form == "json" or (form is None and text.lstrip(" \t\r\n").startswith("{")):
+        try:
+            return _JsonReader().document(text, limits)
+        except json.JSONDecodeError as problem:
+            if form == "json":  # otherwise it may be YAML: a YAML file may start with a brace too
+                raise invalid_file(f"the file is not JSON: {problem.msg}", problem.lineno) from None
+        except RecursionError:
+            raise invalid_file(f"nesting exceeds limit {limits.nesting_depth}") from None
+    return _YamlReader(text, limits).document()
+
+
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def _is_json(text: str) -> bool:
-    """Whether the text is JSON. A leading brace is not enough: a YAML file may start with one too."""
-    if not text.lstrip(" \t\r\n").startswith("{"):
-        return False
-    try:
-        json.loads(text, parse_int=str, parse_float=str)  # the syntax only; numbers are checked when it is read
-    except (ValueError, RecursionError):
-        return False
-    return True
+class _JsonReader:
+    """Reads JSON. What JSON allows and a graph file does not is refused after the syntax was found to be valid."""
 
+    def __init__(self) -> None:
+        self._problems: list[GraphInvalid] = []
 
-def _read_json(text: str, limits: InputLimits) -> Any:
-    try:
+    def document(self, text: str, limits: InputLimits) -> Any:
+        """Return the value of the text, or raise JSONDecodeError."""
         value = json.loads(
             text,
-            object_pairs_hook=_section_of,
-            parse_int=_integer,
-            parse_float=_decimal,
-            parse_constant=_refuse_constant,
+            object_pairs_hook=self._section,
+            parse_int=partial(self._checked, _integer),
+            parse_float=partial(self._checked, _decimal),
+            parse_constant=partial(self._checked, _refuse_constant),
         )
+        if self._problems:
+            raise self._problems[0]
         _check_depth(value, limits.nesting_depth)
-    except json.JSONDecodeError as problem:
-        raise invalid_file(f"the file is not JSON: {problem.msg}", problem.lineno) from None
-    except RecursionError:
-        raise invalid_file(f"nesting exceeds limit {limits.nesting_depth}") from None
-    return value
+        return value
 
+    def _section(self, pairs: list[tuple[str, Any]]) -> Section:
+        section = Section()
+        for key, value in pairs:
+            if key in section:
+                self._problems.append(invalid_file(f"duplicate key {key!r}"))
+            section[key] = value
+        return section
 
-def _section_of(pairs: list[tuple[str, Any]]) -> Section:
-    section = Section()
-    for key, value in pairs:
-        if key in section:
-            raise invalid_file(f"duplicate key {key!r}")
-        section[key] = value
-    return section
+    def _checked(self, convert: Callable[[str], Any], text: str) -> Any:
+        try:
+            return convert(text)
+        except GraphInvalid as problem:
+            self._problems.append(problem)
+            return None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -332,104 +336,10 @@ def _events(text: str) -> Iterator[Event]:
         mark = problem.problem_mark or problem.context_mark
         reason = " ".join(str(part) for part in (problem.context, problem.problem) if part)
         raise invalid_file(f"the file is not YAML: {reason}", mark.line + 1 if mark else None) from None
-    except yaml.YAMLError as problem:  # a character that YAML does not allow
-        raise invalid_file(f"the file is not YAML: {str(problem).splitlines()[0]}") from None
+    except yaml.reader.ReaderError as problem:
+        line = text[: text.find(chr(problem.character))].count("\n") + 1
+        raise invalid_file(f"YAML does not allow the character U+{problem.character:04X}", line) from None
 
 
 def _line(event: Event) -> int | None:
     return event.start_mark.line + 1 if event.start_mark is not None else None
-
-
-# --- nulls and sizes -----------------------------------------------------------------------------
-#
-# A null field means the same as a missing field. Only free-form mappings (`config` and parameters) keep their nulls:
-# their contents belong to components and policies, and the limits there are on the depth and size of each value.
-
-
-def normalize(section: Section, limits: InputLimits, path: str = "") -> tuple[Section, list[Diagnostic]]:
-    """Return the section without nulls, and a diagnostic for each string or value that exceeds a limit."""
-    normalizer = _Normalizer(limits)
-    return normalizer.section(section, path), normalizer.found
-
-
-def item_name(value: Any, at: int) -> str:
-    """Return the name of a list item in a path: its id, or its position if it has none."""
-    name = value.get("id") if isinstance(value, Section) else None
-    return name if isinstance(name, str) and name else f"[{at}]"
-
-
-class _Normalizer:
-    """One walk over a document."""
-
-    def __init__(self, limits: InputLimits) -> None:
-        self._limits = limits
-        self.found: list[Diagnostic] = []
-
-    def section(self, section: Section, path: str) -> Section:
-        """Return a copy of the mapping without nulls."""
-        kept = Section(section.line)
-        for key, value in section.items():
-            place = f"{path}.{key}" if path else key
-            self._text(key, place, section.line)
-            if key in FREE_FORM and isinstance(value, dict):
-                self._free_form(value, place, section.line)
-                kept[key] = value
-            elif value is not None:
-                kept[key] = self._value(value, place, section.line)
-        return kept
-
-    def _value(self, value: Any, path: str, line: int | None) -> Any:
-        if isinstance(value, Section):
-            return self.section(value, path)
-        if isinstance(value, list):
-            return [self._value(item, f"{path}.{item_name(item, at)}", line) for at, item in enumerate(value)]
-        if isinstance(value, str):
-            self._text(value, path, line)
-        return value
-
-    def _text(self, text: str, path: str, line: int | None) -> None:
-        size = _utf8_bytes(text)
-        if size is None:
-            self._report("the string is not valid UTF-8", path, line)
-        elif size > self._limits.string_bytes:
-            self._report(f"string exceeds limit {self._limits.string_bytes} bytes", path, line)
-
-    def _free_form(self, config: dict[str, Any], path: str, line: int | None) -> None:
-        limits = self._limits
-        for key, value in config.items():
-            place = f"{path}.{key}"
-            self._text(key, place, line)
-            size = _json_bytes(value)
-            if size is None:
-                self._report("the string is not valid UTF-8", place, line)
-            elif size > limits.config_value_bytes:
-                self._report(f"value exceeds limit {limits.config_value_bytes} bytes", place, line)
-            if _depth(value) >= limits.config_depth:
-                self._report(f"nesting exceeds limit {limits.config_depth}", place, line)
-
-    def _report(self, problem: str, path: str, line: int | None) -> None:
-        shown = path.encode("ascii", "backslashreplace").decode() if _utf8_bytes(path) is None else path
-        shown = shown if len(shown) <= PATH_SHOWN else shown[:PATH_SHOWN] + "…"
-        self.found.append(Diagnostic.of("graph_validation_error", f"{shown}: {problem}", shown, line=line))
-
-
-def _utf8_bytes(text: str) -> int | None:
-    """Return the length of the text as UTF-8, or None if it cannot be encoded."""
-    try:
-        return len(text) if text.isascii() else len(text.encode())
-    except UnicodeError:
-        return None
-
-
-def _json_bytes(value: Any) -> int | None:
-    try:
-        return _utf8_bytes(value) if isinstance(value, str) else len(msgspec.json.encode(value))
-    except (UnicodeError, ValueError):
-        return None
-
-
-def _depth(value: Any) -> int:
-    if not isinstance(value, dict | list):
-        return 0
-    items: Iterable[Any] = value.values() if isinstance(value, dict) else value
-    return 1 + max(map(_depth, items), default=0)

@@ -30,7 +30,7 @@ from rota.graph.messages import Inputs
 from rota.graph.reports import error_text
 from rota.graph.scope import DetachedScope
 from rota.graph.stop import StopToken
-from rota.kernel.completion import Completion
+from rota.kernel.run_reports import Completion
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi

@@ -18,25 +18,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from rota.graph.diagnostics import Diagnostic
-from rota.graph.document import Section
-from rota.graph.spec import ComponentSpec, CompositeLoopSpec, EdgeSpec, Id, Namespace
+from rota.graph.spec import ComponentSpec, CompositeLoopSpec, EdgeSpec, GraphInfo, Id, LaneSpec, Namespace
 
 __all__ = [
+    "GraphFile",
     "Instance",
     "Part",
+    "Scalar",
+    "SubgraphFile",
     "Template",
     "add_prefix",
-    "check_parameters",
-    "check_placeholders",
-    "count_values",
-    "fill_template",
+    "fill_text",
     "join_parts",
     "namespace_of",
+    "parameter_problems",
+    "placeholder_problems",
 ]
 
 Scalar: TypeAlias = str | int | float | bool
@@ -59,6 +59,29 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     id: Id
     template: Id
     parameters: dict[str, Scalar] = {}
+
+
+class SubgraphFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of the graph. Its id becomes the prefix of the ids in it."""
+
+    id: Id
+    components: tuple[ComponentSpec, ...]
+    edges: tuple[EdgeSpec, ...]
+    composite_loops: tuple[CompositeLoopSpec, ...] = ()
+
+
+class GraphFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A graph file before its subgraphs and templates are expanded."""
+
+    schema_version: Literal[1, 2]
+    graph: GraphInfo
+    lanes: dict[Id, LaneSpec]
+    components: tuple[ComponentSpec, ...]
+    edges: tuple[EdgeSpec, ...]
+    composite_loops: tuple[CompositeLoopSpec, ...] = ()
+    subgraphs: tuple[SubgraphFile, ...] = ()
+    templates: tuple[Template, ...] = ()
+    template_instances: tuple[Instance, ...] = ()
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,70 +143,25 @@ def namespace_of(part: Part, name: str, template: str = "") -> Namespace:
 # --- placeholders --------------------------------------------------------------------------------
 
 
-def check_placeholders(template: Template, path: str) -> Iterator[Diagnostic]:
-    """Yield a diagnostic for each unknown, malformed or misplaced placeholder of a template."""
-    seen: set[str] = set()
-    for part in (template.components, template.edges, template.composite_loops):
-        for text, is_key in _strings(part):
-            for problem in _placeholder_problems(text, is_key, template.parameters):
-                if problem not in seen:
-                    seen.add(problem)
-                    yield Diagnostic.of(
-                        "graph_validation_error",
-                        f"template {template.id}: {problem}",
-                        path,
-                        fix="Add the name to the template's parameters, or correct the placeholder.",
-                    )
+def placeholder_problems(template: Template) -> list[str]:
+    """Return what is wrong with the placeholders of a template: unknown, malformed or misplaced ones."""
+    contents = [template.components, template.edges, template.composite_loops]
+    found = (_problems(text, is_key, template.parameters) for text, is_key in _strings(contents))
+    return list(dict.fromkeys(problem for problems in found for problem in problems))
 
 
-def check_parameters(instance: Instance, template: Template, path: str) -> Iterator[Diagnostic]:
-    """Yield a diagnostic for each missing or unknown parameter of an instance."""
+def parameter_problems(instance: Instance, template: Template) -> Iterator[tuple[str, str, str]]:
+    """Yield each missing or unknown parameter of an instance, the problem, and the fix."""
     given, declared = set(instance.parameters), set(template.parameters)
     for name in sorted(declared - given):
-        message = f"template instance {instance.id}: the parameter {name} is missing"
-        yield Diagnostic.of(
-            "graph_validation_error",
-            message,
-            f"{path}.parameters.{name}",
-            fix=f"Add {name} to the instance's parameters.",
-        )
+        yield name, f"the parameter {name} is missing", f"Add {name} to the instance's parameters."
     for name in sorted(given - declared):
-        message = f"template instance {instance.id}: unknown parameter {name}"
-        fix = f"The template's parameters are: {', '.join(sorted(declared)) or 'none'}."
-        yield Diagnostic.of("graph_validation_error", message, f"{path}.parameters.{name}", fix=fix)
+        known = ", ".join(sorted(declared)) or "none"
+        yield name, f"unknown parameter {name}", f"The template's parameters are: {known}."
 
 
-def fill_template(template: Template, parameters: Mapping[str, Scalar]) -> Section:
-    """Return a copy of the template's contents in which every placeholder is replaced."""
-    section = Section()
-    for name in ("components", "edges", "composite_loops"):
-        section[name] = _fill(getattr(template, name), parameters)
-    return section
-
-
-def count_values(value: Any) -> int:
-    """Return the number of values in a value, itself included: the cost of filling it."""
-    if isinstance(value, list):
-        return 1 + sum(map(count_values, value))
-    if isinstance(value, dict):
-        return 1 + sum(map(count_values, value.values()))
-    return 1
-
-
-def _fill(value: Any, parameters: Mapping[str, Scalar]) -> Any:
-    if isinstance(value, str):
-        return _fill_text(value, parameters)
-    if isinstance(value, list):
-        return [_fill(item, parameters) for item in value]
-    if isinstance(value, dict):
-        section = Section(value.line if isinstance(value, Section) else None)
-        for key, item in value.items():
-            section[key] = _fill(item, parameters)
-        return section
-    return value
-
-
-def _fill_text(text: str, parameters: Mapping[str, Scalar]) -> Scalar:
+def fill_text(text: str, parameters: Mapping[str, Scalar]) -> Scalar:
+    """Return a string of a template with its placeholders replaced."""
     whole = _PLACEHOLDER.fullmatch(text)
     if whole and whole[1] in parameters:
         return parameters[whole[1]]
@@ -208,7 +186,7 @@ def _strings(value: Any) -> Iterator[tuple[str, bool]]:
             yield from _strings(item)
 
 
-def _placeholder_problems(text: str, is_key: bool, parameters: tuple[str, ...]) -> Iterator[str]:
+def _problems(text: str, is_key: bool, parameters: tuple[str, ...]) -> Iterator[str]:
     if "{{" not in text and "}}" not in text:
         return
     if is_key:

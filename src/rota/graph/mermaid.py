@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 
 from rota.graph.plan import Edge, Plan
+from rota.svg import printable
 
-__all__ = ["COLOURS", "printable", "to_mermaid"]
+__all__ = ["COLOURS", "to_mermaid"]
 
 _ARROWS = {"immediate": "-->", "delay": "-.->", "state": "==>", "async": "--o"}
 # Fill colours of the lanes, in file order; they repeat if there are more lanes than colours.
 COLOURS = ("#dbeafe", "#dcfce7", "#fef9c3", "#fae8ff", "#ffedd5", "#e0e7ff", "#f1f5f9", "#ffe4e6")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
 _ESCAPES = {char: f"#{ord(char)};" for char in '#&"<>`\\'}
 
 
@@ -77,11 +76,6 @@ def _lanes(plan: Plan, names: dict[str, str]) -> Iterator[str]:
             members = ",".join(names[component] for component in lane.components)
             yield f"  classDef lane{at} fill:{COLOURS[at % len(COLOURS)]},stroke:#334155,color:#0f172a"
             yield f"  class {members} lane{at}"
-
-
-def printable(text: str) -> str:
-    """Return the text without control characters, which names of types and ports may contain."""
-    return _CONTROL.sub("\ufffd", text)
 
 
 def _quoted(*lines: str) -> str:

@@ -11,45 +11,12 @@ from typing import Any, Literal
 import msgspec
 
 from rota.graph.document import InputLimits
-from rota.graph.expansion import Instance, Template
-from rota.graph.spec import (
-    ERROR_POLICIES_V1,
-    LANE_TYPES_V1,
-    VERSION_2_FIELDS,
-    ComponentSpec,
-    CompositeLoopSpec,
-    EdgeSpec,
-    GraphInfo,
-    Id,
-    LaneSpec,
-)
+from rota.graph.expansion import GraphFile
+from rota.graph.spec import ERROR_POLICIES_V1, LANE_TYPES_V1, VERSION_2_FIELDS
 
 __all__ = ["graph_schema"]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-
-class SubgraphFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of the graph. Its id becomes the prefix of the ids in it."""
-
-    id: Id
-    components: tuple[ComponentSpec, ...]
-    edges: tuple[EdgeSpec, ...]
-    composite_loops: tuple[CompositeLoopSpec, ...] = ()
-
-
-class GraphFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A graph file before its subgraphs and templates are expanded."""
-
-    schema_version: Literal[1, 2]
-    graph: GraphInfo
-    lanes: dict[Id, LaneSpec]
-    components: tuple[ComponentSpec, ...]
-    edges: tuple[EdgeSpec, ...]
-    composite_loops: tuple[CompositeLoopSpec, ...] = ()
-    subgraphs: tuple[SubgraphFile, ...] = ()
-    templates: tuple[Template, ...] = ()
-    template_instances: tuple[Instance, ...] = ()
 
 
 def graph_schema(version: Literal[1, 2] = 2) -> dict[str, Any]:

@@ -11,14 +11,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from rota.clock import Clock, SystemClock
 from rota.errors import ComponentInvalid
 from rota.graph.stop import StopToken
 from rota.graph.tasks import TaskExecutor
 
-__all__ = ["DetachedScope", "RunScope", "SharedState"]
+__all__ = ["DetachedScope", "RunScope", "SharedState", "StopFlag"]
+
+
+class StopFlag(Protocol):
+    """Tells whether the run was asked to stop."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it was."""
+        ...
 
 
 class RunScope:
@@ -59,16 +68,16 @@ class RunScope:
 class DetachedScope:
     """The scope of invocations in another process; what needs the run's own process is refused."""
 
-    def __init__(self, config: Mapping[str, Any], stop_token: StopToken, where: str) -> None:
+    def __init__(self, config: Mapping[str, Any], stop: StopFlag, where: str) -> None:
         self.clock: Clock = SystemClock()
         self.config = config
-        self._stop_token = stop_token
+        self._stop = stop
         self._where = where
 
     @property
     def stop_is_requested(self) -> bool:
         """Whether the run was asked to stop."""
-        return self._stop_token.is_set
+        return self._stop.is_set
 
     def state(self) -> Mapping[str, Any]:
         """Raise: shared values exist only in the run's process."""

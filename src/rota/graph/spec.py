@@ -20,9 +20,9 @@ from the next epoch on. A component's lane decides *how* the component is execut
 when messages become visible.
 
 Two schema versions share these structs. `VERSION_2_FIELDS`, `LANE_TYPES` and `ERROR_POLICIES` list what version 2 adds
-to version 1. Every rule about a single field (its type, its allowed values, its range) is in the field's annotation, so
-the loader, the JSON Schema and the type checker read the same line. Rules that compare several fields are in `rules`: a
-graph that loads may still be refused there.
+to version 1. Every rule about a single field (its type, its allowed values, its range, its diagnostic's code) is in the
+field's annotation, so the loader, the JSON Schema and the type checker read the same line. Rules that compare several
+fields are in `rules`: a graph that loads may still be refused there.
 
 A graph file may also contain subgraphs and templates. The loader expands them: `GraphSpec` is flat, and its `hierarchy`
 lists which names came from which subgraph or template instance.
@@ -30,7 +30,6 @@ lists which names came from which subgraph or template instance.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -41,7 +40,6 @@ __all__ = [
     "ERROR_POLICIES",
     "ERROR_POLICIES_V1",
     "ID_BYTES_MAX",
-    "ID_PATTERN",
     "INDEPENDENT_LANE_TYPES",
     "LANE_TYPES",
     "LANE_TYPES_V1",
@@ -74,9 +72,15 @@ COUNT_MAX = 2**31 - 1  # of counts and of milliseconds: 24 days
 WORKERS_MAX = 1024  # threads or processes of one lane
 HZ_MAX = 1_000_000
 
-ID_PATTERN = re.compile(r"^[^\x00-\x1f\x7f]+$")  # anything but control characters
-
-Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=ID_BYTES_MAX, pattern=ID_PATTERN.pattern)]
+Id: TypeAlias = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=ID_BYTES_MAX,
+        pattern=r"^[^\x00-\x1f\x7f]+$",
+        extra={"expected": f"an id of 1 to {ID_BYTES_MAX} characters without control characters"},
+    ),
+]
 Text: TypeAlias = Annotated[str, Meta(max_length=STRING_BYTES_MAX)]
 NonNegative: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
@@ -165,7 +169,7 @@ class LanePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class LaneSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the components of a lane are executed. 0, "" and "none" mean: not set."""
 
-    type: LaneType
+    type: Annotated[LaneType, Meta(extra={"code": "unsupported_lane_type"})]
     hz: Hertz = 0.0
     priority: Text = ""
     max_callback_ms: NonNegative = 0
@@ -245,7 +249,7 @@ class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reentrant: bool = False
     priority: PriorityClass = "normal"
     budget_ms: NonNegative = 0
-    on_error: ErrorPolicy = "fail_fast"
+    on_error: Annotated[ErrorPolicy, Meta(extra={"code": "unsupported_error_policy"})] = "fail_fast"
     # version 2
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 3  # used with on_error: retry
     timeout_ms: NonNegative = 0  # a process_pool worker is killed after this time
@@ -314,7 +318,7 @@ class EdgeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kind: EdgeKind
     source: Annotated[str, Meta(min_length=1, max_length=STRING_BYTES_MAX)] = msgspec.field(name="from")
     target: Annotated[str, Meta(min_length=1, max_length=STRING_BYTES_MAX)] = msgspec.field(name="to")
-    policy: EdgePolicy = EdgePolicy()
+    policy: Annotated[EdgePolicy, Meta(extra={"code": "invalid_channel_policy"})] = EdgePolicy()
 
 
 class LoopPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

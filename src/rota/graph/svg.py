@@ -1,4 +1,4 @@
-"""Draw a plan as a self-contained SVG document: no script, no external font, no other resource.
+"""Draw a plan as an SVG document.
 
 Each box is a component, coloured by lane and numbered with the position of its region in the epoch. A frame around
 boxes is a composite loop. Lines are edges: solid for immediate edges, dashed for edges that deliver in a later epoch.
@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
+from typing import Any
 
-from rota.graph.mermaid import COLOURS, printable
+from rota.graph.mermaid import COLOURS
 from rota.graph.plan import Edge, Plan, Region
+from rota.svg import INK, document, element, text
 
 __all__ = ["Box", "Layout", "place_boxes", "to_svg"]
 
@@ -31,15 +32,9 @@ LOOP_TEXT_SHOWN = 32  # characters in the title of a loop, which uses a smaller 
 LEGEND_ROW = 20
 BACKWARDS_DIP = 60  # how far an edge to an earlier column bends below its boxes
 _DASHES = {"immediate": "", "delay": "7 4", "state": "2 3", "async": "10 3 2 3"}
-_INK = "#334155"
-_STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#0f172a}.small{font-size:10px;fill:#475569}"
-    ".title{font-size:16px;font-weight:600}.loop{fill:none;stroke:#94a3b8;stroke-dasharray:4 3}"
-    f".edge{{fill:none;stroke:{_INK};stroke-width:1.4}}"
-)
 _ARROW_TIP = (
     '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-    f'<path d="M0 0 L8 4 L0 8 z" fill="{_INK}"/></marker></defs>'
+    f'<path d="M0 0 L8 4 L0 8 z" fill="{INK}"/></marker></defs>'
 )
 
 
@@ -48,48 +43,28 @@ def to_svg(plan: Plan) -> str:
     layout = place_boxes(plan)
     legend = LEGEND_ROW * (max(len(plan.lanes), len(_DASHES)) + 1)
     top = layout.height + BACKWARDS_DIP / 2
-    width, height = max(layout.width, 560), top + legend + MARGIN
-    return "\n".join(
-        [
-            _opening(width, height),
-            f"<title>{_text(plan.name)}</title>",
-            f"<style>{_STYLE}</style>",
-            _ARROW_TIP,
-            '<rect width="100%" height="100%" fill="#ffffff"/>',
-            f'<text class="title" x="{MARGIN}" y="34">{_text(plan.name)}</text>',
-            *_loops(plan, layout),
-            *_edges(plan, layout),
-            *_components(plan, layout),
-            *_legend(plan, top),
-            "</svg>\n",
-        ]
-    )
-
-
-def _opening(width: float, height: float) -> str:
-    size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
+    parts = [
+        _ARROW_TIP,
+        *_loops(plan, layout),
+        *_edges(plan, layout),
+        *_components(plan, layout),
+        *_legend(plan, top),
+    ]
+    return document(max(layout.width, 560), top + legend + MARGIN, plan.name, parts, margin=MARGIN)
 
 
 def _loops(plan: Plan, layout: Layout) -> Iterator[str]:
     for name, box in layout.loops.items():
         loop = plan.regions[name].loop
         kind = loop.loop_policy.type if loop else ""
-        yield f'<rect class="loop" x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="10"/>'
-        yield (
-            f'<text class="small" x="{box.x + 10:g}" y="{box.y + LOOP_TITLE - 3:g}">'
-            f"{_text(_short(f'↻ {name} · {kind}', LOOP_TEXT_SHOWN))}</text>"
-        )
+        yield _rect(box, rx=10, fill="none", stroke="#94a3b8", stroke_dasharray="4 3")
+        yield text(box.x + 10, box.y + LOOP_TITLE - 3, _short(f"↻ {name} · {kind}", LOOP_TEXT_SHOWN), class_="small")
 
 
 def _edges(plan: Plan, layout: Layout) -> Iterator[str]:
     for edge in plan.edges.values():
         source, target = layout.components[edge.source.component], layout.components[edge.target.component]
-        dashes = f' stroke-dasharray="{dash}"' if (dash := _DASHES[edge.spec.kind]) else ""
-        yield (
-            f'<path class="edge" d="{_curve(source, target)}"{dashes} marker-end="url(#tip)">'
-            f"<title>{_text(_edge_text(edge))}</title></path>"
-        )
+        yield _line(_curve(source, target), edge.spec.kind, marker_end="url(#tip)", tip=_edge_text(edge))
 
 
 def _curve(source: Box, target: Box) -> str:
@@ -117,43 +92,38 @@ def _components(plan: Plan, layout: Layout) -> Iterator[str]:
     position = {name: str(at) for at, name in enumerate(plan.region_order, 1)}
     colour = {lane: COLOURS[at % len(COLOURS)] for at, lane in enumerate(plan.lanes)}
     for name, spec in plan.components.items():
-        box = layout.components[name]
+        box, lane = layout.components[name], spec.execution.lane
         radius = 22 if spec.boundary.role != "processing" else 8
-        lane = spec.execution.lane
-        yield f"<g><title>{_text(f'{name} ({spec.type}) on {lane}')}</title>"
-        yield (
-            f'<rect x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="{radius}" '
-            f'fill="{colour[lane]}" stroke="{_INK}"/>'
-        )
-        yield f'<text x="{box.x + 12:g}" y="{box.y + 20:g}">{_text(_short(name))}</text>'
-        yield f'<text class="small" x="{box.x + 12:g}" y="{box.y + 35:g}">{_text(_short(spec.type))}</text>'
+        yield _rect(box, rx=radius, fill=colour[lane], stroke=INK, tip=f"{name} ({spec.type}) on {lane}")
+        yield text(box.x + 12, box.y + 20, _short(name))
+        yield text(box.x + 12, box.y + 35, _short(spec.type), class_="small")
         number = position.get(plan.component_region[name], "–")  # an independent lane is not part of the epoch
-        yield f'<text class="small" text-anchor="end" x="{box.x + box.width - 10:g}" y="{box.y + 18:g}">{number}</text>'
-        yield "</g>"
+        yield text(box.x + box.width - 10, box.y + 18, number, class_="small", text_anchor="end")
 
 
 def _legend(plan: Plan, top: float) -> Iterator[str]:
     for at, lane in enumerate(plan.lanes.values()):
         y = top + LEGEND_ROW * (at + 1)
-        text = f"{_short(lane.id)} · {lane.type}" + (f" · {lane.workers} workers" if lane.workers else "")
-        yield (
-            f'<rect x="{MARGIN}" y="{y - 11:g}" width="16" height="13" rx="3" '
-            f'fill="{COLOURS[at % len(COLOURS)]}" stroke="{_INK}"/>'
-        )
-        yield f'<text class="small" x="{MARGIN + 24}" y="{y:g}">{_text(text)}</text>'
-    for at, (kind, dash) in enumerate(_DASHES.items()):
+        words = f"{_short(lane.id)} · {lane.type}" + (f" · {lane.workers} workers" if lane.workers else "")
+        yield _rect(Box(MARGIN, y - 11, 16, 13), rx=3, fill=COLOURS[at % len(COLOURS)], stroke=INK)
+        yield text(MARGIN + 24, y, words, class_="small")
+    for at, kind in enumerate(_DASHES):
         y = top + LEGEND_ROW * (at + 1)
-        dashes = f' stroke-dasharray="{dash}"' if dash else ""
-        yield f'<path class="edge" d="M330 {y - 4:g} H374"{dashes}/>'
-        yield f'<text class="small" x="384" y="{y:g}">{kind}</text>'
+        yield _line(f"M330 {y - 4:g} H374", kind)
+        yield text(384, y, kind, class_="small")
 
 
-def _short(text: str, limit: int = TEXT_SHOWN) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _rect(box: Box, **attributes: Any) -> str:
+    return element("rect", x=box.x, y=box.y, width=box.width, height=box.height, **attributes)
 
 
-def _text(text: str) -> str:
-    return escape(printable(text))
+def _line(path: str, kind: str, **attributes: Any) -> str:
+    dashes = {"stroke_dasharray": dash} if (dash := _DASHES[kind]) else {}
+    return element("path", class_="line", d=path, **dashes, **attributes)
+
+
+def _short(words: str, limit: int = TEXT_SHOWN) -> str:
+    return words if len(words) <= limit else words[: limit - 1] + "…"
 
 
 # --- layout --------------------------------------------------------------------------------------

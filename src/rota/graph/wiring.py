@@ -24,7 +24,7 @@ from rota.graph.lanes.invocation_queue import InvocationQueue
 from rota.graph.lanes.order import PolicyOrder
 from rota.graph.lanes.pacing import Pacer
 from rota.graph.lanes.pool import Pool, PoolStep, PoolWorker, ThreadWorker
-from rota.graph.lanes.process_pool import ProcessComponents, ProcessWorker
+from rota.graph.lanes.process_pool import ProcessComponents, ProcessWorker, WorkerProcesses
 from rota.graph.lanes.queue_lane import QueueLane, QueueStep
 from rota.graph.lanes.worker_settings import WorkerReport
 from rota.graph.loops import EpochStep, LoopStep
@@ -244,6 +244,8 @@ class RunLanes:
         self.pacers: list[Pacer] = []
         self.queue: QueueLane | None = None
         self.loops: list[LoopStep] = []
+        lanes = [lane for lane in self._plan.lanes.values() if lane.type == "process_pool" and lane.components]
+        self._processes = WorkerProcesses(sum(lane.workers for lane in lanes))
         for lane in self._plan.lanes.values():
             self._make_lane(lane, run_id)
         self.steps: list[EpochStep] = [self._step(wave) for wave in wiring.waves(self._plan.region_order)]
@@ -280,7 +282,8 @@ class RunLanes:
 
     def _make_process_pool(self, lane: Lane) -> None:
         committer = self._committer
-        remote = ProcessComponents(lane, self._plan.spec.graph.config, committer.stop_token, committer.reports)
+        config = self._plan.spec.graph.config
+        remote = ProcessComponents(lane, self._processes, config, committer.stop_token, committer.reports)
         self.remotes[lane.id] = remote
         self.pools[lane.id] = self._pool(lane, lambda worker_id: ProcessWorker(lane, worker_id, remote), is_remote=True)
 

@@ -36,6 +36,7 @@ from rota.cores.accounts import LatencyClass
 from rota.cores.runqueue import Rule
 from rota.errors import ScenarioInvalid
 from rota.model.budgets import CORES_MAX, Criticality, OverrunPolicy
+from rota.model.struct_reader import Problems, TomlReader
 from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT
 
 __all__ = [
@@ -203,10 +204,10 @@ def parse_scenario(text: str, source: str = "scenario") -> Scenario:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
         raise ScenarioInvalid(f"{source} is not TOML: {problem}") from problem
-    try:
-        scenario = msgspec.convert(data, Scenario)
-    except msgspec.ValidationError as problem:
-        raise ScenarioInvalid(f"{source}: {_describe(problem)}") from problem
+    problems = Problems()
+    scenario = TomlReader(problems).read(Scenario, data)
+    if problems:
+        raise ScenarioInvalid(f"{source}: {problems.text()}", field=problems.keys()[0])
     for key, expected in _problems(scenario):
         raise ScenarioInvalid(f"{source}: {key} {expected}", field=key)
     return scenario
@@ -215,13 +216,6 @@ def parse_scenario(text: str, source: str = "scenario") -> Scenario:
 def weight_of(weight: float) -> int:
     """Return a weight in thousandths, as the engine counts it."""
     return round(weight * WEIGHT_UNIT)
-
-
-def _describe(problem: msgspec.ValidationError) -> str:
-    """Return a msgspec error with its place as written in the file: thread[2].work_us."""
-    text, _, place = str(problem).partition(" - at `$")
-    place = place.strip("`").removeprefix(".")
-    return f"{place}: {text}" if place else text
 
 
 # --- checks ----------------------------------------------------------------------------------------

@@ -11,12 +11,13 @@ import msgspec
 from msgspec import Meta
 
 from rota.fleet.agent_settings import AgentSettings
-from rota.fleet.config.reader import NAME_CHARS_MAX, Bytes, DurationText, Seconds, default_bytes, default_seconds
+from rota.fleet.config.units import Bytes, DurationText, Seconds, default_bytes, default_seconds
 from rota.model.checks import AMOUNT_MAX
 from rota.model.work import WEIGHT_UNIT, Backoff, Intent, Limits, RestartPolicy, Trigger, TriggerKind
 
-__all__ = ["AgentTable", "RestartTable", "RunLimitsTable", "TriggerTable"]
+__all__ = ["NAME_CHARS_MAX", "AgentTable", "RestartTable", "RunLimitsTable", "TriggerTable"]
 
+NAME_CHARS_MAX = 100
 TRIGGERS_MAX = 100  # of one agent
 DIMENSIONS_MAX = 32  # of one budget
 WEIGHT_MAX = 1_000_000

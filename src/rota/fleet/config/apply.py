@@ -24,7 +24,6 @@ import msgspec
 from rota.errors import Conflict, FleetInvalid, WorkspaceHeld
 from rota.fleet.agent_settings import SETTINGS_KEY
 from rota.fleet.config.changes import FleetChange, FleetChanges, PendingChange
-from rota.fleet.config.reader import join_key
 from rota.fleet.config.tables import AgentTable, Fleet, ProjectTable
 from rota.fleet.config.workspaces import workspace_changes
 from rota.kernel.contexts import to_ms
@@ -33,6 +32,7 @@ from rota.kernel.usage_windows import ALL_PROJECTS
 from rota.model.budgets import BudgetLine, SchedulingContext
 from rota.model.checks import INTEGER_MAX
 from rota.model.lifecycle import AgentState, ContextState, ProjectStatus
+from rota.model.struct_reader import join_key
 from rota.model.work import Agent, Project
 from rota.service.api import KernelApi
 

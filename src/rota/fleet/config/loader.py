@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rota.errors import FleetInvalid, PolicyInvalid, UnknownPolicy
-from rota.fleet.config.reader import INVALID, Problems, describe_value, join_key, read
+from rota.fleet.config.agent_tables import NAME_CHARS_MAX
 from rota.fleet.config.tables import (
     SLOTS_MAX,
     WORKSPACES_MAX,
@@ -26,12 +27,15 @@ from rota.fleet.config.tables import (
 )
 from rota.fleet.trigger_rules import EVERY_S_MIN, cron_problem, matches_kind, zone_problem
 from rota.kernel.usage_windows import ALL_PROJECTS
+from rota.model.struct_reader import Problems, TomlReader, join_key
+from rota.model.value_types import TableType, describe_value
 from rota.policy import registry
 
 __all__ = ["FILE_BYTES_MAX", "load_fleet"]
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 PERIOD_S_MIN = 0.001  # of a limit: the kernel counts milliseconds
+NAME_CHARS_SHOWN = 20  # of a name that is too long
 FOLDER_CHARS_MAX = 150  # of a workspace as the file writes it: its id is made from it
 # Every firing of a trigger writes these events, so a trigger on one of them would fire forever.
 WRITTEN_BY_FIRINGS = ("kernel.trigger.fired", "kernel.sched.enqueued")
@@ -41,13 +45,28 @@ def load_fleet(path: str | os.PathLike[str]) -> Fleet:
     """Return the fleet in a file, or raise `FleetInvalid` with everything that is wrong with the file."""
     name = os.fspath(path)
     problems = Problems()
-    tables = read(FleetFile, _parse(name), "", problems)
-    if tables is not INVALID:
+    tables = _FleetReader(problems).read(FleetFile, _parse(name))
+    if not problems:
         _check(tables, problems)
     if problems:
         raise _invalid(name, problems.messages(), problems.keys())
     given = {field: getattr(tables, field) for field in FleetFile.__struct_fields__}
     return Fleet(path=os.path.realpath(name), **given)
+
+
+class _FleetReader(TomlReader):
+    """Reads the tables of a fleet file; the length of every name in it is limited."""
+
+    def _read_table(self, kind: TableType, value: Mapping[str, Any]) -> Any:
+        valid = {}
+        for key, item in value.items():
+            if 1 <= len(key) <= NAME_CHARS_MAX:
+                valid[key] = item
+            else:
+                self._steps.append(key[:NAME_CHARS_SHOWN])
+                self._add(f"expected a name of 1 to {NAME_CHARS_MAX} characters")
+                self._steps.pop()
+        return super()._read_table(kind, valid)
 
 
 def _parse(path: str) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rota.fleet.config.apply import PAUSED_BY, all_rows
-from rota.fleet.config.reader import join_key
 from rota.fleet.config.tables import AgentTable, Fleet, SchedulingTable
 from rota.fleet.trigger_rules import matches_kind
 from rota.model.lifecycle import ProjectStatus
+from rota.model.struct_reader import join_key
 from rota.policy.contract import Policy
 from rota.service.api import KernelApi
 

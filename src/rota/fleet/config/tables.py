@@ -39,7 +39,7 @@ from rota.fleet.config.agent_tables import (
     TriggerTable,
     Weight,
 )
-from rota.fleet.config.reader import Seconds, default_seconds, unit_schema
+from rota.fleet.config.units import Seconds, default_seconds, unit_schema
 from rota.fleet.run_logs import LOGS_MAX
 from rota.model.checks import AMOUNT_MAX
 from rota.model.work import WEIGHT_UNIT

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from rota.errors import FleetInvalid
 from rota.fleet.config.changes import FleetChange, PendingChange
-from rota.fleet.config.reader import join_key
 from rota.fleet.config.tables import Fleet, ProjectTable, WorktreesTable
 from rota.host.command import filter_environment
 from rota.model.checks import ID_CHARS_MAX
+from rota.model.struct_reader import join_key
 from rota.service.api import KernelApi
 
 __all__ = ["GIT_TIMEOUT_S", "add_worktree", "is_worktree", "workspace_changes"]
