@@ -28,7 +28,7 @@ from rota.clock import Clock
 from rota.errors import NotEnabled, NotFound, RunFailed, UnknownAgent
 from rota.fleet.agent_settings import SETTINGS_KEY, AgentSettings, settings_of, spec_for
 from rota.fleet.supervisor import Supervisor, SupervisorSettings
-from rota.host.fork_server import this_process
+from rota.host.main_module import this_process
 from rota.kernel import Kernel
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project, ReadyEntry, RestartPolicy
 from rota.policy.contract import Policy
@@ -169,7 +169,7 @@ class Rota:
         A daemon has its own policy. `token` and `ca_file` are for a daemon over HTTP (docs/daemon.md).
         """
         # a worker process imports the main program to find its functions: then no store may be opened
-        where = ":memory:" if this_process.is_fork_server else os.fspath(address)
+        where = ":memory:" if this_process.is_loading else os.fspath(address)
         self.api: SchedulerApi
         if is_remote(where):
             self.api = connect(where, token=token, ca_file=ca_file, clock=clock)

@@ -71,6 +71,15 @@ def returns_undecodable() -> Undecodable:
     return Undecodable()
 
 
+def leaves_its_connection_to_a_daemon() -> None:
+    """Forks a process that leaves the group and keeps every descriptor open, reports its pid, and exits."""
+    if daemon := os.fork():
+        report(daemon)
+        os._exit(3)
+    os.setsid()
+    signal.pause()
+
+
 def segfaults() -> None:
     ctypes.string_at(0)
 

@@ -15,8 +15,8 @@ from rota.errors import HostUnsupported
 from rota.host.capabilities import Capabilities, detect
 from rota.host.cgroups import Cgroups
 from rota.host.lineage import children_of
-from rota.host.realtime import read_scheduling
 from rota.host.reaper_client import ReaperClient, python_command
+from rota.host.thread_settings import read_scheduling
 from tests.host.support import PATIENCE_S, running, sh
 
 
@@ -33,7 +33,7 @@ def test_this_machine_can_run_commands(capabilities: Capabilities) -> None:
 
 def test_every_capability_works_or_has_a_reason(capabilities: Capabilities) -> None:
     names = [offer.name for offer in capabilities.offers]
-    assert len(names) == len(set(names)) == 14
+    assert len(names) == len(set(names)) == 16
     assert all(offer.for_what for offer in capabilities.offers)
     for name in ("pidfd", "limits", "cpu_clock", "affinity", "lineage", "batch", "idle"):
         assert capabilities.offer(name).works, capabilities.offer(name).why_not  # these need no privilege
@@ -131,7 +131,10 @@ def test_the_reaper_loads_only_what_it_needs() -> None:
     assert loaded & HEAVY == set()
     assert {name for name in loaded if name.startswith("rota.")} == {
         "rota.host",
-        *(f"rota.host.{name}" for name in ("frames", "child_exits", "syscalls", "lineage", "spawning", "reaper")),
+        *(
+            f"rota.host.{name}"
+            for name in ("frames", "child_exits", "request_loop", "syscalls", "lineage", "spawning", "reaper")
+        ),
         "rota.lazy",
     }
 

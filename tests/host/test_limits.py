@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 from rota.host.command import Command
-from rota.host.realtime import Scheduling
 from rota.host.reaper_client import ReaperClient
+from rota.host.thread_settings import Scheduling
 from rota.model.work import Limits
 from tests.host.support import PATIENCE_S, Pipe, output_of, py, py_with_rota, sh
 
@@ -127,7 +127,7 @@ WITHOUT_PRIVILEGES = """
 import ctypes, os
 from rota.host.command import Command
 from rota.host.reaper_client import ReaperClient
-from rota.host.realtime import Scheduling
+from rota.host.thread_settings import Scheduling
 from rota.model.work import Limits
 
 PR_CAPBSET_DROP, CAP_SYS_NICE, CAP_SYS_RESOURCE = 24, 23, 24

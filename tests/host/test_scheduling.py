@@ -8,9 +8,20 @@ import threading
 import pytest
 
 from rota.errors import CommandInvalid, NotFound
-from rota.host.process_cpu import affinity_advisories, allowed_cores, pin, process_cpu_ns, threads_of, tree_cpu_ns
-from rota.host.realtime import Scheduling, apply_scheduling, read_scheduling
+from rota.host.process_cpu import process_cpu_ns, tree_cpu_ns
 from rota.host.reaper_client import ReaperClient
+from rota.host.thread_settings import (
+    Scheduling,
+    ThreadSettings,
+    affinity_advisories,
+    allowed_cores,
+    apply_scheduling,
+    apply_settings,
+    pin,
+    read_scheduling,
+    read_settings,
+    threads_of,
+)
 from tests.host.support import py, running, until
 
 NO_SUCH_PID = 2**22 + 1  # above the largest pid of Linux
@@ -21,6 +32,32 @@ for _ in range(5): threading.Thread(target=stop.wait, daemon=True).start()
 print("ready", flush=True)
 stop.wait()
 """
+
+
+def test_a_thread_applies_its_own_settings_and_reads_them_back() -> None:
+    core = max(allowed_cores())
+    before = read_settings()
+    wanted = ThreadSettings(name="settled", cores=(core,), nice=3, scheduling=Scheduling(policy="idle"))
+    log: list[object] = []
+    thread = threading.Thread(target=lambda: log.extend([apply_settings(wanted), read_settings()]))
+    thread.start()
+    thread.join()
+    refused, in_force = log
+    assert refused == {}
+    assert isinstance(in_force, ThreadSettings)
+    assert (in_force.name, in_force.cores, in_force.nice) == ("settled", (core,), 3)
+    assert in_force.scheduling is not None
+    assert in_force.scheduling.policy == "idle"
+    assert read_settings() == before
+
+
+def test_a_setting_that_is_refused_does_not_affect_the_others() -> None:
+    log: list[object] = []
+    wanted = ThreadSettings(cores=(900,), nice=2)
+    thread = threading.Thread(target=lambda: log.extend([apply_settings(wanted), read_settings().nice]))
+    thread.start()
+    thread.join()
+    assert log == [{"cores": "Invalid argument"}, 2]
 
 
 def test_every_thread_of_a_process_is_pinned(reaper: ReaperClient) -> None:

@@ -14,9 +14,9 @@ from rota.errors import CommandInvalid, HostError, LimitExceeded, MinderLost, Sp
 from rota.host import reaper_client
 from rota.host.command import MEMORY_BYTES_MIN, Command, SessionExit
 from rota.host.frames import FRAME_FDS_MAX
-from rota.host.realtime import Scheduling
 from rota.host.reaper_client import ReaperClient
 from rota.host.session import Session
+from rota.host.thread_settings import Scheduling
 from rota.model.work import Limits
 from tests.host.support import ENV, PATIENCE_S, open_descriptors, output_of, py, sh
 

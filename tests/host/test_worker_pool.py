@@ -56,7 +56,7 @@ def test_a_function_returns(pool: WorkerPool) -> None:
 def test_a_call_runs_in_another_process(pool: WorkerPool) -> None:
     pid, parent, in_worker = pool.call(tasks.process_info).value
     assert pid != os.getpid()
-    assert parent == pool._session.pid
+    assert parent == pool._fork_server.session.pid
     assert in_worker
     assert tasks.process_info()[2] is False
 
@@ -202,6 +202,34 @@ def test_the_outcome_can_be_read_twice(pool: WorkerPool) -> None:
     others = [pool.start(tasks.process_info) for _ in range(2)]
     assert call.outcome() is first
     assert all(other.outcome().ok for other in others)
+
+
+def test_a_reserved_worker_keeps_what_a_call_left_there_and_is_not_given_to_others(pool: WorkerPool) -> None:
+    worker = pool.reserve()
+    assert pool.start(tasks.keep, ("first",), worker=worker).outcome().value == ["first"]
+    pid = pool.start(os.getpid, worker=worker).outcome().value
+    assert pool.idle == 1
+    assert pid not in {pool.call(os.getpid).value for _ in range(3)}
+    assert pool.start(tasks.keep, ("second",), worker=worker).outcome().value == ["first", "second"]
+    gone = watch(pid)
+    pool.release(worker)
+    assert dies(gone)
+
+
+def test_a_reserved_worker_that_is_lost_ends_its_call_and_is_replaced(pool: WorkerPool) -> None:
+    worker = pool.reserve()
+    assert pool.start(os._exit, (4,), worker=worker).outcome().code == 4
+    assert pool.start(os.getpid, worker=worker).outcome().kind == "crashed"
+    pool.release(worker)
+
+
+def test_a_call_ends_with_its_worker_although_another_process_has_the_connection(pool: WorkerPool) -> None:
+    daemons: list[int] = []
+    outcome = pool.call(tasks.leaves_its_connection_to_a_daemon, on_report=daemons.append)
+    assert (outcome.kind, outcome.code) == ("crashed", 3)
+    gone = watch(daemons[0])
+    os.kill(daemons[0], signal.SIGKILL)
+    assert dies(gone)
 
 
 def test_a_worker_that_dies_idle_is_replaced(pool: WorkerPool) -> None:
@@ -354,7 +382,7 @@ def test_a_killed_fork_server_is_replaced_and_its_calls_crash(pool: WorkerPool) 
     with ThreadPoolExecutor(1) as other:
         call = pool.start(signal.pause)
         waits = other.submit(call.outcome)
-        os.kill(pool._session.pid, signal.SIGKILL)
+        os.kill(pool._fork_server.session.pid, signal.SIGKILL)
         outcome = waits.result(PATIENCE_S)
     assert outcome.kind == "crashed"
 
@@ -450,20 +478,23 @@ class Thing:
 def double(thing): return Thing(2 * thing.number)
 
 {guard}
-    with ReaperClient() as reaper, WorkerPool(reaper, 1, main=True) as pool:
+    with ReaperClient() as reaper, WorkerPool(reaper, 1, main={main}) as pool:
         print(pool.call(double, (Thing(21),)).value.number)
 """
 
 
-def run_program(tmp_path: Path, guard: str, *how: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "program.py").write_text(PROGRAM.format(guard=guard))
+def run_program(tmp_path: Path, guard: str, *how: str, main: bool = True) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "program.py").write_text(PROGRAM.format(guard=guard, main=main))
     command = [sys.executable, *(how or ("program.py",))]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
+@pytest.mark.parametrize("main", [True, False], ids=["loaded before", "loaded on demand"])
 @pytest.mark.parametrize("how", [("program.py",), ("-m", "program")], ids=["as a file", "as a module"])
-def test_functions_and_classes_of_the_main_module_can_be_called(tmp_path: Path, how: tuple[str, ...]) -> None:
-    done = run_program(tmp_path, 'if __name__ == "__main__":', *how)
+def test_functions_and_classes_of_the_main_module_can_be_called(
+    tmp_path: Path, how: tuple[str, ...], main: bool
+) -> None:
+    done = run_program(tmp_path, 'if __name__ == "__main__":', *how, main=main)
     assert (done.stdout, done.returncode) == ("42\n", 0), done.stderr
 
 

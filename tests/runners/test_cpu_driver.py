@@ -19,8 +19,7 @@ from rota.cores.events import Migrate, PostTimeout
 from rota.errors import CommandInvalid, ContextExists, EntityUnknown, LeaseRefused, SpawnFailed
 from rota.fleet.cores_driver import CpuDriver, DriverReport
 from rota.host.command import Command
-from rota.host.process_cpu import allowed_cores
-from rota.host.realtime import Scheduling, read_scheduling
+from rota.host.thread_settings import Scheduling, allowed_cores, read_scheduling
 
 MS = 1_000_000
 CORE = max(allowed_cores())

@@ -14,7 +14,7 @@ from rota.clock import ManualClock
 from rota.errors import RunFailed, UnknownAgent
 from rota.kernel import ScheduleSpec
 from rota.model.work import Backoff, Limits, RestartPolicy
-from tests.supervisor.world import START, World
+from tests.supervisor.world import PATIENCE_S, START, World
 
 
 @pytest.fixture
@@ -119,6 +119,24 @@ def test_as_many_runs_as_slots_and_never_more(world: World) -> None:
     busy.enqueue_many([{} for _ in range(9)])
     assert world.rota.run(slots=3, until_idle=True) == 9
     assert most == [0, 3]
+
+
+def test_runs_that_wait_for_each_other_run_at_the_same_time_also_after_quick_ones(world: World) -> None:
+    together = threading.Barrier(4)
+
+    @world.rota.agent()
+    def quick() -> None:
+        """Ends before another thread has begun."""
+
+    @world.rota.agent()
+    def meet() -> int:
+        return together.wait(PATIENCE_S)
+
+    for _ in range(5):
+        quick.enqueue_many([{}] * 20)
+        meet.enqueue_many([{}] * 4)
+    assert world.rota.run(slots=4, until_idle=True) == 5 * 24
+    assert {entry.exit_kind for entry in world.rota.api.queue.list(limit=500)[0]} == {"completed"}
 
 
 def test_a_slot_is_refilled_immediately_by_what_its_run_enqueued(world: World) -> None:

@@ -52,9 +52,10 @@ from rota.host import command as host_command
 from rota.host.cgroup_files import GroupLimits
 from rota.host.cgroups import Cgroups, ControlGroup
 from rota.host.command import Command
-from rota.host.process_cpu import check_cores, process_cpu_ns
+from rota.host.process_cpu import process_cpu_ns
 from rota.host.reaper_client import ReaperClient
 from rota.host.session import Session
+from rota.host.thread_settings import check_cores
 from rota.model.budgets import OverrunPolicy
 from rota.model.checks import Checks
 from rota.model.work import WEIGHT_UNIT

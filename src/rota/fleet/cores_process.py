@@ -16,8 +16,6 @@ its control group if it has one, else by adding up the live processes.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -25,9 +23,9 @@ from rota.errors import CommandInvalid, HostError, NotFound
 from rota.host.advisory import Advisory
 from rota.host.cgroups import ControlGroup
 from rota.host.lineage import children_of, descendants_of
-from rota.host.process_cpu import pin, process_cpu_ns, tree_cpu_ns
-from rota.host.realtime import Scheduling, apply_scheduling
+from rota.host.process_cpu import is_runnable, process_cpu_ns, tree_cpu_ns
 from rota.host.session import Session
+from rota.host.thread_settings import Scheduling, apply_scheduling, pin
 
 __all__ = ["CHILDREN_CHECK_NS", "SlicedProcess"]
 
@@ -115,8 +113,7 @@ class SlicedProcess:
 
     def is_runnable(self) -> bool:
         """Whether any of its threads, or of its children's, is runnable or waits for the disk."""
-        pid = self.session.pid
-        return any(state in "RD" for one in (pid, *descendants_of(pid)) for state in _states(one))
+        return is_runnable(self.session.pid)
 
     def _cpu_ns(self, now: int) -> int:
         if now - self._children_at_ns >= CHILDREN_CHECK_NS:
@@ -146,17 +143,3 @@ class SlicedProcess:
 
 
 _COOPERATIVE = Advisory("stopping", "it is stopped by signals, which a program of the same user can undo", "freezer")
-
-
-def _states(pid: int) -> Iterator[str]:
-    """The state of each thread of a process: R runnable, D waits for the disk, S asleep, T stopped."""
-    try:
-        threads = list((Path("/proc") / str(pid) / "task").iterdir())
-    except OSError:
-        return
-    for thread in threads:
-        try:
-            text = (thread / "stat").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            continue
-        yield text.rpartition(")")[2].split()[0]

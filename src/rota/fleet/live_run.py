@@ -29,7 +29,7 @@ from rota.fleet.run_logs import BoundedLog
 from rota.fleet.runners.contract import Assignment, RunOutcome, StopHandle
 from rota.fleet.stop_escalation import StopEscalation
 from rota.host.watchdog import Watchdog
-from rota.kernel.supervision import RunReport
+from rota.kernel.run_reports import RunReport
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
 
@@ -116,16 +116,18 @@ class LiveRun:
         reason = self.escalation.reason
         if reason == "fenced":
             return None
-        common: dict[str, Any] = {
-            "sched_id": self.entry.sched_id,
-            "token": self.token,
-            "result": self._result(outcome),
-            "usage": outcome.usage,
-            "wall_ms": round((self._api.clock.monotonic() - self.started_at) * 1000),
-        }
         if reason is None or outcome.exit_kind == "completed":
-            return RunReport(**common, **self._own_end(outcome))
-        return RunReport(**common, stopped_by=self.escalation.stopped_by, **_forced_end(reason))
+            ended = self._own_end(outcome)
+        else:
+            ended = {"stopped_by": self.escalation.stopped_by, **_forced_end(reason)}
+        return RunReport(
+            sched_id=self.entry.sched_id,
+            token=self.token,
+            result=self._result(outcome),
+            usage=outcome.usage,
+            wall_ms=round((self._api.clock.monotonic() - self.started_at) * 1000),
+            **ended,
+        )
 
     def _result(self, outcome: RunOutcome) -> Any:
         """The run's result; unless it completed, with its last checkpoint."""

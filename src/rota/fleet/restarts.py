@@ -16,7 +16,8 @@ from rota.errors import RotaError
 from rota.fleet.agent_settings import spec_for
 from rota.fleet.live_run import LiveRun
 from rota.host.watchdog import Watchdog
-from rota.kernel.supervision import QUARANTINE, RunReport
+from rota.kernel.run_reports import RunReport
+from rota.kernel.supervision import QUARANTINE
 from rota.model.work import RestartPolicy
 from rota.service.api import SchedulerApi
 

@@ -27,7 +27,7 @@ from functools import partial
 from rota.errors import RotaError
 from rota.fleet.live_run import LiveRun
 from rota.fleet.runners.contract import RunOutcome
-from rota.kernel.supervision import RunReport
+from rota.kernel.run_reports import RunReport
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
 
@@ -65,7 +65,10 @@ class SlotLoop:
         self._prepare = prepare  # returns a run for an entry, and the function that executes it
         self._before_report = before_report  # called for each run that has ended, before its report is committed
         self._after_report = after_report  # called for each run whose report is committed
-        self._changed = threading.Condition()  # guards all below
+        lock = threading.RLock()  # guards all below
+        self._changed = threading.Condition(lock)
+        self._quick_ended = threading.Condition(lock)  # the runs that `_wait_for_quick_runs` waits for
+        self._started = 0  # runs started by the last iteration
         self._free = [f"slot-{number}" for number in range(slots, 0, -1)]
         self._last_number = slots  # the highest slot number so far
         self._surplus = 0  # slots to remove when they become free
@@ -151,15 +154,19 @@ class SlotLoop:
         finally:
             with self._changed:
                 self._is_parked = False
+        self._started = len(entries)
         for entry in entries:
             self._start(entry)
         return bool(entries or waits or reports)
 
     def _wait_for_quick_runs(self) -> None:
-        """If runs are shorter than a commit, wait briefly so that the current ones share it. The lock is held."""
-        if self._pending and self._runs and self._mean_run_s < QUICK_S:
+        """If runs are shorter than a commit, wait briefly so that those just started share it. The lock is held."""
+        if self._mean_run_s < QUICK_S and (self._pending or not self._free):
             # real time, not the injected clock: this only decides how many runs share a commit
-            self._changed.wait_for(lambda: not self._runs, LINGER_S)
+            self._quick_ended.wait_for(self._have_quick_ended, LINGER_S)
+
+    def _have_quick_ended(self) -> bool:
+        return len(self._pending) >= self._started
 
     def _report_and_claim(
         self, reports: list[tuple[LiveRun, RunReport]], wanted: int, wait_s: float
@@ -239,6 +246,8 @@ class SlotLoop:
     def _wake(self) -> bool:
         """Wake the loop; return whether it waits inside a claim, which must be interrupted. The lock is held."""
         self._changed.notify_all()
+        if self._have_quick_ended():
+            self._quick_ended.notify_all()
         was_parked, self._is_parked = self._is_parked, False
         return was_parked
 
@@ -248,31 +257,38 @@ class SlotLoop:
 
 
 class _RunThreads:
-    """Threads for runs. An idle thread is reused: starting one costs as much as a short run."""
+    """Threads for runs. A thread that ends a run takes the next one: waking another costs as much as a short run."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._idle: list[queue.SimpleQueue[Callable[[], None] | None]] = []  # the inboxes of idle threads
+        self._idle = 0  # threads that wait for the inbox
+        self._queued = 0  # work in the inbox; there is an idle thread for each
 
     def run(self, work: Callable[[], None]) -> None:
         """Run `work` on an idle thread, or on a new one."""
         with self._lock:
-            inbox = self._idle.pop() if self._idle else None
-        if inbox is None:
-            inbox = queue.SimpleQueue()
-            threading.Thread(target=self._serve, args=(inbox,), name=self._name, daemon=True).start()
-        inbox.put(work)
+            self._queued += 1
+            needs_thread = self._queued > self._idle
+            if needs_thread:
+                self._idle += 1
+        self._inbox.put(work)
+        if needs_thread:
+            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
 
     def stop_idle(self) -> None:
         """Stop the idle threads."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for inbox in idle:
-            inbox.put(None)
+            idle, self._idle = self._idle, 0
+        for _ in range(idle):
+            self._inbox.put(None)
 
-    def _serve(self, inbox: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-        while (work := inbox.get()) is not None:
+    def _serve(self) -> None:
+        while (work := self._inbox.get()) is not None:
+            with self._lock:
+                self._queued -= 1
+                self._idle -= 1
             work()
             with self._lock:
-                self._idle.append(inbox)
+                self._idle += 1

@@ -39,7 +39,7 @@ from rota.fleet.runners.contract import Assignment, Runner, RunOutcome
 from rota.fleet.runners.resources import RunnerResources
 from rota.fleet.slot_loop import SlotLoop
 from rota.host.watchdog import Watchdog
-from rota.kernel.supervision import RunReport
+from rota.kernel.run_reports import RunReport
 from rota.model.events import Event, ProcessTerminated, ProcessUpdated
 from rota.model.work import Agent, ReadyEntry
 from rota.service.api import SchedulerApi

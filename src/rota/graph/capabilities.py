@@ -11,17 +11,12 @@ checks that none is missing.
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from pathlib import Path
-
-import msgspec
 
 from rota.graph.plan import LaneCapability
 from rota.graph.spec import LaneSpec, LaneType
+from rota.host.capabilities import Platform, probe
+from rota.host.thread_settings import NICE_MAX, NICE_MIN, PRIORITY_MAX
 
 __all__ = [
     "IMPLEMENTED",
@@ -34,20 +29,8 @@ __all__ = [
     "unused_fields",
 ]
 
-NICE_MIN, NICE_MAX = -20, 19
-RT_PRIORITY_MIN, RT_PRIORITY_MAX = 1, 99
+RT_PRIORITY_MIN = 1
 RT_POLICIES = ("fifo", "rr")
-
-
-class Platform(msgspec.Struct, frozen=True, kw_only=True):
-    """What the operating system allows this process to set on its own threads."""
-
-    name: str = "unknown"
-    cpus: tuple[int, ...] = ()  # that a thread may be bound to; empty if affinity is not supported
-    thread_names: bool = False
-    nice: bool = False  # raise the niceness
-    nice_below_zero: bool = False  # lower the niceness, which needs a permission of its own
-    realtime: bool = False  # SCHED_FIFO and SCHED_RR
 
 
 _BASE = (
@@ -187,8 +170,8 @@ def _realtime_problem(lane: LaneSpec, platform: Platform) -> str | None:
         return reason
     if lane.rt_policy not in RT_POLICIES:
         return f"the realtime policies are {' and '.join(RT_POLICIES)}"
-    if not RT_PRIORITY_MIN <= lane.rt_priority <= RT_PRIORITY_MAX:
-        return f"rt_policy requires an rt_priority from {RT_PRIORITY_MIN} to {RT_PRIORITY_MAX}"
+    if not RT_PRIORITY_MIN <= lane.rt_priority <= PRIORITY_MAX:
+        return f"rt_policy requires an rt_priority from {RT_PRIORITY_MIN} to {PRIORITY_MAX}"
     return None if platform.realtime else "this process is not allowed to use realtime scheduling"
 
 
@@ -199,38 +182,3 @@ _OS_RULES: Mapping[str, Callable[[LaneSpec, Platform], str | None]] = {
     "rt_policy": _realtime_problem,
     "rt_priority": _realtime_problem,
 }
-
-
-# --- probing the machine -------------------------------------------------------------------------
-
-
-@cache
-def probe() -> Platform:
-    """Return what this machine allows this process. The first call tries it out on a short-lived thread."""
-    if not sys.platform.startswith("linux"):
-        return Platform(name=sys.platform)
-    found: dict[str, bool] = {}
-    thread = threading.Thread(target=lambda: found.update(_try_permissions()), name="rota-probe")
-    thread.start()
-    thread.join()
-    return Platform(name="linux", cpus=tuple(sorted(os.sched_getaffinity(0))), **found)
-
-
-def _try_permissions() -> Iterator[tuple[str, bool]]:
-    """Try each permission on the calling thread: a seccomp filter or a container may refuse what the user id allows."""
-    yield "thread_names", _works(_name_this_thread)
-    yield "nice", _works(lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE_MAX))
-    yield "nice_below_zero", _works(lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -1))
-    yield "realtime", _works(lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(RT_PRIORITY_MIN)))
-
-
-def _name_this_thread() -> None:
-    Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("rota-probe")
-
-
-def _works(attempt: Callable[[], None]) -> bool:
-    try:
-        attempt()
-    except OSError:
-        return False
-    return True

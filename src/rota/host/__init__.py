@@ -1,7 +1,8 @@
 """Layer 1: processes of the operating system. Start commands, limit them, and kill what they leave behind.
 
 `ReaperClient` starts commands as sessions through the reaper process, `Cgroups` limits them, `WorkerPool` runs Python
-functions in worker processes, and `detect` reports what this machine supports.
+functions in worker processes, `ThreadSettings` are what a thread sets on itself, and `detect` reports what this machine
+supports.
 
 Names are loaded when they are first used, because the reaper process imports this package and must stay small.
 """
@@ -15,17 +16,26 @@ from rota.lazy import exports
 if TYPE_CHECKING:
     from rota.host.advisory import Advisory
     from rota.host.call_outcome import CallOutcome
-    from rota.host.capabilities import Capabilities, Capability, detect
+    from rota.host.capabilities import Capabilities, Capability, Platform, detect, probe
     from rota.host.cgroup_files import GroupLimits
     from rota.host.cgroups import Cgroups, ControlGroup, FeatureSupport, GroupUsage
     from rota.host.command import Command, EncodedCommand, SessionExit, filter_environment
     from rota.host.lineage import kill_orphans
-    from rota.host.process_cpu import allowed_cores, pin, process_cpu_ns, tree_cpu_ns
-    from rota.host.realtime import Scheduling, apply_scheduling, read_scheduling
+    from rota.host.process_cpu import process_cpu_ns, tree_cpu_ns
     from rota.host.reaper_client import ReaperClient
     from rota.host.session import Session, Termination
+    from rota.host.thread_settings import (
+        Scheduling,
+        ThreadSettings,
+        allowed_cores,
+        apply_scheduling,
+        apply_settings,
+        pin,
+        read_scheduling,
+        read_settings,
+    )
     from rota.host.watchdog import Watchdog
-    from rota.host.worker_pool import WorkerCall, WorkerPool
+    from rota.host.worker_pool import Worker, WorkerCall, WorkerPool
 
 __all__ = [
     "Advisory",
@@ -39,22 +49,28 @@ __all__ = [
     "FeatureSupport",
     "GroupLimits",
     "GroupUsage",
+    "Platform",
     "ReaperClient",
     "Scheduling",
     "Session",
     "SessionExit",
     "Termination",
+    "ThreadSettings",
     "Watchdog",
+    "Worker",
     "WorkerCall",
     "WorkerPool",
     "allowed_cores",
     "apply_scheduling",
+    "apply_settings",
     "detect",
     "filter_environment",
     "kill_orphans",
     "pin",
+    "probe",
     "process_cpu_ns",
     "read_scheduling",
+    "read_settings",
     "tree_cpu_ns",
 ]
 
@@ -63,16 +79,25 @@ __getattr__ = exports(
     {
         "advisory": ("Advisory",),
         "call_outcome": ("CallOutcome",),
-        "capabilities": ("Capabilities", "Capability", "detect"),
+        "capabilities": ("Capabilities", "Capability", "Platform", "detect", "probe"),
         "cgroup_files": ("GroupLimits",),
         "cgroups": ("Cgroups", "ControlGroup", "FeatureSupport", "GroupUsage"),
         "command": ("Command", "EncodedCommand", "SessionExit", "filter_environment"),
         "lineage": ("kill_orphans",),
-        "process_cpu": ("allowed_cores", "pin", "process_cpu_ns", "tree_cpu_ns"),
-        "realtime": ("Scheduling", "apply_scheduling", "read_scheduling"),
+        "process_cpu": ("process_cpu_ns", "tree_cpu_ns"),
         "reaper_client": ("ReaperClient",),
         "session": ("Session", "Termination"),
+        "thread_settings": (
+            "Scheduling",
+            "ThreadSettings",
+            "allowed_cores",
+            "apply_scheduling",
+            "apply_settings",
+            "pin",
+            "read_scheduling",
+            "read_settings",
+        ),
         "watchdog": ("Watchdog",),
-        "worker_pool": ("WorkerCall", "WorkerPool"),
+        "worker_pool": ("Worker", "WorkerCall", "WorkerPool"),
     },
 )

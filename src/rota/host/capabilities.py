@@ -1,7 +1,7 @@
-"""Detect what this machine supports by trying it.
+"""Detect what this machine supports by trying it: a container may refuse what the user id allows.
 
-Nothing is left behind: scheduling policies are tried on a thread that then ends, control groups on a group that is
-then removed.
+Nothing is left behind: what a thread sets on itself is tried on a thread that then ends, control groups on a group that
+is then removed. `detect` tries everything; `probe` tries what threads may set, once, for the lanes of graphs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import os
 import platform
 import resource
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -19,12 +21,12 @@ import msgspec
 from rota.errors import RotaError
 from rota.host.advisory import explain_errno
 from rota.host.cgroups import Backend, Cgroups, FeatureSupport
-from rota.host.process_cpu import allowed_cores, process_cpu_ns
-from rota.host.realtime import Scheduling, sched_attributes
+from rota.host.process_cpu import process_cpu_ns
 from rota.host.session import PIDFD_SIGNAL_PROCESS_GROUP
-from rota.host.syscalls import SchedAttr, sched_getattr, sched_setattr, supports_subreapers
+from rota.host.syscalls import sched_getattr, supports_subreapers
+from rota.host.thread_settings import NICE_MAX, Scheduling, allowed_cores, set_scheduling, set_thread_name
 
-__all__ = ["Capabilities", "Capability", "detect"]
+__all__ = ["Capabilities", "Capability", "Platform", "detect", "probe"]
 
 _MS = 1_000_000  # nanoseconds
 
@@ -71,7 +73,7 @@ def detect() -> Capabilities:
         kernel=platform.release(),
         machine=platform.machine(),
         cores=_cores(),
-        offers=tuple(_offers()),
+        offers=tuple(_try(name) for name in _ATTEMPTS),
         cgroup_backend=groups.backend,
         cgroups=tuple(groups.support.values()),
     )
@@ -84,11 +86,40 @@ def _cores() -> tuple[int, ...]:
         return tuple(range(os.cpu_count() or 1))
 
 
-def _offers() -> Iterator[Capability]:
-    for name, for_what, attempt in _ATTEMPTS:
-        yield Capability(name, for_what, _problem(attempt))
-    for name, (for_what, wanted) in _POLICIES.items():
-        yield Capability(name, for_what, _on_a_thread(lambda wanted=wanted: _schedule(wanted)))  # type: ignore[misc]
+class Platform(msgspec.Struct, frozen=True, kw_only=True):
+    """What the operating system allows this process to set on its own threads."""
+
+    name: str = "unknown"
+    cpus: tuple[int, ...] = ()  # that a thread may be bound to; empty if affinity is not supported
+    thread_names: bool = False
+    nice: bool = False  # raise the niceness
+    nice_below_zero: bool = False  # lower the niceness, which needs a permission of its own
+    realtime: bool = False  # SCHED_FIFO and SCHED_RR
+
+
+@cache
+def probe() -> Platform:
+    """Return what this machine allows this process to set on its threads. The first call tries it out."""
+    if sys.platform != "linux":
+        return Platform(name=sys.platform)
+    return Platform(
+        name=sys.platform,
+        cpus=_cores(),
+        thread_names=_try("thread_names").works,
+        nice=_try("nice_up").works,
+        nice_below_zero=_try("nice").works,
+        realtime=_try("fifo").works,
+    )
+
+
+def _try(name: str) -> Capability:
+    """Try a facility, on a thread that then ends."""
+    for_what, attempt = _ATTEMPTS[name]
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(_problem(attempt)))
+    thread.start()
+    thread.join()
+    return Capability(name, for_what, found[0])
 
 
 def _problem(attempt: Callable[[], object]) -> str:
@@ -103,19 +134,19 @@ def _problem(attempt: Callable[[], object]) -> str:
         return problem.message
 
 
-def _on_a_thread(attempt: Callable[[], object]) -> str:
-    """Try something that changes the calling thread, on a thread that then ends."""
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(_problem(attempt)))
-    thread.start()
-    thread.join()
-    return found[0]
+def _schedule(wanted: Scheduling) -> Callable[[], bool]:
+    def attempt() -> bool:
+        set_scheduling(0, wanted)
+        in_force = sched_getattr(0)
+        return not wanted.slice_ns or in_force.runtime_ns == wanted.slice_ns
+
+    return attempt
 
 
-def _schedule(wanted: Scheduling) -> bool:
-    sched_setattr(0, SchedAttr(**sched_attributes(wanted)))
-    in_force = sched_getattr(0)
-    return not wanted.slice_ns or in_force.runtime_ns == wanted.slice_ns
+def _name_a_thread() -> bool:
+    if sys.platform == "linux":
+        set_thread_name("rota-probe")
+    return sys.platform == "linux"
 
 
 def _signal_a_group() -> None:
@@ -128,24 +159,25 @@ def _signal_a_group() -> None:
         os.close(pidfd)
 
 
-_ATTEMPTS: tuple[tuple[str, str, Callable[[], object]], ...] = (
-    ("reaper", "starting commands and killing what they leave behind", supports_subreapers),
-    ("pidfd", "watching a process without confusing it with another", lambda: os.close(os.pidfd_open(os.getpid()))),
-    ("group_signals", "signalling a command without the reaper", _signal_a_group),
-    ("limits", "setting limits on another process", lambda: resource.prlimit(0, resource.RLIMIT_CPU)),
-    ("cpu_clock", "CPU time to the nanosecond", lambda: process_cpu_ns(os.getpid())),
-    ("affinity", "restricting a process to cores", allowed_cores),
-    ("lineage", "finding processes that left their session", lambda: Path("/proc/self/environ").exists()),
-)  # fmt: skip
-_POLICIES = {
-    "batch": ("work that does not preempt other processes", Scheduling(policy="batch")),
-    "idle": ("work that uses only idle CPU time", Scheduling(policy="idle")),
-    "nice": ("more than an ordinary share of CPU time", Scheduling(nice=-1)),
-    "slice": ("another length of time slices", Scheduling(slice_ns=5 * _MS)),
-    "fifo": ("running before all ordinary processes", Scheduling(policy="fifo", priority=1)),
-    "rr": ("the same, alternating between equal priorities", Scheduling(policy="rr", priority=1)),
+# what rota uses it for, and the attempt, which returns False or raises if the system does not have it
+_ATTEMPTS: Mapping[str, tuple[str, Callable[[], object]]] = {
+    "reaper": ("starting commands and killing what they leave behind", supports_subreapers),
+    "pidfd": ("watching a process without confusing it with another", lambda: os.close(os.pidfd_open(os.getpid()))),
+    "group_signals": ("signalling a command without the reaper", _signal_a_group),
+    "limits": ("setting limits on another process", lambda: resource.prlimit(0, resource.RLIMIT_CPU)),
+    "cpu_clock": ("CPU time to the nanosecond", lambda: process_cpu_ns(os.getpid())),
+    "affinity": ("restricting a process to cores", allowed_cores),
+    "lineage": ("finding processes that left their session", lambda: Path("/proc/self/environ").exists()),
+    "thread_names": ("naming the threads of a graph's lanes", _name_a_thread),
+    "batch": ("work that does not preempt other processes", _schedule(Scheduling(policy="batch"))),
+    "idle": ("work that uses only idle CPU time", _schedule(Scheduling(policy="idle"))),
+    "nice": ("more than an ordinary share of CPU time", _schedule(Scheduling(nice=-1))),
+    "nice_up": ("less than an ordinary share of CPU time", _schedule(Scheduling(nice=NICE_MAX))),
+    "slice": ("another length of time slices", _schedule(Scheduling(slice_ns=5 * _MS))),
+    "fifo": ("running before all ordinary processes", _schedule(Scheduling(policy="fifo", priority=1))),
+    "rr": ("the same, alternating between equal priorities", _schedule(Scheduling(policy="rr", priority=1))),
     "deadline": (
         "a guaranteed CPU time in every period",
-        Scheduling(policy="deadline", runtime_ns=_MS, deadline_ns=100 * _MS, period_ns=100 * _MS),
+        _schedule(Scheduling(policy="deadline", runtime_ns=_MS, deadline_ns=100 * _MS, period_ns=100 * _MS)),
     ),
 }

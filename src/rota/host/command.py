@@ -1,25 +1,10 @@
-"""A command to start: its program, limits and environment, its encoding for the reaper, and how it ended.
-
-Limits are those of `model.work.Limits`. The host enforces four of them; wall time, tokens and the length of the log
-are enforced by the supervisor of the run.
-
-    field          enforced by                          without a control group
-    cpu_s          each process: SIGXCPU, then KILL     the same
-    open_files     each process                         the same
-    memory_bytes   the control group, in total          each process: RLIMIT_DATA, its writable memory
-    processes      the control group, in total          RLIMIT_NPROC: counts all processes of the user; not for root
-
-RLIMIT_DATA, not RLIMIT_AS: language runtimes (node, Go, Java) reserve hundreds of gigabytes of address space that they
-never write to, and would not start.
-"""
+"""A command to start: its program, limits and environment, its encoding for the reaper, and how it ended."""
 
 from __future__ import annotations
 
 import errno
 import marshal
-import math
 import os
-import resource
 import shutil
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +15,8 @@ from typing import Any, NamedTuple, TypedDict
 import msgspec
 
 from rota.errors import CommandInvalid, SpawnFailed
-from rota.host.realtime import Scheduling, sched_attributes
+from rota.host.resource_limits import resource_limits
+from rota.host.thread_settings import Scheduling, sched_attributes
 from rota.model.budgets import CORES_MAX
 from rota.model.checks import Checks
 from rota.model.work import Limits
@@ -49,7 +35,6 @@ __all__ = [
 ]
 
 MEMORY_BYTES_MIN = 32 * 1024 * 1024  # the reaper sets the limit on itself during a spawn, and must fit into it
-CPU_GRACE_S = 1  # between SIGXCPU, which a program may handle, and SIGKILL
 
 _checks = Checks("Command", CommandInvalid)
 
@@ -213,7 +198,7 @@ class EncodedCommand:
                 "argv": [_encode_text(text) for text in command.argv],
                 "base_env": _encode_env(command.env),
                 "cwd": _encode_text(cwd),
-                "limits": [tuple(limit) for limit in _limits(command.limits, enforced)],
+                "limits": [tuple(limit) for limit in resource_limits(command.limits, enforced)],
                 "cores": None if command.cores is None else sorted(command.cores),
                 "scheduling": None if command.scheduling is None else sched_attributes(command.scheduling),
             }
@@ -262,36 +247,6 @@ def _program(command: Command, cwd: str) -> str:
     if found is None:
         raise spawn_failed(command, cwd, "exec", errno.ENOENT)
     return str(Path(found).absolute())
-
-
-class _Limit(NamedTuple):
-    name: str  # the field
-    resource: int
-    soft: int
-    hard: int
-    inherited: bool  # whether it can be set before the start; see spawning.py
-
-
-def _limits(limits: Limits, enforced: frozenset[str]) -> list[_Limit]:
-    wanted: list[_Limit] = []
-    if limits.cpu_s is not None:
-        soft_s = math.ceil(limits.cpu_s)
-        wanted.append(_Limit("cpu_s", resource.RLIMIT_CPU, soft_s, soft_s + CPU_GRACE_S, True))
-    if limits.open_files is not None:
-        wanted.append(_Limit("open_files", resource.RLIMIT_NOFILE, limits.open_files, limits.open_files, True))
-    if limits.memory_bytes is not None and "memory" not in enforced:
-        wanted.append(_Limit("memory_bytes", resource.RLIMIT_DATA, limits.memory_bytes, limits.memory_bytes, True))
-    if limits.processes is not None and "processes" not in enforced:
-        wanted.append(_Limit("processes", resource.RLIMIT_NPROC, limits.processes, limits.processes, False))
-    return [_within_own(limit) for limit in wanted]
-
-
-def _within_own(limit: _Limit) -> _Limit:
-    """Cap a limit at our own hard limit, which children inherit: the kernel would reject a higher one."""
-    ours = resource.getrlimit(limit.resource)[1]
-    if ours == resource.RLIM_INFINITY:
-        return limit
-    return limit._replace(soft=min(limit.soft, ours), hard=min(limit.hard, ours))
 
 
 # --- spawn errors ----------------------------------------------------------------------------------

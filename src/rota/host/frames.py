@@ -29,11 +29,21 @@ import marshal
 import os
 import socket
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
-__all__ = ["FRAME_BYTES_MAX", "FRAME_FDS_MAX", "REPORT_BYTES", "Frame", "FrameReader", "FrameWriter", "encode", "send"]
+__all__ = [
+    "FRAME_BYTES_MAX",
+    "FRAME_FDS_MAX",
+    "REPORT_BYTES",
+    "Frame",
+    "FrameReader",
+    "FrameWriter",
+    "encode",
+    "receive_all",
+    "send",
+]
 
 FRAME_BYTES_MAX = 40 * 1024 * 1024  # the kernel's longest argument list (6 MiB), each byte encoded as five
 FRAME_FDS_MAX = 16
@@ -134,6 +144,18 @@ class FrameReader:
         if frame_bytes > FRAME_BYTES_MAX:
             raise ValueError(f"a frame of {frame_bytes:,} bytes is longer than {FRAME_BYTES_MAX:,} bytes")
         return frame_bytes if frame_bytes <= len(self._partial) else None
+
+
+def receive_all(sock: socket.socket) -> Iterator[Frame]:
+    """Yield the frames that arrive on a blocking socket until the other side is gone."""
+    reader = FrameReader(sock)
+    try:
+        while (frames := reader.receive()) is not None:
+            yield from frames
+    except OSError:
+        pass  # the same as an end of file
+    finally:
+        reader.close()
 
 
 def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:

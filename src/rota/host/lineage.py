@@ -37,6 +37,7 @@ __all__ = [
     "mark_of",
     "marked_processes",
     "send_signal",
+    "thread_states",
 ]
 
 MARK = "ROTA_SESSION"
@@ -44,7 +45,7 @@ _MARK_PREFIX = MARK.encode() + b"="
 READ_BYTES = 32 * 1024
 COMPLETE_BYTES_MAX = 2 * 1024  # a shorter list was not truncated: the kernel returns at least most of a page per read
 KILL_ROUNDS_MAX = 20  # how often to look for marked processes: each round may reveal new ones
-_PPID, _START = 1, 19  # fields of /proc/PID/stat after the name, which may contain anything
+_STATE, _PPID, _START = 0, 1, 19  # fields of /proc/PID/stat after the name, which may contain anything
 
 
 def _read(path: str) -> bytes:
@@ -58,8 +59,8 @@ def _read(path: str) -> bytes:
         os.close(fd)
 
 
-def _stat(pid: int) -> list[bytes]:
-    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+def _stat(process: int | str) -> list[bytes]:
+    return _read(f"/proc/{process}/stat").rpartition(b")")[2].split()
 
 
 # --- marks -----------------------------------------------------------------------------------------
@@ -150,6 +151,17 @@ class OwnChildren:
             if len(piece) < COMPLETE_BYTES_MAX:
                 break
         return [int(child) for child in text.split()]
+
+
+def thread_states(pid: int) -> Iterator[str]:
+    """The state of each thread of a process: R runnable, D waits for the disk, S asleep, T stopped."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return
+    for thread in threads:
+        with suppress(OSError):  # it has exited meanwhile
+            yield _stat(f"{pid}/task/{thread}")[_STATE].decode("ascii")
 
 
 def descendants_of(pid: int) -> Iterator[int]:

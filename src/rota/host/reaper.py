@@ -35,14 +35,14 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 from rota.host.child_exits import ChildSignalFd, exited_child, reap, signal_group
-from rota.host.frames import Frame, FrameReader, FrameWriter
+from rota.host.frames import Frame, FrameWriter
 from rota.host.lineage import MARK, Mark, OwnChildren, descendants_of, identity, mark_of, send_signal
-from rota.host.spawning import WORKING_DIRECTORY, DecodedCommands, StepFailed, spawn, write_file
+from rota.host.request_loop import RequestLoop
+from rota.host.spawning import WORKING_DIRECTORY, DecodedCommands, StepFailed, spawn, write_files
 from rota.host.syscalls import become_subreaper
 
 __all__ = ["Reaper", "main"]
@@ -77,14 +77,14 @@ class ChildSession:
 
     def thaw(self) -> None:
         """Thaw its control group, so that frozen processes can exit or continue."""
-        _write_all(self.cleanup.get("thaw", ()))
+        write_files(self.cleanup.get("thaw", ()))
 
     def kill(self) -> None:
         """Kill the leader's process group, and its control group if it has one."""
         if not self.cleanup:
             signal_group(self.pid, signal.SIGKILL)
             return
-        _write_all(self.cleanup.get("kill", ()))
+        write_files(self.cleanup.get("kill", ()))
         signal_group(self.pid, signal.SIGKILL)
         self.thaw()  # a frozen group of version 1 is killed only when it thaws
 
@@ -103,12 +103,19 @@ class ChildSession:
 
 
 class Reaper:
-    """The loop of the reaper process: reads requests and child exits, sends reports."""
+    """Serves one client: starts its commands, signals them, and reports their starts and exits."""
 
     def __init__(self, requests: socket.socket, reports: socket.socket, client_pid: int, on_loss: str) -> None:
-        self._reports_socket = reports
-        self._requests, self._reports = FrameReader(requests), FrameWriter(reports)
         self._child_exits = ChildSignalFd()
+        self._loop = RequestLoop(
+            requests,
+            reports,
+            self._child_exits,
+            handle=self._handle,
+            reap=self._reap,
+            client_pidfd=_open_pidfd(client_pid),
+        )
+        self._reports = self._loop.reports
         self._children = OwnChildren()
         self._on_loss = on_loss
         self._identity = identity(os.getpid())
@@ -120,54 +127,19 @@ class Reaper:
         self._commands = DecodedCommands()
         self._delayed: list[list[Any]] = []  # [session whose start is not reported, remaining rounds]
         self._orphans: dict[int, ChildSession | None] = {}  # children we did not spawn; None: session unknown
-        self._poll = select.poll()
-        self._client = _open_pidfd(client_pid)
-        self._requests_fd, self._child_exits_fd = requests.fileno(), self._child_exits.fileno()
-        for fd in (self._requests_fd, self._child_exits_fd, self._client):
-            if fd is not None:
-                self._poll.register(fd, select.POLLIN)
 
     def run(self) -> None:
         """Serve until the client is gone, then kill or continue what it started."""
         try:
-            while self._serve():
-                pass
+            while (events := self._loop.serve(START_REPORT_DELAY_MS if self._delayed else None)) is not None:
+                if self._delayed:
+                    self._send_start_reports(all_of_them=not events)
         finally:
             if self._on_loss == "continue":
                 self._continue_all()
             else:
                 self._kill_all()
-            self._flush_reports()
-
-    def _serve(self) -> bool:
-        """Run one round of the loop. Return whether the client is still there."""
-        connected = True
-        events = self._poll.poll(START_REPORT_DELAY_MS if self._delayed else None)
-        for fd, _events in events:
-            if fd == self._client:
-                return False
-            if fd == self._child_exits_fd:
-                self._child_exits.clear()
-                self._reap()
-            elif fd == self._requests_fd:
-                connected = self._read_requests()
-            else:  # the report socket accepts data again
-                self._reports.flush()
-                self._poll.unregister(fd)
-        if self._delayed:
-            self._send_start_reports(all_of_them=not events)
-        if self._reports:  # the rest is sent when the socket accepts data again
-            self._poll.register(self._reports_socket, select.POLLOUT)
-        return connected
-
-    def _read_requests(self) -> bool:
-        try:
-            frames = self._requests.receive()
-        except ConnectionError:
-            return False
-        for frame in frames or ():
-            self._handle(frame)
-        return frames is not None
+            self._loop.flush(KILL_ROUND_MS)  # a client that closed regularly still reads; a dead one does not
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -329,17 +301,8 @@ class Reaper:
 
     def _wait_for_child_exit(self) -> None:
         poll = select.poll()
-        poll.register(self._child_exits_fd, select.POLLIN)
+        poll.register(self._child_exits.fileno(), select.POLLIN)
         poll.poll(KILL_ROUND_MS)
-
-    def _flush_reports(self) -> None:
-        """Send the remaining reports. A client that closed regularly still reads; for a dead one we do not wait."""
-        poll = select.poll()
-        poll.register(self._reports_socket, select.POLLOUT)
-        while self._reports and poll.poll(KILL_ROUND_MS):
-            self._reports.flush()
-        self._reports.close()
-        self._requests.close()
 
 
 # --- calls that may fail because their target is gone ------------------------------------------------
@@ -355,12 +318,6 @@ def _open_pidfd(pid: int) -> int | None:
 
 def _kill(pid: int) -> None:
     send_signal(pid, signal.SIGKILL)
-
-
-def _write_all(files: Iterable[list[str]]) -> None:
-    for path, text in files:
-        with suppress(OSError):
-            write_file(path, text)
 
 
 def _remove(folder: str) -> None:

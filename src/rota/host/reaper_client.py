@@ -34,10 +34,10 @@ from rota.errors import CommandInvalid, HostError, HostUnsupported, LimitExceede
 from rota.host.advisory import Advisory, explain_errno
 from rota.host.cgroups import ControlGroup
 from rota.host.command import Command, EncodedCommand, GroupJoin, SessionExit, spawn_failed
-from rota.host.frames import FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, FrameReader, encode, send
+from rota.host.frames import FRAME_BYTES_MAX, FRAME_FDS_MAX, Frame, encode, receive_all, send
 from rota.host.lineage import KILL_ROUNDS_MAX, identity, marked_processes, send_signal
-from rota.host.process_cpu import affinity_advisories, check_cores
 from rota.host.session import ReportChannels, Session
+from rota.host.thread_settings import affinity_advisories, check_cores
 
 __all__ = ["ReaperClient", "SpawnOptions", "python_command"]
 
@@ -256,15 +256,10 @@ class ReaperClient:
     # --- reports ---------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        reader = FrameReader(self._reports)
         try:
-            while (frames := reader.receive()) is not None:
-                for frame in frames:
-                    self._handle_report(frame)
-        except OSError:
-            pass  # the same as an end of file
+            for frame in receive_all(self._reports):
+                self._handle_report(frame)
         finally:
-            reader.close()
             self._on_reaper_exit()
 
     def _handle_report(self, frame: Frame) -> None:

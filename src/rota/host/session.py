@@ -27,9 +27,8 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rota.clock import Clock, wait_until
@@ -38,6 +37,7 @@ from rota.host.advisory import Advisory
 from rota.host.command import GroupCleanup, SessionExit
 from rota.host.frames import REPORT_BYTES, Frame, FrameReader
 from rota.host.process_cpu import process_cpu_ns
+from rota.host.spawning import write_files
 
 __all__ = ["PIDFD_SIGNAL_PROCESS_GROUP", "ReportChannel", "ReportChannels", "Session", "Termination"]
 
@@ -170,7 +170,7 @@ class Session:
             return Termination(self._exit, "itself")
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
-        _write_all(self._cleanup.get("thaw", ()))
+        write_files(self._cleanup.get("thaw", ()))
         if (ended := self.wait(grace_s)) is not None:
             return Termination(ended, "term")
         self.kill()
@@ -214,10 +214,10 @@ class Session:
         """Send a signal to its group without the reaper. After SIGKILL, wait briefly for the leader to exit."""
         with self._lock:
             if number == signal.SIGKILL:
-                _write_all(self._cleanup.get("kill", ()))
+                write_files(self._cleanup.get("kill", ()))
             if self._pidfd is not None:
                 self._signal_group(self._pidfd, number)
-            _write_all(self._cleanup.get("thaw", ()))
+            write_files(self._cleanup.get("thaw", ()))
             if self._pidfd is not None and number == signal.SIGKILL:
                 exited = select.poll()
                 exited.register(self._pidfd, select.POLLIN)
@@ -227,12 +227,6 @@ class Session:
         with suppress(OSError):
             signal.pidfd_send_signal(pidfd, 0)  # while the leader exists, its group id cannot be reused
             os.killpg(self.pid, number)
-
-
-def _write_all(files: Iterable[tuple[str, str]]) -> None:
-    for path, text in files:
-        with suppress(OSError):
-            Path(path).write_text(text)
 
 
 class _GroupSignals:

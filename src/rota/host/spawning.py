@@ -29,7 +29,8 @@ import marshal
 import os
 import resource
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any
 
@@ -43,7 +44,7 @@ __all__ = [
     "DecodedCommands",
     "StepFailed",
     "spawn",
-    "write_file",
+    "write_files",
 ]
 
 STDIN, STDERR = 0, 2
@@ -124,8 +125,8 @@ class _Spawn:
     def _set(self, request: dict[str, Any]) -> None:
         self._step = "group"
         for join_file, return_file in request["groups"]:
-            write_file(join_file, "0")  # 0 stands for the writing process
-            self._restore.append((write_file, (return_file, "0")))
+            _write_file(join_file, "0")  # 0 stands for the writing process
+            self._restore.append((_write_file, (return_file, "0")))
         self._step = "cwd"
         self._restore.append((os.chdir, (WORKING_DIRECTORY,)))
         os.chdir(request["cwd"])
@@ -190,8 +191,14 @@ def _set_on_child(pid: int, request: dict[str, Any]) -> list[tuple[str, int]]:
     return unset
 
 
-def write_file(path: str, text: str) -> None:
-    """Write text to a file of the kernel."""
+def write_files(files: Iterable[Sequence[str]]) -> None:
+    """Write each text to its file of a control group, which may be gone."""
+    for path, text in files:
+        with suppress(OSError):
+            _write_file(path, text)
+
+
+def _write_file(path: str, text: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())

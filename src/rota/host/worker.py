@@ -24,9 +24,13 @@ import traceback
 from typing import Any, NoReturn
 
 from rota.errors import HostError
+from rota.host.main_module import load_main
 from rota.host.worker_messages import MessageKind, WorkerConnection
 
 __all__ = ["exit_process", "fileno", "in_worker", "notices", "report", "request", "serve"]
+
+
+MAIN = b"__main__"  # in the payload of a call that needs the main module
 
 
 class _CurrentCall:
@@ -171,7 +175,7 @@ def serve(sock: socket.socket) -> None:
 def _run(payload: bytes) -> tuple[MessageKind, bytes]:
     """Run a call and return its result message."""
     try:
-        _current.number, function, arguments, named = pickle.loads(payload)  # noqa: S301  # from our own pool
+        _current.number, function, arguments, named = _unpickle_call(payload)
     except BaseException as problem:  # whatever an import may raise
         return MessageKind.UNLOADABLE, pickle.dumps(_describe(problem))
     try:
@@ -182,6 +186,15 @@ def _run(payload: bytes) -> tuple[MessageKind, bytes]:
         return MessageKind.VALUE, pickle.dumps(value)
     except BaseException as problem:  # a reduce method may raise anything
         return MessageKind.UNPICKLABLE, pickle.dumps(_describe(problem))
+
+
+def _unpickle_call(payload: bytes) -> Any:
+    try:
+        return pickle.loads(payload)  # noqa: S301  # from our own pool
+    except AttributeError:
+        if MAIN not in payload or not load_main():
+            raise
+    return pickle.loads(payload)  # noqa: S301
 
 
 def _pickle_error(problem: BaseException) -> bytes:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any
 
@@ -24,6 +26,7 @@ __all__ = ["CALL_BYTES_MAX", "NOTICE_BYTES_MAX", "MessageKind", "WorkerConnectio
 CALL_BYTES_MAX = 256 * 1024 * 1024
 NOTICE_BYTES_MAX = 4 * 1024  # small enough to be sent completely or not at all
 READ_BYTES = 64 * 1024
+BLOCKED_S = 0.1  # a message that takes longer than this to send has a reader that hangs
 _HEADER = struct.Struct(">BI")
 
 
@@ -64,6 +67,7 @@ class WorkerConnection:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._buffer = bytearray()
+        self._sending = threading.Lock()  # a large message is sent in parts
 
     def fileno(self) -> int:
         """The descriptor to poll."""
@@ -71,14 +75,19 @@ class WorkerConnection:
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
         """Send one message. Raises OSError if the other side is gone."""
-        self._socket.sendall(_HEADER.pack(kind, len(payload)) + payload)
+        with self._sending:
+            self._socket.sendall(_HEADER.pack(kind, len(payload)) + payload)
 
     def try_send(self, kind: MessageKind, payload: bytes) -> bool:
-        """Send one small message if that is possible without waiting. Return whether it was sent."""
+        """Send one small message unless the connection is blocked. Return whether it was sent."""
+        if not self._sending.acquire(timeout=BLOCKED_S):
+            return False
         try:
             self._socket.send(_HEADER.pack(kind, len(payload)) + payload, socket.MSG_DONTWAIT)
         except OSError:
             return False
+        finally:
+            self._sending.release()
         return True
 
     def is_closed_by_peer(self) -> bool:
@@ -106,6 +115,11 @@ class WorkerConnection:
             return None
         return message
 
+    def shut_down(self) -> None:
+        """Make a thread that reads find the end, after what has arrived."""
+        with suppress(OSError):  # it is closed
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
@@ -113,7 +127,9 @@ class WorkerConnection:
     def _read_more(self, flags: int = 0) -> bool:
         try:
             chunk = self._socket.recv(READ_BYTES, flags)
-        except ConnectionError:
+        except BlockingIOError:
+            raise
+        except OSError:  # the other side is gone, or this end is closed
             return False
         self._buffer += chunk
         return bool(chunk)

@@ -17,7 +17,8 @@ the outcome is `timed_out`. In both cases a new worker is requested immediately.
 of a new connection, so the next caller can already write to a worker that has not been forked yet.
 
 The workers of a pool share nothing, but the calls in one worker do: module state that a function changes is visible to
-the next call. `calls_max` replaces a worker after a number of calls.
+the next call. `calls_max` replaces a worker after a number of calls. A caller whose calls belong together (objects that
+one call creates and the next one uses) reserves a worker and names it in each call.
 """
 
 from __future__ import annotations
@@ -42,17 +43,15 @@ from rota.host.call_outcome import (
     outcome_of_result,
     outcome_of_worker_exit,
 )
-from rota.host.command import Command
-from rota.host.fork_server import CONTROL_FD, main_module, this_process
-from rota.host.frames import Frame, FrameReader, encode, send
-from rota.host.reaper_client import ReaperClient, python_command
-from rota.host.session import Session
+from rota.host.fork_server_client import ForkServerClient
+from rota.host.main_module import locate_main, this_process
+from rota.host.reaper_client import ReaperClient
 from rota.host.watchdog import Watchdog
 from rota.host.worker_messages import NOTICE_BYTES_MAX, MessageKind, WorkerConnection, pickle_call
 from rota.model.checks import Checks
 from rota.model.work import Limits
 
-__all__ = ["WorkerCall", "WorkerPool"]
+__all__ = ["Worker", "WorkerCall", "WorkerPool"]
 
 EARLY_EXITS_MAX = 5  # exits in a row of workers that never ran a call, or of fork servers
 
@@ -60,15 +59,16 @@ _checks = Checks("WorkerPool", InvalidInput)
 _log = logging.getLogger("rota.host")
 
 
-class _Worker:
+class Worker:
     """The pool's side of a worker."""
 
-    __slots__ = ("calls", "connection", "exit", "kill_reason", "number")
+    __slots__ = ("calls", "connection", "exit", "is_reserved", "kill_reason", "number")
 
     def __init__(self, number: int, connection: WorkerConnection) -> None:
         self.number = number
         self.connection = connection
         self.calls = 0
+        self.is_reserved = False
         self.kill_reason: Literal["timed_out", "killed"] | None = None  # why the pool killed it
         self.exit: dict[str, Any] | None = None  # how it ended, as the fork server reports it
 
@@ -80,7 +80,7 @@ class WorkerCall:
         self,
         pool: WorkerPool,
         number: int,
-        worker: _Worker,
+        worker: Worker,
         on_report: Callable[[Any], None] | None,
         on_request: Callable[[Any], Any] | None,
     ) -> None:
@@ -180,42 +180,40 @@ class WorkerPool:
     ) -> None:
         """Start `size` workers that have imported `preload`.
 
-        With `main`, functions of the program's main module can be called too; the module is run again for that under
-        another name, so its actions must be under `if __name__ == "__main__"`. `env` is the whole environment of the
-        workers; None is the environment of this process. `limits` apply to each worker. If a module cannot be imported,
-        or not within `load_timeout_s`, this raises WorkersUnavailable.
+        Functions and classes of the program's main module can be sent too; the module is run again for that under
+        another name, so its actions must be under `if __name__ == "__main__"`. A worker does so when it needs such an
+        object; with `main`, the fork server does it once for all. `env` is the whole environment of the workers; None
+        is the environment of this process. `limits` apply to each worker. If a module cannot be imported, or not within
+        `load_timeout_s`, this raises WorkersUnavailable.
         """
-        if this_process.is_fork_server:
+        if this_process.is_loading:
             raise WorkersUnavailable(
-                "the main module creates a worker pool while the fork server imports it",
+                "the main module creates a worker pool while another process imports it",
                 hint='Put the actions of the program under if __name__ == "__main__".',
             )
-        self._reaper = reaper
         self._size = _checks.whole("size", size, 1)
         self._calls_max = calls_max if calls_max is None else _checks.whole("calls_max", calls_max, 1)
         self._clock = clock or SystemClock()
-        self._command = _fork_server_command(env, limits or Limits())
-        self._stdout, self._stderr = stdout, stderr
+        self._fork_server = ForkServerClient(reaper, env=env, limits=limits or Limits(), stdout=stdout, stderr=stderr)
         self._load_request = {
             "op": "load",
             "path": [str(folder) for folder in sys.path],
             "argv": [str(argument) for argument in sys.argv],
             "preload": [str(module) for module in preload],
-            "main": main_module() if main else None,
+            "main": locate_main(),
+            "loads_main": main,
         }
         self._watchdog = Watchdog(self._clock, "rota-pool-watchdog")
         self._numbers = itertools.count(1)
         lock = threading.Lock()  # of all below
         self._freed = threading.Condition(lock)  # a worker is idle: wakes one caller
         self._changed = threading.Condition(lock)  # anything else
-        self._workers: dict[int, _Worker] = {}
-        self._idle: list[_Worker] = []  # the most recently used last
+        self._workers: dict[int, Worker] = {}
+        self._idle: list[Worker] = []  # the most recently used last
         self._early_exits = 0
         self._ready = False
         self._failed: str | None = None
         self._closing = False
-        self._session: Session
-        self._control: socket.socket
         with self._changed:
             self._start_fork_server()
         self._listener = threading.Thread(target=self._listen, name="rota-pool", daemon=True)
@@ -251,11 +249,12 @@ class WorkerPool:
         timeout_s: float | None = None,
         on_report: Callable[[Any], None] | None = None,
         on_request: Callable[[Any], Any] | None = None,
+        worker: Worker | None = None,
     ) -> WorkerCall:
-        """Wait for an idle worker and start a function in it. `timeout_s` counts from the start."""
+        """Start a function in a reserved worker, or wait for an idle one. `timeout_s` counts from the start."""
         number = next(self._numbers)
         payload = pickle_call(number, function, args, kwargs)
-        worker = self._take()
+        worker = worker or self._take()
         call = WorkerCall(self, number, worker, on_report, on_request)
         if timeout_s is not None:
             call._timeout_token = self._watchdog.watch(timeout_s, lambda: self._kill(call, worker, "timed_out"))
@@ -267,6 +266,17 @@ class WorkerPool:
             raise
         return call
 
+    def reserve(self) -> Worker:
+        """Wait for an idle worker and reserve it for calls that name it, which find what earlier ones left there."""
+        worker = self._take()
+        worker.is_reserved = True
+        return worker
+
+    def release(self, worker: Worker) -> None:
+        """End a reserved worker that runs no call; a new one takes its place."""
+        with self._changed:
+            worker.connection.close()
+
     def close(self) -> None:
         """Kill every worker; running calls end as killed."""
         with self._changed:
@@ -276,11 +286,10 @@ class WorkerPool:
             for worker in self._workers.values():
                 worker.kill_reason = worker.kill_reason or "killed"
             self._freed.notify_all()
-        self._shut_down_control()
-        self._session.kill()
+        self._fork_server.shut_down()
+        self._fork_server.end()
         self._watchdog.close()
         self._listener.join()
-        self._session.wait()
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -290,7 +299,7 @@ class WorkerPool:
 
     # --- workers ---------------------------------------------------------------------------------
 
-    def _take(self) -> _Worker:
+    def _take(self) -> Worker:
         with self._changed:
             while True:
                 wait_until(self._clock, self._freed, lambda: bool(self._idle or self._failed or self._closing))
@@ -301,7 +310,7 @@ class WorkerPool:
                     return worker
                 worker.connection.close()  # it died idle; it is replaced when the fork server reports that
 
-    def _release(self, call: WorkerCall, worker: _Worker) -> None:
+    def _release(self, call: WorkerCall, worker: Worker) -> None:
         """End the call. Its worker becomes idle, unless it is to end."""
         with self._changed:
             self._end_call(call)
@@ -309,16 +318,16 @@ class WorkerPool:
             self._early_exits = 0
             if worker.kill_reason or worker.exit or self._closing or worker.calls == self._calls_max:
                 worker.connection.close()  # the worker exits when it reads the end of file
-            else:
+            elif not worker.is_reserved:
                 self._idle.append(worker)
                 self._freed.notify()
 
-    def _abandon(self, call: WorkerCall, worker: _Worker) -> None:
+    def _abandon(self, call: WorkerCall, worker: Worker) -> None:
         """Kill a worker whose caller no longer reads."""
         self._kill(call, worker, "killed")
         self._release(call, worker)
 
-    def _wait_for_exit(self, call: WorkerCall, worker: _Worker) -> CallOutcome:
+    def _wait_for_exit(self, call: WorkerCall, worker: Worker) -> CallOutcome:
         """Wait for the exit status of a worker whose connection has ended."""
         with self._changed:
             self._end_call(call)
@@ -331,41 +340,27 @@ class WorkerPool:
         if call._timeout_token is not None:
             self._watchdog.cancel(call._timeout_token)
 
-    def _kill(self, call: WorkerCall, worker: _Worker, reason: Literal["timed_out", "killed"]) -> None:
+    def _kill(self, call: WorkerCall, worker: Worker, reason: Literal["timed_out", "killed"]) -> None:
         with self._changed:
             if not call._is_over and worker.kill_reason is None:
                 worker.kill_reason = reason
-                self._request({"op": "kill", "worker": worker.number})
+                self._fork_server.send({"op": "kill", "worker": worker.number})
 
     # --- the fork server -------------------------------------------------------------------------
 
     def _start_fork_server(self) -> None:
-        self._control, theirs = socket.socketpair()
-        fds = {CONTROL_FD: theirs.fileno()}
-        try:
-            self._session = self._reaper.spawn(
-                self._command, stdout=self._stdout, stderr=self._stderr, more_fds=fds, tag=self
-            )
-        except BaseException:
-            self._control.close()
-            raise
-        finally:
-            theirs.close()
-        self._request(self._load_request)
+        self._fork_server.start()
+        self._fork_server.send(self._load_request)
         for _ in range(self._size):
             self._request_worker()
 
-    def _request(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        with suppress(OSError):  # if the fork server is gone, the listener reads the end of file
-            send(self._control, encode(message, fds), fds)
-
     def _request_worker(self) -> None:
         ours, theirs = socket.socketpair()
-        worker = _Worker(next(self._numbers), WorkerConnection(ours))
+        worker = Worker(next(self._numbers), WorkerConnection(ours))
         self._workers[worker.number] = worker
         self._idle.insert(0, worker)  # taken last
         with theirs:
-            self._request({"op": "fork", "worker": worker.number}, (theirs.fileno(),))
+            self._fork_server.send({"op": "fork", "worker": worker.number}, (theirs.fileno(),))
         self._freed.notify()
 
     def _wait_until_ready(self, timeout_s: float) -> None:
@@ -377,19 +372,13 @@ class WorkerPool:
             raise WorkersUnavailable(failed)
 
     def _listen(self) -> None:
-        while True:
-            reader = FrameReader(self._control)
-            try:
-                while (frames := reader.receive()) is not None:
-                    for frame in frames:
-                        self._handle_report(frame)
-            except OSError:
-                pass  # the same as an end of file
-            if not self._restart_fork_server():
-                return
+        restarted = True
+        while restarted:
+            for report in self._fork_server.reports():
+                self._handle_report(report)
+            restarted = self._restart_fork_server()
 
-    def _handle_report(self, frame: Frame) -> None:
-        message = frame.message
+    def _handle_report(self, message: dict[str, Any]) -> None:
         with self._changed:
             if "ready" in message:
                 self._ready = True
@@ -407,6 +396,7 @@ class WorkerPool:
         """Record how a worker ended, and request another one."""
         worker = self._workers.pop(number)
         worker.exit = end
+        worker.connection.shut_down()  # a process that the worker started may have kept it open
         if worker in self._idle:
             self._idle.remove(worker)
             worker.connection.close()
@@ -416,8 +406,7 @@ class WorkerPool:
 
     def _restart_fork_server(self) -> bool:
         """Start another fork server after one has ended, with all its workers. Return whether it was started."""
-        self._session.kill()  # in case it has only closed the connection
-        ended = self._session.wait()
+        ended = self._fork_server.end()
         with self._changed:
             for worker in self._workers.values():
                 worker.exit = {"not_started": "its fork server is gone"}
@@ -425,7 +414,7 @@ class WorkerPool:
                 worker.connection.close()
             self._workers.clear()
             self._idle.clear()
-            self._control.close()
+            self._fork_server.close()
             if not self._closing and self._failed is None:
                 self._count_early_exit(f"the fork server has exited: {describe_exit(ended)}")
             if not self._closing and self._failed is None:
@@ -444,14 +433,4 @@ class WorkerPool:
     def _fail(self, description: str) -> None:
         self._failed = self._failed or description
         self._freed.notify_all()
-        self._shut_down_control()
-
-    def _shut_down_control(self) -> None:
-        """Make the fork server and the listener read an end of file."""
-        with suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)
-
-
-def _fork_server_command(env: Mapping[str, str] | None, limits: Limits) -> Command:
-    environment = dict(os.environ if env is None else env)
-    return Command(argv=tuple(python_command("rota.host.fork_server")), env=environment, limits=limits)
+        self._fork_server.shut_down()

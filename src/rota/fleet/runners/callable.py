@@ -158,11 +158,10 @@ class _FunctionNotFound(Exception):
 
 
 def _unenforced_limits(limits: Limits) -> list[str]:
-    requested = {field: getattr(limits, field) for field in PROCESS_LIMITS}
     return [
         f"{field} = {value:,} is not enforced: a function on a thread cannot be limited"
-        for field, value in requested.items()
-        if value is not None
+        for field in PROCESS_LIMITS
+        if (value := getattr(limits, field)) is not None
     ]
 
 

@@ -13,17 +13,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pkgutil
-import resource
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from rota.fleet.runners.context import RunCancelled, RunContext, RunFacts, RunYielded, WorkerChannel
 from rota.host import worker
+from rota.host.process_cpu import thread_cpu_s
+from rota.host.resource_limits import limited
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.work import Limits
 
@@ -48,30 +48,27 @@ class FunctionOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def call(function: Callable[..., Any], facts: RunFacts, context: RunContext, set_cancel: SetCancel) -> FunctionOutcome:
     """Call a function and wait for it. Every exception becomes part of the outcome."""
-    before_s = _thread_cpu_s()
+    before_s = thread_cpu_s()
     try:
-        bound = _bind(function, facts, context)
-        if isinstance(bound, FunctionOutcome):
-            return bound
-        value = bound() if not inspect.iscoroutinefunction(function) else asyncio.run(_await_task(bound, set_cancel))
-        ended = _returned(value)
+        mismatch = _mismatch(function, tuple(facts.payload))
+        if mismatch is not None:
+            return FunctionOutcome(exit_kind="failed", outcome="payload_mismatch", result={"error": mismatch})
+        form = _form(function)
+        first = (context,) if form.takes_context else ()
+        value = function(*first, **facts.payload)
+        ended = _returned(asyncio.run(_await_task(value, set_cancel)) if form.is_async else value)
     except RunYielded as yielded:
         ended = FunctionOutcome(yield_after_s=max(yielded.after_s, 0.0))
     except (RunCancelled, asyncio.CancelledError):
         ended = FunctionOutcome(exit_kind="cancelled", result={"error": f"stopped on request: {context.stop_reason}"})
     except BaseException as problem:  # SystemExit too: it ends the run, not the supervisor
         ended = _raised(problem)
-    return msgspec.structs.replace(ended, cpu_s=_thread_cpu_s() - before_s)
+    return msgspec.structs.replace(ended, cpu_s=thread_cpu_s() - before_s)
 
 
-def _thread_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_THREAD)
-    return used.ru_utime + used.ru_stime
-
-
-async def _await_task(bound: Callable[[], Any], set_cancel: SetCancel) -> Any:
+async def _await_task(coroutine: Coroutine[Any, Any, Any], set_cancel: SetCancel) -> Any:
     """Await the coroutine of an async function as a task that another thread can cancel."""
-    task = asyncio.ensure_future(bound())
+    task = asyncio.ensure_future(coroutine)
     loop = asyncio.get_running_loop()
 
     def cancel() -> None:
@@ -87,12 +84,19 @@ async def _await_task(bound: Callable[[], Any], set_cancel: SetCancel) -> Any:
 # --- arguments -------------------------------------------------------------------------------------
 
 
+class _Form(NamedTuple):
+    """How a function is called."""
+
+    signature: inspect.Signature
+    takes_context: bool  # as its first argument
+    is_async: bool
+
+
 @lru_cache(maxsize=1024)
-def _signature(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:
-    """Return a function's signature, and whether its first parameter takes the context."""
+def _form(function: Callable[..., Any]) -> _Form:
     signature = inspect.signature(function)
     first = next(iter(signature.parameters.values()), None)
-    return signature, first is not None and _takes_context(first)
+    return _Form(signature, first is not None and _takes_context(first), inspect.iscoroutinefunction(function))
 
 
 def _takes_context(parameter: inspect.Parameter) -> bool:
@@ -103,23 +107,22 @@ def _takes_context(parameter: inspect.Parameter) -> bool:
     return parameter.name.lstrip("_") in CONTEXT_NAMES or named.rpartition(".")[2] == RunContext.__name__
 
 
-def _bind(function: Callable[..., Any], facts: RunFacts, context: RunContext) -> Callable[[], Any] | FunctionOutcome:
-    """Bind the payload to the function's parameters; if it does not fit, return that as the outcome."""
-    signature, takes_context = _signature(function)
-    first = (context,) if takes_context else ()
+@lru_cache(maxsize=1024)
+def _mismatch(function: Callable[..., Any], keys: tuple[str, ...]) -> str | None:
+    """Return why a payload with these keys does not fit the function's parameters; None if it fits."""
+    form = _form(function)
+    first = (None,) if form.takes_context else ()
     try:
-        bound = signature.bind(*first, **facts.payload)
+        form.signature.bind(*first, **dict.fromkeys(keys))
     except TypeError as problem:
-        parameters = [str(each) for each in signature.parameters.values()][len(first) :]
+        parameters = [str(each) for each in form.signature.parameters.values()][len(first) :]
         name = getattr(function, "__name__", "the function")
         error = (
             f"the payload does not fit {name}({', '.join(parameters)}): {problem}; "
-            f"the payload has {', '.join(facts.payload) or 'no keys'}"
+            f"the payload has {', '.join(keys) or 'no keys'}"
         )
-        return FunctionOutcome(
-            exit_kind="failed", outcome="payload_mismatch", result={"error": error[:ERROR_CHARS_MAX]}
-        )
-    return lambda: function(*bound.args, **bound.kwargs)
+        return error[:ERROR_CHARS_MAX]
+    return None
 
 
 # --- result ----------------------------------------------------------------------------------------
@@ -197,33 +200,3 @@ def _cancel_on_stop(channel: WorkerChannel, cancel: Callable[[], None]) -> None:
             cancel()
 
     loop.add_reader(fd, check)
-
-
-_RESOURCES = {
-    "memory_bytes": resource.RLIMIT_DATA,
-    "processes": resource.RLIMIT_NPROC,
-    "open_files": resource.RLIMIT_NOFILE,
-}
-
-
-@contextmanager
-def limited(limits: Limits) -> Iterator[None]:
-    """Limit this process while a function runs.
-
-    These are soft limits, because the worker serves other runs afterwards: a function could raise them again.
-    """
-    wanted = {
-        which: getattr(limits, field) for field, which in _RESOURCES.items() if getattr(limits, field) is not None
-    }
-    if limits.cpu_s is not None:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        wanted[resource.RLIMIT_CPU] = int(used.ru_utime + used.ru_stime + limits.cpu_s) + 1
-    before = {which: resource.getrlimit(which) for which in wanted}
-    try:
-        for which, soft in wanted.items():
-            hard = before[which][1]
-            resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-        yield
-    finally:
-        for which, limit in before.items():
-            resource.setrlimit(which, limit)

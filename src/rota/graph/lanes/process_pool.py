@@ -1,14 +1,14 @@
 """The process_pool lane: a pool whose workers are processes, so that a hard timeout really ends the work.
 
-Each worker thread of the pool drives one process: it sends an invocation over a pipe and waits for the reply. If the
-reply does not arrive within the component's `timeout_ms`, the process is killed (SIGKILL) and the invocation fails with
-`component_hard_timeout`. If the process exits by itself, it fails with `worker_crashed`. In both cases a new process is
-started when it is next needed, and its components are configured and activated again. With `on_error: retry` a timeout
-and a crash are retried like an exception.
+Each worker thread of the pool has one process of the host's worker pool: it sends an invocation there as a call and
+waits for its outcome. A call that takes longer than the component's `timeout_ms` is killed (SIGKILL) and the invocation
+fails with `component_hard_timeout`. If the process exits by itself, it fails with `worker_crashed`. In both cases
+another process is reserved when it is next needed, and its components are configured and activated again. With
+`on_error: retry` a timeout and a crash are retried like an exception.
 
-Payloads, components and publications cross the pipe by pickle; an object that cannot be pickled fails only the
-invocation that needed it. Functions and reentrant classes may be called in any worker. A class that is not reentrant
-has state that must stay in one process, so it is *pinned* to one worker and called there, whichever thread picked it.
+Payloads, components and publications cross by pickle; an object that cannot be pickled fails only the invocation that
+needed it. Functions and reentrant classes may be called in any worker. A class that is not reentrant has state that
+must stay in one process, so it is *pinned* to one worker and called there, whichever thread picked it.
 
 As with multiprocessing, a script that runs a graph with such a lane must have its main code behind
 `if __name__ == "__main__":`.
@@ -16,157 +16,73 @@ As with multiprocessing, a script that runs a graph with such a lane must have i
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import os
-import pickle
-import subprocess
-import sys
 import threading
-from collections.abc import Mapping
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rota.errors import ComponentInvalid, RunnerHandshakeFailed, RunnerIpcTimeout
+from rota.errors import ComponentInvalid, InvalidInput, RunnerHandshakeFailed, RunnerIpcTimeout, WorkersUnavailable
 from rota.graph.invocation import Invocation
 from rota.graph.lanes import worker_process
 from rota.graph.lanes.order import QueuedInvocation
-from rota.graph.lanes.worker_process import (
-    ComponentSetup,
-    InvocationReport,
-    MainScript,
-    RunRequest,
-    WorkerProcessFailed,
-    WorkerReply,
-)
-from rota.graph.lanes.worker_settings import WorkerReport
+from rota.graph.lanes.worker_process import ComponentSetup, InvocationReport, RunRequest, hook
+from rota.graph.lanes.worker_settings import WorkerReport, apply_worker_settings
 from rota.graph.nodes import Node
 from rota.graph.plan import Lane
 from rota.graph.reports import Reports, error_text
 from rota.graph.stop import StopToken
+from rota.host.call_outcome import CallOutcome
+from rota.host.main_module import this_process
+from rota.host.reaper_client import ReaperClient
+from rota.host.worker_pool import Worker, WorkerCall, WorkerPool
 
-__all__ = ["ProcessComponents", "ProcessWorker"]
+__all__ = ["ProcessComponents", "ProcessWorker", "WorkerProcesses"]
 
-START_TIMEOUT_S = 60.0  # for starting Python and importing the components' modules
-END_GRACE_S = 5.0  # for a worker that was asked to end; then it is killed
+START_TIMEOUT_S = 60.0  # for importing the components' modules, and for each lifecycle method
+STOP = "stop"  # the notice to a running call
+END_GRACE_S = 5.0  # for closing the event loop of a worker; then it is killed
 
 
-class _ReplyTimeout(Exception):
-    """No reply arrived in time."""
+class WorkerProcessFailed(Exception):
+    """A failure in a worker process, with the text of what was raised there."""
+
+
+class _CallTimeout(Exception):
+    """The call took too long, and its process was killed."""
 
 
 class _ProcessExited(Exception):
-    """The process exited instead of replying."""
+    """The process exited during the call."""
 
 
-class _Process:
-    """One worker process and the two pipes to it."""
+class WorkerProcesses:
+    """The worker processes of one run, for all its lanes. They start with the first worker that needs one."""
 
-    def __init__(self) -> None:
-        if worker_process.importing_main:
-            raise RunnerHandshakeFailed(
-                "a worker process tried to run the graph again while it loaded the main script",
-                hint='Put the script\'s main code behind `if __name__ == "__main__":`.',
-            )
-        self._requests, requests = Pipe()
-        control, self._control = Pipe(duplex=False)
-        with requests, control:
-            self._process = subprocess.Popen(  # noqa: S603  # this interpreter, with code from this package
-                _command(requests.fileno(), control.fileno()),
-                pass_fds=(requests.fileno(), control.fileno()),
-                stdin=subprocess.DEVNULL,
-            )
-        # A process may exit while a process it started keeps the pipe open, so watch the process itself.
-        self._sentinel = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._cleanup = contextlib.ExitStack()
+        self._pool: WorkerPool | None = None
 
-    def request(self, verb: str, arguments: tuple[Any, ...], timeout_s: float | None = None) -> Any:
-        """Send a request and wait for its reply."""
-        data = _pickled(verb, arguments)
-        try:
-            self._requests.send_bytes(data)
-            reply = self._reply(timeout_s)
-        except (EOFError, OSError) as problem:
-            raise _ProcessExited(self._exit_description()) from problem
-        if reply.error is not None:
-            raise WorkerProcessFailed(reply.error)
-        return reply.value
+    @property
+    def pool(self) -> WorkerPool:
+        """The pool, which is started now if it has not been."""
+        with self._lock:
+            if self._pool is None:
+                if this_process.is_loading:
+                    raise RunnerHandshakeFailed(
+                        "a worker process tried to run the graph again while it loaded the main script",
+                        hint='Put the script\'s main code behind `if __name__ == "__main__":`.',
+                    )
+                reaper = self._cleanup.enter_context(ReaperClient())
+                pool = WorkerPool(reaper, self._size, preload=[worker_process.__name__], load_timeout_s=START_TIMEOUT_S)
+                self._pool = self._cleanup.enter_context(pool)
+            return self._pool
 
-    def _reply(self, timeout_s: float | None) -> WorkerReply:
-        """Wait for a reply, or for the end of the process."""
-        waitables: list[Connection | int] = [self._requests]
-        if self._sentinel is not None:
-            waitables.append(self._sentinel)
-        if not wait(waitables, timeout_s):
-            raise _ReplyTimeout(f"no reply within {timeout_s:g} s")
-        if not self._requests.poll():
-            raise EOFError
-        reply: WorkerReply = pickle.loads(self._requests.recv_bytes())  # noqa: S301  # a worker of this pool wrote it
-        return reply
-
-    def request_stop(self) -> None:
-        """Forward the request to stop the run."""
-        with contextlib.suppress(OSError):  # the process has exited
-            self._control.send_bytes(b"stop")
-
-    def kill(self) -> None:
-        """Kill the process immediately."""
-        self._process.kill()
-        self._process.wait()
-        self._close()
-
-    def end(self) -> None:
-        """Ask the process to end, and kill it if it does not."""
-        with contextlib.suppress(OSError):  # the process has exited
-            self._requests.send_bytes(b"")
-        try:
-            self._process.wait(END_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._close()
-
-    def _close(self) -> None:
-        self._requests.close()
-        self._control.close()
-        if self._sentinel is not None:
-            os.close(self._sentinel)
-
-    def _exit_description(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_GRACE_S)
-        code = self._process.returncode
-        if code is None:
-            return "the worker process closed its pipe"
-        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        return f"the worker process {how}"
-
-
-def _command(requests: int, control: int) -> list[str]:
-    """Return the command that starts a worker: this Python with this process's import path."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; from rota.graph.lanes import worker_process; worker_process.main()"
-    script = _main_script()
-    return [sys.executable, "-c", code, str(requests), str(control), script.module, script.path]
-
-
-def _main_script() -> MainScript:
-    """Return this process's script, in case a worker must look up a definition in it."""
-    found = sys.modules.get("__main__")
-    spec = getattr(found, "__spec__", None)
-    if spec is not None:
-        return MainScript(module=spec.name)
-    path = getattr(found, "__file__", None)
-    return MainScript(path=str(Path(path).resolve())) if path and Path(path).exists() else MainScript()
-
-
-def _pickled(verb: str, arguments: tuple[Any, ...]) -> bytes:
-    try:
-        return pickle.dumps((verb, arguments))
-    except Exception as problem:  # pickling runs the user's code
-        raise ComponentInvalid(
-            f"a request to a worker process cannot be pickled: {error_text(problem)}",
-            hint="Define components at the top level of a module, and publish payloads that can be pickled.",
-        ) from problem
+    def close(self) -> None:
+        """End all processes."""
+        self._cleanup.close()
 
 
 class ProcessWorker:
@@ -174,51 +90,81 @@ class ProcessWorker:
 
     def __init__(self, lane: Lane, worker_id: int, remote: ProcessComponents) -> None:
         self.worker_id = worker_id
-        self.lock = threading.Lock()  # one request at a time
+        self.lock = threading.Lock()  # one call at a time
         self._lane = lane
         self._remote = remote
         self._setups: dict[str, ComponentSetup] = {}  # the components to start in a new process
-        self._process: _Process | None = None
+        self._process: Worker | None = None
+        self._running_call: WorkerCall | None = None
 
     def open(self) -> WorkerReport:
-        """Start the process."""
+        """Reserve a process."""
         self._remote.add_worker(self)
         self._process, report = self._start()
         return report
 
-    def _start(self) -> tuple[_Process, WorkerReport]:
-        """Start a process, apply the lane's settings and start the components it must have."""
-        process = _Process()
-        try:
-            report = process.request("apply_worker_settings", (self._lane, self.worker_id), START_TIMEOUT_S)
-            for setup in self._setups.values():
-                process.request("start", (setup,), START_TIMEOUT_S)
-        except BaseException as problem:
-            process.kill()
-            if not isinstance(problem, _ReplyTimeout | _ProcessExited):
+    def _start(self) -> tuple[Worker, WorkerReport]:
+        """Reserve a process, apply the lane's settings and start the components it must have."""
+        with self._handshake():
+            process = self._remote.processes.pool.reserve()
+            try:
+                report = self._call(process, apply_worker_settings, self._lane, self.worker_id)
+                for setup in self._setups.values():
+                    self._call(process, worker_process.start, setup)
+            except BaseException:
+                self._remote.processes.pool.release(process)
                 raise
+        assert isinstance(report, WorkerReport)  # noqa: S101  # the worker runs code from this package
+        return process, report
+
+    @contextlib.contextmanager
+    def _handshake(self) -> Iterator[None]:
+        try:
+            yield
+        except (_CallTimeout, _ProcessExited, WorkersUnavailable) as problem:
             raise RunnerHandshakeFailed(
                 f"worker {self.worker_id} of lane {self._lane.id} did not start: {problem}",
                 hint='Check that the script\'s main code is behind `if __name__ == "__main__":`.',
             ) from problem
-        assert isinstance(report, WorkerReport)  # noqa: S101  # the worker runs code from this package
-        return process, report
 
-    def request(self, verb: str, *arguments: Any) -> Any:
-        """Send a request outside of any invocation."""
+    def _call(
+        self, process: Worker, function: Callable[..., Any], *arguments: Any, timeout_s: float | None = None
+    ) -> Any:
+        """Call a function in a process and return its value."""
+        timeout_s = START_TIMEOUT_S if timeout_s is None else timeout_s
+        try:
+            call = self._remote.processes.pool.start(function, arguments, timeout_s=timeout_s or None, worker=process)
+        except InvalidInput as refused:
+            if refused.__cause__ is None:  # it is too long
+                raise
+            raise ComponentInvalid(
+                f"a request to a worker process cannot be pickled: {error_text(refused.__cause__)}",
+                hint="Define components at the top level of a module, and publish payloads that can be pickled.",
+            ) from refused
+        self._running_call = call
+        if self._remote.stop_is_requested:
+            self.request_stop()
+        try:
+            return _value(call.outcome(), timeout_s)
+        finally:
+            self._running_call = None
+
+    def request(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the worker process outside of any invocation."""
         with self.lock:
             try:
-                return self._running_process().request(verb, arguments, START_TIMEOUT_S)
-            except (_ReplyTimeout, _ProcessExited) as problem:
-                self._discard()  # a late reply would be taken for that of the next request
+                return self._call(self._running_process(), function, *arguments)
+            except (_CallTimeout, _ProcessExited) as problem:
+                self._discard()
+                name = function.__name__
                 raise RunnerIpcTimeout(
-                    f"worker {self.worker_id} of lane {self._lane.id} did not reply to {verb!r}: {problem}",
+                    f"worker {self.worker_id} of lane {self._lane.id} did not reply to {name!r}: {problem}",
                     hint=f"The lifecycle methods of a component must return within {START_TIMEOUT_S:g} s.",
                 ) from problem
 
     def start_component(self, setup: ComponentSetup) -> None:
         """Configure and activate a component, now and in every later process of this worker."""
-        self.request("start", setup)
+        self.request(worker_process.start, setup)
         self._setups[setup.component_id] = setup
 
     def execute(self, item: QueuedInvocation, /) -> None:
@@ -241,8 +187,8 @@ class ProcessWorker:
         invocation.code = "component_execute"
         request = RunRequest(node.id, invocation.inputs, invocation.epoch_id, invocation.number, invocation.attempt)
         try:
-            report = self._running_process().request("run", (request,), node.timeout_s or None)
-        except _ReplyTimeout:
+            report = self._call(self._running_process(), worker_process.run, request, timeout_s=node.timeout_s)
+        except _CallTimeout:
             invocation.code = "component_hard_timeout"
             invocation.end(WorkerProcessFailed(f"killed after {node.timeout_s * 1000:g} ms (timeout_ms)"))
             self._replace(node)
@@ -256,35 +202,58 @@ class ProcessWorker:
             _apply_report(invocation, report)
 
     def request_stop(self) -> None:
-        """Forward the request to stop the run."""
-        process = self._process
-        if process is not None:
-            process.request_stop()
+        """Tell the running call that the run was asked to stop."""
+        call = self._running_call
+        if call is not None:
+            call.notify(STOP)
 
     def close(self) -> None:
-        """End the process."""
+        """Close the event loop of the process and end it."""
         with self.lock:
             if self._process is not None:
-                self._process.end()
-                self._process = None
+                with contextlib.suppress(_CallTimeout, _ProcessExited, WorkerProcessFailed):
+                    self._call(self._process, worker_process.close, timeout_s=END_GRACE_S)
+                self._discard()
 
     def _replace(self, node: Node) -> None:
-        """Report the lost process and discard it; the next request starts another."""
+        """Report the lost process and discard it; the next call reserves another."""
         self._remote.report_lost_worker(self.worker_id, node)
         self._discard()
 
     def _discard(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            self._remote.processes.pool.release(self._process)
             self._process = None
 
-    def _running_process(self) -> _Process:
-        """Return the process; start a new one, with all its components, if the last one was lost."""
+    def _running_process(self) -> Worker:
+        """Return the process; reserve a new one, with all its components, if the last one was lost."""
         if self._process is None:
             self._process, _ = self._start()
-            if self._remote.stop_is_requested:
-                self._process.request_stop()
         return self._process
+
+
+def _value(outcome: CallOutcome, timeout_s: float) -> Any:
+    """Return the value of a call, or raise how it ended."""
+    if outcome.ok:
+        return outcome.value
+    if outcome.kind == "timed_out":
+        raise _CallTimeout(f"no reply within {timeout_s:g} s")
+    if outcome.kind in {"crashed", "killed"}:
+        raise _ProcessExited(_exit_description(outcome))
+    raised = error_text(outcome.error) if outcome.error is not None else f"{outcome.error_type}: {outcome.message}"
+    raise WorkerProcessFailed(_PREFIXES.get(outcome.kind, "") + raised)
+
+
+_PREFIXES = {
+    "unloadable": "the request cannot be unpickled in the worker process: ",
+    "unpicklable": "the result cannot be pickled: ",
+}
+
+
+def _exit_description(outcome: CallOutcome) -> str:
+    if outcome.signal is not None:
+        return f"the worker process was killed by signal {outcome.signal}"
+    return outcome.message if outcome.code is None else f"the worker process exited with code {outcome.code}"
 
 
 def _apply_report(invocation: Invocation, report: InvocationReport) -> None:
@@ -300,7 +269,15 @@ def _apply_report(invocation: Invocation, report: InvocationReport) -> None:
 class ProcessComponents:
     """The components of one process_pool lane, and the workers they run in."""
 
-    def __init__(self, lane: Lane, graph_config: Mapping[str, Any], stop_token: StopToken, reports: Reports) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        processes: WorkerProcesses,
+        graph_config: Mapping[str, Any],
+        stop_token: StopToken,
+        reports: Reports,
+    ) -> None:
+        self.processes = processes
         self._lane = lane
         self._graph_config = graph_config
         self._stop_token = stop_token
@@ -337,12 +314,12 @@ class ProcessComponents:
     def snapshot(self, node: Node, /) -> Any:
         """Return the state of a pinned component; None for one that runs in several workers."""
         pinned_worker = self.pinned_worker(node)
-        return None if pinned_worker is None else pinned_worker.request("hook", node.id, "snapshot")
+        return None if pinned_worker is None else pinned_worker.request(hook, node.id, "snapshot")
 
     def end(self, node: Node, /) -> None:
         """Deactivate a component in every worker that has it."""
         for worker in self._workers_of(node):
-            worker.request("hook", node.id, "deactivate")
+            worker.request(hook, node.id, "deactivate")
 
     def report_lost_worker(self, worker_id: int, node: Node) -> None:
         """Report that a worker process was lost."""
@@ -350,8 +327,9 @@ class ProcessComponents:
         self._reports.health("worker_restarted", message, component_id=node.id, lane=self._lane.id)
 
     def close(self) -> None:
-        """Stop forwarding stop requests: the run is over."""
+        """Stop forwarding stop requests and end the worker processes: the run is over."""
         self._stop_token.unsubscribe(self._forward_stop)
+        self.processes.close()
 
     def _workers_of(self, node: Node) -> list[ProcessWorker]:
         pinned_worker = self.pinned_worker(node)
@@ -362,6 +340,10 @@ class ProcessComponents:
         )
 
     def _forward_stop(self) -> None:
+        # on another thread: this one may be a signal handler that interrupted a thread with the lock of the pool
+        _thread.start_new_thread(self._notify_workers, ())
+
+    def _notify_workers(self) -> None:
         for worker in tuple(self._workers.values()):
             worker.request_stop()
 

@@ -10,19 +10,22 @@ A thread's name is the lane's `thread_name` (or its id) and the worker's number,
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
 from rota.graph.plan import Lane
+from rota.host.thread_settings import (
+    THREAD_NAME_CHARS_MAX,
+    Scheduling,
+    ThreadSettings,
+    apply_settings,
+    read_settings,
+)
 
 __all__ = ["THREAD_NAME_CHARS_MAX", "WorkerReport", "apply_worker_settings", "worker_name"]
 
-THREAD_NAME_CHARS_MAX = 15  # the limit of Linux
-
-_POLICY_CONSTANTS = {"fifo": "SCHED_FIFO", "rr": "SCHED_RR"}
+_REALTIME = {"fifo": "fifo", "rr": "rr"}
+_FIELDS = {"name": "thread_name", "cores": "cpu_affinity", "nice": "nice_priority", "scheduling": "rt_policy"}
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,55 +51,29 @@ def worker_name(lane: Lane, worker_id: int) -> str:
 def apply_worker_settings(lane: Lane, worker_id: int) -> WorkerReport:
     """Apply the lane's settings to the calling thread and report what is in force."""
     name = worker_name(lane, worker_id)
-    settings: dict[str, Callable[[], None]] = {
-        "thread_name": lambda: _name_thread(name),
-        "cpu_affinity": lambda: os.sched_setaffinity(threading.get_native_id(), lane.spec.cpu_affinity),
-        "nice_priority": lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lane.spec.nice_priority),
-        "rt_policy": lambda: _set_realtime(lane.spec.rt_policy, lane.spec.rt_priority),
-    }
-    advisories = [
-        refusal
-        for field, apply in settings.items()
-        if field in lane.capability.applied_fields and (refusal := _try(field, apply))
-    ]
-    return _read_back(lane.id, worker_id, name, tuple(advisories))
-
-
-def _try(field: str, apply: Callable[[], None]) -> str | None:
-    try:
-        apply()
-    except OSError as problem:
-        return f"{field} was not applied: {problem.strerror or problem}"
-    return None
-
-
-def _name_thread(name: str) -> None:
-    Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
-
-
-def _set_realtime(policy: str, priority: int) -> None:
-    os.sched_setscheduler(threading.get_native_id(), getattr(os, _POLICY_CONSTANTS[policy]), os.sched_param(priority))
-
-
-def _read_back(lane_id: str, worker_id: int, name: str, advisories: tuple[str, ...]) -> WorkerReport:
-    thread_id = threading.get_native_id()
-    plain = {"lane": lane_id, "worker_id": worker_id, "process_id": os.getpid(), "advisories": advisories}
-    if not hasattr(os, "sched_getaffinity"):  # Python has these functions on Linux only
-        return WorkerReport(name=name, **plain)  # type: ignore[arg-type]
-    policy = os.sched_getscheduler(thread_id)
-    policy_names = {getattr(os, constant): name for name, constant in _POLICY_CONSTANTS.items()}
+    refused = apply_settings(_requested(lane, name))
+    in_force = read_settings()
     return WorkerReport(
-        name=_name_in_force(thread_id, name),
-        cpu_affinity=tuple(sorted(os.sched_getaffinity(thread_id))),
-        nice=os.getpriority(os.PRIO_PROCESS, thread_id),
-        rt_policy=policy_names.get(policy & ~os.SCHED_RESET_ON_FORK, "none"),
-        rt_priority=os.sched_getparam(thread_id).sched_priority,
-        **plain,  # type: ignore[arg-type]
+        lane=lane.id,
+        worker_id=worker_id,
+        name=in_force.name or name,
+        process_id=os.getpid(),
+        cpu_affinity=in_force.cores,
+        nice=in_force.nice,
+        rt_policy=None if in_force.scheduling is None else _REALTIME.get(in_force.scheduling.policy, "none"),
+        rt_priority=None if in_force.scheduling is None else in_force.scheduling.priority,
+        advisories=tuple(f"{_FIELDS[field]} was not applied: {reason}" for field, reason in refused.items()),
     )
 
 
-def _name_in_force(thread_id: int, name: str) -> str:
-    try:
-        return Path(f"/proc/self/task/{thread_id}/comm").read_text().rstrip("\n")
-    except OSError:  # no /proc here
-        return name
+def _requested(lane: Lane, name: str) -> ThreadSettings:
+    """Return the settings that the plan lists as applied."""
+    spec, applied = lane.spec, lane.capability.applied_fields
+    return ThreadSettings(
+        name=name if "thread_name" in applied else None,
+        cores=spec.cpu_affinity if "cpu_affinity" in applied else None,
+        nice=spec.nice_priority if "nice_priority" in applied else None,
+        scheduling=Scheduling(policy=spec.rt_policy, priority=spec.rt_priority)  # type: ignore[arg-type]  # fifo or rr
+        if "rt_policy" in applied
+        else None,
+    )
