@@ -20,8 +20,8 @@ from rota.fleet.cores_driver import CpuDriver, DriverReport
 from rota.host.cgroup_files import GroupLimits
 from rota.host.cgroups import Cgroups
 from rota.host.command import Command
-from rota.host.process_cpu import allowed_cores
 from rota.host.reaper_client import ReaperClient
+from rota.host.thread_settings import allowed_cores
 
 MS = 1_000_000
 SECONDS = 10.0

@@ -33,8 +33,8 @@ Make = Callable[["Sides"], Arena]
 
 
 def cases() -> Iterator[Case]:
-    yield _case("enqueue-1t", 1_000, BARE_LOOP, _enqueue, goal=0.6)
-    yield _case("claim-complete-1t", 500, BARE_LOOP, _claim_complete, goal=0.6)
+    yield _case("enqueue-1t", 1_000, BARE_LOOP, _enqueue, goal=0.65)
+    yield _case("claim-complete-1t", 500, BARE_LOOP, _claim_complete, goal=0.5)
     yield _case("enqueue-16t", 1_600, BARE_THREADS, _enqueue_threads, goal=2.0)
     yield _case("claim-complete-16t", 800, BARE_THREADS, _claim_complete_threads, goal=2.0)
     yield _case("enqueue-many-100", 5_000, BARE_BATCHES, _enqueue_many, goal=0.5)

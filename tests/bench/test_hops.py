@@ -38,3 +38,21 @@ def test_every_verb_is_measured_under_every_policy(
     ]
     assert all(list(row) == ["verb", "policy", "calls", "files", "depth", "sql"] for row in rows)
     assert all(row["calls"] > row["files"] > 0 and row["sql"] > 0 for row in rows)
+
+
+# (verb, policy): files, depth, statements at most. A call that a reader can follow is also the faster one.
+LIMITS = {
+    ("enqueue", "strict"): (9, 10, 3),
+    ("claim", "strict"): (12, 10, 5),
+    ("claim", "eevdf"): (16, 12, 10),
+    ("claim", "fair_share"): (16, 12, 10),
+    ("complete", "strict"): (12, 11, 7),
+}
+
+
+def test_a_call_travels_no_further_than_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hops, "names", lambda: ["strict", "eevdf", "fair_share"])
+    found = {(each.verb, each.policy): each for each in hops.report()}
+    for key, limits in LIMITS.items():
+        measured = found[key].files, found[key].depth, found[key].sql
+        assert all(one <= limit for one, limit in zip(measured, limits, strict=True)), (key, measured)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import harness, queue, queue_drain, queue_files, queue_processes, queue_size
+from bench import harness, queue, queue_drain, queue_files, queue_owners, queue_processes, queue_size
 from bench.harness import Case
 from bench.queue_baselines import BareQueue
 from rota.kernel import Kernel
@@ -16,6 +16,7 @@ SMALL = {
     queue: {"STANDING": 400},
     queue_drain: {"ENTRIES": 400, "AGENTS": 200, "PROJECTS": 10},
     queue_size: {"LARGE": 3_000, "SMALL": 1_000, "SLEEPERS": 2_000, "TURNS": 30},
+    queue_owners: {"PROJECTS": 30, "FEW_PROJECTS": 10, "CLAIMS_MAX": 5},
     queue_processes: {"WRITERS": 2, "WRITES": 10, "WAKES": 3},
 }
 
@@ -27,6 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for module, sizes in SMALL.items():
         for name, size in sizes.items():
             monkeypatch.setattr(module, name, size)
+    queue_owners._filled.cache_clear()  # its files are in another test's folder
     return folder
 
 
@@ -87,7 +89,7 @@ def test_the_bare_queue_goes_by_priority_then_id(tmp_path: Path) -> None:
     bare.close()
 
 
-@pytest.mark.parametrize("name", ["fair-drain-4w", "eevdf-drain-4w"])
+@pytest.mark.parametrize("name", ["drain-4w-to-1w", "fair-drain-4w", "eevdf-drain-4w"])
 def test_a_drain_runs_every_entry_once(name: str) -> None:
     assert verified(named(queue_drain, name))
 
@@ -95,6 +97,28 @@ def test_a_drain_runs_every_entry_once(name: str) -> None:
 @pytest.mark.parametrize("name", ["depth-1m", "finished-1m", "sleepers-100k", "sleepers-due"])
 def test_a_large_queue_hands_out_in_order(name: str) -> None:
     assert verified(named(queue_size, name))
+
+
+@pytest.mark.parametrize("policy", queue_owners.POLICIES)
+def test_claims_among_many_owners_are_full_and_the_policys_own(policy: str) -> None:
+    assert verified(named(queue_owners, f"owners-10k-{policy}"))
+
+
+def test_claims_among_many_owners_leave_the_queue_as_large_as_it_was() -> None:
+    owners = queue_owners.Owners(queue_owners._filled(10), "edf")
+    before = owners._api.queue.counts()
+    claims = [owners.claim_and_replace() for _ in range(3)]
+    after = owners._api.queue.counts()
+    owners.close()
+    assert all(len(claim.ids) == queue_owners.BATCH for claim in claims)
+    assert after["queued"] == before["queued"] == 10 * queue_owners.AGENTS_EACH * queue_owners.ENTRIES_EACH
+
+
+def test_a_claim_that_strict_order_made_is_not_verified() -> None:
+    good = queue_owners.Outcome(list(range(8)), claims=2, by_policy=2)
+    assert queue_owners._is_valid(good)
+    assert not queue_owners._is_valid(good, good._replace(by_policy=1))
+    assert not queue_owners._is_valid(good, good._replace(ids=[1] * 8))
 
 
 def test_rows_that_are_written_beside_the_kernel_are_as_it_would_leave_them(tmp_path: Path) -> None:
