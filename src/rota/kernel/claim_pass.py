@@ -104,9 +104,7 @@ class ClaimPass:
         self.token: int | None = None  # of the claims, once they are written
         self.claimed_by_agent: dict[int, list[PendingClaim]] = {}  # those that went through try_claim
         self._blocked_heads: set[int | str] = set()  # agents and projects whose first entry this claim cannot take
-        self._ahead: dict[
-            int, tuple[list[Row], bool]
-        ] = {}  # entries of agents that were read ahead; whether more exist
+        self._ahead: dict[int, tuple[list[Row], bool]] = {}  # by agent: entries read ahead, and whether more exist
         self._bytes = 0  # of the payloads claimed so far
         self.all_blocked = False  # a reason was found that blocks every entry
         self.blocked_pids: set[int] = set()  # agents whose entries need no further check
@@ -147,7 +145,8 @@ class ClaimPass:
         """Claim an entry and return None, or return the first reason that blocks it."""
         if row[0] in self._claimed_ids:  # a pass that proposes it twice gets it once
             return reasons.NotQueued(state=_DISPATCHED)
-        if not self._any_limit and row[NEEDS] is None and self._project_is_open(row[PROJECT]):
+        project_id = row[PROJECT]
+        if not self._any_limit and row[NEEDS] is None and (project_id is None or self._is_open(project_id)):
             self._add(PendingClaim(row, None, estimate, reason))  # only its own row decides, and that is ready
             return None
         entry = CheckedEntry.from_row(row)
@@ -158,10 +157,8 @@ class ClaimPass:
         self._add(PendingClaim(row, self._claim_checks.add_claim(entry), estimate, reason))
         return None
 
-    def _project_is_open(self, project_id: str | None) -> bool:
+    def _is_open(self, project_id: str) -> bool:
         """Whether a project's own row cannot block an entry."""
-        if project_id is None:
-            return True
         return self.env.cache.project(self.tx, project_id) == UNLIMITED
 
     def _add(self, claim: PendingClaim) -> None:
@@ -179,7 +176,7 @@ class ClaimPass:
         """Load the agents and projects of many entries, before the entries are checked."""
         if self._any_limit:
             self._claim_checks.prefetch(rows)
-        elif len(rows) > 1:
+        else:
             self.env.cache.projects(self.tx, {row[PROJECT] for row in rows if row[PROJECT] is not None})
 
     def _exclude(self, entry: CheckedEntry, reason: BlockingBase) -> None:
@@ -220,7 +217,8 @@ class ClaimPass:
             self.blocked_pids.update(row[0] for row in self.tx.run(sql.CAPPED_OUT))
         while (remaining := self.remaining) > 0:
             rows = self.ready_entries(limit=min(remaining, READ_MAX))
-            self.prefetch_owners(rows)
+            if len(rows) > 1:
+                self.prefetch_owners(rows)
             refused = 0
             for row in rows:
                 if self._bytes >= CLAIM_BYTES_MAX:
@@ -353,13 +351,13 @@ class ClaimPass:
         if not self.claimed:
             self.tx.effects.retry_at = self._due.retry_at
             return []
-        now, request, worker = self.now, self.request, self.request.worker
+        now, request, worker, claimed = self.now, self.request, self.request.worker, self.claimed
         event = EntriesClaimed(
             worker_id=worker.worker_id,
             incarnation=worker.incarnation,
-            entries=[_event_entry(each) for each in self.claimed],
+            entries=list(map(_event_entry, claimed)),
             policy=policy,
-            because=[each.reason for each in self.claimed if each.reason],
+            because=[each.reason for each in claimed if each.reason] if claimed[0].reason else [],
             flows=list(served.moves),
             contexts=self._charge_requests() if self._due.any_context else {},
             forced_by=forced_by,
@@ -368,28 +366,32 @@ class ClaimPass:
         self.token = token = append(self.tx, event, now=now)
         expires_at = now + request.timeout_s
         head = (worker.worker_id, worker.incarnation, now, now, request.timeout_s, expires_at, token)
+        # the columns of statements.queue.ENTRY from state on
+        tail = (_DISPATCHED, worker.worker_id, now, None, None, None, token, expires_at, 0)
+        rows, fences, touched, entries = [], [], [], []
+        for each in claimed:
+            row, workspace = each.row, each.workspace
+            rows.append((*head, workspace, each.estimate, row[0]))
+            touched.append((row[PID], row[PROJECT]))
+            if workspace is not None:
+                fences.append((token, workspace))
+            attempt = row[ATTEMPT] + 1  # the entry that the worker gets is built without reading the row again
+            entries.append(entry_from_row((*row[:ATTEMPT], attempt, *row[ATTEMPT + 1 : READY_WIDTH], *tail, workspace)))
         # one statement per id, in order: neighbours share pages, and one UPDATE of many rows would find each row twice
-        rows = [(*head, each.workspace, each.estimate, each.row[0]) for each in self.claimed]
-        if len(rows) == 1:
-            self.tx.run(sql.CLAIM, rows[0])
-        else:
-            self.tx.run_many(sql.CLAIM, sorted(rows, key=_sched_id))
-        cache = self.env.cache
-        cache.touch_all([(each.row[PID], each.row[PROJECT]) for each in self.claimed])
-        if self._due.any_context:
-            cache.drop_due_summary()  # a context that was charged refills later
-        else:
-            cache.lower_due_summary(expires_at=expires_at)
-        fences = [(token, each.workspace) for each in self.claimed if each.workspace is not None]
+        rows.sort(key=_sched_id)
+        self.tx.run_many(sql.CLAIM, rows)
         if fences:
             self.tx.run_many(project_sql.WORKSPACE_FENCE, fences)
+        self.env.cache.touch_all(touched)
+        if self._due.any_context:
+            self.env.cache.drop_due_summary()  # a context that was charged refills later
+        else:
+            self.env.cache.lower_due_summary(expires_at=expires_at)
         if served.moves:
             flows.save_moves(self.tx, served.moves, event_id=token, served_at=now)
         if served.agents:
             flows.mark_served(self.tx, served.agents, event_id=token, served_at=now)
-        # the columns of statements.queue.ENTRY from state on
-        tail = (_DISPATCHED, worker.worker_id, now, None, None, None, token, expires_at, 0)
-        return [_claimed_entry(each, tail) for each in self.claimed]
+        return entries
 
     def _charge_requests(self) -> dict[str, int]:
         """Charge one request per claim to contexts that count requests; returns the amounts for the event."""
@@ -420,9 +422,3 @@ def _event_entry(claim: PendingClaim) -> ClaimedEntry:
     return ClaimedEntry(
         row[0], row[PID], row[ATTEMPT] + 1, {dim: needs.requested(dim, 0) for dim in needs.dims}, claim.workspace
     )
-
-
-def _claimed_entry(claim: PendingClaim, tail: tuple[Any, ...]) -> ReadyEntry:
-    """Build the entry that the worker gets, without reading the row again."""
-    row = claim.row
-    return entry_from_row((*row[:ATTEMPT], row[ATTEMPT] + 1, *row[ATTEMPT + 1 : READY_WIDTH], *tail, claim.workspace))

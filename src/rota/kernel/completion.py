@@ -48,6 +48,7 @@ __all__ = [
 
 METERED = frozenset({"cpu_s", "wall_s"})  # measured for every run, and charged only where a budget exists
 NOT_RETRIED_OUTCOMES = frozenset({"over_budget"})  # another attempt would end the same way
+_sched_id = itemgetter(4)  # of the parameters of `COMPLETE`
 _COMPLETED = ("dispatched", "completed")
 _RETURNED = ("dispatched", "queued")
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -75,7 +76,7 @@ class RunRow(NamedTuple):
     @property
     def options(self) -> EntryOptions:
         """The entry's options."""
-        return NO_OPTIONS if self.options_text is None else decode_options(self.options_text)
+        return decode_options(self.options_text)
 
     def correction(self, now: float) -> int:
         """Return measured usage minus what the flows were charged at the claim; 0 for a run with neither."""
@@ -146,13 +147,13 @@ def _decide(run: RunRow | None, run_end: RunEnd) -> tuple[RunRow, tuple[str, str
         raise stale_claim_error(run, run_end.token)
     if run_end.report is not None and run_end.report.back is not None:
         return run, _COMPLETED if run.cancel_requested else _RETURNED
-    is_attempt = run_end.token is not None or run_end.verb == "reclaim"
-    may_retry = is_attempt and not run.cancel_requested and run.attempt < run.max_attempts
-    may_retry = may_retry and run_end.outcome not in NOT_RETRIED_OUTCOMES
-    if may_retry and run_end.exit_kind in run.options.retry_on:
-        verb = "reclaim" if run_end.verb == "reclaim" else "retry"
-        return run, (run.state, str(advance(ENTRY, run.state, verb, run.sched_id)))
-    return run, (run.state, str(advance(ENTRY, run.state, "complete", run.sched_id)))
+    verb = "complete"
+    if run_end.exit_kind in (NO_OPTIONS.retry_on if run.options_text is None else run.options.retry_on):
+        is_attempt = run_end.token is not None or run_end.verb == "reclaim"
+        has_more = run.attempt < run.max_attempts and run_end.outcome not in NOT_RETRIED_OUTCOMES
+        if is_attempt and has_more and not run.cancel_requested:
+            verb = "reclaim" if run_end.verb == "reclaim" else "retry"
+    return run, (run.state, str(advance(ENTRY, run.state, verb, run.sched_id)))
 
 
 def stale_claim_error(run: RunRow, token: int | None) -> StaleClaim:
@@ -225,8 +226,8 @@ def _write(
     is_gone: dict[str, bool] = {}  # by worker
     shares: dict[str, tuple[int, int]] = {}  # by project: usage and number of runs
     for run, run_end in (*completed, *retried):
-        if correction := run.correction(now):
-            costs.append((run.pid, run.project_id, correction))
+        if (run.estimate or run.spent_text is not None) and (cost := run.correction(now)):
+            costs.append((run.pid, run.project_id, cost))
         if run.project_id is not None:  # also a failed run counts: else a project whose runs fail would stay first
             used, count = shares.get(run.project_id, (0, 0))
             shares[run.project_id] = used + run.cost(now), count + 1
@@ -251,22 +252,24 @@ def _write_completed(
     tx: Transaction, env: KernelEnvironment, ended: list[tuple[RunRow, RunEnd]], moves: list[FlowMove], now: float
 ) -> None:
     """Write the runs that ended for good, and process the entries that waited for them."""
-    rows, entries = [], []
+    rows, entries, ended_ids, awaited = [], [], [], []
     for run, run_end in ended:
         exit_kind = "cancelled" if run.cancel_requested and run_end.verb == "reclaim" else run_end.exit_kind
         rows.append((now, exit_kind, run_end.outcome, run_end.result, run.sched_id))
         entries.append(CompletedEntry(run.sched_id, exit_kind, run_end.outcome))
-    rows.sort(key=itemgetter(4))  # by id: neighbours share pages
+        ended_ids.append(run.sched_id)
+        if run.awaited:
+            awaited.append(run.sched_id)
+    rows.sort(key=_sched_id)  # neighbours share pages
     tx.run_many(sql.COMPLETE, rows)
     event = EntriesCompleted(entries=entries, worker_id=ended[0][0].worker_id, flows=moves)
     event_id = append(tx, event, now=now)
     if moves:
         flows.save_moves(tx, moves, event_id=event_id)
-    awaited = [run.sched_id for run, _ in ended if run.awaited]
-    cancelled = dependencies.resolve_dependents(tx, env, awaited, now) if awaited else []
     if awaited:
+        ended_ids += dependencies.resolve_dependents(tx, env, awaited, now)
         env.cache.invalidate()  # entries of any owner may have been released or cancelled
-    env.waiters.notify_on_commit(tx, [run.sched_id for run, _ in ended] + cancelled)
+    env.waiters.notify_on_commit(tx, ended_ids)
 
 
 class _Requeued(NamedTuple):

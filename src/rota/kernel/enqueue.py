@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, UnknownPid
@@ -97,14 +97,16 @@ class Enqueuing(Entries):
         With `indexed` an error names the entry of the batch that caused it.
         """
         cache = self._env.cache
-        agents = cache.agents(tx, [new.spec.pid for new in batch])
+        agents = cache.cached_agents(tx)
         rows: list[tuple[Any, ...]] = []  # written together, at half the cost of one by one (batch-100)
         held: list[int] = []  # indexes of those that are not ready yet
         owners: list[tuple[int, str | None]] = []
         for index, new in enumerate(batch):
             spec = new.spec
             if new.refers:
-                return self._enqueue_each(tx, batch, agents, now, indexed=indexed)
+                return self._enqueue_each(tx, batch, now, indexed=indexed)
+            if spec.pid not in agents:
+                agents = cache.agents(tx, {each.spec.pid for each in batch})
             agent = agents.get(spec.pid)
             if agent is None or agent.is_dead:
                 raise _not_alive(agent, spec.pid, index if indexed else None)
@@ -123,17 +125,10 @@ class Enqueuing(Entries):
         cache.touch_all(owners)
         return ids
 
-    def _enqueue_each(
-        self,
-        tx: Transaction,
-        batch: Sequence[_NewEntry],
-        agents: Mapping[int, AgentRow],
-        now: float,
-        *,
-        indexed: bool,
-    ) -> list[int]:
+    def _enqueue_each(self, tx: Transaction, batch: Sequence[_NewEntry], now: float, *, indexed: bool) -> list[int]:
         """Write entries of which some refer to a key, a predecessor, a parent, a worker or tags, one by one."""
         cache, written = self._env.cache, _Written([], [], {}, [])
+        agents = cache.agents(tx, {new.spec.pid for new in batch})
         for index, new in enumerate(batch):
             pid = new.spec.pid
             try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from rota.clock import Clock, wait_until
 from rota.store import Store, Transaction
@@ -60,7 +61,7 @@ class EntryWaiters:
     def notify_on_commit(self, tx: Transaction, sched_ids: list[int]) -> None:
         """Wake the callers that wait for these entries, once the transaction in which they end is durable."""
         if sched_ids:
-            tx.effects.on_commit.append(lambda: self._notify(sched_ids))
+            tx.effects.on_commit.append(partial(self._notify, sched_ids))
 
     def _notify(self, sched_ids: Iterable[int]) -> None:
         if not self._waiters:

@@ -117,19 +117,7 @@ class DueSummary(NamedTuple):
     any_global_budget: int
     any_project_budget: int
     any_context: int
-
-    @property
-    def any_limit(self) -> bool:
-        """Whether any limit exists besides those in a project's own row."""
-        return bool(
-            self.fleet_paused_by is not None
-            or self.any_stopped
-            or self.any_capped
-            or self.any_ledger
-            or self.any_global_budget
-            or self.any_project_budget
-            or self.any_context
-        )
+    any_limit: bool  # besides those in a project's own row
 
     def is_due(self, now: float) -> bool:
         """Whether maintenance has something to do."""
@@ -165,7 +153,9 @@ class DueSummary(NamedTuple):
 
 def read_due_summary(tx: Transaction) -> DueSummary:
     """Read the due summary."""
-    return DueSummary(*tx.run(sql.DUE_SUMMARY)[0])
+    row = tx.run(sql.DUE_SUMMARY)[0]
+    fleet_paused_by, *limits = row[DueSummary._fields.index("fleet_paused_by") :]
+    return DueSummary._make((*row, fleet_paused_by is not None or any(limits)))
 
 
 # --- the cache -----------------------------------------------------------------------------------
@@ -273,6 +263,12 @@ class KernelCache:
         self._due = due
 
     # --- the rows of agents and projects
+
+    def cached_agents(self, tx: Transaction) -> dict[int, AgentRow]:
+        """Return the agents that are cached."""
+        if self._foreign_version != tx.foreign_version:
+            self._start_over(tx)
+        return self._agents
 
     def agents(self, tx: Transaction, pids: Collection[int]) -> dict[int, AgentRow]:
         """Return cached agents, these and others; agents that do not exist are missing."""

@@ -6,6 +6,7 @@ Every claim is a turn. A worker that only claims ends nothing; a supervisor also
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypedDict
 
 from rota.errors import SchedInvalidPayload
@@ -76,17 +77,35 @@ def make_turn_request(
     """Check the arguments of a claim and return the request. Only a supervisor may claim nothing."""
     if now is not None:
         _queue.instant("now", now)
+    checked_kinds = _check_kinds(kinds) if kinds != () else ()
+    claim = worker_id, max_n, wait_s, admission_check, claim_timeout_s, incarnation, checked_kinds, moves_agents
+    try:
+        request = _check_claim(*claim)
+    except TypeError:  # an argument that cannot be hashed is wrong: the checks say how
+        request = _check_claim.__wrapped__(*claim)
+    return request._replace(now=now, run_ends=run_ends) if run_ends or now is not None else request
+
+
+@lru_cache(maxsize=1024, typed=True)  # a worker makes the same claim again and again
+def _check_claim(  # noqa: PLR0917  # by position: `typed` looks only at these
+    worker_id: str,
+    max_n: int,
+    wait_s: float,
+    admission_check: bool,
+    claim_timeout_s: float,
+    incarnation: str,
+    kinds: tuple[str, ...],
+    moves_agents: bool,
+) -> TurnRequest:
     check_claim_options(admission_check, claim_timeout_s)
     return TurnRequest(
         check_worker(worker_id, incarnation),
         min(_queue.whole("max_n", max_n, 0 if moves_agents else 1), CLAIM_MAX),
-        now,
-        claim_timeout_s,
-        _check_kinds(kinds) if kinds != () else (),
-        admission_check,
-        _queue.duration("wait_s", wait_s),
-        run_ends,
-        moves_agents,
+        timeout_s=claim_timeout_s,
+        kinds=kinds,
+        check_budgets=admission_check,
+        wait_s=_queue.duration("wait_s", wait_s),
+        moves_agents=moves_agents,
     )
 
 
