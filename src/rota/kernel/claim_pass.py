@@ -25,15 +25,16 @@ from rota.kernel.rows import (
     DEADLINE,
     KIND,
     NEEDS,
+    PAYLOAD,
     PID,
     PRIORITY,
     PROJECT,
     READY_WIDTH,
+    RESULT,
     RUNNABLE_AT,
     decode_needs,
     entry_from_row,
     json_list,
-    payload_bytes,
 )
 from rota.kernel.turn import TurnRequest
 from rota.model import reasons
@@ -143,30 +144,27 @@ class ClaimPass:
 
     def try_claim(self, row: Row, *, estimate: int = 0, reason: str = "") -> BlockingBase | None:
         """Claim an entry and return None, or return the first reason that blocks it."""
-        if row[0] in self._claimed_ids:  # a pass that proposes it twice gets it once
+        sched_id, project_id, workspace = row[0], row[PROJECT], None
+        if sched_id in self._claimed_ids:  # a pass that proposes it twice gets it once
             return reasons.NotQueued(state=_DISPATCHED)
-        project_id = row[PROJECT]
-        if not self._any_limit and row[NEEDS] is None and (project_id is None or self._is_open(project_id)):
-            self._add(PendingClaim(row, None, estimate, reason))  # only its own row decides, and that is ready
-            return None
-        entry = CheckedEntry.from_row(row)
-        blocked = self._claim_checks.first_blocking_reason(entry)
-        if blocked is not None:
-            self._exclude(entry, blocked)
-            return blocked
-        self._add(PendingClaim(row, self._claim_checks.add_claim(entry), estimate, reason))
+        if self._any_limit or row[NEEDS] is not None or not (project_id is None or self._is_open(project_id)):
+            entry = CheckedEntry.from_row(row)
+            blocked = self._claim_checks.first_blocking_reason(entry)
+            if blocked is not None:
+                self._exclude(entry, blocked)
+                return blocked
+            workspace = self._claim_checks.add_claim(entry)
+        # else only its own row decides, and that is ready
+        claim = PendingClaim(row, workspace, estimate, reason)
+        self.claimed.append(claim)
+        self._claimed_ids.add(sched_id)
+        self.claimed_by_agent.setdefault(row[PID], []).append(claim)
+        self._bytes += len(row[PAYLOAD]) + len(row[RESULT] or "")
         return None
 
     def _is_open(self, project_id: str) -> bool:
         """Whether a project's own row cannot block an entry."""
         return self.env.cache.project(self.tx, project_id) == UNLIMITED
-
-    def _add(self, claim: PendingClaim) -> None:
-        row = claim.row
-        self.claimed.append(claim)
-        self._claimed_ids.add(row[0])
-        self.claimed_by_agent.setdefault(row[PID], []).append(claim)
-        self._bytes += payload_bytes(row)
 
     def blocking_reasons(self, row: Row) -> list[BlockingBase]:
         """Return every reason that blocks an entry."""

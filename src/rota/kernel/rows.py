@@ -28,10 +28,12 @@ __all__ = [
     "NEEDS",
     "NO_NEEDS",
     "NO_OPTIONS",
+    "PAYLOAD",
     "PID",
     "PRIORITY",
     "PROJECT",
     "READY_WIDTH",
+    "RESULT",
     "RUNNABLE_AT",
     "STATE",
     "TOKEN",
@@ -56,7 +58,7 @@ __all__ = [
 # Positions in a row of `statements.queue.READY_COLUMNS`, and so in one of `ENTRY`.
 PID, PRIORITY, RUNNABLE_AT, DEADLINE = 1, 2, 3, 4
 PROJECT, ATTEMPT, KIND, NEEDS = 8, 9, 13, 14
-_PAYLOAD, _RESULT = 6, 16
+PAYLOAD, RESULT = 6, 16
 READY_WIDTH = 17  # columns that a ready entry has
 CREATED_AT = 7
 STATE, DISPATCHED_AT, COMPLETED_AT, _HOLD, TOKEN = 17, 19, 20, 22, 23
@@ -221,7 +223,7 @@ def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
 
 def payload_bytes(row: Sequence[Any]) -> int:
     """Return the size of an entry: its payload and its result, or the checkpoint of an earlier attempt."""
-    return len(row[_PAYLOAD]) + len(row[_RESULT] or "")
+    return len(row[PAYLOAD]) + len(row[RESULT] or "")
 
 
 def state_and_hold(row: Sequence[Any]) -> tuple[str, str | None]:
