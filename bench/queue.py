@@ -24,6 +24,7 @@ __all__ = ["cases"]
 SEED = 20_260_508
 STANDING = 10_000  # entries that wait throughout, so that a claim has something to choose from
 THREADS = 16
+PROJECTS = 10  # of the agents, where they have projects
 BATCH = 100
 BARE_LOOP = "bare apsw loop, one table, no journal"
 BARE_THREADS = f"{THREADS} bare threads, own connections, busy timeout"
@@ -35,29 +36,30 @@ Make = Callable[["Sides"], Arena]
 def cases() -> Iterator[Case]:
     yield _case("enqueue-1t", 1_000, BARE_LOOP, _enqueue, goal=0.65)
     yield _case("claim-complete-1t", 500, BARE_LOOP, _claim_complete, goal=0.5)
+    yield _case("claim-complete-1t-projects", 500, BARE_LOOP, _claim_complete, goal=0.35, projects=PROJECTS)
     yield _case("enqueue-16t", 1_600, BARE_THREADS, _enqueue_threads, goal=2.0)
     yield _case("claim-complete-16t", 800, BARE_THREADS, _claim_complete_threads, goal=2.0)
     yield _case("enqueue-many-100", 5_000, BARE_BATCHES, _enqueue_many, goal=0.5)
     yield _case("batch-100", 5_000, BARE_BATCHES, _batches, goal=0.5)
 
 
-def _case(name: str, count: int, baseline: str, make: Make, *, goal: float) -> Case:
-    return Case(name, count, "ops/s", baseline, partial(_arena, count, make), ops=count, goal=goal)
+def _case(name: str, count: int, baseline: str, make: Make, *, goal: float, projects: int = 0) -> Case:
+    return Case(name, count, "ops/s", baseline, partial(_arena, count, make, projects), ops=count, goal=goal)
 
 
-def _arena(count: int, make: Make) -> Arena:
-    return make(Sides(count))
+def _arena(count: int, make: Make, projects: int) -> Arena:
+    return make(Sides(count, projects))
 
 
 class Sides:
     """The same entries in a kernel and in a bare table."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, projects: int = 0) -> None:
         self.count = count  # in one round
         self.entries: list[Entry] = []
         self._chance = random.Random(SEED)
         self._folder = Folder()
-        self.kernel = open_kernel(new_file(self._folder.file("rota.db")))
+        self.kernel = open_kernel(new_file(self._folder.file("rota.db"), projects=projects))
         self.bare = BareQueue(self._folder.file("bare.db"), THREADS)
 
     def stand(self) -> None:

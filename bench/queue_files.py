@@ -86,11 +86,13 @@ def open_kernel(path: str, *, clock: Clock | None = None, durability: Durability
     return Kernel(store.open(path, clock=clock, durability=durability))
 
 
-def new_file(path: str, specs: Sequence[ScheduleSpec] = ()) -> str:
-    """A file with the agents 1 to `AGENTS` and these entries, which nobody has open."""
+def new_file(path: str, specs: Sequence[ScheduleSpec] = (), *, projects: int = 0) -> str:
+    """A file with the agents 1 to `AGENTS`, in some projects or in none, and these entries, which is not open."""
     kernel = open_kernel(path, durability="normal")  # filling is not what is measured
+    for number in range(projects):
+        kernel.projects.create(f"project {number}")
     for number in range(AGENTS):
-        kernel.agents.create(f"agent {number}")
+        kernel.agents.create(f"agent {number}", project_id=f"project {number % projects}" if projects else None)
     enqueue_all(kernel, specs)
     kernel.store.close()
     return path

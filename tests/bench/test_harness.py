@@ -107,7 +107,15 @@ CASES = {
         *("wake-p50", "wake-p99", "memory"),
     ],
     "queue": [
-        *("enqueue-1t", "claim-complete-1t", "enqueue-16t", "claim-complete-16t", "enqueue-many-100", "batch-100"),
+        *(
+            "enqueue-1t",
+            "claim-complete-1t",
+            "claim-complete-1t-projects",
+            "enqueue-16t",
+            "claim-complete-16t",
+            "enqueue-many-100",
+            "batch-100",
+        ),
         *("drain-1w", "drain-4w", "drain-4w-to-1w", "fair-drain-4w", "eevdf-drain-4w"),
         *("depth-1m", "finished-1m", "sleepers-100k", "sleepers-due", "sleepers-due-worst-claim", "memory-1m"),
         *("writers-8p-worst-wait", "wake-up-p50", "wake-up-p99"),
