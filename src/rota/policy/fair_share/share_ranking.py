@@ -53,14 +53,9 @@ from rota.model.reasons import PickReason
 from rota.model.snapshot import Account, Candidate, Key, Snapshot
 from rota.policy.ranking import strict_key
 
-__all__ = ["GroupStanding", "ShareRanking", "deficit_ratio", "deficit_scaled"]
+__all__ = ["GroupStanding", "ShareRanking", "deficit_ratio"]
 
 _WEIGHT_MIN = 1  # a thousandth: a group of weight 0 would never be served
-
-
-def deficit_scaled(usage: int, total_usage: int, weight: int, total_weight: int) -> int:
-    """Return the deficit times both totals: exact, and in the same order as the deficits."""
-    return usage * total_weight - weight * total_usage
 
 
 def deficit_ratio(usage: int, total_usage: int, weight: float, total_weight: float) -> float:
@@ -115,7 +110,7 @@ class ShareRanking:
         self._min_guarantee = min_guarantee
         self._charged: dict[Key, int] = {}  # the part of each group in `usage_charged`
         self._heaps: dict[int, _GroupHeap] = {}  # by weight
-        self._firsts: dict[int, GroupStanding | None] = {}  # the first group of each weight
+        self._firsts: dict[int, tuple[_Order, GroupStanding]] = {}  # the first group of each weight, and its order
         self._stale: set[int] = set()  # the weights whose first group must be determined again
         self._kinds: frozenset[str] = frozenset()  # the kinds for which `_firsts` holds
         for group in {**accounts, **candidates}:
@@ -173,16 +168,21 @@ class ShareRanking:
         if kinds != self._kinds:
             self._kinds, self._stale = kinds, set(self._heaps)
         for weight in self._stale:
-            self._firsts[weight] = self._heaps[weight].first(kinds)
+            self._firsts.pop(weight, None)
+            group = self._heaps[weight].first(kinds)
+            if group is not None and (order := group.order) is not None:
+                self._firsts[weight] = order, group
         self._stale.clear()
-        usage, weight_total = self.usage_total, self.weight_total
+        if not self._firsts:
+            return None
+        usage_total, weight_total = self.usage_total, self.weight_total
         orders = [
-            # guarantee, then deficit, then the lower id of the first candidate
-            (order[0], deficit_scaled(each.usage, usage, each.weight, weight_total), order[2], weight)
-            for weight, each in self._firsts.items()
-            if each is not None and (order := each.order) is not None
+            # guarantee, then deficit, then the lower id of the first candidate; the deficit is multiplied by both
+            # totals, which is exact and keeps the order
+            (has_run, usage * weight_total - weight * usage_total, first_id, weight)
+            for weight, ((has_run, usage, first_id), _) in self._firsts.items()
         ]
-        return self._firsts[min(orders)[-1]] if orders else None
+        return self._firsts[min(orders)[-1]][1]
 
     def pick(self, group: GroupStanding) -> Candidate:
         """Take out the group's first candidate and charge its cost."""
