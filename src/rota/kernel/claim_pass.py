@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+import msgspec
 
 from rota.kernel import affinity, contexts, flows
 from rota.kernel.claim_checks import CheckedEntry, ClaimChecks
@@ -56,7 +58,7 @@ _NO_FLOWS = ServedFlows()
 _DISPATCHED = str(EntryState.DISPATCHED)
 
 
-class PendingClaim(NamedTuple):
+class PendingClaim(msgspec.Struct, frozen=True, gc=False):
     """An entry that a pass claims, before the claim is written."""
 
     row: Row

@@ -54,7 +54,7 @@ _RETURNED = ("dispatched", "queued")
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-class RunRow(NamedTuple):
+class RunRow(msgspec.Struct, frozen=True, gc=False):
     """The columns of an entry that ending its run needs."""
 
     sched_id: int
@@ -116,7 +116,7 @@ def end_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd]
     for run_end in run_ends:
         found = runs.get(run_end.sched_id)
         if found is not None and found.sched_id in states:  # reported twice
-            found = found._replace(state=states[found.sched_id], token=None)
+            found = msgspec.structs.replace(found, state=states[found.sched_id], token=None)
         try:
             run, answer = _decide(found, run_end)
         except RotaError as error:
@@ -207,7 +207,7 @@ def charge_run(
     lines = record_usage(tx, payer, dict(amounts), now, moves_flow=False)
     env.cache.touch(run.pid, run.project_id)
     env.cache.drop_due_summary()  # usage leaves its window later, and contexts refill
-    return run._replace(spent_text=spent_text), lines
+    return msgspec.structs.replace(run, spent_text=spent_text), lines
 
 
 # --- writing -------------------------------------------------------------------------------------

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, UnknownPid
 from rota.kernel import affinity, dependencies
 from rota.kernel.entries import Entries
-from rota.kernel.environment import AgentRow
+from rota.kernel.environment import CachedAgent
 from rota.kernel.journal import append
 from rota.kernel.rows import NEEDS, decode_needs, encode_json, encode_needs_and_options
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
@@ -24,7 +26,7 @@ _DEDUPE_BY = ("pid", "trigger", "payload", "key")
 _queue = Checks("Queue", SchedInvalidPayload)
 
 
-class _NewEntry(NamedTuple):
+class _NewEntry(msgspec.Struct, frozen=True, gc=False):
     """A spec to be written, with its payload encoded."""
 
     spec: ScheduleSpec
@@ -230,7 +232,7 @@ def _by_key(tx: Transaction, key: str) -> int | None:
     return int(rows[0][0]) if rows else None
 
 
-def _not_alive(agent: AgentRow | None, pid: int, index: int | None) -> RotaError:
+def _not_alive(agent: CachedAgent | None, pid: int, index: int | None) -> RotaError:
     """Return the error for an agent that does not exist or is dead."""
     error = UnknownPid(pid) if agent is None else _queue.refuse("pid", f"{pid} is dead: entries need a live agent")
     return error if index is None else _with_index(error, index)

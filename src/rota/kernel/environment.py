@@ -23,6 +23,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from rota.clock import Clock
 from rota.errors import InvalidPayload
 from rota.kernel.entry_waiters import EntryWaiters
@@ -38,12 +40,12 @@ __all__ = [
     "TOUCHED_MAX",
     "UNLIMITED",
     "WORKERS_MAX",
-    "AgentRow",
+    "CachedAgent",
+    "CachedProject",
     "ChangeMark",
     "DueSummary",
     "KernelCache",
     "KernelEnvironment",
-    "ProjectRow",
     "WorkersSeen",
     "kernel_environment",
     "read_due_summary",
@@ -161,7 +163,7 @@ def read_due_summary(tx: Transaction) -> DueSummary:
 # --- the cache -----------------------------------------------------------------------------------
 
 
-class AgentRow(NamedTuple):
+class CachedAgent(msgspec.Struct, frozen=True, gc=False):
     """What an agent's row says about its entries."""
 
     project_id: str | None
@@ -170,7 +172,7 @@ class AgentRow(NamedTuple):
     cap: int | None
 
 
-class ProjectRow(NamedTuple):
+class CachedProject(msgspec.Struct, frozen=True, gc=False):
     """What a project's row says about its entries."""
 
     status: str
@@ -179,7 +181,7 @@ class ProjectRow(NamedTuple):
     constraint: ProjectConstraint
 
 
-UNLIMITED = ProjectRow("ACTIVE", None, None, ProjectConstraint())  # the row alone cannot block an entry
+UNLIMITED = CachedProject("ACTIVE", None, None, ProjectConstraint())  # the row alone cannot block an entry
 
 
 class ChangeMark(NamedTuple):
@@ -201,8 +203,8 @@ class KernelCache:
     def __init__(self) -> None:
         self._foreign_version = -1  # of the transaction in which the cache was last used
         self._due: DueSummary | None = None
-        self._agents: dict[int, AgentRow] = {}
-        self._projects: dict[str, ProjectRow] = {}
+        self._agents: dict[int, CachedAgent] = {}
+        self._projects: dict[str, CachedProject] = {}
         self._generation = 0
         self._touched: list[tuple[int, str | None]] = []  # (pid, project) of changed entries, in this generation
 
@@ -264,13 +266,13 @@ class KernelCache:
 
     # --- the rows of agents and projects
 
-    def cached_agents(self, tx: Transaction) -> dict[int, AgentRow]:
+    def cached_agents(self, tx: Transaction) -> dict[int, CachedAgent]:
         """Return the agents that are cached."""
         if self._foreign_version != tx.foreign_version:
             self._start_over(tx)
         return self._agents
 
-    def agents(self, tx: Transaction, pids: Collection[int]) -> dict[int, AgentRow]:
+    def agents(self, tx: Transaction, pids: Collection[int]) -> dict[int, CachedAgent]:
         """Return cached agents, these and others; agents that do not exist are missing."""
         if self._foreign_version != tx.foreign_version:
             self._start_over(tx)
@@ -280,17 +282,17 @@ class KernelCache:
                 self._agents = {}
                 wanted = list(pids)
             rows = tx.run_for(sql.AGENT_FACTS, wanted)
-            self._agents.update((row[0], AgentRow(*row[1:])) for row in rows)
+            self._agents.update((row[0], CachedAgent(*row[1:])) for row in rows)
             tx.effects.on_rollback.append(self.invalidate)
         return self._agents
 
-    def project(self, tx: Transaction, project_id: str) -> ProjectRow | None:
+    def project(self, tx: Transaction, project_id: str) -> CachedProject | None:
         """Return one project."""
         if self._foreign_version != tx.foreign_version:
             self._start_over(tx)
         return self._projects.get(project_id) or self.projects(tx, (project_id,)).get(project_id)
 
-    def projects(self, tx: Transaction, project_ids: Collection[str]) -> dict[str, ProjectRow]:
+    def projects(self, tx: Transaction, project_ids: Collection[str]) -> dict[str, CachedProject]:
         """Return cached projects, these and others."""
         if self._foreign_version != tx.foreign_version:
             self._start_over(tx)
@@ -300,7 +302,7 @@ class KernelCache:
                 self._projects = {}
                 wanted = list(project_ids)
             for project_id, status, paused_by, cap, constraint in tx.run_for(sql.PROJECT_FACTS, wanted):
-                self._projects[project_id] = ProjectRow(status, paused_by, cap, decode_constraint(constraint))
+                self._projects[project_id] = CachedProject(status, paused_by, cap, decode_constraint(constraint))
             tx.effects.on_rollback.append(self.invalidate)
         return self._projects
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from rota.kernel import usage_windows
-from rota.kernel.environment import UNLIMITED, DueSummary, KernelCache, ProjectRow
+from rota.kernel.environment import UNLIMITED, CachedProject, DueSummary, KernelCache
 from rota.kernel.rows import NO_NEEDS, Needs, decode_needs, decode_spent
 from rota.model.work import ProjectConstraint
 from rota.store import Row, Transaction
@@ -58,9 +58,10 @@ class OwnerOccupancy:
         "status",
     )
 
-    def __init__(self, project_id: str, row: ProjectRow | None) -> None:
+    def __init__(self, project_id: str, row: CachedProject | None) -> None:
         self.project_id = project_id
-        self.status, self.paused_by, self.cap, self.constraint = row or UNLIMITED  # all projects together have no row
+        row = row or UNLIMITED  # all projects together have no row
+        self.status, self.paused_by, self.cap, self.constraint = row.status, row.paused_by, row.cap, row.constraint
         self.running = 0
         self.running_by_kind: defaultdict[str | None, int] = defaultdict(int)
         self.budgets: list[tuple[str, int, int, float | None]] = []  # dim, limit, used, frees_at

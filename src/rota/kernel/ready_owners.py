@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from rota.kernel.environment import ChangeMark, KernelCache
 from rota.kernel.flows import NO_PROJECT
 from rota.model.work import WEIGHT_UNIT
@@ -27,7 +29,7 @@ BY_NAME_MAX = 16  # touched owners that are read by name
 T = TypeVar("T")
 
 
-class ReadyAgent(NamedTuple):
+class ReadyAgent(msgspec.Struct, frozen=True, gc=False):  # there may be 100,000: the collector need not look
     """An agent that may have ready entries."""
 
     pid: int
@@ -40,7 +42,7 @@ class ReadyAgent(NamedTuple):
     competed: int  # it had ready entries at the last look, so its virtual time stays as the row says
 
 
-class ProjectFlow(NamedTuple):
+class ProjectFlow(msgspec.Struct, frozen=True, gc=False):
     """The flow of a project."""
 
     project_id: str

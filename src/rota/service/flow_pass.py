@@ -11,6 +11,8 @@ with its debt, without credit.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from rota.kernel.claim_pass import ClaimPass
 from rota.kernel.flows import ServedFlows, expected_cost, mark_competing
 from rota.kernel.ready_owners import FlowChange, ProjectFlow, ReadyAgent, ReadyOwners
@@ -210,9 +212,10 @@ class FlowPass:
         projects, agents = self._ready.projects, self._ready.agents
         for project_id, virtual_time in {**self._unsaved_projects, **state.project_times}.items():
             known = projects.get(project_id) or ProjectFlow(project_id)
-            projects[project_id] = known._replace(virtual_time=virtual_time, clock=self._levels[project_id].time.whole)
+            clock = self._levels[project_id].time.whole
+            projects[project_id] = replace(known, virtual_time=virtual_time, clock=clock)
         for pid, (_, virtual_time) in {**self._unsaved, **state.agent_times}.items():
-            agents[pid] = agents[pid]._replace(virtual_time=virtual_time)
+            agents[pid] = replace(agents[pid], virtual_time=virtual_time)
         for pid in state.drained:
             self._ready.drop(pid)
             self._unsaved.pop(pid, None)
