@@ -20,6 +20,7 @@ import uvloop
 
 from rota import store
 from rota.kernel import Kernel
+from rota.policy.contract import PolicyIsolation
 from rota.rpc import Client, connect
 from rota.rpc.daemon.http import HttpServer
 from rota.rpc.daemon.server import Daemon, DaemonSettings
@@ -35,10 +36,22 @@ class Served:
     """A daemon in a thread of this process, with both its transports."""
 
     def __init__(
-        self, path: str, *, limits: DaemonLimits | None = None, policy: str = "strict", http: bool = True
+        self,
+        path: str,
+        *,
+        limits: DaemonLimits | None = None,
+        policy: str = "strict",
+        policy_isolation: PolicyIsolation = "thread",
+        http: bool = True,
     ) -> None:
         self.path = path
-        self.settings = DaemonSettings(store=path, limits=limits or DaemonLimits(), policy=policy, rota_version="test")
+        self.settings = DaemonSettings(
+            store=path,
+            limits=limits or DaemonLimits(),
+            policy=policy,
+            policy_isolation=policy_isolation,
+            rota_version="test",
+        )
         self._transport = partial(HttpServer, HttpSettings(port=0)) if http else None
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -148,7 +161,8 @@ class Process:
 
     def _read(self) -> None:
         assert self._child.stderr is not None
-        self.log += list(self._child.stderr)
+        for line in self._child.stderr:
+            self.log.append(line)
 
     @property
     def pid(self) -> int:

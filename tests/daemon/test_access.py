@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,14 @@ from rota.errors import Forbidden, InvalidInput, LockedOut, Unauthenticated
 from rota.kernel import Kernel, ScheduleSpec
 from rota.rpc import connect
 from rota.rpc.authorization import Principal, authorize
-from rota.rpc.daemon.http import Lockout
+from rota.rpc.daemon.lockout import Lockout
 from rota.rpc.daemon.tcp import HttpSettings
 from rota.rpc.daemon.transport import DaemonLimits
 from rota.rpc.handlers import LOCAL, RpcHandlers
 from rota.rpc.methods import METHODS, SCOPES, Method, Scope
 from rota.service.dispatcher import Dispatcher
 from tests.daemon.harness import Served, make_token, serving
-from tests.daemon.http_client import call, fetch, rpc
+from tests.daemon.http_client import call, rpc
 
 
 def example(kind: Any) -> Any:
@@ -233,63 +234,62 @@ def test_an_invalid_token_request_is_rejected(tmp_path: Path, asked: dict[str, A
 # --- lock-out ------------------------------------------------------------------------------------
 
 
-def test_an_address_is_locked_out_for_a_time_after_repeated_failures() -> None:
+def test_a_token_id_is_locked_out_for_a_time_after_repeated_failures() -> None:
     now = [0.0]
     lockout = Lockout(DaemonLimits(failures_max=3, failures_s=10, lockout_s=60), lambda: now[0])
-    for at in (0.0, 1.0):
+    for at in (0.0, 1.0, 10.0):
         now[0] = at
         lockout.failed("a")
-    lockout.check("a")
-    now[0] = 10.0
-    lockout.failed("a")
     with pytest.raises(LockedOut, match="another 60 s"):
-        lockout.check("a")
-    lockout.check("b")
-    now[0] = 70.0
-    lockout.check("a")
-    for at in (80.0, 85.0, 90.1):
+        lockout.failed("a")
+    lockout.failed("b")
+    for at in (70.0, 75.0, 80.1, 80.2):
         now[0] = at
         lockout.failed("a")
-    lockout.check("a")
 
 
-def test_addresses_max_limits_the_remembered_failures() -> None:
-    lockout = Lockout(DaemonLimits(addresses_max=2, failures_max=2), lambda: 0.0)
-    for address in ("a", "b", "a"):  # at the limit both are remembered
-        lockout.failed(address)
+def test_failures_kept_max_limits_the_remembered_failures() -> None:
+    lockout = Lockout(DaemonLimits(failures_kept_max=2, failures_max=2), lambda: 0.0)
+    for token_id in ("a", "b", "a"):  # at the limit both are remembered
+        lockout.failed(token_id)
     with pytest.raises(LockedOut):
-        lockout.check("a")
-    for address in ("c", "d", "b"):  # one past the limit the oldest is forgotten and starts again
-        lockout.failed(address)
-    lockout.check("b")
+        lockout.failed("a")
+    for token_id in ("c", "d", "b"):  # one past the limit the oldest is forgotten and starts again
+        lockout.failed(token_id)
     assert len(lockout._failures) == 2
 
 
-def test_addresses_max_limits_the_locked_out_addresses() -> None:
-    lockout = Lockout(DaemonLimits(addresses_max=2, failures_max=1), lambda: 0.0)
-    for address in ("a", "b"):
-        lockout.failed(address)
-    for address in ("a", "b"):
+def test_failures_kept_max_limits_the_locked_out_ids() -> None:
+    lockout = Lockout(DaemonLimits(failures_kept_max=2, failures_max=1), lambda: 0.0)
+    for token_id in ("a", "b", "c"):
+        lockout.failed(token_id)
+    for token_id in ("b", "c"):
         with pytest.raises(LockedOut):
-            lockout.check(address)
-    lockout.failed("c")
-    lockout.check("a")
-    for address in ("b", "c"):
-        with pytest.raises(LockedOut):
-            lockout.check(address)
+            lockout.failed(token_id)
+    lockout.failed("a")
 
 
-def test_over_http_a_third_failure_locks_the_address_out_even_with_a_valid_token(served: Served) -> None:
+def test_a_valid_token_is_never_locked_out(served: Served) -> None:
     good = make_token(served.path, "read")
-    for _ in range(3):
-        assert rpc(served.url, "rota_0_0", {}).status == 401
-    locked = rpc(served.url, good, {"jsonrpc": "2.0", "id": 1, "method": "kernel.sched.counts"})
-    assert locked.status == 429
-    assert 0 < int(locked.headers["retry-after"]) <= 60
-    assert fetch(served.url, "/livez").status == 200
-    with served.client() as client:
-        denied = [event for event in client.journal.tail() if event.kind == "kernel.auth.denied"]
-    assert len(denied) == 3, "requests while locked out are not recorded"
+    body = {"jsonrpc": "2.0", "id": 1, "method": "kernel.sched.counts"}
+    for _ in range(10):
+        assert rpc(served.url, None, body).status == 401, "a missing token is no failure"
+    guess = good.rpartition("_")[0] + "_guess"
+    statuses = [rpc(served.url, guess, body).status for _ in range(6)]
+    assert statuses == [401, 401, 401, 429, 429, 429]
+    assert 0 < int(rpc(served.url, guess, body).headers["retry-after"]) <= 60
+    assert rpc(served.url, good, body).status == 200, "its owner is served meanwhile"
+
+
+def test_a_connection_is_closed_after_repeated_failures(served: Served) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    for number in range(3):
+        connection.request("GET", "/metrics", headers={"authorization": f"Bearer rota_{number}_x"})
+        response = connection.getresponse()
+        response.read()
+        assert (response.status, response.getheader("connection")) == (401, "close" if number == 2 else None)
+    connection.close()
 
 
 # --- audit events --------------------------------------------------------------------------------

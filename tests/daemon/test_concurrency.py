@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,24 @@ import pytest
 from rota import store
 from rota.kernel import Kernel, ScheduleSpec
 from rota.rpc import Client, connect
-from rota.rpc.daemon.call_executor import READ_THREADS, CallExecutor
+from rota.rpc.daemon.call_executor import CallExecutor
 from rota.rpc.handlers import LOCAL, RpcHandlers
 from rota.rpc.methods import METHODS
 from rota.service.dispatcher import Dispatcher
 from tests.daemon.harness import Raw, Served, make_token, serving
 
 CLIENTS = 16
+
+
+class Caller:
+    """A caller that reads its responses."""
+
+    def __init__(self, reply: Callable[[Any, BaseException | None], None]) -> None:
+        self.reply = reply
+        self.encode = msgspec.json.encode
+
+    def may_run(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize("transport", ["unix", "http"])
@@ -85,7 +97,7 @@ def test_simultaneous_requests_share_a_commit_and_wake_the_loop_once(tmp_path: P
         commits.clear()
         for step in range(20):
             spec = ScheduleSpec(pid, payload={"step": step})
-            executor.submit(METHODS["kernel.sched.enqueue"], spec, LOCAL, reply)
+            executor.submit(METHODS["kernel.sched.enqueue"], spec, LOCAL, Caller(reply))
         await done.wait()
         executor.close()
         return len(commits), executor.wakes, answers
@@ -139,16 +151,15 @@ def test_a_waiting_call_has_one_check_at_a_time(served: Served) -> None:
         params = {"since": client.journal.cursor(), "kinds": ["rare"], "wait_s": 600.0}
         body = {"jsonrpc": "2.0", "id": 1, "method": "kernel.event.tail", "params": params}
         raw.send(msgspec.json.encode(body) + b"\n")
-        readers = served.daemon.executor._readers
+        pages = served.daemon.executor._pages
         served._until(
             lambda: any(call.waits and not call.checking for call in set(served.daemon.executor.pending_calls))
         )
         release = threading.Event()
-        for _ in range(READ_THREADS):
-            readers.submit(release.wait, 30.0)
+        pages._pool.submit(release.wait, 30.0)
         for _ in range(50):
             client.journal.append(None, "often")
-        assert readers._work_queue.qsize() == 1
+        assert pages._pool._work_queue.qsize() + sum(map(len, pages._waiting.values())) == 1
         release.set()
         event_id = client.journal.append(None, "rare")
         assert [event["event_id"] for event in raw.receive()["result"]["events"]] == [event_id]
@@ -177,7 +188,7 @@ def test_entries_claimed_for_a_disconnected_client_return_to_the_queue(tmp_path:
         executor = CallExecutor(asyncio.get_running_loop(), joint, handlers)
         method = METHODS["kernel.sched.claim"]
         params = msgspec.convert({"worker_id": "gone"}, method.params)
-        call = executor.submit(method, params, LOCAL, lambda _result, _error: pytest.fail("the client is gone"))
+        call = executor.submit(method, params, LOCAL, Caller(lambda *_: pytest.fail("the client is gone")))
         executor.withdraw(call)  # before its group runs, but too late to stop it
         while executor.pending_calls or kernel.queue.get(sched_id).state != "queued":
             await asyncio.sleep(0)

@@ -17,8 +17,9 @@ from rota.kernel import ScheduleSpec
 from rota.model.checks import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX
 from rota.rpc import connect
 from rota.rpc.authorization import Principal
-from rota.rpc.daemon.event_stream import BATCH, Subscriber
+from rota.rpc.daemon.event_stream import Subscriber
 from rota.rpc.daemon.transport import DaemonLimits
+from rota.rpc.daemon.unix_socket import LineProtocol
 from rota.rpc.jsonrpc import BATCH_MAX, BODY_BYTES_MAX, NESTING_MAX
 from tests.daemon.harness import PATIENCE_S, Raw, Served, make_token, serving
 from tests.daemon.http_client import Stream, fetch, rpc
@@ -123,26 +124,26 @@ def test_answer_bytes_max_covers_all_responses_to_a_batch(tmp_path: Path) -> Non
                 assert rejected == ["answer_bytes_max"] * (3 - fitting)
 
 
-async def write_until_paused(connection: Any, most: int) -> list[bool]:
-    """Write without reading: return whether writing pauses at exactly the limit, and at one byte more."""
-    transport, stuck = connection._transport, []
-    while not (left := transport.get_write_buffer_size()):  # the operating system has buffers of its own
-        transport.write(b"x" * 1_000)
-        await asyncio.sleep(0)
-    for part in (b"x" * (most - left), b"\n"):
-        transport.write(part)
-        await asyncio.sleep(0)
-        stuck.append(connection._unread_timer is not None)
-    assert transport.get_write_buffer_size() == most + 1
-    return stuck
-
-
 def test_out_bytes_max_limits_unread_responses(tmp_path: Path) -> None:
+    """Responses that a client does not read are kept up to the limit; at the limit and one past it."""
     with serving(tmp_path / "rota.db", limits=DaemonLimits(out_bytes_max=10_000)) as served, Raw(served.unix) as raw:
         assert "result" in raw.ask("kernel.sched.counts")
-        (connection,) = served.daemon._connections.open
-        writing = asyncio.run_coroutine_threadsafe(write_until_paused(connection, 10_000), served.loop)
-        assert writing.result(PATIENCE_S) == [False, True]
+        (connection,) = served.daemon._connections.open()
+        outbox: Any = connection._outbox  # type: ignore[attr-defined]  # as in the daemon
+
+        async def reads() -> list[bool]:
+            outbox.send(b"x" * 1_000_000)  # more than the operating system takes
+            while not outbox.paused:
+                await asyncio.sleep(0)
+            kept, found = outbox.size, []
+            for size in (10_000, 10_001):
+                outbox.size = size
+                found.append(connection.reads_responses())  # type: ignore[attr-defined]
+            outbox.size = kept
+            outbox.send(b"\n")
+            return found
+
+        assert asyncio.run_coroutine_threadsafe(reads(), served.loop).result(PATIENCE_S) == [True, False]
         assert set(raw._file.readline()) == set(b"x\n")
         assert "result" in raw.ask("kernel.sched.counts"), "the client reads again and gets responses"
 
@@ -152,7 +153,7 @@ def test_out_bytes_max_limits_unread_responses(tmp_path: Path) -> None:
 
 def head(token: str, size: int) -> bytes:
     """A request whose URL and headers have this many bytes."""
-    headers = {"Host": "x", "Connection": "close", "Authorization": f"Bearer {token}"}
+    headers = {"Host": "localhost", "Connection": "close", "Authorization": f"Bearer {token}"}
     taken = len("/metrics") + sum(len(name) + len(value) for name, value in headers.items())
     headers["X-Pad"] = "x" * (size - taken - len("X-Pad"))
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -203,7 +204,7 @@ def test_connections_max_on_the_unix_socket(tmp_path: Path) -> None:
         with pytest.raises(LimitExceeded), served.client(retry_s=0.0) as client:
             client.info()
         first.close()
-        served._until(lambda: len(served.daemon._connections.open) < 2)
+        served._until(lambda: len(served.daemon._connections) < 2)
         with Raw(served.unix) as fourth:
             assert "result" in fourth.ask("kernel.sched.counts")
 
@@ -253,7 +254,8 @@ def test_slow_s_allows_a_line_that_ends_in_time(tmp_path: Path) -> None:
     with serving(tmp_path / "rota.db", limits=DaemonLimits(slow_s=600.0)) as served, Raw(served.unix) as raw:
         body = msgspec.json.encode(COUNTS)
         assert "result" in raw.ask("kernel.sched.counts")
-        (connection,) = served.daemon._connections.open
+        (connection,) = served.daemon._connections.open()
+        assert isinstance(connection, LineProtocol)
         raw.send(body[:20])
         served._until(lambda: connection._line_timer is not None)
         raw.send(body[20:] + b"\n")
@@ -274,11 +276,13 @@ def test_slow_s_disconnects_a_client_that_does_not_end_its_http_request(tmp_path
         token = make_token(served.path, "read")
         host, port = served.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as slow:
-            slow.sendall(b"POST /rpc HTTP/1.1\r\nHost: x\r\n")
+            slow.sendall(b"POST /rpc HTTP/1.1\r\nHost: localhost\r\n")
             with contextlib.suppress(ConnectionResetError):
                 assert slow.recv(100) == b""
         with socket.create_connection((host, int(port)), timeout=30) as slow:
-            head = f"POST /rpc HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nAuthorization: Bearer {token}\r\n\r\n{{"
+            head = (
+                f"POST /rpc HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nAuthorization: Bearer {token}\r\n\r\n{{"
+            )
             slow.sendall(head.encode())
             assert b" 408 " in slow.recv(100)
 
@@ -293,7 +297,7 @@ def test_out_bytes_max_and_slow_s_disconnect_a_client_that_does_not_read(tmp_pat
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 for _ in range(50):
                     raw.send(body + b"\n")
-            served._until(lambda: len(served.daemon._connections.open) == 1)
+            served._until(lambda: len(served.daemon._connections) == 1)
         assert client.info()["agent_count"] == 1
 
 
@@ -319,7 +323,7 @@ def test_lag_events_max(tmp_path: Path) -> None:
         def notice(behind: int) -> Any:
             subscriber = Subscriber(Principal(name="caller", scope="read"), last - behind)
             subscriber.caught_up = True
-            asked = asyncio.run_coroutine_threadsafe(transport.events._gap_if_slow(subscriber, BATCH), served.loop)
+            asked = asyncio.run_coroutine_threadsafe(transport.events._gap_if_behind(subscriber), served.loop)
             return asked.result(PATIENCE_S)
 
         assert notice(5) is None

@@ -7,7 +7,7 @@ import logging
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,7 +15,7 @@ from rota.cli.options import STORE
 from rota.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from rota.rpc import DaemonSettings, TransportFactory
+    from rota.rpc import DaemonLimits, DaemonSettings, TransportFactory
 
 __all__ = ["Options", "run", "serve"]
 
@@ -32,7 +32,17 @@ def serve(  # noqa: PLR0917  # each is an option
     ] = None,
     tls_key: Annotated[str | None, typer.Option(help="The certificate's key (PEM).")] = None,
     open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Serve /metrics without a token.")] = False,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name by which clients may address the daemon; repeatable.")
+    ] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set one of the daemon's limits; repeatable.")
+    ] = None,
     policy: Annotated[str, typer.Option(help="The scheduling policy; see `rota policy list`.")] = "strict",
+    policy_isolation: Annotated[
+        Literal["thread", "process"],
+        typer.Option(help="Where policies of other packages run: thread, or process (limited, and replaced)."),
+    ] = "thread",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     print_unit: Annotated[bool, typer.Option("--print-unit", help="Print a systemd unit instead.")] = False,
 ) -> None:
@@ -44,7 +54,10 @@ def serve(  # noqa: PLR0917  # each is an option
         tls_cert=tls_cert,
         tls_key=tls_key,
         open_metrics=open_metrics,
+        allow_host=tuple(allow_host or ()),
+        limit=tuple(limit or ()),
         policy=policy,
+        policy_isolation=policy_isolation,
         log_level=log_level,
     )
     _print_unit(options) if print_unit else run(options)
@@ -60,27 +73,37 @@ class Options:
     tls_cert: str | None = None
     tls_key: str | None = None
     open_metrics: bool = False
+    allow_host: tuple[str, ...] = ()
+    limit: tuple[str, ...] = ()
     policy: str = "strict"
+    policy_isolation: Literal["thread", "process"] = "thread"
     log_level: str = "info"
 
     def settings(self) -> DaemonSettings:
         """Return the daemon's settings, or raise an error for an invalid option."""
         from importlib.metadata import version
 
-        from rota.policy import make
         from rota.rpc import DaemonSettings
+        from rota.service import make_policy
 
-        make(self.policy)
+        make_policy(self.policy, {}, self.policy_isolation)
         if self.log_level not in _LEVELS:
             text = f"--log-level must be one of {', '.join(_LEVELS)}, not {self.log_level!r}"
             raise InvalidInput(text, field="log_level")
-        return DaemonSettings(store=self.store, socket=self.socket, policy=self.policy, rota_version=version("rota"))
+        return DaemonSettings(
+            store=self.store,
+            socket=self.socket,
+            policy=self.policy,
+            policy_isolation=self.policy_isolation,
+            limits=_limits(self.limit),
+            rota_version=version("rota"),
+        )
 
     def transport(self) -> TransportFactory | None:
         """Return what opens the HTTP transport, if there is `--listen`."""
         if self.listen is None:
             return None
-        from rota.rpc import HttpServer, HttpSettings  # takes a second to load
+        from rota.rpc import HttpServer, HttpSettings
 
         host, colon, port = self.listen.rpartition(":")
         if not colon or not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):
@@ -91,8 +114,30 @@ class Options:
             certificate=self.tls_cert,
             key=self.tls_key,
             open_metrics=self.open_metrics,
+            allowed_hosts=self.allow_host,
         )
         return partial(HttpServer, settings)
+
+
+def _limits(given: tuple[str, ...]) -> DaemonLimits:
+    """Return the limits with those that `--limit` sets."""
+    import msgspec
+
+    from rota.rpc import DaemonLimits
+
+    values = dict(text.partition("=")[::2] for text in given)
+    names = DaemonLimits.__struct_fields__
+    for name, value in values.items():
+        if name not in names:
+            raise InvalidInput(f"--limit {name}: there is no such limit; there are {', '.join(names)}", field="limit")
+        if not value:
+            raise InvalidInput(f"--limit must be NAME=VALUE, not {name!r}", field="limit")
+    try:
+        return msgspec.convert(values, DaemonLimits, strict=False)
+    except msgspec.ValidationError as problem:
+        if isinstance(problem.__cause__, InvalidInput):
+            raise problem.__cause__ from None
+        raise InvalidInput(f"--limit: {problem}", field="limit") from problem
 
 
 def run(options: Options) -> None:
@@ -123,5 +168,8 @@ def _print_unit(options: Options) -> None:
         for field in dataclasses.fields(options)
         if field.name != "store" and (value := getattr(options, field.name)) != field.default
     }
-    words = [[f"--{name}"] if value is True else [f"--{name}", value] for name, value in given.items()]
-    print(unit_file(options.store, [word for pair in words for word in pair]), end="")
+    words: list[str] = []
+    for name, value in given.items():
+        for each in value if isinstance(value, tuple) else (value,):
+            words += [f"--{name}"] if each is True else [f"--{name}", each]
+    print(unit_file(options.store, words), end="")

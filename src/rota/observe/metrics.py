@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from rota.errors import StoreCorrupt
 from rota.kernel import Kernel
 from rota.kernel.journal import TAIL_MAX
 from rota.model.event_codec import decode
@@ -30,10 +32,12 @@ from rota.model.events import (
     PolicyFellBack,
 )
 
-__all__ = ["FOLD_MAX", "TRACKED_MAX", "Metrics"]
+__all__ = ["FOLD_MAX", "LABELS_MAX", "OTHER", "TRACKED_MAX", "Metrics"]
 
 FOLD_MAX = 100_000  # events read per request; the lag metric shows how many are left
 TRACKED_MAX = 100_000  # entries whose start is kept; others are counted as untracked
+LABELS_MAX = 64  # values of a label that users choose, such as a dimension; further ones are counted as `OTHER`
+OTHER = "other"
 _WAITS = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 30, 120, 600, 3600)
 
 
@@ -48,6 +52,7 @@ class Metrics:
         self._cursor = kernel.journal.cursor()
         self._queued_at: dict[int, float] = {}
         self._claimed_at: dict[int, float] = {}
+        self._labels: dict[str, set[str]] = {}  # by metric: the values in use
         self._registry = registry = CollectorRegistry()
         self.events = Counter("rota_events", "Events of the journal.", ["kind"], registry=registry)
         self.enqueued = Counter("rota_entries_enqueued", "Entries enqueued.", registry=registry)
@@ -113,7 +118,8 @@ class Metrics:
         ).inc()  # user-defined kinds are unbounded, so they share one label
         fold = self._folds.get(event.kind)
         if fold is not None:
-            fold(event.ts, decode(event.kind, event.payload))
+            with suppress(StoreCorrupt):  # an event that cannot be read is counted and otherwise left out
+                fold(event.ts, decode(event.kind, event.payload))
 
     def _on_enqueued(self, ts: float, event: EntriesEnqueued) -> None:
         self.enqueued.inc(event.count)
@@ -122,7 +128,7 @@ class Metrics:
         self.untracked.inc(event.count - timed)
 
     def _on_claimed(self, ts: float, event: EntriesClaimed) -> None:
-        self.claimed.labels(event.policy).inc(len(event.entries))
+        self.claimed.labels(self._label("policy", event.policy)).inc(len(event.entries))
         for entry in event.entries:
             queued_at = self._queued_at.pop(entry.sched_id, None)
             if queued_at is not None:
@@ -161,10 +167,20 @@ class Metrics:
 
     def _on_charged(self, _ts: float, event: LedgerCharged) -> None:
         for dimension, amount in event.amounts.items():
-            self.used.labels(dimension).inc(amount)
+            self.used.labels(self._label("dimension", dimension)).inc(amount)
 
-    def _on_denied(self, _ts: float, _event: AccessDenied) -> None:
-        self.denied.inc()
+    def _label(self, name: str, value: str) -> str:
+        """Return the value of a label; beyond `LABELS_MAX` different ones it is `OTHER`."""
+        known = self._labels.setdefault(name, set())
+        if value in known:
+            return value
+        if len(known) >= LABELS_MAX:
+            return OTHER
+        known.add(value)
+        return value
+
+    def _on_denied(self, _ts: float, event: AccessDenied) -> None:
+        self.denied.inc(event.count)
 
     def _on_fell_back(self, _ts: float, event: PolicyFellBack) -> None:
-        self.fell_back.labels(event.policy).inc()
+        self.fell_back.labels(self._label("policy", event.policy)).inc()

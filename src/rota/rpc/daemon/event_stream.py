@@ -1,9 +1,9 @@
 """The journal as server-sent events.
 
-Events are pulled, not pushed: the next batch is read from the journal when the subscriber has taken the previous one,
-so a slow subscriber costs one batch of memory. A subscriber that falls too far behind gets a `gap`, which names the
-first and last event it misses, and is disconnected; it can continue from the journal with the last id it saw. A
-subscriber that asks for events that retention has removed also gets a `gap`.
+Events are pulled, not pushed: the next part is read from the journal when the subscriber has taken the previous one, so
+a slow subscriber costs one part of memory, which is `PART_BYTES` or one event. A subscriber that falls too far behind
+or reads nothing gets a `gap`, which names the first and last event it misses, and is disconnected; it can continue from
+the journal with the last id it saw. A subscriber that asks for events that retention has removed also gets a `gap`.
 
 All subscribers that keep up need the same few events. These are read and encoded once and cached, up to a number and a
 size. A subscriber that is further behind, or may not see all projects, reads the journal for itself.
@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
 
 from rota.errors import InvalidInput, LimitExceeded
 from rota.model.events import Event
@@ -27,11 +26,12 @@ from rota.rpc.daemon.call_executor import CallExecutor
 from rota.rpc.daemon.transport import DaemonLimits
 from rota.rpc.handlers import RpcHandlers
 from rota.rpc.methods import METHODS
-from rota.rpc.results import EventsResult
 
 __all__ = ["BATCH", "EventStream", "Subscriber"]
 
-BATCH = 64  # events read at a time; the memory of a subscriber is at most this many of the largest events
+BATCH = 64  # events read at a time, fewer if they are large
+KEEPS_UP_S = 0.1  # a subscriber that takes what it is sent within this time keeps up
+PART_BYTES = 256 * 1024  # of events sent at a time, unless one alone is larger
 RECENT_MAX = 1_024  # events cached for subscribers that keep up
 RECENT_BYTES_MAX = 4 * 1024 * 1024
 _encode = msgspec.json.Encoder().encode
@@ -47,13 +47,21 @@ class Subscriber:
         self.cursor = since
         self.caught_up = False  # it has read all there was; from then on it can fall behind
         self.changed = asyncio.Event()
+        self.gone = False  # its connection is lost
+        self.batch = BATCH  # events to read at a time
+
+    def lost(self) -> None:
+        """Its connection is lost."""
+        self.gone = True
+        self.changed.set()
 
 
 class RecentEvents:
     """The last events, encoded for subscribers that may see all projects."""
 
-    def __init__(self, read: Callable[[int], list[Event]]) -> None:
-        self._read = read  # a batch of events after a cursor
+    def __init__(self, read: Callable[[int, int], list[Event]]) -> None:
+        self._read = read  # events after a cursor, up to a number
+        self._batch = BATCH
         self._lock = asyncio.Lock()
         self._ids: list[int] = []
         self._frames: list[bytes] = []
@@ -71,9 +79,9 @@ class RecentEvents:
         return self._start <= cursor <= self.last
 
     def after(self, cursor: int) -> tuple[list[bytes], int]:
-        """Return a batch of the events after a cursor, and the last id in it."""
+        """Return a part of the events after a cursor, and the last id in it."""
         at = bisect_right(self._ids, cursor)
-        frames = self._frames[at : at + BATCH]
+        frames = first_part(self._frames[at : at + BATCH])
         return frames, self._ids[at + len(frames) - 1] if frames else cursor
 
     async def read_on(self, cursor: int) -> None:
@@ -81,8 +89,11 @@ class RecentEvents:
         async with self._lock:
             if cursor < self.last:
                 return
-            for event in await asyncio.to_thread(self._read, self.last):
+            events = await asyncio.to_thread(self._read, self.last, self._batch)
+            before = self._bytes
+            for event in events:
                 self._append(event)
+            self._batch = next_batch(self._batch, self._bytes - before)
 
     def _append(self, event: Event) -> None:
         frame = _frame(event)
@@ -93,6 +104,23 @@ class RecentEvents:
         while len(self._ids) > 1 and (self._bytes > RECENT_BYTES_MAX or len(self._ids) > RECENT_MAX):
             self._start = self._ids.pop(0)
             self._bytes -= len(self._frames.pop(0))
+
+
+def first_part(frames: list[bytes]) -> list[bytes]:
+    """Return as many of the frames as are sent at a time."""
+    size = 0
+    for count, frame in enumerate(frames):
+        size += len(frame)
+        if size > PART_BYTES:
+            return frames[: max(1, count)]
+    return frames
+
+
+def next_batch(count: int, size: int) -> int:
+    """Return how many events to read next, after this many had this size: about as many as are sent at a time."""
+    if size > PART_BYTES:
+        return max(1, count * PART_BYTES // size)
+    return min(BATCH, 2 * count)
 
 
 class EventStream:
@@ -106,13 +134,13 @@ class EventStream:
         self._ended = False
         self._stop_following: Any = None
         self._recent = RecentEvents(self._read_batch)
+        self._reading = asyncio.Lock()  # one subscriber at a time reads for itself: a batch may be large
 
-    def subscribe(self, request: Request, principal: Principal) -> Subscriber:
-        """Add a subscriber: from `since`, from `Last-Event-ID`, or from now on."""
+    def subscribe(self, asked: str | None, principal: Principal) -> Subscriber:
+        """Add a subscriber: from the event that it asks for, or from now on."""
         limit = self._limits.subscribers_max
         if len(self._subscribers) >= limit:
             raise LimitExceeded("subscribers_max", limit, limit + 1)
-        asked = request.headers.get("last-event-id") or request.query_params.get("since")
         if asked is not None and not re.fullmatch("[0-9]{1,18}", asked):
             raise InvalidInput(f"since must be the id of an event, not {asked!r}", field="since")
         subscriber = Subscriber(principal, None if asked is None else int(asked))
@@ -137,8 +165,9 @@ class EventStream:
         for subscriber in self._subscribers:
             subscriber.changed.set()
 
-    async def chunks(self, subscriber: Subscriber, gone: asyncio.Future[None]) -> AsyncIterator[bytes]:
+    async def parts(self, subscriber: Subscriber) -> AsyncIterator[bytes]:
         """Yield what a subscriber is sent, until it disconnects or falls too far behind."""
+        loop = asyncio.get_running_loop()
         first, last = await asyncio.to_thread(self._first_and_last)
         if subscriber.cursor is None:
             subscriber.cursor = last
@@ -146,21 +175,28 @@ class EventStream:
             yield _gap(subscriber.cursor + 1, first - 1, "removed")
             subscriber.cursor = first - 1
         yield _HEARTBEAT  # confirms the subscription
-        while not gone.done():
+        while not subscriber.gone:
             subscriber.changed.clear()  # before reading, so that a later event sets it again
             frames, cursor = await self._next(subscriber, subscriber.cursor)
-            subscriber.caught_up = subscriber.caught_up or len(frames) < BATCH
             if frames:
+                began_at = loop.time()
+                subscriber.cursor = cursor  # first: a subscriber that is dropped meanwhile still gets these
                 yield b"".join(frames)
-                subscriber.cursor = cursor
-                if gap := await self._gap_if_slow(subscriber, len(frames)):
+                is_slow = loop.time() - began_at > KEEPS_UP_S or cursor < self._recent.last
+                if is_slow and (gap := await self._gap_if_behind(subscriber)):
                     yield gap
                     return
             elif self._ended:
                 yield b"event: shutdown\ndata: {}\n\n"
                 return
-            elif not await self._changed(subscriber, gone):
+            elif not await self._changed(subscriber):
                 yield _HEARTBEAT
+            subscriber.caught_up = subscriber.caught_up or not frames
+
+    def slow_gap(self, subscriber: Subscriber) -> bytes:
+        """Return the last frame for a subscriber that does not read."""
+        cursor = subscriber.cursor or 0
+        return _gap(cursor + 1, max(cursor + 1, self._recent.last), "slow")
 
     async def _next(self, subscriber: Subscriber, cursor: int) -> tuple[list[bytes], int]:
         """Return the next batch for a subscriber, and its cursor after it."""
@@ -170,21 +206,21 @@ class EventStream:
             await self._recent.read_on(cursor)
             if self._recent.has(cursor):  # it may have dropped events meanwhile
                 return self._recent.after(cursor)
-        events = await asyncio.to_thread(self._read, subscriber, cursor)
-        return [_frame(event) for event in events], events[-1].event_id if events else cursor
+        async with self._reading:
+            return await asyncio.to_thread(self._read, subscriber, cursor)
 
-    async def _changed(self, subscriber: Subscriber, gone: asyncio.Future[None]) -> bool:
+    async def _changed(self, subscriber: Subscriber) -> bool:
         """Wait for a change; return False when it is time for a heartbeat."""
-        changed = asyncio.ensure_future(subscriber.changed.wait())
-        done, _ = await asyncio.wait(
-            (changed, gone), timeout=self._limits.heartbeat_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        changed.cancel()
-        return bool(done)
+        try:
+            async with asyncio.timeout(self._limits.heartbeat_s):
+                await subscriber.changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
-    async def _gap_if_slow(self, subscriber: Subscriber, sent: int) -> bytes | None:
-        """Return a gap for a subscriber that fell too far behind while it was sent a whole batch."""
-        if sent < BATCH or not subscriber.caught_up or subscriber.cursor is None:
+    async def _gap_if_behind(self, subscriber: Subscriber) -> bytes | None:
+        """Return a gap for a subscriber that had read everything and then fell too far behind."""
+        if not subscriber.caught_up or subscriber.cursor is None:
             return None
         _, last = await asyncio.to_thread(self._first_and_last)
         behind = last - subscriber.cursor
@@ -192,14 +228,16 @@ class EventStream:
             return _gap(subscriber.cursor + 1, last, "slow")
         return None
 
-    def _read(self, subscriber: Subscriber, cursor: int) -> list[Event]:
-        result: EventsResult = self._handlers.execute(
-            _TAIL, _TAIL.params(since=cursor, limit=BATCH), subscriber.principal
-        )
-        return result.events
+    def _read(self, subscriber: Subscriber, cursor: int) -> tuple[list[bytes], int]:
+        params = _TAIL.params(since=cursor, limit=subscriber.batch)
+        events: list[Event] = self._handlers.execute(_TAIL, params, subscriber.principal).events
+        frames = [_frame(event) for event in events]
+        subscriber.batch = next_batch(subscriber.batch, sum(map(len, frames)))
+        frames = first_part(frames)
+        return frames, events[len(frames) - 1].event_id if frames else cursor
 
-    def _read_batch(self, cursor: int) -> list[Event]:
-        return self._handlers.kernel.journal.tail(cursor, BATCH)
+    def _read_batch(self, cursor: int, count: int) -> list[Event]:
+        return self._handlers.kernel.journal.tail(cursor, count)
 
     def _first_and_last(self) -> tuple[int | None, int]:
         return self._handlers.kernel.journal.ends()

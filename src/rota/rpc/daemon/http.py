@@ -1,108 +1,81 @@
 """HTTP: the methods as `POST /rpc`, the journal as server-sent events, health checks and metrics.
 
-Every request needs an access token, except `/livez` and `/readyz`. `tcp.py` has the listening socket and TLS.
+Every request needs an access token, except `/livez` and `/readyz`. `tcp.py` has the listening socket and TLS,
+`http_protocol.py` the protocol, `hosts.py` the hosts and origins that are served.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
-from msgspec import UNSET
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from rota.errors import Forbidden, InvalidInput, LimitExceeded, LockedOut, NotAllowed, RotaError, Unauthenticated
+from rota.errors import Forbidden, LimitExceeded, LockedOut, RotaError, StoreUnavailable, Unauthenticated
 from rota.observe.metrics import Metrics
 from rota.rpc.authorization import Principal
+from rota.rpc.daemon.buffers import SharedMemory
 from rota.rpc.daemon.call_executor import CallExecutor
+from rota.rpc.daemon.connections import Connections
 from rota.rpc.daemon.event_stream import EventStream, Subscriber
+from rota.rpc.daemon.hosts import AllowedHosts
+from rota.rpc.daemon.http_protocol import TEXT, HttpProtocol, HttpRequest
+from rota.rpc.daemon.lockout import Lockout
 from rota.rpc.daemon.pending_calls import PendingCall
 from rota.rpc.daemon.tcp import HttpSettings, Listener
-from rota.rpc.daemon.transport import DaemonLimits, RequestLog, ResponseBudget, encode_response
+from rota.rpc.daemon.transport import BatchLimit, DaemonLimits, Request, ResponseLimit
 from rota.rpc.error_codec import to_error_object
 from rota.rpc.handlers import RpcHandlers
-from rota.rpc.jsonrpc import BODY_BYTES_MAX, RejectedCall, RpcCall, decode_calls, encode_error
+from rota.rpc.jsonrpc import BODY_BYTES_MAX, RejectedCall, decode_calls, encode_error
 from rota.rpc.methods import PROTOCOL
 
-__all__ = ["HttpServer", "Lockout"]
+__all__ = ["HttpServer"]
 
-PROTOCOL_HEADER = b"rota-protocol"
 METRICS_UPDATE_S = 5.0  # between two reads of the journal for the metrics
-_log = logging.getLogger("rota.daemon")
+READY_S = 5.0  # how long a readiness check waits for the store
+_PROTOCOL = b"%d" % PROTOCOL
+_METHODS = {b"/rpc": b"POST", b"/events": b"GET", b"/metrics": b"GET", b"/livez": b"GET", b"/readyz": b"GET"}
+_OPEN = (b"/livez", b"/readyz")  # without a token
 _STATUS: dict[type[RotaError], int] = {LockedOut: 429, Unauthenticated: 401, Forbidden: 403, LimitExceeded: 429}
-
-
-class Lockout:
-    """Locks out addresses that fail to authenticate repeatedly.
-
-    An address is counted without its port, which changes with every connection. Requests of a locked-out address are
-    neither read nor recorded, so that guessing a token is slow and cannot fill the journal.
-    """
-
-    def __init__(self, limits: DaemonLimits, monotonic: Callable[[], float]) -> None:
-        self._limits = limits
-        self._monotonic = monotonic
-        self._failures: dict[str, deque[float]] = {}
-        self._locked_until: dict[str, float] = {}
-
-    def check(self, address: str) -> None:
-        """Raise `LockedOut` if the address is locked out."""
-        until = self._locked_until.get(address)
-        if until is None:
-            return
-        left_s = until - self._monotonic()
-        if left_s > 0:
-            raise LockedOut(
-                f"{address} is locked out for another {left_s:.0f} s", address=address, retry_after_s=left_s
-            )
-        del self._locked_until[address]
-
-    def failed(self, address: str) -> None:
-        """Count a failed authentication."""
-        now = self._monotonic()
-        if address not in self._failures and len(self._failures) >= self._limits.addresses_max:
-            self._failures.pop(next(iter(self._failures)))  # the oldest
-        times = self._failures.setdefault(address, deque(maxlen=self._limits.failures_max))
-        times.append(now)
-        if len(times) == self._limits.failures_max and now - times[0] <= self._limits.failures_s:
-            del self._failures[address]
-            if len(self._locked_until) >= self._limits.addresses_max:
-                self._locked_until.pop(next(iter(self._locked_until)))
-            self._locked_until[address] = now + self._limits.lockout_s
+_log = logging.getLogger("rota.daemon")
 
 
 class HttpServer:
     """The daemon's HTTP transport."""
 
     def __init__(
-        self, settings: HttpSettings, executor: CallExecutor, handlers: RpcHandlers, limits: DaemonLimits
+        self,
+        settings: HttpSettings,
+        executor: CallExecutor,
+        handlers: RpcHandlers,
+        memory: SharedMemory,
+        limits: DaemonLimits,
     ) -> None:
         self._executor = executor
         self._handlers = handlers
         self._settings = settings
         self._limits = limits
+        self._response_limit = ResponseLimit(limits.answer_bytes_max)
+        self._hosts = AllowedHosts(settings.host, settings.allowed_hosts, is_tls=settings.certificate is not None)
         self._lockout = Lockout(limits, handlers.kernel.clock.monotonic)
         self._metrics = Metrics(handlers.kernel)
-        self._received = 0
         self._ready = False
         self.events = EventStream(executor, handlers, limits)
-        self._listener = Listener(settings, limits, self._app())
-        self._metrics_task: asyncio.Task[None] | None = None
+        self.connections = Connections(limits, asyncio.get_running_loop().time)
+        protocol = partial(HttpProtocol, self, self.connections, memory, limits)
+        self._listener = Listener(settings, self.connections, protocol, limits)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # --- opening and closing ---------------------------------------------------------------------
 
     async def open(self) -> str:
         """Listen, and return the address."""
         address = await self._listener.open()
-        self._metrics_task = asyncio.create_task(self._update_metrics())
+        self._run(self._update_metrics())
         self._ready = True
         return address
 
@@ -111,247 +84,202 @@ class HttpServer:
         self._ready = False
         self.events.end()
         await self._listener.close()
-        if self._metrics_task is not None:
-            self._metrics_task.cancel()
-            await asyncio.gather(self._metrics_task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _update_metrics(self) -> None:
         """Read the journal regularly, so that a request for metrics has little left to read."""
         while True:
             await asyncio.sleep(METRICS_UPDATE_S)
-            await asyncio.to_thread(self._metrics.catch_up)
+            try:
+                await asyncio.to_thread(self._metrics.catch_up)
+            except RotaError as problem:
+                _log.warning("the metrics were not updated: %s", problem.message)
 
-    def _app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/rpc", _Endpoint(self._rpc), methods=["POST"]),
-                Route("/events", _Endpoint(self._events), methods=["GET"]),
-                Route("/metrics", self._show_metrics, methods=["GET"]),
-                Route("/livez", self._livez, methods=["GET"]),
-                Route("/readyz", self._readyz, methods=["GET"]),
-            ]
-        )
+    # --- checking a request before its body comes ------------------------------------------------
 
-    # --- authentication --------------------------------------------------------------------------
-
-    def _authenticate(self, scope: Scope) -> Principal:
-        address = scope["client"][0] if scope.get("client") else "?"
-        self._lockout.check(address)
-        token = ""
-        for name, value in scope["headers"]:
-            if name == b"authorization" and value[:7].lower() == b"bearer ":
-                token = value[7:].decode("latin-1").strip()
+    def check(self, connection: HttpProtocol, request: HttpRequest) -> None:
+        """Refuse a request, or set its principal."""
+        headers = request.headers
+        path = request.path.partition(b"?")[0]
         try:
-            return self._handlers.tokens.authenticate(token, address)
+            self._hosts.check(headers.get(b"host"), headers.get(b"origin"))
+        except Forbidden as error:
+            caller = Principal(name="unknown", scope="read", peer=connection.peer)
+            self._executor.record_denied(caller, None, f"the {error.data['header']} header")
+            _refuse(request, error, status=421 if error.data["header"] == "Host" else 403)
+            return
+        expected = _METHODS.get(path)
+        if expected is None:
+            request.refuse(404, b"Not Found\n", TEXT)
+        elif request.method != expected and (request.method != b"HEAD" or expected != b"GET"):
+            request.refuse(405, b"Method Not Allowed\n", TEXT, b"allow: %b\r\n" % expected)
+        elif path == b"/rpc" and (got := headers.get(b"rota-protocol", _PROTOCOL)) != _PROTOCOL:
+            text = got.decode("latin-1")
+            body = {"error": "another protocol", "expected": PROTOCOL, "got": text, "header": "Rota-Protocol"}
+            request.refuse(426, msgspec.json.encode(body))
+        elif path not in _OPEN and not (path == b"/metrics" and self._settings.open_metrics):
+            try:
+                request.principal = self._authenticate(connection, request)
+            except RotaError as error:
+                _refuse(request, error)
+            else:
+                self.connections.authenticated(connection)
+
+    def _authenticate(self, connection: HttpProtocol, request: HttpRequest) -> Principal:
+        given = request.headers.get(b"authorization", b"")
+        token = given[7:].decode("latin-1").strip() if given[:7].lower() == b"bearer " else ""
+        try:
+            return self._handlers.tokens.authenticate(token, connection.peer)
         except Unauthenticated as error:
-            self._lockout.failed(address)
-            self._executor.record_denied(Principal(name="unknown", scope="read", peer=address), None, error.message)
+            caller = Principal(name="unknown", scope="read", peer=connection.peer)
+            self._executor.record_denied(caller, None, error.message)
+            if token:
+                connection.failures += 1
+                if connection.failures >= self._limits.failures_max:
+                    request.keep_alive = False  # a new connection costs more than a new guess
+                self._lockout.failed(token.split("_")[1] if token.count("_") > 1 else "")
             raise
+
+    def too_large(self, request: HttpRequest) -> None:
+        """Refuse a request whose body is larger than `body_bytes_max`."""
+        _refuse(request, LimitExceeded("body_bytes_max", BODY_BYTES_MAX, request.size), status=413)
+
+    # --- answering a request ---------------------------------------------------------------------
+
+    def handle(self, connection: HttpProtocol, request: HttpRequest) -> None:
+        """Answer a complete request, now or later."""
+        path, _, query = request.path.partition(b"?")
+        if path == b"/rpc":
+            self._rpc(connection, request)
+        elif path == b"/livez":
+            connection.respond(200, b"ok\n", TEXT)
+        elif path == b"/events":
+            self._run(self._stream(connection, request, query))
+        else:
+            answer = self._metrics_page if path == b"/metrics" else self._readiness
+            self._run(self._respond_with(connection, answer))
+
+    async def _respond_with(self, connection: HttpProtocol, answer: Callable[[], Any]) -> None:
+        try:
+            connection.respond(*await answer())
+        except RotaError as error:
+            connection.respond(503, encode_error(None, to_error_object(error)))
+        except Exception as error:
+            _log.exception("a request over HTTP failed")
+            connection.respond(500, encode_error(None, to_error_object(error)))
 
     # --- POST /rpc -------------------------------------------------------------------------------
 
-    async def _rpc(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            _check_protocol(scope)
-            principal = self._authenticate(scope)
-            async with asyncio.timeout(self._limits.slow_s):
-                body = await _body(receive)
-        except _ProtocolMismatch as mismatch:
-            await _send(send, 426, msgspec.json.encode(mismatch.body))
-            return
-        except RotaError as error:
-            await _send_error(send, error)
-            return
-        except TimeoutError:
-            text = f"the request was incomplete after {self._limits.slow_s:g} s (slow_s)"
-            await _send(send, 408, encode_error(None, to_error_object(InvalidInput(text))))
-            return
-        calls, is_batch = decode_calls(body)
-        budget = ResponseBudget(self._limits.answer_bytes_max)
-        pending = [self._submit(call, principal, budget) for call in calls]
-        bodies = await self._gather(pending, receive)
-        if bodies is None:
-            return  # the client is gone
-        responses = [each for each in bodies if each is not None]
-        if not responses:
-            await _send(send, 204, b"")
-        elif is_batch:
-            await _send(send, 200, b"[" + b",".join(responses) + b"]")
-        else:
-            await _send(send, 200, responses[0])
+    def _rpc(self, connection: HttpProtocol, request: HttpRequest) -> None:
+        parts = request.body_parts
+        calls, is_batch = decode_calls(parts[0] if len(parts) == 1 else b"".join(parts))
+        parts.clear()
+        answer = _BatchAnswer(connection, len(calls)) if is_batch else None
+        send = answer.add if answer is not None else partial(_send, connection)
+        limit = BatchLimit(self._limits.answer_bytes_max) if is_batch else self._response_limit
+        pending: set[PendingCall] = set()
+        for call in calls:
+            connection.received += 1
+            if isinstance(call, RejectedCall):
+                Request(connection, call.id, call.method, send, limit).reject(call)
+                continue
+            origin = Request(connection, call.id, call.method.name, send, limit)
+            self._executor.submit(call.method, call.params, connection.principal, origin, pending)
+        if pending:
+            connection.on_lost = partial(self._withdraw, pending)
+            connection.waits = any(call.waits for call in pending)
 
-    def _submit(self, call: RpcCall | RejectedCall, principal: Principal, budget: ResponseBudget) -> _PendingResponse:
-        self._received += 1
-        log = RequestLog(0, self._received, principal)
-        pending = _PendingResponse(asyncio.get_running_loop())
-        wanted = call.id is not UNSET
-        ident: Any = call.id if wanted else None
-        if isinstance(call, RejectedCall):
-            log.rejected(call)
-            pending.set(encode_error(ident, call.error) if wanted else None)
-            return pending
-        name = call.method.name
-
-        def reply(result: Any, error: BaseException | None) -> None:
-            body = encode_response(ident, result, error, log, name, budget=budget)
-            pending.set(body if wanted else None)
-
-        pending.call = self._executor.submit(call.method, call.params, principal, reply)
-        return pending
-
-    async def _gather(self, pending: list[_PendingResponse], receive: Receive) -> list[bytes | None] | None:
-        """Return the responses, or None if the client disconnected while a call was waiting."""
-        if not any(each.waits for each in pending):
-            return [await each.response for each in pending]
-        gone = asyncio.ensure_future(_disconnected(receive))
-        responses = asyncio.gather(*(each.response for each in pending))
-        await asyncio.wait((gone, responses), return_when=asyncio.FIRST_COMPLETED)
-        if responses.done():
-            gone.cancel()
-            return responses.result()
-        for each in pending:
-            if each.call is not None:
-                self._executor.withdraw(each.call)
-        responses.cancel()
-        return None
+    def _withdraw(self, calls: set[PendingCall]) -> None:
+        for call in list(calls):
+            self._executor.withdraw(call)
+        self._executor.resume_reads()
 
     # --- GET /events -----------------------------------------------------------------------------
 
-    async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stream(self, connection: HttpProtocol, request: HttpRequest, query: bytes) -> None:
+        asked = request.headers.get(b"last-event-id", b"").decode("latin-1")
+        asked = asked or (parse_qs(query.decode("latin-1")).get("since") or [""])[-1]
         try:
-            principal = self._authenticate(scope)
-            subscriber = self.events.subscribe(Request(scope), principal)
+            subscriber = self.events.subscribe(asked or None, connection.principal)
         except RotaError as error:
-            await _send_error(send, error)
+            _refuse(request, error)
+            if request.refusal is not None:
+                connection.respond(*request.refusal)
             return
+        connection.on_lost, connection.waits = subscriber.lost, True
         try:
-            await self._stream(subscriber, receive, send)
-        except TimeoutError:
-            _log.warning("subscriber %s disconnected: it does not read its events", principal.name)
-            self._listener.disconnect(scope["client"])
+            await self._send_events(connection, subscriber)
+        except RotaError as error:
+            _log.warning("a stream of events ended: %s", error.message)
         finally:
             self.events.unsubscribe(subscriber)
+            connection.end_stream()
 
-    async def _stream(self, subscriber: Subscriber, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        gone = asyncio.ensure_future(_disconnected(receive))
-        try:
-            async for chunk in self.events.chunks(subscriber, gone):
-                async with asyncio.timeout(self._limits.slow_s):
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            if not gone.done():
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            gone.cancel()
+    async def _send_events(self, connection: HttpProtocol, subscriber: Subscriber) -> None:
+        head = b"content-type: text/event-stream\r\ncache-control: no-store\r\n"
+        connection.start_stream(head, partial(self.events.slow_gap, subscriber))
+        async for part in self.events.parts(subscriber):
+            if not await connection.send_part(part):
+                return
 
     # --- health and metrics ----------------------------------------------------------------------
 
-    async def _livez(self, _request: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def _readyz(self, _request: Request) -> Response:
+    async def _readiness(self) -> tuple[int, bytes, bytes]:
+        """Whether the daemon can read and write its store."""
         if not self._ready:
-            return PlainTextResponse("stopping\n", 503)
+            return 503, b"stopping\n", TEXT
         try:
-            await asyncio.to_thread(self._handlers.kernel.journal.cursor)
-        except RotaError as error:
-            return PlainTextResponse(f"{error.message}\n", 503)
-        return PlainTextResponse("ok\n")
+            async with asyncio.timeout(READY_S):
+                await asyncio.to_thread(self._handlers.kernel.journal.cursor)
+                await self._executor.check_writable()
+        except StoreUnavailable as error:
+            return 503, f"{error.message}\n".encode(), TEXT
+        except TimeoutError:
+            return 503, b"the store has not answered for %d s\n" % READY_S, TEXT
+        return 200, b"ok\n", TEXT
 
-    async def _show_metrics(self, request: Request) -> Response:
-        if not self._settings.open_metrics:
-            try:
-                self._authenticate(request.scope)
-            except NotAllowed as error:
-                return JSONResponse(msgspec.to_builtins(to_error_object(error)), _STATUS[type(error)])
+    async def _metrics_page(self) -> tuple[int, bytes, bytes]:
         body = await asyncio.to_thread(self._metrics.exposition)
-        return Response(body, media_type=self._metrics.content_type)
+        return 200, body, self._metrics.content_type.encode()
 
 
-# --- a pending response --------------------------------------------------------------------------
+class _BatchAnswer:
+    """Collects the responses to a batch."""
+
+    def __init__(self, connection: HttpProtocol, missing: int) -> None:
+        self._connection = connection
+        self._missing = missing
+        self._responses: list[bytes] = []
+
+    def add(self, body: bytes | None) -> None:
+        """Add a response, and send all after the last one."""
+        self._missing -= 1
+        if body is not None:
+            self._responses.append(body)
+            self._connection.hold(len(body))
+        if not self._missing:
+            self._connection.unhold(sum(map(len, self._responses)))
+            _send(self._connection, b"[" + b",".join(self._responses) + b"]" if self._responses else None)
 
 
-class _PendingResponse:
-    """A call and its future response."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.response: asyncio.Future[bytes | None] = loop.create_future()
-        self.call: PendingCall | None = None
-
-    @property
-    def waits(self) -> bool:
-        """Whether the call may wait so long that the client disconnects meanwhile."""
-        return not self.response.done() and self.call is not None and self.call.waits
-
-    def set(self, body: bytes | None) -> None:
-        """Set the response."""
-        if not self.response.done():
-            self.response.set_result(body)
+def _send(connection: HttpProtocol, body: bytes | None) -> None:
+    if body is None:
+        connection.respond(204, b"")
+    else:
+        connection.respond(200, body)
 
 
-# --- HTTP ----------------------------------------------------------------------------------------
-
-
-class _ProtocolMismatch(Exception):
-    """The client uses another protocol version."""
-
-    def __init__(self, got: str) -> None:
-        super().__init__(got)
-        self.body = {"error": "another protocol", "expected": PROTOCOL, "got": got, "header": "Rota-Protocol"}
-
-
-def _check_protocol(scope: Scope) -> None:
-    """Check the protocol header; a client without one is assumed to use this version."""
-    for name, value in scope["headers"]:
-        if name == PROTOCOL_HEADER and value != b"%d" % PROTOCOL:
-            raise _ProtocolMismatch(value.decode("latin-1"))
-
-
-async def _body(receive: Receive) -> bytes:
-    """Read the body, up to its limit."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise InvalidInput("the client disconnected in the middle of its request")
-        part = message.get("body", b"")
-        size += len(part)
-        if size > BODY_BYTES_MAX:
-            raise LimitExceeded("body_bytes_max", BODY_BYTES_MAX, size)
-        parts.append(part)
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _send_error(send: Send, error: RotaError) -> None:
-    headers = []
+def _refuse(request: HttpRequest, error: RotaError, *, status: int | None = None) -> None:
+    headers = b""
     if isinstance(error, LockedOut):
-        headers.append((b"retry-after", b"%d" % max(1, round(error.data["retry_after_s"]))))
-    if isinstance(error, Unauthenticated):
-        headers.append((b"www-authenticate", b"Bearer"))
-    too_large = error.data.get("limit") == "body_bytes_max"
-    status = 413 if too_large else _STATUS.get(type(error), 400)
-    await _send(send, status, encode_error(None, to_error_object(error)), headers)
-
-
-async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    length = [] if not body else [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": status, "headers": [*length, *(headers or ())]})
-    await send({"type": "http.response.body", "body": body})
-
-
-class _Endpoint:
-    """An ASGI application, which a route calls without creating a request object."""
-
-    def __init__(self, app: Callable[[Scope, Receive, Send], Any]) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        headers = b"retry-after: %d\r\n" % max(1, round(error.data["retry_after_s"]))
+    elif isinstance(error, Unauthenticated):
+        headers = b"www-authenticate: Bearer\r\n"
+    request.refuse(status or _STATUS.get(type(error), 400), encode_error(None, to_error_object(error)), headers=headers)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -22,10 +22,35 @@ from rota.rpc.handlers import RpcHandlers
 from rota.rpc.methods import Method
 from rota.store.requests import PostedWrite
 
-__all__ = ["ChangeWaiters", "Deliver", "PendingCall", "Reply"]
+__all__ = ["ChangeWaiters", "Deliver", "Origin", "PendingCall", "RunRead"]
 
-Reply: TypeAlias = Callable[[Any, BaseException | None], None]
 Deliver: TypeAlias = Callable[..., None]  # from any thread: call this in the loop, with these arguments
+
+
+class Origin(Protocol):
+    """What a call comes from, and its response goes to."""
+
+    def reply(self, result: Any, error: BaseException | None) -> None:
+        """Take the result, also one that `encode` has encoded, or the error."""
+        ...
+
+    def encode(self, result: Any) -> bytes:
+        """Encode a result, on any thread."""
+        ...
+
+    def may_run(self) -> bool:
+        """Whether a read may run now; if not, the origin reports a change by `resume_reads`."""
+        ...
+
+
+class RunRead(Protocol):
+    """Runs a read on a thread and then calls `done` in the loop."""
+
+    def __call__(
+        self, pending: PendingCall, params: Any, done: Callable[[PendingCall, Future[Any]], None], *, encode: bool
+    ) -> None:
+        """With `encode` the result is encoded on that thread."""
+        ...
 
 
 class PendingCall:
@@ -33,14 +58,15 @@ class PendingCall:
 
     __slots__ = (
         "_finished",
+        "calls",
         "check_again",
         "checking",
         "completed",
         "gone",
         "method",
+        "origin",
         "params",
         "principal",
-        "reply",
         "timer",
         "unsubscribe",
         "write",
@@ -51,14 +77,15 @@ class PendingCall:
         method: Method,
         params: Any,
         principal: Principal,
-        reply: Reply,
+        origin: Origin,
         finished: Callable[[PendingCall, Any], None],
     ) -> None:
         self._finished = finished
         self.method = method
         self.params = params
         self.principal = principal
-        self.reply: Reply | None = reply
+        self.origin: Origin | None = origin  # None: it has its response
+        self.calls: set[PendingCall] | None = None  # of the same connection, without a response
         self.write: PostedWrite[Any] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.unsubscribe: Callable[[], None] | None = None  # from the change it waits for
@@ -70,17 +97,19 @@ class PendingCall:
     def respond(self, result: Any, error: BaseException | None = None) -> None:
         """Send the response; only the first one counts."""
         self.stop_waiting()
-        reply, self.reply = self.reply, None
-        if reply is None:
+        origin, self.origin = self.origin, None
+        if origin is None:
             return
+        if self.calls is not None:
+            self.calls.discard(self)
         self._finished(self, result)
         if not self.gone:
-            reply(result, error)
+            origin.reply(result, error)
 
     @property
     def is_parked(self) -> bool:
         """Whether it waits for an entry to claim."""
-        return self.write is not None and self.write.may_park and self.reply is not None
+        return self.write is not None and self.write.may_park and self.origin is not None
 
     @property
     def waits(self) -> bool:
@@ -104,14 +133,14 @@ class ChangeWaiters:
         self,
         loop: asyncio.AbstractEventLoop,
         handlers: RpcHandlers,
-        readers: ThreadPoolExecutor,
+        run_read: RunRead,
         *,
         deliver: Deliver,
         fail: Callable[[PendingCall, BaseException], None],
     ) -> None:
         self._loop = loop
         self._handlers = handlers
-        self._readers = readers
+        self._run_read = run_read
         self._deliver = deliver
         self._fail = fail
         self._followers: dict[object, Callable[[], None]] = {}  # called after commits
@@ -133,16 +162,15 @@ class ChangeWaiters:
 
     def check(self, pending: PendingCall, *, last: bool = False) -> None:
         """Check whether the change has happened; `last`: respond with whatever is found."""
-        if pending.reply is None:
+        if pending.origin is None:
             return
         if pending.checking and not last:
             pending.check_again = True
             return
         pending.checking, pending.check_again = True, False
         params = msgspec.structs.replace(pending.params, wait_s=0.0)
-        future = self._readers.submit(self._handlers.execute, pending.method, params, pending.principal)
-        checked = partial(self._checked, last=last or pending.params.wait_s <= 0)
-        future.add_done_callback(partial(self._deliver, checked, pending))
+        is_last = last or pending.params.wait_s <= 0
+        self._run_read(pending, params, partial(self._checked, last=is_last), encode=is_last)
 
     def _checked(self, pending: PendingCall, future: Future[Any], *, last: bool) -> None:
         pending.checking = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -81,10 +82,11 @@ class RuntimeDirectory:
 
     def acquire(self) -> None:
         """Take the lock, or raise an error that names the daemon that holds it."""
-        for directory in {self._directory, Path(self.socket).parent}:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._check_permissions()
-        lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with _unusable(self._directory):
+            for directory in {self._directory, Path(self.socket).parent}:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_permissions()
+            lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:
@@ -92,8 +94,8 @@ class RuntimeDirectory:
             hint = "Connect to that daemon, or stop it first."
             raise StoreUnavailable(self._other_daemon(), hint=hint) from problem
         self._lock = lock
-        with contextlib.suppress(FileNotFoundError):  # a killed daemon leaves its socket behind
-            Path(self.socket).unlink()
+        with _unusable(self._directory), contextlib.suppress(FileNotFoundError):
+            Path(self.socket).unlink()  # a killed daemon leaves its socket behind
 
     def _check_permissions(self) -> None:
         """Raise an error if other users may enter the socket's directory: they could replace the socket."""
@@ -112,16 +114,28 @@ class RuntimeDirectory:
     def publish(self, info: DaemonInfo) -> None:
         """Write `daemon.json`, atomically."""
         part = self._info_file.with_suffix(".part")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(info))
-        part.replace(self._info_file)
+        with _unusable(self._directory):
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(info))
+            part.replace(self._info_file)
 
     def release(self) -> None:
-        """Remove `daemon.json` and the socket, then release the lock."""
+        """Remove `daemon.json` and the socket, then release the lock. What cannot be removed is stale without it."""
         for path in (self._info_file, Path(self.socket)):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 path.unlink()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+@contextlib.contextmanager
+def _unusable(directory: Path) -> Iterator[None]:
+    """Turn what the operating system refuses (no room, no inodes, a read-only directory) into an error with a hint."""
+    try:
+        yield
+    except OSError as problem:
+        text = f"cannot write {problem.filename or directory}: {problem.strerror or problem}"
+        hint = "Free disk space, or make the directory writable; --socket gives the socket another directory."
+        raise StoreUnavailable(text, hint=hint) from problem

@@ -15,14 +15,18 @@ import msgspec
 
 from rota import store
 from rota.clock import Clock
+from rota.errors import StoreUnavailable
 from rota.kernel import Kernel
 from rota.kernel.journal import append
 from rota.model.events import DaemonChanged
+from rota.policy.contract import PolicyIsolation
+from rota.rpc.daemon.buffers import SharedMemory
 from rota.rpc.daemon.call_executor import CallExecutor
+from rota.rpc.daemon.connections import Connections, fit_open_files
 from rota.rpc.daemon.runtime_dir import DaemonInfo, RuntimeDirectory
 from rota.rpc.daemon.systemd import SystemdNotifier
 from rota.rpc.daemon.transport import DaemonLimits
-from rota.rpc.daemon.unix_socket import Connections, LineProtocol
+from rota.rpc.daemon.unix_socket import LineProtocol
 from rota.rpc.handlers import RpcHandlers
 from rota.rpc.methods import PROTOCOL
 from rota.service.dispatcher import Dispatcher
@@ -31,7 +35,7 @@ from rota.service.policy_in_force import record_policy
 __all__ = ["Daemon", "DaemonSettings", "Transport", "TransportFactory"]
 
 _log = logging.getLogger("rota.daemon")
-BACKLOG = 512  # connections that are not accepted yet
+BACKLOG = 4_096  # connections that are not accepted yet
 
 
 class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +44,7 @@ class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     socket: str | None = None  # default: in a directory beside the file
     policy: str = "strict"
+    policy_isolation: PolicyIsolation = "thread"  # of policies of other packages
     limits: DaemonLimits = DaemonLimits()
     rota_version: str = ""
 
@@ -56,7 +61,7 @@ class Transport(Protocol):
         ...
 
 
-TransportFactory: TypeAlias = Callable[[CallExecutor, RpcHandlers, DaemonLimits], Transport]
+TransportFactory: TypeAlias = Callable[[CallExecutor, RpcHandlers, SharedMemory, DaemonLimits], Transport]
 
 
 class Daemon:
@@ -68,7 +73,9 @@ class Daemon:
         self._settings = settings
         self._clock = clock
         self._directory = RuntimeDirectory(settings.store, settings.socket)
-        self._connections = Connections()
+        self._limits = settings.limits
+        self._memory = SharedMemory(settings.limits)
+        self._connections: Connections
         self._stop = asyncio.Event()
         self._notifier = SystemdNotifier()
         self._make_transport = make_transport
@@ -95,24 +102,27 @@ class Daemon:
         loop = asyncio.get_running_loop()
         settings = self._settings
         kernel = Kernel(joined)
-        dispatcher = Dispatcher(kernel, settings.policy)
+        dispatcher = Dispatcher(kernel, settings.policy, policy_isolation=settings.policy_isolation)
         self.store = joined
         self.handlers = handlers = RpcHandlers(
             kernel, dispatcher, store=os.path.realpath(settings.store), rota_version=settings.rota_version
         )
-        self.executor = executor = CallExecutor(loop, joined, handlers)
-        transport = None if self._make_transport is None else self._make_transport(executor, handlers, settings.limits)
-        self.transport = transport
+        self._limits = limits = fit_open_files(settings.limits, transports=1 if self._make_transport is None else 2)
+        self._connections = Connections(limits, loop.time)
+        self.executor = executor = CallExecutor(loop, joined, handlers, limits)
+        make = self._make_transport
+        self.transport = transport = None if make is None else make(executor, handlers, self._memory, limits)
         try:
             listener = await self._listen(loop, executor)
             address = f"unix:{self._directory.socket}"
             self.addresses = (address,) if transport is None else (address, await transport.open())
             self._record(kernel, "started")
-            record_policy(kernel.journal, settings.policy, by="the daemon")
+            record_policy(kernel.journal, settings.policy, by="the daemon", isolation=settings.policy_isolation)
             self._publish(kernel.clock.now())
             if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
                 for number in (signal.SIGTERM, signal.SIGINT):
                     loop.add_signal_handler(number, self.stop)
+            joined.on_change(partial(self._stop_without_store, loop), foreign_only=True)
             self._notifier.ready()
             self._notifier.keep_alive(loop)
             _log.info("serving %s at %s", settings.store, ", ".join(self.addresses))
@@ -121,14 +131,24 @@ class Daemon:
             await self._finish(listener, transport, executor)
             self._record(kernel, "stopped")
         finally:
+            dispatcher.close_policies()
             executor.close()
             handlers.close()
 
+    def _stop_without_store(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Stop serving when the store's file is no longer at its path; recording the stop raises its error then."""
+        if self.store.lost is not None:
+            _log.error("stopping: %s", self.store.lost.message)
+            loop.call_soon_threadsafe(self.stop)
+
     async def _listen(self, loop: asyncio.AbstractEventLoop, executor: CallExecutor) -> asyncio.AbstractServer:
-        protocol = partial(LineProtocol, executor, self._connections, self._settings.limits)
+        protocol = partial(LineProtocol, executor, self._connections, self._memory, self._limits)
         before = os.umask(0o177)
         try:
             return await loop.create_unix_server(protocol, self._directory.socket, backlog=BACKLOG)
+        except OSError as problem:
+            text = f"cannot listen on {self._directory.socket}: {problem.strerror or problem}"
+            raise StoreUnavailable(text, hint="Free disk space, or give --socket in a writable directory.") from problem
         finally:
             os.umask(before)
 
@@ -154,15 +174,17 @@ class Daemon:
         self._notifier.stopping()
         listener.close()
         executor.stop_waiting()
-        for connection in list(self._connections.open):
+        for connection in self._connections.open():
             connection.finish()
         endings = [self._until_idle(executor)] + ([transport.close()] if transport is not None else [])
         try:
             async with asyncio.timeout(self._settings.limits.grace_s):
                 await asyncio.gather(*endings)
         except TimeoutError:
-            _log.warning("%d calls got no response before the daemon stopped", len(executor.pending_calls))
+            text = "stopped with %d calls without a response, and %d clients that had not read theirs"
+            _log.warning(text, len(executor.pending_calls), len(self._connections))
+        executor.record_rest()
 
     async def _until_idle(self, executor: CallExecutor) -> None:
-        while executor.pending_calls or self._connections.open:
+        while executor.pending_calls or len(self._connections):
             await asyncio.sleep(0.01)

@@ -1,30 +1,41 @@
-"""Listening on TCP: the address, TLS, and the limits on slow or oversized requests.
+"""Listening on TCP: the address, TLS, and accepting connections.
 
-uvicorn implements HTTP. This module configures it and adds what it lacks: a client that does not send its headers in
-time is disconnected, and the daemon can disconnect a client that does not read. Except on loopback addresses the daemon
-requires TLS, because a token sent in the clear can be read on the way.
+The daemon accepts connections itself, so that those whose TLS handshake is not complete have a place like all others
+and can lose it to a new one. Except on loopback addresses the daemon requires TLS, because a token sent in the clear
+can be read on the way.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
+import logging
 import socket
 import ssl
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rota.errors import InvalidInput
+from rota.rpc.daemon.connections import Connections
+from rota.rpc.daemon.http_protocol import HttpProtocol
 from rota.rpc.daemon.transport import DaemonLimits
 
 __all__ = ["HttpSettings", "Listener"]
 
-KEEP_ALIVE_S = 75  # for an idle connection
+BACKLOG = 4_096  # connections that are not accepted yet
+REJECTED_S = 1.0  # how long a rejected client has to read why
+REJECTED_MAX = 64  # of them at a time
+SEND_BYTES = 256 * 1024  # that the operating system buffers for a connection; by default it may be megabytes
+ACCEPT_RETRY_S = 0.1  # after the system could not open another connection
+_REJECTION = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nretry-after: 1\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b"
+)
+_log = logging.getLogger("rota.daemon")
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +46,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     certificate: str | None = None  # a PEM file
     key: str | None = None
     open_metrics: bool = False  # /metrics without a token
+    allowed_hosts: tuple[str, ...] = ()  # names by which clients may address the daemon, besides its own
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
@@ -55,59 +67,114 @@ def _is_loopback(host: str) -> bool:
 
 
 class Listener:
-    """The listening socket, its server, and the open connections by client address."""
+    """The listening socket, and the connections that it accepts."""
 
-    def __init__(self, settings: HttpSettings, limits: DaemonLimits, app: Any) -> None:
+    def __init__(
+        self,
+        settings: HttpSettings,
+        connections: Connections,
+        make_protocol: Callable[[], HttpProtocol],
+        limits: DaemonLimits,
+    ) -> None:
         self._settings = settings
+        self._connections = connections
+        self._make_protocol = make_protocol
         self._limits = limits
-        self._app = app
-        self._transports: dict[tuple[str, int], asyncio.Transport] = {}
-        self._server: _Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._socket: socket.socket | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._rejected: deque[socket.socket] = deque()  # connections that read why they are rejected
+        self._opening: set[asyncio.Task[None]] = set()  # connections in their TLS handshake
 
     async def open(self) -> str:
         """Listen, and return the address."""
-        _check_certificate(self._settings)
-        bound = _bound(self._settings.host, self._settings.port)
-        self._server = server = _Server(self._config())
-        self._serving = serving = asyncio.create_task(server.serve([bound]))
-        while not server.started:
-            if serving.done():
-                await serving  # raises its error
-                raise InvalidInput("the HTTP server ended while it started", field="host")
-            await asyncio.sleep(0.005)
+        self._tls = _tls_context(self._settings)
+        self._socket = bound = _bound(self._settings.host, self._settings.port)
+        bound.listen(BACKLOG)
+        self._accepting = asyncio.create_task(self._accept(bound))
         host, port = bound.getsockname()[:2]
         scheme = "http" if self._settings.certificate is None else "https"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def close(self) -> None:
-        """Finish pending requests and stop listening."""
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            await self._serving
+        """Stop listening, and return when the pending requests have their responses."""
+        if self._accepting is not None and self._socket is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+            self._socket.close()
+        for task in list(self._opening):
+            task.cancel()
+        while self._rejected:
+            self._close_rejected()
+        for connection in self._connections.open():
+            connection.finish()
+        while len(self._connections):
+            await asyncio.sleep(0.01)
 
-    def disconnect(self, client: tuple[str, int]) -> None:
-        """Close a client's connection without sending what is left."""
-        transport = self._transports.get(client)
-        if transport is not None:
-            transport.abort()
+    async def _accept(self, bound: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(bound)
+            except OSError as problem:  # too many open files, or the client has already gone
+                if not self._connections.make_room():
+                    _log.warning("cannot accept a connection: %s", problem)
+                    await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            self._take(accepted)
 
-    def _config(self) -> uvicorn.Config:
-        return uvicorn.Config(
-            self._app,
-            http=_protocol_of(self._transports, self._limits),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,  # any client can write any address into a header
-            server_header=False,
-            date_header=False,
-            limit_concurrency=self._limits.connections_max + 1,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            ssl_certfile=self._settings.certificate,
-            ssl_keyfile=self._settings.key,
-        )
+    def _take(self, accepted: socket.socket) -> None:
+        protocol = self._make_protocol()
+        if not self._connections.add(protocol):
+            self._reject(accepted)
+            return
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+        protocol.opening = task = asyncio.create_task(self._open(accepted, protocol))
+        self._opening.add(task)
+        task.add_done_callback(partial(self._opened, protocol, accepted))
+
+    def _reject(self, accepted: socket.socket) -> None:
+        limit = self._limits.connections_max
+        _log.warning("a connection was rejected: connections_max is %d, and none of them is idle", limit)
+        if self._tls is None:
+            text = b"connections_max is %d, and none of them is idle\n" % limit
+            try:
+                accepted.send(_REJECTION % (len(text), text))
+                accepted.shutdown(socket.SHUT_WR)
+            except OSError as problem:
+                _log.debug("the client has already gone: %s", problem)
+        self._rejected.append(accepted)  # closed later: with unread data, closing discards what was sent
+        if len(self._rejected) > REJECTED_MAX:
+            self._rejected.popleft().close()
+        else:
+            asyncio.get_running_loop().call_later(REJECTED_S, self._close_rejected)
+
+    def _close_rejected(self) -> None:
+        if self._rejected:
+            self._rejected.popleft().close()
+
+    async def _open(self, accepted: socket.socket, protocol: HttpProtocol) -> None:
+        loop = asyncio.get_running_loop()
+        timeouts: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": self._limits.slow_s}
+        await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls, **timeouts)
+
+    def _opened(self, protocol: HttpProtocol, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None or task.cancelled():  # the client has gone, does not speak TLS, or lost its place
+            _log.debug("a connection failed before its first request: %s", problem)
+            self._connections.remove(protocol)
+            accepted.close()
+
+
+def _tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
+    _check_certificate(settings)
+    if settings.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(settings.certificate, settings.key)
+    return context
 
 
 def _check_certificate(settings: HttpSettings) -> None:
@@ -140,80 +207,3 @@ def _bound(host: str, port: int) -> socket.socket:
         raise InvalidInput(f"cannot listen on {host} port {port}: {problem}", field="port") from problem
     listener.setblocking(False)
     return listener
-
-
-class _Server(uvicorn.Server):
-    """A server without signal handlers: the daemon handles signals."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _protocol_of(transports: dict[tuple[str, int], asyncio.Transport], limits: DaemonLimits) -> type[asyncio.Protocol]:
-    """Return a protocol class that limits the time and the size of a request's URL and headers."""
-
-    class Connection(HttpToolsProtocol):
-        _head_timer: asyncio.TimerHandle | None = None
-        _in_head = False
-        _head_bytes = 0  # of the URL and the complete headers
-        _unfinished_bytes = 0  # of a header that has not ended, which the parser does not report
-        _counted = False  # the parser reported a part of the head
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its parent
-            super().connection_made(transport)
-            if self.client is not None:
-                transports[self.client] = transport
-            self._head_timer = self.loop.call_later(limits.slow_s, transport.abort)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._cancel_timer()
-            if self.client is not None:
-                transports.pop(self.client, None)
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            self._counted = False
-            super().data_received(data)
-            if self._in_head and not self._counted:
-                self._unfinished_bytes += len(data)
-                if self._unfinished_bytes > limits.head_bytes_max:
-                    self.send_400_response("")
-
-        def on_message_begin(self) -> None:
-            self._cancel_timer()
-            self._head_timer = self.loop.call_later(limits.slow_s, self.transport.abort)
-            self._in_head, self._head_bytes = True, 0
-            self._count(0)
-            super().on_message_begin()
-
-        def on_url(self, url: bytes) -> None:
-            super().on_url(url)
-            self._count(len(url))
-
-        def on_header(self, name: bytes, value: bytes) -> None:
-            super().on_header(name, value)
-            self._count(len(name) + len(value))
-
-        def _count(self, size: int) -> None:
-            self._counted, self._unfinished_bytes = True, 0
-            self._head_bytes += size
-            if self._head_bytes > limits.head_bytes_max:
-                raise ValueError("head_bytes_max")  # makes the parser stop
-
-        def on_headers_complete(self) -> None:
-            self._cancel_timer()
-            self._in_head = False
-            super().on_headers_complete()
-
-        def send_400_response(self, msg: str) -> None:
-            if max(self._head_bytes, self._unfinished_bytes) > limits.head_bytes_max:
-                msg = f"the URL and the headers have more than {limits.head_bytes_max:,} bytes (head_bytes_max)"
-            super().send_400_response(msg)
-
-        def _cancel_timer(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
-
-    return Connection
