@@ -9,6 +9,9 @@ and the file agrees.
 agent with a ledger and one run at a time, every project with a cap and a token budget. All of that is looked at
 before an entry is handed out, and counted while it runs. The other side drains the same file in strict order, with
 the same caps and budgets on.
+
+`isolated-drain` drains that file by a policy as another package would write it, in a process of its own. The other side
+runs the same policy on a thread.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from bench.harness import Arena, Case, Measured
 from bench.queue_baselines import HueyQueue
 from bench.queue_files import PRIORITIES, Folder, draw, enqueue_all, new_file, open_kernel
 from rota.kernel import Completion, Kernel, ReadyEntry, ScheduleSpec
+from rota.model.reasons import PickReason
+from rota.model.snapshot import Decisions, Snapshot
+from rota.policy.contract import Policy, PolicyIsolation, assign_slots
 from rota.service.dispatcher import Dispatcher
 
 __all__ = ["cases"]
@@ -51,6 +57,8 @@ def cases() -> Iterator[Case]:
         arena = partial(_policy_arena, policy, 4)
         baseline = "strict drain of the same file"
         yield Case(f"{name}-drain-4w", ENTRIES, "ops/s", baseline, arena, goal=0.65, rounds=ROUNDS)
+    baseline = "the same policy on a thread"
+    yield Case("isolated-drain", ENTRIES, "ops/s", baseline, _isolated_arena, goal=0.3, rounds=ROUNDS)
 
 
 # --- a drain -------------------------------------------------------------------------------------
@@ -154,10 +162,12 @@ def _fill_huey(path: str) -> None:
     queue.close()
 
 
-def _drain_rota(path: str, policy: str | None, workers: int) -> Measured:
+def _drain_rota(
+    path: str, policy: Policy | str | None, workers: int, isolation: PolicyIsolation = "thread"
+) -> Measured:
     """Drain a file by a policy, or by the queue's own strict order."""
     kernel = open_kernel(path)
-    api = None if policy is None else Dispatcher(kernel, policy)
+    api = None if policy is None else Dispatcher(kernel, policy, policy_isolation=isolation)
 
     def claim(worker_id: str) -> list[ReadyEntry]:
         if api is not None:
@@ -167,7 +177,34 @@ def _drain_rota(path: str, policy: str | None, workers: int) -> Measured:
     try:
         return Drain(kernel, claim).run(workers)
     finally:
+        if api is not None:
+            api.close_policies()
         kernel.store.close()
+
+
+# --- in a process of its own ---------------------------------------------------------------------
+
+
+def least_recent_first(snapshot: Snapshot) -> Decisions:
+    """A policy of another package: the agent that ran least recently, then the higher priority."""
+    owners = snapshot.owners
+    order = sorted(
+        snapshot.candidates, key=lambda each: (owners[each.owner].last_run_at, -each.priority, each.ready_at, each.id)
+    )
+    reason = PickReason("least_recent_first", "ran least recently")
+    return assign_slots(((candidate, reason) for candidate in order), snapshot.slots)
+
+
+def _isolated_arena() -> Arena:
+    folder = Folder()
+    full = folder.file("full.db")
+    _fill_fleet(full)
+    policy = Policy(name="least_recent_first", rank=least_recent_first, sentence="The agent that ran least recently.")
+
+    def drain(isolation: PolicyIsolation) -> Measured:
+        return _drain_rota(folder.copy(full, f"{isolation}.db"), policy, 4, isolation)
+
+    return Arena(rota=lambda: drain("process"), base=lambda: drain("thread"), verify=_all_ran_once, close=folder.close)
 
 
 # --- beside strict order -------------------------------------------------------------------------

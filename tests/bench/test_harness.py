@@ -116,7 +116,7 @@ CASES = {
             "enqueue-many-100",
             "batch-100",
         ),
-        *("drain-1w", "drain-4w", "drain-4w-to-1w", "fair-drain-4w", "eevdf-drain-4w"),
+        *("drain-1w", "drain-4w", "drain-4w-to-1w", "fair-drain-4w", "eevdf-drain-4w", "isolated-drain"),
         *("depth-1m", "finished-1m", "sleepers-100k", "sleepers-due", "sleepers-due-worst-claim", "memory-1m"),
         *("writers-8p-worst-wait", "wake-up-p50", "wake-up-p99"),
         *(f"owners-10k-{policy}" for policy in ("eevdf", "edf", "round_robin", "weighted_priority", "fair_share")),

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rota.errors import ContextInvalid
@@ -175,19 +175,43 @@ def test_the_sum_of_the_refills_is_the_budget_after_every_step(
 
 
 @given(budgets, periods, steps, st.integers(1, 12))
-def test_a_refund_of_the_last_charge_undoes_it(
+def test_a_refund_of_the_last_charge_is_available_at_once_and_nothing_returns_earlier(
     budget: int, period: int, story: list[tuple[int, int]], amount: int
 ) -> None:
     allowance, now = full(budget, period), 0
     for wait, used in story:
         now += wait
         allowance = charged(refilled(allowance, now), used, now, refills_max=UNBOUNDED)
-    undone = refunded(
-        charged(allowance, amount, now, refills_max=UNBOUNDED), min(amount, budget), now, refills_max=UNBOUNDED
-    )
-    if amount <= budget:
-        for later in range(now, now + 4 * period):
-            assert available(undone, later) == available(allowance, later)
+    amount = min(amount, budget)
+    undone = refunded(charged(allowance, amount, now, refills_max=UNBOUNDED), amount, now, refills_max=UNBOUNDED)
+    assert available(undone, now) == available(allowance, now)
+    for later in range(now, now + 4 * period):
+        assert available(undone, later) <= available(allowance, later)
+
+
+refund_stories = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 12), st.integers(0, 9)), max_size=40)
+
+
+@given(budgets, periods, refund_stories, st.sampled_from([3, REFILLS_MAX, UNBOUNDED]))
+@example(2, 4, [(0, 1, 0), (1, 1, 1), (0, 1, 0), (3, 2, 1)], REFILLS_MAX)  # the earlier of two charges is refunded
+def test_no_period_sees_more_than_the_budget_whichever_charges_are_refunded(
+    budget: int, period: int, story: list[tuple[int, int, int]], refills_max: int
+) -> None:
+    allowance, now = full(budget, period), 0
+    used: list[list[int]] = []  # instant and amount of each charge, without what was refunded
+    for wait, amount, which in story:
+        now += wait
+        allowance = refilled(allowance, now)
+        recent = [charge for charge in used if charge[0] > now - period and charge[1]]
+        if which < len(recent):
+            charge = recent[which]
+            back = min(amount, charge[1])
+            charge[1] -= back
+            allowance = refunded(allowance, back, now, refills_max=refills_max)
+        elif taken := min(amount, available(allowance, now)):
+            allowance = charged(allowance, taken, now, refills_max=refills_max)
+            used.append([now, taken])
+        assert sum(taken for at, taken in used if at > now - period) <= budget
 
 
 # --- refills, refunds and other numbers ----------------------------------------------------------------

@@ -204,11 +204,11 @@ def silent(_snapshot: Snapshot) -> Any:
     ("policy", "words"),
     [
         (picking(1, 1), "twice"),
-        (picking(9), "not ready"),
-        (picking(4), "not ready"),
-        (picking(1, 2, 3), "the capacity is 2"),
+        (picking(9), "not in the snapshot"),
+        (picking(4), "not in the snapshot"),
+        (picking(1, 2, 3), "3 decisions for 2 slots"),
         (Policy(name="odd", rank=raising, sentence="Never."), "ZeroDivisionError: by design"),
-        (Policy(name="odd", rank=silent, sentence="Nothing."), "TypeError"),
+        (Policy(name="odd", rank=silent, sentence="Nothing."), "returned NoneType"),
     ],
 )
 def test_a_policy_that_fails_is_replaced_by_strict_order_and_named(policy: Policy, words: str) -> None:

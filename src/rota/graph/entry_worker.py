@@ -40,6 +40,7 @@ __all__ = ["CLAIM_TIMEOUT_S", "HEARTBEAT_S", "EntryWorker", "run_entry"]
 CLAIM_TIMEOUT_S = 60.0
 HEARTBEAT_S = 15.0
 WAIT_S = 0.5  # how long to wait for an entry before the stop token is checked again
+ERROR_CHARS_MAX = 4_000  # of the error of a component, in a result
 
 
 def run_entry(
@@ -169,7 +170,7 @@ class EntryWorker:
             exit_kind = "completed"
         except (Exception, SystemExit) as problem:  # a component's failure is an outcome, not an error of the worker
             error = problem.message if isinstance(problem, RotaError) else error_text(problem)
-            exit_kind, result = "failed", {"error": error}
+            exit_kind, result = "failed", {"error": error.encode("utf-8", "replace").decode()[:ERROR_CHARS_MAX]}
         finally:
             heartbeats.unwatch()
         if cancel.is_set:  # the component may have stopped half-way

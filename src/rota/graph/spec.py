@@ -35,6 +35,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from rota.policy.contract import PolicyIsolation
+
 __all__ = [
     "CONVERGENCES",
     "ERROR_POLICIES",
@@ -164,6 +166,7 @@ class LanePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     name: Id
     params: dict[str, Any] = {}
+    isolation: PolicyIsolation = "thread"  # of a policy of another package
 
 
 class LaneSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

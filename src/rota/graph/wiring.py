@@ -36,7 +36,7 @@ from rota.graph.spec import ComponentSpec, LanePolicy
 from rota.graph.stop import WakeSignal
 from rota.graph.tasks import TaskLimit
 from rota.graph.timed_triggers import event_ports, make_trigger
-from rota.policy import registry as policies
+from rota.service.policy_process import make_policy
 
 __all__ = ["REMOTE_LANES", "RunLanes", "Wiring", "make_instances", "task_limits"]
 
@@ -300,7 +300,8 @@ class RunLanes:
         if named is None:
             return None
         wanted = named if isinstance(named, LanePolicy) else LanePolicy(name=named)
-        return PolicyOrder(policies.make(wanted.name, **wanted.params), lane.id, self._committer.clock)
+        policy = make_policy(wanted.name, wanted.params, wanted.isolation)
+        return PolicyOrder(policy, lane.id, self._committer.clock)
 
     def _pool(self, lane: Lane, make_worker: Callable[[int], PoolWorker], *, is_remote: bool = False) -> Pool:
         return Pool(*self._queued(lane), committer=self._committer, make_worker=make_worker, is_remote=is_remote)

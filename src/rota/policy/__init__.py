@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rota.lazy import exports
 
 if TYPE_CHECKING:
-    from rota.policy.contract import Bound, IncrementalOrder, Policy, assign_slots
+    from rota.policy.contract import Bound, IncrementalOrder, Policy, PolicyIsolation, assign_slots
     from rota.policy.deadline import edf
     from rota.policy.flow_tree import FlowTree, eevdf, wfq
     from rota.policy.ranking import intent_weighted, round_robin, strict, weighted_priority
@@ -28,6 +28,7 @@ __all__ = [
     "FlowTree",
     "IncrementalOrder",
     "Policy",
+    "PolicyIsolation",
     "assign_slots",
     "edf",
     "eevdf",
@@ -43,7 +44,7 @@ __all__ = [
 __getattr__ = exports(
     __name__,
     {
-        "contract": ("Bound", "IncrementalOrder", "Policy", "assign_slots"),
+        "contract": ("Bound", "IncrementalOrder", "Policy", "PolicyIsolation", "assign_slots"),
         "deadline": ("edf",),
         "flow_tree": ("FlowTree", "eevdf", "wfq"),
         "ranking": ("intent_weighted", "round_robin", "strict", "weighted_priority"),

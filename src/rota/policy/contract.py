@@ -11,16 +11,35 @@ same candidates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import msgspec
 
+from rota.errors import PolicyInvalid
+from rota.model.checks import Checks
 from rota.model.reasons import PickReason
 from rota.model.snapshot import Account, Candidate, Decision, Decisions, Key, Slot, Snapshot
 
-__all__ = ["Bound", "CandidateWindow", "FreeSlots", "IncrementalOrder", "Policy", "Rank", "assign_slots", "load"]
+__all__ = [
+    "NAME_CHARS_MAX",
+    "SENTENCE_CHARS_MAX",
+    "Bound",
+    "CandidateWindow",
+    "FreeSlots",
+    "IncrementalOrder",
+    "Policy",
+    "PolicyIsolation",
+    "Rank",
+    "as_policy",
+    "assign_slots",
+    "load",
+]
+
+NAME_CHARS_MAX = 100  # of a policy's name
+SENTENCE_CHARS_MAX = 1_000  # of its description
 
 Rank: TypeAlias = Callable[[Snapshot], Decisions]
+PolicyIsolation: TypeAlias = Literal["thread", "process"]  # where a policy of another package runs
 
 
 class IncrementalOrder(Protocol):
@@ -77,7 +96,7 @@ CandidateWindow: TypeAlias = Literal["owner", "group", "deadline", "strict", "fl
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy with its parameters bound."""
+    """A policy with its parameters bound. Its fields are checked when it is created."""
 
     name: str
     rank: Rank
@@ -88,6 +107,57 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     accounts: tuple[Literal["owner", "group"], ...] = ("owner", "group")  # which it reads; intents belong to owners
     eligibility: bool = True  # window "flow": whether flows ahead of their share wait
     guarantee: bool = True  # window "share": whether groups without a run in the window go first
+    holds_back: bool = False  # whether it may pick nothing although a candidate fits a free slot
+
+    def __post_init__(self) -> None:
+        given: Any = self  # of another package, whose types nothing has checked
+        _check_line("name", given.name, NAME_CHARS_MAX)
+        _check_line("sentence", given.sentence, SENTENCE_CHARS_MAX)
+        if not callable(given.rank):
+            raise _checks.refuse("rank", "must be a function")
+        if given.incremental is not None and not callable(given.incremental):
+            raise _checks.refuse("incremental", "must be a function or None")
+        if given.bound is not None:
+            if type(given.bound) is not Bound:
+                raise _checks.refuse("bound", "must be a Bound or None")
+            _check_line("bound.sentence", given.bound.sentence, SENTENCE_CHARS_MAX)
+        if type(given.window) is not str or given.window not in _WINDOWS:
+            raise _checks.refuse("window", f"must be one of {', '.join(_WINDOWS)}")
+        if type(given.accounts) is not tuple or not all(
+            type(each) is str and each in _LEVELS for each in given.accounts
+        ):
+            raise _checks.refuse("accounts", f"must be a tuple of {' and '.join(_LEVELS)}")
+        for field in ("eligibility", "guarantee", "holds_back"):
+            if type(getattr(given, field)) is not bool:
+                raise _checks.refuse(field, "must be true or false")
+
+
+def _check_line(field: str, text: Any, chars_max: int) -> None:
+    if type(text) is not str or not text or len(text) > chars_max or not text.isprintable():
+        raise _checks.refuse(field, f"must be printable text of 1 to {chars_max:,} characters")
+
+
+def as_policy(given: object) -> Policy:
+    """Return a policy as an exact `Policy`: of a subclass each attribute is read once, now, and checked.
+
+    Raises `PolicyInvalid` for anything else. A subclass may compute its attributes, and change them between two calls.
+    """
+    if type(given) is Policy:
+        return given
+    if not issubclass(type(given), Policy):
+        raise PolicyInvalid("a policy must be a rota.policy.Policy", field="policy")
+    try:
+        fields = {name: getattr(given, name) for name in Policy.__struct_fields__}
+    except BaseException as problem:  # a property is code of the policy
+        if isinstance(problem, KeyboardInterrupt):
+            raise
+        raise PolicyInvalid("an attribute of the policy raises when it is read", field="policy") from None
+    return Policy(**fields)
+
+
+_checks = Checks("Policy", PolicyInvalid)
+_WINDOWS: tuple[str, ...] = get_args(CandidateWindow)
+_LEVELS = ("owner", "group")
 
 
 class FreeSlots:

@@ -69,6 +69,7 @@ class ProjectFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent: int | None = None  # an exclusive constraint makes it 1
     running_of_kind: int = 0
     max_of_kind: int | None = None
+    problem: str | None = None  # why its constraint cannot be read
 
 
 class BudgetFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +96,7 @@ class ContextFacts(msgspec.Struct, frozen=True, kw_only=True):
     budget: int
     covered_at: float | None = None
     throttled_until: float | None = None
+    problem: str | None = None  # why its allowance cannot be read
 
 
 class WorkspaceFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +167,9 @@ def _add_of_project(found: list[BlockingBase], project: ProjectFacts) -> None:
         found.append(reasons.PausedByOperator(level="project", owner=owner, by=project.paused_by))
     elif project.status != ProjectStatus.ACTIVE:
         found.append(reasons.ProjectInactive(project_id=owner, status=project.status))
-    if project.scheduling_paused:
+    if project.problem is not None:
+        found.append(reasons.Unreadable(problem=project.problem, level="project", owner=owner))
+    elif project.scheduling_paused:
         found.append(reasons.PausedByOperator(level="project", owner=owner, by="constraint"))
     if cap is not None and project.running >= cap:
         found.append(reasons.CapReached(level="project", owner=owner, running=project.running, cap=cap))
@@ -187,6 +191,10 @@ def _over_budget(budget: BudgetFacts) -> BlockingBase:
 
 
 def _add_of_context(found: list[BlockingBase], context: ContextFacts, now: float) -> None:
+    if context.problem is not None:
+        owner = context.name or str(context.context_id)
+        found.append(reasons.Unreadable(problem=context.problem, level="context", owner=owner))
+        return
     throttled = context.throttled_until is not None and context.throttled_until > now
     short = context.available - context.reserved < min(context.ask, context.budget)
     if not throttled and not short:

@@ -2,24 +2,33 @@
 
 An entry point names a function that takes the policy's parameters as keywords and returns a `Policy`, like the ones in
 this package. Parameters are bound once, here; the policy then takes a snapshot only.
+
+A package is imported when one of its policies is first used. That may raise anything or take for ever, so it happens on
+a thread of its own: whatever goes wrong is a `PolicyInvalid` with a short sentence, and a policy that could not be made
+within `MAKE_TIMEOUT_S` is not tried again in this process.
 """
 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
+
 from rota.errors import PolicyInvalid, UnknownPolicy
 from rota.policy import deadline, flow_tree, ranking
-from rota.policy.contract import Policy
+from rota.policy.contract import Policy, as_policy
 from rota.policy.fair_share import fair_share
+from rota.policy.foreign import describe_error, printable
 
-__all__ = ["GROUP", "make", "names", "parameters"]
+__all__ = ["GROUP", "MAKE_TIMEOUT_S", "is_built_in_name", "make", "names", "parameters"]
 
 GROUP = "rota.policies"
+MAKE_TIMEOUT_S = 10.0  # to import another package and make its policy, in real time
 Factory: TypeAlias = Callable[..., Policy]
 
 _BUILT_IN: Mapping[str, Factory] = {
@@ -41,22 +50,56 @@ def _factories() -> Mapping[str, Factory]:
     return {**_BUILT_IN, **added}
 
 
+class _Made:
+    """What the thread that makes a policy has come to: a policy, or what was wrong."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.policy: Policy | None = None
+        self.problem = ""
+
+
 class _Lazy:
     """A factory of another package, loaded on first use."""
 
     def __init__(self, point: Any) -> None:
         self._point = point
+        self._stalled = False
 
     def __call__(self, **parameters: Any) -> Policy:
-        policy = self._point.load()(**parameters)
-        if not isinstance(policy, Policy):
-            raise PolicyInvalid(f"{self._point.value} did not return a Policy", policy=self._point.name)
-        return policy
+        made = _Made()
+        if not self._stalled:
+            threading.Thread(target=self._make, args=(parameters, made), name="rota-policy", daemon=True).start()
+            self._stalled = not made.done.wait(MAKE_TIMEOUT_S)
+        if made.policy is not None:
+            return made.policy
+        problem = f"was not made within {MAKE_TIMEOUT_S:.0f} s" if self._stalled else made.problem
+        raise PolicyInvalid(
+            f"the policy {printable(self._point.name, 80)} of another package {problem}",
+            policy=self._point.name,
+            hint=f"Correct the entry point {printable(str(self._point.value), 80)}, or remove its package.",
+        )
+
+    def _make(self, parameters: dict[str, Any], made: _Made) -> None:
+        try:
+            returned = self._point.load()(**parameters)
+            if not issubclass(type(returned), Policy):
+                raise PolicyInvalid("it did not return a Policy")  # noqa: TRY301  # reported like all that may be raised
+            policy = as_policy(returned)
+            made.policy = replace(policy, name=self._point.name)  # it is known by the name that users write
+        except BaseException as problem:  # the import and the factory are code of another package
+            made.problem = f"cannot be made: {describe_error(problem)}"
+        made.done.set()
 
 
 def names() -> tuple[str, ...]:
     """Return the names of all registered policies."""
     return tuple(_factories())
+
+
+def is_built_in_name(name: str) -> bool:
+    """Whether a policy of this name is part of rota."""
+    return name in _BUILT_IN
 
 
 def parameters(name: str) -> Mapping[str, Any]:
@@ -70,7 +113,7 @@ def make(name: str, **params: Any) -> Policy:
     try:
         return factory(**params)
     except TypeError as problem:
-        if params and not isinstance(factory, _Lazy):
+        if params:
             known = ", ".join(parameters(name)) or "none"
             raise PolicyInvalid(f"{name} takes no such parameters: {problem}", hint=f"It takes: {known}.") from problem
         raise

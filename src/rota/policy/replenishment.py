@@ -63,6 +63,7 @@ __all__ = [
     "covered_at",
     "debt",
     "full",
+    "moved",
     "next_refill_at",
     "refilled",
     "refunded",
@@ -197,20 +198,23 @@ def refilled(allowance: Allowance, now: int) -> Allowance:
 
 
 def refunded(allowance: Allowance, amount: int, now: int, *, refills_max: int = REFILLS_MAX) -> Allowance:
-    """Refund an amount that was charged but not used; the refills that return last are refunded first.
+    """Refund an amount that was charged but not used, whichever of the charges it belongs to.
 
-    Each unit moves back by one period, to where it was taken from. What is available again cannot be refunded, so an
-    allowance never exceeds its budget.
+    Each unit moves back by one period, to where it was taken from. Debt is refunded first, the latest of it before the
+    rest; then what returns soonest: if that was another user's charge, what remains returns later than it should, and
+    not earlier. What is available again cannot be refunded, so an allowance never exceeds its budget.
     """
     _checks.whole("amount", amount, 0)
-    refills = list(allowance.refills)
+    refills, period = list(allowance.refills), allowance.period
     while amount and refills[-1][0] > now:
-        at, part = refills.pop()
+        is_debt = refills[-1][0] > now + period
+        place = len(refills) - 1 if is_debt else bisect_left(refills, (now + 1, 0))
+        at, part = refills.pop(place)
         if amount < part:
-            refills.append((at, part - amount))
+            refills.insert(place, (at, part - amount))
             part = amount
         amount -= part
-        _put(refills, at - allowance.period, part)
+        _put(refills, at - period, part)
     return _with(allowance, refills, refills_max)
 
 
@@ -238,6 +242,18 @@ def _with_adjustment(allowance: Allowance, adjustment: Adjustment) -> Allowance:
         change += part
     bound(refills, REFILLS_MAX)
     return checked(Allowance(adjustment.budget, adjustment.period, tuple(refills)))
+
+
+# --- another clock -------------------------------------------------------------------------------
+
+
+def moved(allowance: Allowance, by: int) -> Allowance:
+    """Return the same allowance on a clock that is ahead by this much more: every instant moves with the clock."""
+    refills = tuple((at + by, amount) for at, amount in allowance.refills)
+    adjustment = allowance.adjustment
+    if adjustment is not None:
+        adjustment = Adjustment(adjustment.budget, adjustment.period, adjustment.at + by)
+    return Allowance(allowance.budget, allowance.period, refills, adjustment)
 
 
 # --- the list ------------------------------------------------------------------------------------

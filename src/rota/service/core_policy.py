@@ -26,8 +26,9 @@ from rota.cores.events import Arrange, Decision
 from rota.cores.policy_updates import FRONT_MAX
 from rota.errors import PolicyFailed
 from rota.model.budgets import CRITICALITIES
-from rota.model.snapshot import Account, Candidate, Decisions, Key, Slot, Snapshot
+from rota.model.snapshot import Account, Candidate, Key, Slot, Snapshot
 from rota.policy.contract import Policy
+from rota.policy.foreign import Offer, protected_copy
 from rota.service.policy_guard import PolicyGuard
 
 __all__ = ["BAND_STEP", "CorePolicy", "OnFailure"]
@@ -55,7 +56,8 @@ class CorePolicy:
         if not snapshot.candidates:
             return ()
         try:
-            picks = self._checked(self._guard.run(self._policy, snapshot), snapshot)
+            decisions = self._guard.run(self._policy, protected_copy(snapshot), Offer.of(snapshot))
+            picks = tuple(decision.candidate_id for decision in decisions)
         except PolicyFailed as problem:
             failure: Failure = problem.data.get("failure", "raised")
             return self._on_failure(failure, problem.message, now)
@@ -105,15 +107,3 @@ class CorePolicy:
     def _group(self, name: str, now: int) -> Account:
         weight, members = self._engine.group(name)
         return Account(weight=weight, usage=sum(self._engine.account(one, now).runtime_ns for one in members))
-
-    def _checked(self, decisions: Decisions, snapshot: Snapshot) -> tuple[int, ...]:
-        """Return the picks of a policy, or raise if it picked an unknown entity or one twice."""
-        shown = {candidate.id for candidate in snapshot.candidates}
-        picks = tuple(decision.candidate_id for decision in decisions)
-        if len(set(picks)) < len(picks) or not shown.issuperset(picks):
-            raise PolicyFailed(
-                f"{self._policy.name} picked an entity twice, or one that was not in the snapshot",
-                policy=self._policy.name,
-                failure="nonsense",
-            )
-        return picks

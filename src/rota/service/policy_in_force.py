@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rota.errors import RotaError, StoreCorrupt
 from rota.kernel import journal
 from rota.kernel.journal import Journal
-from rota.policy import registry
-from rota.policy.contract import Policy
+from rota.policy.contract import Policy, PolicyIsolation
 from rota.service.dispatcher import Dispatcher
 from rota.store import Transaction
 
@@ -41,6 +41,7 @@ class _RecordedPolicy(msgspec.Struct, frozen=True):
     name: str
     by: str
     params: dict[str, Any] = {}
+    isolation: PolicyIsolation = "thread"
 
 
 class _NewestClaim(NamedTuple):
@@ -55,27 +56,35 @@ class _NewestClaim(NamedTuple):
         return self.failed or self.policy
 
 
-def record_policy(notes: Journal, policy: str, *, by: str, params: dict[str, Any] | None = None) -> None:
+def record_policy(
+    notes: Journal,
+    policy: str,
+    *,
+    by: str,
+    params: dict[str, Any] | None = None,
+    isolation: PolicyIsolation = "thread",
+) -> None:
     """Record in the store that claims use this policy from now on."""
-    notes.remember(_NAME, {"name": policy, "by": by, "params": params or {}})
+    notes.remember(_NAME, {"name": policy, "by": by, "params": params or {}, "isolation": isolation})
 
 
-def find_policy(tx: Transaction, cursor: int, dispatcher: Dispatcher) -> PolicyChoice:
+def find_policy(dispatcher: Dispatcher) -> PolicyChoice:
     """The policy that claims on this store use, as far as the store tells; otherwise that of the dispatcher."""
-    recorded, newest = _recorded_policy(tx), _newest_claim(tx, cursor)
+    cursor = dispatcher.journal.cursor()
+    recorded, newest = dispatcher.kernel.store.read(lambda tx: (_recorded_policy(tx), _newest_claim(tx, cursor)))
     if recorded is not None and (newest is None or recorded.name in (newest.policy, newest.failed)):
-        return _resolve(dispatcher, recorded.name, recorded.params, recorded.by)
+        return _resolve(dispatcher, recorded, recorded.by)
     if newest is not None:
-        return _resolve(dispatcher, newest.name, {}, f"the newest claim, event {newest.event_id}")
+        return _resolve(dispatcher, _RecordedPolicy(newest.name, ""), f"the newest claim, event {newest.event_id}")
     return PolicyChoice(dispatcher.policy, "the default: no claim was made yet")
 
 
 def _recorded_policy(tx: Transaction) -> _RecordedPolicy | None:
-    note = journal.read_note(tx, _NAME)
     try:
+        note = journal.read_note(tx, _NAME)
         return None if note is None else msgspec.convert(note, _RecordedPolicy)
-    except msgspec.ValidationError:
-        return None  # another program uses the same name
+    except (StoreCorrupt, msgspec.ValidationError):
+        return None  # another program uses the same name, or the note is damaged
 
 
 def _newest_claim(tx: Transaction, cursor: int) -> _NewestClaim | None:
@@ -87,10 +96,13 @@ def _newest_claim(tx: Transaction, cursor: int) -> _NewestClaim | None:
     return _NewestClaim(event_id, policy, failed)
 
 
-def _resolve(dispatcher: Dispatcher, name: str, params: dict[str, Any], user: str) -> PolicyChoice:
+def _resolve(dispatcher: Dispatcher, wanted: _RecordedPolicy, user: str) -> PolicyChoice:
     """Return a policy by its name: the instance of the dispatcher if it has one. `user` is what uses the policy."""
     try:
-        policy = registry.make(name, **params) if params else dispatcher.resolve_policy(name)
+        if wanted.params or wanted.isolation != "thread":
+            policy = dispatcher.make_policy(wanted.name, wanted.params, wanted.isolation)
+        else:
+            policy = dispatcher.resolve_policy(wanted.name)
         return PolicyChoice(policy, f"used by {user}")
-    except Exception:  # it may belong to another package, or be registered by another program only
-        return PolicyChoice(dispatcher.policy, f"the default: {user} uses {name}, which is not installed here")
+    except RotaError:  # it may belong to another package, or be registered by another program only
+        return PolicyChoice(dispatcher.policy, f"the default: {user} uses {wanted.name}, which is not installed here")

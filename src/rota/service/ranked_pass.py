@@ -12,20 +12,25 @@ claimed; one that is no longer ready is left out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from copy import copy
+from types import MappingProxyType
+
 import msgspec
 
-from rota.errors import PolicyFailed
 from rota.kernel.claim_pass import ClaimPass
 from rota.kernel.flows import NO_PROJECT, ServedFlows
 from rota.kernel.project_shares import ProjectShares
 from rota.kernel.ready_heads import read_ready
 from rota.model.snapshot import Account, Candidate, Decisions, Key, Slot, Snapshot
 from rota.policy.contract import Policy
+from rota.policy.foreign import Offer, copied_values, is_built_in
 from rota.service.candidate_windows import Window, window_for
-from rota.service.policy_guard import PolicyGuard
+from rota.service.policy_guard import PassTime, PolicyGuard
+from rota.service.policy_process import PolicyProcess
 from rota.store import Row
 
-__all__ = ["ROUNDS_MAX", "RankedPass"]
+__all__ = ["ROUNDS_MAX", "RankedPass", "ShownCandidates"]
 
 ROUNDS_MAX = 64  # rounds of one pass
 
@@ -35,6 +40,8 @@ class RankedPass:
 
     def __init__(self, policy: Policy, guard: PolicyGuard) -> None:
         self._policy = policy
+        # a policy of another package may change what it sees, so it gets copies; what another process sees are copies
+        self._copies = not is_built_in(policy) and type(policy.rank) is not PolicyProcess
         self._guard = guard
         self._forget()
 
@@ -56,51 +63,61 @@ class RankedPass:
     def propose(self, claim: ClaimPass) -> ServedFlows:
         """Claim what the policy picks, and return the agents that were served."""
         claim.tx.effects.on_rollback.append(self._forget)
-        if not self._has_index:
-            self._window.ensure_index(claim)
-            self._has_index = True
-        shown = _Shown(self._window, claim)
-        if "group" in self._policy.accounts:
-            self._shares.sync(claim.tx, claim.env.cache)
-        is_complete = self._window.is_complete
+        shown = self._open(claim)
+        is_complete, time = self._window.is_complete, PassTime()
         for _ in range(ROUNDS_MAX):
             if claim.remaining <= 0 or not shown.refill(claim):
                 break
-            snapshot = self._snapshot(claim, shown.candidates)
-            decisions = self._guard.run(self._policy, snapshot)
-            picks = _checked(self._policy.name, decisions, shown.candidates, len(snapshot.slots))
-            if not picks:
+            if time.left_s <= 0:
+                is_complete = False
                 break
-            self._claim_picks(claim, shown, picks)
+            snapshot = self._snapshot(claim, shown)
+            decisions = self._guard.run(self._policy, snapshot, Offer.of(snapshot, shown.candidates), time)
+            if not decisions:
+                break
+            self._claim_picks(claim, shown, decisions)
         else:
             is_complete = False
         if claim.remaining > 0 and not is_complete:  # entries that may run may not have been shown
             claim.claim_in_strict_order()
         return ServedFlows(agents={(each.pid, each.project_id) for each in claim.claimed})
 
+    def _open(self, claim: ClaimPass) -> ShownCandidates:
+        """Read the window."""
+        if not self._has_index:
+            self._window.ensure_index(claim)
+            self._has_index = True
+        shown = ShownCandidates(self._window, claim, copies=self._copies)
+        if "group" in self._policy.accounts:
+            self._shares.sync(claim.tx, claim.env.cache)
+            shown.groups = copied_values(self._shares.accounts) if self._copies else self._shares.accounts
+        return shown
+
     # --- the snapshot ----------------------------------------------------------------------------
 
-    def _snapshot(self, claim: ClaimPass, shown: dict[int, Candidate]) -> Snapshot:
+    def _snapshot(self, claim: ClaimPass, shown: ShownCandidates) -> Snapshot:
+        owners = self._owner_accounts(claim, shown)
+        groups = self._group_accounts(claim, shown) if "group" in self._policy.accounts else {}
         return Snapshot(
             now=claim.now,
             slots=tuple(Slot(number, claim.request.kinds) for number in range(claim.remaining)),
-            candidates=tuple(shown.values()),
-            owners=self._owner_accounts(claim),
-            groups=self._group_accounts(claim) if "group" in self._policy.accounts else {},
+            candidates=shown.for_policy(),
+            owners=MappingProxyType(owners) if self._copies else owners,
+            groups=MappingProxyType(groups) if self._copies else groups,
         )
 
-    def _owner_accounts(self, claim: ClaimPass) -> dict[Key, Account]:
+    def _owner_accounts(self, claim: ClaimPass, shown: ShownCandidates) -> dict[Key, Account]:
         """The accounts of the agents; those that were served in this pass have just run."""
         served = self._window.owners.keys() & claim.claimed_by_agent.keys()
-        return self._window.owners | {
+        return shown.owners | {
             pid: msgspec.structs.replace(self._window.owners[pid], last_run_at=claim.now) for pid in served
         }
 
-    def _group_accounts(self, claim: ClaimPass) -> dict[Key, Account]:
+    def _group_accounts(self, claim: ClaimPass, shown: ShownCandidates) -> dict[Key, Account]:
         """The account of every project, also without candidates: its usage counts in the total."""
-        accounts = self._shares.accounts.copy()
+        accounts = shown.groups.copy()
         for each in claim.claimed:
-            before = accounts.get(each.project_id or NO_PROJECT, _NEW_ACCOUNT)
+            before = accounts.get(each.project_id or NO_PROJECT) or Account()
             accounts[each.project_id or NO_PROJECT] = msgspec.structs.replace(
                 before, live=before.live + 1, reserved=before.reserved + each.estimate
             )
@@ -108,17 +125,18 @@ class RankedPass:
 
     # --- claiming --------------------------------------------------------------------------------
 
-    def _claim_picks(self, claim: ClaimPass, shown: _Shown, picks: list[tuple[int, str]]) -> None:
+    def _claim_picks(self, claim: ClaimPass, shown: ShownCandidates, decisions: Decisions) -> None:
         """Claim the picks in order, until the claim is full or all shown entries of an agent or project are used.
 
         After that the policy might pick an entry that it has not seen, so it ranks again in the next round.
         """
-        rows = self._read(claim, [sched_id for sched_id, _ in picks])
+        rows = self._read(claim, [decision.candidate_id for decision in decisions])
         claim.prefetch_owners(list(rows.values()))
-        for sched_id, reason in picks:
+        for decision in decisions:
+            sched_id = decision.candidate_id
             candidate = shown.candidates[sched_id]
             if sched_id in rows and claim.may_claim(rows[sched_id]):
-                claim.try_claim(rows[sched_id], estimate=candidate.cost, reason=reason)
+                claim.try_claim(rows[sched_id], estimate=candidate.cost, reason=decision.reason.words)
             if shown.use(candidate) or claim.remaining <= 0:
                 return
 
@@ -131,12 +149,15 @@ class RankedPass:
         return {sched_id: read[sched_id] for sched_id in sched_ids if sched_id in read}
 
 
-class _Shown:
+class ShownCandidates:
     """The candidates that a policy sees in the next round."""
 
-    def __init__(self, window: Window, claim: ClaimPass) -> None:
+    def __init__(self, window: Window, claim: ClaimPass, *, copies: bool) -> None:
         heads = window.open(claim)
         self.candidates = {candidate.id: candidate for own in heads.values() for candidate in own}
+        self.owners = copied_values(window.owners) if copies else window.owners
+        self.groups: dict[Key, Account] = {}
+        self._copies = copied_values(self.candidates) if copies else None  # made once for all rounds of a pass
         self._window = window
         self._left = {key: len(own) for key, own in heads.items()}  # candidates of each key
         self._used_up: list[Key] = []
@@ -147,34 +168,35 @@ class _Shown:
         for key in self._used_up:
             following = self._window.read_next(claim, key)
             self._left[key] = len(following)
-            self.candidates.update((candidate.id, candidate) for candidate in following)
+            self._add(following)
         self._used_up = []
         return bool(self.candidates)
+
+    def _add(self, following: list[Candidate]) -> None:
+        self.candidates.update((candidate.id, candidate) for candidate in following)
+        if self._copies is not None:
+            if len(self.owners) < len(self._window.owners):
+                self.owners = copied_values(self._window.owners)
+            self._copies.update((candidate.id, copy(candidate)) for candidate in following)
+
+    def for_policy(self) -> tuple[Candidate, ...]:
+        """Return the candidates as the policy sees them."""
+        return tuple((self.candidates if self._copies is None else self._copies).values())
+
+    def leave_out(self, sched_ids: Iterable[int]) -> None:
+        """Remove candidates that are shown."""
+        for sched_id in sched_ids:
+            candidate = self.candidates.get(sched_id)
+            if candidate is not None:
+                self.use(candidate)
 
     def use(self, candidate: Candidate) -> bool:
         """Remove a candidate. Return whether its key has no more candidates."""
         key = self._window.key_of(candidate)
         del self.candidates[candidate.id]
+        if self._copies is not None:
+            del self._copies[candidate.id]
         self._left[key] -= 1
         if not self._left[key]:
             self._used_up.append(key)
         return not self._left[key]
-
-
-def _checked(name: str, decisions: Decisions, shown: dict[int, Candidate], slots: int) -> list[tuple[int, str]]:
-    """Return the picks if they are valid: only shown candidates, none twice, not more than the slots."""
-    picks: list[tuple[int, str]] = []
-    seen: set[int] = set()
-    for decision in decisions:
-        if decision.candidate_id not in shown or decision.candidate_id in seen or len(picks) >= slots:
-            raise PolicyFailed(
-                f"{name} picked {decision.candidate_id}: not shown to it, picked twice, or more than {slots} slots",
-                policy=name,
-                failure="nonsense",
-            )
-        seen.add(decision.candidate_id)
-        picks.append((decision.candidate_id, decision.reason.words))
-    return picks
-
-
-_NEW_ACCOUNT = Account()

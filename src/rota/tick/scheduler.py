@@ -26,10 +26,12 @@ from types import ModuleType
 from rota.errors import InvalidPayload, PolicyFailed, UnknownPid
 from rota.model.checks import Checks
 from rota.model.lifecycle import AgentProcessState
-from rota.model.snapshot import Account, Candidate, Slot, Snapshot
+from rota.model.reasons import PickReason
+from rota.model.snapshot import Account, Candidate, Decision, Slot, Snapshot
 from rota.model.work import WEIGHT_UNIT
 from rota.policy import ranking, registry
-from rota.policy.contract import Policy, load
+from rota.policy.contract import Policy, as_policy, load
+from rota.policy.foreign import Offer, check_decisions, check_picked, describe_error, is_built_in, protected_copy
 from rota.policy.virtual_time import LevelTime, Sibling, charged, joined, level_time, reweighed
 from rota.tick import ordering
 from rota.tick.config import SchedulerConfig, SchedulerMetrics, SchedulingPolicy
@@ -194,14 +196,16 @@ class TickScheduler:
     def _ranked(self, policy: Policy, tick: int) -> TickSchedule:
         snapshot = self._accounts.snapshot(ready_pids(self.process_table.columns), tick, self.config.max_per_tick)
         try:
-            pids = _checked(_picks(policy, snapshot), snapshot)
-        except Exception as problem:  # a failed policy must not fail the tick
+            pids = _picks(policy, snapshot)
+        except KeyboardInterrupt:  # of the user, as far as can be told: the policy runs on the caller's thread
+            raise
+        except BaseException as problem:  # a failed policy must not fail the tick
             self._record_failure(policy.name, tick, problem)
             pids = _picks(ranking.strict(), snapshot)
         return TickSchedule(pids, 0)
 
-    def _record_failure(self, policy: str, tick: int, problem: Exception) -> None:
-        words = f"{type(problem).__name__}: {problem}"
+    def _record_failure(self, policy: str, tick: int, problem: BaseException) -> None:
+        words = describe_error(problem)
         self.policy_failure = PolicyFailed(f"{policy} failed at tick {tick}: {words}", policy=policy, tick=tick)
         self.metrics.policy_failures += 1
 
@@ -217,25 +221,19 @@ def _external_policy(config: SchedulerConfig) -> Policy | None:
     """The policy of a configuration; None for the tick world's own orders."""
     if isinstance(config.policy, SchedulingPolicy):
         return None
-    return config.policy if isinstance(config.policy, Policy) else registry.make(config.policy)
+    return as_policy(config.policy) if isinstance(config.policy, Policy) else registry.make(config.policy)
 
 
 def _picks(policy: Policy, snapshot: Snapshot) -> list[int]:
-    """Return the picks of a policy, through its incremental ordering if it has one."""
-    if policy.incremental is None:
-        return [decision.candidate_id for decision in policy.rank(snapshot)]
-    ordering = load(policy.incremental(), snapshot)
-    picks = (ordering.pick() for _ in snapshot.slots)
-    return [candidate.id for candidate in picks if candidate is not None]
-
-
-def _checked(pids: list[int], snapshot: Snapshot) -> list[int]:
-    """Return a policy's picks, or raise unless they are distinct ready agents within the capacity."""
-    unknown = set(pids) - {candidate.id for candidate in snapshot.candidates}
-    if unknown:
-        raise ValueError(f"it picked agents that are not ready: {sorted(unknown)}")
-    if len(set(pids)) < len(pids):
-        raise ValueError("it picked an agent twice")
-    if len(pids) > len(snapshot.slots):
-        raise ValueError(f"it picked {len(pids)} agents; the capacity is {len(snapshot.slots)}")
-    return pids
+    """Return the picks of a policy, through its incremental ordering if it has one, or raise `PolicyFailed`."""
+    trusted = is_built_in(policy)
+    shown = snapshot if trusted else protected_copy(snapshot)
+    if policy.incremental is not None:
+        ordering = load(policy.incremental(), shown)
+        picked = [check_picked(policy, ordering.pick()) for _ in snapshot.slots]
+        reason = PickReason(policy.name, "next in its order")
+        decisions = tuple(Decision(pid, at, reason) for at, pid in enumerate(picked) if pid is not None)
+    else:
+        decisions = policy.rank(shown)
+    checked = decisions if trusted else check_decisions(policy, decisions, Offer.of(snapshot))
+    return [decision.candidate_id for decision in checked]

@@ -27,7 +27,8 @@ from heapq import heappop, heappush
 from rota.errors import PolicyFailed
 from rota.graph.lanes.order import LaneOrder, PolicyOrder, PriorityOrder, QueuedInvocation
 from rota.graph.nodes import Node
-from rota.graph.reports import Reports, error_text
+from rota.graph.reports import Reports
+from rota.policy.foreign import describe_error
 
 __all__ = ["InvocationQueue"]
 
@@ -80,7 +81,7 @@ class InvocationQueue:
         """Record that an invocation was executed: the next one of its component may follow."""
         try:
             self._order.done(item)
-        except Exception as problem:  # the policy's failure, not the lane's
+        except BaseException as problem:  # the policy's failure, not the lane's
             self._fall_back(problem)
         self._show_next(item.node)
 
@@ -95,7 +96,7 @@ class InvocationQueue:
         self.visible -= 1
         try:
             self._order.discard(item)
-        except Exception as problem:  # the policy's failure, not the lane's
+        except BaseException as problem:  # the policy's failure, not the lane's
             self._fall_back(problem)
         self._show_next(item.node)
 
@@ -122,14 +123,14 @@ class InvocationQueue:
             heappush(self._by_age, (item.number, item))
         try:
             self._order.add(item)
-        except Exception as problem:  # the policy's failure, not the lane's
+        except BaseException as problem:  # the policy's failure, not the lane's
             self._fall_back(problem)
             self._order.add(item)
 
     def _next(self, epoch_id: int) -> QueuedInvocation | None:
         try:
             return self._order.take(epoch_id)
-        except Exception as problem:  # the policy's failure, not the lane's
+        except BaseException as problem:  # the policy's failure, not the lane's
             self._fall_back(problem)
             return self._order.take(epoch_id)
 
@@ -145,15 +146,15 @@ class InvocationQueue:
         self.starvation_guards += 1
         try:
             self._order.remove(oldest)
-        except Exception as problem:  # the policy's failure, not the lane's
+        except BaseException as problem:  # the policy's failure, not the lane's
             self._fall_back(problem)
         return oldest
 
-    def _fall_back(self, problem: Exception) -> None:
+    def _fall_back(self, problem: BaseException) -> None:
         """Continue with the default order after a policy failed."""
-        if not isinstance(self._order, PolicyOrder):
+        if not isinstance(self._order, PolicyOrder) or isinstance(problem, KeyboardInterrupt):
             raise problem
-        failed = PolicyFailed(f"{self._order.name} failed on lane {self._lane_id}: {error_text(problem)}")
+        failed = PolicyFailed(f"{self._order.name} failed on lane {self._lane_id}: {describe_error(problem)}")
         self._reports.health("policy_failed", failed.message, lane=self._lane_id)
         order = PriorityOrder()
         for item in self._order.items():

@@ -8,6 +8,7 @@ real duration was measured.
 
 from __future__ import annotations
 
+from copy import copy
 from heapq import heappop, heappush
 from itertools import islice
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from rota.graph.nodes import Node
 from rota.model.snapshot import Account, Candidate, Key, Slot, Snapshot
 from rota.model.work import WEIGHT_UNIT
 from rota.policy.contract import IncrementalOrder, Policy
+from rota.policy.foreign import Offer, check_decisions, check_picked, is_built_in, protected_copy
 from rota.policy.virtual_time import LevelTime, Sibling, charged, joined, level_time
 
 __all__ = ["CANDIDATES_MAX", "LaneOrder", "PolicyOrder", "PriorityOrder", "QueuedInvocation"]
@@ -143,9 +145,11 @@ class PolicyOrder:
     def __init__(self, policy: Policy, lane_id: str, clock: Clock) -> None:
         self.name = policy.name
         self._policy = policy
+        self._is_built_in = is_built_in(policy)
         self._lane_id = lane_id
         self._clock = clock
-        self._incremental: IncrementalOrder | None = policy.incremental() if policy.incremental else None
+        self._incremental: IncrementalOrder | None = None
+        self._is_begun = False  # its incremental order is made with the first invocation: that may fail, too
         self._waiting: dict[int, QueuedInvocation] = {}  # by number, oldest first
         self._candidates: dict[int, Candidate] = {}  # of the waiting and running invocations
         self._charged: dict[int, int] = {}  # what was charged when it was picked
@@ -162,9 +166,12 @@ class PolicyOrder:
     def add(self, item: QueuedInvocation, /) -> None:
         """Add an invocation."""
         candidate = self._candidate(item)
+        if not self._is_begun and self._policy.incremental is not None:
+            self._incremental = self._policy.incremental()
+        self._is_begun = True
         account = self._account(item)
         if self._incremental is not None:
-            self._incremental.add(candidate)
+            self._incremental.add(candidate if self._is_built_in else copy(candidate))
         account.join(self._level_time())
         self._waiting[item.number] = item
         self._candidates[item.number] = candidate
@@ -191,7 +198,7 @@ class PolicyOrder:
         number = self._picked() if self._incremental is not None else self._ranked(epoch_id)
         item = self._waiting.pop(number, None)
         if item is None:
-            raise ValueError(f"it picked invocation {number}, which is not waiting")
+            raise ValueError("it picked an invocation that is not waiting")
         cost = self._candidates[number].cost
         self._charged[number] = cost
         account = self._accounts[item.node.id]
@@ -211,15 +218,18 @@ class PolicyOrder:
             self._incremental.charge(item.node.id, self._lane_id, correction)
 
     def _picked(self) -> int:
-        candidate = self._incremental.pick() if self._incremental is not None else None
-        if candidate is None:
+        picked = check_picked(self._policy, self._incremental.pick() if self._incremental is not None else None)
+        if picked is None:
             raise ValueError("it picked nothing although invocations are ready")
-        return candidate.id
+        return picked
 
     def _ranked(self, epoch_id: int) -> int:
-        decisions = self._policy.rank(self._snapshot(epoch_id))
-        if len(decisions) != 1:
-            raise ValueError(f"it made {len(decisions)} decisions for one slot")
+        snapshot = self._snapshot(epoch_id)
+        if self._is_built_in:
+            return self._policy.rank(snapshot)[0].candidate_id
+        decisions = check_decisions(self._policy, self._policy.rank(protected_copy(snapshot)), Offer.of(snapshot))
+        if not decisions:
+            raise ValueError("it picked nothing although invocations are ready")
         return decisions[0].candidate_id
 
     def _snapshot(self, epoch_id: int) -> Snapshot:

@@ -20,6 +20,7 @@ from rota.graph.spec import (
     LaneSpec,
 )
 from rota.policy import registry
+from rota.service.policy_process import make_policy
 
 __all__ = ["check_lanes"]
 
@@ -88,7 +89,7 @@ def _policy(name: str, lane: LaneSpec) -> Iterator[Diagnostic]:
         return
     policy = lane.policy if isinstance(lane.policy, LanePolicy) else LanePolicy(name=lane.policy)
     try:
-        registry.make(policy.name, **policy.params)
+        make_policy(policy.name, policy.params, policy.isolation)
     except Exception as problem:  # the policy may come from another package and fail in any way
         message = f"lane {name}: {problem.message if isinstance(problem, RotaError) else problem}"
         fix = f"The policies are: {', '.join(registry.names())}."
