@@ -17,8 +17,10 @@ from typing import Any
 
 from rota import store
 from rota.errors import StoreUnavailable
+from rota.kernel import Kernel
 from rota.store import Store, Transaction
 from rota.store.sqlite import SqliteStore
+from tests.kernel_proof.test_replay import Life
 from tests.store.files import name_of_error
 from tests.store.world import Caller, WatchedQueue, happened, sql
 
@@ -26,6 +28,7 @@ BLOBS = sql("CREATE TABLE blobs (name TEXT PRIMARY KEY, blob BLOB NOT NULL)")
 PUT = sql("INSERT INTO blobs (name, blob) VALUES (?, randomblob(?))")
 NAMES = sql("SELECT name, length(blob) FROM blobs ORDER BY name")
 SMALL, SPARE = 100, 300_000
+TIMES = 6
 
 
 def room(folder: Path, limit: int) -> int:
@@ -143,6 +146,43 @@ def old_file(folder: Path, limit: int) -> dict[str, Any]:
         fill(folder)
     answer = {"error": name_of_error(str(path), False)}
     opened.close()
+    return answer
+
+
+def full_again_and_again(folder: Path, limit: int) -> dict[str, Any]:
+    """Let a disk fill up and be freed six times during all kinds of work, and replay the journal each time."""
+    life = Life(limit, str(folder / "rota.db"))
+    refused, laws = [0] * TIMES, []
+
+    def work(deeds: int, number: int) -> None:
+        for _ in range(deeds):
+            try:
+                life.step()
+                life.kernel.journal.append(life.pids[0], "user.note", {"text": "x" * 1_000})
+            except StoreUnavailable:
+                refused[number] += 1
+        tables, journal = life.both()
+        laws.append(journal == tables)
+
+    for number in range(TIMES):
+        work(40, number)
+        if limit:
+            log = (folder / "rota.db-wal").stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (log + number * 10_000, resource.RLIM_INFINITY))
+        else:
+            fill(folder)
+        work(60, number)
+        if limit:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        else:
+            (folder / "filler").unlink()
+    work(20, 0)
+    life.kernel.store.close()
+    again = Kernel(store.open(str(folder / "rota.db"), clock=life.clock))
+    life.kernel = again
+    tables, journal = life.both()
+    answer = {"refused": refused, "laws": [*laws, journal == tables], "problems": again.store.check()}
+    again.store.close()
     return answer
 
 

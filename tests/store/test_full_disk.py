@@ -80,6 +80,13 @@ def test_on_a_full_disk_nothing_is_lost_and_with_more_space_writing_continues(pl
     assert output["problems"] == []
 
 
+def test_after_a_disk_was_full_six_times_the_journal_still_replays_to_the_tables(play: Any) -> None:
+    output = play("full_again_and_again")
+    assert all(output["laws"])
+    assert min(output["refused"]) > 0, "the disk was never full, so the test proves nothing"
+    assert output["problems"] == []
+
+
 @pytest.mark.parametrize("scene", ["new_file", "old_file"])
 def test_without_any_free_space_the_store_is_unavailable(play: Any, scene: str) -> None:
     assert play(scene, limit=1) == {"error": "StoreUnavailable"}  # and the process is not killed

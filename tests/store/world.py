@@ -165,6 +165,9 @@ class Probe:
     def transaction(self, effects: TransactionEffects) -> Transaction:
         return self.inner.transaction(effects)
 
+    def check_files(self) -> None:
+        self.inner.check_files()
+
     def has_foreign_commit(self) -> bool:
         foreign, self.foreign = self.foreign, False
         return foreign

@@ -10,9 +10,10 @@ from rota.errors import StoreUnavailable
 from rota.store.joined import JoinedStore
 from rota.store.protocol import Row, Statement, Store, Transaction, TransactionEffects, WakeHandle
 from rota.store.requests import PostedWrite
-from rota.store.sqlite import SQLITE_OLDEST, Durability, SqliteStore
+from rota.store.sqlite import NORMAL_DURABILITY_KEY, SQLITE_OLDEST, Durability, SqliteStore
 
 __all__ = [
+    "NORMAL_DURABILITY_KEY",
     "SQLITE_OLDEST",
     "Durability",
     "JoinedStore",
@@ -31,7 +32,11 @@ __all__ = [
 def open(  # noqa: A001  # callers write `store.open`; the bare name is never imported
     url: str, *, clock: Clock | None = None, durability: Durability = "full", read_only: bool = False
 ) -> Store:
-    """Open a store: the path of a file, or `:memory:` for one that lives in this process."""
+    """Open a store: the path of a file, or `:memory:` for one that lives in this process.
+
+    With durability "normal" no commit is flushed to disk: a power cut or a crash of the system loses acknowledged
+    work of the last seconds or minutes. A crash of the process loses nothing in either case.
+    """
     if "://" in url:
         raise StoreUnavailable(f"no store for {url!r}", hint="Give the path of a file, or :memory:.")
     return SqliteStore(url, clock=clock, durability=durability, read_only=read_only)

@@ -20,12 +20,12 @@ import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
-from rota.clock import Clock
-from rota.errors import StoreUnavailable
+from rota.errors import StoreError, StoreReplaced, StoreUnavailable
 from rota.store.engine import TransactionLost, WriteEngine
 from rota.store.parking import ParkedRequests
 from rota.store.protocol import Transaction, TransactionEffects
 from rota.store.requests import Request, RequestState
+from rota.store.stored_values import cause_of
 
 __all__ = ["RETRY_S", "BatchRunner", "call_each"]
 
@@ -40,7 +40,6 @@ class BatchRunner:
     def __init__(
         self,
         engine: WriteEngine,
-        clock: Clock,
         mutex: threading.Lock,
         parked: ParkedRequests,
         is_writer_thread: Callable[[], bool],
@@ -48,11 +47,20 @@ class BatchRunner:
         self.lock_owner: int | None = None  # the thread that holds the write lock
         self.listeners: tuple[Callable[[], None], ...] = ()  # called after every commit; they must not write
         self._engine = engine
-        self._clock = clock
         self._mutex = mutex  # guards the parked requests and the state of every request
         self._parked = parked
         self._is_writer_thread = is_writer_thread
         self._foreign_commit = False  # another process has written, and `take_foreign_commit` has not reported it yet
+
+    def use(self, engine: WriteEngine) -> None:
+        """Use another engine from now on."""
+        self._engine = engine
+
+    def forget(self, mutex: threading.Lock) -> None:
+        """In a forked child: forget the writer of another thread, which the child does not have."""
+        self._mutex = mutex
+        if self.lock_owner != threading.get_ident():
+            self.lock_owner = None
 
     # --- one request, after a failure ------------------------------------------------------------
 
@@ -97,7 +105,7 @@ class BatchRunner:
             done = [self._fail(request, error) for request in batch]
         store_failed = all(request.error is not None for request in done)
         with self._mutex:  # what could have woken parked requests was lost with the batch: try them, after a pause
-            self._parked.retry_all_at(self._clock.now() + (RETRY_S if store_failed else 0.0))
+            self._parked.retry_all_in(RETRY_S if store_failed else 0.0)
         return done
 
     def _commit(self, batch: list[Request[Any]], *, with_parked: bool = True) -> list[Request[Any]]:
@@ -125,8 +133,11 @@ class BatchRunner:
             if self._engine.rollback() or isinstance(problem, TransactionLost):
                 self._reset(batch, parked)
                 raise
+            if isinstance(problem, StoreReplaced):  # committed into a file that is no longer at its path
+                for request in (*writers, *parked, *newcomers):
+                    request.error = problem
             # an interrupt that came after the commit: every request gets the result that is in the file
-            if len(batch) == 1:
+            elif len(batch) == 1:
                 batch[0].error = problem
         return [*writers, *parked, *newcomers]
 
@@ -190,6 +201,12 @@ class BatchRunner:
 
     def _fail(self, request: Request[Any], error: BaseException) -> Request[Any]:
         """Make an error the result of a request whose changes are undone."""
+        error = cause_of(self._engine.transaction(TransactionEffects()), error)
+        if isinstance(error, StoreError):
+            try:
+                self._engine.check_files()
+            except StoreReplaced as cause:  # a replaced file looks damaged
+                error = cause
         call_each(request.effects.on_rollback)
         request.value, request.error, request.applied = None, error, False
         request.effects = TransactionEffects()
@@ -229,7 +246,7 @@ class BatchRunner:
             for request in done:
                 self._parked.settle(request)
             if served_waiter:  # it may have changed the result of parked requests that were tried before it
-                self._parked.retry_all_at(self._clock.now())
+                self._parked.retry_all_in(0.0)
 
 
 def call_each(calls: Iterable[Callable[[], object]]) -> None:

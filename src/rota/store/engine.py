@@ -49,6 +49,10 @@ class WriteEngine(Protocol):
         """Return the open transaction as one request sees it."""
         ...
 
+    def check_files(self) -> None:
+        """Raise StoreReplaced if the files at the path are not those that are open."""
+        ...
+
     def has_foreign_commit(self) -> bool:
         """Whether another connection has committed since the last call."""
         ...

@@ -10,6 +10,7 @@ a disk flush the CPU caches are cold. So all processes map a few bytes of the lo
     bytes  0 to 7   listener version: a new random value whenever a process starts to listen
     bytes  8 to 15  unused (a counter in files of earlier versions)
     bytes 16 to 23  last opener: a random id, written by each process that opens the file
+    bytes 24 to 71  files: device and inode of the database, its log and its shared memory, written by the first user
 
 The sender compares the listener version with the one it saw last and lists the folder only if it differs. A process
 that found the file unused compares the last opener with its own id to know that it is still the only user.
@@ -27,14 +28,15 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["POLL_S", "CommitListener", "CommitNotifier", "SharedWords"]
+__all__ = ["FILES_AT", "FILES_BYTES", "POLL_S", "CommitListener", "CommitNotifier", "SharedWords"]
 
 POLL_S = 0.05  # how late a lost notification is noticed
 _SUFFIX = ".bell"
 _ADDRESS_BYTES_MAX = 100  # a socket address holds 108
 _VERSION_BYTES = 8
 _OPENER_AT = 16
-_SIZE_BYTES = 24
+FILES_AT, FILES_BYTES = 24, 48
+_SIZE_BYTES = FILES_AT + FILES_BYTES
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +47,9 @@ class SharedWords:
         # allocates disk blocks, not only a size: without them, a write to the mapping kills the process on a full disk
         os.posix_fallocate(lock, 0, _SIZE_BYTES)
         self._bytes = mmap.mmap(lock, _SIZE_BYTES)
-        self.last_opener = memoryview(self._bytes)[_OPENER_AT:]  # the id of the process that opened the file last
+        words = memoryview(self._bytes)
+        self.last_opener = words[_OPENER_AT:FILES_AT]  # the id of the process that opened the file last
+        self.files = words[FILES_AT:]  # the identity of the files that the users of the database have open
 
     @property
     def listener_version(self) -> bytes:
@@ -59,6 +63,7 @@ class SharedWords:
     def close(self) -> None:
         """Unmap the bytes."""
         self.last_opener.release()
+        self.files.release()
         self._bytes.close()
 
 
@@ -102,9 +107,10 @@ class CommitNotifier:
                 (self._folder / self._own_name).unlink()
 
     def close(self) -> None:
-        """Close the sending socket."""
-        if self._out is not None:
-            self._out.close()
+        """Close the sockets. A forked child does this too: the listening socket's name is its parent's."""
+        for each in (self._own, self._out):
+            if each is not None:
+                each.close()
 
     def _bind(self) -> socket.socket:
         own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -164,6 +170,11 @@ class CommitListener:
         os.close(self._stop_out)
         if self._thread is not threading.current_thread():  # a change listener may close the store
             self._thread.join()
+
+    def forget(self) -> None:
+        """In a forked child, which does not have the thread: close the descriptors."""
+        os.close(self._stop_in)
+        os.close(self._stop_out)
 
     def _run(self) -> None:
         own = self._notifier.listen() if self._notifier is not None else None

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
+from rota.errors import StoreReplaced
 from rota.store.protocol import Store, Transaction, WakeHandle
 from rota.store.requests import PostedWrite
 from rota.store.sqlite import SqliteStore
@@ -76,6 +77,11 @@ class JoinedStore(Store):
         """The number of parked requests."""
         return self._store.parked
 
+    @property
+    def has_queued(self) -> bool:
+        """Whether writes wait for the writer thread."""
+        return self._store.has_queued
+
     def withdraw(self, write: PostedWrite[Any]) -> None:
         """End the wait of a posted write."""
         self._store.withdraw(write)
@@ -111,6 +117,11 @@ class JoinedStore(Store):
         tx = self._open.tx
         return self._store.read(work) if tx is None else work(tx)
 
+    @property
+    def lost(self) -> StoreReplaced | None:
+        """The error of every call, once the store's file was found moved, deleted or replaced."""
+        return self._store.lost
+
     def on_change(self, call: Callable[[], None], *, foreign_only: bool = False) -> Callable[[], None]:
         """Call this after every commit, or only after commits of other processes; returns a function that stops it."""
         return self._store.on_change(call, foreign_only=foreign_only)
@@ -122,6 +133,10 @@ class JoinedStore(Store):
     def check(self) -> list[str]:
         """Return the problems found in the file, one sentence each; empty if it is sound."""
         return self._store.check()
+
+    def vacuum(self) -> None:
+        """Rewrite everything, so that no space is left of deleted rows."""
+        self._store.vacuum()
 
     def close(self) -> None:
         """Release the file. Waiting callers get StoreUnavailable."""

@@ -11,10 +11,12 @@ SQLite builds a temporary table each time it checks a row, which doubles the cos
 
 from __future__ import annotations
 
+import re
+
 from rota.errors import SchemaMismatch
 from rota.store.protocol import Statement
 
-__all__ = ["LATEST", "STEPS", "plan", "step"]
+__all__ = ["LATEST", "STEPS", "TABLES", "plan", "step"]
 
 STEPS: dict[int, str] = {
     1: """
@@ -323,8 +325,24 @@ STEPS: dict[int, str] = {
         CREATE INDEX idx_kept_worker ON kept_entries (worker_id, kind, priority DESC, runnable_at, sched_id);
         CREATE INDEX idx_kept_until ON kept_entries (until_at);
     """,
+    104: """
+        -- the checkpoint that replay starts from: the last one whose event was recorded, after all of its parts
+        INSERT INTO kernel_meta (key, value)
+            SELECT 'journal_checkpoint', json_object('through_id', through_id, 'parts', count(*))
+            FROM journal_checkpoints WHERE through_id = (
+                SELECT max(CASE WHEN json_valid(payload) THEN json_extract(payload, '$.through_id') END)
+                FROM agent_events WHERE kind = 'kernel.journal.checkpointed'
+                AND event_id > (SELECT min(through_id) FROM journal_checkpoints))
+            GROUP BY through_id;
+        -- what a loan returned to its parent: a retried parent asks for its whole ceiling again; NULL while it is open
+        ALTER TABLE entry_loans ADD COLUMN returned TEXT;
+        -- whether runnable_at was given as a date and follows the wall clock; other ones move when that clock jumps
+        ALTER TABLE agent_schedule_queue ADD COLUMN by_date INTEGER NOT NULL DEFAULT 0;
+        UPDATE agent_schedule_queue SET by_date = 1 WHERE state = 'queued' AND attempt = 0 AND runnable_at > 0;
+    """,
 }
 LATEST = max(STEPS)
+TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", "".join(STEPS.values())))  # and their names while they are rebuilt
 
 
 def plan(stamp: str | None, *, empty: bool) -> list[int]:

@@ -126,6 +126,10 @@ class Store(Protocol):
         """Return the problems found in the file, one sentence each; empty if it is sound."""
         ...
 
+    def vacuum(self) -> None:
+        """Rewrite everything, so that no space is left of deleted rows. Writers wait until it has ended."""
+        ...
+
     def close(self) -> None:
         """Release the file. Waiting callers get StoreUnavailable."""
         ...

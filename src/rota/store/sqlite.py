@@ -16,19 +16,23 @@ from typing import TypeVar
 import apsw
 
 from rota.clock import Clock, SystemClock
-from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreUnavailable
+from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreReplaced, StoreUnavailable
 from rota.store.engine import TransactionLost
+from rota.store.file_identity import new_generation, unused
+from rota.store.forks import abandon, add_store, sqlite_calls
 from rota.store.ipc_notify import CommitListener
 from rota.store.protocol import Transaction, TransactionEffects
 from rota.store.sqlite_connection import configure, connect, migrate, translate_errors
 from rota.store.sqlite_engine import MEMORY, Durability, SqliteEngine, SqliteTransaction, open_engine
 from rota.store.statements import file as sql
+from rota.store.stored_values import cause_of, misplaced_values, unreadable_texts
 from rota.store.writer import Writer
 
-__all__ = ["SQLITE_OLDEST", "Durability", "SqliteStore"]
+__all__ = ["NORMAL_DURABILITY_KEY", "SQLITE_OLDEST", "Durability", "SqliteStore"]
 
 SQLITE_OLDEST = (3, 51, 3)  # older versions can lose commits when a checkpoint runs beside a write
 READERS_MAX = 16  # idle reading connections kept open
+NORMAL_DURABILITY_KEY = "durability_normal_at"  # the setting that says when a process last opened the file that way
 BACKUP_PAGES = 1_024  # copied at a time
 T = TypeVar("T")
 
@@ -56,21 +60,33 @@ class SqliteStore(Writer):
             raise InvalidInput("the path is empty", field="path")
         # as SQLite does it: a relative path or a link still means the same file after a change of directory
         self._path = path = path if path == MEMORY else os.path.realpath(path)
+        self._durability: Durability = durability
+        self._reopening = threading.Lock()
+        self._inherited = False  # from the parent, by a fork: opened again when it is used
         self._readers: list[apsw.Connection] = []
+        self._readers_in_use: set[apsw.Connection] = set()
         self._guard = threading.Lock()  # guards the readers and all that follows
         self._foreign_listeners: tuple[Callable[[], None], ...] = ()  # called when another process has written
         self._commit_listener: CommitListener | None = None
-        self._released = False
-        with translate_errors("open", path):
-            self._engine = open_engine(path, durability, read_only=read_only)
-        super().__init__(self._engine, clock or SystemClock())
-        try:
-            if not read_only:
-                with translate_errors("migrate", path):
-                    self.write(migrate)
-        except BaseException:
-            self._engine.close()
-            raise
+        self.lost: StoreReplaced | None = None  # as reported to the listeners
+        with sqlite_calls:
+            with translate_errors("open", path):
+                self._engine = open_engine(path, durability, read_only=read_only)
+            super().__init__(self._engine, clock or SystemClock())
+            try:
+                if not read_only:
+                    with translate_errors("migrate", path):
+                        self.write(self._begin)
+            except BaseException:
+                self._engine.close()
+                raise
+            add_store(self)
+
+    def _begin(self, tx: Transaction) -> None:
+        """Migrate the file, and record if commits may be lost from now on."""
+        migrate(tx)
+        if self._durability == "normal" and self._path != MEMORY:
+            tx.run(sql.META_SET, (NORMAL_DURABILITY_KEY, repr(self.clock.now())))
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -92,6 +108,8 @@ class SqliteStore(Writer):
                 return work(self._engine.transaction(effects))
             except TransactionLost as problem:
                 raise StoreUnavailable(f"the dry run failed: {problem}") from problem
+            except Exception as problem:
+                raise cause_of(self._engine.transaction(effects), problem) from problem.__cause__
             finally:
                 self._engine.rollback()
                 for call in effects.on_rollback:
@@ -100,13 +118,25 @@ class SqliteStore(Writer):
     def _read_view(self, connection: apsw.Connection, work: Callable[[Transaction], T]) -> T:
         cursor = connection.cursor()
         cursor.execute("BEGIN")
+        files = self._engine.files
+        tx = SqliteTransaction(cursor, TransactionEffects())
         try:
-            return work(SqliteTransaction(cursor, TransactionEffects()))
-        except TransactionLost as problem:
-            raise StoreUnavailable(f"the file could not be read: {problem}") from problem
+            result = work(tx)
+        except (TransactionLost, Exception) as problem:
+            error = cause_of(tx, problem)
+            if files is not None and isinstance(error, TransactionLost | StoreError):
+                files.check(connection)  # a replaced file looks damaged
+            if isinstance(error, TransactionLost):
+                raise StoreUnavailable(f"the file could not be read: {error}") from error
+            raise error from error.__cause__
+        else:
+            if files is not None and (files.changed() or SystemClock.monotonic() >= files.due_at):
+                files.check(connection)
+            return result
         finally:
-            if connection.in_transaction:
-                cursor.execute("ROLLBACK")
+            with contextlib.suppress(apsw.ConnectionClosedError):  # in a child that was forked here
+                if connection.in_transaction:
+                    cursor.execute("ROLLBACK")
 
     def _read_memory(self, work: Callable[[Transaction], T]) -> T:
         """Read on the only connection there is: with the write lock held, and with writing disabled."""
@@ -115,37 +145,50 @@ class SqliteStore(Writer):
             if connection.in_transaction:
                 raise StoreError("a read inside a write", hint="Use the open transaction.")
             connection.execute("PRAGMA query_only = ON")
+            tx = SqliteTransaction(connection.cursor(), TransactionEffects())
             try:
-                return work(SqliteTransaction(connection.cursor(), TransactionEffects()))
+                return work(tx)
+            except Exception as problem:
+                raise cause_of(tx, problem) from problem.__cause__
             finally:
                 connection.execute("PRAGMA query_only = OFF")
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[apsw.Connection]:
-        with self._guard:
-            self._check_readable()
-            connection = self._readers.pop() if self._readers else None
-        if connection is None:
-            connection = self._connect_reader()
-        try:
-            yield connection
-        finally:
+        self._check_readable()
+        with sqlite_calls:
             with self._guard:
-                keep = not self._released and len(self._readers) < READERS_MAX
-                if keep:
-                    self._readers.append(connection)
-            if not keep:
-                connection.close()
+                connection = self._readers.pop() if self._readers else None
+            if connection is None:
+                connection = self._connect_reader()
+            self._readers_in_use.add(connection)
+            try:
+                yield connection
+            finally:
+                self._return(connection)
+
+    def _return(self, connection: apsw.Connection) -> None:
+        with self._guard:
+            if connection not in self._readers_in_use:
+                return  # inherited
+            self._readers_in_use.remove(connection)
+            keep = not self._closed and len(self._readers) < READERS_MAX
+            if keep:
+                self._readers.append(connection)
+        if not keep:
+            connection.close()
 
     def _connect_reader(self) -> apsw.Connection:
+        if self._engine.files is not None:
+            self._engine.files.check_names()
         connection = connect(self._path, read_only=True)
         with translate_errors("read", self._path):
             configure(connection)
         return connection
 
     def _check_readable(self) -> None:
-        if self._released:
-            raise StoreUnavailable("the store is closed", hint="Open it again.")
+        if self._closed:
+            self._check_open()
 
     # --- other processes -------------------------------------------------------------------------
 
@@ -166,14 +209,32 @@ class SqliteStore(Writer):
 
     def _start_listening(self) -> None:
         """Listen for commits of other processes: a parked request or a listener here waits for them."""
+        if self._inherited:
+            self._check_open()
         with self._guard:
-            if self._commit_listener is None and not self._released and self._path != MEMORY:
+            if self._commit_listener is None and not self._closed and self._path != MEMORY:
                 self._commit_listener = CommitListener(self._engine.notifier, self._check_foreign_commit)
 
     def _check_foreign_commit(self) -> None:
-        if (self._foreign_listeners or self.parked) and self.check_foreign_commit():
+        if (self._foreign_listeners or self.parked) and (self.check_foreign_commit() or self._find_loss()):
             for call in self._foreign_listeners:
                 call()
+
+    def _find_loss(self) -> bool:
+        """Whether the files were found moved, deleted or replaced for the first time; ends the parked requests then."""
+        files = self._engine.files
+        if files is None or self.lost or not (files.changed() or SystemClock.monotonic() >= files.due_at):
+            return False
+        with self._write_lock:
+            try:
+                if not self._closed:
+                    self._engine.check_files()
+            except StoreReplaced as error:
+                self.lost = error
+        if self.lost is not None:
+            with self._mutex:
+                self._parked.fail_all(self.lost)
+        return self.lost is not None
 
     # --- backup, check, close --------------------------------------------------------------------
 
@@ -183,11 +244,16 @@ class SqliteStore(Writer):
         if self._path != MEMORY and os.path.realpath(path) == self._path:
             raise InvalidInput("a store cannot be its own backup", field="path", path=path)
         part.unlink(missing_ok=True)
+        with sqlite_calls, unused(path):
+            self._back_up(part, path, progress)
+
+    def _back_up(self, part: Path, path: str, progress: Callable[[int, int], None] | None) -> None:
         target = connect(str(part))
         try:
             with translate_errors("back up to", path):
                 with self._source() as source:
                     _copy(source, target, progress)
+                target.execute(f"PRAGMA user_version = {new_generation()}")  # it fits the log of no other file
                 target.close()
                 _put_in_place(part, Path(path))
         finally:
@@ -205,6 +271,8 @@ class SqliteStore(Writer):
             try:
                 connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
                 yield connection
+                if self._engine.files is not None:
+                    self._engine.files.check(connection)
             finally:
                 connection.execute("ROLLBACK")
 
@@ -213,26 +281,93 @@ class SqliteStore(Writer):
         try:
             if self._path == MEMORY:
                 return self._read_memory(_problems)
-            with self._guard:
-                self._check_readable()
-            with contextlib.closing(self._connect_reader()) as connection:  # a new one, with an empty cache
+            self._check_readable()
+            with sqlite_calls, contextlib.closing(self._connect_reader()) as connection:  # new, with an empty cache
                 return self._read_view(connection, _problems)
         except StoreCorrupt as problem:
             return [problem.message]
 
+    def vacuum(self) -> None:
+        """Rewrite the file so that it is as small as its rows; a prune can shorten it from then on.
+
+        Writers wait until it has ended. It needs free space of up to three times the file's size meanwhile: for a
+        temporary copy, for the log, and for the file.
+        """
+        with self.exclusive(), translate_errors("vacuum", self._path):
+            self._engine.vacuum()
+
     def close(self) -> None:
         """Release the file. Waiting callers get StoreUnavailable."""
+        with self._reopening:
+            self._inherited = False
         super().close()  # first: it refuses to close inside a write, and then nothing is closed
         with self._guard:
-            if self._released:
-                return
-            self._released = True
-            readers, self._readers = self._readers, []
+            listener, self._commit_listener = self._commit_listener, None
+        if listener is not None:
+            listener.stop()
+        with sqlite_calls:
+            with self._guard:
+                readers, self._readers = self._readers, []
+            for connection in readers:
+                connection.close()  # it does not checkpoint: the writing connection is still open
+            self._engine.close()
+
+    # --- forks (forks.py) ------------------------------------------------------------------------
+
+    def before_fork(self, give_up_at: float) -> bool:
+        """Keep other threads out of the writing connection; return whether a child can close it."""
+        if self._is_writing():  # the fork is inside a transaction, or inside a listener after its commit
+            return self._path == MEMORY or not self._engine.connection.in_transaction
+        return self._hold_writers(give_up_at)
+
+    def after_fork_in_parent(self) -> None:
+        """Let other threads write again."""
+        self._release_writers()
+
+    def after_fork_in_child(self, *, usable: bool) -> None:
+        """Give up everything inherited. The listeners stay; the file is opened again when it is used."""
+        forked_inside = self._is_writing()
+        self._guard, self._reopening = threading.Lock(), threading.Lock()
+        self._forget_writers()
         if self._commit_listener is not None:
-            self._commit_listener.stop()
-        for connection in readers:
-            connection.close()
-        self._engine.close()
+            self._commit_listener.forget()
+            self._commit_listener = None
+        for connection in (*self._readers, *self._readers_in_use):
+            abandon(connection, usable=usable)
+        self._readers.clear()
+        self._readers_in_use.clear()
+        self._engine.abandon(usable=usable)
+        if self._closed:  # before the fork, or since an earlier one
+            return
+        self._closed = True
+        self._inherited = not forked_inside and self._path != MEMORY
+        self._parked.closed = not self._inherited
+        if self._path == MEMORY:
+            self._closed_because = "a store in memory belongs to the process that opened it", "Use a file."
+        elif forked_inside:
+            self._closed_because = "this process was forked inside a call of the store", "Open the file in the child."
+
+    def _check_open(self) -> None:
+        if self._inherited:
+            with self._reopening:
+                if self._inherited:
+                    self._open_again()
+        super()._check_open()
+
+    def _open_again(self) -> None:
+        """Open the file like any other process. A larger foreign version drops what the parent had cached."""
+        before = self._engine
+        with sqlite_calls, translate_errors("open", self._path):
+            self._engine = open_engine(
+                self._path,
+                self._durability,
+                read_only=before.read_only,
+                foreign_version=before.foreign_version + 1,
+            )
+        self._batches.use(self._engine)
+        self._inherited = self._closed = False
+        if self._foreign_listeners:
+            self._start_listening()
 
 
 # --- backup and check ----------------------------------------------------------------------------
@@ -266,4 +401,4 @@ def _flush(path: Path) -> None:
 def _problems(tx: Transaction) -> list[str]:
     found = [str(row[0]) for row in tx.run(sql.INTEGRITY) if row[0] != "ok"]
     orphans = [f"{row[0]} row {row[1]} refers to a missing row of {row[2]}" for row in tx.run(sql.ORPHANS)]
-    return found + orphans
+    return [*found, *orphans, *misplaced_values(tx), *unreadable_texts(tx)]

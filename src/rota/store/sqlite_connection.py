@@ -11,6 +11,7 @@ import apsw
 from rota.errors import SchemaMismatch, StoreCorrupt, StoreUnavailable
 from rota.store import migrations
 from rota.store.engine import TransactionLost
+from rota.store.forks import check_usable
 from rota.store.protocol import Transaction
 from rota.store.statements import file as sql
 
@@ -36,6 +37,7 @@ DAMAGED = (apsw.CorruptError, apsw.NotADBError)
 
 def connect(path: str, *, read_only: bool = False) -> apsw.Connection:
     """Open a connection, or raise StoreUnavailable or StoreCorrupt."""
+    check_usable()
     flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     with translate_errors("open", path):
         connection = apsw.Connection(path, flags=flags)
@@ -77,7 +79,9 @@ def check_file(connection: apsw.Connection, *, read_only: bool) -> None:
 
 
 def _check_version(connection: apsw.Connection, *, read_only: bool) -> None:
-    steps = migrations.plan(_schema_version(connection), empty=_is_empty(connection))
+    with connection:  # one view: another process may be creating the tables
+        version, empty = _schema_version(connection), _is_empty(connection)
+    steps = migrations.plan(version, empty=empty)
     if read_only and steps:
         text = "the file has an older schema, and a read-only connection never migrates it"
         raise SchemaMismatch(text, hint="Migrate it: `rota db migrate`.")

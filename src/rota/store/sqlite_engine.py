@@ -13,12 +13,15 @@ file to itself skips the `flock` and the notifications, which saves a twentieth 
 3. Opening is done under the `-lock`, so two processes that open the file do it one after the other.
 4. The sole user checks the id again when it holds SQLite's lock. If the id is still its own, a process that opens the
    file from then on waits at SQLite's lock and has read nothing yet. If not, the commit sends notifications.
+5. A forked child gives up what it inherits, and opens the file like any other process before it uses it (`forks.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import weakref
 from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, Literal
@@ -26,13 +29,17 @@ from typing import Any, Literal
 import apsw
 import msgspec
 
-from rota.errors import InvalidInput, StoreCorrupt, StoreUnavailable
+from rota.clock import SystemClock
+from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreReplaced, StoreUnavailable
 from rota.store import sqlite_connection
 from rota.store.engine import TransactionLost
+from rota.store.file_identity import StoreFiles, check_generation, check_path, check_users
+from rota.store.forks import abandon
 from rota.store.ipc_notify import CommitNotifier, SharedWords
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.sqlite_connection import DAMAGED, check_file, configure, connect
 from rota.store.statements.queue import IDS
+from rota.store.stored_values import read_with_bytes
 
 __all__ = ["MEMORY", "Durability", "SqliteEngine", "SqliteTransaction", "open_engine"]
 
@@ -43,10 +50,13 @@ OPENER_ID_BYTES = 8
 
 Durability = Literal["full", "normal"]
 _encode = msgspec.json.Encoder().encode
+_monotonic = SystemClock.monotonic
 
 # not caused by the statement: these end the whole transaction, or leave no way to go on with it
 _LOST = (apsw.FullError, apsw.IOError, apsw.NoMemError, apsw.BusyError, apsw.CantOpenError, apsw.ProtocolError)
-_TRANSLATED = (*_LOST, *DAMAGED, TypeError, OverflowError, UnicodeEncodeError)
+_FORKED = "this transaction belongs to the process that began it", "Fork outside of transactions and listeners."
+_ENDED = (apsw.CursorClosedError, apsw.ConnectionClosedError)
+_TRANSLATED = (*_LOST, *DAMAGED, *_ENDED, apsw.Error, TypeError, OverflowError, UnicodeError)
 
 
 @cache
@@ -69,6 +79,13 @@ class SqliteTransaction:
         """Run a statement and return its rows."""
         try:
             return self._cursor.execute(statement.sql, parameters).fetchall()
+        except UnicodeDecodeError as problem:
+            if not statement.sql.startswith(("SELECT", "WITH")):
+                raise _translated(problem) from problem
+            try:
+                return read_with_bytes(self._cursor.connection, statement, parameters)
+            except _TRANSLATED as worse:
+                raise _translated(worse) from worse
         except _TRANSLATED as problem:
             raise _translated(problem) from problem
 
@@ -108,17 +125,31 @@ def _translated(problem: BaseException) -> BaseException:
     """The rota error for a failed statement."""
     if isinstance(problem, _LOST):
         return TransactionLost(str(problem))
-    if isinstance(problem, DAMAGED):
+    if isinstance(problem, (*DAMAGED, UnicodeDecodeError)):
         return StoreCorrupt(f"the file is damaged: {problem}")
+    if isinstance(problem, apsw.Error) and not isinstance(problem, _ENDED):
+        hint = "Run `rota db check`; if it finds nothing, this is a defect of rota."
+        return StoreError(f"a statement failed: {problem}", hint=hint)
+    if isinstance(problem, _ENDED):
+        text, hint = _FORKED
+        return StoreUnavailable(text, hint=hint)
     return InvalidInput(f"a value cannot be stored: {problem}")  # the last resort, if an earlier check missed it
 
 
 class SqliteEngine:
     """The writing connection."""
 
-    def __init__(self, connection: apsw.Connection, path: str, *, read_only: bool = False) -> None:
+    def __init__(
+        self, connection: apsw.Connection, path: str, *, read_only: bool = False, foreign_version: int = 0
+    ) -> None:
         self.connection = connection
         self.read_only = read_only
+        self._refusal: tuple[str, str] | None = None  # why no transaction may begin, and what to do
+        if read_only:
+            self._refusal = f"{connection.filename} was opened read-only", "Open it without read_only."
+        self.files: StoreFiles | None = None  # what is open, to be compared with what is at the path; None in memory
+        self._began_at = 0.0  # when the last transaction began
+        self._released = False  # closed, or inherited by a forked child, which must not use it
         self._path = path = MEMORY if read_only else path  # a reader locks and notifies nothing
         self._cursor = connection.cursor()
         self._seen_version = self._data_version()
@@ -127,7 +158,7 @@ class SqliteEngine:
         self._words: SharedWords | None = None
         self._notifier: CommitNotifier | None = None
         self._last_opener: memoryview | bytes = b""  # in shared memory
-        self._foreign_version = 0  # how many times a transaction found that others had written
+        self.foreign_version = foreign_version  # grows when a transaction finds that others have written
         self._file_version = connection.data_version()  # as this connection last left or found the file
         self._committing = False  # COMMIT was issued: if no transaction is left then, it is durable
         if path != MEMORY:
@@ -139,7 +170,7 @@ class SqliteEngine:
                 raise
             self._notifier = CommitNotifier(path, self._words)
             self._last_opener = self._words.last_opener
-        self._presence_lock: int | None = None  # locked as long as the file is open
+        self._leave: weakref.finalize[[int, int], SqliteEngine] | None = None  # unlocks the presence file
         self._opener_id = b""  # what it wrote into shared memory, if it was the only user then
         self.sole_user = False  # as found when the last transaction began; once False, it stays False
 
@@ -147,10 +178,13 @@ class SqliteEngine:
         """Set the connection up, under the lock: a file cannot switch to WAL while another process reads it."""
         configure(self.connection)
         if self.read_only:
+            self.files = StoreFiles(self.connection.filename, self.connection)
             return
         self._acquire_lock()
         try:
-            self.connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file; others keep theirs
+            if not self.connection.execute("PRAGMA page_count").fetchall()[0][0]:  # a new file; others keep theirs
+                self.connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+                self.connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # a prune can shorten it
             mode = self.connection.execute("PRAGMA journal_mode = WAL").fetchall()[0][0]
             self._announce()
         finally:
@@ -164,14 +198,19 @@ class SqliteEngine:
         """Make this user visible to others, and find out whether there are any. The lock is held."""
         if self._words is None:
             return
-        self._presence_lock = os.open(self._path + "-here", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.files = StoreFiles(self._path, self.connection)
+        presence_lock = os.open(self._path + "-here", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # before SQLite closes the file, also if the program forgets the store or ends without closing it: the last one
+        # that closes the file deletes the log, and while the file is locked, the log is there
+        self._leave = weakref.finalize(self, _unlock, presence_lock, os.getpid())
         try:
-            fcntl.flock(self._presence_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(presence_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._opener_id = os.urandom(OPENER_ID_BYTES)
             self.sole_user = True
+            self._words.files[:] = self.files.identities
         except BlockingIOError:
             pass  # another process has the file open: the id in shared memory never equals our empty one
-        fcntl.flock(self._presence_lock, fcntl.LOCK_SH)
+        fcntl.flock(presence_lock, fcntl.LOCK_SH)
         self._words.last_opener[:] = self._opener_id or os.urandom(OPENER_ID_BYTES)
 
     @property
@@ -184,9 +223,14 @@ class SqliteEngine:
     def begin(self) -> None:
         """Take the lock between processes, then SQLite's own, which no rota process holds by then."""
         self._committing = False
-        if self.read_only:
-            text = f"{self.connection.filename} was opened read-only"
-            raise StoreUnavailable(text, hint="Open it without read_only.")
+        if self._refusal is not None:
+            text, hint = self._refusal
+            raise StoreUnavailable(text, hint=hint)
+        files = self.files
+        if files is not None:
+            self._began_at = now = _monotonic()
+            if now >= files.due_at:
+                self.check_files()
         try:
             if not self.sole_user or self._last_opener != self._opener_id:
                 self._acquire_lock()
@@ -196,7 +240,7 @@ class SqliteEngine:
             version = self.connection.data_version()  # current, because SQLite has just checked the file
             if version != self._file_version:
                 self._file_version = version
-                self._foreign_version += 1
+                self.foreign_version += 1
         except BaseException as problem:
             self.rollback()  # an interrupt may come after BEGIN has succeeded
             if isinstance(problem, apsw.BusyError):
@@ -213,13 +257,33 @@ class SqliteEngine:
     def commit(self) -> None:
         """Make it durable."""
         self._committing = True
+        files = self.files
         try:
+            if files is not None and self._began_at >= files.advance_at:
+                files.advance(self.connection)
             self._cursor.execute("COMMIT")
         except apsw.Error as problem:
             raise TransactionLost(str(problem)) from problem
         self._file_version = self.connection.data_version()
         if not self.sole_user:
             self._release_lock()  # harmless if it was not taken because the other process came a moment later
+        if files is not None and (files.changed() or files.drained):
+            self.check_files()
+
+    def check_files(self) -> None:
+        """Raise StoreReplaced if the files at the path are not those that are open. The write lock is held."""
+        if self.files is None:
+            return
+        try:
+            self.files.check(self.connection, is_writer=True)
+        except StoreReplaced:
+            if not self.read_only:
+                self._acquire_lock()  # no other process opens the file meanwhile
+                try:
+                    self.files.rescue_log(self.connection)
+                finally:
+                    self._release_lock()
+            raise
 
     def rollback(self) -> bool:
         """Roll back; return False if the transaction is already durable."""
@@ -254,7 +318,17 @@ class SqliteEngine:
 
     def transaction(self, effects: TransactionEffects) -> Transaction:
         """Return the open transaction as one request sees it."""
-        return SqliteTransaction(self._cursor, effects, self._foreign_version)
+        return SqliteTransaction(self._cursor, effects, self.foreign_version)
+
+    def vacuum(self) -> None:
+        """Rewrite the file without its free pages, outside of a transaction, and empty its log."""
+        self._acquire_lock()
+        try:
+            self._cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect in an older file only by the VACUUM
+            self._cursor.execute("VACUUM")
+            self._cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            self._release_lock()
 
     # --- other processes -------------------------------------------------------------------------
 
@@ -292,23 +366,64 @@ class SqliteEngine:
 
     def close(self) -> None:
         """Release the file."""
-        self.connection.close()
+        if not self._released:
+            self._released = True
+            with contextlib.suppress(StoreReplaced):
+                self.check_files()
+            if self.files is not None and self.files.lost:  # a checkpoint could go into the wrong file
+                self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            if self._leave is not None:
+                self._leave()
+            self.connection.close()
+            self._release_descriptors()
+
+    def abandon(self, *, usable: bool) -> None:
+        """In a forked child: release what was inherited, without a change to the file or to a lock of the parent.
+
+        The descriptors are closed in any case: a `flock` on them lasts until the last process has closed them.
+        """
+        if self._released:
+            return
+        self._released, self._refusal = True, _FORKED
+        with contextlib.suppress(apsw.Error):
+            if self.connection.in_transaction:
+                self._cursor.close()  # the transaction runs no more statements here
+        if self.connection.filename:  # not in memory
+            abandon(self.connection, usable=usable)
+        if self._leave is not None:
+            self._leave()
+        self._release_descriptors()
+        self.files = None
+
+    def _release_descriptors(self) -> None:
         if self._notifier is not None:
             self._notifier.close()
         if self._words is not None:
             self._words.close()
-        for descriptor in (self._presence_lock, self._lock):
-            if descriptor is not None:
-                os.close(descriptor)
-        self._presence_lock = self._lock = None
+        if self.files is not None:
+            self.files.close()
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = self._notifier = self._words = None
 
 
-def open_engine(path: str, durability: Durability, *, read_only: bool) -> SqliteEngine:
+def _unlock(descriptor: int, process: int) -> None:
+    if os.getpid() == process:  # a forked child would unlock it for its parent
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not unlock it while a child just forked has it too
+    os.close(descriptor)
+
+
+def open_engine(path: str, durability: Durability, *, read_only: bool, foreign_version: int = 0) -> SqliteEngine:
     """Open a rota database for writing."""
+    if path != MEMORY:
+        check_path(path)
+        check_users(path)
     connection = connect(path, read_only=read_only)
     try:
+        if path != MEMORY:
+            check_generation(connection)
         check_file(connection, read_only=read_only)  # before anything is written, to the file or beside it
-        engine = SqliteEngine(connection, path, read_only=read_only)
+        engine = SqliteEngine(connection, path, read_only=read_only, foreign_version=foreign_version)
     except BaseException:
         connection.close()
         raise

@@ -29,7 +29,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from rota.clock import Clock
+from rota.clock import Clock, SystemClock
 from rota.errors import StoreError, StoreUnavailable
 from rota.store.batch import BatchRunner, call_each
 from rota.store.engine import WriteEngine
@@ -55,9 +55,12 @@ class Writer:
         self._queue: deque[Request[Any]] = deque()
         self._parked = ParkedRequests(self._mutex, clock, self._wake_thread)
         self._contended = False  # the writer thread wants the write lock, or its last batch was shared: queue up
+        self._held = False  # a fork waits for the write lock, or has it
+        self._has_write_lock = False  # the fork has it
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._batches = BatchRunner(engine, clock, self._mutex, self._parked, self._is_writer_thread)
+        self._closed_because = "the store is closed", "Open it again."
+        self._batches = BatchRunner(engine, self._mutex, self._parked, self._is_writer_thread)
 
     # --- for callers -----------------------------------------------------------------------------
 
@@ -188,6 +191,11 @@ class Writer:
         """The number of parked requests."""
         return len(self._parked.requests)
 
+    @property
+    def has_queued(self) -> bool:
+        """Whether requests wait for the writer thread."""
+        return bool(self._queue)
+
     def add_listener(self, call: Callable[[], None]) -> None:
         """Call this after every commit. It must not write."""
         self._batches.listeners = (*self._batches.listeners, call)
@@ -266,13 +274,15 @@ class Writer:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreUnavailable("the store is closed", hint="Open it again.")
+            text, hint = self._closed_because
+            raise StoreUnavailable(text, hint=hint, closed=True)
 
     def _is_writing(self) -> bool:
         return self._batches.lock_owner == threading.get_ident()
 
     def _check_not_writing(self) -> None:
         if self._is_writing():
+            self._check_open()  # a child that was forked inside a write: it has nothing to wait for
             hint = "Use the open transaction; from a commit listener, write on another thread."
             raise StoreError("a write inside a write would wait for itself", hint=hint)
 
@@ -292,8 +302,8 @@ class Writer:
     def _serve(self) -> None:
         while True:
             with self._mutex:
-                while not (self._closed or self._queue or self._parked.is_due()):
-                    self.clock.wait(self._thread_wakeup, self._parked.until_due_s())
+                while self._held or not (self._closed or self._queue or self._parked.is_due()):
+                    self.clock.wait(self._thread_wakeup, None if self._held else self._parked.until_due_s())
                 if self._closed:
                     return
                 self._contended = True  # else a caller that writes without a pause could starve this thread
@@ -308,5 +318,38 @@ class Writer:
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_MAX))]
             for request in batch:
                 request.state = RequestState.RUNNING
-            self._contended = len(batch) > 1
+            self._contended = self._held or len(batch) > 1
             return batch
+
+    # --- forks (forks.py) ------------------------------------------------------------------------
+
+    def _hold_writers(self, give_up_at: float) -> bool:
+        """Take the write lock before a fork; return whether it was free in time. Callers queue up meanwhile."""
+        if not self._mutex.acquire(timeout=max(0.0, give_up_at - SystemClock.monotonic())):
+            return False
+        self._held = self._contended = True
+        self._mutex.release()
+        self._has_write_lock = self._write_lock.acquire(timeout=max(0.0, give_up_at - SystemClock.monotonic()))
+        return self._has_write_lock
+
+    def _release_writers(self) -> None:
+        """Give back what `_hold_writers` took."""
+        if not self._held:
+            return
+        if self._has_write_lock:
+            self._write_lock.release()
+        with self._mutex:
+            self._held = self._contended = False
+            self._thread_wakeup.notify()
+
+    def _forget_writers(self) -> None:
+        """In a forked child: forget the threads of the parent, their requests and the locks that they may hold."""
+        self._mutex = threading.Lock()
+        self._thread_wakeup = threading.Condition(self._mutex)
+        self._queue.clear()
+        self._parked.forget(self._mutex)
+        self._batches.forget(self._mutex)
+        self._held = self._contended = False
+        self._thread = None
+        if self._batches.lock_owner is None:  # else the child is inside a write of its own, and releases it itself
+            self._write_lock = threading.Lock()

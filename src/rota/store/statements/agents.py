@@ -31,6 +31,11 @@ FIND = Statement(
     "The agents with a name that are not DEAD, newest first.",
     f"SELECT {_AGENT} FROM agent_processes WHERE name = +? AND state != 'DEAD' ORDER BY pid DESC",
 )
+FIND_IN_PROJECT = Statement(
+    "agent_find_in_project",
+    "The first agent with a name in a project, or in none, that is not DEAD.",
+    "SELECT pid FROM agent_processes WHERE name = +?1 AND project_id IS ?2 AND state != 'DEAD' ORDER BY pid LIMIT 1",
+)
 LIST = Statement(
     "agent_list",
     "A page of agents, by pid.",
@@ -89,6 +94,7 @@ WITH_LIVE_RUNS = Statement(
 )
 PAUSED = Statement(
     "agents_paused",
-    "Agents paused by one name.",
-    f"SELECT {_AGENT} FROM agent_processes WHERE paused_by = ? ORDER BY pid LIMIT +?",
+    "Agents paused by a name whose first characters are these.",
+    f"SELECT {_AGENT} FROM agent_processes WHERE paused_by IS NOT NULL AND substr(paused_by, 1, ?) = ? "
+    "ORDER BY pid LIMIT +?",
 )

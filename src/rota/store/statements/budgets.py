@@ -11,6 +11,18 @@ LEDGER_CREATE = Statement(
     "Create an agent's budget in one dimension.",
     "INSERT INTO agent_ledgers (pid, dim, used, granted, hard_limit, warn_at) VALUES (?1, ?2, 0, ?3, ?3, ?4)",
 )
+LEDGER_INHERIT = Statement(
+    "ledger_inherit",
+    "Copy the budgets of an agent to another one, with what was used.",
+    "INSERT INTO agent_ledgers (pid, dim, used, granted, hard_limit, warn_at) VALUES (?, ?, ?, ?, ?, ?)",
+)
+LEDGERS_OF_DEAD = Statement(
+    "ledgers_of_dead",
+    "The budgets of the last DEAD agent with a name in a project, or in none, that had any.",
+    "SELECT pid, dim, used, granted, hard_limit, warn_at FROM agent_ledgers WHERE pid = (SELECT max(p.pid) "
+    "FROM agent_processes p JOIN agent_ledgers l ON l.pid = p.pid "
+    "WHERE p.name = +?1 AND p.project_id IS ?2 AND p.state = 'DEAD') ORDER BY dim",
+)
 LEDGER_GET = Statement(
     "ledger_get",
     "An agent's budgets in every dimension.",
@@ -36,6 +48,13 @@ LEDGER_BREACHED = Statement(
     "ledger_breached",
     "Every ledger line with more usage than its hard limit.",
     "SELECT pid, dim, used, granted, hard_limit, warn_at FROM agent_ledgers WHERE used > hard_limit ORDER BY pid, dim",
+)
+
+LEDGER_MOVES = Statement(
+    "ledger_moves",
+    "An agent's charges and refunds after a time.",
+    "SELECT kind, payload FROM agent_events WHERE pid = +?1 AND kind NOT GLOB 'kernel.sched.*' AND ts > +?2 "
+    "AND kind IN ('kernel.ledger.charged', 'kernel.ledger.refunded')",
 )
 
 # --- budgets of projects and of the fleet --------------------------------------------------------
@@ -117,11 +136,11 @@ WINDOW_EDGE = Statement(
     "When usage first leaves a window.",
     "SELECT min(edge_at) FROM usage_windows WHERE edge_at IS NOT NULL",
 )
-BUCKETS_NEWEST = Statement(
-    "buckets_newest",
-    "An owner's buckets of one dimension, newest first.",
+BUCKETS_OLDEST = Statement(
+    "buckets_oldest",
+    "An owner's buckets of one dimension, oldest first.",
     "SELECT window_s, leaves_at, amount FROM usage_buckets WHERE owner = +? AND dim = +? AND amount > 0 "
-    "ORDER BY window_s, leaves_at DESC",
+    "ORDER BY window_s, leaves_at",
 )
 BUCKET_TAKE = Statement(
     "bucket_take",

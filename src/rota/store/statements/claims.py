@@ -19,6 +19,7 @@ DUE_SUMMARY = Statement(
     "(SELECT min(refill_at) FROM contexts WHERE refill_at IS NOT NULL), "
     "(SELECT min(until_at) FROM kept_entries), "
     "EXISTS (SELECT 1 FROM entry_fallout), "
+    "EXISTS (SELECT 1 FROM entry_loans NOT INDEXED), "
     "(SELECT value FROM kernel_meta WHERE key = 'fleet_paused_by'), "
     "EXISTS (SELECT 1 FROM agent_processes WHERE paused_by IS NOT NULL OR max_concurrent = 0), "
     "EXISTS (SELECT 1 FROM agent_processes WHERE max_concurrent IS NOT NULL), "
@@ -232,8 +233,9 @@ COMPLETE = Statement(
 REQUEUE = Statement(
     "entry_requeue",
     "Put an entry back into the queue.",
-    "UPDATE agent_schedule_queue SET state = 'queued', hold = ?, runnable_at = ?, attempt = ?, outcome = ?, "
-    "worker_id = NULL, incarnation = NULL, dispatched_at = NULL, heartbeat_at = NULL, claim_expires_at = NULL, "
+    "UPDATE agent_schedule_queue SET state = 'queued', hold = ?, runnable_at = ?, by_date = ?, attempt = ?, "
+    "outcome = ?, worker_id = NULL, incarnation = NULL, dispatched_at = NULL, heartbeat_at = NULL, "
+    "claim_expires_at = NULL, "
     "token = NULL, held_workspace = NULL, cancel_requested = 0, estimate = 0, spent = NULL WHERE sched_id = ?",
 )
 
@@ -268,12 +270,6 @@ EXPIRE = Statement(
     "entry_expire",
     "Expire a queued entry past its deadline.",
     "UPDATE agent_schedule_queue SET state = 'expired', hold = NULL, completed_at = ? WHERE sched_id = ?",
-)
-EXTEND_ALL = Statement(
-    "claims_extend_all",
-    "Extend live claims by the time that the wall clock jumped.",
-    "UPDATE agent_schedule_queue SET claim_expires_at = claim_expires_at + ?1, heartbeat_at = heartbeat_at + ?1 "
-    "WHERE state = 'dispatched' RETURNING sched_id",
 )
 WORKER_HAS_CLAIM = Statement(
     "worker_has_claim",

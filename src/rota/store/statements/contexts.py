@@ -34,6 +34,11 @@ UPDATE = Statement(
     "Update a context's budget, period, state, standing and refill time.",
     "UPDATE contexts SET budget = ?, period_ms = ?, state = ?, standing = ?, refill_at = ? WHERE context_id = ?",
 )
+STOP_REFILL = Statement(
+    "context_stop_refill",
+    "Refill a context no more.",
+    "UPDATE contexts SET refill_at = NULL WHERE context_id = ?",
+)
 REVOKE = Statement(
     "context_revoke",
     "Revoke a context.",

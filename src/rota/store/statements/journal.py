@@ -5,6 +5,7 @@ from __future__ import annotations
 from rota.store.protocol import Statement
 
 _EVENT = "event_id, pid, ts, kind, payload, causation_id, correlation_id"
+_BODY = "CASE WHEN json_valid(payload) THEN payload ELSE '{}' END"  # for functions that fail on a damaged payload
 
 EVENT_APPEND = Statement(
     "event_append",
@@ -42,28 +43,28 @@ EVENTS_NAMING = Statement(
     "events_naming",
     "Events in a range that may concern an entry: it was enqueued there, or its id occurs.",
     f"SELECT {_EVENT} FROM agent_events WHERE event_id >= +?1 AND event_id <= +?2 AND ("
-    "(kind = 'kernel.sched.enqueued' AND json_extract(payload, '$.first_id') <= ?3 "
-    "AND json_extract(payload, '$.first_id') + coalesce(json_extract(payload, '$.count'), 1) > ?3) "
+    f"(kind = 'kernel.sched.enqueued' AND json_extract({_BODY}, '$.first_id') <= ?3 "
+    f"AND json_extract({_BODY}, '$.first_id') + coalesce(json_extract({_BODY}, '$.count'), 1) > ?3) "
     "OR (kind GLOB 'kernel.*' AND kind != 'kernel.sched.enqueued' AND instr(payload, ?4))) ORDER BY event_id",
 )
 RECENT_CLAIMS = Statement(
     "recent_claims",
     "The number of entries claimed in a range of the journal, and the time of the first claim.",
-    "SELECT coalesce(sum(json_array_length(payload, '$.entries')), 0), min(ts) FROM agent_events "
+    f"SELECT coalesce(sum(json_array_length({_BODY}, '$.entries')), 0), min(ts) FROM agent_events "
     "WHERE event_id > +?1 AND event_id <= +?2 AND kind = 'kernel.sched.claimed'",
 )
 LAST_CLAIM = Statement(
     "last_claim",
     "The newest claim in a range of the journal that was not forced, and its policy.",
-    "SELECT event_id, json_extract(payload, '$.policy') FROM agent_events WHERE event_id > +?1 AND event_id <= +?2 "
-    "AND kind = 'kernel.sched.claimed' AND json_extract(payload, '$.forced_by') IS NULL "
+    f"SELECT event_id, json_extract({_BODY}, '$.policy') FROM agent_events WHERE event_id > +?1 AND event_id <= +?2 "
+    f"AND kind = 'kernel.sched.claimed' AND json_valid(payload) AND json_extract({_BODY}, '$.forced_by') IS NULL "
     "ORDER BY event_id DESC LIMIT 1",
 )
 LAST_FAILURE = Statement(
     "last_failure",
     "The policy that failed last in a range of the journal.",
-    "SELECT json_extract(payload, '$.policy') FROM agent_events WHERE event_id > +?1 AND event_id <= +?2 "
-    "AND kind = 'kernel.policy.fell_back' ORDER BY event_id DESC LIMIT 1",
+    f"SELECT json_extract({_BODY}, '$.policy') FROM agent_events WHERE event_id > +?1 AND event_id <= +?2 "
+    "AND kind = 'kernel.policy.fell_back' AND json_valid(payload) ORDER BY event_id DESC LIMIT 1",
 )
 EVENT_COUNT = Statement(
     "event_count",
@@ -79,19 +80,20 @@ EVENTS_PRUNE = Statement(
 )
 CHECKPOINT_PUT = Statement(
     "checkpoint_put",
-    "Store one part of a checkpoint.",
-    "INSERT INTO journal_checkpoints (through_id, part, made_at, body) VALUES (?, ?, ?, ?)",
+    "Store one part of a checkpoint, in place of the same part that a killed process left.",
+    "INSERT INTO journal_checkpoints (through_id, part, made_at, body) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (through_id, part) DO UPDATE SET made_at = excluded.made_at, body = excluded.body",
 )
 CHECKPOINT_GET = Statement(
     "checkpoint_get",
-    "The latest checkpoint, in its parts.",
-    "SELECT through_id, body FROM journal_checkpoints "
-    "WHERE through_id = (SELECT max(through_id) FROM journal_checkpoints) ORDER BY part",
+    "The first parts of a checkpoint.",
+    "SELECT body FROM journal_checkpoints WHERE through_id = ? AND part < ? ORDER BY part",
 )
 CHECKPOINT_DROP = Statement(
     "checkpoint_drop",
-    "Delete checkpoints older than one.",
-    "DELETE FROM journal_checkpoints WHERE through_id < ?",
+    "Delete some parts of checkpoints older than one.",
+    "DELETE FROM journal_checkpoints WHERE (through_id, part) IN "
+    "(SELECT through_id, part FROM journal_checkpoints WHERE through_id < ? LIMIT +?) RETURNING part",
 )
 ENTRY_STATES = Statement(
     "entry_states",

@@ -19,24 +19,31 @@ STANDING = Statement(
     "An entry's needs, and its usage so far.",
     "SELECT needs, spent FROM agent_schedule_queue WHERE sched_id = ?",
 )
-SETTLED = Statement(
-    "loans_settled",
-    "Loans of a parent to children that have ended.",
-    "SELECT l.sched_id, q.pid, l.amounts, l.since_id FROM entry_loans l JOIN agent_schedule_queue q "
-    "ON q.sched_id = l.sched_id WHERE l.parent_id = ? AND +q.state IN ('completed','expired','cancelled') "
+# A claim's token is the id of its event, so a loan of that claim has a higher one.
+OPEN = Statement(
+    "loans_open",
+    "Loans of live runs, given under their present claim and not collected: the child, the amounts and the parent.",
+    "SELECT l.sched_id, c.pid, c.project_id, c.state, c.needs, c.spent, l.amounts, p.sched_id, p.pid, p.project_id, "
+    "p.needs FROM agent_schedule_queue p INDEXED BY idx_sched_queue_live "
+    "CROSS JOIN entry_loans l ON l.parent_id = p.sched_id AND l.since_id > p.token AND l.returned IS NULL "
+    "CROSS JOIN agent_schedule_queue c ON c.sched_id = l.sched_id WHERE p.state = 'dispatched'",
+)
+GIVEN = Statement(
+    "loans_given",
+    "The loans that a run gave under a claim, collected or not.",
+    "SELECT l.sched_id, c.state, c.needs, c.spent, l.amounts, l.returned FROM entry_loans l "
+    "JOIN agent_schedule_queue c ON c.sched_id = l.sched_id WHERE l.parent_id = ?1 AND l.since_id > ?2 "
     "ORDER BY l.sched_id",
 )
-FORGET = Statement(
-    "loan_forget",
-    "Delete a settled loan.",
-    "DELETE FROM entry_loans WHERE sched_id = ?",
+SETTLE = Statement(
+    "loan_settle",
+    "Record what a loan returned to its parent.",
+    "UPDATE entry_loans SET returned = ? WHERE sched_id = ?",
 )
-CHARGED = Statement(
-    "loan_charged",
-    "The charges of an entry since its loan began.",
-    "SELECT json_extract(payload, '$.amounts') FROM agent_events WHERE pid = ?1 AND event_id > ?2 "
-    "AND kind = 'kernel.ledger.charged' AND kind NOT GLOB 'kernel.sched.*' "
-    "AND json_extract(payload, '$.sched_id') = ?3",
+FORGET = Statement(
+    "loans_forget",
+    "Delete the loans that a run gave under a claim.",
+    "DELETE FROM entry_loans WHERE parent_id = ? AND since_id > ?",
 )
 SET_NEEDS = Statement(
     "entry_set_needs",

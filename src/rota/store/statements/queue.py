@@ -24,13 +24,14 @@ ENQUEUE = Statement(
     # not INSERT … SELECT from the agent's row: reading that first and inserting values takes half the time
     "Enqueue an entry; the caller has checked that its agent is alive.",
     "INSERT INTO agent_schedule_queue (pid, project_id, priority, runnable_at, deadline, trigger, payload, created_at, "
-    "hold, max_attempts, key, kind, needs, options) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "hold, max_attempts, key, kind, needs, options, by_date) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
 )
 COPY = Statement(
     "entry_copy",
     "Enqueue a copy of an entry, ready now.",
     "INSERT INTO agent_schedule_queue (pid, priority, trigger, payload, created_at, project_id, max_attempts, kind, "
-    "needs, options) SELECT pid, priority, trigger, payload, ?, project_id, max_attempts, kind, needs, options "
+    "needs, options) SELECT pid, priority, trigger, payload, ?, project_id, max_attempts, kind, "
+    "json_remove(needs, '$.lender'), options "  # nothing is lent to the copy
     "FROM agent_schedule_queue WHERE sched_id = ? RETURNING sched_id",
 )
 COPY_TAGS = Statement(
@@ -125,7 +126,8 @@ FOR_CHANGE = Statement(
 CHANGE = Statement(
     "entry_change",
     "Change the priority, time or deadline of a queued entry.",
-    "UPDATE agent_schedule_queue SET priority = ?, runnable_at = ?, deadline = ?, hold = ? WHERE sched_id = ?",
+    "UPDATE agent_schedule_queue SET priority = ?, runnable_at = ?, deadline = ?, hold = ?, "
+    "by_date = coalesce(?, by_date) WHERE sched_id = ?",
 )
 CANCEL = Statement(
     "entry_cancel",
@@ -263,6 +265,11 @@ AFFINITY_REMOVE = Statement(
 
 # --- retention -----------------------------------------------------------------------------------
 
+ENTRY_ENDS = Statement(
+    "entry_ends",
+    "The first and the last sched_id.",
+    "SELECT (SELECT min(sched_id) FROM agent_schedule_queue), (SELECT max(sched_id) FROM agent_schedule_queue)",
+)
 FINISHED_PRUNE = Statement(
     "entries_prune",
     # within a range of ids, so that a batch is bounded also where few entries have ended; the last entry stays, so that
