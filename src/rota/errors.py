@@ -2,6 +2,7 @@
 
     RotaError                            the root: catches every error of rota
     ├── InvalidInput                     a value was refused and nothing was written (also a ValueError)
+    │   ├── AmbiguousAgent               several agents have the name, in several projects
     │   ├── InvalidPayload               a field of an agent or an event
     │   │   └── SchedInvalidPayload      a field of a queue entry
     │   │       └── SchedInvalidStateFilter
@@ -33,7 +34,7 @@
     ├── NotAllowed                       authentication and authorization
     │   └── NotOriginator, Unauthenticated, Forbidden, LockedOut, DaemonUntrusted
     ├── StoreError                       the database file
-    │   └── SchemaMismatch, StoreUnavailable, StoreCorrupt, NotEnabled
+    │   └── SchemaMismatch, StoreUnavailable, StoreCorrupt, StoreReplaced, NotEnabled
     ├── HostError                        the operating system refused a request
     │   ├── SpawnFailed                  the command was not started: the reason and the errno
     │   ├── MinderLost                   the reaper process has died, and its commands with it
@@ -116,6 +117,21 @@ class InvalidInput(RotaError, ValueError, code=-32602, name="invalid_params"):
             data["field"] = field
         super().__init__(message, hint=hint, **data)
         self.field = field
+
+
+class AmbiguousAgent(InvalidInput, code=-32118, name="kernel_ambiguous_agent"):
+    """Several live agents have this name; `candidates` has the project of each, by pid."""
+
+    hint = "Give the project of the agent, or its pid."
+
+    def __init__(self, agent: str, candidates: Mapping[int, str | None], *, hint: str | None = None) -> None:
+        each = (
+            f"{pid} in {'no project' if project is None else f'project {project!r}'}"
+            for pid, project in sorted(candidates.items())
+        )
+        text = f"{len(candidates)} agents are named {agent!r}: {', '.join(each)}"
+        super().__init__(text, field="agent", hint=hint, candidates=dict(candidates))
+        self.candidates = dict(candidates)
 
 
 class InvalidPayload(InvalidInput, code=-32104, name="kernel_invalid_payload"):
@@ -216,12 +232,13 @@ class UnknownPid(NotFound, code=-32102, name="kernel_unknown_pid"):
 
 
 class UnknownAgent(NotFound, code=-32116, name="kernel_unknown_agent"):
-    """No agent has this name."""
+    """No live agent has this name, or none of the project."""
 
     hint = "Create it first, or check its name; `rota agents list` shows them."
 
-    def __init__(self, agent: str) -> None:
-        super().__init__(f"there is no agent named {agent!r}", agent=agent)
+    def __init__(self, agent: str, project_id: str | None = None) -> None:
+        place = "" if project_id is None else f" in project {project_id!r}"
+        super().__init__(f"there is no agent named {agent!r}{place}", agent=agent)
         self.agent = agent
 
 
@@ -525,6 +542,12 @@ class StoreCorrupt(StoreError, code=-32115, name="kernel_store_corrupt"):
     """The stored data is damaged."""
 
     hint = "Run `rota db check` and restore from a backup."
+
+
+class StoreReplaced(StoreError, code=-32117, name="kernel_store_replaced"):
+    """The file at the path is not the one that the process has open, or not the only name of it."""
+
+    hint = "This call may have been saved in the earlier file; decide which file to use, then start this process again."
 
 
 # --- the host ------------------------------------------------------------------------------------

@@ -303,7 +303,9 @@ VERBS |= {
 
 WITHOUT_INPUT = {
     "agents.check_exit",
+    "agents.set_pause_in",
     "agents.terminate_in",
+    "agents.update_in",
     "journal.cursor",
     "journal.ends",
     "journal.notify_followers",

@@ -159,7 +159,7 @@ def test_joint_overspend_is_at_most_what_live_runs_charged_past_their_own_ask(
     world.projects.create("lab")
     pid = world.agent(project_id="lab")
     world.ledger.set_budget("project", "lab", "tokens", limit)
-    said = {world.put(pid, ceiling={"tokens": ask}): (max(1, ask), charge) for ask, charge in runs}
+    said = {world.put(pid, ceiling={"tokens": ask}): (ask, charge) for ask, charge in runs}
     while live := world.take(3):
         past_their_ask = 0
         for entry in live:

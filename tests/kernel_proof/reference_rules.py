@@ -17,6 +17,11 @@ def ask_of(spec: ScheduleSpec, dim: str, least: int) -> int:
     return max(least, spec.ceiling.get(dim, spec.expected.get(dim, 0)))
 
 
+def reserve_of(spec: ScheduleSpec, dim: str, least: int) -> int:
+    """What is kept for a run: its ceiling, else what it expects; so much only if it says neither."""
+    return spec.ceiling.get(dim, spec.expected.get(dim, least))
+
+
 class Rules:
     """The rules, over a store as it stands."""
 
@@ -112,8 +117,8 @@ class Rules:
         return False
 
     def _reserved(self, runs: list[ReadyEntry], dim: str, least: int) -> int:
-        """What runs asked for and have not used yet."""
-        return sum(max(0, ask_of(self.spec(run), dim, least) - self._spent(run, dim)) for run in runs)
+        """What runs asked for and have not used yet; a run that asked for nothing may use nothing."""
+        return sum(max(0, reserve_of(self.spec(run), dim, least) - self._spent(run, dim)) for run in runs)
 
     def _spent(self, run: ReadyEntry, dim: str) -> int:
         spent = self.made.spent.get(run.sched_id)

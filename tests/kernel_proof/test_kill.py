@@ -84,6 +84,7 @@ class Story:
         self.done: set[int] = set()
         self.claims: dict[tuple[int, int], str] = {}  # (entry, token) to who has it
         self.put_back: set[tuple[int, int]] = set()
+        self.pruned: set[int] = set()
         self.reclaimed = 0
 
     def read(self, kernel: Kernel) -> None:
@@ -116,9 +117,16 @@ class Story:
                         self.reclaimed += 1
                     else:
                         self.put_back.add((sched_id, token))
+            case "kernel.journal.pruned" if facts["table"] == "agent_schedule_queue":
+                for first, last in facts["ranges"]:
+                    self.pruned.update(range(first, last + 1))
 
     def check_against(self, kernel: Kernel) -> None:
-        counts = {"queued": len(self.waiting), "dispatched": len(self.running), "completed": len(self.done)}
+        counts = {
+            "queued": len(self.waiting),
+            "dispatched": len(self.running),
+            "completed": len(self.done - self.pruned),
+        }
         assert kernel.queue.counts() == {state: count for state, count in counts.items() if count}
 
 

@@ -15,8 +15,10 @@ from rota import store
 from rota.clock import ManualClock
 from rota.kernel import Completion, EntryFilter, Kernel, ScheduleSpec
 from rota.kernel.replay import KernelState, id_ranges
+from rota.kernel.settings import read_setting
 from rota.model.work import EXIT_KINDS
 from rota.service.dispatcher import Dispatcher
+from rota.store import Transaction
 
 POLICIES = ("strict", "eevdf", "fair_share", "round_robin")
 
@@ -24,10 +26,10 @@ POLICIES = ("strict", "eevdf", "fair_share", "round_robin")
 class Life:
     """A kernel on which random calls are made."""
 
-    def __init__(self, seed: int, path: str = ":memory:") -> None:
+    def __init__(self, seed: int, path: str = ":memory:", open_store: Callable[..., store.Store] = store.open) -> None:
         self.rng = random.Random(seed)
         self.clock = ManualClock(1_000.0)
-        self.kernel = Kernel(store.open(path, clock=self.clock), rng=random.Random(seed))
+        self.kernel = Kernel(open_store(path, clock=self.clock), rng=random.Random(seed))
         self.api = Dispatcher(self.kernel)
         self.kernel.projects.create("lab", weight=3_000)
         self.pids = [self.kernel.agents.create(f"agent {n}", project_id="lab" if n % 2 else None) for n in range(4)]
@@ -45,6 +47,7 @@ class Life:
             self.charge,
             self.budget,
             self.wait,
+            self.jump,
             self.tidy,
             self.prune,
         ]
@@ -89,6 +92,10 @@ class Life:
     def wait(self) -> None:
         self.clock.advance(self.rng.choice([1, 25, 90]))
 
+    def jump(self) -> None:
+        """The wall clock jumps, there or back."""
+        self.clock.jump(-3_000 if self.clock.now() > 4_000 else self.rng.choice([-0.3, 0.3, 3_600]))
+
     def tidy(self) -> None:
         self.kernel.queue.upkeep()
         self.kernel.queue.cancel_where(EntryFilter(tag="some"))
@@ -99,10 +106,13 @@ class Life:
         self.kernel.retention.prune(**ages)
 
     def both(self) -> tuple[KernelState, KernelState]:
-        now = self.clock.now()
-        return self.kernel.store.read(
-            lambda tx: (KernelState.from_tables(tx).at(now), KernelState.from_journal(tx).at(now))
-        )
+        return self.kernel.store.read(self._states)
+
+    def _states(self, tx: Transaction) -> tuple[KernelState, KernelState]:
+        # of a clock jump that no transaction has noticed yet, the tables know nothing
+        _, _, offset_s = (read_setting(tx, "clock_offset") or "").partition(" ")
+        now = self.clock.monotonic() + float(offset_s) if offset_s else self.clock.now()
+        return KernelState.from_tables(tx).at(now), KernelState.from_journal(tx).at(now)
 
 
 @pytest.mark.parametrize("seed", range(12))

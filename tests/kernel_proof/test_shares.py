@@ -23,7 +23,7 @@ from rota.service.dispatcher import Dispatcher
 from rota.store import Transaction
 from rota.store.sqlite import SqliteStore
 
-START_AT = 1_000.0
+START_AT = 1_000_000_000.0
 SHARING = ("eevdf", "wfq", "fair_share")
 BY_VIRTUAL_TIME = ("eevdf", "wfq")  # these forget no debt and keep no credit
 DAY_S = 24 * 3_600.0
@@ -53,6 +53,7 @@ class Floor:
         self.policy, self.path = policy, path
         self.clock = ManualClock(START_AT)
         self.rng = random.Random(seed)
+        self.jumps = random.Random(seed)
         self.used: Counter[str] = Counter()  # tokens, by project
         self.by_agent: Counter[int] = Counter()
         self.order: list[str] = []  # whose run each was
@@ -96,6 +97,8 @@ class Floor:
         self.kernel.queue.charge(run.sched_id, {"tokens": tokens}, token=run.token)
         self.kernel.queue.complete(run.sched_id, "completed", token=run.token)
         self.clock.advance(1)
+        if self.jumps.random() < 0.1:  # which changes nothing: shares are by what was used in elapsed time
+            self.clock.jump(self.jumps.choice((-86_400.0, -5.0, 5.0, 86_400.0)))
         self.used[run.project_id or ""] += tokens
         self.by_agent[run.pid] += tokens
         self.order.append(run.project_id or "")

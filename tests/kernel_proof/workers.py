@@ -16,9 +16,10 @@ from typing import Any
 
 from rota import store
 from rota.clock import ManualClock
-from rota.kernel import Completion, Kernel
+from rota.kernel import Completion, Kernel, replay, retention
 from rota.model.work import Backoff, ScheduleSpec
 from rota.service.dispatcher import Dispatcher
+from rota.store import Transaction
 
 PATIENCE_S = 60.0  # real time, and only to end a test that would hang
 CLAIM_TIMEOUT_S = 600.0
@@ -96,3 +97,20 @@ def work_for_ever(tell: Connection, *, path: str, now: float, worker_id: str, po
         ids = [run.sched_id for run in runs]
         answers = kernel.queue.complete_many([Completion(run.sched_id, "completed", run.token) for run in runs])
         tell.send(("completed", [id_ for id_, answer in zip(ids, answers, strict=True) if isinstance(answer, tuple)]))
+
+
+def prune_for_ever(tell: Connection, *, path: str, now: float, age_s: float, stride: int) -> None:
+    """Prune what is older than an age, again and again, in many small commits; tell every so many of them."""
+    replay.PART_MAX, retention.PRUNE_MAX, retention.DROP_MAX = 10, 20, 1  # of this process only
+    kernel = opened(path, now)
+    write, commits = kernel.store.write, itertools.count(1)
+
+    def told(work: Callable[[Transaction], Any]) -> Any:
+        answer = write(work)
+        if next(commits) % stride == 0:
+            tell.send(("committed", None))
+        return answer
+
+    kernel.store.write = told  # type: ignore[method-assign]
+    while True:
+        kernel.retention.prune(events_older_than_s=age_s, entries_older_than_s=age_s)

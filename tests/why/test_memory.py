@@ -126,7 +126,9 @@ def test_a_policy_that_fails_in_a_dry_run_is_not_suspended() -> None:
 def test_a_policy_that_picks_no_entry_is_named() -> None:
     served = ServedAgents("strict")
     sched_id = served.kernel.queue.enqueue(ScheduleSpec(served.pids[0]))
-    explanation = explain(served.api, sched_id, policy=Policy(name="lazy", rank=picks_none, sentence="Picks no entry."))
+    explanation = explain(
+        served.api, sched_id, policy=Policy(name="lazy", rank=picks_none, sentence="Picks no entry.", holds_back=True)
+    )
     assert [reason.sentence() for reason in explanation.ordering] == ["lazy saw it and did not pick it"]
     assert explanation.changes[0].verb == "queue.force_claim"
     served.kernel.store.close()

@@ -93,7 +93,7 @@ def test_an_entry_held_for_a_failed_predecessor_can_be_released_by_the_suggestio
 def test_an_entry_that_was_not_picked_and_one_that_was_not_shown_are_distinguished(kernel: Kernel, pid: int) -> None:
     """A policy need not pick any entry. It sees only the first entries of an agent with many."""
     ids = kernel.queue.enqueue_many([ScheduleSpec(pid)] * (2 * HEADS_MAX))
-    selective = Policy(name="selective", rank=lambda _snapshot: (), sentence="It picks no entry.")
+    selective = Policy(name="selective", rank=lambda _snapshot: (), sentence="It picks no entry.", holds_back=True)
     first, last = (explain(Dispatcher(kernel, selective), sched_id).ordering for sched_id in (ids[0], ids[-1]))
     assert first == (reasons.NotPicked(policy="selective"),)
     assert last == (reasons.OutsideWindow(window=WINDOW_MAX),)

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Literal, TypeVar
 
 from rota.clock import Clock
-from rota.errors import IllegalQueueTransition, SchedIllegalTransition, SchedInvalidPayload, SchedUnknownId
+from rota.errors import (
+    IllegalQueueTransition,
+    SchedIllegalTransition,
+    SchedInvalidPayload,
+    SchedUnknownId,
+    StoreCorrupt,
+)
 from rota.kernel.agents import Agents
+from rota.kernel.clock_jumps import compare_clocks
 from rota.kernel.contexts import Contexts
 from rota.kernel.dry_run import DryRun, dry_run
 from rota.kernel.entries import EntryFilter
 from rota.kernel.environment import kernel_environment
 from rota.kernel.graph_runs import GraphRuns
+from rota.kernel.integrity import PROBLEMS_MAX, find_problems
 from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
 from rota.kernel.projects import Projects
@@ -26,10 +35,12 @@ from rota.kernel.replay import KernelState
 from rota.kernel.retention import Retention
 from rota.kernel.run_reports import Completion, RunReport
 from rota.kernel.runs import HeartbeatReply
+from rota.kernel.settings import read_number
 from rota.kernel.supervision import Supervision
 from rota.kernel.turn import TurnResult
 from rota.model.work import Agent, ReadyEntry, ScheduleSpec
-from rota.store import Store, Transaction
+from rota.store import NORMAL_DURABILITY_KEY, Store, Transaction
+from rota.store.forks import in_child
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import file as file_sql
 from rota.store.statements import journal as journal_sql
@@ -62,7 +73,9 @@ class Kernel:
         self.store = store
         self.clock = clock or store.clock
         jitter = rng or random.Random()  # noqa: S311  # not used for secrets
-        self.env = env = kernel_environment(store, self.clock, jitter)
+        if rng is None:
+            in_child(jitter.seed)  # else every child would back off at the same moments
+        self.env = env = kernel_environment(store, self.clock, jitter, compare_clocks)
         self.journal = Journal(env)
         self.agents = Agents(env)
         self.ledger = Ledger(env)
@@ -85,10 +98,10 @@ class Kernel:
         checked = self.agents.check_exit(exit_kind, detail)
         if queued not in ("cancel", "keep"):
             raise SchedInvalidPayload(f"queued must be cancel or keep, not {queued!r}", field="queued")
-        now = self.env.now()
         entries = EntryFilter(pid=pid)
 
         def work(tx: Transaction) -> None:
+            now = self.env.read_clock(tx)
             self.agents.terminate_in(tx, pid, exit_kind, checked, now)
             if queued == "cancel":
                 self.queue.cancel_batch_in(tx, entries, now, _OWNER_TERMINATED)
@@ -101,6 +114,19 @@ class Kernel:
     def dry_run(self, work: Callable[[DryRun], T], *, now: float | None = None) -> T:
         """Do what is due, run the work, roll everything back and return the work's result."""
         return dry_run(self.env, work, now=now)
+
+    def check(self) -> list[str]:
+        """Return the problems found in the file and in its rows, one sentence each; empty if all of it can be used."""
+        problems = self.store.check()
+        try:
+            problems += self.env.read(lambda tx: list(islice(find_problems(tx), PROBLEMS_MAX)))
+        except StoreCorrupt as problem:  # of the file itself: the store's check has described it, if it can
+            problems = problems or [problem.message]
+        return problems
+
+    def normal_durability_at(self) -> float | None:
+        """Return when a process last opened the file with durability "normal", which may lose work at a power cut."""
+        return self.env.read(lambda tx: read_number(tx, NORMAL_DURABILITY_KEY, 0.0)) or None
 
     def info(self) -> dict[str, Any]:
         """Return counts of agents and events, and the next ids."""

@@ -9,7 +9,7 @@ it, until the first of these:
     the worker drains or stops               the same, also for entries that become ready later
     an operator releases or forces it        affinity is a preference, never a reason to refuse
 
-An entry is held only for a worker that is alive (see workers_seen.py): it holds a claim or was seen lately. A worker
+An entry is held only for a worker that is alive (see `WorkersSeen`): it holds a claim or was seen lately. A worker
 with slots of several kinds claims as `name/kind` for each kind; an entry that names `name` means any of them.
 """
 
@@ -20,9 +20,9 @@ from typing import Literal, NamedTuple
 
 from rota.errors import SchedInvalidPayload
 from rota.kernel import flows
-from rota.kernel.environment import KernelEnvironment, WorkersSeen, worker_names
+from rota.kernel.environment import KernelEnvironment, worker_names
 from rota.kernel.journal import append
-from rota.kernel.settings import read_setting, write_setting
+from rota.kernel.settings import read_number, write_setting
 from rota.kernel.turn import TurnRequest
 from rota.model.checks import Checks
 from rota.model.events import AffinityWaitSet, EntriesReleased
@@ -63,14 +63,17 @@ class AffinityEntry(NamedTuple):
 
 def affinity_wait_s(tx: Transaction) -> float:
     """Return how long entries are held in this store, in seconds."""
-    return float(read_setting(tx, AFFINITY_WAIT_KEY) or AFFINITY_WAIT_S)
+    return read_number(tx, AFFINITY_WAIT_KEY, AFFINITY_WAIT_S)
 
 
 def hold_for_worker(
-    tx: Transaction, workers_seen: WorkersSeen, entry: AffinityEntry, now: float
+    tx: Transaction, env: KernelEnvironment, entry: AffinityEntry, now: float
 ) -> Literal["worker"] | None:
-    """Hold an entry that would be ready now for the worker it names, if that worker is alive; returns the hold."""
-    if entry.worker_id is None or not workers_seen.is_alive(tx, entry.worker_id, now):
+    """Hold an entry that would be ready now for the worker it names, if that worker is alive; returns the hold.
+
+    `now` is from `read_clock`.
+    """
+    if entry.worker_id is None or not env.workers_seen.is_alive(tx, entry.worker_id):
         return None
     wait_s = affinity_wait_s(tx)
     if wait_s <= 0:
@@ -135,9 +138,9 @@ class AffinitySettings:
     def set_affinity_wait(self, wait_s: float) -> None:
         """Set how long entries are held for the worker they name; holds that would last longer are shortened."""
         _queue.duration("wait_s", wait_s)
-        now = self._env.now()
 
         def work(tx: Transaction) -> None:
+            now = self._env.read_clock(tx)
             before_s = affinity_wait_s(tx)
             if before_s != wait_s:
                 write_setting(tx, AFFINITY_WAIT_KEY, repr(float(wait_s)))

@@ -3,6 +3,9 @@
 An agent's state is changed by the process that runs it, never by a method of the queue. A re-runnable agent ends a
 run in SUSPENDED and resumes to READY; a one-shot agent ends it in DEAD. A pause is a flag, not a state: a paused
 agent keeps its state and gets no new runs.
+
+The settings in an agent's metadata are checked whenever they are written. An agent whose stored settings a supervisor
+cannot use (damaged, or written by another version) is paused by `quarantine: …`, and writing its metadata ends that.
 """
 
 from __future__ import annotations
@@ -11,13 +14,15 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from rota.errors import InvalidPayload
+from rota.errors import InvalidPayload, StoreCorrupt
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
+from rota.kernel.ledger import inherit_ledger
 from rota.kernel.lookups import check_project_exists, find_agent
 from rota.kernel.paging import LIST_MAX, page
 from rota.kernel.rows import agent_from_row, json_text
-from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
+from rota.model.agent_settings import check_settings
+from rota.model.checks import ID_CHARS_MAX, PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import (
     Paused,
     ProcessCreated,
@@ -33,11 +38,12 @@ from rota.store import Transaction
 from rota.store.statements import agents as sql
 from rota.store.statements import flows as flow_sql
 
-__all__ = ["Agents", "Recovery", "move_agent"]
+__all__ = ["QUARANTINED_FOR", "Agents", "Recovery", "move_agent"]
 
 Pids: TypeAlias = list[int]
 AgentList: TypeAlias = list[Agent]  # in the class, `list` is a method
 Recovery = Literal["mark-suspended", "mark-dead"]
+QUARANTINED_FOR = "quarantine: "  # before the reason, as the `by` of a pause until the agent's settings change
 RECOVERIES: dict[str, str] = {"mark-suspended": "suspend", "mark-dead": "terminate"}
 
 _agent = Checks("Agent", InvalidPayload)
@@ -48,6 +54,13 @@ def move_agent(tx: Transaction, pid: int, state: str, target: str, *, reason: st
     verb_to(AGENT, state, target, pid)
     event = ProcessTransitioned(prev_state=state, new_state=target, reason=reason)
     tx.run(sql.MOVE, (target, reason, now, None, None, append(tx, event, now=now, pid=pid), pid))
+
+
+def _metadata(value: Any) -> str:
+    """Check an agent's metadata and the settings in it; returns it encoded."""
+    body = _json("metadata", value)
+    check_settings(value)
+    return body
 
 
 def _json(field: str, value: Any) -> str:
@@ -77,18 +90,19 @@ class Agents:
     ) -> int:
         """Create an agent and return its pid. Nothing is enqueued.
 
-        With `unique`, returns a live agent of this name if there is one, unchanged.
+        With `unique`, returns the live agent of this name in the project if there is one, unchanged; otherwise the new
+        agent gets the ledger of the last one of this name in the project, with what that has used.
         """
         _agent.text("name", name)
         _agent.text("template", template)
         settings = _settings(priority, weight, intent, max_concurrent)
         _agent.flag("rerunnable", rerunnable)
         _agent.flag("unique", unique)
-        body = _json("metadata", {} if metadata is None else metadata)
+        body = _metadata({} if metadata is None else metadata)
         now = self._env.now()
 
         def work(tx: Transaction) -> int:
-            if unique and (existing := tx.run(sql.FIND, (name,))):
+            if unique and (existing := tx.run(sql.FIND_IN_PROJECT, (name, project_id))):
                 return int(existing[0][0])
             if parent_pid is not None:
                 find_agent(tx, parent_pid)
@@ -99,6 +113,8 @@ class Agents:
             pid = int(tx.run(sql.CREATE, row)[0][0])
             event = ProcessCreated(name=name, template=template, parent_pid=parent_pid, project_id=project_id)
             tx.run(sql.TOUCH, (append(tx, event, now=now, pid=pid), now, pid))
+            if unique:
+                inherit_ledger(tx, pid, name, project_id, now)
             return pid
 
         return self._env.write(work)
@@ -108,7 +124,7 @@ class Agents:
         return self._env.read(lambda tx: find_agent(tx, pid))
 
     def find(self, name: str) -> list[Agent]:
-        """Return the live agents of a name, newest first: names need not be unique."""
+        """Return the live agents of a name in all projects, newest first; see model/agent_names for which is meant."""
         _agent.text("name", name)
         return [agent_from_row(row) for row in self._env.read(lambda tx: tx.run(sql.FIND, (name,)))]
 
@@ -164,19 +180,25 @@ class Agents:
         for field in changes:
             _agent.one_of("field", field, ("priority", "weight", "intent", "max_concurrent", "metadata"))
         if "metadata" in changes:
-            _json("metadata", changes["metadata"])
-        now = self._env.now()
+            _metadata(changes["metadata"])
+        return self._env.write(lambda tx: self.update_in(tx, pid, changes, self._env.now()))
 
-        def work(tx: Transaction) -> Agent:
-            agent = msgspec.structs.replace(find_agent(tx, pid), **changes)
-            settings = _settings(agent.priority, agent.weight, agent.intent, agent.max_concurrent)
-            event_id = append(tx, ProcessUpdated(changes=changes), now=now, pid=pid)
-            tx.run(sql.SET, (*settings, _json("metadata", agent.metadata), now, event_id, pid))
-            tx.run(flow_sql.AGENT_TOUCH, (pid, agent.project_id or "", event_id))
-            tx.effects.wake_parked = True
-            return find_agent(tx, pid)
-
-        return self._env.write(work)
+    def update_in(self, tx: Transaction, pid: int, changes: dict[str, Any], now: float) -> Agent:
+        """Change an agent inside a transaction; the changes were checked."""
+        agent = find_agent(tx, pid)
+        if agent.unreadable is not None and "metadata" not in changes:  # it would be replaced by nothing
+            hint = "Write its metadata in the same call; `rota reload` does it for an agent of a fleet file."
+            raise StoreCorrupt(f"agent {pid} cannot be read: {agent.unreadable}", hint=hint, pid=pid)
+        if "metadata" in changes and str(agent.paused_by).startswith(QUARANTINED_FOR):
+            tx.run(sql.PAUSE, (None, now, pid))
+            append(tx, Resumed(level="agent", key=str(pid), by="settings"), now=now, pid=pid)
+        agent = msgspec.structs.replace(agent, **changes)
+        settings = _settings(agent.priority, agent.weight, agent.intent, agent.max_concurrent)
+        event_id = append(tx, ProcessUpdated(changes=changes), now=now, pid=pid)
+        tx.run(sql.SET, (*settings, _json("metadata", agent.metadata), now, event_id, pid))
+        tx.run(flow_sql.AGENT_TOUCH, (pid, agent.project_id or "", event_id))
+        tx.effects.wake_parked = True
+        return find_agent(tx, pid)
 
     def pause(self, pid: int, by: str, reason: str | None = None) -> None:
         """Stop new claims of an agent's entries until it is resumed. Live runs continue."""
@@ -190,20 +212,20 @@ class Agents:
         self._set_pause(pid, None, Resumed(level="agent", key=str(pid), by=by))
 
     def _set_pause(self, pid: int, by: str | None, event: Paused | Resumed) -> None:
-        now = self._env.now()
+        self._env.write(lambda tx: self.set_pause_in(tx, pid, by, event, self._env.now()))
 
-        def work(tx: Transaction) -> None:
-            find_agent(tx, pid)
-            tx.run(sql.PAUSE, (by, now, pid))
-            tx.run(sql.TOUCH, (append(tx, event, now=now, pid=pid), now, pid))
-            tx.effects.wake_parked = True
+    def set_pause_in(self, tx: Transaction, pid: int, by: str | None, event: Paused | Resumed, now: float) -> None:
+        """Pause or resume an agent inside a transaction."""
+        find_agent(tx, pid)
+        tx.run(sql.PAUSE, (by, now, pid))
+        tx.run(sql.TOUCH, (append(tx, event, now=now, pid=pid), now, pid))
+        tx.effects.wake_parked = True
 
-        self._env.write(work)
-
-    def paused(self, by: str, *, limit: int = LIST_MAX) -> AgentList:
-        """Return the agents paused by this name, by pid."""
+    def paused(self, by: str, *, limit: int = LIST_MAX, prefix: bool = False) -> AgentList:
+        """Return the agents paused by this name, or by names that begin with it, by pid."""
         _agent.text("by", by)
-        rows = self._env.read(lambda tx: tx.run(sql.PAUSED, (by, page(limit, 0).limit)))
+        chars = len(by) if _agent.flag("prefix", prefix) else ID_CHARS_MAX
+        rows = self._env.read(lambda tx: tx.run(sql.PAUSED, (chars, by, page(limit, 0).limit)))
         return [agent_from_row(row) for row in rows]
 
     def recover(self, policy: Recovery = "mark-suspended", *, reason: str = "daemon_restart") -> Pids:

@@ -11,12 +11,13 @@ those without a look at this file (see `ClaimPass.try_claim`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from rota.kernel import contexts, usage_windows
+from rota.kernel.budget_loans import OpenLoan, reserved_for_loans
 from rota.kernel.contexts import ContextRow
 from rota.kernel.environment import DueSummary, KernelCache
 from rota.kernel.flows import SHARED_DIM
@@ -29,12 +30,14 @@ from rota.kernel.rows import (
     PID,
     PROJECT,
     RUNNABLE_AT,
+    UNREADABLE_CONSTRAINT,
     Needs,
     decode_needs,
     decode_spent,
     state_and_hold,
 )
 from rota.kernel.workspaces import workspace_holders
+from rota.model.lifecycle import EntryState
 from rota.model.reasons import BlockingBase
 from rota.policy import replenishment
 from rota.policy.eligibility import (
@@ -52,6 +55,8 @@ from rota.store.statements import projects as project_sql
 from rota.store.statements import queue as queue_sql
 
 __all__ = ["CheckedEntry", "ClaimChecks"]
+
+_NOTHING: Mapping[str, int] = {}
 
 
 class CheckedEntry(NamedTuple):
@@ -164,9 +169,10 @@ class ClaimChecks:
     def add_claim(self, entry: CheckedEntry) -> str | None:
         """Count an entry as running; returns the workspace assigned to it."""
         needs = entry.needs
-        self._occupancy.add_claim(entry.pid, entry.project_id, entry.kind, needs)
+        self._occupancy.add_claim(entry.pid, entry.project_id, entry.kind, needs, self._loan_to(entry, needs))
         for context in self._contexts_for(entry, needs):
-            self._reserved[context.context_id] += _requested(context, needs)
+            tokens = needs.reserved(SHARED_DIM, 1)
+            self._reserved[context.context_id] += self._drawn_from(context, entry, needs, tokens)
         if needs.mode is None or entry.project_id is None:
             return None
         workspace = self._free_workspace(entry.project_id, needs)
@@ -174,6 +180,10 @@ class ClaimChecks:
             held = self._workspace_holders(entry.project_id)
             held.setdefault(workspace, []).append((entry.sched_id, needs.mode, self._now))
         return workspace
+
+    def entries_on_loan(self) -> list[int]:
+        """Return the entries that may run on a loan though a budget is used up, by id."""
+        return [loan.sched_id for loan in self._occupancy.loans() if loan.state == EntryState.QUEUED]
 
     def request_contexts(self, entry: CheckedEntry) -> list[ContextRow]:
         """Return the contexts that count requests: starting a run is itself a use of them."""
@@ -202,12 +212,19 @@ class ClaimChecks:
             max_concurrent=cap,
             running_of_kind=owner.running_by_kind[kind] if kind is not None else 0,
             max_of_kind=owner.constraint.max_by_kind.get(kind) if kind is not None else None,
+            problem="its constraint" if owner.constraint is UNREADABLE_CONSTRAINT else None,
         )
 
     # --- budgets ---------------------------------------------------------------------------------
 
+    def _loan_to(self, entry: CheckedEntry, needs: Needs) -> OpenLoan | None:
+        """Return the open loan that an entry runs on, if another entry spawned it with one."""
+        return None if needs.path is None else self._occupancy.loan_to(entry.sched_id)
+
     def _budget_facts(self, entry: CheckedEntry, needs: Needs) -> tuple[BudgetFacts, ...]:
         agent = self._occupancy.agent(entry.pid)
+        loan = self._loan_to(entry, needs)
+        lent = loan.rest if loan is not None and loan.parent_pid == agent.pid else _NOTHING
         found = [
             BudgetFacts(
                 level="agent",
@@ -215,18 +232,19 @@ class ClaimChecks:
                 dim=dim,
                 used=used,
                 reserved=agent.reserved[dim],
-                ask=needs.requested(dim, 0),
+                ask=needs.requested(dim, 0) - lent.get(dim, 0),
                 limit=limit,
             )
             for dim, used, limit in agent.ledger_lines
         ]
         if entry.project_id is not None:
-            found += self._owner_budgets(self._occupancy.owner(entry.project_id), needs)
+            found += self._owner_budgets(self._occupancy.owner(entry.project_id), needs, loan)
         if self._due.any_global_budget:
-            found += self._owner_budgets(self._occupancy.owner(usage_windows.ALL_PROJECTS), needs)
+            found += self._owner_budgets(self._occupancy.owner(usage_windows.ALL_PROJECTS), needs, loan)
         return tuple(sorted(found, key=_remaining)) if len(found) > 1 else tuple(found)
 
-    def _owner_budgets(self, owner: OwnerOccupancy, needs: Needs) -> list[BudgetFacts]:
+    def _owner_budgets(self, owner: OwnerOccupancy, needs: Needs, loan: OpenLoan | None) -> list[BudgetFacts]:
+        lent = loan.rest if loan is not None and loan.is_reserved_in(owner.project_id) else _NOTHING
         return [
             BudgetFacts(
                 level="global" if owner.project_id == usage_windows.ALL_PROJECTS else "project",
@@ -234,7 +252,7 @@ class ClaimChecks:
                 dim=dim,
                 used=used,
                 reserved=owner.reserved[dim],
-                ask=max(1, needs.requested(dim, 1)),
+                ask=max(1, needs.requested(dim, 1)) - lent.get(dim, 0),
                 limit=limit,
                 frees_at=frees_at,
             )
@@ -259,11 +277,32 @@ class ClaimChecks:
         """Return what live claims may still use of a context; a request was used when its run began."""
         if context.unit == "requests":
             return 0
-        return sum(
+        by_claims: int = sum(
             count * decode_needs(needs_text).reserved(SHARED_DIM, 1, decode_spent(spent_text))
             for pid, project_id, _, needs_text, spent_text, count in self._occupancy.live_claims()
             if context.context_id in self._context_ids_of_claim(pid, project_id, needs_text)
         )
+        by_loans = reserved_for_loans(
+            self._occupancy.loans(),
+            is_parents=lambda loan: self._is_lent_of(context, loan),
+            is_childs=lambda loan: (
+                context.context_id in self._context_ids_of_claim(loan.pid, loan.project_id, loan.needs_text)
+            ),
+        )
+        return by_claims + by_loans.get(SHARED_DIM, 0)
+
+    def _is_lent_of(self, context: ContextRow, loan: OpenLoan) -> bool:
+        """Whether the parent of a loan draws on a context."""
+        of_parent = self._context_ids_of_claim(loan.parent_pid, loan.parent_project, loan.parent_needs_text)
+        return context.context_id in of_parent
+
+    def _drawn_from(self, context: ContextRow, entry: CheckedEntry, needs: Needs, tokens: int) -> int:
+        """Return what an entry takes of a context, besides a loan that is reserved there: a request, or tokens."""
+        if context.unit == "requests":
+            return 1
+        loan = self._loan_to(entry, needs)
+        lent = loan.rest.get(SHARED_DIM, 0) if loan is not None and self._is_lent_of(context, loan) else 0
+        return tokens - lent
 
     def _context_ids_of_claim(self, pid: int, project_id: str | None, needs_text: str | None) -> frozenset[int]:
         """Return the contexts that a live claim draws on, by the same rule as for an entry to claim."""
@@ -278,7 +317,7 @@ class ClaimChecks:
         found = []
         for context in self._contexts_for(entry, needs):
             allowance = replenishment.refilled(context.allowance, at_ms)
-            requested = _requested(context, needs)
+            requested = self._drawn_from(context, entry, needs, max(1, needs.requested(SHARED_DIM, 1)))
             reserved = self._reserved[context.context_id]
             covered_ms = replenishment.covered_at(allowance, min(requested + reserved, allowance.budget))
             found.append(
@@ -291,6 +330,7 @@ class ClaimChecks:
                     budget=allowance.budget,
                     covered_at=None if covered_ms is None else covered_ms / 1000,
                     throttled_until=context.throttled_until,
+                    problem=context.problem,
                 )
             )
         return tuple(found)
@@ -338,7 +378,3 @@ class ClaimChecks:
 def _remaining(budget: BudgetFacts) -> int:
     """Return what a budget leaves after the request; the strictest budget is reported first."""
     return budget.limit - budget.used - budget.reserved - budget.ask
-
-
-def _requested(context: ContextRow, needs: Needs) -> int:
-    return 1 if context.unit == "requests" else max(1, needs.requested(SHARED_DIM, 1))

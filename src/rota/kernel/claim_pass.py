@@ -4,6 +4,9 @@ The code that chooses the order (strict order here, a policy in the service) cal
 other. Each entry is checked against everything that can block it, including what the same pass has claimed before. It
 is either added to the pass or refused with a reason, and a refusal also excludes the entries that would be refused for
 the same reason. `write` then stores all claims: one event, whose id is the claim token of each of them.
+
+An entry whose row cannot be read is claimed and ended in the same transaction, as failed with the outcome `unreadable`:
+it can never run, and it must not keep the entries behind it from running. A caller that got nothing else tries again.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import msgspec
 
 from rota.kernel import affinity, contexts, flows
 from rota.kernel.claim_checks import CheckedEntry, ClaimChecks
+from rota.kernel.completion import UNREADABLE, end_runs
 from rota.kernel.contexts import ContextRow
 from rota.kernel.environment import UNLIMITED, DueSummary, KernelEnvironment
 from rota.kernel.flows import NO_PROJECT, ServedFlows
@@ -34,12 +38,17 @@ from rota.kernel.rows import (
     READY_WIDTH,
     RESULT,
     RUNNABLE_AT,
+    UNREADABLE_NEEDS,
     decode_needs,
+    encode_json,
     entry_from_row,
     json_list,
+    unreadable_columns,
 )
+from rota.kernel.run_reports import RunEnd
 from rota.kernel.turn import TurnRequest
 from rota.model import reasons
+from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.events import ClaimedEntry, EntriesClaimed
 from rota.model.lifecycle import EntryState
 from rota.model.reasons import BlockingBase
@@ -47,6 +56,7 @@ from rota.model.work import ReadyEntry
 from rota.store import Row, Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import projects as project_sql
+from rota.store.statements import ready_heads as head_sql
 
 __all__ = ["CLAIM_BYTES_MAX", "ClaimPass", "PendingClaim", "begin_claim"]
 
@@ -79,9 +89,9 @@ class PendingClaim(msgspec.Struct, frozen=True, gc=False):
 
 def begin_claim(tx: Transaction, env: KernelEnvironment, maintenance: Maintenance, request: TurnRequest) -> ClaimPass:
     """Do what is due, release what was held for the worker, and return the pass of its claim."""
-    now = env.clock.now() if request.now is None else request.now
+    now = env.read_clock(tx, writes=False) if request.now is None else request.now
     due = maintenance.run_due(tx, now, now_from_clock=request.now is None)
-    env.workers_seen.mark_seen(request.worker.worker_id, now)
+    env.workers_seen.mark_seen(request.worker.worker_id)
     if due.affinity_until is not None:
         affinity.release_for_claim(tx, env, request, now)
         # while entries are held for workers, one worker's empty result says nothing about another worker's
@@ -109,6 +119,7 @@ class ClaimPass:
         self._blocked_heads: set[int | str] = set()  # agents and projects whose first entry this claim cannot take
         self._ahead: dict[int, tuple[list[Row], bool]] = {}  # by agent: entries read ahead, and whether more exist
         self._bytes = 0  # of the payloads claimed so far
+        self.ended_unreadable = False  # whether `write` has ended entries that cannot be read
         self.all_blocked = False  # a reason was found that blocks every entry
         self.blocked_pids: set[int] = set()  # agents whose entries need no further check
         self.blocked_projects: set[str] = set()
@@ -151,11 +162,12 @@ class ClaimPass:
             return reasons.NotQueued(state=_DISPATCHED)
         if self._any_limit or row[NEEDS] is not None or not (project_id is None or self._is_open(project_id)):
             entry = CheckedEntry.from_row(row)
-            blocked = self._claim_checks.first_blocking_reason(entry)
-            if blocked is not None:
-                self._exclude(entry, blocked)
-                return blocked
-            workspace = self._claim_checks.add_claim(entry)
+            if entry.needs is not UNREADABLE_NEEDS:  # otherwise `write` ends it, and nothing can block that
+                blocked = self._claim_checks.first_blocking_reason(entry)
+                if blocked is not None:
+                    self._exclude(entry, blocked)
+                    return blocked
+                workspace = self._claim_checks.add_claim(entry)
         # else only its own row decides, and that is ready
         claim = PendingClaim(row, workspace, estimate, reason)
         self.claimed.append(claim)
@@ -170,7 +182,9 @@ class ClaimPass:
 
     def blocking_reasons(self, row: Row) -> list[BlockingBase]:
         """Return every reason that blocks an entry."""
-        return self._claim_checks.blocking_reasons(CheckedEntry.from_row(row))
+        found = self._claim_checks.blocking_reasons(CheckedEntry.from_row(row))
+        problem = unreadable_columns(row)
+        return found if problem is None else [*found, reasons.Unreadable(problem=problem)]
 
     def prefetch_owners(self, rows: list[Row]) -> None:
         """Load the agents and projects of many entries, before the entries are checked."""
@@ -241,6 +255,28 @@ class ClaimPass:
     def exclude_blocked_agents(self) -> None:
         """Leave the entries of blocked agents out of everything that this pass reads."""
         self.blocked_pids |= self.blocked_agents()
+
+    def excluded(self) -> tuple[frozenset[int], frozenset[str], frozenset[str], frozenset[str]]:
+        """Return what this pass leaves out, for a pass that continues it in another transaction (see `exclude`)."""
+        return (
+            frozenset(self.blocked_pids),
+            frozenset(self.blocked_projects),
+            frozenset(self.blocked_needs),
+            frozenset(self.refused_groups),
+        )
+
+    def exclude(
+        self,
+        pids: frozenset[int],
+        projects: frozenset[str],
+        needs: frozenset[str],
+        groups: frozenset[str],
+    ) -> None:
+        """Leave out what an earlier pass has left out."""
+        self.blocked_pids |= pids
+        self.blocked_projects |= projects
+        self.blocked_needs |= needs
+        self.refused_groups |= groups
 
     def has_more_ready(self, pid: int, claimed: int | None = None) -> bool:
         """Whether an agent has ready entries besides those claimed, even if this claim cannot take them."""
@@ -348,6 +384,7 @@ class ClaimPass:
         forced_by: str | None = None,
     ) -> list[ReadyEntry]:
         """Write all claims of the pass with one event and return the claimed entries."""
+        self.claim_on_loans()
         if not self.claimed:
             self.tx.effects.retry_at = self._due.retry_at
             return []
@@ -364,11 +401,15 @@ class ClaimPass:
             admission_skipped=not request.check_budgets,
         )
         self.token = token = append(self.tx, event, now=now)
+        if request.now is None:
+            self.env.note_time(self.tx, now)
         expires_at = now + request.timeout_s
         head = (worker.worker_id, worker.incarnation, now, now, request.timeout_s, expires_at, token)
         # the columns of statements.queue.ENTRY from state on
         tail = (_DISPATCHED, worker.worker_id, now, None, None, None, token, expires_at, 0)
-        rows, fences, touched, entries = [], [], [], []
+        rows, fences, touched = [], [], []
+        entries: list[ReadyEntry] = []
+        unreadable: list[ReadyEntry] = []
         for each in claimed:
             row, workspace = each.row, each.workspace
             rows.append((*head, workspace, each.estimate, row[0]))
@@ -376,7 +417,8 @@ class ClaimPass:
             if workspace is not None:
                 fences.append((token, workspace))
             attempt = row[ATTEMPT] + 1  # the entry that the worker gets is built without reading the row again
-            entries.append(entry_from_row((*row[:ATTEMPT], attempt, *row[ATTEMPT + 1 : READY_WIDTH], *tail, workspace)))
+            entry = entry_from_row((*row[:ATTEMPT], attempt, *row[ATTEMPT + 1 : READY_WIDTH], *tail, workspace))
+            (entries if entry.unreadable is None else unreadable).append(entry)
         # one statement per id, in order: neighbours share pages, and one UPDATE of many rows would find each row twice
         rows.sort(key=_sched_id)
         self.tx.run_many(sql.CLAIM, rows)
@@ -391,7 +433,32 @@ class ClaimPass:
             flows.save_moves(self.tx, served.moves, event_id=token, served_at=now)
         if served.agents:
             flows.mark_served(self.tx, served.agents, event_id=token, served_at=now)
+        if unreadable:
+            self._end_unreadable(unreadable)
         return entries
+
+    def _end_unreadable(self, entries: list[ReadyEntry]) -> None:
+        """End claimed entries whose rows cannot be read."""
+        self.ended_unreadable = True
+        run_ends = [
+            RunEnd(
+                entry.sched_id,
+                "failed",
+                entry.token,
+                encode_json("result", {"error": f"its row cannot be read: {entry.unreadable}"}, RESULT_BYTES_MAX),
+                UNREADABLE,
+            )
+            for entry in entries
+        ]
+        end_runs(self.tx, self.env, run_ends, self.now)
+
+    def claim_on_loans(self) -> None:
+        """Claim entries whose budget was lent to them, in projects that were excluded because theirs is used up."""
+        if not self._due.any_loan or not (self.blocked_projects or self.all_blocked):
+            return
+        for row in sorted(self.tx.run_for(head_sql.ENTRIES, self._claim_checks.entries_on_loan()), key=_strict_order):
+            if not self.is_full and self.may_claim(row):
+                self.try_claim(row)
 
     def _charge_requests(self) -> dict[str, int]:
         """Charge one request per claim to contexts that count requests; returns the amounts for the event."""

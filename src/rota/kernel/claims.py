@@ -32,6 +32,7 @@ from rota.model.checks import Checks
 from rota.model.reasons import BlockingBase
 from rota.model.work import ReadyEntry, Worker
 from rota.store import Transaction, WakeHandle
+from rota.store.forks import in_child
 from rota.store.statements import queue as queue_sql
 
 __all__ = ["Claims"]
@@ -47,6 +48,12 @@ class Claims(Runs):
         super().__init__(env)
         self._wake_handles: dict[Worker, WakeHandle] = {}
         self._wake_handles_lock = threading.Lock()
+        in_child(self._forget_workers)
+
+    def _forget_workers(self) -> None:
+        """In a forked child: the workers are threads of the parent."""
+        self._wake_handles = {}
+        self._wake_handles_lock = threading.Lock()
 
     def claim(
         self, *, worker_id: str, max_n: int = 1, wait_s: float = 0.0, **options: Unpack[ClaimOptions]
@@ -55,9 +62,12 @@ class Claims(Runs):
         request = make_turn_request(worker_id=worker_id, max_n=max_n, wait_s=wait_s, **options)
 
         def work(tx: Transaction) -> list[ReadyEntry]:
-            claim = begin_claim(tx, self._env, self.maintenance, request)
-            claim.claim_in_strict_order()
-            return claim.write()
+            while True:
+                claim = begin_claim(tx, self._env, self.maintenance, request)
+                claim.claim_in_strict_order()
+                entries = claim.write()
+                if entries or not claim.ended_unreadable:
+                    return entries
 
         return self.park(work, request, "strict") if wait_s > 0 else self._env.store.write(work)
 
@@ -101,7 +111,7 @@ class Claims(Runs):
         request = TurnRequest(worker, 1, now, claim_timeout_s, (), admission_check)
 
         def work(tx: Transaction) -> ReadyEntry:
-            at = self._env.now() if now is None else now
+            at = self._env.read_clock(tx, writes=False) if now is None else now
             due = self.maintenance.run_due(tx, at, now_from_clock=now is None)
             rows = tx.run(queue_sql.GET, (_queue.whole("sched_id", sched_id),))
             if not rows:
@@ -126,7 +136,9 @@ class Claims(Runs):
                 affinity.release_for_claim(tx, env, request, now)
             claim = ClaimPass(tx, env, request, now, due)
             claim.claim_in_strict_order()
-            return [ready_entry_from_row(each.row) for each in claim.claimed]
+            claim.claim_on_loans()
+            entries = [ready_entry_from_row(each.row) for each in claim.claimed]
+            return [entry for entry in entries if entry.unreadable is None]
 
         if self._env.read(lambda tx: read_due_summary(tx).affinity_until) is None:
             return self._env.read(look)

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from rota.errors import RotaError, SchedUnknownId, StaleClaim
+from rota.errors import LimitExceeded, RotaError, SchedUnknownId, StaleClaim
 from rota.kernel import budget_loans, dependencies, flows, usage_windows
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.flows import SHARED_DIM
@@ -27,6 +27,7 @@ from rota.kernel.ledger import ChargeResult, Payer, record_usage
 from rota.kernel.rows import NO_OPTIONS, EntryOptions, decode_needs, decode_options, decode_spent
 from rota.kernel.run_reports import CompletionAnswer, RunEnd, RunReport
 from rota.kernel.usage_windows import ALL_PROJECTS
+from rota.model.checks import DIMS_MAX
 from rota.model.events import CompletedEntry, EntriesCompleted, EntriesReturned, FlowMove, RunEnded
 from rota.model.lifecycle import ENTRY, advance
 from rota.model.work import Backoff
@@ -36,6 +37,7 @@ from rota.store.statements import claims as sql
 
 __all__ = [
     "METERED",
+    "UNREADABLE",
     "EndedRuns",
     "RunRow",
     "backoff_s",
@@ -47,7 +49,8 @@ __all__ = [
 ]
 
 METERED = frozenset({"cpu_s", "wall_s"})  # measured for every run, and charged only where a budget exists
-NOT_RETRIED_OUTCOMES = frozenset({"over_budget"})  # another attempt would end the same way
+UNREADABLE = "unreadable"  # the outcome of an entry whose stored row cannot be read
+NOT_RETRIED_OUTCOMES = frozenset({"over_budget", UNREADABLE})  # another attempt would end the same way
 _sched_id = itemgetter(4)  # of the parameters of `COMPLETE`
 _COMPLETED = ("dispatched", "completed")
 _RETURNED = ("dispatched", "queued")
@@ -114,6 +117,9 @@ def end_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd]
     completed: list[tuple[RunRow, RunEnd]] = []
     retried: list[tuple[RunRow, RunEnd]] = []
     for run_end in run_ends:
+        if run_end.refused is not None:
+            answers.append(run_end.refused)
+            continue
         found = runs.get(run_end.sched_id)
         if found is not None and found.sched_id in states:  # reported twice
             found = msgspec.structs.replace(found, state=states[found.sched_id], token=None)
@@ -173,10 +179,11 @@ def _take_report(tx: Transaction, env: KernelEnvironment, run: RunRow, report: R
         if amount > 0 and (dim not in METERED or _is_budgeted(tx, run, dim))
     }
     if usage:
+        usage = _fitting(usage, decode_spent(run.spent_text))
         run, _ = charge_run(tx, env, run, usage, now)
     if report.back is not None and not run.cancel_requested:
-        back_at = now if report.back_at is None else report.back_at
-        return_to_queue(tx, env, run, report.back, runnable_at=back_at, now=now)
+        delay_s = report.back_after_s or 0.0
+        return_to_queue(tx, env, run, report.back, now=now, runnable_at=report.back_at, delay_s=delay_s)
     event = RunEnded(
         sched_id=run.sched_id,
         attempt=run.attempt,
@@ -190,6 +197,13 @@ def _take_report(tx: Transaction, env: KernelEnvironment, run: RunRow, report: R
     return run
 
 
+def _fitting(usage: dict[str, int], spent: Mapping[str, int]) -> dict[str, int]:
+    """Return usage without the dimensions that would be too many for a run; its end is recorded in any case."""
+    room = DIMS_MAX - len(spent)
+    new = [dim for dim in usage if dim not in spent]
+    return usage if len(new) <= room else {dim: usage[dim] for dim in usage if dim not in new[max(room, 0) :]}
+
+
 def _is_budgeted(tx: Transaction, run: RunRow, dim: str) -> bool:
     return bool(tx.run(budget_sql.IS_BUDGETED, (run.pid, dim, run.project_id, ALL_PROJECTS)))
 
@@ -201,6 +215,8 @@ def charge_run(
     spent = dict(decode_spent(run.spent_text))
     for dim, amount in amounts.items():
         spent[dim] = spent.get(dim, 0) + amount
+    if len(spent) > DIMS_MAX:
+        raise LimitExceeded("dims_max", DIMS_MAX, len(spent), field="amounts")
     spent_text = _encode(spent).decode()
     tx.run(sql.SPEND, (spent_text, run.sched_id))
     payer = Payer(run.pid, run.project_id, decode_needs(run.needs_text), run.sched_id)
@@ -236,7 +252,7 @@ def _write(
         touched.append((run.pid, run.project_id))
     env.cache.touch_all(touched)
     for worker_id, gone in is_gone.items():
-        env.workers_seen.mark_gone(worker_id) if gone else env.workers_seen.mark_seen(worker_id, now)
+        env.workers_seen.mark_gone(worker_id) if gone else env.workers_seen.mark_seen(worker_id)
     moves = flows.moves_for_costs(tx, costs) if costs else []
     if completed:
         _write_completed(tx, env, completed, moves, now)
@@ -280,6 +296,7 @@ class _Requeued(NamedTuple):
     attempt: int
     hold: str | None
     outcome: str | None = None
+    by_date: bool = False
 
 
 def backoff_s(backoff: Backoff, attempt: int, rng: random.Random) -> float:
@@ -314,14 +331,18 @@ def return_to_queue(
     run: RunRow,
     verb: Literal["preempt", "yield"],
     *,
-    runnable_at: float,
     now: float,
+    runnable_at: float | None = None,
+    delay_s: float = 0.0,
 ) -> None:
-    """Return a run to the queue without counting an attempt."""
+    """Return a run to the queue without counting an attempt: now, after a delay, or for a date."""
     advance(ENTRY, run.state, verb, run.sched_id)
+    by_date = runnable_at is not None and runnable_at > now
+    runnable_at = now + delay_s if runnable_at is None else runnable_at
     moves = flows.moves_for_costs(tx, [(run.pid, run.project_id, run.correction(now))])
     hold = "time" if runnable_at > now else None
-    _write_requeued(tx, env, verb, [_Requeued(run, runnable_at, run.attempt - 1, hold)], moves, now=now)
+    requeued = _Requeued(run, runnable_at, run.attempt - 1, hold, by_date=by_date)
+    _write_requeued(tx, env, verb, [requeued], moves, now=now)
     env.cache.touch(run.pid, run.project_id)
     tx.effects.wake_parked = True
 
@@ -336,9 +357,10 @@ def _write_requeued(
     now: float,
 ) -> None:
     for each in requeued:
-        if each.run.spent_text is not None and each.run.options.parent_id is not None:
-            budget_loans.reduce_after_attempt(tx, each.run.sched_id)
-    tx.run_many(sql.REQUEUE, [(r.hold, r.runnable_at, r.attempt, r.outcome, r.run.sched_id) for r in requeued])
+        if each.run.needs_text is not None:
+            budget_loans.end_attempt(tx, each.run.sched_id, each.run.token)
+    rows = [(r.hold, r.runnable_at, r.by_date, r.attempt, r.outcome, r.run.sched_id) for r in requeued]
+    tx.run_many(sql.REQUEUE, rows)
     event = EntriesReturned(
         verb=verb,
         sched_ids=[each.run.sched_id for each in requeued],

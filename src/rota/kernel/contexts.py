@@ -5,7 +5,11 @@ with `draws_on=("openai",)` uses, whatever its project. In addition exactly one 
 path if the entry was spawned on one, else that of its agent, else that of its project, if there is one.
 
 The state of a context's budget is an `Allowance` (see policy/replenishment): usage comes back one period later, and
-usage beyond the budget is debt. Time is counted in whole milliseconds here.
+usage beyond the budget is debt. Time is counted in whole milliseconds here: the instant of a charge is rounded up and
+the instant of a reading down. So a unit returns at least one period after it was used, at most 2 ms later than that;
+rounded to the nearest millisecond, it could return half a millisecond before a whole period had passed.
+
+A context whose allowance cannot be read has none: what draws on it waits, and is told why. `adjust` gives it a new one.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.lookups import check_project_exists, find_agent
 from rota.kernel.paging import page
-from rota.kernel.rows import Needs
+from rota.kernel.rows import DECODE_ERRORS, PROBLEM_CHARS_MAX, Needs
 from rota.model import events
 from rota.model.budgets import Handle, Refill, SchedulingContext
 from rota.model.checks import AMOUNT_MAX, SECONDS_MAX, Checks
@@ -29,7 +33,17 @@ from rota.policy.replenishment import Allowance
 from rota.store import Row, Transaction
 from rota.store.statements import contexts as sql
 
-__all__ = ["REFILL_MAX", "ContextRow", "Contexts", "apply_charge", "charge", "contexts_for", "refill", "to_ms"]
+__all__ = [
+    "REFILL_MAX",
+    "ContextRow",
+    "Contexts",
+    "apply_charge",
+    "charge",
+    "contexts_for",
+    "refill",
+    "to_ms",
+    "to_ms_up",
+]
 
 REFILL_MAX = 256  # contexts refilled in one transaction
 Unit = Literal["tokens", "requests"]
@@ -38,11 +52,19 @@ BOUND_TO = ("agent", "project", "call_path", "name")
 
 _checks = Checks("SchedulingContext", ContextInvalid)
 _encoder = msgspec.json.Encoder()
+_NO_ALLOWANCE = Allowance(1, 1, ((round(SECONDS_MAX * 1000), 1),))  # for one that cannot be read: nothing is available
 
 
 def to_ms(at: float) -> int:
-    """Convert an instant to whole milliseconds."""
-    return round(at * 1000)
+    """Convert an instant to whole milliseconds, rounded down."""
+    at_ms = round(at * 1000)
+    return at_ms - 1 if at_ms / 1000 > at else at_ms
+
+
+def to_ms_up(at: float) -> int:
+    """Convert an instant or a duration to whole milliseconds, rounded up."""
+    at_ms = round(at * 1000)
+    return at_ms + 1 if at_ms / 1000 < at else at_ms
 
 
 class ContextRow(NamedTuple):
@@ -57,6 +79,7 @@ class ContextRow(NamedTuple):
     refill_at: float | None
     throttled_until: float | None
     generation: int
+    problem: str | None = None  # why its allowance cannot be read
 
     @property
     def name(self) -> str | None:
@@ -66,8 +89,14 @@ class ContextRow(NamedTuple):
 
 def _from_row(row: Row) -> ContextRow:
     context_id, bound_to, bound_id, unit, _, _, state, allowance_text, refill_at, throttled_until, generation = row
-    allowance = replenishment.checked(msgspec.json.decode(allowance_text, type=Allowance))
-    return ContextRow(context_id, bound_to, bound_id, unit, state, allowance, refill_at, throttled_until, generation)
+    problem = None
+    try:
+        allowance = replenishment.checked(msgspec.json.decode(allowance_text, type=Allowance))
+    except DECODE_ERRORS as unreadable:
+        allowance, problem = _NO_ALLOWANCE, f"allowance: {unreadable}"[:PROBLEM_CHARS_MAX]
+    return ContextRow(
+        context_id, bound_to, bound_id, unit, state, allowance, refill_at, throttled_until, generation, problem
+    )
 
 
 def contexts_for(tx: Transaction, needs: Needs, pid: int, project_id: str | None) -> list[ContextRow]:
@@ -85,24 +114,30 @@ def charge(tx: Transaction, charged: list[ContextRow], amounts: dict[str, int], 
     moved: dict[str, int] = {}
     for context in charged:
         amount = amounts.get(context.unit, 0)
-        if amount:
+        if amount and context.problem is None:
             moved[str(context.context_id)] = amount
-            _save(tx, context, apply_charge(context.allowance, amount, to_ms(now)), now)
+            _save(tx, context, apply_charge(context.allowance, amount, now), now)
     return moved
 
 
-def apply_charge(allowance: Allowance, amount: int, at_ms: int) -> Allowance:
+def apply_charge(allowance: Allowance, amount: int, at: float) -> Allowance:
     """Return an allowance after a charge, or after a refund if the amount is negative."""
+    at_ms = to_ms(at)
     present = replenishment.refilled(allowance, at_ms)
     if amount < 0:
         return replenishment.refunded(present, -amount, at_ms)
-    return replenishment.charged(present, amount, at_ms)
+    return replenishment.charged(present, amount, to_ms_up(at))
 
 
 def refill(tx: Transaction, now: float) -> int:
     """Refill the contexts that are due; returns their number."""
     due = [_from_row(row) for row in tx.run(sql.DUE, (now, REFILL_MAX))]
     for context in due:
+        if context.problem is not None:  # it is not due again until it is adjusted
+            tx.run(sql.STOP_REFILL, (context.context_id,))
+            event = events.RowUnreadable(table="contexts", key=str(context.context_id), problem=context.problem)
+            append(tx, event, now=now)
+            continue
         _save(tx, context, replenishment.refilled(context.allowance, to_ms(now)), now)
     return len(due)
 
@@ -144,11 +179,11 @@ class Contexts:
         bound = _checks.text("bound_id", str(bound_id) if type(bound_id) is int else bound_id)
         _checks.one_of("unit", unit, UNITS)
         _checks.whole("budget", budget, 1)
-        period_ms = to_ms(_checks.number("period_s", period_s, 0.001, SECONDS_MAX))
-        now = self._env.now()
-        allowance_text = _encoder.encode(replenishment.full(budget, period_ms, to_ms(now))).decode()
+        period_ms = to_ms_up(_checks.number("period_s", period_s, 0.001, SECONDS_MAX))
 
         def work(tx: Transaction) -> SchedulingContext:
+            now = self._env.read_clock(tx)
+            allowance_text = _encoder.encode(replenishment.full(budget, period_ms, to_ms(now))).decode()
             _check_bound(tx, bound_to, bound)
             if any(row[3] == unit for row in tx.run(sql.BOUND, (bound_to, bound))):
                 raise ContextExists(f"{bound_to} {bound} already has a context of {unit}", bound_id=bound)
@@ -177,18 +212,21 @@ class Contexts:
     def adjust(self, context_id: int, *, budget: int, period_s: float) -> SchedulingContext:
         """Change budget and period, effective from the next refill."""
         _checks.whole("budget", budget, 1)
-        period_ms = to_ms(_checks.number("period_s", period_s, 0.001, SECONDS_MAX))
-        now = self._env.now()
+        period_ms = to_ms_up(_checks.number("period_s", period_s, 0.001, SECONDS_MAX))
 
         def work(tx: Transaction) -> SchedulingContext:
+            now = self._env.read_clock(tx)
             context = self._find_valid(tx, context_id)
             append(
                 tx,
                 events.ContextAdjusted(context_id=context_id, changes={"budget": budget, "period": period_ms}),
                 now=now,
             )
-            allowance = replenishment.refilled(context.allowance, to_ms(now))
-            _save(tx, context, replenishment.adjusted(allowance, budget, period_ms, to_ms(now)), now)
+            allowance = replenishment.full(budget, period_ms, to_ms(now))
+            if context.problem is None:
+                present = replenishment.refilled(context.allowance, to_ms(now))
+                allowance = replenishment.adjusted(present, budget, period_ms, to_ms(now))
+            _save(tx, context, allowance, now)
             tx.effects.wake_parked = True
             return _as_model(self._find(tx, context_id), now)
 
@@ -196,9 +234,9 @@ class Contexts:
 
     def revoke(self, context_id: int) -> None:
         """Revoke a context: every handle to it becomes stale."""
-        now = self._env.now()
 
         def work(tx: Transaction) -> None:
+            now = self._env.read_clock(tx)
             context = self._find(tx, context_id)
             advance(CONTEXT, context.state, "revoke", context_id)
             tx.run(sql.REVOKE, (context_id,))
@@ -219,9 +257,10 @@ class Contexts:
     def charge(self, context_id: int, amount: int, now: float | None = None) -> SchedulingContext:
         """Charge a context without a run."""
         _checks.whole("amount", amount, 0, AMOUNT_MAX)
-        at = self._env.now(now)
+        given = None if now is None else self._env.now(now)
 
         def work(tx: Transaction) -> SchedulingContext:
+            at = self._env.read_clock(tx) if given is None else given
             context = self._find_valid(tx, context_id)
             moved = charge(tx, [context], {context.unit: amount}, at)
             append(tx, events.LedgerCharged(amounts={context.unit: amount}, contexts=moved), now=at)
@@ -235,11 +274,10 @@ class Contexts:
         _checks.duration("retry_after_s", retry_after_s)
         if by is not None:
             _checks.whole("by", by, 1)
-        now = self._env.now()
-        until_at = now + retry_after_s
 
         def work(tx: Transaction) -> float:
-            rows = tx.run(sql.THROTTLE, (until_at, name))
+            now = self._env.read_clock(tx)
+            rows = tx.run(sql.THROTTLE, (now + retry_after_s, name))
             if not rows:
                 raise ContextUnknown(f"there is no limit named {name!r}", bound_id=name)
             latest_at = max(float(row[0]) for row in rows)

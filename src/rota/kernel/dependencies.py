@@ -124,7 +124,7 @@ def _affinity_hold(tx: Transaction, env: KernelEnvironment, dependent: Row, now:
     if options is None:
         return None
     entry = affinity.AffinityEntry(sched_id, decode_options(options).affinity, kind, priority, runnable_at)
-    return affinity.hold_for_worker(tx, env.workers_seen, entry, now)
+    return affinity.hold_for_worker(tx, env, entry, now)
 
 
 def _verdict(predecessors: Iterable[tuple[str | None, str | None]], on_failed: str) -> str | None:

@@ -74,7 +74,7 @@ def dry_run(env: KernelEnvironment, work: Callable[[DryRun], T], *, now: float |
 
     def rolled_back(tx: Transaction) -> T:
         cursor = int(tx.run(journal_sql.EVENT_ENDS)[0][1] or 0)
-        at = env.now() if given is None else given
+        at = isolated.read_clock(tx, writes=False) if given is None else given
         due = Maintenance(isolated).run_due(tx, at, now_from_clock=given is None)
         return work(DryRun(tx, isolated, at, due, cursor))
 

@@ -32,7 +32,7 @@ class _NewEntry(msgspec.Struct, frozen=True, gc=False):
     spec: ScheduleSpec
     payload: str
     is_plain: bool  # it has neither needs nor options
-    refers: bool  # to more than its agent
+    refers: bool  # to more than its agent, or to the time at which it is written
 
 
 class Enqueuing(Entries):
@@ -106,7 +106,7 @@ class Enqueuing(Entries):
         for index, new in enumerate(batch):
             spec = new.spec
             if new.refers:
-                return self._enqueue_each(tx, batch, now, indexed=indexed)
+                return self._enqueue_each(tx, batch, indexed=indexed)
             if spec.pid not in agents:
                 agents = cache.agents(tx, {each.spec.pid for each in batch})
             agent = agents.get(spec.pid)
@@ -127,8 +127,9 @@ class Enqueuing(Entries):
         cache.touch_all(owners)
         return ids
 
-    def _enqueue_each(self, tx: Transaction, batch: Sequence[_NewEntry], now: float, *, indexed: bool) -> list[int]:
-        """Write entries of which some refer to a key, a predecessor, a parent, a worker or tags, one by one."""
+    def _enqueue_each(self, tx: Transaction, batch: Sequence[_NewEntry], *, indexed: bool) -> list[int]:
+        """Write entries of which some have a delay or refer to a key, a predecessor, a parent, a worker or tags."""
+        now = self._env.read_clock(tx, writes=False)  # delays and affinity holds end a time from now
         cache, written = self._env.cache, _Written([], [], {}, [])
         agents = cache.agents(tx, {new.spec.pid for new in batch})
         for index, new in enumerate(batch):
@@ -146,6 +147,7 @@ class Enqueuing(Entries):
                 raise (_with_index(error, index) if indexed else error) from None
             cache.touch(pid, agent.project_id)
         if written.new_ids:
+            self._env.note_time(tx, now)
             count = len(written.new_ids)
             event = EntriesEnqueued(
                 first_id=written.new_ids[0], count=count, held=written.held, deduped=len(batch) - count
@@ -162,7 +164,10 @@ class Enqueuing(Entries):
         spec = new.spec
         predecessors = tuple(_resolve(other, written.ids) for other in spec.after)
         verdict = dependencies.initial_hold(tx, predecessors, spec.on_failed) if predecessors else None
-        hold = "after" if verdict is not None else ("time" if spec.runnable_at > now else None)
+        if spec.delay_s and spec.deadline is not None and spec.deadline < now + spec.delay_s:
+            raise _queue.refuse("deadline", f"({spec.deadline}) lies before the end of the delay ({spec.delay_s:g} s)")
+        is_later = spec.runnable_at > now or spec.delay_s > 0
+        hold = "after" if verdict is not None else ("time" if is_later else None)
         sched_id = tx.insert(sql.ENQUEUE, _row(new, project_id, now, hold, _call_path(tx, spec.parent_id)))
         if hold is None and spec.affinity is not None:
             hold = self._hold_for_worker(tx, sched_id, spec, now)
@@ -180,7 +185,7 @@ class Enqueuing(Entries):
     def _hold_for_worker(self, tx: Transaction, sched_id: int, spec: ScheduleSpec, now: float) -> str | None:
         """Hold a new entry for the worker it names, if that worker is alive; returns the hold."""
         entry = affinity.AffinityEntry(sched_id, spec.affinity, spec.kind, spec.priority, spec.runnable_at)
-        hold = affinity.hold_for_worker(tx, self._env.workers_seen, entry, now)
+        hold = affinity.hold_for_worker(tx, self._env, entry, now)
         if hold is not None:
             tx.run(sql.RELEASE, (hold, sched_id))
         return hold
@@ -213,7 +218,7 @@ def _checked(spec: ScheduleSpec) -> _NewEntry:
         raise _queue.refuse("spec", f"must be a ScheduleSpec, not {type(spec).__name__}")
     payload = "{}" if not spec.payload else encode_json("payload", spec.payload, PAYLOAD_BYTES_MAX)
     is_plain = spec.is_plain
-    refers = spec.key is not None or bool(spec.after)
+    refers = spec.key is not None or bool(spec.after) or spec.delay_s != 0.0
     if not (is_plain or refers):
         refers = spec.parent_id is not None or spec.affinity is not None or bool(spec.tags)
     return _NewEntry(spec, payload, is_plain, refers)
@@ -244,9 +249,10 @@ def _row(
     """Return the parameters of `statements.queue.ENQUEUE`."""
     spec = new.spec
     needs, options = (None, None) if new.is_plain and path is None else encode_needs_and_options(spec, path)
+    runnable_at, by_date = (spec.runnable_at, spec.runnable_at > 0) if not spec.delay_s else (now + spec.delay_s, False)
     return (
-        spec.pid, project_id, spec.priority, spec.runnable_at, spec.deadline, spec.trigger, new.payload, now, hold,
-        spec.max_attempts, spec.key, spec.kind, needs, options,
+        spec.pid, project_id, spec.priority, runnable_at, spec.deadline, spec.trigger, new.payload, now, hold,
+        spec.max_attempts, spec.key, spec.kind, needs, options, by_date,
     )  # fmt: skip
 
 

@@ -133,9 +133,9 @@ class Entries:
             changes["runnable_at"] = _queue.instant("runnable_at", runnable_at)
         if deadline is not None:
             changes["deadline"] = _queue.instant("deadline", deadline)
-        now = self._env.now()
 
         def work(tx: Transaction) -> ReadyEntry:
+            now = self._env.read_clock(tx)
             entry = _find(tx, sched_id)
             if entry.state != "queued":
                 raise ENTRY.error(sched_id, entry.state, "change", legal=ENTRY.verbs(entry.state))
@@ -143,7 +143,8 @@ class Entries:
             if changed.deadline is not None and changed.deadline < changed.runnable_at:
                 raise _queue.refuse("deadline", f"({changed.deadline}) is before runnable_at ({changed.runnable_at})")
             hold = _hold_after_change(entry, changed, now)
-            tx.run(sql.CHANGE, (changed.priority, changed.runnable_at, changed.deadline, hold, sched_id))
+            by_date = None if runnable_at is None else runnable_at > now
+            tx.run(sql.CHANGE, (changed.priority, changed.runnable_at, changed.deadline, hold, by_date, sched_id))
             if hold == "worker":
                 tx.run(sql.AFFINITY_REORDER, (changed.priority, changed.runnable_at, sched_id))
             elif entry.hold == "worker":
@@ -161,9 +162,9 @@ class Entries:
 
         It still waits for predecessors that have not ended.
         """
-        now = self._env.now()
 
         def work(tx: Transaction) -> ReadyEntry:
+            now = self._env.read_clock(tx)
             entry = _find(tx, sched_id)
             if entry.hold == "worker":
                 affinity.release(tx, self._env, tx.run(sql.AFFINITY_GET, (sched_id,)), now)
@@ -179,9 +180,9 @@ class Entries:
 
     def cancel(self, sched_id: int) -> tuple[str, str]:
         """Cancel a queued entry; returns (state before, state after)."""
-        now = self._env.now()
 
         def work(tx: Transaction) -> tuple[str, str]:
+            now = self._env.read_clock(tx)
             entry = _find(tx, sched_id)
             state = str(advance(ENTRY, entry.state, "cancel", sched_id))
             self._cancel(tx, [sched_id], now, None)
@@ -192,9 +193,9 @@ class Entries:
     def request_cancel(self, sched_id: int, *, by: str | None = None) -> str:
         """Cancel a queued entry, or ask a running one to stop at its next heartbeat; returns its state."""
         _queue.optional_text("by", by)
-        now = self._env.now()
 
         def work(tx: Transaction) -> str:
+            now = self._env.read_clock(tx)
             entry = _find(tx, sched_id)
             if entry.state == "dispatched":
                 tx.run(sql.REQUEST_CANCEL, (sched_id,))
@@ -215,9 +216,9 @@ class Entries:
         queued = msgspec.structs.replace(wanted, state="queued")
         count = 0
         for ids in self._matching(queued):
-            now = self._env.now()
 
-            def work(tx: Transaction, ids: list[int] = ids, now: float = now) -> int:
+            def work(tx: Transaction, ids: list[int] = ids) -> int:
+                now = self._env.read_clock(tx)
                 still = [row[0] for row in tx.run_for(sql.FOR_CHANGE, ids) if row[1] == "queued"]
                 if still:
                     self._cancel(tx, still, now, reason)
@@ -235,9 +236,9 @@ class Entries:
 
     def retry(self, sched_id: int) -> int:
         """End an entry's back-off, or enqueue a copy of an entry that did not succeed; returns the id that will run."""
-        now = self._env.now()
 
         def work(tx: Transaction) -> int:
+            now = self._env.read_clock(tx)
             entry = _find(tx, sched_id)
             new = self._retry(tx, entry, now)
             if new is None:
@@ -254,9 +255,9 @@ class Entries:
         _check_filter(wanted)
         retried: dict[int, int] = {}
         for ids in self._matching(wanted):
-            now = self._env.now()
 
-            def work(tx: Transaction, ids: list[int] = ids, now: float = now) -> dict[int, int]:
+            def work(tx: Transaction, ids: list[int] = ids) -> dict[int, int]:
+                now = self._env.read_clock(tx)
                 entries = [entry_from_row(row) for sched_id in ids for row in tx.run(sql.GET, (sched_id,))]
                 return {entry.sched_id: new for entry in entries if (new := self._retry(tx, entry, now)) is not None}
 
@@ -265,7 +266,7 @@ class Entries:
 
     def _retry(self, tx: Transaction, entry: ReadyEntry, now: float) -> int | None:
         if entry.state == "queued" and entry.hold == "backoff":
-            tx.run(sql.CHANGE, (entry.priority, now, entry.deadline, None, entry.sched_id))
+            tx.run(sql.CHANGE, (entry.priority, now, entry.deadline, None, False, entry.sched_id))
             event = EntriesChanged(sched_ids=[entry.sched_id], changes={"runnable_at": now})
             flows.mark_ready(tx, [(entry.pid, entry.project_id)], event_id=append(tx, event, now=now, pid=entry.pid))
             tx.effects.wake_parked = True

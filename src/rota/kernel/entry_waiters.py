@@ -14,6 +14,7 @@ from functools import partial
 
 from rota.clock import Clock, wait_until
 from rota.store import Store, Transaction
+from rota.store.forks import in_child
 
 __all__ = ["EntryWaiters"]
 
@@ -57,6 +58,12 @@ class EntryWaiters:
         self._guard = threading.Lock()
         self._waiters: dict[int, list[_Waiter | _Callback]] = {}
         self._subscribed = False
+        in_child(self._forget)
+
+    def _forget(self) -> None:
+        """In a forked child: the callers are threads of the parent."""
+        self._guard = threading.Lock()
+        self._waiters = {}
 
     def notify_on_commit(self, tx: Transaction, sched_ids: list[int]) -> None:
         """Wake the callers that wait for these entries, once the transaction in which they end is durable."""
@@ -105,9 +112,11 @@ class EntryWaiters:
 
     def _remove(self, sched_id: int, waiter: _Waiter | _Callback) -> None:
         with self._guard:
-            self._waiters[sched_id].remove(waiter)
-            if not self._waiters[sched_id]:
-                del self._waiters[sched_id]
+            waiters = self._waiters.get(sched_id, [])
+            if waiter in waiters:  # else it was forgotten
+                waiters.remove(waiter)
+            if not waiters:
+                self._waiters.pop(sched_id, None)
 
     def _notify_all(self) -> None:
         """Wake all callers after a commit of another process."""

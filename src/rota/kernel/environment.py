@@ -20,29 +20,34 @@ import copy
 import math
 import random
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from rota.clock import Clock
+from rota.clock import JUMP_MIN_S, Clock
 from rota.errors import InvalidPayload
 from rota.kernel.entry_waiters import EntryWaiters
 from rota.kernel.rows import decode_constraint
+from rota.kernel.settings import write_setting
 from rota.model.checks import Checks
 from rota.model.work import ProjectConstraint
 from rota.store import Store, Transaction
+from rota.store.forks import in_child
 from rota.store.statements import claims as sql
 
 __all__ = [
     "ALIVE_S",
     "OWNERS_MAX",
+    "SEEN_EVERY_S",
+    "SEEN_KEY",
     "TOUCHED_MAX",
     "UNLIMITED",
     "WORKERS_MAX",
     "CachedAgent",
     "CachedProject",
     "ChangeMark",
+    "ClockOffset",
     "DueSummary",
     "KernelCache",
     "KernelEnvironment",
@@ -55,6 +60,8 @@ __all__ = [
 ALIVE_S = 300.0  # how long after it was last seen a worker without claims counts as alive
 WORKERS_MAX = 10_000  # workers remembered; the one first seen is dropped first
 OWNERS_MAX = 20_000  # agents cached, and projects cached
+SEEN_EVERY_S = 10.0  # how old the stored wall-clock time may become while there is work
+SEEN_KEY = "clock_seen_at"  # the setting in the store that holds it
 TOUCHED_MAX = 100_000  # touched owners recorded in one generation
 _GONE = -math.inf
 T = TypeVar("T")
@@ -70,14 +77,43 @@ class KernelEnvironment(NamedTuple):
     cache: KernelCache
     workers_seen: WorkersSeen
     waiters: EntryWaiters
+    clock_offset: ClockOffset
 
     def isolated(self) -> KernelEnvironment:
         """Return an environment for a transaction that leaves nothing behind: what is remembered is copied or empty."""
-        return self._replace(rng=copy.copy(self.rng), cache=KernelCache(), workers_seen=self.workers_seen.copy())
+        return self._replace(
+            rng=copy.copy(self.rng),
+            cache=KernelCache(),
+            workers_seen=self.workers_seen.copy(),
+            clock_offset=copy.copy(self.clock_offset),
+        )
 
     def now(self, given: float | None = None) -> float:
         """Return the caller's `now` after checking it, or the clock's time."""
         return self.clock.now() if given is None else _call.instant("now", given)
+
+    def read_clock(self, tx: Transaction, *, writes: bool = True) -> float:
+        """Return the wall-clock time. If that clock has jumped, first move every duration that is running.
+
+        A transaction that writes an instant a duration from now, or acts on one, has to use it (see clock_jumps.py).
+        Without `writes` it may write nothing; it then calls `note_time` if it does.
+        """
+        known = self.clock_offset
+        now = self.clock.now()
+        ahead_s = now - self.clock.monotonic()
+        if known.foreign_version != tx.foreign_version or not -JUMP_MIN_S <= ahead_s - known.offset_s <= JUMP_MIN_S:
+            now = known.compare(tx, self, now, ahead_s)
+        if writes and not known.seen_at <= now < known.seen_at + SEEN_EVERY_S:
+            self.note_time(tx, now)
+        return now
+
+    def note_time(self, tx: Transaction, now: float) -> None:
+        """Store the time, which is from `read_clock`, unless a recent one is stored."""
+        known = self.clock_offset
+        if not known.seen_at <= now < known.seen_at + SEEN_EVERY_S:
+            known.seen_at = now
+            tx.effects.on_rollback.append(lambda: setattr(known, "seen_at", -math.inf))
+            write_setting(tx, SEEN_KEY, repr(now))
 
     def write(self, work: Callable[[Transaction], T]) -> T:
         """Run work that may change anything: nothing cached before it, or by it, is used afterwards."""
@@ -112,6 +148,7 @@ class DueSummary(NamedTuple):
     refill_at: float | None  # a context gets budget back
     affinity_until: float | None  # the next affinity hold ends
     dependents_pending: int  # dependents of ended entries are still to be released or cancelled
+    any_loan: int  # runs have lent budget to their children
     fleet_paused_by: str | None
     any_stopped: int  # agents that are paused or have a cap of 0
     any_capped: int
@@ -340,23 +377,29 @@ class WorkersSeen:
     """When this process last saw each worker claim or end a run, so that affinity knows which workers are alive.
 
     It is in memory only. A claim that finds nothing writes nothing, so a process knows only the workers that it served
-    itself; a daemon serves all of them.
+    itself; a daemon serves all of them. The instants are those of the advancing clock.
     """
 
-    __slots__ = ("_seen_at",)
+    __slots__ = ("__weakref__", "_monotonic", "_seen_at")
 
-    def __init__(self, seen_at: dict[str, float] | None = None) -> None:
+    def __init__(self, monotonic: Callable[[], float], seen_at: dict[str, float] | None = None) -> None:
+        self._monotonic = monotonic
         self._seen_at = seen_at if seen_at is not None else {}
 
     def copy(self) -> WorkersSeen:
         """Return an independent copy, for a dry run."""
-        return WorkersSeen(dict(self._seen_at))
+        return WorkersSeen(self._monotonic, dict(self._seen_at))
 
-    def mark_seen(self, worker_id: str, now: float) -> None:
-        """Record that a worker claimed or ended a run."""
-        self._seen_at[worker_id] = now
+    def forget(self) -> None:
+        """In a forked child: the workers go on in the parent."""
+        self._seen_at = {}
+
+    def mark_seen(self, worker_id: str, at: float | None = None) -> None:
+        """Record that a worker claimed or ended a run: now, unless `at` is given."""
+        at = self._monotonic() if at is None else at
+        self._seen_at[worker_id] = at
         if "/" in worker_id:
-            self._seen_at.update(dict.fromkeys(worker_names(worker_id), now))
+            self._seen_at.update(dict.fromkeys(worker_names(worker_id), at))
         while len(self._seen_at) > WORKERS_MAX:
             del self._seen_at[next(iter(self._seen_at))]
 
@@ -366,10 +409,10 @@ class WorkersSeen:
         for name in [name for name in self._seen_at if name.startswith(f"{worker_id}/")]:
             self._seen_at[name] = _GONE
 
-    def is_alive(self, tx: Transaction, worker_id: str, now: float) -> bool:
+    def is_alive(self, tx: Transaction, worker_id: str) -> bool:
         """Whether a worker can be expected to claim again: it was seen lately, or it holds a claim."""
         seen_at = self._seen_at.get(worker_id)
-        if seen_at is not None and (seen_at == _GONE or now - seen_at < ALIVE_S):
+        if seen_at is not None and (seen_at == _GONE or self._monotonic() - seen_at < ALIVE_S):
             return seen_at != _GONE
         return bool(tx.run(sql.WORKER_HAS_CLAIM, (worker_id,)))
 
@@ -380,10 +423,35 @@ def worker_names(worker_id: str) -> tuple[str, ...]:
     return (worker_id, owner) if slash and owner else (worker_id,)
 
 
-_REMEMBERED: WeakKeyDictionary[Store, tuple[KernelCache, WorkersSeen]] = WeakKeyDictionary()
+# --- the clock offset ----------------------------------------------------------------------------
+
+Compare: TypeAlias = Callable[[Transaction, KernelEnvironment, float, float], float]
 
 
-def kernel_environment(store: Store, clock: Clock, rng: random.Random) -> KernelEnvironment:
+class ClockOffset:
+    """The store's record of how far the wall clock is ahead of the advancing one, as last read (see clock_jumps.py).
+
+    `compare` is called if it is not known or no longer true; it returns the time.
+    """
+
+    __slots__ = ("boot_id", "compare", "foreign_version", "offset_s", "seen_at")
+
+    def __init__(self, clock: Clock, compare: Compare) -> None:
+        self.compare = compare
+        self.boot_id = clock.boot_id()
+        self.foreign_version = -1  # of the transaction in which it was read: a later one may find another
+        self.offset_s = 0.0
+        self.seen_at = -math.inf  # the last wall-clock time that this process has stored
+
+
+_REMEMBERED: WeakKeyDictionary[Store, tuple[KernelCache, WorkersSeen, ClockOffset]] = WeakKeyDictionary()
+
+
+def kernel_environment(store: Store, clock: Clock, rng: random.Random, compare: Compare) -> KernelEnvironment:
     """Return the environment of a kernel. All kernels over one store share what is remembered of it."""
-    cache, workers_seen = _REMEMBERED.setdefault(store, (KernelCache(), WorkersSeen()))
-    return KernelEnvironment(store, clock, rng, cache, workers_seen, EntryWaiters(store, clock))
+    remembered = _REMEMBERED.get(store)
+    if remembered is None:
+        remembered = _REMEMBERED[store] = KernelCache(), WorkersSeen(clock.monotonic), ClockOffset(clock, compare)
+        in_child(remembered[1].forget)
+    cache, workers_seen, clock_offset = remembered
+    return KernelEnvironment(store, clock, rng, cache, workers_seen, EntryWaiters(store, clock), clock_offset)

@@ -138,7 +138,7 @@ def _from_row(row: Row) -> GraphRun:
         fence=fence,
         next_epoch_id=next_epoch_id,
         updated_at=updated_at,
-        checkpoint=None if checkpoint is None else checkpoint.encode(),
+        checkpoint=checkpoint if checkpoint is None or isinstance(checkpoint, bytes) else str(checkpoint).encode(),
     )
 
 

@@ -17,12 +17,13 @@ from rota.clock import wait_until
 from rota.errors import InvalidPayload, StoreCorrupt, UnknownPid
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.paging import READ_MAX
-from rota.kernel.rows import json_text
+from rota.kernel.rows import DECODE_ERRORS, PROBLEM_CHARS_MAX, json_text
 from rota.kernel.settings import read_setting, write_setting
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
 from rota.model.event_codec import check_user_event, decode, encode
-from rota.model.events import Event, EventData
+from rota.model.events import Event, EventData, RowUnreadable
 from rota.store import Row, Transaction
+from rota.store.forks import in_child
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import journal as sql
 
@@ -43,10 +44,11 @@ __all__ = [
 TAIL_MAX = 10_000  # events in one result
 TAIL_BYTES_MAX = 16 * 1024 * 1024  # of payloads after which a result gets no more events
 # Events of the processes that run the work. They change no other table, so no method of the kernel writes them.
-RUNTIME_KINDS = ("kernel.run.", "kernel.trigger.", "kernel.supervisor.", "kernel.fleet.")
+RUNTIME_KINDS = ("kernel.run.", "kernel.trigger.", "kernel.supervisor.", "kernel.fleet.", RowUnreadable.kind)
 _NOTE_PREFIX = "note:"  # of the settings in the store that hold notes
 _checks = Checks("Event", InvalidPayload)
 _encode = msgspec.json.Encoder().encode
+_decode_payload = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def append(
@@ -59,15 +61,19 @@ def append(
     correlation_id: str | None = None,
 ) -> int:
     """Append an event inside a transaction; returns its id."""
-    body = _encode(fact) if fact.version == 1 else encode(fact)  # no event has a second version yet
+    body = _encode(fact) if fact.version == 1 else encode(fact)  # almost all have version 1
     row = (pid, now, fact.kind, body.decode(), causation_id, correlation_id)
     return tx.insert(sql.EVENT_APPEND, row)
 
 
 def read_note(tx: Transaction, name: str) -> dict[str, Any] | None:
-    """Return the note stored under a name, or None."""
+    """Return the note stored under a name, or None; raises `StoreCorrupt` if it cannot be read."""
     body = read_setting(tx, _NOTE_PREFIX + name)
-    return None if body is None else msgspec.json.decode(body)
+    try:
+        return None if body is None else _decode_payload(body)
+    except DECODE_ERRORS as problem:
+        hint = "The program that wrote it replaces it; `remember` does so by hand."
+        raise StoreCorrupt(f"the note {name!r} cannot be read: {problem}", hint=hint, note=name) from problem
 
 
 def first_event_at(tx: Transaction, low: int, high: int, at: float) -> int:
@@ -109,6 +115,11 @@ class Journal:
         self._committed = threading.Condition()
         self._commits = 0  # a follower reads again when it has grown
         self._subscribed = False
+        in_child(self._forget_followers)
+
+    def _forget_followers(self) -> None:
+        """In a forked child: the followers are threads of the parent."""
+        self._committed = threading.Condition()
 
     def append(
         self,
@@ -285,6 +296,12 @@ def _size(rows: Iterable[Row]) -> int:
 
 
 def event_from_row(row: Row) -> Event:
-    """Build an event from a row."""
+    """Build an event from a row; one whose payload cannot be read becomes a `RowUnreadable` in its place."""
     event_id, pid, ts, kind, payload, causation_id, correlation_id = row
-    return Event(event_id, pid, ts, kind, msgspec.json.decode(payload), causation_id, correlation_id)
+    try:
+        body = _decode_payload(payload)
+    except DECODE_ERRORS as problem:  # one damaged event must not hide the others from their readers
+        text = f"{kind}: {problem}"[:PROBLEM_CHARS_MAX]
+        damaged = RowUnreadable(table="agent_events", key=str(event_id), problem=text)
+        kind, body = damaged.kind, msgspec.to_builtins(damaged)
+    return Event(event_id, pid, ts, kind, body, causation_id, correlation_id)

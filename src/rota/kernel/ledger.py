@@ -14,14 +14,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from rota.errors import (
     LedgerExists,
     LedgerInvalidAmount,
     LedgerInvalidRefund,
     LedgerInvalidWarnAt,
     LedgerUnknownDim,
+    LimitExceeded,
 )
 from rota.kernel import contexts, flows, usage_windows
+from rota.kernel.budget_loans import OpenLoan, open_loans, reserved_in_budgets, reserved_on_ledger
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.flows import SHARED_DIM
 from rota.kernel.journal import append
@@ -29,7 +33,7 @@ from rota.kernel.lookups import check_project_exists, find_agent
 from rota.kernel.rows import Needs, decode_needs, decode_spent
 from rota.kernel.settings import write_setting
 from rota.model.budgets import BudgetLine, LedgerLine
-from rota.model.checks import AMOUNT_MAX, INTEGER_MAX, SECONDS_MAX, Checks
+from rota.model.checks import AMOUNT_MAX, DIMS_MAX, INTEGER_MAX, SECONDS_MAX, Checks
 from rota.model.events import (
     BudgetSet,
     LedgerBreached,
@@ -44,7 +48,7 @@ from rota.store import Row, Transaction
 from rota.store.statements import budgets as sql
 from rota.store.statements import claims as claim_sql
 
-__all__ = ["WARN_AT", "ChargePreview", "ChargeResult", "Ledger", "Payer", "record_usage"]
+__all__ = ["WARN_AT", "ChargePreview", "ChargeResult", "Ledger", "Payer", "inherit_ledger", "record_usage"]
 
 WARN_AT = 0.8  # the default fraction of a grant at which a warning event is written
 _checks = Checks("Ledger", LedgerInvalidAmount)
@@ -125,6 +129,24 @@ def _record_crossings(tx: Transaction, pid: int, dim: str, line: ChargeResult, n
         append(tx, event, now=now, pid=pid)
 
 
+def inherit_ledger(tx: Transaction, pid: int, name: str, project_id: str | None, now: float) -> None:
+    """Give a new agent the lines of the last dead agent of its name in its project, if that had any.
+
+    What runs of the dead agent may still use counts as used: they charge the lines of the dead agent.
+    """
+    rows = tx.run(sql.LEDGERS_OF_DEAD, (name, project_id))
+    for dead_pid, dim, used, granted, limit, warn_at in rows:
+        reserved = reserved_on_ledger(open_loans(tx), dead_pid).get(dim, 0) + sum(
+            count * decode_needs(needs).reserved(dim, 0, decode_spent(spent))
+            for owner, _, _, needs, spent, count in tx.run(claim_sql.LIVE)
+            if owner == dead_pid
+        )
+        total = min(used + reserved, INTEGER_MAX)
+        tx.run(sql.LEDGER_INHERIT, (pid, dim, total, granted, limit, warn_at))
+        event = LedgerCreated(grants={dim: granted}, warn_at=warn_at, used={dim: total}, inherited_from=dead_pid)
+        append(tx, event, now=now, pid=pid)
+
+
 class Ledger:
     """Grants, charges, refunds, and the budgets of projects and of all projects together."""
 
@@ -144,6 +166,8 @@ class Ledger:
         def work(tx: Transaction) -> list[LedgerLine]:
             find_agent(tx, pid)
             existing = {line.dim for line in _lines(tx, pid)}
+            if len(existing) + len(grants) > DIMS_MAX:
+                raise LimitExceeded("dims_max", DIMS_MAX, len(existing) + len(grants), field="grants")
             for dim, amount in grants.items():
                 if dim in existing:
                     raise LedgerExists(f"agent {pid} already has a line for {dim}", pid=pid, dim=dim)
@@ -161,9 +185,9 @@ class Ledger:
         """Record usage of one dimension in which the agent has a line."""
         _checks.text("dim", dim)
         _checks.whole("amount", amount, 0, AMOUNT_MAX)
-        now = self._env.now()
 
         def work(tx: Transaction) -> ChargeResult:
+            now = self._env.read_clock(tx)
             project_id = find_agent(tx, pid).project_id
             _line(tx, pid, dim)
             payer = Payer(pid, project_id, decode_needs(None))
@@ -183,11 +207,14 @@ class Ledger:
         return self._env.read(work)
 
     def refund(self, pid: int, dim: str, amount: int) -> LedgerLine:
-        """Refund usage at every level, at most what was used."""
+        """Refund usage at every level, at most what was used.
+
+        It is the agent's latest usage that is refunded: a window or period from which that has left does not change.
+        """
         _refund.whole("amount", amount, 0)
-        now = self._env.now()
 
         def work(tx: Transaction) -> LedgerLine:
+            now = self._env.read_clock(tx)
             project_id = find_agent(tx, pid).project_id
             line = _line(tx, pid, dim)
             if amount > line.used:
@@ -195,9 +222,12 @@ class Ledger:
             tx.run(sql.LEDGER_CHARGE, (-amount, pid, dim, INTEGER_MAX))
             for owner in (usage_windows.ALL_PROJECTS, project_id):
                 if owner is not None:
-                    usage_windows.subtract(tx, owner, dim, amount, now)
-            refunded = contexts.contexts_for(tx, decode_needs(None), pid, project_id)
-            moved = contexts.charge(tx, refunded, {dim: -amount}, now)
+                    usage_windows.subtract(tx, owner, dim, lambda at: min(amount, _used_since(tx, pid, at, dim)), now)
+            moved: dict[str, int] = {}
+            for context in contexts.contexts_for(tx, decode_needs(None), pid, project_id):
+                since_at = now - context.allowance.period / 1000
+                part = min(amount, _used_since(tx, pid, since_at, context.context_id))
+                moved |= contexts.charge(tx, [context], {dim: -part}, now)
             moves = flows.moves_for_costs(tx, [(pid, project_id, -amount)]) if dim == SHARED_DIM else []
             event_id = append(tx, LedgerRefunded(amounts={dim: amount}, contexts=moved, flows=moves), now=now, pid=pid)
             flows.save_moves(tx, moves, event_id=event_id)
@@ -244,9 +274,9 @@ class Ledger:
         if limit is not None:
             _checks.whole("limit", limit, 0)
         _checks.number("window_s", window_s, 1, SECONDS_MAX)
-        now = self._env.now()
 
         def work(tx: Transaction) -> None:
+            now = self._env.read_clock(tx)
             if level == "project":
                 check_project_exists(tx, owner)
             if limit is None:
@@ -268,9 +298,9 @@ class Ledger:
     def set_share_window(self, window_s: float) -> None:
         """Set how far back fair_share looks. Recorded usage within the new window counts immediately."""
         _checks.number("window_s", window_s, 1, SECONDS_MAX)
-        now = self._env.now()
 
         def work(tx: Transaction) -> None:
+            now = self._env.read_clock(tx)
             before_s = usage_windows.share_window_s(tx)
             if before_s == window_s:
                 return
@@ -287,13 +317,13 @@ class Ledger:
         now = self._env.now()
 
         def work(tx: Transaction) -> list[BudgetLine]:
-            live = tx.run(claim_sql.LIVE)
-            return [_budget(row, live) for row in tx.run(sql.BUDGETS_ALL, (now,))]
+            live, loans = tx.run(claim_sql.LIVE), open_loans(tx)
+            return [_budget(row, live, loans) for row in tx.run(sql.BUDGETS_ALL, (now,))]
 
         return self._env.read(work)
 
 
-def _budget(row: Row, live: list[Row]) -> BudgetLine:
+def _budget(row: Row, live: list[Row], loans: list[OpenLoan]) -> BudgetLine:
     owner, dim, amount, window_s, used = row
     is_global = owner == usage_windows.ALL_PROJECTS
     reserved = sum(
@@ -308,8 +338,27 @@ def _budget(row: Row, live: list[Row]) -> BudgetLine:
         limit=amount,
         window_s=window_s,
         used=used,
-        reserved=reserved,
+        reserved=reserved + reserved_in_budgets(loans, owner).get(dim, 0),
     )
+
+
+class _LedgerMove(msgspec.Struct):
+    """The amounts of a charge or a refund, as its event has them."""
+
+    amounts: dict[str, int] = {}
+    contexts: dict[str, int] = {}  # negative in a refund
+
+
+def _used_since(tx: Transaction, pid: int, since_at: float, what: str | int) -> int:
+    """Return how much of a dimension, or of a context, an agent has used after an instant, minus its refunds."""
+    used = 0
+    for kind, payload in tx.run(sql.LEDGER_MOVES, (pid, since_at)):
+        move = msgspec.json.decode(payload, type=_LedgerMove)
+        if isinstance(what, int):
+            used += move.contexts.get(str(what), 0)
+        else:
+            used += move.amounts.get(what, 0) * (1 if kind == LedgerCharged.kind else -1)
+    return max(0, used)
 
 
 def _lines(tx: Transaction, pid: int) -> list[LedgerLine]:

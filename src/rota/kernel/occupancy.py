@@ -1,8 +1,9 @@
 """Occupancy: what each agent and project runs and has reserved, during one claim pass.
 
 No table stores these counts. They are computed from the live claims, which one statement reads when the first agent or
-project with a cap, a ledger or a budget is looked up; each entry that the pass claims is then added. What runs of an
-owner without any of these does not matter, and is not counted.
+project with a cap, a ledger or a budget is looked up, and from the open loans of live runs (see budget_loans.py); each
+entry that the pass claims is then added. What runs of an owner without any of these does not matter, and is not
+counted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from rota.kernel import usage_windows
+from rota.kernel.budget_loans import OpenLoan, open_loans, reserved_in_budgets, reserved_on_ledger
 from rota.kernel.environment import UNLIMITED, CachedProject, DueSummary, KernelCache
 from rota.kernel.rows import NO_NEEDS, Needs, decode_needs, decode_spent
 from rota.model.work import ProjectConstraint
@@ -85,16 +87,28 @@ class Occupancy:
         self._agents: dict[int, AgentOccupancy] = {}
         self._owners: dict[str, OwnerOccupancy] = {}
         self._live: list[Row] | None = None
+        self._loans: list[OpenLoan] | None = None
         self._live_of_agent: dict[int, list[Row]] | None = None
         self._live_of_owner: dict[str | None, list[Row]] | None = None
 
-    def add_claim(self, pid: int, project_id: str | None, kind: str | None, needs: Needs) -> None:
-        """Count one more run of an agent and of its project."""
-        self.agent(pid).add(needs, _NOTHING, 1)
-        if project_id is not None:
-            self.owner(project_id).add(kind, needs, _NOTHING, 1)
+    def add_claim(
+        self, pid: int, project_id: str | None, kind: str | None, needs: Needs, loan: OpenLoan | None = None
+    ) -> None:
+        """Count one more run of an agent and of its project; a loan to it is reserved already where its parent runs."""
+        agent = self.agent(pid)
+        agent.add(needs, _NOTHING, 1)
+        owners = [] if project_id is None else [self.owner(project_id)]
         if self._due.any_global_budget:
-            self.owner(usage_windows.ALL_PROJECTS).add(kind, needs, _NOTHING, 1)
+            owners.append(self.owner(usage_windows.ALL_PROJECTS))
+        for owner in owners:
+            owner.add(kind, needs, _NOTHING, 1)
+        if loan is not None:
+            for dim, rest in loan.rest.items():
+                if loan.parent_pid == pid:
+                    agent.reserved[dim] -= rest
+                for owner in owners:
+                    if loan.is_reserved_in(owner.project_id):
+                        owner.reserved[dim] -= rest
 
     # --- agents ----------------------------------------------------------------------------------
 
@@ -120,6 +134,8 @@ class Occupancy:
             if agent.cap is not None or agent.ledger_lines:
                 for _, _, _, needs_text, spent_text, count in self._live_by_agent().get(pid, ()):
                     agent.add(decode_needs(needs_text), decode_spent(spent_text), count)
+                for dim, amount in reserved_on_ledger(self.loans(), pid).items():
+                    agent.reserved[dim] += amount
 
     # --- projects and all projects -----------------------------------------------------------------
 
@@ -145,14 +161,26 @@ class Occupancy:
             if loaded.cap is not None or loaded.budgets or loaded.constraint != NO_CONSTRAINT:
                 for _, _, kind, needs_text, spent_text, count in self._live_of(owner):
                     loaded.add(kind, decode_needs(needs_text), decode_spent(spent_text), count)
+                for dim, amount in reserved_in_budgets(self.loans(), owner).items():
+                    loaded.reserved[dim] += amount
 
-    # --- live claims -----------------------------------------------------------------------------
+    # --- live claims and open loans --------------------------------------------------------------
 
     def live_claims(self) -> list[Row]:
         """Return the live claims at the start of the pass, as `statements.claims.LIVE` groups them."""
         if self._live is None:
             self._live = self._tx.run(sql.LIVE)
         return self._live
+
+    def loans(self) -> list[OpenLoan]:
+        """Return the open loans at the start of the pass."""
+        if self._loans is None:
+            self._loans = open_loans(self._tx) if self._due.any_loan else []
+        return self._loans
+
+    def loan_to(self, sched_id: int) -> OpenLoan | None:
+        """Return the open loan to an entry, if there is one."""
+        return next((loan for loan in self.loans() if loan.sched_id == sched_id), None)
 
     def _live_by_agent(self) -> dict[int, list[Row]]:
         if self._live_of_agent is None:

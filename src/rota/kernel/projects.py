@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from rota.errors import ProjectExists, ProjectInvalid
+from rota.errors import ProjectExists, ProjectInvalid, StoreCorrupt
 from rota.kernel import usage_windows
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
@@ -158,7 +158,11 @@ class Projects(Workspaces):
         now = self._env.now()
 
         def work(tx: Transaction) -> Project:
-            changed, facts = change(find_project(tx, project_id))
+            project = find_project(tx, project_id)
+            changed, facts = change(project)
+            if project.unreadable is not None and not _repairs(project, changed):
+                hint = "Write what cannot be read: `constrain` sets the constraint, `update` the metadata."
+                raise StoreCorrupt(f"project {project_id} cannot be read: {project.unreadable}", hint=hint)
             event_id = [append(tx, event, now=now) for event in facts][-1]
             row = (
                 changed.name,
@@ -207,6 +211,11 @@ class Projects(Workspaces):
             tx.effects.wake_parked = True
 
         self._env.write(work)
+
+
+def _repairs(project: Project, changed: Project) -> bool:
+    """Whether a change replaces a column that cannot be read; any other would write an empty one over it."""
+    return changed.constraint is not project.constraint or changed.metadata is not project.metadata
 
 
 def _json(field: str, value: Any) -> str:

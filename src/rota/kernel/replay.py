@@ -6,8 +6,9 @@ removed.
 
     checkpoint + the events after it = the tables
 
-`KernelState.from_tables` and `KernelState.from_journal` must be equal at any moment; tests check this after every
-kind of change and across a prune.
+`KernelState.from_tables` and `KernelState.from_journal` must be equal after every commit; tests check this after every
+kind of change and between the commits of a prune. A checkpoint is several rows. Which one is complete is a setting
+(`current_checkpoint`); `retention.py` says how it changes.
 
 The states of entries are stored as ranges, [first id, count, state], because a million finished entries are usually
 one range.
@@ -16,12 +17,16 @@ one range.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from rota.errors import StoreCorrupt
+from rota.kernel.clock_jumps import jump_ms
 from rota.kernel.contexts import apply_charge, to_ms
 from rota.kernel.journal import event_from_row
+from rota.kernel.rows import DECODE_ERRORS
+from rota.kernel.settings import read_setting, write_setting
 from rota.model import events
 from rota.model.event_codec import decode
 from rota.model.events import RESERVED_PREFIX, Event, FlowMove
@@ -31,11 +36,31 @@ from rota.policy.replenishment import Allowance
 from rota.store import Transaction
 from rota.store.statements import journal as sql
 
-__all__ = ["READ_MAX", "KernelState", "id_ranges"]
+__all__ = ["READ_MAX", "Checkpoint", "KernelState", "current_checkpoint", "id_ranges", "set_current_checkpoint"]
 
 READ_MAX = 10_000  # rows read at a time
 PART_MAX = 10_000  # ranges in one part of a checkpoint
 IdRange: TypeAlias = tuple[int, int, str]
+T = TypeVar("T")
+_CURRENT = "journal_checkpoint"  # the setting that names the current checkpoint
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """A checkpoint: the last event that it includes, and the number of its parts."""
+
+    through_id: int = 0
+    parts: int = 0
+
+
+def current_checkpoint(tx: Transaction) -> Checkpoint:
+    """Return the checkpoint that replay starts from; an empty one if none has been completed."""
+    text = read_setting(tx, _CURRENT)
+    return Checkpoint() if text is None else _decode(text, Checkpoint)
+
+
+def set_current_checkpoint(tx: Transaction, checkpoint: Checkpoint) -> None:
+    """Make replay start from a checkpoint, all of whose parts are stored."""
+    write_setting(tx, _CURRENT, msgspec.json.encode(checkpoint).decode())
 
 
 class _Part(msgspec.Struct, omit_defaults=True):
@@ -71,7 +96,7 @@ class KernelState(msgspec.Struct):
         for project_id, time, clock in tx.run(sql.PROJECT_FLOW_STATES):
             state.flows["project", project_id] = time, clock
         for context_id, context_state, text in tx.run(sql.CONTEXT_STATES):
-            state.contexts[context_id] = context_state, msgspec.json.decode(text, type=Allowance)
+            state.contexts[context_id] = context_state, _decode(text, Allowance, f"context {context_id}")
         return state
 
     # --- from the journal ------------------------------------------------------------------------
@@ -87,11 +112,15 @@ class KernelState(msgspec.Struct):
 
     @classmethod
     def from_checkpoint(cls, tx: Transaction) -> KernelState:
-        """Read the state of the last checkpoint."""
-        state = cls()
-        for through_id, body in tx.run(sql.CHECKPOINT_GET):
-            part = msgspec.json.decode(body, type=_Part)
-            state.through_id = through_id
+        """Read the state of the current checkpoint."""
+        checkpoint = current_checkpoint(tx)
+        state = cls(through_id=checkpoint.through_id)
+        bodies = tx.run(sql.CHECKPOINT_GET, (checkpoint.through_id, checkpoint.parts))
+        if len(bodies) != checkpoint.parts:
+            found = f"{len(bodies)} of its {checkpoint.parts} parts"
+            raise StoreCorrupt(f"the journal's checkpoint up to event {checkpoint.through_id} has {found}")
+        for (body,) in bodies:
+            part = _decode(body, _Part)
             for first, count, entry_state in part.entries:
                 state.entries.update((sched_id, entry_state) for sched_id in range(first, first + count))
             state.ledgers.update(((pid, dim), (used, granted)) for pid, dim, used, granted in part.ledgers)
@@ -165,7 +194,7 @@ class KernelState(msgspec.Struct):
             return
         match data:
             case events.LedgerCreated():
-                self.ledgers.update(((pid, dim), (0, grant)) for dim, grant in data.grants.items())
+                self.ledgers.update(((pid, dim), (data.used.get(dim, 0), grant)) for dim, grant in data.grants.items())
             case events.LedgerCharged():
                 for dim, amount in data.amounts.items():
                     self._add_usage(pid, dim, amount)
@@ -192,6 +221,10 @@ class KernelState(msgspec.Struct):
                 refilled = replenishment.refilled(allowance, at_ms)
                 changed = replenishment.adjusted(refilled, data.changes["budget"], data.changes["period"], at_ms)
                 self.contexts[data.context_id] = context_state, changed
+            case events.ClockJumped() if "contexts" in data.moved:
+                by_ms = jump_ms(data.by_s)
+                for context_id, (context_state, allowance) in self.contexts.items():
+                    self.contexts[context_id] = context_state, replenishment.moved(allowance, by_ms)
             case events.ContextBudgetDepleted():
                 self._set_context_state(data.context_id, ContextState.DEPLETED)
             case events.ContextReplenished():
@@ -201,10 +234,17 @@ class KernelState(msgspec.Struct):
             case events.LedgerCharged() | events.LedgerRefunded() | events.EntriesClaimed():
                 for key, amount in data.contexts.items():
                     context_state, allowance = self.contexts[int(key)]
-                    self.contexts[int(key)] = context_state, apply_charge(allowance, amount, at_ms)
+                    self.contexts[int(key)] = context_state, apply_charge(allowance, amount, ts)
 
     def _set_context_state(self, context_id: int, state: str) -> None:
         self.contexts[context_id] = str(state), self.contexts[context_id][1]
+
+
+def _decode(text: str, kind: type[T], what: str = "the journal's checkpoint") -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except DECODE_ERRORS as problem:
+        raise StoreCorrupt(f"{what} cannot be read: {problem}") from problem
 
 
 def _moves(data: Any) -> list[FlowMove]:

@@ -3,6 +3,11 @@
 Rarely used fields of an entry are in two JSON columns, which are NULL for most entries. `needs` is what an entry
 requires besides its agent: amounts, shared limits, a workspace. Entries of one agent with the same kind and the same
 needs form a *group*: at any moment either all of them may run or none. `options` is what matters only after the claim.
+
+**Unreadable columns.** A damaged or foreign value in one row must not stop a statement that reads many rows. So nothing
+here raises: a column that cannot be decoded is read as empty, and the object says so in `unreadable`. What follows is
+decided where it matters: a claim ends such an entry (claim_pass.py), a supervisor quarantines such an agent, a project
+whose constraint is unreadable starts nothing. A live run whose needs became unreadable reserves nothing any more.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from rota.errors import SchedInvalidPayload
-from rota.model.checks import Checks
+from rota.model.checks import ID_CHARS_MAX, Checks
 from rota.model.work import Agent, Backoff, ExitKind, Intent, Project, ProjectConstraint, ReadyEntry, ScheduleSpec
 from rota.store import Row
 
@@ -23,6 +28,7 @@ __all__ = [
     "COMPLETED_AT",
     "CREATED_AT",
     "DEADLINE",
+    "DECODE_ERRORS",
     "DISPATCHED_AT",
     "KIND",
     "NEEDS",
@@ -31,12 +37,15 @@ __all__ = [
     "PAYLOAD",
     "PID",
     "PRIORITY",
+    "PROBLEM_CHARS_MAX",
     "PROJECT",
     "READY_WIDTH",
     "RESULT",
     "RUNNABLE_AT",
     "STATE",
     "TOKEN",
+    "UNREADABLE_CONSTRAINT",
+    "UNREADABLE_NEEDS",
     "EntryOptions",
     "Needs",
     "agent_from_row",
@@ -53,11 +62,12 @@ __all__ = [
     "project_from_row",
     "ready_entry_from_row",
     "state_and_hold",
+    "unreadable_columns",
 ]
 
 # Positions in a row of `statements.queue.READY_COLUMNS`, and so in one of `ENTRY`.
 PID, PRIORITY, RUNNABLE_AT, DEADLINE = 1, 2, 3, 4
-PROJECT, ATTEMPT, KIND, NEEDS = 8, 9, 13, 14
+PROJECT, ATTEMPT, KIND, NEEDS, _OPTIONS = 8, 9, 13, 14, 15
 PAYLOAD, RESULT = 6, 16
 READY_WIDTH = 17  # columns that a ready entry has
 CREATED_AT = 7
@@ -67,6 +77,7 @@ _READY_TAIL = ("queued", None, None, None, None, None, None, None, 0, None)  # t
 _encoder = msgspec.json.Encoder(order="deterministic")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
+_decode_payload = msgspec.json.Decoder(dict[str, Any]).decode
 _queue = Checks("Queue", SchedInvalidPayload)
 T = TypeVar("T")
 
@@ -103,6 +114,7 @@ class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
     workspace: str | None = None
     mode: Literal["exclusive", "shared"] | None = None
     path: str | None = None  # the entry at the root of its call path, if another entry spawned it
+    lender: int | None = None  # the entry that lent it its ceiling, if one did: it asks for less than others
 
     def requested(self, dim: str, default: int) -> int:
         """Return how much of a dimension is reserved for a run: its ceiling, else the expected usage, or `default`."""
@@ -112,8 +124,11 @@ class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
         return amount
 
     def reserved(self, dim: str, default: int, spent: Mapping[str, int] = _NOTHING) -> int:
-        """Return what is still reserved for a run: what it has spent counts as usage, not as reservation."""
-        return max(0, max(default, self.requested(dim, default)) - spent.get(dim, 0))
+        """Return what is still reserved for a run: what it has spent counts as usage, not as reservation.
+
+        A ceiling of 0 reserves nothing, also where `default` is 1: the run may use nothing, or has lent everything.
+        """
+        return max(0, self.requested(dim, default) - spent.get(dim, 0))
 
     @property
     def dims(self) -> frozenset[str]:
@@ -159,20 +174,68 @@ def encode_needs_and_options(spec: ScheduleSpec, path: str | None = None) -> tup
     )
 
 
-def _column(kind: type[T], empty: T) -> Callable[[str | None], T]:
+# what the decoders raise for a value that is not JSON, has other types, or is no text at all
+DECODE_ERRORS = (msgspec.DecodeError, ValueError, TypeError, RecursionError)
+PROBLEM_CHARS_MAX = 200  # of the description of one unreadable column
+
+UNREADABLE_NEEDS = Needs()  # stands for needs that cannot be decoded; compare by identity
+_UNREADABLE_OPTIONS = EntryOptions()
+# a project whose constraint cannot be decoded starts nothing: the constraint may have been an operator's pause
+UNREADABLE_CONSTRAINT = ProjectConstraint(pause_scheduling=True)
+
+
+def _column(kind: Any, empty: T, unreadable: T) -> Callable[[str | None], T]:
     """Return a function that decodes a JSON column; many rows have the same text, so the last ones are kept."""
 
     @lru_cache(maxsize=4096)
     def decode(text: str | None) -> T:
-        return empty if text is None else _decode(text, type=kind)
+        if text is None:
+            return empty
+        try:
+            return _decode(text, type=kind)  # type: ignore[no-any-return]
+        except DECODE_ERRORS:
+            return unreadable
 
     return decode
 
 
-decode_needs = _column(Needs, NO_NEEDS)
-decode_options = _column(EntryOptions, NO_OPTIONS)
-decode_spent: Callable[[str | None], Mapping[str, int]] = _column(dict[str, int], {})  # what a run has used so far
-decode_constraint = _column(ProjectConstraint, ProjectConstraint())
+decode_needs = _column(Needs, NO_NEEDS, UNREADABLE_NEEDS)
+decode_options = _column(EntryOptions, NO_OPTIONS, _UNREADABLE_OPTIONS)
+decode_spent: Callable[[str | None], Mapping[str, int]] = _column(dict[str, int], {}, {})  # what a run has used so far
+decode_constraint = _column(ProjectConstraint, ProjectConstraint(), UNREADABLE_CONSTRAINT)
+
+
+def _decode_or(text: Any, default: Any, kind: Any = Any) -> Any:
+    """Decode a column; returns the default if it is NULL or cannot be decoded."""
+    try:
+        return default if text is None else _decode(text, type=kind)
+    except DECODE_ERRORS:
+        return default
+
+
+def _problem(column: str, text: Any, kind: Any = Any) -> str | None:
+    """Return why a stored column cannot be decoded; None if it can, or is NULL."""
+    if text is None:
+        return None
+    try:
+        _decode(text, type=kind)
+    except DECODE_ERRORS as problem:
+        return f"{column}: {problem}"[:PROBLEM_CHARS_MAX]
+    return None
+
+
+def _problems(*found: str | None) -> str | None:
+    return "; ".join(each for each in found if each is not None) or None
+
+
+def unreadable_columns(row: Sequence[Any]) -> str | None:
+    """Return which columns of an entry's row cannot be decoded, and why; None if all can."""
+    return _problems(
+        _problem("payload", row[PAYLOAD], dict[str, Any]),
+        _problem("needs", row[NEEDS], Needs),
+        _problem("options", row[_OPTIONS], EntryOptions),
+        _problem("result", row[RESULT]),
+    )
 
 
 def ready_entry_from_row(row: Sequence[Any]) -> ReadyEntry:
@@ -187,7 +250,13 @@ def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
         outcome, key, kind, needs_text, options_text, result, state, worker_id, dispatched_at, completed_at, exit_kind,
         hold, token, expires_at, cancel_requested, held_workspace,
     ) = row  # fmt: skip
-    body = {} if payload == "{}" else _decode(payload)
+    unreadable = None
+    try:
+        body = {} if payload == "{}" else _decode_payload(payload)
+        value = None if result is None else _decode(result)
+    except DECODE_ERRORS:
+        body, value = _decode_or(payload, {}, dict[str, Any]), _decode_or(result, None)
+        unreadable = unreadable_columns(row)
     seed = (
         sched_id, pid, priority, runnable_at, deadline, trigger, body, state, worker_id, created_at, dispatched_at,
         completed_at, exit_kind,
@@ -199,16 +268,19 @@ def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
         attempt=attempt,
         max_attempts=max_attempts,
         outcome=outcome,
-        result=None if result is None else _decode(result),
+        result=value,
         key=key,
         token=token,
         claim_expires_at=expires_at,
         cancel_requested=cancel_requested == 1,
         kind=kind,
+        unreadable=unreadable,
     )
     if needs_text is None and options_text is None:
         return entry
     needs, options = decode_needs(needs_text), decode_options(options_text)
+    if needs is UNREADABLE_NEEDS or options is _UNREADABLE_OPTIONS:
+        unreadable = unreadable_columns(row)
     return msgspec.structs.replace(
         entry,
         workspace=held_workspace or needs.workspace,
@@ -218,6 +290,7 @@ def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
         tags=options.tags,
         parent_id=options.parent_id,
         correlation_id=options.correlation_id,
+        unreadable=unreadable,
     )
 
 
@@ -233,22 +306,43 @@ def state_and_hold(row: Sequence[Any]) -> tuple[str, str | None]:
 
 def agent_from_row(row: Row) -> Agent:
     """Build an agent from a row of `statements.agents.GET`."""
-    process = row[:11]
-    scheduling = (row[13], row[14], row[15], row[16], Intent(row[17]), bool(row[18]), row[19], row[20])
-    return Agent(*process, _decode(row[11]), _decode(row[12]), *scheduling)  # type: ignore[call-arg]  # a row has exactly these fields
+    detail, metadata, intent, unreadable = row[11], row[12], row[17], None
+    try:
+        decoded = _decode_payload(detail), _decode_payload(metadata), Intent(intent)
+    except DECODE_ERRORS:
+        unreadable = _problems(
+            _problem("metadata", metadata, dict[str, Any]),
+            _problem("exit_detail", detail, dict[str, Any]),
+            None if intent in [each.value for each in Intent] else f"intent: there is no intent {intent!r}",
+        )
+        decoded = {}, {}, Intent.NEUTRAL
+    scheduling = (row[13], row[14], row[15], row[16], decoded[2], bool(row[18]), row[19], row[20], unreadable)
+    return Agent(*row[:11], decoded[0], decoded[1], *scheduling)  # type: ignore[call-arg]  # a row has exactly these fields
 
 
 def project_from_row(row: Row) -> Project:
     """Build a project from a row of `statements.projects.GET`."""
+    project_id, name, weight, cap, status, constraint, paused_by, created_at, updated_at, metadata = row
+    body, unreadable = (
+        {},
+        _problems(
+            _problem("constraint", constraint, ProjectConstraint), _problem("metadata", metadata, dict[str, Any])
+        ),
+    )
+    if unreadable is None:
+        body = _decode_payload(metadata)
+    if not isinstance(name, str) or not 0 < len(name) <= ID_CHARS_MAX:
+        name, unreadable = project_id, unreadable or "name: it is no text of a valid length"
     return Project(
-        project_id=row[0],
-        name=row[1],
-        weight=row[2],
-        max_concurrent=row[3],
-        status=row[4],
-        constraint=decode_constraint(row[5]),
-        paused_by=row[6],
-        created_at=row[7],
-        updated_at=row[8],
-        metadata=_decode(row[9]),
+        project_id=project_id,
+        name=name,
+        weight=weight,
+        max_concurrent=cap,
+        status=status,
+        constraint=decode_constraint(constraint),
+        paused_by=paused_by,
+        created_at=created_at,
+        updated_at=updated_at,
+        metadata=body,
+        unreadable=unreadable,
     )

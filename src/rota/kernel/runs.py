@@ -62,9 +62,7 @@ class Runs:
             _queue.instant("now", now)
 
         def work(tx: Transaction) -> list[HeartbeatReply | RotaError]:
-            at = self._env.now() if now is None else now
-            if now is None:
-                self.maintenance.detect_clock_jump(tx, at)
+            at = self._env.read_clock(tx, writes=False) if now is None else now
             answers: list[HeartbeatReply | RotaError] = []
             for sched_id, token in wanted:
                 rows = tx.run(sql.HEARTBEAT, (at, sched_id, token))
@@ -72,6 +70,8 @@ class Runs:
                     answers.append(HeartbeatReply(rows[0][1], bool(rows[0][0])))
                 else:
                     answers.append(_lost_claim_error(tx, sched_id, token))
+            if now is None and any(isinstance(answer, HeartbeatReply) for answer in answers):
+                self._env.note_time(tx, at)
             return answers
 
         return self._env.write_keeping_cache(work)  # the cached expiry becomes too early, which is allowed
@@ -79,9 +79,9 @@ class Runs:
     def charge(self, sched_id: int, amounts: Mapping[str, int], *, token: int | None = None) -> dict[str, ChargeResult]:
         """Record what a run used, at every level; returns the lines of its agent's own ledger."""
         _amounts.amounts("amounts", amounts)
-        now = self._env.now()
 
         def work(tx: Transaction) -> dict[str, ChargeResult]:
+            now = self._env.read_clock(tx)
             return charge_run(tx, self._env, self.live_run(tx, sched_id, token), amounts, now)[1]
 
         return self._env.store.write(work)
@@ -110,8 +110,15 @@ class Runs:
     def complete_many(self, completions: Sequence[Completion]) -> list[CompletionAnswer]:
         """End many runs in one commit; a refused one has its error in its place and does not affect the rest."""
         run_ends = check_completions(completions)
-        now = self._env.clock.now()
-        return self._env.store.write(lambda tx: end_runs(tx, self._env, run_ends, now).answers)
+
+        def work(tx: Transaction) -> list[CompletionAnswer]:
+            now = self._env.read_clock(tx, writes=False)
+            answers = end_runs(tx, self._env, run_ends, now).answers
+            if tx.effects.wake_parked:  # a run has ended
+                self._env.note_time(tx, now)
+            return answers
+
+        return self._env.store.write(work)
 
     def put_back(
         self,
@@ -120,22 +127,26 @@ class Runs:
         token: int,
         verb: Literal["yield", "preempt"] = "yield",
         runnable_at: float | None = None,
+        delay_s: float = 0.0,
     ) -> None:
         """Return a run to the queue, now or for later, without counting an attempt.
 
-        A run with a cancel request ends as cancelled instead.
+        `runnable_at` is a date, `delay_s` a time from now. A run with a cancel request ends as cancelled instead.
         """
         _queue.one_of("verb", verb, ("yield", "preempt"))
         _queue.whole("token", token)
-        now = self._env.now()
-        at = now if runnable_at is None else _queue.instant("runnable_at", runnable_at)
+        if _queue.duration("delay_s", delay_s) and runnable_at is not None:
+            raise _queue.refuse("delay_s", "must not be given together with runnable_at")
+        if runnable_at is not None:
+            _queue.instant("runnable_at", runnable_at)
 
         def work(tx: Transaction) -> None:
+            now = self._env.read_clock(tx)
             run = self.live_run(tx, sched_id, token)
             if run.cancel_requested:
                 end_runs(tx, self._env, [RunEnd(sched_id, "cancelled", token)], now)
             else:
-                return_to_queue(tx, self._env, run, verb, runnable_at=at, now=now)
+                return_to_queue(tx, self._env, run, verb, now=now, runnable_at=runnable_at, delay_s=delay_s)
 
         self._env.store.write(work)
 
@@ -143,10 +154,12 @@ class Runs:
 
     def gc_expired(self, now: float | None = None) -> int:
         """Expire every queued entry past its deadline; returns the number."""
-        at = self._env.now(now)
+        given = None if now is None else self._env.now(now)
         count = 0
         while True:
-            swept = self._env.write(lambda tx: sweep(tx, self._env, at))
+            swept = self._env.write(
+                lambda tx: sweep(tx, self._env, self._env.read_clock(tx, writes=False) if given is None else given)
+            )
             if not swept:
                 return count
             count += swept
@@ -158,9 +171,7 @@ class Runs:
             _queue.instant("now", now)
 
         def work(tx: Transaction) -> int:
-            at = self._env.now() if now is None else now
-            if now is None:
-                self.maintenance.detect_clock_jump(tx, at)
+            at = self._env.read_clock(tx, writes=False) if now is None else now
             return self._reclaim(tx, sql.STALE_CLAIMS, (at - stale_seconds,), at)
 
         count = 0
@@ -171,10 +182,9 @@ class Runs:
     def take_over(self, worker_id: str, incarnation: str) -> int:
         """Take back the claims of a worker's earlier incarnations, after its restart; returns the number."""
         check_worker(worker_id, incarnation)
-        now = self._env.now()
         count = 0
         while reclaimed := self._env.write(
-            lambda tx: self._reclaim(tx, sql.CLAIMS_OF_WORKER, (worker_id, incarnation), now)
+            lambda tx: self._reclaim(tx, sql.CLAIMS_OF_WORKER, (worker_id, incarnation), self._env.read_clock(tx))
         ):
             count += reclaimed
         return count
@@ -186,7 +196,7 @@ class Runs:
             _queue.instant("now", now)
 
         def work(tx: Transaction) -> float | None:
-            at = self._env.now() if now is None else now
+            at = self._env.read_clock(tx, writes=False) if now is None else now
             return self.maintenance.run_due(tx, at, now_from_clock=now is None).next_at
 
         return self._env.write(work)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from rota.model.checks import SECONDS_MAX
 from rota.store import Transaction
 from rota.store.statements import file as sql
 
-__all__ = ["delete_setting", "read_setting", "settings_with_prefix", "write_setting"]
+__all__ = ["delete_setting", "read_number", "read_setting", "settings_with_prefix", "write_setting"]
 
 
 def read_setting(tx: Transaction, key: str) -> str | None:
     """Return a setting, or None."""
     rows = tx.run(sql.META_GET, (key,))
     return str(rows[0][0]) if rows else None
+
+
+def read_number(tx: Transaction, key: str, default: float) -> float:
+    """Return a setting that is a number, 0 or more; the default if there is none or it cannot be read."""
+    text = read_setting(tx, key)
+    try:
+        number = default if text is None else float(text)
+    except ValueError:
+        return default
+    return number if 0 <= number <= SECONDS_MAX else default
 
 
 def write_setting(tx: Transaction, key: str, value: str) -> None:

@@ -18,19 +18,22 @@ import msgspec
 
 from rota.errors import SchedInvalidPayload
 from rota.kernel import affinity, budget_loans
-from rota.kernel.agents import Agents, move_agent
+from rota.kernel.agents import QUARANTINED_FOR, Agents, move_agent
 from rota.kernel.entries import EntryFilter
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
+from rota.kernel.lookups import find_agent
 from rota.kernel.queue import Queue
 from rota.kernel.rows import encode_json
 from rota.kernel.turn import check_worker
 from rota.model import events
-from rota.model.checks import RESULT_BYTES_MAX, Checks
+from rota.model.checks import ID_CHARS_MAX, NOTE_CHARS_MAX, RESULT_BYTES_MAX, Checks
+from rota.model.event_codec import run_checkpointed
 from rota.model.work import ScheduleSpec
 from rota.store import Transaction
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import claims as sql
+from rota.store.statements import queue as queue_sql
 
 __all__ = ["QUARANTINE", "Supervision"]
 
@@ -73,7 +76,7 @@ class Supervision:
         def work(tx: Transaction) -> None:
             run = self._queue.live_run(tx, sched_id, _run.whole("token", token))
             tx.run(sql.CHECKPOINT, (body, sched_id))
-            append(tx, events.RunCheckpointed(sched_id=sched_id, token=token, state=state), now=now, pid=run.pid)
+            append(tx, run_checkpointed(sched_id, token, body.encode()), now=now, pid=run.pid)
 
         self._env.write_keeping_cache(work)
 
@@ -90,8 +93,9 @@ class Supervision:
 
         def work(tx: Transaction) -> int:
             self._queue.live_run(tx, parent_id, _run.whole("token", token))
+            is_known = spec.key is not None and bool(tx.run(queue_sql.BY_KEY, (spec.key,)))
             sched_id = self._queue.enqueue_in(tx, wanted, now)
-            if amounts:
+            if amounts and not is_known:  # an entry that has the key already keeps the budget that it has
                 budget_loans.lend(tx, parent_id, (sched_id, spec.pid), amounts, now)
             return sched_id
 
@@ -113,21 +117,53 @@ class Supervision:
                 move_agent(tx, run.pid, state, "WAITING", reason="children", now=now)
             elif not waiting and state == "WAITING":
                 move_agent(tx, run.pid, state, "RUNNING", reason="children_ended", now=now)
-            return {} if waiting else budget_loans.collect(tx, sched_id, run.pid, now)
+            return {} if waiting else budget_loans.collect(tx, sched_id, run.pid, token, now)
 
         return self._env.write(work)
 
     # --- the supervisor --------------------------------------------------------------------------
 
-    def quarantine(self, pid: int, failures: int, until_at: float) -> None:
-        """Pause an agent that keeps failing; the supervisor resumes it after `until_at`."""
+    def quarantine(
+        self,
+        pid: int,
+        failures: int = 0,
+        until_at: float | None = None,
+        *,
+        for_s: float | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Pause an agent: one that keeps failing until a given time, one with unusable settings until they change.
+
+        The supervisor resumes the first kind after `for_s` (or at `until_at`). The second kind has a `reason` instead;
+        writing the agent's metadata resumes it, and an agent that is already paused stays as it is.
+        """
         _run.whole("failures", failures, 0)
-        _run.instant("until_at", until_at)
-        agent = self._agents.get(pid)
-        self._agents.update(pid, metadata={**agent.metadata, "quarantined_until": until_at})
-        self._agents.pause(pid, QUARANTINE, f"{failures} failures in a row")
-        event = events.AgentQuarantined(failures=failures, until_at=until_at)
-        self._env.write(lambda tx: append(tx, event, now=self._env.now(), pid=pid))
+        if reason is None:
+            reason = self._agents.get(pid).unreadable  # its metadata must not be replaced by the end of a quarantine
+        if reason is not None:
+            self._quarantine_until_repaired(pid, failures, _run.text("reason", reason, NOTE_CHARS_MAX))
+            return
+        if for_s is None:
+            _run.instant("until_at", until_at)
+        else:
+            _run.duration("for_s", for_s)
+
+        def work(tx: Transaction) -> None:
+            now = self._env.read_clock(tx)
+            end_at = until_at if for_s is None else now + for_s
+            metadata = find_agent(tx, pid).metadata | {"quarantined_until": end_at}
+            self._agents.update_in(tx, pid, {"metadata": metadata}, now)
+            pause = events.Paused(level="agent", key=str(pid), by=QUARANTINE, reason=f"{failures} failures in a row")
+            self._agents.set_pause_in(tx, pid, QUARANTINE, pause, now)
+            append(tx, events.AgentQuarantined(failures=failures, until_at=end_at), now=now, pid=pid)
+
+        self._env.write(work)
+
+    def _quarantine_until_repaired(self, pid: int, failures: int, reason: str) -> None:
+        if self._agents.get(pid).paused_by is None:
+            self._agents.pause(pid, f"{QUARANTINED_FOR}{reason}"[:ID_CHARS_MAX])
+            event = events.AgentQuarantined(failures=failures, reason=reason)
+            self._env.write(lambda tx: append(tx, event, now=self._env.now(), pid=pid))
 
     def moved(self, worker_id: str, incarnation: str, verb: str) -> None:
         """Record that a supervisor started, drains, stopped, or took over."""
@@ -137,7 +173,7 @@ class Supervision:
         self._env.write(lambda tx: self._moved(tx, event))
 
     def _moved(self, tx: Transaction, event: events.SupervisorChanged) -> None:
-        now = self._env.now()
+        now = self._env.read_clock(tx)
         append(tx, event, now=now)
         if event.verb in ("draining", "stopped"):
             self._env.workers_seen.mark_gone(event.worker_id)

@@ -15,9 +15,9 @@ so nothing is dropped too early. What a shorter window has dropped stays dropped
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from rota.kernel.settings import read_setting
+from rota.kernel.settings import read_number
 from rota.store import Transaction
 from rota.store.statements import budgets as sql
 
@@ -53,7 +53,7 @@ def open_window(tx: Transaction, owner: str, dim: str, window_s: float) -> None:
 
 def share_window_s(tx: Transaction) -> float:
     """Return how far back fair_share looks in this store, in seconds."""
-    return float(read_setting(tx, SHARE_WINDOW_KEY) or SHARE_WINDOW_S)
+    return read_number(tx, SHARE_WINDOW_KEY, SHARE_WINDOW_S)
 
 
 def resize(tx: Transaction, window: tuple[str, str, float], new_s: float, now: float) -> None:
@@ -103,11 +103,17 @@ def _add(tx: Transaction, rows: list[tuple[str, str, int, int]], now: float) -> 
         tx.run_many(sql.WINDOW_ADD, parameters)
 
 
-def subtract(tx: Transaction, owner: str, dim: str, amount: int, now: float) -> None:
-    """Subtract refunded usage from the newest buckets, at most what is still in the window."""
+def subtract(tx: Transaction, owner: str, dim: str, used_since: Callable[[float], int], now: float) -> None:
+    """Subtract refunded usage from every window; `used_since` returns how much of it was used after an instant.
+
+    The oldest buckets go first: if they hold usage of another agent, what remains leaves the window later than it
+    should, and never earlier.
+    """
     left: dict[float, int] = {}  # by window, what is still to be subtracted
-    for window_s, leaves_at, held in tx.run(sql.BUCKETS_NEWEST, (owner, dim)):
-        part = min(held, left.setdefault(window_s, amount))
+    for window_s, leaves_at, held in tx.run(sql.BUCKETS_OLDEST, (owner, dim)):
+        if window_s not in left:
+            left[window_s] = used_since(now - window_s)
+        part = min(held, left[window_s])
         if part and leaves_at > now:
             left[window_s] -= part
             tx.run(sql.BUCKET_TAKE, (part, owner, dim, window_s, leaves_at))

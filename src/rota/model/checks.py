@@ -15,6 +15,7 @@ from rota.errors import InvalidInput
 
 __all__ = [
     "AMOUNT_MAX",
+    "DIMS_MAX",
     "ID_CHARS_MAX",
     "INTEGER_MAX",
     "NOTE_CHARS_MAX",
@@ -33,6 +34,7 @@ RESULT_BYTES_MAX = 256 * 1024  # an entry's result, as JSON
 ID_CHARS_MAX = 256  # names, ids, triggers, tags
 NOTE_CHARS_MAX = 4_096  # reasons and comments
 TAGS_MAX = 32  # tags of one entry
+DIMS_MAX = 64  # dimensions in one charge, ceiling or expected usage; of one run, and of one agent's ledger
 
 
 class Checks:
@@ -107,7 +109,9 @@ class Checks:
 
     def amounts(self, field: str, value: Any) -> Mapping[str, int]:
         """Check a dictionary from dimensions to whole amounts, 0 or more."""
-        for dim, amount in self.mapping(field, value).items():
+        if len(self.mapping(field, value)) > DIMS_MAX:
+            raise self.refuse(field, f"may have at most {DIMS_MAX} dimensions, not {len(value):,}")
+        for dim, amount in value.items():
             self.text(f"{field} dimension", dim)
             self.whole(f"{field}[{dim!r}]", amount, 0, AMOUNT_MAX)
         return value  # type: ignore[no-any-return]  # checked just above

@@ -6,6 +6,7 @@ the new one. Stored rows are never rewritten; they are upgraded when they are re
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +14,30 @@ import msgspec
 
 from rota.errors import InvalidPayload, StoreCorrupt
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
-from rota.model.events import EVENT_TYPES, RESERVED_PREFIX, EventData
+from rota.model.events import EVENT_TYPES, RESERVED_PREFIX, EventData, RunCheckpointed
 
-__all__ = ["UPGRADES", "check_user_event", "decode", "encode"]
-
-UPGRADES: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
+__all__ = ["UPGRADES", "check_user_event", "decode", "encode", "run_checkpointed"]
 
 _encoder = msgspec.json.Encoder()
 _event = Checks("Event", InvalidPayload)
+
+
+def run_checkpointed(sched_id: int, token: int, body: bytes) -> RunCheckpointed:
+    """Return the event of a checkpoint, given as JSON: its size and its digest, not the checkpoint."""
+    digest = hashlib.blake2b(body, digest_size=16).hexdigest()
+    return RunCheckpointed(sched_id=sched_id, token=token, size_bytes=len(body), digest=digest)
+
+
+def _without_checkpoint(old: dict[str, Any]) -> dict[str, Any]:
+    """Upgrade a `RunCheckpointed` of version 1, which has the checkpoint itself."""
+    event = run_checkpointed(0, 0, _encoder.encode(old.get("state", {})))
+    kept = {name: value for name, value in old.items() if name != "state"}
+    return {**kept, "size_bytes": event.size_bytes, "digest": event.digest}
+
+
+UPGRADES: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {
+    (RunCheckpointed.kind, 1): _without_checkpoint,
+}
 
 
 def encode(data: EventData) -> bytes:
@@ -38,14 +55,14 @@ def decode(kind: str, payload: dict[str, Any]) -> EventData:
         raise StoreCorrupt(f"the journal has an event of unknown kind {kind}", kind=kind)
     version = payload.get("v", 1)
     body = {name: value for name, value in payload.items() if name != "v"}
-    if version > event_type.version:
-        raise StoreCorrupt(f"{kind} version {version} was written by a newer rota", kind=kind, version=version)
-    while version < event_type.version:
-        body = UPGRADES[kind, version](body)
-        version += 1
+    if not isinstance(version, int) or version > event_type.version:
+        raise StoreCorrupt(f"{kind} version {version!r} was written by a newer rota", kind=kind, version=version)
     try:
+        while version < event_type.version:
+            body = UPGRADES[kind, version](body)
+            version += 1
         return msgspec.convert(body, event_type)
-    except msgspec.ValidationError as problem:
+    except (msgspec.ValidationError, KeyError, TypeError) as problem:
         raise StoreCorrupt(f"a stored {kind} cannot be read: {problem}", kind=kind) from problem
 
 

@@ -224,6 +224,8 @@ class LedgerCreated(EventData, frozen=True, kw_only=True):
     kind = "kernel.ledger.created"
     grants: dict[str, int]
     warn_at: float
+    used: dict[str, int] = {}  # from the beginning, by the agent that had the name before
+    inherited_from: int | None = None  # the pid of that agent
 
 
 class LedgerCharged(EventData, frozen=True, kw_only=True):
@@ -476,11 +478,21 @@ class RowsPruned(EventData, frozen=True, kw_only=True):
     ranges: list[tuple[int, int]] = []  # first and last id of each range
 
 
+class RowUnreadable(EventData, frozen=True, kw_only=True):
+    """A stored row cannot be read and is left out. A damaged event is read as one of this kind, in its place."""
+
+    kind = "kernel.store.unreadable"
+    table: str
+    key: str  # of the row
+    problem: str
+
+
 class ClockJumped(EventData, frozen=True, kw_only=True):
-    """The wall clock moved relative to the monotonic clock."""
+    """The wall clock moved relative to the advancing clock, and every duration that was running moved with it."""
 
     kind = "kernel.clock.jumped"
     by_s: float
+    moved: dict[str, int] = {}  # how many claims, delays, affinity holds, contexts, windows and quarantines
 
 
 # --- the policy service --------------------------------------------------------------------------
@@ -583,20 +595,23 @@ class RunEnded(EventData, frozen=True, kw_only=True):
 
 
 class RunCheckpointed(EventData, frozen=True, kw_only=True):
-    """A run saved a checkpoint."""
+    """A run saved a checkpoint. The checkpoint itself is in the entry's row until the next one replaces it."""
 
     kind = "kernel.run.checkpointed"
+    version = 2  # version 1 had the checkpoint itself as `state`
     sched_id: int
     token: int
-    state: dict[str, Any]
+    size_bytes: int  # of the checkpoint as JSON
+    digest: str  # of the same: BLAKE2b, 128 bits, hexadecimal
 
 
 class AgentQuarantined(EventData, frozen=True, kw_only=True):
-    """An agent failed repeatedly and is quarantined for a while."""
+    """An agent failed repeatedly and is quarantined for a while, or its settings cannot be used until they change."""
 
     kind = "kernel.run.quarantined"
     failures: int
-    until_at: float
+    until_at: float | None = None  # None: until its settings are written again
+    reason: str | None = None  # what is wrong with its settings
 
 
 class TriggerFired(EventData, frozen=True, kw_only=True):
@@ -636,12 +651,13 @@ class DaemonChanged(EventData, frozen=True, kw_only=True):
 
 
 class AccessDenied(EventData, frozen=True, kw_only=True):
-    """A caller was refused access."""
+    """A caller was refused access. Refusals of one caller for one reason within a minute share an event."""
 
     kind = "kernel.auth.denied"
     peer: str
     method: str | None
     reason: str
+    count: int = 1  # of refusals
 
 
 class OperatorActed(EventData, frozen=True, kw_only=True):

@@ -189,6 +189,20 @@ class ProjectInactive(BlockingBase, frozen=True, kw_only=True, tag="project_inac
         return f"project {self.project_id} is {self.status}"
 
 
+class Unreadable(BlockingBase, frozen=True, kw_only=True, tag="unreadable"):
+    """A stored row cannot be read: one that it depends on, or its own, which the claim that reaches it ends."""
+
+    remedy = "write the row again; for its own, enqueue a new entry"
+    problem: str
+    level: str = "entry"  # entry, project, context
+    owner: str = ""
+
+    def sentence(self) -> str:
+        """Return the reason as text."""
+        row = "its stored row" if self.level == "entry" else f"the stored row of {self.level} {self.owner}"
+        return f"{row} cannot be read: {self.problem}"
+
+
 BlockingReason: TypeAlias = (
     NotYetRunnable
     | BackingOff
@@ -203,6 +217,7 @@ BlockingReason: TypeAlias = (
     | WorkspaceTaken
     | PausedByOperator
     | ProjectInactive
+    | Unreadable
 )  # decoded from JSON by its tag
 
 

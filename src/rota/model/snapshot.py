@@ -30,7 +30,7 @@ __all__ = ["Account", "Candidate", "Decision", "Decisions", "Key", "Slot", "Snap
 Key: TypeAlias = str | int | None  # the owner or group of an account; None is "no group"
 
 
-class Slot(msgspec.Struct, frozen=True, gc=False):
+class Slot(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A free slot, and the kinds of work it accepts besides work without a kind."""
 
     id: int
@@ -41,7 +41,7 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
         return candidate.kind is None or candidate.kind in self.kinds
 
 
-class Candidate(msgspec.Struct, frozen=True, gc=False):
+class Candidate(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An entry that may run now: blocked entries have been filtered out."""
 
     id: int
@@ -55,7 +55,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     kind: str | None = None  # the kind of slot it needs; None runs anywhere
 
 
-class Account(msgspec.Struct, frozen=True, gc=False):
+class Account(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Weight, virtual time and usage of an owner or a group."""
 
     weight: int = WEIGHT_UNIT  # thousandths
@@ -68,7 +68,7 @@ class Account(msgspec.Struct, frozen=True, gc=False):
     last_run_at: float = 0  # its creation time if it never ran
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The state of one pass: free slots, eligible candidates, and all accounts."""
 
     now: float = 0
@@ -79,11 +79,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     def owner(self, candidate: Candidate) -> Account:
         """Return the account of a candidate's owner."""
-        return self.owners.get(candidate.owner, _NEW_ACCOUNT)
+        return self.owners.get(candidate.owner) or Account()
 
     def group(self, candidate: Candidate) -> Account:
         """Return the account of a candidate's group."""
-        return self.groups.get(candidate.group, _NEW_ACCOUNT)
+        return self.groups.get(candidate.group) or Account()
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
@@ -95,5 +95,3 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
 
 Decisions: TypeAlias = tuple[Decision, ...]
-
-_NEW_ACCOUNT = Account()

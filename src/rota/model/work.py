@@ -92,6 +92,7 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
     """The argument of `enqueue`: which agent should run, and how. Checked when it is created."""
 
     tags: tuple[str, ...] = ()
+    delay_s: float = 0.0  # instead of runnable_at: a time from now, which a jump of the wall clock does not change
     key: str | None = None  # idempotency: one entry per key
     after: tuple[int, ...] = ()  # sched_ids that must complete first; in enqueue_many, -1 is the entry just before
     on_failed: Literal["cancel", "run", "hold"] = "cancel"  # what to do when one of them does not complete
@@ -111,7 +112,7 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
 
     @property
     def is_plain(self) -> bool:
-        """Whether all fields have defaults except the positional ones, after, key, kind and max_attempts."""
+        """Whether all fields have defaults except the positional ones, after, delay_s, key, kind and max_attempts."""
         return (
             self.tags == ()
             and self.draws_on == ()
@@ -136,6 +137,8 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
             _spec.instant("deadline", self.deadline)
             if self.deadline < self.runnable_at:
                 raise _spec.refuse("deadline", f"({self.deadline}) lies before runnable_at ({self.runnable_at})")
+        if self.delay_s != 0.0 and _spec.duration("delay_s", self.delay_s) and self.runnable_at:
+            raise _spec.refuse("delay_s", "must not be given together with runnable_at")
         _spec.text("trigger", self.trigger)
         _spec.mapping("payload", self.payload)
         _spec.whole("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
@@ -210,6 +213,7 @@ class ReadyEntry(_PositionalEntry, frozen=True, kw_only=True):
     workspace: str | None = None
     parent_id: int | None = None
     correlation_id: str | None = None
+    unreadable: str | None = None  # which stored columns cannot be read, and why; they are empty here
 
 
 class Worker(msgspec.Struct, frozen=True):
@@ -284,6 +288,7 @@ class Agent(msgspec.Struct, frozen=True):
     rerunnable: bool = True  # after a run it becomes SUSPENDED and then READY, not DEAD
     max_concurrent: int | None = None  # live claims at the same time; None: no limit here
     paused_by: str | None = None
+    unreadable: str | None = None  # which stored column cannot be read, and why; it is empty here
 
 
 _constraint = Checks("ProjectConstraint", ProjectInvalid)
@@ -318,6 +323,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float = 0.0
     updated_at: float = 0.0
     metadata: dict[str, Any] = {}
+    unreadable: str | None = None  # which stored columns cannot be read, and why
 
     def __post_init__(self) -> None:
         _project.text("project_id", self.project_id)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rota.service.policy_guard import PolicyGuard
     from rota.service.policy_in_force import find_policy, record_policy
     from rota.service.policy_link import PolicyLink, answer_from_profiles
+    from rota.service.policy_process import isolate, make_policy
     from rota.service.profiles import Hint, Profile, ProfileTable
 
 __all__ = [
@@ -60,6 +61,8 @@ __all__ = [
     "answer_from_profiles",
     "explain",
     "find_policy",
+    "isolate",
+    "make_policy",
     "record_policy",
 ]
 
@@ -87,6 +90,7 @@ __getattr__ = exports(
         "policy_guard": ("PolicyGuard",),
         "policy_in_force": ("find_policy", "record_policy"),
         "policy_link": ("PolicyLink", "answer_from_profiles"),
+        "policy_process": ("isolate", "make_policy"),
         "profiles": ("Hint", "Profile", "ProfileTable"),
     },
 )

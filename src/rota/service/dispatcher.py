@@ -10,13 +10,16 @@ The kernel itself implements strict order. For a policy that shares by virtual t
 window of candidates (ranked_pass.py). Each proposed entry is checked before it is claimed; a refused one is skipped. A
 policy that fails can change the order, never the correctness: strict order replaces it in the same pass, and the
 journal records why.
+
+With `policy_isolation="process"` policies of other packages run in processes of their own and are asked outside the
+transaction (isolated_pass.py): such a claim is parked until the policy has answered, even if it waits for no entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol, Unpack
+from typing import Any, Protocol, Unpack
 
 from rota.errors import PolicyFailed
 from rota.kernel import Completion, Kernel, RunReport
@@ -28,15 +31,23 @@ from rota.kernel.run_reports import check_completions, check_reports
 from rota.kernel.turn import ClaimOptions, TurnRequest, TurnResult, make_turn_request
 from rota.model.events import PolicyFellBack
 from rota.model.work import ReadyEntry
-from rota.policy.contract import Policy
-from rota.policy.registry import make
+from rota.policy.contract import Policy, PolicyIsolation, as_policy
+from rota.policy.registry import is_built_in_name
 from rota.service.flow_pass import FlowPass
-from rota.service.policy_guard import PolicyGuard
+from rota.service.isolated_pass import IsolatedPass, asks_process
+from rota.service.policy_guard import SUSPENSION_S, Answer, PolicyGuard
+from rota.service.policy_process import LOAD_TIMEOUT_S, PolicyProcess, isolate, make_policy
 from rota.service.ranked_pass import RankedPass
 from rota.service.share_pass import SharePass
 from rota.store import Transaction
 
-__all__ = ["Dispatcher"]
+__all__ = ["ANSWER_WAIT_S", "NOTHING", "Dispatcher"]
+
+ANSWER_WAIT_S = LOAD_TIMEOUT_S + 5.0  # how long a claim that does not wait for entries waits for a policy's process
+NOTHING: list[Any] = [None]  # the result of a claim that found nothing and is not parked: an empty list would park it
+
+
+_ROW_FAULTS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 
 
 class _Proposer(Protocol):
@@ -58,8 +69,11 @@ class _Proposer(Protocol):
 class Dispatcher:
     """The scheduler API on a kernel in this process."""
 
-    def __init__(self, kernel: Kernel, policy: Policy | str = "strict") -> None:
+    def __init__(
+        self, kernel: Kernel, policy: Policy | str = "strict", *, policy_isolation: PolicyIsolation = "thread"
+    ) -> None:
         self.kernel = kernel
+        self.policy_isolation = policy_isolation
         self.clock = kernel.clock
         self.agents = kernel.agents
         self.queue = kernel.queue
@@ -68,7 +82,8 @@ class Dispatcher:
         self.projects = kernel.projects
         self.journal = kernel.journal
         self.supervision = kernel.supervision
-        self.policy = make(policy) if isinstance(policy, str) else policy
+        self._isolated: dict[str, tuple[Policy | str, Mapping[str, Any], Policy]] = {}  # by name: as given, and made
+        self.policy = self.make_policy(policy)
         self._guard = PolicyGuard(kernel.clock)
         self._policies: dict[str, Policy] = {self.policy.name: self.policy}
         self._proposers: dict[str, _Proposer] = {}
@@ -128,6 +143,8 @@ class Dispatcher:
 
     def _take_turn(self, request: TurnRequest, policy: Policy) -> TurnResult:
         """Run a turn; while it claims nothing, wait. Ended runs are durable before the wait begins."""
+        if request.max_n and asks_process(policy):
+            return self._take_asking_turn(request, policy)
         done = TurnResult([], [])
         if request.run_ends or not (request.max_n and request.wait_s):
             done = self.kernel.store.write(partial(self.run_turn, request, policy))
@@ -137,14 +154,37 @@ class Dispatcher:
         entries = self.kernel.queue.park(lambda tx: self.run_turn(claiming, policy, tx).entries, claiming, policy.name)
         return TurnResult(done.answers, entries)
 
+    def _take_asking_turn(self, request: TurnRequest, policy: Policy) -> TurnResult:
+        """Run a turn whose policy is in another process: end runs first, then wait for its answer."""
+        done = TurnResult([], [])
+        if request.run_ends:
+            done = self.kernel.store.write(partial(self.run_turn, request._replace(max_n=0), policy))
+        claiming = request._replace(run_ends=())
+
+        def work(tx: Transaction) -> list[ReadyEntry]:
+            entries = self.run_turn(claiming, policy, tx).entries
+            may_park = request.wait_s > 0 or self.is_asking(policy, request.kinds, request.check_budgets)
+            return entries if entries or may_park else NOTHING
+
+        if request.wait_s > 0:
+            entries = self.kernel.queue.park(work, claiming, policy.name)
+        else:
+            entries = self.kernel.store.wait(work, ANSWER_WAIT_S)
+        return TurnResult(done.answers, [] if entries is NOTHING else entries)
+
     def run_turn(self, request: TurnRequest, policy: Policy, tx: Transaction) -> TurnResult:
         """The scheduling transaction: end runs, claim the next entries, settle the agents."""
-        kernel, now = self.kernel, self.clock.now()
+        kernel, now = self.kernel, self.kernel.env.read_clock(tx, writes=False)
         ended = end_runs(tx, kernel.env, request.run_ends, now) if request.run_ends else EndedRuns([], {}, {})
+        if tx.effects.wake_parked:  # a run has ended
+            kernel.env.note_time(tx, now)
         entries: list[ReadyEntry] = []
         if request.max_n:
             claim = begin_claim(tx, kernel.env, kernel.queue.maintenance, request)
             entries = self.fill(claim, policy)
+            while claim.ended_unreadable and not entries:  # what it took could not be read; there may be more
+                claim = begin_claim(tx, kernel.env, kernel.queue.maintenance, request)
+                entries = self.fill(claim, policy)
         if request.moves_agents:
             pids = {run.pid for run in ended.runs.values()} | {entry.pid for entry in entries}
             kernel.supervision.settle_agents(tx, pids, ended.final, now)
@@ -162,18 +202,24 @@ class Dispatcher:
             served = proposer.propose(claim)
         except PolicyFailed as failure:
             return self._fall_back(policy, claim, failure)
+        except _ROW_FAULTS as fault:
+            # a damaged row that a pass over all owners meets; strict order reads single entries
+            _close(self._proposers.pop(policy.name, None))
+            text = f"a pass failed: {type(fault).__name__}: {fault}"
+            return self._fall_back(policy, claim, PolicyFailed(text, failure="raised"))
         entries = claim.write(policy=policy.name, served=served)
         if claim.token is not None:
             proposer.on_written(claim.token)
         return entries
 
-    def copy(self, policy: Policy) -> Dispatcher:
+    def copy(self, policy: Policy, answers: Sequence[Answer] = ()) -> Dispatcher:
         """Return a dispatcher that claims by this policy as this one would, for a dry run: this one does not change.
 
-        Call it inside a write transaction, so that no other thread changes what is copied.
+        A policy in another process is not asked; it has given these answers (see `PolicyGuard`). Call it inside a
+        write transaction, so that no other thread changes what is copied.
         """
         copied = Dispatcher(self.kernel, self.policy)
-        copied._guard, copied._policies = self._guard.copy(), self._policies.copy()
+        copied._guard, copied._policies = self._guard.copy(answers), self._policies.copy()
         copied._select(policy)
         live = self._proposers.get(policy.name)
         if live is not None and self._policies.get(policy.name) is policy:
@@ -187,14 +233,50 @@ class Dispatcher:
         if policy is None:
             return self.policy
         if isinstance(policy, str):
-            return self._policies.get(policy) or make(policy)
-        return policy
+            return self._policies.get(policy) or self.make_policy(policy)
+        return self.make_policy(policy) if self.policy_isolation == "process" else as_policy(policy)
+
+    def make_policy(
+        self,
+        policy: Policy | str,
+        params: Mapping[str, Any] | None = None,
+        isolation: PolicyIsolation | None = None,
+    ) -> Policy:
+        """Return a policy, given by name or as an object, isolated as this dispatcher isolates policies."""
+        isolation = isolation or self.policy_isolation
+        if isolation != "process":
+            return make_policy(policy, params or {}, isolation) if isinstance(policy, str) else as_policy(policy)
+        if isinstance(policy, Policy) and type(policy.rank) is PolicyProcess:
+            return policy
+        name = policy if isinstance(policy, str) else as_policy(policy).name
+        given, with_params, made = self._isolated.get(name, (None, {}, None))
+        if made is None or with_params != (params or {}) or not (given is policy or given == name == policy):
+            made = isolate(policy, params, clock=self.clock)
+            self._isolated[name] = policy, params or {}, made
+        return made
+
+    def knows(self, policy: str) -> bool:
+        """Whether a policy can be used without loading another package."""
+        return policy in self._policies or is_built_in_name(policy)
+
+    def load(self, policy: str) -> None:
+        """Load a policy of another package."""
+        self._select(policy)
+
+    def asks_process(self, policy: Policy | str | None = None) -> bool:
+        """Whether a claim by this policy asks another process, and is parked until it has answered."""
+        return asks_process(self.resolve_policy(policy))
+
+    def is_asking(self, policy: Policy | str | None, kinds: tuple[str, ...], check_budgets: bool) -> bool:
+        """Whether claims of this kind wait for the answer of a policy's process."""
+        proposer = self._proposers.get(self.resolve_policy(policy).name)
+        return isinstance(proposer, IsolatedPass) and proposer.is_asking((kinds, check_budgets))
 
     def _select(self, policy: Policy | str | None) -> Policy:
         chosen = self.resolve_policy(policy)
         if self._policies.get(chosen.name) is not chosen:
             self._policies[chosen.name] = chosen
-            self._proposers.pop(chosen.name, None)
+            _close(self._proposers.pop(chosen.name, None))
         return chosen
 
     def _make_proposer(self, policy: Policy) -> _Proposer:
@@ -204,6 +286,8 @@ class Dispatcher:
                 made = FlowPass(eligibility=policy.eligibility)
             case "share":
                 made = SharePass(guarantee=policy.guarantee)
+            case _ if asks_process(policy) and not self._guard.has_answers:
+                made = IsolatedPass(policy, self._guard, self.kernel.store, self._record_failure)
             case _:
                 made = RankedPass(policy, self._guard)
         self._proposers[policy.name] = made
@@ -211,12 +295,30 @@ class Dispatcher:
 
     def _fall_back(self, policy: Policy, claim: ClaimPass, failure: PolicyFailed) -> list[ReadyEntry]:
         """Replace a policy that failed by strict order; what it has claimed in this pass is kept."""
-        self._guard.suspend(policy)
-        event = PolicyFellBack(policy=policy.name, failure=failure.data["failure"], detail=failure.message)
-        append(claim.tx, event, now=claim.now)
+        self._record_failure(claim.tx, policy, failure)
         claim.claim_in_strict_order()
         return claim.write(policy="strict")
 
+    def _record_failure(self, tx: Transaction, policy: Policy, failure: PolicyFailed) -> None:
+        """Suspend a policy that failed. One in its own process rests for longer with every failure in a row."""
+        self._guard.suspend(policy, policy.rank.backoff_s if type(policy.rank) is PolicyProcess else SUSPENSION_S)
+        event = PolicyFellBack(policy=policy.name, failure=failure.data["failure"], detail=failure.message)
+        append(tx, event, now=self.clock.now())
+
+    def close_policies(self) -> None:
+        """End the processes of policies."""
+        for proposer in self._proposers.values():
+            _close(proposer)
+        for policy in (self.policy, *self._policies.values(), *(made for _, _, made in self._isolated.values())):
+            if type(policy.rank) is PolicyProcess:
+                policy.rank.close()
+
     def close(self) -> None:
-        """Close the store."""
+        """End the processes of policies and close the store."""
+        self.close_policies()
         self.kernel.store.close()
+
+
+def _close(proposer: _Proposer | None) -> None:
+    if isinstance(proposer, IsolatedPass):
+        proposer.close()

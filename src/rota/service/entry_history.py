@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rota.errors import StoreCorrupt
 from rota.kernel import journal
 from rota.kernel.rows import COMPLETED_AT, CREATED_AT, TOKEN
 from rota.model import events
@@ -62,7 +63,10 @@ _HOLDS = {"worker": "for its worker"}  # the names of the other holds are clear
 
 def _steps(found: dict[int, Event], sched_id: int) -> Iterator[HistoryStep]:
     for event_id, event in sorted(found.items()):
-        text = _describe(decode(event.kind, event.payload), sched_id)
+        try:
+            text = _describe(decode(event.kind, event.payload), sched_id)
+        except StoreCorrupt as problem:
+            text = problem.message
         if text is not None:
             yield HistoryStep(event_id, event.ts, event.kind, text)
 

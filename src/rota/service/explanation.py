@@ -15,7 +15,8 @@ other entries have been claimed, is unknown; so an estimate says what it is base
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 import msgspec
@@ -37,6 +38,8 @@ from rota.policy.contract import Policy
 from rota.service.candidate_windows import WINDOW_MAX
 from rota.service.dispatcher import Dispatcher
 from rota.service.entry_history import read_history
+from rota.service.isolated_pass import asks_process
+from rota.service.policy_guard import Answer, AnswerNeeded
 from rota.service.policy_in_force import PolicyChoice, find_policy
 from rota.service.suggestions import suggestions_for
 from rota.store import Row
@@ -44,6 +47,7 @@ from rota.store import Row
 __all__ = ["LOOK_MAX", "NAMED_MAX", "RECENT_MAX", "explain"]
 
 LOOK_MAX = 500  # entries after the claim itself that are examined for a position
+ASKED_LOOK_MAX = 100  # the same under a policy in another process, whose every answer takes another dry run
 NAMED_MAX = 5  # entries ahead that are listed
 RECENT_MAX = 1_000  # events that the recent claim rate is computed from
 _NONE_SERVED = ServedFlows()
@@ -69,16 +73,22 @@ def explain(
     """
     _checks.whole("sched_id", sched_id)
     request = make_turn_request(worker_id=worker_id, max_n=max_n, kinds=kinds, now=now)
+    choice = _choose_policy(dispatcher, policy, policy_from_store)
+    answers: list[Answer] = []
 
     def work(dry_run: DryRun) -> tuple[Row, Explanation]:
         if dry_run.due.affinity_until is not None:
             affinity.release_for_claim(dry_run.tx, dry_run.env, request, dry_run.now)
         row = dry_run.row(sched_id)
-        choice = _choose_policy(dispatcher, dry_run, policy, policy_from_store)
-        return row, _explain(dispatcher, dry_run, row, request, choice)
+        return row, _explain(partial(dispatcher.copy, choice.policy, answers), dry_run, row, request, choice)
 
-    row, explanation = dispatcher.kernel.dry_run(work, now=now)
-    return _with_history(dispatcher, row, explanation)
+    while True:
+        try:
+            row, explanation = dispatcher.kernel.dry_run(work, now=now)
+        except AnswerNeeded as needed:  # of a policy in another process: not asked while writers wait
+            answers.append(needed.ask())
+        else:
+            return _with_history(dispatcher, row, explanation)
 
 
 def _with_history(dispatcher: Dispatcher, row: Row, explanation: Explanation) -> Explanation:
@@ -87,18 +97,17 @@ def _with_history(dispatcher: Dispatcher, row: Row, explanation: Explanation) ->
     return msgspec.structs.replace(explanation, story=history.steps, story_is_whole=history.is_complete)
 
 
-def _choose_policy(
-    dispatcher: Dispatcher, dry_run: DryRun, policy: Policy | str | None, policy_from_store: bool
-) -> PolicyChoice:
+def _choose_policy(dispatcher: Dispatcher, policy: Policy | str | None, policy_from_store: bool) -> PolicyChoice:
+    """Choose the policy before the dry run: to load one of another package may take long."""
     if policy is not None:
         return PolicyChoice(dispatcher.resolve_policy(policy), "named in the request")
     if policy_from_store:
-        return find_policy(dry_run.tx, dry_run.cursor, dispatcher)
+        return find_policy(dispatcher)
     return PolicyChoice(dispatcher.policy, "the policy of this dispatcher")
 
 
 def _explain(
-    dispatcher: Dispatcher, dry_run: DryRun, row: Row, request: TurnRequest, choice: PolicyChoice
+    copy: Callable[[], Dispatcher], dry_run: DryRun, row: Row, request: TurnRequest, choice: PolicyChoice
 ) -> Explanation:
     blocking = _blocking(ClaimPass(dry_run.tx, dry_run.env, request, dry_run.now, dry_run.due), row)
     result = _ClaimResult(policy=choice.policy.name)
@@ -107,7 +116,7 @@ def _explain(
     elif state_and_hold(row) == _HELD_FOR_WORKER:
         result = result._replace(ordering=(_waits_for_worker(dry_run, row),))
     elif not blocking:
-        result = _make_claim(dispatcher, dry_run, row, request, choice.policy)
+        result = _make_claim(copy(), dry_run, row, request, choice.policy)
     return Explanation(
         sched_id=row[0],
         pid=row[PID],
@@ -118,7 +127,7 @@ def _explain(
         max_n=request.max_n,
         kinds=request.kinds,
         policy=result.policy,
-        policy_source=choice.source,
+        policy_source=choice.source + _instead_of(choice.policy, result.policy),
         blocking=blocking,
         ordering=result.ordering,
         position=result.position,
@@ -126,6 +135,10 @@ def _explain(
         estimate=_estimate(dry_run, row, blocking, result.ordering),
         changes=tuple(_suggestions(dry_run, row, blocking, result)),
     )
+
+
+def _instead_of(chosen: Policy, used: str) -> str:
+    return "" if used == chosen.name else f"; {chosen.name} has failed, and {used} order replaces it"
 
 
 def _blocking(claim: ClaimPass, row: Row) -> tuple[BlockingReason, ...]:
@@ -153,6 +166,7 @@ class _WatchedPass(ClaimPass):
     ) -> list[ReadyEntry]:
         """Record whether the entry was claimed; then write, so that the next pass does not find it."""
         self.policy = policy
+        self.claim_on_loans()
         ids = [each.row[0] for each in self.claimed]
         if self._row[0] in ids:
             self.index = ids.index(self._row[0])
@@ -195,16 +209,14 @@ class _ClaimResult(NamedTuple):
     claimed: int = 0  # how many of them are in the claim itself
 
 
-def _make_claim(
-    dispatcher: Dispatcher, dry_run: DryRun, row: Row, request: TurnRequest, policy: Policy
-) -> _ClaimResult:
+def _make_claim(copied: Dispatcher, dry_run: DryRun, row: Row, request: TurnRequest, policy: Policy) -> _ClaimResult:
     """Make the claim, and one more after it if the entry was not reached."""
-    copied = dispatcher.copy(policy)
     claim = last = _WatchedPass(dry_run, request, row)
     copied.fill(claim, policy)
     first = claim.claimed
     if claim.index is None and claim.is_full:
-        last = _WatchedPass(dry_run, request._replace(max_n=LOOK_MAX), row)
+        looks_for = ASKED_LOOK_MAX if asks_process(policy) else LOOK_MAX
+        last = _WatchedPass(dry_run, request._replace(max_n=looks_for), row)
         copied.fill(last, policy)
         first = claim.claimed + last.claimed
     if last.index is not None:

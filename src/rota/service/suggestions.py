@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from rota.kernel.agents import QUARANTINED_FOR
 from rota.kernel.dry_run import DryRun
 from rota.kernel.lookups import find_project
 from rota.kernel.rows import KIND, PID, PROJECT
@@ -64,6 +65,8 @@ def _remove_reason(dry_run: DryRun, row: Row, reason: BlockingBase) -> Iterator[
             yield _free_workspace(row, reason)
         case reasons.PausedByOperator() | reasons.ProjectInactive():
             yield from _resume(row, reason)
+        case reasons.Unreadable():
+            yield Suggestion("enqueue a new entry: the claim that reaches this one ends it as failed")
         case reasons.NotQueued(state=state) if state != EntryState.DISPATCHED:
             yield Suggestion("it has ended and cannot start again: enqueue a new entry")
 
@@ -110,6 +113,8 @@ def _free_workspace(row: Row, reason: reasons.WorkspaceTaken) -> Suggestion:
 
 def _resume(row: Row, reason: BlockingBase) -> Iterator[Suggestion]:
     match reason:
+        case reasons.PausedByOperator(level="agent", by=by) if str(by).startswith(QUARANTINED_FOR):
+            yield Suggestion(f"correct the settings of agent {row[PID]}: reload its fleet file, or write its metadata")
         case reasons.PausedByOperator(level="agent"):
             yield Suggestion(f"resume agent {row[PID]}", "agents.resume", {"pid": row[PID], "by": BY})
         case reasons.PausedByOperator(level="fleet"):

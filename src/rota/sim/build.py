@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Literal
 
-from rota.clock import SystemClock
 from rota.cores import Capacity, CoresEngine, CpuIsolationLease, Handle, IslandPlan, RealtimeIsland, SchedulingContext
 from rota.cores.events import CoreOffline, CoreOnline, Decision, Revoke, RevokeLease, ServiceBack, ServiceLost
 from rota.cores.runqueue import Rule
@@ -15,6 +14,7 @@ from rota.cores.telemetry import EngineTrace
 from rota.policy.contract import Policy
 from rota.service.core_policy import CorePolicy
 from rota.service.policy_guard import PolicyGuard
+from rota.sim.clock import SimulationClock
 from rota.sim.scenario import ContextSpec, EventSpec, IslandSpec, LeaseSpec, Scenario, ThreadSpec, weight_of
 from rota.sim.simulation import Simulation
 from rota.sim.threads import CallerThread, ServerThread, SimThread, make_thread
@@ -32,13 +32,17 @@ def build_simulation(
     return _Builder(scenario, rule, observe, trace).build()
 
 
-def apply_policy(simulation: Simulation, policy: Policy, every_ns: int) -> None:
-    """Let a policy choose, every `every_ns`, which waiting entities of each core run first."""
+def apply_policy(simulation: Simulation, policy: Policy, every_ns: int, *, seed: int = 1) -> None:
+    """Let a policy choose, every `every_ns`, which waiting entities of each core run first.
+
+    Its guard reads a clock whose wall time jumps at random, as the seed says.
+    """
 
     def on_failure(failure: Literal["raised", "stalled", "nonsense"], _detail: str, now: int) -> Sequence[Decision]:
         return simulation.engine.step(ServiceLost(failure), now)
 
-    core_policy = CorePolicy(simulation.engine, policy, PolicyGuard(SystemClock()), on_failure)
+    guard = PolicyGuard(SimulationClock(lambda: simulation.now, seed))
+    core_policy = CorePolicy(simulation.engine, policy, guard, on_failure)
 
     def arrange() -> Sequence[Decision]:
         simulation.schedule(simulation.now + every_ns, arrange)

@@ -17,6 +17,7 @@ __all__ = ["AgentsApi", "ProjectsApi"]
 AgentList: TypeAlias = list[Agent]  # in the class, `list` is a method
 ProjectList: TypeAlias = list[Project]
 _AGENT = (e.UnknownPid, e.InvalidPayload)
+_SETTINGS = (e.FleetInvalid, *_AGENT)  # where the settings in an agent's metadata are written
 _PROJECT = (e.ProjectUnknown, e.ProjectInvalid)
 
 
@@ -29,7 +30,7 @@ class AgentsApi(Protocol):
         scope="work",
         execution="write",
         result="pid",
-        errors=(e.ProjectUnknown, *_AGENT),
+        errors=(e.ProjectUnknown, *_SETTINGS),
     )
     def create(
         self,
@@ -60,8 +61,8 @@ class AgentsApi(Protocol):
         ...
 
     @method("kernel.agent.paused", scope="read", execution="read", result="agents", errors=(e.InvalidPayload,))
-    def paused(self, by: str, *, limit: int = LIST_MAX) -> list[Agent]:
-        """Return the agents paused by a given person or program."""
+    def paused(self, by: str, *, limit: int = LIST_MAX, prefix: bool = False) -> list[Agent]:
+        """Return the agents paused by a given person or program, or by one whose name begins so."""
         ...
 
     @method("kernel.agent.transition", scope="work", execution="write", errors=(e.IllegalTransition, *_AGENT))
@@ -70,7 +71,12 @@ class AgentsApi(Protocol):
         ...
 
     @method(
-        "kernel.agent.update", command="agents set", scope="operate", execution="write", retry_safe=True, errors=_AGENT
+        "kernel.agent.update",
+        command="agents set",
+        scope="operate",
+        execution="write",
+        retry_safe=True,
+        errors=_SETTINGS,
     )
     def update(
         self,

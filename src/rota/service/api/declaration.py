@@ -20,6 +20,7 @@ The daemon's event loop must not block, so each method declares its execution:
 - `write`: one commit, shared with other writes of the same moment
 - `claim`: a write that may wait for entries to claim
 - `multi_commit`: several commits in a row; other writes may come in between
+- `dry_run`: makes changes and rolls them back, so it holds the write lock meanwhile
 - `wait`: reads, and waits for a change
 - `inline`: answered by the server in its event loop, without the kernel
 """
@@ -36,7 +37,7 @@ __all__ = ["SCOPES", "Declaration", "Execution", "Scope", "declaration_of", "dec
 
 Scope: TypeAlias = Literal["read", "enqueue", "work", "operate", "admin"]
 SCOPES: tuple[Scope, ...] = ("read", "enqueue", "work", "operate", "admin")
-Execution: TypeAlias = Literal["read", "write", "claim", "multi_commit", "wait", "inline"]
+Execution: TypeAlias = Literal["read", "write", "claim", "multi_commit", "dry_run", "wait", "inline"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "__rota_method__"

@@ -98,6 +98,7 @@ class QueueApi(Protocol):
         token: int,
         verb: Literal["yield", "preempt"] = "yield",
         runnable_at: float | None = None,
+        delay_s: float = 0.0,
     ) -> None:
         """Return a run's entry to the queue without counting an attempt."""
         ...
@@ -264,7 +265,14 @@ class QueueApi(Protocol):
         """Make a worker's waiting claim return immediately, without entries."""
         ...
 
-    @method("kernel.sched.peek", scope="read", execution="read", result="entries", errors=(e.SchedInvalidPayload,))
+    @method(
+        "kernel.sched.peek",
+        scope="read",
+        execution="dry_run",
+        result="entries",
+        retry_safe=True,
+        errors=(e.SchedInvalidPayload,),
+    )
     def peek(self, max_n: int = 1, *, kinds: Sequence[str] = (), worker_id: str = "peek") -> list[ReadyEntry]:
         """Return what a claim in strict order would return now, without claiming it."""
         ...

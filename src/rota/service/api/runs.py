@@ -91,7 +91,7 @@ class ClaimApi(Protocol):
 class SupervisionApi(Protocol):
     """State changes of runs together with their agents."""
 
-    @method("kernel.run.began", scope="work", execution="write", errors=_RUN)
+    @method("kernel.run.began", scope="work", execution="write", retry_safe=True, errors=_RUN)
     def began(self, sched_id: int, token: int, *, slot: str, runner: str, os_pid: int | None = None) -> None:
         """Record that a runner started an entry."""
         ...
@@ -124,8 +124,16 @@ class SupervisionApi(Protocol):
         retry_safe=True,
         errors=(e.UnknownPid, e.InvalidPayload, e.SchedInvalidPayload),
     )
-    def quarantine(self, pid: int, failures: int, until_at: float) -> None:
-        """Pause an agent that keeps failing until a given time."""
+    def quarantine(
+        self,
+        pid: int,
+        failures: int = 0,
+        until_at: float | None = None,
+        *,
+        for_s: float | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Pause an agent that keeps failing for a time, or one with unusable settings until they change."""
         ...
 
     @method("kernel.run.moved", scope="work", execution="write", errors=(e.SchedInvalidPayload,))

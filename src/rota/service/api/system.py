@@ -111,7 +111,7 @@ class SystemApi(Protocol):
     @method(
         "kernel.sched.explain",
         scope="read",
-        execution="multi_commit",
+        execution="dry_run",
         operate_fields=("now",),
         retry_safe=True,
         errors=(e.UnknownPolicy, e.SchedUnknownId, e.SchedInvalidPayload),

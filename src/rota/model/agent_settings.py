@@ -1,0 +1,127 @@
+"""How an agent is run: settings stored with the agent, so that any supervisor of the store can run it.
+
+The fleet file or `Rota.agent` writes the settings once into the agent's metadata under `SETTINGS_KEY`. They name the
+runner and hold the defaults for the agent's entries. The kernel checks them whenever an agent's metadata is written, so
+that settings which no supervisor could read are refused where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from rota.errors import FleetInvalid
+from rota.model.checks import ID_CHARS_MAX, INTEGER_MAX, NOTE_CHARS_MAX, SECONDS_MAX, Checks
+from rota.model.struct_reader import first_problem
+from rota.model.usage_shapes import compile_shapes
+from rota.model.work import ATTEMPTS_MAX, Limits, RestartPolicy
+
+__all__ = ["ENTRIES_MAX", "SETTINGS_KEY", "AgentSettings", "check_settings", "read_settings"]
+
+SETTINGS_KEY = "run"  # key in an agent's metadata
+ENTRIES_MAX = 1_000  # arguments of a program, and variables of its environment
+ARGUMENT_CHARS_MAX = 128 * 1024  # of one argument or variable: the kernel of the operating system accepts no more
+_checks = Checks("AgentSettings", FleetInvalid)
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How an agent is run, and the defaults for its entries."""
+
+    runner: str = "callable"
+    argv: tuple[str, ...] = ()  # command, ndjson: the program and its arguments
+    function: str | None = None  # callable: module:name; None: the supervisor has a function of the agent's name
+    isolation: Literal["thread", "process"] = "thread"  # callable: a process can be killed
+    env: dict[str, str] = {}  # set in addition to the variables that are passed through
+    pass_env: tuple[str, ...] = ()  # further variables of the supervisor's environment to pass through
+    cwd: str | None = None  # None: the run's workspace, or else the supervisor's working directory
+    stdin: Literal["payload", "none"] = "payload"  # command: whether the payload is on standard input as JSON
+    payload: dict[str, Any] = {}  # default payload; an entry's own keys override it
+    usage: str | dict[str, str] | None = None  # command: a preset's name, or dimension → path in its JSON output
+    limits: Limits = Limits()
+    restart: RestartPolicy = RestartPolicy()
+    stop_grace_s: float = 5.0  # between one step of the stop escalation and the next
+    expected: dict[str, int] = {}
+    ceiling: dict[str, int] = {}
+    draws_on: tuple[str, ...] = ()
+    kind: str | None = None
+    affinity: str | None = None
+    workspace: str | None = None
+    workspace_mode: Literal["exclusive", "shared"] | None = None
+    max_attempts: int = 3
+
+    def __post_init__(self) -> None:
+        _checks.text("runner", self.runner)
+        _checks.duration("stop_grace_s", self.stop_grace_s)
+        if self.usage is not None:
+            compile_shapes(self.usage)  # raises FleetInvalid for an unknown preset or an invalid path
+        if self.runner in ("command", "ndjson") and not self.argv:
+            raise _checks.refuse("argv", f"is required: the program that the {self.runner} runner starts")
+        for field in ("env", "pass_env"):
+            if self.runner == "callable" and getattr(self, field):
+                raise _checks.refuse(
+                    field, "is only for programs: a function runs with the environment of the supervisor"
+                )
+        self._check_program()
+        self._check_limits()
+        self._check_entry_defaults()
+
+    def _check_program(self) -> None:
+        for field in ("argv", "env", "pass_env"):
+            if len(getattr(self, field)) > ENTRIES_MAX:
+                raise _checks.refuse(field, f"may have at most {ENTRIES_MAX:,} items")
+        texts = {"argv": self.argv, "env": (*self.env, *self.env.values()), "pass_env": self.pass_env}
+        for field, values in (*texts.items(), ("cwd", () if self.cwd is None else (self.cwd,))):
+            for value in values:
+                if value:
+                    _checks.text(field, value, ARGUMENT_CHARS_MAX)
+                if "\0" in value:
+                    raise _checks.refuse(field, "must not contain a NUL character")
+        for name in self.env:
+            if not name or "=" in name:
+                raise _checks.refuse("env", f"has the invalid name {name!r}")
+        if self.function is not None:
+            _checks.text("function", self.function, NOTE_CHARS_MAX)
+
+    def _check_limits(self) -> None:
+        limits, restart = self.limits, self.restart
+        for field in ("wall_s", "cpu_s"):
+            if (value := getattr(limits, field)) is not None:
+                _checks.number(f"limits.{field}", value, 0, SECONDS_MAX)
+        for field in ("memory_bytes", "processes", "open_files", "log_bytes", "tokens"):
+            if (value := getattr(limits, field)) is not None:
+                _checks.whole(f"limits.{field}", value, 0, INTEGER_MAX)
+        _checks.whole("restart.quarantine_after", restart.quarantine_after, 0)
+        _checks.duration("restart.quarantine_s", restart.quarantine_s)
+
+    def _check_entry_defaults(self) -> None:
+        _checks.amounts("expected", self.expected)
+        _checks.amounts("ceiling", self.ceiling)
+        _checks.texts("draws_on", self.draws_on)
+        for field in ("kind", "affinity", "workspace"):
+            _checks.optional_text(field, getattr(self, field), ID_CHARS_MAX)
+        _checks.whole("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
+
+
+def read_settings(metadata: Mapping[str, Any]) -> AgentSettings | None:
+    """Return the settings in an agent's metadata, None without any; FleetInvalid, with the field, if invalid."""
+    stored = metadata.get(SETTINGS_KEY)
+    if stored is None:
+        return None
+    try:
+        return msgspec.convert(stored, AgentSettings, strict=True)
+    except (msgspec.ValidationError, RecursionError) as refusal:
+        if isinstance(refusal.__cause__, FleetInvalid):
+            raise refusal.__cause__ from None
+        problem = first_problem(AgentSettings, stored) if isinstance(refusal, msgspec.ValidationError) else None
+        raise FleetInvalid(
+            f"AgentSettings.{problem}" if problem else f"AgentSettings: {refusal}",
+            field=problem.path if problem is not None else SETTINGS_KEY,
+        ) from refusal
+
+
+def check_settings(metadata: Mapping[str, Any]) -> None:
+    """Raise FleetInvalid if an agent's metadata has settings that a supervisor could not read."""
+    if SETTINGS_KEY in metadata:
+        read_settings(metadata)
