@@ -16,6 +16,7 @@ Entries run at least once: an entry whose run dies is retried. An agent whose ef
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,13 +26,14 @@ import msgspec
 
 from rota import store
 from rota.clock import Clock
-from rota.errors import NotEnabled, NotFound, RunFailed, UnknownAgent
+from rota.errors import LedgerExists, NotEnabled, NotFound, ProjectExists, RunFailed, UnknownAgent
 from rota.fleet.agent_settings import SETTINGS_KEY, AgentSettings, settings_of, spec_for
 from rota.fleet.supervisor import Supervisor, SupervisorSettings
 from rota.host.main_module import this_process
 from rota.kernel import Kernel
+from rota.model.agent_names import agent_in_project, agent_named
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project, ReadyEntry, RestartPolicy
-from rota.policy.contract import Policy
+from rota.policy.contract import Policy, PolicyIsolation
 from rota.rpc.client.connect import connect, is_remote
 from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
@@ -160,13 +162,16 @@ class Rota:
         address: str | os.PathLike[str] = ":memory:",
         *,
         policy: Policy | str = "strict",
+        policy_isolation: PolicyIsolation = "thread",
         clock: Clock | None = None,
         token: str | None = None,
         ca_file: str | None = None,
     ) -> None:
         """Open a file, or connect to a daemon at `unix:/path` or `http(s)://host:port`.
 
-        A daemon has its own policy. `token` and `ca_file` are for a daemon over HTTP (docs/daemon.md).
+        A daemon has its own policy. With `policy_isolation="process"` a policy of another package runs in a process of
+        its own, which is limited and replaced when it fails (docs/caveats.md). `token` and `ca_file` are for a daemon
+        over HTTP (docs/daemon.md).
         """
         # a worker process imports the main program to find its functions: then no store may be opened
         where = ":memory:" if this_process.is_loading else os.fspath(address)
@@ -174,7 +179,7 @@ class Rota:
         if is_remote(where):
             self.api = connect(where, token=token, ca_file=ca_file, clock=clock)
         else:
-            self.api = Dispatcher(Kernel(store.open(where, clock=clock)), policy)
+            self.api = Dispatcher(Kernel(store.open(where, clock=clock)), policy, policy_isolation=policy_isolation)
         self._functions: dict[str, Callable[..., Any]] = {}
         self._supervisor: Supervisor | None = None
 
@@ -213,7 +218,8 @@ class Rota:
     ) -> Callable[[Callable[..., Any]], AgentHandle]:
         """Make a function, sync or async, an agent.
 
-        After a restart, a function of the same name is the same agent, updated with these settings.
+        After a restart, a function of the same name and project is the same agent, updated with these settings: it
+        keeps what it has used of its budget, and a changed budget changes its limit.
         """
 
         def register(function: Callable[..., Any]) -> AgentHandle:
@@ -230,29 +236,33 @@ class Rota:
         runner = "ndjson" if ndjson else "command"
         return AgentHandle(self.api, self._ensure_agent(name, runner, {"argv": tuple(argv)}, settings))
 
-    def find(self, name: str) -> AgentHandle:
-        """Return an agent by its name, whichever program created it."""
-        return AgentHandle(self.api, self._find(name), self._functions.get(name))
+    def find(self, name: str, *, project: str | None = None) -> AgentHandle:
+        """Return an agent by its project and name, whichever program created it.
 
-    def _find(self, name: str) -> Agent:
+        Without a project it is the agent of no project, else the only agent of that name in any project.
+        """
         found = self.api.agents.find(name)
-        if not found:
-            raise UnknownAgent(name)
-        return found[0]
+        agent = agent_named(found, name, near=None) if project is None else agent_in_project(found, project)
+        if agent is None:
+            raise UnknownAgent(name, project)
+        return AgentHandle(self.api, agent, self._functions.get(name))
 
     def _ensure_agent(self, name: str, runner: str, how: dict[str, Any], settings: AgentOptions) -> Agent:
-        """Return the agent of this name, created or updated; write nothing if nothing changes."""
+        """Return the agent of this name in its project, created or updated; write nothing if nothing changes."""
         row, run = _split(settings)
         body = {SETTINGS_KEY: msgspec.to_builtins(AgentSettings(runner=runner, **how, **run))}
         project = settings.get("project")
         found = self.api.agents.find(name)
-        if not found or (project is not None and found[0].project_id != project):
+        agent = agent_in_project(found, project)
+        if agent is None and found and project is None:
+            agent = agent_named(found, name, near=None)
+        if agent is None:
             if project is not None:
                 self._ensure_project(project)
-            pid = self.api.agents.create(name, runner, project_id=project, metadata=body, **row)
+            pid = self.api.agents.create(name, runner, project_id=project, metadata=body, unique=True, **row)
         else:
-            pid = found[0].pid
-            self._update_agent(found[0], row, body)
+            pid = agent.pid
+            self._update_agent(agent, row, body)
         self._grant(pid, settings.get("budget") or {})
         return self.api.agents.get(pid)
 
@@ -267,13 +277,18 @@ class Rota:
         try:
             self.api.projects.get(project_id)
         except NotFound:
-            self.api.projects.create(project_id)
+            with contextlib.suppress(ProjectExists):  # created by another program at the same moment
+                self.api.projects.create(project_id)
 
     def _grant(self, pid: int, budget: Mapping[str, int]) -> None:
         granted = {line.dim: line.granted for line in self.api.ledger.get(pid)}
         new = {dim: amount for dim, amount in budget.items() if dim not in granted}
         if new:
-            self.api.ledger.create(pid, new)
+            try:
+                self.api.ledger.create(pid, new)
+            except LedgerExists:  # created by another program at the same moment
+                self._grant(pid, budget)
+                return
         for dim, amount in budget.items():
             if dim in granted and granted[dim] != amount:
                 self.api.ledger.update_grant(pid, dim, amount)

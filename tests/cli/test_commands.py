@@ -172,7 +172,8 @@ def test_agents_are_made_changed_listed_and_ended(rota: Shell, pid: int) -> None
 def test_a_name_that_two_agents_have_is_not_enough(rota: Shell, pid: int) -> None:
     rota("agents", "create", "bob")
     refused = rota("enqueue", "bob")
-    assert (refused.code, refused.err) == (2, f"rota: 2 agents are named 'bob'. Give one pid: {pid + 1}, {pid}.\n")
+    which = f"2 agents are named 'bob': {pid} in no project, {pid + 1} in no project"
+    assert (refused.code, refused.err) == (2, f"rota: {which}. Give the pid instead of the name.\n")
 
 
 def test_projects_and_their_workspaces(rota: Shell) -> None:
@@ -241,6 +242,7 @@ def test_pruning_says_what_went(rota: Shell, pid: int) -> None:
     pruned = rota("db", "prune", "--events-older-than", 0, "--entries-older-than", 0, "--json").json
     assert pruned["entries"] == 1
     assert pruned["events"] > 0
+    assert rota("db", "prune", "--vacuum", "--json").json["free_bytes"] == 0
     assert rota("queue", "--state", "all", "--json").json["total"] == 1
 
 

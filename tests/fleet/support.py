@@ -10,7 +10,7 @@ from rota.fleet.config.apply import apply_fleet
 from rota.fleet.config.changes import FleetChanges
 from rota.fleet.config.loader import load_fleet
 from rota.fleet.config.tables import Fleet
-from rota.fleet.triggers import Triggers
+from rota.fleet.triggers import Firing, Triggers
 from rota.kernel import Kernel
 from rota.model.event_codec import decode
 from rota.model.events import EventData
@@ -47,6 +47,17 @@ class FleetHarness:
         """Apply a fleet file and return its triggers."""
         self.apply(text)
         return Triggers(self.api, self.clock, self.fleet(text))
+
+    def next_at(self, triggers: Triggers) -> float | None:
+        """When the next timed trigger fires."""
+        due_s = triggers.due_in_s()
+        return None if due_s is None else round(self.clock.now() + due_s, 3)
+
+    def fire_due(self, triggers: Triggers, at: float) -> list[Firing]:
+        """Fire what is due at a time: later ones pass, to an earlier one the wall clock is put back."""
+        by_s = at - self.clock.now()
+        self.clock.advance(by_s) if by_s >= 0 else self.clock.jump(by_s)
+        return triggers.fire_due()
 
     def agent(self, name: str) -> Agent:
         return self.api.agents.find(name)[0]

@@ -38,26 +38,26 @@ def read_events(harness: FleetHarness, triggers: Triggers) -> list[str]:
 
 def test_an_interval_fires_when_it_is_due_and_not_before(harness: FleetHarness) -> None:
     triggers = harness.triggers(MINUTELY)
-    assert triggers.next_at() == NEXT_MINUTE
-    assert triggers.fire_due(NEXT_MINUTE - 0.1) == []
-    (fired,) = triggers.fire_due(NEXT_MINUTE)
+    assert harness.next_at(triggers) == NEXT_MINUTE
+    assert harness.fire_due(triggers, NEXT_MINUTE - 0.1) == []
+    (fired,) = harness.fire_due(triggers, NEXT_MINUTE)
     assert (fired.key, fired.created) == (f"trigger:reader:0:{NEXT_MINUTE:.0f}", True)
-    assert triggers.fire_due(NEXT_MINUTE + 1) == []
-    assert triggers.next_at() == NEXT_MINUTE + 60
+    assert harness.fire_due(triggers, NEXT_MINUTE + 1) == []
+    assert harness.next_at(triggers) == NEXT_MINUTE + 60
     (entry,) = harness.entries("reader")
     assert (entry.sched_id, entry.trigger, entry.key) == (fired.sched_id, "interval", fired.key)
 
 
 def test_firings_of_a_fractional_interval_have_distinct_keys(harness: FleetHarness) -> None:
     triggers = harness.triggers(MINUTELY.replace("every = '1m'", "every_s = 1.25"))
-    fired = [each for quarter in range(1, 41) for each in triggers.fire_due(START + quarter / 4)]
+    fired = [each for quarter in range(1, 41) for each in harness.fire_due(triggers, START + quarter / 4)]
     assert len({each.key for each in fired if each.created}) == len(fired) == 8
 
 
 def test_a_firing_is_recorded_in_the_journal(harness: FleetHarness) -> None:
     triggers = harness.triggers(MINUTELY)
     cursor = harness.cursor
-    (fired,) = triggers.fire_due(NEXT_MINUTE)
+    (fired,) = harness.fire_due(triggers, NEXT_MINUTE)
     (event,) = [event for event in harness.kernel_events(cursor) if isinstance(event, TriggerFired)]
     assert (event.trigger, event.sched_id, event.created) == (fired.key, fired.sched_id, True)
 
@@ -71,7 +71,7 @@ def test_an_entry_has_the_agents_settings_overridden_by_the_trigger(harness: Fle
         expected = {tokens = 7}
         triggers = [{every = '1m', payload = {page = 'b'}, priority = 9}]
     """)
-    triggers.fire_due(NEXT_MINUTE)
+    harness.fire_due(triggers, NEXT_MINUTE)
     (entry,) = harness.entries("reader")
     assert (entry.priority, entry.payload, entry.expected) == (9, {"depth": 1, "page": "b"}, {"tokens": 7})
 
@@ -84,8 +84,8 @@ def test_a_cron_follows_its_zone_across_a_change_of_the_clock(tmp_path: Path) ->
     )
     fired = []
     for _ in range(3):
-        at = triggers.next_at() or 0.0
-        fired += [datetime.fromtimestamp(at, berlin).strftime("%m-%d %H:%M") for _ in triggers.fire_due(at)]
+        at = harness.next_at(triggers) or 0.0
+        fired += [datetime.fromtimestamp(at, berlin).strftime("%m-%d %H:%M") for _ in harness.fire_due(triggers, at)]
     assert fired == ["03-29 03:00", "03-30 02:30", "03-31 02:30"]
     harness.close()
 
@@ -96,73 +96,128 @@ def test_a_fixed_time_in_a_repeated_hour_fires_once(tmp_path: Path) -> None:
     triggers = harness.triggers(
         "[agents.a]\ncommand = 'ls'\ntriggers = [{cron = '30 2 * * *', zone = 'Europe/Berlin'}]"
     )
-    fired = [each.key for minute in range(300) for each in triggers.fire_due(harness.clock.now() + 60 * minute)]
+    fired = [each.key for _ in range(300) for each in harness.fire_due(triggers, harness.clock.now() + 60)]
     assert len(fired) == len(set(fired)) == 1
     harness.close()
 
 
 def test_without_timed_triggers_nothing_is_ever_due(harness: FleetHarness) -> None:
     triggers = harness.triggers(ON_EVENT)
-    assert triggers.next_at() is None
-    assert triggers.fire_due(START + 1e6) == []
+    assert harness.next_at(triggers) is None
+    assert harness.fire_due(triggers, START + 1e6) == []
 
 
 # --- missed instants ----------------------------------------------------------------------------------------
 
 
 def test_instants_missed_while_no_supervisor_ran_fire_once(harness: FleetHarness) -> None:
-    harness.triggers(MINUTELY).fire_due(NEXT_MINUTE)
+    harness.fire_due(harness.triggers(MINUTELY), NEXT_MINUTE)
     harness.clock.advance(3600)
     again = Triggers(harness.api, harness.clock, harness.fleet(MINUTELY))
-    (fired,) = again.fire_due(harness.clock.now())
-    assert fired.key == f"trigger:reader:0:{NEXT_MINUTE + 3540:.0f}"
-    assert again.fire_due(harness.clock.now()) == []
+    (fired,) = again.fire_due()
+    assert fired.key == f"trigger:reader:0:{NEXT_MINUTE + 3600:.0f}"
+    assert again.fire_due() == []
     assert len(harness.entries("reader")) == 2
 
 
 def test_instants_missed_before_the_first_firing_fire_once_too(harness: FleetHarness) -> None:
     harness.triggers(MINUTELY)
     harness.clock.advance(600)
-    assert len(Triggers(harness.api, harness.clock, harness.fleet(MINUTELY)).fire_due(harness.clock.now())) == 1
+    assert len(Triggers(harness.api, harness.clock, harness.fleet(MINUTELY)).fire_due()) == 1
 
 
 def test_without_catch_up_a_missed_instant_is_skipped_and_a_late_one_is_not(harness: FleetHarness) -> None:
     hourly = MINUTELY.replace("every = '1m'", "every = '1h', catch_up = false")
     triggers = harness.triggers(hourly)
-    due_at = triggers.next_at() or 0.0
-    assert triggers.fire_due(due_at + LATE_MAX_S + 1) == []
-    assert triggers.next_at() == due_at + 3600
-    assert len(triggers.fire_due(due_at + 3600 + LATE_MAX_S)) == 1
+    due_at = harness.next_at(triggers) or 0.0
+    assert harness.fire_due(triggers, due_at + LATE_MAX_S + 1) == []
+    assert harness.next_at(triggers) == due_at + 3600
+    assert len(harness.fire_due(triggers, due_at + 3600 + LATE_MAX_S)) == 1
 
 
 def test_a_restart_does_not_fire_again(harness: FleetHarness) -> None:
-    harness.triggers(MINUTELY).fire_due(NEXT_MINUTE)
+    harness.fire_due(harness.triggers(MINUTELY), NEXT_MINUTE)
     again = Triggers(harness.api, harness.clock, harness.fleet(MINUTELY))
-    assert again.next_at() == NEXT_MINUTE + 60
-    assert again.fire_due(NEXT_MINUTE + 1) == []
+    assert harness.next_at(again) == NEXT_MINUTE + 60
+    assert harness.fire_due(again, NEXT_MINUTE + 1) == []
 
 
 def test_a_supervisor_that_is_behind_does_not_overwrite_the_progress_of_another(harness: FleetHarness) -> None:
     text = MINUTELY + "\n[agents.b]\ncommand = 'ls'\ntriggers = [{event = 'news'}]"
     ahead, behind = harness.triggers(text), Triggers(harness.api, harness.clock, harness.fleet(text))
-    ahead.fire_due(NEXT_MINUTE)
+    harness.fire_due(ahead, NEXT_MINUTE)
     harness.api.journal.append(None, "news")
     assert len(read_events(harness, behind)) == 1  # and saves its progress
-    assert Triggers(harness.api, harness.clock, harness.fleet(text)).fire_due(NEXT_MINUTE + 1) == []
+    assert harness.fire_due(Triggers(harness.api, harness.clock, harness.fleet(text)), NEXT_MINUTE + 1) == []
 
 
 def test_a_new_or_changed_trigger_has_missed_nothing(harness: FleetHarness) -> None:
     harness.triggers(MINUTELY)
     harness.clock.advance(600)
     changed = MINUTELY.replace("1m", "2m")
-    assert Triggers(harness.api, harness.clock, harness.fleet(changed)).fire_due(harness.clock.now()) == []
+    assert Triggers(harness.api, harness.clock, harness.fleet(changed)).fire_due() == []
 
 
-def test_nothing_fires_twice_when_the_wall_clock_is_put_back(harness: FleetHarness) -> None:
+CRON_MINUTELY = MINUTELY.replace("every = '1m'", "cron = '* * * * *'")
+
+
+def test_a_cron_fires_each_instant_once_when_the_wall_clock_is_put_back(harness: FleetHarness) -> None:
+    triggers = harness.triggers(CRON_MINUTELY)
+    assert len(harness.fire_due(triggers, NEXT_MINUTE)) == 1
+    assert harness.fire_due(triggers, NEXT_MINUTE - 30) == []
+    assert harness.next_at(triggers) == NEXT_MINUTE + 60
+    assert harness.fire_due(triggers, NEXT_MINUTE) == []
+    assert [each.created for each in harness.fire_due(triggers, NEXT_MINUTE + 60)] == [True]
+
+
+def test_a_cron_whose_clock_was_a_year_ahead_goes_on(harness: FleetHarness) -> None:
+    triggers = harness.triggers(CRON_MINUTELY)
+    harness.clock.jump(365 * 86_400)
+    assert len(triggers.fire_due()) == 1
+    harness.clock.jump(-365 * 86_400)
+    for again in (triggers, Triggers(harness.api, harness.clock, harness.fleet(CRON_MINUTELY))):
+        assert harness.next_at(again) == NEXT_MINUTE
+    assert [each.created for each in harness.fire_due(triggers, NEXT_MINUTE)] == [True]
+
+
+@pytest.mark.parametrize("by_s", [-120.0, -86_400.0, 30.0, 86_400.0, 1e9])
+def test_an_interval_is_unmoved_when_the_wall_clock_jumps(harness: FleetHarness, by_s: float) -> None:
     triggers = harness.triggers(MINUTELY)
-    assert len(triggers.fire_due(NEXT_MINUTE + 120)) == 1
-    assert triggers.fire_due(NEXT_MINUTE) == []
-    assert triggers.next_at() == NEXT_MINUTE + 180
+    assert len(harness.fire_due(triggers, NEXT_MINUTE + 30)) == 1
+    harness.clock.jump(by_s)
+    for each in (triggers, Triggers(harness.api, harness.clock, harness.fleet(MINUTELY))):
+        assert each.due_in_s() == pytest.approx(30)
+    harness.clock.advance(29)
+    assert triggers.fire_due() == []
+    harness.clock.advance(1)
+    assert [each.created for each in triggers.fire_due()] == [True]
+
+
+@pytest.mark.parametrize("text", [MINUTELY, CRON_MINUTELY], ids=["interval", "cron"])
+@pytest.mark.parametrize("mark", [START + 1e6, 4e9, 1e12, 1e300, -1e300])
+def test_a_mark_that_cannot_be_right_silences_no_trigger(harness: FleetHarness, text: str, mark: float) -> None:
+    harness.triggers(text)
+    note = harness.api.journal.recall("triggers:fleet") or {}
+    note["marks"]["reader:0"][1] = mark
+    note["offsets"] = dict.fromkeys(note["offsets"], mark)
+    harness.api.journal.remember("triggers:fleet", note)
+    triggers = Triggers(harness.api, harness.clock, harness.fleet(text))
+    fired = 0
+    for _ in range(3):
+        due_s = triggers.due_in_s()
+        assert due_s is not None
+        assert due_s <= 60
+        harness.clock.advance(max(due_s, 0.0))
+        fired += sum(each.created for each in triggers.fire_due())
+    assert fired == 3
+
+
+def test_after_a_reboot_an_interval_fires_within_its_length(harness: FleetHarness) -> None:
+    harness.fire_due(harness.triggers(MINUTELY), NEXT_MINUTE)
+    for now, due_s in ((NEXT_MINUTE - 86_400, 60), (NEXT_MINUTE + 20, 40), (NEXT_MINUTE + 86_400, -86_340)):
+        harness.clock.reboot(now)
+        triggers = Triggers(harness.api, harness.clock, harness.fleet(MINUTELY))
+        assert triggers.due_in_s() == pytest.approx(due_s)
 
 
 def test_calls_without_a_firing_write_nothing(harness: FleetHarness) -> None:
@@ -170,7 +225,7 @@ def test_calls_without_a_firing_write_nothing(harness: FleetHarness) -> None:
     before = harness.cursor
     stored = harness.api.journal.recall("triggers:fleet")
     for second in range(10):
-        triggers.fire_due(START + second)
+        harness.fire_due(triggers, START + second)
         triggers.fire_for([])
     assert (harness.cursor, harness.api.journal.recall("triggers:fleet")) == (before, stored)
 
@@ -316,7 +371,7 @@ def test_two_supervisors_of_one_store_create_one_entry_per_firing(harness: Fleet
     harness.api.journal.append(None, "news.one")
     fired = []
     for triggers in (first, second):
-        fired += [each.created for each in triggers.fire_due(NEXT_MINUTE)]
+        fired += [each.created for each in harness.fire_due(triggers, NEXT_MINUTE)]
         fired += [each.created for each in triggers.fire_on_start("1")]
         fired += [each.created for each in triggers.fire_for(harness.api.journal.tail(triggers.cursor))]
     assert fired == [True, True, True, False, False, False]
@@ -332,8 +387,9 @@ def test_concurrent_firings_create_one_entry(tmp_path: Path) -> None:
 
     def fire(triggers: Triggers) -> list[bool]:
         gate.wait()
-        return [each.created for each in triggers.fire_due(NEXT_MINUTE)]
+        return [each.created for each in triggers.fire_due()]
 
+    harness.clock.advance(NEXT_MINUTE - START)
     callers = [Caller(partial(fire, triggers)) for triggers in many]
     assert sorted(created for caller in callers for created in caller.outcome()) == [False] * 5 + [True]
     assert len(harness.entries("reader")) == 1
@@ -346,31 +402,29 @@ def test_a_reload_keeps_the_progress_of_triggers_that_stay(harness: FleetHarness
     harness.apply(more)
     harness.clock.advance(70)
     triggers.reload(harness.fleet(more))
-    assert [each.agent for each in triggers.fire_due(harness.clock.now())] == [
-        "reader"
-    ]  # b is new and has missed nothing
+    assert [each.agent for each in triggers.fire_due()] == ["reader"]  # b is new and has missed nothing
     triggers.reload(harness.fleet("slots = 1"))
-    assert triggers.next_at() is None
+    assert harness.next_at(triggers) is None
 
 
 def test_a_terminated_agent_loses_only_its_own_firing(harness: FleetHarness) -> None:
     text = MINUTELY + "\n[agents.b]\ncommand = 'ls'\ntriggers = [{every = '1m'}]"
     triggers = harness.triggers(text)
     harness.api.terminate(harness.agent("reader").pid, "failed")
-    lost, fired = triggers.fire_due(NEXT_MINUTE)
+    lost, fired = harness.fire_due(triggers, NEXT_MINUTE)
     assert (lost.sched_id, lost.error) == (
         None,
         "no agent is named 'reader'. Apply the fleet file again: `rota reload`.",
     )
     assert fired.created
     harness.apply(text)
-    assert len([each for each in triggers.fire_due(NEXT_MINUTE + 60) if each.created]) == 2
+    assert len([each for each in harness.fire_due(triggers, NEXT_MINUTE + 60) if each.created]) == 2
 
 
 def test_a_paused_agent_is_enqueued_too(harness: FleetHarness) -> None:
     triggers = harness.triggers(MINUTELY)
     harness.api.agents.pause(harness.agent("reader").pid, "anna")
-    assert [each.created for each in triggers.fire_due(NEXT_MINUTE)] == [True]
+    assert [each.created for each in harness.fire_due(triggers, NEXT_MINUTE)] == [True]
 
 
 def test_a_firing_is_repeated_after_a_store_failure(harness: FleetHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,7 +475,7 @@ def test_with_any_crashes_each_event_is_one_entry_and_each_call_fires_at_most_on
                 harness.api.journal.append(None, "news")
         elif step == "call":
             calls += 1
-            supervisors[number].fire_due(harness.clock.now())
+            supervisors[number].fire_due()
             read_events(harness, supervisors[number])
         else:
             supervisors[number] = Triggers(harness.api, harness.clock, harness.fleet(text))

@@ -52,6 +52,8 @@ NOT_REMOTE = {
     "queue.watch": "calls back",
     "supervision.settle_agents": "runs inside the caller's transaction",
     "queue.claim": "the dispatcher's claim, with policy strict",
+    "agents.set_pause_in": "runs inside the caller's transaction",
+    "agents.update_in": "runs inside the caller's transaction",
     "agents.terminate_in": "runs inside the caller's transaction",
     "agents.check_exit": "a check",
     "journal.ends": "for the event stream of the daemon",

@@ -23,6 +23,15 @@ from rota.model.work import Limits, RestartPolicy
         ({"stop_grace_s": -1}, "stop_grace_s"),
         ({"env": {"KEY": "1"}}, "env is only for programs"),
         ({"pass_env": ("KEY",)}, "pass_env is only for programs"),
+        ({"runner": "command", "argv": ("/bin/true",), "env": {"A": "nul \0"}}, "env must not contain a NUL"),
+        ({"runner": "command", "argv": ("/bin/true",), "env": {"A=B": "1"}}, "env has the invalid name"),
+        ({"runner": "command", "argv": ("/bin/true",), "cwd": "\0"}, "cwd"),
+        ({"runner": "command", "argv": ("x",) * 1_001}, "argv may have at most 1,000"),
+        ({"limits": Limits(wall_s=-1)}, "limits.wall_s"),
+        ({"limits": Limits(memory_bytes=2**70)}, "limits.memory_bytes"),
+        ({"restart": RestartPolicy(quarantine_s=1e300)}, "restart.quarantine_s"),
+        ({"ceiling": {"tokens": -1}}, "ceiling"),
+        ({"max_attempts": 0}, "max_attempts"),
     ],
 )
 def test_invalid_settings_are_refused_when_they_are_created(fields: dict[str, Any], problem: str) -> None:
@@ -38,11 +47,22 @@ def test_settings_are_stored_with_the_agent_and_read_back_unchanged() -> None:
         assert settings_of(rota.api.agents.get(rota.api.agents.create("plain"))) is None
 
 
+def test_invalid_settings_are_refused_when_they_are_stored_and_the_error_names_the_field() -> None:
+    with Rota() as rota:
+        with pytest.raises(FleetInvalid) as refused:
+            rota.api.agents.create("odd", metadata={SETTINGS_KEY: {"runner": 5}})
+        assert refused.value.field == "runner"
+        pid = rota.api.agents.create("plain")
+        with pytest.raises(FleetInvalid) as refused:
+            rota.api.agents.update(pid, metadata={SETTINGS_KEY: {"runner": "command", "argv": ["x"], "new": 1}})
+        assert refused.value.field == "new"
+
+
 def test_stored_settings_that_are_invalid_raise_an_error_with_the_agents_name() -> None:
     with Rota() as rota:
-        pid = rota.api.agents.create("odd", metadata={SETTINGS_KEY: {"runner": 5}})
-        with pytest.raises(FleetInvalid, match="odd"):
-            settings_of(rota.api.agents.get(pid))
+        agent = rota.api.agents.get(rota.api.agents.create("odd"))
+    with pytest.raises(FleetInvalid, match="odd"):
+        settings_of(msgspec.structs.replace(agent, metadata={SETTINGS_KEY: {"runner": 5}}))
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,6 @@ def test_a_program_killed_by_a_signal_has_crashed(resources: RunnerResources, ch
         AgentSettings(runner="command", argv=("no-such-program-here",)),
         AgentSettings(runner="command", argv=("/dev/null",)),
         AgentSettings(runner="command", argv=("/bin/true",), cwd="/no/such/folder"),
-        AgentSettings(runner="command", argv=("/bin/true",), env={"A": "nul \0"}),
         AgentSettings(runner="command", argv=("/bin/true",), limits=Limits(memory_bytes=1)),
     ],
 )

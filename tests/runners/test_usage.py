@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.errors import FleetInvalid
-from rota.fleet.runners.usage import (
-    DOCUMENT_BYTES_MAX,
-    LINE_BYTES_MAX,
-    PRESETS,
-    Term,
-    UsageReader,
-    UsageReport,
-    compile_sum,
-)
+from rota.fleet.runners.usage import DOCUMENT_BYTES_MAX, LINE_BYTES_MAX, UsageReader, UsageReport
+from rota.model.usage_shapes import PRESETS, Term, compile_sum
 
 CLAUDE: dict[str, Any] = {
     "type": "result", "subtype": "success", "is_error": False, "duration_ms": 1200, "num_turns": 3,

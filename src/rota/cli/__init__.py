@@ -106,14 +106,22 @@ def demo(
 def policy_list(as_json: AsJson = False) -> None:
     """List the policies with their order and waiting bound."""
     from rota.cli.output import print_json, print_table
+    from rota.errors import PolicyInvalid
     from rota.policy import make, names
 
-    policies = [make(name) for name in names()]
+    rows: list[tuple[str, str, str | None]] = []
+    for name in names():
+        try:
+            policy = make(name)
+        except PolicyInvalid as problem:  # of another package
+            rows.append((name, problem.message, "it cannot be used"))
+        else:
+            rows.append((name, policy.sentence, policy.bound.sentence if policy.bound else None))
     if as_json:
-        print_json([{"name": p.name, "sentence": p.sentence, "bound": p.bound and p.bound.sentence} for p in policies])
+        print_json([{"name": name, "sentence": sentence, "bound": bound} for name, sentence, bound in rows])
         return
-    rows = [(p.name, p.sentence, p.bound.sentence if p.bound else "none: it can starve") for p in policies]
-    print_table(("policy", "order", "waiting bound"), rows, empty="no policies")
+    table = [(name, sentence, bound or "none: it can starve") for name, sentence, bound in rows]
+    print_table(("policy", "order", "waiting bound"), table, empty="no policies")
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any, Protocol
 
-from rota.errors import InvalidInput, NotFound
+from rota.errors import AmbiguousAgent, InvalidInput, NotFound
 from rota.kernel import EntryFilter
 from rota.model import Agent
 
@@ -44,8 +44,8 @@ def agent_of(api: _HasAgents, agent: str) -> Agent:
     if not found:
         raise NotFound(f"no live agent is named {agent!r}", hint="`rota agents` lists them.", name=agent)
     if len(found) > 1:
-        pids = ", ".join(str(each.pid) for each in found)
-        raise InvalidInput(f"{len(found)} agents are named {agent!r}", field="agent", hint=f"Give one pid: {pids}.")
+        hint = "Give the pid instead of the name."
+        raise AmbiguousAgent(agent, {each.pid: each.project_id for each in found}, hint=hint)
     return found[0]
 
 

@@ -65,9 +65,8 @@ def enqueue(
     if delay is not None and at is not None:
         raise InvalidInput("--in and --at exclude each other", field="at", hint="Give one of them.")
     runnable_at = 0.0 if at is None else arguments.instant(at, "at")
-    if delay is not None:
-        runnable_at = now() + arguments.seconds(delay, "in")
-    deadline = None if within is None else max(now(), runnable_at) + arguments.seconds(within, "within")
+    delay_s = 0.0 if delay is None else arguments.seconds(delay, "in")
+    deadline = None if within is None else max(now() + delay_s, runnable_at) + arguments.seconds(within, "within")
     wait_s = None if wait is None else arguments.seconds(wait, "wait")
     options: dict[str, Any] = {
         "priority": priority,
@@ -82,6 +81,7 @@ def enqueue(
         "ceiling": arguments.amounts(ceiling, "ceiling") if ceiling else None,
         "draws_on": tuple(draws_on) if draws_on else None,
         "runnable_at": runnable_at,
+        "delay_s": delay_s,
         "trigger": trigger,
         "tags": tuple(tag or ()),
         "after": tuple(after or ()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,14 +21,18 @@ def cpu_sim(  # noqa: PLR0917  # each is an option of the command line
     seed: Annotated[int | None, typer.Option(help="Random seed; default: the scenario's.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a drawing of the run to this SVG file.")] = None,
     plot_ms: Annotated[int, typer.Option(help="How many ms from the beginning to draw.", min=1)] = 200,
+    policy_isolation: Annotated[
+        Literal["thread", "process"], typer.Option(help="Where a policy of another package runs.")
+    ] = "thread",
     arrange_us: Annotated[int, typer.Option(help="How often a registered policy ranks, in us.", min=1)] = 3_000,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a scenario and print shares, lag and latencies."""
-    from rota.cli.cpu_sim import PlotOptions, simulate
+    from rota.cli.cpu_sim import PlotOptions, PolicyOptions, simulate
 
     options = None if plot is None else PlotOptions(plot, plot_ms)
-    simulate(scenario, policy=policy, arrange_us=arrange_us, seed=seed, plot=options, as_json=as_json)
+    chosen = None if policy is None else PolicyOptions(policy, policy_isolation, arrange_us)
+    simulate(scenario, policy=chosen, seed=seed, plot=options, as_json=as_json)
 
 
 @cpu.command("run")

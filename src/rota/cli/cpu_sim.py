@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.table import Table
 from rota.cli import output
 from rota.cores import RULES, Rule
 from rota.errors import InvalidInput
-from rota.policy import make
+from rota.service import make_policy
 from rota.sim import (
     Scenario,
     SimReport,
@@ -25,7 +25,7 @@ from rota.sim import (
     make_report,
 )
 
-__all__ = ["PlotOptions", "simulate"]
+__all__ = ["PlotOptions", "PolicyOptions", "simulate"]
 
 US, MS = 1_000, 1_000_000
 FIGURES = 3  # significant figures of a time in ms
@@ -39,17 +39,27 @@ class PlotOptions(NamedTuple):
     until_ms: int
 
 
+class PolicyOptions(NamedTuple):
+    """The policy, where it runs if it is of another package, and how often it ranks."""
+
+    name: str
+    isolation: Literal["thread", "process"]
+    arrange_us: int
+
+
 def simulate(
-    path: Path, *, policy: str | None, arrange_us: int, seed: int | None, plot: PlotOptions | None, as_json: bool
+    path: Path, *, policy: PolicyOptions | None, seed: int | None, plot: PlotOptions | None, as_json: bool
 ) -> None:
     """Run a scenario to its end and print the report."""
     scenario = load_scenario(path)
     if seed is not None:
         scenario = msgspec.structs.replace(scenario, seed=seed)
-    simulation = _build(scenario, policy, arrange_us)
+    simulation = _build(scenario, policy)
     simulation.run(scenario.duration_ms * MS)
     shown = make_report(simulation)
-    title = f"{path.name}: {scenario.cores} cores, {policy or scenario.rule}, seed {scenario.seed}"
+    title = (
+        f"{path.name}: {scenario.cores} cores, {scenario.rule if policy is None else policy.name}, seed {scenario.seed}"
+    )
     if plot is not None:
         _draw(simulation, title, plot)
     if as_json:
@@ -62,14 +72,14 @@ def simulate(
         console.print(f"drawing: {plot.path}")
 
 
-def _build(scenario: Scenario, policy: str | None, arrange_us: int) -> Simulation:
+def _build(scenario: Scenario, policy: PolicyOptions | None) -> Simulation:
     """Return a simulation under one of the engine's own rules, or under its default with another policy on top."""
-    rule: Rule | None = next((one for one in RULES if one == policy), None)
+    rule: Rule | None = next((one for one in RULES if policy is not None and one == policy.name), None)
     if policy is None or rule is not None:
         return build_simulation(scenario, rule=rule, observe=True)
-    other = make(policy)
+    other = make_policy(policy.name, {}, policy.isolation)
     simulation = build_simulation(scenario, observe=True)
-    apply_policy(simulation, other, arrange_us * US)
+    apply_policy(simulation, other, policy.arrange_us * US, seed=scenario.seed)
     return simulation
 
 

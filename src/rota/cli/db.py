@@ -17,7 +17,7 @@ db = typer.Typer(help="Back up, check, prune and migrate the store's file.", no_
 @db.command()
 def backup(
     path: Annotated[str, typer.Argument(help="The path of the copy.")],
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file that no process uses.")] = False,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
@@ -43,7 +43,7 @@ def check(store: Store = STORE, as_json: AsJson = False) -> None:
     from rota.cli.output import print_json
 
     with open_file(store) as kernel:
-        problems = kernel.store.check()
+        problems = kernel.check()
     if as_json:
         print_json({"problems": problems})
     for problem in () if as_json else problems or ["no damage found"]:
@@ -58,10 +58,13 @@ def prune(
     entries: Annotated[
         str, typer.Option("--entries-older-than", help="Remove finished entries older than this.")
     ] = "30d",
+    vacuum: Annotated[
+        bool, typer.Option("--vacuum", help="Then rewrite the whole file, for one of an earlier version; writers wait.")
+    ] = False,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old events and finished entries, in batches."""
+    """Remove old events and finished entries, in batches, and shorten the file."""
     from rota.cli.arguments import seconds
     from rota.cli.connection import open_file
     from rota.cli.output import print_json
@@ -69,10 +72,15 @@ def prune(
     events_s, entries_s = seconds(events, "events-older-than"), seconds(entries, "entries-older-than")
     with open_file(store) as kernel:
         pruned = kernel.retention.prune(events_older_than_s=events_s, entries_older_than_s=entries_s)
+        if vacuum:
+            kernel.store.vacuum()
+            pruned = pruned._replace(freed_bytes=pruned.freed_bytes + pruned.free_bytes, free_bytes=0)
     if as_json:
         print_json(pruned._asdict())
-    else:
-        typer.echo(f"{pruned.events:,} events and {pruned.entries:,} entries removed")
+        return
+    typer.echo(f"{pruned.events:,} events and {pruned.entries:,} entries removed, {pruned.freed_bytes:,} bytes freed")
+    if pruned.free_bytes:
+        typer.echo(f"{pruned.free_bytes:,} bytes are free in the file for new rows; --vacuum frees them, writers wait")
 
 
 @db.command()

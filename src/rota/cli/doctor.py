@@ -128,7 +128,11 @@ def _rights(part: str, path: Path) -> Iterator[Finding]:
 def _inside(part: str, kernel: Kernel) -> Iterator[Finding]:
     info = kernel.info()
     yield Finding(part, "good", f"schema version {info['schema_version']}, {info['event_count']:,} events")
-    problems = kernel.store.check()
+    normal_at = kernel.normal_durability_at()
+    if normal_at is not None:
+        words = f'opened with durability="normal" {span(now() - normal_at)} ago: a power cut loses acknowledged work'
+        yield Finding(part, "note", words, 'Open it with durability="full" where no acknowledged work may be lost.')
+    problems = kernel.check()
     for problem in problems:
         yield Finding(part, "bad", problem, "Restore a backup; keep the damaged file for analysis.")
     if not problems:

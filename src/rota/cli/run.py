@@ -18,9 +18,8 @@ from rota.cli.view import LiveView
 from rota.errors import FleetInvalid
 from rota.fleet import Fleet, FleetRun, load_fleet, request_reload
 from rota.kernel import Kernel
-from rota.policy import make
 from rota.rpc import is_remote
-from rota.service import Dispatcher, SchedulerApi
+from rota.service import Dispatcher, SchedulerApi, make_policy
 
 __all__ = ["find_fleet_file", "reload", "run"]
 
@@ -49,8 +48,8 @@ def _open(fleet: Fleet) -> SchedulerApi:
     """Open the scheduler API of the fleet's store. A daemon uses its own policy, a file the fleet's policy."""
     if is_remote(fleet.store_path):
         return open_client(fleet.store_path, retry_s=RETRY_S)
-    policy = make(fleet.policy_name, **fleet.policy_params)
-    return Dispatcher(Kernel(store.open(fleet.store_path)), policy)
+    policy = make_policy(fleet.policy_name, fleet.policy_params, fleet.policy_isolation)
+    return Dispatcher(Kernel(store.open(fleet.store_path)), policy, policy_isolation=fleet.policy_isolation)
 
 
 def reload(path: Path | None, *, as_json: bool) -> None:

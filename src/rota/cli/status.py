@@ -70,6 +70,8 @@ def _queue_row(entry: ReadyEntry) -> tuple[object, ...]:
     instant = entry.runnable_at if entry.state == "queued" else entry.completed_at or entry.dispatched_at
     hold = "reserved" if entry.hold == "worker" else entry.hold
     state = entry.exit_kind if entry.state == "completed" else hold or entry.state
+    if entry.unreadable is not None:
+        state = f"{state} (unreadable)"
     return (
         entry.sched_id,
         entry.pid,

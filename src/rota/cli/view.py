@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from rota.cli.panels import Look, Scene, column_s, scene_view, window_s_for
+from rota.errors import StoreReplaced
 from rota.fleet import Supervisor
 from rota.model import BudgetLine, SchedulingContext
 from rota.observe import AgentName, ChartRow, EventText, FleetState, RunSpan, StartingState
@@ -124,6 +125,8 @@ class LiveView:
             try:
                 self.look(is_last=is_last)
                 failures = 0
+            except StoreReplaced:
+                return  # the supervisor ends and says why
             except Exception:
                 failures += 1
                 _log.exception("the view failed; the run continues")

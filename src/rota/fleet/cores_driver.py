@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rota.clock import Clock, SystemClock
+from rota.clock import AwakeClock, Clock
 from rota.cores import CoresEngine, CpuIsolationLease, Handle, SchedulingContext
 from rota.cores.accounts import SLICE_MAX_NS, SLICE_MIN_NS
 from rota.cores.events import (
@@ -118,7 +118,7 @@ class CpuDriver:
     ) -> None:
         self._cores = sorted(check_cores(cores))  # the host core behind each engine core
         self._slice_ns = _checks.whole("slice_ns", slice_ns, SLICE_MIN_NS, SLICE_MAX_NS)
-        self._clock = clock or SystemClock()
+        self._clock = clock or AwakeClock()  # a suspended command uses no CPU time
         self._cgroups = cgroups
         self._trace = trace
         self._freezes = cgroups is not None and cgroups.support["freeze"].works

@@ -24,7 +24,6 @@ from rota.fleet.supervisor import Supervisor, SupervisorSettings
 from rota.fleet.triggers import Triggers
 from rota.fleet.worker_lock import hold_worker_id
 from rota.model.events import Event
-from rota.policy import registry
 from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
 from rota.service.policy_in_force import record_policy
@@ -89,12 +88,18 @@ class FleetRun:
     def _use_policy(self, fleet: Fleet) -> None:
         """Switch an embedded dispatcher to the file's policy. A daemon has its own policy."""
         if isinstance(self.api, Dispatcher) and self.api.policy.name != fleet.policy_name:
-            self.api.policy = registry.make(fleet.policy_name, **fleet.policy_params)
+            self.api.policy = self.api.make_policy(fleet.policy_name, fleet.policy_params, fleet.policy_isolation)
             self._record_policy(fleet)
 
     def _record_policy(self, fleet: Fleet) -> None:
         if isinstance(self.api, Dispatcher):
-            record_policy(self.api.journal, fleet.policy_name, by=f"fleet {fleet.title}", params=fleet.policy_params)
+            record_policy(
+                self.api.journal,
+                fleet.policy_name,
+                by=f"fleet {fleet.title}",
+                params=fleet.policy_params,
+                isolation=fleet.policy_isolation,
+            )
 
     def _settings(self, fleet: Fleet) -> SupervisorSettings:
         preemption = fleet.scheduling.preemption
@@ -170,8 +175,8 @@ class _FleetTask:
         while self._triggers.wants_events and (new := self._api.journal.tail(self._triggers.cursor)):
             self._triggers.fire_for(new)
 
-    def next_at(self) -> float | None:
-        return self._triggers.next_at()
+    def due_in_s(self) -> float | None:
+        return self._triggers.due_in_s()
 
-    def on_due(self, now: float) -> None:
-        self._triggers.fire_due(now)
+    def on_due(self) -> None:
+        self._triggers.fire_due()

@@ -10,17 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
-from rota.errors import RotaError
+from rota.errors import RotaError, StoreCorrupt, StoreReplaced, StoreUnavailable
 from rota.fleet.live_run import LiveRun
 from rota.kernel.paging import READ_MAX
+from rota.model.event_codec import decode
 from rota.model.events import CancelRequested, Event
 from rota.service.api import SchedulerApi
 
 __all__ = ["BackgroundTask", "Heartbeats"]
 
 READ_PAUSE_S = 0.1  # between two reads of the journal
+CLOCK_CHECK_S = 5.0  # how late a task that depends on a date notices that the wall clock has jumped
 _log = logging.getLogger("rota.fleet")
 
 
@@ -36,11 +39,11 @@ class BackgroundTask(Protocol):
         """Handle recorded events; other kinds than the requested ones may be among them."""
         ...
 
-    def next_at(self) -> float | None:
-        """When the task is due; None if it does not depend on time."""
+    def due_in_s(self) -> float | None:
+        """How long until the task is due; None if it does not depend on time."""
         ...
 
-    def on_due(self, now: float) -> None:
+    def on_due(self) -> None:
         """Do what is due."""
         ...
 
@@ -54,8 +57,10 @@ class Heartbeats:
         heartbeat_s: float,
         runs: Callable[[], list[LiveRun]],
         tasks: Sequence[BackgroundTask],
+        on_replaced: Callable[[StoreReplaced], bool] = lambda _: False,
     ) -> None:
         self._api = api
+        self._on_replaced = on_replaced  # called when the store is no longer at its path; returns whether it acted
         self._heartbeat_s = heartbeat_s
         self._runs = runs
         self._tasks = tasks
@@ -88,7 +93,8 @@ class Heartbeats:
                 self._read_journal(cursor)
                 self._run_due_tasks()
             except RotaError as problem:
-                _log.warning("heartbeat thread: %s; continuing", problem)
+                if not isinstance(problem, StoreReplaced) or not self._on_replaced(problem):
+                    _log.warning("heartbeat thread: %s; continuing", problem)
             except Exception:  # a fault of a background task: without heartbeats every claim would expire
                 _log.exception("heartbeat thread: unexpected error; continuing")
             with self._closing:
@@ -96,7 +102,7 @@ class Heartbeats:
                     self._api.clock.wait(self._closing, READ_PAUSE_S)
 
     def _until_due_s(self, heartbeat_at: float) -> float:
-        due_in_s = [at - self._api.clock.now() for task in self._tasks if (at := task.next_at()) is not None]
+        due_in_s = [min(due_s, CLOCK_CHECK_S) for task in self._tasks if (due_s := task.due_in_s()) is not None]
         return max(0.0, min([heartbeat_at - self._api.clock.monotonic(), *due_in_s]))
 
     def _send_heartbeats(self) -> None:
@@ -117,22 +123,39 @@ class Heartbeats:
             events = self._api.journal.tail(self._cursor, READ_MAX, kinds=self._kinds)
             self._stop_cancelled(events)
             for task in self._tasks:
-                task.on_events(events)
+                self._guarded(partial(task.on_events, events))
             self._cursor = cursor if len(events) < READ_MAX else events[-1].event_id
 
     def _stop_cancelled(self, events: Sequence[Event]) -> None:
         cancelled = {
-            sched_id
-            for event in events
-            if event.kind == CancelRequested.kind
-            for sched_id in event.payload["sched_ids"]
+            sched_id for event in events if event.kind == CancelRequested.kind for sched_id in _cancelled_by(event)
         }
         for run in self._runs() if cancelled else ():
             if run.entry.sched_id in cancelled:
                 run.stop("cancelled")
 
     def _run_due_tasks(self) -> None:
-        now = self._api.clock.now()
         for task in self._tasks:
-            if (at := task.next_at()) is not None and at <= now:
-                task.on_due(now)
+            if (due_s := task.due_in_s()) is not None and due_s <= 0:
+                self._guarded(task.on_due)
+
+    @staticmethod
+    def _guarded(act: Callable[[], None]) -> None:
+        """Let a task act. A fault of one must not keep the events from the others; an outage concerns all."""
+        try:
+            act()
+        except (StoreUnavailable, StoreReplaced):
+            raise
+        except RotaError as problem:
+            _log.warning("background task: %s; continuing", problem)
+        except Exception:
+            _log.exception("background task: unexpected error; continuing")
+
+
+def _cancelled_by(event: Event) -> list[int]:
+    """Return the entries that an event asks to cancel; none if it cannot be read."""
+    try:
+        data = decode(event.kind, event.payload)
+    except StoreCorrupt:
+        return []
+    return data.sched_ids if isinstance(data, CancelRequested) else []

@@ -1,7 +1,8 @@
 """A run in progress, as its supervisor sees it. It implements the runner's `RunChannel`.
 
 Everything a run reports is committed before the call returns, under the token of its claim. A run that has lost its
-claim can change nothing any more; it is stopped (`fenced`) as soon as the supervisor notices.
+claim can change nothing any more; it is stopped (`fenced`) as soon as the supervisor notices. While the store cannot be
+reached, a call waits (outages.py), and the work goes on as far as it does not need the store.
 
 The stop reason decides what becomes of the entry:
 
@@ -19,17 +20,24 @@ unless the run completed, the last checkpoint is added as `partial`.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from rota.errors import StaleClaim, UnknownAgent
+from rota.errors import StaleClaim, StoreUnavailable
 from rota.fleet.agent_settings import settings_of, spec_for
+from rota.fleet.outages import call_through_outage, may_be_executed
 from rota.fleet.run_logs import BoundedLog
 from rota.fleet.runners.contract import Assignment, RunOutcome, StopHandle
 from rota.fleet.stop_escalation import StopEscalation
 from rota.host.watchdog import Watchdog
-from rota.kernel.run_reports import RunReport
+from rota.kernel.journal import TAIL_MAX
+from rota.kernel.run_reports import INVALID_REPORT, RunReport
+from rota.model.agent_names import agent_named
+from rota.model.checks import SECONDS_MAX
+from rota.model.events import LedgerCharged
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
 
@@ -40,6 +48,7 @@ REQUEUE = {"preempted": "preempt", "draining": "yield"}  # stop reasons after wh
 FAILED = frozenset({"timed_out", "over_budget"})
 LOG_TAIL_BYTES = 4_096  # of the output, in a result
 WAIT_SLICE_S = 1.0  # one wait for a child; then check whether the run was asked to stop
+_log = logging.getLogger("rota.fleet")
 
 
 class SlotHold(Protocol):
@@ -116,6 +125,7 @@ class LiveRun:
         reason = self.escalation.reason
         if reason == "fenced":
             return None
+        outcome = _with_valid_delay(outcome)
         if reason is None or outcome.exit_kind == "completed":
             ended = self._own_end(outcome)
         else:
@@ -138,7 +148,7 @@ class LiveRun:
 
     def _own_end(self, outcome: RunOutcome) -> dict[str, Any]:
         if outcome.yield_after_s is not None:
-            return {"back": "yield", "back_at": self._api.clock.now() + outcome.yield_after_s}
+            return {"back": "yield", "back_after_s": outcome.yield_after_s}
         return {"exit_kind": outcome.exit_kind, "outcome": outcome.outcome}
 
     # --- the run channel -------------------------------------------------------------------------
@@ -154,7 +164,10 @@ class LiveRun:
             self.log(f"rota: {advisory}\n".encode())
         self.os_pid = os_pid
         if os_pid is not None:
-            self._stop_if_stale(self._record_start)
+            try:
+                self._call(self._record_start)
+            except StoreUnavailable as problem:  # only the record is missing: the work has started
+                _log.warning("cannot record the start of entry %s: %s", self.entry.sched_id, problem)
         self.escalation.start(stop_handle)
 
     def _record_start(self) -> None:
@@ -177,42 +190,65 @@ class LiveRun:
 
     def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:
         """Record usage and return what is left. Stop the run if it exceeds its ceiling or its agent's grant."""
-        lines = self._stop_if_stale(lambda: self._api.queue.charge(self.entry.sched_id, amounts, token=self.token))
+        over_limit = self._charge(amounts)
         with self._lock:
             for dim, amount in amounts.items():
                 self._spent[dim] = self._spent.get(dim, 0) + amount
             over_ceiling = any(self._spent.get(dim, 0) > limit for dim, limit in self._ceiling.items())
-        if over_ceiling or any(line.over_limit for line in lines.values()):
+        if over_ceiling or over_limit:
             self.stop("over_budget")
         return self.remaining()
+
+    def _charge(self, amounts: Mapping[str, int]) -> bool:
+        """Charge exactly once, also if a response is lost; returns whether a limit of the agent is exceeded."""
+        while True:
+            try:
+                lines = self._call(lambda: self._api.queue.charge(self.entry.sched_id, amounts, token=self.token))
+                return any(line.over_limit for line in lines.values())
+            except StoreUnavailable as problem:
+                if not may_be_executed(problem):
+                    raise
+            if self._call(lambda: self._is_charged(amounts)):
+                return any(left < 0 for left in self.remaining().values())
+
+    def _is_charged(self, amounts: Mapping[str, int]) -> bool:
+        """Whether the journal has a charge of this run that it does not know of yet. The token is the claim's event."""
+        charged: dict[str, int] = {}
+        cursor = self.token
+        while events := self._api.journal.tail(cursor, TAIL_MAX, pid=self.entry.pid):
+            cursor = events[-1].event_id
+            for event in events:
+                if event.kind == LedgerCharged.kind and event.payload.get("sched_id") == self.entry.sched_id:
+                    for dim, amount in event.payload.get("amounts", {}).items():
+                        charged[dim] = charged.get(dim, 0) + amount
+        with self._lock:
+            return all(charged.get(dim, 0) - self._spent.get(dim, 0) >= amount for dim, amount in amounts.items())
 
     def remaining(self) -> dict[str, int]:
         """Return what is left of the run's ceiling and its agent's grants, per dimension."""
         with self._lock:
             own = {dim: limit - self._spent.get(dim, 0) for dim, limit in self._ceiling.items()}
-        return remaining_budget(self._api, self.entry.pid, own)
+        return self._call(lambda: remaining_budget(self._api, self.entry.pid, own))
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Save the state of the work for the next attempt."""
         saved = dict(state)
-        self._stop_if_stale(lambda: self._api.supervision.checkpoint(self.entry.sched_id, self.token, saved))
+        self._call(lambda: self._api.supervision.checkpoint(self.entry.sched_id, self.token, saved))
         self._saved = saved
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         """Pause a named limit, or every limit that this run draws on, for all agents that draw on it."""
         for limit in (name,) if name is not None else self.entry.draws_on:
-            self._api.contexts.throttle(limit, retry_after_s, by=self.entry.pid)
+            self._call(partial(self._api.contexts.throttle, limit, retry_after_s, by=self.entry.pid))
 
     def spawn(self, agent: str, payload: Mapping[str, Any], lent: Mapping[str, int], **options: Any) -> int:
         """Enqueue a child with a part of this run's budget and at least its priority; return its sched_id."""
-        found = self._api.agents.find(agent)
-        if not found:
-            raise UnknownAgent(agent)
-        child = found[0]
+        found = self._call(lambda: self._api.agents.find(agent))
+        child = agent_named(found, agent, near=self.entry.project_id)
         options.setdefault("priority", max(child.priority, self.entry.priority))
         options.setdefault("correlation_id", self.entry.correlation_id)
         spec = spec_for(child, settings_of(child), payload, parent_id=self.entry.sched_id, **options)
-        sched_id = self._stop_if_stale(lambda: self._api.supervision.spawn(spec, self.token, lent))
+        sched_id = self._call(lambda: self._api.supervision.spawn(spec, self.token, lent))
         if lent:
             self._refresh_ceiling()
         return sched_id
@@ -230,10 +266,10 @@ class LiveRun:
 
     def _set_waiting(self, *, waiting: bool) -> dict[str, int]:
         rest = self._api.supervision.rest
-        return self._stop_if_stale(lambda: rest(self.entry.sched_id, self.token, waiting=waiting))
+        return self._call(lambda: rest(self.entry.sched_id, self.token, waiting=waiting))
 
     def _refresh_ceiling(self) -> None:
-        ceiling = self._api.queue.get(self.entry.sched_id).ceiling
+        ceiling = self._call(lambda: self._api.queue.get(self.entry.sched_id)).ceiling
         with self._lock:
             self._ceiling = ceiling
 
@@ -242,18 +278,27 @@ class LiveRun:
         while True:
             left_s = WAIT_SLICE_S if give_up_at is None else give_up_at - self._api.clock.monotonic()
             try:
-                return self._api.queue.wait(sched_id, max(0.0, min(left_s, WAIT_SLICE_S)))
+                return self._call(partial(self._api.queue.wait, sched_id, max(0.0, min(left_s, WAIT_SLICE_S))))
             except TimeoutError:
                 if self.stop_reason is not None or (give_up_at is not None and left_s <= WAIT_SLICE_S):
                     raise
 
-    def _stop_if_stale(self, call: Callable[[], T]) -> T:
-        """Make a call that needs the claim; stop the run if the claim was lost."""
+    def _call(self, call: Callable[[], T]) -> T:
+        """Make a call, waiting while the store cannot be reached; stop the run if its claim was lost."""
         try:
-            return call()
+            return call_through_outage(self._api.clock, call, lambda: self.stop_reason is not None)
         except StaleClaim:
             self.stop("fenced")
             raise
+
+
+def _with_valid_delay(outcome: RunOutcome) -> RunOutcome:
+    """Return the outcome; a run that returns to the queue after a delay that is no duration has failed."""
+    delay: Any = outcome.yield_after_s  # of a worker process: whatever the function passed
+    if delay is None or (isinstance(delay, int | float) and 0 <= delay <= SECONDS_MAX):  # false for NaN
+        return outcome
+    error = f"the run gave up its slot for {delay!r} seconds; that must be a number from 0 to {SECONDS_MAX:,.0f}"
+    return RunOutcome(exit_kind="failed", outcome=INVALID_REPORT, result={"error": error}, usage=outcome.usage)
 
 
 def _forced_end(reason: str) -> dict[str, Any]:

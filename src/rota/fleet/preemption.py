@@ -80,9 +80,9 @@ class Preemption:
         for sched_id in victims(running, waiting, self._thresholds):
             self._preempt(sched_id)
 
-    def next_at(self) -> float | None:
+    def due_in_s(self) -> float | None:
         """Never due by time."""
         return None
 
-    def on_due(self, _now: float) -> None:
+    def on_due(self) -> None:
         """Never due by time."""

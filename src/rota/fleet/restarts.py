@@ -18,6 +18,7 @@ from rota.fleet.live_run import LiveRun
 from rota.host.watchdog import Watchdog
 from rota.kernel.run_reports import RunReport
 from rota.kernel.supervision import QUARANTINE
+from rota.model.checks import SECONDS_MAX
 from rota.model.work import RestartPolicy
 from rota.service.api import SchedulerApi
 
@@ -47,7 +48,8 @@ class Restarts:
         """Schedule the end of every quarantine that an earlier supervisor began."""
         now = self._api.clock.now()
         for agent in self._api.agents.paused(QUARANTINE):
-            left_s = max(0.0, agent.metadata.get("quarantined_until", now) - now)
+            until = agent.metadata.get("quarantined_until")
+            left_s = max(0.0, until - now) if isinstance(until, int | float) and until <= SECONDS_MAX else 0.0
             self._watchdog.watch(left_s, partial(self._end_quarantine, agent.pid))
 
     def before_report(self, run: LiveRun, report: RunReport) -> None:
@@ -79,7 +81,7 @@ class Restarts:
         options: dict[str, Any] = {
             "trigger": "restart",
             "key": f"restart:{entry.sched_id}:{report.token}",  # a report that is repeated restarts only once
-            "runnable_at": self._api.clock.now() + delay_s,
+            "delay_s": delay_s,
         }
         self._api.queue.enqueue(spec_for(run.assignment.agent, settings, entry.payload, **options))
 
@@ -93,7 +95,7 @@ class Restarts:
             failures,
             quarantine_s,
         )
-        self._api.supervision.quarantine(agent.pid, failures, self._api.clock.now() + quarantine_s)
+        self._api.supervision.quarantine(agent.pid, failures, for_s=quarantine_s)
         self._watchdog.watch(quarantine_s, partial(self._end_quarantine, agent.pid))
 
     def _end_quarantine(self, pid: int) -> None:

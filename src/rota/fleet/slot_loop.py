@@ -12,7 +12,13 @@ A run that waits for its children releases its slot. The loop may start another 
 parent takes the next free slot before anything new is claimed. So waiting parents cannot deadlock, and never more runs
 work than there are slots.
 
-Reports that cannot be written (a full disk, a daemon that restarts) stay pending and are retried.
+Reports that cannot be written now (a full disk, a daemon that restarts) stay pending and are retried. If the store
+refuses a commit with several reports, they are sent one by one from then on until none is left; one that is refused
+alone is sent in a form that can be stored (`storable`), and in the end only as a failure. So no report keeps the
+others, or the next claim, waiting.
+
+A run is known by its entry and the token of its claim: an entry whose claim expired during an outage may be claimed
+here again while its earlier run still stops.
 """
 
 from __future__ import annotations
@@ -23,21 +29,37 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple, TypeAlias
 
-from rota.errors import RotaError
+from rota.errors import InvalidInput, RotaError, StoreReplaced
 from rota.fleet.live_run import LiveRun
+from rota.fleet.outages import RETRY_S
 from rota.fleet.runners.contract import RunOutcome
-from rota.kernel.run_reports import RunReport
+from rota.kernel.run_reports import COMPLETE_MAX, INVALID_REPORT, CompletionAnswer, RunReport, storable
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
 
-__all__ = ["PARK_S", "SlotLoop"]
+__all__ = ["PARK_S", "PreparedRun", "SlotLoop"]
 
 PARK_S = 300.0  # how long one wait for entries lasts before it is repeated
 QUICK_S = 0.001  # a run shorter than this costs less than its commit
 LINGER_S = 0.0005  # how long a commit waits for such runs
-RETRY_S = 1.0  # after a failed commit
 _log = logging.getLogger("rota.fleet")
+
+RunKey: TypeAlias = tuple[int, int | None]  # sched_id and claim token
+Pending: TypeAlias = tuple[LiveRun | None, RunReport]  # None: the run could not be prepared
+
+
+class PreparedRun(NamedTuple):
+    """A run, and the function that executes it."""
+
+    run: LiveRun
+    execute: Callable[[], RunOutcome]
+
+
+def run_key(entry: ReadyEntry) -> RunKey:
+    """Return what identifies a run here."""
+    return entry.sched_id, entry.token
 
 
 class SlotLoop:
@@ -52,7 +74,7 @@ class SlotLoop:
         *,
         kinds: Sequence[str] = (),
         claim_timeout_s: float = 60.0,
-        prepare: Callable[[SlotLoop, ReadyEntry, str], tuple[LiveRun, Callable[[], RunOutcome]]],
+        prepare: Callable[[SlotLoop, ReadyEntry, str], PreparedRun | RunReport | None],
         before_report: Callable[[LiveRun, RunReport], None],
         after_report: Callable[[LiveRun, RunReport], None],
     ) -> None:
@@ -62,7 +84,7 @@ class SlotLoop:
         self._api = api
         self._incarnation = incarnation
         self._claim_timeout_s = claim_timeout_s
-        self._prepare = prepare  # returns a run for an entry, and the function that executes it
+        self._prepare = prepare  # returns a run; a report if the entry cannot run; None if its claim is given up
         self._before_report = before_report  # called for each run that has ended, before its report is committed
         self._after_report = after_report  # called for each run whose report is committed
         lock = threading.RLock()  # guards all below
@@ -72,10 +94,12 @@ class SlotLoop:
         self._free = [f"slot-{number}" for number in range(slots, 0, -1)]
         self._last_number = slots  # the highest slot number so far
         self._surplus = 0  # slots to remove when they become free
-        self._runs: dict[int, LiveRun] = {}  # by sched_id
-        self._slot_of: dict[int, str] = {}  # by sched_id; a run that waits for children has none
-        self._pending: list[tuple[LiveRun, RunReport]] = []  # reports that are not committed yet
-        self._reacquiring: deque[tuple[int, threading.Event]] = deque()  # runs that want a slot again
+        self._active: set[RunKey] = set()  # claimed and not ended, also while the run is prepared
+        self._runs: dict[RunKey, LiveRun] = {}
+        self._slot_of: dict[RunKey, str] = {}  # a run that waits for children has none
+        self._pending: list[Pending] = []  # reports that are not committed yet
+        self._batch_max = COMPLETE_MAX  # of them in one commit
+        self._reacquiring: deque[tuple[RunKey, threading.Event]] = deque()  # runs that want a slot again
         self._mean_run_s = QUICK_S  # moving average of how long a run lasts
         self._is_parked = False
         self._is_claiming = True
@@ -98,7 +122,7 @@ class SlotLoop:
     def find_run(self, sched_id: int) -> LiveRun | None:
         """Return the run of an entry, if it runs here."""
         with self._changed:
-            return self._runs.get(sched_id)
+            return next((run for (each, _), run in reversed(self._runs.items()) if each == sched_id), None)
 
     def resize(self, slots: int) -> None:
         """Change the number of slots. A slot in use is removed when its run has ended."""
@@ -128,9 +152,21 @@ class SlotLoop:
 
     def serve(self, *, until_idle: bool = False) -> None:
         """Run entries until `stop_claiming`, or with `until_idle` until there is nothing to claim."""
-        while self._iterate(until_idle=until_idle):
+        while self._iterate_or_pause(until_idle=until_idle):
             pass
         self._threads.stop_idle()
+
+    def _iterate_or_pause(self, *, until_idle: bool) -> bool:
+        try:
+            return self._iterate(until_idle=until_idle)
+        except Exception:  # a defect must not end the loop: the runs of all other agents depend on it
+            _log.exception("slot loop: unexpected error; continuing in %g s", RETRY_S)
+            self._pause()
+            return True
+
+    def _pause(self) -> None:
+        with self._changed:
+            self._api.clock.wait(self._changed, RETRY_S)
 
     # --- one iteration ---------------------------------------------------------------------------
 
@@ -140,14 +176,14 @@ class SlotLoop:
             self._remove_surplus()
             self._grant_slots()
             self._wait_for_quick_runs()
-            reports, self._pending = self._pending, []
+            reports, self._pending = self._pending[: self._batch_max], self._pending[self._batch_max :]
             wanted = len(self._free) if self._is_claiming else 0
             if not reports and not wanted:
-                if not self._is_claiming and not self._runs:
+                if not self._is_claiming and not self._active:
                     return False
                 self._api.clock.wait(self._changed)
                 return True
-            waits = not reports and not (until_idle and not self._runs)  # never delay a report
+            waits = not reports and not (until_idle and not self._active)  # never delay a report
             self._is_parked = waits
         try:
             entries = self._report_and_claim(reports, wanted, PARK_S if waits else 0.0)
@@ -168,50 +204,99 @@ class SlotLoop:
     def _have_quick_ended(self) -> bool:
         return len(self._pending) >= self._started
 
-    def _report_and_claim(
-        self, reports: list[tuple[LiveRun, RunReport]], wanted: int, wait_s: float
-    ) -> list[ReadyEntry]:
+    def _report_and_claim(self, reports: list[Pending], wanted: int, wait_s: float) -> list[ReadyEntry]:
         """Commit the reports and claim the next entries. If that fails, the reports are pending again."""
         try:
-            answers, entries = self._api.turn(
-                [report for _, report in reports],
-                self.worker_id,
-                wanted,
-                wait_s=wait_s,
-                claim_timeout_s=self._claim_timeout_s,
-                incarnation=self._incarnation,
-                kinds=self.kinds,
-            )
+            answers, entries = self._turn([report for _, report in reports], wanted, wait_s)
         except RotaError as problem:
+            if reports and isinstance(problem, InvalidInput):
+                self._isolate(reports, problem)
+                return []
+            if isinstance(problem, StoreReplaced) and not self._is_claiming:  # the supervisor ends without its store
+                return []
             _log.warning("cannot report or claim: %s; retrying in %g s", problem, RETRY_S)
-            with self._changed:
-                self._pending = reports + self._pending
-                self._api.clock.wait(self._changed, RETRY_S)
+            self._put_back(reports)
+            self._pause()
             return []
+        except Exception as problem:
+            if not reports:
+                raise
+            _log.exception("unexpected error in a commit of %s reports", len(reports))
+            self._isolate(reports, problem)
+            return []
+        self._handle_answers(reports, answers)
+        return entries
+
+    def _turn(
+        self, reports: list[RunReport], wanted: int, wait_s: float
+    ) -> tuple[list[CompletionAnswer], list[ReadyEntry]]:
+        return self._api.turn(
+            reports,
+            self.worker_id,
+            wanted,
+            wait_s=wait_s,
+            claim_timeout_s=self._claim_timeout_s,
+            incarnation=self._incarnation,
+            kinds=self.kinds,
+        )
+
+    def _handle_answers(self, reports: list[Pending], answers: list[CompletionAnswer]) -> None:
+        if self._batch_max == 1:
+            with self._changed:
+                self._batch_max = 1 if self._pending else COMPLETE_MAX
         for (run, report), answer in zip(reports, answers, strict=True):
             if isinstance(answer, RotaError):
                 _log.warning("the report of entry %s was refused: %s", report.sched_id, answer)
-            self._after_report(run, report)
-        return entries
+            if run is not None:
+                self._after_report(run, report)
+
+    def _isolate(self, reports: list[Pending], problem: Exception) -> None:
+        """Find the report because of which a commit was refused; replace it if it is the only one."""
+        if len(reports) > 1:
+            _log.warning("a commit of %s reports was refused: %s; sending them one by one", len(reports), problem)
+            self._put_back(reports)
+            self._batch_max = 1
+            return
+        ((run, report),) = reports
+        _log.warning("the report of entry %s was refused: %s", report.sched_id, problem)
+        replaced = next((shape(report) for shape in (storable, _as_failure) if shape(report) != report), None)
+        if replaced is not None:
+            self._put_back([(run, replaced)])
+        else:
+            _log.error("entry %s cannot be ended here: it is recovered when its claim expires", report.sched_id)
+
+    def _put_back(self, reports: list[Pending]) -> None:
+        with self._changed:
+            self._pending = reports + self._pending
 
     def _start(self, entry: ReadyEntry) -> None:
+        key = run_key(entry)
         with self._changed:
-            slot = self._free.pop()
-            self._slot_of[entry.sched_id] = slot
-        run, execute = self._prepare(self, entry, slot)
-        with self._changed:
-            self._runs[entry.sched_id] = run
-        self._threads.run(partial(self._run, run, execute))
+            self._active.add(key)
+            slot = self._slot_of[key] = self._free.pop()
+        self._threads.run(partial(self._run, entry, key, slot))
 
-    def _run(self, run: LiveRun, execute: Callable[[], RunOutcome]) -> None:
-        """Execute a run on its own thread and queue its report."""
-        outcome = execute()
-        report = run.report(outcome)
-        if report is not None:
-            self._before_report(run, report)
+    def _run(self, entry: ReadyEntry, key: RunKey, slot: str) -> None:
+        """Prepare and execute a run on its own thread, and queue its report."""
+        run, report = None, None
+        try:
+            prepared = self._prepare(self, entry, slot)
+            if isinstance(prepared, PreparedRun):
+                run = prepared.run
+                with self._changed:
+                    self._runs[key] = run
+                report = run.report(prepared.execute())
+                if report is not None:
+                    self._before_report(run, report)
+            else:
+                report = prepared
+        except BaseException as problem:  # a defect: the slot and the entry must not be lost with it
+            _log.exception("run of entry %s: unexpected error", entry.sched_id)
+            report = report or _crashed(entry, problem)
         with self._changed:
-            del self._runs[run.entry.sched_id]
-            self._free.append(self._slot_of.pop(run.entry.sched_id))
+            self._active.discard(key)
+            self._runs.pop(key, None)
+            self._free.append(self._slot_of.pop(key))
             if report is not None:
                 self._pending.append((run, report))
                 self._mean_run_s += (report.wall_ms / 1000 - self._mean_run_s) / 8
@@ -220,18 +305,18 @@ class SlotLoop:
 
     # --- slots of runs that wait -----------------------------------------------------------------
 
-    def release_slot(self, sched_id: int) -> None:
+    def release_slot(self, key: RunKey) -> None:
         """Free the slot of a run that waits for its children."""
         with self._changed:
-            self._free.append(self._slot_of.pop(sched_id))
+            self._free.append(self._slot_of.pop(key))
             was_parked = self._wake()
         self._interrupt_claim(was_parked)
 
-    def reacquire_slot(self, sched_id: int) -> None:
+    def reacquire_slot(self, key: RunKey) -> None:
         """Wait until the run has a slot again."""
         granted = threading.Event()
         with self._changed:
-            self._reacquiring.append((sched_id, granted))
+            self._reacquiring.append((key, granted))
             was_parked = self._wake()
         self._interrupt_claim(was_parked)
         granted.wait()
@@ -239,8 +324,8 @@ class SlotLoop:
     def _grant_slots(self) -> None:
         """Give free slots to the runs that wait for one, before anything new is claimed. The lock is held."""
         while self._reacquiring and self._free:
-            sched_id, granted = self._reacquiring.popleft()
-            self._slot_of[sched_id] = self._free.pop()
+            key, granted = self._reacquiring.popleft()
+            self._slot_of[key] = self._free.pop()
             granted.set()
 
     def _wake(self) -> bool:
@@ -253,7 +338,32 @@ class SlotLoop:
 
     def _interrupt_claim(self, was_parked: bool) -> None:
         if was_parked:
-            self._api.queue.nudge(self.worker_id, self._incarnation)
+            try:
+                self._api.queue.nudge(self.worker_id, self._incarnation)
+            except RotaError as problem:  # the claim that waits has lost the store, too, and returns by itself
+                _log.warning("cannot interrupt a claim: %s", problem)
+
+
+def _as_failure(report: RunReport) -> RunReport:
+    """Return a report that has nothing but the failure of its run."""
+    error = {"error": "the report of this run could not be stored"}
+    return RunReport(
+        sched_id=report.sched_id, token=report.token, exit_kind="failed", outcome=INVALID_REPORT, result=error
+    )
+
+
+def _crashed(entry: ReadyEntry, problem: BaseException) -> RunReport | None:
+    if entry.token is None:
+        return None
+    return storable(
+        RunReport(
+            sched_id=entry.sched_id,
+            token=entry.token,
+            exit_kind="crashed",
+            outcome="runner_failed",
+            result={"error": f"{type(problem).__name__}: {problem}"},
+        )
+    )
 
 
 class _RunThreads:

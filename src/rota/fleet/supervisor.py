@@ -8,6 +8,10 @@ It has two kinds of threads. Each *slot loop* (slot_loop.py) keeps a set of equa
 (heartbeats.py) extends all claims, follows the journal for requests to cancel a run and for changed agents, and runs
 the background tasks. An idle supervisor writes nothing and wakes a few times a minute.
 
+What belongs to one entry or agent never ends a supervisor. An agent whose settings cannot be read, or whose runner is
+not installed here, is quarantined until its settings are written again, and its entry returns to the queue. While the
+store cannot be reached, everything waits and goes on afterwards (outages.py).
+
     SIGTERM, Ctrl-C     drain: claim nothing more, let the runs end; after `drain_s` ask them to stop
     a second signal     kill everything now; the entries of the killed runs are queued again
 """
@@ -23,26 +27,30 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from rota.errors import RotaError
+from rota.errors import FleetInvalid, NotFound, RotaError, StoreReplaced, StoreUnavailable
 from rota.fleet.agent_settings import AgentSettings, settings_of
 from rota.fleet.heartbeats import BackgroundTask, Heartbeats
 from rota.fleet.live_run import LiveRun, remaining_budget
+from rota.fleet.outages import call_through_outage
 from rota.fleet.preemption import Preemptible, Preemption
 from rota.fleet.restarts import Restarts
 from rota.fleet.run_logs import LOGS_MAX, BoundedLog, LogFolder
 from rota.fleet.runners import registry
 from rota.fleet.runners.contract import Assignment, Runner, RunOutcome
 from rota.fleet.runners.resources import RunnerResources
-from rota.fleet.slot_loop import SlotLoop
+from rota.fleet.slot_loop import PreparedRun, RunKey, SlotLoop, run_key
 from rota.host.watchdog import Watchdog
+from rota.kernel.agents import QUARANTINED_FOR
 from rota.kernel.run_reports import RunReport
+from rota.model.checks import NOTE_CHARS_MAX
 from rota.model.events import Event, ProcessTerminated, ProcessUpdated
 from rota.model.work import Agent, ReadyEntry
 from rota.service.api import SchedulerApi
+from rota.service.dispatcher import Dispatcher
 
 __all__ = ["CLAIM_TIMEOUT_S", "HEARTBEAT_S", "Supervisor", "SupervisorSettings"]
 
@@ -50,6 +58,8 @@ CLAIM_TIMEOUT_S = 60.0
 HEARTBEAT_S = 15.0
 DRAIN_S = 30.0
 UNRUNNABLE_RETRY_S = 1.0  # delay before an entry that cannot run here may be claimed again
+ERROR_CHARS_MAX = 4_000  # of a runner's error, in a result
+T = TypeVar("T")
 
 _log = logging.getLogger("rota.fleet")
 
@@ -94,6 +104,7 @@ class Supervisor:
         self._tasks: list[BackgroundTask] = [_ChangedAgents(self.forget_agent)]
         self._lock = threading.Lock()  # guards what the threads share above
         self._is_draining = False
+        self._replaced: StoreReplaced | None = None  # the store's file is no longer at its path
         self.slot_loops = [self._slot_loop(kinds, slots) for kinds, slots in _pools(self.settings.slots)]
         if self.settings.preemption_thresholds:
             for loop in self.slot_loops:
@@ -108,14 +119,19 @@ class Supervisor:
     def run(self, *, until_idle: bool = False, handles_signals: bool = False) -> int:
         """Run entries; return the number of runs that have ended."""
         self._start()
-        heartbeats = Heartbeats(self._api, self.settings.heartbeat_s, lambda: self.runs, self._tasks)
+        heartbeats = self._wait_out(self._make_heartbeats)
         heartbeats.start()
         try:
             with self._signals() if handles_signals else nullcontext():
                 self._serve(until_idle=until_idle)
         finally:
             self._close(heartbeats)
+        if self._replaced is not None:
+            raise self._replaced
         return self.ended_runs
+
+    def _make_heartbeats(self) -> Heartbeats:
+        return Heartbeats(self._api, self.settings.heartbeat_s, lambda: self.runs, self._tasks, self._end_without_store)
 
     def drain(self) -> None:
         """Claim nothing more and let the runs end; ask those that run for longer than `drain_s` to stop."""
@@ -131,6 +147,19 @@ class Supervisor:
         except RotaError as problem:  # drain even if that cannot be recorded
             _log.warning("cannot record that this supervisor is draining: %s", problem)
         self._watchdog.watch(self.settings.drain_s, lambda: self._stop_all("draining"))
+
+    def _end_without_store(self, problem: StoreReplaced) -> bool:
+        """End this supervisor, which can neither report nor claim; a daemon ends itself instead, and comes back."""
+        if not isinstance(self._api, Dispatcher):
+            return False
+        if self._replaced is None:
+            self._replaced = problem
+            _log.error("stopping: %s", problem.message)
+            for loop in self.slot_loops:
+                loop.stop_claiming()
+        for run in self.runs:  # again and again: one may have been starting
+            run.kill("fenced")
+        return True
 
     def resize(self, slots: int | dict[str, int]) -> None:
         """Change the number of slots; the kinds of slots stay as they were at the start."""
@@ -156,6 +185,17 @@ class Supervisor:
         self._api.supervision.recover()
         self._api.supervision.moved(self.worker_id, self.incarnation, "started")
         self._restarts.resume_quarantined()
+        self._resume_repaired()
+
+    def _resume_repaired(self) -> None:
+        """Resume agents that were quarantined for their settings, if those can be read now, as after an upgrade."""
+        for agent in self._api.agents.paused(QUARANTINED_FOR, prefix=True):
+            try:
+                settings = settings_of(agent)
+            except FleetInvalid:
+                continue
+            if settings is None or settings.runner in registry.names():
+                self._api.agents.resume(agent.pid, "settings")
 
     def _take_over(self) -> int:
         return sum(self._api.queue.take_over(loop.worker_id, self.incarnation) for loop in self.slot_loops)
@@ -171,11 +211,17 @@ class Supervisor:
             thread.join()
 
     def _close(self, heartbeats: Heartbeats) -> None:
-        heartbeats.close(lambda: self._api.supervision.moved(self.worker_id, self.incarnation, "stopped"))
+        heartbeats.close(self._record_stop)
         self._watchdog.close()
         for runner in self._runners.values():
             runner.close()
         self.resources.close()
+
+    def _record_stop(self) -> None:
+        try:
+            self._api.supervision.moved(self.worker_id, self.incarnation, "stopped")
+        except RotaError as problem:  # stop even if that cannot be recorded
+            _log.warning("cannot record that this supervisor has stopped: %s", problem)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -229,8 +275,26 @@ class Supervisor:
             preempt=preempt,
         )
 
-    def _prepare(self, loop: SlotLoop, entry: ReadyEntry, slot: str) -> tuple[LiveRun, Callable[[], RunOutcome]]:
-        """Return a run for a claimed entry, and the function that executes it."""
+    def _prepare(self, loop: SlotLoop, entry: ReadyEntry, slot: str) -> PreparedRun | RunReport | None:
+        """Return a run for a claimed entry; a report if it cannot run; None if the store stays out of reach."""
+        try:
+            assignment, has_settings = self._wait_out(lambda: self._assignment(entry, slot))
+        except FleetInvalid as problem:
+            self._quarantine(entry.pid, problem)
+            return self._unprepared(entry, back="yield", back_after_s=UNRUNNABLE_RETRY_S)
+        except StoreUnavailable as problem:
+            _log.warning("gave up entry %s, which returns when its claim expires: %s", entry.sched_id, problem)
+            return None
+        except RotaError as problem:
+            _log.warning("entry %s cannot run: %s", entry.sched_id, problem)
+            outcome = "not_found" if isinstance(problem, NotFound) else "runner_failed"
+            return self._unprepared(entry, exit_kind="failed", outcome=outcome, result={"error": problem.message})
+        log, slot_hold = self._open_log(assignment), _SlotHold(loop, run_key(entry))
+        run = LiveRun(self._api, assignment, self._watchdog, log, slot_hold)
+        return PreparedRun(run, partial(self._execute, run, has_settings=has_settings))
+
+    def _assignment(self, entry: ReadyEntry, slot: str) -> tuple[Assignment, bool]:
+        """Read what a run needs; also return whether its agent has settings."""
         agent, settings = self._agent(entry.pid)
         is_program = settings is not None and settings.runner != "callable"  # a function asks when it needs to know
         assignment = Assignment(
@@ -242,22 +306,43 @@ class Supervisor:
             remaining=remaining_budget(self._api, entry.pid, entry.ceiling) if is_program else {},
             checkpoint=entry.result if isinstance(entry.result, dict) else None,
         )
-        log, slot_hold = self._open_log(assignment), _SlotHold(loop, entry.sched_id)
-        run = LiveRun(self._api, assignment, self._watchdog, log, slot_hold)
-        return run, partial(self._execute, run, has_settings=settings is not None)
+        return assignment, settings is not None
+
+    def _wait_out(self, call: Callable[[], T]) -> T:
+        return call_through_outage(self._api.clock, call, lambda: self._is_draining)
+
+    @staticmethod
+    def _unprepared(entry: ReadyEntry, **ended: Any) -> RunReport:
+        assert entry.token is not None  # noqa: S101  # it was claimed
+        return RunReport(sched_id=entry.sched_id, token=entry.token, **ended)
+
+    def _quarantine(self, pid: int, problem: FleetInvalid) -> None:
+        """Pause an agent that no supervisor can run until its settings change."""
+        _log.warning("agent %s is quarantined until its settings are corrected: %s", pid, problem.message)
+        reason = str(problem.data.get("problem", problem.message))
+        try:
+            self._wait_out(lambda: self._api.supervision.quarantine(pid, reason=reason[:NOTE_CHARS_MAX]))
+        except RotaError as refusal:
+            _log.warning("cannot quarantine agent %s: %s", pid, refusal)
 
     def _execute(self, run: LiveRun, *, has_settings: bool) -> RunOutcome:
         """Execute a run on its own thread. Any error becomes its outcome."""
-        agent, runner = run.assignment.agent, run.assignment.settings.runner
+        agent, name = run.assignment.agent, run.assignment.settings.runner
         if agent.state == "DEAD":
             return RunOutcome(exit_kind="cancelled", outcome="owner_dead")
         if not has_settings and agent.name not in self._functions:
             return self._leave_to_others(agent)
         try:
-            return self._runner(runner).run(run.assignment, run)
+            runner = self._runner(name)
+        except FleetInvalid as problem:  # it is not installed here
+            self._quarantine(agent.pid, problem)
+            return RunOutcome(yield_after_s=UNRUNNABLE_RETRY_S)
+        try:
+            return runner.run(run.assignment, run)
         except BaseException as problem:
-            _log.exception("the %s runner failed on entry %s", runner, run.entry.sched_id)
-            return RunOutcome(exit_kind="crashed", outcome="runner_failed", result={"error": str(problem)})
+            _log.exception("the %s runner failed on entry %s", name, run.entry.sched_id)
+            error = str(problem).encode("utf-8", "replace").decode()[:ERROR_CHARS_MAX]
+            return RunOutcome(exit_kind="crashed", outcome="runner_failed", result={"error": error})
 
     def _leave_to_others(self, agent: Agent) -> RunOutcome:
         """Queue an entry again that this supervisor cannot run: another one may have the function."""
@@ -307,7 +392,7 @@ class Supervisor:
 
     def _after_report(self, run: LiveRun, report: RunReport) -> None:
         self.ended_runs += 1
-        self._update_agent(self._restarts.after_report, run, report)
+        self._update_agent(lambda *ended: self._wait_out(partial(self._restarts.after_report, *ended)), run, report)
 
     def _update_agent(self, act: Callable[[LiveRun, RunReport], None], run: LiveRun, report: RunReport) -> None:
         try:
@@ -334,24 +419,24 @@ class _ChangedAgents:
             if event.kind in self.kinds and event.pid is not None:
                 self._forget(event.pid)
 
-    def next_at(self) -> float | None:
+    def due_in_s(self) -> float | None:
         return None
 
-    def on_due(self, _now: float) -> None:
+    def on_due(self) -> None:
         """Never due by time."""
 
 
 class _SlotHold:
     """A run's hold on a slot of its loop."""
 
-    def __init__(self, loop: SlotLoop, sched_id: int) -> None:
-        self._loop, self._sched_id = loop, sched_id
+    def __init__(self, loop: SlotLoop, key: RunKey) -> None:
+        self._loop, self._key = loop, key
 
     def release(self) -> None:
-        self._loop.release_slot(self._sched_id)
+        self._loop.release_slot(self._key)
 
     def reacquire(self) -> None:
-        self._loop.reacquire_slot(self._sched_id)
+        self._loop.reacquire_slot(self._key)
 
 
 def _pools(slots: int | dict[str, int]) -> list[tuple[tuple[str, ...], int]]:

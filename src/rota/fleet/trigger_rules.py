@@ -2,7 +2,7 @@
 
 The instants follow from the trigger alone, so two supervisors, or one before and after a restart, compute the same
 ones. A cron expression is read in its time zone; an interval is counted from the epoch (every 5 minutes is at :00,
-:05, :10, in UTC).
+:05, :10, in UTC, until the wall clock jumps: triggers.py).
 
 Daylight saving time works as in Debian's cron. When the clock is put forward, a time in the missing hour fires once,
 right after it. When the clock is put back, a fixed time fires once, in the first of the two equal hours; a time with
@@ -23,6 +23,7 @@ from rota.model.work import Trigger
 
 __all__ = [
     "EVERY_S_MIN",
+    "INSTANT_MAX",
     "TIMED",
     "cron_problem",
     "firings_after",
@@ -37,7 +38,7 @@ EVERY_S_MIN = 1.0
 CRON_FIELDS = 5
 NEAR_S = 3 * 3600  # the two equal hours of a change of the clock lie within this distance of it
 YEAR_MAX = 9_000  # datetime ends at the year 9999
-_AT_MAX = datetime(YEAR_MAX, 1, 1, tzinfo=UTC).timestamp()
+INSTANT_MAX = datetime(YEAR_MAX, 1, 1, tzinfo=UTC).timestamp()
 
 
 def cron_problem(expression: str) -> str | None:
@@ -81,7 +82,7 @@ def latest_by(trigger: Trigger, at: float) -> float | None:
     if trigger.kind == "interval":
         every_s = trigger.every_s or EVERY_S_MIN
         return _intervals_by(every_s, at) * every_s
-    if not NEAR_S <= at < _AT_MAX:
+    if not NEAR_S <= at < INSTANT_MAX:
         return None
     # The backward walk excludes its starting point, so it starts just after `at`: firings are on whole seconds. Inside
     # an hour that occurs twice the walk can skip the first one, so it starts behind such an hour.
@@ -95,7 +96,7 @@ def _after(trigger: Trigger, at: float) -> Iterator[float]:
     if trigger.kind == "interval":
         every_s = trigger.every_s or EVERY_S_MIN
         yield from (number * every_s for number in count(_intervals_by(every_s, at) + 1))
-    elif NEAR_S <= at < _AT_MAX:
+    elif NEAR_S <= at < INSTANT_MAX:
         last_at = at  # inside an hour that occurs twice, the walk can begin in the first of the two
         # from the whole second: datetime has microseconds, and rounding could skip the next firing
         for moment in CronSim(trigger.cron or "", _local(trigger, math.floor(at))):

@@ -1,9 +1,9 @@
 """Triggers enqueue agents without a person. They have no thread of their own; the supervisor calls them.
 
-    fire_due(now)           fire timed triggers (cron, interval)
+    fire_due()              fire timed triggers (cron, interval)
     fire_for(events)        fire triggers on events (event, after), in the order of the events
     fire_on_start(start)    fire triggers on the start of the fleet (start)
-    next_at()               when `fire_due` has something to do
+    due_in_s()              how long until `fire_due` has something to do
 
 **One entry per firing.** A firing enqueues an entry whose key names the trigger and the instant or event, such as
 `trigger:reader:0:1767258000`. If two supervisors of one store fire the same trigger, they create one entry.
@@ -13,9 +13,20 @@ the last event that was handled. It is written after the entries are durable. A 
 again under the same keys, which creates nothing new. Events that fire nothing advance the note every `EVENTS_MAX`
 events, so that a restart does not read the whole journal again.
 
+**Two clocks.** A cron trigger follows the wall clock: it fires when that reaches an instant, and if it is put back, not
+again at the same one. An interval has a time of its own, which starts as the wall clock's and then only advances, with
+the advancing clock; so a jump of the wall clock neither fires it nor keeps it from firing. The note holds what this
+time is ahead of the advancing clock. Without it (after a reboot) the time starts again, at the last instant that was
+handled or, if that is later, at the wall clock's; so no key is used twice and it fires within one interval.
+
+**A mark in the future** is what the note has if the wall clock was put back. A cron trigger believes it up to the next
+instant at which it fires, which then passes; a later mark would silence it for longer than that, and is replaced by the
+present. What fires then has the keys of instants, so those that have an entry already get no second one.
+
 **Missed instants.** A timed trigger that missed several instants, because no supervisor ran or the machine slept, fires
 once, for the last of them. With `catch_up = false` it does not fire if that is more than `LATE_MAX_S` ago. A new or
-changed trigger has missed nothing.
+changed trigger has missed nothing, and neither has one whose progress in the note cannot be read: it starts now, and an
+event records that the note was ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +42,9 @@ from rota.clock import Clock
 from rota.errors import Conflict, InvalidInput, NotFound
 from rota.fleet.agent_settings import settings_of, spec_for
 from rota.fleet.config.tables import Fleet
-from rota.fleet.trigger_rules import TIMED, latest_by, matches_kind, next_after
+from rota.fleet.notes import read_note, report_ignored
+from rota.fleet.trigger_rules import INSTANT_MAX, TIMED, latest_by, matches_kind, next_after
+from rota.model.agent_names import agent_in_project
 from rota.model.events import EntriesCompleted, Event, TriggerFired
 from rota.model.work import Agent, Trigger
 from rota.service.api import KernelApi
@@ -57,10 +70,13 @@ class _ActiveTrigger(msgspec.Struct):
     """A trigger of the fleet, with its progress."""
 
     agent: str
+    project_id: str | None
     number: int
     trigger: Trigger
+    follows: tuple[str | None, str] | None = None  # project and name of the agent after which it fires
     last_at: float = 0.0  # timed: the last instant that was handled; otherwise the last event before it was added
     next_at: float | None = None
+    offset_s: float = 0.0  # interval: its own time minus the advancing clock
 
     @property
     def label(self) -> str:
@@ -79,6 +95,41 @@ class _Progress(msgspec.Struct):
 
     heard: int | None = None  # id of the last handled event
     marks: dict[str, tuple[str, float]] = {}  # by label: the trigger's condition and `last_at`
+    boot_id: str = ""  # the offsets count within this boot
+    offsets: dict[str, float] = {}  # by label, of intervals
+
+
+class _StoredProgress(msgspec.Struct):
+    """The note before its parts are checked."""
+
+    heard: Any = None
+    marks: dict[str, Any] = {}
+    boot_id: Any = ""
+    offsets: dict[str, Any] = {}
+
+
+def _readable(note: _StoredProgress, journal_end: int) -> tuple[_Progress, list[str]]:
+    """Return what can be read of a note, and what is wrong with the rest. No event has an id after `journal_end`."""
+    progress = _Progress(None, {})
+    problems: list[str] = []
+    if isinstance(note.boot_id, str):
+        progress.boot_id = note.boot_id
+        progress.offsets = {label: float(at) for label, at in note.offsets.items() if type(at) in (int, float)}
+    if type(note.heard) is int and note.heard <= journal_end:
+        progress.heard = note.heard
+    elif note.heard is not None:
+        problems.append(f"heard is {note.heard!r}, and the last event is {journal_end}")
+    for label, mark in note.marks.items():
+        try:
+            condition, at = msgspec.convert(mark, tuple[str, float])
+        except msgspec.ValidationError as problem:
+            problems.append(f"{label}: {problem}")
+            continue
+        if condition.startswith(TIMED) or at <= journal_end:
+            progress.marks[label] = condition, at
+        else:
+            problems.append(f"{label}: its mark is event {at:.0f}, and the last event is {journal_end}")
+    return progress, problems
 
 
 class Triggers:
@@ -95,27 +146,27 @@ class Triggers:
     def reload(self, fleet: Fleet) -> None:
         """Replace the triggers by those of another file; a trigger that is in both keeps its progress."""
         with self._lock:
-            now = self._clock.now()
             self._title = fleet.title
-            progress = self._load_progress()
+            progress = self._load_progress(reports=True)
             journal_end = self._api.journal.cursor()
             self._cursor = max(self._cursor, journal_end if progress.heard is None else progress.heard)
             self._active = [
-                _ActiveTrigger(agent=name, number=number, trigger=table.trigger)
+                _ActiveTrigger(name, agent.project, number, table.trigger, _followed(fleet, table.trigger))
                 for name, agent in fleet.agents.items()
                 for number, table in enumerate(agent.triggers)
             ]
             for active in self._active:
-                condition, at = progress.marks.get(active.label, ("", 0.0))
-                new_at = now if active.trigger.kind in TIMED else float(journal_end)
-                self._advance(active, at if condition == active.condition else new_at)
+                self._start(active, progress, journal_end)
             if self._active:
                 self._save_progress()
 
-    def next_at(self) -> float | None:
-        """Return when the next timed trigger fires, or None."""
+    def due_in_s(self) -> float | None:
+        """Return how long until the next timed trigger fires, or None; a jump of the wall clock may change it."""
         with self._lock:
-            return min((active.next_at for active in self._timed() if active.next_at is not None), default=None)
+            waits = [
+                at - self._time_of(active) for active in self._timed() if (at := self._next_at(active)) is not None
+            ]
+            return min(waits, default=None)
 
     @property
     def cursor(self) -> int:
@@ -135,11 +186,15 @@ class Triggers:
             on_start = [active for active in self._active if active.trigger.kind == "start"]
             return [self._fire(active, start) for active in on_start]
 
-    def fire_due(self, now: float) -> list[Firing]:
+    def fire_due(self) -> list[Firing]:
         """Fire each timed trigger that is due."""
         with self._lock:
-            due = [active for active in self._timed() if active.next_at is not None and active.next_at <= now]
-            firings = [firing for active in due if (firing := self._fire_timed(active, now)) is not None]
+            due = [
+                active
+                for active in self._timed()
+                if (at := self._next_at(active)) is not None and at <= self._time_of(active)
+            ]
+            firings = [firing for active in due if (firing := self._fire_timed(active)) is not None]
             if due:
                 self._save_progress()
             return firings
@@ -155,8 +210,9 @@ class Triggers:
                 self._save_progress()
             return firings
 
-    def _fire_timed(self, active: _ActiveTrigger, now: float) -> Firing | None:
+    def _fire_timed(self, active: _ActiveTrigger) -> Firing | None:
         """Fire for the last instant up to now and skip those before it."""
+        now = self._time_of(active)
         instant = latest_by(active.trigger, now)
         if instant is None or instant <= active.last_at:  # the wall clock was put back
             self._advance(active, active.last_at)
@@ -181,21 +237,22 @@ class Triggers:
     def _fire_after(self, event: Event, followers: list[_ActiveTrigger]) -> Iterator[Firing]:
         for sched_id in _completed(event):
             try:
-                name = self._api.agents.get(self._api.queue.get(sched_id).pid).name
+                agent = self._api.agents.get(self._api.queue.get(sched_id).pid)
             except NotFound:  # the entry was pruned
                 continue
             for active in followers:
-                if active.trigger.after == name:
-                    body = {"event_id": event.event_id, "agent": name, "sched_id": sched_id}
+                if active.follows == (agent.project_id, agent.name):
+                    body = {"event_id": event.event_id, "agent": agent.name, "sched_id": sched_id}
                     yield self._fire(active, f"{event.event_id}.{sched_id}", body, cause=event.event_id)
 
     def _fire(
         self, active: _ActiveTrigger, moment: str, event: dict[str, Any] | None = None, cause: int | None = None
     ) -> Firing:
         """Enqueue an entry and record the firing. An entry that can never be enqueued is logged and skipped."""
-        key = f"trigger:{active.label}:{moment}"
+        owner = active.label if active.project_id is None else f"{active.project_id}/{active.label}"
+        key = f"trigger:{owner}:{moment}"
         try:
-            agent = self._agent(active.agent)
+            agent = self._agent(active)
             payload = dict(active.trigger.payload)
             if active.trigger.event_as is not None and event is not None:
                 payload[active.trigger.event_as] = event
@@ -210,40 +267,97 @@ class Triggers:
             return Firing(agent=active.agent, key=key, error=str(problem))
         return Firing(agent=active.agent, key=key, sched_id=sched_id, created=created)
 
-    def _agent(self, name: str) -> Agent:
-        """Return the living agent of a name."""
-        found = self._api.agents.find(name)
-        if not found:
-            raise NotFound(f"no agent is named {name!r}", hint="Apply the fleet file again: `rota reload`.")
-        return found[0]
+    def _agent(self, active: _ActiveTrigger) -> Agent:
+        """Return the living agent of a trigger: the one of its name in the project that the file gives."""
+        agent = agent_in_project(self._api.agents.find(active.agent), active.project_id)
+        if agent is None:
+            place = "" if active.project_id is None else f" in project {active.project_id!r}"
+            text = f"no agent is named {active.agent!r}{place}"
+            raise NotFound(text, hint="Apply the fleet file again: `rota reload`.")
+        return agent
 
     # --- progress ----------------------------------------------------------------------------------
 
     def _timed(self) -> Iterable[_ActiveTrigger]:
         return (active for active in self._active if active.trigger.kind in TIMED)
 
+    def _start(self, active: _ActiveTrigger, progress: _Progress, journal_end: int) -> None:
+        """Continue a trigger where the note says that it was; one that is new to the note starts now."""
+        condition, at = progress.marks.get(active.label, ("", 0.0))
+        is_known = condition == active.condition
+        if active.trigger.kind not in TIMED:
+            self._advance(active, at if is_known else float(journal_end))
+            return
+        active.offset_s = self._clock.now() - self._clock.monotonic()
+        if is_known and progress.boot_id == self._clock.boot_id():
+            active.offset_s = progress.offsets.get(active.label, active.offset_s)
+            if not 0 <= self._time_of(active) < INSTANT_MAX:
+                active.offset_s = self._clock.now() - self._clock.monotonic()
+        self._advance(active, self._time_of(active))
+        if is_known:
+            self._continue_after(active, at)
+
+    def _continue_after(self, active: _ActiveTrigger, mark: float) -> None:
+        """Make a mark of the note the last instant that was handled, if it can be right."""
+        now = self._time_of(active)
+        if not 0 <= mark < INSTANT_MAX:
+            return
+        if mark > now and active.trigger.kind == "interval":
+            active.offset_s += mark - now
+        elif mark > now and mark > (next_after(active.trigger, now) or now):
+            return
+        if next_after(active.trigger, mark) is not None:
+            self._advance(active, mark)
+
+    def _time_of(self, active: _ActiveTrigger) -> float:
+        """The time by which a trigger fires: the wall clock's, or the interval's own."""
+        if active.trigger.kind == "cron":
+            return self._clock.now()
+        return self._clock.monotonic() + active.offset_s
+
+    def _next_at(self, active: _ActiveTrigger) -> float | None:
+        """When a timed trigger fires next; after the wall clock was put back, that may be earlier than it was."""
+        if active.trigger.kind == "cron" and (active.next_at is None or active.last_at > self._clock.now()):
+            mark, now = active.last_at, self._clock.now()
+            self._advance(active, now)
+            self._continue_after(active, mark)
+        return active.next_at
+
     def _advance(self, active: _ActiveTrigger, at: float) -> None:
         active.last_at = at
         active.next_at = next_after(active.trigger, at) if active.trigger.kind in TIMED else None
 
-    def _load_progress(self) -> _Progress:
-        return msgspec.convert(self._api.journal.recall(f"triggers:{self._title}") or {}, _Progress)
+    def _load_progress(self, *, reports: bool = False) -> _Progress:
+        """Read the note; what cannot be true of it is left out, and with `reports` an event says so."""
+        name = f"triggers:{self._title}"
+        note = read_note(self._api, name, _StoredProgress, reports=reports)
+        progress, problems = _readable(note, self._api.journal.cursor())
+        if problems and reports:
+            report_ignored(self._api, name, "; ".join(problems))
+        return progress
 
     def _save_progress(self) -> None:
         """Write the note if it changes. Where another supervisor is further, its progress is kept."""
         stored = self._load_progress()
+        for active in self._active:
+            condition, at = stored.marks.get(active.label, ("", 0.0))
+            if condition == active.condition and at > active.last_at:
+                self._continue_after(active, at) if active.trigger.kind in TIMED else self._advance(active, at)
         marks = {
             active.label: (active.condition, active.last_at)
             for active in self._active
             if active.trigger.kind != "start"
         }
-        for label, (condition, at) in stored.marks.items():
-            if label in marks and marks[label][0] == condition:
-                marks[label] = (condition, max(at, marks[label][1]))
-        progress = _Progress(max(self._cursor, stored.heard or 0), marks)
+        offsets = {active.label: active.offset_s for active in self._active if active.trigger.kind == "interval"}
+        progress = _Progress(max(self._cursor, stored.heard or 0), marks, self._clock.boot_id(), offsets)
         if progress != stored:
             self._api.journal.remember(f"triggers:{self._title}", msgspec.to_builtins(progress))
         self._saved_cursor = self._cursor
+
+
+def _followed(fleet: Fleet, trigger: Trigger) -> tuple[str | None, str] | None:
+    """The project and name of the agent of the file after which a trigger fires."""
+    return None if trigger.after is None else (fleet.agents[trigger.after].project, trigger.after)
 
 
 def _completed(event: Event) -> list[int]:

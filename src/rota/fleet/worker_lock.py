@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rota.errors import WorkerExists
+from rota.store.forks import owned
 
 __all__ = ["hold_worker_id"]
 
@@ -36,11 +37,9 @@ def hold_worker_id(folder: str, worker_id: str | None) -> Iterator[None]:
     if worker_id is None or descriptor is None:
         yield
         return
-    try:
+    with owned(descriptor):  # a forked child that outlives the supervisor must not keep its worker id
         _lock(descriptor, worker_id)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _open(folder: str, worker_id: str) -> int | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rota.host.command import Command, EncodedCommand, SessionExit, filter_environment
     from rota.host.lineage import kill_orphans
     from rota.host.process_cpu import process_cpu_ns, tree_cpu_ns
-    from rota.host.reaper_client import ReaperClient
+    from rota.host.reaper_client import ReaperClient, python_command
     from rota.host.session import Session, Termination
     from rota.host.thread_settings import (
         Scheduling,
@@ -69,6 +69,7 @@ __all__ = [
     "pin",
     "probe",
     "process_cpu_ns",
+    "python_command",
     "read_scheduling",
     "read_settings",
     "tree_cpu_ns",
@@ -85,7 +86,7 @@ __getattr__ = exports(
         "command": ("Command", "EncodedCommand", "SessionExit", "filter_environment"),
         "lineage": ("kill_orphans",),
         "process_cpu": ("process_cpu_ns", "tree_cpu_ns"),
-        "reaper_client": ("ReaperClient",),
+        "reaper_client": ("ReaperClient", "python_command"),
         "session": ("Session", "Termination"),
         "thread_settings": (
             "Scheduling",

@@ -6,6 +6,9 @@
     pool → worker    RESPONSE (number, request id, whether it succeeded, value)
 
 While a call runs, the worker reads messages only when its function sends a request or looks for notices.
+
+The function of a call can reach the connection of its worker. Bytes that are not a message raise `GarbledMessage`: the
+pool kills such a worker, and its call has crashed.
 """
 
 from __future__ import annotations
@@ -21,13 +24,18 @@ from typing import Any
 
 from rota.errors import InvalidInput, LimitExceeded
 
-__all__ = ["CALL_BYTES_MAX", "NOTICE_BYTES_MAX", "MessageKind", "WorkerConnection", "pickle_call"]
+__all__ = ["CALL_BYTES_MAX", "NOTICE_BYTES_MAX", "GarbledMessage", "MessageKind", "WorkerConnection", "pickle_call"]
 
 CALL_BYTES_MAX = 256 * 1024 * 1024
+MESSAGE_BYTES_MAX = 1024 * 1024 * 1024  # of any message; a longer one is not a message
 NOTICE_BYTES_MAX = 4 * 1024  # small enough to be sent completely or not at all
 READ_BYTES = 64 * 1024
 BLOCKED_S = 0.1  # a message that takes longer than this to send has a reader that hangs
 _HEADER = struct.Struct(">BI")
+
+
+class GarbledMessage(Exception):
+    """The other side sent bytes that are not a message."""
 
 
 class MessageKind(IntEnum):
@@ -42,6 +50,9 @@ class MessageKind(IntEnum):
     UNLOADABLE = 7  # the worker cannot load the function or its arguments
     REQUEST = 8
     RESPONSE = 9
+
+
+_KINDS = frozenset(MessageKind)
 
 
 def pickle_call(
@@ -139,6 +150,8 @@ class WorkerConnection:
         if len(self._buffer) < _HEADER.size:
             return None
         kind, length = _HEADER.unpack_from(self._buffer)
+        if kind not in _KINDS or length > MESSAGE_BYTES_MAX:
+            raise GarbledMessage(f"kind {kind}, {length:,} bytes")
         end = _HEADER.size + length
         if len(self._buffer) < end:
             return None

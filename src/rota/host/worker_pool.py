@@ -47,7 +47,7 @@ from rota.host.fork_server_client import ForkServerClient
 from rota.host.main_module import locate_main, this_process
 from rota.host.reaper_client import ReaperClient
 from rota.host.watchdog import Watchdog
-from rota.host.worker_messages import NOTICE_BYTES_MAX, MessageKind, WorkerConnection, pickle_call
+from rota.host.worker_messages import NOTICE_BYTES_MAX, GarbledMessage, MessageKind, WorkerConnection, pickle_call
 from rota.model.checks import Checks
 from rota.model.work import Limits
 
@@ -69,7 +69,7 @@ class Worker:
         self.connection = connection
         self.calls = 0
         self.is_reserved = False
-        self.kill_reason: Literal["timed_out", "killed"] | None = None  # why the pool killed it
+        self.kill_reason: Literal["timed_out", "killed", "crashed"] | None = None  # why the pool killed it
         self.exit: dict[str, Any] | None = None  # how it ended, as the fork server reports it
 
 
@@ -113,6 +113,9 @@ class WorkerCall:
                     self._handle_report(message[1])
                 else:
                     self._respond(message[1])
+        except GarbledMessage:
+            self._pool._kill(self, self._worker, "crashed")
+            return None
         except BaseException:  # a Ctrl-C, or an exception of on_report: the caller no longer reads
             self._pool._abandon(self, self._worker)
             raise
@@ -133,12 +136,12 @@ class WorkerCall:
             return not self._is_over and self._worker.connection.try_send(MessageKind.NOTICE, payload)
 
     def _handle_report(self, payload: bytes) -> None:
-        number, value = pickle.loads(payload)  # noqa: S301  # from our own worker
+        number, value = _unpickle(payload, 2)
         if number == self.number and self._on_report is not None:  # otherwise from a thread of an earlier call
             self._on_report(value)
 
     def _respond(self, payload: bytes) -> None:
-        number, request_id, value = pickle.loads(payload)  # noqa: S301  # from our own worker
+        number, request_id, value = _unpickle(payload, 3)
         if number != self.number:
             return  # from a thread of an earlier call, which has failed because its call is over
         try:
@@ -147,6 +150,17 @@ class WorkerCall:
             response = _pickle_failure(number, request_id, problem)
         with suppress(OSError):  # the worker has died: the next read finds out
             self._worker.connection.send(MessageKind.RESPONSE, response)
+
+
+def _unpickle(payload: bytes, fields: int) -> tuple[Any, ...]:
+    """Return the fields of a message of a worker."""
+    try:
+        message = pickle.loads(payload)  # noqa: S301  # from our own worker
+    except Exception as problem:  # an object of the function may raise anything
+        raise GarbledMessage(f"{type(problem).__name__}: {problem}") from problem
+    if type(message) is not tuple or len(message) != fields:
+        raise GarbledMessage(f"a message has {fields} fields")
+    return message
 
 
 def _refuse_request(_request: Any) -> None:
@@ -340,7 +354,7 @@ class WorkerPool:
         if call._timeout_token is not None:
             self._watchdog.cancel(call._timeout_token)
 
-    def _kill(self, call: WorkerCall, worker: Worker, reason: Literal["timed_out", "killed"]) -> None:
+    def _kill(self, call: WorkerCall, worker: Worker, reason: Literal["timed_out", "killed", "crashed"]) -> None:
         with self._changed:
             if not call._is_over and worker.kill_reason is None:
                 worker.kill_reason = reason

@@ -1,6 +1,6 @@
 """RPC: the method table, JSON-RPC, the handlers, the daemon and its clients.
 
-Names are loaded when they are first used: a client needs none of the daemon, and HTTP takes a second to load.
+Names are loaded when they are first used: a client needs none of the daemon.
 """
 
 from __future__ import annotations

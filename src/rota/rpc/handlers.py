@@ -156,9 +156,9 @@ class RpcHandlers:
 
     # --- audit events ----------------------------------------------------------------------------
 
-    def record_denied(self, principal: Principal, method: str | None, reason: str) -> None:
-        """Record that a call was denied."""
-        fact = AccessDenied(peer=f"{principal.peer} {principal.name}", method=method, reason=reason)
+    def record_denied(self, principal: Principal, method: str | None, reason: str, count: int = 1) -> None:
+        """Record that a call was denied, or several."""
+        fact = AccessDenied(peer=f"{principal.peer} {principal.name}", method=method, reason=reason, count=count)
         now = self.kernel.clock.now()
         self.kernel.store.write(lambda tx: append(tx, fact, now=now))
 

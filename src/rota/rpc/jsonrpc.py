@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from rota.errors import InvalidInput, LimitExceeded, RotaError
+from rota.errors import InvalidInput, LimitExceeded, RotaError, StoreError
 from rota.model.struct_reader import first_problem
 from rota.rpc.error_codec import (
     INVALID_REQUEST,
@@ -241,9 +241,13 @@ def encode_call(ident: int, method: Method, params: Any) -> bytes:
 
 def decode_result(method: Method, body: bytes) -> Any:
     """Decode a response: return what the method's function returned, or raise what it raised."""
-    response = _response.decode(body)
-    if isinstance(response.error, ErrorObject):
-        raise from_error_object(response.error)
-    if response.result is UNSET:
-        raise RotaError("the daemon's response has neither a result nor an error")
-    return method.codec.unpack(method.result_decoder.decode(response.result))
+    try:
+        response = _response.decode(body)
+        if isinstance(response.error, ErrorObject):
+            raise from_error_object(response.error)
+        if response.result is UNSET:
+            raise RotaError("the daemon's response has neither a result nor an error")
+        return method.codec.unpack(method.result_decoder.decode(response.result))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        hint = "Install the same version of rota on both sides; `rota db check` finds damaged rows."
+        raise StoreError(f"the response to {method.name} cannot be read: {problem}", hint=hint) from problem

@@ -41,6 +41,7 @@ PROTOCOL = 1  # increased when a method changes in a way that an older client wo
 
 ANY_METHOD: tuple[type[RotaError], ...] = (  # errors that every method may return
     e.InvalidInput, e.LimitExceeded, e.Unauthenticated, e.Forbidden, e.LockedOut, e.StoreUnavailable,
+    e.StoreReplaced,
 )  # fmt: skip
 
 

@@ -80,8 +80,13 @@ def _is_named_tuple(kind: Any) -> bool:
 
 @cache
 def _fields_of(kind: Any) -> Any:
-    """Return a structure with the fields of a named tuple."""
-    return _struct(kind.__name__, get_type_hints(kind))
+    """Return a structure with the fields of a named tuple; those with a default may be missing on the wire."""
+    fields = [(name, of, *_default(kind, name)) for name, of in get_type_hints(kind).items()]
+    return msgspec.defstruct(kind.__name__, fields, frozen=True, module=__name__)
+
+
+def _default(kind: Any, field: str) -> tuple[Any, ...]:
+    return (kind._field_defaults[field],) if field in kind._field_defaults else ()
 
 
 def _restore(kind: Any) -> Callable[[Any], Any]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
 import threading
 from typing import Any
 
 import msgspec
 
-from rota.errors import InvalidInput, Unauthenticated, UnknownRequest
+from rota.errors import InvalidInput, StoreCorrupt, Unauthenticated, UnknownRequest
 from rota.kernel import Kernel
 from rota.kernel.journal import append
 from rota.kernel.settings import read_setting, settings_with_prefix, write_setting
@@ -25,6 +26,7 @@ from rota.rpc.authorization import BOUND_SCOPES, Principal
 from rota.rpc.methods import SCOPES
 from rota.rpc.server_api import CreatedToken, TokenLine
 from rota.store import Transaction
+from rota.store.forks import in_child
 
 __all__ = ["TOKENS_MAX", "AccessTokens"]
 
@@ -33,6 +35,7 @@ _PREFIX = "token:"
 _ID_BYTES = 6
 _SECRET_BYTES = 32
 _checks = Checks("Token", InvalidInput)
+_log = logging.getLogger("rota.rpc")
 
 
 class _StoredToken(msgspec.Struct, frozen=True):
@@ -47,9 +50,14 @@ class AccessTokens:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._lock = threading.Lock()
+        self._renew_lock()
+        in_child(self._renew_lock)
         self._cache: dict[str, _StoredToken] | None = None
         self._unsubscribe = kernel.store.on_change(self.forget, foreign_only=True)
+
+    def _renew_lock(self) -> None:
+        """Also in every forked child: a thread of the parent may hold the lock."""
+        self._lock = threading.Lock()
 
     def forget(self) -> None:
         """Drop the cache: the tokens may have changed."""
@@ -106,7 +114,10 @@ class AccessTokens:
             body = read_setting(tx, _PREFIX + token_id)
             if body is None:
                 raise UnknownRequest(f"no token has id {token_id!r}", token_id=token_id)
-            stored = msgspec.json.decode(body, type=_StoredToken)
+            stored = _decode(body)
+            if stored is None:
+                hint = "It grants nothing; create another token."
+                raise StoreCorrupt(f"token {token_id!r} cannot be read", hint=hint, token_id=token_id)
             if stored.line.revoked_at is not None:
                 return stored.line
             line = msgspec.structs.replace(stored.line, revoked_at=now)
@@ -143,9 +154,18 @@ class AccessTokens:
         with self._lock:
             if (cached := self._cache) is None:
                 bodies = self._kernel.store.read(lambda tx: settings_with_prefix(tx, _PREFIX))
-                found = [msgspec.json.decode(body, type=_StoredToken) for body in bodies]
+                found = [stored for body in bodies if (stored := _decode(body)) is not None]
                 cached = self._cache = {stored.line.token_id: stored for stored in found}
             return cached
+
+
+def _decode(body: str) -> _StoredToken | None:
+    """Decode a stored token. One that cannot be read is left out: it grants nothing, and the others go on."""
+    try:
+        return msgspec.json.decode(body, type=_StoredToken)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        _log.warning("a stored access token cannot be read and is ignored: %s", problem)
+        return None
 
 
 def _scope_list(line: TokenLine) -> list[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,7 +26,8 @@ from rota.fleet.agent_settings import SETTINGS_KEY
 from rota.fleet.config.changes import FleetChange, FleetChanges, PendingChange
 from rota.fleet.config.tables import AgentTable, Fleet, ProjectTable
 from rota.fleet.config.workspaces import workspace_changes
-from rota.kernel.contexts import to_ms
+from rota.fleet.notes import read_note
+from rota.kernel.contexts import to_ms_up
 from rota.kernel.paging import LIST_MAX
 from rota.kernel.usage_windows import ALL_PROJECTS
 from rota.model.budgets import BudgetLine, SchedulingContext
@@ -45,6 +46,7 @@ UNLIMITED = INTEGER_MAX  # the grant of a removed budget: a ledger line is never
 TRIES_MAX = 5  # while another supervisor applies a file at the same time
 
 T = TypeVar("T")
+Agents: TypeAlias = dict[tuple[str | None, str], Agent]  # by project and name
 
 
 def apply_fleet(api: KernelApi, fleet: Fleet) -> FleetChanges:
@@ -75,8 +77,8 @@ def pending_changes(api: KernelApi, fleet: Fleet) -> list[PendingChange]:
     """Return what has to change in the store to match the file. Nothing is written."""
     projects = {each.project_id: each for each in all_rows(api.projects.list)}
     agents = _living_agents(api)
-    for name, table in fleet.agents.items():
-        _check_same_project(name, table, agents.get(name))
+    for agent in agents.values():
+        _check_same_project(fleet, agent, agents)
     pending = [
         *_scheduling_changes(api, fleet),
         *_projects_changes(api, fleet, projects),
@@ -87,8 +89,11 @@ def pending_changes(api: KernelApi, fleet: Fleet) -> list[PendingChange]:
     return sorted(pending, key=lambda each: (each.change.what, each.change.verb) != ("workspace", "removed"))
 
 
-def _check_same_project(name: str, table: AgentTable, agent: Agent | None) -> None:
-    if agent is not None and agent.project_id != table.project:
+def _check_same_project(fleet: Fleet, agent: Agent, known: Agents) -> None:
+    """Raise if the file has an agent of this fleet in another project, where it would get a new budget."""
+    name, table = agent.name, fleet.agents.get(agent.name)
+    is_ours = agent.metadata.get(FLEET_KEY) == fleet.title
+    if is_ours and table is not None and (table.project, name) not in known:
         key = f"{join_key('agents', name)}.project"
         stored, given = (
             "no project" if project is None else f"project {project!r}" for project in (agent.project_id, table.project)
@@ -210,11 +215,11 @@ class LastApplied(msgspec.Struct):
     @staticmethod
     def load(api: KernelApi, fleet: Fleet) -> LastApplied:
         """Read the note of this fleet."""
-        return msgspec.convert(api.journal.recall(f"fleet:{fleet.title}") or {}, LastApplied)
+        return read_note(api, f"fleet:{fleet.title}", LastApplied)
 
     def save(self, api: KernelApi, fleet: Fleet) -> None:
         """Write the note, if it differs from the stored one."""
-        if self != LastApplied.load(api, fleet):
+        if self != read_note(api, f"fleet:{fleet.title}", LastApplied, reports=False):
             api.journal.remember(f"fleet:{fleet.title}", msgspec.to_builtins(self))
 
 
@@ -225,7 +230,7 @@ class _NamedLimits:
         self._api, self._fleet = api, fleet
         self._last = LastApplied.load(api, fleet)
         self._wanted = {
-            name: {unit: [each.budget, to_ms(each.period_s)] for unit, each in sorted(table.budgets.items())}
+            name: {unit: [each.budget, to_ms_up(each.period_s)] for unit, each in sorted(table.budgets.items())}
             for name, table in fleet.limits.items()
         }
 
@@ -281,21 +286,25 @@ class _NamedLimits:
 # --- agents ----------------------------------------------------------------------------------------
 
 
-def _living_agents(api: KernelApi) -> dict[str, Agent]:
-    """The living agents by name; the youngest if several have the same name."""
-    return {each.name: each for each in all_rows(api.agents.list) if each.state != AgentState.DEAD}
+def _living_agents(api: KernelApi) -> Agents:
+    """The living agents by project and name; the first one if several have the same (model/agent_names)."""
+    known: Agents = {}
+    for agent in all_rows(api.agents.list):
+        if agent.state != AgentState.DEAD:
+            known.setdefault((agent.project_id, agent.name), agent)
+    return known
 
 
-def _agents_changes(api: KernelApi, fleet: Fleet, known: dict[str, Agent]) -> Iterator[PendingChange]:
+def _agents_changes(api: KernelApi, fleet: Fleet, known: Agents) -> Iterator[PendingChange]:
     for name, table in fleet.agents.items():
-        agent = known.get(name)
+        agent = known.get((table.project, name))
         if agent is None:
             change = FleetChange(what="agent", name=name, verb="created")
             yield PendingChange(change, partial(_create_agent, api, fleet, name, table))
         else:
             yield from _agent_changes(api, fleet, table, agent)
             yield from _grant_changes(api, agent.pid, name, table)
-    for name, agent in known.items():
+    for (_, name), agent in known.items():
         is_ours = agent.metadata.get(FLEET_KEY) == fleet.title
         if is_ours and name not in fleet.agents and agent.paused_by is None:
             change = FleetChange(what="agent", name=name, verb="paused", note=NOT_IN_FILE)

@@ -30,6 +30,7 @@ from rota.kernel.usage_windows import ALL_PROJECTS
 from rota.model.struct_reader import Problems, TomlReader, join_key
 from rota.model.value_types import TableType, describe_value
 from rota.policy import registry
+from rota.service.policy_process import make_policy
 
 __all__ = ["FILE_BYTES_MAX", "load_fleet"]
 
@@ -125,7 +126,7 @@ def _check(fleet: FleetFile, problems: Problems) -> None:
 
 def _check_policy(fleet: FleetFile, problems: Problems) -> None:
     try:
-        registry.make(fleet.policy_name, **fleet.policy_params)
+        make_policy(fleet.policy_name, fleet.policy_params, fleet.policy_isolation)
     except UnknownPolicy:
         problems.add_unknown_name("policy", "policy", fleet.policy_name, registry.names())
     except PolicyInvalid as problem:

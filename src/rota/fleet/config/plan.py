@@ -21,9 +21,10 @@ from rota.fleet.config.plan_warnings import find_warnings
 from rota.fleet.config.tables import AgentTable, Fleet
 from rota.fleet.trigger_rules import TIMED, firings_after
 from rota.kernel.usage_windows import ALL_PROJECTS
+from rota.model.agent_names import agent_in_project
 from rota.model.work import Trigger
-from rota.policy import registry
 from rota.service.api import KernelApi
+from rota.service.policy_process import make_policy
 
 __all__ = [
     "AgentRow",
@@ -124,7 +125,7 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_fleet(fleet: Fleet, now: float, api: KernelApi | None = None) -> FleetPlan:
     """Return what the fleet would do from now on; with an API, count the usage in the store."""
     slots = len(fleet.slot_kinds)
-    policy = registry.make(fleet.policy_name, **fleet.policy_params)
+    policy = make_policy(fleet.policy_name, fleet.policy_params, fleet.policy_isolation)
     rates = _RunRates(fleet, now)
     return FleetPlan(
         fleet=fleet.title,
@@ -316,8 +317,9 @@ def _budgets(fleet: Fleet) -> Iterator[_Budget]:
 
 def _used(fleet: Fleet, api: KernelApi) -> dict[tuple[str, str, str], int]:
     used = {(str(line.level), line.owner, line.dim): line.used for line in api.ledger.budgets()}
-    for name in fleet.agents:
-        for agent in api.agents.find(name)[:1]:
+    for name, table in fleet.agents.items():
+        agent = agent_in_project(api.agents.find(name), table.project)
+        if agent is not None:
             used |= {("agent", name, line.dim): line.used for line in api.ledger.get(agent.pid)}
     return used
 

@@ -43,6 +43,7 @@ from rota.fleet.config.units import Seconds, default_seconds, unit_schema
 from rota.fleet.run_logs import LOGS_MAX
 from rota.model.checks import AMOUNT_MAX
 from rota.model.work import WEIGHT_UNIT
+from rota.policy.contract import PolicyIsolation
 
 __all__ = [
     "AGENTS_MAX",
@@ -83,6 +84,13 @@ class PolicyTable(_Table, frozen=True, kw_only=True):
 
     name: Annotated[str, Meta(description="A registered policy; `rota policy list` shows them.")]
     params: Annotated[dict[str, Any], Meta(description="Parameters of the policy.")] = {}
+    isolation: Annotated[
+        PolicyIsolation,
+        Meta(
+            description="Where a policy of another package runs: on a `thread` of the supervisor, or in a `process` of "
+            "its own, whose memory and time are limited and which is replaced when it fails."
+        ),
+    ] = "thread"
 
 
 class PreemptionTable(_Table, frozen=True, kw_only=True):
@@ -230,6 +238,11 @@ class FleetFile(_Table, frozen=True, kw_only=True):
     def policy_name(self) -> str:
         """The policy's name."""
         return self.policy if isinstance(self.policy, str) else self.policy.name
+
+    @property
+    def policy_isolation(self) -> PolicyIsolation:
+        """Where a policy of another package runs."""
+        return "thread" if isinstance(self.policy, str) else self.policy.isolation
 
     @property
     def policy_params(self) -> dict[str, Any]:

@@ -115,9 +115,12 @@ class ProgramStopHandle:
     def terminate(self) -> bool:
         """Send SIGTERM to the process group, and SIGCONT so that a stopped process can react."""
         try:
-            return self._session.signal(signal.SIGTERM) and self._session.signal(signal.SIGCONT)
+            if not self._session.signal(signal.SIGTERM):
+                return False
+            self._session.signal(signal.SIGCONT)  # False if it has exited because of the first one
         except RotaError:  # the process has changed its user
             return False
+        return True
 
     def kill(self) -> bool:
         """Kill the whole session."""

@@ -8,6 +8,7 @@ coroutine functions, and the same keys, retries and errors.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from typing import Any
 
@@ -20,6 +21,7 @@ from rota.rpc.client.remote_calls import ConnectionLost, RemoteCalls
 from rota.rpc.client.remote_parts import AsyncRemoteJournal, AsyncRemoteQueue
 from rota.rpc.jsonrpc import BODY_BYTES_MAX, decode_result, encode_call
 from rota.rpc.methods import METHODS, PROTOCOL, Method
+from rota.store.forks import in_child
 
 __all__ = ["AsyncClient"]
 
@@ -32,6 +34,7 @@ class _Id(msgspec.Struct, frozen=True):
 
 
 _id = msgspec.json.Decoder(_Id)
+_forgotten: list[_Pipeline] = []  # of the parent: a task that is finalised before its end is reported as an error
 
 
 class _Pipeline:
@@ -92,6 +95,18 @@ class _Pipeline:
             if response is not None and not response.done():
                 response.set_result(line)
 
+    def forget(self) -> None:
+        """In a forked child: let go of the socket, so that the daemon notices the end of the parent.
+
+        The transport must not be closed: it would remove the socket from the selector of the event loop, which the
+        child shares with its parent. It keeps a descriptor that it may close when it is finalised.
+        """
+        nothing = os.open(os.devnull, os.O_RDWR)
+        with contextlib.suppress(OSError):
+            os.dup2(nothing, self._writer.get_extra_info("socket").fileno(), inheritable=False)
+        os.close(nothing)
+        _forgotten.append(self)
+
     async def close(self) -> None:
         """Close the connection."""
         self._reading.cancel()
@@ -117,8 +132,8 @@ class AsyncClient(parts.AsyncClaimsPart, parts.AsyncSystemPart):
         self._calls = RemoteCalls(address, timeout_s=timeout_s, retry_s=retry_s, keys=keys)
         self._pipeline: _Pipeline | None = None
         self._opening = asyncio.Lock()
-        self._process = os.getpid()
         self._closed = False
+        in_child(self._forget_connection)
         self.queue = AsyncRemoteQueue(self.send)
         self.supervision = parts.AsyncSupervisionPart(self.send)
         self.agents = parts.AsyncAgentsPart(self.send)
@@ -160,12 +175,17 @@ class AsyncClient(parts.AsyncClaimsPart, parts.AsyncSystemPart):
                 return call.result_of(response)
             await asyncio.sleep(call.pause_after(lost, monotonic()))
 
+    def _forget_connection(self) -> None:
+        """In a forked child: give up the parent's connection and open another one."""
+        self._opening = asyncio.Lock()  # the other one may be held, by a task of the parent
+        if self._pipeline is not None:
+            self._pipeline.forget()
+            self._pipeline = None
+
     async def _open(self) -> _Pipeline:
         async with self._opening:
             if self._closed:
                 raise StoreUnavailable("the client is closed", hint="Create a new client with `connect_async`.")
-            if self._process != os.getpid():  # a forked child must not use its parent's connection
-                self._pipeline, self._process = None, os.getpid()
             if self._pipeline is None or self._pipeline.lost:
                 if self._pipeline is not None:
                     await self._pipeline.close()

@@ -7,7 +7,6 @@ when a connection is lost.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from rota.rpc.client.connections import Connection
 from rota.rpc.client.remote_calls import ConnectionLost, RemoteCalls
 from rota.rpc.client.remote_parts import RemoteJournal, RemoteQueue
 from rota.rpc.methods import METHODS, Method
+from rota.store.forks import in_child
 
 __all__ = ["Client"]
 
@@ -44,9 +44,10 @@ class Client(parts.ClaimsPart, parts.SystemPart):
         self._open_connection = open_connection
         self._calls = RemoteCalls(address, timeout_s=timeout_s, retry_s=retry_s, keys=keys)
         self._idle: list[Connection] = []
-        self._process = os.getpid()
+        self._in_use: set[Connection] = set()
         self._closed = False
         self._ended = threading.Condition()
+        in_child(self._forget_connections)
         self.queue = RemoteQueue(self.send)
         self.supervision = parts.SupervisionPart(self.send)
         self.agents = parts.AgentsPart(self.send)
@@ -78,26 +79,43 @@ class Client(parts.ClaimsPart, parts.SystemPart):
                 response = connection.request(call.body, call.timeout_s)
             except ConnectionLost as lost:
                 if connection is not None:
-                    connection.close()
+                    self._drop(connection)
                 self._close_idle()  # they go to the same daemon and are lost with it
                 self._pause(call.pause_after(lost, self.clock.monotonic()))
             except BaseException:  # an interrupt: the response may still come, so the connection cannot be reused
                 if connection is not None:
-                    connection.close()
+                    self._drop(connection)
                 raise
             else:
+                self._in_use.discard(connection)
                 self._idle.append(connection) if len(self._idle) < IDLE_MAX else connection.close()
                 return call.result_of(response)
 
     def _take(self) -> Connection:
         if self._closed:
-            raise StoreUnavailable("the client is closed", hint="Create a new client with `connect`.")
-        if self._process != os.getpid():  # a forked child must not use its parent's connections
-            self._idle, self._process = [], os.getpid()
+            hint = "Create a new client with `connect`."
+            raise StoreUnavailable("the client is closed", hint=hint, closed=True)
         try:
-            return self._idle.pop()
+            connection = self._idle.pop()
         except IndexError:
-            return self._open_connection()
+            connection = self._open_connection()
+        self._in_use.add(connection)
+        return connection
+
+    def _drop(self, connection: Connection) -> None:
+        self._in_use.discard(connection)
+        connection.close()
+
+    def _forget_connections(self) -> None:
+        """In a forked child: close the parent's connections, without a word to the daemon, and open others.
+
+        Otherwise the two would read each other's responses, and the daemon would not notice the end of the parent.
+        """
+        self._ended = threading.Condition()
+        for connection in (*self._idle, *self._in_use):
+            connection.close()
+        self._idle.clear()
+        self._in_use.clear()
 
     def _close_idle(self) -> None:
         while self._idle:

@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 
-from rota.errors import SchedInvalidPayload, StoreUnavailable
+from rota.errors import LimitExceeded, SchedInvalidPayload, StoreUnavailable
 from rota.model.work import ScheduleSpec
-from rota.rpc.jsonrpc import decode_result, encode_call
+from rota.rpc.jsonrpc import BODY_BYTES_MAX, decode_result, encode_call
 from rota.rpc.methods import METHODS, Method
+from rota.store.forks import in_child
 
 __all__ = ["BACKOFF_S", "ConnectionLost", "EntryKeys", "RemoteCall", "RemoteCalls", "is_retry_safe"]
 
@@ -42,8 +43,13 @@ class EntryKeys:
     """Adds a unique key to entries without one, so that a retried enqueue creates no second entry."""
 
     def __init__(self) -> None:
-        self._prefix = secrets.token_hex(8)
         self._numbers = itertools.count(1)
+        self._choose_prefix()
+        in_child(self._choose_prefix)
+
+    def _choose_prefix(self) -> None:
+        """Also in every forked child: an entry with a key of the parent would be taken for the parent's."""
+        self._prefix = secrets.token_hex(8)
 
     def add(self, spec: ScheduleSpec) -> ScheduleSpec:
         """Return the spec with a key."""
@@ -96,6 +102,8 @@ class RemoteCall:
     def __init__(self, client: RemoteCalls, number: int, method: Method, params: Any, now: float) -> None:
         self.number = number
         self.body = encode_call(number, method, params)
+        if len(self.body) > BODY_BYTES_MAX:  # the daemon would refuse it and close the connection
+            raise LimitExceeded("body_bytes_max", BODY_BYTES_MAX, len(self.body))
         self.timeout_s = client.timeout_s + max(0.0, getattr(params, "wait_s", 0.0))
         self._client = client
         self._method = method
@@ -120,7 +128,7 @@ class RemoteCall:
     def _response_lost(self, lost: ConnectionLost) -> StoreUnavailable:
         text = f"the response to {self._method.name} was lost ({str(lost) or 'timed out'}): it may have been executed"
         hint = "Check the entry's state before you repeat the call."
-        return StoreUnavailable(text, hint=hint, address=self._client.address)
+        return StoreUnavailable(text, hint=hint, address=self._client.address, may_be_executed=True)
 
     def _unreachable(self, lost: ConnectionLost) -> StoreUnavailable:
         address = self._client.address
