@@ -100,6 +100,16 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         5,
         [("bad", "agent-5 failed 3 times in a row: quarantined for 600 s")],
     ),
+    (
+        events.AgentQuarantined(failures=0, reason="argv is required"),
+        5,
+        [("bad", "agent-5 quarantined until its settings are corrected: argv is required")],
+    ),
+    (
+        events.RowUnreadable(table="contexts", key="7", problem="not JSON"),
+        None,
+        [("bad", "row 7 of contexts cannot be read and is left out: not JSON")],
+    ),
     (events.Paused(level="agent", key="5", by="ann"), None, [("warn", "agent-5 was paused by ann")]),
     (events.Paused(level="agent", key="5", by="quarantine"), None, []),
     (

@@ -139,12 +139,15 @@ def _entries(sched_ids: list[int]) -> str:
 
 
 def _quarantined(data: events.AgentQuarantined, event: Event, names: EntityNames) -> Iterator[Line]:
+    if data.until_at is None:
+        yield "bad", f"{names.agent(event.pid)} quarantined until its settings are corrected: {data.reason}"
+        return
     left_s = max(0.0, data.until_at - event.ts)
     yield "bad", f"{names.agent(event.pid)} failed {data.failures} times in a row: quarantined for {left_s:.0f} s"
 
 
 def _paused(data: events.Paused, _event: Event, names: EntityNames) -> Iterator[Line]:
-    if data.by != "quarantine":  # which has its own event
+    if not data.by.startswith("quarantine"):  # which has its own event
         yield "warn", f"{_subject(data, names)} paused by {data.by}{f': {data.reason}' if data.reason else ''}"
 
 
@@ -196,6 +199,10 @@ def _fell_back(data: events.PolicyFellBack, _event: Event, _names: EntityNames) 
     yield "bad", f"policy {data.policy} {failure}: strict order replaces it ({data.detail})"
 
 
+def _unreadable(data: events.RowUnreadable, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    yield "bad", f"row {data.key} of {data.table} cannot be read and is left out: {data.problem}"
+
+
 def _jumped(data: events.ClockJumped, _event: Event, _names: EntityNames) -> Iterator[Line]:
     yield "warn", f"the wall clock jumped by {data.by_s:+.1f} s"
 
@@ -222,6 +229,7 @@ _DESCRIBERS: Mapping[type[EventData], Callable[[Any, Event, EntityNames], Iterab
     events.SupervisorChanged: _supervisor,
     events.TriggerFired: _fired,
     events.PolicyFellBack: _fell_back,
+    events.RowUnreadable: _unreadable,
     events.ClockJumped: _jumped,
     events.FleetReloaded: _reloaded,
 }
