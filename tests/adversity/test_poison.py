@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -13,13 +14,16 @@ from typing import Any
 import pytest
 
 from rota import Rota, store
+from rota.clock import ManualClock
 from rota.errors import FleetInvalid, RotaError, SchedInvalidPayload, StoreCorrupt, StoreUnavailable
 from rota.fleet import outages, slot_loop
 from rota.kernel import Kernel, RunReport, ScheduleSpec
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.events import AgentQuarantined, RowUnreadable
 from rota.model.work import ProjectConstraint, RestartPolicy
+from rota.policy.registry import names
 from rota.rpc import Client, connect
+from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
 from tests.adversity import poison_functions
 from tests.adversity.conftest import Rounds
@@ -634,6 +638,55 @@ def _texts(kernel: Kernel) -> list[tuple[str, str, str]]:
         for _, column, kind, _, _, _ in damage(kernel, f"SELECT * FROM pragma_table_info('{table}')")
         if kind == "TEXT" and column != key
     ]
+
+
+@pytest.mark.parametrize("policy", names())
+def test_a_damaged_row_hides_no_other_entry_from_any_policy(policy: str, rounds: Rounds) -> None:
+    for seed in rounds(1):
+        rng = random.Random(seed)
+        for table, key, column in _texts(Kernel(store.open(":memory:"))):
+            if table in ("agent_processes", "agent_schedule_queue", "projects"):
+                value, as_text = rng.choice(GARBAGE), rng.random() < 0.5
+                taken = _claimed_beside(policy, table, key, column, value, as_text=as_text)
+                assert 2 in taken, f"seed {seed}: {table}.{column} = {value!r}"
+
+
+def _claimed_beside(policy: str, table: str, key: str, column: str, value: Any, *, as_text: bool) -> list[int]:
+    """Claim with two agents in two projects that have an entry each; of the first everything may be damaged."""
+    kernel = Kernel(store.open(":memory:"))
+    for name in ("one", "two"):
+        kernel.projects.create(name)
+        kernel.queue.enqueue(ScheduleSpec(kernel.agents.create(name, project_id=name)))
+    dispatcher = Dispatcher(kernel, policy)
+    target = "CAST(? AS TEXT)" if as_text else "?"
+    with contextlib.suppress(RotaError):  # the schema refuses it
+        row = "one" if table == "projects" else 1
+        damage(kernel, f"UPDATE {table} SET {column} = {target} WHERE {key} = ?", value, row)
+    taken = [entry.sched_id for _ in range(2) for entry in dispatcher.claim("worker", 10)]
+    kernel.store.close()
+    return taken
+
+
+def test_a_damaged_row_of_a_run_keeps_no_other_from_ending_and_no_claim_from_maintenance(rounds: Rounds) -> None:
+    for seed in rounds(2):
+        rng = random.Random(seed)
+        for table, key, column in _texts(Kernel(store.open(":memory:"))):
+            if table == "agent_schedule_queue" and column != "state":
+                clock, value = ManualClock(1_000.0), rng.choice(GARBAGE)
+                kernel = Kernel(store.open(":memory:", clock=clock))
+                pid = kernel.agents.create("agent")
+                kernel.queue.enqueue_many([ScheduleSpec(pid)] * 2)
+                _, other = kernel.queue.claim(worker_id="worker/1", max_n=2)
+                target = "CAST(? AS TEXT)" if rng.random() < 0.5 else "?"
+                with contextlib.suppress(RotaError):  # the schema refuses it
+                    damage(kernel, f"UPDATE {table} SET {column} = {target} WHERE {key} = 1", value)
+                where = f"seed {seed}: {column} = {value!r}"
+                kernel.queue.complete(other.sched_id, "completed", token=other.token)
+                assert kernel.queue.get(other.sched_id).state == "completed", where
+                late = kernel.queue.enqueue(ScheduleSpec(pid, priority=9))
+                clock.advance(10_000.0)  # the claim of the damaged run expires
+                assert late in [entry.sched_id for entry in kernel.queue.claim(worker_id="worker/2", max_n=9)], where
+                kernel.store.close()
 
 
 def test_random_damage_under_a_running_fleet_harms_only_its_own_rows(rounds: Rounds) -> None:

@@ -13,9 +13,9 @@ parent takes the next free slot before anything new is claimed. So waiting paren
 work than there are slots.
 
 Reports that cannot be written now (a full disk, a daemon that restarts) stay pending and are retried. If the store
-refuses a commit with several reports, they are sent one by one from then on until none is left; one that is refused
-alone is sent in a form that can be stored (`storable`), and in the end only as a failure. So no report keeps the
-others, or the next claim, waiting.
+refuses a commit with several reports, or cannot read the row of one of them, they are sent one by one from then on
+until none is left; one that is refused alone is sent in a form that can be stored (`storable`), and in the end only as
+a failure. So no report keeps the others, or the next claim, waiting.
 
 A run is known by its entry and the token of its claim: an entry whose claim expired during an outage may be claimed
 here again while its earlier run still stops.
@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from rota.errors import InvalidInput, RotaError, StoreReplaced
+from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreReplaced
 from rota.fleet.live_run import LiveRun
 from rota.fleet.outages import RETRY_S
 from rota.fleet.runners.contract import RunOutcome
@@ -209,7 +209,9 @@ class SlotLoop:
         try:
             answers, entries = self._turn([report for _, report in reports], wanted, wait_s)
         except RotaError as problem:
-            if reports and isinstance(problem, InvalidInput):
+            if reports and isinstance(problem, StoreCorrupt) and wanted:  # is it a row of a report, or of the claim?
+                return self._report_and_claim(reports, 0, 0.0)
+            if reports and isinstance(problem, InvalidInput | StoreCorrupt):
                 self._isolate(reports, problem)
                 return []
             if isinstance(problem, StoreReplaced) and not self._is_claiming:  # the supervisor ends without its store

@@ -18,7 +18,9 @@ rest and no longer its own. So the rest is read from the child's row and needs n
 this time its rest is reserved: a token that may return to the parent must not be free for another run. It is reserved
 in every account that the parent's own reservation is in (its agent's ledger, its project, all projects, its contexts),
 and there only once: a child that runs reserves its rest itself in the accounts that it shares with its parent, and in
-accounts of its own besides. A child that is claimed asks for nothing in the accounts in which its loan is reserved.
+accounts of its own besides. A child that is claimed asks for nothing in the accounts in which its loan is reserved. If
+the parent lives on an open loan itself, what it lends may return through it to its own lender; so it stays reserved in
+that one's accounts, too, and so on upwards.
 
 **When the parent's claim ends** nothing can return to it any more, so its loans end: children keep their ceiling, which
 is reserved by their own claims as for any entry, and the rest of ended children is free. If the parent is retried, its
@@ -58,8 +60,17 @@ _checks = Checks("Loan", LedgerInvalidAmount)
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
+class Lender(NamedTuple):
+    """A live run to which the rest of a loan may return."""
+
+    sched_id: int
+    pid: int
+    project_id: str | None
+    needs_text: str | None
+
+
 class OpenLoan(NamedTuple):
-    """A loan whose rest may return to its parent: the columns of `statements.loans.OPEN`."""
+    """A loan whose rest may return to its parent."""
 
     sched_id: int
     pid: int
@@ -68,10 +79,7 @@ class OpenLoan(NamedTuple):
     needs_text: str | None
     spent_text: str | None
     lent_text: str
-    parent_id: int
-    parent_pid: int
-    parent_project: str | None
-    parent_needs_text: str | None
+    lenders: tuple[Lender, ...]  # the parent; if it lives on an open loan itself, also the parent's lenders
 
     @property
     def is_live(self) -> bool:
@@ -85,24 +93,36 @@ class OpenLoan(NamedTuple):
 
     def is_reserved_in(self, owner: str) -> bool:
         """Whether the loan is reserved in the budgets of a project, or of all projects."""
-        return owner in (usage_windows.ALL_PROJECTS, self.parent_project)
+        return owner == usage_windows.ALL_PROJECTS or any(lender.project_id == owner for lender in self.lenders)
+
+    def is_reserved_on(self, pid: int) -> bool:
+        """Whether the loan is reserved on an agent's ledger."""
+        return any(lender.pid == pid for lender in self.lenders)
 
 
 def open_loans(tx: Transaction) -> list[OpenLoan]:
     """Return the loans of all live runs that they have not collected."""
-    return [OpenLoan(*row) for row in tx.run(sql.OPEN)]
+    rows = {row[0]: row for row in tx.run(sql.OPEN)}
+    loans = []
+    for sched_id, pid, project_id, state, needs_text, spent_text, lent_text, *parent in rows.values():
+        lenders = [Lender(*parent)]
+        while (above := rows.get(lenders[-1].sched_id)) is not None:
+            lenders.append(Lender(*above[7:]))
+        loan = OpenLoan(sched_id, pid, project_id, state, needs_text, spent_text, lent_text, tuple(lenders))
+        loans.append(loan)
+    return loans
 
 
 def reserved_for_loans(
-    loans: Iterable[OpenLoan], *, is_parents: Callable[[OpenLoan], bool], is_childs: Callable[[OpenLoan], bool]
+    loans: Iterable[OpenLoan], *, is_lenders: Callable[[OpenLoan], bool], is_childs: Callable[[OpenLoan], bool]
 ) -> dict[str, int]:
     """Return what loans reserve in one account, besides the reservations of live claims there.
 
-    The two functions say whether the account is one of the parent's, and one of the child's.
+    The two functions say whether the account is one of a lender's, and one of the child's.
     """
     reserved: dict[str, int] = {}
     for loan in loans:
-        if is_parents(loan) and not (loan.is_live and is_childs(loan)):  # otherwise the child's own claim counts it
+        if is_lenders(loan) and not (loan.is_live and is_childs(loan)):  # otherwise the child's own claim counts it
             _add(reserved, loan.rest)
     return reserved
 
@@ -110,7 +130,7 @@ def reserved_for_loans(
 def reserved_on_ledger(loans: Iterable[OpenLoan], pid: int) -> dict[str, int]:
     """Return what loans reserve on an agent's ledger, besides its live claims."""
     return reserved_for_loans(
-        loans, is_parents=lambda loan: loan.parent_pid == pid, is_childs=lambda loan: loan.pid == pid
+        loans, is_lenders=lambda loan: loan.is_reserved_on(pid), is_childs=lambda loan: loan.pid == pid
     )
 
 
@@ -118,7 +138,7 @@ def reserved_in_budgets(loans: Iterable[OpenLoan], owner: str) -> dict[str, int]
     """Return what loans reserve in the budgets of a project, or of all projects, besides the live claims."""
     return reserved_for_loans(
         loans,
-        is_parents=lambda loan: loan.is_reserved_in(owner),
+        is_lenders=lambda loan: loan.is_reserved_in(owner),
         is_childs=lambda loan: owner in (usage_windows.ALL_PROJECTS, loan.project_id),
     )
 

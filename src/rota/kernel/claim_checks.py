@@ -224,7 +224,7 @@ class ClaimChecks:
     def _budget_facts(self, entry: CheckedEntry, needs: Needs) -> tuple[BudgetFacts, ...]:
         agent = self._occupancy.agent(entry.pid)
         loan = self._loan_to(entry, needs)
-        lent = loan.rest if loan is not None and loan.parent_pid == agent.pid else _NOTHING
+        lent = loan.rest if loan is not None and loan.is_reserved_on(agent.pid) else _NOTHING
         found = [
             BudgetFacts(
                 level="agent",
@@ -284,7 +284,7 @@ class ClaimChecks:
         )
         by_loans = reserved_for_loans(
             self._occupancy.loans(),
-            is_parents=lambda loan: self._is_lent_of(context, loan),
+            is_lenders=lambda loan: self._is_lent_of(context, loan),
             is_childs=lambda loan: (
                 context.context_id in self._context_ids_of_claim(loan.pid, loan.project_id, loan.needs_text)
             ),
@@ -292,9 +292,11 @@ class ClaimChecks:
         return by_claims + by_loans.get(SHARED_DIM, 0)
 
     def _is_lent_of(self, context: ContextRow, loan: OpenLoan) -> bool:
-        """Whether the parent of a loan draws on a context."""
-        of_parent = self._context_ids_of_claim(loan.parent_pid, loan.parent_project, loan.parent_needs_text)
-        return context.context_id in of_parent
+        """Whether a lender of a loan draws on a context."""
+        return any(
+            context.context_id in self._context_ids_of_claim(lender.pid, lender.project_id, lender.needs_text)
+            for lender in loan.lenders
+        )
 
     def _drawn_from(self, context: ContextRow, entry: CheckedEntry, needs: Needs, tokens: int) -> int:
         """Return what an entry takes of a context, besides a loan that is reserved there: a request, or tokens."""

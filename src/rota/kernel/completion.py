@@ -72,9 +72,14 @@ class RunRow(msgspec.Struct, frozen=True, gc=False):
     spent_text: str | None
     dispatched_at: float | None
     cancel_requested: int
-    worker_id: str | None
+    stored_worker: str | bytes | None
     needs_text: str | None
     awaited: int  # whether other entries wait for it
+
+    @property
+    def worker_id(self) -> str | None:
+        """The worker that claimed it; None if the row does not say, or is damaged."""
+        return self.stored_worker if isinstance(self.stored_worker, str) else None
 
     @property
     def options(self) -> EntryOptions:

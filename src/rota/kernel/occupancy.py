@@ -104,7 +104,7 @@ class Occupancy:
             owner.add(kind, needs, _NOTHING, 1)
         if loan is not None:
             for dim, rest in loan.rest.items():
-                if loan.parent_pid == pid:
+                if loan.is_reserved_on(pid):
                     agent.reserved[dim] -= rest
                 for owner in owners:
                     if loan.is_reserved_in(owner.project_id):

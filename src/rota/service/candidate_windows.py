@@ -82,6 +82,9 @@ def window_for(policy: Policy) -> Window:
             return AgentWindow(policy)
 
 
+_INTENTS = {each.value: each for each in Intent}
+
+
 def _candidate(row: Row, agent: ReadyAgent | None) -> Candidate:
     return Candidate(
         id=row[0],
@@ -90,7 +93,7 @@ def _candidate(row: Row, agent: ReadyAgent | None) -> Candidate:
         priority=row[PRIORITY],
         ready_at=row[RUNNABLE_AT],
         deadline=row[DEADLINE],
-        intent=Intent.NEUTRAL if agent is None else Intent(agent.intent),
+        intent=Intent.NEUTRAL if agent is None else _INTENTS.get(agent.intent, Intent.NEUTRAL),  # unreadable: neutral
         cost=expected_cost(row),
         kind=row[KIND],
     )
