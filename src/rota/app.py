@@ -35,6 +35,7 @@ from rota.model.agent_names import agent_in_project, agent_named
 from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project, ReadyEntry, RestartPolicy
 from rota.policy.contract import Policy, PolicyIsolation
 from rota.rpc.client.connect import connect, is_remote
+from rota.rpc.daemon.runtime_dir import daemon_address
 from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
 
@@ -179,7 +180,9 @@ class Rota:
         if is_remote(where):
             self.api = connect(where, token=token, ca_file=ca_file, clock=clock)
         else:
-            self.api = Dispatcher(Kernel(store.open(where, clock=clock)), policy, policy_isolation=policy_isolation)
+            api = Dispatcher(Kernel(store.open(where, clock=clock)), policy, policy_isolation=policy_isolation)
+            api.find_daemon = functools.partial(daemon_address, where)
+            self.api = api
         self._functions: dict[str, Callable[..., Any]] = {}
         self._supervisor: Supervisor | None = None
 

@@ -34,7 +34,7 @@
     ├── NotAllowed                       authentication and authorization
     │   └── NotOriginator, Unauthenticated, Forbidden, LockedOut, DaemonUntrusted
     ├── StoreError                       the database file
-    │   └── SchemaMismatch, StoreUnavailable, StoreCorrupt, StoreReplaced, NotEnabled
+    │   └── SchemaMismatch, StoreUnavailable, StoreCorrupt, StoreReplaced, UnsafePath, NotEnabled
     ├── HostError                        the operating system refused a request
     │   ├── SpawnFailed                  the command was not started: the reason and the errno
     │   ├── MinderLost                   the reaper process has died, and its commands with it
@@ -548,6 +548,12 @@ class StoreReplaced(StoreError, code=-32117, name="kernel_store_replaced"):
     """The file at the path is not the one that the process has open, or not the only name of it."""
 
     hint = "This call may have been saved in the earlier file; decide which file to use, then start this process again."
+
+
+class UnsafePath(StoreError, code=-32119, name="kernel_unsafe_path"):
+    """A link or another kind of file is where rota writes a file of its own; it may have been planted there."""
+
+    hint = "Find out who created it, and remove it."
 
 
 # --- the host ------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ _STYLE = (  # text is transparent for the pointer, so that the tip of the shape 
     "text{font:12px system-ui,sans-serif;fill:#0f172a;pointer-events:none}.small{font-size:10px;fill:#475569}"
     f".title{{font-size:16px;font-weight:600}}.line{{fill:none;stroke:{INK};stroke-width:1.4}}"
 )
-_NOT_ALLOWED = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
+# what XML does not allow, and codes that turn the direction of the text around them
+_NOT_ALLOWED = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufffe\uffff]")
 
 
 def document(width: float, height: float, title: str, parts: Iterable[str], *, margin: float = 28) -> str:
@@ -47,7 +48,7 @@ def text(x: float, y: float, words: str, **attributes: str | float) -> str:
 
 
 def printable(words: str) -> str:
-    """Return the words without control characters, which names may contain and drawings may not."""
+    """Return the words without control and direction codes, which old names may contain and drawings may not."""
     return _NOT_ALLOWED.sub("\ufffd", words)
 
 

@@ -9,6 +9,7 @@ import contextlib
 import random
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any, NamedTuple
 
 from rota import store
@@ -53,6 +54,8 @@ class History:
         self.budgets: dict[tuple[str, str], int] = {}
         for project_id in ("a", "b"):
             kernel.projects.create(project_id)
+        for from_project, to_project in permutations((None, "a", "b"), 2):  # runs lend to agents of any project
+            kernel.projects.grant(from_project, to_project)
         for owner in ("a", "b", ALL):
             for dim in ("tokens", "cost_micro"):
                 if rng.random() < 0.6:

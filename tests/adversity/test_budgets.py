@@ -245,6 +245,7 @@ def test_a_child_on_a_loan_starts_though_the_budget_of_all_projects_is_used_up(p
     lab.world.ledger.set_budget("global", "*", "tokens", 100)
     parent = lab.start(100)
     other = lab.world.agent("other")
+    lab.world.projects.grant("lab", None)
     lab.world.put(other, priority=9)
     child_id = lab.lend(parent, 100, pid=other)
     found = lab.world.dispatcher.claim("worker", 3, policy=policy)
@@ -325,6 +326,7 @@ def test_a_retried_child_has_what_it_and_its_own_children_left(lab: Lab) -> None
 def test_a_loan_to_another_project_stays_reserved_in_the_parents_own(lab: Lab) -> None:
     world = lab.world
     world.projects.create("shop")
+    world.projects.grant("lab", "shop")
     world.ledger.set_budget("project", "shop", "tokens", 500)
     world.ledger.set_budget("global", "*", "tokens", 1_000)
     keeper = world.agent("keeper", project_id="shop")
@@ -335,6 +337,38 @@ def test_a_loan_to_another_project_stays_reserved_in_the_parents_own(lab: Lab) -
     lab.charge(child, 100)
     reserved = {line.owner: line.reserved for line in world.ledger.budgets()}
     assert reserved == {"lab": 900, "shop": 300, "*": 900}
+
+
+def test_a_loan_that_a_child_lends_on_stays_reserved_with_every_lender(lab: Lab) -> None:
+    """What the grandchild leaves may return through the child to the first lender, so it is free in none of them."""
+    world = lab.world
+    world.ledger.set_budget("global", "*", "tokens", 1_000)
+    for project in ("shop", "depot"):
+        world.projects.create(project)
+        world.ledger.set_budget("project", project, "tokens", 1_000)
+    world.projects.grant("lab", "shop")
+    world.projects.grant("shop", "depot")
+    keeper, carrier = world.agent("keeper", project_id="shop"), world.agent("carrier", project_id="depot")
+
+    def reserved() -> dict[str, int]:
+        return {line.owner: line.reserved for line in world.ledger.budgets()}
+
+    parent = lab.start(1_000)
+    child = lab.claim(lab.lend(parent, 800, pid=keeper))
+    grandchild_id = lab.lend(child, 500, pid=carrier)
+    assert reserved() == {"lab": 1_000, "shop": 800, "depot": 0, "*": 1_000}  # queued
+    grandchild = lab.claim(grandchild_id)
+    assert reserved() == {"lab": 1_000, "shop": 800, "depot": 500, "*": 1_000}
+    with pytest.raises(RotaError, match="asked is over"):
+        lab.start(1)
+    lab.charge(grandchild, 100)
+    lab.end(grandchild)
+    assert reserved() == {"lab": 900, "shop": 700, "depot": 0, "*": 900}
+    assert lab.collect(child) == {"tokens": 400}
+    lab.end(child)
+    assert reserved() == {"lab": 900, "shop": 0, "depot": 0, "*": 900}
+    assert lab.collect(parent) == {"tokens": 700}
+    assert (lab.ceiling(parent.sched_id), reserved()["lab"]) == (900, 900)
 
 
 def test_a_loan_to_another_agent_stays_reserved_on_the_ledger_of_the_parents(lab: Lab) -> None:

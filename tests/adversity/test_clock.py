@@ -13,7 +13,7 @@ import multiprocessing
 import random
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,11 @@ from rota.kernel.environment import SEEN_EVERY_S
 from rota.kernel.settings import read_setting
 from rota.kernel.usage_windows import BUCKETS
 from rota.model.events import ClockJumped
-from rota.model.work import Backoff
+from rota.model.work import Backoff, ReadyEntry
+from rota.rpc import connect
 from rota.store.parking import CLOCK_CHECK_S
 from tests.adversity.conftest import Rounds
+from tests.daemon.harness import Served, make_token
 from tests.fleet.support import FleetHarness
 from tests.store.world import PATIENCE_S, Caller
 
@@ -470,3 +472,70 @@ def test_two_processes_on_one_file_move_everything_once_for_each_jump(tmp_path: 
     recorded = [event.payload["by_s"] for event in kernel.journal.tail(0, 10_000) if event.kind == ClockJumped.kind]
     assert recorded == pytest.approx(jumps, abs=0.05)
     kernel.store.close()
+
+
+# --- at a daemon ---------------------------------------------------------------------------------
+
+WAIT_S = 0.4
+
+
+class JumpingDaemon:
+    """A daemon on the machine's clock, whose wall clock the test sets, and a client of one of its transports."""
+
+    def __init__(self, path: Path, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._offset_s = 0.0
+        monkeypatch.setattr(SystemClock, "now", staticmethod(lambda: time.time() + self._offset_s))
+        self.served = Served(str(path))
+        token = make_token(str(path), "admin")
+        address = self.served.unix if transport == "unix" else self.served.url
+        self.client = connect(address, token=token if transport == "http" else None)
+        rng = self.served.daemon.handlers.kernel.env.rng
+        monkeypatch.setattr(rng, "uniform", lambda low, high: (low + high) / 2)
+
+    def claim(self, wait_s: float) -> Caller[list[ReadyEntry]]:
+        """A claim on a thread of its own, which has begun to wait."""
+        caller = Caller(lambda: self.client.claim("worker", wait_s=wait_s))
+        self.served.until_parked(1)
+        return caller
+
+    def jump(self, by_s: float) -> None:
+        self._offset_s += by_s
+
+    def close(self) -> None:
+        self.client.close()
+        self.served.stop()
+
+
+@pytest.fixture(params=["unix", "http"])
+def at_daemon(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[JumpingDaemon]:
+    made = JumpingDaemon(tmp_path / "rota.db", request.param, monkeypatch)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("by_s", [DAY, -DAY])
+def test_a_claim_that_waits_at_a_daemon_waits_its_own_time(at_daemon: JumpingDaemon, by_s: float) -> None:
+    began_at = SystemClock.monotonic()
+    caller = at_daemon.claim(WAIT_S)
+    at_daemon.jump(by_s)
+    at_daemon.client.create_agent("agent", "callable")  # a transaction that sees the jump
+    assert caller.outcome() == []
+    assert SystemClock.monotonic() - began_at >= WAIT_S
+
+
+@pytest.mark.parametrize("by_s", [DAY, -DAY])
+def test_a_back_off_at_a_daemon_keeps_its_length(at_daemon: JumpingDaemon, by_s: float) -> None:
+    client = at_daemon.client
+    pid = client.create_agent("agent", "callable")
+    backoff = Backoff(base_s=2 * WAIT_S, factor=1.0, cap_s=2 * WAIT_S)
+    sched_id = client.enqueue(ScheduleSpec(pid, backoff=backoff))
+    (run,) = client.claim("worker")
+    began_at = SystemClock.monotonic()
+    client.queue.complete(sched_id, "crashed", token=run.token)
+    caller = at_daemon.claim(PATIENCE_S)
+    at_daemon.jump(by_s)
+    client.create_agent("another", "callable")
+    assert [entry.sched_id for entry in caller.outcome()] == [sched_id]
+    assert SystemClock.monotonic() - began_at >= WAIT_S - ROUNDED_S

@@ -14,6 +14,7 @@ from rota.errors import RotaError, StoreCorrupt
 from rota.kernel import Kernel, ScheduleSpec
 from tests.adversity.conftest import Rounds
 from tests.adversity.damage import DAMAGES, calls, copy_of, flip, populate
+from tests.adversity.steps import NeverEnds, limit_steps
 from tests.cli.shell import Shell, make_shell
 
 
@@ -46,19 +47,28 @@ def test_a_sound_file_has_no_problems(sound: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", DAMAGES)
-def test_every_error_is_ours_and_the_check_finds_its_cause(
-    sound: Path, tmp_path: Path, rounds: Rounds, way: Callable[[Path, random.Random], str]
+def test_every_call_ends_every_error_is_ours_and_the_check_finds_its_cause(
+    sound: Path,
+    tmp_path: Path,
+    rounds: Rounds,
+    monkeypatch: pytest.MonkeyPatch,
+    way: Callable[[Path, random.Random], str],
 ) -> None:
+    steps = limit_steps(monkeypatch)
     for seed in rounds(5):
         path, what = harmed(sound, tmp_path / "work", seed, way)
         try:
             kernel = Kernel(store.open(str(path)))
         except RotaError:
             continue
-        problems = kernel.check()
+        with steps.limited():
+            problems = kernel.check()
         for name, call in calls(kernel, tmp_path):
             try:
-                call()
+                with steps.limited():
+                    call()
+            except NeverEnds as error:
+                raise AssertionError(f"seed {seed}, {what}: {name} does not end") from error
             except RotaError as error:  # or its own refusal, for example of an entry that is in another state now
                 if isinstance(error, StoreCorrupt) and not problems:
                     raise AssertionError(f"{what}: the check did not find the cause of {name}") from error

@@ -7,6 +7,7 @@ call is refused; and opening again never mixes two files.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 from rota import store
 from rota.errors import InvalidInput, StoreReplaced, StoreUnavailable
 from rota.kernel import Kernel, ScheduleSpec
+from rota.store import file_identity, sqlite_engine
 from tests.adversity.conftest import Rounds
 from tests.cli.shell import Shell, make_shell
 from tests.store.world import PATIENCE_S
@@ -283,6 +285,40 @@ def test_checkpoints_of_several_processes_are_no_replacement(tmp_path: Path, rou
     assert set(it.acknowledged) <= set(entries(it.path))
 
 
+@pytest.mark.parametrize(("size", "commits"), [(0, 0), (0, 3), (20, 0), (20, 3), (5_000, 0)])
+def test_a_log_that_is_cut_under_a_store_in_use_is_noticed_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, commits: int
+) -> None:
+    """Within `CHECK_S`, as a restore is: here nothing is due before the commits that come between."""
+    path = tmp_path / "rota.db"
+    kernel = Kernel(store.open(str(path)))
+    pid = kernel.agents.create("agent")
+    monkeypatch.setattr(file_identity, "CHECK_S", 3_600.0)
+    for _ in range(file_identity.WATCH_AFTER + 1):  # until the files are watched
+        kernel.queue.enqueue(ScheduleSpec(pid))
+    os.truncate(f"{path}-wal", size)
+    for _ in range(commits):
+        kernel.queue.enqueue(ScheduleSpec(pid))
+    files = kernel.store._engine.files  # type: ignore[attr-defined]
+    files.due_at = 0.0
+    with pytest.raises(StoreReplaced, match="-wal was cut while it was in use"):
+        kernel.queue.enqueue(ScheduleSpec(pid))
+    kernel.store.close()
+
+
+def test_a_log_that_a_vacuum_empties_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_identity, "CHECK_S", 0.0)
+    first, second = (Kernel(store.open(str(tmp_path / "rota.db"))) for _ in range(2))
+    pid = first.agents.create("agent")
+    for _ in range(3):
+        second.queue.enqueue(ScheduleSpec(pid))
+        first.store.vacuum()
+        for kernel in (second, first):
+            kernel.queue.enqueue(ScheduleSpec(pid))
+    for kernel in (first, second):
+        kernel.store.close()
+
+
 # --- opening -------------------------------------------------------------------------------------
 
 
@@ -298,6 +334,56 @@ def test_a_process_that_comes_later_begins_no_second_log(tmp_path: Path, harm: s
             with pytest.raises(StoreReplaced):
                 store.open(str(it.path))
         assert sorted(tmp_path.rglob("*.db*")) == there
+
+
+class EndingProcess:
+    """A user of a store that has given back SQLite's locks and not yet the one that says it is here.
+
+    Meanwhile another user closes the store, as the last one for SQLite, which deletes the log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        opened = store.open(str(path))
+        self._presence: int | None = os.open(f"{path}-here", os.O_RDWR)
+        fcntl.flock(self._presence, fcntl.LOCK_SH)
+        opened.close()
+        Path(f"{path}.other").touch()  # takes the log's inode, so that the next log has another one
+
+    def end(self, _: float = 0.0) -> None:
+        if self._presence is not None:
+            os.close(self._presence)
+            self._presence = None
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_process_that_is_just_ending_is_no_user_of_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
+    """It is seen before the file is opened, or, if the log is deleted only then, afterwards."""
+    path = tmp_path / "rota.db"
+    ending = EndingProcess(path)
+    monkeypatch.setattr(file_identity, "_pause", ending.end)
+    if not seen:
+        monkeypatch.setattr(sqlite_engine, "check_users", lambda _: None)
+    first = Kernel(store.open(str(path)))
+    monkeypatch.undo()
+    second = Kernel(store.open(str(path)))  # the first one says which files it uses
+    assert first.agents.create("one") != second.agents.create("two")
+    for kernel in (first, second):
+        kernel.store.close()
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_process_that_does_not_end_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
+    path = tmp_path / "rota.db"
+    ending = EndingProcess(path)
+    monkeypatch.setattr(file_identity, "LEAVING_S", 0.0)
+    if not seen:
+        monkeypatch.setattr(sqlite_engine, "check_users", lambda _: None)
+    with pytest.raises(StoreReplaced, match="is in use by a process"):
+        store.open(str(path))
+    ending.end()
+    store.open(str(path)).close()
 
 
 def test_a_file_with_two_names_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""`kill -9` of clients, prunes and daemons, with a new seed in each round.
+"""`kill -9` of clients, prunes, daemons and supervisors, with a new seed in each round.
 
 What is checked after the kills, and how, is in tests/kernel_proof/test_kill.py (embedded clients) and
 tests/daemon/test_kill.py (daemons). Here prunes run beside them and are killed too, and the journal has to replay to
-the tables after each of them.
+the tables after each of them. What holds after kills of supervisors and their helpers is in killed_supervisors.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rota.kernel import Kernel
 from rota.kernel.replay import KernelState
 from rota.rpc import connect
 from tests.adversity.conftest import Rounds
+from tests.adversity.killed_supervisors import KilledSupervisors
 from tests.daemon.harness import PATIENCE_S, Process
 from tests.daemon.test_kill import PER_ROUND, Load, check_file
 from tests.kernel_proof.test_kill import ROUND_S, ROUNDS, KilledProcess, KillRounds
@@ -25,6 +26,7 @@ from tests.kernel_proof.workers import prune_for_ever, start
 
 KILLS = 4  # rounds of kills on one file
 PRUNERS = 2
+SUPERVISOR_KILLS = 5  # of supervisors, reapers and fork servers, in one round
 
 
 def assert_law(kernel: Kernel) -> None:
@@ -101,3 +103,34 @@ def prune_until(address: str, done: threading.Event) -> None:
                     client.retention.prune(events_older_than_s=0, entries_older_than_s=3_600)
         except StoreUnavailable:
             continue  # the answer was lost
+
+
+# --- supervisors ---------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("where", ["embedded", "daemon"])
+def test_killed_supervisors_reapers_and_fork_servers_lose_nothing_and_double_nothing(
+    tmp_path: Path, rounds: Rounds, where: str
+) -> None:
+    for seed in rounds(1):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        path = str(folder / "rota.db")
+        daemon = Process(path) if where == "daemon" else None
+        story = KilledSupervisors(folder, path if daemon is None else daemon.addresses[0], path, seed)
+        try:
+            story.enqueue({"work": 16, "program": 16, "parent": 4})
+            for _ in range(SUPERVISOR_KILLS):
+                story.start()
+                story.kill_one()
+                if daemon is not None and story.rng.random() < 0.3:
+                    daemon.kill()
+                    daemon = Process(path)
+            story.start()
+            story.finish()
+        finally:
+            story.stop()
+            if daemon is not None:
+                assert daemon.stop() == 0
+        story.check()

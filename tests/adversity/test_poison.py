@@ -16,13 +16,14 @@ import pytest
 from rota import Rota, store
 from rota.clock import ManualClock
 from rota.errors import FleetInvalid, RotaError, SchedInvalidPayload, StoreCorrupt, StoreUnavailable
-from rota.fleet import outages, slot_loop
+from rota.fleet import slot_loop
 from rota.kernel import Kernel, RunReport, ScheduleSpec
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.events import AgentQuarantined, RowUnreadable
 from rota.model.work import ProjectConstraint, RestartPolicy
 from rota.policy.registry import names
 from rota.rpc import Client, connect
+from rota.service import outages
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
 from tests.adversity import poison_functions

@@ -57,3 +57,18 @@ def test_looking_for_tokens_makes_no_store(tmp_path: Path) -> None:
 def test_a_token_that_makes_no_sense_is_refused(tmp_path: Path, wrong: tuple[str, ...]) -> None:
     with pytest.raises(InvalidInput):
         rota("token", "create", "ci", *wrong, "--store", str(tmp_path / "rota.db"))
+
+
+def test_a_token_is_written_to_a_new_private_file(tmp_path: Path) -> None:
+    path, file = str(tmp_path / "rota.db"), tmp_path / "token"
+    printed = rota("token", "create", "ci", "--scope", "read", "--output", str(file), "--store", path)
+    assert "rota_" not in printed
+    assert file.stat().st_mode & 0o777 == 0o600
+    with serving(path) as served, connect(served.url, token_file=str(file)) as client:
+        assert client.queue.counts() == {}
+    with pytest.raises(InvalidInput, match="cannot be created: File exists"):
+        rota("token", "create", "ci", "--scope", "read", "--output", str(file), "--store", path)
+    with pytest.raises(InvalidInput):
+        rota("token", "create", "ci", "--scope", "root", "--output", str(tmp_path / "other"), "--store", path)
+    assert not (tmp_path / "other").exists()
+    assert len(msgspec.json.decode(rota("token", "list", "--json", "--store", path))) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from rota import store
 from rota.clock import ManualClock
-from rota.errors import Forbidden, InvalidInput, LockedOut, Unauthenticated
+from rota.errors import Forbidden, InvalidInput, LockedOut, SchedUnknownId, Unauthenticated, UnknownPid
 from rota.kernel import Kernel, ScheduleSpec
 from rota.rpc import connect
 from rota.rpc.authorization import Principal, authorize
@@ -121,23 +121,45 @@ def two_projects(served: Served) -> dict[str, int]:
     return pids
 
 
-def test_a_token_of_one_project_does_not_see_contents_of_another(served: Served, two_projects: dict[str, int]) -> None:
+def test_for_a_token_of_one_project_another_does_not_exist(served: Served, two_projects: dict[str, int]) -> None:
     token = make_token(served.path, "enqueue", projects=("alpha",))
     with connect(served.url, token=token) as client:
-        own, other = client.get(1), client.get(2)
-        assert (own.payload, own.key) == ({"secret": "alpha"}, "alpha")
-        assert (other.payload, other.key, other.tags, other.result) == ({}, None, (), None)
-        assert other.state == "queued", "its existence and state are visible"
+        assert (client.get(1).payload, client.get(1).key) == ({"secret": "alpha"}, "alpha")
+        with pytest.raises(SchedUnknownId) as theirs:
+            client.get(2)
+        with pytest.raises(SchedUnknownId) as nothing:
+            client.get(3)
+        assert str(theirs.value) == str(nothing.value).replace("3", "2"), "it is not told that entry 2 exists"
         entries, total = client.queue.list()
-        assert [entry.payload for entry in entries] == [{"secret": "alpha"}, {}]
-        assert total == 2
-        assert {str(entry.payload) for entry in client.queue.peek(2)} == {"{'secret': 'alpha'}", "{}"}
-        assert client.agents.get(two_projects["beta"]).metadata == {}
-        assert [agent.metadata for agent in client.agents.list()[0]] == [{"secret": "alpha"}, {}]
-        assert [project.metadata for project in client.projects.list()[0]] == [{"secret": "alpha"}, {}]
-        notes = [event.payload for event in client.journal.tail() if event.kind == "note"]
-        assert notes == [{"secret": "alpha"}, {}]
-        assert "beta" not in repr([event for event in client.journal.tail() if event.pid == two_projects["beta"]])
+        assert ([entry.sched_id for entry in entries], total) == ([1], 1)
+        assert client.queue.counts() == {"queued": 1}
+        assert [entry.sched_id for entry in client.queue.peek(2)] == [1]
+        assert [agent.metadata for agent in client.agents.list()[0]] == [{"secret": "alpha"}]
+        assert [project.metadata for project in client.projects.list()[0]] == [{"secret": "alpha"}]
+        assert client.agents.find("beta") == []
+        events = client.journal.tail()
+        assert [event.payload for event in events if event.kind == "note"] == [{"secret": "alpha"}]
+        assert two_projects["beta"] not in {event.pid for event in events}
+        explanation = client.explain(1)
+        assert (explanation.sched_id, explanation.starts) == (1, True)
+
+
+def test_what_runs_first_is_not_named_or_counted_for_another_project(
+    served: Served, two_projects: dict[str, int]
+) -> None:
+    token = make_token(served.path, "read", projects=("alpha",))
+    with served.client() as local:
+        for priority in (3, 2):
+            local.enqueue(ScheduleSpec(two_projects["beta"], priority=priority))
+        local.ledger.set_budget("global", "*", "tokens", 0)
+    with connect(served.url, token=token) as client:
+        over = client.explain(1).blocking
+        assert [reason.sentence() for reason in over] == ["the shared limit tokens of the whole store is exhausted"]
+        with served.client() as local:
+            local.ledger.set_budget("global", "*", "tokens", None)
+        explanation = client.explain(1)
+        assert [reason.sentence() for reason in explanation.ordering] == ["others go first by strict"]
+        assert (explanation.ahead, explanation.position, explanation.changes) == ((), None, ())
 
 
 def test_a_token_of_one_project_cannot_write_into_another(served: Served, two_projects: dict[str, int]) -> None:
@@ -145,19 +167,32 @@ def test_a_token_of_one_project_cannot_write_into_another(served: Served, two_pr
     with connect(served.url, token=token) as client:
         assert client.enqueue(ScheduleSpec(two_projects["alpha"])) == 3
         theirs = ScheduleSpec(two_projects["beta"])
-        with pytest.raises(Forbidden, match="may not write into project 'beta'"):
+        with pytest.raises(UnknownPid):
             client.enqueue(theirs)
-        with pytest.raises(Forbidden):
+        with pytest.raises(UnknownPid, match=r"specs\[1\]"):
             client.enqueue_many([ScheduleSpec(two_projects["alpha"]), theirs])
-        with pytest.raises(Forbidden):
+        with pytest.raises(UnknownPid):
             client.queue.enqueue_unique(theirs)
-        with pytest.raises(Forbidden):
+        with pytest.raises(SchedUnknownId):
             client.queue.cancel(2)
-        with pytest.raises(Forbidden):
+        with pytest.raises(SchedUnknownId):
             client.queue.request_cancel(2)
         assert client.queue.cancel(3) == ("queued", "cancelled")
     with served.client() as local:
         assert local.queue.list()[1] == 3, "no denied call wrote anything"
+
+
+@pytest.mark.usefixtures("two_projects")
+def test_a_token_of_several_projects_sees_all_of_them_and_no_other(served: Served) -> None:
+    with served.client() as local:
+        local.projects.create("gamma")
+        local.enqueue(ScheduleSpec(local.agents.create("gamma", project_id="gamma")))
+        local.enqueue(ScheduleSpec(local.agents.create("none")))
+    with connect(served.url, token=make_token(served.path, "read", projects=("alpha", "gamma"))) as client:
+        assert [entry.sched_id for entry in client.queue.list()[0]] == [1, 3]
+        assert [entry.sched_id for entry in client.queue.list(project_id="gamma")[0]] == [3]
+        assert client.queue.list(project_id="beta") == ([], 0)
+        assert [project.project_id for project in client.projects.list()[0]] == ["alpha", "gamma"]
 
 
 # --- tokens --------------------------------------------------------------------------------------
@@ -301,6 +336,8 @@ def test_denials_and_operations_are_recorded(served: Served) -> None:
     assert "result" in call(served.url, operator, "kernel.project.pause_fleet", {"by": "x", "reason": "test"})
     assert call(served.url, None, "kernel.sched.counts")["error"]["code"] == Unauthenticated.code
     with served.client() as client:
+        kinds = ("kernel.auth.denied",)
+        served._until(lambda: len(client.journal.tail(0, kinds=kinds)) == 2)  # they are written after the response
         facts = [event for event in client.journal.tail(0, 10_000) if event.kind.startswith("kernel.auth")]
     denied = [event.payload for event in facts if event.kind == "kernel.auth.denied"]
     assert [fact.get("method") for fact in denied] == ["kernel.project.pause_fleet", None]

@@ -28,7 +28,7 @@ from rota.model.reasons import BLOCKING, ORDERING
 from rota.model.value_types import value_type
 from rota.policy import registry
 from rota.rpc.methods import ANY_METHOD, METHODS, PROTOCOLS, Method
-from rota.service.api.declaration import declarations
+from rota.service.api.declaration import SCOPES, Scope, declarations
 
 ROOT = Path(__file__).parents[2]
 LINE_MAX = 120  # of source code
@@ -301,6 +301,60 @@ def _answer(result: Any) -> str:
     return fields.replace("\\|", "|")
 
 
+ROLES: Mapping[str, Scope] = {  # unbound tokens
+    "viewer": "read",
+    "enqueue": "enqueue",
+    "work": "work",
+    "operator": "operate",
+    "admin": "admin",
+}
+RUNS = {"refused": "–", "own": "own run", "children": "own children", "view": "as project"}
+
+
+def rights() -> Iterator[str]:
+    """docs/reference/rights.md."""
+    yield "# Rights\n"
+    yield MADE
+    yield "What each caller may do with each method ([guide](../daemon.md#http),"
+    yield "[why](../decisions/0027-who-may-see-what.md)). It is enforced from the same declarations.\n"
+    yield "| role | is |\n|---|---|"
+    yield "| viewer, enqueue, work, operator, admin | A token of that scope (`read`, …, `operate`, `admin`). |"
+    yield "| admin | Also: every process of the daemon's user at the unix socket that shows no token. |"
+    yield "| project | A token of scope `read` or `enqueue` that is bound to projects (`--scope read:website`). |"
+    yield "| run | A run with its own token, while its claim lives. |\n"
+    yield "For *project* and *run*, what belongs to other projects does not exist: it is absent from lists, counts and"
+    yield "events, and its ids are answered like ids that were never used.\n"
+    yield "| cell | means |\n|---|---|"
+    yield "| yes † | except with a parameter that needs scope `operate` (marked † in the [methods](rpc.md)) |"
+    yield "| own | the result shows its projects only |"
+    yield "| own `x` | parameter `x` must name something of its projects |"
+    yield "| all | nothing is taken out: the result holds nothing of a project |"
+    yield "| own run | `sched_id`, `pid` and `token` must be those of the run; omitted ones are filled in |"
+    yield "| own children | `parent_id` is the run's entry |"
+    yield "| as project | what a token that is bound to its project may |\n"
+    yield "`/events` shows what `kernel.event.tail` shows. `/metrics` needs a token that is not bound to projects.\n"
+    yield f"| method | {' | '.join(ROLES)} | project | run |\n|---|{'---|' * (len(ROLES) + 2)}"
+    for method in METHODS.values():
+        cells = (f"`{method.name}`", *_rights(method), _bound(method), RUNS[method.run or "refused"])
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def _rights(method: Method) -> Iterator[str]:
+    for scope in ROLES.values():
+        has = SCOPES.index(scope) >= SCOPES.index(method.scope)
+        mark = " †" if method.operate_fields and SCOPES.index(scope) < SCOPES.index("operate") else ""
+        yield f"yes{mark}" if has else "–"
+
+
+def _bound(method: Method) -> str:
+    rule = method.bound
+    if rule is None or not rule.allowed:
+        return "–"
+    names = ("pid" if name in ("spec", "specs") else name for name in rule.owned)  # of each entry, its agent
+    return f"own {', '.join(f'`{name}`' for name in names)}" if rule.owned else "all" if rule.reason else "own"
+
+
 def client_parts() -> Iterator[str]:
     """src/rota/rpc/client/parts.py."""
     yield '"""The functions of each part of the API, for both clients: one line for each declared method.\n'
@@ -335,6 +389,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/reference/graph.md": graph,
     "docs/reference/cli.md": cli,
     "docs/reference/rpc.md": rpc,
+    "docs/reference/rights.md": rights,
     "src/rota/rpc/client/parts.py": client_parts,
 }
 

@@ -86,7 +86,7 @@ WRONG = {
         "agents.reader.intent: expected one of PROTECT, ACCUMULATE, BELONG, DISCOVER, DOMINATE, NEUTRAL, "
         'found "protect"'
     ),
-    A + "env = {PORT = 80}": "agents.reader.env.PORT: expected a string, found 80",
+    A + "env = {PORT = 80}": "agents.reader.env.PORT: expected a string, found something else",
     A + "pass_env = 'HOME'": 'agents.reader.pass_env: expected a list (each item: a string), found "HOME"',
     A + "pass_env = ['HOME', 3]": "agents.reader.pass_env[1]: expected a string, found 3",
     A + "limits = {memory = '512 megs'}": f'agents.reader.limits.memory: expected {BYTES}, found "512 megs"',
@@ -105,9 +105,9 @@ WRONG = {
         "characters"
     ),
     "worker_id = '" + "x" * 101 + "'": (
-        'worker_id: expected a string of 1 to 100 characters, found "' + "x" * 59 + "…"
+        'worker_id: expected a name of 1 to 100 printable characters, found "' + "x" * 59 + "…"
     ),
-    "[projects." + "x" * 101 + "]": "projects." + "x" * 20 + ": expected a name of 1 to 100 characters",
+    "[projects." + "x" * 101 + "]": "projects." + "x" * 20 + ": expected a name of 1 to 100 printable characters",
     "[projects.lab]\nworkspaces = ['']": (
         "projects.lab.workspaces[0]: expected a folder of 1 to 150 characters, found 0"
     ),

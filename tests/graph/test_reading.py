@@ -52,7 +52,7 @@ edges:
 BY_CODE = {code: info.fix for code, info in CODES.items()}
 LANE, INPUTS = "lanes.main", "components.sink.trigger_policy.inputs"
 WORKERS = "a whole number from 0 to 1,024"
-ID = "an id of 1 to 128 characters without control characters"
+ID = "an id of 1 to 128 printable characters"
 
 
 def diagnostics_of(text: str, **limits: int) -> list[Diagnostic]:

@@ -190,8 +190,8 @@ VERBS: dict[str, tuple[Callable[[PopulatedWorld], Callable[..., object]], dict[s
         lambda world: lambda **made: world.journal.record(TriggerFired(**made)),
         {"trigger": "t", "sched_id": 1, "created": True},
     ),
-    "journal.remember": (lambda world: world.journal.remember, {"name": "n", "note": {}}),
-    "journal.recall": (lambda world: world.journal.recall, {"name": "n"}),
+    "journal.remember": (lambda world: world.journal.remember, {"name": "n", "note": {}, "project_id": "lab"}),
+    "journal.recall": (lambda world: world.journal.recall, {"name": "n", "project_id": "lab"}),
     "journal.tail": (lambda world: world.journal.tail, {"since": 0, "limit": 10, "pid": PID}),
     "queue.watch": (lambda world: lambda sched_id: world.queue.watch(sched_id, lambda: None)(), {"sched_id": 1}),
     "journal.follow": (lambda world: lambda since: list(world.journal.follow(since, wait_s=0.0)), {"since": 0}),
@@ -285,8 +285,25 @@ VERBS |= {
     ),
     "supervision.rest": (
         lambda world: world.kernel.supervision.rest,
-        {"sched_id": RUNNING, "token": 0, "waiting": True},
+        {"sched_id": RUNNING, "token": 0, "waiting": True, "awaits": [QUEUED]},
     ),
+    "supervision.agent_to_spawn": (
+        lambda world: world.kernel.supervision.agent_to_spawn,
+        {"sched_id": RUNNING, "token": 0, "name": "agent"},
+    ),
+    "supervision.throttle": (
+        lambda world: world.kernel.supervision.throttle,
+        {"sched_id": RUNNING, "token": 0, "retry_after_s": 5.0, "name": "model"},
+    ),
+    "projects.grant": (
+        lambda world: world.projects.grant,
+        {"from_project": None, "to_project": "lab"},
+    ),
+    "projects.revoke_grant": (
+        lambda world: world.projects.revoke_grant,
+        {"from_project": None, "to_project": "lab"},
+    ),
+    "contexts.resume": (lambda world: world.contexts.resume, {"name": "model"}),
     "supervision.spawn": (
         lambda world: world.kernel.supervision.spawn,
         {"spec": ScheduleSpec(PID, parent_id=RUNNING), "token": 0, "lent": {}},
@@ -314,11 +331,13 @@ WITHOUT_INPUT = {
     "ledger.share_window",
     "queue.affinity_wait",
     "projects.fleet_paused_by",
+    "projects.grants",
     "supervision.recover",
     "queue.counts",
     # inside a transaction, for other parts of the kernel: their arguments are already checked
     "queue.cancel_batch_in",
-    "queue.enqueue_in",
+    "queue.entry_with_key",
+    "queue.spawn_in",
     "queue.live_run",
     "queue.maintenance",
     "supervision.settle_agents",

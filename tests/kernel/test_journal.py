@@ -24,6 +24,7 @@ from rota.model.events import (
     LedgerCharged,
     TriggerFired,
 )
+from rota.store.author import current_author
 from rota.store.statements.journal import EVENT_APPEND
 from tests.kernel.world import START, World
 from tests.store.world import Caller
@@ -36,12 +37,12 @@ def test_a_user_event_keeps_all_its_fields(world: World) -> None:
     payload = {"n": 1, "text": "é", "list": [None, True, {"deep": 1.5}]}
     event_id = world.journal.append(pid, "mine.note", payload, causation_id="event:1", correlation_id="story-9")
     (event,) = world.journal.tail(event_id - 1)
-    assert event == Event(event_id, pid, START, "mine.note", payload, "event:1", "story-9")
+    assert event == Event(event_id, pid, START, "mine.note", payload, "event:1", "story-9", current_author())
 
 
 def test_an_event_may_have_no_agent(world: World) -> None:
     event_id = world.journal.append(None, "weather")
-    assert world.journal.tail(event_id - 1) == [Event(event_id, None, START, "weather", {})]
+    assert world.journal.tail(event_id - 1) == [Event(event_id, None, START, "weather", {}, author=current_author())]
 
 
 def test_an_event_moves_its_agents_row(world: World) -> None:
@@ -114,7 +115,7 @@ def test_paging_by_the_last_id_meets_every_event_once(world: World) -> None:
 @pytest.mark.parametrize(("limit", "count"), [(0, 1), (-3, 1), (1, 1), (10_000, 10_000), (1_000_000, 10_000)])
 def test_a_page_of_the_tail_has_from_one_to_ten_thousand_events(world: World, limit: int, count: int) -> None:
     pid = world.agent()
-    rows = [(pid, START, "mine", "{}", None, None)] * 10_002
+    rows = [(pid, START, "mine", "{}", None, None, "")] * 10_002
     world.store.write(lambda tx: tx.run_many(EVENT_APPEND, rows))
     assert len(world.journal.tail(0, limit)) == count
 
@@ -300,7 +301,7 @@ def test_a_follower_sees_events_of_another_kernel_on_the_same_file(tmp_path: Pat
 
 
 def test_following_more_than_a_page_gives_all(world: World) -> None:
-    rows = [(None, START, "mine", "{}", None, None)] * 2_500
+    rows = [(None, START, "mine", "{}", None, None, "")] * 2_500
     world.store.write(lambda tx: tx.run_many(EVENT_APPEND, rows))
     events = list(world.journal.follow(0, wait_s=0.0))
     assert [event.event_id for event in events] == list(range(1, 2_501))

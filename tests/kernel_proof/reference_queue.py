@@ -54,6 +54,7 @@ class ReferenceEntry:
     completed_at: float | None = None
     exit_kind: str | None = None
     held_until: float = 0.0
+    by_date: bool = False  # runnable_at is a date, which stays where it is when the wall clock jumps
 
     @property
     def strictly(self) -> tuple[int, float, int]:
@@ -123,9 +124,11 @@ class ReferenceQueue:
     def _add(self, spec: ScheduleSpec, waits_for: tuple[int, ...], now: float) -> ReferenceEntry:
         for other in waits_for:
             assert other in self.entries
+        runnable_at = now + spec.delay_s if spec.delay_s else spec.runnable_at
         entry = ReferenceEntry(
-            next(self.numbers), spec, spec.priority, spec.runnable_at, spec.deadline, waits_for, created_at=now
+            next(self.numbers), spec, spec.priority, runnable_at, spec.deadline, waits_for, created_at=now
         )
+        entry.by_date = spec.runnable_at > 0
         self.entries[entry.sched_id] = entry
         self._hold(entry, now)
         return entry
@@ -215,11 +218,12 @@ class ReferenceQueue:
         entry = self[sched_id]
         if entry.state != "queued":
             raise SchedIllegalTransition("entry", sched_id, entry.state, "change")
-        runnable_at = entry.runnable_at if runnable_at is None else runnable_at
+        given, runnable_at = runnable_at, entry.runnable_at if runnable_at is None else runnable_at
         deadline = entry.deadline if deadline is None else deadline
         if deadline is not None and deadline < runnable_at:
             raise SchedInvalidPayload("deadline is before runnable_at", field="deadline")
         entry.priority = entry.priority if priority is None else priority
+        entry.by_date = entry.by_date if given is None else given > now
         entry.runnable_at, entry.deadline = runnable_at, deadline
         if entry.hold != "after":
             held = "backoff" if entry.hold == "backoff" else "time"
@@ -300,6 +304,7 @@ class ReferenceQueue:
             return
         entry.attempt -= 1
         self._return(entry, at, "time", now)
+        entry.by_date = at > now
 
     def _back_off(self, entry: ReferenceEntry, now: float) -> None:
         self._return(entry, now + pause_s(entry.spec.backoff, entry.attempt), "backoff", now)
@@ -307,6 +312,32 @@ class ReferenceQueue:
     def _return(self, entry: ReferenceEntry, at: float, hold: str, now: float) -> None:
         entry.state, entry.runnable_at, entry.hold = "queued", at, hold if at > now else None
         entry.worker_id = entry.token = entry.dispatched_at = None
+        entry.by_date = False
+
+    # --- the wall clock --------------------------------------------------------------------------
+
+    def jump(self, by_s: float, now: float) -> None:
+        """The wall clock has jumped: what lasts for a time moves with it, and what has a date does not."""
+        self.seen_at = {name: at if at == LEFT else at + by_s for name, at in self.seen_at.items()}
+        for entry in self.entries.values():
+            if entry.state == "dispatched" and entry.dispatched_at is not None:
+                entry.heartbeat_at += by_s
+                entry.dispatched_at += by_s
+            elif entry.state == "queued":
+                self._jump(entry, by_s, now)
+
+    def _jump(self, entry: ReferenceEntry, by_s: float, now: float) -> None:
+        entry.held_until += by_s
+        waits = entry.hold in ("time", "backoff") or (entry.hold == "after" and entry.runnable_at > 0)
+        if waits and not entry.by_date:
+            entry.runnable_at += by_s
+        elif (
+            entry.hold in (None, "worker") and entry.runnable_at > now
+        ):  # it was ready, and stays so unless it has a date
+            if entry.by_date:
+                entry.hold = "time"
+            else:
+                entry.runnable_at = min(entry.runnable_at + by_s, now)
 
     # --- maintenance -----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any, Literal
 
 from hypothesis import strategies as st
@@ -208,6 +209,9 @@ def built(plan: StorePlan, about: tuple[str, ...] = ()) -> Built:
         made.kernel.ledger.set_budget("global", "*", dim, PLENTY)
     for worker_id in about:
         made.kernel.queue.claim(worker_id=worker_id)
+    names = [f"p{at}" for at in range(len(plan.projects))]
+    for from_project, to_project in permutations((None, *names), 2):  # entries wait for those of any project
+        made.kernel.projects.grant(from_project, to_project)
     _enqueue(made, plan, pids)
     _begin_runs(made, plan)
     _use_up(made, plan, payers, pids)

@@ -1,4 +1,4 @@
-"""The queue against a reference model: any sequence of calls, on a manual clock, leaves both the same.
+"""The queue against a reference model: any sequence of calls, on a clock that jumps, leaves both the same.
 
 After every step every entry is compared, field by field, and every answer and every error as it is given. Claims
 must hand out exactly the ids that the dictionary would, in exactly its order.
@@ -22,7 +22,7 @@ from rota.model.work import EXIT_KINDS, Backoff, ExitKind, ScheduleSpec
 from rota.store import Statement
 from tests.kernel_proof.reference_queue import HalfJitter, ReferenceEntry, ReferenceQueue
 
-START_AT = 1_000.0
+START_AT = 10_000_000.0
 WORKERS = ("ann", "bob")
 Claim = tuple[int, int]  # sched_id, token
 
@@ -34,6 +34,7 @@ retries = st.sampled_from([(), ("crashed",), ("failed", "crashed"), EXIT_KINDS])
 backoffs = st.sampled_from([Backoff(), Backoff(0.0, 1.0, 0.0), Backoff(4.0, 2.0, 10.0)])
 affinities = st.none() | st.sampled_from([*WORKERS, "cat"])  # a worker that never claims
 timeouts_s = st.sampled_from([1.0, 5.0, 20.0])
+jumps_s = st.sampled_from([0.5, 3.0, 30.0, 3_600.0, 86_400.0]).flatmap(lambda by_s: st.sampled_from([by_s, -by_s]))
 
 
 def seen(entry: ReadyEntry) -> dict[str, Any]:
@@ -113,9 +114,11 @@ class QueueAgainstDictionary(RuleBasedStateMachine):
     # --- in --------------------------------------------------------------------------------------
 
     def spec(self, agent: int, priority: int, delay_s: float, lasts_s: float | None, **more: Any) -> ScheduleSpec:
-        runnable_at = self.now + delay_s if delay_s else 0.0
+        """A delay of a whole number of seconds is given as a duration, another one as a date."""
         deadline = None if lasts_s is None else self.now + delay_s + lasts_s
-        return ScheduleSpec(self.pids[agent], priority, runnable_at, deadline, **more)
+        if delay_s % 1 == 0:
+            return ScheduleSpec(self.pids[agent], priority, 0.0, deadline, delay_s=delay_s, **more)
+        return ScheduleSpec(self.pids[agent], priority, self.now + delay_s, deadline, **more)
 
     @rule(
         target=entries,
@@ -291,6 +294,14 @@ class QueueAgainstDictionary(RuleBasedStateMachine):
     @rule(seconds=halves)
     def time_passes(self, seconds: float) -> None:
         self.clock.advance(seconds)
+
+    @rule(by_s=jumps_s, seconds=halves)
+    def the_wall_clock_jumps(self, by_s: float, seconds: float) -> None:
+        """It is set while the advancing clock goes on: what waits for a time waits for as long as before."""
+        self.clock.jump(by_s)
+        self.clock.advance(seconds)
+        self.plain.jump(by_s, self.now)
+        self.upkeep()
 
     @rule()
     def upkeep(self) -> None:

@@ -50,6 +50,7 @@ class Life:
             self.jump,
             self.tidy,
             self.prune,
+            self.open_wall,
         ]
 
     def step(self) -> None:
@@ -68,6 +69,10 @@ class Life:
         pid = self.rng.choice(self.pids)
         first = ScheduleSpec(pid, retry_on=("crashed", "failed"), max_attempts=2)
         self.api.queue.enqueue_many([first, ScheduleSpec(pid, after=(-1,)), ScheduleSpec(pid, tags=("some",))])
+
+    def open_wall(self) -> None:
+        change = self.rng.choice((self.kernel.projects.grant, self.kernel.projects.revoke_grant))
+        change(*self.rng.choice((("lab", None), (None, "lab"))))
 
     def claim(self) -> None:
         entries = self.api.claim("w", self.rng.randint(1, 3), policy=self.rng.choice(POLICIES), claim_timeout_s=40)

@@ -96,6 +96,7 @@ def measured(fill: Fill, count: int, policy: str) -> dict[str, int]:
     clock = ManualClock(START_AT)
     kernel = Kernel(store.open(":memory:", clock=clock))
     kernel.projects.create("p")
+    kernel.projects.grant("p", None)  # entries behind one of another project wait for it, too
     pids = [kernel.agents.create(f"a{number}", project_id="p" if number % 2 else None) for number in range(AGENTS)]
     fill(kernel, pids, count)
     ready(kernel, pids, AGENTS)

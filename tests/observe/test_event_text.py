@@ -123,6 +123,17 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         None,
         [("warn", "limit api is throttled: its users wait 2.5 s")],
     ),
+    (events.LimitResumed(name="api"), None, [("plain", "the pause of limit api was ended")]),
+    (
+        events.ProjectGranted(from_project="lab", to_project="shop"),
+        None,
+        [("warn", "project lab may reach into project shop: granted")],
+    ),
+    (
+        events.ProjectGrantRevoked(from_project="", to_project="shop"),
+        None,
+        [("plain", "what has no project no longer reaches into project shop: revoked")],
+    ),
     (events.LedgerWarned(dim="tokens", used=800, granted=1_000), 5, [("warn", "agent-5 used 800 of 1,000 tokens")]),
     (
         events.LedgerBreached(level="project", owner="lab", dim="tokens", used=1_001, limit=1_000),

@@ -46,7 +46,8 @@ KERNEL = ("terminate", "info")  # functions of the kernel itself that the handle
 # functions that are not methods, and why
 NOT_REMOTE = {
     "queue.cancel_batch_in": "runs inside the caller's transaction",
-    "queue.enqueue_in": "runs inside the caller's transaction",
+    "queue.entry_with_key": "runs inside the caller's transaction",
+    "queue.spawn_in": "runs inside the caller's transaction",
     "queue.live_run": "runs inside the caller's transaction",
     "queue.park": "runs the caller's transaction",
     "queue.watch": "calls back",

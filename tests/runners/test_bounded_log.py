@@ -81,8 +81,13 @@ def test_a_flood_of_output_stays_within_the_limit(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "run.log").stat().st_size < 65 * 1024
 
 
-def test_a_full_disk_ends_the_copy_and_not_the_run() -> None:
-    log = BoundedLog(1024, Path("/dev/full"))
+def test_a_full_disk_ends_the_copy_and_not_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    log = BoundedLog(1024, path)
+    (opened,) = (each for each in Path("/proc/self/fd").iterdir() if os.path.realpath(each) == str(path))
+    full = os.open("/dev/full", os.O_RDWR)
+    os.dup2(full, int(opened.name))
+    os.close(full)
     log.write(b"hello")
     log.close()
     assert log.kept() == b"hello"

@@ -21,6 +21,7 @@ class SharedFile:
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "rota.db")
         self.folder = Path(f"{self.path}-bells")
+        Path(self.path).touch()  # the database: the folder follows its mode
         self._lock = os.open(f"{self.path}-lock", os.O_RDWR | os.O_CREAT)
         self._words: list[SharedWords] = []
         self._notifiers: list[CommitNotifier] = []

@@ -18,9 +18,11 @@ from rota.cli.graph import graph_app
 from rota.cli.ledger import ledger
 from rota.cli.limits import limits
 from rota.cli.options import AsJson, CaFile, TokenFile, access
+from rota.cli.own_run import charge, checkpoint, complete, emit, heartbeat
 from rota.cli.projects import projects
 from rota.cli.serve import serve
 from rota.cli.status import doctor, events, logs, ps, queue, top, why
+from rota.cli.terminal_text import harmless, say
 from rota.cli.tokens import token
 from rota.errors import RotaError
 
@@ -72,7 +74,7 @@ def run(
         from rota.cli.run import run as supervise
 
         count = supervise(fleet, until_idle=until_idle, plain=plain, slots=slots, worker_id=worker_id)
-        typer.echo(f'{{"ended":{count}}}' if as_json else f"{count} runs ended", err=not as_json)
+        say(f'{{"ended":{count}}}' if as_json else f"{count} runs ended", err=not as_json)
 
 
 @app.command()
@@ -139,6 +141,11 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     events,
     doctor,
     serve,
+    charge,
+    checkpoint,
+    heartbeat,
+    emit,
+    complete,
 )
 for command in COMMANDS:
     app.command()(command)
@@ -161,7 +168,7 @@ def version(as_json: AsJson = False) -> None:
     """Print rota's version."""
     from importlib.metadata import version as installed
 
-    typer.echo(f'{{"version":"{installed("rota")}"}}' if as_json else installed("rota"))
+    say(f'{{"version":"{installed("rota")}"}}' if as_json else installed("rota"))
 
 
 def main() -> None:
@@ -182,5 +189,5 @@ def _report(error: RotaError) -> NoReturn:
         body = {"code": error.code, "message": error.message, **error.to_rpc_data()}
         sys.stderr.write(json.dumps({"error": body}, default=str) + "\n")
     else:
-        sys.stderr.write(f"rota: {error}\n")
+        sys.stderr.write(f"rota: {harmless(str(error), lines=True)}\n")
     raise SystemExit(code_of(error)) from None

@@ -11,7 +11,7 @@ from rota.errors import AmbiguousAgent, InvalidInput, NotFound
 from rota.kernel import EntryFilter
 from rota.model import Agent
 
-__all__ = ["agent_of", "amounts", "filter_of", "instant", "json_object", "pid_of", "seconds"]
+__all__ = ["agent_of", "amounts", "filter_of", "instant", "json_object", "json_value", "pid_of", "seconds"]
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -98,11 +98,16 @@ def amounts(pairs: list[str], field: str) -> dict[str, int]:
 
 def json_object(text: str, field: str) -> dict[str, Any]:
     """Parse a JSON object."""
-    try:
-        value = json.loads(text)
-    except ValueError as problem:
-        hint = f"""Quote it for the shell: --{field} '{{"url": "…"}}'."""
-        raise InvalidInput(f"{field} is not JSON: {problem}", field=field, hint=hint) from problem
+    value = json_value(text, field)
     if not isinstance(value, dict):
         raise InvalidInput(f"{field} must be a JSON object, not {type(value).__name__}", field=field)
     return value
+
+
+def json_value(text: str, field: str) -> Any:
+    """Parse JSON."""
+    try:
+        return json.loads(text)
+    except ValueError as problem:
+        hint = f"""Quote it for the shell: --{field} '{{"url": "…"}}'."""
+        raise InvalidInput(f"{field} is not JSON: {problem}", field=field, hint=hint) from problem

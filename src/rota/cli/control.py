@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from rota.cli.options import STORE, AsJson, By, Store
+from rota.cli.terminal_text import say
 
 __all__ = ["cancel", "enqueue", "pause", "release", "resume", "retry"]
 
@@ -99,10 +100,10 @@ def _print_enqueued(api: Any, sched_id: int, wait_s: float | None, *, as_json: b
     from rota.cli.output import print_json
 
     if wait_s is None:
-        print_json({"sched_id": sched_id}) if as_json else typer.echo(sched_id)
+        print_json({"sched_id": sched_id}) if as_json else say(sched_id)
         return
     if not as_json:
-        typer.echo(f"entry {sched_id}", err=True)
+        say(f"entry {sched_id}", err=True)
     entry = api.queue.wait(sched_id, wait_s)
     print_json(entry if as_json else entry.result)
     if entry.exit_kind != "completed":
@@ -132,7 +133,7 @@ def cancel(
         matching = filter_of(api, ids, agent=agent, project=project, tag=tag)
         if matching is not None:
             count = api.queue.cancel_where(matching, reason=by)
-            print_json({"cancelled": count}) if as_json else typer.echo(f"{count:,} cancelled")
+            print_json({"cancelled": count}) if as_json else say(f"{count:,} cancelled")
             return
         states = {}
         for sched_id in ids or ():
@@ -141,7 +142,7 @@ def cancel(
         print_json({"states": states})
         return
     for sched_id, state in states.items():
-        typer.echo(f"entry {sched_id} {'was asked to stop' if state == 'dispatched' else f'is {state}'}")
+        say(f"entry {sched_id} {'was asked to stop' if state == 'dispatched' else f'is {state}'}")
 
 
 def retry(
@@ -259,4 +260,4 @@ def _print_paused(level: str, key: str, done: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"level": level, "key": key, "done": done})
     else:
-        typer.echo(f"{done}: {level}{'' if level == 'fleet' else f' {key}'}")
+        say(f"{done}: {level}{'' if level == 'fleet' else f' {key}'}")

@@ -18,6 +18,7 @@ from rota.errors import InvalidInput, RotaError
 from rota.fleet import CpuDriver, DriverReport
 from rota.host import Cgroups, Command, Scheduling, allowed_cores
 from rota.model import WEIGHT_UNIT
+from rota.store import write_private
 
 __all__ = ["RunOptions", "run"]
 
@@ -68,14 +69,14 @@ def run(words: Sequence[str], options: RunOptions, *, as_json: bool) -> None:
 
 def _write(path: Path, trace: EngineTrace) -> None:
     try:
-        path.write_bytes(b"".join(line + b"\n" for line in trace.lines()))
+        write_private(path, b"".join(line + b"\n" for line in trace.lines()))
     except OSError as problem:
         raise InvalidInput(f"{path} cannot be written: {problem.strerror}", field="trace") from problem
 
 
 def _show(report: DriverReport, commands: dict[str, list[str]], *, as_json: bool) -> None:
     if as_json:
-        print(msgspec.json.encode(report).decode())
+        output.print_json(report)
         return
     console = output.console()
     table = Table(box=None, padding=(0, 1))
@@ -85,8 +86,8 @@ def _show(report: DriverReport, commands: dict[str, list[str]], *, as_json: bool
         )
     for one in report.processes:
         table.add_row(
-            one.name,
-            " ".join(commands[one.name]),
+            output.cell(one.name),
+            output.cell(" ".join(commands[one.name])),
             f"{one.share_ppm / 10_000:.2f}",
             f"{one.cpu_ns / 1e9:.3f}",
             f"{one.turn_ns / 1e9:.3f}",
@@ -95,7 +96,7 @@ def _show(report: DriverReport, commands: dict[str, list[str]], *, as_json: bool
     console.print(table)
     console.print(f"{report.wall_ns / 1e9:.3f} s; the driver used {report.driver_ppm / 10_000:.2f} % of a core")
     for advisory in dict.fromkeys(text for one in report.processes for text in one.advisories):
-        console.print(f"advisory: {advisory}")
+        console.print(f"advisory: {advisory}", markup=False)
 
 
 # --- parsing -----------------------------------------------------------------------------------------

@@ -63,13 +63,13 @@ def simulate(
     if plot is not None:
         _draw(simulation, title, plot)
     if as_json:
-        print(msgspec.json.encode(shown).decode())
+        output.print_json(shown)
         return
     console = output.console()
     console.print(_threads(shown, title))
     _totals(console, shown)
     if plot is not None:
-        console.print(f"drawing: {plot.path}")
+        console.print(f"drawing: {plot.path}", markup=False)
 
 
 def _build(scenario: Scenario, policy: PolicyOptions | None) -> Simulation:

@@ -8,6 +8,7 @@ import typer
 
 from rota.cli.exit_codes import FOUND
 from rota.cli.options import STORE, AsJson, Store
+from rota.cli.terminal_text import say
 
 __all__ = ["db"]
 
@@ -33,7 +34,7 @@ def backup(
     with open_file(store) as kernel:
         kernel.store.backup(path)
     size = Path(path).stat().st_size
-    print_json({"path": path, "bytes": size}) if as_json else typer.echo(f"{path}: {size:,} bytes")
+    print_json({"path": path, "bytes": size}) if as_json else say(f"{path}: {size:,} bytes")
 
 
 @db.command()
@@ -47,7 +48,7 @@ def check(store: Store = STORE, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"problems": problems})
     for problem in () if as_json else problems or ["no damage found"]:
-        typer.echo(problem)
+        say(problem)
     if problems:
         raise typer.Exit(FOUND)
 
@@ -78,9 +79,9 @@ def prune(
     if as_json:
         print_json(pruned._asdict())
         return
-    typer.echo(f"{pruned.events:,} events and {pruned.entries:,} entries removed, {pruned.freed_bytes:,} bytes freed")
+    say(f"{pruned.events:,} events and {pruned.entries:,} entries removed, {pruned.freed_bytes:,} bytes freed")
     if pruned.free_bytes:
-        typer.echo(f"{pruned.free_bytes:,} bytes are free in the file for new rows; --vacuum frees them, writers wait")
+        say(f"{pruned.free_bytes:,} bytes are free in the file for new rows; --vacuum frees them, writers wait")
 
 
 @db.command()
@@ -102,4 +103,4 @@ def migrate(store: Store = STORE, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"schema_version": version, "migrated": moved})
     else:
-        typer.echo(f"{'migrated to' if moved else 'is at'} schema version {version}")
+        say(f"{'migrated to' if moved else 'is at'} schema version {version}")

@@ -27,6 +27,7 @@ import msgspec
 from rich.console import Console
 
 from rota.app import Rota
+from rota.cli import output
 from rota.cli.demo_report import Demonstrated, Incidents, print_report
 from rota.cli.demo_worker import WORKER_ID
 from rota.cli.view import LiveView
@@ -60,10 +61,10 @@ _AGENTS = Path(__file__).parent / "demo_agents"
 
 def show(*, seconds: float = SECONDS, policy: str = "eevdf", as_json: bool = False) -> bool:
     """Run the demonstration, print the report, and return whether it succeeded."""
-    console = Console(stderr=as_json)
+    console = output.console(stderr=as_json)
     shown = demonstrate(seconds, policy, console)
     if as_json:
-        print(msgspec.json.encode(shown.as_dict()).decode())
+        output.print_json(shown.as_dict())
     else:
         print_report(shown, console)
     return shown.went_well

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from rota import store
+from rota.cli import output
+from rota.cli.terminal_text import harmless
 from rota.clock import Clock, SystemClock
 from rota.fleet import Fleet, FleetPlan, fleet_schema, load_fleet, plan_fleet
 from rota.kernel import Kernel
@@ -25,7 +26,7 @@ ROWS_MAX = 50  # of one table; --json prints all
 
 def print_schema() -> None:
     """Print the JSON Schema of a fleet file."""
-    print(msgspec.json.format(msgspec.json.encode(fleet_schema())).decode())
+    output.print_json(fleet_schema(), indent=2)
 
 
 def print_plan(
@@ -36,11 +37,10 @@ def print_plan(
     now = (clock or SystemClock()).now()
     with _read_only(fleet) as api:
         plan = plan_fleet(fleet, now, api)
-    console = console or Console()
     if as_json:
-        console.out(msgspec.json.encode(plan).decode(), highlight=False)
+        output.print_json(plan, file=None if console is None else console.file)
     else:
-        _print(plan, console)
+        _print(plan, console or output.console())
     return plan
 
 
@@ -72,14 +72,14 @@ def _print_list(console: Console, title: str, lines: list[str], color: str) -> N
     if lines:
         console.print(f"\n[bold]{title}[/]")
         for line in lines[:ROWS_MAX]:
-            console.print(f"  [{color}]•[/] {escape(line)}", highlight=False)
+            console.print(f"  [{color}]•[/] {escape(harmless(line))}", highlight=False)
         if len(lines) > ROWS_MAX:
             console.print(f"  and {len(lines) - ROWS_MAX} more")
 
 
 def _fill(table: Table, rows: list[tuple[str, ...]]) -> Table:
     for row in rows[:ROWS_MAX]:
-        table.add_row(*(escape(cell) for cell in row))
+        table.add_row(*map(output.cell, row))
     if len(rows) > ROWS_MAX:
         table.caption = f"and {len(rows) - ROWS_MAX} more"
     return table

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 import typer
 
+from rota.cli.terminal_text import say
 from rota.errors import ComponentInvalid, GraphInvalid, InvalidInput, RotaError
 from rota.graph import (
     SEVERITIES,
@@ -35,6 +36,7 @@ from rota.graph import (
     validation_to_dict,
 )
 from rota.graph import lint as lint_graph
+from rota.store import write_private
 
 __all__ = [
     "diff_plan",
@@ -87,7 +89,7 @@ def plan(file: Path, components: list[str], limits: Mapping[str, int], *, as_jso
         print_json(plan_to_dict(compiled))
         return
     for line in _plan_lines(compiled):
-        typer.echo(line)
+        say(line)
 
 
 def render(file: Path, limits: Mapping[str, int], form: str, output: Path | None) -> None:
@@ -106,7 +108,7 @@ def explain(file: Path, components: list[str], limits: Mapping[str, int], *, as_
         print_json(explanation_to_dict(result))
     else:
         for line in explanation_lines(result):
-            typer.echo(line)
+            say(line)
     if result.errors:
         raise typer.Exit(1)
 
@@ -118,7 +120,7 @@ def diff_plan(before: Path, after: Path, limits: Mapping[str, int], *, exit_code
         print_json({"same": found.same, "order_changed": found.order_changed, **msgspec.to_builtins(found)})
     else:
         for line in _difference_lines(found):
-            typer.echo(line)
+            say(line)
     if exit_code and not found.same:
         raise typer.Exit(1)
 
@@ -201,7 +203,7 @@ def input_limits(changes: Mapping[str, int]) -> InputLimits:
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    typer.echo(_indented_json(value))
+    say(_indented_json(value))
 
 
 def _indented_json(value: Any) -> str:
@@ -211,10 +213,10 @@ def _indented_json(value: Any) -> str:
 def write(text: str, output: Path | None) -> None:
     """Write text to a file, or to standard output without one."""
     if output is None:
-        typer.echo(text, nl=not text.endswith("\n"))
+        say(text, nl=not text.endswith("\n"))
         return
     try:
-        output.write_text(text)
+        write_private(output, text.encode())
     except OSError as problem:
         raise InvalidInput(
             f"cannot write {output}: {problem.strerror}", hint="Choose another file with --output."
@@ -228,14 +230,14 @@ def _print_result(result: CheckResult, *, strict: bool, as_json: bool) -> None:
     else:
         for diagnostic in result.diagnostics:
             _print_diagnostic(diagnostic)
-        typer.echo(_verdict(result, refusals))
+        say(_verdict(result, refusals))
     if refusals:
         raise typer.Exit(1)
 
 
 def _print_diagnostic(diagnostic: Diagnostic) -> None:
-    typer.secho(diagnostic.sentence(), fg=_COLOURS[diagnostic.severity])
-    typer.secho(f"  → {diagnostic.suggested_fix}", dim=True)
+    say(diagnostic.sentence(), fg=_COLOURS[diagnostic.severity])
+    say(f"  → {diagnostic.suggested_fix}", dim=True)
 
 
 def _verdict(result: CheckResult, refusals: Sequence[Diagnostic]) -> str:

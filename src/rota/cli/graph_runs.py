@@ -18,6 +18,7 @@ import typer
 
 from rota import store
 from rota.cli.graph_checks import input_limits, load_registry, open_plan, print_json, write
+from rota.cli.terminal_text import say
 from rota.clock import Clock, SystemClock
 from rota.errors import RotaError
 from rota.graph import (
@@ -80,7 +81,7 @@ def run(source: GraphSource, bounds: dict[str, Any], *, as_json: bool) -> None:
         print_json(result.summary())
     else:
         for line in _result_lines(result):
-            typer.echo(line)
+            say(line)
     _exit_unless_ok(result)
 
 
@@ -92,7 +93,7 @@ def metrics(source: GraphSource, bounds: dict[str, Any], *, as_json: bool) -> No
     else:
         for metric in result.runtime_metrics:
             subject = metric.component_id or metric.channel_id or metric.lane
-            typer.echo(f"{metric.name:52} {subject:24} {metric.value:g}")
+            say(f"{metric.name:52} {subject:24} {metric.value:g}")
     _exit_unless_ok(result)
 
 
@@ -127,7 +128,7 @@ def work(source: GraphSource, path: Path, *, until_idle: bool, as_json: bool) ->
     if as_json:
         print_json({"graph": plan.name, "entries_run": count})
     else:
-        typer.echo(f"{plan.name}: entries run: {count:,}")
+        say(f"{plan.name}: entries run: {count:,}")
 
 
 # --- running -------------------------------------------------------------------------------------
@@ -190,7 +191,8 @@ def progress(steps: int | None, clock: Clock) -> Callable[[int], None] | None:
         nonlocal shown_at
         if clock.monotonic() - shown_at >= PROGRESS_EVERY_S:
             shown_at = clock.monotonic()
-            typer.echo(f"\repoch {epoch:,}" + (f" of {steps:,}" if steps else ""), nl=False, err=True)
+            sys.stderr.write(f"\repoch {epoch:,}" + (f" of {steps:,}" if steps else ""))  # only numbers
+            sys.stderr.flush()
 
     return show
 
@@ -250,7 +252,7 @@ def _serve(worker: EntryWorker, token: StopToken) -> None:
     try:
         worker.serve(token)
     except RotaError as error:  # the run fails with the same error; this explains why its entries do not run
-        print(f"rota: a worker thread stopped: {error}", file=sys.stderr)
+        say(f"rota: a worker thread stopped: {error}", err=True)
 
 
 # --- printing ------------------------------------------------------------------------------------
@@ -317,7 +319,7 @@ def _print_bench(result: RuntimeRunnerResult, seconds: list[float], steps: int, 
         print_json(row)
         return
     cost = f"{per_invocation_us:.1f} us per invocation" if per_invocation_us is not None else "no invocations"
-    typer.echo(
+    say(
         f"{result.graph_name}: {steps:,} epochs, {invocations:,} invocations in {median_us / 1e3:.1f} ms "
         f"(median of {len(seconds)} runs): {median_us / steps:.1f} us per epoch, {cost}"
     )

@@ -8,6 +8,7 @@ import typer
 
 from rota.cli.options import STORE, AsJson, Store
 from rota.cli.registers import register_group
+from rota.cli.terminal_text import say
 
 __all__ = ["ledger"]
 
@@ -80,4 +81,4 @@ def budget(
     if as_json:
         print_json({"level": level, "owner": owner, "dim": dim, "limit": limit, "window_s": window_s})
     else:
-        typer.echo(f"{dim} of {level} {owner}: {'no budget' if limit is None else f'{limit:,} per {window}'}")
+        say(f"{dim} of {level} {owner}: {'no budget' if limit is None else f'{limit:,} per {window}'}")

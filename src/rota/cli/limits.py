@@ -8,6 +8,7 @@ import typer
 
 from rota.cli.options import STORE, AsJson, Store
 from rota.cli.registers import register_group, run_command
+from rota.cli.terminal_text import say
 
 __all__ = ["limits"]
 
@@ -35,6 +36,9 @@ def create(
     budget: Budget,
     period: Period = "60s",
     unit: Annotated[Literal["tokens", "requests"], typer.Option("--unit", help="What is counted.")] = "tokens",
+    project: Annotated[
+        str | None, typer.Option("--project", help="Of a named limit: only this project's entries draw on it.")
+    ] = None,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
@@ -47,7 +51,9 @@ def create(
     period_s = seconds(period, "period")
     with open_api(store) as api:
         bound_id = str(pid_of(api, key)) if bound_to == "agent" else key
-        made = api.contexts.create(bound_to=bound_to, bound_id=bound_id, budget=budget, period_s=period_s, unit=unit)
+        made = api.contexts.create(
+            bound_to=bound_to, bound_id=bound_id, budget=budget, period_s=period_s, unit=unit, project_id=project
+        )
     print_result(made, SchedulingContext, as_json=as_json)
 
 
@@ -78,4 +84,17 @@ def throttle(
 
     with open_api(store) as api:
         until_at = api.contexts.throttle(name, seconds(pause, "pause"))
-    print_json({"until_at": until_at}) if as_json else typer.echo(f"{name}: resumes {when(until_at, now())}")
+    print_json({"until_at": until_at}) if as_json else say(f"{name}: resumes {when(until_at, now())}")
+
+
+@limits.command()
+def resume(
+    name: Annotated[str, typer.Argument(help="The name of the limit.")], store: Store = STORE, as_json: AsJson = False
+) -> None:
+    """End the pause of a named limit."""
+    from rota.cli.connection import open_api
+    from rota.cli.output import print_json
+
+    with open_api(store) as api:
+        api.contexts.resume(name)
+    print_json({"resumed": name}) if as_json else say(f"{name}: resumed")

@@ -1,17 +1,19 @@
-"""Print tables and sentences for people, JSON for programs."""
+"""Print tables and sentences for people, JSON for programs; what is printed cannot control the terminal."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 
+from rota.cli.terminal_text import harmless
 from rota.clock import SystemClock
 
 __all__ = ["cell", "console", "now", "print_fields", "print_json", "print_page", "print_table", "span", "when"]
@@ -25,15 +27,30 @@ def now() -> float:
     return SystemClock().now()
 
 
-def console() -> Console:
-    """Return the console for standard output."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    return Console(width=width, highlight=False, emoji=False)
+class _HarmlessConsole(Console):
+    """A console that shows the codes in a text; of codes, a terminal gets only its own styles and cursor moves."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the parts of what is printed."""
+        for part in super().render(renderable, options):
+            if part.control or part.text.isprintable() or part.text == "\n":
+                yield part
+            else:
+                yield Segment(harmless(part.text, lines=True), part.style)
 
 
-def print_json(value: Any) -> None:
-    """Print one value on one line."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+def console(*, stderr: bool = False, **options: Any) -> Console:
+    """Return the console for standard output or standard error."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stderr or stream.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
+    return _HarmlessConsole(**{"width": width, "highlight": False, "emoji": False, "stderr": stderr, **options})
+
+
+def print_json(value: Any, *, indent: int | None = None, file: IO[str] | None = None) -> None:
+    """Print one value, on one line unless it is indented."""
+    text = msgspec.json.encode(value)
+    shown = text if indent is None else msgspec.json.format(text, indent=indent)
+    (file or sys.stdout).write(harmless(shown.decode(), lines=True) + "\n")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
@@ -68,7 +85,7 @@ def cell(value: Any) -> str:
         return ", ".join(map(cell, value)) or "–"
     if isinstance(value, dict | msgspec.Struct):
         value = msgspec.json.encode(value).decode()
-    return escape(str(value))
+    return escape(harmless(str(value)))
 
 
 def when(at: float | None, now_at: float) -> str:

@@ -16,6 +16,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from rota.cli.terminal_text import harmless
 from rota.model import WEIGHT_UNIT, BudgetLine, SchedulingContext
 from rota.observe import ChartRow, EventText, ProjectReport, RunSpan, TextTone
 
@@ -98,7 +99,9 @@ def _titles(tables: Sequence[Sequence[Text]], scene: Scene) -> Iterable[str]:
 
 
 def _cut(line: Text, look: Look) -> Text:
-    """Cut a line to the width; on an ASCII terminal, replace other characters."""
+    """Cut a line to the width; on an ASCII terminal, replace other characters. Codes in names are shown."""
+    if not line.plain.isprintable():
+        line = Text(harmless(line.plain))
     if look.ascii_only:
         line = Text(line.plain.translate(_PLAIN).encode("ascii", "replace").decode())
     line.truncate(look.width, overflow="crop" if look.ascii_only else "ellipsis")

@@ -1,4 +1,4 @@
-"""`rota projects`: list, create, change and archive projects and their workspaces."""
+"""`rota projects`: list, create, change and archive projects, their workspaces, and the grants between them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from rota.cli.options import STORE, AsJson, By, Store
 from rota.cli.registers import register_group, run_command
+from rota.cli.terminal_text import say
 
 __all__ = ["projects"]
 
@@ -19,7 +20,10 @@ workspaces = typer.Typer(
 )
 projects.add_typer(workspaces, name="workspaces")
 
+NO_PROJECT = "-"  # on the command line: what has no project
 Id = Annotated[str, typer.Argument(help="The project id.")]
+From = Annotated[str, typer.Argument(help="The project that may reach into the other; - is no project.")]
+To = Annotated[str, typer.Argument(help="The project that it may reach into; - is no project.")]
 
 
 @projects.callback()
@@ -62,6 +66,46 @@ def restore(project: Id, by: By = "operator", store: Store = STORE, as_json: AsJ
     _move(project, "restore", by, store, as_json=as_json)
 
 
+@projects.command()
+def grant(from_project: From, to_project: To, store: Store = STORE, as_json: AsJson = False) -> None:
+    """Let one project start agents and name entries of another."""
+    from rota.cli.connection import open_api
+
+    with open_api(store) as api:
+        _print(api.projects.grant(_project(from_project), _project(to_project)), as_json=as_json)
+
+
+@projects.command()
+def revoke(from_project: From, to_project: To, store: Store = STORE, as_json: AsJson = False) -> None:
+    """Take back what `grant` allowed."""
+    from rota.cli.connection import open_api
+    from rota.cli.output import print_json
+
+    with open_api(store) as api:
+        revoked = api.projects.revoke_grant(_project(from_project), _project(to_project))
+    text = "revoked" if revoked else "there was no grant"
+    print_json({"revoked": revoked}) if as_json else say(f"{from_project} → {to_project}: {text}")
+
+
+@projects.command()
+def grants(store: Store = STORE, as_json: AsJson = False) -> None:
+    """List which project may reach into which."""
+    from rota.cli.connection import open_api
+    from rota.cli.output import now, print_json, print_table, when
+
+    with open_api(store) as api:
+        found = api.projects.grants()
+    if as_json:
+        print_json({"grants": found})
+        return
+    at = now()
+    rows = [
+        (each.from_project or NO_PROJECT, each.to_project or NO_PROJECT, when(each.granted_at, at), each.granted_by)
+        for each in found
+    ]
+    print_table(("from", "to", "granted", "by"), rows, empty="no project may reach into another")
+
+
 @workspaces.command("add")
 def add_workspace(
     project: Id,
@@ -87,7 +131,7 @@ def remove_workspace(
 
     with open_api(store) as api:
         api.projects.remove_workspace(workspace)
-    print_json({"removed": workspace}) if as_json else typer.echo(f"removed {workspace}")
+    print_json({"removed": workspace}) if as_json else say(f"removed {workspace}")
 
 
 def _move(project: str, verb: str, by: str, store: str, *, as_json: bool) -> None:
@@ -95,6 +139,10 @@ def _move(project: str, verb: str, by: str, store: str, *, as_json: bool) -> Non
 
     with open_api(store) as api:
         _print(api.projects.move(project, verb, by=by), as_json=as_json)
+
+
+def _project(argument: str) -> str | None:
+    return None if argument == NO_PROJECT else argument
 
 
 def _print(thing: Any, *, as_json: bool) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple, get_args
 
 import msgspec
-import typer
 
 from rota.cli.output import print_fields, print_json, print_page
-from rota.model import Agent, BudgetLine, LedgerLine, Project, SchedulingContext, Workspace
+from rota.cli.terminal_text import say
+from rota.model import Agent, BudgetLine, LedgerLine, Project, SchedulingContext, Workspace, hide_env
 
 __all__ = ["print_result"]
 
@@ -71,6 +71,7 @@ _COLUMNS: dict[Any, ResultTable] = {
             "limit": "context_id",
             "bound to": "bound_to",
             "name": "bound_id",
+            "project": "project_id",
             "unit": "unit",
             "left": "remaining",
             "budget": "budget",
@@ -87,6 +88,7 @@ _COLUMNS: dict[Any, ResultTable] = {
 
 def print_result(result: Any, returns: Any, *, as_json: bool, field: str = "") -> None:
     """Print a result of the type `returns`; `field` is its name in JSON if it is a plain value."""
+    result = _without_env(result)
     page = result if isinstance(result, tuple) else (result, None)
     columns = _columns_of(returns)
     if columns is not None and (isinstance(page[0], list) or columns.also_one):
@@ -96,7 +98,14 @@ def print_result(result: Any, returns: Any, *, as_json: bool, field: str = "") -
     elif isinstance(result, msgspec.Struct):
         print_fields(result)
     elif result is not None:
-        typer.echo(result)
+        say(result)
+
+
+def _without_env(result: Any) -> Any:
+    """Hide the values of agents' variables: a terminal, its history and a pipe have other readers."""
+    if isinstance(result, Agent):
+        return msgspec.structs.replace(result, metadata=hide_env(result.metadata))
+    return type(result)(map(_without_env, result)) if type(result) in (list, tuple) else result
 
 
 def _columns_of(returns: Any) -> ResultTable | None:

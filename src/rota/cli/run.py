@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import logging
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,15 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from rota import store
+from rota.cli import output
 from rota.cli.connection import open_client
-from rota.cli.output import print_json
+from rota.cli.terminal_text import HarmlessFormatter, say
 from rota.cli.view import LiveView
 from rota.errors import FleetInvalid
 from rota.fleet import Fleet, FleetRun, load_fleet, request_reload
 from rota.kernel import Kernel
-from rota.rpc import is_remote
-from rota.service import Dispatcher, SchedulerApi, make_policy
+from rota.rpc import daemon_address, is_remote
+from rota.service import OUTAGE_S, Dispatcher, SchedulerApi, call_through_outage, make_policy
 
 __all__ = ["find_fleet_file", "reload", "run"]
 
@@ -30,18 +31,35 @@ RETRY_S = 30.0  # how long calls are retried while the daemon of a running fleet
 def run(path: Path | None, *, until_idle: bool, plain: bool, **overrides: Any) -> int:
     """Run a fleet until it is stopped or, with `until_idle`, has nothing to do; return the number of ended runs."""
     fleet = load_fleet(find_fleet_file(path))
-    console = Console(stderr=True, force_terminal=False if plain else None)
+    console = output.console(stderr=True, force_terminal=False if plain else None)
     live = console.is_terminal
     _log_to(console, quiet=live)
+    _wait_for_daemon(fleet, console)
     api = _open(fleet)
     try:
         fleet_run = FleetRun(api, fleet, **{name: value for name, value in overrides.items() if value is not None})
         for change in fleet_run.changes if not live else ():
-            console.print(f"{change}", highlight=False)
+            console.print(str(change), markup=False)
         with LiveView(api, fleet_run.supervisor, console=console, store=fleet.store_path):
             return fleet_run.run(until_idle=until_idle, handles_signals=True)
     finally:
         api.close()
+
+
+def _wait_for_daemon(fleet: Fleet, console: Console) -> None:
+    """Wait, like a fleet whose daemon goes away, for one that is started after the fleet; say so at once."""
+    if not is_remote(fleet.store_path):
+        return
+    limit = f"for at most {OUTAGE_S / 60:.0f} min; Ctrl-C ends it"
+    with open_client(fleet.store_path, retry_s=0.0) as client:
+        call_through_outage(
+            client.clock,
+            client.journal.cursor,
+            lambda: False,
+            say=lambda problem: console.print(
+                f"{problem.message}; waiting for it, {limit}", markup=False, soft_wrap=True
+            ),
+        )
 
 
 def _open(fleet: Fleet) -> SchedulerApi:
@@ -49,7 +67,9 @@ def _open(fleet: Fleet) -> SchedulerApi:
     if is_remote(fleet.store_path):
         return open_client(fleet.store_path, retry_s=RETRY_S)
     policy = make_policy(fleet.policy_name, fleet.policy_params, fleet.policy_isolation)
-    return Dispatcher(Kernel(store.open(fleet.store_path)), policy, policy_isolation=fleet.policy_isolation)
+    api = Dispatcher(Kernel(store.open(fleet.store_path)), policy, policy_isolation=fleet.policy_isolation)
+    api.find_daemon = partial(daemon_address, fleet.store_path)
+    return api
 
 
 def reload(path: Path | None, *, as_json: bool) -> None:
@@ -61,9 +81,9 @@ def reload(path: Path | None, *, as_json: bool) -> None:
     finally:
         api.close()
     if as_json:
-        print_json({"fleet": fleet.title, "file": fleet.path, "event_id": event_id})
+        output.print_json({"fleet": fleet.title, "file": fleet.path, "event_id": event_id})
     else:
-        print(f"requested a reload of {fleet.path} from every supervisor of fleet {fleet.title}", file=sys.stderr)
+        say(f"requested a reload of {fleet.path} from every supervisor of fleet {fleet.title}", err=True)
 
 
 def find_fleet_file(path: Path | None) -> Path:
@@ -80,4 +100,5 @@ def find_fleet_file(path: Path | None) -> Path:
 
 def _log_to(console: Console, *, quiet: bool) -> None:
     handler = RichHandler(console=console, show_path=False, markup=False)
-    logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, format="%(message)s", handlers=[handler])
+    handler.setFormatter(HarmlessFormatter("%(message)s"))
+    logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, handlers=[handler])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rota.cli.options import STORE
+from rota.cli.terminal_text import HarmlessFormatter, say
 from rota.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -145,8 +146,9 @@ def run(options: Options) -> None:
     import uvloop
 
     settings, transport = options.settings(), options.transport()
-    layout = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(level=options.log_level.upper(), stream=sys.stderr, format=layout)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
     sys.setswitchinterval(SWITCH_S)
     uvloop.run(_serve(settings, transport))
 
@@ -172,4 +174,4 @@ def _print_unit(options: Options) -> None:
     for name, value in given.items():
         for each in value if isinstance(value, tuple) else (value,):
             words += [f"--{name}"] if each is True else [f"--{name}", each]
-    print(unit_file(options.store, words), end="")
+    say(unit_file(options.store, words), nl=False)

@@ -10,6 +10,7 @@ import typer
 
 from rota.cli.exit_codes import FOUND, INTERRUPTED
 from rota.cli.options import STORE, AsJson, Limit, Offset, Store
+from rota.cli.terminal_text import harmless, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -150,7 +151,10 @@ def why(
 
 
 def _print_explanation(console: Console, found: Explanation) -> None:
-    console.print(f"{_MARKS[found.starts]} entry {found.sched_id} of agent {found.pid} is [bold]{found.state}[/]")
+    from rota.cli.output import cell
+
+    state = cell(found.state)
+    console.print(f"{_MARKS[found.starts]} entry {found.sched_id} of agent {found.pid} is [bold]{state}[/]")
     _print_reasons(console, found)
     _print_outlook(console, found)
     _print_history(console, found)
@@ -168,7 +172,7 @@ def _print_reasons(console: Console, found: Explanation) -> None:
     for each in found.ahead:
         console.print(f"    {each.sched_id} of agent {each.pid}: {each.score}", style="dim", markup=False)
     if found.starts:
-        console.print(f"  eligible: the next claim takes it ({found.policy})")
+        console.print(f"  eligible: the next claim takes it ({found.policy})", markup=False)
 
 
 def _instants(reason: object, now_at: float) -> str:
@@ -181,12 +185,12 @@ def _instants(reason: object, now_at: float) -> str:
 
 
 def _print_outlook(console: Console, found: Explanation) -> None:
-    from rota.cli.output import when
+    from rota.cli.output import cell, when
 
     if found.state == "queued" and not found.starts:
         starts = "unknown" if found.estimate.starts_at is None else when(found.estimate.starts_at, found.now)
         place = "" if found.position is None else f", position {found.position:,}"
-        console.print(f"\n[bold]start[/]: {starts}{place} [dim]({found.estimate.basis})[/]")
+        console.print(f"\n[bold]start[/]: {starts}{place} [dim]({cell(found.estimate.basis)})[/]")
     if found.changes:
         console.print("\n[bold]what would start it[/]")
     for change in found.changes:
@@ -202,7 +206,8 @@ def _print_history(console: Console, found: Explanation) -> None:
 
     console.print(f"\n[bold]history[/]{'' if found.story_is_whole else ' [dim](incomplete)[/]'}")
     for step in found.story:
-        console.print(f"  {when(step.at, found.now):>12}  {step.words}", markup=False)
+        by = f"  by {step.author}" if step.author else ""
+        console.print(f"  {when(step.at, found.now):>12}  {step.words}{by}", markup=False)
 
 
 # --- logs, events, top ----------------------------------------------------------------------------
@@ -215,10 +220,14 @@ def logs(
     folder: Annotated[
         Path | None, typer.Option("--folder", help="The supervisor's log folder. Default: beside the store.")
     ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the bytes as they are, with escape codes.")] = False,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Print the output of a run, also while it runs."""
+    """Print the output of a run, also while it runs.
+
+    Escape codes are shown, not obeyed: a program cannot control this terminal. --raw prints them.
+    """
     import sys
 
     from rota.cli.output import print_json
@@ -237,9 +246,11 @@ def logs(
     if as_json:
         text = body.decode("utf-8", "replace")
         print_json({"sched_id": entry, "attempt": number, "path": str(path.absolute()), "text": text})
-    else:
+    elif raw:
         sys.stdout.buffer.write(body)
         sys.stdout.flush()
+    else:
+        say(body.decode("utf-8", "backslashreplace").replace("\r\n", "\n"), nl=False)
 
 
 def events(
@@ -296,7 +307,8 @@ def _print_event(event: Event, kind: str | None, *, as_json: bool) -> None:
     else:
         facts = " ".join(f"{name}={value}" for name, value in event.payload.items() if value not in ("", None, [], {}))
         agent = "" if event.pid is None else f" agent {event.pid}"
-        sys.stdout.write(f"{event.event_id} {event.ts:.3f} {event.kind}{agent} {facts}\n")
+        by = f" by {event.author}" if event.author else ""
+        say(harmless(f"{event.event_id} {event.ts:.3f} {event.kind}{agent}{by} {facts}"))
     sys.stdout.flush()  # a program that follows reads it now
 
 
@@ -306,7 +318,7 @@ def top(store: Store = STORE, as_json: AsJson = False) -> None:
     Slots, shares, budgets, limits, the queue and the last events. Ctrl-C ends it; --json prints one snapshot.
     """
     from rota.cli.connection import open_api
-    from rota.cli.output import print_json
+    from rota.cli.output import console, print_json
 
     with open_api(store) as api:
         if as_json:
@@ -322,11 +334,9 @@ def top(store: Store = STORE, as_json: AsJson = False) -> None:
                 }
             )
             return
-        from rich.console import Console
-
         from rota.cli.view import LiveView
 
-        with LiveView(api, console=Console(), store=store, full_screen=True) as view:
+        with LiveView(api, console=console(), store=store, full_screen=True) as view:
             view.wait()
 
 
@@ -336,7 +346,7 @@ def doctor(store: Store = STORE, as_json: AsJson = False) -> None:
     Exits with 1 if a check fails.
     """
     from rota.cli.doctor import examine
-    from rota.cli.output import console, print_json
+    from rota.cli.output import cell, console, print_json
 
     findings = list(examine(store))
     if as_json:
@@ -347,7 +357,7 @@ def doctor(store: Store = STORE, as_json: AsJson = False) -> None:
             if each.part != part:
                 part = each.part
                 out.print(f"[bold]{part}[/]")
-            out.print(f"  {_VERDICTS[each.verdict]} {each.words}")
+            out.print(f"  {_VERDICTS[each.verdict]} {cell(each.words)}")
             if each.fix:
                 out.print(f"      → {each.fix}", markup=False)
     if any(each.verdict == "bad" for each in findings):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from rota.cli.options import STORE, AsJson, Store
+from rota.cli.terminal_text import say
 
 if TYPE_CHECKING:
     from rota.rpc import TokenLine
@@ -24,24 +27,31 @@ def create(
     scope: Annotated[
         str, typer.Option(help="read, enqueue, work, operate or admin; enqueue:A,B binds it to projects A and B.")
     ],
+    *,
     store: Store = STORE,
     expires: Annotated[str | None, typer.Option(help="Lifetime: 90s, 15m, 12h, 30d. Default: unlimited.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write it to this new file, which only you can read, and do not print it.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create an access token and print it. It is shown only once."""
+    """Create an access token and print it, or write it to a file. It is shown only once."""
     from rota.cli.arguments import seconds
     from rota.cli.output import print_json
 
     scope_name, _, names = scope.partition(":")
     projects = tuple(names.split(",")) if names else None
     expires_in_s = None if expires is None else seconds(expires, "expires")
-    with _methods(store, create=True) as call:
+    with _token_file(output) as file, _methods(store, create=True) as call:
         made = call("system.token_create", name=name, scope=scope_name, projects=projects, expires_in_s=expires_in_s)
+        if file is not None:
+            file.write(f"{made.token}\n")
     if as_json:
-        print_json(made)
+        print_json(made if output is None else {"line": made.line, "path": str(output)})
         return
-    typer.echo(made.token)
-    typer.echo(f"token {made.line.token_id} has scope {_scope(made.line)}; it is not shown again", err=True)
+    if output is None:
+        say(made.token)
+    say(f"token {made.line.token_id} has scope {_scope(made.line)}; it is not shown again", err=True)
 
 
 @token.command("list")
@@ -72,7 +82,29 @@ def revoke(
 
     with _methods(store) as call:
         line = call("system.token_revoke", token_id=token_id)
-    print_json(line) if as_json else typer.echo(f"token {line.token_id} ({line.name}) is revoked")
+    print_json(line) if as_json else say(f"token {line.token_id} ({line.name}) is revoked")
+
+
+@contextlib.contextmanager
+def _token_file(path: Path | None) -> Iterator[TextIO | None]:
+    """Create the file before the token, which would be lost if it could not be written."""
+    from rota.errors import InvalidInput
+    from rota.store import create_private
+
+    if path is None:
+        yield None
+        return
+    try:
+        file = os.fdopen(create_private(path), "w")
+    except OSError as problem:
+        text = f"{path} cannot be created: {problem.strerror}"
+        raise InvalidInput(text, field="output", hint="Give the path of a new file.") from problem
+    try:
+        with file:
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

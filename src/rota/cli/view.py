@@ -18,7 +18,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from rota.cli import output
 from rota.cli.panels import Look, Scene, column_s, scene_view, window_s_for
+from rota.cli.terminal_text import harmless
 from rota.errors import StoreReplaced
 from rota.fleet import Supervisor
 from rota.model import BudgetLine, SchedulingContext
@@ -60,7 +62,7 @@ class LiveView:
         self.state = state  # None: created on entry; read it only after close()
         self._api = api
         self._supervisor = supervisor
-        self._console = console or Console()
+        self._console = console or output.console()
         self._store = store
         self._policy = str(getattr(getattr(api, "policy", None), "name", ""))
         self._paints = self._console.is_terminal and not self._console.is_dumb_terminal
@@ -247,7 +249,7 @@ def look_of(console: Console) -> Look:
 
 def log_line(story: EventText) -> str:
     """Format an event text as a log line."""
-    return f"{datetime.fromtimestamp(story.at, UTC):%H:%M:%S}Z {story.text}"
+    return f"{datetime.fromtimestamp(story.at, UTC):%H:%M:%S}Z {harmless(story.text)}"
 
 
 def start_of(api: SchedulerApi) -> StartingState:

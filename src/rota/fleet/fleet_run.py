@@ -26,6 +26,7 @@ from rota.fleet.worker_lock import hold_worker_id
 from rota.model.events import Event
 from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
+from rota.service.outages import call_through_outage
 from rota.service.policy_in_force import record_policy
 
 __all__ = ["RELOAD_KIND", "FleetRun", "request_reload"]
@@ -48,6 +49,7 @@ class FleetRun:
         self._overrides = overrides  # settings of the command line; they stay in force after a reload
         with self._worker_lock():
             pass  # a fleet that is started twice by mistake is refused before it changes the store
+        call_through_outage(api.clock, api.journal.cursor, lambda: False)  # its daemon may be started after it
         self.changes = self._apply(fleet)
         self._record_policy(fleet)
         self.supervisor = Supervisor(api, self._settings(fleet), functions={})

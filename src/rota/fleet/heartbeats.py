@@ -19,6 +19,7 @@ from rota.kernel.paging import READ_MAX
 from rota.model.event_codec import decode
 from rota.model.events import CancelRequested, Event
 from rota.service.api import SchedulerApi
+from rota.store.author import keeping_author
 
 __all__ = ["BackgroundTask", "Heartbeats"]
 
@@ -68,7 +69,7 @@ class Heartbeats:
         self._closing = threading.Condition()
         self._is_over = False
         self._cursor = api.journal.cursor()
-        self._thread = threading.Thread(target=self._serve, name="rota-heartbeats", daemon=True)
+        self._thread = threading.Thread(target=keeping_author(self._serve), name="rota-heartbeats", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""

@@ -2,7 +2,7 @@
 
 Everything a run reports is committed before the call returns, under the token of its claim. A run that has lost its
 claim can change nothing any more; it is stopped (`fenced`) as soon as the supervisor notices. While the store cannot be
-reached, a call waits (outages.py), and the work goes on as far as it does not need the store.
+reached, a call waits (service/outages.py), and the work goes on as far as it does not need the store.
 
 The stop reason decides what becomes of the entry:
 
@@ -28,18 +28,17 @@ from typing import Any, Protocol, TypeVar
 
 from rota.errors import StaleClaim, StoreUnavailable
 from rota.fleet.agent_settings import settings_of, spec_for
-from rota.fleet.outages import call_through_outage, may_be_executed
 from rota.fleet.run_logs import BoundedLog
 from rota.fleet.runners.contract import Assignment, RunOutcome, StopHandle
 from rota.fleet.stop_escalation import StopEscalation
 from rota.host.watchdog import Watchdog
 from rota.kernel.journal import TAIL_MAX
 from rota.kernel.run_reports import INVALID_REPORT, RunReport
-from rota.model.agent_names import agent_named
 from rota.model.checks import SECONDS_MAX
 from rota.model.events import LedgerCharged
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
+from rota.service.outages import call_through_outage, may_be_executed
 
 __all__ = ["LiveRun", "SlotHold", "remaining_budget"]
 
@@ -83,9 +82,10 @@ class LiveRun:
         self._watchdog = watchdog
         self._log = log
         self._slot_hold = slot_hold
-        self._lock = threading.Lock()  # guards _spent and _ceiling
+        self._lock = threading.Lock()  # guards _spent, _ceiling and _spawned
         self._log_lock = threading.Lock()  # several threads of a run may write to the log
         self._spent: dict[str, int] = {}
+        self._spawned = 0  # children, for their keys
         self._saved = assignment.checkpoint
         self._ceiling = assignment.entry.ceiling  # lower while a part of it is lent to a child
         wall_s = assignment.settings.limits.wall_s
@@ -238,24 +238,28 @@ class LiveRun:
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         """Pause a named limit, or every limit that this run draws on, for all agents that draw on it."""
-        for limit in (name,) if name is not None else self.entry.draws_on:
-            self._call(partial(self._api.contexts.throttle, limit, retry_after_s, by=self.entry.pid))
+        throttle = self._api.supervision.throttle
+        self._call(lambda: throttle(self.entry.sched_id, self.token, retry_after_s, name))
 
     def spawn(self, agent: str, payload: Mapping[str, Any], lent: Mapping[str, int], **options: Any) -> int:
         """Enqueue a child with a part of this run's budget and at least its priority; return its sched_id."""
-        found = self._call(lambda: self._api.agents.find(agent))
-        child = agent_named(found, agent, near=self.entry.project_id)
+        find = self._api.supervision.agent_to_spawn
+        child = self._call(lambda: find(self.entry.sched_id, self.token, agent))
         options.setdefault("priority", max(child.priority, self.entry.priority))
         options.setdefault("correlation_id", self.entry.correlation_id)
+        with self._lock:
+            self._spawned += 1
+            key = f"~run-{self.entry.sched_id}-{self.token}-{self._spawned}"
+        options.setdefault("key", key)  # so that a call whose response was lost can be repeated
         spec = spec_for(child, settings_of(child), payload, parent_id=self.entry.sched_id, **options)
-        sched_id = self._call(lambda: self._api.supervision.spawn(spec, self.token, lent))
+        sched_id = self._call(lambda: self._api.supervision.spawn(spec, self.token, lent), repeats=True)
         if lent:
             self._refresh_ceiling()
         return sched_id
 
     def wait_for(self, sched_ids: Sequence[int], wait_s: float | None = None) -> list[ReadyEntry]:
         """Wait until children have ended. The slot is released during the wait."""
-        self._set_waiting(waiting=True)
+        self._set_waiting(waiting=True, awaits=sched_ids)
         self._slot_hold.release()
         try:
             return [self._wait_for(sched_id, wait_s) for sched_id in sched_ids]
@@ -264,9 +268,9 @@ class LiveRun:
             if self._set_waiting(waiting=False):
                 self._refresh_ceiling()
 
-    def _set_waiting(self, *, waiting: bool) -> dict[str, int]:
+    def _set_waiting(self, *, waiting: bool, awaits: Sequence[int] = ()) -> dict[str, int]:
         rest = self._api.supervision.rest
-        return self._call(lambda: rest(self.entry.sched_id, self.token, waiting=waiting))
+        return self._call(lambda: rest(self.entry.sched_id, self.token, waiting=waiting, awaits=list(awaits)))
 
     def _refresh_ceiling(self) -> None:
         ceiling = self._call(lambda: self._api.queue.get(self.entry.sched_id)).ceiling
@@ -283,10 +287,10 @@ class LiveRun:
                 if self.stop_reason is not None or (give_up_at is not None and left_s <= WAIT_SLICE_S):
                     raise
 
-    def _call(self, call: Callable[[], T]) -> T:
+    def _call(self, call: Callable[[], T], *, repeats: bool = False) -> T:
         """Make a call, waiting while the store cannot be reached; stop the run if its claim was lost."""
         try:
-            return call_through_outage(self._api.clock, call, lambda: self.stop_reason is not None)
+            return call_through_outage(self._api.clock, call, lambda: self.stop_reason is not None, repeats=repeats)
         except StaleClaim:
             self.stop("fenced")
             raise

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from rota.errors import StoreCorrupt
+from rota.kernel.journal import NOTE_PREFIX
 from rota.model.events import RowUnreadable
 from rota.service.api import KernelApi
 
@@ -35,4 +36,6 @@ def read_note(api: KernelApi, name: str, kind: type[Note], *, reports: bool = Tr
 def report_ignored(api: KernelApi, name: str, problem: str) -> None:
     """Log and record that a note, or a part of it, is ignored."""
     _log.warning("ignored the note %r in the store: %s", name, problem)
-    api.journal.record(RowUnreadable(table="kernel_meta", key=f"note:{name}", problem=problem[:PROBLEM_CHARS_MAX]))
+    api.journal.record(
+        RowUnreadable(table="kernel_meta", key=f"{NOTE_PREFIX}{name}", problem=problem[:PROBLEM_CHARS_MAX])
+    )

@@ -21,6 +21,7 @@ from rota.kernel.supervision import QUARANTINE
 from rota.model.checks import SECONDS_MAX
 from rota.model.work import RestartPolicy
 from rota.service.api import SchedulerApi
+from rota.store.author import keeping_author
 
 __all__ = ["Restarts", "restart_delay_s"]
 
@@ -50,7 +51,7 @@ class Restarts:
         for agent in self._api.agents.paused(QUARANTINE):
             until = agent.metadata.get("quarantined_until")
             left_s = max(0.0, until - now) if isinstance(until, int | float) and until <= SECONDS_MAX else 0.0
-            self._watchdog.watch(left_s, partial(self._end_quarantine, agent.pid))
+            self._end_quarantine_after(left_s, agent.pid)
 
     def before_report(self, run: LiveRun, report: RunReport) -> None:
         """Quarantine the agent if needed, before the commit that reports this run and may claim the agent's next."""
@@ -96,7 +97,10 @@ class Restarts:
             quarantine_s,
         )
         self._api.supervision.quarantine(agent.pid, failures, for_s=quarantine_s)
-        self._watchdog.watch(quarantine_s, partial(self._end_quarantine, agent.pid))
+        self._end_quarantine_after(quarantine_s, agent.pid)
+
+    def _end_quarantine_after(self, delay_s: float, pid: int) -> None:
+        self._watchdog.watch(delay_s, keeping_author(partial(self._end_quarantine, pid)))
 
     def _end_quarantine(self, pid: int) -> None:
         try:
@@ -104,4 +108,4 @@ class Restarts:
                 self._api.agents.resume(pid, QUARANTINE)
         except RotaError as problem:  # on the watchdog's thread, which must not end
             _log.warning("cannot end the quarantine of agent %s: %s; retrying in %g s", pid, problem, RESUME_RETRY_S)
-            self._watchdog.watch(RESUME_RETRY_S, partial(self._end_quarantine, pid))
+            self._end_quarantine_after(RESUME_RETRY_S, pid)

@@ -13,7 +13,7 @@ times the limit, and each byte is written at most twice.
 **The folder.** A file is named after the entry and the attempt, so `rota logs 7` finds it. When there are more files
 than `logs_max`, the oldest are removed, by modification time; files of runs in progress here stay. Listing the folder
 for every run would cost more than the run, so it is listed once per `logs_max / 10` runs; in between there are up to a
-tenth more files than the maximum.
+tenth more files than the maximum. Only the owner may read the folder and the files (store/private_files.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+
+from rota.errors import UnsafePath
+from rota.store.private_files import make_private_folder, open_private
 
 __all__ = ["LOGS_MAX", "BoundedLog", "LogFolder", "find_logs", "log_name"]
 
@@ -130,12 +133,13 @@ class _FileCopy:
         self.problem: str | None = None
         self._file: io.FileIO | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = io.FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "r+")
-        except OSError as problem:
+            self._file = io.FileIO(_open_log(path), "r+")
+            self._file.truncate()
+        except (OSError, UnsafePath) as problem:
             self.problem = str(problem)
 
     def append(self, data: bytes) -> None:
+        """Write data at the end."""
         if self._file is None:
             return
         try:
@@ -156,6 +160,7 @@ class _FileCopy:
         self.append(data)
 
     def close(self) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -163,6 +168,17 @@ class _FileCopy:
     def _give_up(self, problem: OSError) -> None:
         self.problem = str(problem)
         self.close()
+
+
+def _open_log(path: Path) -> int:
+    """Open a log file in its folder, which is created if it is missing; a link in the folder is not followed."""
+    folder = make_private_folder(path.parent, follows_own_link=True, parents=True)
+    try:
+        return open_private(path.name, dir_fd=folder)
+    except UnsafePath as problem:
+        raise UnsafePath(f"{path.parent}/{problem.message}", path=str(path)) from None
+    finally:
+        os.close(folder)
 
 
 # --- the folder of log files -----------------------------------------------------------------------

@@ -33,11 +33,12 @@ from typing import NamedTuple, TypeAlias
 
 from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreReplaced
 from rota.fleet.live_run import LiveRun
-from rota.fleet.outages import RETRY_S
 from rota.fleet.runners.contract import RunOutcome
 from rota.kernel.run_reports import COMPLETE_MAX, INVALID_REPORT, CompletionAnswer, RunReport, storable
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
+from rota.service.outages import RETRY_S
+from rota.store.author import keeping_author
 
 __all__ = ["PARK_S", "PreparedRun", "SlotLoop"]
 
@@ -387,7 +388,7 @@ class _RunThreads:
                 self._idle += 1
         self._inbox.put(work)
         if needs_thread:
-            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+            threading.Thread(target=keeping_author(self._serve), name=self._name, daemon=True).start()
 
     def stop_idle(self) -> None:
         """Stop the idle threads."""

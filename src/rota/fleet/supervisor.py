@@ -10,7 +10,7 @@ the background tasks. An idle supervisor writes nothing and wakes a few times a 
 
 What belongs to one entry or agent never ends a supervisor. An agent whose settings cannot be read, or whose runner is
 not installed here, is quarantined until its settings are written again, and its entry returns to the queue. While the
-store cannot be reached, everything waits and goes on afterwards (outages.py).
+store cannot be reached, everything waits and goes on afterwards (service/outages.py).
 
     SIGTERM, Ctrl-C     drain: claim nothing more, let the runs end; after `drain_s` ask them to stop
     a second signal     kill everything now; the entries of the killed runs are queued again
@@ -27,7 +27,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -35,12 +35,11 @@ from rota.errors import FleetInvalid, NotFound, RotaError, StoreReplaced, StoreU
 from rota.fleet.agent_settings import AgentSettings, settings_of
 from rota.fleet.heartbeats import BackgroundTask, Heartbeats
 from rota.fleet.live_run import LiveRun, remaining_budget
-from rota.fleet.outages import call_through_outage
 from rota.fleet.preemption import Preemptible, Preemption
 from rota.fleet.restarts import Restarts
 from rota.fleet.run_logs import LOGS_MAX, BoundedLog, LogFolder
 from rota.fleet.runners import registry
-from rota.fleet.runners.contract import Assignment, Runner, RunOutcome
+from rota.fleet.runners.contract import Assignment, RunAccess, Runner, RunOutcome
 from rota.fleet.runners.resources import RunnerResources
 from rota.fleet.slot_loop import PreparedRun, RunKey, SlotLoop, run_key
 from rota.host.watchdog import Watchdog
@@ -51,6 +50,8 @@ from rota.model.events import Event, ProcessTerminated, ProcessUpdated
 from rota.model.work import Agent, ReadyEntry
 from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
+from rota.service.outages import call_through_outage
+from rota.store.author import acting_as, keeping_author
 
 __all__ = ["CLAIM_TIMEOUT_S", "HEARTBEAT_S", "Supervisor", "SupervisorSettings"]
 
@@ -59,6 +60,8 @@ HEARTBEAT_S = 15.0
 DRAIN_S = 30.0
 UNRUNNABLE_RETRY_S = 1.0  # delay before an entry that cannot run here may be claimed again
 ERROR_CHARS_MAX = 4_000  # of a runner's error, in a result
+_ACCESS_VARIABLES = frozenset({"ROTA_STORE", "ROTA_ACCESS_TOKEN", "ROTA_ACCESS_TOKEN_FILE"})
+_VERBS = {"took_over": "took over", "draining": "drains"}  # where the message differs from the event
 T = TypeVar("T")
 
 _log = logging.getLogger("rota.fleet")
@@ -118,6 +121,10 @@ class Supervisor:
 
     def run(self, *, until_idle: bool = False, handles_signals: bool = False) -> int:
         """Run entries; return the number of runs that have ended."""
+        with acting_as(f"worker:{self.worker_id}"):
+            return self._run(until_idle=until_idle, handles_signals=handles_signals)
+
+    def _run(self, *, until_idle: bool, handles_signals: bool) -> int:
         self._start()
         heartbeats = self._wait_out(self._make_heartbeats)
         heartbeats.start()
@@ -142,10 +149,7 @@ class Supervisor:
         _log.info("draining: waiting for %s runs", len(self.runs))
         for loop in self.slot_loops:
             loop.stop_claiming()
-        try:
-            self._api.supervision.moved(self.worker_id, self.incarnation, "draining")
-        except RotaError as problem:  # drain even if that cannot be recorded
-            _log.warning("cannot record that this supervisor is draining: %s", problem)
+        self._record("draining")
         self._watchdog.watch(self.settings.drain_s, lambda: self._stop_all("draining"))
 
     def _end_without_store(self, problem: StoreReplaced) -> bool:
@@ -179,11 +183,12 @@ class Supervisor:
         return [run for loop in self.slot_loops for run in loop.runs]
 
     def _start(self) -> None:
+        self._wait_out(self._api.journal.cursor)  # its daemon may be started after it
         if self.settings.worker_id is not None and (count := self._take_over()):
-            self._api.supervision.moved(self.worker_id, self.incarnation, "took_over")
+            self._record("took_over")
             _log.info("recovered %s entries from the previous process", count)
         self._api.supervision.recover()
-        self._api.supervision.moved(self.worker_id, self.incarnation, "started")
+        self._record("started")
         self._restarts.resume_quarantined()
         self._resume_repaired()
 
@@ -203,7 +208,8 @@ class Supervisor:
     def _serve(self, *, until_idle: bool) -> None:
         """Run each slot loop on its own thread; the first on the calling thread, where signals arrive."""
         first, *others = self.slot_loops
-        threads = [threading.Thread(target=partial(loop.serve, until_idle=until_idle), daemon=True) for loop in others]
+        serve = [keeping_author(partial(loop.serve, until_idle=until_idle)) for loop in others]
+        threads = [threading.Thread(target=each, daemon=True) for each in serve]
         for thread in threads:
             thread.start()
         first.serve(until_idle=until_idle)
@@ -211,17 +217,17 @@ class Supervisor:
             thread.join()
 
     def _close(self, heartbeats: Heartbeats) -> None:
-        heartbeats.close(self._record_stop)
+        heartbeats.close(partial(self._record, "stopped"))
         self._watchdog.close()
         for runner in self._runners.values():
             runner.close()
         self.resources.close()
 
-    def _record_stop(self) -> None:
+    def _record(self, verb: Literal["took_over", "started", "draining", "stopped"]) -> None:
         try:
-            self._api.supervision.moved(self.worker_id, self.incarnation, "stopped")
-        except RotaError as problem:  # stop even if that cannot be recorded
-            _log.warning("cannot record that this supervisor has stopped: %s", problem)
+            self._api.supervision.moved(self.worker_id, self.incarnation, verb)
+        except RotaError as problem:  # go on even if that cannot be recorded
+            _log.warning("cannot record in the journal that this supervisor %s: %s", _VERBS.get(verb, verb), problem)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -229,7 +235,8 @@ class Supervisor:
 
         def act(_number: int, _frame: object) -> None:
             # on another thread: this one may hold a lock that draining needs
-            threading.Thread(target=self.kill if self._is_draining else self.drain, daemon=True).start()
+            target = keeping_author(self.kill if self._is_draining else self.drain)
+            threading.Thread(target=target, daemon=True).start()
 
         before = {number: signal.signal(number, act) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -305,8 +312,18 @@ class Supervisor:
             workspace=self._workspace_path(entry),
             remaining=remaining_budget(self._api, entry.pid, entry.ceiling) if is_program else {},
             checkpoint=entry.result if isinstance(entry.result, dict) else None,
+            access=self._access(entry, settings) if is_program and settings is not None else None,
         )
         return assignment, settings is not None
+
+    def _access(self, entry: ReadyEntry, settings: AgentSettings) -> RunAccess | None:
+        """Return how a program reaches the daemon; None if there is none, or its settings name a store or a token."""
+        variables = self._api.program_variables()
+        if not variables or not _ACCESS_VARIABLES.isdisjoint(settings.env):
+            return None
+        assert entry.token is not None  # noqa: S101  # it was claimed
+        access_token = self._api.supervision.access_token(entry.sched_id, entry.token)
+        return RunAccess(variables=variables, access_token=access_token)
 
     def _wait_out(self, call: Callable[[], T]) -> T:
         return call_through_outage(self._api.clock, call, lambda: self._is_draining)
@@ -380,7 +397,10 @@ class Supervisor:
         path = None
         if self._logs is not None and assignment.settings.runner != "callable":
             path = self._logs.path_for(assignment.entry.sched_id, assignment.entry.attempt)
-        return BoundedLog(assignment.settings.limits.log_bytes, path)
+        log = BoundedLog(assignment.settings.limits.log_bytes, path)
+        if log.copy_problem is not None:
+            _log.warning("entry %s: its output is not kept in a file: %s", assignment.entry.sched_id, log.copy_problem)
+        return log
 
     def _log_folder(self) -> LogFolder | None:
         if self.settings.logs is None:

@@ -23,6 +23,10 @@ handled or, if that is later, at the wall clock's; so no key is used twice and i
 instant at which it fires, which then passes; a later mark would silence it for longer than that, and is replaced by the
 present. What fires then has the keys of instants, so those that have an entry already get no second one.
 
+**Projects.** A fleet file belongs to an operator, so a trigger may name an agent of another project (`after`). But an
+event of a user's own kind may come from a run, and it brings its payload: such an event fires the triggers of its own
+project only, and of those that its project may reach by a grant. Events about no agent fire all.
+
 **Missed instants.** A timed trigger that missed several instants, because no supervisor ran or the machine slept, fires
 once, for the last of them. With `catch_up = false` it does not fire if that is more than `LATE_MAX_S` ago. A new or
 changed trigger has missed nothing, and neither has one whose progress in the note cannot be read: it starts now, and an
@@ -45,7 +49,7 @@ from rota.fleet.config.tables import Fleet
 from rota.fleet.notes import read_note, report_ignored
 from rota.fleet.trigger_rules import INSTANT_MAX, TIMED, latest_by, matches_kind, next_after
 from rota.model.agent_names import agent_in_project
-from rota.model.events import EntriesCompleted, Event, TriggerFired
+from rota.model.events import RESERVED_PREFIX, EntriesCompleted, Event, TriggerFired
 from rota.model.work import Agent, Trigger
 from rota.service.api import KernelApi
 
@@ -224,11 +228,20 @@ class Triggers:
 
     def _fire_event(self, event: Event) -> Iterator[Firing]:
         for active in self._waiting_for("event", event):
-            if matches_kind(active.trigger.event or "", event.kind):
+            if matches_kind(active.trigger.event or "", event.kind) and self._reaches(event, active.project_id):
                 body = {"event_id": event.event_id, "kind": event.kind, "pid": event.pid, "payload": event.payload}
                 yield self._fire(active, str(event.event_id), body, cause=event.event_id)
         if event.kind == EntriesCompleted.kind and (followers := self._waiting_for("after", event)):
             yield from self._fire_after(event, followers)
+
+    def _reaches(self, event: Event, project_id: str | None) -> bool:
+        """Whether an event may fire a trigger of a project."""
+        if event.pid is None or event.kind.startswith(RESERVED_PREFIX):
+            return True
+        origin = self._api.agents.get(event.pid).project_id
+        if origin == project_id:
+            return True
+        return any((each.from_project, each.to_project) == (origin, project_id) for each in self._api.projects.grants())
 
     def _waiting_for(self, kind: str, event: Event) -> list[_ActiveTrigger]:
         """The triggers of a kind that were added before the event."""

@@ -11,6 +11,7 @@ The lock covers one machine, or machines that share a file system with locks. El
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
 from collections.abc import Iterator
@@ -18,12 +19,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from rota.errors import WorkerExists
+from rota.errors import InvalidInput, UnsafePath, WorkerExists
+from rota.model.checks import Checks
 from rota.store.forks import owned
+from rota.store.private_files import make_private_folder, open_private
 
 __all__ = ["hold_worker_id"]
 
+NAME_BYTES_MAX = 255  # of a file's name
 _PID_BYTES = 32
+_checks = Checks("Supervisor", InvalidInput)
 _log = logging.getLogger("rota.fleet")
 
 
@@ -44,13 +49,19 @@ def hold_worker_id(folder: str, worker_id: str | None) -> Iterator[None]:
 
 def _open(folder: str, worker_id: str) -> int | None:
     """Open the lock file; None, with a warning, if it cannot be created: the supervisor then runs without a lock."""
-    path = Path(folder, f"{quote(worker_id, safe='')}.lock")
+    path = Path(folder, _file_name(worker_id))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as problem:
+        os.close(make_private_folder(folder, follows_own_link=True, parents=True))
+        return open_private(path)
+    except (OSError, UnsafePath) as problem:
         _log.warning("worker id %s is not locked, a second supervisor could use it: %s", worker_id, problem)
         return None
+
+
+def _file_name(worker_id: str) -> str:
+    """Return the name of the lock file. A worker id may look like a path (`rack/box`), so it is encoded."""
+    name = quote(_checks.name("worker_id", worker_id), safe="") + ".lock"
+    return name if len(name) <= NAME_BYTES_MAX else f"{hashlib.sha256(worker_id.encode()).hexdigest()}.lock"
 
 
 def _lock(descriptor: int, worker_id: str) -> None:

@@ -9,18 +9,24 @@ this one, another one, or one that has died and will be restarted. While a compo
 heartbeats for its claim. If the claim is lost nevertheless, or the entry is to be cancelled, `cancel_requested()`
 becomes true and the component's result is not used. A worker that is asked to stop finishes the entry it has claimed:
 the run continues.
+
+While the store cannot be reached, the worker waits and goes on afterwards (service/outages.py): `serve` until it is
+asked to stop, `run_ready` for at most `OUTAGE_S`. If the response to a completion was lost, it is sent again; the store
+refuses the second one. Entries in a lost response return to the queue when their claim expires.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from rota.clock import Clock, SystemClock
-from rota.errors import ComponentInvalid, GraphRunFailed, RotaError, SchedUnknownId, StaleClaim
+from rota.errors import ComponentInvalid, GraphRunFailed, RotaError, SchedUnknownId, StaleClaim, StoreUnavailable
 from rota.graph.calling import BoundComponent, CoroutineRunner, execute
 from rota.graph.component_registry import ComponentRegistry
 from rota.graph.invocation import Invocation, Publication
@@ -34,6 +40,7 @@ from rota.kernel.run_reports import Completion
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
+from rota.service.outages import OUTAGE_S, call_through_outage
 
 __all__ = ["CLAIM_TIMEOUT_S", "HEARTBEAT_S", "EntryWorker", "run_entry"]
 
@@ -141,12 +148,20 @@ class EntryWorker:
         return self._run(stop_token, None, wait_s=WAIT_S)
 
     def _run(self, stop_token: StopToken, max_entries: int | None, *, wait_s: float) -> int:
-        count = 0
+        count, limit_s = 0, math.inf if wait_s else OUTAGE_S
         ended: list[Completion] = []
         with _Heartbeats(self._api, self._clock, self._heartbeat_s) as heartbeats:
             while True:
                 over = stop_token.is_set or count == max_entries
-                entries = self._complete_and_claim(ended, wait_s=0.0 if over else wait_s, claims=not over)
+                turn = partial(self._complete_and_claim, ended, wait_s=0.0 if over else wait_s, claims=not over)
+                try:
+                    entries = call_through_outage(
+                        self._clock, turn, lambda: stop_token.is_set, limit_s=limit_s, repeats=True
+                    )
+                except StoreUnavailable:
+                    if stop_token.is_set and not ended:  # asked to stop while it waits
+                        return count
+                    raise
                 ended = [self._run_one(entry, heartbeats) for entry in entries]
                 count += len(entries)
                 if over or (not entries and not wait_s):

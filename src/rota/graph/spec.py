@@ -80,7 +80,7 @@ Id: TypeAlias = Annotated[
         min_length=1,
         max_length=ID_BYTES_MAX,
         pattern=r"^[^\x00-\x1f\x7f]+$",
-        extra={"expected": f"an id of 1 to {ID_BYTES_MAX} characters without control characters"},
+        extra={"expected": f"an id of 1 to {ID_BYTES_MAX} printable characters", "printable": True},
     ),
 ]
 Text: TypeAlias = Annotated[str, Meta(max_length=STRING_BYTES_MAX)]

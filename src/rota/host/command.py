@@ -32,6 +32,7 @@ __all__ = [
     "filter_environment",
     "signal_name",
     "spawn_failed",
+    "without_credentials",
 ]
 
 MEMORY_BYTES_MIN = 32 * 1024 * 1024  # the reaper sets the limit on itself during a spawn, and must fit into it
@@ -48,6 +49,9 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     cores: frozenset[int] | None = None  # None: any core
     scheduling: Scheduling | None = None  # None: inherited
+
+    def __repr__(self) -> str:  # without its environment, which may hold secrets
+        return f"Command(argv={self.argv!r}, env={len(self.env)} variables, cwd={self.cwd!r})"
 
     def __post_init__(self) -> None:
         if type(self.argv) is not tuple or not self.argv or not self.argv[0]:
@@ -96,17 +100,34 @@ ENVIRONMENT_ALLOWED = (
 )  # fmt: skip
 
 
+# rota's own credentials: how this process, or the run that it is part of, authenticates with a daemon
+_CREDENTIALS = ("ROTA_ACCESS_*", "ROTA_*TOKEN*")
+
+
 def filter_environment(
     environment: Mapping[str, str], *, allow: Iterable[str] = (), extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the variables that a command may see, and `extra` on top. `allow` adds names or patterns such as `LC_*`.
 
     An environment may contain secrets, so only listed variables are passed on: those that programs need to find
-    other programs, the home folder, the user, the language, the time zone, temporary files and certificates.
+    other programs, the home folder, the user, the language, the time zone, temporary files and certificates. Rota's own
+    credentials are passed on only under their full name: a pattern such as `*` does not mean them.
     """
-    patterns = (*ENVIRONMENT_ALLOWED, *allow)
-    kept = {name: value for name, value in environment.items() if any(fnmatchcase(name, p) for p in patterns)}
-    return {**kept, **(extra or {})}
+    allowed = frozenset(allow)
+    patterns = (*ENVIRONMENT_ALLOWED, *allowed)
+    own = without_credentials(environment)
+    kept = {name: value for name, value in own.items() if any(fnmatchcase(name, p) for p in patterns)}
+    named = {name: value for name, value in environment.items() if name in allowed}
+    return {**kept, **named, **(extra or {})}
+
+
+def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without rota's own credentials, for a process that gets all the rest of it."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not any(fnmatchcase(name, pattern) for pattern in _CREDENTIALS)
+    }
 
 
 # --- how it ended ----------------------------------------------------------------------------------

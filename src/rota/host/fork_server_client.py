@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rota.host.command import Command, SessionExit
+from rota.host.command import Command, SessionExit, without_credentials
 from rota.host.fork_server import CONTROL_FD
 from rota.host.frames import encode, receive_all, send
 from rota.host.reaper_client import ReaperClient, python_command
@@ -30,7 +30,7 @@ class ForkServerClient:
         stdout: int | None,
         stderr: int | None,
     ) -> None:
-        environment = dict(os.environ if env is None else env)
+        environment = without_credentials(os.environ) if env is None else dict(env)
         self._command = Command(argv=tuple(python_command("rota.host.fork_server")), env=environment, limits=limits)
         self._reaper = reaper
         self._stdout, self._stderr = stdout, stderr

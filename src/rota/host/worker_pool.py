@@ -197,8 +197,8 @@ class WorkerPool:
         Functions and classes of the program's main module can be sent too; the module is run again for that under
         another name, so its actions must be under `if __name__ == "__main__"`. A worker does so when it needs such an
         object; with `main`, the fork server does it once for all. `env` is the whole environment of the workers; None
-        is the environment of this process. `limits` apply to each worker. If a module cannot be imported, or not within
-        `load_timeout_s`, this raises WorkersUnavailable.
+        is the environment of this process, without rota's own credentials. `limits` apply to each worker. If a module
+        cannot be imported, or not within `load_timeout_s`, this raises WorkersUnavailable.
         """
         if this_process.is_loading:
             raise WorkersUnavailable(

@@ -29,6 +29,7 @@ from rota.kernel.graph_runs import GraphRuns
 from rota.kernel.integrity import PROBLEMS_MAX, find_problems
 from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
+from rota.kernel.project_reads import ProjectReads
 from rota.kernel.projects import Projects
 from rota.kernel.queue import Queue
 from rota.kernel.replay import KernelState
@@ -85,6 +86,7 @@ class Kernel:
         self.graphs = GraphRuns(env)
         self.retention = Retention(env)
         self.supervision = Supervision(env, self.agents, self.queue)
+        self.project_reads = ProjectReads(env)
 
     def terminate(
         self,

@@ -21,7 +21,7 @@ from rota.kernel.ledger import inherit_ledger
 from rota.kernel.lookups import check_project_exists, find_agent
 from rota.kernel.paging import LIST_MAX, page
 from rota.kernel.rows import agent_from_row, json_text
-from rota.model.agent_settings import check_settings
+from rota.model.agent_settings import check_settings, hide_env
 from rota.model.checks import ID_CHARS_MAX, PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import (
     Paused,
@@ -63,6 +63,11 @@ def _metadata(value: Any) -> str:
     return body
 
 
+def _shown(changes: dict[str, Any]) -> dict[str, Any]:
+    """Return changes as an event has them: without the values of variables."""
+    return {**changes, "metadata": hide_env(changes["metadata"])} if "metadata" in changes else changes
+
+
 def _json(field: str, value: Any) -> str:
     return json_text(_agent, field, _agent.mapping(field, value), PAYLOAD_BYTES_MAX)
 
@@ -93,8 +98,8 @@ class Agents:
         With `unique`, returns the live agent of this name in the project if there is one, unchanged; otherwise the new
         agent gets the ledger of the last one of this name in the project, with what that has used.
         """
-        _agent.text("name", name)
-        _agent.text("template", template)
+        _agent.name("name", name)
+        _agent.name("template", template)
         settings = _settings(priority, weight, intent, max_concurrent)
         _agent.flag("rerunnable", rerunnable)
         _agent.flag("unique", unique)
@@ -194,7 +199,7 @@ class Agents:
             append(tx, Resumed(level="agent", key=str(pid), by="settings"), now=now, pid=pid)
         agent = msgspec.structs.replace(agent, **changes)
         settings = _settings(agent.priority, agent.weight, agent.intent, agent.max_concurrent)
-        event_id = append(tx, ProcessUpdated(changes=changes), now=now, pid=pid)
+        event_id = append(tx, ProcessUpdated(changes=_shown(changes)), now=now, pid=pid)
         tx.run(sql.SET, (*settings, _json("metadata", agent.metadata), now, event_id, pid))
         tx.run(flow_sql.AGENT_TOUCH, (pid, agent.project_id or "", event_id))
         tx.effects.wake_parked = True

@@ -106,7 +106,8 @@ def open_loans(tx: Transaction) -> list[OpenLoan]:
     loans = []
     for sched_id, pid, project_id, state, needs_text, spent_text, lent_text, *parent in rows.values():
         lenders = [Lender(*parent)]
-        while (above := rows.get(lenders[-1].sched_id)) is not None:
+        # a parent is older than its child; one that is not, in a damaged row, ends the chain
+        while (above := rows.get(lenders[-1].sched_id)) is not None and above[7] < above[0]:
             lenders.append(Lender(*above[7:]))
         loan = OpenLoan(sched_id, pid, project_id, state, needs_text, spent_text, lent_text, tuple(lenders))
         loans.append(loan)

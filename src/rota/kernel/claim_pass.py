@@ -114,12 +114,13 @@ class ClaimPass:
         self._checks: ClaimChecks | None = None  # made at the first entry that needs a look-up
         self.claimed: list[PendingClaim] = []
         self._claimed_ids: set[int] = set()
+        self._skipped_ids: set[int] = set()  # claimed ones that came again: a damaged index may have an entry twice
         self.token: int | None = None  # of the claims, once they are written
         self.claimed_by_agent: dict[int, list[PendingClaim]] = {}  # those that went through try_claim
         self._blocked_heads: set[int | str] = set()  # agents and projects whose first entry this claim cannot take
         self._ahead: dict[int, tuple[list[Row], bool]] = {}  # by agent: entries read ahead, and whether more exist
         self._bytes = 0  # of the payloads claimed so far
-        self.ended_unreadable = False  # whether `write` has ended entries that cannot be read
+        self.ended_unreadable: list[int] = []  # entries that `write` has ended because they cannot be read
         self.all_blocked = False  # a reason was found that blocks every entry
         self.blocked_pids: set[int] = set()  # agents whose entries need no further check
         self.blocked_projects: set[str] = set()
@@ -159,6 +160,7 @@ class ClaimPass:
         """Claim an entry and return None, or return the first reason that blocks it."""
         sched_id, project_id, workspace = row[0], row[PROJECT], None
         if sched_id in self._claimed_ids:  # a pass that proposes it twice gets it once
+            self._skipped_ids.add(sched_id)
             return reasons.NotQueued(state=_DISPATCHED)
         if self._any_limit or row[NEEDS] is not None or not (project_id is None or self._is_open(project_id)):
             entry = CheckedEntry.from_row(row)
@@ -322,7 +324,7 @@ class ClaimPass:
     def head_of_agent(self, pid: int) -> tuple[Row | None, bool]:
         """Return an agent's next entry that is not excluded, and whether it has more that are ready."""
         claimed = len(self.claimed_by_agent.get(pid, ()))
-        if pid not in self._blocked_heads and not self.refused_groups and not self.blocked_needs:
+        if pid not in self._blocked_heads and not (self.refused_groups or self.blocked_needs or self._skipped_ids):
             # nothing was skipped, so the entries claimed are the agent's first ones
             row, has_more = self._next_of_agent(pid, claimed)
             if row is None:
@@ -352,10 +354,10 @@ class ClaimPass:
 
     def ready_entries_of_agent(self, pid: int, limit: int) -> list[Row]:
         """Return an agent's next entries in strict order that are not excluded."""
-        claimed_ids = [each.row[0] for each in self.claimed_by_agent.get(pid, ())]
+        done = {each.row[0] for each in self.claimed_by_agent.get(pid, ())} | self._skipped_ids
         prefix = f"{pid}|"
         refused = {each.removeprefix(prefix) for each in self.refused_groups if each.startswith(prefix)}
-        sets = tuple(json_list(each) if each else _NONE for each in (refused, claimed_ids, self.blocked_needs))
+        sets = tuple(json_list(each) if each else _NONE for each in (refused, done, self.blocked_needs))
         return self.tx.run(sql.READY_OF_AGENT, (self.now, self._kinds_json, limit, pid, *sets))
 
     def heads_of_project(self, project_id: str, limit: int, offset: int) -> list[Row]:
@@ -439,7 +441,7 @@ class ClaimPass:
 
     def _end_unreadable(self, entries: list[ReadyEntry]) -> None:
         """End claimed entries whose rows cannot be read."""
-        self.ended_unreadable = True
+        self.ended_unreadable = [entry.sched_id for entry in entries]
         run_ends = [
             RunEnd(
                 entry.sched_id,

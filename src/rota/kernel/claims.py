@@ -18,6 +18,7 @@ from rota.errors import SchedAdmissionDenied, SchedInvalidPayload, SchedUnknownI
 from rota.kernel import affinity
 from rota.kernel.claim_pass import ClaimPass, begin_claim
 from rota.kernel.environment import KernelEnvironment, read_due_summary
+from rota.kernel.progress import NoRepeats
 from rota.kernel.rows import ready_entry_from_row
 from rota.kernel.runs import Runs
 from rota.kernel.turn import (
@@ -62,12 +63,15 @@ class Claims(Runs):
         request = make_turn_request(worker_id=worker_id, max_n=max_n, wait_s=wait_s, **options)
 
         def work(tx: Transaction) -> list[ReadyEntry]:
+            seen: NoRepeats | None = None  # rarely needed
             while True:
                 claim = begin_claim(tx, self._env, self.maintenance, request)
                 claim.claim_in_strict_order()
                 entries = claim.write()
                 if entries or not claim.ended_unreadable:
                     return entries
+                seen = seen or NoRepeats("ready entries")
+                seen.check(claim.ended_unreadable)
 
         return self.park(work, request, "strict") if wait_s > 0 else self._env.store.write(work)
 

@@ -377,4 +377,5 @@ def _write_requeued(
     flows.save_moves(tx, moves, event_id=event_id)
     ready = {(each.run.pid, each.run.project_id) for each in requeued if each.hold is None}
     flows.mark_ready(tx, ready, event_id=event_id)
+    env.waiters.notify_on_commit(tx, event.sched_ids)  # the run has ended, although its entry has not
     env.cache.drop_due_summary()  # the hold or the deadline of an entry may be the next to fall due

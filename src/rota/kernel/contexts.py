@@ -4,6 +4,10 @@ A named context is a limit, such as a provider's: "openai, 200,000 tokens per 60
 with `draws_on=("openai",)` uses, whatever its project. In addition exactly one other context pays: that of the call
 path if the entry was spawned on one, else that of its agent, else that of its project, if there is one.
 
+A limit is the operator's and is shared by all projects, unless it is created for one project: then only the entries of
+that project draw on it, and for the others there is no limit of that name. A run may pause a limit that its entry draws
+on, for at most `THROTTLE_MAX_S`; an operator may pause any limit, and end the pause of any.
+
 The state of a context's budget is an `Allowance` (see policy/replenishment): usage comes back one period later, and
 usage beyond the budget is debt. Time is counted in whole milliseconds here: the instant of a charge is rounded up and
 the instant of a reading down. So a unit returns at least one period after it was used, at most 2 ms later than that;
@@ -14,6 +18,7 @@ A context whose allowance cannot be read has none: what draws on it waits, and i
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -35,17 +40,22 @@ from rota.store.statements import contexts as sql
 
 __all__ = [
     "REFILL_MAX",
+    "THROTTLE_MAX_S",
     "ContextRow",
     "Contexts",
     "apply_charge",
     "charge",
     "contexts_for",
+    "contexts_from_rows",
     "refill",
+    "throttle_for_run",
     "to_ms",
     "to_ms_up",
+    "unknown_context",
 ]
 
 REFILL_MAX = 256  # contexts refilled in one transaction
+THROTTLE_MAX_S = 86_400.0  # how long a limit is paused at most, unless the pause is renewed
 Unit = Literal["tokens", "requests"]
 UNITS = ("tokens", "requests")
 BOUND_TO = ("agent", "project", "call_path", "name")
@@ -79,6 +89,7 @@ class ContextRow(NamedTuple):
     refill_at: float | None
     throttled_until: float | None
     generation: int
+    project_id: str | None = None  # the project of a limit that only its entries draw on
     problem: str | None = None  # why its allowance cannot be read
 
     @property
@@ -88,20 +99,20 @@ class ContextRow(NamedTuple):
 
 
 def _from_row(row: Row) -> ContextRow:
-    context_id, bound_to, bound_id, unit, _, _, state, allowance_text, refill_at, throttled_until, generation = row
+    context_id, bound_to, bound_id, unit, _, _, state, allowance_text = row[:8]
     problem = None
     try:
         allowance = replenishment.checked(msgspec.json.decode(allowance_text, type=Allowance))
     except DECODE_ERRORS as unreadable:
         allowance, problem = _NO_ALLOWANCE, f"allowance: {unreadable}"[:PROBLEM_CHARS_MAX]
-    return ContextRow(
-        context_id, bound_to, bound_id, unit, state, allowance, refill_at, throttled_until, generation, problem
-    )
+    refill_at, throttled_until, generation, project_id = row[8:]
+    times = refill_at, throttled_until
+    return ContextRow(context_id, bound_to, bound_id, unit, state, allowance, *times, generation, project_id, problem)
 
 
 def contexts_for(tx: Transaction, needs: Needs, pid: int, project_id: str | None) -> list[ContextRow]:
     """Return every context that an entry draws on: the limits it names, and the one other context that pays."""
-    found = [_from_row(row) for name in needs.draws_on for row in tx.run(sql.BOUND, ("name", name))]
+    found = [_from_row(row) for name in needs.draws_on for row in tx.run(sql.NAMED_FOR, (name, project_id))]
     for bound_to, bound_id in (("call_path", needs.path), ("agent", str(pid)), ("project", project_id)):
         rows = tx.run(sql.BOUND, (bound_to, bound_id)) if bound_id is not None else []
         if rows:
@@ -127,6 +138,21 @@ def apply_charge(allowance: Allowance, amount: int, at: float) -> Allowance:
     if amount < 0:
         return replenishment.refunded(present, -amount, at_ms)
     return replenishment.charged(present, amount, to_ms_up(at))
+
+
+def throttle_for_run(
+    tx: Transaction, names: Sequence[str], retry_after_s: float, owner: tuple[int, str | None], now: float
+) -> dict[str, float]:
+    """Pause limits that a run of an agent and a project draws on; returns until when, by name."""
+    pid, project_id = owner
+    until_at = now + min(retry_after_s, THROTTLE_MAX_S)
+    paused: dict[str, float] = {}
+    for name in names:
+        rows = tx.run(sql.THROTTLE, (until_at, name, False, project_id))
+        if rows:
+            paused[name] = max(float(row[0]) for row in rows)
+            append(tx, events.LimitThrottled(name=name, until_at=paused[name], by=pid), now=now)
+    return paused
 
 
 def refill(tx: Transaction, now: float) -> int:
@@ -172,26 +198,47 @@ class Contexts:
         self._env = env
 
     def create(
-        self, *, bound_to: str, bound_id: str | int, budget: int, period_s: float, unit: str = "tokens"
+        self,
+        *,
+        bound_to: str,
+        bound_id: str | int,
+        budget: int,
+        period_s: float,
+        unit: str = "tokens",
+        project_id: str | None = None,
     ) -> SchedulingContext:
-        """Create a context. Each target can have one context per unit."""
+        """Create a context. Each target can have one context per unit.
+
+        A limit, which is bound to a name, may be for the entries of one project only.
+        """
         _checks.one_of("bound_to", bound_to, BOUND_TO)
-        bound = _checks.text("bound_id", str(bound_id) if type(bound_id) is int else bound_id)
+        bound = _checks.name("bound_id", str(bound_id) if type(bound_id) is int else bound_id)
         _checks.one_of("unit", unit, UNITS)
         _checks.whole("budget", budget, 1)
         period_ms = to_ms_up(_checks.number("period_s", period_s, 0.001, SECONDS_MAX))
+        if _checks.optional_text("project_id", project_id) is not None and bound_to != "name":
+            raise _checks.refuse("project_id", "is only for a limit, which is bound to a name")
 
         def work(tx: Transaction) -> SchedulingContext:
             now = self._env.read_clock(tx)
             allowance_text = _encoder.encode(replenishment.full(budget, period_ms, to_ms(now))).decode()
             _check_bound(tx, bound_to, bound)
-            if any(row[3] == unit for row in tx.run(sql.BOUND, (bound_to, bound))):
+            if project_id is not None:
+                check_project_exists(tx, project_id)
+            known = [_from_row(row) for row in tx.run(sql.BOUND, (bound_to, bound))]
+            if any((each.unit, each.project_id) == (unit, project_id) for each in known):
                 raise ContextExists(f"{bound_to} {bound} already has a context of {unit}", bound_id=bound)
             state = advance(CONTEXT, CONTEXT.initial, "bind")
-            row = (bound_to, bound, unit, budget, period_ms, state, allowance_text)
+            row = (bound_to, bound, unit, budget, period_ms, state, allowance_text, project_id)
             context_id = int(tx.run(sql.CREATE, row)[0][0])
             event = events.ContextCreated(
-                context_id=context_id, budget=budget, period=period_ms, bound_to=bound_to, bound_id=bound, unit=unit
+                context_id=context_id,
+                budget=budget,
+                period=period_ms,
+                bound_to=bound_to,
+                bound_id=bound,
+                unit=unit,
+                project_id=project_id,
             )
             append(tx, event, now=now)
             return _as_model(self._find(tx, context_id), now)
@@ -207,7 +254,7 @@ class Contexts:
         """Return a page of contexts by id."""
         now = self._env.now()
         rows = self._env.read(lambda tx: tx.run(sql.LIST, page(limit, offset)))
-        return [_as_model(_from_row(row), now) for row in rows]
+        return contexts_from_rows(rows, now)
 
     def adjust(self, context_id: int, *, budget: int, period_s: float) -> SchedulingContext:
         """Change budget and period, effective from the next refill."""
@@ -271,25 +318,38 @@ class Contexts:
     def throttle(self, name: str, retry_after_s: float, *, by: int | None = None) -> float:
         """Block every entry that draws on a limit, because its provider asked for a pause; returns until when."""
         _checks.text("name", name)
-        _checks.duration("retry_after_s", retry_after_s)
+        _checks.number("retry_after_s", retry_after_s, 0, THROTTLE_MAX_S)
         if by is not None:
             _checks.whole("by", by, 1)
 
         def work(tx: Transaction) -> float:
             now = self._env.read_clock(tx)
-            rows = tx.run(sql.THROTTLE, (now + retry_after_s, name))
+            rows = tx.run(sql.THROTTLE, (now + retry_after_s, name, True, None))
             if not rows:
-                raise ContextUnknown(f"there is no limit named {name!r}", bound_id=name)
+                raise unknown_limit(name)
             latest_at = max(float(row[0]) for row in rows)
             append(tx, events.LimitThrottled(name=name, until_at=latest_at, by=by), now=now)
             return latest_at
 
         return self._env.write(work)
 
+    def resume(self, name: str) -> None:
+        """End the pause of a limit, if it is paused."""
+        _checks.text("name", name)
+
+        def work(tx: Transaction) -> None:
+            now = self._env.read_clock(tx)
+            if not tx.run(sql.RESUME, (now, name)):
+                raise unknown_limit(name)
+            append(tx, events.LimitResumed(name=name), now=now)
+            tx.effects.wake_parked = True
+
+        self._env.write(work)
+
     def _find(self, tx: Transaction, context_id: int) -> ContextRow:
         rows = tx.run(sql.GET, (_checks.whole("context_id", context_id),))
         if not rows:
-            raise ContextUnknown(f"there is no context {context_id}", context_id=context_id)
+            raise unknown_context(context_id)
         return _from_row(rows[0])
 
     def _find_valid(self, tx: Transaction, context_id: int) -> ContextRow:
@@ -297,6 +357,21 @@ class Contexts:
         if context.state == ContextState.REVOKED:
             raise StaleHandle(f"context {context_id} was revoked", context_id=context_id)
         return context
+
+
+def contexts_from_rows(rows: Iterable[Row], now: float) -> list[SchedulingContext]:
+    """Build contexts as of now from rows."""
+    return [_as_model(_from_row(row), now) for row in rows]
+
+
+def unknown_context(context_id: int) -> ContextUnknown:
+    """Return the error for a context that does not exist."""
+    return ContextUnknown(f"there is no context {context_id}", context_id=context_id)
+
+
+def unknown_limit(name: str) -> ContextUnknown:
+    """Return the error for a limit that does not exist."""
+    return ContextUnknown(f"there is no limit named {name!r}", bound_id=name)
 
 
 def _check_bound(tx: Transaction, bound_to: str, bound_id: str) -> None:
@@ -324,5 +399,6 @@ def _as_model(context: ContextRow, now: float) -> SchedulingContext:
         "bound_to": context.bound_to,
         "bound_id": context.bound_id,
         "generation": context.generation,
+        "project_id": context.project_id,
     }
     return SchedulingContext(**fields)

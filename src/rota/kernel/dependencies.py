@@ -18,10 +18,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from rota.errors import SchedUnknownId
 from rota.kernel import affinity
 from rota.kernel.environment import KernelEnvironment
+from rota.kernel.grants import may_reach, unreachable_entry
 from rota.kernel.journal import append
+from rota.kernel.progress import NoRepeats
 from rota.kernel.rows import decode_options
 from rota.model.events import EntriesCancelled, EntriesHeldForWorker
 from rota.model.lifecycle import ENTRY
@@ -42,13 +43,16 @@ _SUCCEEDED = ("completed", "completed")
 _encode = msgspec.json.Encoder().encode
 
 
-def initial_hold(tx: Transaction, after: Sequence[int], on_failed: str) -> str | None:
-    """Return "after" if a new entry must wait, "cancel" if a predecessor has already failed, None if it may run."""
-    found = {sched_id: (state, exit_kind) for sched_id, state, exit_kind in tx.run_for(sql.STATES_OF, after)}
+def initial_hold(tx: Transaction, after: Sequence[int], on_failed: str, from_project: str | None) -> str | None:
+    """Return "after" if a new entry must wait, "cancel" if a predecessor has already failed, None if it may run.
+
+    Raises `SchedUnknownId` for a predecessor that does not exist or that `from_project` may not reach.
+    """
+    found = {row[0]: row[1:] for row in tx.run_for(sql.STATES_OF, after)}
     for sched_id in after:
-        if sched_id not in found:
-            raise SchedUnknownId(sched_id)
-    return _verdict(found.values(), on_failed)
+        if sched_id not in found or not may_reach(tx, from_project, found[sched_id][2]):
+            raise unreachable_entry(sched_id)
+    return _verdict([(state, exit_kind) for state, exit_kind, _ in found.values()], on_failed)
 
 
 def add_edges(tx: Transaction, sched_id: int, after: Iterable[int]) -> None:
@@ -68,9 +72,10 @@ def resolve_dependents(tx: Transaction, env: KernelEnvironment, sched_ids: Seque
 def resolve_pending_dependents(tx: Transaction, env: KernelEnvironment, now: float) -> list[int]:
     """Process at most `DEPENDENTS_MAX` dependents of ended entries; returns the cancelled ones."""
     left = DEPENDENTS_MAX
-    resolved = _Resolved([], [], [])
+    resolved, seen = _Resolved([], [], []), NoRepeats("entries whose dependents are processed")
     while left > 0 and (rows := tx.run(sql.PENDING_NEXT)):
         predecessor, last_id = rows[0]
+        seen.check([predecessor])
         dependents = tx.run(sql.DEPENDENTS, (predecessor, last_id, left))
         for dependent in dependents:
             _resolve(tx, env, dependent, now, resolved)

@@ -1,4 +1,10 @@
-"""Putting entries into the queue: one, many at once, or only if no similar one exists."""
+"""Putting entries into the queue: one, many at once, or only if no similar one exists.
+
+An idempotency key belongs to the project of the entry: the same key in another project is another one. What an entry
+names (its parent, its predecessors, the entry that caused it) its project must be able to reach (see grants.py). A run
+that spawns an entry has proved by its claim token that it is the parent; then the run's project has to reach all this,
+and the project of the entry.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +13,24 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, UnknownPid
+from rota.errors import RotaError, SchedInvalidPayload, UnknownPid
 from rota.kernel import affinity, dependencies
 from rota.kernel.entries import Entries
 from rota.kernel.environment import CachedAgent
+from rota.kernel.grants import check_reachable, may_reach, unreachable_entry
 from rota.kernel.journal import append
-from rota.kernel.rows import NEEDS, decode_needs, encode_json, encode_needs_and_options
-from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
+from rota.kernel.rows import NEEDS, PROJECT, decode_needs, encode_json, encode_needs_and_options
+from rota.model.checks import INTEGER_MAX, PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import EntriesEnqueued
 from rota.model.work import ScheduleSpec
 from rota.store import Transaction
 from rota.store.statements import queue as sql
 
-__all__ = ["ENQUEUE_MAX", "Enqueuing"]
+__all__ = ["ENQUEUE_MAX", "Enqueuing", "with_index"]
 
 ENQUEUE_MAX = 10_000  # entries in one enqueue_many
 _DEDUPE_BY = ("pid", "trigger", "payload", "key")
+_CAUSED_BY = "entry:"  # the beginning of a causation_id that names an entry
 _queue = Checks("Queue", SchedInvalidPayload)
 
 
@@ -33,6 +41,7 @@ class _NewEntry(msgspec.Struct, frozen=True, gc=False):
     payload: str
     is_plain: bool  # it has neither needs nor options
     refers: bool  # to more than its agent, or to the time at which it is written
+    spawner: tuple[str | None] | None = None  # the project of the run that spawns it
 
 
 class Enqueuing(Entries):
@@ -54,7 +63,7 @@ class Enqueuing(Entries):
             for spec in specs:
                 batch.append(_checked(spec))  # noqa: PERF401  # the length says which spec was wrong
         except RotaError as error:
-            raise _with_index(error, len(batch)) from None
+            raise with_index(error, len(batch)) from None
         if not batch:
             return []
         now = self._env.clock.now()
@@ -80,7 +89,7 @@ class Enqueuing(Entries):
         def work(tx: Transaction) -> tuple[int, bool]:
             trigger = spec.trigger if "trigger" in dedupe_by else None
             payload = new.payload if "payload" in dedupe_by else None
-            existing = None if spec.key is None else _by_key(tx, spec.key)
+            existing = None if spec.key is None else self.entry_with_key(tx, spec)
             if existing is None and not by_key:
                 existing = next((int(row[0]) for row in tx.run(sql.DUPLICATE, (spec.pid, trigger, payload))), None)
             if existing is not None:
@@ -89,9 +98,18 @@ class Enqueuing(Entries):
 
         return self._env.store.write(work)
 
-    def enqueue_in(self, tx: Transaction, spec: ScheduleSpec, now: float) -> int:
-        """Put an entry into the queue inside a transaction."""
-        return self._enqueue(tx, (_checked(spec),), now)[0]
+    def spawn_in(self, tx: Transaction, spec: ScheduleSpec, from_project: str | None, now: float) -> int:
+        """Put the child of a run of a project into the queue inside a transaction."""
+        agent = self._env.cache.agents(tx, {spec.pid}).get(spec.pid)
+        if agent is None or not may_reach(tx, from_project, agent.project_id):
+            raise UnknownPid(spec.pid)
+        new = msgspec.structs.replace(_checked(spec), spawner=(from_project,))
+        return self._enqueue(tx, (new,), now)[0]
+
+    def entry_with_key(self, tx: Transaction, spec: ScheduleSpec) -> int | None:
+        """Return the entry that has the key of a spec, in the project of its agent."""
+        agent = self._env.cache.agents(tx, {spec.pid}).get(spec.pid)
+        return None if agent is None or spec.key is None else _by_key(tx, spec.key, agent.project_id)
 
     def _enqueue(self, tx: Transaction, batch: Sequence[_NewEntry], now: float, *, indexed: bool = False) -> list[int]:
         """Write entries and one event for all of them. The ids of new entries are consecutive.
@@ -135,16 +153,18 @@ class Enqueuing(Entries):
         for index, new in enumerate(batch):
             pid = new.spec.pid
             try:
-                known = None if new.spec.key is None else _by_key(tx, new.spec.key)
+                agent = agents.get(pid)
+                if agent is None:
+                    raise _not_alive(agent, pid, None)
+                known = None if new.spec.key is None else _by_key(tx, new.spec.key, agent.project_id)
                 if known is not None:
                     written.ids.append(known)
                     continue
-                agent = agents.get(pid)
-                if agent is None or agent.is_dead:
+                if agent.is_dead:
                     raise _not_alive(agent, pid, None)
                 self._insert(tx, new, agent.project_id, written, now)
             except RotaError as error:
-                raise (_with_index(error, index) if indexed else error) from None
+                raise (with_index(error, index) if indexed else error) from None
             cache.touch(pid, agent.project_id)
         if written.new_ids:
             self._env.note_time(tx, now)
@@ -163,12 +183,16 @@ class Enqueuing(Entries):
         """Write one entry with all that it refers to."""
         spec = new.spec
         predecessors = tuple(_resolve(other, written.ids) for other in spec.after)
-        verdict = dependencies.initial_hold(tx, predecessors, spec.on_failed) if predecessors else None
+        (reaches_from,) = new.spawner or (project_id,)
+        verdict = dependencies.initial_hold(tx, predecessors, spec.on_failed, reaches_from) if predecessors else None
+        if spec.causation_id is not None and (cause := _entry_named_by(spec.causation_id)) is not None:
+            check_reachable(tx, reaches_from, (cause,))
         if spec.delay_s and spec.deadline is not None and spec.deadline < now + spec.delay_s:
             raise _queue.refuse("deadline", f"({spec.deadline}) lies before the end of the delay ({spec.delay_s:g} s)")
         is_later = spec.runnable_at > now or spec.delay_s > 0
         hold = "after" if verdict is not None else ("time" if is_later else None)
-        sched_id = tx.insert(sql.ENQUEUE, _row(new, project_id, now, hold, _call_path(tx, spec.parent_id)))
+        path = _call_path(tx, spec.parent_id, reaches_from)
+        sched_id = tx.insert(sql.ENQUEUE, _row(new, project_id, now, hold, path))
         if hold is None and spec.affinity is not None:
             hold = self._hold_for_worker(tx, sched_id, spec, now)
         if predecessors:
@@ -221,26 +245,27 @@ def _checked(spec: ScheduleSpec) -> _NewEntry:
     refers = spec.key is not None or bool(spec.after) or spec.delay_s != 0.0
     if not (is_plain or refers):
         refers = spec.parent_id is not None or spec.affinity is not None or bool(spec.tags)
+        refers = refers or (spec.causation_id is not None and _entry_named_by(spec.causation_id) is not None)
     return _NewEntry(spec, payload, is_plain, refers)
 
 
-def _with_index(error: RotaError, index: int) -> RotaError:
+def with_index(error: RotaError, index: int) -> RotaError:
     """Return the error with the index of the spec that caused it."""
     error.message = f"specs[{index}]: {error.message}"
     error.data["index"] = index
     return error
 
 
-def _by_key(tx: Transaction, key: str) -> int | None:
-    """Return the entry that has this idempotency key, or None."""
-    rows = tx.run(sql.BY_KEY, (key,))
+def _by_key(tx: Transaction, key: str, project_id: str | None) -> int | None:
+    """Return the entry of a project that has this idempotency key, or None."""
+    rows = tx.run(sql.BY_KEY, (key, project_id))
     return int(rows[0][0]) if rows else None
 
 
 def _not_alive(agent: CachedAgent | None, pid: int, index: int | None) -> RotaError:
     """Return the error for an agent that does not exist or is dead."""
     error = UnknownPid(pid) if agent is None else _queue.refuse("pid", f"{pid} is dead: entries need a live agent")
-    return error if index is None else _with_index(error, index)
+    return error if index is None else with_index(error, index)
 
 
 def _row(
@@ -265,11 +290,19 @@ def _resolve(other: int, earlier: list[int]) -> int:
     return earlier[other]
 
 
-def _call_path(tx: Transaction, parent_id: int | None) -> str | None:
+def _entry_named_by(causation_id: str) -> int | None:
+    """Return the entry that a causation_id names, as that of a copy does (`Entries.retry`); None if it names none."""
+    number = causation_id.removeprefix(_CAUSED_BY)
+    if not causation_id.startswith(_CAUSED_BY) or not (number.isascii() and number.isdecimal()):
+        return None
+    return min(int(number[:20]), INTEGER_MAX)  # a longer one names no entry
+
+
+def _call_path(tx: Transaction, parent_id: int | None, reaches_from: str | None) -> str | None:
     """Return the entry at the root of the parent's call path."""
     if parent_id is None:
         return None
     rows = tx.run(sql.GET, (parent_id,))
-    if not rows:
-        raise SchedUnknownId(parent_id)
+    if not rows or not may_reach(tx, reaches_from, rows[0][PROJECT]):
+        raise unreachable_entry(parent_id)
     return decode_needs(rows[0][NEEDS]).path or str(parent_id)

@@ -19,6 +19,7 @@ from rota.kernel import affinity, dependencies, flows
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.paging import READ_MAX, Page, page
+from rota.kernel.progress import NoRepeats
 from rota.kernel.rows import entry_from_row, payload_bytes
 from rota.model.checks import Checks
 from rota.model.events import CancelRequested, EntriesCancelled, EntriesChanged, EntriesEnqueued
@@ -28,7 +29,7 @@ from rota.store import Row, Statement, Transaction
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import queue as sql
 
-__all__ = ["BATCH_MAX", "LIST_BYTES_MAX", "Entries", "EntryFilter"]
+__all__ = ["BATCH_MAX", "LIST_BYTES_MAX", "Entries", "EntryFilter", "read_page"]
 
 BATCH_MAX = 1_000  # entries changed in one transaction by a filter
 LIST_BYTES_MAX = 32 * 1024 * 1024  # of payloads and results in one page
@@ -91,7 +92,7 @@ class Entries:
             statement = sql.FILTERED_OF_TAG
 
         def work(tx: Transaction) -> tuple[list[ReadyEntry], int]:
-            rows = _read_page(tx, statement, wanted, window)
+            rows = read_page(tx, statement, wanted.row, window)
             return [entry_from_row(row) for row in rows], int(tx.run(counting, wanted.row)[0][0])
 
         return self._env.read(work)
@@ -292,13 +293,14 @@ class Entries:
 
     def _matching(self, wanted: EntryFilter) -> Iterator[Ids]:
         """Yield matching ids in batches; entries enqueued meanwhile may be among them."""
-        last_id = 0
+        last_id, seen = 0, NoRepeats("entries")
         while True:
             statement = sql.MATCHING_IDS if wanted.pid is None else sql.MATCHING_IDS_OF_AGENT
             parameters = (*wanted.row, last_id, BATCH_MAX)
             ids = [row[0] for row in self._env.read(lambda tx: tx.run(statement, parameters))]  # noqa: B023  # runs before the loop continues
             if not ids:
                 return
+            seen.check(ids)
             yield ids
             last_id = ids[-1]
 
@@ -319,12 +321,12 @@ def _is_alive(tx: Transaction, pid: int) -> bool:
     return bool(rows[0][0] != AgentState.DEAD)
 
 
-def _read_page(tx: Transaction, statement: Statement, wanted: EntryFilter, window: Page) -> list[Row]:
+def read_page(tx: Transaction, statement: Statement, wanted: tuple[Any, ...], window: Page) -> list[Row]:
     """Read a page in parts, so that one that is too large is refused before it fills the memory."""
     rows: list[Row] = []
     size = 0
     while len(rows) < window.limit:
-        part = tx.run(statement, (*wanted.row, min(READ_MAX, window.limit - len(rows)), window.offset + len(rows)))
+        part = tx.run(statement, (*wanted, min(READ_MAX, window.limit - len(rows)), window.offset + len(rows)))
         rows += part
         size += sum(map(payload_bytes, part))
         if size > LIST_BYTES_MAX:

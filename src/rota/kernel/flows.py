@@ -67,7 +67,9 @@ def moves_for_costs(tx: Transaction, costs: Iterable[tuple[int, str | None, int]
     agent_rows = {row[0]: row for row in tx.run_for(sql.AGENTS_OF, agents)}
     moves = []
     for pid, (project_id, cost) in agents.items():
-        row = agent_rows[pid]
+        row = agent_rows.get(pid)
+        if row is None:  # a damaged entry names no agent
+            continue
         flow = Flow(level="agent", key=str(pid), parent=project_id or NO_PROJECT, weight=row[4], virtual_time=row[2])
         moves.append(_moved(flow, cost))
     project_rows = {row[0]: row for row in tx.run_for(sql.PROJECTS_OF, [name or NO_PROJECT for name in projects])}

@@ -66,6 +66,9 @@ class GraphRuns:
             found = tx.run(sql.RUN_GET, (run_id,))
             if found and found[0][1] != graph:
                 raise _run.refuse("run_id", f"{run_id!r} is a run of graph {found[0][1]}, not of {graph}")
+            if not found:  # one of an earlier version can go on under the name that it has
+                _run.name("run_id", run_id)
+                _run.name("graph", graph)
             owner = found[0][2] if found else find_agent(tx, pid).pid
             next_epoch_id = found[0][4] if found else 1
             event = GraphRunTaken(run_id=run_id, graph=graph, next_epoch_id=next_epoch_id)

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from rota.errors import StoreCorrupt
-from rota.kernel.journal import event_from_row
+from rota.kernel.journal import NOTE_PREFIX, PROJECT_NOTE_PREFIX, event_from_row
 from rota.kernel.paging import READ_MAX
+from rota.kernel.progress import NoRepeats
 from rota.kernel.replay import KernelState
 from rota.kernel.rows import DECODE_ERRORS, EntryOptions, Needs
 from rota.model.event_codec import decode
@@ -49,27 +50,42 @@ _WORDS: dict[str, tuple[str, str, frozenset[str]]] = {  # table: key, a column, 
 
 def find_problems(tx: Transaction) -> Iterator[str]:
     """Yield a sentence for each row that a call could not use."""
+    for part in (_json_columns, _words, _notes, _events, _checkpoint):
+        try:
+            yield from part(tx)
+        except StoreCorrupt as problem:
+            yield problem.message
+
+
+def _json_columns(tx: Transaction) -> Iterator[str]:
     for table, (key, columns) in _JSON.items():
         for row_key, *texts in _rows(tx, table, key, *columns):
             for (column, kind), text in zip(columns.items(), texts, strict=True):
                 yield from _undecodable(f"{table} row {row_key}: {column}", text, kind)
+
+
+def _words(tx: Transaction) -> Iterator[str]:
     for table, (key, column, words) in _WORDS.items():
         for row_key, word in _rows(tx, table, key, column):
             if word not in words:
                 yield f"{table} row {row_key}: {column} is {word!r}, not one of {', '.join(sorted(words))}"
+
+
+def _notes(tx: Transaction) -> Iterator[str]:
     for name, text in _rows(tx, "kernel_meta", "key", "value"):
-        if name.startswith("note:"):
+        if str(name).startswith((NOTE_PREFIX, PROJECT_NOTE_PREFIX)):  # a damaged name is bytes
             yield from _undecodable(f"kernel_meta row {name!r}: value", text, _DICT)
-    yield from _events(tx)
-    try:
-        KernelState.from_checkpoint(tx)
-    except StoreCorrupt as problem:
-        yield problem.message
+
+
+def _checkpoint(tx: Transaction) -> Iterator[str]:
+    KernelState.from_checkpoint(tx)
+    yield from ()
 
 
 def _events(tx: Transaction) -> Iterator[str]:
-    last = 0
-    while (rows := tx.run(journal_sql.EVENT_TAIL, (last, READ_MAX))) and rows[-1][0] > last:
+    last, seen = 0, NoRepeats("events")
+    while rows := tx.run(journal_sql.EVENT_TAIL, (last, READ_MAX)):
+        seen.check([row[0] for row in rows])
         last = rows[-1][0]
         for row in rows:
             event = event_from_row(row)
@@ -92,13 +108,11 @@ def _rows(tx: Transaction, table: str, key: str, *columns: str) -> Iterator[tupl
     first = Statement("check_rows", "Rows to check.", f"{text} ORDER BY {key} LIMIT {READ_MAX}")
     more = f"{text} WHERE {key} > ? ORDER BY {key} LIMIT {READ_MAX}"
     following = Statement("check_rows", "More rows to check.", more)
-    rows = tx.run(first)
+    rows, seen = tx.run(first), NoRepeats(f"rows of {table}")
     while rows:
+        seen.check([row[0] for row in rows])
         yield from rows
-        last = rows[-1][0]
-        rows = tx.run(following, (last,))
-        if rows and not rows[0][0] > last:
-            return  # the order is damaged, which the store's check reports
+        rows = tx.run(following, (rows[-1][0],))
 
 
 def _undecodable(where: str, text: Any, kind: Any) -> Iterator[str]:

@@ -16,18 +16,24 @@ import msgspec
 from rota.clock import wait_until
 from rota.errors import InvalidPayload, StoreCorrupt, UnknownPid
 from rota.kernel.environment import KernelEnvironment
+from rota.kernel.lookups import check_project_exists
 from rota.kernel.paging import READ_MAX
+from rota.kernel.progress import NoRepeats
 from rota.kernel.rows import DECODE_ERRORS, PROBLEM_CHARS_MAX, json_text
 from rota.kernel.settings import read_setting, write_setting
+from rota.model.agent_settings import hide_env_in_event
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
 from rota.model.event_codec import check_user_event, decode, encode
-from rota.model.events import Event, EventData, RowUnreadable
+from rota.model.events import Event, EventData, OperatorActed, ProcessUpdated, RowUnreadable
 from rota.store import Row, Transaction
+from rota.store.author import current_author
 from rota.store.forks import in_child
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import journal as sql
 
 __all__ = [
+    "NOTE_PREFIX",
+    "PROJECT_NOTE_PREFIX",
     "RUNTIME_KINDS",
     "TAIL_BYTES_MAX",
     "TAIL_MAX",
@@ -45,7 +51,9 @@ TAIL_MAX = 10_000  # events in one result
 TAIL_BYTES_MAX = 16 * 1024 * 1024  # of payloads after which a result gets no more events
 # Events of the processes that run the work. They change no other table, so no method of the kernel writes them.
 RUNTIME_KINDS = ("kernel.run.", "kernel.trigger.", "kernel.supervisor.", "kernel.fleet.", RowUnreadable.kind)
-_NOTE_PREFIX = "note:"  # of the settings in the store that hold notes
+NOTE_PREFIX = "note:"  # of the settings that hold the operator's notes; the notes of projects have another
+PROJECT_NOTE_PREFIX = "project_note:"
+_WITH_SETTINGS = (ProcessUpdated.kind, OperatorActed.kind)  # events that may contain an agent's settings
 _checks = Checks("Event", InvalidPayload)
 _encode = msgspec.json.Encoder().encode
 _decode_payload = msgspec.json.Decoder(dict[str, Any]).decode
@@ -62,13 +70,20 @@ def append(
 ) -> int:
     """Append an event inside a transaction; returns its id."""
     body = _encode(fact) if fact.version == 1 else encode(fact)  # almost all have version 1
-    row = (pid, now, fact.kind, body.decode(), causation_id, correlation_id)
+    row = (pid, now, fact.kind, body.decode(), causation_id, correlation_id, current_author())
     return tx.insert(sql.EVENT_APPEND, row)
 
 
-def read_note(tx: Transaction, name: str) -> dict[str, Any] | None:
+def _note_key(name: str, project_id: str | None) -> str:
+    """Return the setting of a note. No project's note has the key of another's, whatever their names contain."""
+    if project_id is None:
+        return NOTE_PREFIX + name
+    return PROJECT_NOTE_PREFIX + _encode([project_id, name]).decode()
+
+
+def read_note(tx: Transaction, name: str, project_id: str | None = None) -> dict[str, Any] | None:
     """Return the note stored under a name, or None; raises `StoreCorrupt` if it cannot be read."""
-    body = read_setting(tx, _NOTE_PREFIX + name)
+    body = read_setting(tx, _note_key(name, project_id))
     try:
         return None if body is None else _decode_payload(body)
     except DECODE_ERRORS as problem:
@@ -138,7 +153,7 @@ class Journal:
             if value is not None:
                 _checks.text(field, value)
         now = self._env.now()
-        row = (pid, now, kind, body, causation_id, correlation_id)
+        row = (pid, now, kind, body, causation_id, correlation_id, current_author())
         return self._env.write(lambda tx: _append_row(tx, pid, now, row))
 
     def record(self, fact: EventData, *, pid: int | None = None) -> int:
@@ -147,20 +162,34 @@ class Journal:
             _checks.whole("pid", pid)
         body = _check_runtime_fact(fact)
         now = self._env.now()
-        row = (pid, now, fact.kind, body, None, None)
+        row = (pid, now, fact.kind, body, None, None, current_author())
         return self._env.write_keeping_cache(lambda tx: _append_row(tx, pid, now, row))
 
-    def remember(self, name: str, note: dict[str, Any]) -> None:
-        """Store a note under a name, replacing the previous one; for example a reader's cursor."""
+    def remember(self, name: str, note: dict[str, Any], *, project_id: str | None = None) -> None:
+        """Store a note under a name, replacing the previous one; for example a reader's cursor.
+
+        The notes of a project are its own. Those without a project are the operator's, such as how far the triggers of
+        a fleet have come.
+        """
         _checks.text("name", name)
         _checks.mapping("note", note)
         body = _json("note", note)
-        self._env.write_keeping_cache(lambda tx: write_setting(tx, _NOTE_PREFIX + name, body))
+        if project_id is not None:
+            _checks.text("project_id", project_id)
 
-    def recall(self, name: str) -> dict[str, Any] | None:
+        def work(tx: Transaction) -> None:
+            if project_id is not None:
+                check_project_exists(tx, project_id)
+            write_setting(tx, _note_key(name, project_id), body)
+
+        self._env.write_keeping_cache(work)
+
+    def recall(self, name: str, *, project_id: str | None = None) -> dict[str, Any] | None:
         """Return the note stored under a name, or None."""
         _checks.text("name", name)
-        return self._env.read(lambda tx: read_note(tx, name))
+        if project_id is not None:
+            _checks.text("project_id", project_id)
+        return self._env.read(lambda tx: read_note(tx, name, project_id))
 
     def tail(
         self,
@@ -239,10 +268,12 @@ class Journal:
         """Yield events as they are committed, after a cursor or from now on; ends when none came for `wait_s`."""
         self._subscribe()
         cursor = self.cursor() if since is None else since
+        read = NoRepeats("events")
         while True:
             with self._committed:
                 seen = self._commits
             while events := self.tail(cursor):
+                read.check([event.event_id for event in events])
                 yield from events
                 cursor = events[-1].event_id
             with self._committed:
@@ -297,11 +328,15 @@ def _size(rows: Iterable[Row]) -> int:
 
 def event_from_row(row: Row) -> Event:
     """Build an event from a row; one whose payload cannot be read becomes a `RowUnreadable` in its place."""
-    event_id, pid, ts, kind, payload, causation_id, correlation_id = row
+    event_id, pid, ts, kind, payload, causation_id, correlation_id, author = row
     try:
         body = _decode_payload(payload)
+        if type(kind) is not str:
+            raise ValueError("its kind is not text")
+        if kind in _WITH_SETTINGS:  # earlier versions wrote the values of variables into them
+            body = hide_env_in_event(body)
     except DECODE_ERRORS as problem:  # one damaged event must not hide the others from their readers
         text = f"{kind}: {problem}"[:PROBLEM_CHARS_MAX]
         damaged = RowUnreadable(table="agent_events", key=str(event_id), problem=text)
         kind, body = damaged.kind, msgspec.to_builtins(damaged)
-    return Event(event_id, pid, ts, kind, body, causation_id, correlation_id)
+    return Event(event_id, pid, ts, kind, body, causation_id, correlation_id, author)

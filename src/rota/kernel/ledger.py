@@ -158,7 +158,7 @@ class Ledger:
     def create(self, pid: int, grants: Mapping[str, int], warn_at: float = WARN_AT) -> list[LedgerLine]:
         """Grant an agent a total per dimension: all of them or, if one exists or is invalid, none."""
         for dim, amount in _checks.mapping("grants", grants).items():
-            _checks.text("dim", dim)
+            _checks.name("dim", dim)
             _checks.whole(f"grants[{dim!r}]", amount, 1)
         _warn.number("warn_at", warn_at, 0, 1)
         now = self._env.now()
@@ -268,7 +268,7 @@ class Ledger:
         """Set the budget of a project, or of all projects (`"*"`), per rolling window; None removes it."""
         _checks.one_of("level", level, ("project", "global"))
         _checks.text("owner", owner)
-        _checks.text("dim", dim)
+        _checks.text("dim", dim) if limit is None else _checks.name("dim", dim)
         if (level == "global") != (owner == usage_windows.ALL_PROJECTS):
             raise _checks.refuse("owner", f"of a {level} budget cannot be {owner!r}")
         if limit is not None:

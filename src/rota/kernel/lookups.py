@@ -10,7 +10,7 @@ from rota.store import Transaction
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import projects as project_sql
 
-__all__ = ["check_project_exists", "find_agent", "find_project"]
+__all__ = ["check_project_exists", "find_agent", "find_project", "unknown_project"]
 
 _agent = Checks("Agent", InvalidPayload)
 _project = Checks("Project", ProjectInvalid)
@@ -29,15 +29,16 @@ def find_project(tx: Transaction, project_id: str) -> Project:
     _project.text("project_id", project_id)
     rows = tx.run(project_sql.GET, (project_id,))
     if not rows:
-        raise _unknown_project(project_id)
+        raise unknown_project(project_id)
     return project_from_row(rows[0])
 
 
 def check_project_exists(tx: Transaction, project_id: str) -> None:
     """Raise `ProjectUnknown` if there is no such project."""
     if not tx.run(project_sql.GET, (project_id,)):
-        raise _unknown_project(project_id)
+        raise unknown_project(project_id)
 
 
-def _unknown_project(project_id: str) -> ProjectUnknown:
+def unknown_project(project_id: str) -> ProjectUnknown:
+    """Return the error for a project that does not exist."""
     return ProjectUnknown(f"there is no project {project_id!r}", project_id=project_id)

@@ -106,11 +106,11 @@ def reclaim_runs(tx: Transaction, env: KernelEnvironment, sched_ids: list[int], 
         end_runs(tx, env, run_ends, now)
 
 
-def sweep(tx: Transaction, env: KernelEnvironment, now: float) -> int:
-    """Expire at most `SWEEP_MAX` queued entries past their deadline; returns the number."""
+def sweep(tx: Transaction, env: KernelEnvironment, now: float) -> list[int]:
+    """Expire at most `SWEEP_MAX` queued entries past their deadline; returns them."""
     rows = tx.run(sql.PAST_DEADLINE, (now, SWEEP_MAX))
     if not rows:
-        return 0
+        return []
     late = [row[0] for row in rows]
     affinity.drop_holds(tx, late)
     tx.run_many(sql.EXPIRE, [(now, sched_id) for sched_id in late])
@@ -121,4 +121,4 @@ def sweep(tx: Transaction, env: KernelEnvironment, now: float) -> int:
     if cancelled:
         env.cache.invalidate()
     env.waiters.notify_on_commit(tx, late + cancelled)
-    return len(late)
+    return late

@@ -125,7 +125,11 @@ class Occupancy:
             return
         rows = self._cache.agents(self._tx, wanted)
         for pid in wanted:
-            self._agents[pid] = AgentOccupancy(pid, rows[pid].paused_by, rows[pid].cap)
+            row = rows.get(pid)
+            if row is None:  # a damaged entry names no agent: the worker that claims it ends it
+                self._agents[pid] = AgentOccupancy(pid, None, None)
+            else:
+                self._agents[pid] = AgentOccupancy(pid, row.paused_by, row.cap)
         if self._due.any_ledger:
             for pid, dim, used, limit in self._tx.run_for(sql.LEDGER_FACTS, wanted):
                 self._agents[pid].ledger_lines.append((dim, used, limit))

@@ -1,7 +1,7 @@
 """Projects: the accounts that fair shares, caps and budgets belong to.
 
 A cap (`max_concurrent`, a constraint) and a share (`weight`) are separate: a cap is never exceeded, a weight decides
-which project goes first. A project also has workspaces (workspaces.py).
+which project goes first. A project also has workspaces (workspaces.py), and may reach into another one (grants.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 from rota.errors import ProjectExists, ProjectInvalid, StoreCorrupt
 from rota.kernel import usage_windows
 from rota.kernel.environment import KernelEnvironment
+from rota.kernel.grants import Grants
 from rota.kernel.journal import append
 from rota.kernel.lookups import find_project
 from rota.kernel.paging import page
@@ -43,8 +44,8 @@ _Change: TypeAlias = Callable[[Project], tuple[Project, list[EventData]]]
 _checks = Checks("Project", ProjectInvalid)
 
 
-class Projects(Workspaces):
-    """Creating and changing projects, pausing them or the whole fleet, and their workspaces."""
+class Projects(Workspaces, Grants):
+    """Creating and changing projects, pausing them or the whole fleet, their workspaces and the grants between them."""
 
     def __init__(self, env: KernelEnvironment) -> None:
         self._env = env
@@ -60,6 +61,8 @@ class Projects(Workspaces):
     ) -> Project:
         """Create a project. Its usage is counted from now on."""
         now = self._env.now()
+        _checks.name("project_id", project_id)
+        _checks.optional_name("name", name)
         if project_id == usage_windows.ALL_PROJECTS:
             raise _checks.refuse(
                 "project_id", f"cannot be {usage_windows.ALL_PROJECTS!r}: that name means all projects"
@@ -117,6 +120,8 @@ class Projects(Workspaces):
             _checks.one_of("field", field, ("name", "weight", "max_concurrent", "metadata"))
         if "metadata" in changes:
             _json("metadata", changes["metadata"])
+        if "name" in changes:
+            _checks.name("name", changes["name"])
 
         def change(project: Project) -> tuple[Project, list[EventData]]:
             facts: list[EventData] = [ProjectUpdated(project_id=project_id, changes=changes)]

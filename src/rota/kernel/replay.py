@@ -1,6 +1,6 @@
 """Replay: rebuild the state from the journal.
 
-Every change is an event, so the events alone give the state of entries, ledgers, flows and contexts. Old events
+Every change is an event, so the events alone give the state of entries, ledgers, flows, contexts and grants. Old events
 cannot be kept for ever, so from time to time the state is written as a *checkpoint*, and the events before it may be
 removed.
 
@@ -25,6 +25,7 @@ from rota.errors import StoreCorrupt
 from rota.kernel.clock_jumps import jump_ms
 from rota.kernel.contexts import apply_charge, to_ms
 from rota.kernel.journal import event_from_row
+from rota.kernel.progress import NoRepeats
 from rota.kernel.rows import DECODE_ERRORS
 from rota.kernel.settings import read_setting, write_setting
 from rota.model import events
@@ -70,6 +71,7 @@ class _Part(msgspec.Struct, omit_defaults=True):
     ledgers: list[tuple[int, str, int, int]] = []
     flows: list[tuple[str, str, int, int]] = []
     contexts: list[tuple[int, str, Allowance]] = []
+    grants: list[tuple[str, str]] = []
 
 
 class KernelState(msgspec.Struct):
@@ -80,6 +82,7 @@ class KernelState(msgspec.Struct):
     ledgers: dict[tuple[int, str], tuple[int, int]] = {}  # by pid and dimension: used, granted
     flows: dict[tuple[str, str], tuple[int, int]] = {}  # by level and key: virtual time, clock
     contexts: dict[int, tuple[str, Allowance]] = {}
+    grants: set[tuple[str, str]] = set()  # from one project to another
 
     # --- from the tables -------------------------------------------------------------------------
 
@@ -87,8 +90,9 @@ class KernelState(msgspec.Struct):
     def from_tables(cls, tx: Transaction) -> KernelState:
         """Read the state from the tables."""
         state = cls(through_id=tx.run(sql.EVENT_ENDS)[0][1] or 0)
-        last = 0
+        last, seen = 0, NoRepeats("entries")
         while rows := tx.run(sql.ENTRY_STATES, (last, READ_MAX)):
+            seen.check([row[0] for row in rows])
             state.entries.update((row[0], row[1]) for row in rows)
             last = rows[-1][0]
         state.ledgers = {(pid, dim): (used, granted) for pid, dim, used, granted in tx.run(sql.LEDGER_STATES)}
@@ -97,6 +101,7 @@ class KernelState(msgspec.Struct):
             state.flows["project", project_id] = time, clock
         for context_id, context_state, text in tx.run(sql.CONTEXT_STATES):
             state.contexts[context_id] = context_state, _decode(text, Allowance, f"context {context_id}")
+        state.grants = {(from_project, to_project) for from_project, to_project in tx.run(sql.GRANT_STATES)}
         return state
 
     # --- from the journal ------------------------------------------------------------------------
@@ -104,8 +109,9 @@ class KernelState(msgspec.Struct):
     @classmethod
     def from_journal(cls, tx: Transaction) -> KernelState:
         """Rebuild the state from the last checkpoint and the events after it."""
-        state = cls.from_checkpoint(tx)
+        state, seen = cls.from_checkpoint(tx), NoRepeats("events")
         while rows := tx.run(sql.EVENT_TAIL, (state.through_id, READ_MAX)):
+            seen.check([row[0] for row in rows])
             for row in rows:
                 state.apply(event_from_row(row))
         return state
@@ -128,6 +134,7 @@ class KernelState(msgspec.Struct):
             state.contexts.update(
                 (context_id, (context_state, allowance)) for context_id, context_state, allowance in part.contexts
             )
+            state.grants.update(part.grants)
         return state
 
     def checkpoint_parts(self) -> Iterator[str]:
@@ -137,6 +144,7 @@ class KernelState(msgspec.Struct):
             ledgers=[(*key, *line) for key, line in self.ledgers.items()],
             flows=[(*key, *flow) for key, flow in self.flows.items()],
             contexts=[(context_id, *context) for context_id, context in self.contexts.items()],
+            grants=sorted(self.grants),
         )
         yield encode(rest).decode()
         ranges = list(id_ranges(self.entries))
@@ -164,6 +172,7 @@ class KernelState(msgspec.Struct):
         self._apply_to_entries(data)
         self._apply_to_ledgers(data, event.pid)
         self._apply_to_contexts(data, event.ts)
+        self._apply_to_grants(data)
         for move in _moves(data):
             self.flows[move.level, move.key] = move.virtual_time, move.clock
 
@@ -235,6 +244,13 @@ class KernelState(msgspec.Struct):
                 for key, amount in data.contexts.items():
                     context_state, allowance = self.contexts[int(key)]
                     self.contexts[int(key)] = context_state, apply_charge(allowance, amount, ts)
+
+    def _apply_to_grants(self, data: events.EventData) -> None:
+        match data:
+            case events.ProjectGranted():
+                self.grants.add((data.from_project, data.to_project))
+            case events.ProjectGrantRevoked():
+                self.grants.discard((data.from_project, data.to_project))
 
     def _set_context_state(self, context_id: int, state: str) -> None:
         self.contexts[context_id] = str(state), self.contexts[context_id][1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from rota.errors import LedgerInvalidAmount, RotaError, SchedInvalidPayload, SchedUnknownId
@@ -17,10 +17,12 @@ from rota.kernel.completion import (
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.ledger import ChargeResult
 from rota.kernel.maintenance import RECLAIM_MAX, Maintenance, reclaim_runs, sweep
+from rota.kernel.progress import NoRepeats
 from rota.kernel.run_reports import Completion, CompletionAnswer, RunEnd, check_completions
 from rota.kernel.turn import check_worker
 from rota.model.checks import Checks
-from rota.store import Statement, Transaction
+from rota.store import Row, Statement, Transaction
+from rota.store.author import acting_as
 from rota.store.statements import claims as sql
 
 __all__ = ["HeartbeatReply", "Runs"]
@@ -82,7 +84,11 @@ class Runs:
 
         def work(tx: Transaction) -> dict[str, ChargeResult]:
             now = self._env.read_clock(tx)
-            return charge_run(tx, self._env, self.live_run(tx, sched_id, token), amounts, now)[1]
+            run = self.live_run(tx, sched_id, token)
+            if token is None:
+                return charge_run(tx, self._env, run, amounts, now)[1]
+            with acting_as(f"run:{sched_id}"):  # the token proves it
+                return charge_run(tx, self._env, run, amounts, now)[1]
 
         return self._env.store.write(work)
 
@@ -155,14 +161,13 @@ class Runs:
     def gc_expired(self, now: float | None = None) -> int:
         """Expire every queued entry past its deadline; returns the number."""
         given = None if now is None else self._env.now(now)
-        count = 0
-        while True:
-            swept = self._env.write(
-                lambda tx: sweep(tx, self._env, self._env.read_clock(tx, writes=False) if given is None else given)
-            )
-            if not swept:
-                return count
-            count += swept
+        count, seen = 0, NoRepeats("entries past their deadline")
+        while late := self._env.write(
+            lambda tx: sweep(tx, self._env, self._env.read_clock(tx, writes=False) if given is None else given)
+        ):
+            seen.check(late)
+            count += len(late)
+        return count
 
     def gc_dispatched(self, stale_seconds: float, now: float | None = None) -> int:
         """Take back every claim whose last heartbeat is older than this; returns the number."""
@@ -170,24 +175,18 @@ class Runs:
         if now is not None:
             _queue.instant("now", now)
 
-        def work(tx: Transaction) -> int:
+        def work(tx: Transaction) -> list[Row]:
             at = self._env.read_clock(tx, writes=False) if now is None else now
             return self._reclaim(tx, sql.STALE_CLAIMS, (at - stale_seconds,), at)
 
-        count = 0
-        while reclaimed := self._env.write(work):
-            count += reclaimed
-        return count
+        return self._reclaim_all(work)
 
     def take_over(self, worker_id: str, incarnation: str) -> int:
         """Take back the claims of a worker's earlier incarnations, after its restart; returns the number."""
         check_worker(worker_id, incarnation)
-        count = 0
-        while reclaimed := self._env.write(
+        return self._reclaim_all(
             lambda tx: self._reclaim(tx, sql.CLAIMS_OF_WORKER, (worker_id, incarnation), self._env.read_clock(tx))
-        ):
-            count += reclaimed
-        return count
+        )
 
     def upkeep(self, now: float | None = None) -> float | None:
         """Do what is due; returns when the next thing falls due, or None."""
@@ -203,10 +202,18 @@ class Runs:
 
     # --- internal --------------------------------------------------------------------------------
 
-    def _reclaim(self, tx: Transaction, statement: Statement, parameters: tuple[Any, ...], now: float) -> int:
-        sched_ids = [row[0] for row in tx.run(statement, (*parameters, RECLAIM_MAX))]
-        reclaim_runs(tx, self._env, sched_ids, now)
-        return len(sched_ids)
+    def _reclaim_all(self, work: Callable[[Transaction], list[Row]]) -> int:
+        """Repeat work that takes claims (id, token) back until it finds none; returns the number."""
+        count, seen = 0, NoRepeats("claims to take back")
+        while claims := self._env.write(work):
+            seen.check(claims)
+            count += len(claims)
+        return count
+
+    def _reclaim(self, tx: Transaction, statement: Statement, parameters: tuple[Any, ...], now: float) -> list[Row]:
+        claims = tx.run(statement, (*parameters, RECLAIM_MAX))
+        reclaim_runs(tx, self._env, [row[0] for row in claims], now)
+        return claims
 
     def live_run(self, tx: Transaction, sched_id: int, token: int | None) -> RunRow:
         """Return a run that is dispatched and, if a token is given, whose live claim has that token."""

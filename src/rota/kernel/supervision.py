@@ -11,29 +11,32 @@ settled once, at the end, so an agent whose run ended and whose next run was cla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from rota.errors import SchedInvalidPayload
-from rota.kernel import affinity, budget_loans
+from rota.kernel import affinity, budget_loans, contexts
 from rota.kernel.agents import QUARANTINED_FOR, Agents, move_agent
 from rota.kernel.entries import EntryFilter
 from rota.kernel.environment import KernelEnvironment
+from rota.kernel.grants import check_reachable, may_reach
 from rota.kernel.journal import append
 from rota.kernel.lookups import find_agent
 from rota.kernel.queue import Queue
-from rota.kernel.rows import encode_json
+from rota.kernel.rows import agent_from_row, decode_needs, encode_json
+from rota.kernel.run_tokens import RunTokens
 from rota.kernel.turn import check_worker
 from rota.model import events
+from rota.model.agent_names import agent_named
 from rota.model.checks import ID_CHARS_MAX, NOTE_CHARS_MAX, RESULT_BYTES_MAX, Checks
 from rota.model.event_codec import run_checkpointed
-from rota.model.work import ScheduleSpec
+from rota.model.work import Agent, ScheduleSpec
 from rota.store import Transaction
+from rota.store.author import acting_as
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import claims as sql
-from rota.store.statements import queue as queue_sql
 
 __all__ = ["QUARANTINE", "Supervision"]
 
@@ -48,13 +51,14 @@ class Supervision:
         self._env = env
         self._agents = agents
         self._queue = queue
+        self.run_tokens = RunTokens(env)
 
     # --- runs ------------------------------------------------------------------------------------
 
     def began(self, sched_id: int, token: int, *, slot: str, runner: str, os_pid: int | None = None) -> None:
         """Record that a runner started an entry."""
-        _run.text("slot", slot)
-        _run.text("runner", runner)
+        _run.name("slot", slot)
+        _run.name("runner", runner)
         if os_pid is not None:
             _run.whole("os_pid", os_pid, 1)
         now = self._env.now()
@@ -68,6 +72,10 @@ class Supervision:
 
         self._env.write_keeping_cache(work)
 
+    def access_token(self, sched_id: int, token: int) -> str:
+        """Return a run's own access token, which is valid while the claim lives (see run_tokens.py)."""
+        return self.run_tokens.make(sched_id, token)
+
     def checkpoint(self, sched_id: int, token: int, state: dict[str, Any]) -> None:
         """Store a run's checkpoint: its next attempt gets it, and it is the result of a run that returns none."""
         body = encode_json("state", _run.mapping("state", state), RESULT_BYTES_MAX)
@@ -76,7 +84,8 @@ class Supervision:
         def work(tx: Transaction) -> None:
             run = self._queue.live_run(tx, sched_id, _run.whole("token", token))
             tx.run(sql.CHECKPOINT, (body, sched_id))
-            append(tx, run_checkpointed(sched_id, token, body.encode()), now=now, pid=run.pid)
+            with acting_as(f"run:{sched_id}"):
+                append(tx, run_checkpointed(sched_id, token, body.encode()), now=now, pid=run.pid)
 
         self._env.write_keeping_cache(work)
 
@@ -92,32 +101,73 @@ class Supervision:
         now = self._env.now()
 
         def work(tx: Transaction) -> int:
-            self._queue.live_run(tx, parent_id, _run.whole("token", token))
-            is_known = spec.key is not None and bool(tx.run(queue_sql.BY_KEY, (spec.key,)))
-            sched_id = self._queue.enqueue_in(tx, wanted, now)
-            if amounts and not is_known:  # an entry that has the key already keeps the budget that it has
-                budget_loans.lend(tx, parent_id, (sched_id, spec.pid), amounts, now)
+            run = self._queue.live_run(tx, parent_id, _run.whole("token", token))
+            with acting_as(f"run:{parent_id}"):
+                is_known = self._queue.entry_with_key(tx, spec) is not None
+                sched_id = self._queue.spawn_in(tx, wanted, run.project_id, now)
+                if amounts and not is_known:  # an entry that has the key already keeps the budget that it has
+                    budget_loans.lend(tx, parent_id, (sched_id, spec.pid), amounts, now)
             return sched_id
 
         return self._env.write(work)
 
-    def rest(self, sched_id: int, token: int, *, waiting: bool) -> dict[str, int]:
-        """Record that a run starts or stops waiting for its children.
+    def agent_to_spawn(self, sched_id: int, token: int, name: str) -> Agent:
+        """Return the agent that a name means to a run, among those that its project may reach."""
+        _run.text("name", name)
+
+        def work(tx: Transaction) -> Agent:
+            run = self._queue.live_run(tx, sched_id, _run.whole("token", token))
+            found = [agent_from_row(row) for row in tx.run(agent_sql.FIND, (name,))]
+            reached = [agent for agent in found if may_reach(tx, run.project_id, agent.project_id)]
+            return agent_named(reached, name, near=run.project_id)
+
+        return self._env.read(work)
+
+    def throttle(self, sched_id: int, token: int, retry_after_s: float, name: str | None = None) -> dict[str, float]:
+        """Pause a limit that a run draws on, or all of them; returns until when, by name.
+
+        A pause lasts at most `THROTTLE_MAX_S`; a longer one is cut to that.
+        """
+        _run.duration("retry_after_s", retry_after_s)
+        _run.optional_text("name", name)
+
+        def work(tx: Transaction) -> dict[str, float]:
+            now = self._env.read_clock(tx)
+            run = self._queue.live_run(tx, sched_id, _run.whole("token", token))
+            draws_on = decode_needs(run.needs_text).draws_on
+            if name is not None and name not in draws_on:
+                raise _run.refuse("name", f"must be a limit that entry {sched_id} draws on, not {name!r}")
+            names, owner = draws_on if name is None else (name,), (run.pid, run.project_id)
+            with acting_as(f"run:{sched_id}"):
+                paused = contexts.throttle_for_run(tx, names, retry_after_s, owner, now)
+            if name is not None and not paused:
+                raise contexts.unknown_limit(name)
+            return paused
+
+        return self._env.write(work)
+
+    def rest(self, sched_id: int, token: int, *, waiting: bool, awaits: Sequence[int] = ()) -> dict[str, int]:
+        """Record that a run starts or stops waiting for its children, or for other entries that it may reach.
 
         Its agent is WAITING meanwhile, unless another run of it executes. When the run stops waiting it gets back what
         its ended children left of their loans, which is the result.
         """
         _run.flag("waiting", waiting)
+        _run.sequence("awaits", awaits)
+        for awaited in awaits:
+            _run.whole("awaits", awaited)
         now = self._env.now()
 
         def work(tx: Transaction) -> dict[str, int]:
             run = self._queue.live_run(tx, sched_id, _run.whole("token", token))
-            ((state, _project),) = tx.run(agent_sql.STATE, (run.pid,))
-            if waiting and state == "RUNNING" and tx.run(sql.LIVE_RUNS, (run.pid,))[0][0] == 1:
-                move_agent(tx, run.pid, state, "WAITING", reason="children", now=now)
-            elif not waiting and state == "WAITING":
-                move_agent(tx, run.pid, state, "RUNNING", reason="children_ended", now=now)
-            return {} if waiting else budget_loans.collect(tx, sched_id, run.pid, token, now)
+            check_reachable(tx, run.project_id, awaits)
+            with acting_as(f"run:{sched_id}"):
+                ((state, _project),) = tx.run(agent_sql.STATE, (run.pid,))
+                if waiting and state == "RUNNING" and tx.run(sql.LIVE_RUNS, (run.pid,))[0][0] == 1:
+                    move_agent(tx, run.pid, state, "WAITING", reason="children", now=now)
+                elif not waiting and state == "WAITING":
+                    move_agent(tx, run.pid, state, "RUNNING", reason="children_ended", now=now)
+                return {} if waiting else budget_loans.collect(tx, sched_id, run.pid, token, now)
 
         return self._env.write(work)
 

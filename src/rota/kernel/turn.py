@@ -111,14 +111,14 @@ def _check_claim(  # noqa: PLR0917  # by position: `typed` looks only at these
 
 def _check_kinds(kinds: Sequence[str]) -> tuple[str, ...]:
     _queue.sequence("kinds", kinds)
-    return tuple(sorted({_queue.text("kinds", kind) for kind in kinds}))
+    return tuple(sorted({_queue.name("kinds", kind) for kind in kinds}))
 
 
 def check_worker(worker_id: str, incarnation: str) -> Worker:
     """Check a worker's name and incarnation."""
     if incarnation != "":
-        _queue.text("incarnation", incarnation)
-    return Worker(_queue.text("worker_id", worker_id), incarnation)
+        _queue.name("incarnation", incarnation)
+    return Worker(_queue.name("worker_id", worker_id), incarnation)
 
 
 def check_claim_options(admission_check: bool, claim_timeout_s: float) -> None:

@@ -20,7 +20,7 @@ from rota.model.work import Workspace
 from rota.store import Row, Transaction
 from rota.store.statements import projects as sql
 
-__all__ = ["Workspaces", "workspace_holders"]
+__all__ = ["Workspaces", "unknown_workspace", "workspace_holders"]
 
 WorkspaceHolders: TypeAlias = dict[str, list[tuple[int, str, float]]]  # by workspace: sched_id, mode, since
 _project = Checks("Project", ProjectInvalid)
@@ -42,7 +42,7 @@ class Workspaces:
 
     def add_workspace(self, workspace_id: str, project_id: str, path: str, *, source: str = "folder") -> Workspace:
         """Add a workspace to a project."""
-        _workspace.text("workspace_id", workspace_id)
+        _workspace.name("workspace_id", workspace_id)
         _workspace.text("path", path, 4096)
         _workspace.one_of("source", source, ("folder", "worktree"))
         now = self._env.now()
@@ -91,10 +91,15 @@ class Workspaces:
         return self._env.read(work)
 
 
+def unknown_workspace(workspace_id: str) -> WorkspaceUnknown:
+    """Return the error for a workspace that does not exist."""
+    return WorkspaceUnknown(f"there is no workspace {workspace_id!r}", workspace_id=workspace_id)
+
+
 def _find_workspace(tx: Transaction, workspace_id: str) -> Workspace:
     rows = tx.run(sql.WORKSPACE_GET, (_workspace.text("workspace_id", workspace_id),))
     if not rows:
-        raise WorkspaceUnknown(f"there is no workspace {workspace_id!r}", workspace_id=workspace_id)
+        raise unknown_workspace(workspace_id)
     return _workspace_from_row(rows[0], workspace_holders(tx, rows[0][1]))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rota.lazy import exports
 
 if TYPE_CHECKING:
+    from rota.model.agent_settings import hide_env
     from rota.model.budgets import (
         BudgetLine,
         CpuIsolationLease,
@@ -85,11 +86,13 @@ __all__ = [
     "Trigger",
     "Worker",
     "Workspace",
+    "hide_env",
 ]
 
 __getattr__ = exports(
     __name__,
     {
+        "agent_settings": ("hide_env",),
         "budgets": (
             "BudgetLine",
             "CpuIsolationLease",

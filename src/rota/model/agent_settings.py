@@ -3,14 +3,18 @@
 The fleet file or `Rota.agent` writes the settings once into the agent's metadata under `SETTINGS_KEY`. They name the
 runner and hold the defaults for the agent's entries. The kernel checks them whenever an agent's metadata is written, so
 that settings which no supervisor could read are refused where they come from.
+
+The values of `env` are often secrets. Only what starts the program needs them: everywhere else (events, messages, the
+command line, callers of scope `read` or `enqueue`, representations) a variable is shown with `HIDDEN` as its value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from rota.errors import FleetInvalid
 from rota.model.checks import ID_CHARS_MAX, INTEGER_MAX, NOTE_CHARS_MAX, SECONDS_MAX, Checks
@@ -18,11 +22,24 @@ from rota.model.struct_reader import first_problem
 from rota.model.usage_shapes import compile_shapes
 from rota.model.work import ATTEMPTS_MAX, Limits, RestartPolicy
 
-__all__ = ["ENTRIES_MAX", "SETTINGS_KEY", "AgentSettings", "check_settings", "read_settings"]
+__all__ = [
+    "ENTRIES_MAX",
+    "HIDDEN",
+    "SETTINGS_KEY",
+    "AgentSettings",
+    "SecretText",
+    "check_settings",
+    "hide_env",
+    "hide_env_in_event",
+    "hide_values",
+    "read_settings",
+]
 
 SETTINGS_KEY = "run"  # key in an agent's metadata
 ENTRIES_MAX = 1_000  # arguments of a program, and variables of its environment
 ARGUMENT_CHARS_MAX = 128 * 1024  # of one argument or variable: the kernel of the operating system accepts no more
+HIDDEN = "(hidden)"  # in place of the value of a variable
+SecretText = Annotated[str, Meta(extra={"secret": True})]  # messages do not quote it
 _checks = Checks("AgentSettings", FleetInvalid)
 
 
@@ -33,7 +50,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     argv: tuple[str, ...] = ()  # command, ndjson: the program and its arguments
     function: str | None = None  # callable: module:name; None: the supervisor has a function of the agent's name
     isolation: Literal["thread", "process"] = "thread"  # callable: a process can be killed
-    env: dict[str, str] = {}  # set in addition to the variables that are passed through
+    env: dict[str, SecretText] = {}  # set in addition to the variables that are passed through
     pass_env: tuple[str, ...] = ()  # further variables of the supervisor's environment to pass through
     cwd: str | None = None  # None: the run's workspace, or else the supervisor's working directory
     stdin: Literal["payload", "none"] = "payload"  # command: whether the payload is on standard input as JSON
@@ -50,6 +67,11 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     workspace: str | None = None
     workspace_mode: Literal["exclusive", "shared"] | None = None
     max_attempts: int = 3
+
+    def __repr__(self) -> str:
+        fields = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        shown = (f"{name}={hide_values(value) if name == 'env' else value!r}" for name, value in fields)
+        return f"AgentSettings({', '.join(shown)})"
 
     def __post_init__(self) -> None:
         _checks.text("runner", self.runner)
@@ -123,5 +145,30 @@ def read_settings(metadata: Mapping[str, Any]) -> AgentSettings | None:
 
 def check_settings(metadata: Mapping[str, Any]) -> None:
     """Raise FleetInvalid if an agent's metadata has settings that a supervisor could not read."""
-    if SETTINGS_KEY in metadata:
-        read_settings(metadata)
+    settings = read_settings(metadata) if SETTINGS_KEY in metadata else None
+    for name, value in settings.env.items() if settings is not None else ():
+        if value == HIDDEN:  # metadata that was read where values are hidden, and written back
+            raise _checks.refuse("env", f"has {HIDDEN} as the value of {name}: give its real value")
+
+
+def hide_env(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return an agent's metadata with the values of its variables hidden; their names stay."""
+    settings = metadata.get(SETTINGS_KEY)
+    if not isinstance(settings, dict) or not settings.get("env"):
+        return metadata
+    return {**metadata, SETTINGS_KEY: {**settings, "env": hide_values(settings["env"])}}
+
+
+def hide_env_in_event(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of an event about an agent's new settings, or about the call that wrote them, without values."""
+    hidden = dict(body)
+    for field in ("changes", "detail"):
+        given = body.get(field)
+        if isinstance(given, dict) and isinstance(given.get("metadata"), dict):
+            hidden[field] = {**given, "metadata": hide_env(given["metadata"])}
+    return hidden
+
+
+def hide_values(env: Any) -> Any:
+    """Return variables with their values hidden; None stays None."""
+    return dict.fromkeys(env, HIDDEN) if isinstance(env, dict) else env and HIDDEN

@@ -124,6 +124,7 @@ class SchedulingContext(msgspec.Struct, frozen=True, kw_only=True):
     bound_to: Literal["agent", "project", "call_path", "name"] = "agent"
     bound_id: str = ""
     generation: int = 0
+    project_id: str | None = None  # of a limit: only the entries of this project draw on it
 
     def __post_init__(self) -> None:
         _context.whole("budget", self.budget, 1)

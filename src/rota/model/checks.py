@@ -24,6 +24,7 @@ __all__ = [
     "SECONDS_MAX",
     "TAGS_MAX",
     "Checks",
+    "is_path_part",
 ]
 
 INTEGER_MAX = 2**63 - 1  # the largest integer that SQLite stores
@@ -35,6 +36,11 @@ ID_CHARS_MAX = 256  # names, ids, triggers, tags
 NOTE_CHARS_MAX = 4_096  # reasons and comments
 TAGS_MAX = 32  # tags of one entry
 DIMS_MAX = 64  # dimensions in one charge, ceiling or expected usage; of one run, and of one agent's ledger
+
+
+def is_path_part(name: str) -> bool:
+    """Whether a name can be that of a file or a folder: it leads nowhere else and hides nothing."""
+    return not name.startswith(".") and "/" not in name and "\0" not in name
 
 
 class Checks:
@@ -91,6 +97,22 @@ class Checks:
                 raise self.refuse(field, f"is not valid Unicode: {problem.reason}") from problem
         return value
 
+    def name(self, field: str, value: Any, chars_max: int = ID_CHARS_MAX) -> str:
+        """Check a name: text that can be shown as it is, without control, escape or direction codes.
+
+        Check a name where it is made. A name that is looked up is only `text`: a store of an earlier version may have
+        it, and what is printed is made harmless by the command line.
+        """
+        if type(value) is str and value.isprintable() and 0 < len(value) <= chars_max:
+            return value
+        if not self.text(field, value, chars_max).isprintable():
+            raise self.refuse(field, f"must be printable, without control or direction codes, not {value!a}")
+        return value  # type: ignore[no-any-return]  # `text` has checked it
+
+    def optional_name(self, field: str, value: Any, chars_max: int = ID_CHARS_MAX) -> str | None:
+        """Check an optional name."""
+        return None if value is None else self.name(field, value, chars_max)
+
     def optional_text(self, field: str, value: Any, chars_max: int = NOTE_CHARS_MAX) -> str | None:
         """Check optional text: a reason, an operator's name."""
         return None if value is None else self.text(field, value, chars_max)
@@ -112,7 +134,7 @@ class Checks:
         if len(self.mapping(field, value)) > DIMS_MAX:
             raise self.refuse(field, f"may have at most {DIMS_MAX} dimensions, not {len(value):,}")
         for dim, amount in value.items():
-            self.text(f"{field} dimension", dim)
+            self.name(f"{field} dimension", dim)
             self.whole(f"{field}[{dim!r}]", amount, 0, AMOUNT_MAX)
         return value  # type: ignore[no-any-return]  # checked just above
 
@@ -126,6 +148,12 @@ class Checks:
         """Check a list or a tuple."""
         if type(value) is not list and type(value) is not tuple:
             raise self.refuse(field, f"must be a list, not {type(value).__name__}")
+
+    def names(self, field: str, value: Any, items_max: int = TAGS_MAX) -> tuple[str, ...]:
+        """Check a tuple of names with at most `items_max` items."""
+        for item in self.texts(field, value, items_max):
+            self.name(field, item)
+        return value  # type: ignore[no-any-return]  # checked just above
 
     def texts(self, field: str, value: Any, items_max: int = TAGS_MAX) -> tuple[str, ...]:
         """Check a tuple of texts with at most `items_max` items."""

@@ -68,7 +68,7 @@ def decode(kind: str, payload: dict[str, Any]) -> EventData:
 
 def check_user_event(kind: str, payload: dict[str, Any]) -> bytes:
     """Check and encode a user's event: any kind without the reserved prefix, any JSON below the size limit."""
-    _event.text("kind", kind)
+    _event.name("kind", kind)
     if kind.startswith(RESERVED_PREFIX):
         raise _event.refuse("kind", f"must not begin with {RESERVED_PREFIX!r}: these are rota's own events")
     _event.mapping("payload", payload)

@@ -18,7 +18,7 @@ RESERVED_PREFIX = "kernel."
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A row of the journal: one of rota's events or a user's, with its time and its cause."""
+    """A row of the journal: one of rota's events or a user's, with its time, its cause and its author."""
 
     event_id: int
     pid: int | None  # the agent it concerns; None: the fleet
@@ -27,6 +27,7 @@ class Event(msgspec.Struct, frozen=True):
     payload: dict[str, Any]
     causation_id: str | None = None
     correlation_id: str | None = None
+    author: str = ""  # token:ID, uid:N, worker:ID, run:SCHED_ID or user:NAME; empty: written by an earlier version
 
 
 class EventData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -342,6 +343,7 @@ class ContextCreated(EventData, frozen=True, kw_only=True):
     bound_to: str
     bound_id: str
     unit: str = "tokens"
+    project_id: str | None = None
 
 
 class ContextAdjusted(EventData, frozen=True, kw_only=True):
@@ -386,6 +388,13 @@ class LimitThrottled(EventData, frozen=True, kw_only=True):
     by: int | None = None  # the pid of the agent that reported it
 
 
+class LimitResumed(EventData, frozen=True, kw_only=True):
+    """The pause of a limit was ended before its time."""
+
+    kind = "kernel.context.resumed"
+    name: str
+
+
 # --- projects, workspaces, pauses ----------------------------------------------------------------
 
 
@@ -414,6 +423,22 @@ class ProjectTransitioned(EventData, frozen=True, kw_only=True):
     prev_status: str
     new_status: str
     by: str | None = None
+
+
+class ProjectGranted(EventData, frozen=True, kw_only=True):
+    """Runs and entries of one project may reach into another; an empty text is no project."""
+
+    kind = "kernel.project.granted"
+    from_project: str
+    to_project: str
+
+
+class ProjectGrantRevoked(EventData, frozen=True, kw_only=True):
+    """A grant between two projects was taken back."""
+
+    kind = "kernel.project.grant_revoked"
+    from_project: str
+    to_project: str
 
 
 class WorkspaceAdded(EventData, frozen=True, kw_only=True):

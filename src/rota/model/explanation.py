@@ -43,6 +43,7 @@ class HistoryStep(msgspec.Struct, frozen=True):
     at: float
     kind: str
     words: str
+    author: str = ""  # of the event
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

@@ -263,6 +263,8 @@ class Outranked(OrderingBase, frozen=True, kw_only=True, tag="outranked"):
 
     def sentence(self) -> str:
         """Return the reason as text."""
+        if self.at_least and not self.first:
+            return f"others go first by {self.policy}"
         count = f"{self.ahead:,} or more go" if self.at_least else f"{self.ahead:,} go{'es' * (self.ahead == 1)}"
         more = ", …" if self.ahead > len(self.first) else ""
         return f"{count} first by {self.policy}: {', '.join(map(str, self.first))}{more}"

@@ -227,7 +227,8 @@ class StructReader:
 
     def _add_mismatch(self, expected: ValueType, value: Any) -> None:
         word = self.mapping_word
-        self._add(f"expected {expected.describe(word)}, found {describe_value(value, word)}")
+        found = f"found {describe_value(value, word)}" if not expected.notes.get("secret") else "found something else"
+        self._add(f"expected {expected.describe(word)}, {found}")
 
     def _add_missing(self, key: str, kind: StructType) -> None:
         self._steps.append(key)

@@ -136,18 +136,21 @@ def _describe_range(bounds: Bounds) -> str:
 
 
 class TextType(ScalarType):
-    """A string within bounds."""
+    """A string within bounds; with the note "printable" a name, as `Checks.name` has it."""
 
     def __init__(self, bounds: Bounds, notes: Mapping[str, Any]) -> None:
         self._length_min = bounds.min_length or 0
         self._length_max = math.inf if bounds.max_length is None else bounds.max_length
         self._pattern = None if bounds.pattern is None else re.compile(bounds.pattern)
+        self._printable = bool(notes.get("printable"))
         limited = f" of {self._length_min} to {bounds.max_length} characters" if bounds.max_length is not None else ""
         super().__init__("a string" + (limited or " that is not empty" * bool(self._length_min)), bounds, notes)
 
     def check(self, value: Any) -> Any:
         """Return the string."""
         if not isinstance(value, str) or not self._length_min <= len(value) <= self._length_max:
+            return INVALID
+        if self._printable and not value.isprintable():
             return INVALID
         return INVALID if self._pattern is not None and self._pattern.fullmatch(value) is None else value
 

@@ -27,6 +27,7 @@ __all__ = [
     "Limits",
     "Project",
     "ProjectConstraint",
+    "ProjectGrant",
     "ReadyEntry",
     "RestartPolicy",
     "ScheduleSpec",
@@ -139,19 +140,20 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
                 raise _spec.refuse("deadline", f"({self.deadline}) lies before runnable_at ({self.runnable_at})")
         if self.delay_s != 0.0 and _spec.duration("delay_s", self.delay_s) and self.runnable_at:
             raise _spec.refuse("delay_s", "must not be given together with runnable_at")
-        _spec.text("trigger", self.trigger)
+        _spec.name("trigger", self.trigger)
         _spec.mapping("payload", self.payload)
         _spec.whole("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
-        for field in ("key", "kind"):
-            if getattr(self, field) is not None:
-                _spec.text(field, getattr(self, field))
+        if self.key is not None:
+            _spec.text("key", self.key)
+        if self.kind is not None:
+            _spec.name("kind", self.kind)
         if self.after != ():
             self._check_after()
         if not self.is_plain:  # most are plain, and this runs for every entry
             self._check_rest()
 
     def _check_rest(self) -> None:
-        _spec.texts("tags", self.tags, TAGS_MAX)
+        _spec.names("tags", self.tags, TAGS_MAX)
         _spec.amounts("expected", self.expected)
         _spec.amounts("ceiling", self.ceiling)
         _spec.texts("draws_on", self.draws_on)
@@ -290,6 +292,10 @@ class Agent(msgspec.Struct, frozen=True):
     paused_by: str | None = None
     unreadable: str | None = None  # which stored column cannot be read, and why; it is empty here
 
+    def __repr__(self) -> str:  # its metadata may hold secrets (agent_settings.py), and tracebacks show this
+        shown = (name for name in self.__struct_fields__ if name != "metadata")
+        return f"Agent({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
 
 _constraint = Checks("ProjectConstraint", ProjectInvalid)
 
@@ -331,6 +337,15 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
         _project.whole("weight", self.weight, 1, WEIGHT_MAX)
         if self.max_concurrent is not None:
             _project.whole("max_concurrent", self.max_concurrent, 0)
+
+
+class ProjectGrant(msgspec.Struct, frozen=True):
+    """Runs and entries of one project may reach into another; None is no project."""
+
+    from_project: str | None
+    to_project: str | None
+    granted_at: float
+    granted_by: str
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True):

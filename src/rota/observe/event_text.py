@@ -166,6 +166,26 @@ def _throttled(data: events.LimitThrottled, event: Event, _names: EntityNames) -
     yield "warn", f"limit {data.name} is throttled: its users wait {left_s:.1f} s"
 
 
+def _limit_resumed(data: events.LimitResumed, event: Event, _names: EntityNames) -> Iterator[Line]:
+    yield "plain", f"the pause of limit {data.name} was ended{_by(event)}"
+
+
+def _granted(data: events.ProjectGranted, event: Event, _names: EntityNames) -> Iterator[Line]:
+    yield "warn", f"{_scope(data.from_project)} may reach into {_scope(data.to_project)}: granted{_by(event)}"
+
+
+def _grant_revoked(data: events.ProjectGrantRevoked, event: Event, _names: EntityNames) -> Iterator[Line]:
+    yield "plain", f"{_scope(data.from_project)} no longer reaches into {_scope(data.to_project)}: revoked{_by(event)}"
+
+
+def _scope(project_id: str) -> str:
+    return f"project {project_id}" if project_id else "what has no project"
+
+
+def _by(event: Event) -> str:
+    return f" by {event.author}" if event.author else ""
+
+
 def _warned(data: events.LedgerWarned, event: Event, names: EntityNames) -> Iterator[Line]:
     yield "warn", f"{names.agent(event.pid)} used {data.used:,} of {data.granted:,} {data.dim}"
 
@@ -223,6 +243,9 @@ _DESCRIBERS: Mapping[type[EventData], Callable[[Any, Event, EntityNames], Iterab
     events.Paused: _paused,
     events.Resumed: _resumed,
     events.LimitThrottled: _throttled,
+    events.LimitResumed: _limit_resumed,
+    events.ProjectGranted: _granted,
+    events.ProjectGrantRevoked: _grant_revoked,
     events.LedgerWarned: _warned,
     events.LedgerBreached: _breached,
     events.ContextBudgetDepleted: _depleted,

@@ -124,6 +124,7 @@ class FleetState:
             events.LedgerRefunded: self._fold_refunded,
             events.RunEnded: self._fold_run_ended,
             events.LimitThrottled: self._fold_throttled,
+            events.LimitResumed: self._fold_resumed,
         }
 
     # --- folding ---------------------------------------------------------------------------------
@@ -291,6 +292,9 @@ class FleetState:
         """Keep the pause, and drop those that are over."""
         self.throttles = {name: until_at for name, until_at in self.throttles.items() if until_at > event.ts}
         self.throttles[data.name] = data.until_at
+
+    def _fold_resumed(self, data: events.LimitResumed, _event: Event) -> None:
+        self.throttles.pop(data.name, None)
 
     def _charge(self, project_id: str, amounts: Mapping[str, int], sign: int) -> None:
         charged = self._project(project_id).charged

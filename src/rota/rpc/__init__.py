@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rota.rpc.client.client import Client
     from rota.rpc.client.connect import connect, connect_async, is_remote
     from rota.rpc.daemon.http import HttpServer
-    from rota.rpc.daemon.runtime_dir import DaemonInfo, find_daemon
+    from rota.rpc.daemon.runtime_dir import DaemonInfo, daemon_address, find_daemon
     from rota.rpc.daemon.server import Daemon, DaemonSettings, TransportFactory
     from rota.rpc.daemon.systemd import unit_file
     from rota.rpc.daemon.tcp import HttpSettings
@@ -44,6 +44,7 @@ __all__ = [
     "TransportFactory",
     "connect",
     "connect_async",
+    "daemon_address",
     "find_daemon",
     "is_remote",
     "openrpc_document",
@@ -58,7 +59,7 @@ __getattr__ = exports(
         "client.client": ("Client",),
         "client.connect": ("connect", "connect_async", "is_remote"),
         "daemon.http": ("HttpServer",),
-        "daemon.runtime_dir": ("DaemonInfo", "find_daemon"),
+        "daemon.runtime_dir": ("DaemonInfo", "daemon_address", "find_daemon"),
         "daemon.server": ("Daemon", "DaemonSettings", "TransportFactory"),
         "daemon.systemd": ("unit_file",),
         "daemon.tcp": ("HttpSettings",),

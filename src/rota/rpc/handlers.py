@@ -1,4 +1,6 @@
-"""The handlers of all RPC methods: authorize a call, execute it, redact its result, write the audit event.
+"""The handlers of all RPC methods: authorize a call, execute it, write the audit event.
+
+Calls of callers that are bound to projects go through `bound_calls.py`.
 
 The daemon serves both transports through one `RpcHandlers`. A program that opened the file itself can use one too:
 `rota token` does.
@@ -15,10 +17,12 @@ from msgspec import UNSET
 from rota.errors import Forbidden, InvalidInput, InvalidPayload, StoreCorrupt
 from rota.kernel import Kernel
 from rota.kernel.journal import append
+from rota.model.agent_settings import hide_env
 from rota.model.event_codec import decode
 from rota.model.events import AccessDenied, OperatorActed
 from rota.model.explanation import Explanation
-from rota.rpc.authorization import AgentProjects, Principal, authorize, redact
+from rota.rpc.authorization import Principal, authorize, without_env
+from rota.rpc.bound_calls import BoundCalls
 from rota.rpc.jsonrpc import params_error
 from rota.rpc.methods import METHODS, PROTOCOL, Method, Parts, Scope
 from rota.rpc.openrpc import openrpc_document
@@ -26,6 +30,7 @@ from rota.rpc.server_api import Hello
 from rota.rpc.tokens import AccessTokens
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
+from rota.store.author import acting_as
 
 __all__ = ["LOCAL", "RpcHandlers"]
 
@@ -43,7 +48,7 @@ class RpcHandlers:
         self.tokens = AccessTokens(kernel)
         self._store = store
         self._rota_version = rota_version
-        self._agent_projects = AgentProjects(kernel.agents.get)
+        self._bound_calls = BoundCalls(kernel, _arguments)
         self.terminate, self.info = kernel.terminate, kernel.info
         parts = Parts(
             queue=kernel.queue,
@@ -87,47 +92,44 @@ class RpcHandlers:
     def execute(self, method: Method, params: Any, principal: Principal) -> Any:
         """Execute a method, if the principal may, and return its result as on the wire.
 
-        Inside a posted write all of it, including the audit event, is part of that write's commit.
+        Inside a posted write all of it, including the audit event, is part of that write's commit. The principal is the
+        author of the events.
         """
+        with acting_as(None if principal is LOCAL else principal.name):
+            result = self._execute(method, params, principal)
+        return result if principal.starts_programs else without_env(result)
+
+    def _execute(self, method: Method, params: Any, principal: Principal) -> Any:
+        if principal.run is not None:
+            self.tokens.check(principal)  # a run that has ended may do nothing more
         scope = authorize(principal, method, params)
         if method.name == "system.hello":
-            return self.hello(params.protocol, params.client, principal)
+            return self.hello(params.protocol, params.client, principal=principal)
+        function = self._functions[method.name]
         if principal.projects is not None:
-            self._check_projects(method, params, principal)
+            return self._bound_calls.execute(method, params, principal, function)
         args, kwargs = _arguments(method, params)
-        result = method.codec.pack(params, self._functions[method.name](*args, **kwargs))
-        idle = method.execution == "claim" and not result.entries  # a claim without entries changed nothing
-        if scope in _AUDITED and not idle:
-            self._record_operation(principal, method, params)
-        return result if principal.projects is None else redact(result, principal, self._agent_projects)
-
-    def _check_projects(self, method: Method, params: Any, principal: Principal) -> None:
-        """Raise `Forbidden` if the call writes into a project that the principal is not bound to."""
-        if method.scope != "enqueue":
-            return
-        for project_id in self._written_projects(params):
-            if not principal.sees(project_id):
-                target = "entries without a project" if project_id is None else f"project {project_id!r}"
-                hint = "Use a token that is bound to this project, or one that is not bound to projects."
-                raise Forbidden(f"{principal.name} may not write into {target}", hint=hint, project_id=project_id)
-
-    def _written_projects(self, params: Any) -> set[str | None]:
-        """Return the projects that a call writes into. No cache: this may run in a transaction that rolls back."""
-        if hasattr(params, "sched_id"):
-            return {self.kernel.queue.get(params.sched_id).project_id}
-        specs = params.specs if hasattr(params, "specs") else [getattr(params, "spec", params)]
-        return {self.kernel.agents.get(spec.pid).project_id for spec in specs}
+        result = method.codec.pack(params, function(*args, **kwargs))
+        if scope in _AUDITED and method.audited and not (method.execution == "claim" and not result.entries):
+            self._record_operation(principal, method, params)  # except a claim without entries: it changed nothing
+        return result
 
     # --- methods that the kernel does not implement ----------------------------------------------
 
-    def hello(self, protocol: int, client: str = "", principal: Principal = LOCAL) -> Hello:  # noqa: ARG002  # logged by the server
+    def hello(
+        self,
+        protocol: int,
+        client: str = "",  # noqa: ARG002  # logged by the server
+        access_token: str = "",  # noqa: ARG002  # the unix socket has made the principal from it
+        principal: Principal = LOCAL,
+    ) -> Hello:
         """Return the server's versions and the caller's rights, if both use the same protocol version."""
         if protocol != PROTOCOL:
             hint = "Install the same version of rota on both sides."
             raise InvalidInput(
                 f"the server uses protocol {PROTOCOL}, the client {protocol}", field="protocol", hint=hint
             )
-        projects = None if principal.projects is None else tuple(sorted(principal.projects))
+        projects = None if principal.projects is None else tuple(sorted(filter(None, principal.projects)))
         return Hello(
             rota_version=self._rota_version,
             protocol=PROTOCOL,
@@ -182,6 +184,8 @@ def _arguments(method: Method, params: Any) -> tuple[tuple[Any, ...], dict[str, 
 
 def _detail(params: Any) -> dict[str, Any]:
     given = {name: msgspec.to_builtins(value) for name, value in _non_default_fields(params).items()}
+    if isinstance(metadata := given.get("metadata"), dict):
+        given["metadata"] = hide_env(metadata)
     size = len(msgspec.json.encode(given))
     return given if size <= DETAIL_BYTES_MAX else {"bytes": size}
 

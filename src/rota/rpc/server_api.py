@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rota import errors as e
-from rota.service.api.declaration import method
+from rota.service.api.declaration import REFUSED, method, unfiltered
 
 __all__ = ["CreatedToken", "Hello", "ServerApi", "TokenLine", "TokensApi"]
 
@@ -42,14 +42,20 @@ class CreatedToken(msgspec.Struct, frozen=True):
     token: str
     line: TokenLine
 
+    def __repr__(self) -> str:  # without the secret
+        return f"CreatedToken(line={self.line!r})"
+
 
 class ServerApi(Protocol):
     """The server itself."""
 
     @method(
         "kernel.event.record",
-        scope="work",
+        scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
+        audited=False,
         result="event_id",
         errors=(e.UnknownPid, e.InvalidPayload),
     )
@@ -57,12 +63,30 @@ class ServerApi(Protocol):
         """Record an event about running work: a run, a trigger, a supervisor or the fleet."""
         ...
 
-    @method("system.hello", scope="read", execution="inline", retry_safe=True)
-    def hello(self, protocol: int, client: str = "") -> Hello:
-        """Agree on the protocol version; return the server's versions and the caller's rights."""
+    @method(
+        "system.hello",
+        scope="read",
+        execution="inline",
+        bound=unfiltered("it describes the caller and the server"),
+        run="view",
+        retry_safe=True,
+    )
+    def hello(self, protocol: int, client: str = "", access_token: str = "") -> Hello:
+        """Agree on the protocol version; return the server's versions and the caller's rights.
+
+        On the unix socket, an access token replaces the rights of the local user by its own, which are fewer. Over
+        HTTP the token is in the request's header, and this one is ignored.
+        """
         ...
 
-    @method("rpc.discover", scope="read", execution="inline", retry_safe=True)
+    @method(
+        "rpc.discover",
+        scope="read",
+        execution="inline",
+        bound=unfiltered("it describes the server"),
+        run="view",
+        retry_safe=True,
+    )
     def discover(self) -> dict[str, Any]:
         """Return this table as an OpenRPC document."""
         ...
@@ -71,19 +95,27 @@ class ServerApi(Protocol):
 class TokensApi(Protocol):
     """Access tokens, for clients over HTTP."""
 
-    @method("system.token_create", scope="admin", execution="write")
+    @method("system.token_create", scope="admin", execution="write", bound=REFUSED, run="refused")
     def create(
         self, name: str, scope: str, projects: tuple[str, ...] | None = None, expires_in_s: float | None = None
     ) -> CreatedToken:
         """Create an access token; its secret is returned only here."""
         ...
 
-    @method("system.token_revoke", scope="admin", execution="write", retry_safe=True, errors=(e.UnknownRequest,))
+    @method(
+        "system.token_revoke",
+        scope="admin",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=(e.UnknownRequest,),
+    )
     def revoke(self, token_id: str) -> TokenLine:
         """Revoke an access token."""
         ...
 
-    @method("system.token_list", scope="admin", execution="read", result="tokens")
+    @method("system.token_list", scope="admin", execution="read", bound=REFUSED, run="refused", result="tokens")
     def list(self) -> list[TokenLine]:
         """Return all access tokens, without their secrets."""
         ...

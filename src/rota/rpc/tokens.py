@@ -3,6 +3,8 @@
 A token is `rota_ID_SECRET`. The store's settings hold only a SHA-256 hash of the secret. A slow hash would add nothing,
 because the secret is 32 random bytes and cannot be guessed. Secrets are compared in constant time; an unknown id is
 compared with the hash of an empty secret, so that it takes as long as a known one.
+
+A run's own token is not stored at all (`kernel/run_tokens.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import hmac
 import logging
 import secrets
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,10 +22,11 @@ import msgspec
 from rota.errors import InvalidInput, StoreCorrupt, Unauthenticated, UnknownRequest
 from rota.kernel import Kernel
 from rota.kernel.journal import append
+from rota.kernel.run_tokens import LiveClaim, is_run_token
 from rota.kernel.settings import read_setting, settings_with_prefix, write_setting
 from rota.model.checks import Checks
 from rota.model.events import TokenChanged
-from rota.rpc.authorization import BOUND_SCOPES, Principal
+from rota.rpc.authorization import BOUND_SCOPES, Principal, RunIdentity
 from rota.rpc.methods import SCOPES
 from rota.rpc.server_api import CreatedToken, TokenLine
 from rota.store import Transaction
@@ -34,6 +38,7 @@ TOKENS_MAX = 1_000  # in one store, including revoked tokens
 _PREFIX = "token:"
 _ID_BYTES = 6
 _SECRET_BYTES = 32
+_RUN_HINT = "A run's token is valid while the run's claim lives; the next attempt gets another one."
 _checks = Checks("Token", InvalidInput)
 _log = logging.getLogger("rota.rpc")
 
@@ -53,6 +58,7 @@ class AccessTokens:
         self._renew_lock()
         in_child(self._renew_lock)
         self._cache: dict[str, _StoredToken] | None = None
+        self._watchers: list[Callable[[], None]] = []
         self._unsubscribe = kernel.store.on_change(self.forget, foreign_only=True)
 
     def _renew_lock(self) -> None:
@@ -62,6 +68,12 @@ class AccessTokens:
     def forget(self) -> None:
         """Drop the cache: the tokens may have changed."""
         self._cache = None
+        for call in self._watchers:
+            call()
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Call this, on any thread, whenever tokens may have changed."""
+        self._watchers.append(call)
 
     def close(self) -> None:
         """Stop watching the store for changes."""
@@ -75,7 +87,7 @@ class AccessTokens:
         expires_in_s: float | None = None,
     ) -> CreatedToken:
         """Create a token. The returned secret is not stored and cannot be shown again."""
-        _checks.text("name", name)
+        _checks.name("name", name)
         _checks.one_of("scope", scope, SCOPES)
         if projects is not None:
             _checks.texts("projects", tuple(projects))
@@ -132,18 +144,63 @@ class AccessTokens:
         """Return the principal of a token, or raise `Unauthenticated`."""
         if not token:
             raise Unauthenticated("the request has no access token")
+        if is_run_token(token):
+            return self._authenticate_run(token, peer)
         token_id, secret = _parts(token)
         stored = self._read().get(token_id)
         matches = hmac.compare_digest(_digest(secret), _digest("") if stored is None else stored.digest)
         if stored is None or not matches:
             raise Unauthenticated("the access token is unknown")
         line = stored.line
-        if line.revoked_at is not None:
-            raise Unauthenticated(f"token {token_id} was revoked", token_id=token_id)
-        if line.expires_at is not None and line.expires_at <= self._kernel.clock.now():
-            raise Unauthenticated(f"token {token_id} has expired", token_id=token_id)
+        self._check(line)
         projects = None if line.projects is None else frozenset(line.projects)
-        return Principal(name=f"token:{token_id}", scope=line.scope, projects=projects, peer=peer)  # type: ignore[arg-type]
+        return Principal(
+            name=f"token:{token_id}",
+            scope=line.scope,  # type: ignore[arg-type]  # one of SCOPES
+            projects=projects,
+            peer=peer,
+            token_id=token_id,
+            expires_at=line.expires_at,
+        )
+
+    def check(self, principal: Principal) -> float | None:
+        """Raise `Unauthenticated` if a principal has lost its rights: its token ended, or its run.
+
+        Returns when they expire; those of a run do unless its claim is extended.
+        """
+        if principal.run is not None:
+            return self._live_claim(principal.run.sched_id, principal.run.claim_token).expires_at
+        if principal.token_id is not None:
+            stored = self._read().get(principal.token_id)
+            if stored is None:
+                raise Unauthenticated("the access token is unknown")
+            self._check(stored.line)
+        return principal.expires_at
+
+    def _check(self, line: TokenLine) -> None:
+        if line.revoked_at is not None:
+            raise Unauthenticated(f"token {line.token_id} was revoked", token_id=line.token_id)
+        if line.expires_at is not None and line.expires_at <= self._kernel.clock.now():
+            raise Unauthenticated(f"token {line.token_id} has expired", token_id=line.token_id)
+
+    def _authenticate_run(self, token: str, peer: str) -> Principal:
+        """Return the principal of a run's own token, which the kernel knows and which is not stored."""
+        named = self._kernel.supervision.run_tokens.read(token)
+        if named is None:
+            raise Unauthenticated("the access token is unknown")
+        sched_id, pid, project_id, claim_token, _ = self._live_claim(*named)
+        run = RunIdentity(sched_id=sched_id, pid=pid, project_id=project_id, claim_token=claim_token)
+        return Principal.of_run(run, name=f"run:{sched_id}", peer=peer)
+
+    def watch_run(self, run: RunIdentity, call: Callable[[], None]) -> Callable[[], None]:
+        """Call a function, on any thread, whenever a run may have ended; returns a function that stops it."""
+        return self._kernel.queue.watch(run.sched_id, call)
+
+    def _live_claim(self, sched_id: int, claim_token: int) -> LiveClaim:
+        claim = self._kernel.supervision.run_tokens.live_claim(sched_id, claim_token)
+        if claim is None:
+            raise Unauthenticated(f"run {sched_id} has ended", hint=_RUN_HINT, sched_id=sched_id)
+        return claim
 
     def _write(self, tx: Transaction, stored: _StoredToken, verb: Any, now: float) -> None:
         write_setting(tx, _PREFIX + stored.line.token_id, msgspec.json.encode(stored).decode())

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rota.service.core_policy import CorePolicy
     from rota.service.dispatcher import Dispatcher
     from rota.service.explanation import explain
+    from rota.service.outages import OUTAGE_S, call_through_outage
     from rota.service.policy_guard import PolicyGuard
     from rota.service.policy_in_force import find_policy, record_policy
     from rota.service.policy_link import PolicyLink, answer_from_profiles
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from rota.service.profiles import Hint, Profile, ProfileTable
 
 __all__ = [
+    "OUTAGE_S",
     "Admission",
     "AgentsApi",
     "ClaimApi",
@@ -59,6 +61,7 @@ __all__ = [
     "SupervisionApi",
     "SystemApi",
     "answer_from_profiles",
+    "call_through_outage",
     "explain",
     "find_policy",
     "isolate",
@@ -87,6 +90,7 @@ __getattr__ = exports(
         "core_policy": ("CorePolicy",),
         "dispatcher": ("Dispatcher",),
         "explanation": ("explain",),
+        "outages": ("OUTAGE_S", "call_through_outage"),
         "policy_guard": ("PolicyGuard",),
         "policy_in_force": ("find_policy", "record_policy"),
         "policy_link": ("PolicyLink", "answer_from_profiles"),

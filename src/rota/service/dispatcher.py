@@ -17,16 +17,17 @@ transaction (isolated_pass.py): such a claim is parked until the policy has answ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, Unpack
 
-from rota.errors import PolicyFailed
+from rota.errors import PolicyFailed, StoreCorrupt
 from rota.kernel import Completion, Kernel, RunReport
 from rota.kernel.claim_pass import ClaimPass, begin_claim
 from rota.kernel.completion import EndedRuns, end_runs
 from rota.kernel.flows import ServedFlows
 from rota.kernel.journal import append
+from rota.kernel.progress import NoRepeats
 from rota.kernel.run_reports import check_completions, check_reports
 from rota.kernel.turn import ClaimOptions, TurnRequest, TurnResult, make_turn_request
 from rota.model.events import PolicyFellBack
@@ -47,7 +48,7 @@ ANSWER_WAIT_S = LOAD_TIMEOUT_S + 5.0  # how long a claim that does not wait for 
 NOTHING: list[Any] = [None]  # the result of a claim that found nothing and is not parked: an empty list would park it
 
 
-_ROW_FAULTS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+_ROW_FAULTS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, StoreCorrupt)
 
 
 class _Proposer(Protocol):
@@ -82,6 +83,7 @@ class Dispatcher:
         self.projects = kernel.projects
         self.journal = kernel.journal
         self.supervision = kernel.supervision
+        self.find_daemon: Callable[[], str | None] = lambda: None  # the address of a daemon that serves the same file
         self._isolated: dict[str, tuple[Policy | str, Mapping[str, Any], Policy]] = {}  # by name: as given, and made
         self.policy = self.make_policy(policy)
         self._guard = PolicyGuard(kernel.clock)
@@ -182,7 +184,10 @@ class Dispatcher:
         if request.max_n:
             claim = begin_claim(tx, kernel.env, kernel.queue.maintenance, request)
             entries = self.fill(claim, policy)
+            seen: NoRepeats | None = None  # rarely needed
             while claim.ended_unreadable and not entries:  # what it took could not be read; there may be more
+                seen = seen or NoRepeats("ready entries")
+                seen.check(claim.ended_unreadable)
                 claim = begin_claim(tx, kernel.env, kernel.queue.maintenance, request)
                 entries = self.fill(claim, policy)
         if request.moves_agents:
@@ -203,7 +208,7 @@ class Dispatcher:
         except PolicyFailed as failure:
             return self._fall_back(policy, claim, failure)
         except _ROW_FAULTS as fault:
-            # a damaged row that a pass over all owners meets; strict order reads single entries
+            # a damaged row or index that a pass over all owners meets; strict order reads single entries
             _close(self._proposers.pop(policy.name, None))
             text = f"a pass failed: {type(fault).__name__}: {fault}"
             return self._fall_back(policy, claim, PolicyFailed(text, failure="raised"))
@@ -304,6 +309,11 @@ class Dispatcher:
         self._guard.suspend(policy, policy.rank.backoff_s if type(policy.rank) is PolicyProcess else SUSPENSION_S)
         event = PolicyFellBack(policy=policy.name, failure=failure.data["failure"], detail=failure.message)
         append(tx, event, now=self.clock.now())
+
+    def program_variables(self) -> dict[str, str]:
+        """Return the environment variables by which a program reaches the daemon of the same file, if there is one."""
+        address = self.find_daemon()
+        return {} if address is None else {"ROTA_STORE": address}
 
     def close_policies(self) -> None:
         """End the processes of policies."""

@@ -68,7 +68,7 @@ def _steps(found: dict[int, Event], sched_id: int) -> Iterator[HistoryStep]:
         except StoreCorrupt as problem:
             text = problem.message
         if text is not None:
-            yield HistoryStep(event_id, event.ts, event.kind, text)
+            yield HistoryStep(event_id, event.ts, event.kind, text, event.author)
 
 
 def _describe(event: EventData, sched_id: int) -> str | None:  # noqa: PLR0911, PLR0912  # one line for each kind

@@ -8,6 +8,7 @@ from __future__ import annotations
 from rota.clock import Clock
 from rota.errors import StoreUnavailable
 from rota.store.joined import JoinedStore
+from rota.store.private_files import create_private, write_private
 from rota.store.protocol import Row, Statement, Store, Transaction, TransactionEffects, WakeHandle
 from rota.store.requests import PostedWrite
 from rota.store.sqlite import NORMAL_DURABILITY_KEY, SQLITE_OLDEST, Durability, SqliteStore
@@ -24,8 +25,10 @@ __all__ = [
     "Transaction",
     "TransactionEffects",
     "WakeHandle",
+    "create_private",
     "open",
     "open_joined",
+    "write_private",
 ]
 
 

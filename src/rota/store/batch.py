@@ -172,7 +172,7 @@ class BatchRunner:
         if shared:  # an unshared transaction needs no savepoint: undoing the request is a full rollback
             self._engine.savepoint()
         try:
-            request.value = request.work(self._engine.transaction(request.effects))
+            request.value = request.run(self._engine.transaction(request.effects))
             request.applied = True
         except TransactionLost:
             raise

@@ -22,6 +22,9 @@ random. `backup` writes a new random number into the copy. The rule is checked e
 after every change of the database file, and when a file is opened: a restored database beside the log of an earlier
 one would mix the two.
 
+**A log that is cut** (`truncate`, `> live.db-wal`) keeps its name, and SQLite goes on behind the place where it ended.
+So every `CHECK_S` its length and its header are compared with the number of pages that SQLite finds in it.
+
 **Several names for one file** have a log each, so two processes would overwrite each other's pages. A database with
 several hard links is refused, and so is one that is itself a mount point, as containers mount single files: its log
 would lie outside of the mount.
@@ -29,6 +32,10 @@ would lie outside of the mount.
 **Opening beside others.** The first user of a file writes the identity of its three files into the shared memory of
 the lock file (ipc_notify.py). A process that finds others there compares it with what is at the path before SQLite
 opens anything, so it never begins a second log beside theirs.
+
+A process that ends gives its locks back one by one, SQLite's before the one that says it is here. In between another
+process may have been the last one for SQLite and have deleted the log. So a user whose files are not those at the path
+may be one that is ending: it is given `LEAVING_S` before the path is refused.
 
 **When a check fails** the store is lost: every call raises `StoreReplaced` from then on, and closing does not
 checkpoint the log into a file that it may not belong to. Everything acknowledged stays where it was written, so a file
@@ -61,10 +68,12 @@ from rota.errors import InvalidInput, StoreReplaced
 from rota.store.ipc_notify import FILES_AT, FILES_BYTES
 from rota.store.protocol import Row
 
-__all__ = ["StoreFiles", "check_generation", "check_path", "check_users", "new_generation", "unused"]
+__all__ = ["StoreFiles", "check_generation", "check_path", "check_users", "is_first_user", "new_generation", "unused"]
 
 CHECK_S = 0.5  # how late a change is noticed that no event reports
 WATCH_AFTER = 8  # checks before the files are watched: a short command does not need it
+LEAVING_S = 2.0  # how long a process that ends may hold its last lock
+LEAVING_PAUSE_S = 0.01  # between two looks at it
 RESCUE_MS = 1_000  # how long copying a deleted log waits for readers
 GENERATION_AT = 60  # of the database's header: `user_version`, four bytes
 GENERATION_MAX = 2**31 - 1
@@ -73,9 +82,12 @@ _WRITTEN = 0x2  # IN_MODIFY: of the database only, because every commit writes t
 _CHANGES = 0x4 | 0x400 | 0x800  # IN_ATTRIB (the number of links), IN_DELETE_SELF, IN_MOVE_SELF
 _EVENT_BYTES = 4_096
 _IDENTITY = struct.Struct("=QQ")
+_LOG_BEGINS = b"\x37\x7f\x06"  # and another byte, for the order of the bytes in its checksums
+_LOG_HEADER_BYTES, _LOG_CHECKSUM_BYTES, _FRAME_HEADER_BYTES = 32, 8, 24
 _MOUNTS = Path("/proc/self/mountinfo")
 _random = random.SystemRandom()
 _monotonic = SystemClock.monotonic
+_pause = threading.Event().wait
 _log = logging.getLogger(__name__)
 
 assert _IDENTITY.size * len(_FILES) == FILES_BYTES  # noqa: S101  # the two modules agree
@@ -105,6 +117,7 @@ class StoreFiles:
         self._lock = threading.Lock()  # guards all that follows
         self._seen = _generations(connection)[1]  # the newest one found in the database file
         self.identities = _identities(path)  # SQLite has the log open now, because it was read
+        self._frame_bytes = _FRAME_HEADER_BYTES + int(connection.pragma("page_size"))
         self._checks = 0
         self._advanced_changes = 0  # rows that the writing connection had changed when `advance` last looked
         self._watch: int | None = None
@@ -116,7 +129,7 @@ class StoreFiles:
         self.changed: Callable[[], Any] = partial(bool, 1)  # whether a file may have changed; before the watch: yes
         self._descriptors: list[int] = []  # of the log, and then of the watch
         with contextlib.suppress(FileNotFoundError):
-            self._descriptors.append(os.open(path + "-wal", os.O_RDONLY | os.O_CLOEXEC))
+            self._descriptors.append(os.open(path + "-wal", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
 
     def check(self, connection: apsw.Connection, *, is_writer: bool = False) -> None:
         """Raise StoreReplaced if the files at the path are not those that were opened."""
@@ -126,7 +139,7 @@ class StoreFiles:
                 self.drained = not is_writer  # first: else the writer could find neither the events nor this
                 if self._watch is not None and _drain(self._watch):
                     self.advance_at = 0.0  # perhaps a checkpoint: then the next generation is due
-                if problem := self._compare(connection):
+                if problem := self._compare(connection) or (self._compare_log(connection) if is_writer else ""):
                     self._lose(problem)
                 self._checks += 1
                 if self._checks == WATCH_AFTER:
@@ -176,6 +189,26 @@ class StoreFiles:
             self._seen = stored
             return ""
         return f"the content of {self._path} was replaced while it was in use"
+
+    def _compare_log(self, connection: apsw.Connection) -> str:
+        """Return whether the log was cut; no transaction is open. SQLite itself never looks at its length."""
+        if not self._descriptors:
+            return ""
+        before = self._log_length()
+        try:
+            frames = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
+        except apsw.Error:
+            return ""  # unknown now; the next check finds it
+        # twice: meanwhile other processes may have written to an empty log, or emptied one that they have copied
+        if frames <= 0 or max(before, self._log_length()) >= _LOG_HEADER_BYTES + frames * self._frame_bytes:
+            return ""
+        return f"{self._path}-wal was cut while it was in use"
+
+    def _log_length(self) -> int:
+        """Return the length of the log; 0 without its header: what is written after a cut leaves a hole there."""
+        header = os.pread(self._descriptors[0], _LOG_HEADER_BYTES, 0)
+        is_whole = header.startswith(_LOG_BEGINS) and any(header[-_LOG_CHECKSUM_BYTES:])
+        return os.fstat(self._descriptors[0]).st_size if is_whole else 0
 
     def advance(self, connection: apsw.Connection) -> None:
         """Write the next generation, if the present one has reached the database. The write transaction is open."""
@@ -319,11 +352,42 @@ def _is_mount_point(path: str) -> bool:
 
 def check_users(path: str) -> None:
     """Refuse a path where other processes have opened other files than those that are there now."""
-    with _users(path) as theirs:
-        if theirs is not None and any(theirs) and theirs != _identities(path):  # zeros: by an earlier version of rota
+    for _ in _while_users_end(path):
+        with _users(path) as theirs:
+            if theirs is None or _are_same(theirs, _identities(path)):
+                return
+
+
+def is_first_user(path: str, presence: int, theirs: bytes, own: bytes) -> bool:
+    """Lock the presence file for this process alone, or return False if users of the same files have locked it.
+
+    The lock between processes is held, so no process can begin to use the file meanwhile.
+    """
+    for _ in _while_users_end(path):
+        try:
+            fcntl.flock(presence, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if _are_same(theirs, own):
+                return False
+        else:
+            return True
+    raise AssertionError  # the loop returns or raises
+
+
+def _are_same(theirs: bytes, own: bytes) -> bool:
+    return theirs == own or not any(theirs)  # zeros: by an earlier version of rota
+
+
+def _while_users_end(path: str) -> Iterator[None]:
+    """Yield again and again while users with other files may be ending; raise StoreReplaced if they do not."""
+    give_up_at = _monotonic() + LEAVING_S
+    while True:
+        yield
+        if _monotonic() >= give_up_at:
             text = f"{path} is in use by a process, and the file or its log was moved, deleted or replaced since"
             hint = f"Stop that process (fuser {path}-here finds it), then open the file again."
             raise StoreReplaced(text, hint=hint, path=path)
+        _pause(LEAVING_PAUSE_S)
 
 
 @contextlib.contextmanager
@@ -333,7 +397,7 @@ def _users(path: str) -> Iterator[bytes | None]:
         descriptors = []
         for suffix in ("-lock", "-here"):
             try:
-                descriptors.append(os.open(path + suffix, os.O_RDWR | os.O_CLOEXEC))
+                descriptors.append(os.open(path + suffix, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
             except FileNotFoundError:
                 yield None  # rota has never opened it
                 return

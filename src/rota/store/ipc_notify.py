@@ -28,6 +28,9 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rota.errors import UnsafePath
+from rota.store.private_files import make_private_folder
+
 __all__ = ["FILES_AT", "FILES_BYTES", "POLL_S", "CommitListener", "CommitNotifier", "SharedWords"]
 
 POLL_S = 0.05  # how late a lost notification is noticed
@@ -71,6 +74,7 @@ class CommitNotifier:
     """Sends notifications to the listeners of one file, and owns this process's listening socket."""
 
     def __init__(self, path: str, words: SharedWords) -> None:
+        self._path = path
         self._folder = Path(f"{path}-bells")
         self._words = words
         self._seen_version = b""  # the listener version when the other sockets were last listed
@@ -82,7 +86,7 @@ class CommitNotifier:
     def listen(self) -> socket.socket | None:
         """Create and return this process's socket; None if the system refuses, and then only the poll is left."""
         with contextlib.suppress(OSError):
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._open_folder()
             # more than the pid: a killed process leaves its socket behind, and pids are reused
             self._own_name = f"{os.getpid()}-{os.urandom(8).hex()}{_SUFFIX}"
             self._own = self._bind()
@@ -112,11 +116,20 @@ class CommitNotifier:
             if each is not None:
                 each.close()
 
+    def _open_folder(self) -> None:
+        """Create the folder. It follows the database's mode, so that other users of a shared store reach the socket."""
+        try:
+            os.close(make_private_folder(self._folder, like=self._path))
+        except UnsafePath as problem:
+            _log.warning("commits of other processes are noticed by polling only: %s", problem)
+            raise OSError(problem.message) from problem
+
     def _bind(self) -> socket.socket:
         own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
             with self._address(self._own_name) as address:
                 own.bind(address)
+                Path(address).chmod(Path(self._path).stat().st_mode & 0o666)
         except OSError:
             own.close()
             raise
@@ -147,7 +160,7 @@ class CommitNotifier:
         if len(os.fsencode(path)) < _ADDRESS_BYTES_MAX:
             yield path
             return
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             yield f"/proc/self/fd/{folder}/{name}"
         finally:

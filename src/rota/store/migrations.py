@@ -340,6 +340,27 @@ STEPS: dict[int, str] = {
         ALTER TABLE agent_schedule_queue ADD COLUMN by_date INTEGER NOT NULL DEFAULT 0;
         UPDATE agent_schedule_queue SET by_date = 1 WHERE state = 'queued' AND attempt = 0 AND runnable_at > 0;
     """,
+    105: """
+        -- who wrote an event: a token, a worker, a run or a user; empty in events of earlier versions
+        ALTER TABLE agent_events ADD COLUMN author TEXT NOT NULL DEFAULT '';
+        -- an idempotency key belongs to a project; the entries without a project have keys of their own
+        DROP INDEX idx_sched_queue_key;
+        CREATE UNIQUE INDEX idx_sched_queue_key ON agent_schedule_queue (key, coalesce(project_id, ''))
+            WHERE key IS NOT NULL;
+        -- which project may reach into which other one; '' is no project
+        CREATE TABLE project_grants (
+            from_project TEXT NOT NULL,
+            to_project TEXT NOT NULL,
+            granted_at REAL NOT NULL,
+            granted_by TEXT NOT NULL,
+            PRIMARY KEY (from_project, to_project)
+        ) WITHOUT ROWID;
+        -- the project of a named limit that only the entries of one project draw on
+        ALTER TABLE contexts ADD COLUMN project_id TEXT;
+        DROP INDEX idx_context_bound;
+        CREATE UNIQUE INDEX idx_context_bound ON contexts (bound_to, bound_id, unit, coalesce(project_id, ''))
+            WHERE state != 'revoked';
+    """,
 }
 LATEST = max(STEPS)
 TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", "".join(STEPS.values())))  # and their names while they are rebuilt

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from enum import Enum
 from typing import Generic, TypeVar
 
+from rota.store.author import author_of_caller
 from rota.store.protocol import Transaction, TransactionEffects, WakeHandle
 
 __all__ = ["PostedWrite", "Request", "RequestState"]
@@ -28,6 +29,7 @@ class Request(Generic[T]):
 
     __slots__ = (
         "applied",
+        "author",
         "condition",
         "effects",
         "equivalence_key",
@@ -45,6 +47,7 @@ class Request(Generic[T]):
         self, work: Callable[[Transaction], T], *, may_park: bool = False, equivalence_key: Hashable = None
     ) -> None:
         self.work = work
+        self.author = author_of_caller.get()
         self.may_park = may_park  # an empty result means: wait for one
         self.equivalence_key = equivalence_key  # requests with equal keys find the same; None: equivalent to no other
         self.handle: WakeHandle | None = None  # ends its wait early
@@ -61,6 +64,14 @@ class Request(Generic[T]):
     def should_park(self) -> bool:
         """Whether it found nothing and is allowed to wait."""
         return self.may_park and not self.withdrawn and self.error is None and not self.value
+
+    def run(self, tx: Transaction) -> T:
+        """Run the work as its author, whichever thread this is."""
+        before = author_of_caller.set(self.author)
+        try:
+            return self.work(tx)
+        finally:
+            author_of_caller.reset(before)
 
     def move_to(self, state: RequestState) -> None:
         """Set the state and notify the caller. The writer's mutex is held."""

@@ -21,7 +21,9 @@ from rota.store.engine import TransactionLost
 from rota.store.file_identity import new_generation, unused
 from rota.store.forks import abandon, add_store, sqlite_calls
 from rota.store.ipc_notify import CommitListener
-from rota.store.protocol import Transaction, TransactionEffects
+from rota.store.migrations import TABLES
+from rota.store.private_files import create_private, refuse_link
+from rota.store.protocol import Statement, Transaction, TransactionEffects
 from rota.store.sqlite_connection import configure, connect, migrate, translate_errors
 from rota.store.sqlite_engine import MEMORY, Durability, SqliteEngine, SqliteTransaction, open_engine
 from rota.store.statements import file as sql
@@ -245,9 +247,12 @@ class SqliteStore(Writer):
             raise InvalidInput("a store cannot be its own backup", field="path", path=path)
         part.unlink(missing_ok=True)
         with sqlite_calls, unused(path):
+            refuse_link(path, hint="Choose another path, or remove the link.")
             self._back_up(part, path, progress)
 
     def _back_up(self, part: Path, path: str, progress: Callable[[int, int], None] | None) -> None:
+        with translate_errors("back up to", path):
+            os.close(create_private(part))  # a link that was planted since fails here
         target = connect(str(part))
         try:
             with translate_errors("back up to", path):
@@ -401,4 +406,23 @@ def _flush(path: Path) -> None:
 def _problems(tx: Transaction) -> list[str]:
     found = [str(row[0]) for row in tx.run(sql.INTEGRITY) if row[0] != "ok"]
     orphans = [f"{row[0]} row {row[1]} refers to a missing row of {row[2]}" for row in tx.run(sql.ORPHANS)]
-    return [*found, *orphans, *misplaced_values(tx), *unreadable_texts(tx)]
+    return [*found, *_wrong_counts(tx), *orphans, *misplaced_values(tx), *unreadable_texts(tx)]
+
+
+def _wrong_counts(tx: Transaction) -> Iterator[str]:
+    """Yield a sentence for each partial index with rows that do not belong there: SQLite does not count them."""
+    for name, table, condition in tx.run(sql.PARTIAL_INDEXES):
+        if table not in TABLES:
+            continue
+        by_index, by_table = (
+            f"SELECT count(*) FROM {table} {how} WHERE {condition}"  # noqa: S608  # names of the schema
+            for how in (f"INDEXED BY {name}", "NOT INDEXED")
+        )
+        text = f"SELECT ({by_index}), ({by_table})"
+        try:
+            ((in_index, in_table),) = tx.run(Statement("index_counts", "The rows of an index, and of its table.", text))
+        except StoreError as damage:
+            yield f"index {name}: {damage.message}"
+            continue
+        if in_index != in_table:
+            yield f"index {name} has {in_index:,} entries for {in_table:,} rows"

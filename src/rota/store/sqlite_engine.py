@@ -33,9 +33,10 @@ from rota.clock import SystemClock
 from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreReplaced, StoreUnavailable
 from rota.store import sqlite_connection
 from rota.store.engine import TransactionLost
-from rota.store.file_identity import StoreFiles, check_generation, check_path, check_users
+from rota.store.file_identity import StoreFiles, check_generation, check_path, check_users, is_first_user
 from rota.store.forks import abandon
 from rota.store.ipc_notify import CommitNotifier, SharedWords
+from rota.store.private_files import create_private, open_private, refuse_link
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.sqlite_connection import DAMAGED, check_file, configure, connect
 from rota.store.statements.queue import IDS
@@ -47,6 +48,7 @@ PAGE_BYTES = 2_048  # half of SQLite's default: a small commit flushes half as m
 LOG_PAGES = 4_000  # 8 MiB of log before a checkpoint, so that a page that changes often is copied once
 MEMORY = ":memory:"
 OPENER_ID_BYTES = 8
+_BESIDE = ("-wal", "-shm", "-journal", "-lock", "-here")  # the files beside a database
 
 Durability = Literal["full", "normal"]
 _encode = msgspec.json.Encoder().encode
@@ -162,7 +164,7 @@ class SqliteEngine:
         self._file_version = connection.data_version()  # as this connection last left or found the file
         self._committing = False  # COMMIT was issued: if no transaction is left then, it is durable
         if path != MEMORY:
-            self._lock = os.open(path + "-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = open_private(path + "-lock", like=path)
             try:
                 self._words = SharedWords(self._lock)
             except BaseException:
@@ -199,17 +201,16 @@ class SqliteEngine:
         if self._words is None:
             return
         self.files = StoreFiles(self._path, self.connection)
-        presence_lock = os.open(self._path + "-here", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        presence_lock = open_private(self._path + "-here", like=self._path)
         # before SQLite closes the file, also if the program forgets the store or ends without closing it: the last one
         # that closes the file deletes the log, and while the file is locked, the log is there
         self._leave = weakref.finalize(self, _unlock, presence_lock, os.getpid())
-        try:
-            fcntl.flock(presence_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        own = self.files.identities
+        # otherwise another process has the file open: the id in shared memory never equals our empty one
+        if is_first_user(self._path, presence_lock, bytes(self._words.files), own):
             self._opener_id = os.urandom(OPENER_ID_BYTES)
             self.sole_user = True
-            self._words.files[:] = self.files.identities
-        except BlockingIOError:
-            pass  # another process has the file open: the id in shared memory never equals our empty one
+            self._words.files[:] = own
         fcntl.flock(presence_lock, fcntl.LOCK_SH)
         self._words.last_opener[:] = self._opener_id or os.urandom(OPENER_ID_BYTES)
 
@@ -416,8 +417,13 @@ def _unlock(descriptor: int, process: int) -> None:
 def open_engine(path: str, durability: Durability, *, read_only: bool, foreign_version: int = 0) -> SqliteEngine:
     """Open a rota database for writing."""
     if path != MEMORY:
+        for suffix in _BESIDE:
+            refuse_link(path + suffix)  # SQLite would follow it
         check_path(path)
         check_users(path)
+        if not read_only:
+            with contextlib.suppress(FileExistsError):
+                os.close(create_private(path))  # SQLite would create it for all to read
     connection = connect(path, read_only=read_only)
     try:
         if path != MEMORY:

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.config.units import Bytes, DurationText, Seconds, default_bytes, default_seconds
+from rota.model.agent_settings import SecretText
 from rota.model.checks import AMOUNT_MAX
 from rota.model.work import WEIGHT_UNIT, Backoff, Intent, Limits, RestartPolicy, Trigger, TriggerKind
 
@@ -23,7 +24,14 @@ DIMENSIONS_MAX = 32  # of one budget
 WEIGHT_MAX = 1_000_000
 
 Text = Annotated[str, Meta(min_length=1)]
-Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
+Name = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=NAME_CHARS_MAX,
+        extra={"expected": f"a name of 1 to {NAME_CHARS_MAX} printable characters", "printable": True},
+    ),
+]
 Cap = Annotated[int, Meta(ge=0, le=1_000_000)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Amount = Annotated[int, Meta(ge=0, le=AMOUNT_MAX)]
@@ -179,12 +187,20 @@ class AgentTable(_Table, frozen=True, kw_only=True):
         Meta(description="`function`: where it runs. A function in a process can be killed."),
     ] = None
     env: Annotated[
-        dict[str, str],
-        Meta(description="Environment variables to set, in addition to those passed on.", max_length=256),
+        dict[str, SecretText],
+        Meta(
+            description="Environment variables to set, in addition to those passed on. Their values are kept in the "
+            "store, and shown only to what starts the program.",
+            max_length=256,
+        ),
     ] = {}
     pass_env: Annotated[
         tuple[str, ...],
-        Meta(description="Names (or `PREFIX_*`) of the supervisor's variables to pass on.", max_length=256),
+        Meta(
+            description="Names (or `PREFIX_*`) of the supervisor's variables to pass on. Rota's own access tokens "
+            "(`ROTA_ACCESS_…`) only if they are named in full.",
+            max_length=256,
+        ),
     ] = ()
     cwd: Annotated[Text | None, Meta(description="Working directory of a run without a workspace.")] = None
     stdin: Annotated[

@@ -30,6 +30,7 @@ from rota.fleet.notes import read_note
 from rota.kernel.contexts import to_ms_up
 from rota.kernel.paging import LIST_MAX
 from rota.kernel.usage_windows import ALL_PROJECTS
+from rota.model.agent_settings import hide_values
 from rota.model.budgets import BudgetLine, SchedulingContext
 from rota.model.checks import INTEGER_MAX
 from rota.model.lifecycle import AgentState, ContextState, ProjectStatus
@@ -279,7 +280,8 @@ class _NamedLimits:
     def _existing(self) -> Iterator[SchedulingContext]:
         offset = 0
         while page := self._api.contexts.list(limit=LIST_MAX, offset=offset):
-            yield from (each for each in page if each.bound_to == "name" and each.state != ContextState.REVOKED)
+            named = [each for each in page if each.bound_to == "name" and each.project_id is None]
+            yield from (each for each in named if each.state != ContextState.REVOKED)
             offset += len(page)
 
 
@@ -337,6 +339,8 @@ def _agent_changes(api: KernelApi, fleet: Fleet, table: AgentTable, agent: Agent
         fields = {field: [getattr(agent, field), value] for field, value in differs.items() if field != "metadata"}
         if "metadata" in differs:
             fields |= _compare(agent.metadata.get(SETTINGS_KEY) or {}, wanted["metadata"][SETTINGS_KEY])
+        if "env" in fields:
+            fields["env"] = [hide_values(env) for env in fields["env"]]
         change = FleetChange(what="agent", name=agent.name, verb="changed", fields=fields)
         yield PendingChange(change, partial(api.agents.update, agent.pid, **differs))
     if agent.paused_by == PAUSED_BY:

@@ -27,8 +27,9 @@ from rota.fleet.config.tables import (
 )
 from rota.fleet.trigger_rules import EVERY_S_MIN, cron_problem, matches_kind, zone_problem
 from rota.kernel.usage_windows import ALL_PROJECTS
+from rota.model.checks import is_path_part
 from rota.model.struct_reader import Problems, TomlReader, join_key
-from rota.model.value_types import TableType, describe_value
+from rota.model.value_types import AnyType, TableType, describe_value
 from rota.policy import registry
 from rota.service.policy_process import make_policy
 
@@ -49,6 +50,8 @@ def load_fleet(path: str | os.PathLike[str]) -> Fleet:
     tables = _FleetReader(problems).read(FleetFile, _parse(name))
     if not problems:
         _check(tables, problems)
+        if tables.name is None and not Path(name).stem.isprintable():
+            problems.add("name", "is required: the file's own name, which is the default, is not printable")
     if problems:
         raise _invalid(name, problems.messages(), problems.keys())
     given = {field: getattr(tables, field) for field in FleetFile.__struct_fields__}
@@ -56,16 +59,16 @@ def load_fleet(path: str | os.PathLike[str]) -> Fleet:
 
 
 class _FleetReader(TomlReader):
-    """Reads the tables of a fleet file; the length of every name in it is limited."""
+    """Reads the tables of a fleet file. Every name in it is limited, and printable unless it is a key of a payload."""
 
     def _read_table(self, kind: TableType, value: Mapping[str, Any]) -> Any:
         valid = {}
         for key, item in value.items():
-            if 1 <= len(key) <= NAME_CHARS_MAX:
+            if 1 <= len(key) <= NAME_CHARS_MAX and (key.isprintable() or isinstance(kind.item, AnyType)):
                 valid[key] = item
             else:
                 self._steps.append(key[:NAME_CHARS_SHOWN])
-                self._add(f"expected a name of 1 to {NAME_CHARS_MAX} characters")
+                self._add(f"expected a name of 1 to {NAME_CHARS_MAX} printable characters")
                 self._steps.pop()
         return super()._read_table(kind, valid)
 
@@ -151,6 +154,8 @@ def _check_project(name: str, project: ProjectTable, folders: dict[str, str], pr
         branch = project.workspaces.branch
         if branch.startswith("-"):  # git would parse it as an option
             problems.add_mismatch(f"{path}.workspaces.branch", "a branch, a tag or a commit", branch)
+        if project.workspaces.folder is None and not is_path_part(name):
+            problems.add(path, "worktrees are in a folder of this name: no / and no dot at its start, or give a folder")
         return
     if len(project.workspaces) > WORKSPACES_MAX:
         problems.add(f"{path}.workspaces", f"expected at most {WORKSPACES_MAX} items, found {len(project.workspaces)}")

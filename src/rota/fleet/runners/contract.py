@@ -24,9 +24,19 @@ import msgspec
 from rota.fleet.agent_settings import AgentSettings
 from rota.model.work import Agent, ReadyEntry
 
-__all__ = ["AgentChannel", "Assignment", "RunChannel", "RunOutcome", "Runner", "StopHandle", "StopStep"]
+__all__ = ["AgentChannel", "Assignment", "RunAccess", "RunChannel", "RunOutcome", "Runner", "StopHandle", "StopStep"]
 
 StopStep = Literal["request", "terminate", "kill"]
+
+
+class RunAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """How the program of a run reaches the daemon, and the access token that lets it act for its run."""
+
+    variables: dict[str, str]  # ROTA_STORE, …
+    access_token: str
+
+    def __repr__(self) -> str:  # without the token, wherever an assignment is printed
+        return f"RunAccess(variables={self.variables!r})"
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +49,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str | None = None  # path of the workspace that the run holds
     remaining: dict[str, int] = {}  # what is left of its budgets at the start, per dimension
     checkpoint: dict[str, Any] | None = None  # saved by the last attempt
+    access: RunAccess | None = None  # of a program; None: no daemon serves the store
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ The environment of a program:
 
     ROTA_SCHED_ID ROTA_ATTEMPT ROTA_TOKEN    the idempotency key
     ROTA_AGENT                               the agent's name
+    ROTA_STORE ROTA_ACCESS_TOKEN             the daemon's address, and the run's own token; unset without a daemon
     ROTA_DEADLINE                            epoch seconds; unset without a deadline
     ROTA_REMAINING_TOKENS, …                 what was left of each budget at the start
     ROTA_PAYLOAD                             the payload as JSON, if it is short (the command runner sets it)
@@ -233,6 +234,9 @@ def _run_variables(assignment: Assignment) -> dict[str, str]:
         "ROTA_TOKEN": str(entry.token),
         "ROTA_AGENT": assignment.agent.name,
     }
+    if assignment.access is not None:
+        variables |= assignment.access.variables
+        variables["ROTA_ACCESS_TOKEN"] = assignment.access.access_token
     if entry.deadline is not None:
         variables["ROTA_DEADLINE"] = repr(entry.deadline)
     for dim, amount in assignment.remaining.items():

@@ -16,7 +16,7 @@ import msgspec
 
 from rota.errors import StoreUnavailable
 from rota.rpc.client import parts
-from rota.rpc.client.client import Client
+from rota.rpc.client.client import Client, variables_for
 from rota.rpc.client.remote_calls import ConnectionLost, RemoteCalls
 from rota.rpc.client.remote_parts import AsyncRemoteJournal, AsyncRemoteQueue
 from rota.rpc.jsonrpc import BODY_BYTES_MAX, decode_result, encode_call
@@ -48,14 +48,14 @@ class _Pipeline:
         self.lost = False
 
     @classmethod
-    async def open(cls, path: str) -> _Pipeline:
-        """Connect and check the protocol version."""
+    async def open(cls, path: str, token: str | None) -> _Pipeline:
+        """Connect, check the protocol version and show the access token if there is one."""
         try:
             pipeline = cls(*await asyncio.open_unix_connection(path, limit=RESPONSE_BYTES_MAX))
         except OSError as problem:
             raise ConnectionLost(str(problem), sent=False) from problem
         try:
-            hello = encode_call(0, _HELLO, _HELLO.params(PROTOCOL, "rota asyncio"))
+            hello = encode_call(0, _HELLO, _HELLO.params(PROTOCOL, "rota asyncio", token or ""))
             decode_result(_HELLO, await pipeline.request(0, hello))
         except ConnectionLost as problem:
             raise ConnectionLost(str(problem), sent=False) from problem
@@ -122,6 +122,7 @@ class AsyncClient(parts.AsyncClaimsPart, parts.AsyncSystemPart):
         address: str,
         *,
         http: Client | None = None,
+        token: str | None = None,
         timeout_s: float = 30.0,
         retry_s: float = 30.0,
         keys: bool = True,
@@ -129,6 +130,7 @@ class AsyncClient(parts.AsyncClaimsPart, parts.AsyncSystemPart):
         super().__init__(self.send)
         self.address = address
         self._http = http  # called on threads; None: the unix socket
+        self._token = token  # for the unix socket; None: the rights of the local user
         self._calls = RemoteCalls(address, timeout_s=timeout_s, retry_s=retry_s, keys=keys)
         self._pipeline: _Pipeline | None = None
         self._opening = asyncio.Lock()
@@ -189,8 +191,12 @@ class AsyncClient(parts.AsyncClaimsPart, parts.AsyncSystemPart):
             if self._pipeline is None or self._pipeline.lost:
                 if self._pipeline is not None:
                     await self._pipeline.close()
-                self._pipeline = await _Pipeline.open(self.address.removeprefix("unix:"))
+                self._pipeline = await _Pipeline.open(self.address.removeprefix("unix:"), self._token)
             return self._pipeline
+
+    def program_variables(self) -> dict[str, str]:
+        """Return the environment variables by which a program on this machine reaches the same daemon."""
+        return variables_for(self.address) if self._http is None else self._http.program_variables()
 
     async def close(self) -> None:
         """Close all connections."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rota.clock import Clock, SystemClock
@@ -20,9 +21,18 @@ from rota.rpc.client.remote_parts import RemoteJournal, RemoteQueue
 from rota.rpc.methods import METHODS, Method
 from rota.store.forks import in_child
 
-__all__ = ["Client"]
+__all__ = ["Client", "variables_for"]
 
 IDLE_MAX = 32  # connections in the pool
+
+
+def variables_for(address: str, ca_file: str | None = None) -> dict[str, str]:
+    """Return the environment variables by which a program on this machine reaches a daemon, in any directory."""
+    scheme, _, path = address.partition(":")
+    variables = {"ROTA_STORE": f"unix:{Path(path).absolute()}" if scheme == "unix" else address}
+    if ca_file is not None:
+        variables["ROTA_CA_FILE"] = str(Path(ca_file).absolute())
+    return variables
 
 
 class Client(parts.ClaimsPart, parts.SystemPart):
@@ -36,11 +46,13 @@ class Client(parts.ClaimsPart, parts.SystemPart):
         timeout_s: float = 30.0,
         retry_s: float = 30.0,
         keys: bool = True,
+        ca_file: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(self.send)
         self.address = address
         self.clock = clock or SystemClock()
+        self._ca_file = ca_file
         self._open_connection = open_connection
         self._calls = RemoteCalls(address, timeout_s=timeout_s, retry_s=retry_s, keys=keys)
         self._idle: list[Connection] = []
@@ -124,6 +136,10 @@ class Client(parts.ClaimsPart, parts.SystemPart):
     def _pause(self, pause_s: float) -> None:
         with self._ended:
             self.clock.wait(self._ended, pause_s)
+
+    def program_variables(self) -> dict[str, str]:
+        """Return the environment variables by which a program on this machine reaches the same daemon."""
+        return variables_for(self.address, self._ca_file)
 
     def close(self) -> None:
         """Close all connections."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rota.errors import InvalidInput
+from rota.kernel.run_tokens import is_run_token
 from rota.rpc.client.async_client import AsyncClient
 from rota.rpc.client.client import Client
 from rota.rpc.client.connections import Connection, HttpConnection, UnixConnection, tls_context
@@ -37,19 +38,25 @@ def connect(
     Over HTTP it needs an access token: `token`, else the contents of `token_file`, else `ROTA_ACCESS_TOKEN`, else the
     contents of the file named by `ROTA_ACCESS_TOKEN_FILE`. `ca_file`, else `ROTA_CA_FILE`, is a PEM file with the CA of
     the daemon's certificate; the default is the system's CAs.
+
+    Over the unix socket a client has the rights of the local user. With a token that is given, or a run's own token in
+    `ROTA_ACCESS_TOKEN`, it has only the rights of that token.
     """
+    ca_file = (ca_file or os.environ.get("ROTA_CA_FILE")) if address.startswith("https") else None
     open_connection = _opener(address, timeout_s, token=token, token_file=token_file, ca_file=ca_file)
-    return Client(open_connection, address, timeout_s=timeout_s, **options)
+    return Client(open_connection, address, timeout_s=timeout_s, ca_file=ca_file, **options)
 
 
 def connect_async(
     address: str, *, timeout_s: float = 30.0, retry_s: float = 30.0, keys: bool = True, **options: Any
 ) -> AsyncClient:
     """Return an async client, like `connect`. Call it inside the event loop."""
-    http = None
-    if not address.startswith("unix:"):
+    http = token = None
+    if address.startswith("unix:"):
+        token = _local_token(options.get("token"), options.get("token_file"))
+    else:
         http = connect(address, timeout_s=timeout_s, retry_s=retry_s, keys=keys, **options)
-    return AsyncClient(address, http=http, timeout_s=timeout_s, retry_s=retry_s, keys=keys)
+    return AsyncClient(address, http=http, token=token, timeout_s=timeout_s, retry_s=retry_s, keys=keys)
 
 
 def _opener(
@@ -62,13 +69,21 @@ def _opener(
 ) -> Callable[[], Connection]:
     """Return a function that opens a connection to an address."""
     if address.startswith("unix:"):
-        return partial(UnixConnection, address.removeprefix("unix:"), timeout_s)
+        return partial(UnixConnection, address.removeprefix("unix:"), _local_token(token, token_file), timeout_s)
     if is_remote(address):
         secret = _token(token, token_file)
-        tls = tls_context(ca_file or os.environ.get("ROTA_CA_FILE")) if address.startswith("https") else None
+        tls = tls_context(ca_file) if address.startswith("https") else None
         return partial(HttpConnection, address, secret, timeout_s, tls)
     hint = "Give unix:/path, http://host:port or https://host:port."
     raise InvalidInput(f"{address!r} is not the address of a daemon", field="address", hint=hint)
+
+
+def _local_token(token: str | None, token_file: str | None) -> str | None:
+    """Return the access token for the unix socket; of the environment's only a run's, which limits what it may do."""
+    if token is not None or token_file is not None:
+        return _token(token, token_file)
+    found = os.environ.get("ROTA_ACCESS_TOKEN", "").strip()
+    return found if is_run_token(found) else None
 
 
 def _token(token: str | None, token_file: str | None) -> str | None:

@@ -34,16 +34,16 @@ class Connection(Protocol):
 
 
 class UnixConnection:
-    """A connection over the unix socket. Its first request is `system.hello`."""
+    """A connection over the unix socket. Its first request is `system.hello`, with the access token if there is one."""
 
-    def __init__(self, path: str, timeout_s: float) -> None:
+    def __init__(self, path: str, token: str | None, timeout_s: float) -> None:
         self._rest = b""
         self._timeout_s = timeout_s
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(timeout_s)
             self._socket.connect(path)
-            hello = encode_call(0, _HELLO, _HELLO.params(PROTOCOL, "rota"))
+            hello = encode_call(0, _HELLO, _HELLO.params(PROTOCOL, "rota", token or ""))
             decode_result(_HELLO, self.request(hello, timeout_s))
         except RotaError:
             self._socket.close()

@@ -67,8 +67,11 @@ class SupervisionPart(RemotePart):
     """State changes of runs together with their agents."""
 
     began = sent(SupervisionApi.began)
+    access_token = sent(SupervisionApi.access_token)
     checkpoint = sent(SupervisionApi.checkpoint)
     rest = sent(SupervisionApi.rest)
+    agent_to_spawn = sent(SupervisionApi.agent_to_spawn)
+    throttle = sent(SupervisionApi.throttle)
     spawn = sent(SupervisionApi.spawn)
     quarantine = sent(SupervisionApi.quarantine)
     moved = sent(SupervisionApi.moved)
@@ -121,6 +124,9 @@ class ProjectsPart(RemotePart):
     remove_workspace = sent(ProjectsApi.remove_workspace)
     workspace = sent(ProjectsApi.workspace)
     workspaces = sent(ProjectsApi.workspaces)
+    grant = sent(ProjectsApi.grant)
+    revoke_grant = sent(ProjectsApi.revoke_grant)
+    grants = sent(ProjectsApi.grants)
     list = sent(ProjectsApi.list)
 
 
@@ -134,6 +140,7 @@ class ContextsPart(RemotePart):
     resolve = sent(ContextsApi.resolve)
     charge = sent(ContextsApi.charge)
     throttle = sent(ContextsApi.throttle)
+    resume = sent(ContextsApi.resume)
     list = sent(ContextsApi.list)
 
 
@@ -224,8 +231,11 @@ class AsyncSupervisionPart(AsyncRemotePart):
     """State changes of runs together with their agents."""
 
     began = sent_async(SupervisionApi.began)
+    access_token = sent_async(SupervisionApi.access_token)
     checkpoint = sent_async(SupervisionApi.checkpoint)
     rest = sent_async(SupervisionApi.rest)
+    agent_to_spawn = sent_async(SupervisionApi.agent_to_spawn)
+    throttle = sent_async(SupervisionApi.throttle)
     spawn = sent_async(SupervisionApi.spawn)
     quarantine = sent_async(SupervisionApi.quarantine)
     moved = sent_async(SupervisionApi.moved)
@@ -278,6 +288,9 @@ class AsyncProjectsPart(AsyncRemotePart):
     remove_workspace = sent_async(ProjectsApi.remove_workspace)
     workspace = sent_async(ProjectsApi.workspace)
     workspaces = sent_async(ProjectsApi.workspaces)
+    grant = sent_async(ProjectsApi.grant)
+    revoke_grant = sent_async(ProjectsApi.revoke_grant)
+    grants = sent_async(ProjectsApi.grants)
     list = sent_async(ProjectsApi.list)
 
 
@@ -291,6 +304,7 @@ class AsyncContextsPart(AsyncRemotePart):
     resolve = sent_async(ContextsApi.resolve)
     charge = sent_async(ContextsApi.charge)
     throttle = sent_async(ContextsApi.throttle)
+    resume = sent_async(ContextsApi.resume)
     list = sent_async(ContextsApi.list)
 
 

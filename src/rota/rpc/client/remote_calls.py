@@ -1,10 +1,10 @@
 """What both clients do for a call, without I/O: encode it, and decide what happens when an attempt fails.
 
 When a connection is lost, a call that was not sent yet is retried. A call that was sent is retried if that is *safe*:
-it changes nothing, or executing it twice has the effect of once. An enqueue is safe because the client adds a key to
-every entry without one (`keys`), so a retried enqueue creates one entry. A claim is safe because entries in a lost
-response return to the queue when their claim expires. Other calls (a completion, a charge) are not retried; the error
-says that they may have been executed, and the caller can check with `get`.
+it changes nothing, or executing it twice has the effect of once. An enqueue or a spawn is safe because the client adds
+a key to every entry without one (`keys`), so a retried call creates one entry. A claim is safe because entries in a
+lost response return to the queue when their claim expires. Other calls (a completion, a charge) are not retried; the
+error says that they may have been executed, and the caller can check with `get`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ BACKOFF_S = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # between two attempts; the last 
 
 _ENQUEUE = METHODS["kernel.sched.enqueue"]
 _ENQUEUE_MANY = METHODS["kernel.sched.enqueue_many"]
+_SPAWN = METHODS["kernel.run.spawn"]
 _CLAIM = METHODS["kernel.sched.claim"]
 _TURN = METHODS["kernel.run.turn"]
 
@@ -65,6 +66,8 @@ class EntryKeys:
             return self.add(params)
         if method is _ENQUEUE_MANY and isinstance(params.specs, list | tuple):
             return _ENQUEUE_MANY.params([self.add(spec) for spec in params.specs])
+        if method is _SPAWN:
+            return msgspec.structs.replace(params, spec=self.add(params.spec))
         return params
 
 
@@ -74,6 +77,8 @@ def is_retry_safe(method: Method, params: Any) -> bool:
         return params.key is not None
     if method is _ENQUEUE_MANY:
         return all(spec.key is not None for spec in params.specs)
+    if method is _SPAWN:
+        return params.spec.key is not None
     return method.retry_safe or method is _CLAIM or (method is _TURN and not params.reports)
 
 

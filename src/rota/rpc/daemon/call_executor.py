@@ -32,10 +32,11 @@ from typing import Any
 
 import msgspec
 
-from rota.errors import Forbidden, LimitExceeded, RotaError, StoreUnavailable
+from rota.errors import Forbidden, LimitExceeded, RotaError, StoreUnavailable, Unauthenticated
 from rota.kernel.settings import write_setting
 from rota.rpc.authorization import Principal, authorize
 from rota.rpc.daemon.denials import Denials
+from rota.rpc.daemon.ended_rights import EndedRights
 from rota.rpc.daemon.pending_calls import ChangeWaiters, Origin, PendingCall
 from rota.rpc.daemon.read_queue import ReadQueue
 from rota.rpc.daemon.transport import DaemonLimits
@@ -85,6 +86,7 @@ class CallExecutor:
         self._written_at = 0.0  # when a write last succeeded
         self._probe: asyncio.Future[None] | None = None  # a write that only tries whether the store can be written
         self._dry_run_at = 0.0  # when the last dry run was started
+        self._dry_run_timer: asyncio.TimerHandle | None = None  # starts the next one, if nothing else does
         make = partial(ReadQueue, deliver=self._deliver, limit="reads_max", waiting_max=limits.reads_max)
         self.reads = make("read", READ_THREADS)
         self._pages = make("page", 1)
@@ -94,6 +96,7 @@ class CallExecutor:
         )
         self._denials = Denials(loop, limits, self._write_denial)
         self._waiters = ChangeWaiters(loop, handlers, self._run_wait_read, deliver=self._deliver, fail=self._fail)
+        self.rights = EndedRights(loop, handlers.tokens, handlers.kernel.clock, deliver=self._deliver)
         self.pending_calls: set[PendingCall] = set()  # without a response so far
         self._nudged: dict[tuple[str, str], None] = {}  # workers whose next claim must not wait
         self.wakes = 0  # how often the loop was woken to take results
@@ -115,6 +118,8 @@ class CallExecutor:
         if calls is not None:
             calls.add(pending)
             pending.calls = calls
+        if principal.can_end and not self._has_rights(pending):
+            return pending
         match method.execution:
             case "write":
                 self._post(pending, partial(self._handlers.execute, method, params, principal))
@@ -133,6 +138,26 @@ class CallExecutor:
             case "inline":
                 self._run_inline(pending)
         return pending
+
+    def _has_rights(self, pending: PendingCall) -> bool:
+        """Check a token again that may have ended since it was authenticated; watch its caller while that waits."""
+        try:
+            if pending.principal.run is None:  # `execute` checks runs
+                self._handlers.tokens.check(pending.principal)
+        except RotaError as error:
+            self._fail(pending, error)
+            return False
+        if pending.waits:
+            pending.unwatch = self.rights.watch(pending.principal, partial(self._end, pending))
+        return True
+
+    def _end(self, pending: PendingCall, error: RotaError) -> None:
+        """End a call that waits, because its caller's rights have ended; entries that it claimed go back."""
+        pending.ended = error
+        if pending.write is not None and pending.write.may_park:
+            self._store.withdraw(pending.write)
+        elif pending.write is None:
+            pending.respond(None)
 
     def _if_authorized(self, pending: PendingCall, act: Callable[[PendingCall], None]) -> None:
         try:
@@ -158,6 +183,14 @@ class CallExecutor:
     def follow(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call this in the loop after commits; the returned function ends that."""
         return self._waiters.follow(call)
+
+    def authenticate(self, token: str, peer: str) -> Principal:
+        """Return the principal of an access token, or raise `Unauthenticated` and count that."""
+        try:
+            return self._handlers.tokens.authenticate(token, peer)
+        except Unauthenticated as error:
+            self.record_denied(Principal(name="unknown", scope="read", peer=peer), None, error.message)
+            raise
 
     def record_denied(self, principal: Principal, method: str | None, reason: str) -> None:
         """Count a denied call, and record it with the next group of writes or a later one."""
@@ -282,7 +315,7 @@ class CallExecutor:
     def _policy_loaded(self, pending: PendingCall, future: Future[Any]) -> None:
         if (error := future.exception()) is not None:
             self._fail(pending, error)
-        else:
+        elif pending.origin is not None:  # else it was withdrawn or ended meanwhile
             self._start_claim(pending)
 
     def _start_claim(self, pending: PendingCall) -> None:
@@ -301,7 +334,7 @@ class CallExecutor:
         write = pending.write
         assert write is not None  # noqa: S101  # it was posted
         result = write.value
-        if result is None or result.entries or pending.gone:
+        if result is None or result.entries or pending.gone or pending.ended is not None:
             self._written(pending)
             return
         pending.completed = result
@@ -379,9 +412,9 @@ class CallExecutor:
             pending.respond(None)
 
     def _finished(self, pending: PendingCall, result: Any) -> None:
-        """Forget a call. If its client is gone, return the entries it claimed to the queue."""
+        """Forget a call. If its client is gone or has lost its rights, return the entries it claimed to the queue."""
         self.pending_calls.discard(pending)
-        if not pending.gone:
+        if not pending.gone and pending.ended is None:
             return
         for entry in getattr(result, "entries", None) or ():
             if pending.method.execution == "claim" and entry.token is not None:
@@ -419,10 +452,17 @@ class CallExecutor:
 
     def _may_dry_run(self) -> bool:
         now = self._loop.time()
-        if self._store.has_queued and now - self._dry_run_at < DRY_RUN_EVERY_S:
+        wait_s = self._dry_run_at + DRY_RUN_EVERY_S - now
+        if self._store.has_queued and wait_s > 0:
+            if self._dry_run_timer is None:  # the write may be one whose result is ignored
+                self._dry_run_timer = self._loop.call_later(wait_s, self._resume_dry_runs)
             return False
         self._dry_run_at = now
         return True
+
+    def _resume_dry_runs(self) -> None:
+        self._dry_run_timer = None
+        self._dry_runs.start_waiting()
 
     def resume_reads(self) -> None:
         """Start reads that waited until their client reads its responses."""

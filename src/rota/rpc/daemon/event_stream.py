@@ -6,7 +6,8 @@ or reads nothing gets a `gap`, which names the first and last event it misses, a
 the journal with the last id it saw. A subscriber that asks for events that retention has removed also gets a `gap`.
 
 All subscribers that keep up need the same few events. These are read and encoded once and cached, up to a number and a
-size. A subscriber that is further behind, or may not see all projects, reads the journal for itself.
+size. A subscriber that is further behind, or is bound to projects, reads the journal for itself. When a subscriber's
+access token is revoked or expires, an `ended` frame says so and the stream ends.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import asyncio
 import re
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable
+from itertools import groupby
 from typing import Any
 
 import msgspec
 
-from rota.errors import InvalidInput, LimitExceeded
+from rota.errors import InvalidInput, LimitExceeded, RotaError, Unauthenticated
 from rota.model.events import Event
 from rota.rpc.authorization import Principal
 from rota.rpc.daemon.call_executor import CallExecutor
 from rota.rpc.daemon.transport import DaemonLimits
 from rota.rpc.handlers import RpcHandlers
 from rota.rpc.methods import METHODS
+from rota.rpc.results import EventsResult
 
 __all__ = ["BATCH", "EventStream", "Subscriber"]
 
@@ -48,11 +51,18 @@ class Subscriber:
         self.caught_up = False  # it has read all there was; from then on it can fall behind
         self.changed = asyncio.Event()
         self.gone = False  # its connection is lost
+        self.ended: RotaError | None = None  # its rights have ended
+        self.unwatch: Callable[[], None] | None = None  # whether they have
         self.batch = BATCH  # events to read at a time
 
     def lost(self) -> None:
         """Its connection is lost."""
         self.gone = True
+        self.changed.set()
+
+    def end(self, error: RotaError) -> None:
+        """Its rights have ended: it is told so, and sent nothing more."""
+        self.ended = error
         self.changed.set()
 
 
@@ -147,11 +157,15 @@ class EventStream:
         if not self._subscribers:
             self._stop_following = self._executor.follow(self._wake)
         self._subscribers.add(subscriber)
+        if principal.can_end:
+            subscriber.unwatch = self._executor.rights.watch(principal, subscriber.end)
         return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Remove a subscriber."""
         self._subscribers.discard(subscriber)
+        if subscriber.unwatch is not None:
+            subscriber.unwatch()
         if not self._subscribers and self._stop_following is not None:
             self._stop_following()
             self._stop_following = None
@@ -178,6 +192,12 @@ class EventStream:
         while not subscriber.gone:
             subscriber.changed.clear()  # before reading, so that a later event sets it again
             frames, cursor = await self._next(subscriber, subscriber.cursor)
+            if subscriber.ended is not None:
+                yield b"event: ended\ndata: %s\n\n" % _encode({"reason": subscriber.ended.message})
+                return
+            if not frames and cursor > subscriber.cursor:  # events of other projects: its own may be behind them
+                subscriber.cursor = cursor
+                continue
             if frames:
                 began_at = loop.time()
                 subscriber.cursor = cursor  # first: a subscriber that is dropped meanwhile still gets these
@@ -230,11 +250,16 @@ class EventStream:
 
     def _read(self, subscriber: Subscriber, cursor: int) -> tuple[list[bytes], int]:
         params = _TAIL.params(since=cursor, limit=subscriber.batch)
-        events: list[Event] = self._handlers.execute(_TAIL, params, subscriber.principal).events
-        frames = [_frame(event) for event in events]
+        try:
+            result: EventsResult = self._handlers.execute(_TAIL, params, subscriber.principal)
+        except Unauthenticated as error:  # a run ended in the commit that woke its subscriber
+            subscriber.ended = error
+            return [], cursor
+        by_id = [list(group) for _, group in groupby(result.events, key=lambda event: event.event_id)]
+        frames = [b"".join(map(_frame, events)) for events in by_id]
         subscriber.batch = next_batch(subscriber.batch, sum(map(len, frames)))
-        frames = first_part(frames)
-        return frames, events[len(frames) - 1].event_id if frames else cursor
+        sent = first_part(frames)
+        return sent, result.next_cursor if len(sent) == len(frames) else by_id[len(sent) - 1][0].event_id
 
     def _read_batch(self, cursor: int, count: int) -> list[Event]:
         return self._handlers.kernel.journal.tail(cursor, count)

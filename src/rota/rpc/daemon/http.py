@@ -127,6 +127,8 @@ class HttpServer:
         elif path not in _OPEN and not (path == b"/metrics" and self._settings.open_metrics):
             try:
                 request.principal = self._authenticate(connection, request)
+                if path == b"/metrics":
+                    _check_metrics(request.principal)
             except RotaError as error:
                 _refuse(request, error)
             else:
@@ -136,10 +138,8 @@ class HttpServer:
         given = request.headers.get(b"authorization", b"")
         token = given[7:].decode("latin-1").strip() if given[:7].lower() == b"bearer " else ""
         try:
-            return self._handlers.tokens.authenticate(token, connection.peer)
-        except Unauthenticated as error:
-            caller = Principal(name="unknown", scope="read", peer=connection.peer)
-            self._executor.record_denied(caller, None, error.message)
+            return self._executor.authenticate(token, connection.peer)
+        except Unauthenticated:
             if token:
                 connection.failures += 1
                 if connection.failures >= self._limits.failures_max:
@@ -267,6 +267,13 @@ class _BatchAnswer:
         if not self._missing:
             self._connection.unhold(sum(map(len, self._responses)))
             _send(self._connection, b"[" + b",".join(self._responses) + b"]" if self._responses else None)
+
+
+def _check_metrics(principal: Principal) -> None:
+    """The metrics count the entries of all projects together, so they are refused to callers bound to projects."""
+    if principal.projects is not None:
+        hint = "Use a token that is not bound to projects; kernel.sched.counts counts the entries of your own."
+        raise Forbidden(f"/metrics counts all projects, and {principal.name} is bound to some", hint=hint)
 
 
 def _send(connection: HttpProtocol, body: bytes | None) -> None:

@@ -62,6 +62,7 @@ class PendingCall:
         "check_again",
         "checking",
         "completed",
+        "ended",
         "gone",
         "method",
         "origin",
@@ -69,6 +70,7 @@ class PendingCall:
         "principal",
         "timer",
         "unsubscribe",
+        "unwatch",
         "write",
     )
 
@@ -93,6 +95,8 @@ class PendingCall:
         self.checking = False  # a check is running
         self.check_again = False  # another check is needed after it
         self.gone = False  # the client is gone
+        self.ended: RotaError | None = None  # the caller's rights have ended while it waited
+        self.unwatch: Callable[[], None] | None = None  # whether they have
 
     def respond(self, result: Any, error: BaseException | None = None) -> None:
         """Send the response; only the first one counts."""
@@ -103,7 +107,9 @@ class PendingCall:
         if self.calls is not None:
             self.calls.discard(self)
         self._finished(self, result)
-        if not self.gone:
+        if self.ended is not None:
+            origin.reply(None, self.ended)
+        elif not self.gone:
             origin.reply(result, error)
 
     @property
@@ -124,6 +130,9 @@ class PendingCall:
         if self.unsubscribe is not None:
             self.unsubscribe()
             self.unsubscribe = None
+        if self.unwatch is not None:
+            self.unwatch()
+            self.unwatch = None
 
 
 class ChangeWaiters:
@@ -170,7 +179,8 @@ class ChangeWaiters:
         pending.checking, pending.check_again = True, False
         params = msgspec.structs.replace(pending.params, wait_s=0.0)
         is_last = last or pending.params.wait_s <= 0
-        self._run_read(pending, params, partial(self._checked, last=is_last), encode=is_last)
+        is_whole = pending.principal.projects is None  # else its events may be further on, as `_checked` finds out
+        self._run_read(pending, params, partial(self._checked, last=is_last), encode=is_last and is_whole)
 
     def _checked(self, pending: PendingCall, future: Future[Any], *, last: bool) -> None:
         pending.checking = False
@@ -181,10 +191,22 @@ class ChangeWaiters:
                 pending.respond(None, WaitTimeout(text, **error.data))
         elif error is not None:
             self._fail(pending, error)
+        elif self._has_read_on(pending, future.result()):
+            self.check(pending, last=last)
+            return
         elif last or pending.method.name == "kernel.sched.wait" or future.result().events:
             pending.respond(future.result())
         if pending.check_again:
             self.check(pending)
+
+    def _has_read_on(self, pending: PendingCall, result: Any) -> bool:
+        """Move the cursor of a bound caller behind events of others; return whether there may be more behind them."""
+        if pending.principal.projects is None or pending.method.name != "kernel.event.tail" or result.events:
+            return False
+        if result.next_cursor == pending.params.since:
+            return False
+        pending.params = msgspec.structs.replace(pending.params, since=result.next_cursor)
+        return True
 
     def _time_out(self, pending: PendingCall) -> None:
         pending.timer = None

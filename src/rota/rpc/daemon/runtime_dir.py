@@ -1,7 +1,8 @@
 """The daemon's directory beside the file it serves: a lock, the socket, and `daemon.json`.
 
-Only the owner may enter the directory. The lock allows one daemon per file. The operating system releases it when the
-daemon ends, however it ends, so a `daemon.json` without a held lock is stale; its process id need not be checked.
+Only the owner may enter the directory, and a link in its place is refused (store/private_files.py). The lock allows one
+daemon per file. The operating system releases it when the daemon ends, however it ends, so a `daemon.json` without a
+held lock is stale; its process id need not be checked.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from rota.errors import StoreUnavailable
+from rota.errors import StoreUnavailable, UnsafePath
+from rota.store.private_files import create_private, make_private_folder, open_private
 
-__all__ = ["DaemonInfo", "RuntimeDirectory", "find_daemon"]
+__all__ = ["DaemonInfo", "RuntimeDirectory", "daemon_address", "find_daemon"]
 
 _SOCKET_PATH_BYTES_MAX = 107  # what `sun_path` holds on Linux
 
@@ -37,9 +40,14 @@ def _directory(store: str) -> Path:
 
 
 def find_daemon(store: str) -> DaemonInfo | None:
-    """Return the daemon that serves a file, or None. A stale `daemon.json` is removed, a damaged one ignored."""
+    """Return the daemon that serves a file, or None. A stale `daemon.json` is removed, a damaged one ignored.
+
+    So is one in a directory that neither this user nor the owner of the file made: it could name any socket.
+    """
     directory = _directory(store)
     try:
+        if not _is_trusted(directory, store):
+            return None
         text = (directory / "daemon.json").read_bytes()
     except OSError:
         return None
@@ -53,9 +61,22 @@ def find_daemon(store: str) -> DaemonInfo | None:
         return None
 
 
+def daemon_address(store: str) -> str | None:
+    """Return the address, on this machine, of the daemon that serves a file, or None."""
+    info = find_daemon(store)
+    return None if info is None else info.addresses[0]
+
+
+def _is_trusted(directory: Path, store: str) -> bool:
+    found, owners = directory.lstat(), {os.geteuid(), 0}
+    with contextlib.suppress(FileNotFoundError):
+        owners.add(Path(store).stat().st_uid)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in owners
+
+
 def _is_held(lock: Path) -> bool:
     try:
-        descriptor = os.open(lock, os.O_RDWR)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -84,9 +105,9 @@ class RuntimeDirectory:
         """Take the lock, or raise an error that names the daemon that holds it."""
         with _unusable(self._directory):
             for directory in {self._directory, Path(self.socket).parent}:
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.close(make_private_folder(directory, parents=True))
             self._check_permissions()
-            lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = open_private(self._directory / "lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as problem:
@@ -98,9 +119,13 @@ class RuntimeDirectory:
             Path(self.socket).unlink()  # a killed daemon leaves its socket behind
 
     def _check_permissions(self) -> None:
-        """Raise an error if other users may enter the socket's directory: they could replace the socket."""
+        """Raise an error if other users own or may enter the socket's directory: they could replace the socket."""
         directory = Path(self.socket).parent
-        mode = directory.stat().st_mode & 0o777
+        found = directory.stat()
+        mode = found.st_mode & 0o777
+        if found.st_uid not in (os.geteuid(), 0):
+            text = f"{directory} belongs to another user ({found.st_uid})"
+            raise UnsafePath(text, hint="Choose another directory with --socket.", path=str(directory))
         if mode & 0o077:
             text = f"other users may enter {directory} (mode {mode:o})"
             raise StoreUnavailable(text, hint=f"Run: chmod 700 {directory}")
@@ -115,8 +140,8 @@ class RuntimeDirectory:
         """Write `daemon.json`, atomically."""
         part = self._info_file.with_suffix(".part")
         with _unusable(self._directory):
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
+            part.unlink(missing_ok=True)
+            with os.fdopen(create_private(part), "wb") as file:
                 file.write(msgspec.json.encode(info))
             part.replace(self._info_file)
 

@@ -1,9 +1,12 @@
 """The unix socket: one JSON-RPC request or batch per line, one line per response.
 
 The operating system reports the peer's user. Only processes of the daemon's own user are served, and they have all
-rights, as they have on the file. A client that exceeds a limit gets an error and is disconnected; so is, after
-`slow_s`, a client that does not read its responses or does not end its line. Responses may come in another order than
-their requests; the id says which request each belongs to.
+rights, as they have on the file. A client that shows an access token in `system.hello`, as the program of a run does,
+has the rights of that token from then on, or none if it is not valid.
+
+A client that exceeds a limit gets an error and is disconnected; so is, after `slow_s`, a client that does not read its
+responses or does not end its line. Responses may come in another order than their requests; the id says which request
+each belongs to.
 """
 
 from __future__ import annotations
@@ -26,10 +29,12 @@ from rota.rpc.daemon.pending_calls import PendingCall
 from rota.rpc.daemon.transport import BatchLimit, DaemonLimits, Request, ResponseLimit
 from rota.rpc.error_codec import to_error_object
 from rota.rpc.jsonrpc import BODY_BYTES_MAX, RejectedCall, RpcCall, decode_calls, encode_error
+from rota.rpc.methods import METHODS
 
 __all__ = ["LineProtocol"]
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_HELLO = METHODS["system.hello"]
 _log = logging.getLogger("rota.daemon")
 
 
@@ -64,6 +69,7 @@ class LineProtocol(asyncio.Protocol):
         self._ending = False  # nothing more is read
         self._transport: Any = None
         self._loop = asyncio.get_running_loop()
+        self._refusal: Unauthenticated | None = None  # of the access token that the client has shown
         self._outbox: Outbox
         self.principal: Principal
         self._idle_at = self._loop.time()
@@ -312,7 +318,19 @@ class LineProtocol(asyncio.Protocol):
             Request(self, call.id, call.method, send, limit).reject(call)
             return
         request = Request(self, call.id, call.method.name, send, limit)
+        if call.method is _HELLO and call.params.access_token:
+            self._authenticate(call.params.access_token)
+        if self._refusal is not None:
+            request.reply(None, self._refusal)
+            return
         self._executor.submit(call.method, call.params, self.principal, request, self._calls)
+
+    def _authenticate(self, token: str) -> None:
+        """Take on the rights of an access token; if it is not valid, the connection has none from now on."""
+        try:
+            self.principal = self._executor.authenticate(token, self.principal.peer)
+        except Unauthenticated as error:
+            self._refusal = error
 
     def _respond(self, body: bytes | None) -> None:
         """Send a response, and execute the lines that waited for it."""

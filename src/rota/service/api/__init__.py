@@ -79,6 +79,10 @@ class SchedulerApi(KernelApi, ClaimApi, Protocol):
         """State changes of runs together with their agents."""
         ...
 
+    def program_variables(self) -> dict[str, str]:
+        """Return the environment variables by which a program reaches the store's daemon; none without a daemon."""
+        ...
+
     def close(self) -> None:
         """Close the store or the connection."""
         ...

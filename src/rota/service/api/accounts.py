@@ -9,8 +9,8 @@ from msgspec import UNSET, UnsetType
 from rota import errors as e
 from rota.kernel.agents import Recovery
 from rota.kernel.paging import LIST_MAX
-from rota.model.work import WEIGHT_UNIT, Agent, Intent, Project, ProjectConstraint, Workspace
-from rota.service.api.declaration import method
+from rota.model.work import WEIGHT_UNIT, Agent, Intent, Project, ProjectConstraint, ProjectGrant, Workspace
+from rota.service.api.declaration import REFUSED, method, own_reads, owned, unfiltered, viewed
 
 __all__ = ["AgentsApi", "ProjectsApi"]
 
@@ -27,8 +27,11 @@ class AgentsApi(Protocol):
     @method(
         "kernel.agent.create",
         command="agents create",
-        scope="work",
+        scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
+        audited=False,
         result="pid",
         errors=(e.ProjectUnknown, *_SETTINGS),
     )
@@ -50,22 +53,54 @@ class AgentsApi(Protocol):
         """Create an agent; nothing is enqueued."""
         ...
 
-    @method("kernel.agent.get", command="agents show", scope="read", execution="read", errors=_AGENT)
+    @method(
+        "kernel.agent.get",
+        command="agents show",
+        scope="read",
+        execution="read",
+        bound=owned("pid"),
+        run="view",
+        errors=_AGENT,
+    )
     def get(self, pid: int) -> Agent:
         """Return one agent."""
         ...
 
-    @method("kernel.agent.find", scope="read", execution="read", result="agents", errors=(e.InvalidPayload,))
+    @method(
+        "kernel.agent.find",
+        scope="read",
+        execution="read",
+        bound=viewed("agents"),
+        run="view",
+        result="agents",
+        errors=(e.InvalidPayload,),
+    )
     def find(self, name: str) -> list[Agent]:
         """Return the living agents of a name, youngest first."""
         ...
 
-    @method("kernel.agent.paused", scope="read", execution="read", result="agents", errors=(e.InvalidPayload,))
+    @method(
+        "kernel.agent.paused",
+        scope="read",
+        execution="read",
+        bound=own_reads("paused"),
+        run="view",
+        result="agents",
+        errors=(e.InvalidPayload,),
+    )
     def paused(self, by: str, *, limit: int = LIST_MAX, prefix: bool = False) -> list[Agent]:
         """Return the agents paused by a given person or program, or by one whose name begins so."""
         ...
 
-    @method("kernel.agent.transition", scope="work", execution="write", errors=(e.IllegalTransition, *_AGENT))
+    @method(
+        "kernel.agent.transition",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        audited=False,
+        errors=(e.IllegalTransition, *_AGENT),
+    )
     def transition(self, pid: int, state: str, *, reason: str | None = None, expect: str | None = None) -> Agent:
         """Move an agent to another state, if its state machine allows it."""
         ...
@@ -75,6 +110,8 @@ class AgentsApi(Protocol):
         command="agents set",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         retry_safe=True,
         errors=_SETTINGS,
     )
@@ -91,20 +128,39 @@ class AgentsApi(Protocol):
         """Change an agent's priority, weight, intent, max_concurrent or metadata."""
         ...
 
-    @method("kernel.agent.pause", scope="operate", execution="write", retry_safe=True, errors=_AGENT)
+    @method(
+        "kernel.agent.pause",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=_AGENT,
+    )
     def pause(self, pid: int, by: str, reason: str | None = None) -> None:
         """Pause an agent: its entries are not claimed until it is resumed."""
         ...
 
-    @method("kernel.agent.resume", scope="operate", execution="write", retry_safe=True, errors=_AGENT)
+    @method(
+        "kernel.agent.resume",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=_AGENT,
+    )
     def resume(self, pid: int, by: str) -> None:
         """Resume a paused agent."""
         ...
 
     @method(
         "kernel.agent.recover",
-        scope="work",
+        scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
+        audited=False,
         result="pids",
         retry_safe=True,
         errors=(e.InvalidPayload,),
@@ -118,6 +174,8 @@ class AgentsApi(Protocol):
         command="agents list",
         scope="read",
         execution="read",
+        bound=own_reads("agents"),
+        run="view",
         result=("agents", "total"),
         errors=(e.InvalidPayload,),
     )
@@ -136,6 +194,8 @@ class ProjectsApi(Protocol):
         command="projects create",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         errors=(e.ProjectExists, e.ProjectInvalid),
     )
     def create(
@@ -150,7 +210,15 @@ class ProjectsApi(Protocol):
         """Create a project."""
         ...
 
-    @method("kernel.project.get", command="projects show", scope="read", execution="read", errors=_PROJECT)
+    @method(
+        "kernel.project.get",
+        command="projects show",
+        scope="read",
+        execution="read",
+        bound=owned("project_id"),
+        run="view",
+        errors=_PROJECT,
+    )
     def get(self, project_id: str) -> Project:
         """Return one project."""
         ...
@@ -160,6 +228,8 @@ class ProjectsApi(Protocol):
         command="projects set",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         retry_safe=True,
         errors=_PROJECT,
     )
@@ -175,36 +245,77 @@ class ProjectsApi(Protocol):
         """Change a project's name, weight, max_concurrent or metadata."""
         ...
 
-    @method("kernel.project.constrain", scope="operate", execution="write", retry_safe=True, errors=_PROJECT)
+    @method(
+        "kernel.project.constrain",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=_PROJECT,
+    )
     def constrain(self, project_id: str, constraint: ProjectConstraint) -> Project:
         """Set a constraint on a project; an empty one removes it."""
         ...
 
-    @method("kernel.project.move", scope="operate", execution="write", errors=(e.ProjectIllegalTransition, *_PROJECT))
+    @method(
+        "kernel.project.move",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        errors=(e.ProjectIllegalTransition, *_PROJECT),
+    )
     def move(self, project_id: str, verb: str, *, by: str = "operator") -> Project:
         """Pause, resume, archive or restore a project."""
         ...
 
     @method(
-        "kernel.project.pause_fleet", scope="operate", execution="write", retry_safe=True, errors=(e.ProjectInvalid,)
+        "kernel.project.pause_fleet",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=(e.ProjectInvalid,),
     )
     def pause_fleet(self, by: str, reason: str | None = None) -> None:
         """Pause the whole fleet: nothing is claimed until it is resumed."""
         ...
 
     @method(
-        "kernel.project.resume_fleet", scope="operate", execution="write", retry_safe=True, errors=(e.ProjectInvalid,)
+        "kernel.project.resume_fleet",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=(e.ProjectInvalid,),
     )
     def resume_fleet(self, by: str) -> None:
         """Resume the fleet."""
         ...
 
-    @method("kernel.project.fleet_paused_by", scope="read", execution="read", result="paused_by")
+    @method(
+        "kernel.project.fleet_paused_by",
+        scope="read",
+        execution="read",
+        bound=unfiltered("the fleet belongs to no project"),
+        run="view",
+        result="paused_by",
+    )
     def fleet_paused_by(self) -> str | None:
         """Return who paused the fleet, or null."""
         ...
 
-    @method("kernel.project.add_workspace", scope="operate", execution="write", errors=(e.WorkspaceExists, *_PROJECT))
+    @method(
+        "kernel.project.add_workspace",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        errors=(e.WorkspaceExists, *_PROJECT),
+    )
     def add_workspace(self, workspace_id: str, project_id: str, path: str, *, source: str = "folder") -> Workspace:
         """Add a workspace to a project."""
         ...
@@ -213,13 +324,22 @@ class ProjectsApi(Protocol):
         "kernel.project.remove_workspace",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         errors=(e.WorkspaceUnknown, e.WorkspaceHeld, e.ProjectInvalid),
     )
     def remove_workspace(self, workspace_id: str) -> None:
         """Remove a workspace that no run holds."""
         ...
 
-    @method("kernel.project.workspace", scope="read", execution="read", errors=(e.WorkspaceUnknown, e.ProjectInvalid))
+    @method(
+        "kernel.project.workspace",
+        scope="read",
+        execution="read",
+        bound=owned("workspace_id"),
+        run="view",
+        errors=(e.WorkspaceUnknown, e.ProjectInvalid),
+    )
     def workspace(self, workspace_id: str) -> Workspace:
         """Return one workspace and the runs that hold it."""
         ...
@@ -229,6 +349,8 @@ class ProjectsApi(Protocol):
         command="projects workspaces list",
         scope="read",
         execution="read",
+        bound=viewed("workspaces"),
+        run="view",
         result="workspaces",
         errors=(e.ProjectInvalid,),
     )
@@ -237,10 +359,52 @@ class ProjectsApi(Protocol):
         ...
 
     @method(
+        "kernel.project.grant",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=(e.LimitExceeded, *_PROJECT),
+    )
+    def grant(self, from_project: str | None, to_project: str | None) -> ProjectGrant:
+        """Let runs and entries of one project reach into another; null is no project."""
+        ...
+
+    @method(
+        "kernel.project.revoke_grant",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        result="revoked",
+        retry_safe=True,
+        errors=(e.ProjectInvalid,),
+    )
+    def revoke_grant(self, from_project: str | None, to_project: str | None) -> bool:
+        """Take back a grant; what it allowed before stays as it is."""
+        ...
+
+    @method(
+        "kernel.project.grants",
+        scope="operate",
+        execution="read",
+        bound=REFUSED,
+        run="refused",
+        audited=False,
+        result="grants",
+    )
+    def grants(self) -> list[ProjectGrant]:
+        """Return every grant between projects."""
+        ...
+
+    @method(
         "kernel.project.list",
         command="projects list",
         scope="read",
         execution="read",
+        bound=own_reads("projects"),
+        run="view",
         result=("projects", "total"),
         errors=(e.ProjectInvalid,),
     )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from rota import errors as e
 from rota.kernel.ledger import WARN_AT, ChargePreview, ChargeResult
 from rota.kernel.usage_windows import SHARE_WINDOW_S
 from rota.model.budgets import BudgetLine, Handle, LedgerLine, SchedulingContext
-from rota.service.api.declaration import method
+from rota.service.api.declaration import REFUSED, method, own_reads, owned, unfiltered, viewed
 
 __all__ = ["ContextsApi", "LedgerApi"]
 
+ContextList: TypeAlias = list[SchedulingContext]  # in the class, `list` is a method
 _CONTEXT = (e.ContextUnknown, e.ContextInvalid)
 _LINE = (e.UnknownPid, e.LedgerUnknownDim, e.LedgerInvalidAmount)
 
@@ -24,6 +25,8 @@ class LedgerApi(Protocol):
         "kernel.ledger.create",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         result="entries",
         errors=(e.LedgerExists, e.LedgerInvalidWarnAt, *_LINE),
     )
@@ -36,6 +39,8 @@ class LedgerApi(Protocol):
         command="ledger show",
         scope="read",
         execution="read",
+        bound=viewed("ledger_lines"),
+        run="view",
         result="entries",
         errors=(e.LedgerInvalidAmount,),
     )
@@ -43,12 +48,12 @@ class LedgerApi(Protocol):
         """Return an agent's ledger lines; the list may be empty."""
         ...
 
-    @method("kernel.ledger.charge", scope="work", execution="write", errors=_LINE)
+    @method("kernel.ledger.charge", scope="work", execution="write", bound=REFUSED, run="refused", errors=_LINE)
     def charge(self, pid: int, dim: str, amount: int) -> ChargeResult:
         """Record usage of one dimension of an agent's ledger."""
         ...
 
-    @method("kernel.ledger.check", scope="read", execution="read", errors=_LINE)
+    @method("kernel.ledger.check", scope="read", execution="read", bound=owned("pid"), run="view", errors=_LINE)
     def check(self, pid: int, dim: str, amount: int) -> ChargePreview:
         """Return what a charge would do, without charging."""
         ...
@@ -58,18 +63,36 @@ class LedgerApi(Protocol):
         command="ledger refund",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         errors=(e.LedgerInvalidRefund, *_LINE),
     )
     def refund(self, pid: int, dim: str, amount: int) -> LedgerLine:
         """Take back usage, at every level, up to what was used."""
         ...
 
-    @method("kernel.ledger.update_grant", scope="operate", execution="write", retry_safe=True, errors=_LINE)
+    @method(
+        "kernel.ledger.update_grant",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=_LINE,
+    )
     def update_grant(self, pid: int, dim: str, granted: int) -> LedgerLine:
         """Change a grant, and its limit with it."""
         ...
 
-    @method("kernel.ledger.list_breached", command="ledger breached", scope="read", execution="read", result="entries")
+    @method(
+        "kernel.ledger.list_breached",
+        command="ledger breached",
+        scope="read",
+        execution="read",
+        bound=viewed("ledger_lines"),
+        run="view",
+        result="entries",
+    )
     def list_breached(self) -> list[LedgerLine]:
         """Return every ledger line whose usage exceeds its limit."""
         ...
@@ -78,6 +101,8 @@ class LedgerApi(Protocol):
         "kernel.ledger.set_budget",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         retry_safe=True,
         errors=(e.ProjectUnknown, e.LedgerInvalidAmount),
     )
@@ -93,7 +118,14 @@ class LedgerApi(Protocol):
         """Set the budget of a project, or of the whole store, per rolling window."""
         ...
 
-    @method("kernel.ledger.share_window", scope="read", execution="read", result="window_s")
+    @method(
+        "kernel.ledger.share_window",
+        scope="read",
+        execution="read",
+        bound=unfiltered("a setting of the store"),
+        run="view",
+        result="window_s",
+    )
     def share_window(self) -> float:
         """Return how far back fair_share looks."""
         ...
@@ -102,6 +134,8 @@ class LedgerApi(Protocol):
         "kernel.ledger.set_share_window",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         retry_safe=True,
         errors=(e.LedgerInvalidAmount,),
     )
@@ -109,7 +143,15 @@ class LedgerApi(Protocol):
         """Set how far back fair_share looks."""
         ...
 
-    @method("kernel.ledger.budgets", command="ledger budgets", scope="read", execution="read", result="budgets")
+    @method(
+        "kernel.ledger.budgets",
+        command="ledger budgets",
+        scope="read",
+        execution="read",
+        bound=viewed("budgets"),
+        run="view",
+        result="budgets",
+    )
     def budgets(self) -> list[BudgetLine]:
         """Return the project budgets and the global budgets, with usage and reservations."""
         ...
@@ -122,15 +164,26 @@ class ContextsApi(Protocol):
         "kernel.context.create",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         errors=(e.ContextExists, e.UnknownPid, e.ProjectUnknown, e.ContextInvalid),
     )
     def create(
-        self, *, bound_to: str, bound_id: str | int, budget: int, period_s: float, unit: str = "tokens"
+        self,
+        *,
+        bound_to: str,
+        bound_id: str | int,
+        budget: int,
+        period_s: float,
+        unit: str = "tokens",
+        project_id: str | None = None,
     ) -> SchedulingContext:
         """Create a context: a budget per period."""
         ...
 
-    @method("kernel.context.get", scope="read", execution="read", errors=_CONTEXT)
+    @method(
+        "kernel.context.get", scope="read", execution="read", bound=owned("context_id"), run="view", errors=_CONTEXT
+    )
     def get(self, context_id: int) -> SchedulingContext:
         """Return one context."""
         ...
@@ -140,18 +193,34 @@ class ContextsApi(Protocol):
         command="limits set",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         errors=(e.StaleHandle, *_CONTEXT),
     )
     def adjust(self, context_id: int, *, budget: int, period_s: float) -> SchedulingContext:
         """Change a context's budget and period from the next refill on."""
         ...
 
-    @method("kernel.context.revoke", scope="operate", execution="write", errors=(e.ContextIllegalTransition, *_CONTEXT))
+    @method(
+        "kernel.context.revoke",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        errors=(e.ContextIllegalTransition, *_CONTEXT),
+    )
     def revoke(self, context_id: int) -> None:
         """Revoke a context; all its handles become stale."""
         ...
 
-    @method("kernel.context.resolve", scope="read", execution="read", errors=(e.StaleHandle, *_CONTEXT))
+    @method(
+        "kernel.context.resolve",
+        scope="read",
+        execution="read",
+        bound=owned("handle"),
+        run="view",
+        errors=(e.StaleHandle, *_CONTEXT),
+    )
     def resolve(self, handle: Handle) -> SchedulingContext:
         """Return the context of a handle."""
         ...
@@ -160,6 +229,8 @@ class ContextsApi(Protocol):
         "kernel.context.charge",
         scope="work",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         operate_fields=("now",),
         errors=(e.StaleHandle, *_CONTEXT),
     )
@@ -167,12 +238,41 @@ class ContextsApi(Protocol):
         """Charge a context outside of any run."""
         ...
 
-    @method("kernel.context.throttle", scope="work", execution="write", result="until_at", errors=_CONTEXT)
+    @method(
+        "kernel.context.throttle",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        result="until_at",
+        errors=_CONTEXT,
+    )
     def throttle(self, name: str, retry_after_s: float, *, by: int | None = None) -> float:
-        """Pause a named limit because its provider asked for it."""
+        """Pause a named limit because its provider asked for it: at most one day."""
         ...
 
-    @method("kernel.context.list", command="limits list", scope="read", execution="read", result="contexts")
-    def list(self, *, limit: int = 100, offset: int = 0) -> list[SchedulingContext]:
+    @method(
+        "kernel.context.resume",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=_CONTEXT,
+    )
+    def resume(self, name: str) -> None:
+        """End the pause of a named limit."""
+        ...
+
+    @method(
+        "kernel.context.list",
+        command="limits list",
+        scope="read",
+        execution="read",
+        bound=own_reads("contexts"),
+        run="view",
+        result="contexts",
+    )
+    def list(self, *, limit: int = 100, offset: int = 0) -> ContextList:
         """Return a page of contexts, by id."""
         ...

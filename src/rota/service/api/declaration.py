@@ -3,7 +3,7 @@
 A method is declared once, as a function of a protocol:
 
     class QueueApi(Protocol):
-        @method("kernel.sched.cancel", scope="enqueue", execution="write", errors=(SchedUnknownId,))
+        @method("kernel.sched.cancel", scope="enqueue", execution="write", bound=owned("sched_id"), run="refused")
         def cancel(self, sched_id: int) -> tuple[str, str]:
             \"\"\"Cancel a queued entry.\"\"\"
             ...
@@ -13,7 +13,12 @@ sentence describes the method. The kernel's classes implement the protocols. The
 the reference page and the command line are made from the declarations.
 
 Scopes are ordered, and each includes the ones before it. `read` reads; `enqueue` enqueues and cancels entries; `work`
-claims, runs and charges; `operate` changes what other callers do; `admin` manages access tokens.
+claims, runs, charges and reports; `operate` changes what other callers do, and which programs run; `admin` manages
+access tokens.
+
+Two more kinds of callers have a part of these rights, and every method declares which part; a method that does not is
+refused to them. `bound`: a caller whose token is bound to projects. `run`: a run with its own token, which is bound to
+its project and in addition may act for itself. What belongs to other projects does not exist for either of them.
 
 The daemon's event loop must not block, so each method declares its execution:
 - `read`: reads one consistent snapshot, and never waits
@@ -33,14 +38,67 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from rota.errors import RotaError
 
-__all__ = ["SCOPES", "Declaration", "Execution", "Scope", "declaration_of", "declarations", "method"]
+__all__ = [
+    "REFUSED",
+    "SCOPES",
+    "BoundRule",
+    "Declaration",
+    "Execution",
+    "RunRule",
+    "Scope",
+    "declaration_of",
+    "declarations",
+    "method",
+    "own_reads",
+    "owned",
+    "unfiltered",
+    "viewed",
+]
 
 Scope: TypeAlias = Literal["read", "enqueue", "work", "operate", "admin"]
 SCOPES: tuple[Scope, ...] = ("read", "enqueue", "work", "operate", "admin")
 Execution: TypeAlias = Literal["read", "write", "claim", "multi_commit", "dry_run", "wait", "inline"]
 
+# What a run may do with a method: nothing; what concerns its own run; enqueue children of its own run; the same as
+# other callers that are bound to its project.
+RunRule: TypeAlias = Literal["refused", "own", "children", "view"]
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "__rota_method__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundRule:
+    """What a caller that is bound to projects may do with a method."""
+
+    allowed: bool = True
+    reason: str = ""  # why nothing needs to be taken out of the result
+    owned: tuple[str, ...] = ()  # parameters that must name something of its projects; anything else is an unknown id
+    view: str = ""  # the function of `rpc/project_views.py` that takes out of the result what is not of its projects
+    reads: str = ""  # the function of `kernel/project_reads.py` that is called instead, and reads its projects only
+
+
+REFUSED = BoundRule(allowed=False)
+
+
+def unfiltered(reason: str) -> BoundRule:
+    """Allowed, and the result is passed on whole: it holds nothing of a project, for this reason."""
+    return BoundRule(reason=reason)
+
+
+def owned(*parameters: str, view: str = "") -> BoundRule:
+    """Allowed if these parameters name something of the caller's projects."""
+    return BoundRule(owned=parameters, view=view)
+
+
+def viewed(view: str) -> BoundRule:
+    """Allowed; the view takes out of the result what is not of the caller's projects."""
+    return BoundRule(view=view)
+
+
+def own_reads(function: str) -> BoundRule:
+    """Allowed; this function reads the caller's projects only. For pages and counts, which a view cannot correct."""
+    return BoundRule(reads=function)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,6 +115,9 @@ class Declaration:
     retry_safe: bool  # may be sent again when the response was lost: it changes nothing, or nothing more
     takes_struct: bool  # its one argument is a structure; the structure's fields are the parameters on the wire
     command: str  # of the command line that calls it; empty: none
+    bound: BoundRule | None  # None: not declared, and so refused
+    run: RunRule | None  # the same
+    audited: bool  # a call that needs `operate` or `admin` is recorded in the journal
 
     @property
     def verb(self) -> str:
@@ -80,6 +141,9 @@ def method(
     retry_safe: bool | None = None,
     takes_struct: bool = False,
     command: str = "",
+    bound: BoundRule | None = None,
+    run: RunRule | None = None,
+    audited: bool = True,
 ) -> Callable[[Function], Function]:
     """Declare a protocol's function as a method. Methods that only read are safe to retry unless declared otherwise."""
 
@@ -95,6 +159,9 @@ def method(
             retry_safe=execution in ("read", "wait") if retry_safe is None else retry_safe,
             takes_struct=takes_struct,
             command=command,
+            bound=bound,
+            run=run,
+            audited=audited,
         )
         setattr(function, _ATTRIBUTE, declaration)
         return function

@@ -13,7 +13,7 @@ from rota.kernel.run_reports import CompletionAnswer
 from rota.kernel.runs import HeartbeatReply
 from rota.kernel.turn import CLAIM_TIMEOUT_S, ClaimOptions
 from rota.model.work import ReadyEntry, ScheduleSpec
-from rota.service.api.declaration import method
+from rota.service.api.declaration import REFUSED, method, own_reads, owned, unfiltered, viewed
 
 __all__ = ["QueueApi"]
 
@@ -27,13 +27,28 @@ class QueueApi(Protocol):
     """Entries and their runs."""
 
     @method(
-        "kernel.sched.enqueue", scope="enqueue", execution="write", result="sched_id", takes_struct=True, errors=_NEW
+        "kernel.sched.enqueue",
+        scope="enqueue",
+        execution="write",
+        bound=owned("spec"),
+        run="children",
+        result="sched_id",
+        takes_struct=True,
+        errors=_NEW,
     )
     def enqueue(self, spec: ScheduleSpec) -> int:
         """Enqueue an entry."""
         ...
 
-    @method("kernel.sched.enqueue_many", scope="enqueue", execution="write", result="sched_ids", errors=_NEW)
+    @method(
+        "kernel.sched.enqueue_many",
+        scope="enqueue",
+        execution="write",
+        bound=owned("specs"),
+        run="children",
+        result="sched_ids",
+        errors=_NEW,
+    )
     def enqueue_many(self, specs: Sequence[ScheduleSpec]) -> list[int]:
         """Enqueue many entries in one commit: all or none."""
         ...
@@ -42,6 +57,8 @@ class QueueApi(Protocol):
         "kernel.sched.enqueue_unique",
         scope="enqueue",
         execution="write",
+        bound=owned("spec"),
+        run="children",
         result=("sched_id", "created"),
         retry_safe=True,
         errors=_NEW,
@@ -50,20 +67,41 @@ class QueueApi(Protocol):
         """Enqueue an entry unless a matching one is queued or running."""
         ...
 
-    @method("kernel.sched.complete", scope="work", execution="write", errors=(e.SchedIllegalTransition, *_RUN))
+    @method(
+        "kernel.sched.complete",
+        scope="work",
+        execution="write",
+        bound=REFUSED,
+        run="own",
+        errors=(e.SchedIllegalTransition, *_RUN),
+    )
     def complete(
         self, sched_id: int, exit_kind: str, *, token: int | None = None, result: Any = None, outcome: str | None = None
     ) -> tuple[str, str]:
         """Complete a run."""
         ...
 
-    @method("kernel.sched.complete_many", scope="work", execution="write", errors=(e.SchedInvalidPayload,))
+    @method(
+        "kernel.sched.complete_many",
+        scope="work",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        errors=(e.SchedInvalidPayload,),
+    )
     def complete_many(self, completions: Sequence[Completion]) -> list[CompletionAnswer]:
         """Complete many runs in one commit; a rejected one has its error in its place."""
         ...
 
     @method(
-        "kernel.sched.heartbeat", scope="work", execution="write", operate_fields=("now",), retry_safe=True, errors=_RUN
+        "kernel.sched.heartbeat",
+        scope="work",
+        execution="write",
+        bound=REFUSED,
+        run="own",
+        operate_fields=("now",),
+        retry_safe=True,
+        errors=_RUN,
     )
     def heartbeat(self, sched_id: int, token: int, now: float | None = None) -> HeartbeatReply:
         """Extend a claim."""
@@ -73,6 +111,8 @@ class QueueApi(Protocol):
         "kernel.sched.heartbeat_many",
         scope="work",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         operate_fields=("now",),
         retry_safe=True,
         errors=(e.SchedInvalidPayload,),
@@ -84,13 +124,19 @@ class QueueApi(Protocol):
         ...
 
     @method(
-        "kernel.sched.charge", scope="work", execution="write", result="lines", errors=(e.LedgerInvalidAmount, *_RUN)
+        "kernel.sched.charge",
+        scope="work",
+        execution="write",
+        bound=REFUSED,
+        run="own",
+        result="lines",
+        errors=(e.LedgerInvalidAmount, *_RUN),
     )
     def charge(self, sched_id: int, amounts: Mapping[str, int], *, token: int | None = None) -> dict[str, ChargeResult]:
         """Record what a run used, at every level."""
         ...
 
-    @method("kernel.sched.put_back", scope="work", execution="write", errors=_RUN)
+    @method("kernel.sched.put_back", scope="work", execution="write", bound=REFUSED, run="refused", errors=_RUN)
     def put_back(
         self,
         sched_id: int,
@@ -103,7 +149,14 @@ class QueueApi(Protocol):
         """Return a run's entry to the queue without counting an attempt."""
         ...
 
-    @method("kernel.sched.cancel", scope="enqueue", execution="write", errors=(e.SchedIllegalTransition, *_ENTRY))
+    @method(
+        "kernel.sched.cancel",
+        scope="enqueue",
+        execution="write",
+        bound=owned("sched_id"),
+        run="refused",
+        errors=(e.SchedIllegalTransition, *_ENTRY),
+    )
     def cancel(self, sched_id: int) -> tuple[str, str]:
         """Cancel a queued entry."""
         ...
@@ -112,6 +165,8 @@ class QueueApi(Protocol):
         "kernel.sched.request_cancel",
         scope="enqueue",
         execution="write",
+        bound=owned("sched_id"),
+        run="refused",
         result="state",
         errors=(e.SchedIllegalTransition, *_ENTRY),
     )
@@ -123,6 +178,8 @@ class QueueApi(Protocol):
         "kernel.sched.cancel_where",
         scope="operate",
         execution="multi_commit",
+        bound=REFUSED,
+        run="refused",
         result="count",
         retry_safe=True,
         errors=(e.SchedInvalidStateFilter, e.SchedInvalidPayload),
@@ -135,6 +192,8 @@ class QueueApi(Protocol):
         "kernel.sched.retry_where",
         scope="operate",
         execution="multi_commit",
+        bound=REFUSED,
+        run="refused",
         result="sched_ids",
         errors=(e.SchedInvalidStateFilter, e.SchedInvalidPayload),
     )
@@ -146,6 +205,8 @@ class QueueApi(Protocol):
         "kernel.sched.change",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         retry_safe=True,
         errors=(e.SchedIllegalTransition, *_ENTRY),
     )
@@ -160,12 +221,26 @@ class QueueApi(Protocol):
         """Change the priority, time or deadline of a queued entry."""
         ...
 
-    @method("kernel.sched.release", scope="operate", execution="write", errors=(e.SchedIllegalTransition, *_ENTRY))
+    @method(
+        "kernel.sched.release",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        errors=(e.SchedIllegalTransition, *_ENTRY),
+    )
     def release(self, sched_id: int) -> ReadyEntry:
         """Let an entry run although its predecessor failed or it is reserved for a worker."""
         ...
 
-    @method("kernel.sched.affinity_wait", scope="read", execution="read", result="wait_s")
+    @method(
+        "kernel.sched.affinity_wait",
+        scope="read",
+        execution="read",
+        bound=unfiltered("a setting of the store"),
+        run="view",
+        result="wait_s",
+    )
     def affinity_wait(self) -> float:
         """Return how long an entry is reserved for its affinity worker."""
         ...
@@ -174,6 +249,8 @@ class QueueApi(Protocol):
         "kernel.sched.set_affinity_wait",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         retry_safe=True,
         errors=(e.SchedInvalidPayload,),
     )
@@ -181,7 +258,14 @@ class QueueApi(Protocol):
         """Set how long entries are reserved for their affinity worker."""
         ...
 
-    @method("kernel.sched.force_claim", scope="operate", execution="write", errors=(e.SchedAdmissionDenied, *_ENTRY))
+    @method(
+        "kernel.sched.force_claim",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        errors=(e.SchedAdmissionDenied, *_ENTRY),
+    )
     def force_claim(
         self,
         sched_id: int,
@@ -196,17 +280,26 @@ class QueueApi(Protocol):
         """Claim one entry out of order, if nothing blocks it."""
         ...
 
-    @method("kernel.sched.get", scope="read", execution="read", errors=_ENTRY)
+    @method("kernel.sched.get", scope="read", execution="read", bound=owned("sched_id"), run="view", errors=_ENTRY)
     def get(self, sched_id: int) -> ReadyEntry:
         """Return one entry."""
         ...
 
-    @method("kernel.sched.counts", scope="read", execution="read", result="states")
+    @method(
+        "kernel.sched.counts", scope="read", execution="read", bound=own_reads("counts"), run="view", result="states"
+    )
     def counts(self) -> dict[str, int]:
         """Count the entries in each state; queued entries also by hold."""
         ...
 
-    @method("kernel.sched.wait", scope="read", execution="wait", errors=(e.WaitTimeout, *_ENTRY))
+    @method(
+        "kernel.sched.wait",
+        scope="read",
+        execution="wait",
+        bound=owned("sched_id"),
+        run="view",
+        errors=(e.WaitTimeout, *_ENTRY),
+    )
     def wait(self, sched_id: int, wait_s: float) -> ReadyEntry:
         """Wait for an entry to end, and return it."""
         ...
@@ -215,6 +308,8 @@ class QueueApi(Protocol):
         "kernel.sched.gc_expired",
         scope="operate",
         execution="multi_commit",
+        bound=REFUSED,
+        run="refused",
         result="swept",
         retry_safe=True,
         errors=(e.InvalidPayload,),
@@ -227,6 +322,8 @@ class QueueApi(Protocol):
         "kernel.sched.gc_dispatched",
         scope="operate",
         execution="multi_commit",
+        bound=REFUSED,
+        run="refused",
         result="count",
         retry_safe=True,
         errors=(e.SchedInvalidPayload,),
@@ -239,6 +336,8 @@ class QueueApi(Protocol):
         "kernel.sched.take_over",
         scope="work",
         execution="multi_commit",
+        bound=REFUSED,
+        run="refused",
         result="count",
         retry_safe=True,
         errors=(e.SchedInvalidPayload,),
@@ -251,6 +350,8 @@ class QueueApi(Protocol):
         "kernel.sched.upkeep",
         scope="work",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         result="next_at",
         operate_fields=("now",),
         retry_safe=True,
@@ -260,7 +361,15 @@ class QueueApi(Protocol):
         """Do all due maintenance, and return when it is next due."""
         ...
 
-    @method("kernel.sched.nudge", scope="work", execution="inline", retry_safe=True, errors=(e.SchedInvalidPayload,))
+    @method(
+        "kernel.sched.nudge",
+        scope="work",
+        execution="inline",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=(e.SchedInvalidPayload,),
+    )
     def nudge(self, worker_id: str, incarnation: str = "") -> None:
         """Make a worker's waiting claim return immediately, without entries."""
         ...
@@ -269,6 +378,8 @@ class QueueApi(Protocol):
         "kernel.sched.peek",
         scope="read",
         execution="dry_run",
+        bound=viewed("entries"),
+        run="view",
         result="entries",
         retry_safe=True,
         errors=(e.SchedInvalidPayload,),
@@ -281,6 +392,8 @@ class QueueApi(Protocol):
         "kernel.sched.retry",
         scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
         result="sched_id",
         errors=(e.SchedIllegalTransition, *_ENTRY),
     )
@@ -298,6 +411,8 @@ class QueueApi(Protocol):
         "kernel.sched.list",
         scope="read",
         execution="read",
+        bound=own_reads("entries"),
+        run="view",
         result=("entries", "total"),
         errors=(e.SchedInvalidStateFilter, e.SchedInvalidPayload, e.LimitExceeded),
     )

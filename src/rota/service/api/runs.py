@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from rota import errors as e
 from rota.kernel import Completion, RunReport
 from rota.kernel.turn import CLAIM_TIMEOUT_S, TurnResult
-from rota.model.work import ReadyEntry, ScheduleSpec
-from rota.service.api.declaration import method
+from rota.model.work import Agent, ReadyEntry, ScheduleSpec
+from rota.service.api.declaration import REFUSED, method
 
 __all__ = ["ClaimApi", "SupervisionApi"]
 
@@ -25,6 +25,8 @@ class ClaimApi(Protocol):
         "kernel.sched.claim",
         scope="work",
         execution="claim",
+        bound=REFUSED,
+        run="refused",
         result="entries",
         operate_fields=_CLAIM_OVERRIDES,
         errors=_CLAIM,
@@ -49,6 +51,8 @@ class ClaimApi(Protocol):
         "kernel.sched.complete_and_claim",
         scope="work",
         execution="claim",
+        bound=REFUSED,
+        run="refused",
         operate_fields=_CLAIM_OVERRIDES,
         errors=_CLAIM,
     )
@@ -69,7 +73,15 @@ class ClaimApi(Protocol):
         """Complete runs and claim the next entries in one commit."""
         ...
 
-    @method("kernel.run.turn", scope="work", execution="claim", operate_fields=_CLAIM_OVERRIDES, errors=_CLAIM)
+    @method(
+        "kernel.run.turn",
+        scope="work",
+        execution="claim",
+        bound=REFUSED,
+        run="refused",
+        operate_fields=_CLAIM_OVERRIDES,
+        errors=_CLAIM,
+    )
     def turn(
         self,
         reports: Sequence[RunReport],
@@ -91,25 +103,72 @@ class ClaimApi(Protocol):
 class SupervisionApi(Protocol):
     """State changes of runs together with their agents."""
 
-    @method("kernel.run.began", scope="work", execution="write", retry_safe=True, errors=_RUN)
+    @method(
+        "kernel.run.began", scope="work", execution="write", bound=REFUSED, run="refused", retry_safe=True, errors=_RUN
+    )
     def began(self, sched_id: int, token: int, *, slot: str, runner: str, os_pid: int | None = None) -> None:
         """Record that a runner started an entry."""
         ...
 
-    @method("kernel.run.checkpoint", scope="work", execution="write", retry_safe=True, errors=_RUN)
+    @method(
+        "kernel.run.access_token",
+        scope="work",
+        execution="read",
+        bound=REFUSED,
+        run="refused",
+        result="access_token",
+        errors=_RUN,
+    )
+    def access_token(self, sched_id: int, token: int) -> str:
+        """Return a run's own access token: with it the run's program may act for its run while the claim lives."""
+        ...
+
+    @method(
+        "kernel.run.checkpoint", scope="work", execution="write", bound=REFUSED, run="own", retry_safe=True, errors=_RUN
+    )
     def checkpoint(self, sched_id: int, token: int, state: dict[str, Any]) -> None:
         """Save a run's checkpoint for its next attempt."""
         ...
 
-    @method("kernel.run.rest", scope="work", execution="write", result="amounts", errors=_RUN)
-    def rest(self, sched_id: int, token: int, *, waiting: bool) -> dict[str, int]:
-        """Record that a run waits for its children, or continues with what is left of the budget lent to them."""
+    @method("kernel.run.rest", scope="work", execution="write", bound=REFUSED, run="own", result="amounts", errors=_RUN)
+    def rest(self, sched_id: int, token: int, *, waiting: bool, awaits: Sequence[int] = ()) -> dict[str, int]:
+        """Record that a run waits for its children, or continues with what is left of the budget lent to them.
+
+        `awaits` names the entries; it is refused if one of them is behind the wall of another project.
+        """
+        ...
+
+    @method(
+        "kernel.run.agent_to_spawn",
+        scope="work",
+        execution="read",
+        bound=REFUSED,
+        run="own",
+        errors=(e.UnknownAgent, e.AmbiguousAgent, *_RUN),
+    )
+    def agent_to_spawn(self, sched_id: int, token: int, name: str) -> Agent:
+        """Return the agent that a name means to a run, among those that its project may reach."""
+        ...
+
+    @method(
+        "kernel.run.throttle",
+        scope="work",
+        execution="write",
+        bound=REFUSED,
+        run="own",
+        result="until_at",
+        errors=_RUN,
+    )
+    def throttle(self, sched_id: int, token: int, retry_after_s: float, name: str | None = None) -> dict[str, float]:
+        """Pause a limit that a run draws on, or all of them, because the provider asked for it: at most one day."""
         ...
 
     @method(
         "kernel.run.spawn",
         scope="work",
         execution="write",
+        bound=REFUSED,
+        run="children",
         result="sched_id",
         errors=(e.LedgerInvalidAmount, e.UnknownPid, e.SchedUnknownId, e.SchedInvalidPayload, *_RUN),
     )
@@ -119,8 +178,11 @@ class SupervisionApi(Protocol):
 
     @method(
         "kernel.run.quarantine",
-        scope="work",
+        scope="operate",
         execution="write",
+        bound=REFUSED,
+        run="refused",
+        audited=False,
         retry_safe=True,
         errors=(e.UnknownPid, e.InvalidPayload, e.SchedInvalidPayload),
     )
@@ -136,12 +198,29 @@ class SupervisionApi(Protocol):
         """Pause an agent that keeps failing for a time, or one with unusable settings until they change."""
         ...
 
-    @method("kernel.run.moved", scope="work", execution="write", errors=(e.SchedInvalidPayload,))
+    @method(
+        "kernel.run.moved",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        audited=False,
+        errors=(e.SchedInvalidPayload,),
+    )
     def moved(self, worker_id: str, incarnation: str, verb: str) -> None:
         """Record that a supervisor started, drains, stopped or took over."""
         ...
 
-    @method("kernel.run.recover", scope="work", execution="write", result="pids", retry_safe=True)
+    @method(
+        "kernel.run.recover",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        audited=False,
+        result="pids",
+        retry_safe=True,
+    )
     def recover(self) -> list[int]:
         """At a supervisor's start: move agents whose runs have no live claim out of their running state."""
         ...

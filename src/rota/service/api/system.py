@@ -10,7 +10,7 @@ from rota.kernel.retention import PruneResult
 from rota.model.events import Event, EventData
 from rota.model.explanation import Explanation
 from rota.model.work import Agent, ExitKind
-from rota.service.api.declaration import method
+from rota.service.api.declaration import REFUSED, method, own_reads, owned, unfiltered
 
 __all__ = ["JournalApi", "RetentionApi", "SystemApi"]
 
@@ -20,7 +20,15 @@ _AGENT = (e.UnknownPid, e.InvalidPayload)
 class JournalApi(Protocol):
     """The journal of events."""
 
-    @method("kernel.event.append", scope="work", execution="write", result="event_id", errors=_AGENT)
+    @method(
+        "kernel.event.append",
+        scope="work",
+        execution="write",
+        bound=REFUSED,
+        run="own",
+        result="event_id",
+        errors=_AGENT,
+    )
     def append(
         self,
         pid: int | None,
@@ -33,7 +41,14 @@ class JournalApi(Protocol):
         """Append an event of the caller's own; kinds that begin with kernel. are reserved."""
         ...
 
-    @method("kernel.event.tail", scope="read", execution="wait", errors=(e.InvalidPayload,))
+    @method(
+        "kernel.event.tail",
+        scope="read",
+        execution="wait",
+        bound=own_reads("events"),
+        run="view",
+        errors=(e.InvalidPayload,),
+    )
     def tail(
         self,
         since: int = 0,
@@ -46,17 +61,36 @@ class JournalApi(Protocol):
         """Return the events after a cursor, oldest first; while there are none, wait up to wait_s."""
         ...
 
-    @method("kernel.event.remember", scope="work", execution="write", retry_safe=True, errors=(e.InvalidPayload,))
-    def remember(self, name: str, note: dict[str, Any]) -> None:
-        """Store a note under a name, replacing the previous one."""
+    @method(
+        "kernel.event.remember",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        audited=False,
+        retry_safe=True,
+        errors=(e.InvalidPayload,),
+    )
+    def remember(self, name: str, note: dict[str, Any], *, project_id: str | None = None) -> None:
+        """Store a note under a name, replacing the previous one; each project has notes of its own."""
         ...
 
-    @method("kernel.event.recall", scope="read", execution="read", result="note", errors=(e.InvalidPayload,))
-    def recall(self, name: str) -> dict[str, Any] | None:
+    @method(
+        "kernel.event.recall",
+        scope="read",
+        execution="read",
+        bound=own_reads("note"),
+        run="view",
+        result="note",
+        errors=(e.InvalidPayload,),
+    )
+    def recall(self, name: str, *, project_id: str | None = None) -> dict[str, Any] | None:
         """Return the note stored under a name, or null."""
         ...
 
-    @method("kernel.event.cursor", scope="read", execution="read", result="cursor")
+    @method(
+        "kernel.event.cursor", scope="read", execution="read", bound=unfiltered("a number"), run="view", result="cursor"
+    )
     def cursor(self) -> int:
         """Return the id of the last event."""
         ...
@@ -77,12 +111,28 @@ class JournalApi(Protocol):
 class RetentionApi(Protocol):
     """Checkpoints and the removal of old rows."""
 
-    @method("system.checkpoint", scope="admin", execution="multi_commit", result="through_id", retry_safe=True)
+    @method(
+        "system.checkpoint",
+        scope="admin",
+        execution="multi_commit",
+        bound=REFUSED,
+        run="refused",
+        result="through_id",
+        retry_safe=True,
+    )
     def checkpoint(self) -> int:
         """Write a checkpoint of the folded state."""
         ...
 
-    @method("system.prune", scope="admin", execution="multi_commit", retry_safe=True, errors=(e.InvalidPayload,))
+    @method(
+        "system.prune",
+        scope="admin",
+        execution="multi_commit",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=(e.InvalidPayload,),
+    )
     def prune(self, *, events_older_than_s: float, entries_older_than_s: float) -> PruneResult:
         """Remove old events and finished entries after writing a checkpoint."""
         ...
@@ -91,7 +141,15 @@ class RetentionApi(Protocol):
 class SystemApi(Protocol):
     """What concerns several parts."""
 
-    @method("kernel.agent.terminate", scope="work", execution="multi_commit", errors=(e.IllegalTransition, *_AGENT))
+    @method(
+        "kernel.agent.terminate",
+        scope="operate",
+        execution="multi_commit",
+        bound=REFUSED,
+        run="refused",
+        audited=False,
+        errors=(e.IllegalTransition, *_AGENT),
+    )
     def terminate(
         self,
         pid: int,
@@ -103,7 +161,7 @@ class SystemApi(Protocol):
         """Terminate an agent; its queued entries are cancelled unless queued is keep."""
         ...
 
-    @method("system.info", scope="read", execution="read")
+    @method("system.info", scope="read", execution="read", bound=own_reads("info"), run="view")
     def info(self) -> dict[str, Any]:
         """Return counts and sizes of the store."""
         ...
@@ -112,6 +170,8 @@ class SystemApi(Protocol):
         "kernel.sched.explain",
         scope="read",
         execution="dry_run",
+        bound=owned("sched_id", view="explanation"),
+        run="view",
         operate_fields=("now",),
         retry_safe=True,
         errors=(e.UnknownPolicy, e.SchedUnknownId, e.SchedInvalidPayload),

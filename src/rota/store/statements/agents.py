@@ -52,6 +52,30 @@ COUNT_BY_STATE = Statement(
     "The number of agents in each state.",
     "SELECT state, count(*) FROM agent_processes GROUP BY state",
 )
+# of some projects (a list as JSON; '' is no project)
+_WITHIN = "coalesce(project_id, '') IN (SELECT value FROM json_each(?1))"
+LIST_WITHIN = Statement(
+    "agent_list_within",
+    "A page of the agents of some projects, by pid.",
+    f"SELECT {_AGENT} FROM agent_processes WHERE {_WITHIN} AND (?2 IS NULL OR state = ?2) "
+    "ORDER BY pid LIMIT +?3 OFFSET ?4",
+)
+COUNT_BY_STATE_WITHIN = Statement(
+    "agent_count_by_state_within",
+    "The number of agents of some projects in each state.",
+    f"SELECT state, count(*) FROM agent_processes WHERE {_WITHIN} GROUP BY state",
+)
+PAUSED_WITHIN = Statement(
+    "agents_paused_within",
+    "Agents of some projects paused by a name whose first characters are these.",
+    f"SELECT {_AGENT} FROM agent_processes WHERE {_WITHIN} AND paused_by IS NOT NULL AND substr(paused_by, 1, ?2) = ?3 "
+    "ORDER BY pid LIMIT +?4",
+)
+PROJECTS_OF = Statement(
+    "agent_projects_of",
+    "The projects of some agents.",
+    "SELECT pid, project_id FROM agent_processes WHERE pid IN (SELECT value FROM json_each(?))",
+)
 LAST_PID = Statement(
     "agent_last_pid",
     "The highest pid given so far.",

@@ -194,6 +194,12 @@ HEARTBEAT = Statement(
     "UPDATE agent_schedule_queue SET heartbeat_at = ?1, claim_expires_at = ?1 + claim_timeout_s "
     "WHERE sched_id = ?2 AND token = ?3 AND state = 'dispatched' RETURNING cancel_requested, claim_expires_at",
 )
+LIVE_CLAIM = Statement(
+    "claim_live",
+    "A live claim, by its number.",
+    "SELECT sched_id, pid, project_id, token, claim_expires_at FROM agent_schedule_queue "
+    "WHERE sched_id = ? AND token = ? AND state = 'dispatched'",
+)
 SPEND = Statement(
     "claim_spend",
     "Record what a run has used so far.",
@@ -241,30 +247,38 @@ REQUEUE = Statement(
 
 # --- due with time -------------------------------------------------------------------------------
 
+# These statements find entries by an index of one state, and SQLite does not test again what an index implies. In a
+# damaged file it can name an entry of another state, which would come again and again; so the table decides, by id.
+_IN_TABLE = (
+    "EXISTS (SELECT 1 FROM agent_schedule_queue t WHERE t.sched_id = agent_schedule_queue.sched_id AND t.state ="
+)
+_IS_QUEUED = f"{_IN_TABLE} 'queued')"
+_IS_LIVE = f"{_IN_TABLE} 'dispatched')"
+
 HELD_DUE = Statement(
     "entries_held_due",
     "Entries whose time or backoff hold has ended, earliest first.",
     "SELECT sched_id, pid, project_id, hold, options, attempt, kind, priority, runnable_at FROM agent_schedule_queue "
-    "WHERE state = 'queued' AND (hold = 'time' OR hold = 'backoff') AND runnable_at <= +? "
+    f"WHERE state = 'queued' AND {_IS_QUEUED} AND (hold = 'time' OR hold = 'backoff') AND runnable_at <= +? "
     "ORDER BY runnable_at, sched_id LIMIT +?",
 )
 EXPIRED_CLAIMS = Statement(
     "claims_expired",
     "Expired claims, longest expired first.",
-    "SELECT sched_id FROM agent_schedule_queue WHERE state = 'dispatched' AND claim_expires_at <= +? "
+    f"SELECT sched_id FROM agent_schedule_queue WHERE state = 'dispatched' AND {_IS_LIVE} AND claim_expires_at <= +? "
     "ORDER BY claim_expires_at LIMIT +?",
 )
 STALE_CLAIMS = Statement(
     "claims_stale",
     "Claims whose last heartbeat is older than a time.",
-    "SELECT sched_id FROM agent_schedule_queue INDEXED BY idx_sched_queue_live WHERE state = 'dispatched' "
-    "AND coalesce(heartbeat_at, dispatched_at) < +? ORDER BY claim_expires_at LIMIT +?",
+    f"SELECT sched_id, token FROM agent_schedule_queue INDEXED BY idx_sched_queue_live WHERE state = 'dispatched' "
+    f"AND {_IS_LIVE} AND coalesce(heartbeat_at, dispatched_at) < +? ORDER BY claim_expires_at LIMIT +?",
 )
 PAST_DEADLINE = Statement(
     "entries_past_deadline",
     "Queued entries past their deadline.",
     "SELECT sched_id, pid, project_id FROM agent_schedule_queue "
-    "WHERE deadline IS NOT NULL AND state = 'queued' AND deadline < +? ORDER BY deadline LIMIT +?",
+    f"WHERE deadline IS NOT NULL AND state = 'queued' AND {_IS_QUEUED} AND deadline < +? ORDER BY deadline LIMIT +?",
 )
 EXPIRE = Statement(
     "entry_expire",
@@ -280,6 +294,6 @@ WORKER_HAS_CLAIM = Statement(
 CLAIMS_OF_WORKER = Statement(
     "claims_of_worker",
     "The live claims of a worker's earlier incarnations.",
-    "SELECT sched_id FROM agent_schedule_queue INDEXED BY idx_sched_queue_live "
-    "WHERE state = 'dispatched' AND worker_id = +? AND incarnation != ? ORDER BY claim_expires_at LIMIT +?",
+    "SELECT sched_id, token FROM agent_schedule_queue INDEXED BY idx_sched_queue_live WHERE state = 'dispatched' "
+    f"AND {_IS_LIVE} AND worker_id = +? AND incarnation != ? ORDER BY claim_expires_at LIMIT +?",
 )

@@ -39,6 +39,12 @@ ORPHANS = Statement(
     "Rows that refer to a missing row.",
     "PRAGMA foreign_key_check",
 )
+PARTIAL_INDEXES = Statement(
+    "partial_indexes",
+    "The indexes that have some rows of their table only, and the condition of each.",
+    "SELECT name, tbl_name, substr(sql, instr(sql, 'WHERE ') + 6) FROM sqlite_schema WHERE type = 'index' "
+    "AND instr(sql, 'WHERE ') ORDER BY name",
+)
 SPACE = Statement(
     "space",
     "The size of a page, the number of pages, and how many of them are free.",

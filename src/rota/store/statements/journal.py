@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from rota.store.protocol import Statement
 
-_EVENT = "event_id, pid, ts, kind, payload, causation_id, correlation_id"
+_EVENT = "event_id, pid, ts, kind, payload, causation_id, correlation_id, author"
 _BODY = "CASE WHEN json_valid(payload) THEN payload ELSE '{}' END"  # for functions that fail on a damaged payload
 
 EVENT_APPEND = Statement(
     "event_append",
     "Append an event.",
-    "INSERT INTO agent_events (pid, ts, kind, payload, causation_id, correlation_id) VALUES (?, ?, ?, ?, ?, ?)",
+    "INSERT INTO agent_events (pid, ts, kind, payload, causation_id, correlation_id, author) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?)",
 )
 EVENT_TAIL = Statement(
     "event_tail",
@@ -120,4 +121,9 @@ CONTEXT_STATES = Statement(
     "context_states",
     "Every context's standing, for a checkpoint.",
     "SELECT context_id, state, standing FROM contexts ORDER BY context_id",
+)
+GRANT_STATES = Statement(
+    "grant_states",
+    "Every grant between projects, for a checkpoint.",
+    "SELECT from_project, to_project FROM project_grants ORDER BY from_project, to_project",
 )

@@ -1,4 +1,4 @@
-"""Projects and their workspaces."""
+"""Projects, their workspaces, and the grants between them."""
 
 from __future__ import annotations
 
@@ -68,4 +68,29 @@ WORKSPACE_HOLDERS = Statement(
     "SELECT q.held_workspace, q.sched_id, q.needs, q.dispatched_at FROM workspaces w "
     "JOIN agent_schedule_queue q ON q.held_workspace = w.workspace_id AND q.state = 'dispatched' "
     "WHERE w.project_id = +? ORDER BY q.sched_id",
+)
+
+# --- grants: '' is no project --------------------------------------------------------------------
+
+GRANT_ADD = Statement(
+    "grant_add",
+    "Let one project reach into another.",
+    "INSERT INTO project_grants (from_project, to_project, granted_at, granted_by) VALUES (?, ?, ?, ?)",
+)
+GRANT_GET = Statement(
+    "grant_get",
+    "The grant from one project to another, if there is one.",
+    "SELECT from_project, to_project, granted_at, granted_by FROM project_grants "
+    "WHERE from_project = ? AND to_project = ?",
+)
+GRANT_REMOVE = Statement(
+    "grant_remove",
+    "Remove the grant from one project to another.",
+    "DELETE FROM project_grants WHERE from_project = ? AND to_project = ? RETURNING from_project",
+)
+GRANTS = Statement(
+    "grants",
+    "Every grant, by its projects.",
+    "SELECT from_project, to_project, granted_at, granted_by FROM project_grants "
+    "ORDER BY from_project, to_project LIMIT +?",
 )

@@ -41,8 +41,8 @@ COPY_TAGS = Statement(
 )
 BY_KEY = Statement(
     "entry_by_key",
-    "The entry with an idempotency key.",
-    "SELECT sched_id FROM agent_schedule_queue WHERE key = ?",
+    "The entry of a project with an idempotency key; NULL is no project.",
+    "SELECT sched_id FROM agent_schedule_queue WHERE key = ? AND coalesce(project_id, '') = coalesce(?, '')",
 )
 DUPLICATE = Statement(
     "entry_duplicate",
@@ -67,6 +67,18 @@ COUNT_BY_STATE = Statement(
     "entry_count_by_state",
     "The number of entries in each state and hold.",
     "SELECT state, hold, count(*) FROM agent_schedule_queue GROUP BY state, hold",
+)
+
+COUNT_BY_STATE_WITHIN = Statement(
+    "entry_count_by_state_within",
+    "The number of entries of some projects in each state and hold; '' is no project.",
+    f"SELECT state, hold, count(*) FROM agent_schedule_queue WHERE coalesce(project_id, '') IN {IDS} "
+    "GROUP BY state, hold",
+)
+PROJECTS_OF = Statement(
+    "entry_projects_of",
+    "The projects of some entries.",
+    f"SELECT sched_id, project_id FROM agent_schedule_queue WHERE sched_id IN {IDS}",
 )
 
 # Filter: ?1 state, ?2 pid, ?3 project, ?4 trigger, ?5 exit_kind, ?6 tag; NULL matches any.
@@ -101,6 +113,19 @@ FILTERED_COUNT_OF_AGENT = Statement(
     "entry_filtered_count_of_agent",
     "The number of an agent's entries that match a filter.",
     f"SELECT count(*) FROM agent_schedule_queue q WHERE q.pid = ?2 AND {_MATCHES}",
+)
+_MATCHES_WITHIN = _MATCHES.replace(
+    "(?3 IS NULL OR q.project_id = ?3)", "coalesce(q.project_id, '') IN (SELECT value FROM json_each(?3))"
+)
+FILTERED_WITHIN = Statement(
+    "entry_filtered_within",
+    "A page of the entries of some projects that match a filter, by id; '' is no project.",
+    f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE {_MATCHES_WITHIN} ORDER BY q.sched_id LIMIT +?7 OFFSET ?8",
+)
+FILTERED_COUNT_WITHIN = Statement(
+    "entry_filtered_count_within",
+    "The number of entries of some projects that match a filter.",
+    f"SELECT count(*) FROM agent_schedule_queue q WHERE {_MATCHES_WITHIN}",
 )
 MATCHING_IDS = Statement(
     "entry_matching_ids",
@@ -155,8 +180,8 @@ AFTER_ADD = Statement(
 )
 STATES_OF = Statement(
     "entry_states_of",
-    "The states of some entries.",
-    f"SELECT sched_id, state, exit_kind FROM agent_schedule_queue WHERE sched_id IN {IDS}",
+    "The states and projects of some entries.",
+    f"SELECT sched_id, state, exit_kind, project_id FROM agent_schedule_queue WHERE sched_id IN {IDS}",
 )
 PREDECESSORS = Statement(
     "entry_predecessors",

@@ -1,0 +1,150 @@
+"""Commands for the programs that rota runs: what a run reports about itself.
+
+They find their run in the environment that the supervisor gave it: ROTA_SCHED_ID and ROTA_TOKEN name the run and its
+claim, ROTA_STORE is the daemon's address, and ROTA_ACCESS_TOKEN lets the program act for this run only.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal, NamedTuple
+
+import typer
+
+from rota.cli.options import AsJson
+from rota.cli.terminal_text import say
+
+__all__ = ["charge", "checkpoint", "complete", "emit", "heartbeat"]
+
+OwnStore = Annotated[
+    str | None, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The store: a file or a daemon's address.")
+]
+STOP = 1  # exit code of `heartbeat`: the run was asked to stop
+
+
+class _OwnRun(NamedTuple):
+    """The run that this program belongs to."""
+
+    store: str
+    sched_id: int
+    token: int
+
+
+def _own_run(store: str | None) -> _OwnRun:
+    """Return this program's run, from its environment."""
+    from rota.errors import InvalidInput, NotEnabled
+
+    sched_id, token = os.environ.get("ROTA_SCHED_ID", ""), os.environ.get("ROTA_TOKEN", "")
+    if not (sched_id.isdecimal() and token.isdecimal()):
+        hint = "The supervisor sets ROTA_SCHED_ID and ROTA_TOKEN for the programs that it runs."
+        raise InvalidInput("this command works only inside a run", field="ROTA_SCHED_ID", hint=hint)
+    if store is None:  # never the default file: it may be another store, with an entry of the same number
+        hint = "Serve the store with `rota serve`, or give its file with --store."
+        raise NotEnabled("no daemon serves the store of this run: ROTA_STORE is not set", hint=hint)
+    return _OwnRun(store, int(sched_id), int(token))
+
+
+def charge(
+    amounts: Annotated[list[str], typer.Argument(help="What was used: tokens=500 cost_micro=20.")],
+    store: OwnStore = None,
+    as_json: AsJson = False,
+) -> None:
+    """Inside a run: record what it used.
+
+    Prints the agent's budget in each of these dimensions that has one.
+    """
+    from rota.cli import arguments
+    from rota.cli.connection import open_api
+    from rota.cli.output import print_json, print_table
+
+    run = _own_run(store)
+    with open_api(run.store) as api:
+        lines = api.queue.charge(run.sched_id, arguments.amounts(amounts, "amounts"), token=run.token)
+    if as_json:
+        print_json({"lines": {dim: line._asdict() for dim, line in lines.items()}})
+    elif lines:
+        rows = [(dim, line.used, line.hard_limit, line.over_limit) for dim, line in lines.items()]
+        print_table(("dimension", "used", "limit", "over the limit"), rows, empty="")
+
+
+def checkpoint(
+    state: Annotated[str, typer.Argument(help="A JSON object for the next attempt.")],
+    store: OwnStore = None,
+    as_json: AsJson = False,
+) -> None:
+    """Inside a run: save its state for the next attempt, which finds it in ROTA_CHECKPOINT."""
+    from rota.cli import arguments
+    from rota.cli.connection import open_api
+    from rota.cli.output import print_json
+
+    run = _own_run(store)
+    with open_api(run.store) as api:
+        api.supervision.checkpoint(run.sched_id, run.token, arguments.json_object(state, "state"))
+    if as_json:
+        print_json({"sched_id": run.sched_id})
+
+
+def heartbeat(store: OwnStore = None, as_json: AsJson = False) -> None:
+    """Inside a run: extend its claim; exit with 1 if it was asked to stop.
+
+    Not required: the supervisor extends the claim of every run that it started.
+    """
+    from rota.cli.connection import open_api
+    from rota.cli.output import print_json
+
+    run = _own_run(store)
+    with open_api(run.store) as api:
+        reply = api.queue.heartbeat(run.sched_id, run.token)
+    if as_json:
+        print_json({"claim_expires_at": reply.claim_expires_at, "cancel_requested": reply.cancel_requested})
+    elif reply.cancel_requested:
+        say(f"entry {run.sched_id} was asked to stop")
+    if reply.cancel_requested:
+        raise typer.Exit(STOP)
+
+
+def emit(
+    kind: Annotated[str, typer.Argument(help="The kind of event; kernel.* is reserved.")],
+    payload: Annotated[str, typer.Option("--payload", "-p", help="A JSON object.")] = "{}",
+    store: OwnStore = None,
+    as_json: AsJson = False,
+) -> None:
+    """Inside a run: append an event about its agent to the journal, and print the event's id."""
+    from rota.cli import arguments
+    from rota.cli.connection import open_api
+    from rota.cli.output import print_json
+
+    run = _own_run(store)
+    with open_api(run.store) as api:
+        pid = api.queue.get(run.sched_id).pid
+        event_id = api.journal.append(pid, kind, arguments.json_object(payload, "payload"))
+    print_json({"event_id": event_id}) if as_json else say(event_id)
+
+
+def complete(
+    exit_kind: Annotated[
+        Literal["completed", "failed", "crashed", "cancelled"], typer.Argument(help="How the run ended.")
+    ] = "completed",
+    *,
+    result: Annotated[str | None, typer.Option("--result", help="The result, as JSON.")] = None,
+    outcome: Annotated[str | None, typer.Option("--outcome", help="A more specific outcome.")] = None,
+    store: OwnStore = None,
+    as_json: AsJson = False,
+) -> None:
+    """Inside a run: end it now, with a result.
+
+    Without this, a program's run ends when the program does. After it, the program may change nothing any more, and the
+    supervisor stops it.
+    """
+    from rota.cli import arguments
+    from rota.cli.connection import open_api
+    from rota.cli.output import print_json
+
+    run = _own_run(store)
+    value = None if result is None else arguments.json_value(result, "result")
+    with open_api(run.store) as api:
+        before, after = api.queue.complete(run.sched_id, exit_kind, token=run.token, result=value, outcome=outcome)
+    if as_json:
+        print_json({"before": before, "after": after})
+    else:
+        say(f"entry {run.sched_id} is {after}")

@@ -1,0 +1,156 @@
+"""What callers that are bound to projects read: the same pages and counts, of these projects only.
+
+A page of all rows from which strangers' rows are taken out afterwards would be too short, or empty although more pages
+follow, and its total would count what the caller may not see. So these filters are part of the statements. The
+projects are given as a set; None in it stands for "no project", which is '' in the statements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, TypeAlias
+
+import msgspec
+
+from rota.errors import InvalidPayload, ProjectInvalid
+from rota.kernel.contexts import contexts_from_rows
+from rota.kernel.entries import EntryFilter, read_page
+from rota.kernel.environment import KernelEnvironment
+from rota.kernel.journal import read_note
+from rota.kernel.paging import LIST_MAX, page
+from rota.kernel.rows import agent_from_row, entry_from_row, project_from_row
+from rota.model.budgets import SchedulingContext
+from rota.model.checks import ID_CHARS_MAX, Checks
+from rota.model.lifecycle import AGENT, PROJECT
+from rota.model.work import Agent, Project, ReadyEntry
+from rota.store import Transaction
+from rota.store.statements import agents as agent_sql
+from rota.store.statements import contexts as context_sql
+from rota.store.statements import file as file_sql
+from rota.store.statements import projects as project_sql
+from rota.store.statements import queue as sql
+
+__all__ = ["ProjectReads", "ProjectSet"]
+
+ProjectSet: TypeAlias = frozenset[str | None]
+_LIVE_STATES = ("READY", "RUNNING", "WAITING", "SUSPENDED")
+_event = Checks("Event", InvalidPayload)
+_agent = Checks("Agent", InvalidPayload)
+_project = Checks("Project", ProjectInvalid)
+
+
+class ProjectReads:
+    """Each function takes the projects and then the arguments of the method that it stands for."""
+
+    def __init__(self, env: KernelEnvironment) -> None:
+        self._env = env
+
+    # --- pages and counts ------------------------------------------------------------------------
+
+    def entries(
+        self, within: ProjectSet, *, limit: int = 100, offset: int = 0, **wanted: Any
+    ) -> tuple[list[ReadyEntry], int]:
+        """Return a page of entries by id, and the number of matches."""
+        given = EntryFilter(**wanted)
+        row = (given.state, given.pid, _names(within, given.project_id), given.trigger, given.exit_kind, given.tag)
+        window = page(limit, offset)
+
+        def work(tx: Transaction) -> tuple[list[ReadyEntry], int]:
+            rows = read_page(tx, sql.FILTERED_WITHIN, row, window)
+            return [entry_from_row(each) for each in rows], int(tx.run(sql.FILTERED_COUNT_WITHIN, row)[0][0])
+
+        return self._env.read(work)
+
+    def counts(self, within: ProjectSet) -> dict[str, int]:
+        """Return the number of entries by state, and by hold for those that have one."""
+        rows = self._env.read(lambda tx: tx.run(sql.COUNT_BY_STATE_WITHIN, (_names(within),)))
+        return {state if hold is None else f"{state}:{hold}": count for state, hold, count in rows}
+
+    def agents(
+        self,
+        within: ProjectSet,
+        *,
+        state: str | None = None,
+        project_id: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> tuple[list[Agent], int]:
+        """Return a page of agents by pid, and the number of matches."""
+        if state is not None:
+            _agent.one_of("state", state, AGENT.states)
+        _agent.optional_text("project_id", project_id)
+        names, at = _names(within, project_id), page(limit, offset)
+
+        def work(tx: Transaction) -> tuple[list[Agent], int]:
+            rows = tx.run(agent_sql.LIST_WITHIN, (names, state, at.limit, at.offset))
+            counts: dict[str, int] = dict(tx.run(agent_sql.COUNT_BY_STATE_WITHIN, (names,)))
+            total = sum(counts.values()) if state is None else counts.get(state, 0)
+            return [agent_from_row(row) for row in rows], total
+
+        return self._env.read(work)
+
+    def paused(self, within: ProjectSet, by: str, *, limit: int = LIST_MAX, prefix: bool = False) -> list[Agent]:
+        """Return the agents paused by this name, or by names that begin with it, by pid."""
+        _agent.text("by", by)
+        chars = len(by) if _agent.flag("prefix", prefix) else ID_CHARS_MAX
+        row = (_names(within), chars, by, page(limit, 0).limit)
+        return [agent_from_row(each) for each in self._env.read(lambda tx: tx.run(agent_sql.PAUSED_WITHIN, row))]
+
+    def projects(
+        self, within: ProjectSet, *, status: str | None = None, limit: int = 100, offset: int = 0
+    ) -> tuple[list[Project], int]:
+        """Return a page of the projects by id, and their number. They are few: a token names them."""
+        if status is not None:
+            _project.one_of("status", status, PROJECT.states)
+        at = page(limit, offset)
+        ids = sorted(name for name in within if name is not None)
+        rows = self._env.read(lambda tx: [row for name in ids for row in tx.run(project_sql.GET, (name,))])
+        found = [project for project in map(project_from_row, rows) if status in (None, project.status)]
+        return found[at.offset : at.offset + at.limit], len(found)
+
+    def contexts(self, within: ProjectSet, *, limit: int = 100, offset: int = 0) -> list[SchedulingContext]:
+        """Return a page of the contexts of the projects and of their agents, by id."""
+        row = (_names(within), *page(limit, offset))
+        rows = self._env.read(lambda tx: tx.run(context_sql.LIST_WITHIN, row))
+        return contexts_from_rows(rows, self._env.now())
+
+    def note(self, within: ProjectSet, name: str, *, project_id: str | None = None) -> dict[str, Any] | None:
+        """Return a note of one of the projects, or None. If there is only one, it need not be named.
+
+        The notes without a project are the operator's.
+        """
+        _event.text("name", name)
+        _event.optional_text("project_id", project_id)
+        (wanted,) = within if project_id is None and len(within) == 1 else (project_id,)
+        if wanted is None or wanted not in within:
+            return None
+        return self._env.read(lambda tx: read_note(tx, name, wanted))
+
+    def info(self, within: ProjectSet) -> dict[str, Any]:
+        """Return the number of agents, and of those in each state; what counts all projects is left out."""
+
+        def work(tx: Transaction) -> dict[str, Any]:
+            states: dict[str, int] = dict(tx.run(agent_sql.COUNT_BY_STATE_WITHIN, (_names(within),)))
+            return {
+                "schema_version": int(tx.run(file_sql.META_GET, ("schema_version",))[0][0]),
+                "agent_count": sum(states.values()),
+                "live_states": {state: states.get(state, 0) for state in _LIVE_STATES},
+            }
+
+        return self._env.read(work)
+
+    # --- whose it is -----------------------------------------------------------------------------
+
+    def projects_of_agents(self, pids: Collection[int]) -> dict[int, str | None]:
+        """Return the projects of agents; those that do not exist are left out."""
+        return dict(self._env.read(lambda tx: tx.run_for(agent_sql.PROJECTS_OF, pids))) if pids else {}
+
+    def projects_of_entries(self, sched_ids: Collection[int]) -> dict[int, str | None]:
+        """Return the projects of entries; those that do not exist are left out."""
+        return dict(self._env.read(lambda tx: tx.run_for(sql.PROJECTS_OF, sched_ids))) if sched_ids else {}
+
+
+def _names(within: ProjectSet, only: str | None = None) -> str:
+    """Return the projects as a parameter of a statement; with `only`, that one if it is among them."""
+    names = within if only is None else within & {only}
+    return msgspec.json.encode([name or "" for name in names]).decode()

@@ -1,0 +1,244 @@
+"""Views: what a caller that is bound to projects sees of a result.
+
+A view is a function of a result and of what the caller owns. What belongs to other projects is absent from what it
+returns: not emptied, not counted, not named. Deny by default holds here too: an event or a reason of a kind that no
+function below knows is left out, unless it is about an agent of the caller's projects.
+
+- *Events* belong to the project of their agent, or to the project that they name. Most events about entries name no
+  agent, because one commit claims or completes entries of many projects; of these, a caller sees its own entries, and
+  nothing that was said about all of them together.
+- *Explanations* name the entries that run first. Strangers among them are neither named nor counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from rota.model import events as facts
+from rota.model import reasons
+from rota.model.events import Event
+from rota.model.explanation import EntryAhead, Explanation, StartEstimate
+from rota.model.reasons import BlockingReason, OrderingReason
+
+__all__ = ["VIEWS", "Sight", "visible_events"]
+
+
+class Sight:
+    """What a caller owns: its projects, and which agents and entries are theirs."""
+
+    def __init__(
+        self,
+        projects: frozenset[str | None],
+        projects_of_agents: Callable[[Collection[int]], Mapping[int, str | None]],
+        projects_of_entries: Callable[[Collection[int]], Mapping[int, str | None]],
+    ) -> None:
+        self.projects = projects
+        self._of_agents = projects_of_agents
+        self._of_entries = projects_of_entries
+
+    def own_agents(self, pids: Iterable[int | None]) -> set[int]:
+        """Return those of the agents that belong to its projects."""
+        return self._own(self._of_agents({pid for pid in pids if pid is not None}))
+
+    def own_entries(self, sched_ids: Iterable[int]) -> set[int]:
+        """Return those of the entries that belong to its projects."""
+        return self._own(self._of_entries(set(sched_ids)))
+
+    def _own(self, found: Mapping[int, str | None]) -> set[int]:
+        return {key for key, project_id in found.items() if project_id in self.projects}
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def _entries(result: Any, sight: Sight) -> Any:
+    own = [entry for entry in result.entries if entry.project_id in sight.projects]
+    return msgspec.structs.replace(result, entries=own)
+
+
+def _agents(result: Any, sight: Sight) -> Any:
+    own = [agent for agent in result.agents if agent.project_id in sight.projects]
+    return msgspec.structs.replace(result, agents=own)
+
+
+def _workspaces(result: Any, sight: Sight) -> Any:
+    own = [workspace for workspace in result.workspaces if workspace.project_id in sight.projects]
+    return msgspec.structs.replace(result, workspaces=own)
+
+
+def _ledger_lines(result: Any, sight: Sight) -> Any:
+    own = sight.own_agents(line.pid for line in result.entries)
+    return msgspec.structs.replace(result, entries=[line for line in result.entries if line.pid in own])
+
+
+def _budgets(result: Any, sight: Sight) -> Any:
+    own = [line for line in result.budgets if line.level == "project" and line.owner in sight.projects]
+    return msgspec.structs.replace(result, budgets=own)
+
+
+# --- events --------------------------------------------------------------------------------------
+
+_LISTS_ENTRIES = frozenset(
+    kind.kind
+    for kind in (
+        facts.EntriesEnqueued, facts.EntriesClaimed, facts.EntriesCompleted, facts.EntriesReturned,
+        facts.EntriesReleased, facts.EntriesHeldForWorker, facts.EntriesExpired, facts.EntriesCancelled,
+        facts.EntriesChanged, facts.CancelRequested,
+    )
+)  # fmt: skip
+_NAMES_PROJECT = frozenset(
+    kind.kind for kind in (facts.ProjectCreated, facts.ProjectUpdated, facts.ProjectTransitioned, facts.WorkspaceAdded)
+)
+_HAS_LEVEL: dict[str, str] = {  # the field that has the project's id, if the level is a project
+    facts.BudgetSet.kind: "owner",
+    facts.FlowReweighted.kind: "key",
+    facts.Paused.kind: "key",
+    facts.Resumed.kind: "key",
+}
+_ABOUT_ALL = ("because", "contexts", "reason", "by")  # of several entries together
+
+
+def visible_events(events: list[Event], sight: Sight) -> list[Event]:
+    """Return the caller's part of some events, in order.
+
+    One event may become several with the same id: an event about enqueued entries has a range of ids, and strangers'
+    entries may be in the middle of it.
+    """
+    agents = sight.own_agents(event.pid for event in events)
+    shared = [event for event in events if event.pid is None and event.kind in _LISTS_ENTRIES]
+    entries = sight.own_entries(sched_id for event in shared for sched_id in _named_entries(event.payload))
+    return [part for event in events for part in _own_parts(event, sight.projects, agents, entries)]
+
+
+def _own_parts(
+    event: Event, projects: frozenset[str | None], agents: Collection[int], entries: Collection[int]
+) -> Iterator[Event]:
+    payload = event.payload
+    if event.pid is not None:
+        if event.pid in agents and payload.get("level") != "global":
+            yield _with(event, payload)
+    elif event.kind in _LISTS_ENTRIES:
+        for part in _own_entries(payload, entries):
+            yield _with(event, part)
+    elif event.kind in _NAMES_PROJECT:
+        if payload.get("project_id") in projects:
+            yield event
+    elif (field := _HAS_LEVEL.get(event.kind)) and payload.get("level") == "project" and payload[field] in projects:
+        yield event
+
+
+def _with(event: Event, payload: dict[str, Any]) -> Event:
+    """Return an event without the virtual times, which are accounts of the scheduler and name other flows."""
+    kept = {name: value for name, value in payload.items() if name != "flows"} if "flows" in payload else payload
+    return msgspec.structs.replace(event, payload=kept)
+
+
+def _named_entries(payload: dict[str, Any]) -> Iterable[int]:
+    if "entries" in payload:
+        return [each[0] for each in payload["entries"]]
+    if "sched_ids" in payload:
+        return payload["sched_ids"]  # type: ignore[no-any-return]  # ids
+    return range(payload["first_id"], payload["first_id"] + payload.get("count", 1))
+
+
+def _own_entries(payload: dict[str, Any], own: Collection[int]) -> Iterator[dict[str, Any]]:
+    """Yield the parts of an event's payload that are about own entries."""
+    named = list(_named_entries(payload))
+    mine = [sched_id for sched_id in named if sched_id in own]
+    if len(mine) == len(named):
+        yield payload
+    elif mine and "first_id" in payload:
+        for ids in _ranges(mine):
+            held = {hold: kept for hold, every in payload.get("held", {}).items() if (kept := _among(every, ids))}
+            yield {"first_id": ids[0], "count": len(ids), "held": held}
+    elif mine:
+        rest = {name: value for name, value in payload.items() if name not in _ABOUT_ALL}
+        if "entries" in payload:
+            yield {**rest, "entries": [each for each in payload["entries"] if each[0] in own]}
+        else:
+            yield {**rest, "sched_ids": mine}
+
+
+def _ranges(ids: list[int]) -> Iterator[list[int]]:
+    """Yield consecutive ids together."""
+    for _, group in groupby(enumerate(ids), key=lambda each: each[1] - each[0]):
+        yield [sched_id for _, sched_id in group]
+
+
+def _among(ids: Iterable[int], own: Collection[int]) -> tuple[int, ...]:
+    return tuple(sched_id for sched_id in ids if sched_id in own)
+
+
+# --- explanations --------------------------------------------------------------------------------
+
+
+def _explanation(result: Explanation, sight: Sight) -> Explanation:
+    """Return an explanation of an own entry that neither names nor counts entries of other projects."""
+    own = sight.own_entries(_ids_in_reasons((*result.blocking, *result.ordering), result.ahead))
+    blocking = tuple(_blocking(reason, own) for reason in result.blocking)
+    ordering = tuple(_ordering(reason, own) for reason in result.ordering)
+    ahead = tuple(each for each in result.ahead if each.sched_id in own)
+    if (blocking, ordering, ahead) == (result.blocking, result.ordering, result.ahead):
+        return result
+    return msgspec.structs.replace(
+        result,
+        blocking=blocking,
+        ordering=ordering,
+        position=None,
+        ahead=ahead,
+        estimate=StartEstimate(None, "it depends on what is not of your projects"),
+        changes=(),  # what would change it depends on the others too: their priority, their predecessors
+    )
+
+
+def _ids_in_reasons(
+    found: Iterable[BlockingReason | OrderingReason], ahead: Iterable[EntryAhead] = ()
+) -> Iterator[int]:
+    yield from (each.sched_id for each in ahead)
+    for reason in found:
+        match reason:
+            case reasons.AfterPredecessor(waiting_for=ids) | reasons.WorkspaceTaken(held_by=ids):
+                yield from ids
+            case reasons.Outranked(first=ids):
+                yield from ids
+            case reasons.CrowdedOut(by=ids, then=then):
+                yield from ids
+                yield from _ids_in_reasons(then)
+
+
+def _blocking(reason: BlockingReason, own: Collection[int]) -> BlockingReason:
+    match reason:
+        case reasons.AfterPredecessor(waiting_for=ids):
+            return msgspec.structs.replace(reason, waiting_for=_among(ids, own))
+        case reasons.WorkspaceTaken(held_by=ids):
+            return msgspec.structs.replace(reason, held_by=_among(ids, own))
+        case reasons.OverBudget(level="global", dim=dim, frees_at=until):
+            return reasons.LimitExhausted(name=f"{dim} of the whole store", until_at=until)
+    return reason
+
+
+def _ordering(reason: OrderingReason, own: Collection[int]) -> OrderingReason:
+    match reason:
+        case reasons.Outranked(first=ids, ahead=ahead):
+            mine = _among(ids, own)
+            is_all = len(mine) == ahead
+            return reason if is_all else msgspec.structs.replace(reason, ahead=len(mine), first=mine, at_least=True)
+        case reasons.CrowdedOut(by=ids, then=then):
+            return reasons.CrowdedOut(by=_among(ids, own), then=tuple(_blocking(each, own) for each in then))
+        case reasons.NoSlot():
+            return msgspec.structs.replace(reason, busy=0)
+    return reason
+
+
+VIEWS: Mapping[str, Callable[[Any, Sight], Any]] = {
+    "entries": _entries,
+    "agents": _agents,
+    "workspaces": _workspaces,
+    "ledger_lines": _ledger_lines,
+    "budgets": _budgets,
+    "explanation": _explanation,
+}

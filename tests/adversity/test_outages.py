@@ -1,0 +1,209 @@
+"""A daemon that is not there: workers of graphs wait for it, spawned children are not doubled, fleets start before it.
+
+What a supervisor does while its daemon is away is in test_poison.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rota import Rota, store
+from rota.errors import StoreUnavailable
+from rota.fleet import slot_loop
+from rota.graph.entry_worker import EntryWorker
+from rota.graph.stop import StopToken
+from rota.kernel import Completion, Kernel, ScheduleSpec
+from rota.model.work import ReadyEntry
+from rota.rpc import connect
+from rota.rpc.client.remote_calls import EntryKeys, is_retry_safe
+from rota.rpc.methods import METHODS
+from rota.service import outages
+from rota.service.dispatcher import Dispatcher
+from tests.adversity.poison_world import Background, until
+from tests.daemon.harness import PATIENCE_S, Served, serving
+from tests.graph.durable_worlds import DurableWorld, count_work_note
+
+ENTRIES = 5
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (outages, slot_loop):
+        monkeypatch.setattr(module, "RETRY_S", 0.01)
+
+
+# --- workers of graphs ---------------------------------------------------------------------------
+
+
+class Unreliable(Dispatcher):
+    """A store that cannot be reached for some calls, before they are executed or afterwards."""
+
+    def __init__(self, kernel: Kernel, *, lost: bool) -> None:
+        super().__init__(kernel)
+        self.outages = 0
+        self._lost = lost
+        self._calls = 0
+
+    def _through(self, call: Callable[[], Any]) -> Any:
+        self._calls += 1
+        if self._calls % 3:  # the first two of three attempts fail
+            self.outages += 1
+            if self._lost and self._calls % 3 == 1:
+                call()
+            raise StoreUnavailable("the daemon is away", may_be_executed=self._lost)
+        return call()
+
+    def claim(self, *args: Any, **options: Any) -> Any:
+        return self._through(lambda: super(Unreliable, self).claim(*args, **options))
+
+    def complete_and_claim(self, completions: Sequence[Completion], *args: Any, **options: Any) -> Any:
+        return self._through(lambda: super(Unreliable, self).complete_and_claim(completions, *args, **options))
+
+
+def world_with_entries() -> DurableWorld:
+    world = count_work_note()
+    world.runner(steps=ENTRIES).run()
+    assert len(world.entries("queued")) == ENTRIES
+    return world
+
+
+def test_a_worker_of_graphs_goes_on_after_an_outage() -> None:
+    world = world_with_entries()
+    api = Unreliable(world.kernel, lost=False)
+    assert EntryWorker(api, world.registry, ["world"]).run_ready() == ENTRIES
+    assert api.outages == 2 * (ENTRIES + 1)
+    assert {(entry.exit_kind, entry.attempt) for entry in world.entries()} == {("completed", 1)}
+
+
+def test_a_worker_of_graphs_reports_a_result_once_if_the_response_is_lost() -> None:
+    world = world_with_entries()
+    EntryWorker(Unreliable(world.kernel, lost=True), world.registry, ["world"]).run_ready()
+    ended = [entry for entry in world.entries() if entry.state == "completed"]
+    claimed = [entry for entry in world.entries() if entry.state == "dispatched"]  # in lost responses: they expire
+    assert len(ended) + len(claimed) == ENTRIES
+    assert ended
+    assert {entry.attempt for entry in ended} == {1}
+    events = [event for event in world.kernel.journal.tail(0, 10_000) if event.kind == "kernel.sched.completed"]
+    assert sum(len(event.payload["entries"]) for event in events) == len(ended)
+
+
+def test_a_worker_of_graphs_waits_for_its_daemon_until_it_is_stopped(tmp_path: Path) -> None:
+    world, path = world_with_entries(), str(tmp_path / "rota.db")
+    world.kernel.store.backup(path)
+    address = Served(path, http=False)
+    address.stop()
+    stop = StopToken()
+    with connect(address.unix, timeout_s=5.0, retry_s=0.0) as client:
+        worker = EntryWorker(client, world.registry, ["world"])
+        thread = threading.Thread(target=worker.serve, args=(stop,), daemon=True)
+        thread.start()
+        for _ in range(2):  # it is away, back, away and back
+            with serving(path, http=False) as served:
+                kernel = served.daemon.handlers.kernel
+                until(lambda: kernel.queue.counts().get("completed", 0) >= ENTRIES)  # noqa: B023  # within the loop
+                served.until_parked(1)
+                assert thread.is_alive()
+        assert thread.is_alive()
+        stop.request()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+# --- children ------------------------------------------------------------------------------------
+
+
+def test_a_child_whose_response_was_lost_is_spawned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(str(tmp_path / "rota.db"), http=False) as served, Rota(served.unix) as remote:
+        spawn = remote.api.supervision.spawn
+        calls: list[str | None] = []
+
+        def lose(spec: ScheduleSpec, *args: Any) -> int:
+            calls.append(spec.key)
+            found = spawn(spec, *args) if len(calls) % 3 != 2 else 0  # every second of three calls is not executed
+            if len(calls) % 3:
+                raise StoreUnavailable("the response was lost", may_be_executed=True)
+            return found
+
+        monkeypatch.setattr(remote.api.supervision, "spawn", lose)
+
+        @remote.agent()
+        def child(number: int) -> int:
+            return number
+
+        @remote.agent(budget={"tokens": 100})
+        def parent(ctx: Any) -> list[int]:
+            children = [ctx.spawn("child", lent={"tokens": 10}, number=number) for number in range(3)]
+            return [entry.result for entry in ctx.wait(children)]
+
+        job = parent.enqueue(options={"ceiling": {"tokens": 100}})
+        remote.run(until_idle=True)
+        assert job.entry().result == [0, 1, 2]
+        assert len(calls) == 9
+        assert len(set(calls)) == 3
+        entries: list[ReadyEntry] = remote.api.queue.list()[0]
+        assert len(entries) == 4
+        lent = [event for event in remote.api.journal.tail(0, 10_000) if event.kind == "kernel.budget.lent"]
+        assert len(lent) == 3
+
+
+def test_a_client_repeats_a_spawn_that_has_a_key() -> None:
+    spawn = METHODS["kernel.run.spawn"]
+    bare = spawn.params(ScheduleSpec(1, parent_id=1), 7, {"tokens": 1})
+    keyed = EntryKeys().add_to_params(spawn, bare)
+    assert not is_retry_safe(spawn, bare)
+    assert is_retry_safe(spawn, keyed)
+    assert (keyed.token, keyed.lent) == (7, {"tokens": 1})
+
+
+# --- the start of a fleet --------------------------------------------------------------------------
+
+
+def test_a_supervisor_that_is_started_before_its_daemon_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = str(tmp_path / "rota.db")
+    with serving(path, http=False) as served, Rota(served.unix) as remote:
+
+        @remote.agent()
+        def hello() -> str:
+            return "hello"
+
+        job, address, functions = hello.enqueue(), served.unix, remote._functions
+    with Rota() as rota, connect(address, timeout_s=5.0, retry_s=0.0) as client:
+        rota.api, own = client, rota.api
+        rota._functions = functions
+        running = Background(rota.supervisor(1))
+        until(lambda: "waiting for the store" in caplog.text)
+        assert running.is_running
+        with serving(path, http=False) as served:
+            until(lambda: served.daemon.handlers.kernel.queue.get(job.sched_id).state == "completed")
+            running.stop()
+        rota.api = own
+    assert caplog.text.count("waiting for the store") == 1
+
+
+def test_a_fleet_that_is_started_before_its_daemon_says_so_and_runs_when_it_is_there(tmp_path: Path) -> None:
+    path = str(tmp_path / "rota.db")
+    with serving(path, http=False) as served:
+        address = served.unix
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text(f'store = "{address}"\n[agents.hello]\ncommand = ["true"]\n')
+    command = [sys.executable, "-m", "rota", "run", str(fleet), "--until-idle", "--plain"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            assert f"{address} cannot be reached" in said
+            assert "waiting for it, for at most 60 min; Ctrl-C ends it" in said
+            with serving(path, http=False):
+                assert process.wait(PATIENCE_S) == 0, process.stderr.read()
+        finally:
+            process.kill()
+    kernel = Kernel(store.open(path))
+    assert [agent.name for agent in kernel.agents.find("hello")] == ["hello"]
+    kernel.store.close()

@@ -1,0 +1,132 @@
+"""Every event has an author: that of the caller that made the request, whichever thread commits it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import threading
+from pathlib import Path
+
+import apsw
+
+from rota import store
+from rota.kernel import Kernel, ScheduleSpec
+from rota.model.events import BudgetLent, EntriesClaimed, EntriesEnqueued, LedgerCharged, RunCheckpointed
+from rota.store.author import acting_as, current_author, keeping_author
+from rota.store.migrations import STEPS
+from tests.kernel.world import World
+from tests.store.files import script
+from tests.store.world import Caller
+
+
+def authors(world: World, kind: str, since: int = 0) -> list[str]:
+    return [event.author for event in world.events(since) if event.kind == kind]
+
+
+def test_a_program_writes_as_the_user_that_it_runs_as(world: World) -> None:
+    world.put(world.agent())
+    assert {event.author for event in world.events()} == {f"user:{pwd.getpwuid(os.getuid()).pw_name}"}
+
+
+def test_an_author_holds_inside_its_block_and_on_the_threads_that_keep_it(world: World) -> None:
+    pid, since = world.agent(), world.journal.cursor()
+    with acting_as("outer"):
+        world.put(pid)
+        with acting_as("inner"):
+            world.journal.append(pid, "mine")
+            kept = keeping_author(lambda: world.put(pid))
+        world.put(pid)
+        for target in (kept, lambda: world.put(pid)):
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+    assert [event.author for event in world.events(since)] == ["outer", "inner", "outer", "inner", current_author()]
+
+
+def test_requests_of_one_commit_keep_their_own_authors(world: World) -> None:
+    """While one write holds the writer, ten callers queue up; one transaction then has the entries of all."""
+    pid, since = world.agent(), world.journal.cursor()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(_tx: object) -> None:
+        begun.set()
+        go_on.wait(20)
+
+    holder = Caller(lambda: world.store.write(hold))
+    begun.wait(20)
+    callers = []
+    for number in range(10):
+        with acting_as(f"token:{number}"):
+            callers.append(Caller(keeping_author(lambda n=number: world.put(pid, payload={"of": n}))))
+    queue = world.store._queue  # type: ignore[attr-defined]  # to see that all of them wait
+    while len(queue) < 10:
+        threading.Event().wait(0.001)
+    go_on.set()
+    holder.outcome()
+    made = {caller.outcome(): number for number, caller in enumerate(callers)}
+    found = {event.payload["first_id"]: event.author for event in world.events(since)}
+    assert found == {sched_id: f"token:{number}" for sched_id, number in made.items()}
+
+
+def test_a_parked_claim_has_the_author_of_the_worker_and_not_of_the_caller_that_serves_it(world: World) -> None:
+    pid = world.agent()
+    with acting_as("worker:box"):
+        waiter = world.waiter_of(keeping_author(lambda: world.dispatcher.claim("box", wait_s=1_000)))
+    with acting_as("token:producer"):
+        world.put(pid)
+    assert len(waiter.outcome()) == 1
+    assert authors(world, EntriesEnqueued.kind) == ["token:producer"]
+    assert authors(world, EntriesClaimed.kind) == ["worker:box"]
+
+
+def test_what_a_run_does_under_its_claim_token_has_the_run_as_its_author(world: World) -> None:
+    pid = world.agent()
+    world.ledger.create(pid, {"tokens": 100})
+    since = world.journal.cursor()
+    with acting_as("worker:box"):
+        parent = world.put(pid, ceiling={"tokens": 50})
+        run = world.take_one()
+        assert run.token is not None
+        world.kernel.supervision.checkpoint(parent, run.token, {"page": 1})
+        world.kernel.supervision.spawn(ScheduleSpec(pid, parent_id=parent), run.token, {"tokens": 5})
+        world.queue.charge(parent, {"tokens": 3}, token=run.token)
+        world.queue.charge(parent, {"tokens": 3})
+    assert authors(world, RunCheckpointed.kind, since) == [f"run:{parent}"]
+    assert authors(world, EntriesEnqueued.kind, since) == ["worker:box", f"run:{parent}"]
+    assert authors(world, BudgetLent.kind, since) == [f"run:{parent}"]
+    assert authors(world, LedgerCharged.kind, since) == [f"run:{parent}", "worker:box"]
+
+
+def test_a_refused_call_leaves_no_author_behind(world: World) -> None:
+    def fail(_tx: object) -> None:
+        raise ValueError("no")
+
+    pid, since = world.agent(), world.journal.cursor()
+    with acting_as("token:x"):
+        Caller(keeping_author(lambda: world.store.write(fail))).error()
+    world.put(pid)
+    assert [event.author for event in world.events(since)] == [current_author()]
+
+
+def test_the_events_and_keys_of_an_earlier_version_are_kept(tmp_path: Path) -> None:
+    path = str(tmp_path / "rota.db")
+    connection = apsw.Connection(path)
+    connection.execute(script(104)).fetchall()
+    connection.execute(
+        "INSERT INTO projects (project_id, name, weight, status, created_at, updated_at) "
+        "VALUES ('red', 'red', 1000, 'ACTIVE', 0, 0), ('blue', 'blue', 1000, 'ACTIVE', 0, 0);"
+        "INSERT INTO agent_processes (pid, name, template, state, created_at, updated_at, project_id) "
+        "VALUES (1, 'a', 'x', 'READY', 1, 1, 'red'), (2, 'b', 'x', 'READY', 1, 1, 'blue'), "
+        "(3, 'c', 'x', 'READY', 1, 1, NULL);"
+        "INSERT INTO agent_schedule_queue (sched_id, pid, project_id, created_at, key) "
+        "VALUES (1, 1, 'red', 1, 'k'), (2, 3, NULL, 1, 'l');"
+        "INSERT INTO agent_events (event_id, ts, kind, payload) VALUES (1, 5, 'mine', '{}');"
+    ).fetchall()
+    connection.close()
+    assert max(STEPS) > 104
+    kernel = Kernel(store.open(path))
+    assert [event.author for event in kernel.journal.tail()][:1] == [""]
+    assert [kernel.queue.enqueue(ScheduleSpec(pid, key="k")) for pid in (1, 2, 3)] == [1, 3, 4]
+    assert [kernel.queue.enqueue(ScheduleSpec(pid, key="l")) for pid in (1, 2, 3)] == [5, 6, 2]
+    assert kernel.check() == []
+    kernel.store.close()
