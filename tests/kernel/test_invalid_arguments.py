@@ -283,6 +283,10 @@ VERBS |= {
         lambda world: world.kernel.supervision.checkpoint,
         {"sched_id": RUNNING, "token": 0, "state": {}},
     ),
+    "supervision.access_token": (
+        lambda world: world.kernel.supervision.access_token,
+        {"sched_id": RUNNING, "token": 0},
+    ),
     "supervision.rest": (
         lambda world: world.kernel.supervision.rest,
         {"sched_id": RUNNING, "token": 0, "waiting": True, "awaits": [QUEUED]},
@@ -331,6 +335,7 @@ WITHOUT_INPUT = {
     "ledger.share_window",
     "queue.affinity_wait",
     "projects.fleet_paused_by",
+    "supervision.run_tokens",
     "projects.grants",
     "supervision.recover",
     "queue.counts",

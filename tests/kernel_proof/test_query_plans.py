@@ -143,6 +143,7 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "budget_facts": ("budgets by key", "usage_windows by key"),
     "entry_claim": ("agent_schedule_queue by key",),
     "claim_heartbeat": ("agent_schedule_queue by key",),
+    "claim_live": ("agent_schedule_queue by key",),
     "claim_spend": ("agent_schedule_queue by key",),
     "claims_of": ("agent_schedule_queue by key", "entry_after by idx_after_waits_for"),
     "entry_complete": ("agent_schedule_queue by key",),

@@ -17,7 +17,7 @@ from contextvars import ContextVar, Token
 from functools import cache
 from typing import Any, TypeVar
 
-__all__ = ["acting_as", "author_of_caller", "current_author", "keeping_author"]
+__all__ = ["acting_as", "author_of_caller", "current_author", "keeping_author", "process_user"]
 
 T = TypeVar("T")
 author_of_caller: ContextVar[str | None] = ContextVar("author_of_caller", default=None)  # None: the process's user
@@ -51,11 +51,12 @@ def keeping_author(call: Callable[..., T]) -> Callable[..., T]:
 
 def current_author() -> str:
     """Return the author of what is written now."""
-    return author_of_caller.get() or _user()
+    return author_of_caller.get() or process_user()
 
 
 @cache  # a system call for every event would cost as much as the rest of its author
-def _user() -> str:
+def process_user() -> str:
+    """Return the user that this process runs as."""
     uid = os.getuid()
     try:
         return f"user:{pwd.getpwuid(uid).pw_name}"
@@ -63,4 +64,4 @@ def _user() -> str:
         return f"user:{uid}"
 
 
-os.register_at_fork(after_in_child=_user.cache_clear)  # a child may become another user
+os.register_at_fork(after_in_child=process_user.cache_clear)  # a child may become another user
