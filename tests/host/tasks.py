@@ -73,10 +73,13 @@ def returns_undecodable() -> Undecodable:
 
 def leaves_its_connection_to_a_daemon() -> None:
     """Forks a process that leaves the group and keeps every descriptor open, reports its pid, and exits."""
+    left, leaves = os.pipe()
     if daemon := os.fork():
+        os.read(left, 1)  # until it has left: with the worker its group is killed
         report(daemon)
         os._exit(3)
     os.setsid()
+    os.write(leaves, b"x")
     signal.pause()
 
 

@@ -24,8 +24,13 @@ class Incidents(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kill_survived(self) -> bool:
-        """Whether every entry of the killed worker was retried and succeeded."""
-        return bool(self.orphans) and all(entry.exit_kind == "completed" for entry in self.orphans)
+        """Whether every entry of the killed worker was retried and succeeded, or failed as its agent is meant to."""
+        meant_to_fail = {entry.sched_id for entry in (self.spender, self.stumbler) if entry is not None}
+        ended = (
+            entry.exit_kind == "completed" or (entry.exit_kind is not None and entry.sched_id in meant_to_fail)
+            for entry in self.orphans
+        )
+        return bool(self.orphans) and all(ended)
 
     @property
     def over_budget_stopped(self) -> bool:
