@@ -56,6 +56,18 @@ class _NullChannel:
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         """A pause."""
 
+    def progress(self, fraction: float, text: str = "") -> None:
+        """How far it is."""
+
+    def wait_for_stop(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002  # required by the protocol
+        return False
+
+    def acquire(self, *_args: Any, **_options: Any) -> str:
+        return ""
+
+    def settle(self, *_args: Any, **_options: Any) -> dict[str, int]:
+        return {}
+
     def spawn(self, *_args: Any, **_options: Any) -> int:
         return 0
 

@@ -181,14 +181,14 @@ class Described:
     def _types_at_work(self) -> Counter[tuple[str, str]]:
         counts: Counter[tuple[str, str]] = Counter()
         for agent in self.state.agents:
-            if agent.current_task_id is not None:
+            if agent.current_task_id is not None and agent.state != AgentState.IDLE:
                 for task in self.state.tasks:
                     if task.id == agent.current_task_id:
                         counts.update((task.project_id, kind) for kind in _types(agent))
         return counts
 
     def _is_idle(self, agent: Agent) -> bool:
-        if agent.state != AgentState.IDLE or agent.current_task_id is not None:
+        if agent.state != AgentState.IDLE:
             return False
         return not _types(agent) or bool(self._usable(agent))
 
@@ -197,7 +197,7 @@ class Described:
 
 
 def _is_busy(agent: Agent) -> bool:
-    return agent.state == AgentState.BUSY or agent.current_task_id is not None
+    return agent.state == AgentState.BUSY or (agent.current_task_id is not None and agent.state != AgentState.IDLE)
 
 
 def _types(agent: Agent) -> set[str]:

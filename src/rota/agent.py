@@ -6,12 +6,13 @@
         for number, page in enumerate(run.payload["pages"]):
             run.raise_if_stopped()
             run.charge(tokens=read(page))
-            run.checkpoint({"next": number + 1})
+            run.checkpoint(next=number + 1)
         run.result({"pages": len(run.payload["pages"])})
 
 Leaving the block ends the run: as completed, as failed if an exception left the block, or as cancelled if that was
 `Stopped`. Standard output carries the protocol (docs/agents.md); inside the block, what the program prints goes to
-standard error and so into the run's log. Any thread may use `run`.
+standard error and so into the run's log. Any thread may use `run`. It has the same names as the context of a Python
+function (`ctx`).
 
 This file needs only the standard library: it can be copied to a machine without rota.
 """
@@ -22,11 +23,11 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from types import TracebackType
 from typing import IO, Any
 
-__all__ = ["NotSupervised", "RefusedError", "Run", "Stopped", "connect"]
+__all__ = ["Acquired", "Child", "NotSupervised", "RefusedError", "Run", "Stopped", "connect"]
 
 SUMMARY_CHARS_MAX = 1_000
 
@@ -53,11 +54,77 @@ class _Yielded(BaseException):
         self.after_s = after_s
 
 
+class Child(int):
+    """The sched_id of work that this run has enqueued for another agent, with which its result can be waited for."""
+
+    _run: Run
+
+    @property
+    def sched_id(self) -> int:
+        """The id of its entry."""
+        return int(self)
+
+    def result(self, wait_s: float | None = None) -> Any:
+        """Wait until the child has ended and return its result; `entry` also says how it ended."""
+        return self.entry(wait_s)["result"]
+
+    def entry(self, wait_s: float | None = None) -> dict[str, Any]:
+        """Wait until the child has ended; return its sched_id, exit_kind, outcome and result."""
+        return self._run.wait([self], wait_s)[0]
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the result without blocking the event loop."""
+        awaited: Generator[Any, None, Any] = _to_thread(self.result).__await__()
+        return awaited
+
+
+class Acquired:
+    """What a run has acquired from a limit: settle it, or use it as a `with` block.
+
+    What is not settled counts as used as it was asked for, if the run completes. A run that does not complete returns
+    it to the limit.
+    """
+
+    def __init__(self, run: Run, key: str, name: str, amounts: Mapping[str, int]) -> None:
+        self._run = run
+        self._key = key
+        self.name = name
+        self.amounts = dict(amounts)
+        self.is_settled = False
+
+    def settle(self, **used: int) -> dict[str, int]:
+        """Record what was really used, like `charge`, and return the rest to the limit; return what is left.
+
+        A unit that is not named was used as asked.
+        """
+        self.is_settled = True
+        return self._run._settle(self._key, used)
+
+    def release(self) -> None:
+        """Return all of it: nothing was used."""
+        self.settle(**dict.fromkeys(self.amounts, 0))
+
+    def throttled(self, retry_after_s: float) -> None:
+        """The provider answered with Retry-After: return all of it, and pause the limit for all who use it."""
+        self._run.throttled(retry_after_s, self.name)
+        self.release()
+
+    def __enter__(self) -> Acquired:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Settle as asked, unless that was done. If the block was left with an error, it stays as it is."""
+        if kind is None and not self.is_settled:
+            self.settle()
+
+
 class Run:
     """The run that this process executes. Created by `connect`."""
 
     def __init__(self, init: Mapping[str, Any], incoming: IO[bytes], outgoing: IO[bytes]) -> None:
         self.pid: int = init["pid"]
+        self.agent: str = init.get("agent", "")
+        self.workspace: str | None = init.get("workspace")
         self.sched_id: int = init["sched_id"]
         self.attempt: int = init["attempt"]
         self.token: int | None = init["token"]
@@ -90,6 +157,11 @@ class Run:
         return self._stop is not None or self._is_disconnected
 
     @property
+    def cancelled(self) -> bool:
+        """The same as `should_stop`."""
+        return self.should_stop
+
+    @property
     def stop_reason(self) -> str | None:
         """Why the run should stop; None if it should not."""
         if self._stop is not None:
@@ -100,6 +172,10 @@ class Run:
         """Raise `Stopped`, which leaves the block, if the run was asked to stop."""
         if self.should_stop:
             raise Stopped(self.stop_reason)
+
+    def raise_if_cancelled(self) -> None:
+        """Do the same as `raise_if_stopped`."""
+        self.raise_if_stopped()
 
     def wait_for_stop(self, timeout_s: float | None = None) -> bool:
         """Wait until the run is asked to stop or the timeout has passed; return whether it should stop."""
@@ -112,9 +188,13 @@ class Run:
         """Write a line to the run's log."""
         self._send({"op": "log", "text": str(text), "level": level})
 
-    def checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Save the state of the work; the next attempt finds it in `saved`."""
-        self._send({"op": "checkpoint", "state": dict(state)})
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Report how far the work is, from 0 to 1, for people who look. At most about one a second is recorded."""
+        self._send({"op": "progress", "fraction": fraction, "text": text})
+
+    def checkpoint(self, state: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Save the state of the work, a mapping or names; the next attempt finds it in `saved`."""
+        self._send({"op": "checkpoint", "state": {**(state or {}), **more}})
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         """Pause a named limit for all agents that draw on it. None: every limit that this run draws on."""
@@ -144,17 +224,46 @@ class Run:
         self._remaining = self._request({"op": "remaining"})["remaining"]
         return self._remaining
 
+    def acquire(self, name: str, /, *, wait_s: float | None = None, **amounts: int) -> Acquired:
+        """Wait until a limit has these amounts, `tokens=900, requests=1`; settle what is returned after the call.
+
+        Raises `RefusedError` if the limit never has that much, `TimeoutError` after `wait_s`, and `Stopped` if the run
+        is asked to stop meanwhile.
+        """
+        try:
+            reply = self._request({"op": "acquire", "name": name, "amounts": amounts, "wait_s": wait_s})
+        except TimeoutError:
+            self.raise_if_stopped()
+            raise
+        return Acquired(self, reply["key"], name, amounts)
+
+    async def aacquire(self, name: str, /, *, wait_s: float | None = None, **amounts: int) -> Acquired:
+        """Do the same as `acquire`, without blocking the event loop."""
+        acquired: Acquired = await _to_thread(lambda: self.acquire(name, wait_s=wait_s, **amounts))
+        return acquired
+
+    def _settle(self, key: str, used: Mapping[str, int]) -> dict[str, int]:
+        self._remaining = self._request({"op": "settle", "key": key, "used": dict(used)})["remaining"]
+        return self._remaining
+
     def spawn(
         self, agent: str, /, *, lent: Mapping[str, int] | None = None, priority: int | None = None, **payload: Any
-    ) -> int:
-        """Enqueue work for another agent and lend it a part of this run's budget; return its sched_id."""
+    ) -> Child:
+        """Enqueue work for another agent and lend it a part of this run's budget; the unused rest comes back."""
         message = {"op": "spawn", "agent": agent, "payload": payload, "lent": dict(lent or {}), "priority": priority}
-        return int(self._request(message)["sched_id"])
+        child = Child(self._request(message)["sched_id"])
+        child._run = self
+        return child
 
     def wait(self, children: Iterable[int], wait_s: float | None = None) -> list[dict[str, Any]]:
         """Wait until children have ended; return the sched_id, exit_kind, outcome and result of each."""
-        reply = self._request({"op": "wait", "children": list(children), "wait_s": wait_s})
+        reply = self._request({"op": "wait", "children": [int(child) for child in children], "wait_s": wait_s})
         return list(reply["children"])
+
+    async def await_children(self, children: Iterable[int], wait_s: float | None = None) -> list[dict[str, Any]]:
+        """Do the same as `wait`, without blocking the event loop."""
+        ended: list[dict[str, Any]] = await _to_thread(self.wait, children, wait_s)
+        return ended
 
     # --- the connection --------------------------------------------------------------------------
 
@@ -212,6 +321,11 @@ class Run:
             name = kind.__name__ if kind is not None else ""
             self._send({"op": "exit", "exit_kind": "failed", "summary": f"{name}: {problem}"[:SUMMARY_CHARS_MAX]})
         return False
+
+
+def _to_thread(function: Any, *arguments: Any) -> Any:
+    """Call a function on a thread, from a coroutine. asyncio is loaded then, and takes too long to load for others."""
+    return sys.modules["asyncio"].to_thread(function, *arguments)
 
 
 def connect() -> Run:

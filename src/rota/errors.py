@@ -19,7 +19,8 @@
     │   ├── ComponentUnknown, LaneUnknown
     │   └── LedgerUnknownDim, UnknownRequest
     ├── Conflict                         the id or name exists already
-    │   └── LedgerExists, ProjectExists, WorkspaceExists, ContextExists, WorkerExists
+    │   ├── LedgerExists, ProjectExists, WorkspaceExists, ContextExists, WorkerExists
+    │   └── PolicyDiffers                the store has another policy, which an operator can change
     ├── IllegalTransition                the state machine has no such arrow; nothing changed
     │   ├── SchedIllegalTransition       = IllegalQueueTransition
     │   ├── InvalidStateTransition       of the tick world
@@ -30,6 +31,7 @@
     │   ├── SchedAdmissionDenied         force_claim: carries every blocking reason
     │   ├── StaleClaim                   the caller no longer holds the claim
     │   ├── WorkspaceHeld, ContextDepleted, StaleHandle, DonationCycle
+    │   ├── AskExceedsLimit              a run asked a limit for more than it has in a period
     │   └── ContextRefused, LeaseRefused, IslandRefused
     ├── NotAllowed                       authentication and authorization
     │   └── NotOriginator, Unauthenticated, Forbidden, LockedOut, DaemonUntrusted
@@ -50,13 +52,14 @@ An error has a `code` (the number on the wire), a `name` (the word on the wire),
 what happened, followed by a hint what to do. `CODES` maps every code to its name, its meaning and its class.
 
 Most errors differ only in code, name and text. They are declared in the class statement; their docstring is the
-`meaning` in the table. A class with a constructor of its own carries attributes that callers read.
+`meaning` in the table. Its annotations are its *facts*: they are in `data` and are attributes, here and in the client
+of a daemon. A fact that one error of the class does not have is None.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 __all__ = ["CODES", "RESERVED", "ErrorCode", "IllegalQueueTransition", "RotaError", "rebuilt"]
 
@@ -68,6 +71,7 @@ class RotaError(Exception):
     name: ClassVar[str] = "kernel_error"
     meaning: ClassVar[str] = "An error without a more specific class."
     hint: str = "See the cause above; if it repeats, report it with the journal's last events."
+    facts: ClassVar[tuple[str, ...]] = ()  # the names of the facts that errors of the class may have
 
     def __init_subclass__(cls, *, code: int | None = None, name: str | None = None) -> None:
         super().__init_subclass__()
@@ -76,6 +80,7 @@ class RotaError(Exception):
         if name is not None:
             cls.name = name
         cls.meaning = (cls.__doc__ or cls.__name__).partition("\n")[0]
+        cls.facts = tuple(dict.fromkeys((*cls.facts, *cls.__annotations__)))
 
     def __init__(self, message: str, *, hint: str | None = None, **data: Any) -> None:
         super().__init__(message)
@@ -83,6 +88,16 @@ class RotaError(Exception):
         if hint is not None:
             self.hint = hint
         self.data: dict[str, Any] = data
+
+    if not TYPE_CHECKING:  # the annotations of each class say which attributes it has
+
+        def __getattr__(self, name: str) -> Any:
+            data = self.__dict__.get("data", {})
+            if name in data:
+                return data[name]
+            if name in type(self).facts:
+                return None
+            raise AttributeError(f"{type(self).__name__} has no fact {name!r}")
 
     def __str__(self) -> str:
         return f"{self.message}. {self.hint}" if self.hint else self.message
@@ -92,15 +107,16 @@ class RotaError(Exception):
 
     def to_rpc_data(self) -> dict[str, Any]:
         """Return the data as sent on the wire."""
-        return {"name": self.name, "hint": self.hint, **self.data}
+        return {**self.data, "name": self.name, "hint": self.hint}
 
 
 def rebuilt(kind: type[RotaError], message: str, hint: str, data: dict[str, Any]) -> RotaError:
     """Recreate an error from another process, without its own constructor."""
     error = kind.__new__(kind)
-    RotaError.__init__(error, message, hint=hint, **data)
-    for key, value in data.items():
-        setattr(error, key, value)
+    RotaError.__init__(error, message, hint=hint)
+    error.data = data
+    if "code" in data:  # of a class that this version does not have
+        vars(error)["code"] = data["code"]
     return error
 
 
@@ -111,18 +127,19 @@ class InvalidInput(RotaError, ValueError, code=-32602, name="invalid_params"):
     """A field is missing, unknown or has an invalid value."""
 
     hint = "Correct the named field and call again; nothing was written."
+    field: str | None
 
     def __init__(self, message: str, *, field: str | None = None, hint: str | None = None, **data: Any) -> None:
         if field is not None:
             data["field"] = field
         super().__init__(message, hint=hint, **data)
-        self.field = field
 
 
 class AmbiguousAgent(InvalidInput, code=-32118, name="kernel_ambiguous_agent"):
     """Several live agents have this name; `candidates` has the project of each, by pid."""
 
     hint = "Give the project of the agent, or its pid."
+    agent: str
 
     def __init__(self, agent: str, candidates: Mapping[int, str | None], *, hint: str | None = None) -> None:
         each = (
@@ -130,8 +147,12 @@ class AmbiguousAgent(InvalidInput, code=-32118, name="kernel_ambiguous_agent"):
             for pid, project in sorted(candidates.items())
         )
         text = f"{len(candidates)} agents are named {agent!r}: {', '.join(each)}"
-        super().__init__(text, field="agent", hint=hint, candidates=dict(candidates))
-        self.candidates = dict(candidates)
+        super().__init__(text, field="agent", hint=hint, agent=agent, candidates=dict(candidates))
+
+    @property
+    def candidates(self) -> dict[int, str | None]:
+        """The project of each agent of this name, by pid."""
+        return {int(pid): project for pid, project in self.data["candidates"].items()}  # JSON has no numbers as keys
 
 
 class InvalidPayload(InvalidInput, code=-32104, name="kernel_invalid_payload"):
@@ -169,6 +190,8 @@ class ContextInvalid(InvalidInput, code=-32193, name="kernel_context_invalid"):
 class PolicyInvalid(InvalidInput, code=-32222, name="policy_invalid_parameter"):
     """Unknown or invalid parameter of a policy."""
 
+    policy: str | None
+
 
 class CommandInvalid(InvalidInput, code=-32240, name="host_command_invalid"):
     """Invalid command, limits or scheduling options."""
@@ -178,6 +201,9 @@ class LimitExceeded(InvalidInput, code=-32223, name="limit_exceeded"):
     """A named maximum was exceeded."""
 
     hint = "Ask for less, or raise the named limit."
+    limit: str
+    maximum: float
+    asked: float
 
     def __init__(self, limit: str, maximum: float, asked: float, *, field: str | None = None) -> None:
         super().__init__(
@@ -187,11 +213,15 @@ class LimitExceeded(InvalidInput, code=-32223, name="limit_exceeded"):
             maximum=maximum,
             asked=asked,
         )
-        self.limit, self.maximum, self.asked = limit, maximum, asked
 
 
 class FleetInvalid(InvalidInput, code=-32211, name="fleet_invalid"):
     """The fleet file is invalid."""
+
+    file: str | None
+    keys: list[str] | None
+    problem: str | None
+    problems: list[str] | None
 
 
 class ScenarioInvalid(InvalidInput, code=-32308, name="scenario_invalid"):
@@ -203,13 +233,21 @@ class GraphInvalid(InvalidInput, code=-32201, name="graph_invalid"):
 
     def __init__(self, message: str, *, diagnostics: Sequence[Any] = (), hint: str | None = None) -> None:
         super().__init__(message, hint=hint, diagnostics=tuple(diagnostics))
-        self.diagnostics = tuple(diagnostics)
+
+    @property
+    def diagnostics(self) -> tuple[Any, ...]:
+        """What was found in the graph."""
+        return tuple(self.data["diagnostics"])
 
 
 class ComponentInvalid(InvalidInput, code=-32204, name="graph_component_invalid"):
     """Invalid signature, configuration or use of a graph component."""
 
     hint = "Correct the component, or its configuration in the graph."
+    component_id: str | None
+    component_type: str | None
+    module: str | None
+    port: str | None
 
 
 # --- missing, or existing already ----------------------------------------------------------------
@@ -219,6 +257,9 @@ class NotFound(RotaError, KeyError, code=-32107, name="not_found"):
     """The id or name does not exist."""
 
     hint = "Check the id; `list` shows what exists."
+    pid: object
+    sched_id: object
+    agent: str | None
 
     __str__ = RotaError.__str__  # KeyError would print the repr of the message
 
@@ -228,18 +269,17 @@ class UnknownPid(NotFound, code=-32102, name="kernel_unknown_pid"):
 
     def __init__(self, pid: object) -> None:
         super().__init__(f"no agent has pid {pid}", pid=pid)
-        self.pid = pid
 
 
 class UnknownAgent(NotFound, code=-32116, name="kernel_unknown_agent"):
     """No live agent has this name, or none of the project."""
 
     hint = "Create it first, or check its name; `rota agents list` shows them."
+    project_id: str | None
 
     def __init__(self, agent: str, project_id: str | None = None) -> None:
         place = "" if project_id is None else f" in project {project_id!r}"
-        super().__init__(f"there is no agent named {agent!r}{place}", agent=agent)
-        self.agent = agent
+        super().__init__(f"there is no agent named {agent!r}{place}", agent=agent, project_id=project_id)
 
 
 class SchedUnknownId(NotFound, code=-32132, name="kernel_sched_unknown_id"):
@@ -247,31 +287,39 @@ class SchedUnknownId(NotFound, code=-32132, name="kernel_sched_unknown_id"):
 
     def __init__(self, sched_id: object) -> None:
         super().__init__(f"no entry has sched_id {sched_id}", sched_id=sched_id)
-        self.sched_id = sched_id
 
 
 class LedgerUnknownDim(NotFound, code=-32121, name="kernel_ledger_unknown_dim"):
     """The agent's ledger has no line for this dimension."""
 
     hint = "Grant the dimension first."
+    dim: str
 
 
 class UnknownPolicy(NotFound, code=-32221, name="policy_unknown"):
     """No policy is registered under this name."""
 
     hint = "`rota policy list` shows the names."
+    policy: str
 
 
 class ProjectUnknown(NotFound, code=-32181, name="kernel_project_unknown"):
     """No project has this id."""
 
+    project_id: str
+
 
 class WorkspaceUnknown(NotFound, code=-32184, name="kernel_workspace_unknown"):
     """No workspace has this id."""
 
+    workspace_id: str
+
 
 class ContextUnknown(NotFound, code=-32191, name="kernel_context_unknown"):
     """No scheduling context has this id or name."""
+
+    context_id: int | None
+    bound_id: str | None
 
 
 class LeaseUnknown(NotFound, code=-32197, name="kernel_lease_unknown"):
@@ -281,9 +329,16 @@ class LeaseUnknown(NotFound, code=-32197, name="kernel_lease_unknown"):
 class IslandUnknown(NotFound, code=-32301, name="kernel_island_unknown"):
     """No realtime island has this id."""
 
+    island_id: int
+
 
 class EntityUnknown(NotFound, code=-32305, name="cpu_entity_unknown"):
     """No entity, group or core of the engine has this id."""
+
+    entity: int | None
+    group: int | None
+    core: int | None
+    command: str | None
 
 
 class RunnerUnknownPid(NotFound, code=-32173, name="kernel_runner_unknown_pid"):
@@ -293,17 +348,22 @@ class RunnerUnknownPid(NotFound, code=-32173, name="kernel_runner_unknown_pid"):
 class UnknownRequest(NotFound, code=-32002, name="unknown_request"):
     """The daemon has no such request."""
 
+    token_id: str | None
+
 
 class ComponentUnknown(NotFound, code=-32202, name="graph_component_unknown"):
     """No component or component type has this name."""
 
     hint = "Register the type, or load the module that defines it."
+    component_id: str | None
+    component_type: str | None
 
 
 class LaneUnknown(NotFound, code=-32205, name="graph_lane_unknown"):
     """The graph has no lane of this name that can be stepped manually."""
 
     hint = "Only lanes of type manual_step are stepped manually."
+    lane: str
 
 
 class Conflict(RotaError, code=-32108, name="exists"):
@@ -316,24 +376,49 @@ class LedgerExists(Conflict, code=-32122, name="kernel_ledger_exists"):
     """The agent's ledger has this dimension already."""
 
     hint = "Use update_grant to change it."
+    pid: int
+    dim: str
 
 
 class ProjectExists(Conflict, code=-32182, name="kernel_project_exists"):
     """A project with this id exists already."""
 
+    project_id: str
+
 
 class WorkspaceExists(Conflict, code=-32185, name="kernel_workspace_exists"):
     """A workspace with this id or path exists already."""
+
+    workspace_id: str
 
 
 class WorkerExists(Conflict, code=-32177, name="worker_exists"):
     """A supervisor with this worker_id is running."""
 
     hint = "Stop it first, or start this one with another worker_id."
+    worker_id: str
+
+
+class PolicyDiffers(Conflict, code=-32225, name="policy_differs"):
+    """The store has another policy than the one that was given."""
+
+    hint = "`rota policy show` shows it, and `rota policy set` changes it."
+    policy: str | None
+    params: dict[str, Any] | None
+    share_by: str | None
+    set_by: str | None
 
 
 class ContextExists(Conflict, code=-32192, name="kernel_context_exists"):
     """A scheduling context with this name exists already."""
+
+    bound_id: str | None
+    context_id: int | None
+    island_id: int | None
+    lease_id: int | None
+    lease_ids: list[int] | None
+    group: int | None
+    command: str | None
 
 
 # --- state machines ------------------------------------------------------------------------------
@@ -341,6 +426,11 @@ class ContextExists(Conflict, code=-32192, name="kernel_context_exists"):
 
 class IllegalTransition(RotaError, code=-32103, name="kernel_illegal_transition"):
     """The state machine has no such arrow; nothing changed."""
+
+    machine: str
+    subject: object
+    state: str
+    verb: str
 
     def __init__(
         self,
@@ -364,9 +454,18 @@ class IllegalTransition(RotaError, code=-32103, name="kernel_illegal_transition"
             state=state,
             verb=verb,
             legal=list(legal),
+            history=list(history),
         )
-        self.machine, self.subject, self.state, self.verb = machine, subject, state, verb
-        self.legal, self.history = tuple(legal), tuple(history)
+
+    @property
+    def legal(self) -> tuple[str, ...]:
+        """The verbs that the state allows."""
+        return tuple(self.data.get("legal", ()))
+
+    @property
+    def history(self) -> tuple[str, ...]:
+        """What happened to it lately."""
+        return tuple(self.data.get("history", ()))
 
     @property
     def prev_state(self) -> str:
@@ -389,11 +488,14 @@ IllegalQueueTransition = SchedIllegalTransition
 class InvalidStateTransition(IllegalTransition, name="tick_invalid_state_transition"):
     """A tick-world agent cannot move from its state to the target state."""
 
+    pid: object
+    current: str
+    target: str
+
     def __init__(
         self, pid: object, current: str, target: str, *, legal: Sequence[str] = (), history: Sequence[str] = ()
     ) -> None:
         super().__init__("agent", pid, current, target, legal=legal, history=history)
-        self.pid, self.current, self.target = pid, current, target
         self.data |= {"pid": pid, "current": current, "target": target}
 
 
@@ -427,23 +529,32 @@ class RunnerIllegalState(IllegalTransition, code=-32171, name="kernel_runner_ill
 class Refused(RotaError, code=-32109, name="refused"):
     """The request is valid but cannot be granted now."""
 
+    core: int | None
+
 
 class SchedAdmissionDenied(Refused, code=-32134, name="kernel_sched_admission_denied"):
     """force_claim met blocking reasons that an operator cannot override; the data lists them all."""
 
     hint = "Each reason says what would remove it."
+    sched_id: int
+    reasons: list[dict[str, Any]]
 
 
 class StaleClaim(Refused, code=-32136, name="kernel_sched_stale_claim"):
     """The claim token is not that of the live claim; nothing changed."""
 
     hint = "The claim expired or was taken back; discard this result, the entry runs again elsewhere."
+    sched_id: int | None
+    token: int | None
+    run_id: str | None
 
 
 class WorkspaceHeld(Refused, code=-32186, name="kernel_workspace_held"):
     """Another claim holds the workspace."""
 
     hint = "Wait for its holder, or add a workspace to the project."
+    workspace_id: str
+    sched_id: int
 
 
 class ContextDepleted(Refused, code=-32194, name="kernel_context_depleted"):
@@ -452,30 +563,54 @@ class ContextDepleted(Refused, code=-32194, name="kernel_context_depleted"):
     hint = "Wait for the next refill, or adjust the context."
 
 
+class AskExceedsLimit(Refused, code=-32309, name="kernel_ask_exceeds_limit"):
+    """A run asked a limit for more than it ever has in one period, so it would wait for ever."""
+
+    hint = "Ask for less at a time, or raise the limit: rota limits set."
+    limit_name: str
+    unit: str
+    asked: int
+    budget: int
+
+
 class StaleHandle(Refused, code=-32195, name="kernel_stale_handle"):
     """The handle was revoked or belongs to an earlier generation."""
 
     hint = "Ask its owner for a new handle."
+    context_id: int | None
+    slot: int | None
+    generation: int | None
 
 
 class DonationCycle(Refused, code=-32196, name="kernel_donation_cycle"):
     """The call would wait for itself: its context would return to a caller that already waits."""
 
     hint = "Break the cycle of calls; a context can be donated along a chain only."
+    caller: int
+    callee: int
 
 
 class ContextRefused(Refused, code=-32307, name="cpu_context_refused"):
     """The context does not fit beside the admitted ones; the data gives the shortfall in numbers."""
 
     hint = "Ask for less per period, a longer period, or another core."
+    context_id: int | None
+    missing: dict[str, Any] | None
 
 
 class LeaseRefused(Refused, code=-32198, name="kernel_lease_refused"):
     """The lease cannot be granted; the data names the check that failed."""
 
+    lease_id: int
+    proofs: list[str]
+
 
 class IslandRefused(Refused, code=-32199, name="kernel_island_refused"):
     """The island does not fit; the data gives the shortfall in numbers."""
+
+    island_id: int
+    evidence: dict[str, Any]
+    missing: dict[str, Any] | None
 
 
 # --- authentication and authorization ------------------------------------------------------------
@@ -483,6 +618,8 @@ class IslandRefused(Refused, code=-32199, name="kernel_island_refused"):
 
 class NotAllowed(RotaError, code=-32006, name="not_allowed"):
     """The caller is not allowed to do this."""
+
+    pid: int | None
 
 
 class NotOriginator(NotAllowed, code=-32001, name="not_originator"):
@@ -495,24 +632,33 @@ class Unauthenticated(NotAllowed, code=-32003, name="unauthenticated"):
     """The access token is missing, unknown, expired or revoked."""
 
     hint = "Create a token with `rota token create` and pass it: token=…, ROTA_ACCESS_TOKEN, or --token-file."
+    token_id: str | None
+    sched_id: int | None
 
 
 class Forbidden(NotAllowed, code=-32004, name="forbidden"):
     """The token's scope does not cover this method or project."""
 
     hint = "Use a token with the scope named in the message."
+    scope: str | None
+    project_id: str | None
+    right: str | None
+    header: str | None
 
 
 class LockedOut(NotAllowed, code=-32005, name="locked_out"):
     """Too many failed attempts from this address."""
 
     hint = "Wait until the lock-out ends."
+    token_id: str | None
+    retry_after_s: float
 
 
 class DaemonUntrusted(NotAllowed, code=-32007, name="daemon_untrusted"):
     """The client does not trust the daemon's certificate."""
 
     hint = "Pass the PEM file of the CA that signed it: ca_file=…, --ca-file, or ROTA_CA_FILE."
+    address: str
 
 
 # --- the store -----------------------------------------------------------------------------------
@@ -526,6 +672,10 @@ class SchemaMismatch(StoreError, code=-32105, name="kernel_schema_mismatch"):
     """The file's schema version is foreign, newer or malformed; the file was not written."""
 
     hint = "Open it with the program that created it, or choose another file."
+    stamp: str | None
+    latest: int | None
+    table: str | None
+    columns: list[str] | None
 
 
 class NotEnabled(StoreError, code=-32101, name="kernel_not_enabled"):
@@ -536,24 +686,36 @@ class StoreUnavailable(StoreError, code=-32110, name="kernel_store_unavailable")
     """The store cannot be reached or written now: disk full, locked, deleted."""
 
     hint = "Nothing of this call was written; remove the cause and retry."
+    path: str | None
+    address: str | None
+    may_be_executed: bool | None
+    closed: bool | None
 
 
 class StoreCorrupt(StoreError, code=-32115, name="kernel_store_corrupt"):
     """The stored data is damaged."""
 
     hint = "Run `rota db check` and restore from a backup."
+    path: str | None
+    kind: str | None
+    version: object
+    pid: int | None
+    note: str | None
+    token_id: str | None
 
 
 class StoreReplaced(StoreError, code=-32117, name="kernel_store_replaced"):
     """The file at the path is not the one that the process has open, or not the only name of it."""
 
     hint = "This call may have been saved in the earlier file; decide which file to use, then start this process again."
+    path: str
 
 
 class UnsafePath(StoreError, code=-32119, name="kernel_unsafe_path"):
     """A link or another kind of file is where rota writes a file of its own; it may have been planted there."""
 
     hint = "Find out who created it, and remove it."
+    path: str
 
 
 # --- the host ------------------------------------------------------------------------------------
@@ -562,13 +724,19 @@ class UnsafePath(StoreError, code=-32119, name="kernel_unsafe_path"):
 class HostError(RotaError, code=-32241, name="host_error"):
     """The operating system refused a request."""
 
+    group: str | None
+
 
 class SpawnFailed(HostError, code=-32242, name="host_spawn_failed"):
     """A command was not started; the data gives the reason."""
 
+    reason: str
+    errno: int
+    argv0: str | None
+    cwd: str | None
+
     def __init__(self, message: str, *, reason: str, errno: int, hint: str, **data: Any) -> None:
         super().__init__(message, hint=hint, reason=reason, errno=errno, **data)
-        self.reason, self.errno = reason, errno
 
 
 class MinderLost(HostError, code=-32243, name="host_minder_lost"):
@@ -608,28 +776,41 @@ class RunnerProtocolBroken(RotaError, code=-32175, name="kernel_runner_protocol_
     """The subprocess sent a line that is not a message."""
 
     hint = "docs/agents.md has every message; print text for people to standard error."
+    line: str | None
 
 
 class RunFailed(RotaError, code=-32176, name="kernel_run_failed"):
     """The run whose result was requested did not succeed; the data holds a partial result, if any."""
 
     hint = "`rota why ID` shows its history."
+    sched_id: int
+    state: str
+    exit_kind: str | None
+    outcome: str | None
+    result: Any
 
 
 class PolicyFailed(RotaError, code=-32138, name="policy_failed"):
     """A policy raised, stalled or returned invalid decisions; strict order replaced it."""
 
     hint = "Strict order is in use; fix the policy and reload."
+    policy: str | None
+    failure: str | None
+    tick: int | None
 
 
 class WaitTimeout(RotaError, TimeoutError, code=-32139, name="wait_timeout"):
     """The wait ended before its condition was met."""
 
     hint = "The run continues; wait again, or ask `rota why`."
+    sched_id: int | None
+    sched_ids: list[int] | None
 
 
 class GraphRunFailed(RotaError, code=-32203, name="graph_run_failed"):
     """A graph run ended with an error."""
+
+    graph: str | None
 
 
 # --- the table of codes --------------------------------------------------------------------------

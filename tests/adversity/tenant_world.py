@@ -198,7 +198,7 @@ def _values(name: str, known: Knowledge, own: Knowledge) -> list[Any]:
         {"pid": own.pids[0], "after": [ids[0]]},
         {"pid": own.pids[0], "causation_id": f"entry:{ids[0]}"},
         {"pid": own.pids[0], "workspace": text("workspace"), "workspace_mode": "shared"},
-        {"pid": own.pids[0], "draws_on": [text("limit")], "kind": text("kind"), "affinity": text("worker")},
+        {"pid": own.pids[0], "draws_on": [text("own_limit")], "kind": text("kind"), "affinity": text("worker")},
     ]
     names = ("agent", "idle", "note", "operator_note", "limit", "own_limit", "title", "tag", "trigger")
     reports = [{"sched_id": each, "token": token} for each in ids[-2:] for token in (*known.tokens, 1)]

@@ -122,7 +122,7 @@ def test_the_check_command_names_the_row(sound: Path, tmp_path: Path, shell: She
     kernel.store.close()
     ended = shell("db", "check", "--store", path)
     assert ended.code == 1
-    assert "agent_schedule_queue row 30: payload cannot be read" in ended.out
+    assert "agent_schedule_queue row 30 cannot be read: payload" in ended.out
 
 
 def test_an_error_that_is_not_of_the_file_passes_unchanged(sound: Path, tmp_path: Path) -> None:

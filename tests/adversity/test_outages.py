@@ -175,7 +175,8 @@ def test_a_supervisor_that_is_started_before_its_daemon_waits(tmp_path: Path, ca
 
         job, address, functions = hello.enqueue(), served.unix, remote._functions
     with Rota() as rota, connect(address, timeout_s=5.0, retry_s=0.0) as client:
-        rota.api, own = client, rota.api
+        own = rota.api
+        rota._link.use(client)
         rota._functions = functions
         running = Background(rota.supervisor(1))
         until(lambda: "waiting for the store" in caplog.text)
@@ -183,7 +184,7 @@ def test_a_supervisor_that_is_started_before_its_daemon_waits(tmp_path: Path, ca
         with serving(path, http=False) as served:
             until(lambda: served.daemon.handlers.kernel.queue.get(job.sched_id).state == "completed")
             running.stop()
-        rota.api = own
+        rota._link.use(own)
     assert caplog.text.count("waiting for the store") == 1
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from rota import store
 from rota.clock import ManualClock, SystemClock
-from rota.errors import PolicyInvalid, RotaError
+from rota.errors import PolicyDiffers, PolicyInvalid, RotaError
 from rota.kernel import Completion, Kernel, ScheduleSpec
 from rota.model.events import EntriesClaimed, PolicyFellBack
 from rota.model.snapshot import Candidate, Snapshot
@@ -364,7 +364,8 @@ def test_a_daemon_contains_it(name: str, isolation: PolicyIsolation, tmp_path: P
             claimed = [entry.priority for entry in (*first, *rest)]
             assert claimed == ([3, 2, 1, 0] if failure else [0, 1, 2, 3])
             assert client.claim("w", 5) == []
-            assert client.claim("w", 1, policy="strict") == []
+            with pytest.raises(PolicyDiffers, match=name):
+                client.claim("w", 1, policy="strict")
             with pytest.raises(RotaError):
                 client.claim("w", 1, policy="not_made")
     finally:

@@ -95,10 +95,20 @@ def probe(world: World, ask: Ask, known: Knowledge, chance: random.Random | None
         for params, answer in answers_of(ask, method.name, list(calls(method, known, world.own, chance))):
             leaked = leaks(msgspec.json.encode(answer).decode(), params) - world.echoed
             assert not leaked, f"{method.name}({params}) tells {sorted(leaked)}: {answer}"
-            if method.scope == "enqueue" and "result" in answer:
+            if method.scope == "enqueue" and answer.get("result", {}).get("created", "result" in answer):
                 world.echoed |= leaks(msgspec.json.encode(params).decode())
             found.setdefault(method.name, []).append(answer)
-    names = ("key", "workspace", "limit", "kind", "worker", "trigger", "event", "pauser")  # and no contents
+    names = (
+        "key",
+        "workspace",
+        "limit",
+        "own_limit",
+        "kind",
+        "worker",
+        "trigger",
+        "event",
+        "pauser",
+    )  # and no contents
     assert world.echoed <= {f"{OTHER}-{name}" for name in names}
     return found
 

@@ -69,6 +69,7 @@ def test_what_is_held_for_a_failed_entry_is_released(rota: Shell, path: Path) ->
 
 def test_everything_that_can_be_said_of_an_entry_is_kept(rota: Shell, path: Path, pid: int) -> None:
     rota("agents", "create", "amy")
+    rota("limits", "create", "name", "openai", "--budget", 100)
     said = ("--in", "5m", "--within", "1h", "--key", "k", "--kind", "gpu", "--expect", "tokens=5", "--ceiling")
     assert rota("enqueue", pid, *said, "tokens=9", "--draws-on", "openai", "--max-attempts", 7).code == 0
     assert rota("enqueue", pid, *said, "tokens=9").out == "1\n"  # the same key makes one entry
@@ -119,7 +120,7 @@ def test_why_says_it_in_words_and_in_json(rota: Shell, pid: int) -> None:
     told = rota("why", 2, "--json").json
     assert (told["position"], told["ordering"][0]["code"], told["ordering"][0]["first"]) == (2, "outranked", [1])
     words = rota("why", 2).out
-    assert "outranked: 1 goes first by strict: 1" in words
+    assert "outranked: 1 goes first by eevdf: 1" in words
     assert "queue.change(sched_id=2, priority=10)" in words
     assert "eligible: the next claim takes it" in rota("why", 1, "--policy", "eevdf").out
     assert rota("why", 1, "--policy", "best").code == 3

@@ -61,7 +61,7 @@ def test_without_a_terminal_it_prints_a_line_for_each_fact_that_matters() -> Non
         with LiveView(rota.api, supervisor, console=console):
             fleet(rota)
             supervisor = rota.supervisor(1, worker_id="worker-a")
-            assert supervisor.run(until_idle=True) == 2
+            assert supervisor.run(until_idle=True).runs == 2
     lines = [re.sub(r"^\d\d:\d\d:\d\dZ ", "", line) for line in file.getvalue().splitlines()]
     told = [re.sub(r"after \d+\.\d s", "after a while", line) for line in lines]
     assert told == [
@@ -133,7 +133,7 @@ def test_a_view_that_fails_is_logged_and_the_run_goes_on(caplog: pytest.LogCaptu
         supervisor = rota.supervisor(1)
         with LiveView(rota.api, supervisor, console=Console(file=_Full(), force_terminal=False)):
             fleet(rota)
-            assert rota.supervisor(1).run(until_idle=True) == 2
+            assert rota.supervisor(1).run(until_idle=True).runs == 2
         assert rota.api.queue.counts() == {"completed": 2}
     assert "the view failed; the run continues" in caplog.messages
 
@@ -143,7 +143,7 @@ def test_a_view_that_cannot_begin_is_done_without(caplog: pytest.LogCaptureFixtu
     with Rota() as rota:
         with LiveView(rota.api, console=Console(file=_Full(), force_terminal=True, width=80)):
             fleet(rota)
-            assert rota.supervisor(1).run(until_idle=True) == 2
+            assert rota.supervisor(1).run(until_idle=True).runs == 2
         assert rota.api.queue.counts() == {"completed": 2}
     assert caplog.messages[0] == "the view could not start; the run continues without it"
     assert (sys.stdout, sys.stderr) == streams

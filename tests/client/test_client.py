@@ -17,6 +17,7 @@ from rota.kernel import Completion, Kernel, RunReport, ScheduleSpec
 from rota.model.events import FleetReloaded
 from rota.rpc import AsyncClient, Client, connect, connect_async, is_remote
 from rota.rpc.client.client import IDLE_MAX
+from rota.rpc.client.connections import UnixConnection
 from rota.rpc.client.remote_calls import ConnectionLost, EntryKeys, is_retry_safe
 from rota.rpc.error_codec import to_error_object
 from rota.rpc.jsonrpc import encode_error, encode_result
@@ -91,14 +92,16 @@ def _story(api: SchedulerApi) -> list[Any]:
     return results
 
 
-def test_the_queue_of_a_client_claims_in_strict_order_under_any_policy(tmp_path: Path) -> None:
-    with serving(tmp_path / "rota.db", policy="edf") as served, served.client() as client:
+def test_the_queue_of_a_client_claims_in_strict_order_unless_the_store_has_a_policy(tmp_path: Path) -> None:
+    with serving(tmp_path / "rota.db") as served, served.client() as client:
         pid = client.create_agent("agent", "callable")
         soon = client.enqueue(ScheduleSpec(pid, priority=1, deadline=4e9))
         first = client.enqueue(ScheduleSpec(pid, priority=2))
         assert [entry.sched_id for entry in client.queue.claim(worker_id="w")] == [first]
         client.queue.put_back(first, token=client.get(first).token or 0)
-        assert [entry.sched_id for entry in client.claim("w")] == [soon]
+        client.policies.set("edf")
+        assert [entry.sched_id for entry in client.queue.claim(worker_id="w")] == [soon]
+        assert [entry.sched_id for entry in client.claim("w")] == [first]
 
 
 # --- addresses and tokens ------------------------------------------------------------------------
@@ -268,6 +271,25 @@ def test_an_invalid_spec_is_rejected_by_the_client() -> None:
         client_of(Scripted()).enqueue({"pid": 1})  # type: ignore[arg-type]
     with pytest.raises(SchedInvalidPayload, match="not JSON"):
         client_of(Scripted()).enqueue(ScheduleSpec(1, payload={"a": object()}))
+
+
+def test_a_connection_whose_response_comes_after_the_client_was_closed_is_closed(served: Served) -> None:
+    made: list[UnixConnection] = []
+
+    class Late(UnixConnection):
+        def request(self, body: bytes, timeout_s: float) -> bytes:
+            response = super().request(body, timeout_s)
+            if made:  # it is connected
+                client.close()  # as another thread does
+            return response
+
+    def open_connection() -> UnixConnection:
+        made.append(Late(served.unix.removeprefix("unix:"), None, 5.0))
+        return made[0]
+
+    client = Client(open_connection, served.unix)
+    assert client.journal.cursor() >= 0
+    assert made[0]._socket.fileno() == -1
 
 
 def test_connections_are_pooled_and_closed(served: Served) -> None:

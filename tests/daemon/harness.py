@@ -40,7 +40,7 @@ class Served:
         path: str,
         *,
         limits: DaemonLimits | None = None,
-        policy: str = "strict",
+        policy: str | None = None,
         policy_isolation: PolicyIsolation = "thread",
         http: bool = True,
     ) -> None:

@@ -152,6 +152,7 @@ def test_what_runs_first_is_not_named_or_counted_for_another_project(
         for priority in (3, 2):
             local.enqueue(ScheduleSpec(two_projects["beta"], priority=priority))
         local.ledger.set_budget("global", "*", "tokens", 0)
+        local.policies.set("strict")
     with connect(served.url, token=token) as client:
         over = client.explain(1).blocking
         assert [reason.sentence() for reason in over] == ["the shared limit tokens of the whole store is exhausted"]

@@ -15,7 +15,7 @@ import pytest
 
 from rota import store
 from rota.clock import ManualClock
-from rota.errors import RotaError, Unauthenticated
+from rota.errors import RotaError, StaleClaim, Unauthenticated
 from rota.kernel import Kernel, ScheduleSpec
 from rota.rpc.daemon import ended_rights
 from rota.rpc.daemon.ended_rights import EndedRights
@@ -35,9 +35,9 @@ def revoke(served: Served, token: str) -> None:
 class Waiting(threading.Thread):
     """A call over HTTP that waits."""
 
-    def __init__(self, served: Served, token: str, name: str, **params: Any) -> None:
+    def __init__(self, served: Served, access_token: str, method: str, /, **params: Any) -> None:
         super().__init__(daemon=True)
-        self._call: Callable[[], Any] = lambda: call(served.url, token, name, {**params, "wait_s": WAIT_S})
+        self._call: Callable[[], Any] = lambda: call(served.url, access_token, method, {**params, "wait_s": WAIT_S})
         self.answer: Any = None
         self.start()
 
@@ -127,6 +127,30 @@ def test_a_run_that_ends_ends_its_wait(served: Served) -> None:
         served.until_watched(second)
         client.queue.complete(first, "completed", token=entry.token)
         assert "has ended" in wait.refused()
+
+
+@pytest.mark.parametrize("ends", ["revoked", "completed"])
+def test_an_ask_of_a_limit_that_waits_ends_with_the_rights_of_its_caller(served: Served, ends: str) -> None:
+    with served.client() as client:
+        pid = client.agents.create("agent")
+        client.contexts.create(bound_to="name", bound_id="api", budget=10, period_s=3_600.0)
+        client.enqueue(ScheduleSpec(pid))
+        client.enqueue(ScheduleSpec(pid))
+        holder, asker = client.claim("worker", 2)
+        assert client.supervision.acquire(holder.sched_id, holder.token or 0, "api", {"tokens": 10}, key="a").granted_at
+        own = client.supervision.access_token(asker.sched_id, asker.token or 0)
+        token = make_token(served.path, "work") if ends == "revoked" else own
+        ask: dict[str, Any] = {"name": "api", "amounts": {"tokens": 5}, "key": "b"}
+        ids = {"sched_id": asker.sched_id, "token": asker.token}
+        wait = Waiting(served, token, "kernel.run.acquire", **ids, **ask)
+        served.until_parked(1)
+        if ends == "revoked":
+            revoke(served, token)
+            assert "was revoked" in wait.refused()
+        else:
+            client.queue.complete(asker.sched_id, "completed", token=asker.token)
+            wait.join(PATIENCE_S)
+            assert wait.answer["error"]["code"] in (Unauthenticated.code, StaleClaim.code)
 
 
 def test_a_token_that_expires_ends_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_another_protocol_is_rejected(served: Served) -> None:
         answer = raw.ask("system.hello", {"protocol": PROTOCOL + 1})
         assert answer["error"]["code"] == InvalidInput.code
         welcome = raw.ask("system.hello", {"protocol": PROTOCOL})["result"]
-        assert (welcome["protocol"], welcome["scope"], welcome["policy"]) == (PROTOCOL, "admin", "strict")
+        assert (welcome["protocol"], welcome["scope"], welcome["policy"]) == (PROTOCOL, "admin", "eevdf")
     answer = fetch(served.url, "/rpc", method="POST", body=b"{}", rota_protocol="99")
     assert answer.status == 426
     assert answer.json == {"error": "another protocol", "expected": PROTOCOL, "got": "99", "header": "Rota-Protocol"}

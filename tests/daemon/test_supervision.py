@@ -35,7 +35,7 @@ def test_functions_run_through_a_daemon_and_their_agents_move(rota: Rota) -> Non
         return 2 * number
 
     jobs = double.enqueue_many([{"number": number} for number in range(10)])
-    assert rota.run(slots=3, until_idle=True) == 10
+    assert rota.run(slots=3, until_idle=True).runs == 10
     assert [job.result() for job in jobs] == [2 * number for number in range(10)]
     assert set(states) == {"RUNNING"}
     assert rota.api.agents.get(double.pid).state == "READY"
@@ -172,4 +172,4 @@ def test_explain_through_the_daemon(served: Served) -> None:
 def test_the_kernel_is_not_available_through_a_daemon(rota: Rota) -> None:
     with pytest.raises(NotEnabled):
         _ = rota.kernel
-    assert Job(rota.api, 1).sched_id == 1
+    assert Job(rota._link, 1).sched_id == 1

@@ -107,7 +107,7 @@ def test_rota_runs_agents_over_https(secure: Secure) -> None:
             return left + right
 
         job = adder.enqueue(left=1, right=2)
-        assert rota.run(until_idle=True) == 1
+        assert rota.run(until_idle=True).runs == 1
         assert job.result() == 3
 
 

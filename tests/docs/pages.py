@@ -70,11 +70,12 @@ def errors() -> Iterator[str]:
     """docs/reference/errors.md."""
     yield "# Errors\n"
     yield MADE
-    yield "Every error has a code, a name, its facts as data, and a sentence that says what to do.\n"
-    yield "| code | name | raised as | meaning |\n|---|---|---|---|"
+    yield "Every error has a code, a name, a sentence that says what to do, and facts: attributes, on the wire data.\n"
+    yield "| code | name | raised as | meaning | facts |\n|---|---|---|---|---|"
     for code in CODES.values():
         kind = f"`{code.raised_by.__name__}`" if code.raised_by else "the protocol"
-        yield f"| {code.code} | `{code.name}` | {kind} | {code.meaning} |"
+        facts = ", ".join(f"`{fact}`" for fact in (code.raised_by.facts if code.raised_by else ()))
+        yield f"| {code.code} | `{code.name}` | {kind} | {code.meaning} | {facts} |"
     yield "\nReserved for other programs that share the codes:\n"
     for numbers, whose in RESERVED.items():
         yield f"- {numbers.stop - 1} to {numbers.start}: {whose}"

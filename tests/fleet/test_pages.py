@@ -16,6 +16,10 @@ ROOT = Path(__file__).parents[2]
 def test_the_toml_blocks_of_the_guide_form_one_valid_fleet_without_warnings(harness: FleetHarness) -> None:
     guide = (ROOT / "docs" / "fleet.md").read_text()
     blocks = re.findall(r"^```toml\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    package = harness.folder / "mypackage"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "jobs.py").write_text("def index(ctx): ...\n")
     fleet = harness.fleet("\n".join(blocks))
     assert set(fleet.agents) == {"reader", "coder", "index", "digest"}
     assert plan_fleet(fleet, START).warnings == []

@@ -216,18 +216,27 @@ WARNINGS = {
         "agents.a: no tokens of limit x are reserved for a run; set tokens in expected or ceiling"
     ),
     "[projects.p]\n" + A: "projects.p: has no agents, so its weight has no effect",
-    "[agents.f]\nfunction = 'm:f'\nbudget = {tokens = 5}\nlimits = {memory = '1GiB'}": (
+    "[agents.f]\nfunction = 'json:dumps'\nbudget = {tokens = 5}\nlimits = {memory = '1GiB'}": (
         "agents.f.limits.memory: is not enforced for a function on a thread; set isolation = 'process'"
     ),
+    "[agents.f]\nfunction = 'nowhere.jobs:f'\nbudget = {tokens = 5}": (
+        "agents.f.function: there is no module nowhere in {folder} or on the path, so its runs will fail"
+    ),
+    "[agents.f]\nfunction = 'json:dump_all'\nbudget = {tokens = 5}": (
+        "agents.f.function: module json does not define dump_all, so its runs will fail"
+    ),
+    "[projects.p]\nworkspaces = ['w']\n" + A.replace("budget", "project = 'p'\nbudget"): (
+        "projects.p.workspaces: no agent asks for one; set workspace on an agent of the project"
+    ),
     "[scheduling]\nmin_task_guarantee = false\n" + A: (
-        "scheduling.min_task_guarantee: only fair_share uses it, and the policy is eevdf"
+        "scheduling.min_task_guarantee: only fair_share has a guarantee, and the policy is eevdf"
     ),
 }
 
 
 @pytest.mark.parametrize("text", WARNINGS)
 def test_a_probable_mistake_is_a_warning(harness: FleetHarness, text: str) -> None:
-    assert planned(harness, text).warnings == [WARNINGS[text]]
+    assert planned(harness, text).warnings == [WARNINGS[text].replace("{folder}", str(harness.folder))]
 
 
 def test_a_cycle_of_agents_is_reported_once(harness: FleetHarness) -> None:

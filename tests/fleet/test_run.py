@@ -72,7 +72,7 @@ def put(fleet: FleetRun, name: str, **spec: Any) -> int:
 
 def test_agents_run_in_the_folder_of_the_file(tmp_path: Path) -> None:
     with fleet_in(tmp_path) as fleet:
-        assert fleet.run(until_idle=True) == 1
+        assert fleet.run(until_idle=True).runs == 1
         assert (tmp_path / "greeted").read_text() == "hello\n"
         assert len(list((tmp_path / "rota.db-logs").iterdir())) == 1
 

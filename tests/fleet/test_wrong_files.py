@@ -11,6 +11,7 @@ from rota.fleet.config.agent_tables import TRIGGERS_MAX
 from rota.fleet.config.loader import FILE_BYTES_MAX, load_fleet
 from rota.fleet.config.tables import AGENTS_MAX, PROJECTS_MAX
 from rota.model.struct_reader import PROBLEMS_MAX
+from tests.fleet.support import FleetHarness
 
 SECONDS = 'a number of seconds, or a string such as "90s", "5m" or "2h"'
 BYTES = 'a number of bytes, or a string such as "512MiB" or "2GB"'
@@ -24,8 +25,8 @@ WRONG = {
     "polcy = 'eevdf'": "polcy: unknown key; did you mean 'policy'?",
     "[agent.reader]\ncommand = 'ls'": "agent: unknown key; did you mean 'agents'?",
     "colour = 'red'": (
-        "colour: unknown key; valid keys: name, store, policy, slots, worker_id, logs_max, scheduling, projects, "
-        "limits, agents"
+        "colour: unknown key; valid keys: name, store, policy, slots, worker_id, logs_max, dimensions, "
+        "scheduling, projects, limits, agents"
     ),
     A + "prioriy = 3": "agents.reader.prioriy: unknown key; did you mean 'priority'?",
     A + "limits = {wall = 3}": "agents.reader.limits.wall: unknown key; did you mean 'wall_s'?",
@@ -307,3 +308,36 @@ def test_the_error_names_the_field_and_has_its_code(tmp_path: Path) -> None:
         load_fleet(path)
     assert caught.value.to_rpc_data()["field"] == "slots"
     assert caught.value.code == -32211
+
+
+def test_all_problems_are_reported_at_once(harness: FleetHarness) -> None:
+    text = """
+slots = "4"
+[projects.lab]
+weight = "heavy"
+budget = {tokenz = 4, pages = 3}
+[agents.x]
+project = "lab"
+command = "ls"
+draws_on = ["nope"]
+[agents.y]
+project = "barn"
+comand = "ls"
+"""
+    with pytest.raises(FleetInvalid) as refused:
+        harness.fleet(text)
+    assert refused.value.data["keys"] == [
+        "slots",
+        "projects.lab.weight",
+        "agents.y.comand",
+        "projects.lab.budget.tokenz",
+        "projects.lab.budget.pages",
+        "agents.x.draws_on[0]",
+        "agents.y.project",
+    ]
+    assert "unknown dimension 'tokenz'; did you mean 'tokens'?" in str(refused.value)
+
+
+def test_a_dimension_that_the_file_declares_may_have_a_budget(harness: FleetHarness) -> None:
+    fleet = harness.fleet("dimensions = ['pages']\n[agents.a]\ncommand = 'ls'\nbudget = {pages = 3, tokens = 5}\n")
+    assert fleet.agents["a"].budget == {"pages": 3, "tokens": 5}

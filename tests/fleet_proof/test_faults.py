@@ -41,7 +41,7 @@ def supervise(path: Path) -> subprocess.Popen[bytes]:
 
 def ended(job: Job) -> ReadyEntry:
     """Wait until the entry has ended and return it."""
-    return job._api.queue.wait(job.sched_id, PATIENCE_S)
+    return job.wait(PATIENCE_S)
 
 
 def is_gone(pid: int) -> bool:

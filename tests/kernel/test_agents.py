@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.errors import IllegalTransition, InvalidPayload, ProjectUnknown, UnknownPid
+from rota.errors import IllegalTransition, InvalidPayload, ProjectUnknown, RotaError, UnknownPid
+from rota.kernel import ScheduleSpec
+from rota.kernel.entries import BATCH_MAX
 from rota.model.events import ProcessRecovered, ProcessTerminated, ProcessTransitioned, ProcessUpdated
 from rota.model.work import Agent, Intent
 from rota.store import Statement
@@ -404,3 +406,59 @@ def test_priority_of_an_agent_is_its_own_and_entries_keep_theirs(world: World) -
     loud, quiet = world.agent(priority=9), world.agent()
     first, second = world.put(quiet, priority=1), world.put(loud)
     assert world.take_ids() == [first, second]  # strict order goes by the entry
+
+
+# --- queued entries of an agent that ends --------------------------------------------------------
+
+ENDS: dict[str, Callable[..., object]] = {
+    "terminate": lambda world, pid, **how: world.kernel.terminate(pid, "completed", **how),
+    "transition": lambda world, pid, **how: world.agents.transition(pid, "DEAD", **how),
+}
+
+
+@pytest.mark.parametrize("verb", ENDS)
+def test_an_agent_that_ends_by_any_verb_has_its_queued_entries_cancelled(world: World, verb: str) -> None:
+    pid, other = world.agent(), world.agent("other")
+    running, waits = world.put(pid), world.put(other)
+    world.take(1)
+    queued = world.queue.enqueue_many([ScheduleSpec(pid)] * (BATCH_MAX + 5))  # more than one batch
+    after = world.put(other, after=(queued[0],))
+    ENDS[verb](world, pid)
+    assert world.agents.get(pid).state == "DEAD"
+    assert {world.state(sched_id) for sched_id in queued} == {"cancelled"}
+    assert (world.state(running), world.state(waits), world.state(after)) == ("dispatched", "queued", "cancelled")
+    cancelled = [event for event in world.events() if event.kind == "kernel.sched.cancelled"]
+    assert cancelled[0].payload["reason"] == "owner_terminated"
+
+
+@pytest.mark.parametrize("verb", ENDS)
+def test_an_agent_that_ends_by_any_verb_may_keep_its_queued_entries(world: World, verb: str) -> None:
+    pid = world.agent()
+    queued = world.put(pid)
+    ENDS[verb](world, pid, queued="keep")
+    assert world.state(queued) == "queued"
+    assert world.take_ids() == [queued]  # as in the first kernel
+    with pytest.raises(RotaError, match="queued must be"):
+        ENDS[verb](world, world.agent(), queued="burn")
+
+
+def test_agents_that_a_recovery_marks_dead_have_their_queued_entries_cancelled(world: World) -> None:
+    dead, other = world.agent(), world.agent("other")
+    world.agents.transition(dead, "RUNNING")
+    ids = world.put(dead), world.put(other)
+    assert world.agents.recover("mark-dead") == [dead]
+    assert [world.state(sched_id) for sched_id in ids] == ["cancelled", "queued"]
+
+
+def test_agents_are_listed_by_their_parent(world: World) -> None:
+    root = world.agent("root")
+    children = [world.agent("child", parent_pid=root) for _ in range(3)]
+    grandchild = world.agent("grandchild", parent_pid=children[0])
+    world.agents.transition(children[1], "RUNNING")
+    found, total = world.agents.list(parent_pid=root, limit=2)
+    assert ([agent.pid for agent in found], total) == (children[:2], 3)
+    assert [agent.pid for agent in world.agents.list(parent_pid=root, state="RUNNING")[0]] == [children[1]]
+    assert [agent.pid for agent in world.agents.list(parent_pid=children[0])[0]] == [grandchild]
+    assert world.agents.list(parent_pid=grandchild) == ([], 0)
+    with pytest.raises(InvalidPayload, match="parent_pid"):
+        world.agents.list(parent_pid="1")  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from rota.errors import (
     ContextInvalid,
     ContextUnknown,
     ProjectUnknown,
+    SchedInvalidPayload,
     StaleHandle,
     UnknownPid,
 )
@@ -154,14 +155,17 @@ def test_depletion_and_the_coming_back_are_on_record(world: World) -> None:
 @pytest.mark.parametrize("begins_at", [1_988.006, 1_988.008, 2_000.0, 2_037.151])
 def test_a_refill_is_there_at_the_very_instant_that_was_named(begins_at: float) -> None:
     """Milliseconds and seconds of the same instant must not differ by a rounding, as they can at 2048.006."""
-    world = World(clock=ManualClock(begins_at))
+    clock = ManualClock(begins_at)
+    world = World(clock=clock)
     context_id = limit(world, 10, 60)
     sched_id = world.put(world.agent(), draws_on=("api",))
     world.contexts.charge(context_id, 10)
     assert world.take() == []
     due_at = world.queue.upkeep()
     assert due_at is not None
-    assert world.take_ids(now=due_at) == [sched_id]
+    clock.advance(due_at - clock.now())
+    clock.jump(due_at - clock.now())  # to the very instant: the sum above may be rounded
+    assert world.take_ids() == [sched_id]
     world.close()
 
 
@@ -221,9 +225,18 @@ def test_an_ask_above_the_whole_budget_waits_for_a_full_allowance_instead_of_for
     assert world.take_ids() == [sched_id]
 
 
-def test_a_name_without_a_limit_blocks_nothing(world: World) -> None:
-    sched_id = world.put(world.agent(), draws_on=("unheard of",))
-    assert world.take_ids() == [sched_id]
+def test_a_name_that_no_limit_has_is_refused(world: World) -> None:
+    pid = world.agent()
+    with pytest.raises(SchedInvalidPayload, match="draws_on names 'unheard of', and no limit has this name"):
+        world.put(pid, draws_on=("unheard of",))
+    made = limit(world, 2, 60)
+    specs = [ScheduleSpec(pid), ScheduleSpec(pid, draws_on=("api",)), ScheduleSpec(pid, draws_on=("ap1",))]
+    with pytest.raises(SchedInvalidPayload, match=r"specs\[2\]: .*'ap1'"):
+        world.queue.enqueue_many(specs)
+    assert world.queue.counts() == {}
+    world.contexts.revoke(made)
+    with pytest.raises(SchedInvalidPayload, match="'api'"):
+        world.put(pid, draws_on=("api",))
 
 
 def test_requests_are_used_when_a_run_begins_and_tokens_when_they_are_charged(world: World) -> None:

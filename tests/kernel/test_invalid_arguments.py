@@ -308,6 +308,15 @@ VERBS |= {
         {"from_project": None, "to_project": "lab"},
     ),
     "contexts.resume": (lambda world: world.contexts.resume, {"name": "model"}),
+    "queue.unfinished": (lambda world: world.queue.unfinished, {"limit": 10}),
+    "supervision.acquire": (
+        lambda world: world.kernel.supervision.acquire,
+        {"sched_id": RUNNING, "token": 0, "name": "api", "amounts": {"tokens": 5}, "key": "k", "wait_s": 0.0},
+    ),
+    "supervision.settle": (
+        lambda world: world.kernel.supervision.settle,
+        {"sched_id": RUNNING, "token": 0, "key": "k", "used": {}},
+    ),
     "supervision.spawn": (
         lambda world: world.kernel.supervision.spawn,
         {"spec": ScheduleSpec(PID, parent_id=RUNNING), "token": 0, "lent": {}},
@@ -324,6 +333,8 @@ VERBS |= {
 
 WITHOUT_INPUT = {
     "agents.check_exit",
+    "agents.interrupted",
+    "agents.recover_idle",  # only the daemon calls it, with what `interrupted` returned
     "agents.set_pause_in",
     "agents.terminate_in",
     "agents.update_in",
@@ -347,6 +358,7 @@ WITHOUT_INPUT = {
     "queue.maintenance",
     "supervision.settle_agents",
     "queue.park",
+    "queue.claim_by_policy",
 }
 
 

@@ -135,6 +135,23 @@ def test_the_tail_of_an_agent_has_its_own_events_only(world: World) -> None:
     assert world.journal.tail(pid=99) == []
 
 
+def test_the_tail_of_an_agent_may_be_of_some_kinds(world: World) -> None:
+    pid, other = world.agent(), world.agent("other")
+    world.put(pid)
+    for kind in ("mine.a", "mine.b", "mine.a"):
+        world.journal.append(pid, kind)
+        world.journal.append(other, kind)
+    mine = [event for event in world.journal.tail(0, pid=pid) if event.kind == "mine.a"]
+    assert len(mine) == 2
+    assert world.journal.tail(0, pid=pid, kinds=("mine.a",)) == mine
+    assert world.journal.tail(mine[0].event_id, pid=pid, kinds=("mine.a",)) == mine[1:]
+    assert world.journal.tail(0, 1, pid=pid, kinds=("mine.b", "mine.a")) == mine[:1]
+    of_entries = world.journal.tail(0, pid=pid, kinds=("kernel.sched.enqueued", "mine.b"))
+    assert [event.kind for event in of_entries] == ["kernel.sched.enqueued", "mine.b"]
+    assert {event.pid for event in of_entries} == {pid}
+    assert world.journal.tail(0, pid=pid, kinds=("no.such",)) == []
+
+
 def test_the_cursor_is_the_last_id_and_zero_before_the_first(world: World) -> None:
     assert world.journal.cursor() == 0
     assert world.journal.cursor() == 0 == len(world.events())

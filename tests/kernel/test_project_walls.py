@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rota.errors import (
+    ContextExists,
     ContextInvalid,
     LimitExceeded,
     ProjectInvalid,
@@ -343,23 +344,24 @@ def test_a_refill_after_a_lifted_pause_comes_at_its_own_time(walls: Walls) -> No
 
 def test_a_limit_of_one_project_binds_and_is_paused_by_its_own_entries_only(walls: Walls) -> None:
     limit(walls, project_id="blue")
-    stranger = walls.run_of(walls.red, draws_on=("model",))
-    walls.queue.charge(stranger.sched_id, {"tokens": 10}, token=stranger.token)
-    assert throttle(walls, stranger, 60) == {}
+    with pytest.raises(SchedInvalidPayload, match="no limit has this name"):
+        walls.put(walls.red, draws_on=("model",))
     run = walls.run_of(walls.blue, draws_on=("model",))
     assert throttle(walls, run, 60) == {"model": walls.now + 60}
-    theirs = walls.put(walls.red, draws_on=("model",))
+    theirs = walls.put(walls.red)
     walls.put(walls.blue, draws_on=("model",))
     assert walls.take_ids() == [theirs]
 
 
-def test_projects_may_have_limits_of_the_same_name_beside_the_shared_one(walls: Walls) -> None:
-    for project_id in (None, "red", "blue"):
+def test_projects_may_have_limits_of_the_same_name_but_not_beside_a_shared_one(walls: Walls) -> None:
+    for project_id in ("red", "blue"):
         limit(walls, project_id=project_id)
+    with pytest.raises(ContextExists, match="of single projects"):
+        limit(walls, project_id=None)
     run = walls.run_of(walls.red, draws_on=("model",))
     walls.queue.charge(run.sched_id, {"tokens": 4}, token=run.token)
     left = {context.project_id: context.remaining for context in walls.contexts.list()}
-    assert left == {None: 6, "red": 6, "blue": 10}
+    assert left == {"red": 6, "blue": 10}
     with pytest.raises(ProjectUnknown):
         limit(walls, project_id="green")
     with pytest.raises(ContextInvalid, match="only for a limit"):

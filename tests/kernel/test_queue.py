@@ -192,6 +192,7 @@ def test_enqueue_unique_says_when_a_key_already_had_its_entry(world: World, pid:
 def test_an_entry_shows_all_it_was_given(world: World) -> None:
     world.projects.create("lab")
     world.projects.add_workspace("desk", "lab", "/desk")
+    world.kernel.contexts.create(bound_to="name", bound_id="api", budget=9, period_s=60)
     pid = world.agent(project_id="lab")
     parent = world.put(pid)
     sched_id = world.put(

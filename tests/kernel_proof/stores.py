@@ -265,7 +265,7 @@ def _enqueue(made: Built, plan: StorePlan, pids: list[int]) -> None:
             affinity=entry.affinity,
             expected=entry.expected,
             ceiling=entry.ceiling,
-            draws_on=entry.draws_on,
+            draws_on=tuple(name for name in entry.draws_on if name in plan.names),  # others are refused
             workspace_mode=entry.workspace_mode,
             workspace=None if entry.workspace is None else f"p{project}-w{entry.workspace}",
             after=(ids[-entry.after],) if entry.after is not None and entry.after <= len(ids) else (),

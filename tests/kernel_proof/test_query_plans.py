@@ -35,6 +35,25 @@ ENTRIES = "agent_schedule_queue"
 # --- what is expected ----------------------------------------------------------------------------
 
 HOT: Mapping[str, tuple[str, ...]] = {
+    "limit_ask_add": (),
+    "limit_ask_get": ("limit_asks by sqlite_autoindex_limit_asks_1",),
+    "limit_ask_grant": ("limit_asks by key",),
+    "limit_ask_remove": ("limit_asks by key",),
+    "limit_ask_set_rest": ("limit_asks by key",),
+    "limit_asks_live": ("limit_asks whole", "agent_schedule_queue by key"),
+    "limit_asks_of_run": ("limit_asks by sqlite_autoindex_limit_asks_1", "sorts"),
+    "limit_asks_remove_of_run": ("limit_asks by sqlite_autoindex_limit_asks_1",),
+    "limit_asks_waiting": (
+        "limit_asks by idx_limit_asks_waiting",
+        "agent_schedule_queue by key",
+        "agent_processes by key",
+        "projects by key",
+        "limit_asks by sqlite_autoindex_limit_asks_1",
+    ),
+    "limit_asks_waiting_runs": ("limit_asks by sqlite_autoindex_limit_asks_1", "agent_schedule_queue by key", "sorts"),
+    "limit_share_set": (),
+    "limit_shares": ("limit_shares by key",),
+    "limit_shares_forget": ("limit_shares by key",),
     "agent_create": (),
     "agent_get": ("agent_processes by key",),
     "agent_state": ("agent_processes by key",),
@@ -148,14 +167,19 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "claims_of": ("agent_schedule_queue by key", "entry_after by idx_after_waits_for"),
     "entry_complete": ("agent_schedule_queue by key",),
     "entry_requeue": ("agent_schedule_queue by key",),
+    "event_tail_of_kinds": ("agent_events by idx_events_pid",),
+    "event_tail_of_entry_kinds": ("agent_events by key",),
     # the key: whether the table agrees with the index (kernel/progress.py)
-    "entries_held_due": ("agent_schedule_queue by idx_sched_queue_held", "agent_schedule_queue by key"),
+    "entries_held_due": (
+        *("agent_schedule_queue by idx_sched_queue_held_by_priority",) * 3,
+        "agent_schedule_queue by key",
+    ),
     "claims_expired": ("agent_schedule_queue by idx_sched_queue_live", "agent_schedule_queue by key"),
     "claims_stale": ("agent_schedule_queue along idx_sched_queue_live", "agent_schedule_queue by key"),
     "entries_past_deadline": ("agent_schedule_queue by idx_sched_queue_deadline", "agent_schedule_queue by key"),
     "entry_expire": ("agent_schedule_queue by key",),
     "clock_move_claims": ("agent_schedule_queue along idx_sched_queue_live",),
-    "clock_move_delays": ("agent_schedule_queue along idx_sched_queue_held",),
+    "clock_move_delays": ("agent_schedule_queue along idx_sched_queue_held_by_priority",),
     "claims_of_worker": ("agent_schedule_queue along idx_sched_queue_live", "agent_schedule_queue by key"),
     "context_create": (),
     "context_get": ("contexts by key",),
@@ -182,6 +206,7 @@ HOT: Mapping[str, tuple[str, ...]] = {
         "agent_schedule_queue by idx_sched_queue_pickable_by_agent",
         "agent_schedule_queue at an end",
     ),
+    "first_priorities": ("agent_schedule_queue by idx_sched_queue_pickable_by_agent",),
     "agent_flows_ready": (
         "agent_schedule_queue by idx_sched_queue_pickable_by_agent",
         "agent_schedule_queue by idx_sched_queue_pickable_by_agent",
@@ -342,6 +367,7 @@ CLAIM_PATH = (
     "agent_flows_changed",
     "agent_flows_ready",
     "owners_new",
+    "first_priorities",
     "last_entry",
     "project_flows_since",
     "shares",
@@ -356,6 +382,7 @@ CLAIM_PATH = (
 
 _JUMP = "Once when the wall clock has jumped."
 _BOUND = "For callers that are bound to projects."
+_RESTART = "Once when sharing begins to count something else."
 COLD: Mapping[str, str] = {
     "clock_last_event_at": "Once after a reboot. The last row.",
     "clock_move_delays_after": f"{_JUMP} By key, over the entries that wait or waited for others.",
@@ -366,6 +393,7 @@ COLD: Mapping[str, str] = {
     "clock_move_affinity": _JUMP,
     "clock_contexts": _JUMP,
     "clock_move_context": _JUMP,
+    "clock_move_asks": _JUMP,
     "clock_move_windows": _JUMP,
     "clock_copy_buckets": _JUMP,
     "clock_drop_buckets": _JUMP,
@@ -382,6 +410,7 @@ COLD: Mapping[str, str] = {
     "agent_last_pid": "For `info`; the table has a row for each kind of id.",
     "agents_paused": "Once, at start, over paused agents.",
     "agent_interrupted": "Once, at start, over those that were at work.",
+    "agent_interrupted_by_run": "While a daemon waits for the claims that were live at its start.",
     "budgets_all": "A listing of budgets.",
     "event_count": "For `info`.",
     "ledger_breached": "A listing, over those that are over their limit.",
@@ -393,6 +422,7 @@ COLD: Mapping[str, str] = {
     "project_list": "A page for a person, by id.",
     "project_count": "The total beside a page.",
     "entry_count_by_state": "For `counts`.",
+    "entry_unfinished": "For `unfinished`, which a supervisor asks when it has nothing to run and is to end then.",
     "entry_filtered": "A page for a person, by id: a LIMIT ends it.",
     "entry_filtered_count": "The total beside a page.",
     "entry_count_by_state_within": f"{_BOUND} For `counts`.",
@@ -405,6 +435,11 @@ COLD: Mapping[str, str] = {
     "windows_of_dim": "Over all projects, when the window of shares is given another length.",
     "meta_exists": "Once, when a file is opened.",
     "space": "Reads the file's header.",
+    "agent_flows_restart": _RESTART,
+    "project_flows_restart": _RESTART,
+    "share_windows_restart": _RESTART,
+    "share_buckets_restart": _RESTART,
+    "estimates_restart": _RESTART,
     "vacuum_step": "Moves pages, not rows.",
     "grants": "For operators; there are at most GRANTS_MAX.",
     "grant_states": "For a checkpoint; there are at most GRANTS_MAX.",

@@ -84,8 +84,11 @@ class Life:
             self.api.queue.complete_many([Completion(sched_id, self.rng.choice(EXIT_KINDS), token)])
 
     def charge(self) -> None:
-        if self.live and self.kernel.queue.get(self.live[-1][0]).token == self.live[-1][1]:
-            self.kernel.queue.charge(self.live[-1][0], {"tokens": self.rng.randint(0, 90)}, token=self.live[-1][1])
+        if self.live:
+            sched_id, token = self.live[-1]
+            entry = self.kernel.queue.get(sched_id)
+            if (entry.state, entry.token) == ("dispatched", token):  # an entry that was taken back may have ended
+                self.kernel.queue.charge(sched_id, {"tokens": self.rng.randint(0, 90)}, token=token)
         self.kernel.ledger.charge(self.pids[0], "tokens", self.rng.randint(0, 9))
 
     def budget(self) -> None:

@@ -101,9 +101,9 @@ class Fleet:
     def end(self, entries: list[ReadyEntry]) -> None:
         self.kernel.queue.complete_many([Completion(entry.sched_id, token=entry.token) for entry in entries])
         for entry in entries:
-            name, _ = self.live.pop(entry.sched_id)
+            name, cost = self.live.pop(entry.sched_id)
             if name:  # what has no project is in no window: a run of it counts while it is under way
-                self.used[name] = self.used.get(name, 0) + 1  # it was charged nothing: a second at least
+                self.used[name] = self.used.get(name, 0) + cost  # it was charged nothing: its expected cost counts
                 self.ended[name] = self.ended.get(name, 0) + 1
 
 

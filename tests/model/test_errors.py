@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import re
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from rota import errors
 from rota.errors import CODES, RESERVED, RotaError
+from rota.rpc.error_codec import ErrorObject, from_error_object, to_error_object
 
 _found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, RotaError)]
 KINDS = list(dict.fromkeys(_found))  # an alias is not another error
@@ -87,3 +91,62 @@ def test_not_found_is_a_key_error_that_reads_like_a_sentence() -> None:
     with pytest.raises(KeyError) as missing:
         raise errors.UnknownPid(9)
     assert str(missing.value) == "no agent has pid 9. Check the id; `list` shows what exists."
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+SOURCE = Path(errors.__file__).parent
+BY_NAME = {kind.__name__: kind for kind in KINDS}
+NOT_FACTS = {"hint", "code", "legal", "history", "diagnostics", None}  # a property has its own name
+
+
+def raised_with() -> set[tuple[str, str]]:
+    """The class and the name of each fact that is given where an error is made, anywhere in the source."""
+    calls = (
+        node
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BY_NAME
+    )
+    return {(call.func.id, str(each.arg)) for call in calls for each in call.keywords if each.arg not in NOT_FACTS}  # type: ignore[attr-defined]
+
+
+def test_every_fact_that_is_given_is_declared_by_its_class() -> None:
+    given = raised_with()
+    assert len(given) > 60
+    assert not [(name, fact) for name, fact in sorted(given) if fact not in BY_NAME[name].facts]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_no_fact_hides_an_attribute_of_every_error(kind: type[RotaError]) -> None:
+    assert not set(kind.facts) & {"args", "code", "data", "facts", "hint", "meaning", "message", "name"}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_facts_are_attributes_also_after_the_wire_and_after_pickling(kind: type[RotaError]) -> None:
+    data: dict[str, object] = {fact: f"the {fact}" for fact in kind.facts}
+    made = errors.rebuilt(kind, "a message", "A hint.", dict(data))
+    wired = from_error_object(msgspec.json.decode(msgspec.json.encode(to_error_object(made)), type=ErrorObject))
+    for error in (made, wired, pickle.loads(pickle.dumps(made))):
+        assert type(error) is kind or kind.name == type(error).name
+        assert {fact: getattr(error, fact) for fact in kind.facts} == data
+        assert (error.message, error.hint, error.code) == ("a message", "A hint.", kind.code)
+        with pytest.raises(AttributeError):
+            getattr(error, "no_such_fact")  # noqa: B009  # it has no such attribute
+    bare = errors.rebuilt(kind, "a message", "A hint.", {})
+    assert {getattr(bare, fact) for fact in kind.facts} <= {None}
+
+
+def test_facts_that_json_cannot_hold_as_they_are_come_back_as_they_were() -> None:
+    for error, facts in (
+        (errors.AmbiguousAgent("a", {1: None, 2: "p"}), ("agent", "candidates", "field")),
+        (errors.SchedIllegalTransition("entry", 1, "queued", "complete", legal=["claim"], history=["born"]),
+         ("legal", "history", "prev_state", "op", "subject")),
+        (errors.InvalidStateTransition(1, "READY", "BLOCKED", legal=["RUNNING"]), ("pid", "target", "legal")),
+        (errors.UnknownAgent("a", "p"), ("agent", "project_id")),
+        (errors.LimitExceeded("x", 1, 2, field="f"), ("limit", "maximum", "asked", "field")),
+    ):  # fmt: skip
+        again = from_error_object(msgspec.json.decode(msgspec.json.encode(to_error_object(error)), type=ErrorObject))
+        assert type(again) is type(error)
+        assert [getattr(again, fact) for fact in facts] == [getattr(error, fact) for fact in facts]
+        assert all(getattr(error, fact) is not None for fact in facts)

@@ -30,6 +30,8 @@ def _value(schema: dict[str, Any], shared: dict[str, Any]) -> Any:
         return _value(schema["anyOf"][0], shared)
     if "enum" in schema:
         return schema["enum"][0]
+    if "properties" in schema:
+        return {name: _value(schema["properties"][name], shared) for name in schema["required"]}
     if "prefixItems" in schema:
         return [_value(item, shared) for item in schema["prefixItems"]]
     return {"string": "x", "integer": 3, "number": 1.5, "boolean": True, "null": None, "array": [], "object": {}}[

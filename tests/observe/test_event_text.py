@@ -6,6 +6,7 @@ import pytest
 
 from rota.model import events
 from rota.model.events import Event, EventData
+from rota.model.policy_setting import PolicySetting
 from rota.observe.event_text import _DESCRIBERS, TEXTS_PER_EVENT_MAX, describe
 
 NOW = 100.0
@@ -64,6 +65,11 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         ],
     ),
     (
+        events.RunProgressed(sched_id=1, attempt=1, fraction=0.4, text="reading"),
+        None,
+        [("quiet", "run #1 40% reading")],
+    ),
+    (
         events.EntriesReturned(verb="retry", sched_ids=[1], runnable_at=NOW + 1.5, reason="timed_out"),
         None,
         [("warn", "run #1 failed (timed out) after 2.0 s; retry in 1.5 s")],
@@ -119,6 +125,16 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
     ),
     (events.Resumed(level="project", key="lab", by="ann"), None, [("plain", "project lab was resumed by ann")]),
     (
+        events.LimitAwaited(sched_id=9, name="api", amounts={"tokens": 900, "requests": 1}),
+        None,
+        [("warn", "run #9 waits for 900 tokens and 1 requests of limit api")],
+    ),
+    (
+        events.LimitAcquired(sched_id=9, name="api", amounts={"tokens": 900}, waited_ms=2_500),
+        None,
+        [("quiet", "run #9 waited 2.5 s for limit api")],
+    ),
+    (
         events.LimitThrottled(name="api", until_at=NOW + 2.5),
         None,
         [("warn", "limit api is throttled: its users wait 2.5 s")],
@@ -158,6 +174,11 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
     ),
     (events.TriggerFired(trigger="nightly", sched_id=9), 5, [("quiet", "trigger nightly enqueued entry 9")]),
     (events.TriggerFired(trigger="nightly", sched_id=9, created=False), 5, []),
+    (
+        events.PolicyChosen(policy=PolicySetting(name="wfq", by="ann"), share_by="cost", by="ann"),
+        None,
+        [("plain", "ann set policy wfq, shared by cost")],
+    ),
     (
         events.PolicyFellBack(policy="mine", failure="raised", detail="KeyError"),
         None,

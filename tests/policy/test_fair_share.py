@@ -132,11 +132,11 @@ def test_ties_between_groups_go_to_the_lower_id_of_their_best_candidates() -> No
     assert picked(snapshot(candidates, {})) == [5]
 
 
-def test_usage_of_groups_without_candidates_counts_and_their_weight_does_not() -> None:
+def test_groups_without_candidates_count_neither_with_their_usage_nor_with_their_weight() -> None:
     candidates = [Candidate(1, owner=1, group="B"), Candidate(2, owner=2, group="A")]
     groups: dict[Key, Account] = {"A": seasoned(2, 8), "B": seasoned(1, 2)}
     assert picked(snapshot(candidates, groups)) == [1]
-    assert picked(snapshot(candidates, {**groups, "gone": seasoned(96, 1000)})) == [2]
+    assert picked(snapshot(candidates, {**groups, "gone": seasoned(96, 1000)})) == [1]
 
 
 def test_a_weight_of_nothing_counts_as_the_smallest_weight() -> None:

@@ -133,15 +133,26 @@ def test_only_ready_tasks_of_active_projects_are_assigned() -> None:
     assert given(state(projects, tasks, agents(2))) == []
 
 
-def test_only_an_idle_agent_without_a_task_gets_one() -> None:
+def test_only_an_idle_agent_gets_a_task() -> None:
     workers = [
         Agent("busy", "busy", state=AgentState.BUSY),
         Agent("paused", "paused", state=AgentState.PAUSED),
-        Agent("holds", "holds", current_task_id="t"),
         Agent("free", "free"),
         Agent("free", "listed twice"),
     ]
     assert Scheduler.schedule(state([A], [ready("a1"), ready("a2")], workers)) == [AssignAction("free", "a1", "A")]
+
+
+def test_an_idle_agent_that_still_names_its_last_task_gets_one() -> None:
+    stale = Agent("stale", "stale", "claude", current_task_id="old")
+    gone = state([A], [ready("a1")], [stale])
+    assert given(gone) == ["a1"]
+    done = state([A], [Task("old", "A", status=TaskStatus.COMPLETED), ready("a1")], [stale])
+    assert given(done) == ["a1"]
+    cap = ProjectConstraint(max_agents_by_type={"claude": 1})  # it does not count as an agent of this type at work
+    assert given(state([A], [*done.tasks], [stale], project_constraints={"A": cap})) == ["a1"]
+    waits = ready("a2", affinity_agent_id="stale", created_at=990.0)  # and nobody waits for it
+    assert given(state([A], [waits], [*agents(1), stale], now=1_000.0)) == ["a2"]
 
 
 # --- budgets and caps ----------------------------------------------------------------------------

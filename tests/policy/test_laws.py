@@ -13,6 +13,8 @@ from rota.testing import policy_laws
 
 VARIANTS: list[tuple[str, dict[str, object]]] = [
     *((name, {}) for name in registry.names()),
+    ("eevdf", {"priority_first": True}),
+    ("wfq", {"priority_first": True}),
     ("weighted_priority", {"growth": "fixed"}),
     ("weighted_priority", {"max_wait": 2.5, "starvation_boost": 0.5}),
     ("intent_weighted", {"growth": "fixed"}),

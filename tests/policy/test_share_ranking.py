@@ -50,7 +50,7 @@ def test_a_kept_ranking_picks_what_a_new_one_picks(
             kept.set_group(name, candidates[name], before)
         assert (kept.weight_total, kept.usage_charged) == (
             sum(each.weight for name, each in known.items() if candidates[name]),
-            sum(each.usage + each.reserved for each in known.values()),
+            sum(each.usage + each.reserved for name, each in known.items() if candidates[name]),
         )
 
 

@@ -27,6 +27,7 @@ from rota.rpc.openrpc import openrpc_document
 from rota.rpc.tokens import AccessTokens
 from rota.service.api.declaration import declarations
 from rota.service.dispatcher import Dispatcher
+from rota.service.store_policies import StorePolicies
 
 PARTS: dict[str, type] = {  # the class that implements each part
     "queue": Queue,
@@ -34,6 +35,7 @@ PARTS: dict[str, type] = {  # the class that implements each part
     "ledger": Ledger,
     "contexts": Contexts,
     "projects": Projects,
+    "policies": StorePolicies,
     "journal": Journal,
     "supervision": Supervision,
     "retention": Retention,
@@ -52,11 +54,13 @@ NOT_REMOTE = {
     "queue.park": "runs the caller's transaction",
     "queue.watch": "calls back",
     "supervision.settle_agents": "runs inside the caller's transaction",
-    "queue.claim": "the dispatcher's claim, with policy strict",
+    "queue.claim": "the dispatcher's claim",
     "agents.set_pause_in": "runs inside the caller's transaction",
     "agents.update_in": "runs inside the caller's transaction",
     "agents.terminate_in": "runs inside the caller's transaction",
     "agents.check_exit": "a check",
+    "agents.interrupted": "for a daemon that starts",
+    "agents.recover_idle": "for a daemon that starts",
     "journal.ends": "for the event stream of the daemon",
     "journal.follow": "a client asks for the tail again and again",
     "journal.notify_followers": "wakes followers of this process",

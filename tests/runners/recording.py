@@ -55,6 +55,13 @@ class RecordingChannel:
     def log_tail(self) -> str:
         return self.output.tail(64 * 1024)
 
+    def progress(self, fraction: float, text: str = "") -> None:
+        self._record("progress", fraction, text)
+
+    def wait_for_stop(self, timeout_s: float | None = None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._reason is not None, timeout_s or PATIENCE_S)
+
     def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:
         for dim, amount in amounts.items():
             if amount < 0:
@@ -69,6 +76,16 @@ class RecordingChannel:
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         self._record("checkpoint", dict(state))
+
+    def acquire(self, name: str, amounts: Mapping[str, int], wait_s: float | None = None) -> str:
+        if name == "full":
+            raise WaitTimeout(f"the limit {name} did not have what was asked within {wait_s} s")
+        self._record("acquire", name, dict(amounts), wait_s)
+        return "7"
+
+    def settle(self, key: str, used: Mapping[str, int] | None = None) -> dict[str, int]:
+        self._record("settle", key, dict(used or {}))
+        return dict(self._budget)
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         self._record("throttled", retry_after_s, name)
@@ -98,7 +115,9 @@ class RecordingChannel:
         """Take the first step of a stop, as a supervisor does."""
         self.until(lambda: self.stop_handle is not None)
         assert self.stop_handle is not None
-        self._reason = reason
+        with self._changed:
+            self._reason = reason
+            self._changed.notify_all()
         return self.stop_handle.request_stop(reason)
 
     def child_ended(self, sched_id: int, result: Any, exit_kind: str = "completed") -> None:

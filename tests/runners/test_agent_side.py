@@ -45,6 +45,34 @@ with connect() as run:
     assert "logged\n" in channel.text
 
 
+def test_what_is_acquired_is_settled_at_the_end_of_its_block(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    script = """
+with connect() as run:
+    with run.acquire("api", tokens=900, requests=1) as acquired:
+        acquired.settle(tokens=750)
+    with run.acquire("api", requests=1):
+        pass
+    run.acquire("api", tokens=5).throttled(30)
+    try:
+        run.acquire("full", tokens=5, wait_s=0)
+    except TimeoutError as problem:
+        run.result(str(problem))
+"""
+    outcome = NdjsonRunner(resources).run(assignment(agent(script)), channel)
+    assert outcome.result.startswith("the limit full did not have what was asked")
+    assert channel.calls == [
+        ("acquire", "api", {"tokens": 900, "requests": 1}, None),
+        ("settle", "7", {"tokens": 750}),
+        ("acquire", "api", {"requests": 1}, None),
+        ("settle", "7", {}),
+        ("acquire", "api", {"tokens": 5}, None),
+        ("throttled", 30.0, "api"),
+        ("settle", "7", {"tokens": 0}),
+    ]
+
+
 def test_an_exception_fails_the_run_with_its_traceback_in_the_log(
     resources: RunnerResources, channel: RecordingChannel
 ) -> None:

@@ -49,6 +49,7 @@ def test_an_agent_gets_init_and_sends_every_message(resources: RunnerResources, 
         "say(op='heartbeat')\n"
         "say(op='checkpoint', state={'next': 2})\n"
         "say(op='throttled', retry_after_s=30, name='api')\n"
+        "say(op='progress', fraction=0.4, text='reading')\n"
         "print('to stderr', file=sys.stderr)\n"
         "say(op='result', value={'init': init})\n"
         "say(op='exit', exit_kind='completed')\n"
@@ -58,17 +59,38 @@ def test_an_agent_gets_init_and_sends_every_message(resources: RunnerResources, 
     assert outcome.exit_kind == "completed"
     assert outcome.result["init"] == {
         "op": "init", "pid": 3, "sched_id": 7, "attempt": 2, "token": 41, "deadline": 9.0, "trigger": "manual",
-        "payload": {"url": "u"}, "remaining": {"tokens": 1000}, "checkpoint": {"next": 1},
+        "payload": {"url": "u"}, "remaining": {"tokens": 1000}, "checkpoint": {"next": 1}, "agent": "summarise",
+        "workspace": None,
     }  # fmt: skip
     assert channel.calls == [
         ("charge", {"tokens": 10, "cost_micro": 5}),
         ("charge", {"tokens": 7}),
         ("checkpoint", {"next": 2}),
         ("throttled", 30.0, "api"),
+        ("progress", 0.4, "reading"),
     ]
     for logged in ("hello", "iteration 1 starts", 'tool grep {"for":"x"}', "partial ", "to stderr"):
         assert logged in channel.text
     assert channel.os_pid
+
+
+def test_a_limit_is_asked_and_settled(resources: RunnerResources, channel: RecordingChannel) -> None:
+    settings = talking(
+        "say(op='acquire', id=1, name='api', amounts={'tokens': 900, 'requests': 1}); acquired = hear()\n"
+        "say(op='settle', id=2, key=acquired['key'], used={'tokens': 750}); settled = hear()\n"
+        "say(op='acquire', id=3, name='full', amounts={'tokens': 1}, wait_s=0); refused = hear()\n"
+        "say(op='result', value=[acquired, settled, refused['op'], refused['name']])\n"
+        "say(op='exit')\n"
+    )
+    outcome = NdjsonRunner(resources).run(assignment(settings), channel)
+    assert outcome.result == [
+        {"op": "acquired", "id": 1, "key": "7"},
+        {"op": "remaining", "id": 2, "remaining": channel.remaining()},
+        "refused",
+        "wait_timeout",
+    ]
+    asked = ("acquire", "api", {"tokens": 900, "requests": 1}, None)
+    assert channel.calls == [asked, ("settle", "7", {"tokens": 750})]
 
 
 def test_requests_are_answered_by_their_id(resources: RunnerResources, channel: RecordingChannel) -> None:
@@ -200,6 +222,43 @@ def test_an_invalid_message_ends_the_run_as_protocol_broken(
     assert "line" in outcome.result
 
 
+FOR_THE_LOG = {
+    "say(op='log', msg='by msg')": "by msg\n",
+    "say(op='log', content='by content', level=3)": "by content\n",
+    "say(op='log', text='by text', msg='not this')": "by text\n",
+    "say(op='log', text={'a': 1})": '{"a": 1}\n',
+    "say(op='log', level='warning')": '{"level": "warning"}\n',
+    "say(op='log')": "{}\n",
+    "say(op='log', text='x', load=float('nan'))": "x\n",
+    "say(op='log', msg='half \\ud83d')": "half ?\n",
+    "say(op='chunk', content='a part')": "a part",
+    "say(op='chunk', text=None)": "null",
+    "say(op='tool_call', tool='grep', args={'for': 'x'})": 'tool grep {"for": "x"}\n',
+    "say(op='tool_call', name='grep', args=['x'])": 'tool grep ["x"]\n',
+    "say(op='tool_call', name=5)": "tool 5\n",
+    "say(op='tool_call')": "tool ?\n",
+    "say(op='iteration_start', iteration='first')": "iteration first starts\n",
+    "say(op='progress', text='nearly')": "nearly\n",
+    "say(op='heartbeat', pid='x')": "",
+    "say(op='log', text='y' * 3_000_000)": "(cut: a message of more than 1,048,576 bytes)",
+    'sys.stdout.buffer.write(b\'{"op":"log","text":"\\xff"}\\n\'); sys.stdout.flush()': "\ufffd\n",
+}
+
+
+@pytest.mark.parametrize("script", FOR_THE_LOG)
+@pytest.mark.parametrize("head", ["READY", "HEAD"])
+def test_a_message_that_is_only_for_the_log_never_ends_the_run(
+    resources: RunnerResources, channel: RecordingChannel, script: str, head: str
+) -> None:
+    if head == "READY":
+        settings = talking(f"{script}\nsay(op='exit')\n")
+    else:
+        settings = raw(f"init = hear()\n{script}\nsay(op='ready'); say(op='exit')\n")  # also before ready
+    outcome = NdjsonRunner(resources).run(assignment(settings), channel)
+    assert (outcome.exit_kind, outcome.outcome) == ("completed", None), outcome.result
+    assert FOR_THE_LOG[script] in channel.text
+
+
 def test_an_agent_over_its_cpu_limit_ends_as_over_cpu(resources: RunnerResources, channel: RecordingChannel) -> None:
     outcome = NdjsonRunner(resources).run(assignment(talking("while True: pass", limits=Limits(cpu_s=1))), channel)
     assert (outcome.exit_kind, outcome.outcome) == ("failed", "over_cpu")
@@ -211,7 +270,7 @@ def test_an_agent_over_its_cpu_limit_ends_as_over_cpu(resources: RunnerResources
 @pytest.mark.parametrize(
     ("script", "error"),
     [
-        ("say(op='log', text='first'); hear(); hear()", "answered init with 'log'"),
+        ("say(op='charge', dim='tokens', amount=1); hear(); hear()", "answered init with 'charge'"),
         ("say(op='ready', pid=99); hear(); hear()", "sent ready with pid 99 instead of 3"),
         ("print('hello', flush=True); hear(); hear()", "a line that is not a JSON object with an op"),
         ("sys.exit(4)", "did not send ready: exited with code 4"),
@@ -339,5 +398,6 @@ def decode(text: bytes) -> Any:
 def test_every_message_of_the_table_is_known() -> None:
     assert {
         "ready", "log", "iteration_start", "iteration_done", "charge", "chunk", "tool_call", "heartbeat", "checkpoint",
-        "throttled", "yield", "spawn", "wait", "result", "exit", "remaining",
+        "throttled", "yield", "spawn", "wait", "result", "exit", "remaining", "progress",
+        "acquire", "settle",
     } == protocol.OPS  # fmt: skip

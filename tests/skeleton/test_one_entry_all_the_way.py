@@ -38,7 +38,7 @@ def test_a_function_becomes_an_agent_and_its_entry_runs() -> None:
         job = summarise.enqueue(url="a page", priority=5)
         with pytest.raises(WaitTimeout):
             job.result()
-        assert rota.run(until_idle=True) == 1
+        assert rota.run(until_idle=True).runs == 1
         assert job.result() == {"read": "a page"}
         assert job.entry().state == "completed"
         events = rota.kernel.journal.tail()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 from rota import store
 from rota.clock import SystemClock
-from rota.store import Transaction
+from rota.store import Transaction, sqlite_engine
 from tests.store.world import PATIENCE_S, put, sql, take
 
 TURNS = sql("CREATE TABLE turns (id INTEGER PRIMARY KEY, process INTEGER NOT NULL, number INTEGER NOT NULL)")
@@ -102,3 +104,16 @@ def write_until_killed(path: str, acknowledged: Any, name: str) -> None:
     for thread in range(2):
         threading.Thread(target=write, args=(thread,), daemon=True).start()
     write(2)
+
+
+def migrate_until_killed(path: str, statements: int) -> None:
+    """Open a file that has to be migrated, and be killed before a statement of the migration, if it has as many."""
+    run, count = sqlite_engine.SqliteTransaction.run, itertools.count()
+
+    def counted(self: Any, statement: Any, parameters: Any = ()) -> Any:
+        if next(count) == statements:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return run(self, statement, parameters)
+
+    sqlite_engine.SqliteTransaction.run = counted  # type: ignore[method-assign]
+    store.open(path).close()

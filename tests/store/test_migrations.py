@@ -55,7 +55,7 @@ def columns(connection: apsw.Connection, table: str) -> list[str]:
 
 
 def dump(path: str, shape: dict[str, list[str]] | None = None) -> dict[str, list[tuple[str, Any]]]:
-    """Every row of the first kernel's tables, in the given columns or in all of them."""
+    """Every row of the first kernel's tables, in the given columns or in all of them, as it was before a migration."""
     connection = apsw.Connection(path)
     kept = shape or {table: columns(connection, table) for table in TABLES}
     rows = {
@@ -64,7 +64,10 @@ def dump(path: str, shape: dict[str, list[str]] | None = None) -> dict[str, list
         if names
     }
     connection.close()
-    return {table: [(",".join(kept[table]), row) for row in found] for table, found in rows.items()}
+    return {
+        table: [(",".join(kept[table]), row) for row in found if "kernel.store.migrated" not in row]
+        for table, found in rows.items()
+    }
 
 
 def shape_of(path: str) -> dict[str, list[str]]:
@@ -146,7 +149,7 @@ def test_ids_continue_after_a_migration(path: str) -> None:
     entry = sql("INSERT INTO agent_schedule_queue (pid, created_at) VALUES (1, 200) RETURNING sched_id")
     event = sql("INSERT INTO agent_events (ts, kind) VALUES (200, 'user.note') RETURNING event_id")
     assert opened.write(lambda tx: tx.run(entry)) == [(10,)]
-    assert opened.write(lambda tx: tx.run(event)) == [(41,)]
+    assert opened.write(lambda tx: tx.run(event)) == [(42,)]  # 41 is that of the migration
     opened.close()
 
 
@@ -187,14 +190,16 @@ def test_every_version_has_a_plan_to_the_latest() -> None:
     assert steps[:3] == [1, 2, 3]
     assert all(step >= 100 for step in steps[3:])
     assert plan(None, empty=True) == steps
-    for place, step in enumerate(steps):
+    for version in range(1, 6):  # of the first kernel
+        assert plan(str(version), empty=False) == steps[3:]
+    for place, step in enumerate(steps[3:], 3):
         assert plan(str(step), empty=False) == steps[place + 1 :]
 
 
 # --- refused -------------------------------------------------------------------------------------
 
 FULL_WIDTH_100 = "\uff11\uff10\uff10"  # digits for Python, not for rota
-FOREIGN = ["4", "99", str(LATEST + 1), "99999", "9" * 5_000, "0", "-1"]
+FOREIGN = ["6", "99", str(LATEST + 1), "99999", "9" * 5_000, "0", "-1"]
 MALFORMED = ["", " ", "abc", "3.0", "1e2", "+3", " 3", FULL_WIDTH_100, "\u2162"]
 
 

@@ -180,7 +180,7 @@ def test_caps_of_agent_project_and_kind_are_distinguished(kernel: Kernel, pid: i
 
 def test_the_entries_ahead_are_counted_and_the_first_few_listed(kernel: Kernel, pid: int) -> None:
     ids = [kernel.queue.enqueue(ScheduleSpec(pid, 5)) for _ in range(NAMED_MAX + 3)]
-    explanation = why(kernel, ScheduleSpec(pid))
+    explanation = why(kernel, ScheduleSpec(pid), policy="strict")
     (reason,) = explanation.ordering
     assert isinstance(reason, reasons.Outranked)
     assert (reason.ahead, reason.first, reason.policy) == (len(ids), tuple(ids[:NAMED_MAX]), "strict")

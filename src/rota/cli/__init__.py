@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from rota.cli.acquire import acquire, settle
 from rota.cli.agents import agents
 from rota.cli.control import cancel, enqueue, pause, release, resume, retry
 from rota.cli.cpu import cpu
@@ -19,6 +20,7 @@ from rota.cli.ledger import ledger
 from rota.cli.limits import limits
 from rota.cli.options import AsJson, CaFile, TokenFile, access
 from rota.cli.own_run import charge, checkpoint, complete, emit, heartbeat
+from rota.cli.policy import policy as policy_group
 from rota.cli.projects import projects
 from rota.cli.serve import serve
 from rota.cli.status import doctor, events, logs, ps, queue, top, why
@@ -37,7 +39,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: rich alone would take longer to load than everything else together
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-policy_app = typer.Typer(help="The policies that decide which entry runs next.", no_args_is_help=True)
 
 
 @app.callback()
@@ -56,7 +57,13 @@ def run(
     worker_id: Annotated[
         str | None, typer.Option(help="The worker's name; a restart under it recovers its entries.")
     ] = None,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="Exit when nothing is left to run.")] = False,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="Exit when nothing is left to wait for; 1 if anything failed.")
+    ] = False,
+    horizon: Annotated[
+        str | None,
+        typer.Option("--horizon", help="With --until-idle: wait for entries due within 90s, 5m. Default: 60s."),
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print log lines instead of the live view.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,10 +78,15 @@ def run(
 
         print_plan(find_fleet_file(fleet), as_json=as_json)
     else:
+        from rota.cli.run import print_summary
         from rota.cli.run import run as supervise
 
-        count = supervise(fleet, until_idle=until_idle, plain=plain, slots=slots, worker_id=worker_id)
-        say(f'{{"ended":{count}}}' if as_json else f"{count} runs ended", err=not as_json)
+        summary = supervise(
+            fleet, until_idle=until_idle, horizon=horizon, plain=plain, slots=slots, worker_id=worker_id
+        )
+        print_summary(summary, as_json=as_json)
+        if until_idle and not summary.ok:
+            raise typer.Exit(1)
 
 
 @app.command()
@@ -104,28 +116,6 @@ def demo(
         raise typer.Exit(1)
 
 
-@policy_app.command("list")
-def policy_list(as_json: AsJson = False) -> None:
-    """List the policies with their order and waiting bound."""
-    from rota.cli.output import print_json, print_table
-    from rota.errors import PolicyInvalid
-    from rota.policy import make, names
-
-    rows: list[tuple[str, str, str | None]] = []
-    for name in names():
-        try:
-            policy = make(name)
-        except PolicyInvalid as problem:  # of another package
-            rows.append((name, problem.message, "it cannot be used"))
-        else:
-            rows.append((name, policy.sentence, policy.bound.sentence if policy.bound else None))
-    if as_json:
-        print_json([{"name": name, "sentence": sentence, "bound": bound} for name, sentence, bound in rows])
-        return
-    table = [(name, sentence, bound or "none: it can starve") for name, sentence, bound in rows]
-    print_table(("policy", "order", "waiting bound"), table, empty="no policies")
-
-
 COMMANDS: tuple[Callable[..., None], ...] = (
     enqueue,
     ps,
@@ -146,6 +136,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     heartbeat,
     emit,
     complete,
+    acquire,
+    settle,
 )
 for command in COMMANDS:
     app.command()(command)
@@ -154,7 +146,7 @@ for group, name in (
     (projects, "projects"),
     (ledger, "ledger"),
     (limits, "limits"),
-    (policy_app, "policy"),
+    (policy_group, "policy"),
     (graph_app, "graph"),
     (cpu, "cpu"),
     (token, "token"),

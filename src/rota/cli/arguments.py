@@ -11,7 +11,17 @@ from rota.errors import AmbiguousAgent, InvalidInput, NotFound
 from rota.kernel import EntryFilter
 from rota.model import Agent
 
-__all__ = ["agent_of", "amounts", "filter_of", "instant", "json_object", "json_value", "pid_of", "seconds"]
+__all__ = [
+    "agent_of",
+    "amounts",
+    "filter_of",
+    "instant",
+    "json_object",
+    "json_value",
+    "pid_of",
+    "policy_params",
+    "seconds",
+]
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -42,7 +52,7 @@ def agent_of(api: _HasAgents, agent: str) -> Agent:
         return api.agents.get(int(agent))
     found = api.agents.find(agent)
     if not found:
-        raise NotFound(f"no live agent is named {agent!r}", hint="`rota agents` lists them.", name=agent)
+        raise NotFound(f"no live agent is named {agent!r}", hint="`rota agents` lists them.", agent=agent)
     if len(found) > 1:
         hint = "Give the pid instead of the name."
         raise AmbiguousAgent(agent, {each.pid: each.project_id for each in found}, hint=hint)
@@ -93,6 +103,21 @@ def amounts(pairs: list[str], field: str) -> dict[str, int]:
             hint = f"For example --{field} tokens=500."
             raise InvalidInput(f"{field} must be a dimension and a whole number, not {pair!r}", field=field, hint=hint)
         found[dim] = int(amount)
+    return found
+
+
+def policy_params(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Parse parameters of a policy: the value is JSON, and a word that is not JSON is text."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name.isidentifier() and equals):
+            hint = "For example priority_first=true."
+            raise InvalidInput(f"a parameter must be NAME=VALUE, not {pair!r}", field="param", hint=hint)
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
     return found
 
 

@@ -86,7 +86,7 @@ def prune(
 
 @db.command()
 def migrate(store: Store = STORE, as_json: AsJson = False) -> None:
-    """Migrate the file to this rota's schema version.
+    """Migrate the file to this rota's schema version; a copy of a file of the first kernel is left beside it.
 
     Opening the store for writing does the same.
     """

@@ -20,6 +20,7 @@ from rota.errors import RotaError
 from rota.host import Capabilities, detect
 from rota.kernel import Kernel
 from rota.policy import make, names
+from rota.service import StorePolicies, make_policy
 from rota.store import SQLITE_OLDEST
 
 __all__ = ["Finding", "examine"]
@@ -137,7 +138,20 @@ def _inside(part: str, kernel: Kernel) -> Iterator[Finding]:
         yield Finding(part, "bad", problem, "Restore a backup; keep the damaged file for analysis.")
     if not problems:
         yield Finding(part, "good", "no damage found")
+    yield from _policy_in_force("work", kernel)
     yield from _work("work", kernel)
+
+
+def _policy_in_force(part: str, kernel: Kernel) -> Iterator[Finding]:
+    in_force = StorePolicies(kernel.policies).get()
+    words = f"policy {in_force.sentence()}; shares count {in_force.share_by}"
+    try:
+        make_policy(in_force.name, in_force.params, "thread")
+    except RotaError as problem:
+        fix = "Install its package, or choose another: rota policy set NAME."
+        yield Finding(part, "bad", f"{words}: {problem.message}, so strict order replaces it", fix)
+    else:
+        yield Finding(part, "good", words)
 
 
 def _work(part: str, kernel: Kernel) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ import typer
 from rota.cli.options import AsJson
 from rota.cli.terminal_text import say
 
-__all__ = ["charge", "checkpoint", "complete", "emit", "heartbeat"]
+__all__ = ["OwnStore", "charge", "checkpoint", "complete", "emit", "heartbeat", "own_run"]
 
 OwnStore = Annotated[
     str | None, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The store: a file or a daemon's address.")
@@ -22,7 +22,7 @@ OwnStore = Annotated[
 STOP = 1  # exit code of `heartbeat`: the run was asked to stop
 
 
-class _OwnRun(NamedTuple):
+class OwnRun(NamedTuple):
     """The run that this program belongs to."""
 
     store: str
@@ -30,7 +30,7 @@ class _OwnRun(NamedTuple):
     token: int
 
 
-def _own_run(store: str | None) -> _OwnRun:
+def own_run(store: str | None) -> OwnRun:
     """Return this program's run, from its environment."""
     from rota.errors import InvalidInput, NotEnabled
 
@@ -41,7 +41,7 @@ def _own_run(store: str | None) -> _OwnRun:
     if store is None:  # never the default file: it may be another store, with an entry of the same number
         hint = "Serve the store with `rota serve`, or give its file with --store."
         raise NotEnabled("no daemon serves the store of this run: ROTA_STORE is not set", hint=hint)
-    return _OwnRun(store, int(sched_id), int(token))
+    return OwnRun(store, int(sched_id), int(token))
 
 
 def charge(
@@ -57,7 +57,7 @@ def charge(
     from rota.cli.connection import open_api
     from rota.cli.output import print_json, print_table
 
-    run = _own_run(store)
+    run = own_run(store)
     with open_api(run.store) as api:
         lines = api.queue.charge(run.sched_id, arguments.amounts(amounts, "amounts"), token=run.token)
     if as_json:
@@ -77,7 +77,7 @@ def checkpoint(
     from rota.cli.connection import open_api
     from rota.cli.output import print_json
 
-    run = _own_run(store)
+    run = own_run(store)
     with open_api(run.store) as api:
         api.supervision.checkpoint(run.sched_id, run.token, arguments.json_object(state, "state"))
     if as_json:
@@ -92,7 +92,7 @@ def heartbeat(store: OwnStore = None, as_json: AsJson = False) -> None:
     from rota.cli.connection import open_api
     from rota.cli.output import print_json
 
-    run = _own_run(store)
+    run = own_run(store)
     with open_api(run.store) as api:
         reply = api.queue.heartbeat(run.sched_id, run.token)
     if as_json:
@@ -114,7 +114,7 @@ def emit(
     from rota.cli.connection import open_api
     from rota.cli.output import print_json
 
-    run = _own_run(store)
+    run = own_run(store)
     with open_api(run.store) as api:
         pid = api.queue.get(run.sched_id).pid
         event_id = api.journal.append(pid, kind, arguments.json_object(payload, "payload"))
@@ -140,7 +140,7 @@ def complete(
     from rota.cli.connection import open_api
     from rota.cli.output import print_json
 
-    run = _own_run(store)
+    run = own_run(store)
     value = None if result is None else arguments.json_value(result, "result")
     with open_api(run.store) as api:
         before, after = api.queue.complete(run.sched_id, exit_kind, token=run.token, result=value, outcome=outcome)

@@ -63,6 +63,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     budgets: tuple[BudgetLine, ...] = ()
     limits: tuple[SchedulingContext, ...] = ()
     throttles: dict[str, float] = {}  # by limit name: paused until
+    awaited: dict[str, int] = {}  # by limit name: runs that wait for it
     queued: int = 0
     running: int = 0
     finished: int = 0
@@ -302,7 +303,9 @@ def _limits(scene: Scene, look: Look) -> list[Text]:
         name = set_cell_size(f"{limit.bound_id} {limit.unit}", 14 if look.is_narrow else NAME_MAX + 2)
         numbers = f" {_amount(limit.remaining)} of {_amount(limit.budget)} per {limit.period / 1000:g} s"
         paused_s = scene.throttles.get(limit.bound_id, 0.0) - scene.at
+        waits = scene.awaited.get(limit.bound_id, 0)
         state = f"  throttled for {paused_s:.0f} s" if paused_s > 0 else _state(limit)
+        state += f"  {waits:,} {'run waits' if waits == 1 else 'runs wait'}" if waits else ""
         lines.append(
             Text.assemble(f"{name} ", (bar(left, _bar_width(look), look), _heat(1.0 - left)), numbers, (state, "red"))
         )

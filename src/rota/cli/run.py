@@ -8,28 +8,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.logging import RichHandler
 
 from rota import store
 from rota.cli import output
+from rota.cli.arguments import seconds
 from rota.cli.connection import open_client
 from rota.cli.terminal_text import HarmlessFormatter, say
 from rota.cli.view import LiveView
 from rota.errors import FleetInvalid
-from rota.fleet import Fleet, FleetRun, load_fleet, request_reload
+from rota.fleet import Fleet, FleetRun, IdleRule, RunSummary, load_fleet, request_reload
 from rota.kernel import Kernel
 from rota.rpc import daemon_address, is_remote
-from rota.service import OUTAGE_S, Dispatcher, SchedulerApi, call_through_outage, make_policy
+from rota.service import OUTAGE_S, Dispatcher, SchedulerApi, call_through_outage
 
-__all__ = ["find_fleet_file", "reload", "run"]
+__all__ = ["find_fleet_file", "print_summary", "reload", "run"]
 
 DEFAULT_FLEET = "fleet.toml"
 RETRY_S = 30.0  # how long calls are retried while the daemon of a running fleet is unreachable
 
 
-def run(path: Path | None, *, until_idle: bool, plain: bool, **overrides: Any) -> int:
-    """Run a fleet until it is stopped or, with `until_idle`, has nothing to do; return the number of ended runs."""
+def run(path: Path | None, *, until_idle: bool, horizon: str | None, plain: bool, **overrides: Any) -> RunSummary:
+    """Run a fleet until it is stopped or, with `until_idle`, has nothing to wait for; return what was done."""
+    rule = IdleRule() if horizon is None else IdleRule(seconds(horizon, "horizon"))
     fleet = load_fleet(find_fleet_file(path))
     console = output.console(stderr=True, force_terminal=False if plain else None)
     live = console.is_terminal
@@ -41,7 +44,7 @@ def run(path: Path | None, *, until_idle: bool, plain: bool, **overrides: Any) -
         for change in fleet_run.changes if not live else ():
             console.print(str(change), markup=False)
         with LiveView(api, fleet_run.supervisor, console=console, store=fleet.store_path):
-            return fleet_run.run(until_idle=until_idle, handles_signals=True)
+            return fleet_run.run(until_idle=rule if until_idle else False, handles_signals=True)
     finally:
         api.close()
 
@@ -62,12 +65,23 @@ def _wait_for_daemon(fleet: Fleet, console: Console) -> None:
         )
 
 
+def print_summary(summary: RunSummary, *, as_json: bool) -> None:
+    """Print what was done and what is left: as JSON, or as lines for people."""
+    if as_json:
+        fields = msgspec.to_builtins(summary)
+        output.print_json({"ended": fields.pop("runs"), **fields, "ok": summary.ok})
+        return
+    say(summary, err=True)
+    for each in summary.waiting:
+        until = f" ({output.when(each.until_at, output.now())})" if each.until_at is not None else ""
+        say(f"  {each}{until}", err=True)
+
+
 def _open(fleet: Fleet) -> SchedulerApi:
-    """Open the scheduler API of the fleet's store. A daemon uses its own policy, a file the fleet's policy."""
+    """Open the scheduler API of the fleet's store."""
     if is_remote(fleet.store_path):
         return open_client(fleet.store_path, retry_s=RETRY_S)
-    policy = make_policy(fleet.policy_name, fleet.policy_params, fleet.policy_isolation)
-    api = Dispatcher(Kernel(store.open(fleet.store_path)), policy, policy_isolation=fleet.policy_isolation)
+    api = Dispatcher(Kernel(store.open(fleet.store_path)), policy_isolation=fleet.policy_isolation)
     api.find_daemon = partial(daemon_address, fleet.store_path)
     return api
 

@@ -39,7 +39,12 @@ def serve(  # noqa: PLR0917  # each is an option
     limit: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set one of the daemon's limits; repeatable.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="The scheduling policy; see `rota policy list`.")] = "strict",
+    policy: Annotated[
+        str | None, typer.Option(help="Set the store's policy (`rota policy list`). Default: the one it has.")
+    ] = None,
+    policy_param: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set a parameter of the policy; repeatable.")
+    ] = None,
     policy_isolation: Annotated[
         Literal["thread", "process"],
         typer.Option(help="Where policies of other packages run: thread, or process (limited, and replaced)."),
@@ -58,6 +63,7 @@ def serve(  # noqa: PLR0917  # each is an option
         allow_host=tuple(allow_host or ()),
         limit=tuple(limit or ()),
         policy=policy,
+        policy_param=tuple(policy_param or ()),
         policy_isolation=policy_isolation,
         log_level=log_level,
     )
@@ -76,7 +82,8 @@ class Options:
     open_metrics: bool = False
     allow_host: tuple[str, ...] = ()
     limit: tuple[str, ...] = ()
-    policy: str = "strict"
+    policy: str | None = None
+    policy_param: tuple[str, ...] = ()
     policy_isolation: Literal["thread", "process"] = "thread"
     log_level: str = "info"
 
@@ -84,10 +91,15 @@ class Options:
         """Return the daemon's settings, or raise an error for an invalid option."""
         from importlib.metadata import version
 
+        from rota.cli.arguments import policy_params
         from rota.rpc import DaemonSettings
         from rota.service import make_policy
 
-        make_policy(self.policy, {}, self.policy_isolation)
+        params = policy_params(self.policy_param)
+        if self.policy is not None:
+            make_policy(self.policy, params, self.policy_isolation)
+        elif params:
+            raise InvalidInput("--policy-param needs --policy", field="policy_param")
         if self.log_level not in _LEVELS:
             text = f"--log-level must be one of {', '.join(_LEVELS)}, not {self.log_level!r}"
             raise InvalidInput(text, field="log_level")
@@ -95,6 +107,7 @@ class Options:
             store=self.store,
             socket=self.socket,
             policy=self.policy,
+            policy_params=params,
             policy_isolation=self.policy_isolation,
             limits=_limits(self.limit),
             rota_version=version("rota"),

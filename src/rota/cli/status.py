@@ -169,6 +169,10 @@ def _print_reasons(console: Console, found: Explanation) -> None:
             for reason in reasons:
                 code = type(reason).__struct_config__.tag
                 console.print(f"  {code}: {reason.sentence()}{_instants(reason, found.now)}", markup=False)
+    if found.state == "dispatched":
+        for reason in found.blocking[1:]:  # the first says that it runs
+            code = type(reason).__struct_config__.tag
+            console.print(f"  {code}: {reason.sentence()}{_instants(reason, found.now)}", markup=False)
     for each in found.ahead:
         console.print(f"    {each.sched_id} of agent {each.pid}: {each.score}", style="dim", markup=False)
     if found.starts:
@@ -240,7 +244,7 @@ def logs(
     path = None if number is None else found.get(number)
     if path is None:
         which = f"entry {entry}" if attempt is None else f"attempt {attempt} of entry {entry}"
-        hint = "For a run of another supervisor give its --folder; a function prints to its supervisor's terminal."
+        hint = "It printed nothing, or another supervisor ran it: give its --folder."
         raise NotFound(f"there is no log of {which} in {where}", hint=hint, sched_id=entry)
     body = path.read_bytes()
     if as_json:
@@ -331,6 +335,7 @@ def top(store: Store = STORE, as_json: AsJson = False) -> None:
                     "budgets": api.ledger.budgets(),
                     "limits": api.contexts.list(),
                     "paused_by": api.projects.fleet_paused_by(),
+                    "policy": api.policies.get(),
                 }
             )
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+from collections import Counter
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TypeAlias
@@ -64,7 +65,6 @@ class LiveView:
         self._supervisor = supervisor
         self._console = console or output.console()
         self._store = store
-        self._policy = str(getattr(getattr(api, "policy", None), "name", ""))
         self._paints = self._console.is_terminal and not self._console.is_dumb_terminal
         self._full_screen = full_screen
         self._live: Live | None = None
@@ -200,7 +200,7 @@ class LiveView:
         return Scene(
             at=at,
             store=self._store,
-            policy=self._policy,
+            policy=state.policy,
             worker_id="" if supervisor is None else supervisor.worker_id,
             uptime_s=(self._api.clock.monotonic() - self._begun_at) // step_s * step_s,
             slots=0 if supervisor is None else sum(loop.slots for loop in supervisor.slot_loops),
@@ -211,6 +211,7 @@ class LiveView:
             budgets=budgets,
             limits=limits,
             throttles=dict(state.throttles),
+            awaited=dict(Counter(state.awaited.values())),
             queued=state.queued,
             running=state.running,
             finished=state.finished.total(),
@@ -260,6 +261,7 @@ def start_of(api: SchedulerApi) -> StartingState:
         if api.journal.cursor() == cursor:  # otherwise the counts may be off by a few entries
             break
     queued = sum(count for state, count in counts.items() if state.partition(":")[0] == "queued")
+    in_force = api.policies.get()
     return StartingState(
         through_id=cursor,
         at=api.clock.now(),
@@ -267,6 +269,8 @@ def start_of(api: SchedulerApi) -> StartingState:
         agents=_agents(api),
         queued=queued,
         running=counts.get("dispatched", 0),
+        policy=in_force.short(),
+        share_by=in_force.share_by,
     )
 
 

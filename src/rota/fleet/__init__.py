@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from rota.fleet.cores_driver import CpuDriver, DriverReport, ProcessReport
     from rota.fleet.fleet_run import FleetRun, request_reload
     from rota.fleet.heartbeats import BackgroundTask
+    from rota.fleet.idle import IdleRule
     from rota.fleet.run_logs import find_logs
+    from rota.fleet.run_summary import RunSummary, StillWaiting
     from rota.fleet.runners.context import ChildJob, RunContext
     from rota.fleet.runners.contract import (
         AgentChannel,
@@ -52,12 +54,15 @@ __all__ = [
     "FleetFile",
     "FleetPlan",
     "FleetRun",
+    "IdleRule",
     "ProcessReport",
     "RunChannel",
     "RunContext",
     "RunOutcome",
+    "RunSummary",
     "Runner",
     "RunnerResources",
+    "StillWaiting",
     "StopHandle",
     "Supervisor",
     "SupervisorSettings",
@@ -79,7 +84,9 @@ __getattr__ = exports(
         # the supervisor
         "supervisor": ("Supervisor", "SupervisorSettings"),
         "heartbeats": ("BackgroundTask",),
+        "idle": ("IdleRule",),
         "run_logs": ("find_logs",),
+        "run_summary": ("RunSummary", "StillWaiting"),
         # agents and their runs
         "agent_settings": ("SETTINGS_KEY", "AgentSettings", "settings_of", "spec_for"),
         "runners.context": ("ChildJob", "RunContext"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rota.errors import FleetInvalid
-from rota.model.agent_settings import SETTINGS_KEY, AgentSettings, read_settings
+from rota.errors import FleetInvalid, SchedInvalidPayload
+from rota.model.agent_settings import SETTINGS_KEY, AgentSettings, fields_of_key, read_settings
 from rota.model.work import Agent, ScheduleSpec
 
 __all__ = ["SETTINGS_KEY", "AgentSettings", "settings_of", "spec_for"]
@@ -47,6 +47,8 @@ def spec_for(agent: Agent, settings: AgentSettings | None, payload: Mapping[str,
             "expected": settings.expected,
             "ceiling": _ceiling(settings),
             "draws_on": settings.draws_on,
+            "concurrency_key": _concurrency_key(settings, merged),
+            "concurrency_limit": settings.concurrency_limit,
             "kind": settings.kind,
             "affinity": settings.affinity,
             "workspace": settings.workspace,
@@ -56,6 +58,18 @@ def spec_for(agent: Agent, settings: AgentSettings | None, payload: Mapping[str,
             "backoff": settings.restart.backoff,
         }
     return ScheduleSpec(pid=agent.pid, payload=merged, **(defaults | options))
+
+
+def _concurrency_key(settings: AgentSettings, payload: Mapping[str, Any]) -> str | None:
+    """Fill the agent's concurrency key with fields of the payload; a field that is missing is refused."""
+    template = settings.concurrency_key
+    if template is None:
+        return None
+    for field in fields_of_key(template):
+        if field not in payload:
+            text = f"the payload has no {field!r}, which the agent's concurrency_key {template!r} names"
+            raise SchedInvalidPayload(text, field="payload", hint=f"Enqueue it with {field}=…")
+    return template.format(**{field: payload[field] for field in fields_of_key(template)})
 
 
 def _ceiling(settings: AgentSettings) -> dict[str, int]:

@@ -149,7 +149,7 @@ class CpuDriver:
         """Start a command, to run in time slices; return its entity."""
         _checks.text("name", name)
         if name in self._by_name:
-            raise ContextExists(f"command {name!r} already exists", name=name)
+            raise ContextExists(f"command {name!r} already exists", command=name)
         self.engine.add_group(name, weight=weight, latency_class="batch")
         entity = self.engine.spawn(group=name, slice_ns=self._slice_ns)
         group = self._cgroups.create(group_limits) if self._cgroups is not None else None
@@ -215,7 +215,7 @@ class CpuDriver:
         process = self._by_name.get(name)
         if process is None:
             known = ", ".join(self._by_name) or "none"
-            raise EntityUnknown(f"command {name!r} does not exist or has ended; running: {known}", name=name)
+            raise EntityUnknown(f"command {name!r} does not exist or has ended; running: {known}", command=name)
         return process
 
     # --- running ---------------------------------------------------------------------------------

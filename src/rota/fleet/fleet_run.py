@@ -18,18 +18,20 @@ from typing import Any
 from rota.errors import RotaError
 from rota.fleet.config.apply import apply_fleet
 from rota.fleet.config.changes import FleetChanges
+from rota.fleet.config.functions import put_on_path
 from rota.fleet.config.loader import load_fleet
 from rota.fleet.config.tables import Fleet
+from rota.fleet.idle import IdleRule
+from rota.fleet.run_summary import RunSummary
 from rota.fleet.supervisor import Supervisor, SupervisorSettings
 from rota.fleet.triggers import Triggers
 from rota.fleet.worker_lock import hold_worker_id
 from rota.model.events import Event
 from rota.service.api import SchedulerApi
-from rota.service.dispatcher import Dispatcher
 from rota.service.outages import call_through_outage
-from rota.service.policy_in_force import record_policy
+from rota.service.store_policies import FORGET
 
-__all__ = ["RELOAD_KIND", "FleetRun", "request_reload"]
+__all__ = ["RELOAD_KIND", "FleetRun", "request_reload", "use_policy"]
 
 RELOAD_KIND = "fleet.reload"  # the kind of event that requests a reload from every supervisor of a fleet
 _log = logging.getLogger("rota.fleet")
@@ -50,14 +52,15 @@ class FleetRun:
         with self._worker_lock():
             pass  # a fleet that is started twice by mistake is refused before it changes the store
         call_through_outage(api.clock, api.journal.cursor, lambda: False)  # its daemon may be started after it
+        put_on_path(fleet.folder)
+        use_policy(api, fleet)
         self.changes = self._apply(fleet)
-        self._record_policy(fleet)
         self.supervisor = Supervisor(api, self._settings(fleet), functions={})
         self._triggers = Triggers(api, api.clock, fleet)
         self.supervisor.add_background_task(_FleetTask(api, self._triggers, self._reload_on_request))
 
-    def run(self, *, until_idle: bool = False, handles_signals: bool = False) -> int:
-        """Run the fleet; return the number of runs that have ended."""
+    def run(self, *, until_idle: bool | IdleRule = False, handles_signals: bool = False) -> RunSummary:
+        """Run the fleet; return what was done and, with `until_idle`, what is left."""
         with self._worker_lock(), self._reload_on_hangup() if handles_signals else nullcontext():
             self._triggers.fire_on_start(self.supervisor.incarnation)
             return self.supervisor.run(until_idle=until_idle, handles_signals=handles_signals)
@@ -69,9 +72,9 @@ class FleetRun:
         """Read the file again and apply the differences; None, with an error in the log, if it is invalid."""
         try:
             fleet = load_fleet(self.fleet.path)
+            use_policy(self.api, fleet)
             changes = self._apply(fleet)
             self._triggers.reload(fleet)
-            self._use_policy(fleet)
             self.supervisor.resize(self._settings(fleet).slots)
         except RotaError as problem:
             _log.error("fleet file not reloaded: %s", problem)
@@ -86,22 +89,6 @@ class FleetRun:
         if changes:
             self.api.journal.record(changes.to_event())
         return changes
-
-    def _use_policy(self, fleet: Fleet) -> None:
-        """Switch an embedded dispatcher to the file's policy. A daemon has its own policy."""
-        if isinstance(self.api, Dispatcher) and self.api.policy.name != fleet.policy_name:
-            self.api.policy = self.api.make_policy(fleet.policy_name, fleet.policy_params, fleet.policy_isolation)
-            self._record_policy(fleet)
-
-    def _record_policy(self, fleet: Fleet) -> None:
-        if isinstance(self.api, Dispatcher):
-            record_policy(
-                self.api.journal,
-                fleet.policy_name,
-                by=f"fleet {fleet.title}",
-                params=fleet.policy_params,
-                isolation=fleet.policy_isolation,
-            )
 
     def _settings(self, fleet: Fleet) -> SupervisorSettings:
         preemption = fleet.scheduling.preemption
@@ -136,6 +123,21 @@ class FleetRun:
             signal.signal(signal.SIGHUP, before)
 
 
+def use_policy(api: SchedulerApi, fleet: Fleet) -> None:
+    """Make the file's policy the one of the store; raises `PolicyDiffers` if another author has given another.
+
+    A file without a policy says nothing about it, and takes back what it said before.
+    """
+    by, known = f"fleet {fleet.title}", api.policies.get()
+    own = known.set_by == by
+    if fleet.policy is not None:
+        api.policies.set(fleet.policy_name, fleet.policy_params, isolation=fleet.policy_isolation, by=by, replace=own)
+    elif own:
+        api.policies.set(FORGET, by=by)
+    if fleet.scheduling.share_by is not None:
+        api.policies.set(share_by=fleet.scheduling.share_by, by=by, replace=known.share_by_set_by == by)
+
+
 def _folder_beside_store(fleet: Fleet, suffix: str) -> str:
     """A folder beside the store; beside the fleet file if the store is at a daemon."""
     return fleet.resolve(f"rota-{suffix}") if ":" in fleet.store_path else f"{fleet.store_path}-{suffix}"
@@ -145,7 +147,7 @@ def _supervisor_changes(before: Fleet, after: Fleet) -> Iterator[str]:
     """What a new file changes in this supervisor and not in the store."""
     for field, old, new in (
         ("slots", before.slots, after.slots),
-        ("policy", before.policy_name, after.policy_name),
+        ("policy", before.policy_text, after.policy_text),
     ):
         if old != new:
             yield f"{field} {old} → {new}"

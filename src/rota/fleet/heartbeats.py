@@ -68,6 +68,7 @@ class Heartbeats:
         self._kinds = tuple(sorted({CancelRequested.kind, *(kind for task in tasks for kind in task.kinds)}))
         self._closing = threading.Condition()
         self._is_over = False
+        self._reading = threading.Lock()  # held while events are handled
         self._cursor = api.journal.cursor()
         self._thread = threading.Thread(target=keeping_author(self._serve), name="rota-heartbeats", daemon=True)
 
@@ -91,8 +92,9 @@ class Heartbeats:
                 if self._api.clock.monotonic() >= heartbeat_at:
                     heartbeat_at = self._api.clock.monotonic() + self._heartbeat_s
                     self._send_heartbeats()
-                self._read_journal(cursor)
-                self._run_due_tasks()
+                with self._reading:
+                    self._read_journal(cursor)
+                    self._run_due_tasks()
             except RotaError as problem:
                 if not isinstance(problem, StoreReplaced) or not self._on_replaced(problem):
                     _log.warning("heartbeat thread: %s; continuing", problem)
@@ -101,6 +103,12 @@ class Heartbeats:
             with self._closing:
                 if not self._is_over:
                     self._api.clock.wait(self._closing, READ_PAUSE_S)
+
+    def catch_up(self) -> None:
+        """Handle all events up to now and do what is due, on the calling thread."""
+        with self._reading:
+            self._read_journal(self._api.journal.cursor())
+            self._run_due_tasks()
 
     def _until_due_s(self, heartbeat_at: float) -> float:
         due_in_s = [min(due_s, CLOCK_CHECK_S) for task in self._tasks if (due_s := task.due_in_s()) is not None]

@@ -26,8 +26,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from rota.errors import StaleClaim, StoreUnavailable
+from rota.clock import wait_until
+from rota.errors import StaleClaim, StoreUnavailable, WaitTimeout
 from rota.fleet.agent_settings import settings_of, spec_for
+from rota.fleet.progress import ProgressReports
 from rota.fleet.run_logs import BoundedLog
 from rota.fleet.runners.contract import Assignment, RunOutcome, StopHandle
 from rota.fleet.stop_escalation import StopEscalation
@@ -35,7 +37,7 @@ from rota.host.watchdog import Watchdog
 from rota.kernel.journal import TAIL_MAX
 from rota.kernel.run_reports import INVALID_REPORT, RunReport
 from rota.model.checks import SECONDS_MAX
-from rota.model.events import LedgerCharged
+from rota.model.events import LedgerCharged, RunProgressed
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
 from rota.service.outages import call_through_outage, may_be_executed
@@ -82,12 +84,16 @@ class LiveRun:
         self._watchdog = watchdog
         self._log = log
         self._slot_hold = slot_hold
-        self._lock = threading.Lock()  # guards _spent, _ceiling and _spawned
+        self._lock = threading.Lock()  # guards _spent, _asks, _ceiling and _spawned
         self._log_lock = threading.Lock()  # several threads of a run may write to the log
         self._spent: dict[str, int] = {}
+        self._settled: dict[str, int] = {}  # the part of it that settled what was acquired
+        self._asks = 0  # of limits, so far
         self._spawned = 0  # children, for their keys
         self._saved = assignment.checkpoint
         self._ceiling = assignment.entry.ceiling  # lower while a part of it is lent to a child
+        self._stopping = threading.Condition()
+        self._progress = ProgressReports(api.clock, watchdog, self._record_progress)
         wall_s = assignment.settings.limits.wall_s
         self._wall_timer = None if wall_s is None else watchdog.watch(wall_s, self._time_out)
 
@@ -107,7 +113,9 @@ class LiveRun:
 
     def stop(self, reason: str, grace_s: float | None = None) -> bool:
         """Begin to stop the run; False if it is already being stopped or has ended."""
-        return self.escalation.stop(reason, grace_s)
+        has_begun = self.escalation.stop(reason, grace_s)
+        self._wake_for_stop()
+        return has_begun
 
     def _time_out(self) -> None:
         self.stop("timed_out")
@@ -115,10 +123,16 @@ class LiveRun:
     def kill(self, reason: str) -> None:
         """Kill the run now."""
         self.escalation.kill(reason)
+        self._wake_for_stop()
+
+    def _wake_for_stop(self) -> None:
+        with self._stopping:
+            self._stopping.notify_all()
 
     def report(self, outcome: RunOutcome) -> RunReport | None:
         """Return the report to commit when the run has ended; None if another worker has the claim."""
         self.escalation.end()
+        self._progress.close()
         if self._wall_timer is not None:
             self._watchdog.cancel(self._wall_timer)
         self._log.close()
@@ -188,6 +202,19 @@ class LiveRun:
         """Return the end of the log."""
         return self._log.tail(LOG_TAIL_BYTES)
 
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Report how far the work is."""
+        self._progress.report(fraction, text)
+
+    def _record_progress(self, fraction: float, text: str) -> None:
+        event = RunProgressed(sched_id=self.entry.sched_id, attempt=self.entry.attempt, fraction=fraction, text=text)
+        self._api.journal.record(event, pid=self.entry.pid)
+
+    def wait_for_stop(self, timeout_s: float | None = None) -> bool:
+        """Wait until the run is asked to stop or the timeout has passed; return whether it should stop."""
+        with self._stopping:
+            return wait_until(self._api.clock, self._stopping, lambda: self.stop_reason is not None, timeout_s)
+
     def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:
         """Record usage and return what is left. Stop the run if it exceeds its ceiling or its agent's grant."""
         over_limit = self._charge(amounts)
@@ -218,11 +245,13 @@ class LiveRun:
         while events := self._api.journal.tail(cursor, TAIL_MAX, pid=self.entry.pid):
             cursor = events[-1].event_id
             for event in events:
-                if event.kind == LedgerCharged.kind and event.payload.get("sched_id") == self.entry.sched_id:
+                is_own = event.payload.get("sched_id") == self.entry.sched_id and event.payload.get("ask") is None
+                if event.kind == LedgerCharged.kind and is_own:
                     for dim, amount in event.payload.get("amounts", {}).items():
                         charged[dim] = charged.get(dim, 0) + amount
         with self._lock:
-            return all(charged.get(dim, 0) - self._spent.get(dim, 0) >= amount for dim, amount in amounts.items())
+            known = {dim: self._spent.get(dim, 0) - self._settled.get(dim, 0) for dim in amounts}
+        return all(charged.get(dim, 0) - known[dim] >= amount for dim, amount in amounts.items())
 
     def remaining(self) -> dict[str, int]:
         """Return what is left of the run's ceiling and its agent's grants, per dimension."""
@@ -240,6 +269,39 @@ class LiveRun:
         """Pause a named limit, or every limit that this run draws on, for all agents that draw on it."""
         throttle = self._api.supervision.throttle
         self._call(lambda: throttle(self.entry.sched_id, self.token, retry_after_s, name))
+
+    def acquire(self, name: str, amounts: Mapping[str, int], wait_s: float | None = None) -> str:
+        """Wait until a limit has these amounts; return the key to settle them with. A stop request ends the wait."""
+        with self._lock:
+            self._asks += 1
+            key = str(self._asks)
+        give_up_at = None if wait_s is None else self._api.clock.monotonic() + wait_s
+        ask = partial(self._api.supervision.acquire, self.entry.sched_id, self.token, name, amounts, key=key)
+        while True:
+            left_s = WAIT_SLICE_S if give_up_at is None else give_up_at - self._api.clock.monotonic()
+            if self._call(partial(ask, wait_s=max(0.0, min(left_s, WAIT_SLICE_S)))).granted_at is not None:
+                return key
+            is_over = give_up_at is not None and left_s <= WAIT_SLICE_S
+            if is_over or self.stop_reason is not None:
+                self.settle(key, dict.fromkeys(amounts, 0))  # give up the place
+                why = f"within {wait_s:g} s" if is_over else f"before the run was asked to stop ({self.stop_reason})"
+                raise WaitTimeout(f"the limit {name} did not have what was asked {why}", sched_id=self.entry.sched_id)
+
+    def settle(self, key: str, used: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Say what was used of what was acquired; return what is left, like `charge`."""
+        settle = self._api.supervision.settle
+        settled = self._call(lambda: settle(self.entry.sched_id, self.token, key, used))
+        left = self._note_settled(settled.charged)
+        if any(amount < 0 for amount in left.values()):
+            self.stop("over_budget")
+        return left
+
+    def _note_settled(self, amounts: Mapping[str, int]) -> dict[str, int]:
+        with self._lock:
+            for spent in (self._spent, self._settled):
+                for dim, amount in amounts.items():
+                    spent[dim] = spent.get(dim, 0) + amount
+        return self.remaining()
 
     def spawn(self, agent: str, payload: Mapping[str, Any], lent: Mapping[str, int], **options: Any) -> int:
         """Enqueue a child with a part of this run's budget and at least its priority; return its sched_id."""

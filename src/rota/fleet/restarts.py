@@ -19,6 +19,7 @@ from rota.host.watchdog import Watchdog
 from rota.kernel.run_reports import RunReport
 from rota.kernel.supervision import QUARANTINE
 from rota.model.checks import SECONDS_MAX
+from rota.model.retries import NOT_RETRYABLE
 from rota.model.work import RestartPolicy
 from rota.service.api import SchedulerApi
 from rota.store.author import keeping_author
@@ -55,8 +56,8 @@ class Restarts:
 
     def before_report(self, run: LiveRun, report: RunReport) -> None:
         """Quarantine the agent if needed, before the commit that reports this run and may claim the agent's next."""
-        if report.back is not None or report.exit_kind == "cancelled":
-            return
+        if report.back is not None or report.exit_kind == "cancelled" or report.outcome == NOT_RETRYABLE:
+            return  # an error that the agent declares as final says something about the entry, not about the agent
         restart = run.assignment.settings.restart
         failures = self._count(run.entry.pid, failed=report.exit_kind != "completed")
         if failures >= restart.quarantine_after > 0:

@@ -41,13 +41,14 @@ _CONTINUATION = 0b1000_0000  # the two high bits of a UTF-8 byte that is not the
 class BoundedLog:
     """The beginning and the end of a stream. One thread writes; a reader on another thread may lag slightly."""
 
-    def __init__(self, log_bytes: int, path: Path | None = None) -> None:
+    def __init__(self, log_bytes: int, path: Path | None = None, *, opens_late: bool = False) -> None:
+        """With `opens_late` the file is created when something is written."""
         self._head_bytes = (log_bytes + 1) // 2
         self._tail_bytes = log_bytes // 2
         self._head = bytearray()
         self._tail = bytearray()  # up to twice its final length, so that not every write shifts it
         self._past_head = 0  # bytes that arrived when the head was full
-        self._copy = _FileCopy(path) if path is not None else None
+        self._copy = _FileCopy(path, opens_late=opens_late) if path is not None else None
 
     @property
     def seen_bytes(self) -> int:
@@ -129,9 +130,17 @@ def _without_partial_character(data: bytes) -> bytes:
 class _FileCopy:
     """The copy of a log in a file. A full disk ends the copy, never the run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, opens_late: bool = False) -> None:
         self.problem: str | None = None
         self._file: io.FileIO | None = None
+        self._path: Path | None = path  # None: it was opened
+        if not opens_late:
+            self._open()
+
+    def _open(self) -> None:
+        path, self._path = self._path, None
+        if path is None:
+            return
         try:
             self._file = io.FileIO(_open_log(path), "r+")
             self._file.truncate()
@@ -140,6 +149,8 @@ class _FileCopy:
 
     def append(self, data: bytes) -> None:
         """Write data at the end."""
+        if self._path is not None:
+            self._open()
         if self._file is None:
             return
         try:
@@ -161,6 +172,7 @@ class _FileCopy:
 
     def close(self) -> None:
         """Close the file."""
+        self._path = None
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -45,6 +45,7 @@ __all__ = ["PARK_S", "PreparedRun", "SlotLoop"]
 PARK_S = 300.0  # how long one wait for entries lasts before it is repeated
 QUICK_S = 0.001  # a run shorter than this costs less than its commit
 LINGER_S = 0.0005  # how long a commit waits for such runs
+REPORT_TRIES = 5  # turns that fail before a loop that ends when it is idle gives up its results
 _log = logging.getLogger("rota.fleet")
 
 RunKey: TypeAlias = tuple[int, int | None]  # sched_id and claim token
@@ -104,6 +105,10 @@ class SlotLoop:
         self._mean_run_s = QUICK_S  # moving average of how long a run lasts
         self._is_parked = False
         self._is_claiming = True
+        self.ended: Counter[str] = Counter()  # entries that ended here, by exit kind
+        self._problem: RotaError | None = None  # why the last turn failed
+        self._failures = 0  # turns that failed in a row
+        self._ends_when_idle = False
         self._threads = _RunThreads("rota-run")
 
     # --- for the supervisor ----------------------------------------------------------------------
@@ -151,15 +156,36 @@ class SlotLoop:
             was_parked = self._wake()
         self._interrupt_claim(was_parked)
 
-    def serve(self, *, until_idle: bool = False) -> None:
-        """Run entries until `stop_claiming`, or with `until_idle` until there is nothing to claim."""
-        while self._iterate_or_pause(until_idle=until_idle):
-            pass
+    @property
+    def is_busy(self) -> bool:
+        """Whether a run is in progress or its report is not committed yet."""
+        with self._changed:
+            return bool(self._active or self._pending)
+
+    def serve(self, on_idle: Callable[[], bool] | None = None) -> None:
+        """Run entries until `stop_claiming`.
+
+        `on_idle` is called when nothing runs here and a claim returned nothing; it may wait, and returns whether to go
+        on. A loop that has it also ends, with the error, if the store cannot be used: it must not look idle.
+        """
+        self._ends_when_idle = on_idle is not None
+        going: bool | None = True
+        while going:
+            going = self._iterate_or_pause()
+            if self._problem is not None and self._is_lost():
+                raise self._problem
+            if going is None and on_idle is not None:
+                going = on_idle()
         self._threads.stop_idle()
 
-    def _iterate_or_pause(self, *, until_idle: bool) -> bool:
+    def _is_lost(self) -> bool:
+        """Whether to give up: nothing runs, and the store cannot be used; with results to report, after some turns."""
+        is_idle = self._ends_when_idle and self._failures > 0 and not self._active
+        return is_idle and (not self._pending or self._failures >= REPORT_TRIES)
+
+    def _iterate_or_pause(self) -> bool | None:
         try:
-            return self._iterate(until_idle=until_idle)
+            return self._iterate()
         except Exception:  # a defect must not end the loop: the runs of all other agents depend on it
             _log.exception("slot loop: unexpected error; continuing in %g s", RETRY_S)
             self._pause()
@@ -171,8 +197,8 @@ class SlotLoop:
 
     # --- one iteration ---------------------------------------------------------------------------
 
-    def _iterate(self, *, until_idle: bool) -> bool:
-        """Report, claim and start runs once; False when the loop is done."""
+    def _iterate(self) -> bool | None:
+        """Report, claim and start runs once; False when the loop is done, None when there was nothing to do."""
         with self._changed:
             self._remove_surplus()
             self._grant_slots()
@@ -184,7 +210,7 @@ class SlotLoop:
                     return False
                 self._api.clock.wait(self._changed)
                 return True
-            waits = not reports and not (until_idle and not self._active)  # never delay a report
+            waits = not reports and not (self._ends_when_idle and not self._active)  # never delay a report
             self._is_parked = waits
         try:
             entries = self._report_and_claim(reports, wanted, PARK_S if waits else 0.0)
@@ -194,7 +220,7 @@ class SlotLoop:
         self._started = len(entries)
         for entry in entries:
             self._start(entry)
-        return bool(entries or waits or reports)
+        return True if entries or waits or reports else None
 
     def _wait_for_quick_runs(self) -> None:
         """If runs are shorter than a commit, wait briefly so that those just started share it. The lock is held."""
@@ -217,9 +243,11 @@ class SlotLoop:
                 return []
             if isinstance(problem, StoreReplaced) and not self._is_claiming:  # the supervisor ends without its store
                 return []
-            _log.warning("cannot report or claim: %s; retrying in %g s", problem, RETRY_S)
+            self._problem, self._failures = problem, self._failures + 1
             self._put_back(reports)
-            self._pause()
+            if not self._is_lost():
+                _log.warning("cannot report or claim: %s; retrying in %g s", problem, RETRY_S)
+                self._pause()
             return []
         except Exception as problem:
             if not reports:
@@ -227,6 +255,7 @@ class SlotLoop:
             _log.exception("unexpected error in a commit of %s reports", len(reports))
             self._isolate(reports, problem)
             return []
+        self._problem, self._failures = None, 0
         self._handle_answers(reports, answers)
         return entries
 
@@ -250,6 +279,8 @@ class SlotLoop:
         for (run, report), answer in zip(reports, answers, strict=True):
             if isinstance(answer, RotaError):
                 _log.warning("the report of entry %s was refused: %s", report.sched_id, answer)
+            elif answer[1] == "completed":
+                self.ended[report.exit_kind if report.back is None else "cancelled"] += 1
             if run is not None:
                 self._after_report(run, report)
 

@@ -14,6 +14,9 @@ store cannot be reached, everything waits and goes on afterwards (service/outage
 
     SIGTERM, Ctrl-C     drain: claim nothing more, let the runs end; after `drain_s` ask them to stop
     a second signal     kill everything now; the entries of the killed runs are queued again
+
+With `until_idle` it ends when nothing is left to wait for (idle.py). The first slot loop decides that; the others run
+until it stops them.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import signal
 import socket
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -31,13 +35,16 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from rota.errors import FleetInvalid, NotFound, RotaError, StoreReplaced, StoreUnavailable
+from rota.errors import FleetInvalid, InvalidInput, NotFound, RotaError, StoreReplaced, StoreUnavailable
 from rota.fleet.agent_settings import AgentSettings, settings_of
+from rota.fleet.config.tables import SLOTS_MAX
 from rota.fleet.heartbeats import BackgroundTask, Heartbeats
+from rota.fleet.idle import IdleCheck, IdleRule
 from rota.fleet.live_run import LiveRun, remaining_budget
 from rota.fleet.preemption import Preemptible, Preemption
 from rota.fleet.restarts import Restarts
 from rota.fleet.run_logs import LOGS_MAX, BoundedLog, LogFolder
+from rota.fleet.run_summary import RunSummary
 from rota.fleet.runners import registry
 from rota.fleet.runners.contract import Assignment, RunAccess, Runner, RunOutcome
 from rota.fleet.runners.resources import RunnerResources
@@ -77,8 +84,12 @@ class SupervisorSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = DRAIN_S
     preemption_thresholds: tuple[int, ...] = ()  # between priority bands; empty: no preemption
     preemption_grace_s: float | None = None  # None: the agent's `stop_grace_s`
-    logs: str | None = None  # folder for the output of programs; None: only its end is kept, in the result
+    logs: str | None = None  # folder for the output of runs; None: only its end is kept, in the result
     logs_max: int = LOGS_MAX  # maximum number of log files; the oldest are removed first
+    echo: bool = False  # also write what functions print to standard output, besides the run's log
+
+    def __post_init__(self) -> None:
+        check_slots(self.slots)
 
 
 class Supervisor:
@@ -94,7 +105,7 @@ class Supervisor:
         self.settings = settings or SupervisorSettings()
         self.incarnation = uuid.uuid4().hex
         self.worker_id = self.settings.worker_id or f"{socket.gethostname()}-{os.getpid()}-{self.incarnation[:8]}"
-        self.resources = RunnerResources(api.clock)
+        self.resources = RunnerResources(api.clock, echo=self.settings.echo)
         self.ended_runs = 0
         self._api = api
         self._functions = functions or {}
@@ -119,36 +130,73 @@ class Supervisor:
         """Run a task on the heartbeat thread. Call this before `run`."""
         self._tasks.append(task)
 
-    def run(self, *, until_idle: bool = False, handles_signals: bool = False) -> int:
-        """Run entries; return the number of runs that have ended."""
+    def run(self, *, until_idle: bool | IdleRule = False, handles_signals: bool = False) -> RunSummary:
+        """Run entries until `drain`, or with `until_idle` until nothing is left to wait for; return what was done."""
         with acting_as(f"worker:{self.worker_id}"):
             return self._run(until_idle=until_idle, handles_signals=handles_signals)
 
-    def _run(self, *, until_idle: bool, handles_signals: bool) -> int:
+    def _run(self, *, until_idle: bool | IdleRule, handles_signals: bool) -> RunSummary:
         self._start()
+        rule = IdleRule() if until_idle is True else until_idle or None
+        expired = self._expired() if rule is not None else 0
         heartbeats = self._wait_out(self._make_heartbeats)
         heartbeats.start()
+        check = None if rule is None else self._idle_check(rule)
+        on_idle = None if check is None else partial(self._on_idle, check, heartbeats)
         try:
             with self._signals() if handles_signals else nullcontext():
-                self._serve(until_idle=until_idle)
+                self._serve(on_idle)
         finally:
             self._close(heartbeats)
         if self._replaced is not None:
             raise self._replaced
-        return self.ended_runs
+        return self._summary(check, self._expired() - expired if rule is not None else 0)
+
+    def _summary(self, check: IdleCheck | None, expired: int) -> RunSummary:
+        ended = sum((loop.ended for loop in self.slot_loops), start=Counter[str]())
+        return RunSummary(
+            runs=self.ended_runs,
+            completed=ended["completed"],
+            failed=ended["failed"] + ended["crashed"],
+            cancelled=ended["cancelled"],
+            expired=max(0, expired),
+            waiting=() if check is None else check.waiting,
+        )
+
+    def _expired(self) -> int:
+        return self._api.queue.counts().get("expired", 0)
+
+    def _idle_check(self, rule: IdleRule) -> IdleCheck:
+        return IdleCheck(
+            self._api,
+            rule,
+            workers=[loop.worker_id for loop in self.slot_loops],
+            kinds={kind for loop in self.slot_loops for kind in loop.kinds},
+            not_runnable=lambda: self._unrunnable,
+        )
+
+    def _on_idle(self, check: IdleCheck, heartbeats: Heartbeats) -> bool:
+        """Decide whether the first slot loop, which has nothing to do, goes on; wait before it does."""
+        if not self._is_stopping():
+            heartbeats.catch_up()  # triggers may have something to enqueue
+        return check.goes_on(lambda: any(loop.is_busy for loop in self.slot_loops), self._is_stopping)
+
+    def _is_stopping(self) -> bool:
+        return self._is_draining or self._replaced is not None
 
     def _make_heartbeats(self) -> Heartbeats:
         return Heartbeats(self._api, self.settings.heartbeat_s, lambda: self.runs, self._tasks, self._end_without_store)
 
-    def drain(self) -> None:
+    def drain(self, *, level: int = logging.INFO) -> None:
         """Claim nothing more and let the runs end; ask those that run for longer than `drain_s` to stop."""
         with self._lock:
             if self._is_draining:
                 return
             self._is_draining = True
-        _log.info("draining: waiting for %s runs", len(self.runs))
         for loop in self.slot_loops:
             loop.stop_claiming()
+        count = len(self.runs)
+        _log.log(level, "draining: waiting for %s run%s; Ctrl-C again stops them", count, "" if count == 1 else "s")
         self._record("draining")
         self._watchdog.watch(self.settings.drain_s, lambda: self._stop_all("draining"))
 
@@ -167,6 +215,7 @@ class Supervisor:
 
     def resize(self, slots: int | dict[str, int]) -> None:
         """Change the number of slots; the kinds of slots stay as they were at the start."""
+        check_slots(slots)
         wanted = dict(_pools(slots))
         for loop in self.slot_loops:
             loop.resize(wanted.get(loop.kinds, 0))
@@ -205,14 +254,17 @@ class Supervisor:
     def _take_over(self) -> int:
         return sum(self._api.queue.take_over(loop.worker_id, self.incarnation) for loop in self.slot_loops)
 
-    def _serve(self, *, until_idle: bool) -> None:
+    def _serve(self, on_idle: Callable[[], bool] | None) -> None:
         """Run each slot loop on its own thread; the first on the calling thread, where signals arrive."""
         first, *others = self.slot_loops
-        serve = [keeping_author(partial(loop.serve, until_idle=until_idle)) for loop in others]
-        threads = [threading.Thread(target=each, daemon=True) for each in serve]
+        threads = [threading.Thread(target=keeping_author(loop.serve), daemon=True) for loop in others]
         for thread in threads:
             thread.start()
-        first.serve(until_idle=until_idle)
+        try:
+            first.serve(on_idle)
+        finally:
+            for loop in others if on_idle is not None else ():
+                loop.stop_claiming()
         for thread in threads:
             thread.join()
 
@@ -235,8 +287,8 @@ class Supervisor:
 
         def act(_number: int, _frame: object) -> None:
             # on another thread: this one may hold a lock that draining needs
-            target = keeping_author(self.kill if self._is_draining else self.drain)
-            threading.Thread(target=target, daemon=True).start()
+            stop = self.kill if self._is_draining else partial(self.drain, level=logging.WARNING)
+            threading.Thread(target=keeping_author(stop), daemon=True).start()
 
         before = {number: signal.signal(number, act) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -395,9 +447,11 @@ class Supervisor:
 
     def _open_log(self, assignment: Assignment) -> BoundedLog:
         path = None
-        if self._logs is not None and assignment.settings.runner != "callable":
+        if self._logs is not None:
             path = self._logs.path_for(assignment.entry.sched_id, assignment.entry.attempt)
-        log = BoundedLog(assignment.settings.limits.log_bytes, path)
+        # most functions print nothing: their runs need no file
+        opens_late = assignment.settings.runner == "callable"
+        log = BoundedLog(assignment.settings.limits.log_bytes, path, opens_late=opens_late)
         if log.copy_problem is not None:
             _log.warning("entry %s: its output is not kept in a file: %s", assignment.entry.sched_id, log.copy_problem)
         return log
@@ -457,6 +511,14 @@ class _SlotHold:
 
     def reacquire(self) -> None:
         self._loop.reacquire_slot(self._key)
+
+
+def check_slots(slots: Any) -> None:
+    """Refuse a number of slots with which nothing could run."""
+    counts = slots.values() if isinstance(slots, dict) else (slots,)
+    if not counts or any(type(count) is not int or not 1 <= count <= SLOTS_MAX for count in counts):
+        text = f"slots must be a whole number from 1 to {SLOTS_MAX:,}, or such a number per kind of slot, not {slots!r}"
+        raise InvalidInput(text, field="slots", hint="For example slots=4, or slots={'gpu': 1, 'any': 4}.")
 
 
 def _pools(slots: int | dict[str, int]) -> list[tuple[tuple[str, ...], int]]:

@@ -37,15 +37,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
 from rota.clock import Clock
 from rota.errors import Conflict, InvalidInput, NotFound
 from rota.fleet.agent_settings import settings_of, spec_for
-from rota.fleet.config.tables import Fleet
 from rota.fleet.notes import read_note, report_ignored
 from rota.fleet.trigger_rules import INSTANT_MAX, TIMED, latest_by, matches_kind, next_after
 from rota.model.agent_names import agent_in_project
@@ -53,7 +52,7 @@ from rota.model.events import RESERVED_PREFIX, EntriesCompleted, Event, TriggerF
 from rota.model.work import Agent, Trigger
 from rota.service.api import KernelApi
 
-__all__ = ["EVENTS_MAX", "LATE_MAX_S", "Firing", "Triggers"]
+__all__ = ["EVENTS_MAX", "LATE_MAX_S", "Firing", "TriggerSource", "Triggers"]
 
 EVENTS_MAX = 1_000  # events without a firing after which the progress is saved
 LATE_MAX_S = 60.0  # without catch_up, a firing that is later than this is skipped
@@ -68,6 +67,43 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
     sched_id: int | None = None
     created: bool = False  # False: the entry existed, from another supervisor or an earlier process
     error: str | None = None  # why the entry could not be enqueued; it is not tried again
+
+
+class TriggerEntry(Protocol):
+    """One trigger of an agent."""
+
+    @property
+    def trigger(self) -> Trigger:
+        """The trigger."""
+        ...
+
+
+class TriggeredAgent(Protocol):
+    """An agent that has triggers."""
+
+    @property
+    def project(self) -> str | None:
+        """Its project."""
+        ...
+
+    @property
+    def triggers(self) -> Sequence[TriggerEntry]:
+        """What enqueues it."""
+        ...
+
+
+class TriggerSource(Protocol):
+    """Where triggers come from: a fleet, or the agents of a Python program."""
+
+    @property
+    def title(self) -> str:
+        """The name under which the progress of its triggers is stored."""
+        ...
+
+    @property
+    def agents(self) -> Mapping[str, TriggeredAgent]:
+        """Its agents by name."""
+        ...
 
 
 class _ActiveTrigger(msgspec.Struct):
@@ -139,7 +175,7 @@ def _readable(note: _StoredProgress, journal_end: int) -> tuple[_Progress, list[
 class Triggers:
     """The triggers of one fleet on one store. Any thread may call any method."""
 
-    def __init__(self, api: KernelApi, clock: Clock, fleet: Fleet) -> None:
+    def __init__(self, api: KernelApi, clock: Clock, fleet: TriggerSource) -> None:
         self._api, self._clock = api, clock
         self._lock = threading.RLock()  # one call at a time, so that progress is saved in order
         self._title = ""
@@ -147,7 +183,7 @@ class Triggers:
         self._cursor = self._saved_cursor = 0
         self.reload(fleet)
 
-    def reload(self, fleet: Fleet) -> None:
+    def reload(self, fleet: TriggerSource) -> None:
         """Replace the triggers by those of another file; a trigger that is in both keeps its progress."""
         with self._lock:
             self._title = fleet.title
@@ -368,7 +404,7 @@ class Triggers:
         self._saved_cursor = self._cursor
 
 
-def _followed(fleet: Fleet, trigger: Trigger) -> tuple[str | None, str] | None:
+def _followed(fleet: TriggerSource, trigger: Trigger) -> tuple[str | None, str] | None:
     """The project and name of the agent of the file after which a trigger fires."""
     return None if trigger.after is None else (fleet.agents[trigger.after].project, trigger.after)
 

@@ -11,7 +11,7 @@ import sys
 import types
 from pathlib import Path
 
-__all__ = ["load_main", "locate_main", "this_process"]
+__all__ = ["MAIN_NAME", "load_main", "locate_main", "this_process"]
 
 MAIN_NAME = "__mp_main__"  # the name multiprocessing uses
 

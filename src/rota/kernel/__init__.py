@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import islice
+from pkgutil import resolve_name
 from typing import Any, Literal, TypeVar
 
 from rota.clock import Clock
@@ -19,16 +20,17 @@ from rota.errors import (
     SchedUnknownId,
     StoreCorrupt,
 )
-from rota.kernel.agents import Agents
+from rota.kernel.agents import OWNER_TERMINATED, Agents
 from rota.kernel.clock_jumps import compare_clocks
 from rota.kernel.contexts import Contexts
 from rota.kernel.dry_run import DryRun, dry_run
-from rota.kernel.entries import EntryFilter
+from rota.kernel.entries import EntryFilter, EntryGroup
 from rota.kernel.environment import kernel_environment
 from rota.kernel.graph_runs import GraphRuns
 from rota.kernel.integrity import PROBLEMS_MAX, find_problems
 from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
+from rota.kernel.policies import Policies
 from rota.kernel.project_reads import ProjectReads
 from rota.kernel.projects import Projects
 from rota.kernel.queue import Queue
@@ -38,7 +40,7 @@ from rota.kernel.run_reports import Completion, RunReport
 from rota.kernel.runs import HeartbeatReply
 from rota.kernel.settings import read_number
 from rota.kernel.supervision import Supervision
-from rota.kernel.turn import TurnResult
+from rota.kernel.turn import TurnRequest, TurnResult
 from rota.model.work import Agent, ReadyEntry, ScheduleSpec
 from rota.store import NORMAL_DURABILITY_KEY, Store, Transaction
 from rota.store.forks import in_child
@@ -49,6 +51,7 @@ from rota.store.statements import journal as journal_sql
 __all__ = [
     "Completion",
     "EntryFilter",
+    "EntryGroup",
     "HeartbeatReply",
     "IllegalQueueTransition",
     "Kernel",
@@ -63,7 +66,7 @@ __all__ = [
 ]
 
 
-_OWNER_TERMINATED = "owner_terminated"
+_DISPATCHER = "rota.service.dispatcher:Dispatcher"
 T = TypeVar("T")
 
 
@@ -78,15 +81,25 @@ class Kernel:
             in_child(jitter.seed)  # else every child would back off at the same moments
         self.env = env = kernel_environment(store, self.clock, jitter, compare_clocks)
         self.journal = Journal(env)
-        self.agents = Agents(env)
         self.ledger = Ledger(env)
         self.contexts = Contexts(env)
         self.projects = Projects(env)
+        self.policies = Policies(env)
         self.queue = Queue(env)
+        self.agents = Agents(env, self.queue)
         self.graphs = GraphRuns(env)
         self.retention = Retention(env)
         self.supervision = Supervision(env, self.agents, self.queue)
         self.project_reads = ProjectReads(env)
+        self.queue.claim_by_policy = self._claim_by_policy
+
+    def _claim_by_policy(self, request: TurnRequest, tx: Transaction) -> list[ReadyEntry]:
+        """Claim by the policy of the store, for a program that uses the kernel without a dispatcher.
+
+        Policies are applied by the service, which the kernel does not import; here it is loaded by its name.
+        """
+        resolve_name(_DISPATCHER)(self)  # it sets `claim_by_policy`
+        return self.queue.claim_by_policy(request, tx)
 
     def terminate(
         self,
@@ -106,11 +119,11 @@ class Kernel:
             now = self.env.read_clock(tx)
             self.agents.terminate_in(tx, pid, exit_kind, checked, now)
             if queued == "cancel":
-                self.queue.cancel_batch_in(tx, entries, now, _OWNER_TERMINATED)
+                self.queue.cancel_batch_in(tx, entries, now, OWNER_TERMINATED)
 
         self.env.write(work)
         if queued == "cancel":  # entries beyond the first batch
-            self.queue.cancel_where(entries, reason=_OWNER_TERMINATED)
+            self.queue.cancel_where(entries, reason=OWNER_TERMINATED)
         return self.agents.get(pid)
 
     def dry_run(self, work: Callable[[DryRun], T], *, now: float | None = None) -> T:

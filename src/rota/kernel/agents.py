@@ -10,16 +10,20 @@ cannot use (damaged, or written by another version) is paused by `quarantine: â€
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from rota.errors import InvalidPayload, StoreCorrupt
+from rota.kernel.entries import EntryFilter
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.ledger import inherit_ledger
 from rota.kernel.lookups import check_project_exists, find_agent
 from rota.kernel.paging import LIST_MAX, page
+from rota.kernel.queue import Queue
 from rota.kernel.rows import agent_from_row, json_text
 from rota.model.agent_settings import check_settings, hide_env
 from rota.model.checks import ID_CHARS_MAX, PAYLOAD_BYTES_MAX, Checks
@@ -38,12 +42,14 @@ from rota.store import Transaction
 from rota.store.statements import agents as sql
 from rota.store.statements import flows as flow_sql
 
-__all__ = ["QUARANTINED_FOR", "Agents", "Recovery", "move_agent"]
+__all__ = ["OWNER_TERMINATED", "QUARANTINED_FOR", "Agents", "Recovery", "move_agent"]
 
 Pids: TypeAlias = list[int]
 AgentList: TypeAlias = list[Agent]  # in the class, `list` is a method
 Recovery = Literal["mark-suspended", "mark-dead"]
 QUARANTINED_FOR = "quarantine: "  # before the reason, as the `by` of a pause until the agent's settings change
+QUEUED = ("cancel", "keep")  # what becomes of the queued entries of an agent that ends
+OWNER_TERMINATED = "owner_terminated"  # the reason of entries that are cancelled with their agent
 RECOVERIES: dict[str, str] = {"mark-suspended": "suspend", "mark-dead": "terminate"}
 
 _agent = Checks("Agent", InvalidPayload)
@@ -75,8 +81,9 @@ def _json(field: str, value: Any) -> str:
 class Agents:
     """Creating agents and moving them through their states."""
 
-    def __init__(self, env: KernelEnvironment) -> None:
+    def __init__(self, env: KernelEnvironment, queue: Queue) -> None:
         self._env = env
+        self._queue = queue
 
     def create(
         self,
@@ -134,25 +141,46 @@ class Agents:
         return [agent_from_row(row) for row in self._env.read(lambda tx: tx.run(sql.FIND, (name,)))]
 
     def list(
-        self, *, state: str | None = None, project_id: str | None = None, limit: int = 100, offset: int = 0
+        self,
+        *,
+        state: str | None = None,
+        project_id: str | None = None,
+        parent_pid: int | None = None,
+        limit: int = 100,
+        offset: int = 0,
     ) -> tuple[list[Agent], int]:
         """Return a page of agents by pid, and the total number."""
         if state is not None:
             _agent.one_of("state", state, AGENT.states)
         _agent.optional_text("project_id", project_id)
-        at = page(limit, offset)
+        if parent_pid is not None:
+            _agent.whole("parent_pid", parent_pid)
+        at, wanted = page(limit, offset), (state, project_id, parent_pid)
 
         def work(tx: Transaction) -> tuple[list[Agent], int]:
-            rows = tx.run(sql.LIST, (state, project_id, at.limit, at.offset))
-            return [agent_from_row(row) for row in rows], int(tx.run(sql.COUNT, (state, project_id))[0][0])
+            rows = tx.run(sql.LIST, (*wanted, at.limit, at.offset))
+            return [agent_from_row(row) for row in rows], int(tx.run(sql.COUNT, wanted)[0][0])
 
         return self._env.read(work)
 
-    def transition(self, pid: int, state: str, *, reason: str | None = None, expect: str | None = None) -> Agent:
-        """Move an agent to another state, if the transition is legal; `expect` is the required state before."""
+    def transition(
+        self,
+        pid: int,
+        state: str,
+        *,
+        reason: str | None = None,
+        expect: str | None = None,
+        queued: Literal["cancel", "keep"] = "cancel",
+    ) -> Agent:
+        """Move an agent to another state, if the transition is legal; `expect` is the required state before.
+
+        An agent that becomes DEAD has its queued entries cancelled, unless `queued` is "keep", as with `terminate`.
+        """
         _agent.one_of("state", state, AGENT.states)
+        _agent.one_of("queued", queued, QUEUED)
         _agent.optional_text("reason", reason)
         _agent.optional_text("expect", expect)
+        ends = state == AgentState.DEAD and queued == "cancel"
         now = self._env.now()
 
         def work(tx: Transaction) -> Agent:
@@ -160,9 +188,14 @@ class Agents:
             if expect is not None and agent.state != expect:
                 raise AGENT.error(pid, agent.state, f"{state} (expected {expect})", legal=AGENT.verbs(agent.state))
             move_agent(tx, pid, agent.state, state, reason=reason, now=now)
+            if ends:
+                self._queue.cancel_batch_in(tx, EntryFilter(pid=pid), now, OWNER_TERMINATED)
             return find_agent(tx, pid)
 
-        return self._env.write(work)
+        moved = self._env.write(work)
+        if ends:  # entries beyond the first batch
+            self._queue.cancel_where(EntryFilter(pid=pid), reason=OWNER_TERMINATED)
+        return moved
 
     def terminate_in(self, tx: Transaction, pid: int, exit_kind: str, detail: dict[str, Any], now: float) -> Agent:
         """Terminate an agent inside a transaction that also handles its entries."""
@@ -242,14 +275,45 @@ class Agents:
         def work(tx: Transaction) -> Pids:
             rows = tx.run(sql.INTERRUPTED)
             for pid, state in rows:
-                target = advance(AGENT, state, RECOVERIES[policy], pid)
-                event = ProcessRecovered(prev_state=state, new_state=target, policy=policy, reason=reason)
-                event_id = append(tx, event, now=now, pid=pid)
-                exit_kind = "crashed" if target == AgentState.DEAD else None
-                tx.run(sql.MOVE, (target, reason, now, exit_kind, None, event_id, pid))
+                _recover(tx, (pid, state), policy, reason, now)
             return [pid for pid, _ in rows]
 
+        pids = self._env.write(work)
+        if policy == "mark-dead":
+            for pid in pids:
+                self._queue.cancel_where(EntryFilter(pid=pid), reason=OWNER_TERMINATED)
+        return pids
+
+    def interrupted(self) -> dict[int, float]:
+        """Return the agents that are RUNNING or WAITING, with the times of their last changes."""
+        rows = self._env.read(lambda tx: tx.run(sql.INTERRUPTED_BY_RUN))
+        return {pid: changed_at for pid, _, changed_at, _ in rows}
+
+    def recover_idle(self, unchanged: Mapping[int, float], *, reason: str = "daemon_restart") -> Pids:
+        """Suspend those of some agents that have no live run and have not changed since a time; returns their pids."""
+        now = self._env.now()
+
+        def work(tx: Transaction) -> Pids:
+            rows = [
+                row
+                for row in tx.run(sql.INTERRUPTED_BY_RUN)
+                if not row[3] and unchanged.get(row[0], math.nan) == row[2]
+            ]
+            for pid, state, _, _ in rows:
+                _recover(tx, (pid, state), "mark-suspended", reason, now)
+            return [row[0] for row in rows]
+
         return self._env.write(work)
+
+
+def _recover(tx: Transaction, agent: tuple[int, str], policy: Recovery, reason: str, now: float) -> None:
+    """Recover an agent, given by pid and state."""
+    pid, state = agent
+    target = advance(AGENT, state, RECOVERIES[policy], pid)
+    event = ProcessRecovered(prev_state=state, new_state=target, policy=policy, reason=reason)
+    event_id = append(tx, event, now=now, pid=pid)
+    exit_kind = "crashed" if target == AgentState.DEAD else None
+    tx.run(sql.MOVE, (target, reason, now, exit_kind, None, event_id, pid))
 
 
 def _settings(priority: int, weight: int, intent: Intent | str, cap: int | None) -> tuple[int, int, str, int | None]:

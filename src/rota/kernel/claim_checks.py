@@ -10,7 +10,7 @@ those without a look at this file (see `ClaimPass.try_claim`).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -46,11 +46,13 @@ from rota.policy.eligibility import (
     ContextFacts,
     EntryFacts,
     Facts,
+    KeyFacts,
     ProjectFacts,
     WorkspaceFacts,
     blocking,
 )
 from rota.store import Row, Transaction
+from rota.store.statements import limit_asks as ask_sql
 from rota.store.statements import projects as project_sql
 from rota.store.statements import queue as queue_sql
 
@@ -88,16 +90,26 @@ class ClaimChecks:
     """Checks entries inside one transaction, counting what this pass has claimed."""
 
     def __init__(
-        self, tx: Transaction, cache: KernelCache, now: float, due: DueSummary, *, check_budgets: bool = True
+        self,
+        tx: Transaction,
+        cache: KernelCache,
+        now: float,
+        due: DueSummary,
+        *,
+        clock_now: float | None = None,
+        check_budgets: bool = True,
     ) -> None:
+        """Times and deadlines of entries are compared with `now`, which may be a caller's; the rest with the clock."""
         self._tx = tx
         self._now = now
+        self._clock_now = now if clock_now is None else clock_now
         self._due = due
         self._check_budgets = check_budgets
         self._occupancy = Occupancy(tx, cache, due)
         self._contexts: dict[tuple[int, str | None], list[ContextRow]] = {}  # by pid and needs
         self._contexts_of_claims: dict[tuple[int, str | None], frozenset[int]] = {}  # ids, by pid and needs
         self._reserved: defaultdict[int, int] = defaultdict(int)  # by context, for live claims
+        self._claimed_keys: Counter[tuple[str | None, str]] = Counter()  # by project and key, in this pass
         self._holders: dict[str, dict[str, list[tuple[int, str, float]]]] = {}  # by project and workspace
 
     # --- checking --------------------------------------------------------------------------------
@@ -162,6 +174,7 @@ class ClaimChecks:
             budgets=self._budget_facts(entry, needs) if self._check_budgets else (),
             contexts=self._context_facts(entry, needs) if self._check_budgets and self._due.any_context else (),
             no_workspace=None if needs.mode is None else self._workspace_facts(entry, needs),
+            key=None if needs.concurrency_key is None else self._key_facts(entry, needs.concurrency_key, needs),
         )
 
     # --- claiming --------------------------------------------------------------------------------
@@ -173,12 +186,14 @@ class ClaimChecks:
         for context in self._contexts_for(entry, needs):
             tokens = needs.reserved(SHARED_DIM, 1)
             self._reserved[context.context_id] += self._drawn_from(context, entry, needs, tokens)
+        if needs.concurrency_key is not None:
+            self._claimed_keys[entry.project_id, needs.concurrency_key] += 1
         if needs.mode is None or entry.project_id is None:
             return None
         workspace = self._free_workspace(entry.project_id, needs)
         if workspace is not None:
             held = self._workspace_holders(entry.project_id)
-            held.setdefault(workspace, []).append((entry.sched_id, needs.mode, self._now))
+            held.setdefault(workspace, []).append((entry.sched_id, needs.mode, self._clock_now))
         return workspace
 
     def entries_on_loan(self) -> list[int]:
@@ -196,7 +211,14 @@ class ClaimChecks:
         self._occupancy.load_agents(row[PID] for row in rows)
         self._occupancy.load_owners(row[PROJECT] for row in rows if row[PROJECT] is not None)
 
-    # --- projects --------------------------------------------------------------------------------
+    # --- concurrency keys and projects -----------------------------------------------------------
+
+    def _key_facts(self, entry: CheckedEntry, key: str, needs: Needs) -> KeyFacts:
+        running = self._claimed_keys[entry.project_id, key]
+        for _, project_id, _, needs_text, _, count in self._occupancy.live_claims():
+            if project_id == entry.project_id and decode_needs(needs_text).concurrency_key == key:
+                running += count
+        return KeyFacts(key=key, running=running, cap=needs.concurrency_limit or 1)
 
     def _project_facts(self, project_id: str, kind: str | None) -> ProjectFacts:
         owner = self._occupancy.owner(project_id)
@@ -274,6 +296,44 @@ class ClaimChecks:
         return self._contexts[key]
 
     def _reserved_by_live(self, context: ContextRow) -> int:
+        """Return what live runs may still use of a context, and what they wait for at it."""
+        return self._reserved_by_claims(context) + self._change_by_asks(context, for_ask=False)
+
+    def reserved_for_ask(self, context: ContextRow) -> int:
+        """Return what a run that asks has to leave to others of a limit: what runs reserve that do not wait.
+
+        If those that wait kept their reservations, two of them could wait for each other.
+        """
+        return self._reserved_by_claims(context) + self._change_by_asks(context, for_ask=True)
+
+    def _change_by_asks(self, context: ContextRow, *, for_ask: bool) -> int:
+        """Return by how much the asks of live runs change what they reserve of a limit.
+
+        What a run holds of the limit is charged there already, so it is reserved no more. One that waits wants what it
+        asks for, or what it reserves, whichever is more.
+        """
+        if context.name is None:
+            return 0
+        runs: dict[int, tuple[Row, int, int, bool]] = {}  # by entry: held, waiting for, whether it waits at all
+        for row in self._tx.run(ask_sql.LIVE):
+            sched_id, name, asked_text, rest_text, granted_at = row[:5]
+            _, held, wanted, waits = runs.get(sched_id, (row, 0, 0, False))
+            is_here = name == context.name and context.project_id in (None, row[6])
+            if granted_at is None:
+                wanted += decode_spent(asked_text).get(context.unit, 0) if is_here else 0
+            else:
+                held += decode_spent(rest_text).get(context.unit, 0) if is_here else 0
+            runs[sched_id] = row, held, wanted, waits or granted_at is None
+        change = 0
+        for row, held, wanted, waits in runs.values():
+            own = 0
+            if context.unit != "requests" and context.context_id in self._context_ids_of_claim(*row[5:8]):
+                own = decode_needs(row[7]).reserved(SHARED_DIM, 1, decode_spent(row[8]))
+            left = max(0, own - held)
+            change += ((0 if waits else left) if for_ask else max(left, wanted)) - own
+        return change
+
+    def _reserved_by_claims(self, context: ContextRow) -> int:
         """Return what live claims may still use of a context; a request was used when its run began."""
         if context.unit == "requests":
             return 0
@@ -315,7 +375,7 @@ class ClaimChecks:
         return self._contexts_of_claims[key]
 
     def _context_facts(self, entry: CheckedEntry, needs: Needs) -> tuple[ContextFacts, ...]:
-        at_ms = contexts.to_ms(self._now)
+        at_ms = contexts.to_ms(self._clock_now)
         found = []
         for context in self._contexts_for(entry, needs):
             allowance = replenishment.refilled(context.allowance, at_ms)

@@ -24,7 +24,7 @@ from rota.kernel.contexts import ContextRow
 from rota.kernel.environment import UNLIMITED, DueSummary, KernelEnvironment
 from rota.kernel.flows import NO_PROJECT, ServedFlows
 from rota.kernel.journal import append
-from rota.kernel.maintenance import Maintenance
+from rota.kernel.maintenance import Maintenance, lift_holds, promote, restore_holds
 from rota.kernel.paging import READ_MAX
 from rota.kernel.rows import (
     ATTEMPT,
@@ -89,14 +89,17 @@ class PendingClaim(msgspec.Struct, frozen=True, gc=False):
 
 def begin_claim(tx: Transaction, env: KernelEnvironment, maintenance: Maintenance, request: TurnRequest) -> ClaimPass:
     """Do what is due, release what was held for the worker, and return the pass of its claim."""
-    now = env.read_clock(tx, writes=False) if request.now is None else request.now
-    due = maintenance.run_due(tx, now, now_from_clock=request.now is None)
+    now = env.read_clock(tx, writes=False)
+    due = maintenance.run_due(tx, now, now_from_clock=True, sweeps=request.now is None)
     env.workers_seen.mark_seen(request.worker.worker_id)
     if due.affinity_until is not None:
         affinity.release_for_claim(tx, env, request, now)
         # while entries are held for workers, one worker's empty result says nothing about another worker's
         tx.effects.applies_to_equivalents = False
-    return ClaimPass(tx, env, request, now, due)
+    claim = ClaimPass(tx, env, request, now, due)
+    if request.now is not None:
+        claim.lift_holds()
+    return claim
 
 
 class ClaimPass:
@@ -105,10 +108,14 @@ class ClaimPass:
     def __init__(
         self, tx: Transaction, env: KernelEnvironment, request: TurnRequest, now: float, due: DueSummary
     ) -> None:
+        """`now` is the clock's; the entries are seen at the request's time, if it has one."""
         self.tx = tx
         self.env = env
         self.request = request
-        self.now = now
+        self.claimed_at = now
+        self.now = now if request.now is None else request.now
+        self.lifted: list[Row] = []  # held entries that only this claim sees
+        self.has_unreleased = due.held_at is not None and due.held_at <= now  # held entries that are due
         self._due = due
         self._any_limit = due.any_limit
         self._checks: ClaimChecks | None = None  # made at the first entry that needs a look-up
@@ -133,6 +140,11 @@ class ClaimPass:
         return 0 if self.all_blocked or self._bytes >= CLAIM_BYTES_MAX else self.request.max_n - len(self.claimed)
 
     @property
+    def share_dim(self) -> str:
+        """The dimension of usage that sharing counts on this store."""
+        return self.env.cache.share_dim(self.tx)
+
+    @property
     def is_fleet_paused(self) -> bool:
         """Whether an operator has paused everything."""
         return self._due.fleet_paused_by is not None
@@ -150,7 +162,12 @@ class ClaimPass:
     def _claim_checks(self) -> ClaimChecks:
         if self._checks is None:
             self._checks = ClaimChecks(
-                self.tx, self.env.cache, self.now, self._due, check_budgets=self.request.check_budgets
+                self.tx,
+                self.env.cache,
+                self.now,
+                self._due,
+                clock_now=self.claimed_at,
+                check_budgets=self.request.check_budgets,
             )
         return self._checks
 
@@ -235,13 +252,42 @@ class ClaimPass:
             rows = self.ready_entries(limit=min(remaining, READ_MAX))
             if len(rows) > 1:
                 self.prefetch_owners(rows)
-            refused = 0
+            refused, unreleased = 0, self._first_unreleased() if self.has_unreleased else None
             for row in rows:
                 if self._bytes >= CLAIM_BYTES_MAX:
                     return
+                if unreleased is not None and _strict_order(row) > unreleased:
+                    break
                 refused += self.try_claim(row) is not None
-            if not refused and len(rows) < READ_MAX:
+            if unreleased is not None and self.remaining > 0:
+                self._release_due()
+            elif not refused and len(rows) < READ_MAX:
                 return
+
+    def release_all_due(self) -> None:
+        """Release every held entry that is due, for a policy that has to see all of them."""
+        while self.has_unreleased:
+            self._release_due()
+
+    def _first_unreleased(self) -> tuple[int, float, int] | None:
+        """Return the place in strict order of the first held entry that is due; None if all are released."""
+        rows = self.tx.run(sql.HELD_DUE, (self.claimed_at, 1))
+        return (-rows[0][7], rows[0][8], rows[0][0]) if rows else None
+
+    def _release_due(self) -> None:
+        self.has_unreleased = promote(self.tx, self.env, self.claimed_at)
+        self.env.cache.drop_due_summary()
+
+    def lift_holds(self) -> None:
+        """Let this claim see held entries that are runnable at the request's time, until `restore_holds`."""
+        held_at = self._due.held_at
+        if self.now > self.claimed_at and held_at is not None and held_at <= self.now:
+            self.lifted = lift_holds(self.tx, self.env, self.now, self.request.worker.worker_id)
+
+    def restore_holds(self) -> None:
+        """Hold the lifted entries again that were not claimed."""
+        restore_holds(self.tx, self.lifted, self._claimed_ids)
+        self.lifted = []
 
     def blocked_agents(self) -> set[int]:
         """Return the agents all of whose entries would be refused: paused, at their cap, or over their grant."""
@@ -387,10 +433,12 @@ class ClaimPass:
     ) -> list[ReadyEntry]:
         """Write all claims of the pass with one event and return the claimed entries."""
         self.claim_on_loans()
+        if self.lifted:
+            self.restore_holds()
         if not self.claimed:
             self.tx.effects.retry_at = self._due.retry_at
             return []
-        now, request, worker, claimed = self.now, self.request, self.request.worker, self.claimed
+        now, request, worker, claimed = self.claimed_at, self.request, self.request.worker, self.claimed
         event = EntriesClaimed(
             worker_id=worker.worker_id,
             incarnation=worker.incarnation,
@@ -403,8 +451,7 @@ class ClaimPass:
             admission_skipped=not request.check_budgets,
         )
         self.token = token = append(self.tx, event, now=now)
-        if request.now is None:
-            self.env.note_time(self.tx, now)
+        self.env.note_time(self.tx, now)
         expires_at = now + request.timeout_s
         head = (worker.worker_id, worker.incarnation, now, now, request.timeout_s, expires_at, token)
         # the columns of statements.queue.ENTRY from state on
@@ -452,7 +499,7 @@ class ClaimPass:
             )
             for entry in entries
         ]
-        end_runs(self.tx, self.env, run_ends, self.now)
+        end_runs(self.tx, self.env, run_ends, self.claimed_at)
 
     def claim_on_loans(self) -> None:
         """Claim entries whose budget was lent to them, in projects that were excluded because theirs is used up."""
@@ -470,7 +517,7 @@ class ClaimPass:
                 used[context.context_id] = context, used.get(context.context_id, (context, 0))[1] + 1
         moved: dict[str, int] = {}
         for context, count in used.values():
-            moved |= contexts.charge(self.tx, [context], {"requests": count}, self.now)
+            moved |= contexts.charge(self.tx, [context], {"requests": count}, self.claimed_at)
         return moved
 
 

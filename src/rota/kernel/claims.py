@@ -1,9 +1,9 @@
 """Claiming: a worker gets ready entries for itself, now or as soon as there are some.
 
 A claim is one transaction. It does what is due, releases what was held for the worker, and runs a pass that selects,
-checks and writes (claim_pass.py). Here the order is strict; the service claims by a policy, from the same pieces. If a
-pass claims nothing and the caller wants to wait, the store parks the request and runs it again when something changes
-or falls due.
+checks and writes (claim_pass.py). Here the order is strict; the service claims by a policy, from the same pieces. If
+the store has a policy of its own, the kernel's claim obeys it too, and has the service choose. If a pass claims nothing
+and the caller wants to wait, the store parks the request and runs it again when something changes or falls due.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ _queue = Checks("Queue", SchedInvalidPayload)
 
 
 class Claims(Runs):
-    """Claiming entries in strict order, and waiting for entries to claim."""
+    """Claiming entries, and waiting for entries to claim."""
+
+    # claims by the policy of the store; a dispatcher sets it, and the kernel makes one if there is none
+    claim_by_policy: Callable[[TurnRequest, Transaction], list[ReadyEntry]]
 
     def __init__(self, env: KernelEnvironment) -> None:
         super().__init__(env)
@@ -59,10 +62,15 @@ class Claims(Runs):
     def claim(
         self, *, worker_id: str, max_n: int = 1, wait_s: float = 0.0, **options: Unpack[ClaimOptions]
     ) -> list[ReadyEntry]:
-        """Claim ready entries for a worker, in strict order; while there are none, wait up to `wait_s`."""
+        """Claim ready entries for a worker; while there are none, wait up to `wait_s`.
+
+        The order is strict, unless the store has a policy of its own.
+        """
         request = make_turn_request(worker_id=worker_id, max_n=max_n, wait_s=wait_s, **options)
 
         def work(tx: Transaction) -> list[ReadyEntry]:
+            if self._env.cache.store_policy(tx).setting is not None:
+                return self.claim_by_policy(request, tx)
             seen: NoRepeats | None = None  # rarely needed
             while True:
                 claim = begin_claim(tx, self._env, self.maintenance, request)
@@ -115,12 +123,13 @@ class Claims(Runs):
         request = TurnRequest(worker, 1, now, claim_timeout_s, (), admission_check)
 
         def work(tx: Transaction) -> ReadyEntry:
-            at = self._env.read_clock(tx, writes=False) if now is None else now
-            due = self.maintenance.run_due(tx, at, now_from_clock=now is None)
+            at = self._env.read_clock(tx, writes=False)
+            due = self.maintenance.run_due(tx, at, now_from_clock=True, sweeps=now is None)
+            claim = ClaimPass(tx, self._env, request, at, due)
+            claim.lift_holds()
             rows = tx.run(queue_sql.GET, (_queue.whole("sched_id", sched_id),))
             if not rows:
                 raise SchedUnknownId(sched_id)
-            claim = ClaimPass(tx, self._env, request, at, due)
             blocked = claim.blocking_reasons(rows[0])
             if blocked:
                 raise _denied(sched_id, blocked)
@@ -135,7 +144,7 @@ class Claims(Runs):
         request = make_turn_request(worker_id=worker_id, max_n=max_n, kinds=kinds)
 
         def look(tx: Transaction) -> list[ReadyEntry]:
-            due, now, env = read_due_summary(tx), self._env.now(), self._env.isolated()
+            due, now, env = read_due_summary(tx)._replace(held_at=None), self._env.now(), self._env.isolated()
             if due.affinity_until is not None:
                 affinity.release_for_claim(tx, env, request, now)
             claim = ClaimPass(tx, env, request, now, due)

@@ -145,6 +145,7 @@ def _move(tx: Transaction, env: KernelEnvironment, by_s: float, now: float) -> N
         "windows": len(tx.run(sql.MOVE_WINDOWS, (by_s,))),
         "quarantines": len(tx.run(sql.MOVE_QUARANTINES, (by_s,))),
     }
+    tx.run(sql.MOVE_ASKS, (by_s,))
     tx.run(sql.COPY_BUCKETS, (by_s,))
     tx.run(sql.DROP_BUCKETS)
     tx.run(sql.PUT_BUCKETS)

@@ -19,21 +19,29 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from rota.errors import LimitExceeded, RotaError, SchedUnknownId, StaleClaim
-from rota.kernel import budget_loans, dependencies, flows, usage_windows
+from rota.kernel import budget_loans, dependencies, flows, limit_asks, usage_windows
 from rota.kernel.environment import KernelEnvironment
-from rota.kernel.flows import SHARED_DIM
 from rota.kernel.journal import append
 from rota.kernel.ledger import ChargeResult, Payer, record_usage
-from rota.kernel.rows import NO_OPTIONS, EntryOptions, decode_needs, decode_options, decode_spent
+from rota.kernel.rows import (
+    NO_OPTIONS,
+    EntryOptions,
+    decode_needs,
+    decode_options,
+    decode_spent,
+    options_with_error,
+)
 from rota.kernel.run_reports import CompletionAnswer, RunEnd, RunReport
 from rota.kernel.usage_windows import ALL_PROJECTS
 from rota.model.checks import DIMS_MAX
 from rota.model.events import CompletedEntry, EntriesCompleted, EntriesReturned, FlowMove, RunEnded
 from rota.model.lifecycle import ENTRY, advance
-from rota.model.work import Backoff
+from rota.model.retries import NOT_RETRIED
+from rota.model.work import AttemptError, Backoff
 from rota.store import Transaction
 from rota.store.statements import budgets as budget_sql
 from rota.store.statements import claims as sql
+from rota.store.statements import queue as queue_sql
 
 __all__ = [
     "METERED",
@@ -48,9 +56,10 @@ __all__ = [
     "stale_claim_error",
 ]
 
-METERED = frozenset({"cpu_s", "wall_s"})  # measured for every run, and charged only where a budget exists
+# measured for every run, and charged only where a budget exists or sharing counts it
+METERED = frozenset({"cpu_s", "wall_s"})
 UNREADABLE = "unreadable"  # the outcome of an entry whose stored row cannot be read
-NOT_RETRIED_OUTCOMES = frozenset({"over_budget", UNREADABLE})  # another attempt would end the same way
+ERROR_CHARS_MAX = 1_000  # of the error of an attempt that is retried
 _sched_id = itemgetter(4)  # of the parameters of `COMPLETE`
 _COMPLETED = ("dispatched", "completed")
 _RETURNED = ("dispatched", "queued")
@@ -86,18 +95,18 @@ class RunRow(msgspec.Struct, frozen=True, gc=False):
         """The entry's options."""
         return decode_options(self.options_text)
 
-    def correction(self, now: float) -> int:
+    def correction(self, dim: str, now: float) -> int:
         """Return measured usage minus what the flows were charged at the claim; 0 for a run with neither."""
-        return self.cost(now) - self.estimate if self.measured or self.estimate else 0
+        return self.cost(dim, now) - self.estimate if self.measured(dim) or self.estimate else 0
 
-    @property
-    def measured(self) -> int:
-        """The tokens charged so far."""
-        return 0 if self.spent_text is None else decode_spent(self.spent_text).get(SHARED_DIM, 0)
+    def measured(self, dim: str) -> int:
+        """The usage of a dimension that was charged so far."""
+        return 0 if self.spent_text is None else decode_spent(self.spent_text).get(dim, 0)
 
-    def cost(self, now: float) -> int:
-        """Return the run's shared usage: the tokens charged, else whole seconds, at least one."""
-        return self.measured or max(1, round(now - (self.dispatched_at or now)))
+    def cost(self, dim: str, now: float) -> int:
+        """Return what sharing counts: the usage charged, else the expected usage, else whole seconds, at least one."""
+        expected = 0 if self.needs_text is None else decode_needs(self.needs_text).expected.get(dim, 0)
+        return self.measured(dim) or expected or max(1, round(now - (self.dispatched_at or now)))
 
 
 class EndedRuns(NamedTuple):
@@ -161,7 +170,7 @@ def _decide(run: RunRow | None, run_end: RunEnd) -> tuple[RunRow, tuple[str, str
     verb = "complete"
     if run_end.exit_kind in (NO_OPTIONS.retry_on if run.options_text is None else run.options.retry_on):
         is_attempt = run_end.token is not None or run_end.verb == "reclaim"
-        has_more = run.attempt < run.max_attempts and run_end.outcome not in NOT_RETRIED_OUTCOMES
+        has_more = run.attempt < run.max_attempts and run_end.outcome not in NOT_RETRIED
         if is_attempt and has_more and not run.cancel_requested:
             verb = "reclaim" if run_end.verb == "reclaim" else "retry"
     return run, (run.state, str(advance(ENTRY, run.state, verb, run.sched_id)))
@@ -178,10 +187,11 @@ def stale_claim_error(run: RunRow, token: int | None) -> StaleClaim:
 
 def _take_report(tx: Transaction, env: KernelEnvironment, run: RunRow, report: RunReport, now: float) -> RunRow:
     """Charge what was measured, return the run to the queue if it asks for that, and record how the run ended."""
+    shared = env.cache.share_dim(tx)
     usage = {
         dim: amount
         for dim, amount in report.usage.items()
-        if amount > 0 and (dim not in METERED or _is_budgeted(tx, run, dim))
+        if amount > 0 and (dim not in METERED or dim == shared or _is_budgeted(tx, run, dim))
     }
     if usage:
         usage = _fitting(usage, decode_spent(run.spent_text))
@@ -214,9 +224,20 @@ def _is_budgeted(tx: Transaction, run: RunRow, dim: str) -> bool:
 
 
 def charge_run(
-    tx: Transaction, env: KernelEnvironment, run: RunRow, amounts: Mapping[str, int], now: float
+    tx: Transaction,
+    env: KernelEnvironment,
+    run: RunRow,
+    amounts: Mapping[str, int],
+    now: float,
+    *,
+    covered: Mapping[str, Mapping[str, int]] | None = None,
+    ask: str | None = None,
 ) -> tuple[RunRow, dict[str, ChargeResult]]:
-    """Record what a live run used, at every level; returns the run as it is now and its agent's ledger lines."""
+    """Record what a live run used, at every level; returns the run as it is now and its agent's ledger lines.
+
+    What it has acquired from a limit before is not charged to that again; `covered` says how much, if the charge
+    settles an ask.
+    """
     spent = dict(decode_spent(run.spent_text))
     for dim, amount in amounts.items():
         spent[dim] = spent.get(dim, 0) + amount
@@ -224,7 +245,9 @@ def charge_run(
         raise LimitExceeded("dims_max", DIMS_MAX, len(spent), field="amounts")
     spent_text = _encode(spent).decode()
     tx.run(sql.SPEND, (spent_text, run.sched_id))
-    payer = Payer(run.pid, run.project_id, decode_needs(run.needs_text), run.sched_id)
+    if covered is None:
+        covered = {} if run.spent_text is None else limit_asks.cover(tx, run.sched_id, run.token, amounts)
+    payer = Payer(run.pid, run.project_id, decode_needs(run.needs_text), run.sched_id, covered, ask)
     lines = record_usage(tx, payer, dict(amounts), now, moves_flow=False)
     env.cache.touch(run.pid, run.project_id)
     env.cache.drop_due_summary()  # usage leaves its window later, and contexts refill
@@ -246,12 +269,13 @@ def _write(
     touched: list[tuple[int, str | None]] = []
     is_gone: dict[str, bool] = {}  # by worker
     shares: dict[str, tuple[int, int]] = {}  # by project: usage and number of runs
+    dim = env.cache.share_dim(tx)
     for run, run_end in (*completed, *retried):
-        if (run.estimate or run.spent_text is not None) and (cost := run.correction(now)):
+        if (run.estimate or run.spent_text is not None) and (cost := run.correction(dim, now)):
             costs.append((run.pid, run.project_id, cost))
         if run.project_id is not None:  # also a failed run counts: else a project whose runs fail would stay first
             used, count = shares.get(run.project_id, (0, 0))
-            shares[run.project_id] = used + run.cost(now), count + 1
+            shares[run.project_id] = used + run.cost(dim, now), count + 1
         if run.worker_id is not None and (run_end.verb == "reclaim" or run_end.token is not None):
             is_gone[run.worker_id] = run_end.verb == "reclaim"  # it let a claim expire
         touched.append((run.pid, run.project_id))
@@ -276,6 +300,7 @@ def _write_completed(
     rows, entries, ended_ids, awaited = [], [], [], []
     for run, run_end in ended:
         exit_kind = "cancelled" if run.cancel_requested and run_end.verb == "reclaim" else run_end.exit_kind
+        _end_asks(tx, run, now, is_used=exit_kind == "completed")
         rows.append((now, exit_kind, run_end.outcome, run_end.result, run.sched_id))
         entries.append(CompletedEntry(run.sched_id, exit_kind, run_end.outcome))
         ended_ids.append(run.sched_id)
@@ -291,6 +316,12 @@ def _write_completed(
         ended_ids += dependencies.resolve_dependents(tx, env, awaited, now)
         env.cache.invalidate()  # entries of any owner may have been released or cancelled
     env.waiters.notify_on_commit(tx, ended_ids)
+
+
+def _end_asks(tx: Transaction, run: RunRow, now: float, *, is_used: bool) -> None:
+    """End what a run asked of limits. A run that charged nothing and asked for nothing has no `spent`."""
+    if run.spent_text is not None:
+        limit_asks.end_asks(tx, run.sched_id, run.token, run.project_id, now, is_used=is_used)
 
 
 class _Requeued(NamedTuple):
@@ -316,7 +347,9 @@ def backoff_s(backoff: Backoff, attempt: int, rng: random.Random) -> float:
 def _write_retries(
     tx: Transaction, env: KernelEnvironment, retried: list[tuple[RunRow, RunEnd]], moves: list[FlowMove], now: float
 ) -> None:
-    """Write the runs that are tried again, each after its own back-off."""
+    """Write the runs that are tried again, each after its own back-off, and keep what their attempts failed with."""
+    errors = [(_options_after(run, run_end, now), run.sched_id) for run, run_end in retried]
+    tx.run_many(queue_sql.SET_OPTIONS, [row for row in errors if row[0] is not None])
     verbs: tuple[Literal["retry", "reclaim"], ...] = ("retry", "reclaim")
     for verb in verbs:
         requeued = []
@@ -328,6 +361,21 @@ def _write_retries(
         if requeued:
             _write_requeued(tx, env, verb, requeued, moves, now=now)
             moves = []
+
+
+def _options_after(run: RunRow, run_end: RunEnd, now: float) -> str | None:
+    """Return the options of an entry with the error of the attempt that ends now; None if they cannot be decoded."""
+    error = _error_of(run_end)[:ERROR_CHARS_MAX]
+    return options_with_error(run.options_text, AttemptError(run.attempt, error, now))
+
+
+def _error_of(run_end: RunEnd) -> str:
+    """Return what a run failed with: the error in its result, else its outcome."""
+    if run_end.result is not None:
+        result = msgspec.json.decode(run_end.result)
+        if isinstance(result, dict) and isinstance(result.get("error"), str) and result["error"]:
+            return str(result["error"])
+    return run_end.outcome or run_end.exit_kind
 
 
 def return_to_queue(
@@ -344,7 +392,8 @@ def return_to_queue(
     advance(ENTRY, run.state, verb, run.sched_id)
     by_date = runnable_at is not None and runnable_at > now
     runnable_at = now + delay_s if runnable_at is None else runnable_at
-    moves = flows.moves_for_costs(tx, [(run.pid, run.project_id, run.correction(now))])
+    correction = run.correction(env.cache.share_dim(tx), now)
+    moves = flows.moves_for_costs(tx, [(run.pid, run.project_id, correction)])
     hold = "time" if runnable_at > now else None
     requeued = _Requeued(run, runnable_at, run.attempt - 1, hold, by_date=by_date)
     _write_requeued(tx, env, verb, [requeued], moves, now=now)
@@ -362,6 +411,7 @@ def _write_requeued(
     now: float,
 ) -> None:
     for each in requeued:
+        _end_asks(tx, each.run, now, is_used=verb == "yield")
         if each.run.needs_text is not None:
             budget_loans.end_attempt(tx, each.run.sched_id, each.run.token)
     rows = [(r.hold, r.runnable_at, r.by_date, r.attempt, r.outcome, r.run.sched_id) for r in requeued]

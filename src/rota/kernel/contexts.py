@@ -47,6 +47,7 @@ __all__ = [
     "charge",
     "contexts_for",
     "contexts_from_rows",
+    "limits_named",
     "refill",
     "throttle_for_run",
     "to_ms",
@@ -110,9 +111,14 @@ def _from_row(row: Row) -> ContextRow:
     return ContextRow(context_id, bound_to, bound_id, unit, state, allowance, *times, generation, project_id, problem)
 
 
+def limits_named(tx: Transaction, name: str, project_id: str | None) -> list[ContextRow]:
+    """Return the limits of a name that the runs of a project draw on, one for each unit."""
+    return [_from_row(row) for row in tx.run(sql.NAMED_FOR, (name, project_id))]
+
+
 def contexts_for(tx: Transaction, needs: Needs, pid: int, project_id: str | None) -> list[ContextRow]:
     """Return every context that an entry draws on: the limits it names, and the one other context that pays."""
-    found = [_from_row(row) for name in needs.draws_on for row in tx.run(sql.NAMED_FOR, (name, project_id))]
+    found = [limit for name in needs.draws_on for limit in limits_named(tx, name, project_id)]
     for bound_to, bound_id in (("call_path", needs.path), ("agent", str(pid)), ("project", project_id)):
         rows = tx.run(sql.BOUND, (bound_to, bound_id)) if bound_id is not None else []
         if rows:
@@ -228,6 +234,9 @@ class Contexts:
             known = [_from_row(row) for row in tx.run(sql.BOUND, (bound_to, bound))]
             if any((each.unit, each.project_id) == (unit, project_id) for each in known):
                 raise ContextExists(f"{bound_to} {bound} already has a context of {unit}", bound_id=bound)
+            if any((each.project_id is None) != (project_id is None) for each in known):
+                whose = "of single projects" if project_id is None else "for all projects"
+                raise ContextExists(f"the name {bound} is that of a limit {whose}; choose another", bound_id=bound)
             state = advance(CONTEXT, CONTEXT.initial, "bind")
             row = (bound_to, bound, unit, budget, period_ms, state, allowance_text, project_id)
             context_id = int(tx.run(sql.CREATE, row)[0][0])

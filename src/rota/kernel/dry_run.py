@@ -17,10 +17,13 @@ from typing import NamedTuple, TypeVar
 from rota.errors import SchedUnknownId
 from rota.kernel.environment import DueSummary, KernelEnvironment
 from rota.kernel.maintenance import Maintenance
+from rota.kernel.rows import decode_spent
+from rota.model.reasons import WaitsOnLimit
 from rota.store import Row, Transaction
 from rota.store.statements import budgets as budget_sql
 from rota.store.statements import claims as claim_sql
 from rota.store.statements import journal as journal_sql
+from rota.store.statements import limit_asks as ask_sql
 from rota.store.statements import queue as sql
 
 __all__ = ["DryRun", "dry_run"]
@@ -36,6 +39,7 @@ class DryRun(NamedTuple):
     now: float
     due: DueSummary
     cursor: int  # the last event before the dry run
+    clock_now: float  # `now` may be a caller's
 
     def row(self, sched_id: int) -> Row:
         """Return an entry as a claim would find it."""
@@ -57,6 +61,11 @@ class DryRun(NamedTuple):
         """Return the id, state and exit kind of each entry that an entry waits for."""
         return self.tx.run(sql.PREDECESSORS, (sched_id,))
 
+    def waits_on_limits(self, sched_id: int) -> list[WaitsOnLimit]:
+        """Return what a run waits for at limits."""
+        rows = self.tx.run_for(ask_sql.WAITING_RUNS, [sched_id])
+        return [WaitsOnLimit(name=row[1], asked=dict(decode_spent(row[2])), since_at=row[3]) for row in rows]
+
     def budget_window_s(self, owner: str, dim: str) -> float:
         """Return the length of a budget's window."""
         return float(self.tx.run(budget_sql.BUDGET_WINDOW, (owner, dim))[0][0])
@@ -74,8 +83,8 @@ def dry_run(env: KernelEnvironment, work: Callable[[DryRun], T], *, now: float |
 
     def rolled_back(tx: Transaction) -> T:
         cursor = int(tx.run(journal_sql.EVENT_ENDS)[0][1] or 0)
-        at = isolated.read_clock(tx, writes=False) if given is None else given
-        due = Maintenance(isolated).run_due(tx, at, now_from_clock=given is None)
-        return work(DryRun(tx, isolated, at, due, cursor))
+        at = isolated.read_clock(tx, writes=False)
+        due = Maintenance(isolated).run_due(tx, at, now_from_clock=True, sweeps=given is None)
+        return work(DryRun(tx, isolated, at if given is None else given, due, cursor, at))
 
     return env.store.dry_run(rolled_back)

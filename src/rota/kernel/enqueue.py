@@ -8,6 +8,7 @@ and the project of the entry.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from rota.model.checks import INTEGER_MAX, PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import EntriesEnqueued
 from rota.model.work import ScheduleSpec
 from rota.store import Transaction
+from rota.store.statements import contexts as context_sql
 from rota.store.statements import queue as sql
 
 __all__ = ["ENQUEUE_MAX", "Enqueuing", "with_index"]
@@ -134,6 +136,8 @@ class Enqueuing(Entries):
             if spec.runnable_at > now:
                 hold = "time"
                 held.append(index)
+            if new.spec.draws_on:
+                _check_limits(tx, new.spec, agent.project_id, index if indexed else None)
             rows.append(_row(new, agent.project_id, now, hold))
             owners.append((spec.pid, agent.project_id))
             if hold is not None or spec.deadline is not None:
@@ -162,6 +166,7 @@ class Enqueuing(Entries):
                     continue
                 if agent.is_dead:
                     raise _not_alive(agent, pid, None)
+                _check_limits(tx, new.spec, agent.project_id, None)
                 self._insert(tx, new, agent.project_id, written, now)
             except RotaError as error:
                 raise (with_index(error, index) if indexed else error) from None
@@ -247,6 +252,15 @@ def _checked(spec: ScheduleSpec) -> _NewEntry:
         refers = spec.parent_id is not None or spec.affinity is not None or bool(spec.tags)
         refers = refers or (spec.causation_id is not None and _entry_named_by(spec.causation_id) is not None)
     return _NewEntry(spec, payload, is_plain, refers)
+
+
+def _check_limits(tx: Transaction, spec: ScheduleSpec, project_id: str | None, index: int | None) -> None:
+    """Refuse a name in `draws_on` that no limit of the project has: the entry would not be limited at all."""
+    for name in spec.draws_on:
+        if not tx.run(context_sql.NAMED_FOR, (name, project_id)):
+            command = f"rota limits create name {shlex.quote(name)}"
+            error = _queue.refuse("draws_on", f"names {name!r}, and no limit has this name; create it: {command}")
+            raise error if index is None else with_index(error, index)
 
 
 def with_index(error: RotaError, index: int) -> RotaError:

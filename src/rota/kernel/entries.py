@@ -29,13 +29,14 @@ from rota.store import Row, Statement, Transaction
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import queue as sql
 
-__all__ = ["BATCH_MAX", "LIST_BYTES_MAX", "Entries", "EntryFilter", "read_page"]
+__all__ = ["BATCH_MAX", "LIST_BYTES_MAX", "Entries", "EntryFilter", "EntryGroup", "read_page"]
 
 BATCH_MAX = 1_000  # entries changed in one transaction by a filter
 LIST_BYTES_MAX = 32 * 1024 * 1024  # of payloads and results in one page
 _queue = Checks("Queue", SchedInvalidPayload)
 _filter = Checks("Queue", SchedInvalidStateFilter)
-Ids: TypeAlias = list[int]
+Ids: TypeAlias = list[int]  # in the class, `list` is a method
+Groups: TypeAlias = "list[EntryGroup]"
 
 
 class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +63,20 @@ class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def row(self) -> tuple[Any, ...]:
         """The filter as statement parameters."""
         return self.state, self.pid, self.project_id, self.trigger, self.exit_kind, self.tag
+
+
+class EntryGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of one agent that have not ended and wait for the same: at any moment all of them may run, or none."""
+
+    pid: int
+    state: str  # queued or dispatched
+    hold: str | None = None
+    kind: str | None = None
+    worker_id: str | None = None  # of those that run
+    count: int
+    sched_id: int  # the lowest
+    runnable_at: float  # the earliest
+    claim_expires_at: float | None = None  # the earliest, of those that run
 
 
 class Entries:
@@ -101,6 +116,12 @@ class Entries:
         """Return the number of entries by state, and by hold for those that have one ("queued:time")."""
         rows = self._env.read(lambda tx: tx.run(sql.COUNT_BY_STATE))
         return {state if hold is None else f"{state}:{hold}": count for state, hold, count in rows}
+
+    def unfinished(self, limit: int = 1_000) -> Groups:
+        """Return what is queued or running, in groups; the group with the lowest id first."""
+        window = page(limit, 0)
+        rows = self._env.read(lambda tx: tx.run(sql.UNFINISHED, (window.limit,)))
+        return [EntryGroup(**dict(zip(EntryGroup.__struct_fields__, row, strict=True))) for row in rows]
 
     def wait(self, sched_id: int, wait_s: float) -> ReadyEntry:
         """Wait for an entry to end and return it; raises `WaitTimeout`."""

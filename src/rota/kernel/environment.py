@@ -30,7 +30,9 @@ from rota.errors import InvalidPayload
 from rota.kernel.entry_waiters import EntryWaiters
 from rota.kernel.rows import decode_constraint
 from rota.kernel.settings import write_setting
+from rota.kernel.store_policy import StorePolicy, read_store_policy
 from rota.model.checks import Checks
+from rota.model.policy_setting import SHARE_DIMS
 from rota.model.work import ProjectConstraint
 from rota.store import Store, Transaction
 from rota.store.forks import in_child
@@ -235,11 +237,12 @@ class KernelCache:
     late.
     """
 
-    __slots__ = ("_agents", "_due", "_foreign_version", "_generation", "_projects", "_touched")
+    __slots__ = ("_agents", "_due", "_foreign_version", "_generation", "_policy", "_projects", "_touched")
 
     def __init__(self) -> None:
         self._foreign_version = -1  # of the transaction in which the cache was last used
         self._due: DueSummary | None = None
+        self._policy: StorePolicy | None = None
         self._agents: dict[int, CachedAgent] = {}
         self._projects: dict[str, CachedProject] = {}
         self._generation = 0
@@ -247,7 +250,7 @@ class KernelCache:
 
     def invalidate(self) -> None:
         """Drop everything, so that it is read again."""
-        self._due = None
+        self._due = self._policy = None
         self._agents, self._projects = {}, {}
         self._start_generation()
 
@@ -300,6 +303,21 @@ class KernelCache:
         if window_edge_at is not None and (due.window_edge_at is None or window_edge_at < due.window_edge_at):
             due = due._replace(window_edge_at=window_edge_at)
         self._due = due
+
+    # --- the policy of the store
+
+    def share_dim(self, tx: Transaction) -> str:
+        """Return the dimension of usage that sharing counts."""
+        return SHARE_DIMS[self.store_policy(tx).share_by]
+
+    def store_policy(self, tx: Transaction) -> StorePolicy:
+        """Return the policy of the store, if one was given, and what sharing counts."""
+        if self._foreign_version != tx.foreign_version:
+            self._start_over(tx)
+        if self._policy is None:
+            self._policy = read_store_policy(tx)
+            tx.effects.on_rollback.append(self.invalidate)
+        return self._policy
 
     # --- the rows of agents and projects
 

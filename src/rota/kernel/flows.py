@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 NO_PROJECT = ""  # the project of agents that have none
-SHARED_DIM = "tokens"  # the dimension that flows and shares count
+SHARED_DIM = "tokens"  # the dimension that flows and shares count by default, and contexts always (see store_policy)
 
 
 class ServedFlows(NamedTuple):
@@ -46,12 +46,12 @@ class ServedFlows(NamedTuple):
     agents: Collection[tuple[int, str | None]] = ()
 
 
-def expected_cost(row: Row) -> int:
-    """What the run of an entry is expected to use of the shared dimension; default 1."""
+def expected_cost(row: Row, dim: str) -> int:
+    """What the run of an entry is expected to use of the dimension that sharing counts; default 1."""
     if row[NEEDS] is None:
         return 1
     needs = decode_needs(row[NEEDS])
-    return max(1, needs.expected.get(SHARED_DIM, needs.ceiling.get(SHARED_DIM, 1)))
+    return max(1, needs.expected.get(dim, needs.ceiling.get(dim, 1)))
 
 
 def moves_for_costs(tx: Transaction, costs: Iterable[tuple[int, str | None, int]]) -> list[FlowMove]:

@@ -54,6 +54,7 @@ RUNTIME_KINDS = ("kernel.run.", "kernel.trigger.", "kernel.supervisor.", "kernel
 NOTE_PREFIX = "note:"  # of the settings that hold the operator's notes; the notes of projects have another
 PROJECT_NOTE_PREFIX = "project_note:"
 _WITH_SETTINGS = (ProcessUpdated.kind, OperatorActed.kind)  # events that may contain an agent's settings
+_OF_ENTRIES = "kernel.sched."  # of the kinds of events about entries
 _checks = Checks("Event", InvalidPayload)
 _encode = msgspec.json.Encoder().encode
 _decode_payload = msgspec.json.Decoder(dict[str, Any]).decode
@@ -201,10 +202,10 @@ class Journal:
         kinds: tuple[str, ...] = (),
         wait_s: float = 0.0,
     ) -> list[Event]:
-        """Return events after `since`, oldest first, at most `TAIL_MAX`; of one agent or of some kinds, if given.
+        """Return events after `since`, oldest first, at most `TAIL_MAX`: of one agent, of some kinds, of both, or all.
 
-        If they are large, it may return fewer than `limit`, but not fewer than `READ_MAX`. While there are none, it
-        waits up to `wait_s`.
+        The events of an agent's entries are left out, unless their kinds are given. If events are large, it may return
+        fewer than `limit`, but not fewer than `READ_MAX`. While there are none, it waits up to `wait_s`.
         """
         events = self._tail(since, limit, pid, kinds)
         if events or wait_s <= 0:
@@ -218,10 +219,15 @@ class Journal:
         _checks.whole("since", since)
         count_max = max(1, min(_checks.whole("limit", limit), TAIL_MAX))
         if kinds != ():
-            if pid is not None:
-                raise _checks.refuse("kinds", "cannot be combined with pid")
             names = msgspec.json.encode(_checks.texts("kinds", kinds)).decode()
-            return self._read(lambda tx, at, count: tx.run(sql.EVENT_TAIL_KINDS, (at, names, count)), since, count_max)
+            if pid is None:
+                return self._read(
+                    lambda tx, at, count: tx.run(sql.EVENT_TAIL_KINDS, (at, names, count)), since, count_max
+                )
+            # the index by agent has no events of entries
+            of_entries = any(kind.startswith(_OF_ENTRIES) for kind in kinds)
+            of_agent = sql.EVENT_TAIL_OF_ENTRY_KINDS if of_entries else sql.EVENT_TAIL_OF_KINDS
+            return self._read(lambda tx, at, count: tx.run(of_agent, (pid, at, names, count)), since, count_max)
         if pid is None:
             return self._read(lambda tx, at, count: tx.run(sql.EVENT_TAIL, (at, count)), since, count_max)
         return self._read(lambda tx, at, count: tx.run(sql.EVENT_TAIL_OF, (pid, at, count)), since, count_max)

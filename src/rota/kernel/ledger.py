@@ -27,11 +27,11 @@ from rota.errors import (
 from rota.kernel import contexts, flows, usage_windows
 from rota.kernel.budget_loans import OpenLoan, open_loans, reserved_in_budgets, reserved_on_ledger
 from rota.kernel.environment import KernelEnvironment
-from rota.kernel.flows import SHARED_DIM
 from rota.kernel.journal import append
 from rota.kernel.lookups import check_project_exists, find_agent
 from rota.kernel.rows import Needs, decode_needs, decode_spent
 from rota.kernel.settings import write_setting
+from rota.kernel.store_policy import share_dim
 from rota.model.budgets import BudgetLine, LedgerLine
 from rota.model.checks import AMOUNT_MAX, DIMS_MAX, INTEGER_MAX, SECONDS_MAX, Checks
 from rota.model.events import (
@@ -51,6 +51,7 @@ from rota.store.statements import claims as claim_sql
 __all__ = ["WARN_AT", "ChargePreview", "ChargeResult", "Ledger", "Payer", "inherit_ledger", "record_usage"]
 
 WARN_AT = 0.8  # the default fraction of a grant at which a warning event is written
+_NOTHING: Mapping[str, int] = {}
 _checks = Checks("Ledger", LedgerInvalidAmount)
 _warn = Checks("Ledger", LedgerInvalidWarnAt)
 _refund = Checks("Ledger", LedgerInvalidRefund)
@@ -83,6 +84,8 @@ class Payer(NamedTuple):
     project_id: str | None
     needs: Needs
     sched_id: int | None = None
+    covered: Mapping[str, Mapping[str, int]] = {}  # by limit and unit: what the run has acquired there before
+    ask: str | None = None  # the key of the ask that this settles
 
 
 def record_usage(
@@ -94,12 +97,19 @@ def record_usage(
     if payer.project_id is not None:
         owners.append((payer.project_id, amounts))
     usage_windows.add(tx, owners, now)
-    charged = contexts.contexts_for(tx, payer.needs, payer.pid, payer.project_id)
-    moved = contexts.charge(tx, charged, dict(amounts), now)
-    shared = amounts.get(SHARED_DIM, 0) if moves_flow else 0
+    moved: dict[str, int] = {}
+    for context in contexts.contexts_for(tx, payer.needs, payer.pid, payer.project_id):
+        covered = payer.covered.get(context.name or "", _NOTHING).get(context.unit, 0)
+        moved |= contexts.charge(tx, [context], {context.unit: max(0, amounts.get(context.unit, 0) - covered)}, now)
+    shared = amounts.get(share_dim(tx), 0) if moves_flow else 0
     moves = flows.moves_for_costs(tx, [(payer.pid, payer.project_id, shared)]) if shared else []
     event = LedgerCharged(
-        amounts=dict(amounts), sched_id=payer.sched_id, project_id=payer.project_id, contexts=moved, flows=moves
+        amounts=dict(amounts),
+        sched_id=payer.sched_id,
+        project_id=payer.project_id,
+        contexts=moved,
+        flows=moves,
+        ask=payer.ask,
     )
     event_id = append(tx, event, now=now, pid=payer.pid)
     flows.save_moves(tx, moves, event_id=event_id)
@@ -228,7 +238,7 @@ class Ledger:
                 since_at = now - context.allowance.period / 1000
                 part = min(amount, _used_since(tx, pid, since_at, context.context_id))
                 moved |= contexts.charge(tx, [context], {dim: -part}, now)
-            moves = flows.moves_for_costs(tx, [(pid, project_id, -amount)]) if dim == SHARED_DIM else []
+            moves = flows.moves_for_costs(tx, [(pid, project_id, -amount)]) if dim == share_dim(tx) else []
             event_id = append(tx, LedgerRefunded(amounts={dim: amount}, contexts=moved, flows=moves), now=now, pid=pid)
             flows.save_moves(tx, moves, event_id=event_id)
             tx.effects.wake_parked = True

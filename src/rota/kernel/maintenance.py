@@ -4,13 +4,24 @@ No separate janitor process is needed: every claim first does what is due, in bo
 woken when the next thing falls due. Held entries are released, expired claims taken back, passed deadlines swept,
 usage that left its window subtracted, contexts refilled, affinity holds ended, dependents processed. When the wall
 clock jumps, what is due moves with it, before maintenance looks at it (clock_jumps.py).
+
+**What is due together.** A transaction releases at most `PROMOTE_MAX` held entries, those of the highest priority. A
+claim in strict order goes on when it comes to an entry that is not ahead of all that are left (claim_pass.py), so the
+bound never lets a lower priority go first. A policy that shares sees everything that is due.
+
+**A caller's time.** A claim may have a `now` of the caller. It decides which entries the claim sees, and nothing else
+goes by it: maintenance goes by the clock. Held entries that are runnable by then are lifted for the length of the
+claim and put back afterwards; nothing records that. Past deadlines are not swept by such a claim: the caller's time may
+be before them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rota.kernel import affinity, contexts, dependencies, usage_windows
 from rota.kernel.completion import end_runs
-from rota.kernel.environment import DueSummary, KernelEnvironment, read_due_summary
+from rota.kernel.environment import DueSummary, KernelEnvironment, read_due_summary, worker_names
 from rota.kernel.journal import append
 from rota.kernel.rows import decode_options
 from rota.kernel.run_reports import RunEnd
@@ -19,11 +30,23 @@ from rota.store import Row, Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import queue as queue_sql
 
-__all__ = ["PROMOTE_MAX", "RECLAIM_MAX", "SWEEP_MAX", "Maintenance", "reclaim_runs", "sweep"]
+__all__ = [
+    "LIFT_MAX",
+    "PROMOTE_MAX",
+    "RECLAIM_MAX",
+    "SWEEP_MAX",
+    "Maintenance",
+    "lift_holds",
+    "promote",
+    "reclaim_runs",
+    "restore_holds",
+    "sweep",
+]
 
 PROMOTE_MAX = 1_000  # held entries released in one transaction
 RECLAIM_MAX = 1_000  # claims taken back in one transaction
 SWEEP_MAX = 1_000  # deadlines swept in one transaction
+LIFT_MAX = 10_000  # held entries that a claim with a caller's time sees, those of the highest priority
 NO_AGENT = 0  # agents are numbered from 1
 
 
@@ -33,10 +56,11 @@ class Maintenance:
     def __init__(self, env: KernelEnvironment) -> None:
         self._env = env
 
-    def run_due(self, tx: Transaction, now: float, *, now_from_clock: bool) -> DueSummary:
+    def run_due(self, tx: Transaction, now: float, *, now_from_clock: bool, sweeps: bool = True) -> DueSummary:
         """Do what is due; returns the due summary afterwards.
 
-        `now_from_clock` says whether `now` comes from `read_clock`: a caller may pass any time.
+        `now_from_clock` says whether `now` comes from `read_clock`: a caller may pass any time. Without `sweeps`
+        entries past their deadline stay as they are.
         """
         if now_from_clock:
             cached = self._env.cache.due_summary(tx)
@@ -46,7 +70,7 @@ class Maintenance:
         if due.is_due(now):
             if now_from_clock:
                 self._env.note_time(tx, now)
-            self._do_due(tx, due, now)
+            self._do_due(tx, due, now, sweeps)
             due = read_due_summary(tx)
         if now_from_clock:
             self._env.cache.set_due_summary(tx, due)
@@ -54,7 +78,7 @@ class Maintenance:
             self._env.cache.invalidate()
         return due
 
-    def _do_due(self, tx: Transaction, due: DueSummary, now: float) -> None:
+    def _do_due(self, tx: Transaction, due: DueSummary, now: float, sweeps: bool) -> None:
         env = self._env
         expired: list[int] = []
         if due.held_at is not None and due.held_at <= now:
@@ -62,7 +86,8 @@ class Maintenance:
         if due.expires_at is not None and due.expires_at <= now:
             expired = [row[0] for row in tx.run(sql.EXPIRED_CLAIMS, (now, RECLAIM_MAX))]
             reclaim_runs(tx, env, expired, now)
-        if expired or (due.deadline is not None and due.deadline < now):  # a reclaimed entry may be past its deadline
+        is_past = due.deadline is not None and due.deadline < now
+        if sweeps and (expired or is_past):  # a reclaimed entry may be past its deadline
             sweep(tx, env, now)
         if due.window_edge_at is not None and due.window_edge_at <= now:
             for owner in usage_windows.roll(tx, now):
@@ -76,8 +101,11 @@ class Maintenance:
             env.waiters.notify_on_commit(tx, dependencies.resolve_pending_dependents(tx, env, now))
 
 
-def promote(tx: Transaction, env: KernelEnvironment, now: float) -> None:
-    """Release held entries that are due, earliest first; some are then held for the worker they name."""
+def promote(tx: Transaction, env: KernelEnvironment, now: float) -> bool:
+    """Release held entries that are due, in strict order; some are then held for the worker they name.
+
+    Returns whether there may be more.
+    """
     rows = tx.run(sql.HELD_DUE, (now, PROMOTE_MAX))
     for_worker = {row[0] for row in rows if row[4] is not None and _is_held_for_worker(tx, env, row, now)}
     tx.run_many(queue_sql.RELEASE, [("worker" if row[0] in for_worker else None, row[0]) for row in rows])
@@ -88,6 +116,28 @@ def promote(tx: Transaction, env: KernelEnvironment, now: float) -> None:
     if for_worker:
         append(tx, EntriesHeldForWorker(hold="time", sched_ids=sorted(for_worker)), now=now)
     tx.effects.wake_parked = tx.effects.wake_parked or bool(rows)
+    return len(rows) == PROMOTE_MAX
+
+
+def lift_holds(tx: Transaction, env: KernelEnvironment, until_at: float, worker_id: str) -> list[Row]:
+    """Let a worker's claim see held entries that are runnable by a time, until `restore_holds`; returns their rows.
+
+    Those that would then be held for another worker are left out.
+    """
+    names = worker_names(worker_id)
+
+    def is_shown(row: Row) -> bool:
+        named = decode_options(row[4]).affinity if row[4] is not None and row[3] == "time" and row[5] == 0 else None
+        return named is None or named in names or not env.workers_seen.is_alive(tx, named)
+
+    lifted = [row for row in tx.run(sql.HELD_DUE, (until_at, LIFT_MAX)) if is_shown(row)]
+    tx.run_many(queue_sql.RELEASE, [(None, row[0]) for row in lifted])
+    return lifted
+
+
+def restore_holds(tx: Transaction, rows: list[Row], claimed: Collection[int]) -> None:
+    """Hold lifted entries again, except those that were claimed."""
+    tx.run_many(queue_sql.RELEASE, [(row[3], row[0]) for row in rows if row[0] not in claimed])
 
 
 def _is_held_for_worker(tx: Transaction, env: KernelEnvironment, row: Row, now: float) -> bool:

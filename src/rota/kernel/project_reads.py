@@ -72,6 +72,7 @@ class ProjectReads:
         *,
         state: str | None = None,
         project_id: str | None = None,
+        parent_pid: int | None = None,
         limit: int = 100,
         offset: int = 0,
     ) -> tuple[list[Agent], int]:
@@ -79,11 +80,13 @@ class ProjectReads:
         if state is not None:
             _agent.one_of("state", state, AGENT.states)
         _agent.optional_text("project_id", project_id)
+        if parent_pid is not None:
+            _agent.whole("parent_pid", parent_pid)
         names, at = _names(within, project_id), page(limit, offset)
 
         def work(tx: Transaction) -> tuple[list[Agent], int]:
-            rows = tx.run(agent_sql.LIST_WITHIN, (names, state, at.limit, at.offset))
-            counts: dict[str, int] = dict(tx.run(agent_sql.COUNT_BY_STATE_WITHIN, (names,)))
+            rows = tx.run(agent_sql.LIST_WITHIN, (names, state, parent_pid, at.limit, at.offset))
+            counts: dict[str, int] = dict(tx.run(agent_sql.COUNT_BY_STATE_WITHIN, (names, parent_pid)))
             total = sum(counts.values()) if state is None else counts.get(state, 0)
             return [agent_from_row(row) for row in rows], total
 
@@ -130,7 +133,7 @@ class ProjectReads:
         """Return the number of agents, and of those in each state; what counts all projects is left out."""
 
         def work(tx: Transaction) -> dict[str, Any]:
-            states: dict[str, int] = dict(tx.run(agent_sql.COUNT_BY_STATE_WITHIN, (_names(within),)))
+            states: dict[str, int] = dict(tx.run(agent_sql.COUNT_BY_STATE_WITHIN, (_names(within), None)))
             return {
                 "schema_version": int(tx.run(file_sql.META_GET, ("schema_version",))[0][0]),
                 "agent_count": sum(states.values()),

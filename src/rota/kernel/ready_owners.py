@@ -19,11 +19,12 @@ import msgspec
 
 from rota.kernel.environment import ChangeMark, KernelCache
 from rota.kernel.flows import NO_PROJECT
+from rota.kernel.rows import json_list
 from rota.model.work import WEIGHT_UNIT
 from rota.store import Row, Transaction
 from rota.store.statements import flows as sql
 
-__all__ = ["FlowChange", "ProjectFlow", "ReadyAgent", "ReadyOwners", "read_agents"]
+__all__ = ["FlowChange", "ProjectFlow", "ReadyAgent", "ReadyOwners", "first_priorities", "read_agents"]
 
 BY_NAME_MAX = 16  # touched owners that are read by name
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class ReadyOwners:
     def __init__(self) -> None:
         self.agents: dict[int, ReadyAgent] = {}
         self.projects: dict[str, ProjectFlow] = {NO_PROJECT: ProjectFlow(NO_PROJECT)}
+        self.with_new_entries: set[int] = set()  # agents that may have got a new first entry, at the last `sync_agents`
         self._mark: ChangeMark | None = None
         self._agent_stamp = -1  # of the last flow change of an agent that was seen
         self._project_stamp = -1
@@ -91,7 +93,8 @@ class ReadyOwners:
         """Read what has changed about agents. Return those that are new or have changed."""
         touched = self._touched(tx, cache)
         self._mark = cache.mark(tx)
-        rows = self._rows_by_stamp(tx) if touched is None else self._rows_of(tx, {pid for pid, _ in touched})
+        self.with_new_entries = set() if touched is None else {pid for pid, _ in touched}
+        rows = self._rows_by_stamp(tx) if touched is None else self._rows_of(tx, self.with_new_entries)
         found = [FlowChange(self.agents.get(row[0]), ReadyAgent(*row[:8])) for row in rows]
         self.agents.update((each.now.pid, each.now) for each in found)
         self._agent_stamp = max([self._agent_stamp, *(row[8] for row in rows)])
@@ -123,11 +126,16 @@ class ReadyOwners:
         before, self._entry = self._entry, int(tx.run(sql.LAST_ENTRY)[0][0])
         if not self._loaded:
             self._loaded = True
-            return tx.run(sql.AGENTS_READY)
+            return self._with_new_entries(tx.run(sql.AGENTS_READY))
         new = [row[0] for row in tx.run(sql.OWNERS_NEW, (before,))] if self._entry > before else []
+        self.with_new_entries.update(new)
         new = [pid for pid in new if pid not in self.agents]
         rows = tx.run_for(sql.AGENTS_OF, new) if new else []
-        return rows + tx.run(sql.AGENTS_SINCE, (self._agent_stamp,))
+        return rows + self._with_new_entries(tx.run(sql.AGENTS_SINCE, (self._agent_stamp,)))
+
+    def _with_new_entries(self, rows: list[Row]) -> list[Row]:
+        self.with_new_entries.update(row[0] for row in rows)
+        return rows
 
     def drop(self, pid: int) -> None:
         """Remove an agent that was found without ready entries."""
@@ -137,6 +145,12 @@ class ReadyOwners:
         """Skip changes up to this stamp: this pass wrote them itself."""
         self._agent_stamp = max(self._agent_stamp, stamp)
         self._project_stamp = max(self._project_stamp, stamp)
+
+
+def first_priorities(tx: Transaction, pids: Collection[int]) -> dict[int, int]:
+    """Return the priority of the first ready entry of each of some agents; those without one are missing."""
+    rows = tx.run(sql.FIRST_PRIORITIES, (json_list(pids),)) if pids else []
+    return {pid: priority for pid, priority in rows if priority is not None}
 
 
 def read_agents(tx: Transaction, pids: Collection[int]) -> dict[int, ReadyAgent]:

@@ -28,6 +28,7 @@ from rota.kernel.journal import event_from_row
 from rota.kernel.progress import NoRepeats
 from rota.kernel.rows import DECODE_ERRORS
 from rota.kernel.settings import read_setting, write_setting
+from rota.kernel.store_policy import StorePolicy, read_store_policy
 from rota.model import events
 from rota.model.event_codec import decode
 from rota.model.events import RESERVED_PREFIX, Event, FlowMove
@@ -72,6 +73,7 @@ class _Part(msgspec.Struct, omit_defaults=True):
     flows: list[tuple[str, str, int, int]] = []
     contexts: list[tuple[int, str, Allowance]] = []
     grants: list[tuple[str, str]] = []
+    policy: StorePolicy | None = None
 
 
 class KernelState(msgspec.Struct):
@@ -83,6 +85,7 @@ class KernelState(msgspec.Struct):
     flows: dict[tuple[str, str], tuple[int, int]] = {}  # by level and key: virtual time, clock
     contexts: dict[int, tuple[str, Allowance]] = {}
     grants: set[tuple[str, str]] = set()  # from one project to another
+    policy: StorePolicy = StorePolicy()
 
     # --- from the tables -------------------------------------------------------------------------
 
@@ -102,6 +105,7 @@ class KernelState(msgspec.Struct):
         for context_id, context_state, text in tx.run(sql.CONTEXT_STATES):
             state.contexts[context_id] = context_state, _decode(text, Allowance, f"context {context_id}")
         state.grants = {(from_project, to_project) for from_project, to_project in tx.run(sql.GRANT_STATES)}
+        state.policy = read_store_policy(tx)
         return state
 
     # --- from the journal ------------------------------------------------------------------------
@@ -135,6 +139,7 @@ class KernelState(msgspec.Struct):
                 (context_id, (context_state, allowance)) for context_id, context_state, allowance in part.contexts
             )
             state.grants.update(part.grants)
+            state.policy = part.policy or state.policy
         return state
 
     def checkpoint_parts(self) -> Iterator[str]:
@@ -145,6 +150,7 @@ class KernelState(msgspec.Struct):
             flows=[(*key, *flow) for key, flow in self.flows.items()],
             contexts=[(context_id, *context) for context_id, context in self.contexts.items()],
             grants=sorted(self.grants),
+            policy=self.policy,
         )
         yield encode(rest).decode()
         ranges = list(id_ranges(self.entries))
@@ -173,6 +179,10 @@ class KernelState(msgspec.Struct):
         self._apply_to_ledgers(data, event.pid)
         self._apply_to_contexts(data, event.ts)
         self._apply_to_grants(data)
+        if isinstance(data, events.PolicyChosen):
+            self.policy = StorePolicy(data.policy, data.share_by, data.share_by_set_by)
+            if data.restarts_shares:
+                self.flows.clear()
         for move in _moves(data):
             self.flows[move.level, move.key] = move.virtual_time, move.clock
 
@@ -240,7 +250,13 @@ class KernelState(msgspec.Struct):
                 self._set_context_state(data.context_id, ContextState.ACTIVE)
             case events.ContextRevoked():
                 self._set_context_state(data.context_id, ContextState.REVOKED)
-            case events.LedgerCharged() | events.LedgerRefunded() | events.EntriesClaimed():
+            case (
+                events.LedgerCharged()
+                | events.LedgerRefunded()
+                | events.EntriesClaimed()
+                | events.LimitAcquired()
+                | events.LimitSettled()
+            ):
                 for key, amount in data.contexts.items():
                     context_state, allowance = self.contexts[int(key)]
                     self.contexts[int(key)] = context_state, apply_charge(allowance, amount, ts)

@@ -19,8 +19,18 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from rota.errors import SchedInvalidPayload
-from rota.model.checks import ID_CHARS_MAX, Checks
-from rota.model.work import Agent, Backoff, ExitKind, Intent, Project, ProjectConstraint, ReadyEntry, ScheduleSpec
+from rota.model.checks import ID_CHARS_MAX, Checks, check_finite
+from rota.model.work import (
+    Agent,
+    AttemptError,
+    Backoff,
+    ExitKind,
+    Intent,
+    Project,
+    ProjectConstraint,
+    ReadyEntry,
+    ScheduleSpec,
+)
 from rota.store import Row
 
 __all__ = [
@@ -58,6 +68,7 @@ __all__ = [
     "entry_from_row",
     "json_list",
     "json_text",
+    "options_with_error",
     "payload_bytes",
     "project_from_row",
     "ready_entry_from_row",
@@ -91,6 +102,7 @@ def json_text(checks: Checks, field: str, value: Any, bytes_max: int, encode: Ca
     """Encode a value as JSON text; raises the error of `checks` if it is not JSON or too large."""
     try:
         body = encode(value)
+        check_finite(value, body)
     except (TypeError, ValueError, RecursionError) as problem:
         raise checks.refuse(field, f"is not JSON: {problem}") from problem
     if len(body) > bytes_max:
@@ -114,6 +126,8 @@ class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
     workspace: str | None = None
     mode: Literal["exclusive", "shared"] | None = None
     path: str | None = None  # the entry at the root of its call path, if another entry spawned it
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
     lender: int | None = None  # the entry that lent it its ceiling, if one did: it asks for less than others
 
     def requested(self, dim: str, default: int) -> int:
@@ -147,8 +161,10 @@ class EntryOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     parent_id: int | None = None
     correlation_id: str | None = None
     causation_id: str | None = None
+    errors: tuple[AttemptError, ...] = ()  # of the attempts that were retried
 
 
+ERRORS_MAX = 100  # attempts of one entry whose errors are kept: the last ones
 NO_NEEDS = Needs()
 NO_OPTIONS = EntryOptions()
 
@@ -157,7 +173,16 @@ def encode_needs_and_options(spec: ScheduleSpec, path: str | None = None) -> tup
     """Return a spec's needs and options as stored; None where every field has its default."""
     if spec.is_plain and path is None:
         return None, None
-    needs = Needs(spec.expected, spec.ceiling, spec.draws_on, spec.workspace, spec.workspace_mode, path)
+    needs = Needs(
+        spec.expected,
+        spec.ceiling,
+        spec.draws_on,
+        spec.workspace,
+        spec.workspace_mode,
+        path,
+        spec.concurrency_key,
+        spec.concurrency_limit,
+    )
     options = EntryOptions(
         spec.tags,
         spec.on_failed,
@@ -172,6 +197,15 @@ def encode_needs_and_options(spec: ScheduleSpec, path: str | None = None) -> tup
         None if needs == NO_NEEDS else _encoder.encode(needs).decode(),
         None if options == NO_OPTIONS else _encoder.encode(options).decode(),
     )
+
+
+def options_with_error(text: str | None, error: AttemptError) -> str | None:
+    """Return an entry's options with the error of one more attempt; None if they cannot be decoded and stay as is."""
+    options = decode_options(text)
+    if options is _UNREADABLE_OPTIONS:
+        return None
+    kept = (*options.errors, error)[-ERRORS_MAX:]
+    return _encoder.encode(msgspec.structs.replace(options, errors=kept)).decode()
 
 
 # what the decoders raise for a value that is not JSON, has other types, or is no text at all
@@ -288,6 +322,7 @@ def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
         ceiling=dict(needs.ceiling),
         draws_on=needs.draws_on,
         tags=options.tags,
+        errors=options.errors,
         parent_id=options.parent_id,
         correlation_id=options.correlation_id,
         unreadable=unreadable,

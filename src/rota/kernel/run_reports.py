@@ -18,7 +18,7 @@ import msgspec
 
 from rota.errors import InvalidInput, RotaError, SchedInvalidPayload
 from rota.kernel.rows import encode_json
-from rota.model.checks import DIMS_MAX, RESULT_BYTES_MAX, Checks
+from rota.model.checks import DIMS_MAX, RESULT_BYTES_MAX, Checks, check_finite
 from rota.model.work import EXIT_KINDS
 
 __all__ = [
@@ -230,7 +230,9 @@ def _parts_that_fit(result: Any, error: str) -> dict[str, Any]:
 def _bytes_of(value: Any) -> int:
     """Return the size of a value as JSON, or 0 if it is not JSON."""
     try:
-        return len(_encode(value))
+        body = _encode(value)
+        check_finite(value, body)
+        return len(body)
     except (TypeError, ValueError, RecursionError):
         return 0
 

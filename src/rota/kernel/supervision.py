@@ -17,12 +17,13 @@ from typing import Any
 import msgspec
 
 from rota.errors import SchedInvalidPayload
-from rota.kernel import affinity, budget_loans, contexts
+from rota.kernel import affinity, budget_loans, contexts, limit_asks
 from rota.kernel.agents import QUARANTINED_FOR, Agents, move_agent
 from rota.kernel.entries import EntryFilter
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.grants import check_reachable, may_reach
 from rota.kernel.journal import append
+from rota.kernel.limit_grants import LimitGrants
 from rota.kernel.lookups import find_agent
 from rota.kernel.queue import Queue
 from rota.kernel.rows import agent_from_row, decode_needs, encode_json
@@ -44,7 +45,7 @@ QUARANTINE = "quarantine"  # the `by` of a pause after repeated failures
 _run = Checks("RunReport", SchedInvalidPayload)
 
 
-class Supervision:
+class Supervision(LimitGrants):
     """Starts, checkpoints, children and waits of runs, the states of agents, and the supervisor's own events."""
 
     def __init__(self, env: KernelEnvironment, agents: Agents, queue: Queue) -> None:
@@ -134,10 +135,11 @@ class Supervision:
         def work(tx: Transaction) -> dict[str, float]:
             now = self._env.read_clock(tx)
             run = self._queue.live_run(tx, sched_id, _run.whole("token", token))
-            draws_on = decode_needs(run.needs_text).draws_on
+            draws_on = dict.fromkeys(decode_needs(run.needs_text).draws_on)
+            draws_on |= dict.fromkeys(ask.name for ask in limit_asks.asks_of(tx, sched_id, token))  # acquired
             if name is not None and name not in draws_on:
                 raise _run.refuse("name", f"must be a limit that entry {sched_id} draws on, not {name!r}")
-            names, owner = draws_on if name is None else (name,), (run.pid, run.project_id)
+            names, owner = list(draws_on) if name is None else [name], (run.pid, run.project_id)
             with acting_as(f"run:{sched_id}"):
                 paused = contexts.throttle_for_run(tx, names, retry_after_s, owner, now)
             if name is not None and not paused:

@@ -41,7 +41,7 @@ __all__ = [
 BUCKETS = 288  # in one window
 ROLL_MAX = 256  # windows rolled in one transaction
 ALL_PROJECTS = "*"  # the owner of global budgets and of the usage of all projects together
-SHARE = "share"  # the dimension of project shares: tokens, else seconds
+SHARE = "share"  # the dimension of project shares: what `share_by` names (see store_policy)
 SHARE_WINDOW_S = 24 * 3600.0  # the default of the setting
 SHARE_WINDOW_KEY = "share_window_s"  # the setting in the store: how far back fair_share looks
 

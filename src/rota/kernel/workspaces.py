@@ -67,9 +67,9 @@ class Workspaces:
         def work(tx: Transaction) -> None:
             workspace = _find_workspace(tx, workspace_id)
             if workspace.held_by:
-                raise WorkspaceHeld(
-                    f"workspace {workspace_id!r} is held by entry {workspace.held_by[0]}", workspace_id=workspace_id
-                )
+                holder = workspace.held_by[0]
+                text = f"workspace {workspace_id!r} is held by entry {holder}"
+                raise WorkspaceHeld(text, workspace_id=workspace_id, sched_id=holder)
             tx.run(sql.WORKSPACE_REMOVE, (workspace_id,))
             append(tx, WorkspaceRemoved(workspace_id=workspace_id), now=now)
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rota.model.events import Event
     from rota.model.explanation import Explanation, HistoryStep, StartEstimate, Suggestion
     from rota.model.lifecycle import AgentState, EntryState, ProjectStatus
+    from rota.model.policy_setting import PolicyInForce
     from rota.model.reasons import BlockingReason, OrderingReason, PickReason
     from rota.model.snapshot import Account, Candidate, Decision, Decisions, Slot, Snapshot
     from rota.model.work import (
@@ -71,6 +72,7 @@ __all__ = [
     "Limits",
     "OrderingReason",
     "PickReason",
+    "PolicyInForce",
     "Project",
     "ProjectConstraint",
     "ProjectStatus",
@@ -113,6 +115,7 @@ __getattr__ = exports(
             "EntryState",
             "ProjectStatus",
         ),
+        "policy_setting": ("PolicyInForce",),
         "reasons": (
             "BlockingReason",
             "OrderingReason",

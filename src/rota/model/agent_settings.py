@@ -11,6 +11,7 @@ command line, callers of scope `read` or `enqueue`, representations) a variable 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from string import Formatter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -29,6 +30,7 @@ __all__ = [
     "AgentSettings",
     "SecretText",
     "check_settings",
+    "fields_of_key",
     "hide_env",
     "hide_env_in_event",
     "hide_values",
@@ -62,11 +64,14 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     expected: dict[str, int] = {}
     ceiling: dict[str, int] = {}
     draws_on: tuple[str, ...] = ()
+    concurrency_key: str | None = None  # "repo:{repo}": filled with fields of the payload
+    concurrency_limit: int | None = None  # live runs with the same key, at most
     kind: str | None = None
     affinity: str | None = None
     workspace: str | None = None
     workspace_mode: Literal["exclusive", "shared"] | None = None
     max_attempts: int = 3
+    non_retryable: tuple[str, ...] = ()  # callable: errors after which an entry is not retried, by name
 
     def __repr__(self) -> str:
         fields = ((name, getattr(self, name)) for name in self.__struct_fields__)
@@ -121,9 +126,31 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         _checks.amounts("expected", self.expected)
         _checks.amounts("ceiling", self.ceiling)
         _checks.texts("draws_on", self.draws_on)
+        if (self.concurrency_key is None) != (self.concurrency_limit is None):
+            raise _checks.refuse("concurrency_limit", "and concurrency_key must be given together")
+        if self.concurrency_key is not None:
+            fields_of_key(_checks.text("concurrency_key", self.concurrency_key, ID_CHARS_MAX))
+            _checks.whole("concurrency_limit", self.concurrency_limit, 1)
         for field in ("kind", "affinity", "workspace"):
             _checks.optional_text(field, getattr(self, field), ID_CHARS_MAX)
         _checks.whole("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
+        _checks.texts("non_retryable", self.non_retryable)
+        if self.non_retryable and self.runner != "callable":
+            raise _checks.refuse("non_retryable", "is only for functions: a program has an exit code, not an error")
+
+
+def fields_of_key(template: str) -> list[str]:
+    """Return the fields of the payload that a concurrency key names; raises FleetInvalid if it is no such template."""
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as problem:
+        raise _checks.refuse("concurrency_key", f"is no template: {problem}") from problem
+    fields = [field for _, field, _, _ in parts if field is not None]
+    if any(not field.isidentifier() or form or conversion for _, field, form, conversion in parts if field is not None):
+        raise _checks.refuse(
+            "concurrency_key", f"must name fields of the payload, like repo:{{repo}}, not {template!r}"
+        )
+    return fields
 
 
 def read_settings(metadata: Mapping[str, Any]) -> AgentSettings | None:

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import msgspec
+
 from rota.errors import InvalidInput
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "SECONDS_MAX",
     "TAGS_MAX",
     "Checks",
+    "check_finite",
     "is_path_part",
 ]
 
@@ -41,6 +44,24 @@ DIMS_MAX = 64  # dimensions in one charge, ceiling or expected usage; of one run
 def is_path_part(name: str) -> bool:
     """Whether a name can be that of a file or a folder: it leads nowhere else and hides nothing."""
     return not name.startswith(".") and "/" not in name and "\0" not in name
+
+
+def check_finite(value: Any, body: bytes) -> None:
+    """Raise `ValueError` if a value that was encoded as this JSON has a number that JSON does not have.
+
+    The encoder writes NaN and infinities as null, so only a value with a null has to be searched.
+    """
+    if b"null" not in body:
+        return
+    pending = [msgspec.to_builtins(value)]
+    while pending:
+        each = pending.pop()
+        if type(each) is float and not math.isfinite(each):
+            raise ValueError(f"{each} is not a number in JSON")
+        if isinstance(each, dict):
+            pending.extend(each.values())
+        elif isinstance(each, list | tuple):
+            pending.extend(each)
 
 
 class Checks:

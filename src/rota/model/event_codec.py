@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rota.errors import InvalidPayload, StoreCorrupt
-from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
+from rota.model.checks import PAYLOAD_BYTES_MAX, Checks, check_finite
 from rota.model.events import EVENT_TYPES, RESERVED_PREFIX, EventData, RunCheckpointed
 
 __all__ = ["UPGRADES", "check_user_event", "decode", "encode", "run_checkpointed"]
@@ -74,6 +74,7 @@ def check_user_event(kind: str, payload: dict[str, Any]) -> bytes:
     _event.mapping("payload", payload)
     try:
         body = _encoder.encode(payload)
+        check_finite(payload, body)
     except (TypeError, ValueError) as problem:
         raise _event.refuse("payload", f"is not JSON: {problem}") from problem
     if len(body) > PAYLOAD_BYTES_MAX:

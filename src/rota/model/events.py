@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from rota.model.policy_setting import PolicySetting, ShareBy
+
 __all__ = ["EVENT_TYPES", "RESERVED_PREFIX", "Event", "EventData"]
 
 RESERVED_PREFIX = "kernel."
@@ -238,6 +240,7 @@ class LedgerCharged(EventData, frozen=True, kw_only=True):
     project_id: str | None = None
     contexts: dict[str, int] = {}  # by context_id
     flows: list[FlowMove] = []
+    ask: str | None = None  # the key of what the run acquired from a limit, if this settles it
 
 
 class LedgerRefunded(EventData, frozen=True, kw_only=True):
@@ -395,6 +398,37 @@ class LimitResumed(EventData, frozen=True, kw_only=True):
     name: str
 
 
+class LimitAwaited(EventData, frozen=True, kw_only=True):
+    """A run asked a limit for more than is available, and waits."""
+
+    kind = "kernel.context.awaited"
+    sched_id: int
+    name: str
+    amounts: dict[str, int]
+
+
+class LimitAcquired(EventData, frozen=True, kw_only=True):
+    """A run got from a limit what it asked for."""
+
+    kind = "kernel.context.acquired"
+    sched_id: int
+    name: str
+    amounts: dict[str, int]
+    contexts: dict[str, int] = {}  # the amounts charged, by context id
+    waited_ms: int = 0
+
+
+class LimitSettled(EventData, frozen=True, kw_only=True):
+    """What a run acquired from a limit is settled: the limit gets back what was not used, or is charged more."""
+
+    kind = "kernel.context.settled"
+    sched_id: int
+    name: str
+    used: dict[str, int] = {}
+    contexts: dict[str, int] = {}  # by context id: what is charged in addition; negative: what returns
+    by: Literal["run", "end", "start"] = "run"  # the run, the end of its claim, or its first ask
+
+
 # --- projects, workspaces, pauses ----------------------------------------------------------------
 
 
@@ -480,7 +514,7 @@ class Resumed(EventData, frozen=True, kw_only=True):
 
 
 class StoreMigrated(EventData, frozen=True, kw_only=True):
-    """The file was migrated. Found only in files that were migrated from version 3."""
+    """A file of the first kernel was migrated: the events before are that program's."""
 
     kind = "kernel.store.migrated"
     from_version: int
@@ -530,6 +564,17 @@ class PolicyFellBack(EventData, frozen=True, kw_only=True):
     policy: str
     failure: Literal["raised", "stalled", "nonsense", "stale"]
     detail: str
+
+
+class PolicyChosen(EventData, frozen=True, kw_only=True):
+    """The policy of the store was set or forgotten, or what sharing counts; a new dimension restarts all shares."""
+
+    kind = "kernel.policy.chosen"
+    policy: PolicySetting | None
+    share_by: ShareBy
+    share_by_set_by: str | None = None
+    restarts_shares: bool = False
+    by: str = ""
 
 
 class ProfileMapped(EventData, frozen=True, kw_only=True):
@@ -617,6 +662,16 @@ class RunEnded(EventData, frozen=True, kw_only=True):
     wall_ms: int = 0
     usage: dict[str, int] = {}
     stopped_by: Literal["message", "TERM", "KILL"] | None = None
+
+
+class RunProgressed(EventData, frozen=True, kw_only=True):
+    """A run reported how far it is; at most about one report a second is recorded."""
+
+    kind = "kernel.run.progressed"
+    sched_id: int
+    attempt: int
+    fraction: float  # from 0 to 1
+    text: str = ""
 
 
 class RunCheckpointed(EventData, frozen=True, kw_only=True):

@@ -124,6 +124,20 @@ class LimitExhausted(BlockingBase, frozen=True, kw_only=True, tag="limit_exhaust
         return f"the shared limit {self.name} is exhausted" + (f" until {self.until_at}" if self.until_at else "")
 
 
+class WaitsOnLimit(BlockingBase, frozen=True, kw_only=True, tag="waits_on_limit"):
+    """It runs, has asked a shared limit for more than is available, and waits for its turn."""
+
+    remedy = "wait for the refill, or raise the limit"
+    name: str
+    asked: dict[str, int]
+    since_at: float
+
+    def sentence(self) -> str:
+        """Return the reason as text."""
+        amounts = " and ".join(f"{amount:,} {unit}" for unit, amount in self.asked.items())
+        return f"its run waits for {amounts} of the shared limit {self.name}"
+
+
 class ContextExhausted(BlockingBase, frozen=True, kw_only=True, tag="context_depleted"):
     """Its own or its project's budget per period is used up."""
 
@@ -137,10 +151,10 @@ class ContextExhausted(BlockingBase, frozen=True, kw_only=True, tag="context_dep
 
 
 class CapReached(BlockingBase, frozen=True, kw_only=True, tag="cap_reached"):
-    """Its agent or project already has the maximum of live runs."""
+    """Its agent, its project or its concurrency key already has the maximum of live runs."""
 
     remedy = "wait for a run to end, or raise the cap"
-    level: str  # agent, project, kind
+    level: str  # agent, project, kind, key
     owner: str
     running: int
     cap: int
@@ -212,6 +226,7 @@ BlockingReason: TypeAlias = (
     | OwnerDead
     | OverBudget
     | LimitExhausted
+    | WaitsOnLimit
     | ContextExhausted
     | CapReached
     | WorkspaceTaken

@@ -21,6 +21,7 @@ __all__ = [
     "EXIT_KINDS",
     "WEIGHT_UNIT",
     "Agent",
+    "AttemptError",
     "Backoff",
     "Claim",
     "Intent",
@@ -103,6 +104,8 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
     expected: dict[str, int] = {}  # expected usage of a run, per dimension
     ceiling: dict[str, int] = {}  # maximum usage of a run, per dimension
     draws_on: tuple[str, ...] = ()  # names of shared limits
+    concurrency_key: str | None = None  # of its project's live runs with this key ...
+    concurrency_limit: int | None = None  # ... there are at most this many
     kind: str | None = None  # the kind of slot it needs; None runs anywhere
     workspace: str | None = None  # the workspace it prefers
     workspace_mode: Literal["exclusive", "shared"] | None = None  # None: it needs no workspace
@@ -117,6 +120,8 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
         return (
             self.tags == ()
             and self.draws_on == ()
+            and self.concurrency_key is None
+            and self.concurrency_limit is None
             and self.expected == {}
             and self.ceiling == {}
             and self.workspace is None
@@ -157,6 +162,11 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
         _spec.amounts("expected", self.expected)
         _spec.amounts("ceiling", self.ceiling)
         _spec.texts("draws_on", self.draws_on)
+        _spec.optional_text("concurrency_key", self.concurrency_key)
+        if (self.concurrency_key is None) != (self.concurrency_limit is None):
+            raise _spec.refuse("concurrency_limit", "and concurrency_key must be given together")
+        if self.concurrency_limit is not None:
+            _spec.whole("concurrency_limit", self.concurrency_limit, 1)
         for kind in _spec.texts("retry_on", self.retry_on):
             _spec.one_of("retry_on", kind, EXIT_KINDS)
         _spec.one_of("on_failed", self.on_failed, _ON_FAILED)
@@ -176,6 +186,14 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
         for sched_id in self.after:
             if _spec.whole("after", sched_id) == 0:
                 raise _spec.refuse("after", "must not be 0: positive numbers are sched_ids, negative ones count back")
+
+
+class AttemptError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How an earlier attempt of an entry failed."""
+
+    attempt: int
+    error: str
+    at: float = 0.0  # when it ended, in epoch seconds
 
 
 class _PositionalEntry(msgspec.Struct, frozen=True):
@@ -215,6 +233,7 @@ class ReadyEntry(_PositionalEntry, frozen=True, kw_only=True):
     workspace: str | None = None
     parent_id: int | None = None
     correlation_id: str | None = None
+    errors: tuple[AttemptError, ...] = ()  # of the attempts that were retried; the last one is in `result`
     unreadable: str | None = None  # which stored columns cannot be read, and why; they are empty here
 
 
@@ -259,7 +278,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether an agent is restarted after a run, and when it is quarantined."""
 
-    when: Literal["never", "on_crash", "on_failure", "always"] = "on_crash"  # always: also after success
+    when: Literal["never", "on_crash", "on_failure", "always"] = "on_failure"  # always: also after success
     backoff: Backoff = Backoff()
     quarantine_after: int = 5  # failures in a row
     quarantine_s: float = 600.0

@@ -86,6 +86,10 @@ def _completed(data: events.EntriesCompleted, event: Event, names: EntityNames) 
         yield tone, f"{names.run(entry.sched_id)} {_outcome(entry.exit_kind, entry.outcome)}{details}"
 
 
+def _progressed(data: events.RunProgressed, _event: Event, names: EntityNames) -> Iterator[Line]:
+    yield "quiet", f"{names.run(data.sched_id)} {data.fraction:.0%} {data.text}".rstrip()
+
+
 def _returned(data: events.EntriesReturned, event: Event, names: EntityNames) -> Iterator[Line]:
     for sched_id in data.sched_ids:
         run, details = names.run(sched_id), names.run_details(sched_id, event.ts)
@@ -186,6 +190,16 @@ def _by(event: Event) -> str:
     return f" by {event.author}" if event.author else ""
 
 
+def _awaited(data: events.LimitAwaited, _event: Event, names: EntityNames) -> Iterator[Line]:
+    amounts = " and ".join(f"{amount:,} {unit}" for unit, amount in data.amounts.items())
+    yield "warn", f"{names.run(data.sched_id)} waits for {amounts} of limit {data.name}"
+
+
+def _acquired(data: events.LimitAcquired, _event: Event, names: EntityNames) -> Iterator[Line]:
+    if data.waited_ms:
+        yield "quiet", f"{names.run(data.sched_id)} waited {data.waited_ms / 1000:.1f} s for limit {data.name}"
+
+
 def _warned(data: events.LedgerWarned, event: Event, names: EntityNames) -> Iterator[Line]:
     yield "warn", f"{names.agent(event.pid)} used {data.used:,} of {data.granted:,} {data.dim}"
 
@@ -214,6 +228,11 @@ def _fired(data: events.TriggerFired, _event: Event, _names: EntityNames) -> Ite
         yield "quiet", f"trigger {data.trigger} enqueued entry {data.sched_id}"
 
 
+def _policy_chosen(data: events.PolicyChosen, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    policy = "the default policy" if data.policy is None else f"policy {data.policy.sentence()}"
+    yield "plain", f"{data.by} set {policy}, shared by {data.share_by}"
+
+
 def _fell_back(data: events.PolicyFellBack, _event: Event, _names: EntityNames) -> Iterator[Line]:
     failure = _FAILURES.get(data.failure, data.failure)
     yield "bad", f"policy {data.policy} {failure}: strict order replaces it ({data.detail})"
@@ -235,6 +254,7 @@ _DESCRIBERS: Mapping[type[EventData], Callable[[Any, Event, EntityNames], Iterab
     events.EntriesEnqueued: _enqueued,
     events.EntriesClaimed: _claimed,
     events.EntriesCompleted: _completed,
+    events.RunProgressed: _progressed,
     events.EntriesReturned: _returned,
     events.EntriesExpired: _expired,
     events.EntriesCancelled: _cancelled,
@@ -246,11 +266,14 @@ _DESCRIBERS: Mapping[type[EventData], Callable[[Any, Event, EntityNames], Iterab
     events.LimitResumed: _limit_resumed,
     events.ProjectGranted: _granted,
     events.ProjectGrantRevoked: _grant_revoked,
+    events.LimitAwaited: _awaited,
+    events.LimitAcquired: _acquired,
     events.LedgerWarned: _warned,
     events.LedgerBreached: _breached,
     events.ContextBudgetDepleted: _depleted,
     events.SupervisorChanged: _supervisor,
     events.TriggerFired: _fired,
+    events.PolicyChosen: _policy_chosen,
     events.PolicyFellBack: _fell_back,
     events.RowUnreadable: _unreadable,
     events.ClockJumped: _jumped,

@@ -24,14 +24,15 @@ from typing import Any
 import msgspec
 
 from rota.errors import StoreCorrupt
-from rota.kernel.flows import SHARED_DIM
 from rota.model import events
 from rota.model.event_codec import decode
 from rota.model.events import Event, EventData
+from rota.model.policy_setting import DEFAULT_SHARE_BY, SHARE_DIMS, PolicySetting, ShareBy
 from rota.model.work import WEIGHT_UNIT
 from rota.observe.event_text import EventText, describe
 from rota.observe.fleet_report import FleetReport, ProjectReport, WaitTimes, jain
 from rota.observe.run_chart import ChartRow, ChartRows, RunEnding, RunSpan
+from rota.policy.registry import DEFAULT_NAME, DEFAULT_PARAMS
 
 __all__ = ["NO_PROJECT", "TEXTS_MAX", "TRACKED_MAX", "AgentName", "FleetState", "ProjectTotals", "StartingState"]
 
@@ -49,6 +50,9 @@ class AgentName(msgspec.Struct, frozen=True):
     project_id: str | None = None
 
 
+DEFAULT_POLICY = PolicySetting(name=DEFAULT_NAME, params=dict(DEFAULT_PARAMS)).sentence()
+
+
 class StartingState(msgspec.Struct, frozen=True, kw_only=True):
     """The counts and names after event `through_id`, to start without reading the journal from its first event."""
 
@@ -58,6 +62,8 @@ class StartingState(msgspec.Struct, frozen=True, kw_only=True):
     agents: dict[int, AgentName] = {}
     queued: int = 0
     running: int = 0
+    policy: str = ""  # in force, with its parameters
+    share_by: ShareBy = DEFAULT_SHARE_BY
 
 
 class ProjectTotals(msgspec.Struct):
@@ -96,7 +102,10 @@ class FleetState:
         self.failures: Counter[str] = Counter()  # runs by outcome
         self.untracked = 0  # entries that are only counted
         self.throttles: dict[str, float] = {}  # by limit name: until when it is paused
+        self.awaited: dict[int, str] = {}  # runs that wait for a limit: its name, by entry
         self.unread = 0  # events of a newer version of rota
+        self.policy = initial.policy
+        self.share_by = initial.share_by
         self.projects = {project_id: ProjectTotals(weight=weight) for project_id, weight in initial.weights.items()}
         self.texts: deque[EventText] = deque(maxlen=TEXTS_MAX)
         self._agents = dict(initial.agents)
@@ -125,6 +134,10 @@ class FleetState:
             events.RunEnded: self._fold_run_ended,
             events.LimitThrottled: self._fold_throttled,
             events.LimitResumed: self._fold_resumed,
+            events.LimitAwaited: self._fold_awaited,
+            events.LimitAcquired: self._fold_acquired,
+            events.LimitSettled: self._fold_acquired,
+            events.PolicyChosen: self._fold_policy,
         }
 
     # --- folding ---------------------------------------------------------------------------------
@@ -146,6 +159,10 @@ class FleetState:
             fold(data, event)
         self.texts.extend(texts)
         return texts
+
+    def _fold_policy(self, data: events.PolicyChosen, _event: Event) -> None:
+        self.policy = DEFAULT_POLICY if data.policy is None else data.policy.sentence()
+        self.share_by = data.share_by
 
     def _fold_agent(self, data: events.ProcessCreated, event: Event) -> None:
         if event.pid is not None and len(self._agents) < AGENTS_MAX:
@@ -257,6 +274,7 @@ class FleetState:
                 self._ready[sched_id] = event.ts
 
     def _end(self, sched_id: int, ending: RunEnding, at: float) -> None:
+        self.awaited.pop(sched_id, None)
         run = self._runs.pop(sched_id, None)
         if run is None:
             return
@@ -295,6 +313,12 @@ class FleetState:
 
     def _fold_resumed(self, data: events.LimitResumed, _event: Event) -> None:
         self.throttles.pop(data.name, None)
+
+    def _fold_awaited(self, data: events.LimitAwaited, _event: Event) -> None:
+        self.awaited[data.sched_id] = data.name
+
+    def _fold_acquired(self, data: events.LimitAcquired | events.LimitSettled, _event: Event) -> None:
+        self.awaited.pop(data.sched_id, None)
 
     def _charge(self, project_id: str, amounts: Mapping[str, int], sign: int) -> None:
         charged = self._project(project_id).charged
@@ -362,13 +386,12 @@ class FleetState:
         ran = {project_id: self.projects[project_id] for project_id in known}
         if among is None:
             ran = {name: totals for name, totals in ran.items() if totals.runs or any(totals.charged.values())}
-        in_tokens = any(totals.charged.get(SHARED_DIM) for totals in ran.values())
-        used = {
-            name: totals.charged.get(SHARED_DIM, 0) if in_tokens else totals.seconds for name, totals in ran.items()
-        }
+        dim = SHARE_DIMS[self.share_by]
+        is_charged = any(totals.charged.get(dim) for totals in ran.values())
+        used = {name: totals.charged.get(dim, 0) if is_charged else totals.seconds for name, totals in ran.items()}
         weights = sum(totals.weight for totals in ran.values())
         total = sum(used.values())
-        return SHARED_DIM if in_tokens else "seconds", [
+        return self.share_by if is_charged else "seconds", [
             ProjectReport(
                 project_id=name,
                 weight=totals.weight,

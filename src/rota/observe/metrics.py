@@ -31,6 +31,7 @@ from rota.model.events import (
     LedgerCharged,
     PolicyFellBack,
 )
+from rota.service.store_policies import StorePolicies
 
 __all__ = ["FOLD_MAX", "LABELS_MAX", "OTHER", "TRACKED_MAX", "Metrics"]
 
@@ -71,6 +72,9 @@ class Metrics:
         self.run = Histogram("rota_run_seconds", "From claim to the end.", buckets=_WAITS, registry=registry)
         self.entries = Gauge("rota_entries", "Entries in each state.", ["state"], registry=registry)
         self.agents = Gauge("rota_agents", "Agents in each state.", ["state"], registry=registry)
+        self.policy = Gauge(
+            "rota_policy_in_force", "The policy of the store.", ["policy", "params", "share_by"], registry=registry
+        )
         self.lag = Gauge("rota_metrics_lag_events", "Events not processed yet.", registry=registry)
         self._folds: dict[str, Callable[[float, Any], None]] = {
             EntriesEnqueued.kind: self._on_enqueued,
@@ -102,7 +106,14 @@ class Metrics:
         with self._lock:
             self._set_counts(self.entries, self._kernel.queue.counts())
             self._set_counts(self.agents, self._kernel.info()["live_states"])
+            self._set_policy()
             return generate_latest(self._registry)
+
+    def _set_policy(self) -> None:
+        in_force = StorePolicies(self._kernel.policies).get()
+        params = ", ".join(f"{name}={value}" for name, value in in_force.params.items())
+        self.policy.clear()
+        self.policy.labels(in_force.name, params, in_force.share_by).set(1)
 
     def _set_counts(self, gauge: Gauge, counts: dict[str, int]) -> None:
         gauge.clear()

@@ -6,6 +6,7 @@ A policy reads no clock, no row and no random number. `make("eevdf")` makes one 
 - `ranking`, `deadline`, `virtual_time`, and the package `rota.policy.fair_share`: the policies
 - `flow_tree`, `level`: the incremental form of virtual time
 - `eligibility`, `replenishment`: whether an entry may run, and budgets per period
+- `limit_order`: which of the runs that wait for a limit is served next
 
 Names are loaded on first use: most processes need only some of these modules.
 """

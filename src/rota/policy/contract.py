@@ -106,6 +106,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     window: CandidateWindow = "owner"
     accounts: tuple[Literal["owner", "group"], ...] = ("owner", "group")  # which it reads; intents belong to owners
     eligibility: bool = True  # window "flow": whether flows ahead of their share wait
+    priority_first: bool = False  # window "flow": whether inside a group the higher priority goes first
     guarantee: bool = True  # window "share": whether groups without a run in the window go first
     holds_back: bool = False  # whether it may pick nothing although a candidate fits a free slot
 
@@ -127,7 +128,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             type(each) is str and each in _LEVELS for each in given.accounts
         ):
             raise _checks.refuse("accounts", f"must be a tuple of {' and '.join(_LEVELS)}")
-        for field in ("eligibility", "guarantee", "holds_back"):
+        for field in ("eligibility", "priority_first", "guarantee", "holds_back"):
             if type(getattr(given, field)) is not bool:
                 raise _checks.refuse(field, "must be true or false")
 

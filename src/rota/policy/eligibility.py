@@ -99,6 +99,14 @@ class ContextFacts(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None  # why its allowance cannot be read
 
 
+class KeyFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Its concurrency key, and how many runs of its project have it."""
+
+    key: str
+    running: int
+    cap: int
+
+
 class WorkspaceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The claims that hold the workspaces it could use, if it needs one and none is free."""
 
@@ -118,6 +126,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     budgets: tuple[BudgetFacts, ...] = ()
     contexts: tuple[ContextFacts, ...] = ()
     no_workspace: WorkspaceFacts | None = None
+    key: KeyFacts | None = None
 
 
 def blocking(facts: Facts) -> list[BlockingBase]:
@@ -127,6 +136,9 @@ def blocking(facts: Facts) -> list[BlockingBase]:
     _add_of_agent(found, facts.agent)
     if facts.project is not None:
         _add_of_project(found, facts.project)
+    if facts.key is not None and facts.key.running >= facts.key.cap:
+        key = facts.key
+        found.append(reasons.CapReached(level="key", owner=key.key, running=key.running, cap=key.cap))
     if facts.fleet_paused_by is not None:
         found.append(reasons.PausedByOperator(level="fleet", owner="*", by=facts.fleet_paused_by))
     found += [_over_budget(each) for each in facts.budgets if each.used + each.reserved + each.ask > each.limit]

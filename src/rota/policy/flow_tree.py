@@ -11,11 +11,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal, TypeAlias
 
+from rota.errors import PolicyInvalid
+from rota.model.checks import Checks
 from rota.model.snapshot import Account, Candidate, Key
 from rota.policy.contract import Bound, Policy
 from rota.policy.level import Level, check_weight
 from rota.policy.ranking import CandidateHeap, strict_key
-from rota.policy.virtual_time import passes_max, rank
+from rota.policy.virtual_time import passes_max, passes_max_of_group, rank
 
 __all__ = ["FlowTree", "eevdf", "wfq"]
 
@@ -200,28 +202,33 @@ _NEW_ACCOUNT = Account()
 # --- the policies --------------------------------------------------------------------------------
 
 
-def eevdf() -> Policy:
-    """Earliest eligible virtual deadline first, groups before owners."""
-    return Policy(
-        name="eevdf",
-        rank=rank,
-        sentence="Shares by weight: the earliest virtual deadline among those that had no more than their share.",
-        bound=_BOUND,
-        incremental=FlowTree,
-        window="flow",
-    )
+def eevdf(*, priority_first: bool = False) -> Policy:
+    """Earliest eligible virtual deadline first, groups before owners; by priority inside a group, if that is set."""
+    words = "the earliest virtual deadline among those that had no more than their share."
+    return _share_by_weight("eevdf", words, priority_first)
 
 
-def wfq() -> Policy:
+def wfq(*, priority_first: bool = False) -> Policy:
     """Weighted fair queueing: eevdf without the eligibility test."""
+    words = "the earliest virtual deadline, even of those that had more than their share."
+    return _share_by_weight("wfq", words, priority_first)
+
+
+def _share_by_weight(name: str, words: str, priority_first: bool) -> Policy:
+    if type(priority_first) is not bool:
+        raise Checks(name, PolicyInvalid).refuse("priority_first", f"must be a bool, not {priority_first!r}")
+    eligibility = name == "eevdf"
     return Policy(
-        name="wfq",
-        rank=partial(rank, eligibility=False),
-        sentence="Shares by weight: the earliest virtual deadline, even of those that had more than their share.",
-        bound=_BOUND,
-        incremental=partial(FlowTree, eligibility=False),
+        name=name,
+        rank=partial(rank, eligibility=eligibility, priority_first=priority_first),
+        sentence=f"Groups share by weight; in a group the higher priority first, equals by weight: {words}"
+        if priority_first
+        else f"Shares by weight: {words}",
+        bound=_GROUP_BOUND if priority_first else _BOUND,
+        incremental=None if priority_first else partial(FlowTree, eligibility=eligibility),
         window="flow",
-        eligibility=False,
+        eligibility=eligibility,
+        priority_first=priority_first,
     )
 
 
@@ -230,4 +237,11 @@ _BOUND = Bound(
     passes_max,
     "While an owner waits, no sibling past its virtual deadline is picked, so each of the others goes ahead only until "
     "it has used its share up to there. Holds if every run costs something and every candidate fits every slot.",
+)
+_GROUP_BOUND = Bound(
+    "group",
+    passes_max_of_group,
+    "While a group waits, each of the others goes ahead only until it has used its share up to the virtual deadline of "
+    "the group. An owner of low priority waits while its own group has work of higher priority. Holds if every run "
+    "costs something and every candidate fits every slot.",
 )

@@ -203,6 +203,16 @@ class Level:
         self._stale_steps += 1
         self._settle()
 
+    def take(self, key: Key) -> Account:
+        """Take a sibling out that stays ready elsewhere, and return its account; no debt is kept here."""
+        sibling = self._take_out(key)
+        account = Account(sibling.weight, sibling.at >> self._bits, sibling.request)
+        if not self._siblings:
+            self._clock = account.virtual_time
+        self._stale_steps += 1
+        self._settle()
+        return account
+
     def charge_and_remove(self, key: Key, cost: int) -> None:
         """Charge a sibling that is no longer ready and remove it, at the cost of one step."""
         sibling = self._siblings[key]

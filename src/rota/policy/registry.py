@@ -25,8 +25,22 @@ from rota.policy.contract import Policy, as_policy
 from rota.policy.fair_share import fair_share
 from rota.policy.foreign import describe_error, printable
 
-__all__ = ["GROUP", "MAKE_TIMEOUT_S", "is_built_in_name", "make", "names", "parameters"]
+__all__ = [
+    "DEFAULT_NAME",
+    "DEFAULT_PARAMS",
+    "GROUP",
+    "MAKE_TIMEOUT_S",
+    "default_policy",
+    "is_built_in_name",
+    "make",
+    "names",
+    "parameters",
+]
 
+# The policy of supervisors on a store without one of its own: projects share by weight; inside a project the higher
+# priority goes first, and equals share by agent weight.
+DEFAULT_NAME = "eevdf"
+DEFAULT_PARAMS: Mapping[str, Any] = {"priority_first": True}
 GROUP = "rota.policies"
 MAKE_TIMEOUT_S = 10.0  # to import another package and make its policy, in real time
 Factory: TypeAlias = Callable[..., Policy]
@@ -105,6 +119,11 @@ def is_built_in_name(name: str) -> bool:
 def parameters(name: str) -> Mapping[str, Any]:
     """Return a policy's parameters with their defaults."""
     return {key: value.default for key, value in inspect.signature(_find(name)).parameters.items()}
+
+
+def default_policy() -> Policy:
+    """Return the policy of supervisors on a store without one of its own."""
+    return make(DEFAULT_NAME, **DEFAULT_PARAMS)
 
 
 def make(name: str, **params: Any) -> Policy:

@@ -32,6 +32,11 @@ request of all.
 time: it gains nothing by sleeping. A sibling that leaves while it owes keeps its debt; one that owes nothing may be
 forgotten. eevdf does not forget debt, however old; fair_share forgets after its window. A new weight keeps the lag.
 
+**Priority first.** With `priority_first` only those owners of a group compete whose first candidate has the highest
+priority in the group; these equals share by weight. Groups share as before, so a priority has an effect inside its own
+group and takes nothing from the others. An owner of low priority may starve while its group has work of a higher one:
+the bound on waiting then holds for groups. An owner whose next candidate has another priority takes its debt along.
+
 Weak points: it knows no real deadlines; if costs are far above requests, the lag grows with the cost; and it shares
 runs, not slots, so with slots of several kinds a sibling that needs a rare kind can be crowded out of it while its
 group is served in other slots.
@@ -56,6 +61,7 @@ __all__ = [
     "SCALE",
     "LevelTime",
     "Sibling",
+    "changed_band",
     "charged",
     "choose",
     "is_eligible",
@@ -65,6 +71,7 @@ __all__ = [
     "level_time",
     "owes",
     "passes_max",
+    "passes_max_of_group",
     "rank",
     "reweighed",
     "span",
@@ -131,6 +138,11 @@ def owes(virtual_time: int, time: LevelTime) -> bool:
     return not is_eligible(virtual_time, time)
 
 
+def changed_band(virtual_time: int, old: LevelTime, new: LevelTime) -> int:
+    """Return the virtual time of a sibling that goes from one band of priority to another: debt is kept."""
+    return new.whole + max(0, virtual_time - old.whole)
+
+
 def reweighed(virtual_time: int, old: int, new: int, time: LevelTime) -> int:
     """Return the virtual time after a change of weight: V + (virtual time − V) × old / new.
 
@@ -190,7 +202,7 @@ def choose(siblings: list[Sibling], time: LevelTime, *, eligibility: bool = True
 # --- the policy ----------------------------------------------------------------------------------
 
 
-def rank(snapshot: Snapshot, *, eligibility: bool = True) -> Decisions:
+def rank(snapshot: Snapshot, *, eligibility: bool = True, priority_first: bool = False) -> Decisions:
     """Return the picks of one pass: best group, best owner in it, its first candidate, until nothing more fits."""
     slots = FreeSlots(snapshot.slots)
     queues = _by_owner(snapshot.candidates)
@@ -201,7 +213,8 @@ def rank(snapshot: Snapshot, *, eligibility: bool = True) -> Decisions:
         ready_groups = [groups[key] for key in {group for group, _ in firsts}]
         group_time = level_time(ready_groups)
         group = choose(ready_groups, group_time, eligibility=eligibility)
-        ready_owners = [owners[pair] for pair in firsts if pair[0] == group.key]
+        ready = {pair: first for pair, first in firsts.items() if pair[0] == group.key}
+        ready_owners = [owners[pair] for pair in (_highest(ready) if priority_first else ready)]
         owner_time = level_time(ready_owners)
         owner = choose(ready_owners, owner_time, eligibility=eligibility)
 
@@ -214,7 +227,32 @@ def rank(snapshot: Snapshot, *, eligibility: bool = True) -> Decisions:
         groups[group.key] = group.after(candidate.cost)
         owners[pair] = owner.after(candidate.cost)
         queues[pair].remove(candidate)
+        if priority_first:
+            _change_band(pair, candidate, ready, owners, queues)
     return tuple(decisions)
+
+
+def _highest(ready: Mapping[_Pair, Candidate]) -> list[_Pair]:
+    """Return the owners whose first candidate has the highest priority."""
+    top = max(first.priority for first in ready.values())
+    return [pair for pair, first in ready.items() if first.priority == top]
+
+
+def _change_band(
+    pair: _Pair,
+    served: Candidate,
+    ready: Mapping[_Pair, Candidate],
+    owners: dict[_Pair, Sibling],
+    queues: Mapping[_Pair, list[Candidate]],
+) -> None:
+    """Move an owner that was served to the band of its next candidate."""
+    if not queues[pair] or queues[pair][0].priority == served.priority:
+        return
+    old = [owners[each] for each, first in ready.items() if first.priority == served.priority]
+    new = [owners[each] for each, first in ready.items() if first.priority == queues[pair][0].priority]
+    if new:
+        moved = changed_band(owners[pair].virtual_time, level_time(old), level_time(new))
+        owners[pair] = owners[pair]._replace(virtual_time=moved)
 
 
 def _by_owner(candidates: Iterable[Candidate]) -> dict[_Pair, list[Candidate]]:
@@ -262,6 +300,16 @@ def passes_max(snapshot: Snapshot, owner: Key) -> int:
     """
     groups = {candidate.group for candidate in snapshot.candidates if candidate.owner == owner}
     picks = min((_picks_ahead(snapshot, group, owner) for group in groups), default=0)
+    return -(-picks // max(1, len(snapshot.slots))) + 1
+
+
+def passes_max_of_group(snapshot: Snapshot, group: Key) -> int:
+    """Return how many passes a group waits at most: the same bound, for the level of groups alone."""
+    least: dict[Key, int] = {}
+    for candidate in snapshot.candidates:
+        cost = max(1, candidate.cost)
+        least[candidate.group] = min(cost, least.get(candidate.group, cost))
+    picks = _runs_up_to(_sibling(group, snapshot.groups.get(group)).deadline, snapshot.groups, least, group)
     return -(-picks // max(1, len(snapshot.slots))) + 1
 
 

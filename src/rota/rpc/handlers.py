@@ -59,6 +59,7 @@ class RpcHandlers:
             ledger=kernel.ledger,
             projects=kernel.projects,
             contexts=kernel.contexts,
+            policies=dispatcher.policies,
             journal=kernel.journal,
             retention=kernel.retention,
             tokens=self.tokens,

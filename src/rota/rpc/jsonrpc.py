@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from rota.errors import InvalidInput, LimitExceeded, RotaError, StoreError
+from rota.model.checks import check_finite
 from rota.model.struct_reader import first_problem
 from rota.rpc.error_codec import (
     INVALID_REQUEST,
@@ -234,9 +235,11 @@ _response = msgspec.json.Decoder(_Response)
 def encode_call(ident: int, method: Method, params: Any) -> bytes:
     """Encode a request. A value that is not JSON raises the error that the method itself would raise."""
     try:
-        return _encoder.encode(_SentRequest(ident, method.name, params))
+        body = _encoder.encode(_SentRequest(ident, method.name, params))
+        check_finite(params, body)
     except (TypeError, ValueError, RecursionError) as problem:
         raise _value_error(method)(f"{method.name}: a value is not JSON: {problem}") from problem
+    return body
 
 
 def decode_result(method: Method, body: bytes) -> Any:

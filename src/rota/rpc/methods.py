@@ -27,6 +27,7 @@ from rota.service.api import (
     ContextsApi,
     JournalApi,
     LedgerApi,
+    PolicyApi,
     ProjectsApi,
     QueueApi,
     RetentionApi,
@@ -137,6 +138,7 @@ class Parts(NamedTuple):
     ledger: LedgerApi
     projects: ProjectsApi
     contexts: ContextsApi
+    policies: PolicyApi
     journal: JournalApi
     system: SystemApi
     retention: RetentionApi

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         JournalApi,
         KernelApi,
         LedgerApi,
+        PolicyApi,
         ProjectsApi,
         QueueApi,
         RetentionApi,
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from rota.service.explanation import explain
     from rota.service.outages import OUTAGE_S, call_through_outage
     from rota.service.policy_guard import PolicyGuard
-    from rota.service.policy_in_force import find_policy, record_policy
+    from rota.service.policy_in_force import find_policy
     from rota.service.policy_link import PolicyLink, answer_from_profiles
     from rota.service.policy_process import isolate, make_policy
     from rota.service.profiles import Hint, Profile, ProfileTable
+    from rota.service.store_policies import StorePolicies
 
 __all__ = [
     "OUTAGE_S",
@@ -50,6 +52,7 @@ __all__ = [
     "KernelApi",
     "LedgerApi",
     "OwnerLimit",
+    "PolicyApi",
     "PolicyGuard",
     "PolicyLink",
     "Profile",
@@ -58,6 +61,7 @@ __all__ = [
     "QueueApi",
     "RetentionApi",
     "SchedulerApi",
+    "StorePolicies",
     "SupervisionApi",
     "SystemApi",
     "answer_from_profiles",
@@ -66,7 +70,6 @@ __all__ = [
     "find_policy",
     "isolate",
     "make_policy",
-    "record_policy",
 ]
 
 __getattr__ = exports(
@@ -80,6 +83,7 @@ __getattr__ = exports(
             "JournalApi",
             "KernelApi",
             "LedgerApi",
+            "PolicyApi",
             "ProjectsApi",
             "QueueApi",
             "RetentionApi",
@@ -92,9 +96,10 @@ __getattr__ = exports(
         "explanation": ("explain",),
         "outages": ("OUTAGE_S", "call_through_outage"),
         "policy_guard": ("PolicyGuard",),
-        "policy_in_force": ("find_policy", "record_policy"),
+        "policy_in_force": ("find_policy",),
         "policy_link": ("PolicyLink", "answer_from_profiles"),
         "policy_process": ("isolate", "make_policy"),
         "profiles": ("Hint", "Profile", "ProfileTable"),
+        "store_policies": ("StorePolicies",),
     },
 )

@@ -4,7 +4,8 @@ A window has *keys*: agents, projects, or one key (None) for entries in one fixe
 candidates of each key, `read_next` those that follow once these are used. Agents and projects are kept between passes
 with their first entries (see kernel/ready_heads), so that a pass reads only what has changed.
 
-Of more than `WINDOW_MAX` agents those that were served least recently are shown, so that none is left out forever.
+Of more than `WINDOW_MAX` agents those that were served least recently are shown, so that none is left out forever, and
+those of the first entries in strict order, so that no policy takes a lower priority because it was not shown a higher.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Window(ABC):
         if rows and "owner" in self.policy.accounts:
             agents = read_agents(claim.tx, {row[PID] for row in rows})
             self.owners.update((pid, _account(agent)) for pid, agent in agents.items())
-        return [_candidate(row, agents.get(row[PID])) for row in rows]
+        return [_candidate(row, agents.get(row[PID]), claim.share_dim) for row in rows]
 
 
 def window_for(policy: Policy) -> Window:
@@ -85,7 +86,7 @@ def window_for(policy: Policy) -> Window:
 _INTENTS = {each.value: each for each in Intent}
 
 
-def _candidate(row: Row, agent: ReadyAgent | None) -> Candidate:
+def _candidate(row: Row, agent: ReadyAgent | None, share_dim: str) -> Candidate:
     return Candidate(
         id=row[0],
         owner=row[PID],
@@ -94,7 +95,7 @@ def _candidate(row: Row, agent: ReadyAgent | None) -> Candidate:
         ready_at=row[RUNNABLE_AT],
         deadline=row[DEADLINE],
         intent=Intent.NEUTRAL if agent is None else _INTENTS.get(agent.intent, Intent.NEUTRAL),  # unreadable: neutral
-        cost=expected_cost(row),
+        cost=expected_cost(row, share_dim),
         kind=row[KIND],
     )
 
@@ -217,6 +218,8 @@ class AgentWindow(Window):
         heads = for_kinds(self._heads, claim.request.kinds, _AgentCandidates)
         while True:
             pids = self._order.first(WINDOW_MAX)
+            if len(self._order) > WINDOW_MAX:
+                pids += self._first_in_strict_order(claim, set(pids))
             self._depth = _heads_wanted(claim, len(pids))
             idle = heads.sync(claim, pids, self._depth, self._ready.agents)
             if not idle:
@@ -228,6 +231,12 @@ class AgentWindow(Window):
         self._accounts.update((pid, _account(self._ready.agents[pid])) for pid in pids if pid not in self._accounts)
         self.owners = {pid: self._accounts[pid] for pid in pids}
         return heads.first(pids, self._depth)
+
+    def _first_in_strict_order(self, claim: ClaimPass, shown: set[int]) -> list[int]:
+        """Return the agents of the first entries in strict order that are not shown yet."""
+        rows = claim.ready_entries(limit=min(WINDOW_MAX, SPARE * claim.remaining + SPARE // 2))
+        owners = dict.fromkeys(row[PID] for row in rows)
+        return [pid for pid in owners if pid not in shown and pid in self._ready.agents and pid not in self._blocked]
 
     def _sync_agents(self, claim: ClaimPass) -> None:
         """Learn which agents have become ready, were served, were blocked or are no longer blocked."""
@@ -247,7 +256,7 @@ class AgentWindow(Window):
         rows = claim.ready_entries_of_agent(key, self._depth)
         self.rows.update((row[0], row) for row in rows)
         agent = self._ready.agents.get(key)
-        return [_candidate(row, agent) for row in rows]
+        return [_candidate(row, agent, claim.share_dim) for row in rows]
 
     def key_of(self, candidate: Candidate) -> Key:
         """The agent."""
@@ -266,7 +275,7 @@ class _AgentCandidates:
         rows = self._heads.rows
         read = self._heads.sync(claim, pids, depth)
         for pid in read:
-            self._candidates[pid] = [_candidate(row, agents[pid]) for row in rows[pid]]
+            self._candidates[pid] = [_candidate(row, agents[pid], claim.share_dim) for row in rows[pid]]
         if len(self._candidates) > 2 * len(rows):
             self._candidates = {pid: self._candidates[pid] for pid in pids}
         empty = {pid for pid in read if not rows[pid]}

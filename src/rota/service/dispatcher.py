@@ -11,6 +11,12 @@ window of candidates (ranked_pass.py). Each proposed entry is checked before it 
 policy that fails can change the order, never the correctness: strict order replaces it in the same pass, and the
 journal records why.
 
+**Which policy.** A policy that a claim names; else the policy of the store (kernel/store_policy.py); else the one that
+the dispatcher was made with; else, for a supervisor's turn, the default, and for a plain claim strict order. If the
+store has a policy, a claim cannot name another. The setting is read in the transaction of the claim, so a change holds
+from the next claim on. To make a policy of another package may take long: it is made before the transaction, and a
+claim that meets a new one in its transaction uses strict order once.
+
 With `policy_isolation="process"` policies of other packages run in processes of their own and are asked outside the
 transaction (isolated_pass.py): such a claim is parked until the policy has answered, even if it waits for no entries.
 """
@@ -21,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, Unpack
 
-from rota.errors import PolicyFailed, StoreCorrupt
+from rota.errors import PolicyFailed, RotaError, StoreCorrupt
 from rota.kernel import Completion, Kernel, RunReport
 from rota.kernel.claim_pass import ClaimPass, begin_claim
 from rota.kernel.completion import EndedRuns, end_runs
@@ -29,17 +35,20 @@ from rota.kernel.flows import ServedFlows
 from rota.kernel.journal import append
 from rota.kernel.progress import NoRepeats
 from rota.kernel.run_reports import check_completions, check_reports
+from rota.kernel.store_policy import StorePolicy, merged_policy
 from rota.kernel.turn import ClaimOptions, TurnRequest, TurnResult, make_turn_request
 from rota.model.events import PolicyFellBack
+from rota.model.policy_setting import DEFAULT_SHARE_BY, PolicySetting, ShareBy
 from rota.model.work import ReadyEntry
 from rota.policy.contract import Policy, PolicyIsolation, as_policy
-from rota.policy.registry import is_built_in_name
+from rota.policy.registry import default_policy, is_built_in_name, make
 from rota.service.flow_pass import FlowPass
 from rota.service.isolated_pass import IsolatedPass, asks_process
 from rota.service.policy_guard import SUSPENSION_S, Answer, PolicyGuard
 from rota.service.policy_process import LOAD_TIMEOUT_S, PolicyProcess, isolate, make_policy
 from rota.service.ranked_pass import RankedPass
 from rota.service.share_pass import SharePass
+from rota.service.store_policies import StorePolicies
 from rota.store import Transaction
 
 __all__ = ["ANSWER_WAIT_S", "NOTHING", "Dispatcher"]
@@ -48,6 +57,7 @@ ANSWER_WAIT_S = LOAD_TIMEOUT_S + 5.0  # how long a claim that does not wait for 
 NOTHING: list[Any] = [None]  # the result of a claim that found nothing and is not parked: an empty list would park it
 
 
+_STRICT = make("strict")
 _ROW_FAULTS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, StoreCorrupt)
 
 
@@ -71,8 +81,9 @@ class Dispatcher:
     """The scheduler API on a kernel in this process."""
 
     def __init__(
-        self, kernel: Kernel, policy: Policy | str = "strict", *, policy_isolation: PolicyIsolation = "thread"
+        self, kernel: Kernel, policy: Policy | str | None = None, *, policy_isolation: PolicyIsolation = "thread"
     ) -> None:
+        """`policy` is used while the store has none of its own."""
         self.kernel = kernel
         self.policy_isolation = policy_isolation
         self.clock = kernel.clock
@@ -82,13 +93,19 @@ class Dispatcher:
         self.contexts = kernel.contexts
         self.projects = kernel.projects
         self.journal = kernel.journal
+        self.policies = StorePolicies(kernel.policies)
         self.supervision = kernel.supervision
         self.find_daemon: Callable[[], str | None] = lambda: None  # the address of a daemon that serves the same file
         self._isolated: dict[str, tuple[Policy | str, Mapping[str, Any], Policy]] = {}  # by name: as given, and made
-        self.policy = self.make_policy(policy)
+        self._own = None if policy is None else self.make_policy(policy)
+        self._default = default_policy()
+        self._seen: StorePolicy | None = None  # what the store said in the last transaction
+        self._share_by: ShareBy = DEFAULT_SHARE_BY  # what the proposers count
+        self._stored: tuple[PolicySetting, Policy] | None = None  # the policy of the store, made
         self._guard = PolicyGuard(kernel.clock)
-        self._policies: dict[str, Policy] = {self.policy.name: self.policy}
+        self._policies: dict[str, Policy] = {each.name: each for each in (self._own,) if each is not None}
         self._proposers: dict[str, _Proposer] = {}
+        kernel.queue.claim_by_policy = self._claim_for_kernel
 
     # --- turns -----------------------------------------------------------------------------------
 
@@ -102,7 +119,7 @@ class Dispatcher:
         **options: Unpack[ClaimOptions],
     ) -> list[ReadyEntry]:
         """Claim the next entries by a policy; while there are none, wait up to `wait_s`."""
-        chosen = self._select(policy)
+        chosen = None if policy is None else self._select(policy)
         request = make_turn_request(worker_id=worker_id, max_n=max_n, wait_s=wait_s, **options)
         return self._take_turn(request, chosen).entries
 
@@ -117,7 +134,7 @@ class Dispatcher:
         **options: Unpack[ClaimOptions],
     ) -> TurnResult:
         """Complete runs and claim the next entries in one commit, at half the cost of two."""
-        chosen = self._select(policy)
+        chosen = None if policy is None else self._select(policy)
         run_ends = check_completions(completions)
         request = make_turn_request(worker_id=worker_id, max_n=max_n, wait_s=wait_s, run_ends=run_ends, **options)
         return self._take_turn(request, chosen)
@@ -136,16 +153,18 @@ class Dispatcher:
 
         With `max_n=0` nothing is claimed. A turn without reports that claims nothing writes nothing.
         """
-        chosen = self._select(policy)
+        chosen = None if policy is None else self._select(policy)
         run_ends = check_reports(reports)
         request = make_turn_request(
             worker_id=worker_id, max_n=max_n, wait_s=wait_s, run_ends=run_ends, moves_agents=True, **options
         )
         return self._take_turn(request, chosen)
 
-    def _take_turn(self, request: TurnRequest, policy: Policy) -> TurnResult:
+    def _take_turn(self, request: TurnRequest, policy: Policy | None) -> TurnResult:
         """Run a turn; while it claims nothing, wait. Ended runs are durable before the wait begins."""
-        if request.max_n and asks_process(policy):
+        if policy is None:
+            self.load_stored()
+        if request.max_n and asks_process(self._expected(policy, request)):
             return self._take_asking_turn(request, policy)
         done = TurnResult([], [])
         if request.run_ends or not (request.max_n and request.wait_s):
@@ -153,10 +172,11 @@ class Dispatcher:
             if done.entries or not (request.max_n and request.wait_s):
                 return done
         claiming = request._replace(run_ends=())
-        entries = self.kernel.queue.park(lambda tx: self.run_turn(claiming, policy, tx).entries, claiming, policy.name)
+        key = _key_of(policy, request)
+        entries = self.kernel.queue.park(lambda tx: self.run_turn(claiming, policy, tx).entries, claiming, key)
         return TurnResult(done.answers, entries)
 
-    def _take_asking_turn(self, request: TurnRequest, policy: Policy) -> TurnResult:
+    def _take_asking_turn(self, request: TurnRequest, policy: Policy | None) -> TurnResult:
         """Run a turn whose policy is in another process: end runs first, then wait for its answer."""
         done = TurnResult([], [])
         if request.run_ends:
@@ -165,17 +185,19 @@ class Dispatcher:
 
         def work(tx: Transaction) -> list[ReadyEntry]:
             entries = self.run_turn(claiming, policy, tx).entries
-            may_park = request.wait_s > 0 or self.is_asking(policy, request.kinds, request.check_budgets)
+            asked = self._expected(policy, request)
+            may_park = request.wait_s > 0 or self.is_asking(asked, request.kinds, request.check_budgets)
             return entries if entries or may_park else NOTHING
 
         if request.wait_s > 0:
-            entries = self.kernel.queue.park(work, claiming, policy.name)
+            entries = self.kernel.queue.park(work, claiming, _key_of(policy, request))
         else:
             entries = self.kernel.store.wait(work, ANSWER_WAIT_S)
         return TurnResult(done.answers, [] if entries is NOTHING else entries)
 
-    def run_turn(self, request: TurnRequest, policy: Policy, tx: Transaction) -> TurnResult:
+    def run_turn(self, request: TurnRequest, policy: Policy | None, tx: Transaction) -> TurnResult:
         """The scheduling transaction: end runs, claim the next entries, settle the agents."""
+        policy = self._in_force(tx, policy, is_turn=request.moves_agents)
         kernel, now = self.kernel, self.kernel.env.read_clock(tx, writes=False)
         ended = end_runs(tx, kernel.env, request.run_ends, now) if request.run_ends else EndedRuns([], {}, {})
         if tx.effects.wake_parked:  # a run has ended
@@ -202,7 +224,11 @@ class Dispatcher:
         if policy.name == "strict" or (self._guard.suspended_until and self._guard.is_suspended(policy)):
             claim.claim_in_strict_order()
             return claim.write()
+        if claim.has_unreleased:
+            claim.release_all_due()
         proposer = self._proposers.get(policy.name) or self._make_proposer(policy)
+        if claim.lifted and not isinstance(proposer, IsolatedPass):  # what it keeps between claims does not have these
+            proposer = self._new_proposer(policy)
         try:
             served = proposer.propose(claim)
         except PolicyFailed as failure:
@@ -223,13 +249,84 @@ class Dispatcher:
         A policy in another process is not asked; it has given these answers (see `PolicyGuard`). Call it inside a
         write transaction, so that no other thread changes what is copied.
         """
-        copied = Dispatcher(self.kernel, self.policy)
+        copied = Dispatcher.__new__(Dispatcher)
+        copied.__dict__ = self.__dict__.copy()
+        copied._proposers = {}
         copied._guard, copied._policies = self._guard.copy(answers), self._policies.copy()
         copied._select(policy)
         live = self._proposers.get(policy.name)
         if live is not None and self._policies.get(policy.name) is policy:
             copied._proposers[policy.name] = live.copy(copied._guard)
         return copied
+
+    # --- the policy in force ---------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of a supervisor's turn, as far as the last transaction of this dispatcher knows."""
+        return self._chosen(is_turn=True)
+
+    def _chosen(self, *, is_turn: bool) -> Policy:
+        if self._seen is not None and self._seen.setting is not None:
+            return self._stored[1] if self._stored is not None else _STRICT
+        return self._own or (self._default if is_turn else _STRICT)
+
+    def _expected(self, policy: Policy | None, request: TurnRequest) -> Policy:
+        return policy or self._chosen(is_turn=request.moves_agents)
+
+    def load_stored(self, *, again: bool = False) -> None:
+        """Make the policy of the store, if that has not been done; what cannot be made is replaced by strict order.
+
+        With `again` the setting is read even if a transaction has read it: another process may have changed it since.
+        """
+        if self._seen is None or again:
+            self._seen = self.kernel.policies.get()
+        if self._needs_loading:
+            self._make_stored(self._seen.setting)
+
+    @property
+    def _needs_loading(self) -> bool:
+        setting = None if self._seen is None else self._seen.setting
+        return setting is not None and (self._stored is None or self._stored[0] != setting)
+
+    def _make_stored(self, setting: PolicySetting | None) -> None:
+        assert setting is not None  # noqa: S101  # the caller has looked
+        try:
+            made = self.make_policy(setting.name, setting.params, setting.isolation)
+        except RotaError as problem:  # its package is not installed here, or has another version
+            made = _STRICT
+            failure = PolicyFellBack(policy=setting.name, failure="raised", detail=problem.message)
+            self.kernel.store.write(lambda tx: append(tx, failure, now=self.clock.now()))
+        self._stored = setting, made
+
+    def _in_force(self, tx: Transaction, given: Policy | None, *, is_turn: bool) -> Policy:
+        """Return the policy of a claim; raises `PolicyDiffers` if it names another than the store has."""
+        stored = self.kernel.env.cache.store_policy(tx)
+        if self._share_by != stored.share_by:
+            for proposer in self._proposers.values():  # what they keep counts something else
+                _close(proposer)
+            self._proposers.clear()
+            self._share_by = stored.share_by
+        self._seen = stored
+        setting = stored.setting
+        if setting is not None:
+            if given is not None and given.name != setting.name:
+                merged_policy(setting, PolicySetting(name=given.name, by="a claim"), replace=False)
+            if self._needs_loading and is_built_in_name(setting.name):
+                self._make_stored(setting)
+            chosen = _STRICT if self._needs_loading or self._stored is None else self._stored[1]
+        else:
+            chosen = given or self._chosen(is_turn=is_turn)
+        return self._select(chosen)
+
+    def _claim_for_kernel(self, request: TurnRequest, tx: Transaction) -> list[ReadyEntry]:
+        """Claim for the kernel's own verb, by the policy of the store; it does not wait for a policy's process."""
+        stored = self._in_force(tx, None, is_turn=False)
+        if asks_process(stored) and not request.wait_s:
+            claim = begin_claim(tx, self.kernel.env, self.kernel.queue.maintenance, request)
+            claim.claim_in_strict_order()
+            return claim.write()
+        return self.run_turn(request, None, tx).entries
 
     # --- policies --------------------------------------------------------------------------------
 
@@ -239,7 +336,9 @@ class Dispatcher:
             return self.policy
         if isinstance(policy, str):
             return self._policies.get(policy) or self.make_policy(policy)
-        return self.make_policy(policy) if self.policy_isolation == "process" else as_policy(policy)
+        if self.policy_isolation == "process":
+            return self.make_policy(policy)
+        return policy if type(policy) is Policy else as_policy(policy)
 
     def make_policy(
         self,
@@ -260,13 +359,15 @@ class Dispatcher:
             self._isolated[name] = policy, params or {}, made
         return made
 
-    def knows(self, policy: str) -> bool:
-        """Whether a policy can be used without loading another package."""
+    def knows(self, policy: str | None) -> bool:
+        """Whether a policy (None: that of the store) can be used without loading another package."""
+        if policy is None:
+            return self._seen is not None and not self._needs_loading
         return policy in self._policies or is_built_in_name(policy)
 
-    def load(self, policy: str) -> None:
-        """Load a policy of another package."""
-        self._select(policy)
+    def load(self, policy: str | None) -> None:
+        """Load a policy of another package; None: that of the store."""
+        self.load_stored() if policy is None else self._select(policy)
 
     def asks_process(self, policy: Policy | str | None = None) -> bool:
         """Whether a claim by this policy asks another process, and is parked until it has answered."""
@@ -277,7 +378,7 @@ class Dispatcher:
         proposer = self._proposers.get(self.resolve_policy(policy).name)
         return isinstance(proposer, IsolatedPass) and proposer.is_asking((kinds, check_budgets))
 
-    def _select(self, policy: Policy | str | None) -> Policy:
+    def _select(self, policy: Policy | str) -> Policy:
         chosen = self.resolve_policy(policy)
         if self._policies.get(chosen.name) is not chosen:
             self._policies[chosen.name] = chosen
@@ -285,17 +386,20 @@ class Dispatcher:
         return chosen
 
     def _make_proposer(self, policy: Policy) -> _Proposer:
+        self._proposers[policy.name] = made = self._new_proposer(policy)
+        return made
+
+    def _new_proposer(self, policy: Policy) -> _Proposer:
         made: _Proposer
         match policy.window:
             case "flow":
-                made = FlowPass(eligibility=policy.eligibility)
+                made = FlowPass(eligibility=policy.eligibility, priority_first=policy.priority_first)
             case "share":
                 made = SharePass(guarantee=policy.guarantee)
             case _ if asks_process(policy) and not self._guard.has_answers:
                 made = IsolatedPass(policy, self._guard, self.kernel.store, self._record_failure)
             case _:
                 made = RankedPass(policy, self._guard)
-        self._proposers[policy.name] = made
         return made
 
     def _fall_back(self, policy: Policy, claim: ClaimPass, failure: PolicyFailed) -> list[ReadyEntry]:
@@ -319,7 +423,7 @@ class Dispatcher:
         """End the processes of policies."""
         for proposer in self._proposers.values():
             _close(proposer)
-        for policy in (self.policy, *self._policies.values(), *(made for _, _, made in self._isolated.values())):
+        for policy in (*self._policies.values(), *(made for _, _, made in self._isolated.values())):
             if type(policy.rank) is PolicyProcess:
                 policy.rank.close()
 
@@ -327,6 +431,11 @@ class Dispatcher:
         """End the processes of policies and close the store."""
         self.close_policies()
         self.kernel.store.close()
+
+
+def _key_of(policy: Policy | None, request: TurnRequest) -> str:
+    """Return what parked claims have in common that find the same; that of the policy in force may change."""
+    return f"in force, {'turn' if request.moves_agents else 'claim'}" if policy is None else policy.name
 
 
 def _close(proposer: _Proposer | None) -> None:

@@ -14,16 +14,19 @@ from typing import NamedTuple
 
 from rota.errors import StoreCorrupt
 from rota.kernel import journal
-from rota.kernel.rows import COMPLETED_AT, CREATED_AT, TOKEN
+from rota.kernel.rows import COMPLETED_AT, CREATED_AT, TOKEN, entry_from_row
 from rota.model import events
 from rota.model.event_codec import decode
 from rota.model.events import Event, EventData
 from rota.model.explanation import HistoryStep
+from rota.model.retries import why_not_retried
+from rota.model.work import ReadyEntry
 from rota.store import Row, Transaction
 
 __all__ = ["SCAN_MAX", "EntryHistory", "read_history"]
 
 SCAN_MAX = 5_000  # events that are read from each end
+ERROR_CHARS_MAX = 200  # of an error, in a line
 
 
 class EntryHistory(NamedTuple):
@@ -45,7 +48,7 @@ def read_history(tx: Transaction, row: Row, cursor: int) -> EntryHistory:
         for low, high in _id_ranges(start, end, token)
         for event in journal.events_naming(tx, sched_id, low, high)
     }
-    steps = tuple(_steps(found, sched_id))
+    steps = tuple(_steps(found, entry_from_row(row)))
     has_start = bool(steps) and steps[0].kind == events.EntriesEnqueued.kind
     return EntryHistory(steps, has_start and end - start < 2 * SCAN_MAX)
 
@@ -61,18 +64,19 @@ def _id_ranges(start: int, end: int, token: int | None) -> list[tuple[int, int]]
 _HOLDS = {"worker": "for its worker"}  # the names of the other holds are clear
 
 
-def _steps(found: dict[int, Event], sched_id: int) -> Iterator[HistoryStep]:
+def _steps(found: dict[int, Event], entry: ReadyEntry) -> Iterator[HistoryStep]:
     for event_id, event in sorted(found.items()):
         try:
-            text = _describe(decode(event.kind, event.payload), sched_id)
+            text = _describe(decode(event.kind, event.payload), entry)
         except StoreCorrupt as problem:
             text = problem.message
         if text is not None:
             yield HistoryStep(event_id, event.ts, event.kind, text, event.author)
 
 
-def _describe(event: EventData, sched_id: int) -> str | None:  # noqa: PLR0911, PLR0912  # one line for each kind
+def _describe(event: EventData, entry: ReadyEntry) -> str | None:  # noqa: PLR0911, PLR0912  # one line for each kind
     """Describe what an event says about an entry; None if it is about other entries only."""
+    sched_id = entry.sched_id
     match event:
         case events.EntriesEnqueued(held=held):
             hold = next((hold for hold, ids in held.items() if sched_id in ids), None)
@@ -82,7 +86,9 @@ def _describe(event: EventData, sched_id: int) -> str | None:  # noqa: PLR0911, 
         case events.EntriesCompleted(entries=entries):
             for each in entries:
                 if each.sched_id == sched_id:
-                    return f"ended: {each.exit_kind}" + (f" ({each.outcome})" if each.outcome else "")
+                    why = why_not_retried(entry)
+                    final = f"; not retried: {why}" if why is not None and each.exit_kind != "cancelled" else ""
+                    return f"ended: {each.exit_kind}" + (f" ({each.outcome})" if each.outcome else "") + final
         case events.EntriesReturned(sched_ids=ids) if sched_id in ids:
             return f"back in the queue: {event.verb}" + (f" ({event.reason})" if event.reason else "")
         case events.EntriesReleased(sched_ids=ids) if sched_id in ids:
@@ -101,9 +107,19 @@ def _describe(event: EventData, sched_id: int) -> str | None:  # noqa: PLR0911, 
             return "used " + ", ".join(f"{amount:,} {dim}" for dim, amount in event.amounts.items())
         case events.RunStarted(sched_id=run) if run == sched_id:
             return f"run {event.attempt} started on {event.slot}"
+        case events.RunProgressed(sched_id=run) if run == sched_id:
+            return f"run {event.attempt}: {event.fraction:.0%} {event.text}".rstrip()
         case events.RunEnded(sched_id=run) if run == sched_id:
-            return f"run {event.attempt} ended: {event.exit_kind}"
+            return f"run {event.attempt} ended: {event.exit_kind}{_error_of(entry, event.attempt)}"
     return None
+
+
+def _error_of(entry: ReadyEntry, attempt: int) -> str:
+    """The error of an attempt, as the end of a line."""
+    error = next((each.error for each in entry.errors if each.attempt == attempt), None)
+    if error is None and attempt == entry.attempt and isinstance(entry.result, dict):
+        error = entry.result.get("error")
+    return f": {error[:ERROR_CHARS_MAX]}" if isinstance(error, str) else ""
 
 
 def _describe_claim(event: events.EntriesClaimed, sched_id: int) -> str | None:

@@ -26,7 +26,7 @@ from rota.kernel import affinity
 from rota.kernel.claim_pass import ClaimPass, PendingClaim
 from rota.kernel.dry_run import DryRun
 from rota.kernel.flows import ServedFlows
-from rota.kernel.rows import DISPATCHED_AT, KIND, PID, PRIORITY, RUNNABLE_AT, STATE, state_and_hold
+from rota.kernel.rows import DISPATCHED_AT, KIND, PID, PRIORITY, PROJECT, RUNNABLE_AT, STATE, state_and_hold
 from rota.kernel.turn import TurnRequest, make_turn_request
 from rota.model import reasons
 from rota.model.checks import Checks
@@ -78,9 +78,11 @@ def explain(
 
     def work(dry_run: DryRun) -> tuple[Row, Explanation]:
         if dry_run.due.affinity_until is not None:
-            affinity.release_for_claim(dry_run.tx, dry_run.env, request, dry_run.now)
+            affinity.release_for_claim(dry_run.tx, dry_run.env, request, dry_run.clock_now)
+        claim = ClaimPass(dry_run.tx, dry_run.env, request, dry_run.clock_now, dry_run.due)
+        claim.lift_holds()
         row = dry_run.row(sched_id)
-        return row, _explain(partial(dispatcher.copy, choice.policy, answers), dry_run, row, request, choice)
+        return row, _explain(partial(dispatcher.copy, choice.policy, answers), dry_run, row, claim, choice)
 
     while True:
         try:
@@ -103,13 +105,15 @@ def _choose_policy(dispatcher: Dispatcher, policy: Policy | str | None, policy_f
         return PolicyChoice(dispatcher.resolve_policy(policy), "named in the request")
     if policy_from_store:
         return find_policy(dispatcher)
+    dispatcher.load_stored(again=True)
     return PolicyChoice(dispatcher.policy, "the policy of this dispatcher")
 
 
 def _explain(
-    copy: Callable[[], Dispatcher], dry_run: DryRun, row: Row, request: TurnRequest, choice: PolicyChoice
+    copy: Callable[[], Dispatcher], dry_run: DryRun, row: Row, claim: ClaimPass, choice: PolicyChoice
 ) -> Explanation:
-    blocking = _blocking(ClaimPass(dry_run.tx, dry_run.env, request, dry_run.now, dry_run.due), row)
+    request, blocking = claim.request, _blocking(dry_run, claim, row)
+    claim.restore_holds()
     result = _ClaimResult(policy=choice.policy.name)
     if row[STATE] == EntryState.QUEUED and row[KIND] is not None and row[KIND] not in request.kinds:
         result = result._replace(ordering=(_no_slot(dry_run, row),))
@@ -141,10 +145,15 @@ def _instead_of(chosen: Policy, used: str) -> str:
     return "" if used == chosen.name else f"; {chosen.name} has failed, and {used} order replaces it"
 
 
-def _blocking(claim: ClaimPass, row: Row) -> tuple[BlockingReason, ...]:
-    """All blocking reasons; for an entry that runs or has ended only that, since it would count against itself."""
+def _blocking(dry_run: DryRun, claim: ClaimPass, row: Row) -> tuple[BlockingReason, ...]:
+    """All blocking reasons; for an entry that runs or has ended only that, since it would count against itself.
+
+    For a run that waits for a limit, that too.
+    """
     found = cast("list[BlockingReason]", claim.blocking_reasons(row))
-    return tuple(found[:1] if row[STATE] != EntryState.QUEUED else found)
+    if row[STATE] == EntryState.QUEUED:
+        return tuple(found)
+    return *found[:1], *dry_run.waits_on_limits(row[0])
 
 
 # --- making the claim ----------------------------------------------------------------------------
@@ -154,7 +163,8 @@ class _WatchedPass(ClaimPass):
     """A pass that records what happens to one entry."""
 
     def __init__(self, dry_run: DryRun, request: TurnRequest, row: Row) -> None:
-        super().__init__(dry_run.tx, dry_run.env, request, dry_run.now, dry_run.due)
+        super().__init__(dry_run.tx, dry_run.env, request, dry_run.clock_now, dry_run.due)
+        self.lift_holds()
         self._row = row
         self.policy = "strict"
         self.index: int | None = None  # among the claimed entries
@@ -207,6 +217,7 @@ class _ClaimResult(NamedTuple):
     position: int | None = None
     first: Sequence[PendingClaim] = ()  # the entries that run first
     claimed: int = 0  # how many of them are in the claim itself
+    by_priority: bool = False  # whether a higher priority would have put it before these
 
 
 def _make_claim(copied: Dispatcher, dry_run: DryRun, row: Row, request: TurnRequest, policy: Policy) -> _ClaimResult:
@@ -225,7 +236,9 @@ def _make_claim(copied: Dispatcher, dry_run: DryRun, row: Row, request: TurnRequ
     else:
         position = None
     ordering = () if claim.index is not None else tuple(_ordering_reasons(claim, last, first))
-    return _ClaimResult(claim.policy, ordering, position, first, len(claim.claimed))
+    own_project = all(each.project_id == row[PROJECT] for each in claim.claimed)
+    by_priority = claim.policy == "strict" or (policy.priority_first and own_project)
+    return _ClaimResult(claim.policy, ordering, position, first, len(claim.claimed), by_priority)
 
 
 def _ordering_reasons(
@@ -277,7 +290,8 @@ def _estimate(
     dry_run: DryRun, row: Row, blocking: Sequence[BlockingBase], ordering: Sequence[OrderingReason]
 ) -> StartEstimate:
     if row[STATE] != EntryState.QUEUED:
-        return StartEstimate(row[DISPATCHED_AT], f"it is {row[STATE]}")
+        waits = [f"; {reason.sentence()}" for reason in blocking if isinstance(reason, reasons.WaitsOnLimit)]
+        return StartEstimate(row[DISPATCHED_AT], f"it is {row[STATE]}{''.join(waits)}")
     if blocking:
         return _when_unblocked(blocking)
     if not ordering:
@@ -332,7 +346,7 @@ def _suggestions(
         yield Suggestion(f"start a worker that has a slot of kind {row[KIND]}")
     elif any(isinstance(reason, reasons.WaitsForWorker) for reason in result.ordering):
         yield Suggestion("let any worker claim it", "queue.release", {"sched_id": row[0]})
-    elif result.ordering and result.policy == "strict" and result.claimed:
+    elif result.ordering and result.by_priority and result.claimed:
         priority = _high_enough(result)
         yield Suggestion(
             f"raise its priority to {priority}", "queue.change", {"sched_id": row[0], "priority": priority}

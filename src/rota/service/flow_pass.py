@@ -5,6 +5,10 @@ pick goes down: the project that is due, its agent that is due, the first ready 
 expected cost of the entry is charged to both, and their virtual times are written with the claim. So a pick costs the
 same with ten agents and with ten thousand, and splitting work over many agents does not increase the share.
 
+With `priority_first` the agents of a project are in bands by the priority of their first entries (see
+policy/priority_level.py). The first priorities of agents with new entries are read at the start of a pass, all in one
+statement. An agent whose next entry has a lower priority than its band is moved when it is picked.
+
 An agent whose entries are refused is left out for the rest of the pass. It returns like any agent that was not ready:
 with its debt, without credit.
 """
@@ -15,10 +19,12 @@ from msgspec.structs import replace
 
 from rota.kernel.claim_pass import ClaimPass
 from rota.kernel.flows import ServedFlows, expected_cost, mark_competing
-from rota.kernel.ready_owners import FlowChange, ProjectFlow, ReadyAgent, ReadyOwners
+from rota.kernel.ready_owners import FlowChange, ProjectFlow, ReadyAgent, ReadyOwners, first_priorities
+from rota.kernel.rows import PRIORITY
 from rota.model.events import FlowMove
 from rota.model.snapshot import Account, Key
 from rota.policy.level import Level
+from rota.policy.priority_level import PriorityLevel
 from rota.policy.virtual_time import charged
 from rota.service.policy_guard import PolicyGuard
 from rota.store import Transaction
@@ -27,13 +33,15 @@ __all__ = ["FlowPass"]
 
 
 AHEAD_MAX = 16  # entries of an agent that are read together
+_OTHER_BAND = -1  # instead of a cost: nothing was claimed, and the agent competes in another band
 
 
 class FlowPass:
     """Claims entries by virtual time. It keeps the flows in memory between passes."""
 
-    def __init__(self, *, eligibility: bool) -> None:
+    def __init__(self, *, eligibility: bool, priority_first: bool = False) -> None:
         self._eligibility = eligibility
+        self._priority_first = priority_first
         self.forget()
 
     def forget(self) -> None:
@@ -45,11 +53,14 @@ class FlowPass:
         self._competing: dict[int, str | None] = {}  # agents that began to compete, with their project; None: ceased
         self._ready = ReadyOwners()
         self._root = Level(eligibility=self._eligibility)
-        self._levels: dict[str, Level] = {}  # by project
+        self._levels: dict[str, Level | PriorityLevel] = {}  # by project
+        self._priorities: dict[int, int] = {}  # of the first entry of each agent, as last read
+        self._served: set[int] = set()  # agents whose first entry the last pass has claimed
 
     def copy(self, _: PolicyGuard) -> FlowPass:
         """Return an independent copy."""
-        copied = FlowPass(eligibility=self._eligibility)
+        copied = FlowPass(eligibility=self._eligibility, priority_first=self._priority_first)
+        copied._priorities, copied._served = self._priorities.copy(), self._served.copy()
         copied._has_index, copied._restored = self._has_index, self._restored
         copied._unsaved, copied._unsaved_projects = self._unsaved.copy(), self._unsaved_projects.copy()
         copied._competing = self._competing.copy()
@@ -95,19 +106,51 @@ class FlowPass:
         new: dict[str, dict[int, ReadyAgent]] = {}  # by project and pid
         for agent in agents:
             if agent.now.pid in self._level(agent.now.project_id):
-                _apply_change(self._levels[agent.now.project_id], agent.now.pid, agent)
+                self._apply_agent_change(agent)
             else:
                 new.setdefault(agent.now.project_id, {})[agent.now.pid] = agent.now
+        if self._priority_first:
+            self._read_priorities(claim.tx)
         self._restore(new)
         self._add_new(new)
 
+    def _apply_agent_change(self, change: FlowChange[ReadyAgent]) -> None:
+        """Change the account of a competing agent as its row has changed."""
+        level, before, now = self._levels[change.now.project_id], change.before, change.now
+        if isinstance(level, PriorityLevel) and before is not None and before.last_run_at != now.last_run_at:
+            # another process has served it: its clock of the project is stored with the claim
+            project = self._ready.projects.get(now.project_id) or ProjectFlow(now.project_id)
+            virtual_time = level.time.whole + now.virtual_time - project.clock
+            level.set_account(now.pid, Account(weight=now.weight, virtual_time=virtual_time))
+        else:
+            _apply_change(level, now.pid, change)
+
+    def _read_priorities(self, tx: Transaction) -> None:
+        """Read the first priorities of agents that have new entries, or fewer, and move them to their bands."""
+        found = first_priorities(tx, self._ready.with_new_entries | self._served)
+        self._served = set()
+        self._priorities.update(found)
+        for pid, priority in found.items():
+            agent = self._ready.agents.get(pid)
+            level = None if agent is None else self._levels.get(agent.project_id)
+            if isinstance(level, PriorityLevel) and pid in level:
+                level.set_priority(pid, priority)
+
     def _restore(self, new: dict[str, dict[int, ReadyAgent]]) -> None:
-        """Add the agents that competed before, with the debt or credit that their rows say."""
+        """Add the agents that competed before, with the debt or credit that their rows say.
+
+        In bands of priority only debt is kept: the level times of bands are not stored (see policy/priority_level.py).
+        """
         for project_id, agents in new.items():
             known = [agent for agent in agents.values() if agent.competed]
-            if known and not self._restored:
-                self._levels[project_id].add_all([(agent.pid, _account(agent)) for agent in known], keep_credit=True)
-                self._add_project(project_id, keep_credit=True)
+            if not known or self._restored:
+                continue
+            level = self._levels[project_id]
+            if isinstance(level, PriorityLevel):
+                self._add_agents(project_id, known)
+            else:
+                level.add_all([(agent.pid, _account(agent)) for agent in known], keep_credit=True)
+            self._add_project(project_id, keep_credit=True)
         self._restored = True
 
     def _add_new(self, new: dict[str, dict[int, ReadyAgent]]) -> None:
@@ -116,15 +159,22 @@ class FlowPass:
             level = self._levels[project_id]
             joining = [agent for agent in agents.values() if agent.pid not in level]
             if joining:
-                level.add_all([(agent.pid, _account(agent)) for agent in joining])
+                self._add_agents(project_id, joining)
                 self._add_project(project_id)
             for agent in joining:
                 self._competing[agent.pid] = project_id
                 if level.virtual_time_of(agent.pid) != agent.virtual_time:
                     self._unsaved[agent.pid] = project_id, level.virtual_time_of(agent.pid)
 
+    def _add_agents(self, project_id: str, agents: list[ReadyAgent]) -> None:
+        level = self._level(project_id)
+        if isinstance(level, PriorityLevel):
+            level.add_all([(agent.pid, _account(agent), self._priorities.get(agent.pid, 0)) for agent in agents])
+        else:
+            level.add_all([(agent.pid, _account(agent)) for agent in agents])
+
     def _join(self, agent: ReadyAgent) -> None:
-        self._level(agent.project_id).add(agent.pid, _account(agent))
+        self._add_agents(agent.project_id, [agent])
         self._add_project(agent.project_id)
 
     def _add_project(self, project_id: str, *, keep_credit: bool = False) -> None:
@@ -135,10 +185,11 @@ class FlowPass:
             if self._root.virtual_time_of(project_id) != known.virtual_time:
                 self._unsaved_projects[project_id] = self._root.virtual_time_of(project_id)
 
-    def _level(self, project_id: str) -> Level:
+    def _level(self, project_id: str) -> Level | PriorityLevel:
         if project_id not in self._levels:
             known = self._ready.projects.get(project_id)
-            self._levels[project_id] = Level(eligibility=self._eligibility, clock=known.clock if known else 0)
+            make = PriorityLevel if self._priority_first else Level
+            self._levels[project_id] = make(eligibility=self._eligibility, clock=known.clock if known else 0)
         return self._levels[project_id]
 
     def _read_ahead(self, claim: ClaimPass, blocked: set[int]) -> None:
@@ -162,6 +213,8 @@ class FlowPass:
         pid = level.pick()
         assert isinstance(pid, int)  # noqa: S101  # agents are numbered
         cost, more = (0, True) if pid in state.blocked else self._claim_next(claim, pid, project_id)
+        if cost == _OTHER_BAND:
+            return
         if cost:
             state.agent_times[pid] = project_id, charged(level.virtual_time_of(pid), cost, level.weight_of(pid))
             self._root.charge(project_id, cost)
@@ -183,11 +236,23 @@ class FlowPass:
             row, more = claim.head_of_agent(pid)
             if row is None:
                 return 0, more
-            cost = expected_cost(row)
+            if self._priority_first and self._changes_band(pid, project_id, row[PRIORITY]):
+                return _OTHER_BAND, more
+            cost = expected_cost(row, claim.share_dim)
             reason = f"project {project_id or '–'} and agent {pid} are due"
             if claim.try_claim(row, estimate=cost, reason=reason) is None:
                 return cost, more
         return 0, True
+
+    def _changes_band(self, pid: int, project_id: str, priority: int) -> bool:
+        """Move an agent whose next entry has another priority than its band. Return whether it has moved."""
+        level = self._levels[project_id]
+        self._priorities[pid] = priority
+        self._served.add(pid)
+        if not isinstance(level, PriorityLevel) or level.priority == priority:
+            return False
+        level.set_priority(pid, priority)
+        return True
 
     # --- after the picks -------------------------------------------------------------------------
 
@@ -219,6 +284,7 @@ class FlowPass:
         for pid in state.drained:
             self._ready.drop(pid)
             self._unsaved.pop(pid, None)
+            self._priorities.pop(pid, None)
             self._competing[pid] = None
         for pid in state.left_out:
             agent = agents.get(pid)
@@ -243,7 +309,9 @@ class _PassState:
         self.left_out_projects: list[str] = []  # projects that were removed with all their agents
 
 
-def _apply_change(level: Level, key: Key, change: FlowChange[ReadyAgent] | FlowChange[ProjectFlow]) -> None:
+def _apply_change(
+    level: Level | PriorityLevel, key: Key, change: FlowChange[ReadyAgent] | FlowChange[ProjectFlow]
+) -> None:
     """Change the account of a competitor as its row has changed: a run was settled, or its weight was set.
 
     The difference is applied, not the value of the row: it may have joined at a later time than its row says.

@@ -1,33 +1,26 @@
 """Which policy is in force on a store, for a caller that does not claim there itself.
 
-A dispatcher knows its own policy. A caller that only reads (the command line on a file that a fleet uses, a daemon
-beside such a fleet) has a policy too, but the claims are made by other processes. Two sources tell their policy:
-
-- *the recorded policy*: a fleet or a daemon records the name and parameters of its policy in the store when it starts,
-  and again when it changes. Claims do not pay for this.
-- *the newest claim* in the journal, which names its policy. Its process may have recorded nothing, or the claim may be
-  newer than the record: then the claim decides. Forced claims do not count, and a policy that failed and is replaced by
-  strict order for a while is still in force.
+The policy of the store (kernel/store_policy.py) decides, if there is one. Otherwise the callers that claim decide: a
+supervisor uses the default policy, a plain claim strict order, and a program may have a policy of its own that it has
+not given to the store. Then *the newest claim* in the journal tells it, because every claim names its policy. Forced
+claims do not count, and a policy that failed and is replaced by strict order for a while is still in force.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
-from rota.errors import RotaError, StoreCorrupt
+from rota.errors import RotaError
 from rota.kernel import journal
-from rota.kernel.journal import Journal
-from rota.policy.contract import Policy, PolicyIsolation
+from rota.policy.contract import Policy
+from rota.policy.registry import DEFAULT_NAME, default_policy
 from rota.service.dispatcher import Dispatcher
 from rota.store import Transaction
 
-__all__ = ["PolicyChoice", "find_policy", "record_policy"]
+__all__ = ["PolicyChoice", "find_policy"]
 
 LOOK_BACK_MAX = 100_000  # events that are searched for the newest claim
 FAILED_WITHIN = 1_000  # events before it that are searched for a failure: a failed policy is soon tried again
-_NAME = "policy"  # of the note in the store
 
 
 class PolicyChoice(NamedTuple):
@@ -35,13 +28,6 @@ class PolicyChoice(NamedTuple):
 
     policy: Policy
     source: str
-
-
-class _RecordedPolicy(msgspec.Struct, frozen=True):
-    name: str
-    by: str
-    params: dict[str, Any] = {}
-    isolation: PolicyIsolation = "thread"
 
 
 class _NewestClaim(NamedTuple):
@@ -56,35 +42,21 @@ class _NewestClaim(NamedTuple):
         return self.failed or self.policy
 
 
-def record_policy(
-    notes: Journal,
-    policy: str,
-    *,
-    by: str,
-    params: dict[str, Any] | None = None,
-    isolation: PolicyIsolation = "thread",
-) -> None:
-    """Record in the store that claims use this policy from now on."""
-    notes.remember(_NAME, {"name": policy, "by": by, "params": params or {}, "isolation": isolation})
-
-
 def find_policy(dispatcher: Dispatcher) -> PolicyChoice:
     """The policy that claims on this store use, as far as the store tells; otherwise that of the dispatcher."""
     cursor = dispatcher.journal.cursor()
-    recorded, newest = dispatcher.kernel.store.read(lambda tx: (_recorded_policy(tx), _newest_claim(tx, cursor)))
-    if recorded is not None and (newest is None or recorded.name in (newest.policy, newest.failed)):
-        return _resolve(dispatcher, recorded, recorded.by)
+    setting = dispatcher.kernel.policies.get().setting
+    if setting is not None:
+        try:
+            policy = dispatcher.make_policy(setting.name, setting.params, setting.isolation)
+        except RotaError:
+            user = f"set by {setting.by}, and not installed here: strict order replaces it"
+            return PolicyChoice(dispatcher.resolve_policy("strict"), f"{setting.sentence()}, {user}")
+        return PolicyChoice(policy, f"set by {setting.by}")
+    newest = dispatcher.kernel.store.read(lambda tx: _newest_claim(tx, cursor))
     if newest is not None:
-        return _resolve(dispatcher, _RecordedPolicy(newest.name, ""), f"the newest claim, event {newest.event_id}")
+        return _resolve(dispatcher, newest.name, f"the newest claim, event {newest.event_id}")
     return PolicyChoice(dispatcher.policy, "the default: no claim was made yet")
-
-
-def _recorded_policy(tx: Transaction) -> _RecordedPolicy | None:
-    try:
-        note = journal.read_note(tx, _NAME)
-        return None if note is None else msgspec.convert(note, _RecordedPolicy)
-    except (StoreCorrupt, msgspec.ValidationError):
-        return None  # another program uses the same name, or the note is damaged
 
 
 def _newest_claim(tx: Transaction, cursor: int) -> _NewestClaim | None:
@@ -96,13 +68,10 @@ def _newest_claim(tx: Transaction, cursor: int) -> _NewestClaim | None:
     return _NewestClaim(event_id, policy, failed)
 
 
-def _resolve(dispatcher: Dispatcher, wanted: _RecordedPolicy, user: str) -> PolicyChoice:
+def _resolve(dispatcher: Dispatcher, name: str, user: str) -> PolicyChoice:
     """Return a policy by its name: the instance of the dispatcher if it has one. `user` is what uses the policy."""
     try:
-        if wanted.params or wanted.isolation != "thread":
-            policy = dispatcher.make_policy(wanted.name, wanted.params, wanted.isolation)
-        else:
-            policy = dispatcher.resolve_policy(wanted.name)
+        policy = default_policy() if name == DEFAULT_NAME else dispatcher.resolve_policy(name)
         return PolicyChoice(policy, f"used by {user}")
     except RotaError:  # it may belong to another package, or be registered by another program only
-        return PolicyChoice(dispatcher.policy, f"the default: {user} uses {wanted.name}, which is not installed here")
+        return PolicyChoice(dispatcher.policy, f"the default: {user} uses {name}, which is not installed here")

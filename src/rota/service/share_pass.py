@@ -89,11 +89,13 @@ class _Standings:
         shares = self._shares.sync(claim.tx, claim.env.cache)
         rows, accounts = self._heads.rows, self._shares.accounts
         if heads is None or shares is None:
-            candidates: dict[Key, list[Candidate]] = {name: _candidates(own) for name, own in rows.items()}
+            dim = claim.share_dim
+            candidates: dict[Key, list[Candidate]] = {name: _candidates(own, dim) for name, own in rows.items()}
             self.ranking = ShareRanking(candidates, accounts, min_guarantee=self._guarantee)
         else:
             for name in {*heads, *shares, *self.moved}:
-                self.ranking.set_group(name, _candidates(rows.get(name, ())), accounts.get(name, _NEW_ACCOUNT))
+                first = _candidates(rows.get(name, ()), claim.share_dim)
+                self.ranking.set_group(name, first, accounts.get(name, _NEW_ACCOUNT))
         self.moved = set()
         claim.show(row[0] for own in rows.values() for row in own)
 
@@ -127,7 +129,7 @@ class _Entries:
         count = min(READ_AHEAD_MAX, 1 + claim.remaining // len(self._ranking.groups))
         rows = [] if name in claim.blocked_projects else claim.heads_of_project(name, count, self._tried[name])
         self._rows.update((row[0], row) for row in rows)
-        self._ranking.set_candidates(group, _candidates(reversed(rows)), has_unread=len(rows) == count)
+        self._ranking.set_candidates(group, _candidates(reversed(rows), claim.share_dim), has_unread=len(rows) == count)
         if not rows and name not in self._served:
             self._ranking.withdraw(group)
 
@@ -146,8 +148,8 @@ class _Entries:
             self.read(group)  # without those that would be refused for the same reason
 
 
-def _candidates(rows: Iterable[Row]) -> list[Candidate]:
-    return [Candidate(row[0], row[PID], row[PROJECT], cost=expected_cost(row), kind=row[KIND]) for row in rows]
+def _candidates(rows: Iterable[Row], dim: str) -> list[Candidate]:
+    return [Candidate(row[0], row[PID], row[PROJECT], cost=expected_cost(row, dim), kind=row[KIND]) for row in rows]
 
 
 _NEW_ACCOUNT = Account()

@@ -58,6 +58,8 @@ def _remove_reason(dry_run: DryRun, row: Row, reason: BlockingBase) -> Iterator[
             yield Suggestion(
                 "wait for the refill" if until_at else "wait until live runs that use it end", until_at=until_at
             )
+        case reasons.CapReached(level="key", owner=key):
+            yield Suggestion(f"wait until a run with the concurrency key {key} ends")
         case reasons.CapReached(running=running):
             arguments = {"pid": row[PID], "max_concurrent": running + 1}
             yield Suggestion(f"raise max_concurrent of agent {row[PID]} to {running + 1}", "agents.update", arguments)

@@ -1,7 +1,9 @@
-"""The schema as ordered migrations. Versions 1 to 3 are the first kernel's; rota's own begin at 100.
+"""The schema as ordered migrations. Versions 1 to 5 are the first kernel's; rota's own begin at 100.
 
-Versions 4 to 99 belong to another program: such a file is refused, and so is one that is newer than this rota or whose
-version cannot be parsed. A refused file is not written.
+Steps 1 to 3 create the tables that rota shares with the first kernel. A file of the first kernel itself has other
+constraints and is taken over before step 100 (first_kernel.py); its versions 4 and 5 have more tables, which rota does
+not touch. Versions 6 to 99 belong to another program: such a file is refused, and so is one that is newer than this
+rota or whose version cannot be parsed. A refused file is not written.
 
 Version 100 rebuilds the journal and the queue without AUTOINCREMENT, which writes one more page in every commit. Ids
 are still never reused: the newest row is never pruned, and SQLite continues from the highest id (a file whose newest
@@ -16,7 +18,9 @@ import re
 from rota.errors import SchemaMismatch
 from rota.store.protocol import Statement
 
-__all__ = ["LATEST", "STEPS", "TABLES", "plan", "step"]
+__all__ = ["FIRST_KERNEL", "LATEST", "STEPS", "TABLES", "plan", "step"]
+
+FIRST_KERNEL = range(1, 6)  # the versions of the first kernel
 
 STEPS: dict[int, str] = {
     1: """
@@ -361,6 +365,36 @@ STEPS: dict[int, str] = {
         CREATE UNIQUE INDEX idx_context_bound ON contexts (bound_to, bound_id, unit, coalesce(project_id, ''))
             WHERE state != 'revoked';
     """,
+    106: """
+        -- the held entries in strict order: of all that is due, the highest priority is released first
+        CREATE INDEX idx_sched_queue_held_by_priority ON agent_schedule_queue (priority DESC, runnable_at, sched_id)
+            WHERE state = 'queued' AND (hold = 'time' OR hold = 'backoff');
+    """,
+    107: """
+        -- what a run asks of a named limit; granted_at is NULL while it waits, rest is what no charge has covered
+        CREATE TABLE limit_asks (
+            ask_id INTEGER PRIMARY KEY AUTOINCREMENT,
+            sched_id INTEGER NOT NULL REFERENCES agent_schedule_queue(sched_id) ON DELETE CASCADE,
+            ask_key TEXT NOT NULL,
+            token INTEGER NOT NULL,
+            name TEXT NOT NULL,
+            asked TEXT NOT NULL,
+            rest TEXT NOT NULL,
+            cost INTEGER NOT NULL,
+            asked_at REAL NOT NULL,
+            granted_at REAL,
+            UNIQUE (sched_id, ask_key)
+        );
+        CREATE INDEX idx_limit_asks_waiting ON limit_asks (name, ask_id) WHERE granted_at IS NULL;
+        CREATE TABLE limit_shares (
+            name TEXT NOT NULL,
+            level TEXT NOT NULL,
+            key TEXT NOT NULL,
+            virtual_time INTEGER NOT NULL,
+            clock INTEGER NOT NULL,
+            PRIMARY KEY (name, level, key)
+        ) WITHOUT ROWID;
+    """,
 }
 LATEST = max(STEPS)
 TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", "".join(STEPS.values())))  # and their names while they are rebuilt
@@ -377,10 +411,12 @@ def plan(stamp: str | None, *, empty: bool) -> list[int]:
     if not (stamp.isascii() and stamp.isdecimal()):
         raise SchemaMismatch(f"schema_version {stamp!r} is not a number", stamp=stamp)
     version = int(stamp)
+    if version in FIRST_KERNEL:
+        return [step for step in sorted(STEPS) if step not in FIRST_KERNEL]
     if version not in STEPS:
         origin = "a newer rota" if version > LATEST else "another program"
         text = f"schema_version {version} was written by {origin}; this rota reads up to {LATEST}"
-        raise SchemaMismatch(text, stamp=stamp)
+        raise SchemaMismatch(text, stamp=stamp, latest=LATEST)
     return [step for step in sorted(STEPS) if step > version]
 
 

@@ -7,6 +7,7 @@ and never wait. Several processes may use the same file; `sqlite_engine.py` says
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -19,12 +20,13 @@ from rota.clock import Clock, SystemClock
 from rota.errors import InvalidInput, StoreCorrupt, StoreError, StoreReplaced, StoreUnavailable
 from rota.store.engine import TransactionLost
 from rota.store.file_identity import new_generation, unused
+from rota.store.first_kernel import Migration, keep_copy
 from rota.store.forks import abandon, add_store, sqlite_calls
 from rota.store.ipc_notify import CommitListener
 from rota.store.migrations import TABLES
 from rota.store.private_files import create_private, refuse_link
 from rota.store.protocol import Statement, Transaction, TransactionEffects
-from rota.store.sqlite_connection import configure, connect, migrate, translate_errors
+from rota.store.sqlite_connection import configure, connect, foreign_keys_off, migrate, translate_errors
 from rota.store.sqlite_engine import MEMORY, Durability, SqliteEngine, SqliteTransaction, open_engine
 from rota.store.statements import file as sql
 from rota.store.stored_values import cause_of, misplaced_values, unreadable_texts
@@ -37,6 +39,7 @@ READERS_MAX = 16  # idle reading connections kept open
 NORMAL_DURABILITY_KEY = "durability_normal_at"  # the setting that says when a process last opened the file that way
 BACKUP_PAGES = 1_024  # copied at a time
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class SqliteStore(Writer):
@@ -71,24 +74,50 @@ class SqliteStore(Writer):
         self._foreign_listeners: tuple[Callable[[], None], ...] = ()  # called when another process has written
         self._commit_listener: CommitListener | None = None
         self.lost: StoreReplaced | None = None  # as reported to the listeners
+        self.migration: Migration | None = None  # what became of a file of the first kernel when it was opened here
         with sqlite_calls:
             with translate_errors("open", path):
                 self._engine = open_engine(path, durability, read_only=read_only)
             super().__init__(self._engine, clock or SystemClock())
             try:
                 if not read_only:
-                    with translate_errors("migrate", path):
-                        self.write(self._begin)
+                    self._migrate()
             except BaseException:
                 self._engine.close()
                 raise
             add_store(self)
 
-    def _begin(self, tx: Transaction) -> None:
+    def _migrate(self) -> None:
+        """Migrate the file, and say where the copy of a file of the first kernel is."""
+        with translate_errors("migrate", self._path), foreign_keys_off(self._engine.connection):
+            self.migration = self.write(self._begin)
+        if self.migration is not None:
+            version, copy, changed = self.migration
+            values = f"; {changed} JSON values that JSON does not have were replaced" if changed else ""
+            _log.warning(
+                "%s was migrated from schema %d of the first kernel; a copy as it was: %s%s",
+                self._path, version, copy, values,
+            )  # fmt: skip
+
+    def _begin(self, tx: Transaction) -> Migration | None:
         """Migrate the file, and record if commits may be lost from now on."""
-        migrate(tx)
+        migration = migrate(tx, self.clock.now(), self._keep_copy)
         if self._durability == "normal" and self._path != MEMORY:
             tx.run(sql.META_SET, (NORMAL_DURABILITY_KEY, repr(self.clock.now())))
+        return migration
+
+    def _keep_copy(self, version: int) -> str | None:
+        """Copy the file, whose write lock is held, as it was before this transaction."""
+        if self._path == MEMORY:
+            return None
+
+        def copy(part: Path) -> None:
+            source = connect(self._path, read_only=True)
+            with contextlib.closing(source), contextlib.closing(connect(str(part))) as target:
+                _copy(source, target, None)
+
+        with translate_errors("copy", self._path):
+            return keep_copy(self._path, version, copy)
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -244,7 +273,7 @@ class SqliteStore(Writer):
         """Copy everything to a new file while others write; the copy appears complete or not at all."""
         part = Path(f"{path}.part")
         if self._path != MEMORY and os.path.realpath(path) == self._path:
-            raise InvalidInput("a store cannot be its own backup", field="path", path=path)
+            raise InvalidInput("a store cannot be its own backup", field="path")
         part.unlink(missing_ok=True)
         with sqlite_calls, unused(path):
             refuse_link(path, hint="Choose another path, or remove the link.")

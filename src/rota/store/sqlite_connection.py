@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
 
 from rota.errors import SchemaMismatch, StoreCorrupt, StoreUnavailable
-from rota.store import migrations
+from rota.store import first_kernel, migrations
 from rota.store.engine import TransactionLost
 from rota.store.forks import check_usable
 from rota.store.protocol import Transaction
@@ -19,8 +20,10 @@ __all__ = [
     "BUSY_TIMEOUT_MS",
     "DAMAGED",
     "check_file",
+    "check_folder",
     "configure",
     "connect",
+    "foreign_keys_off",
     "migrate",
     "translate_errors",
 ]
@@ -38,11 +41,20 @@ DAMAGED = (apsw.CorruptError, apsw.NotADBError)
 def connect(path: str, *, read_only: bool = False) -> apsw.Connection:
     """Open a connection, or raise StoreUnavailable or StoreCorrupt."""
     check_usable()
+    check_folder(path)
     flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     with translate_errors("open", path):
         connection = apsw.Connection(path, flags=flags)
     connection.set_busy_timeout(BUSY_TIMEOUT_MS)
     return connection
+
+
+def check_folder(path: str) -> None:
+    """Raise StoreUnavailable if the folder of a file is missing."""
+    folder = os.path.dirname(path)  # noqa: PTH120  # of a file that may be named by a link
+    if folder and not os.path.isdir(folder):  # noqa: PTH112
+        text = f"cannot open {path}: there is no folder {folder}"
+        raise StoreUnavailable(text, hint=f"Create it (mkdir -p {folder}), or name another file.", path=path)
 
 
 def configure(connection: apsw.Connection) -> None:
@@ -81,7 +93,9 @@ def check_file(connection: apsw.Connection, *, read_only: bool) -> None:
 def _check_version(connection: apsw.Connection, *, read_only: bool) -> None:
     with connection:  # one view: another process may be creating the tables
         version, empty = _schema_version(connection), _is_empty(connection)
-    steps = migrations.plan(version, empty=empty)
+        steps = migrations.plan(version, empty=empty)
+        if version is not None and int(version) in migrations.FIRST_KERNEL:
+            first_kernel.check_columns(lambda table: _columns(connection, table))
     if read_only and steps:
         text = "the file has an older schema, and a read-only connection never migrates it"
         raise SchemaMismatch(text, hint="Migrate it: `rota db migrate`.")
@@ -97,6 +111,10 @@ def _schema_version(connection: apsw.Connection) -> str | None:
     return str(rows[0][0])[:STAMP_CHARS_MAX] if rows else None
 
 
+def _columns(connection: apsw.Connection, table: str) -> list[str]:
+    return [row[0] for row in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
+
+
 def _is_empty(connection: apsw.Connection) -> bool:
     return not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
 
@@ -106,10 +124,33 @@ def _has_log(connection: apsw.Connection) -> bool:
     return log.exists() and log.stat().st_size > 0
 
 
-def migrate(tx: Transaction) -> None:
-    """Apply the missing schema steps. They are determined inside the transaction: another process may have migrated."""
+@contextlib.contextmanager
+def foreign_keys_off(connection: apsw.Connection) -> Iterator[None]:
+    """Let tables be rebuilt while rows, views and tables of other programs refer to them."""
+    connection.execute("PRAGMA foreign_keys = OFF; PRAGMA legacy_alter_table = ON")
+    try:
+        yield
+    finally:
+        connection.execute("PRAGMA legacy_alter_table = OFF; PRAGMA foreign_keys = ON")
+
+
+def migrate(tx: Transaction, now: float, keep_copy: Callable[[int], str | None]) -> first_kernel.Migration | None:
+    """Apply the missing schema steps; returns what became of a file of the first kernel, else None.
+
+    The steps are determined inside the transaction: another process may have migrated. `keep_copy` copies the file as
+    it is; it gets the version.
+    """
     tables = tx.run(sql.META_EXISTS)
     rows = tx.run(sql.META_GET, ("schema_version",)) if tables else []
-    for step in migrations.plan(str(rows[0][0]) if rows else None, empty=not tables):
+    stamp = str(rows[0][0]) if rows else None
+    steps = migrations.plan(stamp, empty=not tables)
+    taken_over = None
+    if stamp is not None and int(stamp) in migrations.FIRST_KERNEL:
+        copy = keep_copy(int(stamp))
+        taken_over = first_kernel.Migration(int(stamp), copy, first_kernel.adopt(tx))
+    for step in steps:
         tx.run(migrations.step(step))
         tx.run(sql.META_SET, ("schema_version", str(step)))
+    if taken_over is not None:
+        first_kernel.finish(tx, taken_over.from_version, migrations.LATEST, now)
+    return taken_over

@@ -38,7 +38,7 @@ from rota.store.forks import abandon
 from rota.store.ipc_notify import CommitNotifier, SharedWords
 from rota.store.private_files import create_private, open_private, refuse_link
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
-from rota.store.sqlite_connection import DAMAGED, check_file, configure, connect
+from rota.store.sqlite_connection import DAMAGED, check_file, check_folder, configure, connect
 from rota.store.statements.queue import IDS
 from rota.store.stored_values import read_with_bytes
 
@@ -417,6 +417,7 @@ def _unlock(descriptor: int, process: int) -> None:
 def open_engine(path: str, durability: Durability, *, read_only: bool, foreign_version: int = 0) -> SqliteEngine:
     """Open a rota database for writing."""
     if path != MEMORY:
+        check_folder(path)
         for suffix in _BESIDE:
             refuse_link(path + suffix)  # SQLite would follow it
         check_path(path)

@@ -79,7 +79,7 @@ class RestartTable(_Table, frozen=True, kw_only=True):
             description="Which runs are retried: none, those that crashed, or also those that failed; "
             "`always`: those that crashed, and the agent is enqueued again whenever a run has ended."
         ),
-    ] = "on_crash"
+    ] = "on_failure"
     attempts: Annotated[int, Meta(description="Maximum attempts of one entry, the first included.", ge=1, le=1_000)] = 3
     backoff_s: Annotated[Seconds, Meta(description="Maximum pause before the second attempt.")] = default_seconds(1)
     backoff_factor: Annotated[float, Meta(description="Factor by which each further pause grows.", ge=1, le=100)] = 2.0
@@ -159,6 +159,7 @@ _RUN_KEYS = {"command": "command", "ndjson": "ndjson", "function": "callable"}  
 _PROGRAM_KEYS = ("command", "ndjson")
 _VALID_WITH: tuple[tuple[str, Any, tuple[str, ...]], ...] = (  # a key, its default, and the run keys that use it
     ("isolation", None, ("function",)),
+    ("non_retryable", (), ("function",)),
     ("env", {}, _PROGRAM_KEYS),  # a function has the environment of its supervisor
     ("pass_env", (), _PROGRAM_KEYS),
     ("cwd", None, _PROGRAM_KEYS),
@@ -234,7 +235,20 @@ class AgentTable(_Table, frozen=True, kw_only=True):
         ),
     ] = {}
     draws_on: Annotated[tuple[str, ...], Meta(description="The named limits that its runs use.", max_length=32)] = ()
+    concurrency_key: Annotated[
+        Text | None, Meta(description="`repo:{repo}`: a key that is filled with fields of the payload.")
+    ] = None
+    concurrency_limit: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="How many runs with the same key may be live.")
+    ] = None
     restart: Annotated[RestartTable, Meta(description="Retries after failed runs, and quarantine.")] = RestartTable()
+    non_retryable: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description="`function`: errors after which an entry is not retried: `ValueError`, `shop.SoldOut`.",
+            max_length=32,
+        ),
+    ] = ()
     stop_grace_s: Annotated[
         Seconds, Meta(description="Time between the stop request and SIGTERM, and between SIGTERM and SIGKILL.")
     ] = default_seconds(5)
@@ -290,10 +304,13 @@ class AgentTable(_Table, frozen=True, kw_only=True):
             expected=self.expected,
             ceiling=self.ceiling,
             draws_on=self.draws_on,
+            concurrency_key=self.concurrency_key,
+            concurrency_limit=self.concurrency_limit,
             kind=self.kind,
             affinity=self.affinity,
             workspace_mode=self.workspace,
             max_attempts=self.restart.attempts,
+            non_retryable=self.non_retryable,
         )
 
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rota.errors import FleetInvalid, PolicyInvalid, UnknownPolicy
 from rota.fleet.config.agent_tables import NAME_CHARS_MAX
 from rota.fleet.config.tables import (
@@ -22,6 +24,7 @@ from rota.fleet.config.tables import (
     AgentTable,
     Fleet,
     FleetFile,
+    LimitTable,
     ProjectTable,
     TriggerTable,
 )
@@ -29,7 +32,8 @@ from rota.fleet.trigger_rules import EVERY_S_MIN, cron_problem, matches_kind, zo
 from rota.kernel.usage_windows import ALL_PROJECTS
 from rota.model.checks import is_path_part
 from rota.model.struct_reader import Problems, TomlReader, join_key
-from rota.model.value_types import AnyType, TableType, describe_value
+from rota.model.value_types import AnyType, TableType, closest, describe_value, struct_type
+from rota.model.work import DIMENSIONS
 from rota.policy import registry
 from rota.service.policy_process import make_policy
 
@@ -47,15 +51,39 @@ def load_fleet(path: str | os.PathLike[str]) -> Fleet:
     """Return the fleet in a file, or raise `FleetInvalid` with everything that is wrong with the file."""
     name = os.fspath(path)
     problems = Problems()
-    tables = _FleetReader(problems).read(FleetFile, _parse(name))
-    if not problems:
-        _check(tables, problems)
-        if tables.name is None and not Path(name).stem.isprintable():
-            problems.add("name", "is required: the file's own name, which is the default, is not printable")
+    parsed = _parse(name)
+    given = _FleetReader(problems).read_fields(struct_type(FleetFile), parsed)
+    tables = FleetFile(**given)
+    _check(_with_invalid_tables(tables, parsed) if problems else tables, problems)
+    if not problems and tables.name is None and not Path(name).stem.isprintable():
+        problems.add("name", "is required: the file's own name, which is the default, is not printable")
     if problems:
         raise _invalid(name, problems.messages(), problems.keys())
     given = {field: getattr(tables, field) for field in FleetFile.__struct_fields__}
     return Fleet(path=os.path.realpath(name), **given)
+
+
+def _with_invalid_tables(tables: FleetFile, parsed: Mapping[str, Any]) -> FleetFile:
+    """Return the valid tables and, for each invalid one, what is valid of it: so one look finds all problems."""
+
+    def completed(field: str, kind: type[msgspec.Struct], instead: Mapping[str, Any]) -> dict[str, Any]:
+        written, found = parsed.get(field), dict(getattr(tables, field))
+        for name, table in written.items() if isinstance(written, dict) else ():
+            if name not in found:
+                reader, fields = _FleetReader(Problems()), table if isinstance(table, dict) else {}
+                given = reader.read_fields(struct_type(kind), fields)
+                try:
+                    found[name] = kind(**{**instead, **given})
+                except (TypeError, ValueError):  # what is left contradicts itself
+                    found[name] = kind(**instead)
+        return found
+
+    return msgspec.structs.replace(
+        tables,
+        projects=completed("projects", ProjectTable, {}),
+        limits=completed("limits", LimitTable, {"requests_per_minute": 1}),
+        agents=completed("agents", AgentTable, {"command": "true"}),
+    )
 
 
 class _FleetReader(TomlReader):
@@ -113,6 +141,7 @@ def _invalid(
 def _check(fleet: FleetFile, problems: Problems) -> None:
     _check_policy(fleet, problems)
     _check_scheduling(fleet, problems)
+    _check_dimensions(fleet, problems)
     folders: dict[str, str] = {}  # each workspace's folder, and the key that names it
     for name, project in fleet.projects.items():
         _check_project(name, project, folders, problems)
@@ -139,11 +168,28 @@ def _check_policy(fleet: FleetFile, problems: Problems) -> None:
 
 
 def _check_scheduling(fleet: FleetFile, problems: Problems) -> None:
-    if not 1 <= len(fleet.slot_kinds) <= SLOTS_MAX:
+    wrong_keys = problems.keys()
+    if not any(key.startswith("slots") for key in wrong_keys) and not 1 <= len(fleet.slot_kinds) <= SLOTS_MAX:
         problems.add("slots", f"expected 1 to {SLOTS_MAX:,} slots in total, found {len(fleet.slot_kinds):,}")
     preemption = fleet.scheduling.preemption
     if preemption is not None and list(preemption.bands) != sorted(set(preemption.bands)):
         problems.add("scheduling.preemption.bands", f"expected ascending numbers, found {list(preemption.bands)}")
+
+
+def _check_dimensions(fleet: FleetFile, problems: Problems) -> None:
+    """A budget in a dimension that is never charged would limit nothing."""
+    known = {*DIMENSIONS, *fleet.dimensions}
+    tables = {"scheduling.budget": fleet.scheduling.budget}
+    tables |= {f"{join_key('projects', name)}.budget": table.budget for name, table in fleet.projects.items()}
+    for name, agent in fleet.agents.items():
+        for field in ("budget", "expected", "ceiling"):
+            tables[f"{join_key('agents', name)}.{field}"] = getattr(agent, field)
+    for key, amounts in tables.items():
+        for dim in amounts:
+            if dim not in known:
+                similar = closest(dim, known)
+                hint = f"did you mean {similar!r}?" if similar else f"declare it: dimensions = [{dim!r}]"
+                problems.add(join_key(key, dim), f"unknown dimension {dim!r}; {hint}")
 
 
 def _check_project(name: str, project: ProjectTable, folders: dict[str, str], problems: Problems) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rota.fleet.config.apply import PAUSED_BY, all_rows
+from rota.fleet.config.functions import import_problem
 from rota.fleet.config.tables import AgentTable, Fleet, SchedulingTable
 from rota.fleet.trigger_rules import matches_kind
 from rota.model.lifecycle import ProjectStatus
@@ -49,7 +50,7 @@ def _about_scheduling(fleet: Fleet, policy: Policy) -> Iterator[str]:
     if policy.bound is None:
         yield f"policy: {policy.name} has no bound on waiting: entries of low priority may wait forever"
     if guarantee != SchedulingTable().min_task_guarantee and fleet.policy_name != "fair_share":
-        yield f"scheduling.min_task_guarantee: only fair_share uses it, and the policy is {fleet.policy_name}"
+        yield f"scheduling.min_task_guarantee: only fair_share has a guarantee, and the policy is {fleet.policy_name}"
 
 
 def _about_projects(fleet: Fleet, api: KernelApi | None) -> Iterator[str]:
@@ -60,6 +61,10 @@ def _about_projects(fleet: Fleet, api: KernelApi | None) -> Iterator[str]:
         yield from _about_cap(key, project.max_concurrent, slots)
         if not any(agent.project == name for agent in fleet.agents.values()):
             yield f"{key}: has no agents, so its weight has no effect"
+        if project.workspaces and not any(
+            agent.workspace is not None and agent.project == name for agent in fleet.agents.values()
+        ):
+            yield f"{key}.workspaces: no agent asks for one; set workspace on an agent of the project"
         stored = known.get(name)
         if stored is not None and stored.status != ProjectStatus.ACTIVE and stored.paused_by != PAUSED_BY:
             yield f"{key}: is {stored.status.lower()} in the store, so it runs nothing until it is resumed"
@@ -90,6 +95,8 @@ def _about_agent(fleet: Fleet, key: str, agent: AgentTable) -> Iterator[str]:
         for field in _PROCESS_LIMITS:
             if getattr(agent.limits, field) is not None:
                 yield f"{key}.limits.{field}: is not enforced for a function on a thread; set isolation = 'process'"
+    if agent.function is not None and (problem := import_problem(agent.function, fleet.folder)):
+        yield f"{key}.function: {problem}, so its runs will fail"
     for name in agent.draws_on:
         if "tokens" in fleet.limits[name].budgets and "tokens" not in {*agent.expected, *agent.ceiling}:
             yield f"{key}: no tokens of limit {name} are reserved for a run; set tokens in expected or ceiling"

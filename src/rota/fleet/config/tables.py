@@ -1,7 +1,6 @@
 """The tables of a fleet file.
 
     store = "rota.db"
-    policy = "eevdf"
     slots = 4
 
     [projects.research]
@@ -42,8 +41,10 @@ from rota.fleet.config.agent_tables import (
 from rota.fleet.config.units import Seconds, default_seconds, unit_schema
 from rota.fleet.run_logs import LOGS_MAX
 from rota.model.checks import AMOUNT_MAX
+from rota.model.policy_setting import PolicySetting, ShareBy
 from rota.model.work import WEIGHT_UNIT
 from rota.policy.contract import PolicyIsolation
+from rota.policy.registry import DEFAULT_NAME, DEFAULT_PARAMS
 
 __all__ = [
     "AGENTS_MAX",
@@ -112,6 +113,14 @@ class SchedulingTable(_Table, frozen=True, kw_only=True):
         float,
         Meta(description="Length of the window for budgets and for the usage that `fair_share` counts.", gt=0, le=8784),
     ] = 24.0
+    share_by: Annotated[
+        ShareBy | None,
+        Meta(
+            description="What sharing counts, for the whole store: `tokens`, `cost` (cost_micro), `cpu` (seconds of "
+            "CPU time) or `seconds`. A run that charged nothing of it counts its expected usage, else its seconds. "
+            "Default: the store's; without one, tokens."
+        ),
+    ] = None
     min_task_guarantee: Annotated[
         bool, Meta(description="`fair_share`: a project without a run in the window goes first.")
     ] = True
@@ -203,9 +212,13 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         Text, Meta(description="The database file, or a daemon's address (`unix:/path`, `http://host:port`).")
     ] = "rota.db"
     policy: Annotated[
-        str | PolicyTable,
-        Meta(description="The policy that decides which entry runs next; `rota policy list` shows them."),
-    ] = "eevdf"
+        str | PolicyTable | None,
+        Meta(
+            description="The policy that decides which entry runs next, for every supervisor of the store; "
+            "`rota policy list` shows them. Default: the store's; without one, projects share by weight, inside a "
+            "project the higher priority goes first, and equals share by agent weight."
+        ),
+    ] = None
     slots: Annotated[
         Slots | dict[str, Slots],
         Meta(description="Number of runs at a time, or a table with a number per kind of slot (`any`: no kind)."),
@@ -226,6 +239,14 @@ class FleetFile(_Table, frozen=True, kw_only=True):
             le=1_000_000,
         ),
     ] = LOGS_MAX
+    dimensions: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description="Dimensions of your own that budgets may name, besides `tokens`, `cost_micro`, `cpu_s`, "
+            "`wall_s`, `tool_calls` and `fs_w_bytes`; an agent charges them by their names.",
+            max_length=DIMENSIONS_MAX,
+        ),
+    ] = ()
     scheduling: Annotated[SchedulingTable, Meta(description="Settings for all projects.")] = SchedulingTable()
     projects: Annotated[dict[str, ProjectTable], Meta(description="Projects by name.", max_length=PROJECTS_MAX)] = {}
     limits: Annotated[
@@ -236,17 +257,26 @@ class FleetFile(_Table, frozen=True, kw_only=True):
 
     @property
     def policy_name(self) -> str:
-        """The policy's name."""
+        """The policy's name; of a file without one, that of the default."""
+        if self.policy is None:
+            return DEFAULT_NAME
         return self.policy if isinstance(self.policy, str) else self.policy.name
+
+    @property
+    def policy_text(self) -> str:
+        """The policy with its parameters, for people."""
+        return PolicySetting(name=self.policy_name, params=self.policy_params).sentence()
 
     @property
     def policy_isolation(self) -> PolicyIsolation:
         """Where a policy of another package runs."""
-        return "thread" if isinstance(self.policy, str) else self.policy.isolation
+        return self.policy.isolation if isinstance(self.policy, PolicyTable) else "thread"
 
     @property
     def policy_params(self) -> dict[str, Any]:
         """The policy's parameters. `fair_share` takes its guarantee from `[scheduling]` unless `params` sets it."""
+        if self.policy is None:
+            return dict(DEFAULT_PARAMS)
         params = {} if isinstance(self.policy, str) else self.policy.params
         if self.policy_name == "fair_share":
             return {"min_guarantee": self.scheduling.min_task_guarantee, **params}

@@ -16,11 +16,14 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from rota.errors import RotaError, WorkersUnavailable
 from rota.fleet.runners.calling import FunctionOutcome, call, call_in_worker, load_function
 from rota.fleet.runners.context import STOP, RunContext, answer_request, facts_of
 from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
-from rota.fleet.runners.program import not_started_outcome, whole_seconds
+from rota.fleet.runners.printing import keep_prints, release_streams
+from rota.fleet.runners.program import not_started_outcome, output_tail, whole_seconds
 from rota.fleet.runners.resources import RunnerResources
 from rota.host.call_outcome import CallOutcome
 from rota.host.worker_pool import WorkerCall, WorkerPool
@@ -58,6 +61,8 @@ class CallableRunner:
             return RunOutcome(exit_kind="failed", outcome="not_found", result={"error": str(problem)})
         except RotaError as problem:
             return not_started_outcome(problem)
+        if ended.exit_kind in ("failed", "crashed") and isinstance(ended.result, dict):
+            ended = _with_output(ended, channel)
         wall_s = self._resources.clock.monotonic() - started_at
         usage = {"cpu_s": whole_seconds(ended.cpu_s), "wall_s": whole_seconds(wall_s)}
         return RunOutcome(
@@ -74,6 +79,7 @@ class CallableRunner:
             workers, self._workers = self._workers, None
         if workers is not None:
             workers.close()
+        release_streams()
 
     # --- on a thread -----------------------------------------------------------------------------
 
@@ -82,7 +88,8 @@ class CallableRunner:
         facts = facts_of(assignment)
         stop_handle = _ThreadStopHandle()
         channel.started(stop_handle, advisories=_unenforced_limits(assignment.settings.limits))
-        return call(function, facts, RunContext(facts, channel), stop_handle.set_cancel)
+        with keep_prints(channel.log, echo=self._resources.echo):
+            return call(function, facts, RunContext(facts, channel), stop_handle.set_cancel)
 
     def _function(self, assignment: Assignment) -> Callable[..., Any]:
         path = assignment.settings.function
@@ -109,7 +116,7 @@ class CallableRunner:
         # a fallback: normally the supervisor's stop escalation ends the run when its wall time is over
         timeout_s = None if limits.wall_s is None else limits.wall_s + 2 * grace_s
         worker_call = self._start(
-            (path, facts_of(assignment), limits),
+            (path, facts_of(assignment), limits, self._resources.echo),
             timeout_s=timeout_s,
             on_report=channel.log,
             on_request=lambda request: answer_request(channel, request),
@@ -151,6 +158,16 @@ class CallableRunner:
                     clock=self._resources.clock,
                 )
             return self._workers
+
+
+def _with_output(ended: FunctionOutcome, channel: RunChannel) -> FunctionOutcome:
+    """Add the end of what the function printed to its result, and its error to the log, as programs have it."""
+    printed = output_tail(channel)
+    error = f"{ended.result.get('traceback', '')}{ended.result.get('error', '')}\n"
+    channel.log(error.encode("utf-8", "replace"))
+    if not printed:
+        return ended
+    return msgspec.structs.replace(ended, result={**ended.result, "output_tail": printed})
 
 
 class _FunctionNotFound(Exception):

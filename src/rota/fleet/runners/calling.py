@@ -21,13 +21,16 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from rota.fleet.runners.context import RunCancelled, RunContext, RunFacts, RunYielded, WorkerChannel
+from rota.fleet.runners.printing import keep_prints
 from rota.host import worker
+from rota.host.main_module import MAIN_NAME
 from rota.host.process_cpu import thread_cpu_s
 from rota.host.resource_limits import limited
-from rota.model.checks import RESULT_BYTES_MAX
+from rota.model.checks import RESULT_BYTES_MAX, check_finite
+from rota.model.retries import NOT_RETRYABLE
 from rota.model.work import Limits
 
-__all__ = ["FunctionOutcome", "SetCancel", "call", "call_in_worker", "load_function"]
+__all__ = ["FunctionOutcome", "SetCancel", "call", "call_in_worker", "error_name", "load_function", "parameters_of"]
 
 CONTEXT_NAMES = frozenset({"ctx", "run", "context"})
 TRACEBACK_CHARS_MAX = 4_000  # the end of it, where the error was raised
@@ -56,13 +59,15 @@ def call(function: Callable[..., Any], facts: RunFacts, context: RunContext, set
         form = _form(function)
         first = (context,) if form.takes_context else ()
         value = function(*first, **facts.payload)
-        ended = _returned(asyncio.run(_await_task(value, set_cancel)) if form.is_async else value)
+        if form.is_async:
+            value = asyncio.run(_await_task(value, set_cancel))
+        ended = _returned(context._result if value is None else value)
     except RunYielded as yielded:
         ended = FunctionOutcome(yield_after_s=max(yielded.after_s, 0.0))
     except (RunCancelled, asyncio.CancelledError):
         ended = FunctionOutcome(exit_kind="cancelled", result={"error": f"stopped on request: {context.stop_reason}"})
     except BaseException as problem:  # SystemExit too: it ends the run, not the supervisor
-        ended = _raised(problem)
+        ended = _raised(problem, facts.non_retryable)
     return msgspec.structs.replace(ended, cpu_s=thread_cpu_s() - before_s)
 
 
@@ -97,6 +102,12 @@ def _form(function: Callable[..., Any]) -> _Form:
     signature = inspect.signature(function)
     first = next(iter(signature.parameters.values()), None)
     return _Form(signature, first is not None and _takes_context(first), inspect.iscoroutinefunction(function))
+
+
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters that the payload fills: all but the context."""
+    form = _form(function)
+    return list(form.signature.parameters.values())[1 if form.takes_context else 0 :]
 
 
 def _takes_context(parameter: inspect.Parameter) -> bool:
@@ -134,6 +145,7 @@ def _returned(value: Any) -> FunctionOutcome:
         return FunctionOutcome()
     try:
         encoded = msgspec.json.encode(value)
+        check_finite(value, encoded)
     except Exception as problem:  # a key, a number or an object that JSON cannot represent
         error = f"the returned value is not JSON: {problem}"
         return FunctionOutcome(exit_kind="failed", outcome="result_not_json", result={"error": error[:ERROR_CHARS_MAX]})
@@ -143,7 +155,18 @@ def _returned(value: Any) -> FunctionOutcome:
     return FunctionOutcome(result=msgspec.json.decode(encoded))
 
 
-def _raised(problem: BaseException) -> FunctionOutcome:
+def error_name(kind: type[BaseException]) -> str:
+    """Return the name by which `non_retryable` knows a type of error: `ValueError`, `shop.errors.SoldOut`."""
+    module = "__main__" if kind.__module__ == MAIN_NAME else kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
+def _is_final(problem: BaseException, names: tuple[str, ...]) -> bool:
+    """Whether an error, or a type that it inherits from, is among the names; a class may be named without module."""
+    return any(error_name(kind) in names or kind.__name__ in names for kind in type(problem).__mro__[:-1])
+
+
+def _raised(problem: BaseException, non_retryable: tuple[str, ...]) -> FunctionOutcome:
     kind = type(problem).__name__
     try:
         text = str(problem)
@@ -155,6 +178,8 @@ def _raised(problem: BaseException) -> FunctionOutcome:
     error = f"{kind}: {text}"[:ERROR_CHARS_MAX]
     result = {"error": _as_utf8(error), "type": kind, "traceback": _as_utf8(trace)}
     outcome = "over_memory" if isinstance(problem, MemoryError) else None
+    if non_retryable and _is_final(problem, non_retryable):
+        outcome = NOT_RETRYABLE
     return FunctionOutcome(exit_kind="failed", outcome=outcome, result=result)
 
 
@@ -176,7 +201,7 @@ def load_function(path: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]  # checked just above
 
 
-def call_in_worker(path: str, facts: RunFacts, limits: Limits) -> FunctionOutcome:
+def call_in_worker(path: str, facts: RunFacts, limits: Limits, echo: bool = False) -> FunctionOutcome:
     """Load a function in a worker process and call it under its limits."""
     try:
         function = load_function(path)
@@ -185,7 +210,7 @@ def call_in_worker(path: str, facts: RunFacts, limits: Limits) -> FunctionOutcom
         result = {"error": _as_utf8(error)[:ERROR_CHARS_MAX]}
         return FunctionOutcome(exit_kind="failed", outcome="not_found", result=result)
     channel = WorkerChannel()
-    with limited(limits):
+    with limited(limits), keep_prints(channel.log, echo=echo):
         return call(function, facts, RunContext(facts, channel), lambda cancel: _cancel_on_stop(channel, cancel))
 
 

@@ -9,22 +9,27 @@ The object is the same whether the function runs on a thread of the supervisor o
 `AgentChannel`. In a worker that is a `WorkerChannel`: each call is a request to the slot's thread, which makes the call
 on the real channel and sends back the return value or the error.
 
-`yield_back` and `raise_if_cancelled` raise exceptions that are not `Exception`s, so that a function with
-`except Exception` does not catch them.
+A program has the same names in its `rota.agent.Run`. `yield_back` and `raise_if_stopped` raise exceptions that are not
+`Exception`s, so that a function with `except Exception` does not catch them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import select
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
 
+from rota.clock import SystemClock
 from rota.fleet.runners.contract import AgentChannel, Assignment
 from rota.host import worker
 from rota.model.work import ReadyEntry
 
 __all__ = [
+    "Acquired",
     "ChildJob",
     "RunCancelled",
     "RunContext",
@@ -45,12 +50,13 @@ class RunYielded(BaseException):
 
 
 class RunCancelled(BaseException):
-    """The function stops because the run was asked to. Raised by `RunContext.raise_if_cancelled`."""
+    """The function stops because the run was asked to. Raised by `RunContext.raise_if_stopped`."""
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known at the start of a run; it is sent to a worker process."""
 
+    pid: int
     agent: str
     sched_id: int
     attempt: int
@@ -61,12 +67,14 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     workspace: str | None
     remaining: dict[str, int]
     saved: dict[str, Any] | None
+    non_retryable: tuple[str, ...] = ()  # names of the errors that end the entry
 
 
 def facts_of(assignment: Assignment) -> RunFacts:
     """Return the facts of an assignment."""
     entry = assignment.entry
     return RunFacts(
+        pid=assignment.agent.pid,
         agent=assignment.agent.name,
         sched_id=entry.sched_id,
         attempt=entry.attempt,
@@ -77,6 +85,7 @@ def facts_of(assignment: Assignment) -> RunFacts:
         workspace=assignment.workspace,
         remaining=assignment.remaining,
         saved=assignment.checkpoint,
+        non_retryable=assignment.settings.non_retryable,
     )
 
 
@@ -95,6 +104,50 @@ class ChildJob:
         """Wait until the child has ended and return its result; `entry` also says how it ended."""
         return self.entry(wait_s).result
 
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the result without blocking the event loop of an async function."""
+        return asyncio.to_thread(self.result).__await__()
+
+
+class Acquired:
+    """What a run has acquired from a limit: settle it, or use it as a `with` block.
+
+    What is not settled counts as used as it was asked for, if the run completes. A run that does not complete returns
+    it to the limit.
+    """
+
+    def __init__(self, channel: AgentChannel, key: str, name: str, amounts: Mapping[str, int]) -> None:
+        self._channel = channel
+        self._key = key
+        self.name = name
+        self.amounts = dict(amounts)
+        self.is_settled = False
+
+    def settle(self, **used: int) -> dict[str, int]:
+        """Record what was really used, like `charge`, and return the rest to the limit; return what is left.
+
+        A unit that is not named was used as asked.
+        """
+        self.is_settled = True
+        return self._channel.settle(self._key, used)
+
+    def release(self) -> None:
+        """Return all of it: nothing was used."""
+        self.settle(**dict.fromkeys(self.amounts, 0))
+
+    def throttled(self, retry_after_s: float) -> None:
+        """The provider answered with Retry-After: return all of it, and pause the limit for all who use it."""
+        self._channel.throttled(retry_after_s, self.name)
+        self.release()
+
+    def __enter__(self) -> Acquired:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Settle as asked, unless that was done. If the block was left with an error, it stays as it is."""
+        if kind is None and not self.is_settled:
+            self.settle()
+
 
 class RunContext:
     """One run, as its function sees it. Any thread of the function may use it while the run lasts."""
@@ -102,8 +155,14 @@ class RunContext:
     def __init__(self, facts: RunFacts, channel: AgentChannel) -> None:
         self._facts = facts
         self._channel = channel
+        self._result: Any = None
 
     # --- facts -----------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """The agent's pid."""
+        return self._facts.pid
 
     @property
     def payload(self) -> dict[str, Any]:
@@ -158,26 +217,51 @@ class RunContext:
     # --- stop requests ---------------------------------------------------------------------------
 
     @property
-    def cancelled(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether the run was asked to stop. A long function should check this regularly."""
         return self._channel.stop_reason is not None
+
+    @property
+    def cancelled(self) -> bool:
+        """The same as `should_stop`."""
+        return self.should_stop
 
     @property
     def stop_reason(self) -> str | None:
         """Why the run was asked to stop; None if it was not."""
         return self._channel.stop_reason
 
-    def raise_if_cancelled(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Leave the function if the run was asked to stop; the run then ends as cancelled."""
         reason = self._channel.stop_reason
         if reason is not None:
             raise RunCancelled(reason)
 
+    def raise_if_cancelled(self) -> None:
+        """Do the same as `raise_if_stopped`."""
+        self.raise_if_stopped()
+
+    def wait_for_stop(self, timeout_s: float | None = None) -> bool:
+        """Wait until the run is asked to stop or the timeout has passed; return whether it should stop."""
+        return self._channel.wait_for_stop(timeout_s)
+
     # --- calls to the supervisor -----------------------------------------------------------------
 
-    def log(self, text: object) -> None:
-        """Write a line to the run's log."""
-        self._channel.log(f"{text}\n".encode("utf-8", "replace"))
+    def log(self, text: object, level: str = "info") -> None:
+        """Write a line to the run's log; what the function prints is there, too."""
+        label = "" if level == "info" else f"{level}: "
+        self._channel.log(f"{label}{text}\n".encode("utf-8", "replace"))
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Report how far the work is, from 0 to 1, for people who look. At most about one a second is recorded."""
+        self._channel.progress(fraction, text)
+
+    def heartbeat(self) -> None:
+        """Do nothing: the supervisor extends the claim itself. A program may say that it is alive, too."""
+
+    def result(self, value: Any) -> None:
+        """Set what the run returns if the function returns None; the last call counts."""
+        self._result = value
 
     def charge(self, **amounts: int) -> dict[str, int]:
         """Record usage per dimension and return what is left. The charge is committed when this returns."""
@@ -187,13 +271,30 @@ class RunContext:
         """Return what is left of the budgets, per dimension."""
         return self._channel.remaining()
 
-    def checkpoint(self, **state: Any) -> None:
-        """Save the state of the work; the next attempt finds it in `saved`."""
-        self._channel.checkpoint(state)
+    def checkpoint(self, state: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Save the state of the work, a mapping or names; the next attempt finds it in `saved`."""
+        self._channel.checkpoint({**(state or {}), **more})
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         """Pause a named limit for all agents that draw on it. None: every limit that this run draws on."""
         self._channel.throttled(retry_after_s, name)
+
+    def acquire(self, name: str, /, *, wait_s: float | None = None, **amounts: int) -> Acquired:
+        """Wait until a limit has these amounts, `tokens=900, requests=1`; settle what is returned after the call.
+
+        Raises `AskExceedsLimit` if the limit never has that much, `WaitTimeout` after `wait_s`, and leaves the function
+        if the run is asked to stop.
+        """
+        try:
+            key = self._channel.acquire(name, amounts, wait_s)
+        except TimeoutError:
+            self.raise_if_stopped()
+            raise
+        return Acquired(self._channel, key, name, amounts)
+
+    async def aacquire(self, name: str, /, *, wait_s: float | None = None, **amounts: int) -> Acquired:
+        """Do the same as `acquire`, without blocking the event loop of an async function."""
+        return await asyncio.to_thread(partial(self.acquire, name, wait_s=wait_s, **amounts))
 
     def spawn(
         self, agent: str, /, *, lent: Mapping[str, int] | None = None, priority: int | None = None, **payload: Any
@@ -202,9 +303,14 @@ class RunContext:
         options = {} if priority is None else {"priority": priority}
         return ChildJob(self._channel, self._channel.spawn(agent, payload, dict(lent or {}), **options))
 
-    def wait(self, children: Sequence[ChildJob], wait_s: float | None = None) -> list[ReadyEntry]:
+    def wait(self, children: Sequence[ChildJob | int], wait_s: float | None = None) -> list[ReadyEntry]:
         """Wait until all children have ended and return their entries. The slot is released during the wait."""
-        return self._channel.wait_for([child.sched_id for child in children], wait_s)
+        ids = [child if isinstance(child, int) else child.sched_id for child in children]
+        return self._channel.wait_for(ids, wait_s)
+
+    async def await_children(self, children: Sequence[ChildJob | int], wait_s: float | None = None) -> list[ReadyEntry]:
+        """Do the same as `wait`, without blocking the event loop of an async function."""
+        return await asyncio.to_thread(self.wait, children, wait_s)
 
     def yield_back(self, after_s: float = 0.0) -> NoReturn:
         """Leave the function, give up the slot and run again after a delay. Save a checkpoint first."""
@@ -214,7 +320,10 @@ class RunContext:
 # --- in a worker process ---------------------------------------------------------------------------
 
 STOP = "stop"  # the message to a worker, with the reason
-_REQUESTS = frozenset({"charge", "remaining", "checkpoint", "throttled", "spawn", "wait_for"})
+STOP_CHECK_S = 0.1  # how late a wait for a stop request notices one that another thread has read
+_REQUESTS = frozenset(
+    {"progress", "charge", "remaining", "checkpoint", "throttled", "acquire", "settle", "spawn", "wait_for"}
+)
 
 
 class WorkerChannel:
@@ -235,6 +344,22 @@ class WorkerChannel:
         """Append output to the log, without waiting."""
         worker.report(data)
 
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Report how far the work is."""
+        worker.request(("progress", (fraction, text), {}))
+
+    def wait_for_stop(self, timeout_s: float | None = None) -> bool:
+        """Wait until the run is asked to stop or the timeout has passed."""
+        clock, poll = SystemClock(), select.poll()
+        poll.register(worker.fileno(), select.POLLIN)
+        give_up_at = None if timeout_s is None else clock.monotonic() + timeout_s
+        while self.stop_reason is None:
+            left_s = STOP_CHECK_S if give_up_at is None else give_up_at - clock.monotonic()
+            if left_s <= 0:
+                return False
+            poll.poll(1000 * min(left_s, STOP_CHECK_S))
+        return True
+
     def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:
         """Record usage and return what is left."""
         return dict(worker.request(("charge", (dict(amounts),), {})))
@@ -250,6 +375,14 @@ class WorkerChannel:
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         """Pause a named limit."""
         worker.request(("throttled", (retry_after_s, name), {}))
+
+    def acquire(self, name: str, amounts: Mapping[str, int], wait_s: float | None = None) -> str:
+        """Wait until a limit has these amounts."""
+        return str(worker.request(("acquire", (name, dict(amounts), wait_s), {})))
+
+    def settle(self, key: str, used: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Say what was used of what was acquired."""
+        return dict(worker.request(("settle", (key, dict(used or {})), {})))
 
     def spawn(self, agent: str, payload: Mapping[str, Any], lent: Mapping[str, int], **options: Any) -> int:
         """Enqueue a child; return its sched_id."""

@@ -90,6 +90,14 @@ class AgentChannel(Protocol):
         """Append output to the log, which keeps its beginning and its end within `limits.log_bytes`."""
         ...
 
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Report how far the work is, from 0 to 1. At most about one report a second is recorded."""
+        ...
+
+    def wait_for_stop(self, timeout_s: float | None = None) -> bool:
+        """Wait until the run is asked to stop or the timeout has passed; return whether it should stop."""
+        ...
+
     def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:
         """Record usage and return what is left, per dimension. A run over its ceiling is stopped: over_budget."""
         ...
@@ -104,6 +112,14 @@ class AgentChannel(Protocol):
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         """Pause a named limit for all agents that draw on it. None: every limit that this run draws on."""
+        ...
+
+    def acquire(self, name: str, amounts: Mapping[str, int], wait_s: float | None = None) -> str:
+        """Wait until a limit has these amounts; return the key to settle them with. A stop request ends the wait."""
+        ...
+
+    def settle(self, key: str, used: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Say what was used of what was acquired; return what is left of the budgets, per dimension."""
         ...
 
     def spawn(self, agent: str, payload: Mapping[str, Any], lent: Mapping[str, int], **options: Any) -> int:

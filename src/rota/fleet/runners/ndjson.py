@@ -7,7 +7,8 @@ reads the program and holds the conversation:
         └─ no ready within the timeout, or another message first: handshake_failed; the run never started
 
 Nothing here waits for the agent. Messages to it go through a send queue: what the pipe does not accept is written
-later, so an agent that does not read costs memory up to a limit, and no time. A request that takes long (`wait`) is
+later, so an agent that does not read costs memory up to a limit, and no time. A request that takes long (`wait`,
+`acquire`) is
 answered by its own thread, so that the agent's messages are read in the meantime. A program that does not exit after
 its final message is killed after a grace period; the message still counts.
 """
@@ -19,6 +20,7 @@ import select
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -45,7 +47,7 @@ __all__ = ["EXIT_GRACE_S", "IPC_TIMEOUT_S", "NdjsonRunner"]
 IPC_TIMEOUT_S = 5.0  # from the start to ready
 EXIT_GRACE_S = 5.0  # from the final message to the exit
 SEND_QUEUE_BYTES_MAX = 16 * 1024 * 1024  # messages that the agent has not read
-WAITS_MAX = 16  # concurrent wait requests of one run
+WAITS_MAX = 16  # concurrent requests of one run that wait
 LOG_ARGUMENTS_CHARS = 500  # of a tool call
 ERROR_CHARS_MAX = 4_000  # of an error that the agent sent, in a result
 
@@ -204,6 +206,7 @@ class _Conversation:
         self._handlers: dict[type, Callable[[Any], None]] = {
             protocol.ReadyMessage: lambda _message: self._log("ignored a second ready"),
             protocol.LogMessage: lambda message: self._log(message.text),
+            protocol.ProgressMessage: lambda message: channel.progress(message.fraction, message.text),
             protocol.ChunkMessage: lambda message: channel.log(message.text.encode()),
             protocol.ToolCallMessage: self._tool_call,
             protocol.IterationStartMessage: lambda message: self._log(f"iteration {message.iteration} starts"),
@@ -216,7 +219,9 @@ class _Conversation:
             protocol.CheckpointMessage: lambda message: channel.checkpoint(message.state),
             protocol.ThrottledMessage: lambda message: channel.throttled(message.retry_after_s, message.name),
             protocol.SpawnRequest: self._spawn,
-            protocol.WaitRequest: self._wait,
+            protocol.WaitRequest: partial(self._in_thread, self._wait),
+            protocol.AcquireRequest: partial(self._in_thread, self._acquire),
+            protocol.SettleRequest: self._settle,
             protocol.ResultMessage: self._keep_result,
             protocol.YieldMessage: self._finish,
             protocol.ExitMessage: self._finish,
@@ -238,6 +243,8 @@ class _Conversation:
                 payload=entry.payload,
                 remaining=assignment.remaining,
                 checkpoint=assignment.checkpoint,
+                agent=assignment.agent.name,
+                workspace=assignment.workspace,
             )
         )
 
@@ -257,7 +264,7 @@ class _Conversation:
             self._watchdog.cancel(self._timer)
 
     def _handle(self, message: protocol.AgentMessage | str) -> None:
-        if self._phase == "handshake":
+        if self._phase == "handshake" and not isinstance(message, protocol.FOR_THE_LOG):
             self._handshake(message)
         elif isinstance(message, str):
             self._log(f"ignored unknown op {message!r}")
@@ -303,7 +310,8 @@ class _Conversation:
         self._channel.log(f"{text}\n".encode("utf-8", "replace"))
 
     def _tool_call(self, message: protocol.ToolCallMessage) -> None:
-        arguments = "" if message.arguments is None else msgspec.json.encode(message.arguments).decode()
+        given = message.args if message.arguments is None else message.arguments
+        arguments = "" if given is None else given if isinstance(given, str) else msgspec.json.encode(given).decode()
         self._log(f"tool {message.name} {arguments[:LOG_ARGUMENTS_CHARS]}".rstrip())
 
     def _iteration_done(self, message: protocol.IterationDoneMessage) -> None:
@@ -322,15 +330,29 @@ class _Conversation:
         sched_id = self._channel.spawn(message.agent, message.payload, message.lent, **options)
         self._send(protocol.SpawnedReply(message.id, sched_id))
 
+    def _settle(self, message: protocol.SettleRequest) -> None:
+        remaining = self._channel.settle(message.key, message.used)
+        if message.id is not None:
+            self._send(protocol.RemainingReply(message.id, remaining))
+
     def _wait(self, message: protocol.WaitRequest) -> None:
+        ended = self._channel.wait_for(message.children, message.wait_s)
+        self._send(protocol.WaitedReply(message.id, [protocol.child_outcome(entry) for entry in ended]))
+
+    def _acquire(self, message: protocol.AcquireRequest) -> None:
+        key = self._channel.acquire(message.name, message.amounts, message.wait_s)
+        self._send(protocol.AcquiredReply(message.id, key))
+
+    def _in_thread(self, answer: Callable[[Any], None], message: protocol.AgentMessage) -> None:
+        """Answer a request that takes long on a thread of its own."""
         if not self._waits.acquire(blocking=False):
             raise LimitExceeded("waits_max", WAITS_MAX, WAITS_MAX + 1)
-        threading.Thread(target=self._wait_and_reply, args=(message,), name="rota-ndjson-wait", daemon=True).start()
+        arguments = answer, message
+        threading.Thread(target=self._answer, args=arguments, name="rota-ndjson-wait", daemon=True).start()
 
-    def _wait_and_reply(self, message: protocol.WaitRequest) -> None:
+    def _answer(self, answer: Callable[[Any], None], message: protocol.AgentMessage) -> None:
         try:
-            ended = self._channel.wait_for(message.children, message.wait_s)
-            self._send(protocol.WaitedReply(message.id, [protocol.child_outcome(entry) for entry in ended]))
+            answer(message)
         except RunnerProtocolBroken as problem:
             self._fail(problem)
         except RotaError as problem:

@@ -7,18 +7,25 @@ A message is one JSON object on one line; its `op` names the kind. The superviso
     stop        stop within the grace period        log chunk tool_call iteration_start     for the log
     remaining                                       charge iteration_done                   usage, recorded immediately
     spawned     } replies, each with the id         heartbeat                               accepted and ignored
-    waited      } of the request                    checkpoint throttled                    see AgentChannel
-    refused                                         remaining spawn wait                    requests, each with an id
+    waited      } of the request                    checkpoint throttled progress           see AgentChannel
+    acquired    }                                   remaining spawn wait acquire settle     requests, each with an id
+    refused
                                                     result      what the run returns
                                                     yield exit  the final message
 
 The supervisor logs and ignores a message with an unknown `op`, and ignores unknown fields, so that an agent may be
 newer than its supervisor. A line that is not JSON, or has a field of the wrong type, ends the run: an agent whose
 charges the supervisor cannot read must not continue.
+
+A message that is only for the log never ends a run (`FOR_THE_LOG`). Its text may be called `text`, `msg` or `content`,
+a tool `name` or `tool` with `arguments` or `args`. What it has besides, or instead, is logged as it came; one that is
+too long is cut. It may come before `ready`.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -56,11 +63,19 @@ class ChunkMessage(msgspec.Struct, frozen=True, tag_field="op", tag="chunk"):
     text: str
 
 
+class ProgressMessage(msgspec.Struct, frozen=True, tag_field="op", tag="progress"):
+    """How far the work is."""
+
+    fraction: float  # from 0 to 1
+    text: str = ""
+
+
 class ToolCallMessage(msgspec.Struct, frozen=True, tag_field="op", tag="tool_call"):
     """The agent uses a tool, for the log."""
 
     name: str
     arguments: Any = None
+    args: Any = None  # the same under another name
 
 
 class IterationStartMessage(msgspec.Struct, frozen=True, tag_field="op", tag="iteration_start"):
@@ -132,6 +147,23 @@ class WaitRequest(msgspec.Struct, frozen=True, tag_field="op", tag="wait"):
     wait_s: float | None = None
 
 
+class AcquireRequest(msgspec.Struct, frozen=True, tag_field="op", tag="acquire"):
+    """Wait until a limit has these amounts. The reply is `acquired`."""
+
+    id: RequestId
+    name: str
+    amounts: dict[str, int]
+    wait_s: float | None = None
+
+
+class SettleRequest(msgspec.Struct, frozen=True, tag_field="op", tag="settle"):
+    """Say what was used of what was acquired, by its key. With an id, the reply is `remaining`."""
+
+    key: str
+    used: dict[str, int] = {}
+    id: RequestId | None = None
+
+
 class ResultMessage(msgspec.Struct, frozen=True, tag_field="op", tag="result"):
     """What the run returns. The last one counts; it is kept even if the run does not complete."""
 
@@ -157,6 +189,7 @@ AgentMessage: TypeAlias = (
     ReadyMessage
     | LogMessage
     | ChunkMessage
+    | ProgressMessage
     | ToolCallMessage
     | IterationStartMessage
     | IterationDoneMessage
@@ -167,6 +200,8 @@ AgentMessage: TypeAlias = (
     | ThrottledMessage
     | SpawnRequest
     | WaitRequest
+    | AcquireRequest
+    | SettleRequest
     | ResultMessage
     | YieldMessage
     | ExitMessage
@@ -188,6 +223,8 @@ class InitMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag
     payload: dict[str, Any]
     remaining: dict[str, int]
     checkpoint: dict[str, Any] | None
+    agent: str = ""
+    workspace: str | None = None
 
 
 class StopMessage(msgspec.Struct, frozen=True, tag_field="op", tag="stop"):
@@ -227,6 +264,13 @@ class WaitedReply(msgspec.Struct, frozen=True, tag_field="op", tag="waited"):
     children: list[ChildOutcome]
 
 
+class AcquiredReply(msgspec.Struct, frozen=True, tag_field="op", tag="acquired"):
+    """The limit has what was asked for; the key is for `settle`."""
+
+    id: RequestId
+    key: str
+
+
 class RefusedReply(msgspec.Struct, frozen=True, tag_field="op", tag="refused"):
     """The message had no effect. Without an id if the message had none."""
 
@@ -236,7 +280,9 @@ class RefusedReply(msgspec.Struct, frozen=True, tag_field="op", tag="refused"):
     error: str
 
 
-SupervisorMessage: TypeAlias = InitMessage | StopMessage | RemainingReply | SpawnedReply | WaitedReply | RefusedReply
+SupervisorMessage: TypeAlias = (
+    InitMessage | StopMessage | RemainingReply | SpawnedReply | WaitedReply | AcquiredReply | RefusedReply
+)
 
 
 def child_outcome(entry: ReadyEntry) -> ChildOutcome:
@@ -250,6 +296,11 @@ def child_outcome(entry: ReadyEntry) -> ChildOutcome:
 class _Op(msgspec.Struct):
     op: str
 
+
+FOR_THE_LOG = (LogMessage, ChunkMessage, ProgressMessage, ToolCallMessage, IterationStartMessage, HeartbeatMessage)
+_LOG_OPS = frozenset(str(kind.__struct_config__.tag) for kind in FOR_THE_LOG)
+_TEXTS = ("text", "msg", "content")  # what the text of a log message may be called
+_FIRST_OP = re.compile(rb'"op"\s*:\s*"([a-z_]*)"')
 
 _message: msgspec.json.Decoder[AgentMessage] = msgspec.json.Decoder(AgentMessage)
 _op = msgspec.json.Decoder(_Op)
@@ -266,6 +317,9 @@ def decode(line: bytes) -> AgentMessage | str:
     try:
         return _message.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        for_the_log = _decode_for_the_log(line)
+        if for_the_log is not None:
+            return for_the_log
         op = _op_of(line)
         if op is not None and op not in OPS:
             return op
@@ -273,6 +327,32 @@ def decode(line: bytes) -> AgentMessage | str:
         raise RunnerProtocolBroken(
             f"the agent sent {what}: {problem}", line=line[:EXCERPT_BYTES].decode("utf-8", "replace")
         ) from problem
+
+
+def _decode_for_the_log(line: bytes) -> AgentMessage | None:
+    """Decode a message that is only for the log, whatever its fields are; None if it is another one, or no message."""
+    try:
+        fields = json.loads(line.decode("utf-8", "replace"))  # this accepts NaN, as many programs write it
+    except (ValueError, RecursionError):
+        return None
+    op = fields.get("op") if isinstance(fields, dict) else None
+    if op not in _LOG_OPS:
+        return None
+    if op == "tool_call":
+        arguments = fields.get("arguments", fields.get("args"))
+        name = _text(fields.get("name", fields.get("tool", "?")))
+        return ToolCallMessage(name, None if arguments is None else _text(arguments))
+    if op == "iteration_start":
+        return LogMessage(f"iteration {_text(fields.get('iteration'))} starts")
+    given = next((fields[name] for name in _TEXTS if name in fields), None)
+    text = _text({name: value for name, value in fields.items() if name != "op"} if given is None else given)
+    return ChunkMessage(text) if op == "chunk" else LogMessage(text)
+
+
+def _text(value: Any) -> str:
+    """Return a value as text that can be written as UTF-8."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.encode("utf-8", "replace").decode()
 
 
 def _op_of(line: bytes) -> str | None:
@@ -287,6 +367,7 @@ class LineSplitter:
 
     def __init__(self) -> None:
         self._partial = bytearray()
+        self._skips = False  # the rest of a line that is too long and only for the log
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that end in this piece, without empty ones."""
@@ -297,6 +378,7 @@ class LineSplitter:
             if self._partial.strip():
                 lines.append(bytes(self._partial))
             self._partial.clear()
+            self._skips = False
         self._extend(rest)
         return lines
 
@@ -305,8 +387,16 @@ class LineSplitter:
         return bytes(self._partial)
 
     def _extend(self, part: bytes) -> None:
+        if self._skips:
+            return
         self._partial += part
         if len(self._partial) > MESSAGE_BYTES_MAX:
+            op = _FIRST_OP.search(self._partial)
+            if op is not None and op[1].decode() in _LOG_OPS:
+                excerpt = bytes(self._partial[:EXCERPT_BYTES]).decode("utf-8", "replace")
+                cut = LogMessage(f"{excerpt} ... (cut: a message of more than {MESSAGE_BYTES_MAX:,} bytes)")
+                self._partial[:], self._skips = msgspec.json.encode(cut), True
+                return
             raise RunnerProtocolBroken(
                 f"the agent sent a line of more than {MESSAGE_BYTES_MAX:,} bytes",
                 line=bytes(self._partial[:EXCERPT_BYTES]).decode("utf-8", "replace"),

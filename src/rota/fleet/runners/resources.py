@@ -21,8 +21,9 @@ _log = logging.getLogger("rota.fleet")
 class RunnerResources:
     """Shared by the runners of one supervisor. A context manager; closing it kills every command."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, *, echo: bool = False) -> None:
         self.clock = clock or SystemClock()
+        self.echo = echo  # whether what functions print is also written to standard output
         self._lock = threading.Lock()
         self._reaper: ReaperClient | None = None
         self._cgroups: Cgroups | None = None

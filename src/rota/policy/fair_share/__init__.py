@@ -3,6 +3,7 @@
 `fair_share` is the policy. `Scheduler` applies the same idea to a program's own projects, tasks and agents.
 """
 
+from rota.policy.fair_share.passed_over import PassedOver, PassedOverReason
 from rota.policy.fair_share.policy import fair_share
 from rota.policy.fair_share.scheduler import Scheduler
 from rota.policy.fair_share.scheduler_types import (
@@ -22,6 +23,8 @@ __all__ = [
     "Agent",
     "AgentState",
     "AssignAction",
+    "PassedOver",
+    "PassedOverReason",
     "Project",
     "ProjectConstraint",
     "ProjectStatus",

@@ -25,10 +25,12 @@ reach.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop
 
+from rota.policy.fair_share.passed_over import PassedOver, passed_over
 from rota.policy.fair_share.scheduler_types import (
+    Agent,
     AgentState,
     AssignAction,
     Project,
@@ -63,6 +65,13 @@ class Scheduler:
         projects = _projects_with_capacity(state, _ranked(_competing(state), state))
         return _assign(agents, _RankedProjects(projects, len(agents), state.tasks, this_round), this_round)
 
+    @staticmethod
+    def passed_over(state: SchedulerState) -> list[PassedOver]:
+        """Return the ready tasks to which `schedule` assigns no agent, in input order, each with its reason."""
+        agents = _idle_agents(state)
+        before = _begin_round(state, agents)
+        return list(passed_over(state, Scheduler.schedule(state), agents, before, _busy_types(state)))
+
 
 def _assign(agents: Iterable[IdleAgent], ranked: _RankedProjects, this_round: Round) -> list[AssignAction]:
     """Give each agent a task of the first project that has one for it."""
@@ -94,7 +103,7 @@ def _idle_agents(state: SchedulerState) -> list[IdleAgent]:
     """Return the agents without work in input order, each once, except those whose types are all cooling down."""
     idle: dict[str, IdleAgent] = {}
     for agent in state.agents:
-        if agent.state == AgentState.IDLE and agent.current_task_id is None and agent.id not in idle:
+        if agent.state == AgentState.IDLE and agent.id not in idle:  # a task that it still names is an old one
             types = types_of(agent.agent_type)
             usable = types
             if state.provider_cooldowns:
@@ -109,7 +118,7 @@ def _begin_round(state: SchedulerState, agents: Iterable[IdleAgent]) -> Round:
         idle={agent.id for agent in agents},
         assigned=set(),
         held={workspace for workspace, holder in state.workspace_locks.items() if holder is not None},
-        busy={a.id for a in state.agents if a.state == AgentState.BUSY or a.current_task_id is not None},
+        busy={a.id for a in state.agents if a.state == AgentState.BUSY or _works(a)},
         now=state.now,
         affinity_wait_s=state.affinity_wait_seconds,
     )
@@ -182,8 +191,8 @@ def _projects_with_capacity(state: SchedulerState, ranked: Iterable[Project]) ->
         constraint = state.project_constraints.get(project.id, _UNCONSTRAINED)
         capacity = _capacity(state, project, constraint)
         if capacity > 0:
-            here = busy_types.get(project.id, {})
-            by_type = {word: limit - here.get(word, 0) for word, limit in constraint.max_agents_by_type.items()}
+            here = busy_types.get(project.id, Counter())
+            by_type = {word: limit - here[word] for word, limit in constraint.max_agents_by_type.items()}
             yield _ProjectCapacity(project.id, capacity, by_type)
 
 
@@ -200,13 +209,18 @@ def _capacity(state: SchedulerState, project: Project, constraint: ProjectConstr
     return capacity
 
 
-def _busy_types(state: SchedulerState) -> Mapping[str, Mapping[str, int]]:
+def _works(agent: Agent) -> bool:
+    """Whether an agent is at its task: an idle one may still name the last one it had."""
+    return agent.current_task_id is not None and agent.state != AgentState.IDLE
+
+
+def _busy_types(state: SchedulerState) -> dict[str, Counter[str]]:
     """Count the busy agents of each type in each project; an agent with several types counts for each."""
-    tasks_held = {agent.current_task_id for agent in state.agents}
+    tasks_held = {agent.current_task_id for agent in state.agents if _works(agent)}
     project_of = {task.id: task.project_id for task in state.tasks if task.id in tasks_held}
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for agent in state.agents:
-        if agent.current_task_id in project_of:
+        if _works(agent) and agent.current_task_id in project_of:
             counts[project_of[agent.current_task_id]].update(types_of(agent.agent_type))
     return counts
 

@@ -1,8 +1,9 @@
 """Which group is furthest behind its share: the deficit, and the ranking of groups while picks are made.
 
 A group's *target* is its weight divided by the weight of all competing groups. Its *actual* share is its usage divided
-by the usage of all groups. The *deficit* is actual minus target: a negative one means behind, and the group furthest
-behind is next.
+by the usage of all competing groups. The *deficit* is actual minus target: a negative one means behind, and the group
+furthest behind is next. A group that has nothing it may run (over its budget, at its cap, idle) counts in neither
+total, so it does not move the others: what it cannot use they share by their weights.
 
     A has weight 3 and used 1,000 tokens, B has weight 1 and used 500.
     targets  A 75%                 B 25%
@@ -12,18 +13,15 @@ behind is next.
 The *guarantee* comes before the deficit: a group without a run in the window goes ahead of all groups that had one. It
 costs one run per group and window, and no group is left out of a window.
 
-Why it converges: the deficits of competing groups add up to zero or less. So the group furthest behind is at or below
-its target when it is picked, and one run of cost c takes it at most c/U above, where U is the usage of all groups. Once
-U has grown so far that a group's initial usage is no more than its target, the group stays within c/U above the target.
-If only competing groups have used anything, the deficits add up to zero, so none of n groups can be more than (n−1)·c/U
-below.
+Why it converges: the deficits of competing groups add up to zero. So the group furthest behind is at or below its
+target when it is picked, and one run of cost c takes it at most c/U above, where U is the usage of competing groups.
+Once U has grown so far that a group's initial usage is no more than its target, the group stays within c/U above the
+target, and none of n groups can be more than (n−1)·c/U below.
 
 What it does not do:
 
 - It forgets. Usage is counted in a rolling window, so a group that took too much yesterday starts today like the
   others. (eevdf does not forget debt.)
-- Usage of groups that no longer compete still counts in U. It makes every actual share small, so weights decide almost
-  alone until the others have used about as much: heavy groups go first for longer.
 - Inside a group the order is strict: a low-priority entry of a busy group may starve.
 
 **The ranking.** All numbers are integers. A pick counts immediately: it uses up the group's guarantee and adds the
@@ -106,9 +104,8 @@ class ShareRanking:
     ) -> None:
         self.groups: dict[Key, GroupStanding] = {}  # those that compete
         self.weight_total = 0  # of these groups
-        self.usage_charged = 0  # of all groups: those without candidates count with their usage too
+        self.usage_charged = 0  # of these groups
         self._min_guarantee = min_guarantee
-        self._charged: dict[Key, int] = {}  # the part of each group in `usage_charged`
         self._heaps: dict[int, _GroupHeap] = {}  # by weight
         self._firsts: dict[int, tuple[_Order, GroupStanding]] = {}  # the first group of each weight, and its order
         self._stale: set[int] = set()  # the weights whose first group must be determined again
@@ -126,7 +123,7 @@ class ShareRanking:
 
     @property
     def usage_total(self) -> int:
-        """The usage of all groups; at least 1, because it is a divisor."""
+        """The usage of the competing groups; at least 1, because it is a divisor."""
         return max(1, self.usage_charged)
 
     # --- which groups compete --------------------------------------------------------------------
@@ -134,13 +131,11 @@ class ShareRanking:
     def set_group(self, group: Key, candidates: Iterable[Candidate], account: Account) -> None:
         """Set what is known about a group, new or not: its candidates and its account."""
         self._remove(group)
-        charged = account.usage + account.reserved
-        self.usage_charged += charged - self._charged.get(group, 0)
-        self._charged[group] = charged
         standing = GroupStanding(group, candidates, account, self._min_guarantee)
         if standing.candidates:
             self.groups[group] = standing
             self.weight_total += standing.weight
+            self.usage_charged += standing.usage
             self._heaps.setdefault(standing.weight, _GroupHeap()).add(standing)
             self._stale.add(standing.weight)
 
@@ -153,6 +148,7 @@ class ShareRanking:
         standing = self.groups.pop(group, None)
         if standing is not None:
             self.weight_total -= standing.weight
+            self.usage_charged -= standing.usage
             self._heaps[standing.weight].remove(standing)
             self._stale.add(standing.weight)
 
@@ -189,7 +185,6 @@ class ShareRanking:
         candidate = group.candidates.pop()
         group.guaranteed = False
         group.usage += candidate.cost
-        self._charged[group.group] += candidate.cost
         self.usage_charged += candidate.cost
         self._move(group)
         return candidate

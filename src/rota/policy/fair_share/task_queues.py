@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 
 from rota.policy.fair_share.scheduler_types import Task, TaskStatus, TaskType
 
-__all__ = ["IdleAgent", "ProjectTasks", "Round", "types_of"]
+__all__ = ["IdleAgent", "ProjectTasks", "Round", "need_of", "startable", "types_of", "waits_for_agent"]
 
 _NO_TYPE = ("", "none", "null")
 _READY = TaskStatus.READY
@@ -140,13 +140,13 @@ def _by_key(tasks: Sequence[Task], this_round: Round) -> dict[_QueueKey, list[Ta
     if len(plain) == len(tasks):
         return {(None, None): plain}
     queues: dict[_QueueKey, list[Task]] = {}
-    for task in _startable(tasks):
-        if not _waits_for_agent(task, this_round):
-            queues.setdefault((_preferred(task, this_round), _need(task)), []).append(task)
+    for task in startable(tasks):
+        if not waits_for_agent(task, this_round):
+            queues.setdefault((_preferred(task, this_round), need_of(task)), []).append(task)
     return queues
 
 
-def _waits_for_agent(task: Task, this_round: Round) -> bool:
+def waits_for_agent(task: Task, this_round: Round) -> bool:
     """Whether the task prefers a busy agent and its waiting time is not over."""
     if task.affinity_agent_id not in this_round.busy:
         return False
@@ -159,13 +159,13 @@ def _preferred(task: Task, this_round: Round) -> str | None:
     return task.affinity_agent_id if task.affinity_agent_id in this_round.idle else None
 
 
-def _need(task: Task) -> str | None:
+def need_of(task: Task) -> str | None:
     """The type of agent it needs; None is any."""
     need = (task.agent_type or "").strip()
     return None if need.lower() in _NO_TYPE else need
 
 
-def _startable(tasks: Sequence[Task]) -> list[Task]:
+def startable(tasks: Sequence[Task]) -> list[Task]:
     """The ready tasks that sync tasks allow to start."""
     ready = [task for task in tasks if task.status == _READY]
     syncs = [task for task in tasks if task.task_type == _SYNC]

@@ -142,6 +142,7 @@ class AsyncClient(parts.AsyncClaimsPart, parts.AsyncSystemPart):
         self.ledger = parts.AsyncLedgerPart(self.send)
         self.projects = parts.AsyncProjectsPart(self.send)
         self.contexts = parts.AsyncContextsPart(self.send)
+        self.policies = parts.AsyncPoliciesPart(self.send)
         self.journal = AsyncRemoteJournal(self.send)
         self.retention = parts.AsyncRetentionPart(self.send)
         self.tokens = parts.AsyncTokensPart(self.send)

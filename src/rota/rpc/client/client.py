@@ -66,6 +66,7 @@ class Client(parts.ClaimsPart, parts.SystemPart):
         self.ledger = parts.LedgerPart(self.send)
         self.projects = parts.ProjectsPart(self.send)
         self.contexts = parts.ContextsPart(self.send)
+        self.policies = parts.PoliciesPart(self.send)
         self.journal = RemoteJournal(self.send)
         self.retention = parts.RetentionPart(self.send)
         self.tokens = parts.TokensPart(self.send)
@@ -101,6 +102,8 @@ class Client(parts.ClaimsPart, parts.SystemPart):
             else:
                 self._in_use.discard(connection)
                 self._idle.append(connection) if len(self._idle) < IDLE_MAX else connection.close()
+                if self._closed:  # meanwhile, on another thread
+                    self._close_idle()
                 return call.result_of(response)
 
     def _take(self) -> Connection:

@@ -13,6 +13,7 @@ from rota.service.api import (
     ContextsApi,
     JournalApi,
     LedgerApi,
+    PolicyApi,
     ProjectsApi,
     QueueApi,
     RetentionApi,
@@ -44,6 +45,7 @@ class QueuePart(RemotePart):
     force_claim = sent(QueueApi.force_claim)
     get = sent(QueueApi.get)
     counts = sent(QueueApi.counts)
+    unfinished = sent(QueueApi.unfinished)
     wait = sent(QueueApi.wait)
     gc_expired = sent(QueueApi.gc_expired)
     gc_dispatched = sent(QueueApi.gc_dispatched)
@@ -73,6 +75,8 @@ class SupervisionPart(RemotePart):
     agent_to_spawn = sent(SupervisionApi.agent_to_spawn)
     throttle = sent(SupervisionApi.throttle)
     spawn = sent(SupervisionApi.spawn)
+    acquire = sent(SupervisionApi.acquire)
+    settle = sent(SupervisionApi.settle)
     quarantine = sent(SupervisionApi.quarantine)
     moved = sent(SupervisionApi.moved)
     recover = sent(SupervisionApi.recover)
@@ -144,6 +148,13 @@ class ContextsPart(RemotePart):
     list = sent(ContextsApi.list)
 
 
+class PoliciesPart(RemotePart):
+    """The policy in force."""
+
+    get = sent(PolicyApi.get)
+    set = sent(PolicyApi.set)
+
+
 class JournalPart(RemotePart):
     """The journal of events."""
 
@@ -208,6 +219,7 @@ class AsyncQueuePart(AsyncRemotePart):
     force_claim = sent_async(QueueApi.force_claim)
     get = sent_async(QueueApi.get)
     counts = sent_async(QueueApi.counts)
+    unfinished = sent_async(QueueApi.unfinished)
     wait = sent_async(QueueApi.wait)
     gc_expired = sent_async(QueueApi.gc_expired)
     gc_dispatched = sent_async(QueueApi.gc_dispatched)
@@ -237,6 +249,8 @@ class AsyncSupervisionPart(AsyncRemotePart):
     agent_to_spawn = sent_async(SupervisionApi.agent_to_spawn)
     throttle = sent_async(SupervisionApi.throttle)
     spawn = sent_async(SupervisionApi.spawn)
+    acquire = sent_async(SupervisionApi.acquire)
+    settle = sent_async(SupervisionApi.settle)
     quarantine = sent_async(SupervisionApi.quarantine)
     moved = sent_async(SupervisionApi.moved)
     recover = sent_async(SupervisionApi.recover)
@@ -306,6 +320,13 @@ class AsyncContextsPart(AsyncRemotePart):
     throttle = sent_async(ContextsApi.throttle)
     resume = sent_async(ContextsApi.resume)
     list = sent_async(ContextsApi.list)
+
+
+class AsyncPoliciesPart(AsyncRemotePart):
+    """The policy in force."""
+
+    get = sent_async(PolicyApi.get)
+    set = sent_async(PolicyApi.set)
 
 
 class AsyncJournalPart(AsyncRemotePart):

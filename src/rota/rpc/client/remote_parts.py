@@ -21,7 +21,7 @@ _CLAIM = METHODS["kernel.sched.claim"]
 _RECORD = METHODS["kernel.event.record"]
 
 
-# --- the queue: its own claims use strict order, whatever policy the daemon uses -------------------
+# --- the queue: its claims obey the store's policy; without one they are in strict order ------------
 
 
 class RemoteQueue(QueuePart):
@@ -30,8 +30,8 @@ class RemoteQueue(QueuePart):
     def claim(
         self, *, worker_id: str, max_n: int = 1, wait_s: float = 0.0, **options: Unpack[ClaimOptions]
     ) -> list[ReadyEntry]:
-        """Claim ready entries in strict order, whatever the policy is."""
-        params = _CLAIM.params(worker_id, max_n, wait_s=wait_s, policy="strict", **options)
+        """Claim ready entries by the store's policy; without one, in strict order."""
+        params = _CLAIM.params(worker_id, max_n, wait_s=wait_s, **options)
         entries: list[ReadyEntry] = self._send(_CLAIM, params)
         return entries
 
@@ -42,8 +42,8 @@ class AsyncRemoteQueue(AsyncQueuePart):
     async def claim(
         self, *, worker_id: str, max_n: int = 1, wait_s: float = 0.0, **options: Unpack[ClaimOptions]
     ) -> list[ReadyEntry]:
-        """Claim ready entries in strict order, whatever the policy is."""
-        params = _CLAIM.params(worker_id, max_n, wait_s=wait_s, policy="strict", **options)
+        """Claim ready entries by the store's policy; without one, in strict order."""
+        params = _CLAIM.params(worker_id, max_n, wait_s=wait_s, **options)
         entries: list[ReadyEntry] = await self._send(_CLAIM, params)
         return entries
 

@@ -125,6 +125,8 @@ class CallExecutor:
                 self._post(pending, partial(self._handlers.execute, method, params, principal))
             case "claim":
                 self._claim(pending)
+            case "park":
+                self._park_until_granted(pending)
             case "read":
                 self._run_read(self._pages if _is_page(method) else self.reads, pending)
             case "multi_commit":
@@ -299,13 +301,13 @@ class CallExecutor:
 
     def _claim(self, pending: PendingCall) -> None:
         policy = pending.params.policy
-        if isinstance(policy, str) and not self._handlers.dispatcher.knows(policy):
+        if not self._handlers.dispatcher.knows(policy):
             self._if_authorized(pending, self._load_policy)
         else:
             self._start_claim(pending)
 
     def _load_policy(self, pending: PendingCall) -> None:
-        """Load a policy of another package before the claim: that may take long."""
+        """Load a policy of another package, or the store's, before the claim: that may take long."""
         try:
             load = partial(self._handlers.dispatcher.load, pending.params.policy)
             self._steps.add(pending, load, self._policy_loaded)
@@ -351,11 +353,34 @@ class CallExecutor:
             partial(self._try_claim, pending.method, claim, pending.principal),
             partial(self._deliver, self._claimed, pending),
             may_park=True,
-            equivalence_key=(claim.policy, *_claim_kind(claim)) if waits else None,
+            equivalence_key=(claim.policy, pending.method is _TURN, *_claim_kind(claim)) if waits else None,
         )
         wait_s = claim.wait_s if waits else ANSWER_WAIT_S
         pending.timer = self._loop.call_later(wait_s, self._store.withdraw, pending.write)
         self._add_to_group(pending.write)
+
+    def _park_until_granted(self, pending: PendingCall) -> None:
+        """Execute a write that waits until its result is granted; when its time is over, the result says so."""
+        wait_s = pending.params.wait_s
+        once = msgspec.structs.replace(pending.params, wait_s=0.0)
+        execute = partial(self._handlers.execute, pending.method, once, pending.principal)
+        if wait_s <= 0:
+            self._post(pending, execute)
+            return
+        pending.write = self._store.posted_write(
+            partial(_granted, execute), partial(self._deliver, self._waited, pending), may_park=True
+        )
+        pending.timer = self._loop.call_later(wait_s, self._store.withdraw, pending.write)
+        self._add_to_group(pending.write)
+
+    def _waited(self, pending: PendingCall) -> None:
+        write = pending.write
+        assert write is not None  # noqa: S101  # it was posted
+        if write.error is not None or write.value is not None or pending.gone or pending.ended is not None:
+            self._written(pending)
+            return
+        once = msgspec.structs.replace(pending.params, wait_s=0.0)
+        self._post(pending, partial(self._handlers.execute, pending.method, once, pending.principal))
 
     def _try_claim(self, method: Method, claim: Any, principal: Principal) -> Any:
         """Return the claimed entries; an empty list keeps the posted write parked."""
@@ -530,8 +555,15 @@ def _is_page(method: Method) -> bool:
     return "limit" in method.params.__struct_fields__
 
 
-def _worker_of(params: Any) -> tuple[str, str]:
-    return params.worker_id, params.incarnation
+def _worker_of(params: Any) -> tuple[str, str] | None:
+    """Return the worker of a claim; None for other calls."""
+    return (params.worker_id, params.incarnation) if hasattr(params, "worker_id") else None
+
+
+def _granted(execute: Callable[[], Any]) -> Any:
+    """Return the result if it is granted; None keeps the posted write parked."""
+    result = execute()
+    return None if result.granted_at is None else result
 
 
 def _entry_count(params: Any) -> int:

@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,7 @@ from rota.kernel import Kernel
 from rota.kernel.journal import append
 from rota.model.events import DaemonChanged
 from rota.policy.contract import PolicyIsolation
+from rota.rpc.daemon.agent_recovery import AgentRecovery
 from rota.rpc.daemon.buffers import SharedMemory
 from rota.rpc.daemon.call_executor import CallExecutor
 from rota.rpc.daemon.connections import Connections, fit_open_files
@@ -30,7 +31,6 @@ from rota.rpc.daemon.unix_socket import LineProtocol
 from rota.rpc.handlers import RpcHandlers
 from rota.rpc.methods import PROTOCOL
 from rota.service.dispatcher import Dispatcher
-from rota.service.policy_in_force import record_policy
 
 __all__ = ["Daemon", "DaemonSettings", "Transport", "TransportFactory"]
 
@@ -43,7 +43,8 @@ class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     store: str
     socket: str | None = None  # default: in a directory beside the file
-    policy: str = "strict"
+    policy: str | None = None  # None: the store's, if it has one
+    policy_params: dict[str, Any] = {}
     policy_isolation: PolicyIsolation = "thread"  # of policies of other packages
     limits: DaemonLimits = DaemonLimits()
     rota_version: str = ""
@@ -102,7 +103,16 @@ class Daemon:
         loop = asyncio.get_running_loop()
         settings = self._settings
         kernel = Kernel(joined)
-        dispatcher = Dispatcher(kernel, settings.policy, policy_isolation=settings.policy_isolation)
+        dispatcher = Dispatcher(kernel, policy_isolation=settings.policy_isolation)
+        if settings.policy is not None:
+            dispatcher.policies.set(
+                settings.policy,
+                settings.policy_params,
+                isolation=settings.policy_isolation,
+                by="rota serve --policy",
+                replace=False,
+            )
+        dispatcher.load_stored()
         self.store = joined
         self.handlers = handlers = RpcHandlers(
             kernel, dispatcher, store=os.path.realpath(settings.store), rota_version=settings.rota_version
@@ -111,13 +121,16 @@ class Daemon:
         self._connections = Connections(limits, loop.time)
         self.executor = executor = CallExecutor(loop, joined, handlers, limits)
         make = self._make_transport
+        recovery = AgentRecovery(kernel)
+        watching: asyncio.Task[None] | None = None
         self.transport = transport = None if make is None else make(executor, handlers, self._memory, limits)
         try:
             listener = await self._listen(loop, executor)
             address = f"unix:{self._directory.socket}"
             self.addresses = (address,) if transport is None else (address, await transport.open())
             self._record(kernel, "started")
-            record_policy(kernel.journal, settings.policy, by="the daemon", isolation=settings.policy_isolation)
+            if recovery.look():
+                watching = loop.create_task(recovery.watch())
             self._publish(kernel.clock.now())
             if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
                 for number in (signal.SIGTERM, signal.SIGINT):
@@ -131,6 +144,8 @@ class Daemon:
             await self._finish(listener, transport, executor)
             self._record(kernel, "stopped")
         finally:
+            if watching is not None:
+                watching.cancel()
             dispatcher.close_policies()
             executor.close()
             handlers.close()

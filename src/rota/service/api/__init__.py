@@ -13,6 +13,7 @@ from rota.clock import Clock
 from rota.service.api.accounts import AgentsApi, ProjectsApi
 from rota.service.api.budgets import ContextsApi, LedgerApi
 from rota.service.api.entries import QueueApi
+from rota.service.api.policies import PolicyApi
 from rota.service.api.runs import ClaimApi, SupervisionApi
 from rota.service.api.system import JournalApi, RetentionApi, SystemApi
 
@@ -23,6 +24,7 @@ __all__ = [
     "JournalApi",
     "KernelApi",
     "LedgerApi",
+    "PolicyApi",
     "ProjectsApi",
     "QueueApi",
     "RetentionApi",
@@ -72,6 +74,11 @@ class SchedulerApi(KernelApi, ClaimApi, Protocol):
     @property
     def clock(self) -> Clock:
         """The clock for waiting."""
+        ...
+
+    @property
+    def policies(self) -> PolicyApi:
+        """The policy in force."""
         ...
 
     @property

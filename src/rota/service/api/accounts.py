@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
@@ -95,14 +95,22 @@ class AgentsApi(Protocol):
     @method(
         "kernel.agent.transition",
         scope="operate",
-        execution="write",
+        execution="multi_commit",
         bound=REFUSED,
         run="refused",
         audited=False,
         errors=(e.IllegalTransition, *_AGENT),
     )
-    def transition(self, pid: int, state: str, *, reason: str | None = None, expect: str | None = None) -> Agent:
-        """Move an agent to another state, if its state machine allows it."""
+    def transition(
+        self,
+        pid: int,
+        state: str,
+        *,
+        reason: str | None = None,
+        expect: str | None = None,
+        queued: Literal["cancel", "keep"] = "cancel",
+    ) -> Agent:
+        """Move an agent to another state, if its state machine allows it; DEAD cancels its queued entries."""
         ...
 
     @method(
@@ -157,7 +165,7 @@ class AgentsApi(Protocol):
     @method(
         "kernel.agent.recover",
         scope="operate",
-        execution="write",
+        execution="multi_commit",
         bound=REFUSED,
         run="refused",
         audited=False,
@@ -180,7 +188,13 @@ class AgentsApi(Protocol):
         errors=(e.InvalidPayload,),
     )
     def list(
-        self, *, state: str | None = None, project_id: str | None = None, limit: int = 100, offset: int = 0
+        self,
+        *,
+        state: str | None = None,
+        project_id: str | None = None,
+        parent_pid: int | None = None,
+        limit: int = 100,
+        offset: int = 0,
     ) -> tuple[AgentList, int]:
         """Return a page of agents by pid, and the number of matches."""
         ...

@@ -24,6 +24,7 @@ The daemon's event loop must not block, so each method declares its execution:
 - `read`: reads one consistent snapshot, and never waits
 - `write`: one commit, shared with other writes of the same moment
 - `claim`: a write that may wait for entries to claim
+- `park`: a write that may wait, up to its `wait_s`, until its result is granted
 - `multi_commit`: several commits in a row; other writes may come in between
 - `dry_run`: makes changes and rolls them back, so it holds the write lock meanwhile
 - `wait`: reads, and waits for a change
@@ -57,7 +58,7 @@ __all__ = [
 
 Scope: TypeAlias = Literal["read", "enqueue", "work", "operate", "admin"]
 SCOPES: tuple[Scope, ...] = ("read", "enqueue", "work", "operate", "admin")
-Execution: TypeAlias = Literal["read", "write", "claim", "multi_commit", "dry_run", "wait", "inline"]
+Execution: TypeAlias = Literal["read", "write", "claim", "park", "multi_commit", "dry_run", "wait", "inline"]
 
 # What a run may do with a method: nothing; what concerns its own run; enqueue children of its own run; the same as
 # other callers that are bound to its project.

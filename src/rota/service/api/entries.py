@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, TypeAlias, Unpack
 
 from rota import errors as e
 from rota.errors import RotaError
-from rota.kernel import Completion, EntryFilter
+from rota.kernel import Completion, EntryFilter, EntryGroup
 from rota.kernel.ledger import ChargeResult
 from rota.kernel.run_reports import CompletionAnswer
 from rota.kernel.runs import HeartbeatReply
@@ -18,6 +18,7 @@ from rota.service.api.declaration import REFUSED, method, own_reads, owned, unfi
 __all__ = ["QueueApi"]
 
 EntryList: TypeAlias = list[ReadyEntry]  # in the class, `list` is a method
+Groups: TypeAlias = list[EntryGroup]
 _ENTRY = (e.SchedUnknownId, e.SchedInvalidPayload)
 _NEW = (e.UnknownPid, e.SchedUnknownId, e.SchedInvalidPayload)
 _RUN = (e.SchedUnknownId, e.StaleClaim, e.SchedInvalidPayload)
@@ -290,6 +291,11 @@ class QueueApi(Protocol):
     )
     def counts(self) -> dict[str, int]:
         """Count the entries in each state; queued entries also by hold."""
+        ...
+
+    @method("kernel.sched.unfinished", scope="read", execution="read", bound=REFUSED, run="refused", result="groups")
+    def unfinished(self, limit: int = 1_000) -> Groups:
+        """Return what is queued or running, in groups that are alike in agent, hold, kind and needs."""
         ...
 
     @method(

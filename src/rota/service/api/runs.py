@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from rota import errors as e
 from rota.kernel import Completion, RunReport
+from rota.kernel.limit_grants import LimitGrant, Settlement
 from rota.kernel.turn import CLAIM_TIMEOUT_S, TurnResult
 from rota.model.work import Agent, ReadyEntry, ScheduleSpec
 from rota.service.api.declaration import REFUSED, method
@@ -174,6 +175,34 @@ class SupervisionApi(Protocol):
     )
     def spawn(self, spec: ScheduleSpec, token: int, lent: Mapping[str, int] | None = None) -> int:
         """Enqueue a child of a run, with a part of the run's budget."""
+        ...
+
+    @method(
+        "kernel.run.acquire",
+        scope="work",
+        execution="park",
+        bound=REFUSED,
+        run="own",
+        retry_safe=True,
+        errors=(e.ContextUnknown, e.ContextInvalid, e.AskExceedsLimit, *_RUN),
+    )
+    def acquire(
+        self, sched_id: int, token: int, name: str, amounts: Mapping[str, int], *, key: str, wait_s: float = 0.0
+    ) -> LimitGrant:
+        """Ask a limit for amounts on behalf of a run, and wait up to wait_s until it has them."""
+        ...
+
+    @method(
+        "kernel.run.settle",
+        scope="work",
+        execution="write",
+        bound=REFUSED,
+        run="own",
+        retry_safe=True,
+        errors=(e.ContextInvalid, *_RUN),
+    )
+    def settle(self, sched_id: int, token: int, key: str, used: Mapping[str, int] | None = None) -> Settlement:
+        """Record what a run used of what it acquired; the limit gets the rest back."""
         ...
 
     @method(

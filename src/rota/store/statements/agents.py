@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rota.store.protocol import Statement
 
-_AGENT = (
+AGENT = (
     "pid, parent_pid, name, template, state, state_reason, created_at, updated_at, started_at, ended_at, exit_kind, "
     "exit_detail, metadata, last_event_id, project_id, priority, weight, intent, rerunnable, max_concurrent, paused_by"
 )
@@ -19,7 +19,7 @@ CREATE = Statement(
 GET = Statement(
     "agent_get",
     "One agent.",
-    f"SELECT {_AGENT} FROM agent_processes WHERE pid = ?",
+    f"SELECT {AGENT} FROM agent_processes WHERE pid = ?",
 )
 STATE = Statement(
     "agent_state",
@@ -29,7 +29,7 @@ STATE = Statement(
 FIND = Statement(
     "agent_find",
     "The agents with a name that are not DEAD, newest first.",
-    f"SELECT {_AGENT} FROM agent_processes WHERE name = +? AND state != 'DEAD' ORDER BY pid DESC",
+    f"SELECT {AGENT} FROM agent_processes WHERE name = +? AND state != 'DEAD' ORDER BY pid DESC",
 )
 FIND_IN_PROJECT = Statement(
     "agent_find_in_project",
@@ -39,13 +39,14 @@ FIND_IN_PROJECT = Statement(
 LIST = Statement(
     "agent_list",
     "A page of agents, by pid.",
-    f"SELECT {_AGENT} FROM agent_processes WHERE (?1 IS NULL OR state = +?1) AND (?2 IS NULL OR project_id = +?2) "
-    "ORDER BY pid LIMIT +?3 OFFSET ?4",
+    f"SELECT {AGENT} FROM agent_processes WHERE (?1 IS NULL OR state = +?1) AND (?2 IS NULL OR project_id = +?2) "
+    "AND (?3 IS NULL OR parent_pid = +?3) ORDER BY pid LIMIT +?4 OFFSET ?5",
 )
 COUNT = Statement(
     "agent_count",
     "The total number of agents in a listing.",
-    "SELECT count(*) FROM agent_processes WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR project_id = ?2)",
+    "SELECT count(*) FROM agent_processes WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR project_id = ?2) "
+    "AND (?3 IS NULL OR parent_pid = ?3)",
 )
 COUNT_BY_STATE = Statement(
     "agent_count_by_state",
@@ -57,18 +58,18 @@ _WITHIN = "coalesce(project_id, '') IN (SELECT value FROM json_each(?1))"
 LIST_WITHIN = Statement(
     "agent_list_within",
     "A page of the agents of some projects, by pid.",
-    f"SELECT {_AGENT} FROM agent_processes WHERE {_WITHIN} AND (?2 IS NULL OR state = ?2) "
-    "ORDER BY pid LIMIT +?3 OFFSET ?4",
+    f"SELECT {AGENT} FROM agent_processes WHERE {_WITHIN} AND (?2 IS NULL OR state = ?2) "
+    "AND (?3 IS NULL OR parent_pid = ?3) ORDER BY pid LIMIT +?4 OFFSET ?5",
 )
 COUNT_BY_STATE_WITHIN = Statement(
     "agent_count_by_state_within",
     "The number of agents of some projects in each state.",
-    f"SELECT state, count(*) FROM agent_processes WHERE {_WITHIN} GROUP BY state",
+    f"SELECT state, count(*) FROM agent_processes WHERE {_WITHIN} AND (?2 IS NULL OR parent_pid = ?2) GROUP BY state",
 )
 PAUSED_WITHIN = Statement(
     "agents_paused_within",
     "Agents of some projects paused by a name whose first characters are these.",
-    f"SELECT {_AGENT} FROM agent_processes WHERE {_WITHIN} AND paused_by IS NOT NULL AND substr(paused_by, 1, ?2) = ?3 "
+    f"SELECT {AGENT} FROM agent_processes WHERE {_WITHIN} AND paused_by IS NOT NULL AND substr(paused_by, 1, ?2) = ?3 "
     "ORDER BY pid LIMIT +?4",
 )
 PROJECTS_OF = Statement(
@@ -110,6 +111,12 @@ INTERRUPTED = Statement(
     "Agents in state RUNNING or WAITING, to recover after a restart.",
     "SELECT pid, state FROM agent_processes WHERE state IN ('RUNNING','WAITING') ORDER BY pid",
 )
+INTERRUPTED_BY_RUN = Statement(
+    "agent_interrupted_by_run",
+    "Agents in state RUNNING or WAITING, when they last changed, and whether each has a live run.",
+    "SELECT pid, state, updated_at, pid IN (SELECT pid FROM agent_schedule_queue WHERE state = 'dispatched') "
+    "FROM agent_processes WHERE state IN ('RUNNING','WAITING') ORDER BY pid",
+)
 WITH_LIVE_RUNS = Statement(
     "agents_with_live_runs",
     "The state of some agents, and whether each has a live run.",
@@ -119,6 +126,6 @@ WITH_LIVE_RUNS = Statement(
 PAUSED = Statement(
     "agents_paused",
     "Agents paused by a name whose first characters are these.",
-    f"SELECT {_AGENT} FROM agent_processes WHERE paused_by IS NOT NULL AND substr(paused_by, 1, ?) = ? "
+    f"SELECT {AGENT} FROM agent_processes WHERE paused_by IS NOT NULL AND substr(paused_by, 1, ?) = ? "
     "ORDER BY pid LIMIT +?",
 )

@@ -255,12 +255,20 @@ _IN_TABLE = (
 _IS_QUEUED = f"{_IN_TABLE} 'queued')"
 _IS_LIVE = f"{_IN_TABLE} 'dispatched')"
 
+# One step along the index for each priority that held entries have, the highest first; the rows of a priority are read
+# only as far as they are due. The LIMIT ends the recursion.
+_HELD = "state = 'queued' AND (hold = 'time' OR hold = 'backoff')"
+_HELD_QUEUE = "agent_schedule_queue q INDEXED BY idx_sched_queue_held_by_priority"
+_HELD_IN_TABLE = "EXISTS (SELECT 1 FROM agent_schedule_queue t WHERE t.sched_id = q.sched_id AND t.state = 'queued')"
 HELD_DUE = Statement(
     "entries_held_due",
-    "Entries whose time or backoff hold has ended, earliest first.",
-    "SELECT sched_id, pid, project_id, hold, options, attempt, kind, priority, runnable_at FROM agent_schedule_queue "
-    f"WHERE state = 'queued' AND {_IS_QUEUED} AND (hold = 'time' OR hold = 'backoff') AND runnable_at <= +? "
-    "ORDER BY runnable_at, sched_id LIMIT +?",
+    "Entries whose time or backoff hold has ended, in strict order.",
+    f"WITH RECURSIVE line(priority) AS (SELECT max(q.priority) FROM {_HELD_QUEUE} WHERE {_HELD} UNION ALL "
+    f"SELECT (SELECT max(q.priority) FROM {_HELD_QUEUE} WHERE {_HELD} AND q.priority < line.priority) FROM line "
+    "WHERE line.priority IS NOT NULL) "
+    "SELECT q.sched_id, q.pid, q.project_id, q.hold, q.options, q.attempt, q.kind, q.priority, q.runnable_at "
+    f"FROM line CROSS JOIN {_HELD_QUEUE} WHERE q.priority = line.priority AND {_HELD} AND {_HELD_IN_TABLE} "
+    "AND q.runnable_at <= +?1 LIMIT +?2",
 )
 EXPIRED_CLAIMS = Statement(
     "claims_expired",

@@ -71,6 +71,11 @@ MOVE_CONTEXT = Statement(
     "UPDATE contexts SET standing = ?2, throttled_until = throttled_until + ?1, refill_at = "
     "CASE WHEN state = 'revoked' THEN NULL ELSE min(coalesce(refill_at + ?1, ?4), ?4) END WHERE context_id = ?3",
 )
+MOVE_ASKS = Statement(
+    "clock_move_asks",
+    "Move the instants at which runs asked limits, and were served.",
+    "UPDATE limit_asks SET asked_at = asked_at + ?1, granted_at = granted_at + ?1",
+)
 MOVE_WINDOWS = Statement(
     "clock_move_windows",
     "Move the instants at which usage first leaves each window.",

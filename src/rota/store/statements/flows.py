@@ -71,6 +71,13 @@ AGENTS_READY = Statement(
     f"SELECT {_FLOW} FROM owner CROSS JOIN agent_processes p ON p.pid = owner.pid "
     "LEFT JOIN agent_flows f ON f.pid = p.pid",
 )
+FIRST_PRIORITIES = Statement(
+    "first_priorities",
+    "The priority of the first ready entry of each of some agents.",
+    "SELECT k.value, (SELECT q.priority FROM agent_schedule_queue q INDEXED BY idx_sched_queue_pickable_by_agent "
+    "WHERE q.pid = k.value AND q.state = 'queued' AND q.hold IS NULL ORDER BY q.priority DESC LIMIT 1) "
+    "FROM json_each(?) k",
+)
 OWNERS_NEW = Statement(
     "owners_new",
     "The agents of ready entries that were enqueued after an entry.",
@@ -105,4 +112,32 @@ PROJECTS_SINCE = Statement(
     "Projects' flows that changed after an event.",
     "SELECT f.project_id, f.virtual_time, f.clock, coalesce(p.weight, 1000), f.stamp FROM project_flows f "
     "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.stamp > +? ORDER BY f.stamp",
+)
+
+# --- when sharing begins to count something else ---------------------------------------------------
+
+AGENTS_RESTART = Statement(
+    "agent_flows_restart",
+    "Set the virtual time of every agent to 0.",
+    "UPDATE agent_flows SET virtual_time = 0, stamp = ?",
+)
+PROJECTS_RESTART = Statement(
+    "project_flows_restart",
+    "Set the virtual time of every project to 0.",
+    "UPDATE project_flows SET virtual_time = 0, clock = 0, stamp = ?",
+)
+SHARE_WINDOWS_RESTART = Statement(
+    "share_windows_restart",
+    "Set the usage in every share window to 0; the number of runs stays.",
+    "UPDATE usage_windows SET used = 0 WHERE dim = 'share'",
+)
+SHARE_BUCKETS_RESTART = Statement(
+    "share_buckets_restart",
+    "Set the usage in the buckets of share windows to 0.",
+    "UPDATE usage_buckets SET amount = 0 WHERE dim = 'share'",
+)
+ESTIMATES_RESTART = Statement(
+    "estimates_restart",
+    "Forget what live runs were expected to use.",
+    "UPDATE agent_schedule_queue SET estimate = 0 WHERE state = 'dispatched'",
 )

@@ -30,6 +30,18 @@ EVENT_TAIL_OF = Statement(
     f"SELECT {_EVENT} FROM agent_events WHERE pid = +? AND pid IS NOT NULL AND kind NOT GLOB 'kernel.sched.*' "
     "AND event_id > +? ORDER BY event_id LIMIT +?",
 )
+EVENT_TAIL_OF_KINDS = Statement(
+    "event_tail_of_kinds",
+    "One agent's events of some kinds after a cursor, oldest first, without those of its entries.",
+    f"SELECT {_EVENT} FROM agent_events WHERE pid = +?1 AND pid IS NOT NULL AND kind NOT GLOB 'kernel.sched.*' "
+    "AND event_id > +?2 AND +kind IN (SELECT value FROM json_each(?3)) ORDER BY event_id LIMIT +?4",
+)
+EVENT_TAIL_OF_ENTRY_KINDS = Statement(
+    "event_tail_of_entry_kinds",
+    "One agent's events of some kinds after a cursor, oldest first, also those of its entries.",
+    f"SELECT {_EVENT} FROM agent_events WHERE +pid = ?1 AND event_id > +?2 "
+    "AND kind IN (SELECT value FROM json_each(?3)) ORDER BY event_id LIMIT +?4",
+)
 EVENT_ENDS = Statement(
     "event_ends",
     "The first and the last event id.",

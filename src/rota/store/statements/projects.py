@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from rota.store.protocol import Statement
 
-_PROJECT = "project_id, name, weight, max_concurrent, status, restraint, paused_by, created_at, updated_at, metadata"
+PROJECT = "project_id, name, weight, max_concurrent, status, restraint, paused_by, created_at, updated_at, metadata"
 
 CREATE = Statement(
     "project_create",
     "Create a project.",
-    f"INSERT INTO projects ({_PROJECT}) VALUES (?, ?, ?, ?, 'ACTIVE', ?, NULL, ?, ?, ?)",
+    f"INSERT INTO projects ({PROJECT}) VALUES (?, ?, ?, ?, 'ACTIVE', ?, NULL, ?, ?, ?)",
 )
 GET = Statement(
     "project_get",
     "One project.",
-    f"SELECT {_PROJECT} FROM projects WHERE project_id = ?",
+    f"SELECT {PROJECT} FROM projects WHERE project_id = ?",
 )
 LIST = Statement(
     "project_list",
     "A page of projects, by id.",
-    f"SELECT {_PROJECT} FROM projects WHERE (?1 IS NULL OR status = +?1) ORDER BY project_id LIMIT +?2 OFFSET ?3",
+    f"SELECT {PROJECT} FROM projects WHERE (?1 IS NULL OR status = +?1) ORDER BY project_id LIMIT +?2 OFFSET ?3",
 )
 COUNT = Statement(
     "project_count",

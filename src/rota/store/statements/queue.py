@@ -31,7 +31,7 @@ COPY = Statement(
     "Enqueue a copy of an entry, ready now.",
     "INSERT INTO agent_schedule_queue (pid, priority, trigger, payload, created_at, project_id, max_attempts, kind, "
     "needs, options) SELECT pid, priority, trigger, payload, ?, project_id, max_attempts, kind, "
-    "json_remove(needs, '$.lender'), options "  # nothing is lent to the copy
+    "json_remove(needs, '$.lender'), json_remove(options, '$.errors') "  # nothing is lent to the copy
     "FROM agent_schedule_queue WHERE sched_id = ? RETURNING sched_id",
 )
 COPY_TAGS = Statement(
@@ -79,6 +79,13 @@ PROJECTS_OF = Statement(
     "entry_projects_of",
     "The projects of some entries.",
     f"SELECT sched_id, project_id FROM agent_schedule_queue WHERE sched_id IN {IDS}",
+)
+UNFINISHED = Statement(
+    "entry_unfinished",
+    "Groups of entries that are queued or running and alike in agent, hold, kind and needs.",
+    "SELECT pid, state, hold, kind, worker_id, count(*), min(sched_id), min(runnable_at), min(claim_expires_at) "
+    "FROM agent_schedule_queue WHERE state IN ('queued', 'dispatched') "
+    "GROUP BY state, hold, pid, kind, needs, worker_id ORDER BY min(sched_id) LIMIT +?",
 )
 
 # Filter: ?1 state, ?2 pid, ?3 project, ?4 trigger, ?5 exit_kind, ?6 tag; NULL matches any.

@@ -1,0 +1,97 @@
+"""The settings of an agent as a Python program gives them, and what they become in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from rota.app.moments import Duration
+from rota.errors import InvalidInput
+from rota.fleet.runners.calling import error_name
+from rota.model.value_types import closest
+from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT, Limits, RestartPolicy
+
+__all__ = ["AgentOptions", "check_dims", "split_options", "thousandths"]
+
+
+class AgentOptions(TypedDict, total=False):
+    """The settings of a new agent."""
+
+    project: str | None  # created if it does not exist
+    project_weight: float  # the project's share among the projects; given by any one agent of the project
+    weight: float  # the agent's share among the agents of its project
+    priority: int
+    max_concurrent: int | None
+    intent: str
+    budget: Mapping[str, int]  # in total, per dimension
+    # what enqueues it by itself while a supervisor runs
+    every: Duration  # an interval, counted from the epoch: an hour is on the hour
+    cron: str  # five fields: minute, hour, day, month, weekday
+    zone: str  # of `cron`; default: UTC
+    # how it runs: fields of `AgentSettings`
+    isolation: Literal["thread", "process"]
+    limits: Limits
+    restart: RestartPolicy
+    expected: Mapping[str, int]
+    ceiling: Mapping[str, int]
+    draws_on: Sequence[str]
+    concurrency_key: str | None  # "repo:{repo}": filled with fields of the payload
+    concurrency_limit: int | None  # live runs with the same key, at most
+    kind: str | None
+    affinity: str | None
+    workspace: str | None
+    workspace_mode: Literal["exclusive", "shared"] | None
+    payload: Mapping[str, Any]  # default payload of its entries
+    max_attempts: int
+    non_retryable: Sequence[type[BaseException] | str]  # errors after which an entry is not retried
+    stop_grace_s: float
+    env: Mapping[str, str]
+    pass_env: Sequence[str]
+    cwd: str | None
+    stdin: Literal["payload", "none"]
+    usage: str | Mapping[str, str] | None
+
+
+_ROW_FIELDS = ("priority", "max_concurrent", "intent")
+_OTHER_FIELDS = ("project", "project_weight", "weight", "budget", "every", "cron", "zone")  # not passed on as they are
+
+
+def split_options(settings: AgentOptions) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split the options into fields of the agent's row and fields of `AgentSettings`."""
+    given: dict[str, Any] = dict(settings)
+    row = {field: given[field] for field in _ROW_FIELDS if field in given}
+    row["weight"] = thousandths("weight", given.get("weight", 1.0))
+    run = {field: value for field, value in given.items() if field not in (*_ROW_FIELDS, *_OTHER_FIELDS)}
+    for field in ("draws_on", "pass_env", "non_retryable"):
+        if field in run:
+            run[field] = tuple(run[field])
+    if "non_retryable" in run:
+        run["non_retryable"] = tuple(_error_name(each) for each in run["non_retryable"])
+    return row, run
+
+
+def _error_name(error: Any) -> str:
+    if isinstance(error, str):
+        return error
+    if isinstance(error, type) and issubclass(error, BaseException):
+        return error_name(error)
+    text = f"non_retryable has types of errors or their names, not {error!r}"
+    raise InvalidInput(text, field="non_retryable", hint="For example non_retryable=(ValueError, KeyError).")
+
+
+def thousandths(field: str, weight: Any) -> int:
+    """Return a weight in whole thousandths."""
+    if type(weight) not in (int, float) or not 1 <= weight * WEIGHT_UNIT <= WEIGHT_MAX:
+        text = f"{field} must be a number from {1 / WEIGHT_UNIT:g} to {WEIGHT_MAX // WEIGHT_UNIT:,}, not {weight!r}"
+        raise InvalidInput(text, field=field, hint="A weight is a share: of two with the weights 3 and 1, 75% and 25%.")
+    return round(float(weight) * WEIGHT_UNIT)
+
+
+def check_dims(known: Collection[str], settings: Mapping[str, Any]) -> None:
+    """Refuse a budget in a dimension that is not known: a misspelt one would never be charged, and limit nothing."""
+    for field in ("budget", "expected", "ceiling"):
+        for dim in settings.get(field) or ():
+            if dim not in known:
+                similar = closest(dim, known)
+                hint = f"Did you mean {similar!r}?" if similar else f"Declare it: Rota(…, dimensions=({dim!r},))."
+                raise InvalidInput(f"{field} has no dimension {dim!r}", field=field, hint=hint)

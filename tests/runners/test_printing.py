@@ -1,0 +1,99 @@
+"""What functions print is kept in the log of their run, like the output of a program."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rota import Rota
+from rota.agent import Run
+from rota.fleet import RunContext, find_logs
+from rota.fleet.runners.printing import _SharedStream, keep_prints, release_streams
+
+
+def test_runs_that_print_at_the_same_time_keep_their_own_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    both = threading.Barrier(2)
+    logs: dict[int, list[bytes]] = {1: [], 2: []}
+
+    def run(number: int) -> None:
+        with keep_prints(logs[number].append):
+            for line in range(50):
+                print(number, line)
+                both.wait(30)
+            print("to stderr", number, file=sys.stderr)
+            print("unfinished", end="")
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in logs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    print("of the program itself")
+    release_streams()
+    for number, data in logs.items():
+        lines = b"".join(data).decode().splitlines()
+        assert lines == [*(f"{number} {line}" for line in range(50)), f"to stderr {number}", "unfinished"]
+    assert capsys.readouterr() == ("of the program itself\n", "")
+    assert type(sys.stdout) is not _SharedStream
+
+
+def test_tasks_and_their_threads_belong_to_the_run_and_echo_shows_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    log: list[bytes] = []
+
+    async def main() -> None:
+        await asyncio.gather(asyncio.to_thread(print, "in a thread"), asyncio.sleep(0))
+        print("x" * 10_000, end="")
+        assert sys.stdout.encoding  # the rest of the stream is as it was
+        sys.stdout.writelines(["a\n", "b\n"])
+
+    with keep_prints(log.append, echo=True):
+        asyncio.run(main())
+    release_streams()
+    wanted = "in a thread\n" + "x" * 10_000 + "a\nb\n"
+    assert b"".join(log).decode() == wanted
+    assert capsys.readouterr().out == wanted
+
+
+def prints(ctx: Any, number: int) -> int:
+    print("printed", number)
+    ctx.log("logged", level="warning")
+    if number == 2:
+        raise ValueError("no")
+    return number
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_the_log_of_a_function_is_beside_the_store_and_its_end_in_a_failed_result(
+    tmp_path: Path, isolation: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Rota(tmp_path / "rota.db") as rota:
+        agent = rota.agent(isolation=isolation, max_attempts=1)(prints)
+        fine, bad = agent.enqueue(1), agent.enqueue(2)
+
+        @rota.agent
+        def silent() -> None: ...
+
+        quiet = silent.enqueue()
+        rota.run(until_idle=True)
+        folder = tmp_path / "rota.db-logs"
+        assert find_logs(folder, fine.sched_id)[1].read_text() == "printed 1\nwarning: logged\n"
+        text = find_logs(folder, bad.sched_id)[1].read_text()
+        assert text.startswith("printed 2\nwarning: logged\n  File ")
+        assert text.endswith("ValueError: no\n")
+        assert bad.entry().result["output_tail"] == "printed 2\nwarning: logged\n"
+        assert find_logs(folder, quiet.sched_id) == {}
+        assert capfd.readouterr().out.splitlines() == ["printed 1", "printed 2"]
+        assert agent.enqueue(3).sched_id
+        rota.run(until_idle=True, echo=False)
+        assert capfd.readouterr().out == ""
+
+
+def test_a_function_and_a_program_have_the_same_names() -> None:
+    annotated = {"pid", "agent", "workspace", "sched_id", "attempt", "token", "deadline", "trigger", "payload", "saved"}
+    of_program = {name for name in dir(Run) if not name.startswith("_")} | annotated
+    assert of_program == {name for name in dir(RunContext) if not name.startswith("_")}

@@ -1,0 +1,244 @@
+"""`until_idle`: what a supervisor waits for, what it leaves, and how it says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rota import Rota
+from rota.clock import ManualClock
+from rota.errors import StoreUnavailable
+from rota.fleet import slot_loop
+from rota.kernel import ScheduleSpec
+from rota.model.work import Backoff, RestartPolicy
+from rota.service import outages
+from rota.testing import InMemoryRota
+from tests.daemon.harness import serving
+
+PATIENCE_S = 30.0
+QUICK = RestartPolicy(backoff=Backoff(base_s=0.05))
+
+
+def test_retries_and_delays_within_the_horizon_are_waited_for_in_real_time() -> None:
+    with Rota() as rota:
+
+        @rota.agent(restart=QUICK)
+        def flaky(ctx: Any) -> None:
+            if ctx.attempt < 3:
+                raise ValueError
+
+        @rota.agent
+        def work() -> None: ...
+
+        flaky.enqueue()
+        work.enqueue(delay=0.2)
+        later = work.enqueue(delay=90)
+        summary = rota.run(until_idle=True)
+        assert (summary.runs, summary.completed, summary.failed, summary.ok) == (4, 2, 0, True)
+        (left,) = summary.waiting
+        assert (left.kind, left.sched_id, left.until_at) == ("delayed", later.sched_id, later.entry().runnable_at)
+        assert str(summary) == "4 runs ended: 2 completed; 1 still waiting"
+
+
+def test_a_limit_is_waited_for_and_a_longer_horizon_reaches_further(rota: InMemoryRota) -> None:
+    rota.api.contexts.create(bound_to="name", bound_id="acme", budget=1, period_s=60, unit="requests")
+    starts: list[float] = []
+
+    @rota.agent(draws_on=["acme"])
+    def caller() -> None:
+        starts.append(rota.clock.now())
+
+    caller.map([{}, {}, {}])
+    late = caller.enqueue(delay=600)
+    summary = rota.run_until_idle(horizon_s=300)
+    assert (summary.completed, [each.kind for each in summary.waiting]) == (3, ["delayed"])
+    assert starts[1] - starts[0] >= 59
+    assert starts[2] - starts[1] >= 59
+    assert rota.run_until_idle(horizon_s="10m").completed == 1
+    assert late.status == "succeeded"
+
+
+def test_what_cannot_run_is_named_and_not_waited_for(rota: InMemoryRota) -> None:
+    @rota.agent(budget={"tokens": 5})
+    def spender(ctx: Any) -> None:
+        ctx.charge(tokens=6)
+
+    @rota.agent(kind="gpu")
+    def needs_gpu() -> None: ...
+
+    @rota.agent
+    def paused() -> None: ...
+
+    @rota.agent(max_attempts=1)
+    def fails() -> None:
+        raise ValueError
+
+    spender.map([{}, {}])
+    needs_gpu.enqueue()
+    paused.enqueue()
+    paused.pause(by="me")
+    rota.api.queue.enqueue(ScheduleSpec(rota.api.agents.create("elsewhere")))
+    paused.enqueue(after=fails.enqueue(), options={"on_failed": "hold"})
+    summary = rota.run_until_idle()
+    assert not summary.ok
+    found = {(each.agent, each.kind): each.why for each in summary.waiting}
+    assert set(found) == {
+        ("spender", "blocked"), ("needs_gpu", "blocked"), ("paused", "blocked"), ("elsewhere", "blocked"),
+    }  # fmt: skip
+    assert "over 5" in found["spender", "blocked"]
+    assert "no slot of kind 'gpu'" in found["needs_gpu", "blocked"]
+    assert "no function or settings" in found["elsewhere", "blocked"]
+    assert {each.why for each in summary.waiting if each.agent == "paused"} == {
+        "agent 3 was paused by me", "it runs after other entries, none of which can run"
+    }  # fmt: skip
+
+
+def test_a_quarantined_agent_is_no_success(rota: InMemoryRota) -> None:
+    @rota.agent(restart=RestartPolicy(quarantine_after=2, quarantine_s=600))
+    def broken() -> None:
+        raise ValueError
+
+    broken.enqueue()
+    summary = rota.run_until_idle()
+    (left,) = summary.waiting
+    assert (summary.failed, left.kind, summary.ok) == (0, "quarantined", False)
+    assert left.until_at is not None
+    assert left.until_at > rota.clock.now() + 500
+    rota.advance(601)
+    assert rota.run_until_idle().failed == 1
+
+
+def test_entries_of_a_dead_worker_are_recovered_and_those_of_a_live_one_left(rota: InMemoryRota) -> None:
+    ran: list[int] = []
+
+    @rota.agent(restart=RestartPolicy(backoff=Backoff(base_s=0)))
+    def work(number: int) -> None:
+        ran.append(number)
+
+    work.map([1, 2])
+    claims = rota.api.claim("dead", 1, claim_timeout_s=20), rota.api.claim("alive", 1, claim_timeout_s=20)
+    (alive,) = claims[1]
+    summaries: list[Any] = []
+    running = threading.Thread(target=lambda: summaries.append(rota.run(until_idle=True)), daemon=True)
+    running.start()
+    for _ in range(1_000):
+        rota.clock.advance(1)
+        rota.api.queue.heartbeat(alive.sched_id, alive.token or 0)
+        running.join(0.01)
+        if not running.is_alive():
+            break
+    assert ran == [1]
+    (summary,) = summaries
+    assert [(each.kind, each.sched_id) for each in summary.waiting] == [("running", alive.sched_id)]
+    assert summary.ok
+
+
+def test_slots_of_several_kinds_end_together(rota: InMemoryRota) -> None:
+    order: list[str] = []
+
+    @rota.agent(kind="gpu")
+    def trains(ctx: Any) -> None:
+        order.append("trains")
+        ctx.spawn("reports")
+
+    @rota.agent(kind="cpu")
+    def reports() -> None:
+        order.append("reports")
+
+    trains.enqueue()
+    assert rota.run_until_idle({"cpu": 1, "gpu": 1}).completed == 2
+    assert order == ["trains", "reports"]
+
+
+# --- a store that cannot be used ----------------------------------------------------------------------
+
+
+def test_a_lost_daemon_is_an_error_and_not_an_empty_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outages, "OUTAGE_S", 0.0)  # how long a supervisor waits for it
+    with serving(tmp_path / "rota.db") as served:
+        rota = Rota(served.unix)
+
+        @rota.agent
+        def work() -> None: ...
+
+        work.enqueue()
+    rota.api._calls.retry_s = 0.0  # type: ignore[attr-defined]  # a client waits for a daemon that restarts
+    with pytest.raises(StoreUnavailable):
+        rota.run(until_idle=True)
+
+
+def test_a_store_that_fails_to_take_a_result_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_loop, "RETRY_S", 0.0)
+    with Rota() as rota:
+
+        @rota.agent
+        def work() -> None:
+            monkeypatch.setattr(rota.api, "turn", full)
+
+        turns: list[int] = []
+
+        def full(reports: Any, *_arguments: Any, **_more: Any) -> Any:
+            turns.append(len(reports))
+            raise StoreUnavailable("the disk is full")
+
+        job = work.enqueue()
+        with pytest.raises(StoreUnavailable, match="the disk is full"):
+            rota.run(until_idle=True)
+        assert turns == [1] * slot_loop.REPORT_TRIES
+        monkeypatch.undo()
+        assert job.entry().state == "dispatched"  # recovered when its claim expires
+
+
+# --- Ctrl-C ---------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys
+from rota import Rota
+
+rota = Rota(sys.argv[1])
+
+@rota.agent
+def slow(ctx):
+    print("begun", flush=True)
+    sys.stdin.readline()
+    return "finished"
+
+job = slow.enqueue()
+slow.enqueue()
+summary = rota.run()
+print("summary", summary.completed, job.result(), flush=True)
+"""
+
+
+def test_ctrl_c_lets_the_current_runs_end_and_says_so_in_one_line(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "rota.db")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    assert child.stdout.readline() == "begun\n"
+    os.kill(child.pid, signal.SIGINT)
+    assert child.stderr.readline() == "draining: waiting for 1 run; Ctrl-C again stops them\n"
+    child.stdin.write("\n")
+    child.stdin.flush()
+    out, errors = child.communicate(timeout=PATIENCE_S)
+    assert (out, errors, child.returncode) == ("summary 1 finished\n", "", 0)
+
+
+def test_a_manual_clock_is_never_waited_for_by_a_summary() -> None:
+    with Rota(clock=ManualClock(1_000.0)) as rota:
+
+        @rota.agent
+        def work() -> None: ...
+
+        work.enqueue(delay=61)
+        assert rota.run(until_idle=True).waiting[0].kind == "delayed"
