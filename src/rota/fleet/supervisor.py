@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -283,19 +284,29 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Drain at the first signal, kill everything at the second."""
+        """Drain at the first signal, kill everything at the second.
 
-        def act(_number: int, _frame: object) -> None:
-            # on another thread: this one may hold a lock that draining needs
-            stop = self.kill if self._is_draining else partial(self.drain, level=logging.WARNING)
-            threading.Thread(target=keeping_author(stop), daemon=True).start()
+        A handler may interrupt this thread anywhere, also while it holds a lock that draining needs, or one that
+        starting a thread needs. So it only puts the signal into a queue, which may be done anywhere.
+        """
+        received: SimpleQueue[int | None] = SimpleQueue()
 
-        before = {number: signal.signal(number, act) for number in (signal.SIGTERM, signal.SIGINT)}
+        def follow() -> None:
+            while received.get() is not None:  # each on its own thread: draining may wait for the store
+                stop = self.kill if self._is_draining else partial(self.drain, level=logging.WARNING)
+                threading.Thread(target=keeping_author(stop), daemon=True).start()
+
+        threading.Thread(target=keeping_author(follow), name="rota-signals", daemon=True).start()
+        before = {
+            number: signal.signal(number, lambda got, _frame: received.put(got))
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            received.put(None)
 
     def _stop_all(self, reason: str) -> None:
         for run in self.runs:
