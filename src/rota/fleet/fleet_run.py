@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rota.errors import RotaError
@@ -23,6 +21,7 @@ from rota.fleet.config.loader import load_fleet
 from rota.fleet.config.tables import Fleet
 from rota.fleet.idle import IdleRule
 from rota.fleet.run_summary import RunSummary
+from rota.fleet.signals import acting_on
 from rota.fleet.supervisor import Supervisor, SupervisorSettings
 from rota.fleet.triggers import Triggers
 from rota.fleet.worker_lock import hold_worker_id
@@ -107,20 +106,9 @@ class FleetRun:
         if any(title in (None, self.fleet.title) for title in titles):
             self.reload()
 
-    @contextmanager
-    def _reload_on_hangup(self) -> Iterator[None]:
+    def _reload_on_hangup(self) -> AbstractContextManager[None]:
         """Make SIGHUP request a reload, which the heartbeat thread then does like any other request."""
-
-        def request(_number: int, _frame: object) -> None:
-            # on another thread: this one may be in the middle of a write
-            target = partial(request_reload, self.api, "SIGHUP", self.fleet.title)
-            threading.Thread(target=target, daemon=True).start()
-
-        before = signal.signal(signal.SIGHUP, request)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGHUP, before)
+        return acting_on([signal.SIGHUP], lambda: request_reload(self.api, "SIGHUP", self.fleet.title))
 
 
 def use_policy(api: SchedulerApi, fleet: Fleet) -> None:

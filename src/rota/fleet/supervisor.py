@@ -28,10 +28,9 @@ import socket
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -49,6 +48,7 @@ from rota.fleet.run_summary import RunSummary
 from rota.fleet.runners import registry
 from rota.fleet.runners.contract import Assignment, RunAccess, Runner, RunOutcome
 from rota.fleet.runners.resources import RunnerResources
+from rota.fleet.signals import acting_on
 from rota.fleet.slot_loop import PreparedRun, RunKey, SlotLoop, run_key
 from rota.host.watchdog import Watchdog
 from rota.kernel.agents import QUARANTINED_FOR
@@ -72,6 +72,7 @@ _ACCESS_VARIABLES = frozenset({"ROTA_STORE", "ROTA_ACCESS_TOKEN", "ROTA_ACCESS_T
 _VERBS = {"took_over": "took over", "draining": "drains"}  # where the message differs from the event
 T = TypeVar("T")
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logging.getLogger("rota.fleet")
 
 
@@ -145,7 +146,7 @@ class Supervisor:
         check = None if rule is None else self._idle_check(rule)
         on_idle = None if check is None else partial(self._on_idle, check, heartbeats)
         try:
-            with self._signals() if handles_signals else nullcontext():
+            with acting_on(STOP_SIGNALS, self._stop_on_signal) if handles_signals else nullcontext():
                 self._serve(on_idle)
         finally:
             self._close(heartbeats)
@@ -282,31 +283,9 @@ class Supervisor:
         except RotaError as problem:  # go on even if that cannot be recorded
             _log.warning("cannot record in the journal that this supervisor %s: %s", _VERBS.get(verb, verb), problem)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Drain at the first signal, kill everything at the second.
-
-        A handler may interrupt this thread anywhere, also while it holds a lock that draining needs, or one that
-        starting a thread needs. So it only puts the signal into a queue, which may be done anywhere.
-        """
-        received: SimpleQueue[int | None] = SimpleQueue()
-
-        def follow() -> None:
-            while received.get() is not None:  # each on its own thread: draining may wait for the store
-                stop = self.kill if self._is_draining else partial(self.drain, level=logging.WARNING)
-                threading.Thread(target=keeping_author(stop), daemon=True).start()
-
-        threading.Thread(target=keeping_author(follow), name="rota-signals", daemon=True).start()
-        before = {
-            number: signal.signal(number, lambda got, _frame: received.put(got))
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            received.put(None)
+    def _stop_on_signal(self) -> None:
+        """Drain at the first signal, kill everything at the second."""
+        self.kill() if self._is_draining else self.drain(level=logging.WARNING)
 
     def _stop_all(self, reason: str) -> None:
         for run in self.runs:

@@ -123,6 +123,7 @@ class Enqueuing(Entries):
         rows: list[tuple[Any, ...]] = []  # written together, at half the cost of one by one (batch-100)
         held: list[int] = []  # indexes of those that are not ready yet
         owners: list[tuple[int, str | None]] = []
+        limits: set[tuple[str, str | None]] = set()  # that were looked up for an earlier entry
         for index, new in enumerate(batch):
             spec = new.spec
             if new.refers:
@@ -137,7 +138,7 @@ class Enqueuing(Entries):
                 hold = "time"
                 held.append(index)
             if new.spec.draws_on:
-                _check_limits(tx, new.spec, agent.project_id, index if indexed else None)
+                _check_limits(tx, new.spec, agent.project_id, limits, index if indexed else None)
             rows.append(_row(new, agent.project_id, now, hold))
             owners.append((spec.pid, agent.project_id))
             if hold is not None or spec.deadline is not None:
@@ -153,6 +154,7 @@ class Enqueuing(Entries):
         """Write entries of which some have a delay or refer to a key, a predecessor, a parent, a worker or tags."""
         now = self._env.read_clock(tx, writes=False)  # delays and affinity holds end a time from now
         cache, written = self._env.cache, _Written([], [], {}, [])
+        limits: set[tuple[str, str | None]] = set()
         agents = cache.agents(tx, {new.spec.pid for new in batch})
         for index, new in enumerate(batch):
             pid = new.spec.pid
@@ -166,7 +168,7 @@ class Enqueuing(Entries):
                     continue
                 if agent.is_dead:
                     raise _not_alive(agent, pid, None)
-                _check_limits(tx, new.spec, agent.project_id, None)
+                _check_limits(tx, new.spec, agent.project_id, limits, None)
                 self._insert(tx, new, agent.project_id, written, now)
             except RotaError as error:
                 raise (with_index(error, index) if indexed else error) from None
@@ -254,13 +256,18 @@ def _checked(spec: ScheduleSpec) -> _NewEntry:
     return _NewEntry(spec, payload, is_plain, refers)
 
 
-def _check_limits(tx: Transaction, spec: ScheduleSpec, project_id: str | None, index: int | None) -> None:
+def _check_limits(
+    tx: Transaction, spec: ScheduleSpec, project_id: str | None, known: set[tuple[str, str | None]], index: int | None
+) -> None:
     """Refuse a name in `draws_on` that no limit of the project has: the entry would not be limited at all."""
     for name in spec.draws_on:
+        if (name, project_id) in known:
+            continue
         if not tx.run(context_sql.NAMED_FOR, (name, project_id)):
             command = f"rota limits create name {shlex.quote(name)}"
             error = _queue.refuse("draws_on", f"names {name!r}, and no limit has this name; create it: {command}")
             raise error if index is None else with_index(error, index)
+        known.add((name, project_id))
 
 
 def with_index(error: RotaError, index: int) -> RotaError:

@@ -169,7 +169,7 @@ class LimitGrants:
         own = run.sched_id, key, run.token
         is_new = not tx.run(sql.GET, own)
         added = _add_ask(tx, run, limits, wanted, now) if is_new else None
-        retry_at = _Serving(tx, self._env, run, name, now).serve(added)
+        retry_at = _Serving(tx, self._env, run, limits[0], now).serve(added)
         ask = AskRow(*tx.run(sql.GET, own)[0])
         if ask.granted_at is None:
             if is_new:
@@ -248,13 +248,12 @@ def _return_start(tx: Transaction, run: RunRow, name: str, now: float) -> None:
 class _Serving:
     """Grants the asks that are next at one limit, in one transaction."""
 
-    def __init__(self, tx: Transaction, env: KernelEnvironment, run: RunRow, name: str, now: float) -> None:
+    def __init__(self, tx: Transaction, env: KernelEnvironment, run: RunRow, limit: ContextRow, now: float) -> None:
         self._tx = tx
         self._env = env
         self._run = run  # the run that asks now
-        self._name = name
-        limits = contexts.limits_named(tx, name, run.project_id)
-        self._project = limits[0].project_id  # a limit of this project; None: for all projects
+        self._name = name = limit.bound_id
+        self._project = limit.project_id  # a limit of this project; None: for all projects
         self._order = name if self._project is None else f"{name}\n{self._project}"  # no name has a line end
         self._now = now
         self._shares: dict[ShareKey, ShareTime] = {
