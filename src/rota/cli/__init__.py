@@ -14,18 +14,23 @@ from rota.cli.agents import agents
 from rota.cli.control import cancel, enqueue, pause, release, resume, retry
 from rota.cli.cpu import cpu
 from rota.cli.db import db
+from rota.cli.doctor import doctor
+from rota.cli.entry_lists import ps, queue
+from rota.cli.events import events
 from rota.cli.exit_codes import INTERRUPTED, code_of
 from rota.cli.graph import graph_app
 from rota.cli.ledger import ledger
 from rota.cli.limits import limits
+from rota.cli.logs import logs
 from rota.cli.options import AsJson, CaFile, TokenFile, access
 from rota.cli.own_run import charge, checkpoint, complete, emit, heartbeat
 from rota.cli.policy import policy as policy_group
 from rota.cli.projects import projects
 from rota.cli.serve import serve
-from rota.cli.status import doctor, events, logs, ps, queue, top, why
 from rota.cli.terminal_text import harmless, say
 from rota.cli.tokens import token
+from rota.cli.top import top
+from rota.cli.why import why
 from rota.errors import RotaError
 
 __all__ = ["app", "main"]

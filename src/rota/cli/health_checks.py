@@ -1,0 +1,199 @@
+"""The checks of `rota doctor`: installation, store, platform. A bad finding says how to fix it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from importlib import metadata, util
+from pathlib import Path
+from typing import Literal
+
+import apsw
+import msgspec
+
+from rota.cli.connection import is_file, open_file
+from rota.cli.output import now, span
+from rota.errors import RotaError
+from rota.host import Capabilities, detect
+from rota.kernel import Kernel
+from rota.policy import make, names
+from rota.service import StorePolicies, make_policy
+from rota.store import SQLITE_OLDEST
+
+__all__ = ["Finding", "examine"]
+
+FREE_BYTES_MIN = 256 * 1024 * 1024  # below this a store may soon be unable to write
+LOG_BYTES_MAX = 256 * 1024 * 1024  # a larger write-ahead log has a reader that never ends
+EXTRAS = {"fast": "numpy", "testing": "hypothesis"}
+
+Verdict = Literal["good", "note", "bad"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """The result of one check."""
+
+    part: str
+    verdict: Verdict
+    words: str
+    fix: str = ""
+
+
+Part = Callable[[str], Iterator[Finding]]
+
+
+def examine(address: str) -> Iterator[Finding]:
+    """Run all checks."""
+    for part in _PARTS:
+        yield from part(address)
+
+
+# --- the installation ----------------------------------------------------------------------------
+
+
+def _installation(_: str) -> Iterator[Finding]:
+    part = "installation"
+    yield Finding(part, "good", f"rota {metadata.version('rota')} on Python {platform.python_version()}")
+    version = apsw.sqlite_lib_version()
+    safe = tuple(map(int, version.split("."))) >= SQLITE_OLDEST
+    fix = "" if safe else "This version can lose commits: pip install --upgrade apsw."
+    yield Finding(part, "good" if safe else "bad", f"SQLite {version}", fix)
+    there = [extra for extra, module in EXTRAS.items() if util.find_spec(module) is not None]
+    yield Finding(part, "good", f"extras: {', '.join(there) or 'none'}")
+    yield from _policies(part)
+
+
+def _policies(part: str) -> Iterator[Finding]:
+    """Load every policy: one of another package may fail, and it is better to know before a claim needs it."""
+    broken = []
+    for name in names():
+        try:
+            make(name)
+        except Exception as problem:  # another package may raise anything
+            broken.append(f"{name} ({problem})")
+    fix = "Repair or remove the package that provides it." if broken else ""
+    words = f"policies that do not load: {', '.join(broken)}" if broken else f"{len(names())} policies"
+    yield Finding(part, "bad" if broken else "good", words, fix)
+
+
+# --- the store -----------------------------------------------------------------------------------
+
+
+def _store(address: str) -> Iterator[Finding]:
+    part = "store"
+    if not is_file(address):
+        yield Finding(part, "note", f"{address} is a daemon's address: run `rota doctor` where its file is")
+        return
+    path = Path(address)
+    if not path.exists():
+        yield Finding(part, "note", f"{path} does not exist", "Create it: rota agents create NAME.")
+        yield from _room(part, path)
+        return
+    yield from _room(part, path)
+    yield from _rights(part, path)
+    try:
+        with open_file(address) as kernel:
+            yield from _inside(part, kernel)
+    except RotaError as problem:
+        yield Finding(part, "bad", problem.message, problem.hint)
+
+
+def _room(part: str, path: Path) -> Iterator[Finding]:
+    folder = path.absolute().parent
+    if not os.access(folder, os.W_OK):
+        yield Finding(part, "bad", f"{folder} is not writable", "Change its permissions, or move the store.")
+        return
+    free = shutil.disk_usage(folder).free
+    low = free < FREE_BYTES_MIN
+    yield Finding(
+        part, "bad" if low else "good", f"{free / 2**30:.1f} GiB free", "Free some disk space." if low else ""
+    )
+
+
+def _rights(part: str, path: Path) -> Iterator[Finding]:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o022:
+        yield Finding(part, "bad", f"other users may write to {path} ({mode:o})", f"chmod go-w {path}")
+    elif mode & 0o044:
+        yield Finding(part, "note", f"other users may read {path} ({mode:o}), including payloads", f"chmod 600 {path}")
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
+        size = f"{log.stat().st_size / 2**20:,.0f} MiB"
+        yield Finding(
+            part, "note", f"the write-ahead log is {size}", "Stop the process that has kept a read open for hours."
+        )
+
+
+def _inside(part: str, kernel: Kernel) -> Iterator[Finding]:
+    info = kernel.info()
+    yield Finding(part, "good", f"schema version {info['schema_version']}, {info['event_count']:,} events")
+    normal_at = kernel.normal_durability_at()
+    if normal_at is not None:
+        words = f'opened with durability="normal" {span(now() - normal_at)} ago: a power cut loses acknowledged work'
+        yield Finding(part, "note", words, 'Open it with durability="full" where no acknowledged work may be lost.')
+    problems = kernel.check()
+    for problem in problems:
+        yield Finding(part, "bad", problem, "Restore a backup; keep the damaged file for analysis.")
+    if not problems:
+        yield Finding(part, "good", "no damage found")
+    yield from _policy_in_force("work", kernel)
+    yield from _work("work", kernel)
+
+
+def _policy_in_force(part: str, kernel: Kernel) -> Iterator[Finding]:
+    in_force = StorePolicies(kernel.policies).get()
+    words = f"policy {in_force.sentence()}; shares count {in_force.share_by}"
+    try:
+        make_policy(in_force.name, in_force.params, "thread")
+    except RotaError as problem:
+        fix = "Install its package, or choose another: rota policy set NAME."
+        yield Finding(part, "bad", f"{words}: {problem.message}, so strict order replaces it", fix)
+    else:
+        yield Finding(part, "good", words)
+
+
+def _work(part: str, kernel: Kernel) -> Iterator[Finding]:
+    counts = kernel.queue.counts()
+    yield Finding(part, "good", ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "no entries")
+    paused_by = kernel.projects.fleet_paused_by()
+    if paused_by is not None:
+        yield Finding(part, "note", f"the fleet was paused by {paused_by}", "rota resume fleet")
+    breached = kernel.ledger.list_breached()
+    if breached:
+        pids = ", ".join(sorted({str(line.pid) for line in breached}))
+        yield Finding(part, "note", f"agents over their grants: {pids}", "rota ledger breached")
+    at = now()
+    runs, _ = kernel.queue.list(state="dispatched", limit=1_000)
+    late = [run for run in runs if run.claim_expires_at is not None and run.claim_expires_at < at]
+    if late:
+        since = max(at - (run.claim_expires_at or at) for run in late)
+        words = f"{len(late):,} claims have expired, the first {span(since)} ago, and no worker has claimed since"
+        yield Finding(part, "note", words, "Start a worker: the next claim reclaims them.")
+
+
+# --- the platform --------------------------------------------------------------------------------
+
+
+def _platform(_: str) -> Iterator[Finding]:
+    """The system, and what it lets rota do with processes, found by trying."""
+    found = detect()
+    linux = found.system == "Linux"
+    fix = "" if linux else "The queue works; process control needs Linux."
+    yield Finding("platform", "good" if linux else "note", f"{found.system} {found.kernel}", fix)
+    yield Finding("platform", "good", f"{len(found.cores)} cores")
+    yield from _controls("controls", found)
+
+
+def _controls(part: str, found: Capabilities) -> Iterator[Finding]:
+    for offer in found.offers:
+        words = f"{offer.name}: {offer.for_what}"
+        yield Finding(part, "good", words) if offer.works else Finding(part, "note", f"no {words}", offer.why_not)
+    holds = [support.feature for support in found.cgroups if support.works]
+    words = f"control groups ({found.cgroup_backend}): {', '.join(holds) or 'none'}"
+    missing = next((support.why_not for support in found.cgroups if not support.works), "")
+    yield Finding(part, "good" if holds and not missing else "note", words, missing)
+
+
+_PARTS: tuple[Part, ...] = (_installation, _store, _platform)
