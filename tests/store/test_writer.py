@@ -127,6 +127,21 @@ def test_a_request_that_raises_undoes_only_its_own_changes(world: World) -> None
     assert (first.outcome(), last.outcome()) == (1, 2)  # the id is free again: the failed insert left nothing
     assert world.words() == ["first", "last"]
     assert world.commits == 2
+    batch = world.engine.log[world.engine.log.index("rollback") :]
+    assert batch.count("savepoint") == batch.count("release") == 3  # only in the second run of the batch
+
+
+def test_a_request_that_raises_before_it_writes_costs_the_others_nothing(world: World) -> None:
+    def refuse(_tx: Transaction) -> None:
+        raise ValueError("mine")
+
+    with world.busy():
+        first, refused, last = world.write(put("first")), world.write(refuse), world.write(put("last"))
+        world.queue.until(3)
+    assert str(refused.error()) == "mine"
+    assert {first.outcome(), last.outcome()} == {1, 2}
+    assert world.commits == 2
+    assert not {"savepoint", "rollback", "rollback_to"} & set(world.engine.log)
 
 
 def test_a_system_exit_reaches_only_its_own_caller(world: World) -> None:
@@ -205,11 +220,14 @@ def test_work_that_raises_gets_on_rollback_only(world: World) -> None:
         world.writer.write(noting(world, log, "one", KeyError()))
     with world.busy():
         good = world.write(noting(world, log, "good"))
+        world.queue.until(1)
         bad = world.write(noting(world, log, "bad", KeyError()))
         world.queue.until(2)
     good.outcome()
     bad.error()
-    assert sorted(log) == [("durable", "good", "notify_listeners"), ("undone", "bad"), ("undone", "one")]
+    # the batch ran twice, because the bad one had written: what the first run did in memory was undone
+    twice = [("undone", "bad"), ("undone", "bad"), ("undone", "good")]
+    assert sorted(log) == [("durable", "good", "notify_listeners"), *twice, ("undone", "one")]
 
 
 def test_listeners_are_called_for_commits_only(world: World) -> None:

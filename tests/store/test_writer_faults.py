@@ -16,7 +16,24 @@ from tests.store.world import PUT, World, acquire, failing, noting, put, take
 # --- the commit fails ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["begin", "savepoint", "release", "commit"])
+@pytest.mark.parametrize("verb", ["savepoint", "release"])
+def test_a_savepoint_that_fails_loses_nothing(world: World, verb: str) -> None:
+    def put_and_refuse(tx: Transaction) -> None:
+        put("refused")(tx)
+        raise KeyError("mine")  # after a change: the batch runs again with savepoints
+
+    with world.busy():
+        callers = [world.write(put(f"word {n}")) for n in range(5)]
+        refused = world.write(put_and_refuse)
+        world.queue.until(6)
+        world.engine.after["commit"] = lambda: world.engine.before.setdefault(verb, failing(1))
+    assert sorted(caller.outcome() for caller in callers) == [1, 2, 3, 4, 5]
+    assert refused.error().args == ("mine",)
+    assert sorted(world.words()) == [f"word {n}" for n in range(5)]
+    assert verb in world.engine.log
+
+
+@pytest.mark.parametrize("verb", ["begin", "commit"])
 def test_a_failed_batch_runs_again_one_by_one(world: World, verb: str) -> None:
     with world.busy():
         callers = [world.write(put(f"word {n}")) for n in range(5)]

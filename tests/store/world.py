@@ -153,6 +153,9 @@ class Probe:
     def rollback(self) -> bool:
         return self._do("rollback", self.inner.rollback)
 
+    def changes(self) -> int:
+        return self.inner.changes()
+
     def savepoint(self) -> None:
         self._do("savepoint", self.inner.savepoint)
 

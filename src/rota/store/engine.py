@@ -33,6 +33,10 @@ class WriteEngine(Protocol):
         """Roll back; return False if the transaction is already durable. Never raises."""
         ...
 
+    def changes(self) -> int:
+        """Return a number that grows with every row that this connection changes."""
+        ...
+
     def savepoint(self) -> None:
         """Mark where a request begins."""
         ...

@@ -154,6 +154,7 @@ class SqliteEngine:
         self._released = False  # closed, or inherited by a forked child, which must not use it
         self._path = path = MEMORY if read_only else path  # a reader locks and notifies nothing
         self._cursor = connection.cursor()
+        self.changes = connection.total_changes  # of rows; also what a failed statement has tried
         self._seen_version = self._data_version()
         self._notified_changes = 0  # rows changed when other processes were last notified
         self._lock: int | None = None
