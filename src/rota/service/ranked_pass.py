@@ -126,9 +126,9 @@ class RankedPass:
     # --- claiming --------------------------------------------------------------------------------
 
     def _claim_picks(self, claim: ClaimPass, shown: ShownCandidates, decisions: Decisions) -> None:
-        """Claim the picks in order, until the claim is full or all shown entries of an agent or project are used.
+        """Claim the picks in order, until the claim is full, or the shown entries of an agent or project are used.
 
-        After that the policy might pick an entry that it has not seen, so it ranks again in the next round.
+        If it has more, the policy might pick one of them, so it ranks again in the next round.
         """
         rows = self._read(claim, [decision.candidate_id for decision in decisions])
         claim.prefetch_owners(list(rows.values()))
@@ -137,7 +137,7 @@ class RankedPass:
             candidate = shown.candidates[sched_id]
             if sched_id in rows and claim.may_claim(rows[sched_id]):
                 claim.try_claim(rows[sched_id], estimate=candidate.cost, reason=decision.reason.words)
-            if shown.use(candidate) or claim.remaining <= 0:
+            if claim.remaining <= 0 or (shown.use(candidate) and shown.read_more(claim)):
                 return
 
     def _read(self, claim: ClaimPass, sched_ids: list[int]) -> dict[int, Row]:
@@ -165,12 +165,19 @@ class ShownCandidates:
 
     def refill(self, claim: ClaimPass) -> bool:
         """Read the next entries of the keys that are used up. Return whether there are candidates."""
+        self.read_more(claim)
+        return bool(self.candidates)
+
+    def read_more(self, claim: ClaimPass) -> bool:
+        """Read the next entries of the keys that are used up. Return whether there are any."""
+        has_more = False
         for key in self._used_up:
             following = self._window.read_next(claim, key)
             self._left[key] = len(following)
             self._add(following)
+            has_more = has_more or bool(following)
         self._used_up = []
-        return bool(self.candidates)
+        return has_more
 
     def _add(self, following: list[Candidate]) -> None:
         self.candidates.update((candidate.id, candidate) for candidate in following)
