@@ -196,6 +196,46 @@ def test_a_store_that_fails_to_take_a_result_is_an_error(monkeypatch: pytest.Mon
         assert job.entry().state == "dispatched"  # recovered when its claim expires
 
 
+FULL_DISK = """
+import os, resource, sys
+from rota import Rota
+from rota.errors import StoreUnavailable
+from rota.fleet import slot_loop
+
+slot_loop.RETRY_S = 0.0
+store = sys.argv[1]
+rota = Rota(store)
+
+@rota.agent
+def work(ctx):
+    if sys.argv[2] == "full":  # no file of this process grows any more, as on a full disk
+        size = os.stat(store + "-wal").st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    return "x" * 10_000
+
+if sys.argv[2] == "full":
+    work.enqueue()
+try:
+    summary = rota.run(until_idle=True, worker_id="box")
+    print("summary", summary.completed, summary.failed)
+except StoreUnavailable as problem:
+    print("unavailable", problem)
+"""
+
+
+def test_a_full_disk_is_an_error_and_the_entry_is_completed_when_there_is_room(tmp_path: Path) -> None:
+    def run(disk: str) -> str:
+        argv = [sys.executable, "-c", FULL_DISK, str(tmp_path / "rota.db"), disk]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        return done.stdout + done.stderr
+
+    printed = run("full")
+    assert printed.startswith("unavailable nothing was written: ")
+    assert "Free disk space" in printed
+    assert "Traceback" not in printed
+    assert run("free") == "summary 1 0\n"
+
+
 # --- Ctrl-C ---------------------------------------------------------------------------------------------
 
 PROGRAM = """
