@@ -44,7 +44,7 @@ class _NullChannel:
     def log_tail(self) -> str:
         return ""
 
-    def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:  # noqa: ARG002  # required by the protocol
+    def charge(self, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:  # noqa: ARG002  # required by the protocol
         return {}
 
     def remaining(self) -> dict[str, int]:
@@ -67,6 +67,9 @@ class _NullChannel:
 
     def settle(self, *_args: Any, **_options: Any) -> dict[str, int]:
         return {}
+
+    def emit(self, *_args: Any, **_options: Any) -> int:
+        return 0
 
     def spawn(self, *_args: Any, **_options: Any) -> int:
         return 0

@@ -19,11 +19,12 @@ This file needs only the standard library: it can be copied to a machine without
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 import threading
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from types import TracebackType
 from typing import IO, Any
 
@@ -85,12 +86,20 @@ class Acquired:
     it to the limit.
     """
 
-    def __init__(self, run: Run, key: str, name: str, amounts: Mapping[str, int]) -> None:
-        self._run = run
-        self._key = key
+    def __init__(
+        self,
+        name: str,
+        amounts: Mapping[str, int],
+        *,
+        settle: Callable[[Mapping[str, int]], dict[str, int]],
+        throttled: Callable[[float, str], None],
+    ) -> None:
+        """Created by `acquire`, with what reports to the run's supervisor."""
         self.name = name
         self.amounts = dict(amounts)
         self.is_settled = False
+        self._settle = settle
+        self._throttled = throttled
 
     def settle(self, **used: int) -> dict[str, int]:
         """Record what was really used, like `charge`, and return the rest to the limit; return what is left.
@@ -98,7 +107,7 @@ class Acquired:
         A unit that is not named was used as asked.
         """
         self.is_settled = True
-        return self._run._settle(self._key, used)
+        return self._settle(used)
 
     def release(self) -> None:
         """Return all of it: nothing was used."""
@@ -106,7 +115,7 @@ class Acquired:
 
     def throttled(self, retry_after_s: float) -> None:
         """The provider answered with Retry-After: return all of it, and pause the limit for all who use it."""
-        self._run.throttled(retry_after_s, self.name)
+        self._throttled(retry_after_s, self.name)
         self.release()
 
     def __enter__(self) -> Acquired:
@@ -196,6 +205,10 @@ class Run:
         """Save the state of the work, a mapping or names; the next attempt finds it in `saved`."""
         self._send({"op": "checkpoint", "state": {**(state or {}), **more}})
 
+    def emit(self, kind: str, payload: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Append an event of your own to the journal, which triggers and hooks may wait for."""
+        self._send({"op": "emit", "kind": kind, "payload": {**(payload or {}), **more}})
+
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         """Pause a named limit for all agents that draw on it. None: every limit that this run draws on."""
         self._send({"op": "throttled", "retry_after_s": retry_after_s, "name": name})
@@ -214,9 +227,15 @@ class Run:
 
     # --- requests --------------------------------------------------------------------------------
 
-    def charge(self, **amounts: int) -> dict[str, int]:
-        """Record usage and return what is left, per dimension. The charge is committed when this returns."""
-        self._remaining = self._request({"op": "charge", "amounts": amounts})["remaining"]
+    def charge(self, *, model: str | None = None, usd: float | None = None, **amounts: int) -> dict[str, int]:
+        """Record usage and return what is left, per dimension. The charge is committed when this returns.
+
+        `usd` is a cost in dollars. With `model`, `input_tokens` and `output_tokens` are enough: the cost is computed
+        from the fleet's prices.
+        """
+        cost = {} if usd is None else {"cost_micro": round(usd * 1_000_000)}  # exact up to the sixth digit
+        named = {} if model is None else {"model": model}
+        self._remaining = self._request({"op": "charge", "amounts": {**amounts, **cost}, **named})["remaining"]
         return self._remaining
 
     def remaining(self) -> dict[str, int]:
@@ -235,7 +254,8 @@ class Run:
         except TimeoutError:
             self.raise_if_stopped()
             raise
-        return Acquired(self, reply["key"], name, amounts)
+        settle = functools.partial(self._settle, reply["key"])
+        return Acquired(name, amounts, settle=settle, throttled=self.throttled)
 
     async def aacquire(self, name: str, /, *, wait_s: float | None = None, **amounts: int) -> Acquired:
         """Do the same as `acquire`, without blocking the event loop."""

@@ -10,6 +10,7 @@ the two readings disagree about how much time has passed, which is how rota dete
 
 from __future__ import annotations
 
+import datetime as dt
 import heapq
 import itertools
 import os
@@ -20,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["JUMP_MIN_S", "AwakeClock", "Clock", "ManualClock", "SystemClock", "has_jumped", "wait_until"]
+__all__ = ["JUMP_MIN_S", "AwakeClock", "Clock", "ManualClock", "SystemClock", "has_jumped", "local_time", "wait_until"]
 
 JUMP_MIN_S = 0.1  # a smaller change of the wall clock against the advancing one is not treated as a jump
 SUSPEND_CHECK_S = 5.0  # how late a wait notices that its time has passed while the machine was suspended
@@ -173,6 +174,14 @@ class ManualClock:
         with self._parked:
             if not self._parked.wait_for(lambda: self._parked_count >= count, patience_s):
                 raise AssertionError(f"{self._parked_count} of {count} callers parked")
+
+
+def local_time(at: float) -> str:
+    """Return an instant as people read it: date and time in this machine's zone."""
+    try:
+        return dt.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):  # beyond the calendar
+        return "a time beyond the calendar"
 
 
 def has_jumped(clock: Clock, offset_s: float) -> bool:

@@ -100,7 +100,9 @@ class RotaError(Exception):
             raise AttributeError(f"{type(self).__name__} has no fact {name!r}")
 
     def __str__(self) -> str:
-        return f"{self.message}. {self.hint}" if self.hint else self.message
+        if not self.hint:
+            return self.message
+        return f"{self.message}{'' if self.message.endswith(('.', '?', '!')) else '.'} {self.hint}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuilt, (type(self), self.message, self.hint, self.data)

@@ -6,6 +6,7 @@ fits it.
 
 from __future__ import annotations
 
+import base64
 import random
 import re
 import sqlite3
@@ -23,6 +24,7 @@ from tests.daemon.test_access import example
 OWN, OTHER = "OWN", "SECRET"
 NEVER_USED = 1_000_000_007
 _SECRET = re.compile(rf"{OTHER}-[a-z_]+")
+_OUTPUT = re.compile(r'"data":"([A-Za-z0-9+/=]+)"')
 
 
 @dataclass
@@ -104,6 +106,8 @@ def mix(client: Client, own: Knowledge, other: Knowledge) -> None:
     tokens = {entry.sched_id: entry.token for entry in claimed}
     client.supervision.checkpoint(ids[1], _token(tokens, ids[1]), {"said": other.text("checkpoint")})
     client.supervision.checkpoint(ids[0], _token(tokens, ids[0]), {"said": own.text("checkpoint")})
+    client.logs.append(ids[1], 1, _token(tokens, ids[1]), 0, other.text("output").encode())
+    client.logs.append(ids[0], 1, _token(tokens, ids[0]), 0, own.text("output").encode())
     client.queue.complete_many(
         [
             Completion(ids[2], token=tokens[ids[2]]),
@@ -126,7 +130,8 @@ def _token(tokens: dict[int, int | None], sched_id: int) -> int:
 
 
 def leaks(answer: str, sent: Any = None) -> set[str]:
-    """The secrets in an answer, without those that the caller sent itself."""
+    """The secrets in an answer, without those that the caller sent itself. The output of runs is in base64."""
+    answer += "".join(base64.b64decode(found).decode() for found in _OUTPUT.findall(answer))
     return set(_SECRET.findall(answer)) - set(_SECRET.findall(msgspec.json.encode(sent).decode()))
 
 
@@ -215,11 +220,13 @@ def _values(name: str, known: Knowledge, own: Knowledge) -> list[Any]:
         "handle": [[each, generation] for each in known.context_ids for generation in (0, 1)],
         "token": known.tokens,
         "name": [text(each) for each in names],
-        "by": [text("pauser")],
+        "by": [text("pauser"), "status"],
+        "text": [text("payload"), text("error"), "said", "e"],
+        "pids": [known.pids, [*known.pids, *own.pids]],
         "prefix": [True],
         "dim": [text("dim"), "tokens"],
         "state": ["queued", "dispatched", "completed", "READY"],
-        "status": ["ACTIVE"],
+        "status": ["ACTIVE", "failed", ["ready", "waiting", "running"], ["succeeded"]],
         "trigger": [text("trigger")],
         "tag": [text("tag")],
         "exit_kind": ["failed", "completed"],

@@ -100,6 +100,7 @@ def test_a_damaged_log_is_cut_where_the_damage_begins(sound: Path, tmp_path: Pat
 COMMANDS = (
     ("ps",), ("queue",), ("why", "21"), ("events",), ("doctor",), ("projects", "list"), ("limits", "list"),
     ("ledger", "show", "1"), ("agents", "list"), ("db", "check"), ("db", "migrate"), ("enqueue", "agent-1"),
+    ("show", "21"), ("show", "3"), ("queue", "--status", "failed,waiting"), ("queue", "--search", "a"),
     ("cancel", "33"), ("db", "prune"),
 )  # fmt: skip
 

@@ -219,8 +219,8 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 COMMANDS = [
     ("agents",), ("agents", "show", "1"), ("projects",), ("projects", "show", "lab"), ("limits",), ("queue",), ("ps",),
-    ("projects", "workspaces", "list", "lab"), ("why", "1"), ("events", "--since", "0"), ("ledger", "show", "1"),
-    ("db", "check"), ("doctor",), ("ledger", "grant", "1", CODES, "5"), ("top", "--json"),
+    ("projects", "workspaces", "list", "lab"), ("why", "1"), ("show", "1"), ("events", "--since", "0"),
+    ("ledger", "show", "1"), ("db", "check"), ("doctor",), ("ledger", "grant", "1", CODES, "5"), ("top", "--json"),
 ]  # fmt: skip
 
 

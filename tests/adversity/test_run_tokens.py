@@ -154,14 +154,16 @@ def environment_of(rota: Rota, **settings: Any) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
-def test_a_program_gets_the_address_and_a_token_only_from_a_supervisor_with_a_daemon(
+def test_a_program_gets_the_address_of_the_daemon_or_of_its_supervisor_and_its_own_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROTA_ACCESS_TOKEN", "the supervisor's own")
     monkeypatch.chdir(tmp_path)
     with Rota("rota.db") as rota:
-        assert environment_of(rota, pass_env=("ROTA_ACCESS_TOKEN",)) == {"ROTA_ACCESS_TOKEN": "the supervisor's own"}
-        assert environment_of(rota) == {}, "nobody serves the file"
+        found = environment_of(rota, pass_env=("ROTA_ACCESS_TOKEN",))
+        assert found["ROTA_STORE"].startswith("unix:/"), "no daemon serves the file: the supervisor does"
+        assert TOKEN.fullmatch(found["ROTA_ACCESS_TOKEN"]), "never the supervisor's"
+        assert environment_of(rota)["ROTA_ACCESS_TOKEN"] != found["ROTA_ACCESS_TOKEN"], "never another run's"
     with serving("rota.db") as served:
         with Rota("rota.db") as rota:
             found = environment_of(rota)

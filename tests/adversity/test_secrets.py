@@ -20,13 +20,15 @@ from rota import store
 from rota.errors import FleetInvalid, UnsafePath
 from rota.fleet.config.apply import apply_fleet, pending_changes
 from rota.fleet.config.loader import load_fleet
-from rota.fleet.run_logs import BoundedLog
+from rota.fleet.run_logs import BoundedLog, LogFileCopy
 from rota.fleet.worker_lock import hold_worker_id
 from rota.host.command import Command, filter_environment, without_credentials
 from rota.kernel import Kernel
 from rota.model.agent_settings import HIDDEN, SETTINGS_KEY, AgentSettings
 from rota.rpc import connect
 from rota.rpc.daemon.runtime_dir import DaemonInfo, RuntimeDirectory, find_daemon
+from rota.service.log_files import LoggedRun, read_log
+from rota.service.log_folder import LogFolder
 from rota.store import Transaction
 from rota.store.statements import journal as sql
 from tests.daemon.harness import make_token, serving
@@ -41,7 +43,9 @@ MAKER = """
 import sys
 from pathlib import Path
 from rota import store
-from rota.fleet.run_logs import BoundedLog
+from rota.fleet.run_logs import BoundedLog, LogFileCopy
+from rota.service.log_files import LoggedRun
+from rota.service.log_folder import LogFolder
 from rota.fleet.worker_lock import hold_worker_id
 from rota.kernel import Kernel
 from rota.rpc.daemon.runtime_dir import DaemonInfo, RuntimeDirectory
@@ -51,7 +55,8 @@ kernel = Kernel(store.open(path))
 kernel.agents.create("reader")
 kernel.store.backup(path + ".backup")
 store.write_private(path + ".trace", b"payloads")
-log = BoundedLog(100, Path(path + "-logs", "deep", "7.1.log"))
+folder = LogFolder(Path(path + "-logs", "deep"), lambda ids: ())
+log = BoundedLog(100, LogFileCopy(folder, 7, lambda: LoggedRun(7, 1, 9, "ab"), 100))
 log.write(b"output")
 directory = RuntimeDirectory(path)
 directory.acquire()
@@ -111,15 +116,15 @@ def test_a_store_that_was_opened_to_a_group_stays_so_and_what_is_beside_it_follo
 
 def test_the_mode_of_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:
     log, trace = tmp_path / "7.1.log", tmp_path / "trace"
+    copy_in(tmp_path).write(0, b"before")
+    trace.write_text("before, and longer than what follows")
     for path in (log, trace):
-        path.write_text("before, and longer than what follows")
         path.chmod(0o640)
-    copy = BoundedLog(100, log)
-    copy.write(b"after")
-    copy.close()
+    copy_in(tmp_path).write(6, b", after")  # of the same run, in another process
     store.write_private(trace, b"after")
-    for path in (log, trace):
-        assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("after", 0o640)
+    assert log.read_text().endswith("before, after")
+    assert trace.read_text() == "after"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (log, trace)} == {0o640}
 
 
 # --- planted links -------------------------------------------------------------------------------
@@ -188,6 +193,10 @@ def _socket(path: Path, _victim: Path) -> None:
 PLANTS = [_link, _hard_link, _fifo, _socket]
 
 
+def copy_in(folder: Path, sched_id: int = 7) -> LogFileCopy:
+    return LogFileCopy(LogFolder(folder, lambda _: ()), sched_id, lambda: LoggedRun(sched_id, 1, 9, "ab"), 100)
+
+
 @pytest.mark.parametrize("plant", PLANTS)
 def test_what_is_planted_in_the_log_folder_is_not_written(
     tmp_path: Path, victim: Path, plant: Callable[[Path, Path], None]
@@ -195,11 +204,12 @@ def test_what_is_planted_in_the_log_folder_is_not_written(
     folder = tmp_path / "logs"
     folder.mkdir()
     plant(folder / "7.1.log", victim)
-    log = BoundedLog(100, folder / "7.1.log")
+    copy = copy_in(folder)
+    log = BoundedLog(100, copy)
     log.write(b"output of a program")
     log.close()
     assert log.kept() == b"output of a program"  # the run goes on
-    assert f"{folder}/7.1.log" in (log.copy_problem or "")
+    assert f"{folder}/7.1.log" in (copy.problem or "")
     assert victim.read_text() == "mine"
 
 
@@ -208,11 +218,15 @@ def test_a_log_folder_is_a_link_of_this_user_or_none(tmp_path: Path) -> None:
     other_disk, link = tmp_path / "disk", tmp_path / "rota.db-logs"
     other_disk.mkdir()
     link.symlink_to(other_disk)
-    log = BoundedLog(100, link / "7.1.log")
-    log.close()
-    assert log.copy_problem is None
+    followed = copy_in(link)
+    followed.write(0, b"output")
+    assert followed.problem is None
     os.chown(link, 12_345, 12_345, follow_symlinks=False)
-    assert "belongs to another user" in (BoundedLog(100, link / "8.1.log").copy_problem or "")
+    refused = copy_in(link, 8)
+    refused.write(0, b"output")
+    assert "belongs to another user" in (refused.problem or "")
+    with pytest.raises(UnsafePath):
+        read_log(link, 7, 1, 0, 100)
     assert [path.name for path in other_disk.iterdir()] == ["7.1.log"]
 
 

@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote, unquote, urlencode
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from rota.errors import Forbidden, InvalidInput
 from rota.kernel import ScheduleSpec
 from rota.rpc import bound_calls
 from rota.rpc.methods import METHODS
+from rota.rpc.rest import ROUTES, Route
 from tests.adversity.conftest import Rounds
 from tests.adversity.tenant_world import (
     ALL_METHODS,
@@ -134,6 +136,44 @@ def test_no_method_shows_or_changes_anything_of_another_project(world: World, ca
         rule = METHODS[name].bound
         if rule is None or (not rule.allowed and METHODS[name].run in (None, "refused")):
             assert codes == {Forbidden.code}, f"{name} is not refused"
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_no_route_shows_or_changes_anything_of_another_project(world: World, caller: str) -> None:
+    before = world.other_rows()
+    statuses: dict[str, set[int]] = {}
+    for route in ROUTES:
+        for params in calls(route.method, world.other, world.own):
+            for path, body in rest_requests(route, params, world.other):
+                headers = {"authorization": f"Bearer {world.tokens[caller]}"}
+                sent = msgspec.json.encode(body) if body is not None else b""
+                answer = fetch(world.served.url, path, method=route.verb, body=sent, **headers)
+                leaked = leaks(answer.body.decode(), [unquote(path), body]) - world.echoed
+                assert not leaked, f"{route.verb} {path} {body} tells {sorted(leaked)}: {answer.body.decode()}"
+                if answer.status == 201:  # it has given names of the other project to an entry of its own
+                    world.echoed |= leaks(msgspec.json.encode(body).decode())
+                statuses.setdefault(f"{route.verb} {route.path}", set()).add(answer.status)
+    assert world.other_rows() == before
+    assert len(statuses) == len(ROUTES)
+    for name, found in statuses.items():
+        assert found != {400}, f"no request to {name} was even tried"
+        assert max(found) < 500, name
+
+
+def rest_requests(route: Route, params: Any, known: Knowledge) -> Iterator[tuple[str, Any]]:
+    """Yield a call as requests to its route: the path with its query, and the body."""
+    given = {name: value for name, value in params.items() if value is not None}
+    asked = {name: given[own] for name, own in route.query.items() if own in given}
+    body = {name: given[name] for name in route.body_fields if name in given} if route.has_body else None
+    for agent in (given.get(route.agent_as), known.text("agent")) if route.agent_as else (None,):
+        path = route.path.replace("{sched_id}", str(given.get("sched_id")))
+        query = dict(asked)
+        if "{agent}" in path:
+            path = path.replace("{agent}", quote(str(agent), safe=""))
+        elif agent is not None:
+            query["agent"] = agent
+        texts = {name: ",".join(map(str, each)) if isinstance(each, list) else each for name, each in query.items()}
+        yield f"{path}?{urlencode(texts)}" if texts else path, body
 
 
 @pytest.mark.parametrize("caller", CALLERS)

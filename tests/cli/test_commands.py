@@ -10,6 +10,7 @@ from rota import store
 from rota.fleet.config.apply import apply_fleet
 from rota.fleet.config.loader import load_fleet
 from rota.kernel import Kernel
+from rota.model import SlotPool
 from rota.service.dispatcher import Dispatcher
 from rota.store.migrations import LATEST
 from tests.cli.shell import Shell
@@ -32,7 +33,7 @@ def working(path: Path) -> Kernel:
 def test_the_whole_life_of_an_entry(rota: Shell, path: Path, pid: int) -> None:
     assert rota("enqueue", "bob", "--payload", '{"url": "x"}', "--priority", 5, "--tag", "nightly").out == "1\n"
     waiting = rota("queue", "--json").json
-    assert (waiting["total"], waiting["counts"]) == (1, {"queued": 1})
+    assert (waiting["total"], waiting["counts"], waiting["agents"]) == (1, {"ready": 1}, {"1": "bob"})
     assert waiting["entries"][0]["payload"] == {"url": "x"}
     assert waiting["entries"][0]["tags"] == ["nightly"]
     kernel = working(path)
@@ -45,9 +46,9 @@ def test_the_whole_life_of_an_entry(rota: Shell, path: Path, pid: int) -> None:
     kernel.queue.complete(1, "cancelled", token=run.token)
     kernel.store.close()
     assert rota("ps").out == "nothing is running\n"
-    assert rota("retry", 1, "--json").json == {"retried": {"1": 2}}
+    assert rota("retry", 1, "--json").json == {"retried": {"1": 2}, "refused": {}}
     assert rota("retry", 2).code == 4  # it waits
-    assert rota("cancel", "--tag", "nightly", "--json").json == {"cancelled": 1}
+    assert rota("cancel", "--tag", "nightly", "--json").json["count"] == 1
     assert [entry["state"] for entry in rota("queue", "--state", "all", "--json").json["entries"]] == [
         "completed",
         "cancelled",
@@ -63,7 +64,7 @@ def test_what_is_held_for_a_failed_entry_is_released(rota: Shell, path: Path) ->
     kernel.queue.complete(1, "failed", token=run.token)
     kernel.store.close()
     assert "run it although 1 failed" in rota("why", 2).out
-    assert rota("release", 2, "--json").json == {"released": {"2": None}}
+    assert rota("release", 2, "--json").json == {"released": {"2": None}, "refused": {}}
     assert rota("release", 2).code == 4  # it waits for nobody any more
 
 
@@ -121,15 +122,17 @@ def test_why_says_it_in_words_and_in_json(rota: Shell, pid: int) -> None:
     assert (told["position"], told["ordering"][0]["code"], told["ordering"][0]["first"]) == (2, "outranked", [1])
     words = rota("why", 2).out
     assert "outranked: 1 goes first by eevdf: 1" in words
-    assert "queue.change(sched_id=2, priority=10)" in words
-    assert "eligible: the next claim takes it" in rota("why", 1, "--policy", "eevdf").out
+    assert "rota change 2 --priority 10\n" in words
+    assert "entry 2 of bob (pid 1) is ready" in words
+    assert "eligible, but no worker is running" in rota("why", 1, "--policy", "eevdf").out
     assert rota("why", 1, "--policy", "best").code == 3
 
 
 def test_why_names_the_kind_of_slot_and_the_number_that_are_asked_about(rota: Shell, pid: int) -> None:
     rota("enqueue", pid, "--kind", "gpu")
     rota("enqueue", pid)
-    assert "no_slot: no free slot of kind gpu (0 busy)" in rota("why", 1).out
+    assert "no_slot: no free slot of kind gpu (0 busy)" in rota("why", 1, "--kind", "cpu").out
+    assert rota("why", 1, "--json").json["ordering"] == []
     assert rota("why", 2, "--kind", "gpu", "--max-n", 2, "--json").json["ordering"] == []
 
 
@@ -251,3 +254,29 @@ def test_a_file_that_is_up_to_date_stays_as_it_is(rota: Shell, pid: int) -> None
     assert rota("db", "migrate", "--json").json == {"schema_version": LATEST, "migrated": False}
     assert rota("db", "check").out == "no damage found\n"
     assert pid == 1
+
+
+# --- workers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("pid")
+def test_workers_are_listed_and_the_doctor_counts_them(rota: Shell, path: Path) -> None:
+    assert rota("workers").out == "no worker is running; start one: rota run fleet.toml\n"
+    assert "no worker is running: nothing starts" in rota("doctor").out
+    kernel = working(path)
+    pools = [SlotPool("box", 3), SlotPool("box/gpu", 1, ("gpu",))]
+    kernel.workers.register("box", "i", kind="supervisor", host="rack", os_pid=7, pools=pools, draining=True)
+    rota("enqueue", "bob")
+    kernel.queue.claim(worker_id="plain")
+    kernel.store.close()
+    header, box, plain = rota("workers").out.splitlines()
+    assert " ".join(header.split()) == "worker kind host os pid slots running since last seen state"
+    assert box.split()[:9] == ["box", "supervisor", "rack", "7", "4", "(1", "gpu)", "0", "0"]
+    assert box.split()[-1] == "draining"
+    assert plain.split()[:6] == ["plain", "unregistered", "–", "–", "–", "1"]
+    shown = rota("workers", "--json").json["workers"]
+    assert [(each["worker_id"], each["slots"], each["kinds"], each["running"]) for each in shown] == [
+        ("box", 4, ["gpu"], 0),
+        ("plain", 0, [], 1),
+    ]
+    assert "workers: box, plain; 1 of 4 slots in use" in rota("doctor").out

@@ -28,7 +28,7 @@ from tests.daemon.http_client import call, rpc
 
 def example(kind: Any) -> Any:
     """Parameters of a type, with a value for each required field."""
-    values: dict[Any, Any] = {int: 1, str: "x", float: 1.0, bool: True}
+    values: dict[Any, Any] = {int: 1, str: "x", float: 1.0, bool: True, bytes: "eA=="}
     given: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
         if field.required:

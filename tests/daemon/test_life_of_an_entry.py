@@ -107,7 +107,7 @@ def test_errors_are_those_of_the_embedded_kernel(client: Client) -> None:
     client.projects.create("alpha")
     with pytest.raises(ProjectExists):
         client.projects.create("alpha")
-    with pytest.raises(WaitTimeout, match=f"entry {sched_id} is still queued after 0.01 s"):
+    with pytest.raises(WaitTimeout, match=f"entry {sched_id} is still ready after 0.01 s"):
         client.wait(sched_id, 0.01)
     client.agents.pause(pid, "me")
     with pytest.raises(SchedAdmissionDenied) as denied:

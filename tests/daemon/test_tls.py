@@ -172,7 +172,7 @@ def test_https_to_a_plain_daemon_suggests_http(tmp_path: Path) -> None:
     plain = Process(str(tmp_path / "rota.db"), "--listen", "127.0.0.1:0")
     url = plain.addresses[1].replace("http:", "https:")
     try:
-        with connect(url, retry_s=1e9) as client, pytest.raises(StoreUnavailable, match="begins with http:"):
+        with connect(url, retry_s=1e9) as client, pytest.raises(StoreUnavailable, match="begins with `http:`"):
             client.info()
     finally:
         plain.stop()

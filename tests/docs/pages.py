@@ -24,10 +24,11 @@ from rota.graph.document import InputLimits
 from rota.graph.spec import LANE_TYPES_V1
 from rota.model.events import EVENT_TYPES
 from rota.model.lifecycle import MACHINES, StateMachine
-from rota.model.reasons import BLOCKING, ORDERING
+from rota.model.reasons import BLOCKING, ORDERING, WORKERS
 from rota.model.value_types import value_type
 from rota.policy import registry
 from rota.rpc.methods import ANY_METHOD, METHODS, PROTOCOLS, Method
+from rota.rpc.rest import ROUTES
 from rota.service.api.declaration import SCOPES, Scope, declarations
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,10 @@ def reasons() -> Iterator[str]:
     yield "\n| ordering | meaning |\n|---|---|"
     for ordering in ORDERING:
         yield f"| `{ordering.__struct_config__.tag}` | {_first_line(ordering)} |"
+    yield "\nBesides these, which are about a claim: why no *worker* would make one now.\n"
+    yield "| workers | meaning | remedy |\n|---|---|---|"
+    for worker in WORKERS:
+        yield f"| `{worker.__struct_config__.tag}` | {_first_line(worker)} | {worker.remedy} |"
     yield ""
 
 
@@ -146,10 +151,13 @@ FLEET_TABLES: Mapping[str, type[msgspec.Struct]] = {
     "`projects.NAME.workspaces`, as a table": fleet_tables.WorktreesTable,
     "`[limits.NAME]`": fleet_tables.LimitTable,
     "`limits.NAME.requests`, `limits.NAME.tokens`": fleet_tables.PeriodBudgetTable,
+    "`[prices.MODEL]`": fleet_tables.PriceTable,
     "`[agents.NAME]`": fleet_tables.AgentTable,
     "`agents.NAME.limits`": fleet_tables.RunLimitsTable,
     "`agents.NAME.restart`": fleet_tables.RestartTable,
     "`agents.NAME.triggers`, each": fleet_tables.TriggerTable,
+    "`[hooks.NAME]`": fleet_tables.HookTable,
+    "`[retention]`": fleet_tables.RetentionTable,
 }
 
 
@@ -302,6 +310,29 @@ def _answer(result: Any) -> str:
     return fields.replace("\\|", "|")
 
 
+def rest() -> Iterator[str]:
+    """docs/reference/rest.md."""
+    yield "# REST routes\n"
+    yield MADE
+    yield "Each route calls one [method](rpc.md) ([guide](../daemon.md#rest)). `GET /v1/openapi.json` is the same table"
+    yield "as an OpenAPI document. `{agent}` and `agent` are a pid or a percent-encoded name; several values of a query"
+    yield "parameter are separated by commas.\n"
+    for route in ROUTES:
+        yield f"## {route.verb} {route.path}\n"
+        yield f"{route.method.summary} Calls `{route.method.name}`, scope `{route.method.scope}`.\n"
+        agent = [] if not route.agent_as or "{agent}" in route.path else ["agent"]
+        project = ["project"] if route.takes_project else []
+        lines = {
+            "Query": [*route.query, *agent, *project],
+            "Header": [name.title() for name in route.headers],
+            "Body": list(route.body_fields),
+        }
+        for title, names in lines.items():
+            if names:
+                yield f"- {title}: {', '.join(f'`{name}`' for name in names)}"
+        yield f"- Returns {route.status}: {_answer(route.method.codec.result)}\n"
+
+
 ROLES: Mapping[str, Scope] = {  # unbound tokens
     "viewer": "read",
     "enqueue": "enqueue",
@@ -390,6 +421,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/reference/graph.md": graph,
     "docs/reference/cli.md": cli,
     "docs/reference/rpc.md": rpc,
+    "docs/reference/rest.md": rest,
     "docs/reference/rights.md": rights,
     "src/rota/rpc/client/parts.py": client_parts,
 }

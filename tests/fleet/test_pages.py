@@ -21,7 +21,8 @@ def test_the_toml_blocks_of_the_guide_form_one_valid_fleet_without_warnings(harn
     (package / "__init__.py").touch()
     (package / "jobs.py").write_text("def index(ctx): ...\n")
     fleet = harness.fleet("\n".join(blocks))
-    assert set(fleet.agents) == {"reader", "coder", "index", "digest"}
+    assert set(fleet.hooks) == {"pager", "notes"}
+    assert set(fleet.agents) == {"reader", "coder", "index", "digest", "writer"}
     assert plan_fleet(fleet, START).warnings == []
 
 

@@ -228,6 +228,9 @@ WARNINGS = {
     "[projects.p]\nworkspaces = ['w']\n" + A.replace("budget", "project = 'p'\nbudget"): (
         "projects.p.workspaces: no agent asks for one; set workspace on an agent of the project"
     ),
+    "store = 'unix:/run/rota.sock'\nlogs_max = 5\n" + A: (
+        "logs_max: has no effect here, because a daemon keeps the logs: rota serve --limit logs_max=5"
+    ),
     "[scheduling]\nmin_task_guarantee = false\n" + A: (
         "scheduling.min_task_guarantee: only fair_share has a guarantee, and the policy is eevdf"
     ),

@@ -28,7 +28,7 @@ slots = 2
 weight = 1
 [agents.greeter]
 project = "lab"
-command = ["sh", "-c", "echo hello > greeted"]
+command = ["sh", "-c", "echo hello | tee greeted"]
 triggers = [{on = "start"}]
 [agents.sleeper]
 project = "lab"
@@ -74,7 +74,8 @@ def test_agents_run_in_the_folder_of_the_file(tmp_path: Path) -> None:
     with fleet_in(tmp_path) as fleet:
         assert fleet.run(until_idle=True).runs == 1
         assert (tmp_path / "greeted").read_text() == "hello\n"
-        assert len(list((tmp_path / "rota.db-logs").iterdir())) == 1
+        assert fleet.api.logs.read(1).data == b"hello\n"
+        assert [path.name for path in (tmp_path / "rota.db-logs").iterdir()] == ["1.1.log"]
 
 
 def test_a_reload_keeps_runs_in_progress_and_applies_what_is_new(tmp_path: Path) -> None:
@@ -118,12 +119,25 @@ def test_a_reload_logs_what_it_changed_in_the_supervisor(tmp_path: Path, caplog:
 def test_a_reload_logs_what_takes_effect_at_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "rota.fleet")
     with fleet_in(tmp_path) as fleet:
-        text = ONE.replace("slots = 2", "slots = {any = 2, gpu = 1}\nworker_id = 'box'\nlogs_max = 5")
+        text = ONE.replace(
+            "slots = 2", "slots = {any = 2, gpu = 1}\nworker_id = 'box'\nlogs_max = 5\nlogs = 'out'\nlogs_bytes_max = 9"
+        )
         (tmp_path / "fleet.toml").write_text(text + "\n[scheduling.preemption]\nbands = [50]\n")
         assert fleet.reload() is not None
-        for field in ("kinds of slots", "worker_id", "preemption", "logs_max"):
+        for field in ("kinds of slots", "worker_id", "preemption", "logs_max", "logs_bytes_max", "logs"):
             assert f"{field} (takes effect at the next start)" in caplog.text
         assert "store (" not in caplog.text
+
+
+def test_the_file_says_how_much_output_is_kept(tmp_path: Path) -> None:
+    text = ONE.replace("slots = 2", "slots = 2\nlogs_max = 5\nlogs_bytes_max = '3MB'\nlogs = 'copies'")
+    with fleet_in(tmp_path, text) as fleet:
+        assert fleet.run(until_idle=True).runs == 1
+        assert (tmp_path / "copies" / "1.1.log").read_text().endswith("\nhello\n")
+        assert isinstance(fleet.api, Dispatcher)
+        assert fleet.api.logs.maxima() == (5, 3_000_000)
+        assert fleet.api.logs.folder is not None
+        assert (fleet.api.logs.folder.logs_max, fleet.api.logs.folder.logs_bytes_max) == (5, 3_000_000)
 
 
 def test_the_same_fleet_started_twice_is_refused_before_it_changes_anything(tmp_path: Path) -> None:

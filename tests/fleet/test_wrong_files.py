@@ -25,8 +25,8 @@ WRONG = {
     "polcy = 'eevdf'": "polcy: unknown key; did you mean 'policy'?",
     "[agent.reader]\ncommand = 'ls'": "agent: unknown key; did you mean 'agents'?",
     "colour = 'red'": (
-        "colour: unknown key; valid keys: name, store, policy, slots, worker_id, logs_max, dimensions, "
-        "scheduling, projects, limits, agents"
+        "colour: unknown key; valid keys: name, store, policy, slots, worker_id, logs_max, logs_bytes_max, logs, "
+        "dimensions, scheduling, projects, limits, prices, agents, hooks, retention"
     ),
     A + "prioriy = 3": "agents.reader.prioriy: unknown key; did you mean 'priority'?",
     A + "limits = {wall = 3}": "agents.reader.limits.wall: unknown key; did you mean 'wall_s'?",
@@ -223,7 +223,8 @@ def test_an_invalid_file_is_refused_with_its_message(text: str, tmp_path: Path) 
     path.write_text(text)
     with pytest.raises(FleetInvalid) as caught:
         load_fleet(path)
-    assert str(caught.value) == f"{path}: {WRONG[text]}. Correct the file; nothing was changed."
+    stop = "" if WRONG[text].endswith("?") else "."
+    assert str(caught.value) == f"{path}: {WRONG[text]}{stop} Correct the file; nothing was changed."
     assert caught.value.data["file"] == str(path)
 
 

@@ -8,7 +8,6 @@ from rota import store
 from rota.clock import ManualClock
 from rota.kernel import Kernel, ScheduleSpec
 from rota.kernel.rows import ERRORS_MAX
-from rota.model.entry_status import status_of
 from rota.model.retries import NOT_RETRIED, why_not_retried
 from rota.model.work import Backoff, ExitKind, ReadyEntry
 
@@ -57,15 +56,15 @@ def test_an_outcome_that_would_repeat_is_final_and_says_why(outcome: str) -> Non
     kernel = Kernel(store.open(":memory:"))
     kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("a"), retry_on=BOTH, max_attempts=3))
     entry = attempt(kernel, "failed", outcome=outcome)
-    assert (status_of(entry), why_not_retried(entry)) == ("failed", NOT_RETRIED[outcome])
+    assert (entry.status, why_not_retried(entry)) == ("failed", NOT_RETRIED[outcome])
 
 
 def test_the_kernel_itself_retries_crashes_only() -> None:
     kernel = Kernel(store.open(":memory:"))
     kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("a"), backoff=AT_ONCE))
-    assert status_of(attempt(kernel, "crashed")) == "ready"
+    assert attempt(kernel, "crashed").status == "ready"
     entry = attempt(kernel, "failed")
-    assert (status_of(entry), why_not_retried(entry)) == ("failed", "it is not retried when it has failed")
+    assert (entry.status, why_not_retried(entry)) == ("failed", "it is not retried when it has failed")
 
 
 def test_unfinished_entries_are_grouped_by_what_they_wait_for() -> None:

@@ -44,6 +44,29 @@ def test_a_changed_deadline_saves_an_entry_or_expires_it(world: World, pid: int)
     assert world.state(doomed) == "expired"
 
 
+def test_a_deadline_can_be_removed(world: World, pid: int) -> None:
+    sched_id = world.put(pid, deadline=START + 1)
+    assert world.queue.change(sched_id, priority=2).deadline == START + 1  # what is not given stays
+    assert world.queue.change(sched_id, deadline=None).deadline is None
+    assert world.facts()[-1] == EntriesChanged(sched_ids=[sched_id], changes={"deadline": None})
+    world.clock.advance(2)
+    assert world.take_ids() == [sched_id]
+
+
+def test_changed_tags_replace_all_of_them_and_are_found_by_filters(world: World, pid: int) -> None:
+    sched_id = world.put(pid, tags=("old", "both"), affinity="w1", retry_on=("failed",))
+    entry = world.queue.change(sched_id, tags=("both", "new", "both"))
+    assert entry.tags == ("both", "new")
+    found = {tag: [each.sched_id for each in world.queue.list(tag=tag)[0]] for tag in ("old", "both", "new")}
+    assert found == {"old": [], "both": [sched_id], "new": [sched_id]}
+    assert world.queue.change(sched_id, tags=[]).tags == ()
+    assert world.queue.list(tag="new")[0] == []
+    plain = world.put(pid)
+    assert world.queue.change(plain, tags=("x",)).tags == ("x",)  # also of one that had no options at all
+    world.queue.complete(sched_id, "failed", token=world.take(9, worker_id="w1")[0].token)
+    assert world.state(sched_id) == "queued:backoff"  # its other options are as they were
+
+
 def test_a_change_may_not_put_the_deadline_before_the_time(world: World, pid: int) -> None:
     sched_id = world.put(pid, runnable_at=START + 10, deadline=START + 20)
     before = world.everything()

@@ -190,7 +190,7 @@ def test_waiting_ends_with_an_error_when_the_time_is_over_and_the_entry_goes_on(
     world.take_one()
     world.queue.complete(sched_id, "crashed", token=world.queue.get(sched_id).token)  # it will be tried again
     world.clock.advance(30)
-    with pytest.raises(WaitTimeout, match="still queued"):
+    with pytest.raises(WaitTimeout, match="still waiting"):
         waiter.outcome()
 
 

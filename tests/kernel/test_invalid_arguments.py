@@ -17,7 +17,9 @@ from rota.errors import RotaError
 from rota.kernel import Completion, EntryFilter, RunReport, ScheduleSpec
 from rota.model.budgets import Handle
 from rota.model.events import FleetReloaded, TriggerFired
+from rota.model.prices import ModelPrice
 from rota.model.work import Backoff, ProjectConstraint
+from rota.model.workers import SlotPool
 from tests.kernel.populated_world import (
     AFTER,
     BACKED_OFF,
@@ -88,10 +90,31 @@ VERBS: dict[str, tuple[Callable[[PopulatedWorld], Callable[..., object]], dict[s
         lambda world: world.queue.list,
         dict.fromkeys(("state", "pid", "limit", "offset", "project_id", "trigger", "exit_kind", "tag")),
     ),
+    "queue.search": (
+        lambda world: world.queue.search,
+        {"text": "x", **dict.fromkeys(("limit", "state", "status", "pid", "project_id", "tag"))},
+    ),
+    "queue.running": (lambda world: world.queue.running, dict.fromkeys(("project_id", "pid", "limit", "offset"))),
     "queue.wait": (lambda world: world.queue.wait, {"sched_id": DONE, "wait_s": 0.0}),
     "queue.change": (
         lambda world: world.queue.change,
-        {"sched_id": QUEUED, "priority": 5, "runnable_at": 0.0, "deadline": START + 9},
+        {"sched_id": QUEUED, "priority": 5, "runnable_at": 0.0, "deadline": START + 9, "tags": ("new",)},
+    ),
+    "queue.bulk": (
+        lambda world: world.queue.bulk,
+        {
+            "wanted": EntryFilter(),
+            "verb": "change",
+            "priority": 5,
+            "runnable_at": 0.0,
+            "deadline": START + 9,
+            "tags": ("new",),
+            "stop": False,
+            "created_before": START + 9,
+            "sched_ids": [QUEUED],
+            "by": "anna",
+            "dry_run": False,
+        },
     ),
     "queue.cancel": (lambda world: world.queue.cancel, {"sched_id": QUEUED}),
     "queue.request_cancel": (lambda world: world.queue.request_cancel, {"sched_id": RUNNING, "by": "anna"}),
@@ -161,6 +184,7 @@ VERBS: dict[str, tuple[Callable[[PopulatedWorld], Callable[..., object]], dict[s
         },
     ),
     "agents.get": (lambda world: world.agents.get, {"pid": PID}),
+    "agents.names": (lambda world: world.agents.names, {"pids": [PID]}),
     "agents.find": (lambda world: world.agents.find, {"name": "agent"}),
     "agents.list": (
         lambda world: world.agents.list,
@@ -196,11 +220,23 @@ VERBS: dict[str, tuple[Callable[[PopulatedWorld], Callable[..., object]], dict[s
     "queue.watch": (lambda world: lambda sched_id: world.queue.watch(sched_id, lambda: None)(), {"sched_id": 1}),
     "journal.follow": (lambda world: lambda since: list(world.journal.follow(since, wait_s=0.0)), {"since": 0}),
     "ledger.create": (lambda world: world.ledger.create, {"pid": PID, "grants": {"cpu_s": 1}, "warn_at": 0.5}),
+    "ledger.create, its alerts": (
+        lambda world: lambda alerts: world.ledger.create(PID, {"cpu_s": 1}, alerts=alerts),
+        {"alerts": (0.5,)},
+    ),
     "ledger.get": (lambda world: world.ledger.get, {"pid": PID}),
     "ledger.charge": (lambda world: world.ledger.charge, {"pid": PID, "dim": "tokens", "amount": 1}),
     "ledger.check": (lambda world: world.ledger.check, {"pid": PID, "dim": "tokens", "amount": 1}),
     "ledger.refund": (lambda world: world.ledger.refund, {"pid": PID, "dim": "tokens", "amount": 1}),
     "ledger.update_grant": (lambda world: world.ledger.update_grant, {"pid": PID, "dim": "tokens", "granted": 1}),
+    "usage.report": (
+        lambda world: world.kernel.usage.report,
+        {"by": ("day",), "since_at": 0.0, "until_at": 9.0, "project_id": "lab", "agent": "bob"},
+    ),
+    "usage.set_prices": (
+        lambda world: world.kernel.usage.set_prices,
+        {"prices": {"m": ModelPrice(input_micro=1, output_micro=1)}},
+    ),
     "ledger.set_budget": (
         lambda world: world.ledger.set_budget,
         {"level": "project", "owner": "lab", "dim": "tokens", "limit": 5, "window_s": 60.0},
@@ -232,7 +268,14 @@ VERBS: dict[str, tuple[Callable[[PopulatedWorld], Callable[..., object]], dict[s
         lambda world: world.projects.add_workspace,
         {"workspace_id": "w", "project_id": "lab", "path": "/w", "source": "folder"},
     ),
-    "projects.remove_workspace": (lambda world: world.projects.remove_workspace, {"workspace_id": "desk"}),
+    "projects.remove_workspace": (
+        lambda world: world.projects.remove_workspace,
+        {"workspace_id": "desk", "reason": "empty"},
+    ),
+    "projects.keep_workspace": (
+        lambda world: world.projects.keep_workspace,
+        {"workspace_id": "desk", "reason": "it has a draft"},
+    ),
     "projects.workspace": (lambda world: world.projects.workspace, {"workspace_id": "desk"}),
     "projects.workspaces": (lambda world: world.projects.workspaces, {"project_id": "lab"}),
     "contexts.create": (
@@ -283,6 +326,10 @@ VERBS |= {
         lambda world: world.kernel.supervision.checkpoint,
         {"sched_id": RUNNING, "token": 0, "state": {}},
     ),
+    "supervision.progress": (
+        lambda world: world.kernel.supervision.progress,
+        {"sched_id": RUNNING, "token": 0, "fraction": 0.5, "text": "half"},
+    ),
     "supervision.access_token": (
         lambda world: world.kernel.supervision.access_token,
         {"sched_id": RUNNING, "token": 0},
@@ -325,6 +372,22 @@ VERBS |= {
         lambda world: world.kernel.supervision.quarantine,
         {"pid": PID, "failures": 3, "until_at": START + 9},
     ),
+    "workers.register": (
+        lambda world: world.kernel.workers.register,
+        {
+            "worker_id": "w",
+            "incarnation": "i",
+            "kind": "supervisor",
+            "host": "h",
+            "os_pid": 1,
+            "pools": [SlotPool("w", 1, ("gpu",))],
+            "version": "1",
+            "draining": False,
+            "replaces": False,
+        },
+    ),
+    "workers.leave": (lambda world: world.kernel.workers.leave, {"worker_id": "w", "incarnation": "i"}),
+    "workers.list": (lambda world: world.kernel.workers.list, {"lost": True}),
     "supervision.moved": (
         lambda world: world.kernel.supervision.moved,
         {"worker_id": "w", "incarnation": "i", "verb": "started"},
@@ -345,8 +408,12 @@ WITHOUT_INPUT = {
     "ledger.list_breached",
     "ledger.share_window",
     "queue.affinity_wait",
+    "usage.fold",
+    "usage.prices",
+    "usage.report_within",  # its arguments are those of `report`, and checked there
     "projects.fleet_paused_by",
     "supervision.run_tokens",
+    "workers.remove_lost",
     "projects.grants",
     "supervision.recover",
     "queue.counts",
@@ -365,7 +432,7 @@ WITHOUT_INPUT = {
 def test_every_method_of_the_kernel_is_covered(populated: PopulatedWorld) -> None:
     public = {
         f"{part}.{name}"
-        for part in ("agents", "contexts", "journal", "ledger", "projects", "queue", "supervision")
+        for part in ("agents", "contexts", "journal", "ledger", "projects", "queue", "supervision", "usage", "workers")
         for name in dir(getattr(populated.kernel, part))
         if not name.startswith("_")
     }

@@ -10,7 +10,7 @@ import pytest
 from rota.errors import LimitExceeded, RotaError, SchedInvalidPayload, SchedUnknownId, UnknownPid
 from rota.kernel import EntryFilter, ScheduleSpec
 from rota.kernel.enqueue import ENQUEUE_MAX
-from rota.kernel.entries import LIST_BYTES_MAX
+from rota.kernel.entry_reads import LIST_BYTES_MAX
 from rota.model.checks import PAYLOAD_BYTES_MAX, TAGS_MAX
 from rota.model.events import EntriesEnqueued
 from rota.model.reasons import AfterPredecessor

@@ -142,3 +142,49 @@ def test_a_workspace_that_is_held_is_not_taken_away(world: World, owner: int) ->
         with pytest.raises(WorkspaceUnknown) as unknown:
             call("desk")
         assert unknown.value.code == -32184
+
+
+def test_a_retried_entry_gets_the_workspace_that_it_had_and_others_the_least_used(world: World, owner: int) -> None:
+    for name in ("chair", "shelf", "table"):
+        world.projects.add_workspace(name, "lab", f"/{name}")
+    sched_id = world.put(owner, workspace_mode="exclusive", max_attempts=9)
+    first = world.take_one()
+    assert first.workspace == "chair"
+    assert first.token is not None
+    world.queue.put_back(sched_id, token=first.token, runnable_at=world.now)
+    other = world.put(owner, workspace_mode="exclusive", priority=9)
+    assert [each.workspace for each in world.take(1)] == ["desk"], "the first that was not used"
+    assert world.queue.get(sched_id).workspace == "chair", "a queued entry remembers it"
+    again = world.take_one()
+    assert (again.sched_id, again.workspace) == (sched_id, "chair")
+    world.queue.complete(sched_id, "completed", token=again.token)
+    assert world.queue.get(sched_id).workspace == "chair"
+    assert world.projects.workspace("chair").held_by == ()
+    third = world.put(owner, workspace_mode="exclusive")
+    assert world.take_one().workspace == "shelf"
+    assert {other, third} == {world.projects.workspace(name).held_by[0] for name in ("desk", "shelf")}
+
+
+def test_an_entry_may_ask_for_a_workspace_of_its_own_which_no_other_entry_gets(world: World, owner: int) -> None:
+    own = [world.put(owner, workspace="lab/entry-{entry}", workspace_mode="exclusive") for _ in range(2)]
+    entries = world.take(5)
+    assert [entry.workspace for entry in entries] == [f"lab/entry-{sched_id}" for sched_id in own]
+    world.projects.add_workspace(f"lab/entry-{own[0]}", "lab", "/w", source="entry")
+    assert world.projects.workspace(f"lab/entry-{own[0]}").held_by == (own[0],)
+    world.projects.remove_workspace("desk")
+    world.queue.complete(own[0], "completed", token=entries[0].token)
+    waits = world.put(owner, workspace_mode="exclusive")
+    assert world.take(5) == []
+    assert world.reasons_against(waits) == [WorkspaceTaken(workspace=None, held_by=(), since_at=None)]
+
+
+def test_why_a_workspace_is_kept_is_recorded(world: World, owner: int) -> None:
+    world.projects.keep_workspace("desk", "it has a draft")
+    assert world.projects.workspace("desk").kept == "it has a draft"
+    world.projects.remove_workspace("desk", "swept")
+    kept, removed = world.kernel.journal.tail(kinds=("kernel.workspace.kept", "kernel.workspace.removed"))
+    assert kept.payload == {"workspace_id": "desk", "project_id": "lab", "reason": "it has a draft"}
+    assert removed.payload == {"workspace_id": "desk", "reason": "swept"}
+    with pytest.raises(WorkspaceUnknown):
+        world.projects.keep_workspace("desk", "gone")
+    assert owner

@@ -274,7 +274,8 @@ class QueueAgainstDictionary(RuleBasedStateMachine):
         deadline = None if lasts_s is None else self.now + lasts_s
 
         def real() -> None:
-            self.queue.change(entry, priority=priority, runnable_at=runnable_at, deadline=deadline)
+            given: Any = {} if deadline is None else {"deadline": deadline}
+            self.queue.change(entry, priority=priority, runnable_at=runnable_at, **given)
 
         self.agree(real, lambda: self.plain.change(entry, priority, runnable_at, deadline, self.now))
 

@@ -53,7 +53,7 @@ def test_every_event_type_has_a_reserved_kind_and_a_description() -> None:
 
 def test_a_claim_of_many_entries_is_one_event() -> None:
     fact = EntriesClaimed(worker_id="w", incarnation="1", entries=[events.ClaimedEntry(1, 2, 1)], policy="strict")
-    assert encode(fact) == b'{"worker_id":"w","incarnation":"1","entries":[[1,2,1,{},null]],"policy":"strict"}'
+    assert encode(fact) == b'{"worker_id":"w","incarnation":"1","entries":[[1,2,1,{},null,null]],"policy":"strict"}'
 
 
 def test_an_older_version_is_upgraded_and_a_newer_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

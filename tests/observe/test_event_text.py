@@ -7,7 +7,9 @@ import pytest
 from rota.model import events
 from rota.model.events import Event, EventData
 from rota.model.policy_setting import PolicySetting
-from rota.observe.event_text import _DESCRIBERS, TEXTS_PER_EVENT_MAX, describe
+from rota.model.prices import ModelPrice
+from rota.model.retention import RetentionSetting
+from rota.observe.event_text import _DESCRIBERS, OWN_CHARS_MAX, TEXTS_PER_EVENT_MAX, FailedRun, describe, describe_own
 
 NOW = 100.0
 
@@ -21,8 +23,14 @@ class Names:
     def run(self, sched_id: int) -> str:
         return f"run #{sched_id}"
 
+    def agent_of(self, sched_id: int) -> int | None:
+        return 100 + sched_id
+
     def why(self, _sched_id: int, reason: str | None) -> str:
         return reason or "failed"
+
+    def failed_run(self, _sched_id: int) -> FailedRun:
+        return FailedRun(2, 3, "exit code 3\nand more lines")
 
     def run_details(self, _sched_id: int, _at: float) -> str:
         return " after 2.0 s"
@@ -60,7 +68,7 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         None,
         [
             ("good", "run #1 completed after 2.0 s"),
-            ("bad", "run #2 failed (over budget) after 2.0 s"),
+            ("bad", "run #2 failed (over budget) after 2.0 s: exit code 3 (attempt 2 of 3)"),
             ("bad", "run #3 cancelled after 2.0 s"),
         ],
     ),
@@ -72,7 +80,7 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
     (
         events.EntriesReturned(verb="retry", sched_ids=[1], runnable_at=NOW + 1.5, reason="timed_out"),
         None,
-        [("warn", "run #1 failed (timed out) after 2.0 s; retry in 1.5 s")],
+        [("warn", "run #1 failed (timed out) after 2.0 s: exit code 3 (attempt 2 of 3; next in 1.5 s)")],
     ),
     (
         events.EntriesReturned(verb="reclaim", sched_ids=[1], runnable_at=NOW),
@@ -89,7 +97,7 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         None,
         [("plain", "run #1 was preempted by more urgent work after 2.0 s; continues later")],
     ),
-    (events.EntriesExpired(sched_ids=[4]), None, [("warn", "entry 4 expired: it did not start before its deadline")]),
+    (events.EntriesExpired(sched_ids=[4]), None, [("warn", "run #4 expired: it did not start before its deadline")]),
     (
         events.EntriesExpired(sched_ids=[4, 5]),
         None,
@@ -117,7 +125,7 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         [("bad", "row 7 of contexts cannot be read and is left out: not JSON")],
     ),
     (events.Paused(level="agent", key="5", by="ann"), None, [("warn", "agent-5 was paused by ann")]),
-    (events.Paused(level="agent", key="5", by="quarantine"), None, []),
+    (events.Paused(level="agent", key="5", by="quarantine"), None, [("detail", "agent-5 was paused by quarantine")]),
     (
         events.Paused(level="fleet", key="*", by="ann", reason="lunch"),
         None,
@@ -173,7 +181,11 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         [("plain", "w is draining: it claims no more entries")],
     ),
     (events.TriggerFired(trigger="nightly", sched_id=9), 5, [("quiet", "trigger nightly enqueued entry 9")]),
-    (events.TriggerFired(trigger="nightly", sched_id=9, created=False), 5, []),
+    (
+        events.TriggerFired(trigger="nightly", sched_id=9, created=False),
+        5,
+        [("detail", "trigger nightly fired; entry 9 was queued already")],
+    ),
     (
         events.PolicyChosen(policy=PolicySetting(name="wfq", by="ann"), share_by="cost", by="ann"),
         None,
@@ -185,6 +197,251 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         [("bad", "policy mine raised: strict order replaces it (KeyError)")],
     ),
     (events.ClockJumped(by_s=-7.25), None, [("warn", "the wall clock jumped by -7.2 s")]),
+    (
+        events.ProcessCreated(name="coder", template="command", project_id="lab"),
+        5,
+        [("quiet", "agent coder was created in project lab")],
+    ),
+    (
+        events.ProcessTransitioned(prev_state="READY", new_state="RUNNING", reason="run_started"),
+        5,
+        [("detail", "agent-5 went from READY to RUNNING: run started")],
+    ),
+    (
+        events.ProcessTerminated(prev_state="READY", exit_kind="cancelled"),
+        5,
+        [("quiet", "agent agent-5 ended (cancelled)")],
+    ),
+    (
+        events.ProcessRecovered(
+            prev_state="RUNNING", new_state="SUSPENDED", policy="mark-suspended", reason="daemon_restart"
+        ),
+        5,
+        [("quiet", "agent-5 was recovered as SUSPENDED: daemon restart")],
+    ),
+    (
+        events.ProcessUpdated(changes={"weight": 2_000, "max_concurrent": 1}),
+        5,
+        [("quiet", "the weight, max concurrent of agent agent-5 changed")],
+    ),
+    (
+        events.EntriesReleased(hold="backoff", sched_ids=[4]),
+        None,
+        [("detail", "run #4 is ready: the back-off is over")],
+    ),
+    (
+        events.EntriesHeldForWorker(hold="time", sched_ids=[4, 5]),
+        None,
+        [("detail", "2 entries are reserved for the affinity worker")],
+    ),
+    (
+        events.EntriesChanged(sched_ids=[4], changes={"priority": 9, "runnable_at": NOW + 240, "deadline": None}),
+        5,
+        [("plain", "run #4 changed: priority = 9, runnable at in 4 min, deadline = None")],
+    ),
+    (
+        events.ClaimsExtended(by_s=7.0, count=2),
+        None,
+        [("quiet", "2 claims were extended by +7.0 s, because the wall clock jumped")],
+    ),
+    (events.LedgerCreated(grants={"tokens": 9_000}, warn_at=0.8), 5, [("quiet", "agent-5 was granted 9,000 tokens")]),
+    (events.LedgerCharged(amounts={"tokens": 500}, sched_id=9), 5, [("detail", "run #9 used 500 tokens")]),
+    (events.LedgerCharged(amounts={"tokens": 500}), 5, [("detail", "agent-5 used 500 tokens")]),
+    (events.LedgerRefunded(amounts={"tokens": 500}), 5, [("quiet", "agent-5 was refunded 500 tokens")]),
+    (
+        events.LedgerGranted(dim="tokens", granted=2_000, previous=1_000),
+        5,
+        [("quiet", "the grant of agent-5 changed from 1,000 to 2,000 tokens")],
+    ),
+    (
+        events.BudgetSet(level="project", owner="lab", dim="tokens", limit=5_000, window_s=3_600),
+        None,
+        [("quiet", "the budget of project lab is 5,000 tokens per 3600 s")],
+    ),
+    (
+        events.BudgetSet(level="global", owner="*", dim="tokens", limit=None),
+        None,
+        [("quiet", "the tokens budget of the fleet was removed")],
+    ),
+    (
+        events.BudgetAlert(level="project", owner="lab", dim="tokens", share=0.8, used=800, limit=1_000),
+        None,
+        [("warn", "project lab has used 80% of its tokens budget: 800 of 1,000")],
+    ),
+    (
+        events.BudgetAlert(level="agent", owner="5", dim="cost_micro", share=1.0, used=2_500_000, limit=2_000_000),
+        5,
+        [("warn", "agent agent-5 has used 100% of its cost budget: $2.50 of $2.00")],
+    ),
+    (
+        events.PricesSet(prices={"gpt-x": None, "gpt-a": ModelPrice(input_micro=1, output_micro=2)}),
+        None,
+        [("quiet", "the prices of gpt-a, gpt-x changed")],
+    ),
+    (
+        events.ShareWindowSet(window_s=60, previous_s=120),
+        None,
+        [("quiet", "fair_share looks back 60 s instead of 120 s")],
+    ),
+    (
+        events.AffinityWaitSet(wait_s=5, previous_s=1),
+        None,
+        [("quiet", "entries are reserved for their affinity worker for 5 s instead of 1 s")],
+    ),
+    (
+        events.BudgetLent(sched_id=9, parent_id=4, amounts={"tokens": 10}),
+        None,
+        [("detail", "run #4 lent 10 tokens to entry 9")],
+    ),
+    (
+        events.BudgetReturned(sched_id=9, parent_id=4, amounts={"tokens": 3}),
+        None,
+        [("detail", "entry 9 gave 3 tokens back to run #4")],
+    ),
+    (
+        events.FlowReweighted(level="agent", key="5", weight=2_000, previous=1_000),
+        5,
+        [("quiet", "the weight of agent-5 changed from 1 to 2")],
+    ),
+    (
+        events.ContextCreated(
+            context_id=3, budget=600, period=60_000, bound_to="name", bound_id="api", unit="requests"
+        ),
+        None,
+        [("quiet", "limit api was created: 600 requests per 60 s")],
+    ),
+    (events.ContextAdjusted(context_id=3, changes={"budget": 9}), None, [("quiet", "the budget of context 3 changed")]),
+    (
+        events.ContextReplenished(context_id=3, amount=5, remaining=9),
+        None,
+        [("detail", "context 3 was refilled by 5: 9 remain")],
+    ),
+    (events.ContextRevoked(context_id=3), None, [("quiet", "context 3 was revoked")]),
+    (
+        events.LimitAcquired(sched_id=9, name="api", amounts={"tokens": 900}),
+        None,
+        [("detail", "run #9 got 900 tokens of limit api")],
+    ),
+    (
+        events.LimitSettled(sched_id=9, name="api", used={"tokens": 700}),
+        None,
+        [("detail", "run #9 used 700 tokens of limit api")],
+    ),
+    (events.ProjectCreated(project_id="lab", weight=3_000), None, [("quiet", "project lab was created with weight 3")]),
+    (
+        events.ProjectUpdated(project_id="lab", changes={"weight": 1_000}),
+        None,
+        [("quiet", "the weight of project lab changed")],
+    ),
+    (
+        events.ProjectTransitioned(project_id="lab", prev_status="ACTIVE", new_status="PAUSED", by="ann"),
+        None,
+        [("quiet", "project lab went from ACTIVE to PAUSED by ann")],
+    ),
+    (
+        events.WorkspaceAdded(workspace_id="w1", project_id="lab", path="/src"),
+        None,
+        [("quiet", "project lab got workspace w1: /src")],
+    ),
+    (events.WorkspaceRemoved(workspace_id="w1"), None, [("quiet", "workspace w1 was removed")]),
+    (
+        events.SupervisorChanged(worker_id="w", incarnation="i", verb="drained"),
+        None,
+        [("quiet", "w has drained: all of its runs have ended")],
+    ),
+    (
+        events.WorkerLost(worker_id="w", host="box", entries=1),
+        None,
+        [("bad", "worker w on box is lost: 1 entry went back to the queue")],
+    ),
+    (
+        events.HookDropped(hook="pager", count=3),
+        None,
+        [("bad", "hook pager dropped 3 deliveries: too many were waiting")],
+    ),
+    (
+        events.StoreMigrated(from_version=5, to_version=107),
+        None,
+        [("quiet", "the store was migrated from version 5 to 107")],
+    ),
+    (events.JournalCheckpointed(through_id=70), None, [("quiet", "the journal has a checkpoint through event 70")]),
+    (events.RowsPruned(table="events", count=1_000), None, [("quiet", "1,000 old rows of events were deleted")]),
+    (
+        events.RetentionSet(setting=RetentionSetting(enabled=False), previous=RetentionSetting()),
+        None,
+        [("plain", "the store's retention was set: everything is kept: automatic retention is off")],
+    ),
+    (
+        events.ProfileMapped(subject="lane a", hint="high", granted={"weight": 8}, epoch=1),
+        None,
+        [("quiet", "the hint high of lane a was granted weight 8")],
+    ),
+    (events.PolicyReloaded(epoch=2), None, [("quiet", "the policy's settings were reloaded")]),
+    (
+        events.CpuContextChanged(
+            context_id=1, owner="a", verb="refuse", budget_ns=5_000_000, period_ns=10_000_000, reason="no_capacity"
+        ),
+        None,
+        [("warn", "CPU context 1 of a: refused 5 ms of CPU time per 10 ms: no capacity")],
+    ),
+    (
+        events.LeaseChanged(lease_id=1, owner="a", verb="grant", state="active"),
+        None,
+        [("plain", "lease 1 of a: grant, now active")],
+    ),
+    (
+        events.IslandChanged(island_id=1, verb="admit", state="admitted"),
+        None,
+        [("plain", "island 1: admit, now admitted")],
+    ),
+    (
+        events.DeadlineMissed(subject="entry 9", lateness=1_200),
+        None,
+        [("warn", "entry 9 missed its deadline by 1,200")],
+    ),
+    (
+        events.RunStarted(sched_id=9, attempt=1, token=7, slot="box-1", runner="command", os_pid=44),
+        5,
+        [("detail", "run #9 runs in slot box-1 (command) as process 44")],
+    ),
+    (
+        events.RunEnded(sched_id=9, attempt=1, exit_kind="completed", wall_ms=12_345, usage={"tokens": 4}),
+        5,
+        [("detail", "run #9 took 12 s, 4 tokens")],
+    ),
+    (
+        events.RunCheckpointed(sched_id=9, token=7, size_bytes=2_000, digest="d"),
+        5,
+        [("detail", "run #9 saved a checkpoint of 2,000 bytes")],
+    ),
+    (
+        events.WorkspaceKept(workspace_id="w1", project_id="lab", reason="it failed"),
+        None,
+        [("quiet", "workspace w1 is kept: it failed")],
+    ),
+    (events.DaemonChanged(verb="started", rota_version="1.0"), None, [("plain", "the daemon started (rota 1.0)")]),
+    (
+        events.AccessDenied(peer="10.0.0.9", method="kernel.sched.retry", reason="scope", count=3),
+        None,
+        [("warn", "access to kernel.sched.retry was denied for 10.0.0.9: scope, 3 times")],
+    ),
+    (events.OperatorActed(who="ann", method="kernel.sched.retry"), None, [("quiet", "ann called kernel.sched.retry")]),
+    (
+        events.TokenChanged(token_id="t1", verb="created", scope=["read"]),
+        None,
+        [("quiet", "access token t1 was created with scope read")],
+    ),
+    (
+        events.GraphRunTaken(run_id="r1", graph="g", next_epoch_id=3),
+        None,
+        [("quiet", "run r1 of graph g continues at epoch 3")],
+    ),
+    (
+        events.GraphRunCommitted(run_id="r1", next_epoch_id=3),
+        None,
+        [("detail", "graph run r1 committed what is before epoch 3")],
+    ),
+    (events.GraphRunForgotten(run_id="r1"), None, [("quiet", "graph run r1 was deleted")]),
     (events.FleetReloaded(), None, [("plain", "the fleet file was reloaded")]),
 ]
 
@@ -194,12 +451,28 @@ def test_an_event_is_described_like_this(data: EventData, pid: int | None, sente
     assert described(data, pid) == sentences
 
 
-def test_every_described_event_has_an_example() -> None:
-    assert {type(data) for data, _, _ in EXAMPLES} == set(_DESCRIBERS)
+def test_every_kind_of_event_has_a_sentence_and_an_example() -> None:
+    every = set(events.EVENT_TYPES.values())
+    assert set(_DESCRIBERS) == every
+    assert {type(data) for data, _, sentences in EXAMPLES if sentences} == every
 
 
-def test_frequent_events_are_not_described() -> None:
-    assert described(events.LedgerCharged(amounts={"tokens": 5})) == []
+def test_a_sentence_says_which_entry_and_agent_it_is_about() -> None:
+    ended = events.EntriesCompleted(entries=[events.CompletedEntry(1, "completed"), events.CompletedEntry(2, "failed")])
+    texts = describe(Event(7, None, NOW, ended.kind, {}), ended, Names())
+    assert [(text.sched_id, text.pid) for text in texts] == [(1, 101), (2, 102)]
+    paused = events.Paused(level="agent", key="5", by="ann")
+    (text,) = describe(Event(7, 5, NOW, paused.kind, {}), paused, Names())
+    assert (text.sched_id, text.pid) == (None, 5)
+
+
+def test_an_event_of_a_users_own_is_shown_with_its_payload() -> None:
+    (text,) = describe_own(Event(7, 5, NOW, "review.done", {"score": 9}), Names())
+    assert (text.tone, text.text) == ("quiet", 'review.done of agent-5: {"score":9}')
+    (text,) = describe_own(Event(7, None, NOW, "review.done", {"text": "x" * 2 * OWN_CHARS_MAX}), Names())
+    assert len(text.text) == len("review.done: ") + OWN_CHARS_MAX + 1
+    (text,) = describe_own(Event(7, None, NOW, "review.done", {}), Names())
+    assert text.text == "review.done"
 
 
 def test_a_large_batch_is_described_in_part_and_the_rest_is_counted() -> None:

@@ -132,9 +132,9 @@ def test_retries_and_failures_are_counted_by_outcome(world: World) -> None:
     state = folded(world)
     assert state.failures == {"no_network": 1, "out_of_memory": 1}
     assert (state.retries, dict(state.finished)) == (1, {"failed": 1})
-    assert "crasher #1 failed (no network) after 0.0 s, stopped by TERM; retry in 2.0 s" in texts(state)
+    assert "crasher #1 failed (no network) after 0.0 s, stopped by TERM (attempt 1; next in 2.0 s)" in texts(state)
     assert "crasher #1 started on worker, attempt 2" in texts(state)
-    assert "crasher #1 failed (out of memory) after 0.0 s, stopped by TERM" in texts(state)
+    assert "crasher #1 failed (out of memory) after 0.0 s, stopped by TERM (attempt 2)" in texts(state)
 
 
 # --- shares --------------------------------------------------------------------------------------
@@ -319,11 +319,12 @@ def test_a_fleet_state_can_start_after_the_journal_was_pruned(world: World) -> N
     assert "entry 1 completed" in texts(state)
 
 
-def test_unknown_kinds_are_skipped(world: World) -> None:
+def test_unknown_kinds_are_skipped_except_those_of_users(world: World) -> None:
     state = folded(world)
     before = state.through_id
-    for number, kind in enumerate(("kernel.of.the.future", "mine.own"), before + 1):
-        assert state.fold(Event(number, None, START, kind, {"x": 1})) == []
+    assert state.fold(Event(before + 1, None, START, "kernel.of.the.future", {"x": 1})) == []
+    (own,) = state.fold(Event(before + 2, None, START, "mine.own", {"x": 1}))
+    assert own.text == 'mine.own: {"x":1}'
     newer = Event(before + 3, None, START, "kernel.sched.enqueued", {"v": 99, "first": [1]})
     assert state.fold(newer) == []
     assert (state.through_id, state.unread, state.enqueued) == (before + 3, 1, 0)

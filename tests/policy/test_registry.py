@@ -57,7 +57,7 @@ def _lazy(**params: object) -> Policy:
 
 def test_another_package_adds_a_policy_and_cannot_replace_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [_Point("lazy", _lazy), _Point("strict", _lazy), _Point("wrong", lambda: "not a policy")]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == registry.GROUP else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points if group == registry.GROUP else [])
     registry._factories.cache_clear()
     try:
         assert registry.make("lazy", speed=1).rank(Snapshot()) == ()

@@ -24,6 +24,7 @@ OWN = {  # all that a run may do for itself, beside reading what its project's v
     "kernel.run.checkpoint",
     "kernel.run.rest",
     "kernel.event.append",
+    "kernel.log.append",
 }
 CHILDREN = {"kernel.sched.enqueue", "kernel.sched.enqueue_many", "kernel.sched.enqueue_unique", "kernel.run.spawn"}
 

@@ -62,11 +62,11 @@ class RecordingChannel:
         with self._changed:
             return self._changed.wait_for(lambda: self._reason is not None, timeout_s or PATIENCE_S)
 
-    def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:
+    def charge(self, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:
         for dim, amount in amounts.items():
             if amount < 0:
                 raise LedgerInvalidAmount(f"{dim} cannot be charged {amount}")
-        self._record("charge", dict(amounts))
+        self._record("charge", dict(amounts) if model is None else {**amounts, "model": model})
         for dim, amount in amounts.items():
             self._budget[dim] = self._budget.get(dim, 0) - amount
         return dict(self._budget)
@@ -86,6 +86,10 @@ class RecordingChannel:
     def settle(self, key: str, used: Mapping[str, int] | None = None) -> dict[str, int]:
         self._record("settle", key, dict(used or {}))
         return dict(self._budget)
+
+    def emit(self, kind: str, payload: Mapping[str, Any]) -> int:
+        self._record("emit", kind, dict(payload))
+        return len(self.calls)
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         self._record("throttled", retry_after_s, name)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.fleet.run_logs import BoundedLog
+from rota.fleet.run_logs import BoundedLog, LogFileCopy
+from rota.service.log_files import LoggedRun, read_log
+from rota.service.log_folder import LogFolder, folder_usage
 
 pieces = st.lists(st.binary(max_size=40), max_size=30)
 
@@ -55,47 +58,99 @@ def test_only_the_middle_is_dropped(limit: int, written: list[bytes]) -> None:
     assert len(log._head) + len(log._tail) <= limit + tail
 
 
-@given(limit=st.integers(0, 64), written=pieces)
-def test_the_file_has_the_same_content_and_is_bounded_at_every_moment(
-    tmp_path_factory: object, limit: int, written: list[bytes]
+@given(st.integers(0, 64), pieces, st.integers(1, 50))
+def test_a_reader_by_offset_gets_every_kept_byte_once_and_knows_what_is_missing(
+    limit: int, written: list[bytes], step: int
 ) -> None:
-    path = tmp_path_factory.mktemp("log") / "run.log"  # type: ignore[attr-defined]
-    log = BoundedLog(limit, path)
-    gap = len("\n… 1,000 bytes dropped …\n".encode())
-    for piece in written:
+    log, read, offset = BoundedLog(limit), [], 0
+    for piece in [*written, b""]:
         log.write(piece)
-        assert path.stat().st_size <= limit + limit // 2 + gap
-        assert path.read_bytes().startswith(b"".join(written)[: min((limit + 1) // 2, log.seen_bytes)])
+        at, data = log.since(offset, step)
+        assert at >= offset
+        read.append((at, data))
+        offset = at + len(data)
+    whole = b"".join(written)
+    assert all(whole[at : at + len(data)] == data for at, data in read)
+
+
+def test_a_reader_that_is_too_slow_continues_with_the_end() -> None:
+    log = BoundedLog(10)
+    log.write(b"abcdefgh")
+    assert log.since(0, 100) == (0, b"abcde")
+    assert log.since(5, 100) == (5, b"fgh")
+    log.write(b"ijklmnopqrstuvwxyz")
+    assert log.since(8, 100) == (21, b"vwxyz")
+    assert log.since(26, 100) == (26, b"")
+
+
+class Copied:
+    """A copy that notes what it gets."""
+
+    def __init__(self) -> None:
+        self.log: list[object] = []
+
+    def write(self, offset: int, data: bytes) -> None:
+        self.log.append((offset, data))
+
+    def close(self) -> None:
+        self.log.append("closed")
+
+
+def test_copies_get_everything_with_its_offset() -> None:
+    copy = Copied()
+    log = BoundedLog(4, copy)
+    for piece in (b"abc", b"", b"defgh", b"i"):
+        log.write(piece)
     log.close()
-    assert path.read_bytes() == log.kept()
+    assert copy.log == [(0, b"abc"), (3, b"defgh"), (8, b"i"), "closed"]
+
+
+def in_files(folder: Path, limit: int = 1024) -> tuple[BoundedLog, LogFileCopy]:
+    copy = LogFileCopy(LogFolder(folder, lambda _: ()), 7, lambda: LoggedRun(7, 1, 40, "ab"), limit)
+    return BoundedLog(limit, copy), copy
+
+
+def test_a_run_that_prints_nothing_has_no_file(tmp_path: Path) -> None:
+    log, copy = in_files(tmp_path / "logs")
+    log.write(b"")
+    log.close()
+    assert copy.problem is None
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_flood_of_output_stays_within_the_limit(tmp_path: Path) -> None:
-    log = BoundedLog(64 * 1024, tmp_path / "deep" / "run.log")
-    for _ in range(2_000):
+    log, _ = in_files(tmp_path / "deep" / "logs", 64 * 1024)
+    for _ in range(400):
         log.write(b"x" * 64 * 1024)
     log.write(b"the end")
     log.close()
-    assert log.seen_bytes == 2_000 * 64 * 1024 + 7
+    assert log.seen_bytes == 400 * 64 * 1024 + 7
     assert log.tail(7) == "the end"
-    assert (tmp_path / "deep" / "run.log").stat().st_size < 65 * 1024
+    assert folder_usage(tmp_path / "deep" / "logs").bytes < 97 * 1024
+    end = read_log(tmp_path / "deep" / "logs", 7, 1, -7, 100)
+    assert (end.data, end.total_bytes) == (b"the end", log.seen_bytes)
 
 
-def test_a_full_disk_ends_the_copy_and_not_the_run(tmp_path: Path) -> None:
-    path = tmp_path / "run.log"
-    log = BoundedLog(1024, path)
-    (opened,) = (each for each in Path("/proc/self/fd").iterdir() if os.path.realpath(each) == str(path))
+def test_a_full_disk_ends_the_copy_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log, copy = in_files(tmp_path)
+    log.write(b"hello")
+    (opened,) = (
+        each for each in Path("/proc/self/fd").iterdir() if os.path.realpath(each) == str(tmp_path / "7.1.log")
+    )
     full = os.open("/dev/full", os.O_RDWR)
     os.dup2(full, int(opened.name))
     os.close(full)
-    log.write(b"hello")
+    log.write(b", world")
+    log.write(b"!")
     log.close()
-    assert log.kept() == b"hello"
-    assert os.strerror(28) in (log.copy_problem or "")
+    assert log.kept() == b"hello, world!"
+    assert os.strerror(28) in (copy.problem or "")
+    assert caplog.text.count("the output of entry 7 is not kept") == 1
 
 
 def test_a_folder_that_cannot_be_created_ends_the_copy_and_not_the_run() -> None:
-    log = BoundedLog(1024, Path("/dev/null/run.log"))
+    log, copy = in_files(Path("/dev/null"))
     log.write(b"hello")
+    log.close()
     assert log.tail(5) == "hello"
-    assert log.copy_problem
+    assert copy.problem

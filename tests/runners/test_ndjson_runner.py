@@ -48,6 +48,7 @@ def test_an_agent_gets_init_and_sends_every_message(resources: RunnerResources, 
         "say(op='charge', dim='tokens', amount=7)\n"
         "say(op='heartbeat')\n"
         "say(op='checkpoint', state={'next': 2})\n"
+        "say(op='emit', kind='page.read', payload={'pages': 3})\n"
         "say(op='throttled', retry_after_s=30, name='api')\n"
         "say(op='progress', fraction=0.4, text='reading')\n"
         "print('to stderr', file=sys.stderr)\n"
@@ -66,6 +67,7 @@ def test_an_agent_gets_init_and_sends_every_message(resources: RunnerResources, 
         ("charge", {"tokens": 10, "cost_micro": 5}),
         ("charge", {"tokens": 7}),
         ("checkpoint", {"next": 2}),
+        ("emit", "page.read", {"pages": 3}),
         ("throttled", 30.0, "api"),
         ("progress", 0.4, "reading"),
     ]
@@ -399,5 +401,5 @@ def test_every_message_of_the_table_is_known() -> None:
     assert {
         "ready", "log", "iteration_start", "iteration_done", "charge", "chunk", "tool_call", "heartbeat", "checkpoint",
         "throttled", "yield", "spawn", "wait", "result", "exit", "remaining", "progress",
-        "acquire", "settle",
+        "acquire", "settle", "emit",
     } == protocol.OPS  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 
 from rota import Rota
 from rota.agent import Run
-from rota.fleet import RunContext, find_logs
+from rota.fleet import RunContext
 from rota.fleet.runners.printing import _SharedStream, keep_prints, release_streams
 
 
@@ -80,13 +80,13 @@ def test_the_log_of_a_function_is_beside_the_store_and_its_end_in_a_failed_resul
 
         quiet = silent.enqueue()
         rota.run(until_idle=True)
-        folder = tmp_path / "rota.db-logs"
-        assert find_logs(folder, fine.sched_id)[1].read_text() == "printed 1\nwarning: logged\n"
-        text = find_logs(folder, bad.sched_id)[1].read_text()
+        assert rota.api.logs.read(fine.sched_id).data.decode() == "printed 1\nwarning: logged\n"
+        text = rota.api.logs.read(bad.sched_id).data.decode()
         assert text.startswith("printed 2\nwarning: logged\n  File ")
         assert text.endswith("ValueError: no\n")
         assert bad.entry().result["output_tail"] == "printed 2\nwarning: logged\n"
-        assert find_logs(folder, quiet.sched_id) == {}
+        assert rota.api.logs.read(quiet.sched_id).total_bytes == 0
+        assert len(list((tmp_path / "rota.db-logs").iterdir())) == 2
         assert capfd.readouterr().out.splitlines() == ["printed 1", "printed 2"]
         assert agent.enqueue(3).sched_id
         rota.run(until_idle=True, echo=False)

@@ -16,7 +16,7 @@ from rota.model.usage_shapes import PRESETS, Term, compile_sum
 CLAUDE: dict[str, Any] = {
     "type": "result", "subtype": "success", "is_error": False, "duration_ms": 1200, "num_turns": 3,
     "result": "Done.", "session_id": "s", "total_cost_usd": 0.012345,
-    "usage": {
+    "modelUsage": {"claude-x": {"outputTokens": 66}}, "usage": {
         "input_tokens": 3, "cache_creation_input_tokens": 331, "cache_read_input_tokens": 1000, "output_tokens": 66,
     },
 }  # fmt: skip
@@ -51,7 +51,17 @@ def lines(*documents: Any) -> bytes:
 
 
 def test_claude_code_prints_one_object_or_a_stream_that_ends_with_it() -> None:
-    expected = UsageReport(usage={"tokens": 1400, "cost_micro": 12_345}, text="Done.")
+    expected = UsageReport(
+        usage={
+            "tokens": 1400,
+            "cost_micro": 12_345,
+            "input_tokens": 334,
+            "cached_input_tokens": 1000,
+            "output_tokens": 66,
+        },
+        model="claude-x",
+        text="Done.",
+    )
     stream = [{"type": "system"}, {"type": "assistant", "message": {"usage": {"input_tokens": 1}}}, CLAUDE]
     assert read("claude", json.dumps(CLAUDE).encode()) == expected
     assert read("claude", lines(*stream)) == expected
@@ -64,7 +74,9 @@ def test_claude_code_reports_a_failure() -> None:
 
 
 def test_codex_prints_events() -> None:
-    assert read("codex", lines(*CODEX)) == UsageReport(usage={"tokens": 107}, text="Hi")
+    assert read("codex", lines(*CODEX)) == UsageReport(
+        usage={"tokens": 107, "input_tokens": 40, "cached_input_tokens": 60, "output_tokens": 7}, text="Hi"
+    )
     failed = read("codex", lines(*CODEX[:3], {"type": "turn.failed", "error": {"message": "out of quota"}}))
     assert failed.error == "out of quota"
     assert "no usage found" in failed.advisories[0]
@@ -72,7 +84,7 @@ def test_codex_prints_events() -> None:
 
 def test_gemini_prints_one_object_over_many_lines() -> None:
     pretty = json.dumps(GEMINI, indent=2).encode()
-    expected = UsageReport(usage={"tokens": 35, "tool_calls": 2}, text="Paris.")
+    expected = UsageReport(usage={"tokens": 35, "tool_calls": 2, "input_tokens": 28, "output_tokens": 7}, text="Paris.")
     assert read("gemini", b"Loaded cached credentials.\n" + pretty) == expected
     stream = lines(
         {"type": "init"}, {"type": "result", "status": "success", "stats": {"total_tokens": 9, "tool_calls": 1}}
@@ -80,14 +92,22 @@ def test_gemini_prints_one_object_over_many_lines() -> None:
     assert read("gemini", stream).usage == {"tokens": 9, "tool_calls": 1}
     error = json.dumps({"error": {"type": "ApiError", "message": "quota", "code": 429}}, indent=2).encode()
     assert read("gemini", error).error == "quota"
+    failed_tool = {"type": "tool_result", "status": "error", "error": {"message": "no such file"}}
+    ended = {"type": "result", "status": "success", "stats": {"total_tokens": 9}}
+    assert read("gemini", lines(failed_tool, ended)).error is None, "the agent has dealt with it"
+    assert read("gemini", lines(ended | {"status": "error"})).error == "error"
+    assert read("gemini", lines(ended | {"status": "error", "error": {"message": "quota"}})).error == "quota"
 
 
 @pytest.mark.parametrize(
     ("document", "usage"),
     [
         ({"usage": {"total_tokens": 5}}, {"tokens": 5}),
-        ({"usage": {"prompt_tokens": 5, "completion_tokens": 2}}, {"tokens": 7}),
-        ({"usage": {"input_tokens": 5, "output_tokens": 2}, "cost_usd": 0.5}, {"tokens": 7, "cost_micro": 500_000}),
+        ({"usage": {"prompt_tokens": 5, "completion_tokens": 2}}, {"tokens": 7, "input_tokens": 5, "output_tokens": 2}),
+        (
+            {"usage": {"input_tokens": 5, "output_tokens": 2}, "cost_usd": 0.5},
+            {"tokens": 7, "cost_micro": 500_000, "input_tokens": 5, "output_tokens": 2},
+        ),
         ({"tokens": 4, "cost_micro": 9}, {"tokens": 4, "cost_micro": 9}),
     ],
 )
@@ -108,7 +128,7 @@ def test_the_last_object_with_a_dimension_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "a +", "a * b", "a..b", "a[x]", "__import__('os')", "a - b", "(a + b) * 2", "a.", "* *"]
+    "bad", ["", "a +", "a * b", "a..b", "a[x]", "__import__('os')", "a - ", "(a + b) * 2", "a.", "* *"]
 )
 def test_an_invalid_path_is_refused(bad: str) -> None:
     with pytest.raises(FleetInvalid, match="is not a valid path"):
@@ -125,9 +145,8 @@ def test_the_grammar_is_parsed() -> None:
 
 
 def test_missing_usage_is_an_advisory() -> None:
-    assert read("claude", b"plain text\n").advisories == (
-        "no usage found: the output had no JSON object (looked for tokens, cost_micro)",
-    )
+    found = "no usage found: the output had no JSON object (looked for tokens, cost_micro)"
+    assert read("claude", b"plain text\n").advisories == (f"{found}; run `claude --print --output-format json`",)
     assert "1 JSON objects, none of them with it" in read("claude", lines({"type": "other"})).advisories[0]
     assert read({"tokens": "t", "cost_micro": "c"}, lines({"t": 1})).advisories == ("usage: cost_micro not found",)
 
@@ -179,3 +198,18 @@ def test_wrong_shapes_give_the_same_report_however_they_are_cut(preset: str, doc
     whole, cut_up = read(preset, text), read(preset, *pieces)
     assert whole == cut_up
     assert all(amount >= 0 for amount in whole.usage.values())
+
+
+def test_the_model_is_found_where_the_shape_says() -> None:
+    assert read("generic", lines({"model": "gpt-x", "usage": {"total_tokens": 5}})).model == "gpt-x"
+    one = {"stats": {"models": {"gemini-2.5-pro": GEMINI["stats"]["models"]["gemini-2.5-pro"]}}}
+    assert read("gemini", lines(one)).model == "gemini-2.5-pro"
+    assert read("gemini", lines(GEMINI)).model is None  # two models: the sums belong to neither
+    stream = [{"type": "system", "model": "claude-y"}, {"type": "result", "usage": {"output_tokens": 1}}]
+    assert read("claude", lines(*stream)).model == "claude-y"
+    assert read({"tokens": "t", "model": "m.name"}, lines({"t": 1, "m": {"name": "own"}})).model == "own"
+    assert read({"tokens": "t", "model": "m"}, lines({"t": 1, "m": "bad\nname"})).model is None
+
+
+def test_paths_may_be_subtracted() -> None:
+    assert read({"tokens": "all - cache-hits + 2x"}, lines({"all": 9, "cache-hits": 4, "2x": 1})).usage == {"tokens": 6}

@@ -143,9 +143,7 @@ def test_a_day_in_python(tmp_path: Path, kind: str) -> None:
         worker.send_signal(signal.SIGINT)
         evening, line = worker.communicate(timeout=PATIENCE_S)
         assert (worker.returncode, evening.splitlines()[-1]) == (0, "True True")
-        assert [each for each in line.splitlines() if "drain" in each] == [
-            "draining: waiting for 0 runs; Ctrl-C again stops them"
-        ]
+        assert [each for each in line.splitlines() if "stopping" in each] == ["stopping: nothing is running"]
     page, flaky, paywall, slow, digest = said["results"]
     assert (page, flaky, slow) == (
         {"words": 4, "attempt": 1}, {"words": 5, "attempt": 3}, {"words": 4, "attempt": 2}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from rota import Rota
 from rota.clock import ManualClock
 from rota.errors import StoreUnavailable
 from rota.fleet import slot_loop
+from rota.fleet.supervisor import told_drain
 from rota.kernel import ScheduleSpec
 from rota.model.work import Backoff, RestartPolicy
 from rota.service import outages
@@ -267,11 +269,33 @@ def test_ctrl_c_lets_the_current_runs_end_and_says_so_in_one_line(tmp_path: Path
     assert child.stderr is not None
     assert child.stdout.readline() == "begun\n"
     os.kill(child.pid, signal.SIGINT)
-    assert child.stderr.readline() == "draining: waiting for 1 run; Ctrl-C again stops them\n"
+    assert child.stderr.readline() == "waiting for 1 run (slow #1); Ctrl-C again stops it\n"
     child.stdin.write("\n")
     child.stdin.flush()
     out, errors = child.communicate(timeout=PATIENCE_S)
     assert (out, errors, child.returncode) == ("summary 1 finished\n", "", 0)
+
+
+FIVE = "coder #1, coder #2, coder #3, coder #4, coder #5"
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (0, "stopping: nothing is running"),
+        (2, "waiting for 2 runs (coder #1, coder #2); Ctrl-C again stops them"),
+        (5, f"waiting for 5 runs ({FIVE}); Ctrl-C again stops them"),
+        (12, f"waiting for 12 runs ({FIVE} and 7 more); Ctrl-C again stops them"),
+    ],
+)
+def test_the_runs_that_are_waited_for_are_named(count: int, told: str) -> None:
+    agent = SimpleNamespace(name="coder")
+    runs: Any = [
+        SimpleNamespace(assignment=SimpleNamespace(agent=agent), entry=SimpleNamespace(sched_id=number))
+        for number in range(1, count + 1)
+    ]
+    assert told_drain(runs, by_signal=True) == told
+    assert "Ctrl-C" not in told_drain(runs, by_signal=False)
 
 
 def test_a_manual_clock_is_never_waited_for_by_a_summary() -> None:

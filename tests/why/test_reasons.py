@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rota import store
-from rota.clock import ManualClock
+from rota.clock import ManualClock, local_time
 from rota.kernel import Completion, Kernel, ScheduleSpec
 from rota.kernel.affinity import AFFINITY_WAIT_S
 from rota.model import reasons
@@ -215,7 +215,7 @@ def test_an_entry_held_for_a_worker_says_which_and_until_when_and_that_worker_ca
     explanation = why(kernel, ScheduleSpec(pid, affinity="box"))
     assert explanation.blocking == ()
     assert explanation.ordering == (reasons.WaitsForWorker(worker_id="box", until_at=START_AT + AFFINITY_WAIT_S),)
-    assert explanation.ordering[0].sentence() == "it is held for worker box until 1120.0"
+    assert explanation.ordering[0].sentence() == f"it is held for worker box until {local_time(1120.0)}"
     assert explanation.estimate.starts_at == START_AT + AFFINITY_WAIT_S
     assert [step.words for step in explanation.story] == ["enqueued, held: for its worker"]
     assert explain(Dispatcher(kernel), explanation.sched_id, worker_id="box").starts

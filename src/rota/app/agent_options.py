@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypedDict
+
+import msgspec
 
 from rota.app.moments import Duration
 from rota.errors import InvalidInput
 from rota.fleet.runners.calling import error_name
+from rota.model.money import in_micro
 from rota.model.value_types import closest
 from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT, Limits, RestartPolicy
+from rota.model.worktrees import WorktreeSettings
 
-__all__ = ["AgentOptions", "check_dims", "split_options", "thousandths"]
+__all__ = ["AgentOptions", "split_options", "thousandths", "with_known_dims"]
 
 
 class AgentOptions(TypedDict, total=False):
@@ -23,7 +28,7 @@ class AgentOptions(TypedDict, total=False):
     priority: int
     max_concurrent: int | None
     intent: str
-    budget: Mapping[str, int]  # in total, per dimension
+    budget: Mapping[str, float]  # in total, per dimension: whole numbers, and usd in dollars
     # what enqueues it by itself while a supervisor runs
     every: Duration  # an interval, counted from the epoch: an hour is on the hour
     cron: str  # five fields: minute, hour, day, month, weekday
@@ -32,8 +37,8 @@ class AgentOptions(TypedDict, total=False):
     isolation: Literal["thread", "process"]
     limits: Limits
     restart: RestartPolicy
-    expected: Mapping[str, int]
-    ceiling: Mapping[str, int]
+    expected: Mapping[str, float]
+    ceiling: Mapping[str, float]
     draws_on: Sequence[str]
     concurrency_key: str | None  # "repo:{repo}": filled with fields of the payload
     concurrency_limit: int | None  # live runs with the same key, at most
@@ -41,6 +46,7 @@ class AgentOptions(TypedDict, total=False):
     affinity: str | None
     workspace: str | None
     workspace_mode: Literal["exclusive", "shared"] | None
+    worktree: WorktreeSettings | None  # git worktrees of its runs; requires a project
     payload: Mapping[str, Any]  # default payload of its entries
     max_attempts: int
     non_retryable: Sequence[type[BaseException] | str]  # errors after which an entry is not retried
@@ -65,6 +71,11 @@ def split_options(settings: AgentOptions) -> tuple[dict[str, Any], dict[str, Any
     for field in ("draws_on", "pass_env", "non_retryable"):
         if field in run:
             run[field] = tuple(run[field])
+    if (worktree := run.get("worktree")) is not None:
+        if given.get("project") is None:
+            raise InvalidInput("worktree requires project=: workspaces belong to projects", field="worktree")
+        folders = {field: os.path.realpath(getattr(worktree, field)) for field in ("repository", "folder")}
+        run["worktree"] = msgspec.structs.replace(worktree, **folders)
     if "non_retryable" in run:
         run["non_retryable"] = tuple(_error_name(each) for each in run["non_retryable"])
     return row, run
@@ -87,11 +98,25 @@ def thousandths(field: str, weight: Any) -> int:
     return round(float(weight) * WEIGHT_UNIT)
 
 
-def check_dims(known: Collection[str], settings: Mapping[str, Any]) -> None:
-    """Refuse a budget in a dimension that is not known: a misspelt one would never be charged, and limit nothing."""
-    for field in ("budget", "expected", "ceiling"):
-        for dim in settings.get(field) or ():
-            if dim not in known:
-                similar = closest(dim, known)
-                hint = f"Did you mean {similar!r}?" if similar else f"Declare it: Rota(…, dimensions=({dim!r},))."
-                raise InvalidInput(f"{field} has no dimension {dim!r}", field=field, hint=hint)
+def with_known_dims(known: Collection[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with their dollars as cost_micro.
+
+    A budget in a dimension that is not known is refused: a misspelt one would never be charged, and limit nothing.
+    """
+    return {
+        field: _amounts(known, field, value) if field in ("budget", "expected", "ceiling") and value else value
+        for field, value in settings.items()
+    }
+
+
+def _amounts(known: Collection[str], field: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        amounts = in_micro(given)
+    except ValueError as problem:
+        raise InvalidInput(f"{field}: {problem}", field=field, hint="For example budget={'usd': 5.00}.") from problem
+    for dim in amounts:
+        if dim not in known:
+            similar = closest(dim, known)
+            hint = f"Did you mean {similar!r}?" if similar else f"Declare it: Rota(…, dimensions=({dim!r},))."
+            raise InvalidInput(f"{field} has no dimension {dim!r}", field=field, hint=hint)
+    return amounts

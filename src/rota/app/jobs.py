@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rota.app.ended_jobs import EndWatch, ended_in_order
 from rota.app.moments import Duration, seconds_of
 from rota.errors import RotaError, RunFailed, WaitTimeout
-from rota.model.entry_status import EntryStatus, status_of
+from rota.model.entry_status import EntryStatus
 from rota.model.events import RunProgressed
 from rota.model.lifecycle import ENTRY
 from rota.model.retries import why_not_retried
@@ -61,7 +61,7 @@ class Job:
     @property
     def status(self) -> EntryStatus:
         """One word: waiting, ready, running, succeeded, failed, expired or cancelled."""
-        return status_of(self.entry())
+        return self.entry().status
 
     def wait(self, wait_s: Duration | None = None) -> ReadyEntry:
         """Wait until the entry has ended, in any way, and return it; `WaitTimeout` after `wait_s`."""
@@ -86,7 +86,7 @@ class Job:
         """Return how the attempts failed, oldest first."""
         entry = self.entry()
         result = entry.result if isinstance(entry.result, dict) else {}
-        if status_of(entry) != "failed":
+        if entry.status != "failed":
             return list(entry.errors)
         error = str(result.get("error") or entry.outcome or entry.exit_kind)
         return [*entry.errors, AttemptError(entry.attempt, error, entry.completed_at or 0.0)]
@@ -150,7 +150,7 @@ class Job:
 
     async def astatus(self) -> EntryStatus:
         """One word, like `status`."""
-        return status_of(await self.aentry())
+        return (await self.aentry()).status
 
     async def aerrors(self) -> list[AttemptError]:
         """Return how the attempts failed, oldest first."""
@@ -182,7 +182,7 @@ def _result_of(entry: ReadyEntry) -> Any:
         exit_kind=entry.exit_kind,
         outcome=entry.outcome,
         result=entry.result,
-        hint=f"`rota why {entry.sched_id}` shows its history.",
+        hint=f"`rota show {entry.sched_id}` shows what happened in each attempt.",
     )
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from rota.app.agent_options import AgentOptions, split_options, thousandths
-from rota.errors import InvalidInput, LedgerExists, NotFound, ProjectExists
+from rota.errors import InvalidInput, LedgerExists, NotFound, ProjectExists, WorkspaceExists
 from rota.fleet.agent_settings import SETTINGS_KEY, AgentSettings
 from rota.model.agent_names import agent_in_project, agent_named
 from rota.model.work import WEIGHT_UNIT, Agent
+from rota.model.worktrees import WorktreeSettings
 from rota.service.api import SchedulerApi
 
 __all__ = ["ensure_agent"]
@@ -42,8 +43,18 @@ def ensure_agent(api: SchedulerApi, name: str, runner: str, how: dict[str, Any],
         _update_agent(api, agent, row, body)
         if project is not None and "project_weight" in settings:
             _ensure_project(api, project, settings["project_weight"])
-    _grant(api, pid, settings.get("budget") or {})
+    _grant(api, pid, cast("Mapping[str, int]", settings.get("budget") or {}))  # dollars are cost_micro by now
+    if project is not None and (worktree := run.get("worktree")) is not None:
+        _register_worktree(api, worktree, project, name)
     return api.agents.get(pid)
+
+
+def _register_worktree(api: SchedulerApi, worktree: WorktreeSettings, project: str, name: str) -> None:
+    """Make the worktree of an agent a workspace of its project; those of entries are their supervisors'."""
+    workspace_id, path = worktree.workspace_id(project, name), worktree.path(name, 0)
+    if worktree.per == "agent" and workspace_id is not None and path is not None:
+        with contextlib.suppress(WorkspaceExists):
+            api.projects.add_workspace(workspace_id, project, path, source="worktree")
 
 
 def _update_agent(api: SchedulerApi, agent: Agent, row: dict[str, Any], body: dict[str, Any]) -> None:

@@ -13,11 +13,11 @@ from typing import Any, Unpack, overload
 
 from rota import store
 from rota.app.agent_handle import AgentHandle
-from rota.app.agent_options import AgentOptions, check_dims, thousandths
+from rota.app.agent_options import AgentOptions, thousandths, with_known_dims
 from rota.app.async_run import on_own_thread
 from rota.app.jobs import Job, StoreLink, aas_completed, agather, as_completed, gather
 from rota.app.limits import Limit, ensure_limit
-from rota.app.moments import Duration, seconds_of
+from rota.app.moments import Duration, Moment, seconds_of, timestamp_of
 from rota.app.registration import ensure_agent
 from rota.app.schedules import Schedules, trigger_of
 from rota.clock import Clock
@@ -29,10 +29,11 @@ from rota.host.main_module import this_process
 from rota.kernel import Kernel
 from rota.model.agent_names import agent_in_project, agent_named
 from rota.model.policy_setting import ShareBy
+from rota.model.usage import UsageKey, UsageReport
 from rota.model.work import DIMENSIONS, Agent, Project
 from rota.policy.contract import Policy, PolicyIsolation
 from rota.rpc.client.connect import connect, is_remote
-from rota.rpc.daemon.runtime_dir import daemon_address
+from rota.rpc.program_access import give_programs_access
 from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
 from rota.service.opinions import give_opinion
@@ -73,9 +74,9 @@ class Rota:
             api = connect(where, token=token, ca_file=ca_file, clock=clock)
         else:
             own = None if isinstance(policy, str) else policy
-            kernel = Kernel(store.open(where, clock=clock))
+            kernel = Kernel(store.open_joined(where, clock=clock))
             api = dispatcher = Dispatcher(kernel, own, policy_isolation=policy_isolation)
-            dispatcher.find_daemon = partial(daemon_address, where)
+            give_programs_access(dispatcher, where)
         try:
             give_opinion(api, policy, policy_params, policy_isolation, share_by, by=f"Rota(…) in {_program()}")
         except BaseException:
@@ -85,7 +86,6 @@ class Rota:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._registered: list[tuple[AgentHandle, Callable[[], Agent]]] = []  # handles, and how to register each again
         self._schedules = Schedules()
-        self._logs = None if is_remote(where) or where == ":memory:" else f"{where}-logs"
         self._supervisor: Supervisor | None = None
 
     @property
@@ -109,18 +109,18 @@ class Rota:
         *,
         weight: float = 1.0,
         max_concurrent: int | None = None,
-        budget: Mapping[str, int] | None = None,
+        budget: Mapping[str, float] | None = None,
     ) -> Project:
-        """Create or update a project; its budget is per rolling day."""
+        """Create or update a project; its budget is per rolling day, `usd` in dollars."""
         wanted = thousandths("weight", weight)
-        check_dims(self._dimensions, {"budget": budget or {}})
+        amounts = with_known_dims(self._dimensions, {"budget": budget or {}})["budget"]
         try:
             self.api.projects.get(project_id)
         except NotFound:
             project = self.api.projects.create(project_id, weight=wanted, max_concurrent=max_concurrent)
         else:
             project = self.api.projects.update(project_id, weight=wanted, max_concurrent=max_concurrent)
-        for dim, amount in (budget or {}).items():
+        for dim, amount in amounts.items():
             self.api.ledger.set_budget("project", project_id, dim, amount)
         return project
 
@@ -172,8 +172,8 @@ class Rota:
         function: Callable[..., Any] | None = None,
     ) -> AgentHandle:
         def register() -> Agent:
-            check_dims(self._dimensions, settings)
-            return ensure_agent(self.api, name, runner, how, settings)
+            checked: Any = with_known_dims(self._dimensions, settings)
+            return ensure_agent(self.api, name, runner, how, checked)
 
         handle = AgentHandle(self._link, register(), function)
         self._registered.append((handle, register))
@@ -267,6 +267,38 @@ class Rota:
         """Do the same as `as_completed`, for coroutines: `async for job in rota.aas_completed(jobs)`."""
         return aas_completed(jobs, wait_s)
 
+    # --- usage -------------------------------------------------------------------------------------
+
+    def usage(
+        self,
+        *by: UsageKey,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        project: str | None = None,
+        agent: str | None = None,
+    ) -> UsageReport:
+        """Return runs, failures, tokens, cost, CPU time and waits: `rota.usage("agent", "day")`. By project, if none.
+
+        The days are in UTC: `since` and `until` name the first and the last one.
+        """
+        now = self.api.clock.now()
+        since_at = None if since is None else timestamp_of("since", since, now)
+        until_at = None if until is None else timestamp_of("until", until, now)
+        return self.api.usage.report(by or ("project",), since_at, until_at, project_id=project, agent=agent)
+
+    # --- events ------------------------------------------------------------------------------------
+
+    def emit(
+        self, kind: str, payload: Mapping[str, Any] | None = None, *, agent: AgentHandle | str | None = None
+    ) -> int:
+        """Append an event of your own to the journal, which triggers and hooks may wait for; return its id.
+
+        `rota.emit("deploy.finished", {"version": 7})`. Kinds that begin with kernel. are reserved. An event about an
+        agent fires the triggers of its project; an event about none fires those of all.
+        """
+        pid = None if agent is None else self._handle(agent, None).pid
+        return self.api.journal.append(pid, kind, dict(payload or {}))
+
     # --- running -----------------------------------------------------------------------------------
 
     def run(
@@ -285,7 +317,8 @@ class Rota:
 
         On the main thread, Ctrl-C and SIGTERM let the current runs end; a second one stops them (`handles_signals`).
         `settings` are further fields of `SupervisorSettings`: worker_id, claim_timeout_s, heartbeat_s, drain_s, logs,
-        echo. The output of runs is kept in `logs`, by default beside a store's file.
+        logs_max, logs_bytes_max, echo. The output of runs is kept beside the store's file, and also in the folder
+        `logs`, if it is given.
         """
         if handles_signals is None:
             handles_signals = threading.current_thread() is threading.main_thread()
@@ -308,7 +341,7 @@ class Rota:
 
     def supervisor(self, slots: int | dict[str, int] = 1, **settings: Any) -> Supervisor:
         """Return a supervisor of this store, with this program's functions and schedules."""
-        merged: dict[str, Any] = {"logs": self._logs, "echo": True, **settings}
+        merged: dict[str, Any] = {"echo": True, **settings}
         supervisor = Supervisor(self.api, SupervisorSettings(slots=slots, **merged), functions=self._functions)
         self._schedules.start(self.api)
         supervisor.add_background_task(self._schedules)

@@ -1,42 +1,79 @@
-"""The command line. Commands import what they need when they run, so that `rota --help` is quick."""
+"""The command line.
+
+`COMMANDS` says which module has which command; a module is imported when its command is used. Commands import what they
+need when they run. So a short command, and the help of one, load little.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, NoReturn
 
+from rota.cli.quick_start import usual_search
+
+# isort: split
 import typer
 
-from rota.cli.acquire import acquire, settle
-from rota.cli.agents import agents
-from rota.cli.control import cancel, enqueue, pause, release, resume, retry
-from rota.cli.cpu import cpu
-from rota.cli.db import db
-from rota.cli.doctor import doctor
-from rota.cli.entry_lists import ps, queue
-from rota.cli.events import events
 from rota.cli.exit_codes import INTERRUPTED, code_of
-from rota.cli.graph import graph_app
-from rota.cli.ledger import ledger
-from rota.cli.limits import limits
-from rota.cli.logs import logs
-from rota.cli.options import AsJson, CaFile, TokenFile, access
-from rota.cli.own_run import charge, checkpoint, complete, emit, heartbeat
-from rota.cli.policy import policy as policy_group
-from rota.cli.projects import projects
-from rota.cli.serve import serve
+from rota.cli.lazy_commands import lazy_group
+from rota.cli.options import CaFile, TokenFile, access
 from rota.cli.terminal_text import harmless, say
-from rota.cli.tokens import token
-from rota.cli.top import top
-from rota.cli.why import why
 from rota.errors import RotaError
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "app", "main"]
+
+COMMANDS: Mapping[str, str] = {  # in the order of the help; after a colon, the name in the module if it differs
+    "init": "first_fleet",
+    "run": "fleet_commands",
+    "reload": "fleet_commands",
+    "demo": "fleet_commands",
+    "enqueue": "control",
+    "ps": "entry_lists",
+    "top": "top",
+    "queue": "entry_lists",
+    "show": "show",
+    "why": "why",
+    "workers": "workers",
+    "usage": "usage",
+    "logs": "logs",
+    "cancel": "entry_changes",
+    "retry": "entry_changes",
+    "release": "entry_changes",
+    "change": "entry_changes",
+    "pause": "control",
+    "resume": "control",
+    "tail": "tail",
+    "events": "events",
+    "doctor": "doctor",
+    "serve": "serve",
+    "charge": "own_run",
+    "checkpoint": "own_run",
+    "progress": "own_run",
+    "heartbeat": "own_run",
+    "emit": "own_run",
+    "complete": "own_run",
+    "acquire": "acquire",
+    "settle": "acquire",
+    "agents": "agents",
+    "projects": "projects",
+    "ledger": "ledger",
+    "limits": "limits",
+    "policy": "policy",
+    "hooks": "hooks",
+    "graph": "graph:graph_app",
+    "cpu": "cpu",
+    "token": "tokens",
+    "db": "db",
+    "version": "about",
+    "help": "about:help_of",
+}
+
+LONG = frozenset(("run", "serve", "demo", "top", "tail", "events", "logs", "graph", "cpu"))  # they may run for long
 
 app = typer.Typer(
     name="rota",
+    cls=lazy_group("rota.cli", COMMANDS),
     help="Who runs next, on whose budget, and by when.",
     no_args_is_help=True,
     add_completion=True,
@@ -46,126 +83,28 @@ app = typer.Typer(
 )
 
 
+def _print_version(given: bool) -> None:
+    if given:
+        from rota.cli.about import installed_version
+
+        say(installed_version())
+        raise typer.Exit
+
+
 @app.callback()
-def set_access(token_file: TokenFile = None, ca_file: CaFile = None) -> None:
-    """Store the options before the command: how to authenticate with a daemon."""
-    access.token_file, access.ca_file = token_file, ca_file
-
-
-@app.command()
-def run(
-    fleet: Annotated[Path | None, typer.Argument(help="The fleet file. Default: fleet.toml.")] = None,
-    *,
-    plan: Annotated[bool, typer.Option("--plan", help="Print expected shares and budgets; run nothing.")] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a fleet file.")] = False,
-    slots: Annotated[int | None, typer.Option(help="Number of slots. Default: from the file.", min=1)] = None,
-    worker_id: Annotated[
-        str | None, typer.Option(help="The worker's name; a restart under it recovers its entries.")
-    ] = None,
-    until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="Exit when nothing is left to wait for; 1 if anything failed.")
+def set_access(
+    ctx: typer.Context,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print rota's version.", callback=_print_version, is_eager=True)
     ] = False,
-    horizon: Annotated[
-        str | None,
-        typer.Option("--horizon", help="With --until-idle: wait for entries due within 90s, 5m. Default: 60s."),
-    ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Print log lines instead of the live view.")] = False,
-    as_json: AsJson = False,
 ) -> None:
-    """Run the agents of a fleet file."""
-    if schema:
-        from rota.cli.fleet_plan import print_schema
-
-        print_schema()
-    elif plan:
-        from rota.cli.fleet_plan import print_plan
-        from rota.cli.run import find_fleet_file
-
-        print_plan(find_fleet_file(fleet), as_json=as_json)
-    else:
-        from rota.cli.run import print_summary
-        from rota.cli.run import run as supervise
-
-        summary = supervise(
-            fleet, until_idle=until_idle, horizon=horizon, plain=plain, slots=slots, worker_id=worker_id
-        )
-        print_summary(summary, as_json=as_json)
-        if until_idle and not summary.ok:
-            raise typer.Exit(1)
-
-
-@app.command()
-def reload(
-    fleet: Annotated[Path | None, typer.Argument(help="The fleet file. Default: fleet.toml.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Make a running fleet read its file again.
-
-    Runs in progress continue.
-    """
-    from rota.cli.run import reload as request_reload
-
-    request_reload(fleet, as_json=as_json)
-
-
-@app.command()
-def demo(
-    seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="How long to run, in seconds.")] = 50.0,
-    policy: Annotated[str, typer.Option(help="The policy; see `rota policy list`.")] = "eevdf",
-    as_json: AsJson = False,
-) -> None:
-    """Demonstrate shares, budgets and recovery. About a minute."""
-    from rota.cli.demo import show
-
-    if not show(seconds=seconds, policy=policy, as_json=as_json):
-        raise typer.Exit(1)
-
-
-COMMANDS: tuple[Callable[..., None], ...] = (
-    enqueue,
-    ps,
-    top,
-    queue,
-    why,
-    logs,
-    cancel,
-    retry,
-    release,
-    pause,
-    resume,
-    events,
-    doctor,
-    serve,
-    charge,
-    checkpoint,
-    heartbeat,
-    emit,
-    complete,
-    acquire,
-    settle,
-)
-for command in COMMANDS:
-    app.command()(command)
-for group, name in (
-    (agents, "agents"),
-    (projects, "projects"),
-    (ledger, "ledger"),
-    (limits, "limits"),
-    (policy_group, "policy"),
-    (graph_app, "graph"),
-    (cpu, "cpu"),
-    (token, "token"),
-    (db, "db"),
-):
-    app.add_typer(group, name=name)
-
-
-@app.command()
-def version(as_json: AsJson = False) -> None:
-    """Print rota's version."""
-    from importlib.metadata import version as installed
-
-    say(f'{{"version":"{installed("rota")}"}}' if as_json else installed("rota"))
+    """Store the options before the command: how to authenticate with a daemon."""
+    del version  # its callback has printed it
+    if ctx.invoked_subcommand in LONG:
+        usual_search()
+    access.token_file, access.ca_file = token_file, ca_file
 
 
 def main() -> None:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from rota.clock import SystemClock
 from rota.errors import AmbiguousAgent, InvalidInput, NotFound
-from rota.kernel import EntryFilter
-from rota.model import Agent
+from rota.model import COST_DIM, STATUSES, USD, Agent, micro_of
 
 __all__ = [
+    "agent_names",
     "agent_of",
+    "amount_of",
     "amounts",
-    "filter_of",
     "instant",
     "json_object",
     "json_value",
     "pid_of",
     "policy_params",
     "seconds",
+    "statuses",
 ]
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
@@ -30,6 +33,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 class _Agents(Protocol):
     def find(self, name: str) -> list[Agent]: ...
     def get(self, pid: int) -> Agent: ...
+    def names(self, pids: Sequence[int]) -> dict[int, str]: ...
 
 
 class _HasAgents(Protocol):
@@ -59,17 +63,21 @@ def agent_of(api: _HasAgents, agent: str) -> Agent:
     return found[0]
 
 
-def filter_of(
-    api: _HasAgents, ids: list[int] | None, *, agent: str | None, project: str | None, tag: str | None
-) -> EntryFilter | None:
-    """Return the filter that was given, or None if entries were given by id; exactly one of the two is required."""
-    matching = agent is not None or project is not None or tag is not None
-    if bool(ids) == matching:
-        hint = "Give entry ids, or at least one of --agent, --project and --tag."
-        raise InvalidInput("either entry ids or a filter is required, not both", field="ids", hint=hint)
-    if ids:
+def agent_names(api: _HasAgents, pids: Iterable[int]) -> dict[int, str]:
+    """Return the names of agents by pid, for a table; one that the caller may not see is left out."""
+    return api.agents.names(sorted(set(pids)))
+
+
+def statuses(given: list[str] | None) -> tuple[str, ...] | None:
+    """Parse statuses that are given by several options, or in one with commas; None if none are given."""
+    if not given:
         return None
-    return EntryFilter(pid=None if agent is None else pid_of(api, agent), project_id=project, tag=tag)
+    found = tuple(status.strip() for words in given for status in words.split(","))
+    for status in found:
+        if status not in STATUSES:
+            hint = f"One or several of: {', '.join(STATUSES)}."
+            raise InvalidInput(f"there is no status {status!r}", field="status", hint=hint)
+    return found
 
 
 def seconds(text: str, field: str) -> float:
@@ -81,29 +89,51 @@ def seconds(text: str, field: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def instant(text: str, field: str) -> float:
-    """Parse an instant: epoch seconds, or a date and time (default zone: this machine's)."""
+def instant(text: str, field: str, now: float | None = None) -> float:
+    """Parse an instant: now, a time from now (+10m, 10m), a date and time of this machine's zone, or epoch seconds."""
+    word, from_now = text.strip().lower(), SystemClock().now() if now is None else now
+    if word == "now":
+        return from_now
+    match = _DURATION.fullmatch(word.removeprefix("+"))
+    if match is not None and match[2] in _UNITS and (match[2] or word.startswith("+")):
+        return from_now + float(match[1]) * _UNITS[match[2]]
     try:
-        return float(text)
+        return float(word)
     except ValueError:
         pass
     try:
-        return dt.datetime.fromisoformat(text).astimezone().timestamp()
-    except ValueError as problem:
-        hint = "For example 2030-01-31T12:00, or epoch seconds."
+        return dt.datetime.fromisoformat(text.strip()).astimezone().timestamp()
+    except (ValueError, OverflowError) as problem:
+        hint = "For example now, +10m, 2030-01-31T12:00, or epoch seconds."
         raise InvalidInput(f"{field} must be a date and time, not {text!r}", field=field, hint=hint) from problem
 
 
 def amounts(pairs: list[str], field: str) -> dict[str, int]:
-    """Parse amounts by dimension: tokens=500 cost_micro=20."""
+    """Parse amounts by dimension: tokens=500 usd=0.02; dollars become cost_micro."""
     found: dict[str, int] = {}
     for pair in pairs:
         dim, equals, amount = pair.partition("=")
+        if dim == USD:
+            found[COST_DIM] = amount_of(dim, amount, field)[1]
+            continue
         if not (dim and equals and amount.isascii() and amount.isdecimal()):
             hint = f"For example --{field} tokens=500."
             raise InvalidInput(f"{field} must be a dimension and a whole number, not {pair!r}", field=field, hint=hint)
         found[dim] = int(amount)
     return found
+
+
+def amount_of(dim: str, text: str, field: str) -> tuple[str, int]:
+    """Parse an amount of a dimension: a whole number, or dollars if the dimension is usd, which is cost_micro then."""
+    if dim != USD:
+        if not (text.isascii() and text.isdecimal()):
+            hint = "For example 5000. Dollars are an amount of usd."
+            raise InvalidInput(f"{field} must be a whole number, not {text!r}", field=field, hint=hint)
+        return dim, int(text)
+    try:
+        return COST_DIM, micro_of(text)
+    except ValueError as problem:
+        raise InvalidInput(f"{field}: {problem}", field=field, hint="For example 0.05.") from problem
 
 
 def policy_params(pairs: tuple[str, ...]) -> dict[str, Any]:

@@ -8,52 +8,81 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from rota import store
 from rota.cli.options import access
 from rota.errors import InvalidInput, StoreUnavailable
 from rota.kernel import Kernel
-from rota.model import Explanation
-from rota.rpc import Client, connect, is_remote
-from rota.service import Dispatcher, explain
 
-__all__ = ["EmbeddedApi", "is_file", "open_api", "open_client", "open_file"]
+if TYPE_CHECKING:
+    from rota.cli.embedded_api import EmbeddedApi
+    from rota.model import EntryReport
+    from rota.rpc import Client
+    from rota.service import RunLogs
+
+__all__ = ["is_file", "open_api", "open_client", "open_file"]
 
 RETRY_S = 2.0  # how long a command retries to connect: enough for a daemon that is starting
 _REMOTE = ("unix:", "http:", "https:", "postgres:", "postgresql:")
 
 
-class EmbeddedApi(Dispatcher):
-    """The scheduler API of a file that this process opened."""
+class FileApi:
+    """The scheduler API of a file that this process opened.
+
+    Most commands need only parts of the kernel; the dispatcher and the policies are loaded for those that need more.
+    """
+
+    _KERNEL = frozenset(
+        (
+            "agents",
+            "clock",
+            "contexts",
+            "info",
+            "journal",
+            "ledger",
+            "projects",
+            "queue",
+            "supervision",
+            "terminate",
+            "usage",
+            "workers",
+        )
+    )
 
     def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel)
-        self.terminate, self.info = kernel.terminate, kernel.info
+        self.kernel = kernel
+        self._whole: EmbeddedApi | None = None
 
-    def explain(
-        self,
-        sched_id: int,
-        *,
-        worker_id: str = "any-worker",
-        max_n: int = 1,
-        policy: str | None = None,
-        kinds: tuple[str, ...] = (),
-        now: float | None = None,
-    ) -> Explanation:
-        """Explain why an entry is not running."""
-        return explain(
-            self,
-            sched_id,
-            worker_id=worker_id,
-            max_n=max_n,
-            policy=policy,
-            kinds=kinds,
-            now=now,
-            policy_from_store=True,
-        )
+    def __getattr__(self, name: str) -> Any:
+        if name in self._KERNEL:
+            return getattr(self.kernel, name)
+        if self._whole is None:
+            from rota.cli.embedded_api import EmbeddedApi
 
-    def __enter__(self) -> EmbeddedApi:
+            self._whole = EmbeddedApi(self.kernel)
+        return getattr(self._whole, name)
+
+    @cached_property
+    def logs(self) -> RunLogs:
+        """What runs have printed."""
+        from rota.service import RunLogs
+
+        return RunLogs(self.kernel)
+
+    def show(self, sched_id: int) -> EntryReport:
+        """Return everything about one entry."""
+        from rota.service import entry_report
+
+        return entry_report(self.kernel, sched_id)
+
+    def close(self) -> None:
+        """Close the store, and end what was started."""
+        self.kernel.store.close() if self._whole is None else self._whole.close()
+
+    def __enter__(self) -> FileApi:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,11 +91,17 @@ class EmbeddedApi(Dispatcher):
 
 def open_api(address: str, *, create: bool = False) -> EmbeddedApi | Client:
     """Open the scheduler API at an address; a missing file is created only with `create`."""
-    return open_client(address) if is_remote(address) else EmbeddedApi(_kernel(address, create=create))
+    if not is_file(address):
+        return open_client(address)
+    return cast("EmbeddedApi", FileApi(_kernel(address, create=create)))
 
 
 def open_client(address: str, *, retry_s: float = RETRY_S) -> Client:
     """Return a client of a daemon, with the token file and CA file given on the command line."""
+    from rota.rpc import connect, is_remote
+
+    if not is_remote(address):
+        raise _not_a_file(address)
     return connect(address, token_file=access.token_file, ca_file=access.ca_file, retry_s=retry_s)
 
 
@@ -82,13 +117,17 @@ def open_file(address: str, *, create: bool = False, read_only: bool = False) ->
 
 def _kernel(address: str, *, create: bool = False, read_only: bool = False) -> Kernel:
     if not is_file(address):
-        raise InvalidInput(f"{address} is not a file", field="store", hint="Give the store's file with --store.")
+        raise _not_a_file(address)
     if not create and not Path(address).exists():
         raise StoreUnavailable(
             f"there is no store at {os.path.abspath(address)}",  # noqa: PTH100  # a link is named as it was given
             hint="Give one with --store or ROTA_STORE, or create one: rota agents create NAME.",
         )
     return Kernel(store.open(address, read_only=read_only))
+
+
+def _not_a_file(address: str) -> InvalidInput:
+    return InvalidInput(f"{address} is not a file", field="store", hint="Give the store's file with --store.")
 
 
 def is_file(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""Commands that change entries or pause work: enqueue, cancel, retry, release, pause, resume."""
+"""Commands that enqueue and pause work: enqueue, pause, resume."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import typer
 from rota.cli.options import STORE, AsJson, By, Store
 from rota.cli.terminal_text import say
 
-__all__ = ["cancel", "enqueue", "pause", "release", "resume", "retry"]
+__all__ = ["enqueue", "pause", "resume"]
 
 Many = list[str] | None
-Ids = Annotated[list[int] | None, typer.Argument(help="The entry ids.")]
 Level = Annotated[
     Literal["fleet", "agent", "project"], typer.Argument(help="What to pause: all, an agent or a project.")
 ]
@@ -106,91 +105,10 @@ def _print_enqueued(api: Any, sched_id: int, wait_s: float | None, *, as_json: b
         say(f"entry {sched_id}", err=True)
     entry = api.queue.wait(sched_id, wait_s)
     print_json(entry if as_json else entry.result)
-    if entry.exit_kind != "completed":
+    if entry.status != "succeeded":
+        if not as_json:
+            say(f"{entry.status}; what happened: rota show {sched_id}", err=True)
         raise typer.Exit(1)
-
-
-def cancel(
-    ids: Ids = None,
-    *,
-    stop: Annotated[bool, typer.Option("--stop", help="Also ask running entries to stop.")] = False,
-    agent: Annotated[str | None, typer.Option("--agent", help="All queued entries of this agent.")] = None,
-    project: Annotated[str | None, typer.Option("--project", help="All queued entries of this project.")] = None,
-    tag: Annotated[str | None, typer.Option("--tag", help="All queued entries with this label.")] = None,
-    by: By = "operator",
-    store: Store = STORE,
-    as_json: AsJson = False,
-) -> None:
-    """Cancel queued entries, by id or by filter.
-
-    With --stop, running entries are asked to stop.
-    """
-    from rota.cli.arguments import filter_of
-    from rota.cli.connection import open_api
-    from rota.cli.output import print_json
-
-    with open_api(store) as api:
-        matching = filter_of(api, ids, agent=agent, project=project, tag=tag)
-        if matching is not None:
-            count = api.queue.cancel_where(matching, reason=by)
-            print_json({"cancelled": count}) if as_json else say(f"{count:,} cancelled")
-            return
-        states = {}
-        for sched_id in ids or ():
-            states[sched_id] = api.queue.request_cancel(sched_id, by=by) if stop else api.queue.cancel(sched_id)[1]
-    if as_json:
-        print_json({"states": states})
-        return
-    for sched_id, state in states.items():
-        say(f"entry {sched_id} {'was asked to stop' if state == 'dispatched' else f'is {state}'}")
-
-
-def retry(
-    ids: Ids = None,
-    *,
-    agent: Annotated[str | None, typer.Option("--agent", help="All failed entries of this agent.")] = None,
-    project: Annotated[str | None, typer.Option("--project", help="All failed entries of this project.")] = None,
-    tag: Annotated[str | None, typer.Option("--tag", help="All failed entries with this label.")] = None,
-    store: Store = STORE,
-    as_json: AsJson = False,
-) -> None:
-    """Retry entries now, or enqueue a copy of failed ones."""
-    from rota.cli.arguments import filter_of
-    from rota.cli.connection import open_api
-    from rota.cli.output import print_json, print_table
-
-    with open_api(store) as api:
-        matching = filter_of(api, ids, agent=agent, project=project, tag=tag)
-        if matching is not None:
-            retried = api.queue.retry_where(matching)
-        else:
-            retried = {sched_id: api.queue.retry(sched_id) for sched_id in ids or ()}
-    if as_json:
-        print_json({"retried": retried})
-    else:
-        print_table(("entry", "retried as"), retried.items(), empty="no entry to retry")
-
-
-def release(
-    ids: Annotated[list[int], typer.Argument(help="The entry ids.")],
-    *,
-    store: Store = STORE,
-    as_json: AsJson = False,
-) -> None:
-    """Release entries from the hold that keeps them waiting.
-
-    An entry that waits for a failed predecessor, or is reserved for a worker, becomes ready.
-    """
-    from rota.cli.connection import open_api
-    from rota.cli.output import print_json, print_table
-
-    with open_api(store) as api:
-        entries = [api.queue.release(sched_id) for sched_id in ids]
-    if as_json:
-        print_json({"released": {entry.sched_id: entry.hold for entry in entries}})
-    else:
-        rows = [(entry.sched_id, entry.hold or "none") for entry in entries]
-        print_table(("entry", "hold"), rows, empty="no entry to release")
 
 
 def pause(

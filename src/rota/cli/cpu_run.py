@@ -114,7 +114,7 @@ def _commands(words: Sequence[str]) -> dict[str, list[str]]:
         raise InvalidInput(
             f"expected 1 to {len(string.ascii_lowercase)} commands, separated by a lone {SEPARATOR}",
             field="commands",
-            hint="For example: rota cpu run --weight a=3 -- make all + make docs",
+            hint="rota cpu run --weight a=3 -- make all + make docs",
         )
     return dict(zip(string.ascii_lowercase, parts, strict=False))
 

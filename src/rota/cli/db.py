@@ -1,13 +1,13 @@
-"""`rota db`: maintain the store's file. These commands need the file itself, not a daemon's address."""
+"""`rota db`: maintain the store's file. All but `retention` need the file itself, not a daemon's address."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rota.cli.exit_codes import FOUND
-from rota.cli.options import STORE, AsJson, Store
+from rota.cli.options import STORE, AsJson, By, Store
 from rota.cli.terminal_text import say
 
 __all__ = ["db"]
@@ -82,6 +82,50 @@ def prune(
     say(f"{pruned.events:,} events and {pruned.entries:,} entries removed, {pruned.freed_bytes:,} bytes freed")
     if pruned.free_bytes:
         say(f"{pruned.free_bytes:,} bytes are free in the file for new rows; --vacuum frees them, writers wait")
+
+
+@db.command()
+def retention(
+    *,
+    entries: Annotated[str | None, typer.Option("--entries", help="Keep finished entries for this long: 7d.")] = None,
+    entries_max: Annotated[
+        int | None, typer.Option("--entries-max", min=0, help="Keep at most this many finished entries.")
+    ] = None,
+    events: Annotated[str | None, typer.Option("--events", help="Keep events for this long: 7d.")] = None,
+    events_max: Annotated[
+        int | None, typer.Option("--events-max", min=0, help="Keep at most this many events.")
+    ] = None,
+    on: Annotated[bool | None, typer.Option("--on/--off", help="Whether anything is removed by itself.")] = None,
+    by: By = "operator",
+    store: Store = STORE,
+    as_json: AsJson = False,
+) -> None:
+    """Show or set what the store keeps.
+
+    Daemons and supervisors remove the rest by themselves. This also works with a daemon's address.
+    """
+    from rota.cli.arguments import seconds
+    from rota.cli.connection import open_api
+    from rota.cli.output import print_json
+    from rota.cli.retention_text import retention_lines
+
+    given: dict[str, Any] = {
+        "entries_s": None if entries is None else seconds(entries, "entries"),
+        "entries_max": entries_max,
+        "events_s": None if events is None else seconds(events, "events"),
+        "events_max": events_max,
+        "enabled": on,
+    }
+    changes = {field: value for field, value in given.items() if value is not None}
+    with open_api(store) as api:
+        if changes:
+            api.retention.set(**changes, by=by)
+        status = api.retention.status()
+    if as_json:
+        print_json(status)
+        return
+    for line in retention_lines(status):
+        say(line)
 
 
 @db.command()

@@ -61,7 +61,7 @@ _AGENTS = Path(__file__).parent / "demo_agents"
 
 def show(*, seconds: float = SECONDS, policy: str = "eevdf", as_json: bool = False) -> bool:
     """Run the demonstration, print the report, and return whether it succeeded."""
-    console = output.console(stderr=as_json)
+    console = output.console(stderr=as_json, force_terminal=None)  # the view paints on it
     shown = demonstrate(seconds, policy, console)
     if as_json:
         output.print_json(shown.as_dict())

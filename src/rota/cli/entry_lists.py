@@ -2,76 +2,132 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from rota.cli.options import STORE, AsJson, Limit, Offset, Store
 
 if TYPE_CHECKING:
-    from rota.model import ReadyEntry
+    from rota.model import ReadyEntry, RunningEntry
 
 __all__ = ["ps", "queue"]
 
 State = Literal["queued", "dispatched", "completed", "expired", "cancelled", "all"]
+QUEUED = ("waiting", "ready")  # what `rota queue` lists by default
 
 
 def queue(
     *,
-    state: Annotated[State, typer.Option("--state", help="Only entries in this state.")] = "queued",
+    status: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--status",
+            help="Only entries of this status: waiting, ready, running, succeeded, failed, expired or cancelled; "
+            "repeatable, or with commas. Default: waiting,ready.",
+        ),
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option("--search", help="Only entries whose payload, result or errors hold this text.")
+    ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="Only this agent's, by pid or name.")] = None,
     project: Annotated[str | None, typer.Option("--project", help="Only this project's.")] = None,
     tag: Annotated[str | None, typer.Option("--tag", help="Only entries with this label.")] = None,
+    state: Annotated[State | None, typer.Option("--state", help="Only entries in this stored state.")] = None,
     exit_kind: Annotated[str | None, typer.Option("--exit-kind", help="Only entries that ended this way.")] = None,
     limit: Limit = 100,
     offset: Offset = 0,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """List entries by id. Default: queued entries."""
-    from rota.cli.arguments import pid_of
+    """List entries by id. Default: those that wait or are ready.
+
+    A search lists entries of every status, newest first. It looks at the newest 100,000 entries that match.
+    """
+    from rota.cli.arguments import agent_names, pid_of, statuses
     from rota.cli.connection import open_api
-    from rota.cli.output import console, print_json, print_table
+    from rota.cli.output import print_json
+    from rota.errors import InvalidInput
 
+    if search is not None and offset:
+        raise InvalidInput("a search has no --offset", field="offset", hint="Give a larger --limit.")
+    wanted: dict[str, Any] = {"project_id": project, "tag": tag, "exit_kind": exit_kind, "status": statuses(status)}
+    wanted["state"] = None if state == "all" else state
+    if status is None and state is None and exit_kind is None and search is None:
+        wanted["status"] = QUEUED
     with open_api(store) as api:
-        entries, total = api.queue.list(
-            state=None if state == "all" else state,
-            pid=None if agent is None else pid_of(api, agent),
-            project_id=project,
-            tag=tag,
-            exit_kind=exit_kind,
-            limit=limit,
-            offset=offset,
-        )
-        counts = api.queue.counts()
+        wanted["pid"] = None if agent is None else pid_of(api, agent)
+        is_complete: bool | None = None
+        if search is None:
+            entries, total = api.queue.list(limit=limit, offset=offset, **wanted)
+        else:
+            entries, is_complete = api.queue.search(search, limit=limit, **wanted)
+            total = len(entries)
+        counts = api.queue.counts(by="status")
+        names = agent_names(api, (entry.pid for entry in entries))
     if as_json:
-        print_json({"entries": entries, "total": total, "counts": counts})
+        found = {"entries": entries, "total": total, "counts": counts, "agents": names}
+        print_json(found if is_complete is None else {**found, "is_complete": is_complete})
         return
-    columns = ("entry", "agent", "project", "priority", "state", "when", "attempt", "trigger", "tags")
-    print_table(columns, (_queue_row(entry) for entry in entries), empty="no matching entries")
-    summary = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-    console().print(f"{total:,} match; in total: {summary or 'none'}", style="dim")
+    _print_entries(entries, names)
+    _print_summary(len(entries), total, counts, is_complete, limit)
 
 
-def _queue_row(entry: ReadyEntry) -> tuple[object, ...]:
-    from rota.cli.output import now, when
+def _print_entries(entries: list[ReadyEntry], names: dict[int, str]) -> None:
+    from rota.cli.output import moment, now, print_table
 
-    instant = entry.runnable_at if entry.state == "queued" else entry.completed_at or entry.dispatched_at
-    hold = "reserved" if entry.hold == "worker" else entry.hold
-    state = entry.exit_kind if entry.state == "completed" else hold or entry.state
+    at = now()
+    rows = [
+        (
+            entry.sched_id,
+            names.get(entry.pid),
+            entry.pid,
+            entry.project_id,
+            entry.priority,
+            _status_cell(entry),
+            moment(_instant(entry), at),
+            f"{entry.attempt} of {entry.max_attempts}",
+            entry.trigger,
+            entry.tags,
+        )
+        for entry in entries
+    ]
+    columns = ("entry", "agent", "pid", "project", "priority", "status", "when", "attempt", "trigger", "tags")
+    print_table(columns, rows, empty="no matching entries", optional=("project", "tags"))
+
+
+def _instant(entry: ReadyEntry) -> float | None:
+    """When a queued entry may run, a running one started, or another one ended."""
+    return entry.runnable_at if entry.state == "queued" else entry.completed_at or entry.dispatched_at
+
+
+def _status_cell(entry: ReadyEntry) -> str:
+    """The status, with what it waits for or how it ended."""
     if entry.unreadable is not None:
-        state = f"{state} (unreadable)"
-    return (
-        entry.sched_id,
-        entry.pid,
-        entry.project_id,
-        entry.priority,
-        state,
-        when(instant, now()),
-        f"{entry.attempt} of {entry.max_attempts}",
-        entry.trigger,
-        entry.tags,
-    )
+        return f"{entry.status} (unreadable)"
+    match entry.status:
+        case "waiting":
+            detail: str | None = "reserved" if entry.hold == "worker" else entry.hold
+        case "running":
+            detail = "stopping" if entry.cancel_requested else None
+        case "failed":
+            detail = entry.outcome or ("crashed" if entry.exit_kind == "crashed" else None)
+        case _:
+            detail = None
+    return f"{entry.status} ({detail})" if detail else entry.status
+
+
+def _print_summary(shown: int, total: int, counts: dict[str, int], is_complete: bool | None, limit: int) -> None:
+    from rota.cli.output import console
+
+    summary = ", ".join(f"{count:,} {status}" for status, count in counts.items())
+    matching = f"{shown:,} of {total:,} that match" if shown < total else f"{total:,} match"
+    console().print(f"{matching}; in total: {summary or 'none'}", style="dim")
+    if is_complete is False:
+        more = "Give a larger --limit." if shown == limit else "Give --status or --agent to search further back."
+        console().print(f"The search stopped before the oldest entries. {more}", style="yellow")
+    elif shown and any(status in counts for status in ("failed", "running")):
+        console().print("`rota show ID` shows everything about one of them.", style="dim", markup=False)
 
 
 def ps(
@@ -81,28 +137,38 @@ def ps(
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """List running entries with their worker and claim expiry."""
+    """List running entries with their worker, how far they are, and when their claim expires."""
     from rota.cli.connection import open_api
-    from rota.cli.output import now, print_json, print_table, when
+    from rota.cli.output import print_json, print_table
 
     with open_api(store) as api:
-        entries, total = api.queue.list(state="dispatched", project_id=project, limit=limit, offset=offset)
+        running, total = api.queue.running(project_id=project, limit=limit, offset=offset)
     if as_json:
-        print_json({"entries": entries, "total": total})
+        print_json({"running": running, "entries": [each.entry for each in running], "total": total})
         return
-    at = now()
-    rows = [
-        (
-            entry.sched_id,
-            entry.pid,
-            entry.project_id,
-            entry.worker_id,
-            entry.attempt,
-            when(entry.dispatched_at, at),
-            "stopping" if entry.cancel_requested else when(entry.claim_expires_at, at),
-            entry.workspace,
-        )
-        for entry in entries
-    ]
-    columns = ("entry", "agent", "project", "worker", "attempt", "started", "claim expires", "workspace")
-    print_table(columns, rows, empty="nothing is running")
+    columns = (
+        "entry", "agent", "pid", "project", "worker", "attempt", "started", "progress", "waits for", "claim expires",
+        "workspace",
+    )  # fmt: skip
+    optional = ("project", "progress", "waits for", "workspace")
+    print_table(columns, map(_running_row, running), empty="nothing is running", optional=optional)
+
+
+def _running_row(run: RunningEntry) -> tuple[object, ...]:
+    from rota.cli.output import moment, now, when
+
+    entry, at = run.entry, now()
+    progress = None if run.progress is None else f"{run.progress.fraction:.0%} {run.progress.text}".rstrip()
+    return (
+        entry.sched_id,
+        run.agent,
+        entry.pid,
+        entry.project_id,
+        entry.worker_id,
+        f"{entry.attempt} of {entry.max_attempts}",
+        moment(entry.dispatched_at, at),
+        progress,
+        tuple(f"limit {wait.name}, {when(wait.asked_at, at)}" for wait in run.waits_for),
+        "stopping" if entry.cancel_requested else when(entry.claim_expires_at, at),
+        entry.workspace,
+    )

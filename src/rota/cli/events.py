@@ -64,7 +64,7 @@ def _print_event(event: Event, kind: str | None, *, as_json: bool) -> None:
     import sys
     from fnmatch import fnmatchcase
 
-    from rota.cli.output import print_json
+    from rota.cli.output import local_time, now, print_json
 
     if kind is not None and not fnmatchcase(event.kind, kind):
         return
@@ -74,5 +74,5 @@ def _print_event(event: Event, kind: str | None, *, as_json: bool) -> None:
         facts = " ".join(f"{name}={value}" for name, value in event.payload.items() if value not in ("", None, [], {}))
         agent = "" if event.pid is None else f" agent {event.pid}"
         by = f" by {event.author}" if event.author else ""
-        say(harmless(f"{event.event_id} {event.ts:.3f} {event.kind}{agent}{by} {facts}"))
+        say(harmless(f"{event.event_id} {local_time(event.ts, now())} {event.kind}{agent}{by} {facts}"))
     sys.stdout.flush()  # a program that follows reads it now

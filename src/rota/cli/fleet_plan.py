@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -15,9 +14,10 @@ from rich.table import Table
 from rota import store
 from rota.cli import output
 from rota.cli.terminal_text import harmless
-from rota.clock import Clock, SystemClock
+from rota.clock import Clock, SystemClock, local_time
 from rota.fleet import Fleet, FleetPlan, fleet_schema, load_fleet, plan_fleet
 from rota.kernel import Kernel
+from rota.model import amount_text, dim_text, dollars
 
 __all__ = ["print_plan", "print_schema"]
 
@@ -60,7 +60,7 @@ def _print(plan: FleetPlan, console: Console) -> None:
     state = "exists" if plan.store_exists else "will be created"
     console.print(f"[bold]{escape(plan.fleet)}[/]  {plan.slots} slots, store {escape(plan.store)} ({state})")
     console.print(f"[bold]{escape(plan.policy)}[/]  [dim]{escape(plan.policy_sentence)}[/]")
-    for table in (_projects(plan), _agents(plan), _budgets(plan), _limits(plan), _triggers(plan)):
+    for table in (_projects(plan), _agents(plan), _budgets(plan), _limits(plan), _prices(plan), _triggers(plan)):
         if table.row_count:
             console.print()
             console.print(table)
@@ -132,12 +132,12 @@ def _budgets(plan: FleetPlan) -> Table:
         [
             (
                 f"{row.level} {row.owner}" if row.level != "global" else "all projects",
-                row.dim,
-                f"{row.limit:,}",
-                f"{row.used:,}",
+                dim_text(row.dim),
+                amount_text(row.dim, row.limit),
+                amount_text(row.dim, row.used),
                 "total" if row.window_h is None else f"{row.window_h:g} h",
-                f"{row.use_per_hour:,.0f}",
-                row.told if row.ends_at is None else f"{row.told} ({_utc(row.ends_at)})",
+                amount_text(row.dim, round(row.use_per_hour)),
+                row.told if row.ends_at is None else f"{row.told} ({local_time(row.ends_at)})",
             )
             for row in plan.budgets
         ],
@@ -155,13 +155,18 @@ def _limits(plan: FleetPlan) -> Table:
     )
 
 
+def _prices(plan: FleetPlan) -> Table:
+    table = Table("model", "input", "cached input", "output", title="Prices of a million tokens")
+    rows = [
+        (row.model, *(dollars(each) for each in (row.input_micro, row.cached_input_micro, row.output_micro)))
+        for row in plan.prices
+    ]
+    return _fill(table, rows)
+
+
 def _triggers(plan: FleetPlan) -> Table:
     table = Table("agent", "trigger", "next firings", title="Triggers")
     return _fill(
         table,
-        [(row.agent, row.what, ", ".join(map(_utc, row.next_at)) or "not timed") for row in plan.triggers],
+        [(row.agent, row.what, ", ".join(map(local_time, row.next_at)) or "not timed") for row in plan.triggers],
     )
-
-
-def _utc(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

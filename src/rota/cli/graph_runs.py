@@ -245,7 +245,8 @@ def _workers(kernel: Kernel, plan: Plan, registry: ComponentRegistry, count: int
 
 
 def _worker(kernel: Kernel, plan: Plan, registry: ComponentRegistry, number: int) -> EntryWorker:
-    return EntryWorker(Dispatcher(kernel), registry, [plan.name], worker_id=f"graph-{os.getpid()}-{number}")
+    worker_id = f"graph-{os.getpid()}-{number}"
+    return EntryWorker(Dispatcher(kernel), registry, [plan.name], worker_id=worker_id, kind="graph")
 
 
 def _serve(worker: EntryWorker, token: StopToken) -> None:

@@ -16,17 +16,20 @@ import msgspec
 
 from rota.cli.connection import is_file, open_file
 from rota.cli.output import now, span
+from rota.cli.retention_text import retention_lines
 from rota.errors import RotaError
 from rota.host import Capabilities, detect
 from rota.kernel import Kernel
 from rota.policy import make, names
-from rota.service import StorePolicies, make_policy
+from rota.service import RunLogs, StorePolicies, make_policy
 from rota.store import SQLITE_OLDEST
 
 __all__ = ["Finding", "examine"]
 
 FREE_BYTES_MIN = 256 * 1024 * 1024  # below this a store may soon be unable to write
 LOG_BYTES_MAX = 256 * 1024 * 1024  # a larger write-ahead log has a reader that never ends
+LOGS_SURPLUS = 1.1  # how far the logs of runs may be over their maxima before they are removed
+WORKERS_NAMED_MAX = 5  # workers that are named in one line
 EXTRAS = {"fast": "numpy", "testing": "hypothesis"}
 
 Verdict = Literal["good", "note", "bad"]
@@ -138,8 +141,19 @@ def _inside(part: str, kernel: Kernel) -> Iterator[Finding]:
         yield Finding(part, "bad", problem, "Restore a backup; keep the damaged file for analysis.")
     if not problems:
         yield Finding(part, "good", "no damage found")
+    yield from _retention(part, kernel)
     yield from _policy_in_force("work", kernel)
+    yield from _workers("work", kernel)
     yield from _work("work", kernel)
+    yield from _logs("logs", kernel)
+
+
+def _retention(part: str, kernel: Kernel) -> Iterator[Finding]:
+    status = kernel.retention.status()
+    kept, *rest = retention_lines(status)
+    is_on = status.setting.enabled
+    yield Finding(part, "good" if is_on else "note", kept, "" if is_on else "rota db retention --on")
+    yield from (Finding(part, "good", line) for line in rest)
 
 
 def _policy_in_force(part: str, kernel: Kernel) -> Iterator[Finding]:
@@ -152,6 +166,22 @@ def _policy_in_force(part: str, kernel: Kernel) -> Iterator[Finding]:
         yield Finding(part, "bad", f"{words}: {problem.message}, so strict order replaces it", fix)
     else:
         yield Finding(part, "good", words)
+
+
+def _workers(part: str, kernel: Kernel) -> Iterator[Finding]:
+    found = kernel.workers.list(lost=True)
+    alive = [worker for worker in found if worker.alive]
+    for worker in found:
+        if not worker.alive:
+            words = f"worker {worker.worker_id} on {worker.host} is lost: last seen {span(now() - worker.seen_at)} ago"
+            yield Finding(part, "note", words, "rota workers")
+    if alive:
+        slots, running = sum(worker.slots for worker in alive), sum(worker.running for worker in alive)
+        names = ", ".join(worker.worker_id for worker in alive[:WORKERS_NAMED_MAX])
+        more = ", …" if len(alive) > WORKERS_NAMED_MAX else ""
+        yield Finding(part, "good", f"workers: {names}{more}; {running:,} of {slots:,} slots in use")
+    else:
+        yield Finding(part, "note", "no worker is running: nothing starts", "rota run fleet.toml")
 
 
 def _work(part: str, kernel: Kernel) -> Iterator[Finding]:
@@ -171,6 +201,21 @@ def _work(part: str, kernel: Kernel) -> Iterator[Finding]:
         since = max(at - (run.claim_expires_at or at) for run in late)
         words = f"{len(late):,} claims have expired, the first {span(since)} ago, and no worker has claimed since"
         yield Finding(part, "note", words, "Start a worker: the next claim reclaims them.")
+
+
+def _logs(part: str, kernel: Kernel) -> Iterator[Finding]:
+    logs = RunLogs(kernel)
+    (runs, size), (runs_max, bytes_max) = logs.usage(), logs.maxima()
+    words = f"output of {runs:,} runs, {_size(size)}; kept: at most {runs_max:,} runs and {_size(bytes_max)}"
+    if runs > LOGS_SURPLUS * runs_max or size > LOGS_SURPLUS * bytes_max:
+        fix = "The next run that prints removes the oldest; logs_max and logs_bytes_max in the fleet file set both."
+        yield Finding(part, "note", words, fix)
+    else:
+        yield Finding(part, "good", words)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 # --- the platform --------------------------------------------------------------------------------

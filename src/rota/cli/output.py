@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-import os
+import datetime as dt
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import msgspec
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.markup import escape
-from rich.segment import Segment
-from rich.table import Table
 
+from rota.cli.plain_console import PlainConsole, escape
 from rota.cli.terminal_text import harmless
 from rota.clock import SystemClock
 
-__all__ = ["cell", "console", "now", "print_fields", "print_json", "print_page", "print_table", "span", "when"]
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
-PIPE_COLUMNS = 160  # the width where output is not a terminal
+__all__ = [
+    "cell",
+    "console",
+    "local_time",
+    "moment",
+    "now",
+    "print_fields",
+    "print_json",
+    "print_page",
+    "print_table",
+    "span",
+    "when",
+]
+
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -27,23 +39,15 @@ def now() -> float:
     return SystemClock().now()
 
 
-class _HarmlessConsole(Console):
-    """A console that shows the codes in a text; of codes, a terminal gets only its own styles and cursor moves."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Yield the parts of what is printed."""
-        for part in super().render(renderable, options):
-            if part.control or part.text.isprintable() or part.text == "\n":
-                yield part
-            else:
-                yield Segment(harmless(part.text, lines=True), part.style)
-
-
 def console(*, stderr: bool = False, **options: Any) -> Console:
-    """Return the console for standard output or standard error."""
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stderr or stream.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    return _HarmlessConsole(**{"width": width, "highlight": False, "emoji": False, "stderr": stderr, **options})
+    """Return the console for standard output or standard error; with options, it is rich's."""
+
+    def make_rich() -> Console:
+        from rota.cli.rich_console import rich_console
+
+        return rich_console(stderr=stderr, **options)
+
+    return make_rich() if options else cast("Console", PlainConsole(make_rich, stderr=stderr))
 
 
 def print_json(value: Any, *, indent: int | None = None, file: IO[str] | None = None) -> None:
@@ -53,12 +57,32 @@ def print_json(value: Any, *, indent: int | None = None, file: IO[str] | None = 
     (file or sys.stdout).write(harmless(shown.decode(), lines=True) + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
-    """Print a table, or the sentence `empty` if it has no rows."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str, optional: Collection[str] = ()
+) -> None:
+    """Print a table, or the sentence `empty` if it has no rows; an `optional` column only if a row has a value."""
+    if optional:
+        rows = list(rows)
+        shown = [
+            at for at, name in enumerate(columns) if name not in optional or any(cell(row[at]) != "–" for row in rows)
+        ]
+        columns, rows = [columns[at] for at in shown], [[row[at] for at in shown] for row in rows]
+    cells = [list(map(cell, row)) for row in rows]
+    out = console()
+    if not cells:
+        out.print(empty)
+    elif not cast("PlainConsole", out).print_table(columns, cells):
+        out.print(_folding_table(columns, cells))
+
+
+def _folding_table(columns: Sequence[str], rows: list[list[str]]) -> Table:
+    """Return a table that rich folds to the width of the terminal."""
+    from rich.table import Table
+
     table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for row in rows:
-        table.add_row(*map(cell, row))
-    console().print(table if table.row_count else empty, markup=not table.row_count)
+        table.add_row(*row)
+    return table
 
 
 def print_page(name: str, page: tuple[Sequence[Any], int], columns: dict[str, str], *, as_json: bool) -> None:
@@ -95,6 +119,19 @@ def when(at: float | None, now_at: float) -> str:
     if not at:
         return "now"
     return f"in {span(at - now_at)}" if at > now_at else f"{span(now_at - at)} ago"
+
+
+def local_time(at: float, now_at: float) -> str:
+    """Format an instant in this machine's zone: the time of day, with the date if it is not today's."""
+    moment = dt.datetime.fromtimestamp(at).astimezone()
+    if moment.date() == dt.datetime.fromtimestamp(now_at).astimezone().date():
+        return f"{moment:%H:%M:%S}"
+    return f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def moment(at: float | None, now_at: float) -> str:
+    """Format an instant as a local time and relative to now."""
+    return f"{local_time(at, now_at)} ({when(at, now_at)})" if at else when(at, now_at)
 
 
 def span(seconds: float) -> str:

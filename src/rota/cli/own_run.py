@@ -1,7 +1,8 @@
 """Commands for the programs that rota runs: what a run reports about itself.
 
 They find their run in the environment that the supervisor gave it: ROTA_SCHED_ID and ROTA_TOKEN name the run and its
-claim, ROTA_STORE is the daemon's address, and ROTA_ACCESS_TOKEN lets the program act for this run only.
+claim, ROTA_STORE is the address of the daemon or of the supervisor's own socket, and ROTA_ACCESS_TOKEN lets the program
+act for this run only.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from rota.cli.options import AsJson
+from rota.cli.options import STORE, AsJson
 from rota.cli.terminal_text import say
 
-__all__ = ["OwnStore", "charge", "checkpoint", "complete", "emit", "heartbeat", "own_run"]
+__all__ = ["OwnStore", "charge", "checkpoint", "complete", "emit", "heartbeat", "own_run", "progress"]
 
 OwnStore = Annotated[
     str | None, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The store: a file or a daemon's address.")
@@ -39,13 +40,17 @@ def own_run(store: str | None) -> OwnRun:
         hint = "The supervisor sets ROTA_SCHED_ID and ROTA_TOKEN for the programs that it runs."
         raise InvalidInput("this command works only inside a run", field="ROTA_SCHED_ID", hint=hint)
     if store is None:  # never the default file: it may be another store, with an entry of the same number
-        hint = "Serve the store with `rota serve`, or give its file with --store."
-        raise NotEnabled("no daemon serves the store of this run: ROTA_STORE is not set", hint=hint)
+        hint = "Give the store's file with --store, or do not clear the environment of the program."
+        raise NotEnabled("the store of this run is not known: ROTA_STORE is not set", hint=hint)
     return OwnRun(store, int(sched_id), int(token))
 
 
 def charge(
-    amounts: Annotated[list[str], typer.Argument(help="What was used: tokens=500 cost_micro=20.")],
+    amounts: Annotated[list[str], typer.Argument(help="What was used: tokens=500 usd=0.02.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="The model. input_tokens=400 output_tokens=100 then cost its price."),
+    ] = None,
     store: OwnStore = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,14 +61,21 @@ def charge(
     from rota.cli import arguments
     from rota.cli.connection import open_api
     from rota.cli.output import print_json, print_table
+    from rota.model import amount_text, priced
 
     run = own_run(store)
     with open_api(run.store) as api:
-        lines = api.queue.charge(run.sched_id, arguments.amounts(amounts, "amounts"), token=run.token)
+        found = priced(arguments.amounts(amounts, "amounts"), model, {} if model is None else api.usage.prices())
+        lines = api.queue.charge(run.sched_id, found.amounts, token=run.token, model=model)
+    if found.advisory is not None:
+        say(f"rota: {found.advisory}", err=True)
     if as_json:
         print_json({"lines": {dim: line._asdict() for dim, line in lines.items()}})
     elif lines:
-        rows = [(dim, line.used, line.hard_limit, line.over_limit) for dim, line in lines.items()]
+        rows = [
+            (dim, amount_text(dim, line.used), amount_text(dim, line.hard_limit), line.over_limit)
+            for dim, line in lines.items()
+        ]
         print_table(("dimension", "used", "limit", "over the limit"), rows, empty="")
 
 
@@ -82,6 +94,32 @@ def checkpoint(
         api.supervision.checkpoint(run.sched_id, run.token, arguments.json_object(state, "state"))
     if as_json:
         print_json({"sched_id": run.sched_id})
+
+
+def progress(
+    fraction: Annotated[str, typer.Argument(help="How far it is: 40% or 0.4.")],
+    text: Annotated[str, typer.Argument(help="What it is doing, for people.")] = "",
+    store: OwnStore = None,
+    as_json: AsJson = False,
+) -> None:
+    """Inside a run: report how far it is."""
+    from rota.cli.connection import open_api
+    from rota.cli.output import print_json
+    from rota.errors import InvalidInput
+
+    run = own_run(store)
+    try:
+        amount = float(fraction.removesuffix("%")) / (100 if fraction.endswith("%") else 1)
+    except ValueError:
+        amount = -1.0
+    if not 0 <= amount <= 1:
+        raise InvalidInput(
+            f"progress must be from 0% to 100%, not {fraction!r}", field="fraction", hint="rota progress 40%"
+        )
+    with open_api(run.store) as api:
+        event_id = api.supervision.progress(run.sched_id, run.token, amount, text)
+    if as_json:
+        print_json({"event_id": event_id})
 
 
 def heartbeat(store: OwnStore = None, as_json: AsJson = False) -> None:
@@ -106,18 +144,27 @@ def heartbeat(store: OwnStore = None, as_json: AsJson = False) -> None:
 def emit(
     kind: Annotated[str, typer.Argument(help="The kind of event; kernel.* is reserved.")],
     payload: Annotated[str, typer.Option("--payload", "-p", help="A JSON object.")] = "{}",
+    *,
+    agent: Annotated[
+        str | None, typer.Option("--agent", help="The agent it is about, by pid or name. Inside a run: the run's.")
+    ] = None,
     store: OwnStore = None,
     as_json: AsJson = False,
 ) -> None:
-    """Inside a run: append an event about its agent to the journal, and print the event's id."""
+    """Append an event of your own to the journal, and print its id.
+
+    Triggers and hooks may wait for it. Inside a run the event is about the run's agent.
+    """
     from rota.cli import arguments
     from rota.cli.connection import open_api
     from rota.cli.output import print_json
 
-    run = own_run(store)
-    with open_api(run.store) as api:
-        pid = api.queue.get(run.sched_id).pid
-        event_id = api.journal.append(pid, kind, arguments.json_object(payload, "payload"))
+    body = arguments.json_object(payload, "payload")
+    run = own_run(store) if agent is None and "ROTA_SCHED_ID" in os.environ else None
+    with open_api(store or STORE) as api:
+        pid = api.queue.get(run.sched_id).pid if run is not None else None
+        pid = arguments.pid_of(api, agent) if agent is not None else pid
+        event_id = api.journal.append(pid, kind, body)
     print_json({"event_id": event_id}) if as_json else say(event_id)
 
 

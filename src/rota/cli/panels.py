@@ -1,89 +1,62 @@
 """The panels of the live view, as pure functions from a scene to text.
 
-A scene holds everything that is shown at one moment. Its time is rounded to the width of a chart column, so two scenes
-that look alike are equal, and an equal scene is not painted again.
-
-Colours distinguish projects; without colour, a letter does.
+`scene.py` says what a scene is, `slot_chart.py` draws the slots.
 """
 
 from __future__ import annotations
 
-import string
-from collections.abc import Iterable, Sequence
-
-import msgspec
-from rich.cells import cell_len, set_cell_size
+from rich.cells import set_cell_size
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from rota.cli.scene import NAME_MAX, NARROW, SECTION_MAX, WINDOWS_S, Look, Scene
+from rota.cli.slot_chart import COLORS, column_s, gantt, lane_cells, project_marks, short_name, window_s_for
 from rota.cli.terminal_text import harmless
-from rota.model import WEIGHT_UNIT, BudgetLine, SchedulingContext
-from rota.observe import ChartRow, EventText, ProjectReport, RunSpan, TextTone
+from rota.model import COST_DIM, WEIGHT_UNIT, SchedulingContext, dim_text, dollars
+from rota.observe import ProjectReport, TextTone
 
-__all__ = ["Look", "Scene", "bar", "column_s", "gantt", "lane_cells", "scene_view", "window_s_for"]
+__all__ = [
+    "SECTION_MAX",
+    "SNAPSHOT_MAX",
+    "WINDOWS_S",
+    "Look",
+    "Scene",
+    "bar",
+    "column_s",
+    "gantt",
+    "lane_cells",
+    "scene_view",
+    "snapshot_view",
+    "window_s_for",
+]
 
-NARROW = 60  # columns; below this, bars and worker names are omitted
-NAME_MAX = 18
 BAR_MAX = 24
 STORIES_MIN = 4
-SECTION_MAX = 8  # rows of projects, budgets or limits
-WINDOWS_S = (30.0, 60.0, 120.0, 300.0, 600.0)  # how much time a full chart row may show
-RUNS_PER_ROW = 20  # the window is chosen so that about this many typical runs fit
-COLORS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red", "bright_cyan", "bright_magenta")
-TONES: dict[TextTone, str] = {"quiet": "dim", "plain": "", "good": "green", "warn": "yellow", "bad": "bold red"}
-
-
-class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What the terminal can show."""
-
-    width: int = 80
-    height: int = 40
-    in_color: bool = True
-    ascii_only: bool = False
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether it is too narrow for bars beside numbers."""
-        return self.width < NARROW
-
-
-class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is shown at one moment."""
-
-    at: float
-    store: str = ""
-    policy: str = ""
-    worker_id: str = ""
-    uptime_s: float = 0.0
-    slots: int = 0
-    window_s: float = WINDOWS_S[0]  # how much time a chart row shows
-    lanes: tuple[tuple[str, int, tuple[RunSpan, ...]], ...] = ()
-    measure: str = "tokens"
-    projects: tuple[ProjectReport, ...] = ()
-    budgets: tuple[BudgetLine, ...] = ()
-    limits: tuple[SchedulingContext, ...] = ()
-    throttles: dict[str, float] = {}  # by limit name: paused until
-    awaited: dict[str, int] = {}  # by limit name: runs that wait for it
-    queued: int = 0
-    running: int = 0
-    finished: int = 0
-    holds: dict[str, int] = {}
-    retries: int = 0
-    failures: dict[str, int] = {}
-    reclaimed: int = 0
-    stories: tuple[EventText, ...] = ()
-    skipped: int = 0  # events that arrived too fast to be shown
+SNAPSHOT_MAX = 50  # rows of a section where the height is not limited
+SNAPSHOT_STORIES = 10
+TONES: dict[TextTone, str] = {
+    "detail": "dim",
+    "quiet": "dim",
+    "plain": "",
+    "good": "green",
+    "warn": "yellow",
+    "bad": "bold red",
+}
 
 
 def scene_view(scene: Scene, look: Look) -> RenderableType:
     """Return the whole view, no higher than the terminal."""
-    tables = [_projects(scene, look), _budgets(scene, look), _limits(scene, look)]
-    below = [lines for lines in tables if lines]
+    sections = [section for section in _sections(scene, look) if section[1]]
     queue = _queue(scene)
-    room = look.height - len(queue) - sum(len(lines) + 1 for lines in below) - STORIES_MIN - 3
+    room = look.height - len(queue) - sum(len(lines) + 1 for _, lines in sections) - STORIES_MIN - 3
+    more = []  # what is shown if there is room for it and for the chart
+    for title, lines in _details(scene, look):
+        if lines and room - len(lines) - 1 >= len(scene.lanes):
+            more.append((title, lines))
+            room -= len(lines) + 1
     chart = gantt(scene, look, max(1, room))
     parts = [_header(scene, look), _rule(f"slots · the last {scene.window_s:g} s", look), *chart, *queue]
-    for title, lines in zip(_titles(tables, scene), below, strict=True):
+    for title, lines in (*sections, *more):
         parts += [_rule(title, look), *lines]
     left = look.height - len(parts) - 1
     if left > 1:
@@ -91,9 +64,31 @@ def scene_view(scene: Scene, look: Look) -> RenderableType:
     return Group(*(_cut(part, look) for part in parts[: look.height]))
 
 
-def _titles(tables: Sequence[Sequence[Text]], scene: Scene) -> Iterable[str]:
-    titles = (f"projects · share of {scene.measure} against target", "budgets", "named limits")
-    return [title for title, lines in zip(titles, tables, strict=True) if lines]
+def snapshot_view(scene: Scene, look: Look) -> RenderableType:
+    """Return one snapshot, as high as it has to be: everything but the chart."""
+    parts = [_header(scene, look), *_queue(scene)]
+    for title, lines in (*_details(scene, look)[:2], *_sections(scene, look), *_details(scene, look)[2:]):
+        parts += [_rule(title, look), *lines] if lines else []
+    parts += [_rule("last events", look), *_stories(scene, look, SNAPSHOT_STORIES)]
+    return Group(*(_cut(part, look) for part in parts))
+
+
+def _sections(scene: Scene, look: Look) -> list[tuple[str, list[Text]]]:
+    window = "" if scene.share_window_s is None else f", last {_span(scene.share_window_s)}"
+    return [
+        (f"projects · share of {scene.measure} against target{window}", _projects(scene, look)),
+        ("budgets", _budgets(scene, look)),
+        ("named limits", _limits(scene, look)),
+    ]
+
+
+def _details(scene: Scene, look: Look) -> list[tuple[str, list[Text]]]:
+    agents = f"agents · share of {scene.measure} in their project against target"
+    return [
+        ("workers", _workers(scene, look)),
+        ("running", _runs(scene, look)),
+        (agents, _agents(scene, look)),
+    ]
 
 
 # --- lines ---------------------------------------------------------------------------------------
@@ -118,8 +113,18 @@ def _rule(title: str, look: Look) -> Text:
 
 
 def _header(scene: Scene, look: Look) -> Text:
-    parts = [("rota", "bold"), (f" {scene.policy}", "cyan"), (f" · {scene.slots} slots", "")]
-    parts.append((f" · up {_duration(scene.uptime_s)}", ""))
+    parts = [("rota", "bold")]
+    if scene.problem:
+        parts.append((f" · {scene.problem} ·", "bold red"))
+    parts.append((f" {scene.policy}", "cyan"))
+    if scene.workers is not None:
+        parts.append((f" · {scene.slots} slots", ""))
+    if scene.workers:
+        parts.append((f" · {_count(len(scene.workers), 'worker')}", ""))
+    if scene.statuses is None:
+        parts.append((f" · up {_duration(scene.uptime_s)}", ""))
+    if scene.paused_by is not None:
+        parts.append((f" · the fleet is paused by {scene.paused_by}", "yellow"))
     if not look.is_narrow:
         parts += [(f" · {text}", "dim") for text in (scene.worker_id, scene.store) if text]
     if scene.skipped:
@@ -128,16 +133,27 @@ def _header(scene: Scene, look: Look) -> Text:
 
 
 def _queue(scene: Scene) -> list[Text]:
-    """Return what waits and runs and, on a second line, failures if there are any."""
-    held = ", ".join(f"{count:,} {_HOLDS.get(hold, hold)}" for hold, count in scene.holds.items())
-    parts = [("queue ", "dim"), (f"{scene.queued:,} waiting", "")]
-    parts += [(f" ({held})", "dim")] if held else []
-    parts += [(f" · {scene.running:,} running", ""), (f" · {scene.finished:,} ended", "")]
+    """Return what waits and runs, how long entries wait, and failures if there are any."""
+    if scene.statuses is None:
+        held = ", ".join(f"{count:,} {_HOLDS.get(hold, hold)}" for hold, count in scene.holds.items())
+        parts = [("queue ", "dim"), (f"{scene.queued:,} waiting", "")]
+        parts += [(f" ({held})", "dim")] if held else []
+        parts += [(f" · {scene.running:,} running", ""), (f" · {scene.finished:,} ended", "")]
+    else:
+        counts = " · ".join(f"{count:,} {status}" for status, count in scene.statuses.items() if count)
+        parts = [("queue ", "dim"), (counts or "empty", "")]
     wrong = [f"{count:,} {outcome.replace('_', ' ')}" for outcome, count in scene.failures.items()]
     wrong += [f"{scene.retries:,} retried"] if scene.retries else []
     wrong += [f"{scene.reclaimed:,} reclaimed"] if scene.reclaimed else []
-    lines = [Text.assemble(*parts)]
+    lines = [Text.assemble(*parts), *_waits(scene)]
     return [*lines, Text.assemble(("failures ", "dim"), (" · ".join(wrong), "yellow"))] if wrong else lines
+
+
+def _waits(scene: Scene) -> list[Text]:
+    mean_s, starts = scene.waits
+    parts = [] if scene.oldest is None else [f"{scene.oldest[0]} has waited longest: {_span(scene.oldest[1])}"]
+    parts += [f"mean of the last {_count(starts, 'start')}: {_span(mean_s)}"] if starts else []
+    return [Text.assemble(("waits ", "dim"), " · ".join(parts))] if parts and scene.statuses is not None else []
 
 
 _HOLDS = {"time": "delayed", "backoff": "backing off", "after": "after others", "worker": "reserved"}
@@ -149,100 +165,22 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
+def _span(seconds: float) -> str:
+    if seconds >= 90:  # noqa: PLR2004  # a minute and a half
+        return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / 3_600:.1f} h"  # noqa: PLR2004
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"  # noqa: PLR2004
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def _stories(scene: Scene, look: Look, rows: int) -> list[Text]:
     lines = []
     for story in scene.stories[-rows:] if rows > 0 else ():
         ago = f"{max(0.0, scene.at - story.at):5.0f} s ago  "
         lines.append(Text.assemble(("" if look.is_narrow else ago, "dim"), (story.text, TONES[story.tone])))
     return lines
-
-
-# --- slots ---------------------------------------------------------------------------------------
-
-
-def window_s_for(lanes: Iterable[ChartRow], now: float) -> float:
-    """Return how much time the chart should show, from the median run length."""
-    lengths_s = sorted((span.end_at or now) - span.start_at for lane in lanes for span in lane.spans)
-    usual_s = lengths_s[len(lengths_s) // 2] if lengths_s else 0.0
-    return next((window_s for window_s in WINDOWS_S if window_s >= RUNS_PER_ROW * usual_s), WINDOWS_S[-1])
-
-
-def column_s(width: int, window_s: float) -> float:
-    """Return how much time one chart column shows."""
-    return window_s / max(10, width - _label_width(width))
-
-
-def _label_width(width: int) -> int:
-    return 5 if width < NARROW else NAME_MAX + 5
-
-
-def gantt(scene: Scene, look: Look, rows_max: int) -> list[Text]:
-    """Return a row for each slot, with now at the right end."""
-    marks = _marks(scene)
-    shown = scene.lanes[:rows_max] if len(scene.lanes) <= rows_max else scene.lanes[: max(1, rows_max - 1)]
-    lines = [_lane(scene, look, lane, marks) for lane in shown]
-    if len(shown) < len(scene.lanes):
-        lines.append(Text(f"  … {len(scene.lanes) - len(shown)} more slots", style="dim"))
-    return lines or [Text("  nothing has run yet", style="dim")]
-
-
-def _lane(scene: Scene, look: Look, lane: tuple[str, int, tuple[RunSpan, ...]], marks: dict[str, str]) -> Text:
-    worker_id, number, spans = lane
-    name = "" if look.is_narrow else set_cell_size(_short(worker_id), NAME_MAX)
-    cells = lane_cells(spans, scene, look, marks)
-    line = Text(f"{name}{number:>3} |")
-    colors = {mark: COLORS[index % len(COLORS)] for index, mark in enumerate(marks.values())}
-    for mark, glyph in cells:
-        style = "bold red" if glyph in _BAD else colors.get(mark, "")
-        line.append(glyph, style=style if look.in_color else "")
-    return line
-
-
-def lane_cells(spans: Sequence[RunSpan], scene: Scene, look: Look, marks: dict[str, str]) -> list[tuple[str, str]]:
-    """Return a chart row: for each column the project's letter and the character to draw."""
-    width = max(10, look.width - _label_width(look.width))
-    step_s = column_s(look.width, scene.window_s)
-    start_at = scene.at - width * step_s
-    cells = [("", " ")] * width
-    ends: dict[int, tuple[str, str]] = {}
-    for span in spans:
-        end_at = scene.at if span.end_at is None else span.end_at
-        first = int((span.start_at - start_at) // step_s)
-        last = min(width - 1, int((end_at - start_at) // step_s))
-        mark = marks.get(span.project_id or "", "?")
-        fill = mark if not look.in_color or look.ascii_only else "█"
-        for column in range(max(0, first), last + 1):
-            cells[column] = (mark, fill)
-        if span.ending is not None and last >= 0 and (last > first or span.ending != "completed"):
-            ends[last] = (mark, (_ASCII if look.ascii_only else _GLYPHS)[span.ending])
-    for column, end in ends.items():  # over a run that began in the same column: the end matters more
-        cells[column] = end
-    return cells
-
-
-_GLYPHS = {"completed": "▏", "failed": "✗", "lost": "☠", "returned": "↺"}
-_BAD = frozenset("✗☠x!")
-_ASCII = {"completed": "|", "failed": "x", "lost": "!", "returned": "<"}
-
-
-def _marks(scene: Scene) -> dict[str, str]:
-    """Give each project a letter: its own first free one, else any free one."""
-    names = sorted({span.project_id or "" for *_, spans in scene.lanes for span in spans} | _known(scene))
-    marks: dict[str, str] = {}
-    for name in names:
-        letters = [letter for letter in name.lower() if letter in string.ascii_lowercase]
-        free = (letter for letter in (*letters, *string.ascii_lowercase) if letter not in marks.values())
-        marks[name] = next(free, "?") if name else "·"
-    return marks
-
-
-def _known(scene: Scene) -> set[str]:
-    return {project.project_id for project in scene.projects}
-
-
-def _short(name: str) -> str:
-    """Keep the end of a long name: it distinguishes workers of one machine."""
-    return name if cell_len(name) <= NAME_MAX else "…" + name[-(NAME_MAX - 1) :]
 
 
 # --- bars ----------------------------------------------------------------------------------------
@@ -263,10 +201,10 @@ def _bar_width(look: Look) -> int:
 
 
 def _projects(scene: Scene, look: Look) -> list[Text]:
-    marks = _marks(scene)
+    marks = project_marks(scene)
     order = {mark: COLORS[index % len(COLORS)] for index, mark in enumerate(marks.values())}
     lines = []
-    for project in scene.projects[:SECTION_MAX]:
+    for project in scene.projects[: look.rows_max]:
         mark = marks.get(project.project_id, "?")
         name = f"{mark} {set_cell_size(project.project_id, 12 if look.is_narrow else NAME_MAX)} "
         drawn = bar(project.share, _bar_width(look), look, project.target)
@@ -277,18 +215,56 @@ def _projects(scene: Scene, look: Look) -> list[Text]:
     return _with_rest(lines, len(scene.projects), "projects")
 
 
+def _agents(scene: Scene, look: Look) -> list[Text]:
+    """Return the agents that used most, with their share of their project."""
+    order = sorted(scene.agents, key=lambda agent: (-agent.used, agent.pid))[: look.rows_max]
+    lines = []
+    for agent in order:
+        name = set_cell_size(agent.name, 14 if look.is_narrow else NAME_MAX + 2)
+        numbers = f" {agent.share:4.0%} of {agent.target:4.0%}"
+        where = f"  {agent.project_id}" if agent.project_id else ""
+        runs = f"{where}  weight {agent.weight / WEIGHT_UNIT:g} · {agent.running} running · {agent.runs:,} runs"
+        runs += f" · {agent.failed:,} failed" if agent.failed else ""
+        drawn = bar(agent.share, _bar_width(look), look, agent.target)
+        lines.append(Text.assemble(f"{name} ", drawn, numbers, ("" if look.is_narrow else runs, "dim")))
+    return _with_rest(lines, len(scene.agents), "agents")
+
+
+def _workers(scene: Scene, look: Look) -> list[Text]:
+    lines = []
+    for worker in (scene.workers or ())[: look.rows_max]:
+        name = set_cell_size(short_name(worker.worker_id), NAME_MAX + 2)
+        slots = f"{worker.running} of {_count(worker.slots, 'slot')} busy" if worker.slots else f"{worker.running} runs"
+        more = [worker.kind.replace("_", " "), f"on {worker.host}" if worker.host else ""]
+        more += [f"kinds {', '.join(worker.kinds)}" if worker.kinds else "", "draining" if worker.draining else ""]
+        text = "" if look.is_narrow else " · ".join(part for part in more if part)
+        lines.append(Text.assemble(f"{name} {slots}", (f"  {text}", "dim")))
+    return _with_rest(lines, len(scene.workers or ()), "workers")
+
+
+def _runs(scene: Scene, look: Look) -> list[Text]:
+    """Return the runs that began first."""
+    lines = []
+    for name, worker_id, start_at, attempt in sorted(scene.runs, key=lambda run: run[2])[: look.rows_max]:
+        since = _span(max(0.0, scene.at - start_at))
+        more = f"  on {worker_id}" + (f", attempt {attempt}" if attempt > 1 else "")
+        lines.append(Text.assemble(f"{set_cell_size(name, NAME_MAX + 2)} for {since}", (more, "dim")))
+    return _with_rest(lines, len(scene.runs), "runs")
+
+
 def _had(project: ProjectReport, scene: Scene) -> float:
     return project.seconds if scene.measure == "seconds" else project.charged.get(scene.measure, 0)
 
 
 def _budgets(scene: Scene, look: Look) -> list[Text]:
     lines = []
-    for line in scene.budgets[:SECTION_MAX]:
+    for line in scene.budgets[: look.rows_max]:
         owner = "global" if line.level == "global" else line.owner
         used = line.used / line.limit if line.limit else 1.0
-        name = set_cell_size(f"{owner} {line.dim}", 14 if look.is_narrow else NAME_MAX + 2)
-        left = f" {_amount(max(0, line.limit - line.used))} left of {_amount(line.limit)}"
-        live = f", {_amount(line.reserved)} reserved" if line.reserved and not look.is_narrow else ""
+        name = set_cell_size(f"{owner} {dim_text(line.dim)}", 14 if look.is_narrow else NAME_MAX + 2)
+        shown = dollars if line.dim == COST_DIM else _amount
+        left = f" {shown(max(0, line.limit - line.used))} left of {shown(line.limit)}"
+        live = f", {shown(line.reserved)} reserved" if line.reserved and not look.is_narrow else ""
         lines.append(
             Text.assemble(f"{name} ", (bar(1.0 - used, _bar_width(look), look), _heat(used)), left, (live, "dim"))
         )
@@ -298,7 +274,7 @@ def _budgets(scene: Scene, look: Look) -> list[Text]:
 def _limits(scene: Scene, look: Look) -> list[Text]:
     named = [limit for limit in scene.limits if limit.bound_to == "name"]
     lines = []
-    for limit in named[:SECTION_MAX]:
+    for limit in named[: look.rows_max]:
         left = max(0, limit.remaining) / limit.budget
         name = set_cell_size(f"{limit.bound_id} {limit.unit}", 14 if look.is_narrow else NAME_MAX + 2)
         numbers = f" {_amount(limit.remaining)} of {_amount(limit.budget)} per {limit.period / 1000:g} s"

@@ -21,10 +21,10 @@ from typer.core import TyperGroup
 from rota.cli.options import STORE, AsJson, Store
 
 if TYPE_CHECKING:
-    from rota.cli.connection import EmbeddedApi
+    from rota.cli.embedded_api import EmbeddedApi
     from rota.rpc import Client, Method
 
-__all__ = ["register_group", "run_command"]
+__all__ = ["command_words", "register_group", "run_command"]
 
 
 class Written(NamedTuple):
@@ -99,6 +99,26 @@ def register_group(path: str) -> type[TyperGroup]:
 def run_command(path: str, *, store: str, as_json: bool) -> None:
     """Run a declared command without arguments, as `rota agents` runs `rota agents list`."""
     _run(_method_of(path), {}, store, as_json=as_json)
+
+
+def command_words(part: str, verb: str, given: dict[str, Any]) -> list[str]:
+    """Return the declared command that calls a method with these arguments, as its words after `rota`."""
+    from rota.rpc import METHODS
+
+    method = next(each for each in METHODS.values() if (each.part, each.verb) == (part, verb) and each.command)
+    arguments: list[str] = []
+    options: list[str] = []
+    for name, kind, declared in _written_parameters(method):
+        if name not in given:
+            continue
+        written, value = _written(name), given[name]
+        if _default(kind, declared) is declared.empty and declared.kind is not declared.KEYWORD_ONLY:
+            arguments.append(str(value))
+        elif value is None and written.null_flag is not None:
+            options.append(f"--{written.null_flag[0]}")
+        else:
+            options += [f"--{written.name.replace('_', '-')}", str(value)]
+    return [*method.command.split(), *arguments, *options]
 
 
 def _method_of(path: str) -> Method:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
 import msgspec
 
 from rota.cli.output import print_fields, print_json, print_page
 from rota.cli.terminal_text import say
-from rota.model import Agent, BudgetLine, LedgerLine, Project, SchedulingContext, Workspace, hide_env
+from rota.model import (
+    COST_DIM,
+    Agent,
+    BudgetLine,
+    LedgerLine,
+    Project,
+    SchedulingContext,
+    Workspace,
+    dim_text,
+    dollars,
+    hide_env,
+)
 
 __all__ = ["print_result"]
+
+_AMOUNTS = ("used", "reserved", "limit", "granted", "hard_limit")  # columns of budgets
 
 
 class ResultTable(NamedTuple):
@@ -81,7 +95,14 @@ _COLUMNS: dict[Any, ResultTable] = {
         has_total=False,
     ),
     Workspace: ResultTable(
-        "workspaces", {"workspace": "workspace_id", "path": "path", "mode": "lock_mode", "held by": "held_by"}
+        "workspaces",
+        {
+            "workspace": "workspace_id",
+            "path": "path",
+            "mode": "lock_mode",
+            "held by": "held_by",
+            "kept because": "kept",
+        },
     ),
 }
 
@@ -121,4 +142,15 @@ def _print_list(page: tuple[Any, int | None], columns: ResultTable, *, as_json: 
         print_json({columns.name: things})
     else:
         total = len(things) if page[1] is None else page[1]
+        if not as_json:
+            things = [_for_people(thing, columns.columns) for thing in things]
         print_page(columns.name, (things, total), columns.columns, as_json=as_json)
+
+
+def _for_people(thing: Any, columns: dict[str, str]) -> Any:
+    """Return a line of a budget with its cost in dollars, and anything else as it is."""
+    if getattr(thing, "dim", None) != COST_DIM:
+        return thing
+    shown = {attribute: getattr(thing, attribute) for attribute in columns.values()}
+    shown |= {field: dollars(shown[field]) for field in _AMOUNTS if field in shown}
+    return SimpleNamespace(**shown | {"dim": dim_text(COST_DIM)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ from rota import store
 from rota.cli import output
 from rota.cli.arguments import seconds
 from rota.cli.connection import open_client
-from rota.cli.terminal_text import HarmlessFormatter, say
+from rota.cli.log_lines import HarmlessFormatter
+from rota.cli.terminal_text import say
 from rota.cli.view import LiveView
 from rota.errors import FleetInvalid
-from rota.fleet import Fleet, FleetRun, IdleRule, RunSummary, load_fleet, request_reload
+from rota.fleet import STOP_LOGGER, Fleet, FleetRun, IdleRule, RunSummary, load_fleet, request_reload
 from rota.kernel import Kernel
-from rota.rpc import daemon_address, is_remote
+from rota.rpc import give_programs_access, is_remote
 from rota.service import OUTAGE_S, Dispatcher, SchedulerApi, call_through_outage
 
 __all__ = ["find_fleet_file", "print_summary", "reload", "run"]
@@ -72,17 +72,21 @@ def print_summary(summary: RunSummary, *, as_json: bool) -> None:
         output.print_json({"ended": fields.pop("runs"), **fields, "ok": summary.ok})
         return
     say(summary, err=True)
+    if summary.last_failed is not None:
+        say(f"  why it failed: rota show {summary.last_failed}", err=True)
     for each in summary.waiting:
         until = f" ({output.when(each.until_at, output.now())})" if each.until_at is not None else ""
         say(f"  {each}{until}", err=True)
+    for advisory in summary.advisories:
+        say(f"  warning: {advisory}", err=True)
 
 
 def _open(fleet: Fleet) -> SchedulerApi:
     """Open the scheduler API of the fleet's store."""
     if is_remote(fleet.store_path):
         return open_client(fleet.store_path, retry_s=RETRY_S)
-    api = Dispatcher(Kernel(store.open(fleet.store_path)), policy_isolation=fleet.policy_isolation)
-    api.find_daemon = partial(daemon_address, fleet.store_path)
+    api = Dispatcher(Kernel(store.open_joined(fleet.store_path)), policy_isolation=fleet.policy_isolation)
+    give_programs_access(api, fleet.store_path)
     return api
 
 
@@ -116,3 +120,18 @@ def _log_to(console: Console, *, quiet: bool) -> None:
     handler = RichHandler(console=console, show_path=False, markup=False)
     handler.setFormatter(HarmlessFormatter("%(message)s"))
     logging.basicConfig(level=logging.ERROR if quiet else logging.INFO, handlers=[handler])
+    stop_log = logging.getLogger(STOP_LOGGER)  # what it waits for is said in one line, also above the live view
+    stop_log.handlers, stop_log.propagate = [_LineHandler(console)], False
+    stop_log.setLevel(logging.WARNING)
+
+
+class _LineHandler(logging.Handler):
+    """Prints messages as they are."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one message."""
+        self._console.print(record.getMessage(), markup=False, soft_wrap=True)

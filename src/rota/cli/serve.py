@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rota.cli.options import STORE
-from rota.cli.terminal_text import HarmlessFormatter, say
+from rota.cli.terminal_text import say
 from rota.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -156,7 +155,11 @@ def _limits(given: tuple[str, ...]) -> DaemonLimits:
 
 def run(options: Options) -> None:
     """Serve a file until a signal."""
+    import logging
+
     import uvloop
+
+    from rota.cli.log_lines import HarmlessFormatter
 
     settings, transport = options.settings(), options.transport()
     handler = logging.StreamHandler(sys.stderr)

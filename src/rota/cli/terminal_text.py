@@ -12,13 +12,12 @@ other way. The names that rota accepts contain no such codes (`Checks.name`), bu
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Any
 
 import typer
 
-__all__ = ["HarmlessFormatter", "harmless", "say"]
+__all__ = ["harmless", "say"]
 
 # control codes; direction codes; separators of lines; invisible tags and annotations; what is no character
 _CODES = re.compile(
@@ -42,16 +41,3 @@ def _shown(code: re.Match[str]) -> str:
 def say(text: object, *, err: bool = False, nl: bool = True, **style: Any) -> None:
     """Print text on standard output, or on standard error."""
     typer.secho(harmless(str(text), lines=True), err=err, nl=nl, **style)
-
-
-class HarmlessFormatter(logging.Formatter):
-    """Formats log lines. The lines of a message after the first are indented, so they cannot pass for other entries."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
-        """Return the line of a record."""
-        record.message = harmless(record.message, lines=True).replace("\n", "\n    ")
-        return super().formatMessage(record)
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802  # logging's name
-        """Return a traceback."""
-        return harmless(super().formatException(ei), lines=True)

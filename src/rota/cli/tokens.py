@@ -1,4 +1,4 @@
-"""`rota token`: create, list and revoke access tokens, in a file or through its daemon."""
+"""`rota token`: create, list, rotate and revoke access tokens, in a file or through its daemon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rota.cli.options import STORE, AsJson, Store
 from rota.cli.terminal_text import say
 
 if TYPE_CHECKING:
-    from rota.rpc import TokenLine
+    from rota.rpc import CreatedToken, TokenLine
 
 __all__ = ["token"]
 
@@ -37,21 +37,52 @@ def create(
 ) -> None:
     """Create an access token and print it, or write it to a file. It is shown only once."""
     from rota.cli.arguments import seconds
-    from rota.cli.output import print_json
 
     scope_name, _, names = scope.partition(":")
     projects = tuple(names.split(",")) if names else None
     expires_in_s = None if expires is None else seconds(expires, "expires")
     with _token_file(output) as file, _methods(store, create=True) as call:
         made = call("system.token_create", name=name, scope=scope_name, projects=projects, expires_in_s=expires_in_s)
-        if file is not None:
-            file.write(f"{made.token}\n")
+        _print_token(made, file, output, as_json=as_json)
+    if not as_json:
+        say(f"token {made.line.token_id} has scope {_scope(made.line)}; it is not shown again", err=True)
+
+
+@token.command()
+def rotate(
+    token_id: Annotated[str, typer.Argument(help="The token's id, from `rota token list`.")],
+    *,
+    overlap: Annotated[
+        str | None, typer.Option(help="How long the old secret stays valid: 15m, 12h. Default: not at all.")
+    ] = None,
+    store: Store = STORE,
+    output: Annotated[
+        Path | None, typer.Option(help="Write it to this new file, which only you can read, and do not print it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give an access token a new secret and print the token. It is shown only once."""
+    from rota.cli.arguments import seconds
+
+    overlap_s = 0.0 if overlap is None else seconds(overlap, "overlap")
+    with _token_file(output) as file, _methods(store) as call:
+        made = call("system.token_rotate", token_id=token_id, overlap_s=overlap_s)
+        _print_token(made, file, output, as_json=as_json)
+    if not as_json:
+        old = "is no longer valid" if overlap is None else f"stays valid for {overlap}"
+        say(f"token {token_id} has a new secret, which is not shown again; the old one {old}", err=True)
+
+
+def _print_token(made: CreatedToken, file: TextIO | None, output: Path | None, *, as_json: bool) -> None:
+    """Write a token to its file, or print it."""
+    from rota.cli.output import print_json
+
+    if file is not None:
+        file.write(f"{made.token}\n")
     if as_json:
-        print_json(made if output is None else {"line": made.line, "path": str(output)})
-        return
-    if output is None:
+        print_json(made if file is None else {"line": made.line, "path": str(output)})
+    elif file is None:
         say(made.token)
-    say(f"token {made.line.token_id} has scope {_scope(made.line)}; it is not shown again", err=True)
 
 
 @token.command("list")
@@ -65,7 +96,7 @@ def list_tokens(store: Store = STORE, as_json: AsJson = False) -> None:
         print_json(lines)
         return
     rows = [
-        (line.token_id, line.name, _scope(line), *map(_day, (line.created_at, line.expires_at, line.revoked_at)))
+        (line.token_id, line.name, _scope(line), *map(_when, (line.created_at, line.expires_at, line.revoked_at)))
         for line in lines
     ]
     print_table(["token", "name", "scope", "created", "expires", "revoked"], rows, empty="no tokens")
@@ -130,7 +161,7 @@ def _scope(line: TokenLine) -> str:
     return line.scope if line.projects is None else f"{line.scope}:{','.join(line.projects)}"
 
 
-def _day(at: float | None) -> str:
-    from datetime import UTC, datetime
+def _when(at: float | None) -> str:
+    from rota.cli.output import moment, now
 
-    return "–" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+    return moment(at, now())

@@ -1,36 +1,44 @@
-"""`rota top`: a live view of a store."""
+"""`rota top`: what a fleet is doing, from any terminal."""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+import typer
 
 from rota.cli.options import STORE, AsJson, Store
 
 __all__ = ["top"]
 
 
-def top(store: Store = STORE, as_json: AsJson = False) -> None:
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
+    store: Store = STORE,
+    as_json: AsJson = False,
+) -> None:
     """Show a live, full-screen view of a store.
 
-    Slots, shares, budgets, limits, the queue and the last events. Ctrl-C ends it; --json prints one snapshot.
+    The policy in force, workers and their slots, shares against targets, waits, budgets, limits, the queue and the last
+    events, also of a fleet that another process runs. Ctrl-C ends it. Without a terminal, and with --once or --json, it
+    prints one snapshot.
     """
+    from functools import partial
+
     from rota.cli.connection import open_api
     from rota.cli.output import console, print_json
+    from rota.cli.overview import read_overview, recent_state, report_of
+    from rota.cli.view import LiveView
 
     with open_api(store) as api:
+        state = recent_state(api)
+        overview = read_overview(api)
         if as_json:
-            running, _ = api.queue.list(state="dispatched", limit=1_000)
-            print_json(
-                {
-                    "cursor": api.journal.cursor(),
-                    "counts": api.queue.counts(),
-                    "running": running,
-                    "budgets": api.ledger.budgets(),
-                    "limits": api.contexts.list(),
-                    "paused_by": api.projects.fleet_paused_by(),
-                    "policy": api.policies.get(),
-                }
-            )
+            print_json(report_of(overview, state))
             return
-        from rota.cli.view import LiveView
-
-        with LiveView(api, console=console(), store=store, full_screen=True) as view:
-            view.wait()
+        output = console(force_terminal=None)  # what the view paints on
+        view = partial(LiveView, api, store=store, state=state, overview=overview)
+        if once or not output.is_terminal or output.is_dumb_terminal:
+            view(console=console(force_terminal=False, color_system=None)).print_once()
+            return
+        with view(console=output, full_screen=True) as live:
+            live.wait()

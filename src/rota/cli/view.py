@@ -11,24 +11,26 @@ import copy
 import logging
 import threading
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import datetime
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from rota.cli import output
-from rota.cli.panels import Look, Scene, column_s, scene_view, window_s_for
+from rota.cli.overview import EntryLookup, Overview, read_agents, read_counts, read_overview, read_weights
+from rota.cli.panels import SNAPSHOT_MAX, Look, Scene, column_s, scene_view, snapshot_view, window_s_for
 from rota.cli.terminal_text import harmless
-from rota.errors import StoreReplaced
+from rota.errors import StoreReplaced, StoreUnavailable
 from rota.fleet import Supervisor
 from rota.model import BudgetLine, SchedulingContext
-from rota.observe import AgentName, ChartRow, EventText, FleetState, RunSpan, StartingState
+from rota.observe import ChartRow, EventText, FleetState, RunSpan, StartingState
 from rota.service import SchedulerApi
 
-__all__ = ["LiveView", "log_line", "look_of", "start_of"]
+__all__ = ["LiveView", "log_line", "look_of", "start_of", "table_facts"]
 
 PAUSE_S = 0.25  # between two refreshes: at most four per second
 FOLD_S = 0.025  # of which this much may be spent on reading
@@ -38,9 +40,7 @@ PAGE = 500  # events read at a time
 LAG_MAX = 50_000  # events; a view that is further behind restarts at the latest
 IDLE_STEP_S = 10.0  # how often the clock is painted while nothing runs
 FAILURES_MAX = 5  # in a row; then the view ends
-START_AGENTS_MAX = 20_000  # agents whose names are read at the start
-START_TRIES = 5
-LIST_PAGE = 1_000
+TABLES_EVERY_S = 2.0  # how often `rota top` reads the tables
 
 Allowances: TypeAlias = tuple[tuple[BudgetLine, ...], tuple[SchedulingContext, ...]]
 
@@ -58,12 +58,13 @@ class LiveView:
         console: Console | None = None,
         store: str = "",
         state: FleetState | None = None,
+        overview: Overview | None = None,
         full_screen: bool = False,
     ) -> None:
         self.state = state  # None: created on entry; read it only after close()
         self._api = api
         self._supervisor = supervisor
-        self._console = console or output.console()
+        self._console = console or output.console(force_terminal=None)
         self._store = store
         self._paints = self._console.is_terminal and not self._console.is_dumb_terminal
         self._full_screen = full_screen
@@ -72,6 +73,9 @@ class LiveView:
         self._skipped = 0
         self._asked = -1, -1
         self._answer: Allowances = ((), ())
+        self._overview = overview  # with one, the tables are read again and again
+        self._overview_at = api.clock.monotonic()
+        self._lookup = EntryLookup(api)
         self._begun_at = api.clock.monotonic()
         self._bell = threading.Condition()
         self._is_over = False
@@ -82,7 +86,7 @@ class LiveView:
     def __enter__(self) -> LiveView:
         try:
             if self.state is None:
-                self.state = FleetState(start_of(self._api))
+                self.state = FleetState(start_of(self._api), lookup=self._lookup)
             if self._paints:
                 self._live = Live(
                     console=self._console, auto_refresh=False, vertical_overflow="crop", screen=self._full_screen
@@ -129,6 +133,10 @@ class LiveView:
                 failures = 0
             except StoreReplaced:
                 return  # the supervisor ends and says why
+            except StoreUnavailable as problem:
+                if self._overview is None:  # the supervisor says so
+                    failures += 1
+                self.show_problem(problem.message)
             except Exception:
                 failures += 1
                 _log.exception("the view failed; the run continues")
@@ -137,6 +145,9 @@ class LiveView:
                     return
                 if not self._is_over:
                     self._api.clock.wait(self._bell, PAUSE_S)
+        with self._bell:  # it cannot go on, and `wait` returns
+            self._is_over = True
+            self._bell.notify_all()
 
     # --- one refresh --------------------------------------------------------------------------------
 
@@ -154,9 +165,21 @@ class LiveView:
         self._shown = scene
         return True
 
+    def show_problem(self, text: str) -> None:
+        """Show what was painted last, and that it is old."""
+        if self._live is not None and self._shown is not None and self._shown.problem != text:
+            self._shown = msgspec.structs.replace(self._shown, problem=text)
+            self._live.update(scene_view(self._shown, look_of(self._console)), refresh=True)
+
+    def print_once(self) -> None:
+        """Print everything but the chart as one snapshot."""
+        look = Look(width=self._console.width, in_color=False, rows_max=SNAPSHOT_MAX)
+        self._console.print(snapshot_view(self._scene(look), look))
+
     def _catch_up(self, limit_s: float) -> list[EventText]:
         """Fold new events for at most `limit_s` and return their texts."""
         told: list[EventText] = []
+        self._lookup.refill()
         state = self._state
         cursor = self._api.journal.cursor()
         if cursor - state.through_id > LAG_MAX:
@@ -172,7 +195,7 @@ class LiveView:
 
     def _restart(self, count: int) -> FleetState:
         self._skipped += count
-        self.state = FleetState(start_of(self._api))
+        self.state = FleetState(start_of(self._api), lookup=self._lookup)
         if not self._paints:
             self._console.print(f"… {count:,} events skipped: they arrived faster than they can be shown")
         return self.state
@@ -183,31 +206,36 @@ class LiveView:
         return self.state
 
     def _print(self, told: list[EventText]) -> bool:
-        lines = [log_line(story) for story in told if story.tone != "quiet"]
+        lines = [log_line(story) for story in told if story.tone not in ("quiet", "detail")]
         if lines:
             self._console.print(Text("\n".join(lines)), soft_wrap=True)
         return bool(lines)
 
     def _scene(self, look: Look) -> Scene:
         state = self._state
-        measure, projects = state.shares(among=state.projects)
+        overview = self._read_tables()
+        now = self._api.clock.now()
+        shares = state.recent_shares(now, state.projects if overview is None else overview.ready)
         budgets, limits = self._allowances()
         lanes = state.rows
-        window_s = window_s_for(lanes, self._api.clock.now())
+        window_s = window_s_for(lanes, now)
         step_s = column_s(look.width, window_s) if state.running else IDLE_STEP_S
-        at = (self._api.clock.now() // step_s + 1) * step_s
+        at = (now // step_s + 1) * step_s
         supervisor = self._supervisor
+        slots = 0 if supervisor is None else sum(loop.slots for loop in supervisor.slot_loops)
         return Scene(
             at=at,
             store=self._store,
             policy=state.policy,
             worker_id="" if supervisor is None else supervisor.worker_id,
             uptime_s=(self._api.clock.monotonic() - self._begun_at) // step_s * step_s,
-            slots=0 if supervisor is None else sum(loop.slots for loop in supervisor.slot_loops),
+            slots=slots if overview is None else overview.slots,
             window_s=window_s,
             lanes=tuple(_visible(lane, at - window_s) for lane in lanes),
-            measure=measure,
-            projects=tuple(projects),
+            measure=shares.measure,
+            share_window_s=shares.window_s // IDLE_STEP_S * IDLE_STEP_S or None,
+            projects=shares.projects,
+            agents=shares.agents,
             budgets=budgets,
             limits=limits,
             throttles=dict(state.throttles),
@@ -219,9 +247,18 @@ class LiveView:
             retries=state.retries,
             failures=dict(state.failures),
             reclaimed=state.reclaimed,
+            waits=state.recent_wait_s(),
             stories=tuple(state.texts),
             skipped=self._skipped,
+            **({} if overview is None else table_facts(overview, state)),
         )
+
+    def _read_tables(self) -> Overview | None:
+        """Return the facts of the tables, if they are shown."""
+        now = self._api.clock.monotonic()
+        if self._overview is not None and now - self._overview_at >= TABLES_EVERY_S:
+            self._overview, self._overview_at = read_overview(self._api), now
+        return self._overview
 
     def _allowances(self) -> Allowances:
         """Return budgets and limits, read again after new events and once a second, because limits refill."""
@@ -250,43 +287,36 @@ def look_of(console: Console) -> Look:
 
 def log_line(story: EventText) -> str:
     """Format an event text as a log line."""
-    return f"{datetime.fromtimestamp(story.at, UTC):%H:%M:%S}Z {harmless(story.text)}"
+    return f"{datetime.fromtimestamp(story.at).astimezone():%H:%M:%S} {harmless(story.text)}"
+
+
+def table_facts(overview: Overview, state: FleetState) -> dict[str, Any]:
+    """Return what a scene shows of the tables."""
+    oldest = overview.oldest
+    return {
+        "workers": overview.workers,
+        "statuses": overview.statuses,
+        "paused_by": overview.paused_by,
+        "runs": tuple(
+            (f"{state.agent(run.pid)} #{run.sched_id}", run.worker_id or "", run.dispatched_at or 0.0, run.attempt)
+            for run in overview.running
+        ),
+        "oldest": None if oldest is None else (f"{state.agent(oldest.pid)} #{oldest.sched_id}", overview.oldest_wait_s),
+    }
 
 
 def start_of(api: SchedulerApi) -> StartingState:
     """Read the current counts and names, as the start of a fleet state."""
-    for _ in range(START_TRIES):
-        cursor = api.journal.cursor()
-        counts = api.queue.counts()
-        if api.journal.cursor() == cursor:  # otherwise the counts may be off by a few entries
-            break
+    counts, cursor = read_counts(api)
     queued = sum(count for state, count in counts.items() if state.partition(":")[0] == "queued")
     in_force = api.policies.get()
     return StartingState(
         through_id=cursor,
         at=api.clock.now(),
-        weights=_weights(api),
-        agents=_agents(api),
+        weights=read_weights(api),
+        agents=read_agents(api),
         queued=queued,
         running=counts.get("dispatched", 0),
         policy=in_force.short(),
         share_by=in_force.share_by,
     )
-
-
-def _weights(api: SchedulerApi) -> dict[str, int]:
-    weights: dict[str, int] = {}
-    while True:
-        page, count = api.projects.list(limit=LIST_PAGE, offset=len(weights))
-        weights |= {project.project_id: project.weight for project in page}
-        if not page or len(weights) >= count:
-            return weights
-
-
-def _agents(api: SchedulerApi) -> dict[int, AgentName]:
-    agents: dict[int, AgentName] = {}
-    while True:
-        page, count = api.agents.list(limit=LIST_PAGE, offset=len(agents))
-        agents |= {agent.pid: AgentName(agent.name, agent.project_id) for agent in page}
-        if not page or len(agents) >= min(count, START_AGENTS_MAX):
-            return agents

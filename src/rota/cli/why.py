@@ -1,8 +1,9 @@
-"""`rota why`: why an entry is not running."""
+"""`rota why`: why an entry is not running, or why many are not."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import re
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +12,9 @@ from rota.cli.options import STORE, AsJson, Store
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rota.model import Explanation
+    from rota.cli.embedded_api import EmbeddedApi
+    from rota.model import Explanation, ExplanationSummary
+    from rota.rpc import Client
 
 __all__ = ["why"]
 
@@ -21,39 +24,90 @@ _MARKS = {True: "[green]●[/]", False: "[red]●[/]"}
 
 
 def why(
-    sched_id: Annotated[int, typer.Argument(help="The entry id.")],
+    sched_id: Annotated[int | None, typer.Argument(help="The entry id. Without one: why all of them wait.")] = None,
     *,
+    agent: Annotated[str | None, typer.Option("--agent", help="All of this agent, by pid or name.")] = None,
+    project: Annotated[str | None, typer.Option("--project", help="All of this project.")] = None,
     worker: Annotated[str, typer.Option("--worker", help="The worker whose claim is tried.")] = ANY_WORKER,
     max_n: Annotated[int, typer.Option("--max-n", min=1, help="How many entries the claim asks for.")] = 1,
-    kind: Annotated[list[str] | None, typer.Option("--kind", help="A kind of slot the worker has; repeatable.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option("--kind", help="A kind of slot the worker has; repeatable. Default: the entry's."),
+    ] = None,
     policy: Annotated[
         str | None, typer.Option("--policy", help="The policy to try. Default: the policy in force.")
     ] = None,
     store: Store = STORE,
     as_json: AsJson = False,
 ) -> None:
-    """Explain why an entry is not running.
+    """Explain why an entry is not running, or why many are not.
 
-    Shows every blocking reason, the entries ahead, an estimated start and what would start it. Changes nothing.
+    Shows every blocking reason, the entries ahead, whether a worker is there, an estimated start, and the commands that
+    would start it. Without an entry: how many wait, and their reasons counted. Changes nothing.
     """
     from rota.cli.connection import open_api
     from rota.cli.output import console, print_json
 
     with open_api(store) as api:
-        found = api.explain(sched_id, worker_id=worker, max_n=max_n, kinds=tuple(kind or ()), policy=policy)
+        if sched_id is None:
+            summary = _summary_of(api, agent, project)
+            print_json(summary) if as_json else _print_summary(console(), summary, agent or project)
+            return
+        _refuse_filters(agent, project)
+        kinds = tuple(kind) if kind else _kind_of(api, sched_id)
+        found = api.explain(sched_id, worker_id=worker, max_n=max_n, kinds=kinds, policy=policy)
+        commands = _commands(api, found, store)
     if as_json:
-        print_json(found)
+        print_json(_with_commands(found, commands))
     else:
-        _print_explanation(console(), found)
+        _print_explanation(console(), found, commands)
 
 
-def _print_explanation(console: Console, found: Explanation) -> None:
+def _refuse_filters(agent: str | None, project: str | None) -> None:
+    from rota.errors import InvalidInput
+
+    if agent is not None or project is not None:
+        hint = "Give an entry id, or --agent or --project."
+        raise InvalidInput("an entry id excludes --agent and --project", field="sched_id", hint=hint)
+
+
+def _kind_of(api: EmbeddedApi | Client, sched_id: int) -> tuple[str, ...]:
+    kind = api.queue.get(sched_id).kind
+    return () if kind is None else (kind,)
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def _commands(api: EmbeddedApi | Client, found: Explanation, store: str) -> list[str | None]:
+    """Return the command of each suggested change."""
+    from rota.cli.suggested_commands import command_of
+
+    named = [each.pid for each in api.agents.find(found.agent)] if found.changes and found.agent else []
+    agent = found.agent if named == [found.pid] and not found.agent.isdecimal() else str(found.pid)
+    return [command_of(change, agent=agent, store=store) for change in found.changes]
+
+
+def _with_commands(found: Explanation, commands: list[str | None]) -> dict[str, Any]:
+    import msgspec
+
+    shown: dict[str, Any] = msgspec.to_builtins(found)
+    for change, command in zip(shown["changes"], commands, strict=True):
+        change["command"] = command
+    return shown
+
+
+# --- one entry -----------------------------------------------------------------------------------
+
+
+def _print_explanation(console: Console, found: Explanation, commands: list[str | None]) -> None:
     from rota.cli.output import cell
 
-    state = cell(found.state)
-    console.print(f"{_MARKS[found.starts]} entry {found.sched_id} of agent {found.pid} is [bold]{state}[/]")
+    state, agent = cell(found.status), cell(found.agent or f"agent {found.pid}")
+    console.print(f"{_MARKS[found.starts]} entry {found.sched_id} of {agent} (pid {found.pid}) is [bold]{state}[/]")
     _print_reasons(console, found)
     _print_outlook(console, found)
+    _print_changes(console, found, commands)
     _print_history(console, found)
     claim = f"a claim of {found.max_n} by {found.worker_id}, with policy {found.policy} ({found.policy_source})"
     console.print(f"\nas of event {found.cursor}, for {claim}", style="dim", markup=False)
@@ -64,16 +118,29 @@ def _print_reasons(console: Console, found: Explanation) -> None:
         if reasons and found.state == "queued":
             console.print(f"\n[bold]{heading}[/]")
             for reason in reasons:
-                code = type(reason).__struct_config__.tag
-                console.print(f"  {code}: {reason.sentence()}{_instants(reason, found.now)}", markup=False)
+                _print_reason(console, found, reason)
     if found.state == "dispatched":
         for reason in found.blocking[1:]:  # the first says that it runs
-            code = type(reason).__struct_config__.tag
-            console.print(f"  {code}: {reason.sentence()}{_instants(reason, found.now)}", markup=False)
+            _print_reason(console, found, reason)
     for each in found.ahead:
-        console.print(f"    {each.sched_id} of agent {each.pid}: {each.score}", style="dim", markup=False)
-    if found.starts:
+        agent, score = each.agent or f"agent {each.pid}", _named(each.score, each.pid, each.agent)
+        console.print(f"    {each.sched_id} of {agent} (pid {each.pid}): {score}", style="dim", markup=False)
+    if found.workers is not None:
+        words = f"eligible, but {found.workers.sentence()}" if found.starts else f"and {found.workers.sentence()}"
+        console.print(f"  {words}", markup=False, soft_wrap=True)
+    elif found.starts:
         console.print(f"  eligible: the next claim takes it ({found.policy})", markup=False)
+
+
+def _print_reason(console: Console, found: Explanation, reason: Any) -> None:
+    code = type(reason).__struct_config__.tag
+    sentence = _named(reason.sentence(), found.pid, found.agent)
+    console.print(f"  {code}: {sentence}{_instants(reason, found.now)}", markup=False)
+
+
+def _named(text: str, pid: int, name: str) -> str:
+    """Return a sentence that names the agent, where it has its pid."""
+    return re.sub(rf"\bagent {pid}\b", lambda _: f"agent {name} (pid {pid})", text) if name else text
 
 
 def _instants(reason: object, now_at: float) -> str:
@@ -90,16 +157,22 @@ def _print_outlook(console: Console, found: Explanation) -> None:
 
     if found.state == "queued" and not found.starts:
         starts = "unknown" if found.estimate.starts_at is None else when(found.estimate.starts_at, found.now)
+        basis = _named(found.estimate.basis, found.pid, found.agent)
         place = "" if found.position is None else f", position {found.position:,}"
-        console.print(f"\n[bold]start[/]: {starts}{place} [dim]({cell(found.estimate.basis)})[/]")
+        console.print(f"\n[bold]start[/]: {starts}{place} [dim]({cell(basis)})[/]")
+
+
+def _print_changes(console: Console, found: Explanation, commands: list[str | None]) -> None:
+    from rota.cli.output import when
+
     if found.changes:
         console.print("\n[bold]what would start it[/]")
-    for change in found.changes:
+    for change, command in zip(found.changes, commands, strict=True):
         until = f", or wait: {when(change.until_at, found.now)}" if change.until_at else ""
-        console.print(f"  {change.words}{until}", markup=False)
-        if change.verb is not None:
-            arguments = ", ".join(f"{name}={value!r}" for name, value in change.arguments.items())
-            console.print(f"    {change.verb}({arguments})", style="dim", markup=False)
+        words = change.words if command is not None or change.verb is None else "wait for its turn"
+        console.print(f"  {_named(words, found.pid, found.agent)}{until}", markup=False)
+        if command is not None:
+            console.print(f"    {command}", style="bold", markup=False, soft_wrap=True)
 
 
 def _print_history(console: Console, found: Explanation) -> None:
@@ -109,3 +182,51 @@ def _print_history(console: Console, found: Explanation) -> None:
     for step in found.story:
         by = f"  by {step.author}" if step.author else ""
         console.print(f"  {when(step.at, found.now):>12}  {step.words}{by}", markup=False)
+
+
+# --- many entries --------------------------------------------------------------------------------
+
+
+def _summary_of(api: EmbeddedApi | Client, agent: str | None, project: str | None) -> ExplanationSummary:
+    from rota.cli.arguments import agent_of
+    from rota.errors import InvalidInput, ProjectInvalid
+
+    if agent is None:
+        try:
+            return api.explain_many(project_id=project)
+        except ProjectInvalid as problem:
+            if project is not None:
+                raise
+            hint = "Name one of them: rota why --project NAME."
+            raise InvalidInput("the access token is bound to projects", field="project", hint=hint) from problem
+    found = agent_of(api, agent)
+    # the agent's own project, because a caller that is bound to projects has to name one
+    return api.explain_many(pid=found.pid, project_id=project or found.project_id)
+
+
+def _print_summary(console: Console, found: ExplanationSummary, whose: str | None) -> None:
+    from rota.cli.output import cell, print_table
+
+    of = "" if whose is None else f"{cell(whose)}: "
+    console.print(f"{of}{found.waiting:,} waiting, {found.ready:,} ready, {found.running:,} running")
+    rows = [
+        (each.count, _code(each.reason), _sentence(each), f"{each.sched_id} of {each.agent or each.pid}")
+        for each in found.reasons
+    ]
+    if rows:
+        console.print()
+        print_table(("entries", "reason", "for example", "entry"), rows, empty="")
+        console.print("\n`rota why ENTRY` explains one of them", style="dim", markup=False)
+    if not found.is_whole:
+        queued = found.waiting + found.ready
+        console.print(f"only the first {found.examined:,} of {queued:,} queued entries were examined", style="dim")
+
+
+def _code(reason: Any) -> str:
+    return "eligible" if reason is None else str(type(reason).__struct_config__.tag)
+
+
+def _sentence(counted: Any) -> str:
+    if counted.reason is None:
+        return "nothing blocks it: a worker claims it in its turn"
+    return _named(counted.reason.sentence(), counted.pid, counted.agent)

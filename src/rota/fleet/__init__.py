@@ -6,6 +6,7 @@ how an agent is run; they are stored with the agent. Names are loaded on first u
     load_fleet, fleet_schema      a fleet file to a `Fleet`; the JSON Schema of the file
     plan_fleet, apply_fleet       what a fleet would do; make a store match its file
     FleetRun, request_reload      run a fleet; make running supervisors read their file again
+    list_hooks, deliver_test      the hooks of a store; send a test through one
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from rota.fleet.cores_driver import CpuDriver, DriverReport, ProcessReport
     from rota.fleet.fleet_run import FleetRun, request_reload
     from rota.fleet.heartbeats import BackgroundTask
+    from rota.fleet.hook_reports import HookReport, deliver_test, list_hooks
     from rota.fleet.idle import IdleRule
-    from rota.fleet.run_logs import find_logs
     from rota.fleet.run_summary import RunSummary, StillWaiting
     from rota.fleet.runners.context import ChildJob, RunContext
     from rota.fleet.runners.contract import (
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
         StopHandle,
     )
     from rota.fleet.runners.resources import RunnerResources
-    from rota.fleet.supervisor import Supervisor, SupervisorSettings
+    from rota.fleet.supervisor import STOP_LOGGER, Supervisor, SupervisorSettings
 
 __all__ = [
     "SETTINGS_KEY",
+    "STOP_LOGGER",
     "AgentChannel",
     "AgentSettings",
     "Assignment",
@@ -54,6 +56,7 @@ __all__ = [
     "FleetFile",
     "FleetPlan",
     "FleetRun",
+    "HookReport",
     "IdleRule",
     "ProcessReport",
     "RunChannel",
@@ -67,8 +70,9 @@ __all__ = [
     "Supervisor",
     "SupervisorSettings",
     "apply_fleet",
-    "find_logs",
+    "deliver_test",
     "fleet_schema",
+    "list_hooks",
     "load_fleet",
     "plan_fleet",
     "request_reload",
@@ -82,10 +86,9 @@ __getattr__ = exports(
         # real processes under the cores engine
         "cores_driver": ("CpuDriver", "DriverReport", "ProcessReport"),
         # the supervisor
-        "supervisor": ("Supervisor", "SupervisorSettings"),
+        "supervisor": ("STOP_LOGGER", "Supervisor", "SupervisorSettings"),
         "heartbeats": ("BackgroundTask",),
         "idle": ("IdleRule",),
-        "run_logs": ("find_logs",),
         "run_summary": ("RunSummary", "StillWaiting"),
         # agents and their runs
         "agent_settings": ("SETTINGS_KEY", "AgentSettings", "settings_of", "spec_for"),
@@ -99,5 +102,6 @@ __getattr__ = exports(
         "config.changes": ("FleetChange", "FleetChanges"),
         "config.apply": ("apply_fleet",),
         "fleet_run": ("FleetRun", "request_reload"),
+        "hook_reports": ("HookReport", "deliver_test", "list_hooks"),
     },
 )

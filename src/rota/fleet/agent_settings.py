@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rota.errors import FleetInvalid, SchedInvalidPayload
 from rota.model.agent_settings import SETTINGS_KEY, AgentSettings, fields_of_key, read_settings
 from rota.model.work import Agent, ScheduleSpec
 
-__all__ = ["SETTINGS_KEY", "AgentSettings", "settings_of", "spec_for"]
+if TYPE_CHECKING:
+    from rota.service.api import KernelApi
+
+__all__ = ["SETTINGS_KEY", "AgentSettings", "enqueue_agent", "settings_of", "spec_for"]
 
 _RETRY_ON: Mapping[str, tuple[str, ...]] = {
     "never": (),
@@ -37,6 +40,13 @@ def settings_of(agent: Agent) -> AgentSettings | None:
     )
 
 
+def enqueue_agent(api: KernelApi, pid: int, payload: Mapping[str, Any] | None = None, **options: Any) -> int:
+    """Enqueue an entry of an agent with the agent's settings; an option that is None comes from them."""
+    agent = api.agents.get(pid)
+    given = {name: value for name, value in options.items() if value is not None}
+    return api.queue.enqueue(spec_for(agent, settings_of(agent), payload or {}, **given))
+
+
 def spec_for(agent: Agent, settings: AgentSettings | None, payload: Mapping[str, Any], **options: Any) -> ScheduleSpec:
     """Build an entry for an agent: `options` override the agent's settings, which override the defaults."""
     defaults: dict[str, Any] = {"priority": agent.priority}
@@ -51,13 +61,20 @@ def spec_for(agent: Agent, settings: AgentSettings | None, payload: Mapping[str,
             "concurrency_limit": settings.concurrency_limit,
             "kind": settings.kind,
             "affinity": settings.affinity,
-            "workspace": settings.workspace,
-            "workspace_mode": settings.workspace_mode,
+            "workspace": settings.workspace or _worktree_of(agent, settings),
+            "workspace_mode": settings.workspace_mode or ("exclusive" if settings.worktree is not None else None),
             "max_attempts": 1 if settings.restart.when == "never" else settings.max_attempts,
             "retry_on": _RETRY_ON[settings.restart.when],
             "backoff": settings.restart.backoff,
         }
     return ScheduleSpec(pid=agent.pid, payload=merged, **(defaults | options))
+
+
+def _worktree_of(agent: Agent, settings: AgentSettings) -> str | None:
+    """Return the workspace that is the agent's, or its entries', own worktree; None: any of the project."""
+    if settings.worktree is None or agent.project_id is None:
+        return None
+    return settings.worktree.workspace_id(agent.project_id, agent.name)
 
 
 def _concurrency_key(settings: AgentSettings, payload: Mapping[str, Any]) -> str | None:
@@ -68,7 +85,7 @@ def _concurrency_key(settings: AgentSettings, payload: Mapping[str, Any]) -> str
     for field in fields_of_key(template):
         if field not in payload:
             text = f"the payload has no {field!r}, which the agent's concurrency_key {template!r} names"
-            raise SchedInvalidPayload(text, field="payload", hint=f"Enqueue it with {field}=…")
+            raise SchedInvalidPayload(text, field="payload", hint=f"Enqueue it with {field}=….")
     return template.format(**{field: payload[field] for field in fields_of_key(template)})
 
 

@@ -18,13 +18,14 @@ from rota.fleet.config.apply import apply_fleet
 from rota.fleet.config.changes import FleetChanges
 from rota.fleet.config.functions import put_on_path
 from rota.fleet.config.loader import load_fleet
-from rota.fleet.config.tables import Fleet
+from rota.fleet.config.tables import Fleet, WorktreesTable
 from rota.fleet.idle import IdleRule
 from rota.fleet.run_summary import RunSummary
 from rota.fleet.signals import acting_on
 from rota.fleet.supervisor import Supervisor, SupervisorSettings
 from rota.fleet.triggers import Triggers
 from rota.fleet.worker_lock import hold_worker_id
+from rota.model.agent_names import agent_in_project
 from rota.model.events import Event
 from rota.service.api import SchedulerApi
 from rota.service.outages import call_through_outage
@@ -55,8 +56,13 @@ class FleetRun:
         use_policy(api, fleet)
         self.changes = self._apply(fleet)
         self.supervisor = Supervisor(api, self._settings(fleet), functions={})
-        self._triggers = Triggers(api, api.clock, fleet)
-        self.supervisor.add_background_task(_FleetTask(api, self._triggers, self._reload_on_request))
+        self._watch_worktrees(fleet)
+        self._hook_pids = _hook_pids(api, fleet)
+        self._hook_loop = self.supervisor.serve_hooks(lambda: self._hook_pids)
+        self._triggers = Triggers(api, api.clock, fleet, fleet.store_path)
+        self.supervisor.add_background_task(
+            _FleetTask(api, self._triggers, self._reload_on_request, self._hook_loop.nudge)
+        )
 
     def run(self, *, until_idle: bool | IdleRule = False, handles_signals: bool = False) -> RunSummary:
         """Run the fleet; return what was done and, with `until_idle`, what is left."""
@@ -74,7 +80,9 @@ class FleetRun:
             use_policy(self.api, fleet)
             changes = self._apply(fleet)
             self._triggers.reload(fleet)
+            self._hook_pids = _hook_pids(self.api, fleet)
             self.supervisor.resize(self._settings(fleet).slots)
+            self._watch_worktrees(fleet)
         except RotaError as problem:
             _log.error("fleet file not reloaded: %s", problem)
             return None
@@ -89,6 +97,14 @@ class FleetRun:
             self.api.journal.record(changes.to_event())
         return changes
 
+    def _watch_worktrees(self, fleet: Fleet) -> None:
+        """Remove what an earlier supervisor left of the worktrees of entries that have ended."""
+        for name, project in fleet.projects.items():
+            if isinstance(project.workspaces, WorktreesTable):
+                worktrees = project.workspaces.settings(name, fleet.resolve)
+                if worktrees is not None and worktrees.per == "entry":
+                    self.supervisor.worktrees.watch(worktrees.folder)
+
     def _settings(self, fleet: Fleet) -> SupervisorSettings:
         preemption = fleet.scheduling.preemption
         settings: dict[str, Any] = {
@@ -97,7 +113,8 @@ class FleetRun:
             "preemption_thresholds": () if preemption is None else preemption.bands,
             "preemption_grace_s": None if preemption is None else preemption.grace_s,
             "logs_max": fleet.logs_max,
-            "logs": _folder_beside_store(fleet, "logs"),
+            "logs_bytes_max": int(fleet.logs_bytes_max),
+            "logs": None if fleet.logs is None else fleet.resolve(fleet.logs),
         }
         return SupervisorSettings(**(settings | self._overrides))
 
@@ -126,6 +143,12 @@ def use_policy(api: SchedulerApi, fleet: Fleet) -> None:
         api.policies.set(share_by=fleet.scheduling.share_by, by=by, replace=known.share_by_set_by == by)
 
 
+def _hook_pids(api: SchedulerApi, fleet: Fleet) -> list[int]:
+    """The agents of a fleet's hooks, after it was applied."""
+    found = (agent_in_project(api.agents.find(name), None) for name in fleet.hook_agents)
+    return [agent.pid for agent in found if agent is not None]
+
+
 def _folder_beside_store(fleet: Fleet, suffix: str) -> str:
     """A folder beside the store; beside the fleet file if the store is at a daemon."""
     return fleet.resolve(f"rota-{suffix}") if ":" in fleet.store_path else f"{fleet.store_path}-{suffix}"
@@ -145,6 +168,8 @@ def _supervisor_changes(before: Fleet, after: Fleet) -> Iterator[str]:
         "worker_id": before.worker_id != after.worker_id,
         "preemption": before.scheduling.preemption != after.scheduling.preemption,
         "logs_max": before.logs_max != after.logs_max,
+        "logs_bytes_max": before.logs_bytes_max != after.logs_bytes_max,
+        "logs": before.logs != after.logs,
     }
     yield from (f"{field} (takes effect at the next start)" for field, differs in at_next_start.items() if differs)
 
@@ -155,17 +180,26 @@ class _FleetTask:
     kinds = (RELOAD_KIND,)
 
     def __init__(
-        self, api: SchedulerApi, triggers: Triggers, reload_on_request: Callable[[Sequence[Event]], None]
+        self,
+        api: SchedulerApi,
+        triggers: Triggers,
+        reload_on_request: Callable[[Sequence[Event]], None],
+        nudge_hooks: Callable[[], None],
     ) -> None:
         self._api = api
         self._triggers = triggers
         self._reload_on_request = reload_on_request
+        self._nudge_hooks = nudge_hooks
 
     def on_events(self, events: Sequence[Event]) -> None:
         self._reload_on_request(events)
         # triggers read the journal from their own cursor, which is kept across restarts
-        while self._triggers.wants_events and (new := self._api.journal.tail(self._triggers.cursor)):
-            self._triggers.fire_for(new)
+        while self._triggers.wants_events and (end := self._api.journal.cursor()) > self._triggers.cursor:
+            new = self._api.journal.tail(self._triggers.cursor, kinds=self._triggers.kinds)
+            if not new:
+                self._triggers.skip_to(end)
+            elif self._triggers.fire_for(new):
+                self._nudge_hooks()
 
     def due_in_s(self) -> float | None:
         return self._triggers.due_in_s()

@@ -2,7 +2,8 @@
 
 The thread waits on the journal, not on a timer. It wakes when an event is recorded, when a heartbeat is due or when a
 background task is due. However many events are recorded, it reads the journal at most ten times a second, and only the
-kinds of event that cancellation and the background tasks need. Without runs it writes nothing.
+kinds of event that cancellation and the background tasks need. Without runs it writes nothing but the supervisor's own
+registration, every `WORKER_REFRESH_S`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rota.kernel.paging import READ_MAX
 from rota.model.event_codec import decode
 from rota.model.events import CancelRequested, Event
 from rota.service.api import SchedulerApi
+from rota.service.worker_registration import WorkerRegistration
 from rota.store.author import keeping_author
 
 __all__ = ["BackgroundTask", "Heartbeats"]
@@ -58,6 +60,8 @@ class Heartbeats:
         heartbeat_s: float,
         runs: Callable[[], list[LiveRun]],
         tasks: Sequence[BackgroundTask],
+        *,
+        registration: WorkerRegistration,
         on_replaced: Callable[[StoreReplaced], bool] = lambda _: False,
     ) -> None:
         self._api = api
@@ -65,6 +69,7 @@ class Heartbeats:
         self._heartbeat_s = heartbeat_s
         self._runs = runs
         self._tasks = tasks
+        self._registration = registration
         self._kinds = tuple(sorted({CancelRequested.kind, *(kind for task in tasks for kind in task.kinds)}))
         self._closing = threading.Condition()
         self._is_over = False
@@ -86,12 +91,16 @@ class Heartbeats:
 
     def _serve(self) -> None:
         heartbeat_at = self._api.clock.monotonic() + self._heartbeat_s
+        with self._reading:
+            for task in self._tasks:  # triggers have a cursor of their own: events may have passed before this start
+                self._guarded(partial(task.on_events, ()), outages=False)
         while not self._is_over:
             try:
                 cursor = self._api.journal.wait(self._cursor, self._until_due_s(heartbeat_at))
                 if self._api.clock.monotonic() >= heartbeat_at:
                     heartbeat_at = self._api.clock.monotonic() + self._heartbeat_s
                     self._send_heartbeats()
+                self._registration.renew_if_due()
                 with self._reading:
                     self._read_journal(cursor)
                     self._run_due_tasks()
@@ -112,7 +121,8 @@ class Heartbeats:
 
     def _until_due_s(self, heartbeat_at: float) -> float:
         due_in_s = [min(due_s, CLOCK_CHECK_S) for task in self._tasks if (due_s := task.due_in_s()) is not None]
-        return max(0.0, min([heartbeat_at - self._api.clock.monotonic(), *due_in_s]))
+        heartbeat_in_s = heartbeat_at - self._api.clock.monotonic()
+        return max(0.0, min([heartbeat_in_s, self._registration.due_in_s, *due_in_s]))
 
     def _send_heartbeats(self) -> None:
         """Extend every claim; stop a run whose claim was lost or whose entry is to be cancelled."""
@@ -149,13 +159,13 @@ class Heartbeats:
                 self._guarded(task.on_due)
 
     @staticmethod
-    def _guarded(act: Callable[[], None]) -> None:
+    def _guarded(act: Callable[[], None], *, outages: bool = True) -> None:
         """Let a task act. A fault of one must not keep the events from the others; an outage concerns all."""
         try:
             act()
-        except (StoreUnavailable, StoreReplaced):
-            raise
         except RotaError as problem:
+            if outages and isinstance(problem, StoreUnavailable | StoreReplaced):
+                raise
             _log.warning("background task: %s; continuing", problem)
         except Exception:
             _log.exception("background task: unexpected error; continuing")

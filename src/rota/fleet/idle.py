@@ -3,7 +3,8 @@
 It has nothing to run and nothing to claim. What is left in the queue decides whether it waits:
 
     retries, limits, affinity holds   always: they end by themselves
-    delayed entries, quarantines      if they are due within `horizon_s`
+    delayed entries, quarantines,
+    retries of hooks                  if they are due within `horizon_s`
     runs of other workers             until their claim expires; a worker that extends it is alive, and not waited for
     entries after others              as long as one of the others is waited for
     everything else                   not: paused, over budget, no slot of its kind, no function here
@@ -18,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from rota.errors import NotFound
+from rota.fleet.hook_rules import HOOK_KIND
 from rota.fleet.run_summary import StillWaiting, WaitKind
 from rota.kernel import EntryGroup
 from rota.kernel.supervision import QUARANTINE
@@ -120,6 +122,8 @@ class IdleCheck:
         if group.kind is not None and group.kind not in self._kinds:
             return self._blocked(group, f"there is no slot of kind {group.kind!r} here")
         match group.hold:
+            case "backoff" if group.kind == HOOK_KIND:  # a receiver that is down must not keep it from ending
+                return self._delayed(group, "it could not be delivered and is retried", group.runnable_at, now, "retry")
             case "backoff":
                 return self._until(group, "retry", "it failed and is retried", group.runnable_at, now)
             case "time":
@@ -138,10 +142,10 @@ class IdleCheck:
             found = self._explain(group.sched_id)
         except NotFound:  # it has ended and was pruned
             return _Left(self._waiting(group, "running", "it has just ended"), 0.0)
+        if found.state != "queued":  # by another slot loop, or by another worker
+            return _Left(self._waiting(group, "running", "it has just been claimed"), 0.0)
         if found.blocking:
             return self._by_reasons(group, found.blocking, now)
-        if found.state != "queued":
-            return _Left(self._waiting(group, "running", "it has just been claimed"), 0.0)
         self._has_ready = True
         if self._ready_tries < READY_TRIES:
             return _Left(self._waiting(group, "running", "it is ready"), READY_PAUSE_S if self._ready_tries else 0.0)

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from rota.clock import wait_until
-from rota.errors import StaleClaim, StoreUnavailable, WaitTimeout
+from rota.errors import RotaError, StaleClaim, StoreUnavailable, WaitTimeout
 from rota.fleet.agent_settings import settings_of, spec_for
 from rota.fleet.progress import ProgressReports
 from rota.fleet.run_logs import BoundedLog
@@ -36,11 +36,13 @@ from rota.fleet.stop_escalation import StopEscalation
 from rota.host.watchdog import Watchdog
 from rota.kernel.journal import TAIL_MAX
 from rota.kernel.run_reports import INVALID_REPORT, RunReport
-from rota.model.checks import SECONDS_MAX
-from rota.model.events import LedgerCharged, RunProgressed
+from rota.model.checks import NOTE_CHARS_MAX, SECONDS_MAX
+from rota.model.events import LedgerCharged
+from rota.model.prices import ModelPrice, priced
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
 from rota.service.outages import call_through_outage, may_be_executed
+from rota.store.author import acting_as
 
 __all__ = ["LiveRun", "SlotHold", "remaining_budget"]
 
@@ -85,9 +87,10 @@ class LiveRun:
         self._log = log
         self._slot_hold = slot_hold
         self._lock = threading.Lock()  # guards _spent, _asks, _ceiling and _spawned
-        self._log_lock = threading.Lock()  # several threads of a run may write to the log
         self._spent: dict[str, int] = {}
         self._settled: dict[str, int] = {}  # the part of it that settled what was acquired
+        self._prices: Mapping[str, ModelPrice] | None = None  # of models, once they were needed
+        self._advised: set[str] = set()
         self._asks = 0  # of limits, so far
         self._spawned = 0  # children, for their keys
         self._saved = assignment.checkpoint
@@ -135,7 +138,9 @@ class LiveRun:
         self._progress.close()
         if self._wall_timer is not None:
             self._watchdog.cancel(self._wall_timer)
-        self._log.close()
+        wall_ms = round((self._api.clock.monotonic() - self.started_at) * 1000)
+        usage = self._final_usage(outcome)
+        self._log.close()  # this may wait a little for the daemon
         reason = self.escalation.reason
         if reason == "fenced":
             return None
@@ -148,17 +153,29 @@ class LiveRun:
             sched_id=self.entry.sched_id,
             token=self.token,
             result=self._result(outcome),
-            usage=outcome.usage,
-            wall_ms=round((self._api.clock.monotonic() - self.started_at) * 1000),
+            usage=usage,
+            model=outcome.model,
+            wall_ms=wall_ms,
+            cpu_ms=outcome.cpu_ms,
             **ended,
         )
 
+    def _final_usage(self, outcome: RunOutcome) -> dict[str, int]:
+        """What the run has used in addition to its charges, with its cost."""
+        try:
+            return self._priced(outcome.usage, outcome.model)
+        except RotaError as problem:  # of the store: the report itself waits for it
+            self.log(f"rota: the cost of {outcome.model} was not computed: {problem.message}\n".encode())
+            return outcome.usage
+
     def _result(self, outcome: RunOutcome) -> Any:
         """The run's result; unless it completed, with its last checkpoint."""
+        result = outcome.result
+        if self._advised and self.assignment.settings.runner == "command" and isinstance(result, dict):
+            result = {**result, "advisories": [*result.get("advisories", ()), *sorted(self._advised)]}
         if outcome.exit_kind == "completed" or self._saved is None:
-            return outcome.result
-        result = outcome.result if isinstance(outcome.result, dict) else {"result": outcome.result}
-        return {**result, "partial": self._saved}
+            return result
+        return {**(result if isinstance(result, dict) else {"result": result}), "partial": self._saved}
 
     def _own_end(self, outcome: RunOutcome) -> dict[str, Any]:
         if outcome.yield_after_s is not None:
@@ -177,26 +194,30 @@ class LiveRun:
         for advisory in advisories:
             self.log(f"rota: {advisory}\n".encode())
         self.os_pid = os_pid
-        if os_pid is not None:
+        if os_pid is not None or advisories:
             try:
-                self._call(self._record_start)
+                self._call(partial(self._record_start, advisories))
             except StoreUnavailable as problem:  # only the record is missing: the work has started
                 _log.warning("cannot record the start of entry %s: %s", self.entry.sched_id, problem)
         self.escalation.start(stop_handle)
 
-    def _record_start(self) -> None:
+    def preparing(self, stop_handle: StopHandle | None) -> None:
+        """A command that prepares the work has started; None: it has ended, and the work has not started."""
+        self.escalation.forget_handle() if stop_handle is None else self.escalation.start(stop_handle)
+
+    def _record_start(self, advisories: Sequence[str]) -> None:
         self._api.supervision.began(
             self.entry.sched_id,
             self.token,
             slot=self.assignment.slot,
             runner=self.assignment.settings.runner,
             os_pid=self.os_pid,
+            advisories=[each[:NOTE_CHARS_MAX] for each in advisories],
         )
 
     def log(self, data: bytes) -> None:
         """Append output to the log."""
-        with self._log_lock:
-            self._log.write(data)
+        self._log.write(data)
 
     def log_tail(self) -> str:
         """Return the end of the log."""
@@ -207,17 +228,17 @@ class LiveRun:
         self._progress.report(fraction, text)
 
     def _record_progress(self, fraction: float, text: str) -> None:
-        event = RunProgressed(sched_id=self.entry.sched_id, attempt=self.entry.attempt, fraction=fraction, text=text)
-        self._api.journal.record(event, pid=self.entry.pid)
+        self._api.supervision.progress(self.entry.sched_id, self.token, fraction, text)
 
     def wait_for_stop(self, timeout_s: float | None = None) -> bool:
         """Wait until the run is asked to stop or the timeout has passed; return whether it should stop."""
         with self._stopping:
             return wait_until(self._api.clock, self._stopping, lambda: self.stop_reason is not None, timeout_s)
 
-    def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:
+    def charge(self, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:
         """Record usage and return what is left. Stop the run if it exceeds its ceiling or its agent's grant."""
-        over_limit = self._charge(amounts)
+        amounts = self._priced(amounts, model)
+        over_limit = self._charge(amounts, model)
         with self._lock:
             for dim, amount in amounts.items():
                 self._spent[dim] = self._spent.get(dim, 0) + amount
@@ -226,11 +247,27 @@ class LiveRun:
             self.stop("over_budget")
         return self.remaining()
 
-    def _charge(self, amounts: Mapping[str, int]) -> bool:
+    def _priced(self, amounts: Mapping[str, int], model: str | None) -> dict[str, int]:
+        """Return usage with its cost, if it is of a model with a price; what is missing is said once in the log."""
+        prices: Mapping[str, ModelPrice] = {}
+        if model is not None:
+            with self._lock:
+                known = self._prices
+            prices = self._call(self._api.usage.prices) if known is None else known
+            with self._lock:
+                self._prices = prices
+        found = priced(amounts, model, prices)
+        if found.advisory is not None and found.advisory not in self._advised:
+            self._advised.add(found.advisory)
+            self.log(f"rota: {found.advisory}\n".encode())
+        return found.amounts
+
+    def _charge(self, amounts: Mapping[str, int], model: str | None) -> bool:
         """Charge exactly once, also if a response is lost; returns whether a limit of the agent is exceeded."""
         while True:
             try:
-                lines = self._call(lambda: self._api.queue.charge(self.entry.sched_id, amounts, token=self.token))
+                charge = partial(self._api.queue.charge, self.entry.sched_id, amounts, token=self.token, model=model)
+                lines = self._call(charge)
                 return any(line.over_limit for line in lines.values())
             except StoreUnavailable as problem:
                 if not may_be_executed(problem):
@@ -264,6 +301,12 @@ class LiveRun:
         saved = dict(state)
         self._call(lambda: self._api.supervision.checkpoint(self.entry.sched_id, self.token, saved))
         self._saved = saved
+
+    def emit(self, kind: str, payload: Mapping[str, Any]) -> int:
+        """Append an event about this run's agent to the journal; return its id."""
+        body = dict(payload)
+        with acting_as(f"run:{self.entry.sched_id}"):
+            return self._call(lambda: self._api.journal.append(self.entry.pid, kind, body))
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         """Pause a named limit, or every limit that this run draws on, for all agents that draw on it."""

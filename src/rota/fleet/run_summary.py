@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["RunSummary", "StillWaiting", "WaitKind"]
+__all__ = ["RunAdvisory", "RunSummary", "StillWaiting", "WaitKind"]
 
 # retry: a back-off · delayed: a time, or a budget's window · limit: a refill · worker: its affinity worker
 # after: a predecessor · running: it runs at another worker · quarantined: its agent, after repeated failures
@@ -31,15 +31,31 @@ class StillWaiting(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.agent}: {entries}: {self.why}"
 
 
+class RunAdvisory(msgspec.Struct, frozen=True, kw_only=True):
+    """A warning of an agent's runs: something configured had no effect."""
+
+    agent: str
+    text: str
+    count: int  # of runs
+    sched_id: int  # the first of them
+
+    def __str__(self) -> str:
+        """Return it as one line."""
+        runs = f"#{self.sched_id}" if self.count == 1 else f"{self.count:,} runs from #{self.sched_id} on"
+        return f"{self.agent} {runs}: {self.text}" if self.count == 1 else f"{self.agent}, {runs}: {self.text}"
+
+
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a supervisor did. An entry that was retried counts once, by how it ended; `runs` counts each attempt."""
 
     runs: int = 0
     completed: int = 0
     failed: int = 0  # failed or crashed, and not retried again
+    last_failed: int | None = None  # the entry id of one of them
     cancelled: int = 0
     expired: int = 0  # on this store meanwhile: their deadline passed before they could run
     waiting: tuple[StillWaiting, ...] = ()  # with `until_idle`: what is left
+    advisories: tuple[RunAdvisory, ...] = ()  # what runs warned about
 
     @property
     def blocked(self) -> tuple[StillWaiting, ...]:
@@ -56,4 +72,5 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
         counts = {name: getattr(self, name) for name in ("completed", "failed", "cancelled", "expired")}
         shown = [f"{count:,} {name}" for name, count in counts.items() if count or name == "completed"]
         left = sum(each.count for each in self.waiting)
-        return f"{self.runs:,} runs ended: {', '.join(shown)}" + (f"; {left:,} still waiting" if left else "")
+        waiting = f"; {left:,} still waiting" if left else ""
+        return f"{self.runs:,} run{'' if self.runs == 1 else 's'} ended: {', '.join(shown)}{waiting}"

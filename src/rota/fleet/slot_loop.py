@@ -106,6 +106,7 @@ class SlotLoop:
         self._is_parked = False
         self._is_claiming = True
         self.ended: Counter[str] = Counter()  # entries that ended here, by exit kind
+        self.last_failed: int | None = None  # of them
         self._problem: RotaError | None = None  # why the last turn failed
         self._failures = 0  # turns that failed in a row
         self._ends_when_idle = False
@@ -280,7 +281,10 @@ class SlotLoop:
             if isinstance(answer, RotaError):
                 _log.warning("the report of entry %s was refused: %s", report.sched_id, answer)
             elif answer[1] == "completed":
-                self.ended[report.exit_kind if report.back is None else "cancelled"] += 1
+                exit_kind = report.exit_kind if report.back is None else "cancelled"
+                self.ended[exit_kind] += 1
+                if exit_kind in ("failed", "crashed"):
+                    self.last_failed = report.sched_id
             if run is not None:
                 self._after_report(run, report)
 

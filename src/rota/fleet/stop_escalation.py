@@ -53,6 +53,13 @@ class StopEscalation:
             if self._reason is not None:
                 self._escalate()
 
+    def forget_handle(self) -> None:
+        """What `start` named has ended, and the next has not started: a stop waits for that, and begins again."""
+        with self._lock:
+            self._cancel_timer()
+            self._handle = None
+            self._next = 0
+
     def stop(self, reason: str, grace_s: float | None = None) -> bool:
         """Begin to stop the run; `grace_s` replaces its usual grace. False if it is being stopped or has ended."""
         with self._lock:

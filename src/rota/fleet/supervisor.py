@@ -6,7 +6,7 @@ and are recovered, and the reaper kills commands that lost their supervisor.
 
 It has two kinds of threads. Each *slot loop* (slot_loop.py) keeps a set of equal slots busy. The *heartbeat thread*
 (heartbeats.py) extends all claims, follows the journal for requests to cancel a run and for changed agents, and runs
-the background tasks. An idle supervisor writes nothing and wakes a few times a minute.
+the background tasks. An idle supervisor wakes a few times a minute and writes one row each time, its registration.
 
 What belongs to one entry or agent never ends a supervisor. An agent whose settings cannot be read, or whose runner is
 not installed here, is quarantined until its settings are written again, and its entry returns to the queue. While the
@@ -28,9 +28,10 @@ import socket
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -39,41 +40,59 @@ from rota.errors import FleetInvalid, InvalidInput, NotFound, RotaError, StoreRe
 from rota.fleet.agent_settings import AgentSettings, settings_of
 from rota.fleet.config.tables import SLOTS_MAX
 from rota.fleet.heartbeats import BackgroundTask, Heartbeats
+from rota.fleet.hook_loop import HookLoop
+from rota.fleet.hook_rules import HOOK_KIND
 from rota.fleet.idle import IdleCheck, IdleRule
 from rota.fleet.live_run import LiveRun, remaining_budget
+from rota.fleet.log_shipping import LogShipping
 from rota.fleet.preemption import Preemptible, Preemption
 from rota.fleet.restarts import Restarts
-from rota.fleet.run_logs import LOGS_MAX, BoundedLog, LogFolder
+from rota.fleet.run_advisories import RunAdvisories
+from rota.fleet.run_logs import BoundedLog, LogFileCopy
 from rota.fleet.run_summary import RunSummary
 from rota.fleet.runners import registry
 from rota.fleet.runners.contract import Assignment, RunAccess, Runner, RunOutcome
 from rota.fleet.runners.resources import RunnerResources
 from rota.fleet.signals import acting_on
 from rota.fleet.slot_loop import PreparedRun, RunKey, SlotLoop, run_key
+from rota.fleet.worktrees.supervised import SupervisedWorktrees
 from rota.host.watchdog import Watchdog
 from rota.kernel.agents import QUARANTINED_FOR
 from rota.kernel.run_reports import RunReport
 from rota.model.checks import NOTE_CHARS_MAX
 from rota.model.events import Event, ProcessTerminated, ProcessUpdated
 from rota.model.work import Agent, ReadyEntry
+from rota.model.workers import SlotPool
 from rota.service.api import SchedulerApi
 from rota.service.dispatcher import Dispatcher
+from rota.service.log_files import LoggedRun
+from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX, LogFolder
 from rota.service.outages import call_through_outage
+from rota.service.retention_thread import RetentionThread
+from rota.service.worker_registration import WorkerRegistration
 from rota.store.author import acting_as, keeping_author
 
-__all__ = ["CLAIM_TIMEOUT_S", "HEARTBEAT_S", "Supervisor", "SupervisorSettings"]
+__all__ = ["CLAIM_TIMEOUT_S", "HEARTBEAT_S", "STOP_LOGGER", "Supervisor", "SupervisorSettings", "told_drain"]
 
 CLAIM_TIMEOUT_S = 60.0
 HEARTBEAT_S = 15.0
 DRAIN_S = 30.0
 UNRUNNABLE_RETRY_S = 1.0  # delay before an entry that cannot run here may be claimed again
 ERROR_CHARS_MAX = 4_000  # of a runner's error, in a result
+OWN_FOLDER_ID = "0"  # in place of the store's id, in the folder of `logs`: its store may be at a daemon
 _ACCESS_VARIABLES = frozenset({"ROTA_STORE", "ROTA_ACCESS_TOKEN", "ROTA_ACCESS_TOKEN_FILE"})
-_VERBS = {"took_over": "took over", "draining": "drains"}  # where the message differs from the event
+_VERBS = {  # where the message differs from the event
+    "took_over": "took over",
+    "draining": "drains",
+    "drained": "has drained",
+}
 T = TypeVar("T")
 
+STOP_LOGGER = "rota.fleet.stop"  # what it says when it is asked to stop; also shown above the live view
+RUNS_NAMED_MAX = 5  # runs that are named when a supervisor stops claiming
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logging.getLogger("rota.fleet")
+_stop_log = logging.getLogger(STOP_LOGGER)
 
 
 class SupervisorSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +105,9 @@ class SupervisorSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = DRAIN_S
     preemption_thresholds: tuple[int, ...] = ()  # between priority bands; empty: no preemption
     preemption_grace_s: float | None = None  # None: the agent's `stop_grace_s`
-    logs: str | None = None  # folder for the output of runs; None: only its end is kept, in the result
-    logs_max: int = LOGS_MAX  # maximum number of log files; the oldest are removed first
+    logs: str | None = None  # folder for one more copy of the output of runs, besides the one that the store keeps
+    logs_max: int = LOGS_MAX  # runs whose output is kept, beside the store's file and in `logs`; 0 keeps none
+    logs_bytes_max: int = LOGS_BYTES_MAX  # bytes of them together; the oldest are removed first
     echo: bool = False  # also write what functions print to standard output, besides the run's log
 
     def __post_init__(self) -> None:
@@ -108,6 +128,8 @@ class Supervisor:
         self.incarnation = uuid.uuid4().hex
         self.worker_id = self.settings.worker_id or f"{socket.gethostname()}-{os.getpid()}-{self.incarnation[:8]}"
         self.resources = RunnerResources(api.clock, echo=self.settings.echo)
+        self.worktrees = SupervisedWorktrees(api, self.resources)
+        self._advisories = RunAdvisories()
         self.ended_runs = 0
         self._api = api
         self._functions = functions or {}
@@ -116,12 +138,16 @@ class Supervisor:
         self._agents: dict[int, tuple[Agent, AgentSettings | None]] = {}  # a cache, by pid
         self._unrunnable: set[int] = set()  # agents that cannot run here, for one warning each
         self._restarts = Restarts(api, self._watchdog)
-        self._logs = self._log_folder()
-        self._tasks: list[BackgroundTask] = [_ChangedAgents(self.forget_agent)]
+        self._log_folder = self._bounded_log_folder()
+        self._shipping = None if isinstance(api, Dispatcher) else LogShipping(api)
+        self._tasks: list[BackgroundTask] = [_ChangedAgents(self.forget_agent), self.worktrees]
         self._lock = threading.Lock()  # guards what the threads share above
         self._is_draining = False
         self._replaced: StoreReplaced | None = None  # the store's file is no longer at its path
         self.slot_loops = [self._slot_loop(kinds, slots) for kinds, slots in _pools(self.settings.slots)]
+        self._hook_loop: HookLoop | None = None
+        self._hook_thread: threading.Thread | None = None
+        self._registration = WorkerRegistration(api, self.worker_id, self.incarnation, "supervisor", self._slot_pools)
         if self.settings.preemption_thresholds:
             for loop in self.slot_loops:
                 self.add_background_task(self._preemption(loop))
@@ -131,6 +157,13 @@ class Supervisor:
     def add_background_task(self, task: BackgroundTask) -> None:
         """Run a task on the heartbeat thread. Call this before `run`."""
         self._tasks.append(task)
+
+    def serve_hooks(self, pids: Callable[[], Sequence[int]]) -> HookLoop:
+        """Deliver the entries of these agents, which are hooks, in slots of their own. Call this before `run`."""
+        self._hook_loop = HookLoop(
+            self._api, f"{self.worker_id}/{HOOK_KIND}", self.incarnation, pids, **self._loop_options()
+        )
+        return self._hook_loop
 
     def run(self, *, until_idle: bool | IdleRule = False, handles_signals: bool = False) -> RunSummary:
         """Run entries until `drain`, or with `until_idle` until nothing is left to wait for; return what was done."""
@@ -143,12 +176,19 @@ class Supervisor:
         expired = self._expired() if rule is not None else 0
         heartbeats = self._wait_out(self._make_heartbeats)
         heartbeats.start()
+        retention = RetentionThread(self._api.kernel) if isinstance(self._api, Dispatcher) else None
+        if retention is not None:  # a daemon does it for the supervisors that it serves
+            retention.start()
         check = None if rule is None else self._idle_check(rule)
         on_idle = None if check is None else partial(self._on_idle, check, heartbeats)
         try:
             with acting_on(STOP_SIGNALS, self._stop_on_signal) if handles_signals else nullcontext():
                 self._serve(on_idle)
+                self._deliver_last(heartbeats)
         finally:
+            if retention is not None:
+                retention.close()
+            self._stop_hooks()
             self._close(heartbeats)
         if self._replaced is not None:
             raise self._replaced
@@ -160,20 +200,22 @@ class Supervisor:
             runs=self.ended_runs,
             completed=ended["completed"],
             failed=ended["failed"] + ended["crashed"],
+            last_failed=next((loop.last_failed for loop in self.slot_loops if loop.last_failed is not None), None),
             cancelled=ended["cancelled"],
             expired=max(0, expired),
             waiting=() if check is None else check.waiting,
+            advisories=self._advisories.found(),
         )
 
     def _expired(self) -> int:
-        return self._api.queue.counts().get("expired", 0)
+        return self._api.queue.counts(by="status").get("expired", 0)
 
     def _idle_check(self, rule: IdleRule) -> IdleCheck:
         return IdleCheck(
             self._api,
             rule,
-            workers=[loop.worker_id for loop in self.slot_loops],
-            kinds={kind for loop in self.slot_loops for kind in loop.kinds},
+            workers=[loop.worker_id for loop in self._loops],
+            kinds={kind for loop in self._loops for kind in loop.kinds},
             not_runnable=lambda: self._unrunnable,
         )
 
@@ -181,13 +223,17 @@ class Supervisor:
         """Decide whether the first slot loop, which has nothing to do, goes on; wait before it does."""
         if not self._is_stopping():
             heartbeats.catch_up()  # triggers may have something to enqueue
-        return check.goes_on(lambda: any(loop.is_busy for loop in self.slot_loops), self._is_stopping)
+        return check.goes_on(lambda: any(loop.is_busy for loop in self._loops), self._is_stopping)
 
     def _is_stopping(self) -> bool:
         return self._is_draining or self._replaced is not None
 
     def _make_heartbeats(self) -> Heartbeats:
-        return Heartbeats(self._api, self.settings.heartbeat_s, lambda: self.runs, self._tasks, self._end_without_store)
+        heartbeat_s, tasks = self.settings.heartbeat_s, self._tasks
+        on_replaced, registration = self._end_without_store, self._registration
+        return Heartbeats(
+            self._api, heartbeat_s, lambda: self.runs, tasks, registration=registration, on_replaced=on_replaced
+        )
 
     def drain(self, *, level: int = logging.INFO) -> None:
         """Claim nothing more and let the runs end; ask those that run for longer than `drain_s` to stop."""
@@ -197,9 +243,9 @@ class Supervisor:
             self._is_draining = True
         for loop in self.slot_loops:
             loop.stop_claiming()
-        count = len(self.runs)
-        _log.log(level, "draining: waiting for %s run%s; Ctrl-C again stops them", count, "" if count == 1 else "s")
+        _stop_log.log(level, "%s", told_drain(self.runs, by_signal=level > logging.INFO))
         self._record("draining")
+        self._registration.drain()
         self._watchdog.watch(self.settings.drain_s, lambda: self._stop_all("draining"))
 
     def _end_without_store(self, problem: StoreReplaced) -> bool:
@@ -209,7 +255,7 @@ class Supervisor:
         if self._replaced is None:
             self._replaced = problem
             _log.error("stopping: %s", problem.message)
-            for loop in self.slot_loops:
+            for loop in self._loops:
                 loop.stop_claiming()
         for run in self.runs:  # again and again: one may have been starting
             run.kill("fenced")
@@ -225,13 +271,20 @@ class Supervisor:
     def kill(self) -> None:
         """Kill all runs now; their entries are queued again."""
         self.drain()
+        if self._hook_loop is not None:
+            self._hook_loop.stop_claiming()
         for run in self.runs:
             run.kill("draining")
 
     @property
     def runs(self) -> list[LiveRun]:
         """The runs in progress."""
-        return [run for loop in self.slot_loops for run in loop.runs]
+        return [run for loop in self._loops for run in loop.runs]
+
+    @property
+    def _loops(self) -> list[SlotLoop]:
+        """All slot loops, also the one for hooks, which goes on while the others drain."""
+        return [*self.slot_loops, *([] if self._hook_loop is None else [self._hook_loop])]
 
     def _start(self) -> None:
         self._wait_out(self._api.journal.cursor)  # its daemon may be started after it
@@ -239,6 +292,7 @@ class Supervisor:
             self._record("took_over")
             _log.info("recovered %s entries from the previous process", count)
         self._api.supervision.recover()
+        self._registration.start()
         self._record("started")
         self._restarts.resume_quarantined()
         self._resume_repaired()
@@ -254,10 +308,13 @@ class Supervisor:
                 self._api.agents.resume(agent.pid, "settings")
 
     def _take_over(self) -> int:
-        return sum(self._api.queue.take_over(loop.worker_id, self.incarnation) for loop in self.slot_loops)
+        return sum(self._api.queue.take_over(loop.worker_id, self.incarnation) for loop in self._loops)
 
     def _serve(self, on_idle: Callable[[], bool] | None) -> None:
         """Run each slot loop on its own thread; the first on the calling thread, where signals arrive."""
+        if self._hook_loop is not None:
+            self._hook_thread = threading.Thread(target=keeping_author(self._hook_loop.serve), daemon=True)
+            self._hook_thread.start()
         first, *others = self.slot_loops
         threads = [threading.Thread(target=keeping_author(loop.serve), daemon=True) for loop in others]
         for thread in threads:
@@ -270,14 +327,35 @@ class Supervisor:
         for thread in threads:
             thread.join()
 
+    def _deliver_last(self, heartbeats: Heartbeats) -> None:
+        """All runs have ended: record that, and let hooks tell of it before this supervisor stops."""
+        if self._replaced is not None:
+            return
+        self._record("drained")
+        if self._hook_loop is not None:
+            try:
+                heartbeats.catch_up()
+            except RotaError as problem:
+                _log.warning("hooks are not told that this supervisor has drained: %s", problem)
+
+    def _stop_hooks(self) -> None:
+        """Wait for deliveries in progress; what fails now is delivered by the next supervisor."""
+        if self._hook_loop is not None and self._hook_thread is not None:
+            self._hook_loop.finish()
+            self._hook_thread.join()
+
     def _close(self, heartbeats: Heartbeats) -> None:
+        self.worktrees.close()
         heartbeats.close(partial(self._record, "stopped"))
+        if self._shipping is not None:
+            self._shipping.close()
+        self._registration.leave()
         self._watchdog.close()
         for runner in self._runners.values():
             runner.close()
         self.resources.close()
 
-    def _record(self, verb: Literal["took_over", "started", "draining", "stopped"]) -> None:
+    def _record(self, verb: Literal["took_over", "started", "draining", "drained", "stopped"]) -> None:
         try:
             self._api.supervision.moved(self.worker_id, self.incarnation, verb)
         except RotaError as problem:  # go on even if that cannot be recorded
@@ -285,11 +363,20 @@ class Supervisor:
 
     def _stop_on_signal(self) -> None:
         """Drain at the first signal, kill everything at the second."""
-        self.kill() if self._is_draining else self.drain(level=logging.WARNING)
+        if not self._is_draining:
+            self.drain(level=logging.WARNING)
+            return
+        if runs := self.runs:
+            queued = "its entry is" if len(runs) == 1 else "their entries are"
+            _stop_log.warning("stopping %s; %s queued again", _named(runs), queued)
+        self.kill()
 
     def _stop_all(self, reason: str) -> None:
         for run in self.runs:
             run.stop(reason)
+
+    def _slot_pools(self) -> list[SlotPool]:
+        return [SlotPool(loop.worker_id, loop.slots, loop.kinds) for loop in self.slot_loops]
 
     # --- runs ------------------------------------------------------------------------------------
 
@@ -301,11 +388,16 @@ class Supervisor:
             self.incarnation,
             slots,
             kinds=kinds,
-            claim_timeout_s=self.settings.claim_timeout_s,
-            prepare=self._prepare,
-            before_report=self._before_report,
-            after_report=self._after_report,
+            **self._loop_options(),
         )
+
+    def _loop_options(self) -> dict[str, Any]:
+        return {
+            "claim_timeout_s": self.settings.claim_timeout_s,
+            "prepare": self._prepare,
+            "before_report": self._before_report,
+            "after_report": self._after_report,
+        }
 
     def _preemption(self, loop: SlotLoop) -> Preemption:
         def preempt(sched_id: int) -> None:
@@ -351,7 +443,7 @@ class Supervisor:
             agent=agent,
             settings=settings or AgentSettings(),
             slot=slot,
-            workspace=self._workspace_path(entry),
+            workspace=self._workspace_path(entry, agent, settings),
             remaining=remaining_budget(self._api, entry.pid, entry.ceiling) if is_program else {},
             checkpoint=entry.result if isinstance(entry.result, dict) else None,
             access=self._access(entry, settings) if is_program and settings is not None else None,
@@ -397,7 +489,7 @@ class Supervisor:
             self._quarantine(agent.pid, problem)
             return RunOutcome(yield_after_s=UNRUNNABLE_RETRY_S)
         try:
-            return runner.run(run.assignment, run)
+            return self.worktrees.execute(run, partial(runner.run, run.assignment, run))
         except BaseException as problem:
             _log.exception("the %s runner failed on entry %s", name, run.entry.sched_id)
             error = str(problem).encode("utf-8", "replace").decode()[:ERROR_CHARS_MAX]
@@ -432,30 +524,44 @@ class Supervisor:
                 self._agents[pid] = cached
         return cached
 
-    def _workspace_path(self, entry: ReadyEntry) -> str | None:
-        return None if entry.workspace is None else self._api.projects.workspace(entry.workspace).path
+    def _workspace_path(self, entry: ReadyEntry, agent: Agent, settings: AgentSettings | None) -> str | None:
+        if entry.workspace is None:
+            return None
+        own = self.worktrees.path_for(entry, agent, None if settings is None else settings.worktree)
+        return own or self._api.projects.workspace(entry.workspace).path
 
     def _open_log(self, assignment: Assignment) -> BoundedLog:
-        path = None
-        if self._logs is not None:
-            path = self._logs.path_for(assignment.entry.sched_id, assignment.entry.attempt)
-        # most functions print nothing: their runs need no file
-        opens_late = assignment.settings.runner == "callable"
-        log = BoundedLog(assignment.settings.limits.log_bytes, path, opens_late=opens_late)
-        if log.copy_problem is not None:
-            _log.warning("entry %s: its output is not kept in a file: %s", assignment.entry.sched_id, log.copy_problem)
+        """Return the log of a run, with its copies: beside the store or at the daemon, and in a configured folder."""
+        entry, log_bytes = assignment.entry, assignment.settings.limits.log_bytes
+        log = BoundedLog(log_bytes)
+        if not self.settings.logs_max or not self.settings.logs_bytes_max:
+            return log
+        if isinstance(self._api, Dispatcher) and (beside := self._api.logs.folder) is not None:
+            log.copies.append(LogFileCopy(beside, entry.sched_id, partial(self._api.logs.logged_run, entry), log_bytes))
+        if self._shipping is not None:
+            log.copies.append(self._shipping.copy_of(log, entry))
+        if self._log_folder is not None:
+            run = LoggedRun(entry.sched_id, entry.attempt, entry.token or 0, OWN_FOLDER_ID)
+            log.copies.append(LogFileCopy(self._log_folder, entry.sched_id, lambda: run, log_bytes))
         return log
 
-    def _log_folder(self) -> LogFolder | None:
-        if self.settings.logs is None:
-            return None
-        return LogFolder(self.settings.logs, self.settings.logs_max, lambda: [run.entry.sched_id for run in self.runs])
+    def _bounded_log_folder(self) -> LogFolder | None:
+        """Return the configured folder, if there is one; set the maxima of the one beside the store."""
+        maxima = self.settings.logs_max, self.settings.logs_bytes_max
+        if isinstance(self._api, Dispatcher):
+            self._api.logs.set_maxima(*maxima)
+        return None if self.settings.logs is None else LogFolder(Path(self.settings.logs), self._live_among, *maxima)
+
+    def _live_among(self, sched_ids: Collection[int]) -> set[int]:
+        return {run.entry.sched_id for run in self.runs}.intersection(sched_ids)
 
     def _before_report(self, run: LiveRun, report: RunReport) -> None:
         self._update_agent(self._restarts.before_report, run, report)
 
     def _after_report(self, run: LiveRun, report: RunReport) -> None:
-        self.ended_runs += 1
+        self.ended_runs += run.assignment.settings.kind != HOOK_KIND  # deliveries are not what it was asked to run
+        self.worktrees.ended(run)
+        self._advisories.add(run.assignment.agent.name, run.entry.sched_id, report.result)
         self._update_agent(lambda *ended: self._wait_out(partial(self._restarts.after_report, *ended)), run, report)
 
     def _update_agent(self, act: Callable[[LiveRun, RunReport], None], run: LiveRun, report: RunReport) -> None:
@@ -509,6 +615,21 @@ def check_slots(slots: Any) -> None:
     if not counts or any(type(count) is not int or not 1 <= count <= SLOTS_MAX for count in counts):
         text = f"slots must be a whole number from 1 to {SLOTS_MAX:,}, or such a number per kind of slot, not {slots!r}"
         raise InvalidInput(text, field="slots", hint="For example slots=4, or slots={'gpu': 1, 'any': 4}.")
+
+
+def told_drain(runs: Sequence[LiveRun], *, by_signal: bool) -> str:
+    """Return what a supervisor that claims nothing more waits for, with the names of agents and entries."""
+    if not runs:
+        return "stopping: nothing is running"
+    told = f"waiting for {_named(runs)}"
+    return f"{told}; Ctrl-C again stops {'it' if len(runs) == 1 else 'them'}" if by_signal else told
+
+
+def _named(runs: Sequence[LiveRun]) -> str:
+    """Return how many runs there are, and which."""
+    named = [f"{run.assignment.agent.name} #{run.entry.sched_id}" for run in runs[:RUNS_NAMED_MAX]]
+    more = f" and {len(runs) - RUNS_NAMED_MAX:,} more" if len(runs) > RUNS_NAMED_MAX else ""
+    return f"{len(runs):,} run{'' if len(runs) == 1 else 's'} ({', '.join(named)}{more})"
 
 
 def _pools(slots: int | dict[str, int]) -> list[tuple[tuple[str, ...], int]]:

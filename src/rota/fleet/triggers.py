@@ -27,6 +27,8 @@ present. What fires then has the keys of instants, so those that have an entry a
 event of a user's own kind may come from a run, and it brings its payload: such an event fires the triggers of its own
 project only, and of those that its project may reach by a grant. Events about no agent fire all.
 
+**Hooks** are agents whose entries are deliveries (hook_rules.py). They are the operator's and hear of every project.
+
 **Missed instants.** A timed trigger that missed several instants, because no supervisor ran or the machine slept, fires
 once, for the last of them. With `catch_up = false` it does not fire if that is more than `LATE_MAX_S` ago. A new or
 changed trigger has missed nothing, and neither has one whose progress in the note cannot be read: it starts now, and an
@@ -45,6 +47,8 @@ import msgspec
 from rota.clock import Clock
 from rota.errors import Conflict, InvalidInput, NotFound
 from rota.fleet.agent_settings import settings_of, spec_for
+from rota.fleet.hook_deliveries import HOOK_WAITING_MAX, HookDeliveries
+from rota.fleet.hook_rules import HOOK_PREFIX, HookFilter, kind_of, subjects_of
 from rota.fleet.notes import read_note, report_ignored
 from rota.fleet.trigger_rules import INSTANT_MAX, TIMED, latest_by, matches_kind, next_after
 from rota.model.agent_names import agent_in_project
@@ -127,6 +131,7 @@ class _ActiveTrigger(msgspec.Struct):
         """What fires it. A trigger whose condition changes counts as a new one."""
         trigger = self.trigger
         words = {"cron": f"{trigger.cron} {trigger.zone}", "interval": str(trigger.every_s), "event": trigger.event}
+        words["hook"] = trigger.event
         return f"{trigger.kind} {words.get(trigger.kind, trigger.after)}"
 
 
@@ -175,8 +180,10 @@ def _readable(note: _StoredProgress, journal_end: int) -> tuple[_Progress, list[
 class Triggers:
     """The triggers of one fleet on one store. Any thread may call any method."""
 
-    def __init__(self, api: KernelApi, clock: Clock, fleet: TriggerSource) -> None:
+    def __init__(self, api: KernelApi, clock: Clock, fleet: TriggerSource, store: str = "") -> None:
+        """`store` is the store's address as hooks are told it."""
         self._api, self._clock = api, clock
+        self._deliveries = HookDeliveries(api, store)
         self._lock = threading.RLock()  # one call at a time, so that progress is saved in order
         self._title = ""
         self._active: list[_ActiveTrigger] = []
@@ -192,7 +199,7 @@ class Triggers:
             self._cursor = max(self._cursor, journal_end if progress.heard is None else progress.heard)
             self._active = [
                 _ActiveTrigger(name, agent.project, number, table.trigger, _followed(fleet, table.trigger))
-                for name, agent in fleet.agents.items()
+                for name, agent in (*fleet.agents.items(), *getattr(fleet, "hook_agents", {}).items())
                 for number, table in enumerate(agent.triggers)
             ]
             for active in self._active:
@@ -216,7 +223,26 @@ class Triggers:
     @property
     def wants_events(self) -> bool:
         """Whether any trigger fires on events."""
-        return any(active.trigger.kind in ("event", "after") for active in self._active)
+        return any(active.trigger.kind in ("event", "after", "hook") for active in self._active)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of event on which triggers fire; empty: all, because of a prefix."""
+        found = set()
+        for active in self._active:
+            name = EntriesCompleted.kind if active.trigger.kind == "after" else active.trigger.event or ""
+            kind = kind_of(name) if active.trigger.kind == "hook" else name
+            if kind.endswith("*"):
+                return ()
+            found.add(kind)
+        return tuple(sorted(found - {""}))
+
+    def skip_to(self, event_id: int) -> None:
+        """Count the events up to this one as handled: none of them is of the triggers' kinds."""
+        with self._lock:
+            self._cursor = max(self._cursor, event_id)
+            if self._cursor - self._saved_cursor >= EVENTS_MAX:
+                self._save_progress()
 
     # --- firing ------------------------------------------------------------------------------------
 
@@ -267,6 +293,8 @@ class Triggers:
             if matches_kind(active.trigger.event or "", event.kind) and self._reaches(event, active.project_id):
                 body = {"event_id": event.event_id, "kind": event.kind, "pid": event.pid, "payload": event.payload}
                 yield self._fire(active, str(event.event_id), body, cause=event.event_id)
+        for active in self._waiting_for("hook", event):
+            yield from self._fire_hook(active, event)
         if event.kind == EntriesCompleted.kind and (followers := self._waiting_for("after", event)):
             yield from self._fire_after(event, followers)
 
@@ -294,15 +322,31 @@ class Triggers:
                     body = {"event_id": event.event_id, "agent": agent.name, "sched_id": sched_id}
                     yield self._fire(active, f"{event.event_id}.{sched_id}", body, cause=event.event_id)
 
+    def _fire_hook(self, active: _ActiveTrigger, event: Event) -> Iterator[Firing]:
+        """Enqueue the deliveries of a hook that an event asks for."""
+        trigger = active.trigger
+        name = active.agent.removeprefix(HOOK_PREFIX)
+        wanted = HookFilter(name, trigger.event or "", trigger.only_project, trigger.only_agent)
+        if not (subjects := subjects_of(wanted, event)):
+            return
+        for moment, notice in self._deliveries.of(wanted, event, subjects, active.number):
+            yield self._fire(active, moment, notice=notice, cause=event.event_id)
+        self._deliveries.drop_oldest(self._agent(active), not_queued=max(0, len(subjects) - HOOK_WAITING_MAX))
+
     def _fire(
-        self, active: _ActiveTrigger, moment: str, event: dict[str, Any] | None = None, cause: int | None = None
+        self,
+        active: _ActiveTrigger,
+        moment: str,
+        event: dict[str, Any] | None = None,
+        cause: int | None = None,
+        notice: dict[str, Any] | None = None,
     ) -> Firing:
         """Enqueue an entry and record the firing. An entry that can never be enqueued is logged and skipped."""
         owner = active.label if active.project_id is None else f"{active.project_id}/{active.label}"
         key = f"trigger:{owner}:{moment}"
         try:
             agent = self._agent(active)
-            payload = dict(active.trigger.payload)
+            payload = dict(active.trigger.payload if notice is None else notice)
             if active.trigger.event_as is not None and event is not None:
                 payload[active.trigger.event_as] = event
             options: dict[str, Any] = {} if active.trigger.priority is None else {"priority": active.trigger.priority}

@@ -136,7 +136,7 @@ def publications(component: BoundComponent, returned: Any) -> list[Publication]:
         ports = f"has the outputs {outputs}" if outputs else "has no output"
         raise ComponentInvalid(
             f"component {component.id} {ports}, but returned a value of type {type(returned).__name__}",
-            hint="Return a dictionary of port to payload, or None.",
+            hint="Return a dictionary of port to payload, or `None`.",
             component_id=component.id,
         )
     for port in returned:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import threading
+import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -39,8 +40,10 @@ from rota.graph.stop import StopToken
 from rota.kernel.run_reports import Completion
 from rota.model.checks import RESULT_BYTES_MAX
 from rota.model.work import ReadyEntry
+from rota.model.workers import WORKER_REFRESH_S, SlotPool, WorkerKind
 from rota.service.api import SchedulerApi
 from rota.service.outages import OUTAGE_S, call_through_outage
+from rota.service.worker_registration import WorkerRegistration
 
 __all__ = ["CLAIM_TIMEOUT_S", "HEARTBEAT_S", "EntryWorker", "run_entry"]
 
@@ -127,15 +130,20 @@ class EntryWorker:
         clock: Clock | None = None,
         claim_timeout_s: float = CLAIM_TIMEOUT_S,
         heartbeat_s: float = HEARTBEAT_S,
+        kind: WorkerKind = "entry_worker",
     ) -> None:
         self._api = api
         self._registry = registry
+        incarnation = incarnation or uuid.uuid4().hex  # several processes may have the same worker_id
+        kinds = tuple(entry_kind(graph) for graph in graphs)
         self._claim_options: dict[str, Any] = {
             "worker_id": worker_id,
             "incarnation": incarnation,
-            "kinds": tuple(entry_kind(graph) for graph in graphs),
+            "kinds": kinds,
             "claim_timeout_s": claim_timeout_s,
         }
+        pools = (SlotPool(worker_id, 1, kinds),)
+        self._make_registration = partial(WorkerRegistration, api, worker_id, incarnation, kind, lambda: pools)
         self._clock = clock or SystemClock()
         self._heartbeat_s = heartbeat_s
 
@@ -150,7 +158,8 @@ class EntryWorker:
     def _run(self, stop_token: StopToken, max_entries: int | None, *, wait_s: float) -> int:
         count, limit_s = 0, math.inf if wait_s else OUTAGE_S
         ended: list[Completion] = []
-        with _Heartbeats(self._api, self._clock, self._heartbeat_s) as heartbeats:
+        registration = self._make_registration()
+        with _Heartbeats(self._api, self._clock, self._heartbeat_s, registration) as heartbeats:
             while True:
                 over = stop_token.is_set or count == max_entries
                 turn = partial(self._complete_and_claim, ended, wait_s=0.0 if over else wait_s, claims=not over)
@@ -194,10 +203,11 @@ class EntryWorker:
 
 
 class _Heartbeats:
-    """A thread that sends heartbeats for the claim of the running entry."""
+    """A thread that sends heartbeats for the claim of the running entry, and keeps the worker registered."""
 
-    def __init__(self, api: SchedulerApi, clock: Clock, heartbeat_s: float) -> None:
+    def __init__(self, api: SchedulerApi, clock: Clock, heartbeat_s: float, registration: WorkerRegistration) -> None:
         self._api = api
+        self._registration = registration
         self._clock = clock
         self._heartbeat_s = heartbeat_s
         self._changed = threading.Condition()
@@ -206,6 +216,7 @@ class _Heartbeats:
         self._thread = threading.Thread(target=self._beat, name="rota-heartbeat", daemon=True)
 
     def __enter__(self) -> _Heartbeats:
+        self._registration.start()
         self._thread.start()
         return self
 
@@ -214,6 +225,7 @@ class _Heartbeats:
             self._is_over = True
             self._changed.notify_all()
         self._thread.join()
+        self._registration.leave()
 
     def watch(self, entry: ReadyEntry, cancel: StopToken) -> None:
         """Send heartbeats for this entry from now on."""
@@ -229,12 +241,13 @@ class _Heartbeats:
         while True:
             with self._changed:
                 if not self._is_over:
-                    self._clock.wait(self._changed, self._heartbeat_s)
+                    self._clock.wait(self._changed, min(self._heartbeat_s, WORKER_REFRESH_S))
                 if self._is_over:
                     return
                 watched = self._watched
             if watched is not None:
                 self._beat_for(*watched)
+            self._registration.renew_if_due()
 
     def _beat_for(self, entry: ReadyEntry, cancel: StopToken) -> None:
         try:

@@ -21,10 +21,12 @@ from rota.errors import (
     StoreCorrupt,
 )
 from rota.kernel.agents import OWNER_TERMINATED, Agents
+from rota.kernel.automatic_retention import AutomaticRetention
+from rota.kernel.bulk import BulkResult
 from rota.kernel.clock_jumps import compare_clocks
 from rota.kernel.contexts import Contexts
 from rota.kernel.dry_run import DryRun, dry_run
-from rota.kernel.entries import EntryFilter, EntryGroup
+from rota.kernel.entry_reads import EntryFilter, EntryGroup
 from rota.kernel.environment import kernel_environment
 from rota.kernel.graph_runs import GraphRuns
 from rota.kernel.integrity import PROBLEMS_MAX, find_problems
@@ -35,12 +37,13 @@ from rota.kernel.project_reads import ProjectReads
 from rota.kernel.projects import Projects
 from rota.kernel.queue import Queue
 from rota.kernel.replay import KernelState
-from rota.kernel.retention import Retention
 from rota.kernel.run_reports import Completion, RunReport
 from rota.kernel.runs import HeartbeatReply
 from rota.kernel.settings import read_number
 from rota.kernel.supervision import Supervision
 from rota.kernel.turn import TurnRequest, TurnResult
+from rota.kernel.usage import Usage
+from rota.kernel.workers import Workers
 from rota.model.work import Agent, ReadyEntry, ScheduleSpec
 from rota.store import NORMAL_DURABILITY_KEY, Store, Transaction
 from rota.store.forks import in_child
@@ -49,6 +52,7 @@ from rota.store.statements import file as file_sql
 from rota.store.statements import journal as journal_sql
 
 __all__ = [
+    "BulkResult",
     "Completion",
     "EntryFilter",
     "EntryGroup",
@@ -82,14 +86,16 @@ class Kernel:
         self.env = env = kernel_environment(store, self.clock, jitter, compare_clocks)
         self.journal = Journal(env)
         self.ledger = Ledger(env)
+        self.usage = Usage(env)
         self.contexts = Contexts(env)
         self.projects = Projects(env)
         self.policies = Policies(env)
         self.queue = Queue(env)
         self.agents = Agents(env, self.queue)
         self.graphs = GraphRuns(env)
-        self.retention = Retention(env)
+        self.retention = AutomaticRetention(env)
         self.supervision = Supervision(env, self.agents, self.queue)
+        self.workers = Workers(env)
         self.project_reads = ProjectReads(env)
         self.queue.claim_by_policy = self._claim_by_policy
 

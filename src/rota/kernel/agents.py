@@ -11,13 +11,13 @@ cannot use (damaged, or written by another version) is paused by `quarantine: â€
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from rota.errors import InvalidPayload, StoreCorrupt
-from rota.kernel.entries import EntryFilter
+from rota.kernel.entry_reads import EntryFilter
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.ledger import inherit_ledger
@@ -42,7 +42,7 @@ from rota.store import Transaction
 from rota.store.statements import agents as sql
 from rota.store.statements import flows as flow_sql
 
-__all__ = ["OWNER_TERMINATED", "QUARANTINED_FOR", "Agents", "Recovery", "move_agent"]
+__all__ = ["OWNER_TERMINATED", "QUARANTINED_FOR", "Agents", "Recovery", "check_pids", "move_agent"]
 
 Pids: TypeAlias = list[int]
 AgentList: TypeAlias = list[Agent]  # in the class, `list` is a method
@@ -76,6 +76,14 @@ def _shown(changes: dict[str, Any]) -> dict[str, Any]:
 
 def _json(field: str, value: Any) -> str:
     return json_text(_agent, field, _agent.mapping(field, value), PAYLOAD_BYTES_MAX)
+
+
+def check_pids(pids: Sequence[int]) -> set[int]:
+    """Check the pids of a call, and return each once."""
+    _agent.sequence("pids", pids)
+    if len(pids) > LIST_MAX:
+        raise _agent.refuse("pids", f"may be at most {LIST_MAX:,}, not {len(pids):,}")
+    return {_agent.whole("pids", pid) for pid in pids}
 
 
 class Agents:
@@ -139,6 +147,11 @@ class Agents:
         """Return the live agents of a name in all projects, newest first; see model/agent_names for which is meant."""
         _agent.text("name", name)
         return [agent_from_row(row) for row in self._env.read(lambda tx: tx.run(sql.FIND, (name,)))]
+
+    def names(self, pids: Sequence[int]) -> dict[int, str]:
+        """Return the names of agents, also of dead ones; those that do not exist are left out."""
+        wanted = check_pids(pids)
+        return dict(self._env.read(lambda tx: tx.run_for(sql.NAMES_OF, wanted))) if wanted else {}
 
     def list(
         self,

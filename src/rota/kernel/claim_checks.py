@@ -36,7 +36,7 @@ from rota.kernel.rows import (
     decode_spent,
     state_and_hold,
 )
-from rota.kernel.workspaces import workspace_holders
+from rota.kernel.workspaces import OF_ENTRY, workspace_holders
 from rota.model.lifecycle import EntryState
 from rota.model.reasons import BlockingBase
 from rota.policy import replenishment
@@ -190,7 +190,7 @@ class ClaimChecks:
             self._claimed_keys[entry.project_id, needs.concurrency_key] += 1
         if needs.mode is None or entry.project_id is None:
             return None
-        workspace = self._free_workspace(entry.project_id, needs)
+        workspace = self._free_workspace(entry, entry.project_id, needs)
         if workspace is not None:
             held = self._workspace_holders(entry.project_id)
             held.setdefault(workspace, []).append((entry.sched_id, needs.mode, self._clock_now))
@@ -405,13 +405,23 @@ class ClaimChecks:
         return self._holders[project_id]
 
     def _workspaces(self, project_id: str, needs: Needs) -> list[str]:
-        names = [row[0] for row in self._tx.run(project_sql.WORKSPACES_OF, (project_id,))]
+        rows = [row for row in self._tx.run(project_sql.WORKSPACES_OF, (project_id,)) if row[3] != "entry"]
+        rows.sort(key=_fence)  # the one that was not used for the longest first: another may be missed by a retry
+        names = [row[0] for row in rows]
         return names if needs.workspace is None else [name for name in names if name == needs.workspace]
 
-    def _free_workspace(self, project_id: str, needs: Needs) -> str | None:
-        """Return a workspace that is free for the run: empty, or held only by shared runs if the run shares it."""
-        held = self._workspace_holders(project_id)
-        for name in self._workspaces(project_id, needs):
+    def _free_workspace(self, entry: CheckedEntry, project_id: str, needs: Needs) -> str | None:
+        """Return a workspace that is free for the run: empty, or held only by shared runs if the run shares it.
+
+        The one that its last attempt held comes first: there may be unfinished work in it.
+        """
+        if needs.workspace is not None and OF_ENTRY in needs.workspace:
+            return needs.workspace.replace(OF_ENTRY, str(entry.sched_id))
+        held, names = self._workspace_holders(project_id), self._workspaces(project_id, needs)
+        if len(names) > 1:
+            had = self._tx.run(project_sql.WORKSPACE_HAD, (entry.sched_id,))
+            names.sort(key=lambda name: (name,) not in had)
+        for name in names:
             modes = {mode for _, mode, _ in held.get(name, [])}
             if not modes or (needs.mode == "shared" and modes == {"shared"}):
                 return name
@@ -420,7 +430,7 @@ class ClaimChecks:
     def _workspace_facts(self, entry: CheckedEntry, needs: Needs) -> WorkspaceFacts | None:
         if entry.project_id is None:
             return WorkspaceFacts(workspace=needs.workspace)
-        if self._free_workspace(entry.project_id, needs) is not None:
+        if self._free_workspace(entry, entry.project_id, needs) is not None:
             return None
         held = self._workspace_holders(entry.project_id)
         claims = [claim for name in self._workspaces(entry.project_id, needs) for claim in held.get(name, [])]
@@ -435,6 +445,11 @@ class ClaimChecks:
     def _unfinished_predecessors(self, sched_id: int) -> tuple[int, ...]:
         rows = self._tx.run(queue_sql.PREDECESSORS, (sched_id,))
         return tuple(other for other, state, exit_kind in rows if (state, exit_kind) != ("completed", "completed"))
+
+
+def _fence(row: Row) -> int:
+    """Return the fence of a row of `WORKSPACES_OF`: the token of the last claim that held the workspace."""
+    return row[4] if type(row[4]) is int else 0  # a damaged row must not end a claim
 
 
 def _remaining(budget: BudgetFacts) -> int:

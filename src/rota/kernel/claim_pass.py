@@ -28,6 +28,7 @@ from rota.kernel.maintenance import Maintenance, lift_holds, promote, restore_ho
 from rota.kernel.paging import READ_MAX
 from rota.kernel.rows import (
     ATTEMPT,
+    CREATED_AT,
     DEADLINE,
     KIND,
     NEEDS,
@@ -442,7 +443,7 @@ class ClaimPass:
         event = EntriesClaimed(
             worker_id=worker.worker_id,
             incarnation=worker.incarnation,
-            entries=list(map(_event_entry, claimed)),
+            entries=[_event_entry(each, now) for each in claimed],
             policy=policy,
             because=[each.reason for each in claimed if each.reason] if claimed[0].reason else [],
             flows=list(served.moves),
@@ -530,11 +531,14 @@ def _is_used_up(reason: reasons.OverBudget) -> bool:
     return reason.used + reason.reserved >= reason.limit
 
 
-def _event_entry(claim: PendingClaim) -> ClaimedEntry:
+def _event_entry(claim: PendingClaim, now: float) -> ClaimedEntry:
     row = claim.row
+    try:
+        waited_ms = max(0, round((now - max(row[RUNNABLE_AT], row[CREATED_AT])) * 1000))
+    except (TypeError, ValueError, OverflowError):  # a damaged row, which `write` ends
+        waited_ms = None
     if row[NEEDS] is None:
-        return ClaimedEntry(row[0], row[PID], row[ATTEMPT] + 1)
+        return ClaimedEntry(row[0], row[PID], row[ATTEMPT] + 1, {}, None, waited_ms)
     needs = decode_needs(row[NEEDS])
-    return ClaimedEntry(
-        row[0], row[PID], row[ATTEMPT] + 1, {dim: needs.requested(dim, 0) for dim in needs.dims}, claim.workspace
-    )
+    ask = {dim: needs.requested(dim, 0) for dim in needs.dims}
+    return ClaimedEntry(row[0], row[PID], row[ATTEMPT] + 1, ask, claim.workspace, waited_ms)

@@ -4,6 +4,7 @@ The wall clock can be set, corrected, or wrong after a boot. What people name by
 a deadline, a cron expression, the expiry of an access token. Everything else that waits does so for an *elapsed* time:
 
     a claim until it expires, a back-off, a delay, a pause of a limit, a quarantine, an affinity hold
+    a worker that was last seen, until it counts as lost
     what was used of a limit, a context or a budget, until it leaves its period or window
 
 Elapsed time is that of the *advancing clock* (`Clock.monotonic`), which cannot be set and which goes on while the
@@ -58,7 +59,7 @@ from rota.store import Transaction
 from rota.store.statements import clock as sql
 from rota.store.statements import queue as queue_sql
 
-__all__ = ["ROUNDED_S", "compare_clocks", "jump_ms"]
+__all__ = ["ROUNDED_S", "compare_clocks", "jump_ms", "now_as_stored"]
 
 READINGS = 5  # of both clocks, before a jump is believed
 ROUNDED_S = 0.002  # after a jump and this time, whatever was due before it is due
@@ -97,6 +98,16 @@ def compare_clocks(tx: Transaction, env: KernelEnvironment, now: float, ahead_s:
     known.offset_s, known.foreign_version = stored_s, tx.foreign_version
     tx.effects.on_rollback.append(lambda: setattr(known, "foreign_version", -1))
     return now
+
+
+def now_as_stored(tx: Transaction, env: KernelEnvironment) -> float:
+    """Return the time by which the stored instants can be compared in a transaction that only reads.
+
+    If the wall clock has jumped, the next write moves them; until then this is the time without the jump.
+    """
+    boot_id, _, text = (read_setting(tx, _OFFSET_KEY) or "").partition(" ")
+    ahead_s = _number(text) if boot_id == env.clock_offset.boot_id else None
+    return env.clock.now() if ahead_s is None else env.clock.monotonic() + ahead_s
 
 
 def _last_seen_at(tx: Transaction) -> float | None:
@@ -146,6 +157,7 @@ def _move(tx: Transaction, env: KernelEnvironment, by_s: float, now: float) -> N
         "quarantines": len(tx.run(sql.MOVE_QUARANTINES, (by_s,))),
     }
     tx.run(sql.MOVE_ASKS, (by_s,))
+    tx.run(sql.MOVE_WORKERS, (by_s,))
     tx.run(sql.COPY_BUCKETS, (by_s,))
     tx.run(sql.DROP_BUCKETS)
     tx.run(sql.PUT_BUCKETS)

@@ -37,6 +37,7 @@ from rota.model.checks import DIMS_MAX
 from rota.model.events import CompletedEntry, EntriesCompleted, EntriesReturned, FlowMove, RunEnded
 from rota.model.lifecycle import ENTRY, advance
 from rota.model.retries import NOT_RETRIED
+from rota.model.run_failures import failure_in
 from rota.model.work import AttemptError, Backoff
 from rota.store import Transaction
 from rota.store.statements import budgets as budget_sql
@@ -144,7 +145,7 @@ def end_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd]
             continue
         report = run_end.report
         if report is not None:
-            run = _take_report(tx, env, run, report, now)
+            run = _take_report(tx, env, run, report, now, is_final=answer[1] == "completed")
         is_back = report is not None and report.back is not None
         if answer[1] == "completed":
             final[run.pid] = run_end.exit_kind
@@ -185,7 +186,9 @@ def stale_claim_error(run: RunRow, token: int | None) -> StaleClaim:
 # --- a supervisor's report -----------------------------------------------------------------------
 
 
-def _take_report(tx: Transaction, env: KernelEnvironment, run: RunRow, report: RunReport, now: float) -> RunRow:
+def _take_report(
+    tx: Transaction, env: KernelEnvironment, run: RunRow, report: RunReport, now: float, *, is_final: bool
+) -> RunRow:
     """Charge what was measured, return the run to the queue if it asks for that, and record how the run ended."""
     shared = env.cache.share_dim(tx)
     usage = {
@@ -195,7 +198,7 @@ def _take_report(tx: Transaction, env: KernelEnvironment, run: RunRow, report: R
     }
     if usage:
         usage = _fitting(usage, decode_spent(run.spent_text))
-        run, _ = charge_run(tx, env, run, usage, now)
+        run, _ = charge_run(tx, env, run, usage, now, model=report.model)
     if report.back is not None and not run.cancel_requested:
         delay_s = report.back_after_s or 0.0
         return_to_queue(tx, env, run, report.back, now=now, runnable_at=report.back_at, delay_s=delay_s)
@@ -207,6 +210,8 @@ def _take_report(tx: Transaction, env: KernelEnvironment, run: RunRow, report: R
         wall_ms=report.wall_ms,
         usage=usage,
         stopped_by=report.stopped_by,
+        cpu_ms=report.cpu_ms,
+        failure=None if is_final or report.back is not None else failure_in(report.result),
     )
     append(tx, event, now=now, pid=run.pid)
     return run
@@ -232,6 +237,7 @@ def charge_run(
     *,
     covered: Mapping[str, Mapping[str, int]] | None = None,
     ask: str | None = None,
+    model: str | None = None,
 ) -> tuple[RunRow, dict[str, ChargeResult]]:
     """Record what a live run used, at every level; returns the run as it is now and its agent's ledger lines.
 
@@ -247,7 +253,7 @@ def charge_run(
     tx.run(sql.SPEND, (spent_text, run.sched_id))
     if covered is None:
         covered = {} if run.spent_text is None else limit_asks.cover(tx, run.sched_id, run.token, amounts)
-    payer = Payer(run.pid, run.project_id, decode_needs(run.needs_text), run.sched_id, covered, ask)
+    payer = Payer(run.pid, run.project_id, decode_needs(run.needs_text), run.sched_id, covered, ask, model)
     lines = record_usage(tx, payer, dict(amounts), now, moves_flow=False)
     env.cache.touch(run.pid, run.project_id)
     env.cache.drop_due_summary()  # usage leaves its window later, and contexts refill

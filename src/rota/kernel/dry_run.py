@@ -11,7 +11,7 @@ random generator are copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, TypeVar
 
 from rota.errors import SchedUnknownId
@@ -20,8 +20,10 @@ from rota.kernel.maintenance import Maintenance
 from rota.kernel.rows import decode_spent
 from rota.model.reasons import WaitsOnLimit
 from rota.store import Row, Transaction
+from rota.store.statements import agents as agent_sql
 from rota.store.statements import budgets as budget_sql
 from rota.store.statements import claims as claim_sql
+from rota.store.statements import entry_lists as list_sql
 from rota.store.statements import journal as journal_sql
 from rota.store.statements import limit_asks as ask_sql
 from rota.store.statements import queue as sql
@@ -48,6 +50,11 @@ class DryRun(NamedTuple):
             raise SchedUnknownId(sched_id)
         return rows[0]
 
+    def queued_ids(self, pid: int | None, project_id: str | None, limit: int) -> list[int]:
+        """Return the first queued entries, by id: those of an agent, of a project, or all."""
+        row = (None, pid, project_id, None, None, None, '["waiting","ready"]', limit)
+        return [row[0] for row in self.tx.run(list_sql.IDS_OF_STATUS, row)]
+
     def busy_slots(self, kind: str) -> int:
         """Return how many live runs need a slot of this kind."""
         return sum(row[5] for row in self.tx.run(claim_sql.LIVE) if row[2] == kind)
@@ -65,6 +72,10 @@ class DryRun(NamedTuple):
         """Return what a run waits for at limits."""
         rows = self.tx.run_for(ask_sql.WAITING_RUNS, [sched_id])
         return [WaitsOnLimit(name=row[1], asked=dict(decode_spent(row[2])), since_at=row[3]) for row in rows]
+
+    def agent_names(self, pids: Collection[int]) -> dict[int, str]:
+        """Return the names of agents."""
+        return dict(self.tx.run_for(agent_sql.NAMES_OF, pids)) if pids else {}
 
     def budget_window_s(self, owner: str, dim: str) -> float:
         """Return the length of a budget's window."""

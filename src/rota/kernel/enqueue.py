@@ -195,7 +195,7 @@ class Enqueuing(Entries):
         if spec.causation_id is not None and (cause := _entry_named_by(spec.causation_id)) is not None:
             check_reachable(tx, reaches_from, (cause,))
         if spec.delay_s and spec.deadline is not None and spec.deadline < now + spec.delay_s:
-            raise _queue.refuse("deadline", f"({spec.deadline}) lies before the end of the delay ({spec.delay_s:g} s)")
+            raise _queue.refuse("deadline", f"lies before the end of the delay ({spec.delay_s:g} s)")
         is_later = spec.runnable_at > now or spec.delay_s > 0
         hold = "after" if verdict is not None else ("time" if is_later else None)
         path = _call_path(tx, spec.parent_id, reaches_from)

@@ -53,6 +53,8 @@ _JSON: dict[str, tuple[str, dict[str, Any]]] = {  # table: key, and the type of 
     "contexts": ("context_id", {"standing": Allowance}),
     "entry_loans": ("sched_id", {"amounts": _AMOUNTS, "returned": _AMOUNTS}),
     "graph_runs": ("run_id", {"checkpoint": Any}),
+    "usage_daily": ("day, pid, model", {"wait_sizes": list[int]}),
+    "budgets": ("owner, dim", {"alerts": list[float], "alerted": dict[str, float]}),
 }
 _WORDS: dict[str, tuple[str, str, frozenset[str]]] = {  # table: key, a column, and the words that it may hold
     "projects": ("project_id", "status", frozenset(ProjectStatus)),

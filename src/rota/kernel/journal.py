@@ -50,7 +50,14 @@ __all__ = [
 TAIL_MAX = 10_000  # events in one result
 TAIL_BYTES_MAX = 16 * 1024 * 1024  # of payloads after which a result gets no more events
 # Events of the processes that run the work. They change no other table, so no method of the kernel writes them.
-RUNTIME_KINDS = ("kernel.run.", "kernel.trigger.", "kernel.supervisor.", "kernel.fleet.", RowUnreadable.kind)
+RUNTIME_KINDS = (
+    "kernel.run.",
+    "kernel.trigger.",
+    "kernel.hook.",
+    "kernel.supervisor.",
+    "kernel.fleet.",
+    RowUnreadable.kind,
+)
 NOTE_PREFIX = "note:"  # of the settings that hold the operator's notes; the notes of projects have another
 PROJECT_NOTE_PREFIX = "project_note:"
 _WITH_SETTINGS = (ProcessUpdated.kind, OperatorActed.kind)  # events that may contain an agent's settings

@@ -25,6 +25,16 @@ from rota.errors import (
     LimitExceeded,
 )
 from rota.kernel import contexts, flows, usage_windows
+from rota.kernel.budget_alerts import (
+    ReachedWindow,
+    check_alerts,
+    crossed_shares,
+    decode_alerts,
+    encode_alerts,
+    record_agent_alerts,
+    record_window_alerts,
+    still_alerted,
+)
 from rota.kernel.budget_loans import OpenLoan, open_loans, reserved_in_budgets, reserved_on_ledger
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
@@ -32,7 +42,7 @@ from rota.kernel.lookups import check_project_exists, find_agent
 from rota.kernel.rows import Needs, decode_needs, decode_spent
 from rota.kernel.settings import write_setting
 from rota.kernel.store_policy import share_dim
-from rota.model.budgets import BudgetLine, LedgerLine
+from rota.model.budgets import ALERTS, BudgetLine, LedgerLine
 from rota.model.checks import AMOUNT_MAX, DIMS_MAX, INTEGER_MAX, SECONDS_MAX, Checks
 from rota.model.events import (
     BudgetSet,
@@ -86,17 +96,18 @@ class Payer(NamedTuple):
     sched_id: int | None = None
     covered: Mapping[str, Mapping[str, int]] = {}  # by limit and unit: what the run has acquired there before
     ask: str | None = None  # the key of the ask that this settles
+    model: str | None = None  # that was used
 
 
 def record_usage(
     tx: Transaction, payer: Payer, amounts: Mapping[str, int], now: float, *, moves_flow: bool
 ) -> dict[str, ChargeResult]:
     """Record usage at every level; in a dimension without an agent line, only at the levels above."""
-    lines = {dim: line for dim in amounts if (line := _charge_line(tx, payer.pid, dim, amounts[dim])) is not None}
+    charged = {dim: each for dim in amounts if (each := _charge_line(tx, payer.pid, dim, amounts[dim])) is not None}
     owners = [(usage_windows.ALL_PROJECTS, amounts)]
     if payer.project_id is not None:
         owners.append((payer.project_id, amounts))
-    usage_windows.add(tx, owners, now)
+    reached = usage_windows.add(tx, owners, now)
     moved: dict[str, int] = {}
     for context in contexts.contexts_for(tx, payer.needs, payer.pid, payer.project_id):
         covered = payer.covered.get(context.name or "", _NOTHING).get(context.unit, 0)
@@ -110,24 +121,31 @@ def record_usage(
         contexts=moved,
         flows=moves,
         ask=payer.ask,
+        model=payer.model,
     )
     event_id = append(tx, event, now=now, pid=payer.pid)
     flows.save_moves(tx, moves, event_id=event_id)
-    for dim, line in lines.items():
+    for dim, (line, shares) in charged.items():
         _record_crossings(tx, payer.pid, dim, line, now)
-    return lines
+        if shares:
+            record_agent_alerts(tx, payer.pid, dim, shares, used=line.used, limit=line.hard_limit, now=now)
+    for window in reached:
+        record_window_alerts(tx, ReachedWindow(*window), now)
+    return {dim: line for dim, (line, _) in charged.items()}
 
 
-def _charge_line(tx: Transaction, pid: int, dim: str, amount: int) -> ChargeResult | None:
+def _charge_line(tx: Transaction, pid: int, dim: str, amount: int) -> tuple[ChargeResult, list[float]] | None:
+    """Charge an agent's line; returns it with the alerts that are due, or None if the agent has no such line."""
     rows = tx.run(sql.LEDGER_CHARGE, (amount, pid, dim, INTEGER_MAX))
     if not rows:
         if tx.run(sql.LEDGER_LINE, (pid, dim)):
             raise _checks.refuse("amount", f"({amount:,}) is more than a ledger line can store")
         return None
-    _, _, used, granted, limit, warn_at = rows[0]
+    _, _, used, granted, limit, warn_at, alerts = rows[0]
     before = used - amount
     mark = warn_at * granted
-    return ChargeResult(used, granted, limit, used > limit, before <= limit < used, before < mark <= used)
+    line = ChargeResult(used, granted, limit, used > limit, before <= limit < used, before < mark <= used)
+    return line, crossed_shares(before, used, limit, decode_alerts(alerts))
 
 
 def _record_crossings(tx: Transaction, pid: int, dim: str, line: ChargeResult, now: float) -> None:
@@ -145,14 +163,14 @@ def inherit_ledger(tx: Transaction, pid: int, name: str, project_id: str | None,
     What runs of the dead agent may still use counts as used: they charge the lines of the dead agent.
     """
     rows = tx.run(sql.LEDGERS_OF_DEAD, (name, project_id))
-    for dead_pid, dim, used, granted, limit, warn_at in rows:
+    for dead_pid, dim, used, granted, limit, warn_at, alerts in rows:
         reserved = reserved_on_ledger(open_loans(tx), dead_pid).get(dim, 0) + sum(
             count * decode_needs(needs).reserved(dim, 0, decode_spent(spent))
             for owner, _, _, needs, spent, count in tx.run(claim_sql.LIVE)
             if owner == dead_pid
         )
         total = min(used + reserved, INTEGER_MAX)
-        tx.run(sql.LEDGER_INHERIT, (pid, dim, total, granted, limit, warn_at))
+        tx.run(sql.LEDGER_INHERIT, (pid, dim, total, granted, limit, warn_at, alerts))
         event = LedgerCreated(grants={dim: granted}, warn_at=warn_at, used={dim: total}, inherited_from=dead_pid)
         append(tx, event, now=now, pid=pid)
 
@@ -165,12 +183,20 @@ class Ledger:
 
     # --- an agent's lines ------------------------------------------------------------------------
 
-    def create(self, pid: int, grants: Mapping[str, int], warn_at: float = WARN_AT) -> list[LedgerLine]:
+    def create(
+        self,
+        pid: int,
+        grants: Mapping[str, int],
+        warn_at: float = WARN_AT,
+        *,
+        alerts: tuple[float, ...] = ALERTS,
+    ) -> list[LedgerLine]:
         """Grant an agent a total per dimension: all of them or, if one exists or is invalid, none."""
         for dim, amount in _checks.mapping("grants", grants).items():
             _checks.name("dim", dim)
             _checks.whole(f"grants[{dim!r}]", amount, 1)
         _warn.number("warn_at", warn_at, 0, 1)
+        shares = encode_alerts(check_alerts(_checks, alerts))
         now = self._env.now()
 
         def work(tx: Transaction) -> list[LedgerLine]:
@@ -181,7 +207,7 @@ class Ledger:
             for dim, amount in grants.items():
                 if dim in existing:
                     raise LedgerExists(f"agent {pid} already has a line for {dim}", pid=pid, dim=dim)
-                tx.run(sql.LEDGER_CREATE, (pid, dim, amount, warn_at))
+                tx.run(sql.LEDGER_CREATE, (pid, dim, amount, warn_at, shares))
             append(tx, LedgerCreated(grants=dict(grants), warn_at=warn_at), now=now, pid=pid)
             return _lines(tx, pid)
 
@@ -246,14 +272,17 @@ class Ledger:
 
         return self._env.write(work)
 
-    def update_grant(self, pid: int, dim: str, granted: int) -> LedgerLine:
-        """Change a grant and, with it, the limit."""
+    def update_grant(self, pid: int, dim: str, granted: int, *, alerts: tuple[float, ...] | None = None) -> LedgerLine:
+        """Change a grant and, with it, the limit; and its alerts, if they are given."""
         _checks.whole("granted", granted, 1)
+        shares = None if alerts is None else encode_alerts(check_alerts(_checks, alerts))
         now = self._env.now()
 
         def work(tx: Transaction) -> LedgerLine:
             line = _line(tx, pid, dim)
             tx.run(sql.LEDGER_GRANT, (granted, pid, dim))
+            if shares is not None:
+                tx.run(sql.LEDGER_ALERTS, (shares, pid, dim))
             append(tx, LedgerGranted(dim=dim, granted=granted, previous=line.granted), now=now, pid=pid)
             tx.effects.wake_parked = True
             return _line(tx, pid, dim)
@@ -262,7 +291,7 @@ class Ledger:
 
     def list_breached(self) -> list[LedgerLine]:
         """Return every line that is over its limit, by pid and dimension."""
-        return [LedgerLine(*row) for row in self._env.read(lambda tx: tx.run(sql.LEDGER_BREACHED))]
+        return [_ledger_line(row) for row in self._env.read(lambda tx: tx.run(sql.LEDGER_BREACHED))]
 
     # --- projects and all projects ---------------------------------------------------------------
 
@@ -274,8 +303,12 @@ class Ledger:
         limit: int | None,
         *,
         window_s: float = usage_windows.SHARE_WINDOW_S,
+        alerts: tuple[float, ...] | None = None,
     ) -> None:
-        """Set the budget of a project, or of all projects (`"*"`), per rolling window; None removes it."""
+        """Set the budget of a project, or of all projects (`"*"`), per rolling window; None removes it.
+
+        `alerts` are the shares at which an alert is recorded; None keeps them as they are, `ALERTS` if it is new.
+        """
         _checks.one_of("level", level, ("project", "global"))
         _checks.text("owner", owner)
         _checks.text("dim", dim) if limit is None else _checks.name("dim", dim)
@@ -284,6 +317,7 @@ class Ledger:
         if limit is not None:
             _checks.whole("limit", limit, 0)
         _checks.number("window_s", window_s, 1, SECONDS_MAX)
+        shares = None if alerts is None else encode_alerts(check_alerts(_checks, alerts))
 
         def work(tx: Transaction) -> None:
             now = self._env.read_clock(tx)
@@ -292,10 +326,13 @@ class Ledger:
             if limit is None:
                 tx.run(sql.BUDGET_DROP, (owner, dim))
             else:
-                for (before_s,) in tx.run(sql.BUDGET_WINDOW, (owner, dim)):
+                kept, alerted = encode_alerts(ALERTS), "{}"
+                for before_s, used, kept_text, alerted_text in tx.run(sql.BUDGET_WINDOW, (owner, dim)):
                     usage_windows.resize(tx, (owner, dim, before_s), window_s, now)
+                    kept, alerted = kept_text, still_alerted(alerted_text, used, limit)
                 usage_windows.open_window(tx, owner, dim, window_s)
-                tx.run(sql.BUDGET_SET, (owner, dim, limit, window_s))
+                tx.run(sql.BUDGET_SET, (owner, dim, limit, window_s, kept if shares is None else shares, alerted))
+                tx.run(sql.WINDOW_ALERT, (0, owner, dim, window_s))
             append(tx, BudgetSet(level=level, owner=owner, dim=dim, limit=limit, window_s=window_s), now=now)
             tx.effects.wake_parked = True
 
@@ -334,7 +371,7 @@ class Ledger:
 
 
 def _budget(row: Row, live: list[Row], loans: list[OpenLoan]) -> BudgetLine:
-    owner, dim, amount, window_s, used = row
+    owner, dim, amount, window_s, used, alerts = row
     is_global = owner == usage_windows.ALL_PROJECTS
     reserved = sum(
         count * decode_needs(needs).reserved(dim, 1, decode_spent(spent))
@@ -349,6 +386,7 @@ def _budget(row: Row, live: list[Row], loans: list[OpenLoan]) -> BudgetLine:
         window_s=window_s,
         used=used,
         reserved=reserved + reserved_in_budgets(loans, owner).get(dim, 0),
+        alerts=decode_alerts(alerts),
     )
 
 
@@ -373,7 +411,12 @@ def _used_since(tx: Transaction, pid: int, since_at: float, what: str | int) -> 
 
 def _lines(tx: Transaction, pid: int) -> list[LedgerLine]:
     _checks.whole("pid", pid)
-    return [LedgerLine(*row) for row in tx.run(sql.LEDGER_GET, (pid,))]
+    return [_ledger_line(row) for row in tx.run(sql.LEDGER_GET, (pid,))]
+
+
+def _ledger_line(row: Row) -> LedgerLine:
+    pid, dim, used, granted, hard_limit, warn_at, alerts = row
+    return LedgerLine(pid, dim, used, granted, hard_limit, warn_at, decode_alerts(alerts))
 
 
 def _line(tx: Transaction, pid: int, dim: str) -> LedgerLine:
@@ -382,4 +425,4 @@ def _line(tx: Transaction, pid: int, dim: str) -> LedgerLine:
     rows = tx.run(sql.LEDGER_LINE, (pid, dim))
     if not rows:
         raise LedgerUnknownDim(f"agent {pid} has no line for {dim!r}", pid=pid, dim=dim)
-    return LedgerLine(*rows[0])
+    return _ledger_line(rows[0])

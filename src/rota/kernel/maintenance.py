@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rota.kernel import affinity, contexts, dependencies, usage_windows
+from rota.kernel import affinity, contexts, dependencies, usage_windows, workers
 from rota.kernel.completion import end_runs
 from rota.kernel.environment import DueSummary, KernelEnvironment, read_due_summary, worker_names
 from rota.kernel.journal import append
@@ -84,8 +84,11 @@ class Maintenance:
         if due.held_at is not None and due.held_at <= now:
             promote(tx, env, now)
         if due.expires_at is not None and due.expires_at <= now:
-            expired = [row[0] for row in tx.run(sql.EXPIRED_CLAIMS, (now, RECLAIM_MAX))]
+            rows = tx.run(sql.EXPIRED_CLAIMS, (now, RECLAIM_MAX))
+            expired = [row[0] for row in rows]
+            workers.count_returned(tx, [row[1:] for row in rows])
             reclaim_runs(tx, env, expired, now)
+            workers.remove_lost(tx, now)
         is_past = due.deadline is not None and due.deadline < now
         if sweeps and (expired or is_past):  # a reclaimed entry may be past its deadline
             sweep(tx, env, now)

@@ -7,25 +7,39 @@ projects are given as a set; None in it stands for "no project", which is '' in 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
-from rota.errors import InvalidPayload, ProjectInvalid
+from rota.errors import InvalidPayload, ProjectInvalid, SchedInvalidPayload
+from rota.kernel.agents import check_pids
 from rota.kernel.contexts import contexts_from_rows
-from rota.kernel.entries import EntryFilter, read_page
+from rota.kernel.entry_reads import (
+    CountBy,
+    EntryFilter,
+    SearchResult,
+    count_by_state,
+    count_by_status,
+    list_within,
+    search_entries,
+    search_patterns,
+)
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import read_note
 from rota.kernel.paging import LIST_MAX, page
-from rota.kernel.rows import agent_from_row, entry_from_row, project_from_row
+from rota.kernel.rows import agent_from_row, project_from_row
+from rota.kernel.running_entries import RunningPage, running_entries
+from rota.kernel.usage import Usage
 from rota.model.budgets import SchedulingContext
 from rota.model.checks import ID_CHARS_MAX, Checks
 from rota.model.lifecycle import AGENT, PROJECT
+from rota.model.usage import UsageKey, UsageReport
 from rota.model.work import Agent, Project, ReadyEntry
 from rota.store import Transaction
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import contexts as context_sql
+from rota.store.statements import entry_lists as list_sql
 from rota.store.statements import file as file_sql
 from rota.store.statements import projects as project_sql
 from rota.store.statements import queue as sql
@@ -34,6 +48,7 @@ __all__ = ["ProjectReads", "ProjectSet"]
 
 ProjectSet: TypeAlias = frozenset[str | None]
 _LIVE_STATES = ("READY", "RUNNING", "WAITING", "SUSPENDED")
+_entry = Checks("Queue", SchedInvalidPayload)
 _event = Checks("Event", InvalidPayload)
 _agent = Checks("Agent", InvalidPayload)
 _project = Checks("Project", ProjectInvalid)
@@ -48,23 +63,46 @@ class ProjectReads:
     # --- pages and counts ------------------------------------------------------------------------
 
     def entries(
-        self, within: ProjectSet, *, limit: int = 100, offset: int = 0, **wanted: Any
+        self, within: ProjectSet, *, limit: int = 100, offset: int = 0, after: int = 0, **wanted: Any
     ) -> tuple[list[ReadyEntry], int]:
-        """Return a page of entries by id, and the number of matches."""
-        given = EntryFilter(**wanted)
-        row = (given.state, given.pid, _names(within, given.project_id), given.trigger, given.exit_kind, given.tag)
-        window = page(limit, offset)
+        """Return a page of entries by id, those after an id, and the number of all matches."""
+        given, window = EntryFilter(**wanted), page(limit, offset)
+        _entry.whole("after", after, 0)
+        names = _names(within, given.project_id)
+        return self._env.read(lambda tx: list_within(tx, given, names, window, after))
 
-        def work(tx: Transaction) -> tuple[list[ReadyEntry], int]:
-            rows = read_page(tx, sql.FILTERED_WITHIN, row, window)
-            return [entry_from_row(each) for each in rows], int(tx.run(sql.FILTERED_COUNT_WITHIN, row)[0][0])
+    def running(
+        self,
+        within: ProjectSet,
+        *,
+        project_id: str | None = None,
+        pid: int | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> RunningPage:
+        """Return a page of the entries that run now, by id."""
+        wanted, window = EntryFilter(status="running", pid=pid), page(limit, offset)
+        names = _names(within, project_id)
+
+        def work(tx: Transaction) -> RunningPage:
+            entries, total = list_within(tx, wanted, names, window)
+            return RunningPage(running_entries(tx, entries), total)
 
         return self._env.read(work)
 
-    def counts(self, within: ProjectSet) -> dict[str, int]:
-        """Return the number of entries by state, and by hold for those that have one."""
-        rows = self._env.read(lambda tx: tx.run(sql.COUNT_BY_STATE_WITHIN, (_names(within),)))
-        return {state if hold is None else f"{state}:{hold}": count for state, hold, count in rows}
+    def search(self, within: ProjectSet, text: str, *, limit: int = 100, **wanted: Any) -> SearchResult:
+        """Return the newest entries that hold a text."""
+        given, patterns, count = EntryFilter(**wanted), search_patterns(text), page(limit, 0).limit
+        row = given.row_within(_names(within, given.project_id))
+        searched = list_sql.SEARCHED_WITHIN
+        return self._env.read(lambda tx: search_entries(tx, given, row, patterns, count, searched=searched))
+
+    def counts(self, within: ProjectSet, by: CountBy = "state") -> dict[str, int]:
+        """Return the number of entries by status; or by state, and by hold for those that have one."""
+        names = (_names(within),)
+        if by == "status":
+            return count_by_status(self._env.read(lambda tx: tx.run(list_sql.COUNT_BY_STATUS_WITHIN, names)))
+        return count_by_state(self._env.read(lambda tx: tx.run(list_sql.COUNT_BY_STATE_WITHIN, names)))
 
     def agents(
         self,
@@ -92,6 +130,12 @@ class ProjectReads:
 
         return self._env.read(work)
 
+    def agent_names(self, within: ProjectSet, pids: Sequence[int]) -> dict[int, str]:
+        """Return the names of those of the agents that are of the projects."""
+        known = self.projects_of_agents(check_pids(pids))
+        own = [pid for pid, project_id in known.items() if project_id in within]
+        return dict(self._env.read(lambda tx: tx.run_for(agent_sql.NAMES_OF, own))) if own else {}
+
     def paused(self, within: ProjectSet, by: str, *, limit: int = LIST_MAX, prefix: bool = False) -> list[Agent]:
         """Return the agents paused by this name, or by names that begin with it, by pid."""
         _agent.text("by", by)
@@ -116,6 +160,21 @@ class ProjectReads:
         row = (_names(within), *page(limit, offset))
         rows = self._env.read(lambda tx: tx.run(context_sql.LIST_WITHIN, row))
         return contexts_from_rows(rows, self._env.now())
+
+    def usage(
+        self,
+        within: ProjectSet,
+        by: tuple[UsageKey, ...] = ("project",),
+        since_at: float | None = None,
+        until_at: float | None = None,
+        *,
+        project_id: str | None = None,
+        agent: str | None = None,
+    ) -> UsageReport:
+        """Return what the agents of the projects have used."""
+        _project.optional_text("project_id", project_id)
+        projects = within if project_id is None else within & {project_id}
+        return Usage(self._env).report_within(projects, by, since_at, until_at, agent=agent)
 
     def note(self, within: ProjectSet, name: str, *, project_id: str | None = None) -> dict[str, Any] | None:
         """Return a note of one of the projects, or None. If there is only one, it need not be named.

@@ -8,6 +8,7 @@ the service applies to the same claim pass.
 from __future__ import annotations
 
 from rota.kernel.affinity import AffinitySettings
+from rota.kernel.bulk import BulkChanges
 from rota.kernel.claims import Claims
 from rota.kernel.enqueue import Enqueuing
 from rota.kernel.environment import KernelEnvironment
@@ -15,7 +16,7 @@ from rota.kernel.environment import KernelEnvironment
 __all__ = ["Queue"]
 
 
-class Queue(Enqueuing, Claims, AffinitySettings):
+class Queue(Enqueuing, BulkChanges, Claims, AffinitySettings):
     """All methods of the queue."""
 
     def __init__(self, env: KernelEnvironment) -> None:

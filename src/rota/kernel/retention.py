@@ -10,7 +10,7 @@ two of them, and several processes may prune at once. The law *checkpoint + the 
 3. One transaction makes the new checkpoint current, if it is newer than the current one. So the current checkpoint only
    ever becomes newer, and its parts never change.
 4. Old events are deleted up to the current checkpoint, which is read in the transaction that deletes them. Finished
-   entries are deleted together with the event that names them. Entries that a live entry depends on stay.
+   entries are deleted together with the event that names them; those that are needed stay (finished_entries.py).
 5. Parts of older checkpoints are deleted: those of the previous one, and those that were never made current, because
    their process was killed or another one was faster.
 
@@ -24,6 +24,9 @@ two of them, and several processes may prune at once. The law *checkpoint + the 
 Two prunes that read up to the same event store equal parts, because the events up to there determine the state. So one
 may overwrite what the other has stored, or what a killed one has left, until one of them makes the checkpoint current.
 
+Usage per day is added up from the journal (`usage.py`). So no event is deleted before it is in there, and no entry
+before all events are: the transaction that deletes entries first adds what is left, at most one step of it.
+
 The event and the entry with the highest id always stay, so no id is used twice.
 
 **Space.** SQLite reuses the pages of deleted rows and does not shorten the file by itself. A file that this version
@@ -33,20 +36,23 @@ the end of a prune. An older file keeps them for reuse until `SqliteStore.vacuum
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from rota.errors import InvalidPayload
 from rota.kernel.environment import KernelEnvironment
+from rota.kernel.finished_entries import Finished, collect, finished_before, finished_cursor, remove
 from rota.kernel.journal import append
-from rota.kernel.replay import Checkpoint, KernelState, current_checkpoint, id_ranges, set_current_checkpoint
-from rota.model.checks import Checks
+from rota.kernel.replay import Checkpoint, KernelState, current_checkpoint, set_current_checkpoint
+from rota.kernel.usage import Usage, fold_in, usage_cursor
+from rota.model.checks import INTEGER_MAX, Checks
 from rota.model.events import JournalCheckpointed, RowsPruned
 from rota.store import Transaction
 from rota.store.statements import file as file_sql
 from rota.store.statements import journal as sql
-from rota.store.statements import queue as queue_sql
+from rota.store.statements import retention as retention_sql
 
-__all__ = ["PRUNE_MAX", "PruneResult", "Retention"]
+__all__ = ["PRUNE_MAX", "PruneResult", "Retention", "file_space"]
 
 PRUNE_MAX = 1_000  # rows in one transaction
 DROP_MAX = 4  # parts of old checkpoints deleted in one transaction: a part may have some 300 KB
@@ -68,6 +74,7 @@ class Retention:
 
     def __init__(self, env: KernelEnvironment) -> None:
         self._env = env
+        self._usage = Usage(env)
 
     def checkpoint(self) -> int:
         """Write a checkpoint; returns the id of the last event that the current checkpoint includes."""
@@ -109,49 +116,63 @@ class Retention:
         _checks.duration("events_older_than_s", events_older_than_s)
         _checks.duration("entries_older_than_s", entries_older_than_s)
         now = self._env.now()
+        _, pages, _ = self._env.read(file_space)
         through_id = self.checkpoint()
+        self._usage.fold()
         entries = self._prune_entries(now - entries_older_than_s, now)
         events = self._prune_events(now - events_older_than_s, now)
-        return PruneResult(events, entries, through_id, *self._return_space())
+        return PruneResult(events, entries, through_id, *self.return_space(pages))
 
     def _prune_events(self, before_at: float, now: float) -> int:
+        count = 0
+        while gone := self.remove_events(before_at, INTEGER_MAX, PRUNE_MAX, now):
+            count += gone
+        return count
+
+    def remove_events(self, before_at: float, until: int, max_n: int, now: float) -> int:
+        """Delete the first events before a time and up to an id, in one transaction, behind the checkpoint.
+
+        Returns how many.
+        """
+
         def work(tx: Transaction) -> int:
-            through_id = current_checkpoint(tx).through_id
-            gone = [row[0] for row in tx.run(sql.EVENTS_PRUNE, (through_id, before_at, PRUNE_MAX))]
+            through_id = min(until, current_checkpoint(tx).through_id, usage_cursor(tx), finished_cursor(tx))
+            gone = [row[0] for row in tx.run(sql.EVENTS_PRUNE, (through_id, before_at, max_n))]
             if gone:
                 append(tx, RowsPruned(table="agent_events", count=len(gone), ranges=[(min(gone), max(gone))]), now=now)
             return len(gone)
 
-        count = 0
-        while gone := self._env.write(work):
-            count += gone
-        return count
+        return self._env.write_keeping_cache(work)
 
     def _prune_entries(self, before_at: float, now: float) -> int:
-        ((first, last),) = self._env.read(lambda tx: tx.run(queue_sql.ENTRY_ENDS))
-        count = 0
-        for start in range((first or 1) - 1, last or 0, PRUNE_MAX):
-
-            def work(tx: Transaction, start: int = start) -> int:
-                rows = tx.run(queue_sql.FINISHED_PRUNE, (start, start + PRUNE_MAX, before_at))
-                gone = {row[0]: "" for row in rows}
-                if gone:
-                    ranges = [(first, first + number - 1) for first, number, _ in id_ranges(gone)]
-                    append(tx, RowsPruned(table="agent_schedule_queue", count=len(gone), ranges=ranges), now=now)
-                return len(gone)
-
-            count += self._env.write(work)
+        """Remove every finished entry that ended before a time and that nothing needs."""
+        while collect(self._env):
+            pass
+        (_, until, _), after, count = self._env.read(lambda tx: tx.run(retention_sql.FINISHED_ENDS)[0]), 0, 0
+        while finished := self._env.read(partial(_finished_before, before_at, after, until)):
+            count += self.remove_finished(finished, now)
+            after = finished[-1].place
         return count
 
-    def _return_space(self) -> tuple[int, int]:
-        """Return free pages to the file system, in steps; returns the bytes that it got and those still free."""
+    def remove_finished(self, finished: list[Finished], now: float) -> int:
+        """Delete entries in one transaction, after the usage of all events was added up; returns how many."""
+
+        def work(tx: Transaction) -> int | None:
+            return remove(tx, finished, now) if fold_in(tx) else None
+
+        while (gone := self._env.write_keeping_cache(work)) is None:  # many events came in between
+            self._usage.fold()
+        return gone
+
+    def return_space(self, before: int) -> tuple[int, int]:
+        """Return free pages to the file system, in steps; returns the bytes by which the file, which had `before`
+        pages, became shorter, and those still free."""
 
         def step(tx: Transaction) -> tuple[int, int, int]:
             tx.run(file_sql.VACUUM_STEP)
-            return _space(tx)
+            return file_space(tx)
 
-        page_bytes, before, free = self._env.read(_space)
-        pages, left = before, free
+        page_bytes, pages, left = self._env.read(file_space)
         while left:
             _, pages, now_left = self._env.write_keeping_cache(step)
             if now_left >= left:  # an older file, or other processes free pages as fast
@@ -160,6 +181,11 @@ class Retention:
         return max(0, before - pages) * page_bytes, left * page_bytes
 
 
-def _space(tx: Transaction) -> tuple[int, int, int]:
+def _finished_before(before_at: float, after: int, until: int, tx: Transaction) -> list[Finished]:
+    return finished_before(tx, before_at, after, until, PRUNE_MAX)
+
+
+def file_space(tx: Transaction) -> tuple[int, int, int]:
+    """Return the size of a page, the number of pages, and how many of them are free."""
     ((page_bytes, pages, free),) = tx.run(file_sql.SPACE)
     return page_bytes, pages, free

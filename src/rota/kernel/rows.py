@@ -40,6 +40,7 @@ __all__ = [
     "DEADLINE",
     "DECODE_ERRORS",
     "DISPATCHED_AT",
+    "EXIT_KIND",
     "KIND",
     "NEEDS",
     "NO_NEEDS",
@@ -82,7 +83,7 @@ PROJECT, ATTEMPT, KIND, NEEDS, _OPTIONS = 8, 9, 13, 14, 15
 PAYLOAD, RESULT = 6, 16
 READY_WIDTH = 17  # columns that a ready entry has
 CREATED_AT = 7
-STATE, DISPATCHED_AT, COMPLETED_AT, _HOLD, TOKEN = 17, 19, 20, 22, 23
+STATE, DISPATCHED_AT, COMPLETED_AT, EXIT_KIND, _HOLD, TOKEN = 17, 19, 20, 21, 22, 23
 _READY_TAIL = ("queued", None, None, None, None, None, None, None, 0, None)  # the other columns of a ready entry
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -206,6 +207,15 @@ def options_with_error(text: str | None, error: AttemptError) -> str | None:
         return None
     kept = (*options.errors, error)[-ERRORS_MAX:]
     return _encoder.encode(msgspec.structs.replace(options, errors=kept)).decode()
+
+
+def options_with_tags(text: str | None, tags: tuple[str, ...]) -> str | None:
+    """Return an entry's options with other tags; options that cannot be decoded stay as they are."""
+    options = decode_options(text)
+    if options is _UNREADABLE_OPTIONS:
+        return text
+    changed = msgspec.structs.replace(options, tags=tags)
+    return None if changed == NO_OPTIONS else _encoder.encode(changed).decode()
 
 
 # what the decoders raise for a value that is not JSON, has other types, or is no text at all

@@ -18,7 +18,7 @@ import msgspec
 
 from rota.errors import InvalidInput, RotaError, SchedInvalidPayload
 from rota.kernel.rows import encode_json
-from rota.model.checks import DIMS_MAX, RESULT_BYTES_MAX, Checks, check_finite
+from rota.model.checks import DIMS_MAX, INTEGER_MAX, RESULT_BYTES_MAX, Checks, check_finite
 from rota.model.work import EXIT_KINDS
 
 __all__ = [
@@ -66,7 +66,9 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str | None = None
     result: Any = None
     usage: dict[str, int] = {}  # not charged yet
+    model: str | None = None  # that the usage is of
     wall_ms: int = 0
+    cpu_ms: int = 0
     stopped_by: Literal["message", "TERM", "KILL"] | None = None
     back: Literal["yield", "preempt"] | None = None  # the run returns to the queue instead of ending
     back_at: float | None = None  # the date from which it may run again
@@ -135,7 +137,9 @@ def _check_report(report: RunReport) -> RunEnd:
     if report.outcome is not None:
         _report.text("outcome", report.outcome)
     _report.amounts("usage", report.usage)
+    _report.optional_name("model", report.model)
     _report.whole("wall_ms", report.wall_ms, 0)
+    _report.whole("cpu_ms", report.cpu_ms, 0)
     if report.back is not None:
         _report.one_of("back", report.back, _BACK)
     if report.back_at is not None:
@@ -163,7 +167,9 @@ def storable(report: RunReport) -> RunReport:
     _report.whole("token", report.token)
     fields: dict[str, Any] = {
         "usage": {dim: amount for dim, amount in _items(report.usage) if _is_valid("amounts", {dim: amount})},
-        "wall_ms": report.wall_ms if type(report.wall_ms) is int and report.wall_ms >= 0 else 0,
+        "model": report.model if report.model is None or _is_valid("name", report.model) else None,
+        "wall_ms": _duration_ms(report.wall_ms),
+        "cpu_ms": _duration_ms(report.cpu_ms),
         "outcome": report.outcome if report.outcome is None or _is_valid("text", report.outcome) else INVALID_REPORT,
         "stopped_by": report.stopped_by if report.stopped_by in _STOPPED_BY else None,
     }
@@ -177,6 +183,10 @@ def storable(report: RunReport) -> RunReport:
     else:
         fields |= _storable_result(report)
     return msgspec.structs.replace(report, **fields)
+
+
+def _duration_ms(value: Any) -> int:
+    return value if type(value) is int and 0 <= value <= INTEGER_MAX else 0
 
 
 def _fault(report: RunReport) -> InvalidInput | None:
@@ -241,7 +251,7 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
     return list(value.items()) if type(value) is dict else []
 
 
-def _is_valid(check: Literal["amounts", "text"], value: Any) -> bool:
+def _is_valid(check: Literal["amounts", "text", "name"], value: Any) -> bool:
     try:
         getattr(_report, check)("value", value)
     except InvalidInput:

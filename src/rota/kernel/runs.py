@@ -20,6 +20,7 @@ from rota.kernel.maintenance import RECLAIM_MAX, Maintenance, reclaim_runs, swee
 from rota.kernel.progress import NoRepeats
 from rota.kernel.run_reports import Completion, CompletionAnswer, RunEnd, check_completions
 from rota.kernel.turn import check_worker
+from rota.kernel.workers import next_lost_at, remove_lost
 from rota.model.checks import Checks
 from rota.store import Row, Statement, Transaction
 from rota.store.author import acting_as
@@ -78,17 +79,20 @@ class Runs:
 
         return self._env.write_keeping_cache(work)  # the cached expiry becomes too early, which is allowed
 
-    def charge(self, sched_id: int, amounts: Mapping[str, int], *, token: int | None = None) -> dict[str, ChargeResult]:
+    def charge(
+        self, sched_id: int, amounts: Mapping[str, int], *, token: int | None = None, model: str | None = None
+    ) -> dict[str, ChargeResult]:
         """Record what a run used, at every level; returns the lines of its agent's own ledger."""
         _amounts.amounts("amounts", amounts)
+        _amounts.optional_name("model", model)
 
         def work(tx: Transaction) -> dict[str, ChargeResult]:
             now = self._env.read_clock(tx)
             run = self.live_run(tx, sched_id, token)
             if token is None:
-                return charge_run(tx, self._env, run, amounts, now)[1]
+                return charge_run(tx, self._env, run, amounts, now, model=model)[1]
             with acting_as(f"run:{sched_id}"):  # the token proves it
-                return charge_run(tx, self._env, run, amounts, now)[1]
+                return charge_run(tx, self._env, run, amounts, now, model=model)[1]
 
         return self._env.store.write(work)
 
@@ -196,7 +200,11 @@ class Runs:
 
         def work(tx: Transaction) -> float | None:
             at = self._env.read_clock(tx, writes=False) if now is None else now
-            return self.maintenance.run_due(tx, at, now_from_clock=now is None).next_at
+            next_at = self.maintenance.run_due(tx, at, now_from_clock=now is None).next_at
+            if now is not None:
+                return next_at
+            remove_lost(tx, at)
+            return min((each for each in (next_at, next_lost_at(tx)) if each is not None), default=None)
 
         return self._env.write(work)
 

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
+
 from rota.model.checks import SECONDS_MAX
 from rota.store import Transaction
 from rota.store.statements import file as sql
 
-__all__ = ["delete_setting", "read_number", "read_setting", "settings_with_prefix", "write_setting"]
+__all__ = [
+    "STORE_ID",
+    "delete_setting",
+    "read_number",
+    "read_setting",
+    "settings_with_prefix",
+    "store_id",
+    "write_setting",
+]
+
+STORE_ID = "store_id"  # the setting
+_ID_BYTES = 8
 
 
 def read_setting(tx: Transaction, key: str) -> str | None:
@@ -39,3 +52,12 @@ def settings_with_prefix(tx: Transaction, prefix: str) -> list[str]:
     """Return the settings whose key begins with a prefix."""
     after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
     return [str(value) for _, value in tx.run(sql.META_PREFIX, (prefix, after))]
+
+
+def store_id(tx: Transaction) -> str:
+    """Return the store's own random id in hex, and store it unless there is one: another file never has it."""
+    found = read_setting(tx, STORE_ID)
+    if found is None:
+        found = secrets.token_hex(_ID_BYTES)
+        write_setting(tx, STORE_ID, found)
+    return found

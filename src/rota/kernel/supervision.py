@@ -19,7 +19,7 @@ import msgspec
 from rota.errors import SchedInvalidPayload
 from rota.kernel import affinity, budget_loans, contexts, limit_asks
 from rota.kernel.agents import QUARANTINED_FOR, Agents, move_agent
-from rota.kernel.entries import EntryFilter
+from rota.kernel.entry_reads import EntryFilter
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.grants import check_reachable, may_reach
 from rota.kernel.journal import append
@@ -42,6 +42,7 @@ from rota.store.statements import claims as sql
 __all__ = ["QUARANTINE", "Supervision"]
 
 QUARANTINE = "quarantine"  # the `by` of a pause after repeated failures
+ADVISORIES_MAX = 20  # of one run; more are left out
 _run = Checks("RunReport", SchedInvalidPayload)
 
 
@@ -56,8 +57,18 @@ class Supervision(LimitGrants):
 
     # --- runs ------------------------------------------------------------------------------------
 
-    def began(self, sched_id: int, token: int, *, slot: str, runner: str, os_pid: int | None = None) -> None:
-        """Record that a runner started an entry."""
+    def began(
+        self,
+        sched_id: int,
+        token: int,
+        *,
+        slot: str,
+        runner: str,
+        os_pid: int | None = None,
+        advisories: Sequence[str] = (),
+    ) -> None:
+        """Record that a runner started an entry, and what of its settings is not enforced as it reads."""
+        told = tuple(_run.text("advisories", each, NOTE_CHARS_MAX) for each in advisories[:ADVISORIES_MAX])
         _run.name("slot", slot)
         _run.name("runner", runner)
         if os_pid is not None:
@@ -67,7 +78,13 @@ class Supervision(LimitGrants):
         def work(tx: Transaction) -> None:
             run = self._queue.live_run(tx, sched_id, _run.whole("token", token))
             event = events.RunStarted(
-                sched_id=sched_id, attempt=run.attempt, token=token, slot=slot, runner=runner, os_pid=os_pid
+                sched_id=sched_id,
+                attempt=run.attempt,
+                token=token,
+                slot=slot,
+                runner=runner,
+                os_pid=os_pid,
+                advisories=told,
             )
             append(tx, event, now=now, pid=run.pid)
 
@@ -89,6 +106,21 @@ class Supervision(LimitGrants):
                 append(tx, run_checkpointed(sched_id, token, body.encode()), now=now, pid=run.pid)
 
         self._env.write_keeping_cache(work)
+
+    def progress(self, sched_id: int, token: int, fraction: float, text: str = "") -> int:
+        """Record how far a run is; returns the event's id."""
+        _run.number("fraction", fraction, 0, 1)
+        if text != "":
+            _run.text("text", text, NOTE_CHARS_MAX)
+        now = self._env.now()
+
+        def work(tx: Transaction) -> int:
+            run = self._queue.live_run(tx, sched_id, _run.whole("token", token))
+            event = events.RunProgressed(sched_id=sched_id, attempt=run.attempt, fraction=float(fraction), text=text)
+            with acting_as(f"run:{sched_id}"):
+                return append(tx, event, now=now, pid=run.pid)
+
+        return self._env.write_keeping_cache(work)
 
     # --- children --------------------------------------------------------------------------------
 
@@ -218,9 +250,9 @@ class Supervision(LimitGrants):
             self._env.write(lambda tx: append(tx, event, now=self._env.now(), pid=pid))
 
     def moved(self, worker_id: str, incarnation: str, verb: str) -> None:
-        """Record that a supervisor started, drains, stopped, or took over."""
+        """Record that a supervisor started, drains, has drained, stopped, or took over."""
         check_worker(worker_id, incarnation)
-        _run.one_of("verb", verb, ("started", "draining", "stopped", "took_over"))
+        _run.one_of("verb", verb, ("started", "draining", "drained", "stopped", "took_over"))
         event = events.SupervisorChanged(worker_id=worker_id, incarnation=incarnation, verb=verb)  # type: ignore[arg-type]  # checked
         self._env.write(lambda tx: self._moved(tx, event))
 

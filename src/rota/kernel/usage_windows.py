@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from rota.kernel.settings import read_number
-from rota.store import Transaction
+from rota.store import Row, Transaction
 from rota.store.statements import budgets as sql
 
 __all__ = [
@@ -81,9 +81,18 @@ def close(tx: Transaction, owner: str, dim: str, window_s: float) -> None:
     tx.run(sql.WINDOW_EMPTY, (owner, dim, window_s))
 
 
-def add(tx: Transaction, usage: Iterable[tuple[str, Mapping[str, int]]], now: float) -> None:
-    """Add usage per dimension to every window of each owner."""
-    _add(tx, [(owner, dim, amount, 0) for owner, amounts in usage for dim, amount in amounts.items() if amount], now)
+def add(tx: Transaction, usage: Iterable[tuple[str, Mapping[str, int]]], now: float) -> list[Row]:
+    """Add usage per dimension to every window of each owner.
+
+    Returns the windows that have reached the amount at which an alert may be due: owner, dimension, length and usage.
+    """
+    rows = [(owner, dim, amount, 0) for owner, amounts in usage for dim, amount in amounts.items() if amount]
+    parameters = [(*row, now, BUCKETS) for row in rows]
+    if not parameters:
+        return []
+    tx.run_many(sql.BUCKET_ADD, parameters)
+    windows = (window for each in parameters for window in tx.run(sql.WINDOW_CHARGE, each))
+    return [window[:4] for window in windows if window[4] is not None and window[3] >= window[4]]
 
 
 def add_runs(tx: Transaction, ended: Iterable[tuple[str, int, int]], now: float) -> float | None:

@@ -2,7 +2,11 @@
 
 A workspace is held by the live claim that took it and is free when that claim ends; there is no second record of its
 holders. Its fence is the highest claim token that ever held it: a process that comes with a lower token has lost its
-claim.
+claim. An entry keeps the name of the workspace that its last attempt held, and prefers it when it is retried.
+
+A workspace may belong to one entry: its name in the entry's spec has `{entry}` in place of the entry's id. Such a
+workspace needs no row to be claimed, because only its own entry asks for it; the supervisor creates it when the entry
+first runs.
 """
 
 from __future__ import annotations
@@ -14,13 +18,15 @@ from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.lookups import find_project
 from rota.kernel.rows import decode_needs
-from rota.model.checks import Checks
-from rota.model.events import WorkspaceAdded, WorkspaceRemoved
+from rota.model.checks import NOTE_CHARS_MAX, Checks
+from rota.model.events import WorkspaceAdded, WorkspaceKept, WorkspaceRemoved
 from rota.model.work import Workspace
 from rota.store import Row, Transaction
 from rota.store.statements import projects as sql
 
-__all__ = ["Workspaces", "unknown_workspace", "workspace_holders"]
+__all__ = ["OF_ENTRY", "Workspaces", "unknown_workspace", "workspace_holders"]
+
+OF_ENTRY = "{entry}"  # in the name of a workspace: it belongs to one entry
 
 WorkspaceHolders: TypeAlias = dict[str, list[tuple[int, str, float]]]  # by workspace: sched_id, mode, since
 _project = Checks("Project", ProjectInvalid)
@@ -44,7 +50,7 @@ class Workspaces:
         """Add a workspace to a project."""
         _workspace.name("workspace_id", workspace_id)
         _workspace.text("path", path, 4096)
-        _workspace.one_of("source", source, ("folder", "worktree"))
+        _workspace.one_of("source", source, ("folder", "worktree", "entry"))
         now = self._env.now()
 
         def work(tx: Transaction) -> Workspace:
@@ -60,8 +66,22 @@ class Workspaces:
 
         return self._env.write(work)
 
-    def remove_workspace(self, workspace_id: str) -> None:
+    def keep_workspace(self, workspace_id: str, reason: str) -> None:
+        """Record why the worktree of an entry that has ended is kept."""
+        _workspace.text("reason", reason, NOTE_CHARS_MAX)
+        now = self._env.now()
+
+        def work(tx: Transaction) -> None:
+            workspace = _find_workspace(tx, workspace_id)
+            tx.run(sql.WORKSPACE_KEPT, (reason, workspace_id))
+            event = WorkspaceKept(workspace_id=workspace_id, project_id=workspace.project_id, reason=reason)
+            append(tx, event, now=now)
+
+        self._env.write(work)
+
+    def remove_workspace(self, workspace_id: str, reason: str | None = None) -> None:
         """Remove a workspace that no run holds."""
+        _workspace.optional_text("reason", reason)
         now = self._env.now()
 
         def work(tx: Transaction) -> None:
@@ -71,7 +91,7 @@ class Workspaces:
                 text = f"workspace {workspace_id!r} is held by entry {holder}"
                 raise WorkspaceHeld(text, workspace_id=workspace_id, sched_id=holder)
             tx.run(sql.WORKSPACE_REMOVE, (workspace_id,))
-            append(tx, WorkspaceRemoved(workspace_id=workspace_id), now=now)
+            append(tx, WorkspaceRemoved(workspace_id=workspace_id, reason=reason), now=now)
 
         self._env.write(work)
 
@@ -104,7 +124,7 @@ def _find_workspace(tx: Transaction, workspace_id: str) -> Workspace:
 
 
 def _workspace_from_row(row: Row, held: WorkspaceHolders) -> Workspace:
-    workspace_id, project_id, path, source, fence = row
+    workspace_id, project_id, path, source, fence, kept = row
     claims = held.get(workspace_id, [])
     return Workspace(
         workspace_id=workspace_id,
@@ -115,4 +135,5 @@ def _workspace_from_row(row: Row, held: WorkspaceHolders) -> Workspace:
         held_by=tuple(sched_id for sched_id, _, _ in claims),
         held_since=min((since for _, _, since in claims), default=None),
         fence=fence,
+        kept=kept,
     )

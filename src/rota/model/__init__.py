@@ -19,6 +19,7 @@ from rota.lazy import exports
 if TYPE_CHECKING:
     from rota.model.agent_settings import hide_env
     from rota.model.budgets import (
+        ALERTS,
         BudgetLine,
         CpuIsolationLease,
         Flow,
@@ -26,12 +27,19 @@ if TYPE_CHECKING:
         RealtimeIsland,
         SchedulingContext,
     )
+    from rota.model.entry_report import AttemptReport, EntryReport, RelatedEntry, RunningEntry
+    from rota.model.entry_status import STATUSES, EntryStatus
     from rota.model.events import Event
-    from rota.model.explanation import Explanation, HistoryStep, StartEstimate, Suggestion
+    from rota.model.explanation import Explanation, ExplanationSummary, HistoryStep, StartEstimate, Suggestion
     from rota.model.lifecycle import AgentState, EntryState, ProjectStatus
+    from rota.model.money import COST_DIM, USD, amount_text, dim_text, dollars, micro_of
     from rota.model.policy_setting import PolicyInForce
+    from rota.model.prices import ModelPrice, priced
     from rota.model.reasons import BlockingReason, OrderingReason, PickReason
+    from rota.model.retention import RetentionSetting, RetentionStatus
+    from rota.model.run_logs import LogPart
     from rota.model.snapshot import Account, Candidate, Decision, Decisions, Slot, Snapshot
+    from rota.model.usage import UsageLine, UsageReport
     from rota.model.work import (
         WEIGHT_UNIT,
         Agent,
@@ -48,12 +56,19 @@ if TYPE_CHECKING:
         Worker,
         Workspace,
     )
+    from rota.model.workers import SlotPool, WorkerInfo
+    from rota.model.worktrees import WorktreeSettings
 
 __all__ = [
+    "ALERTS",
+    "COST_DIM",
+    "STATUSES",
+    "USD",
     "WEIGHT_UNIT",
     "Account",
     "Agent",
     "AgentState",
+    "AttemptReport",
     "Backoff",
     "BlockingReason",
     "BudgetLine",
@@ -62,14 +77,19 @@ __all__ = [
     "CpuIsolationLease",
     "Decision",
     "Decisions",
+    "EntryReport",
     "EntryState",
+    "EntryStatus",
     "Event",
     "Explanation",
+    "ExplanationSummary",
     "Flow",
     "HistoryStep",
     "Intent",
     "LedgerLine",
     "Limits",
+    "LogPart",
+    "ModelPrice",
     "OrderingReason",
     "PickReason",
     "PolicyInForce",
@@ -78,17 +98,31 @@ __all__ = [
     "ProjectStatus",
     "ReadyEntry",
     "RealtimeIsland",
+    "RelatedEntry",
     "RestartPolicy",
+    "RetentionSetting",
+    "RetentionStatus",
+    "RunningEntry",
     "ScheduleSpec",
     "SchedulingContext",
     "Slot",
+    "SlotPool",
     "Snapshot",
     "StartEstimate",
     "Suggestion",
     "Trigger",
+    "UsageLine",
+    "UsageReport",
     "Worker",
+    "WorkerInfo",
     "Workspace",
+    "WorktreeSettings",
+    "amount_text",
+    "dim_text",
+    "dollars",
     "hide_env",
+    "micro_of",
+    "priced",
 ]
 
 __getattr__ = exports(
@@ -96,6 +130,7 @@ __getattr__ = exports(
     {
         "agent_settings": ("hide_env",),
         "budgets": (
+            "ALERTS",
             "BudgetLine",
             "CpuIsolationLease",
             "Flow",
@@ -103,9 +138,12 @@ __getattr__ = exports(
             "RealtimeIsland",
             "SchedulingContext",
         ),
+        "entry_report": ("AttemptReport", "EntryReport", "RelatedEntry", "RunningEntry"),
+        "entry_status": ("STATUSES", "EntryStatus"),
         "events": ("Event",),
         "explanation": (
             "Explanation",
+            "ExplanationSummary",
             "HistoryStep",
             "StartEstimate",
             "Suggestion",
@@ -115,12 +153,16 @@ __getattr__ = exports(
             "EntryState",
             "ProjectStatus",
         ),
+        "money": ("COST_DIM", "USD", "amount_text", "dim_text", "dollars", "micro_of"),
         "policy_setting": ("PolicyInForce",),
+        "prices": ("ModelPrice", "priced"),
+        "retention": ("RetentionSetting", "RetentionStatus"),
         "reasons": (
             "BlockingReason",
             "OrderingReason",
             "PickReason",
         ),
+        "run_logs": ("LogPart",),
         "snapshot": (
             "Account",
             "Candidate",
@@ -129,6 +171,7 @@ __getattr__ = exports(
             "Slot",
             "Snapshot",
         ),
+        "usage": ("UsageLine", "UsageReport"),
         "work": (
             "WEIGHT_UNIT",
             "Agent",
@@ -145,5 +188,7 @@ __getattr__ = exports(
             "Worker",
             "Workspace",
         ),
+        "workers": ("SlotPool", "WorkerInfo"),
+        "worktrees": ("WorktreeSettings",),
     },
 )

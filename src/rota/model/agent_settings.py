@@ -22,9 +22,11 @@ from rota.model.checks import ID_CHARS_MAX, INTEGER_MAX, NOTE_CHARS_MAX, SECONDS
 from rota.model.struct_reader import first_problem
 from rota.model.usage_shapes import compile_shapes
 from rota.model.work import ATTEMPTS_MAX, Limits, RestartPolicy
+from rota.model.worktrees import WorktreeSettings
 
 __all__ = [
     "ENTRIES_MAX",
+    "FLEET_KEY",
     "HIDDEN",
     "SETTINGS_KEY",
     "AgentSettings",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 SETTINGS_KEY = "run"  # key in an agent's metadata
+FLEET_KEY = "fleet"  # in the metadata of an agent or a project: the name of its fleet
 ENTRIES_MAX = 1_000  # arguments of a program, and variables of its environment
 ARGUMENT_CHARS_MAX = 128 * 1024  # of one argument or variable: the kernel of the operating system accepts no more
 HIDDEN = "(hidden)"  # in place of the value of a variable
@@ -70,6 +73,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     affinity: str | None = None
     workspace: str | None = None
     workspace_mode: Literal["exclusive", "shared"] | None = None
+    worktree: WorktreeSettings | None = None  # the git worktrees of its runs
     max_attempts: int = 3
     non_retryable: tuple[str, ...] = ()  # callable: errors after which an entry is not retried, by name
 

@@ -19,6 +19,8 @@ from rota.model.checks import Checks
 from rota.model.work import WEIGHT_UNIT
 
 __all__ = [
+    "ALERTS",
+    "ALERTS_MAX",
     "REFILLS_MAX",
     "BudgetLine",
     "CpuIsolationLease",
@@ -33,6 +35,9 @@ __all__ = [
 REFILLS_MAX = 16  # per context; more are merged, see policy/replenishment
 CORES_MAX = 4096
 
+ALERTS = (0.8, 1.0)  # the default shares of a budget at which an alert is recorded
+ALERTS_MAX = 16  # of one budget
+
 Level = Literal["agent", "project", "global", "context"]
 
 
@@ -45,6 +50,7 @@ class LedgerLine(msgspec.Struct, frozen=True):
     granted: int
     hard_limit: int
     warn_at: float = 0.8  # fraction of the grant
+    alerts: tuple[float, ...] = ALERTS  # shares of the grant at which an alert is recorded
 
     @property
     def over_limit(self) -> bool:
@@ -62,6 +68,7 @@ class BudgetLine(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float
     used: int = 0  # in the window
     reserved: int = 0  # by live claims
+    alerts: tuple[float, ...] = ALERTS  # shares at which an alert is recorded, once per window
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from rota.model.policy_setting import PolicySetting, ShareBy
+from rota.model.prices import ModelPrice
+from rota.model.retention import RetentionSetting
 
 __all__ = ["EVENT_TYPES", "RESERVED_PREFIX", "Event", "EventData"]
 
@@ -118,6 +120,7 @@ class ClaimedEntry(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     ask: dict[str, int] = {}
     workspace: str | None = None
+    waited_ms: int | None = None  # from ready to claimed; predecessors that ended later are not taken into account
 
 
 class EntriesClaimed(EventData, frozen=True, kw_only=True):
@@ -241,6 +244,7 @@ class LedgerCharged(EventData, frozen=True, kw_only=True):
     contexts: dict[str, int] = {}  # by context_id
     flows: list[FlowMove] = []
     ask: str | None = None  # the key of what the run acquired from a limit, if this settles it
+    model: str | None = None  # that was used, if the caller named it
 
 
 class LedgerRefunded(EventData, frozen=True, kw_only=True):
@@ -281,6 +285,19 @@ class LedgerBreached(EventData, frozen=True, kw_only=True):
     limit: int
 
 
+class BudgetAlert(EventData, frozen=True, kw_only=True):
+    """Usage reached a share of a budget, at which an alert was asked for. Once for each share and window."""
+
+    kind = "kernel.budget.alert"
+    level: Literal["agent", "project", "global"]
+    owner: str  # the agent's pid, the project, or "*"
+    dim: str
+    share: float
+    used: int
+    limit: int
+    window_s: float | None = None  # None: a total
+
+
 class BudgetSet(EventData, frozen=True, kw_only=True):
     """A project or global budget was set, changed or removed."""
 
@@ -290,6 +307,13 @@ class BudgetSet(EventData, frozen=True, kw_only=True):
     dim: str
     limit: int | None
     window_s: float | None = None
+
+
+class PricesSet(EventData, frozen=True, kw_only=True):
+    """The prices of models changed; a model without one has no price any more."""
+
+    kind = "kernel.prices.set"
+    prices: dict[str, ModelPrice | None]
 
 
 class ShareWindowSet(EventData, frozen=True, kw_only=True):
@@ -484,11 +508,21 @@ class WorkspaceAdded(EventData, frozen=True, kw_only=True):
     path: str
 
 
+class WorkspaceKept(EventData, frozen=True, kw_only=True):
+    """The worktree of an entry that has ended is kept."""
+
+    kind = "kernel.workspace.kept"
+    workspace_id: str
+    project_id: str
+    reason: str
+
+
 class WorkspaceRemoved(EventData, frozen=True, kw_only=True):
     """A workspace was removed."""
 
     kind = "kernel.workspace.removed"
     workspace_id: str
+    reason: str | None = None
 
 
 class Paused(EventData, frozen=True, kw_only=True):
@@ -535,6 +569,14 @@ class RowsPruned(EventData, frozen=True, kw_only=True):
     table: str
     count: int
     ranges: list[tuple[int, int]] = []  # first and last id of each range
+
+
+class RetentionSet(EventData, frozen=True, kw_only=True):
+    """What the store keeps was changed."""
+
+    kind = "kernel.retention.set"
+    setting: RetentionSetting
+    previous: RetentionSetting
 
 
 class RowUnreadable(EventData, frozen=True, kw_only=True):
@@ -639,6 +681,18 @@ class DeadlineMissed(EventData, frozen=True, kw_only=True):
 # --- running -------------------------------------------------------------------------------------
 
 
+class RunFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a run that is tried again failed with, as far as it is known. A final failure is in the entry's result."""
+
+    error: str | None = None
+    error_type: str | None = None
+    traceback: str | None = None  # its end
+    exit_code: int | None = None
+    signal: str | None = None
+    output_tail: str | None = None  # the end of what it printed
+    advisories: tuple[str, ...] = ()
+
+
 class RunStarted(EventData, frozen=True, kw_only=True):
     """A runner started an entry."""
 
@@ -649,6 +703,7 @@ class RunStarted(EventData, frozen=True, kw_only=True):
     slot: str
     runner: str
     os_pid: int | None = None
+    advisories: tuple[str, ...] = ()  # what of its settings is not enforced as it reads
 
 
 class RunEnded(EventData, frozen=True, kw_only=True):
@@ -662,6 +717,8 @@ class RunEnded(EventData, frozen=True, kw_only=True):
     wall_ms: int = 0
     usage: dict[str, int] = {}
     stopped_by: Literal["message", "TERM", "KILL"] | None = None
+    cpu_ms: int = 0  # measured, also if no budget counts it
+    failure: RunFailure | None = None  # if it failed and is tried again
 
 
 class RunProgressed(EventData, frozen=True, kw_only=True):
@@ -703,13 +760,32 @@ class TriggerFired(EventData, frozen=True, kw_only=True):
     created: bool = True
 
 
+class HookDropped(EventData, frozen=True, kw_only=True):
+    """Too many deliveries of a hook waited, and the oldest were dropped."""
+
+    kind = "kernel.hook.dropped"
+    hook: str
+    count: int
+    sched_ids: list[int] = []  # those that were queued; the others were dropped before
+
+
 class SupervisorChanged(EventData, frozen=True, kw_only=True):
-    """A supervisor started, is draining, stopped, or took over the claims of another."""
+    """A supervisor started, is draining, has drained, stopped, or took over the claims of another."""
 
     kind = "kernel.supervisor.moved"
     worker_id: str
     incarnation: str
-    verb: Literal["started", "draining", "stopped", "took_over"]
+    verb: Literal["started", "draining", "drained", "stopped", "took_over"]  # drained: all of its runs have ended
+
+
+class WorkerLost(EventData, frozen=True, kw_only=True):
+    """A registered worker vanished without leaving: it was not seen for a while and holds no claim any more."""
+
+    kind = "kernel.worker.lost"
+    worker_id: str
+    host: str
+    entries: int  # that went back to the queue because their claims expired since it was last seen
+    incarnation: str = ""
 
 
 class FleetReloaded(EventData, frozen=True, kw_only=True):
@@ -750,11 +826,11 @@ class OperatorActed(EventData, frozen=True, kw_only=True):
 
 
 class TokenChanged(EventData, frozen=True, kw_only=True):
-    """An access token was created or revoked."""
+    """An access token was created or revoked, or got another secret."""
 
     kind = "kernel.auth.token"
     token_id: str
-    verb: Literal["created", "revoked"]
+    verb: Literal["created", "revoked", "rotated"]
     scope: list[str] = []
 
 

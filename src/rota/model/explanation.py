@@ -6,9 +6,18 @@ from typing import Any
 
 import msgspec
 
-from rota.model.reasons import BlockingReason, OrderingReason
+from rota.model.entry_status import EntryStatus
+from rota.model.reasons import BlockingReason, OrderingReason, WorkerReason
 
-__all__ = ["EntryAhead", "Explanation", "HistoryStep", "StartEstimate", "Suggestion"]
+__all__ = [
+    "EntryAhead",
+    "Explanation",
+    "ExplanationSummary",
+    "HistoryStep",
+    "ReasonCount",
+    "StartEstimate",
+    "Suggestion",
+]
 
 
 class EntryAhead(msgspec.Struct, frozen=True):
@@ -18,6 +27,7 @@ class EntryAhead(msgspec.Struct, frozen=True):
     pid: int
     project_id: str | None
     score: str  # what decided, in the policy's terms
+    agent: str = ""  # its agent's name
 
 
 class StartEstimate(msgspec.Struct, frozen=True):
@@ -49,12 +59,15 @@ class HistoryStep(msgspec.Struct, frozen=True):
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why one claim would not return an entry, as of one event of the journal.
 
-    Without any reason the claim returns the entry. Without a blocking reason an operator can force it.
+    Without any reason the claim returns the entry. Without a blocking reason an operator can force it. Whether a worker
+    is there to make such a claim is another question, which `workers` answers.
     """
 
     sched_id: int
     pid: int
+    agent: str = ""  # its name
     state: str  # as that claim would find it
+    status: EntryStatus = "ready"  # the same, as people see it
     cursor: int  # the last event of the journal at that time
     now: float
     worker_id: str
@@ -64,6 +77,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     policy_source: str = ""  # where the policy name comes from
     blocking: tuple[BlockingReason, ...] = ()
     ordering: tuple[OrderingReason, ...] = ()
+    workers: WorkerReason | None = None  # why no worker would claim it now; None: one could, or it is not queued
     position: int | None = None  # 1 is next; None: blocked, or behind every entry examined
     ahead: tuple[EntryAhead, ...] = ()  # the first few
     estimate: StartEstimate
@@ -75,3 +89,26 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     def starts(self) -> bool:
         """Whether that claim would return the entry."""
         return not self.blocking and not self.ordering
+
+
+class ReasonCount(msgspec.Struct, frozen=True):
+    """How many of the examined entries wait for one reason, with one of them as an example."""
+
+    reason: BlockingReason | WorkerReason | None  # of the example; None: nothing blocks it and a worker can claim it
+    count: int
+    sched_id: int  # the example
+    pid: int
+    agent: str = ""
+
+
+class ExplanationSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the entries of an agent, of a project or of the whole store wait, as of one event of the journal."""
+
+    cursor: int
+    now: float
+    waiting: int  # entries that wait for time, a predecessor, a back-off or a worker
+    ready: int  # the other queued entries
+    running: int
+    examined: int  # queued entries that the reasons were counted for
+    is_whole: bool  # whether these are all of them
+    reasons: tuple[ReasonCount, ...] = ()  # most frequent first

@@ -1,8 +1,9 @@
 """Every reason why an entry waits, or why it was picked.
 
 There are two kinds of waiting. A *blocking* reason means that the entry may not run for any worker: time, budget or an
-operator must remove it. An *ordering* reason means that the entry may run, and others run first. Each reason is typed
-and carries its numbers; `sentence` returns it as text.
+operator must remove it. An *ordering* reason means that the entry may run, and others run first. Both are about a
+claim. Besides them, a *worker* reason means that no worker is there to make such a claim. Each reason is typed and
+carries its numbers; `sentence` returns it as text, with times as people read them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,25 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
-__all__ = ["BLOCKING", "ORDERING", "BlockingBase", "BlockingReason", "OrderingBase", "OrderingReason", "PickReason"]
+from rota.clock import local_time
+from rota.model.money import amount_text, dim_text
+
+__all__ = [
+    "BLOCKING",
+    "ORDERING",
+    "WORKERS",
+    "BlockingBase",
+    "BlockingReason",
+    "OrderingBase",
+    "OrderingReason",
+    "PickReason",
+    "WorkerBase",
+    "WorkerReason",
+]
+
+
+def _until(at: float | None) -> str:
+    return f" until {local_time(at)}" if at else ""
 
 
 class BlockingBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="code"):
@@ -32,7 +51,7 @@ class NotYetRunnable(BlockingBase, frozen=True, kw_only=True, tag="not_yet_runna
 
     def sentence(self) -> str:
         """Return the reason as text."""
-        return f"it is not runnable before {self.runnable_at}"
+        return f"it is not runnable before {local_time(self.runnable_at)}"
 
 
 class BackingOff(BlockingBase, frozen=True, kw_only=True, tag="backing_off"):
@@ -44,7 +63,7 @@ class BackingOff(BlockingBase, frozen=True, kw_only=True, tag="backing_off"):
 
     def sentence(self) -> str:
         """Return the reason as text."""
-        return f"attempt {self.attempt} failed; the next may start at {self.until_at}"
+        return f"attempt {self.attempt} failed; the next may start at {local_time(self.until_at)}"
 
 
 class AfterPredecessor(BlockingBase, frozen=True, kw_only=True, tag="after_predecessor"):
@@ -66,7 +85,7 @@ class PastDeadline(BlockingBase, frozen=True, kw_only=True, tag="past_deadline")
 
     def sentence(self) -> str:
         """Return the reason as text."""
-        return f"its deadline ({self.deadline}) has passed"
+        return f"its deadline, {local_time(self.deadline)}, has passed"
 
 
 class NotQueued(BlockingBase, frozen=True, kw_only=True, tag="not_queued"):
@@ -106,10 +125,11 @@ class OverBudget(BlockingBase, frozen=True, kw_only=True, tag="over_budget"):
 
     def sentence(self) -> str:
         """Return the reason as text."""
-        return (
-            f"{self.dim} of {self.level} {self.owner}: {self.used:,} used + {self.reserved:,} reserved "
-            f"+ {self.ask:,} asked is over {self.limit:,}"
+        used, reserved, ask, limit = (
+            amount_text(self.dim, each) for each in (self.used, self.reserved, self.ask, self.limit)
         )
+        what = f"{dim_text(self.dim)} of {self.level} {self.owner}"
+        return f"{what}: {used} used + {reserved} reserved + {ask} asked is over {limit}"
 
 
 class LimitExhausted(BlockingBase, frozen=True, kw_only=True, tag="limit_exhausted"):
@@ -121,7 +141,7 @@ class LimitExhausted(BlockingBase, frozen=True, kw_only=True, tag="limit_exhaust
 
     def sentence(self) -> str:
         """Return the reason as text."""
-        return f"the shared limit {self.name} is exhausted" + (f" until {self.until_at}" if self.until_at else "")
+        return f"the shared limit {self.name} is exhausted{_until(self.until_at)}"
 
 
 class WaitsOnLimit(BlockingBase, frozen=True, kw_only=True, tag="waits_on_limit"):
@@ -147,7 +167,7 @@ class ContextExhausted(BlockingBase, frozen=True, kw_only=True, tag="context_dep
 
     def sentence(self) -> str:
         """Return the reason as text."""
-        return f"context {self.context_id} is depleted" + (f" until {self.until_at}" if self.until_at else "")
+        return f"context {self.context_id} is depleted{_until(self.until_at)}"
 
 
 class CapReached(BlockingBase, frozen=True, kw_only=True, tag="cap_reached"):
@@ -264,7 +284,7 @@ class WaitsForWorker(OrderingBase, frozen=True, kw_only=True, tag="waits_for_wor
 
     def sentence(self) -> str:
         """Return the reason as text."""
-        return f"it is held for worker {self.worker_id} until {self.until_at}"
+        return f"it is held for worker {self.worker_id}{_until(self.until_at)}"
 
 
 class Outranked(OrderingBase, frozen=True, kw_only=True, tag="outranked"):
@@ -319,6 +339,75 @@ class OutsideWindow(OrderingBase, frozen=True, kw_only=True, tag="outside_window
 OrderingReason: TypeAlias = NoSlot | WaitsForWorker | Outranked | CrowdedOut | NotPicked | OutsideWindow
 
 
+class WorkerBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="code"):
+    """Base of the reasons why no worker would claim an entry now."""
+
+    remedy: ClassVar[str] = ""  # what would remove it, in a few words
+
+    def sentence(self) -> str:
+        """Return the reason as text."""
+        raise NotImplementedError
+
+
+class NoWorker(WorkerBase, frozen=True, kw_only=True, tag="no_worker"):
+    """No worker is running."""
+
+    remedy = "start one"
+    start: str = ""  # a command, or a call in Python, that starts one
+
+    def sentence(self) -> str:
+        """Return the reason as text."""
+        return f"no worker is running{_start(self.start)}"
+
+
+class NoWorkerForKind(WorkerBase, frozen=True, kw_only=True, tag="no_worker_for_kind"):
+    """Workers are running, and none has a slot of its kind."""
+
+    remedy = "start one with such slots"
+    kind: str
+    start: str = ""
+
+    def sentence(self) -> str:
+        """Return the reason as text."""
+        return f"no running worker has a slot of kind {self.kind}{_start(self.start)}"
+
+
+class WorkersDraining(WorkerBase, frozen=True, kw_only=True, tag="workers_draining"):
+    """Every worker that could run it is draining: it ends its runs and claims no more."""
+
+    remedy = "start another one"
+    workers: tuple[str, ...] = ()  # the first few of them
+    start: str = ""
+
+    def sentence(self) -> str:
+        """Return the reason as text."""
+        names = f" ({', '.join(self.workers)})" if self.workers else ""
+        return f"every worker that could run it is draining{names}{_start(self.start)}"
+
+
+class SlotsBusy(WorkerBase, frozen=True, kw_only=True, tag="slots_busy"):
+    """Every slot that fits it is in use."""
+
+    remedy = "wait for a run to end, or add slots"
+    slots: int = 0  # 0: not shown to this caller
+    held_by: tuple[int, ...] = ()  # the entries that run there: the first few, longest running first
+
+    def sentence(self) -> str:
+        """Return the reason as text."""
+        what = "every slot that fits it is" if self.slots <= 1 else f"all {self.slots:,} slots that fit it are"
+        if not self.held_by:
+            return f"{what} busy"
+        more = ", …" if self.slots > len(self.held_by) else ""
+        return f"{what} busy with entr{'y' if self.slots == 1 else 'ies'} {', '.join(map(str, self.held_by))}{more}"
+
+
+WorkerReason: TypeAlias = NoWorker | NoWorkerForKind | WorkersDraining | SlotsBusy
+
+
+def _start(command: str) -> str:
+    return f": start one with `{command}`" if command else ""
+
+
 class PickReason(msgspec.Struct, frozen=True, gc=False):
     """Why a candidate was picked: the policy, and what decided."""
 
@@ -332,3 +421,4 @@ class PickReason(msgspec.Struct, frozen=True, gc=False):
 
 BLOCKING: tuple[type[BlockingBase], ...] = tuple(BlockingBase.__subclasses__())
 ORDERING: tuple[type[OrderingBase], ...] = tuple(OrderingBase.__subclasses__())
+WORKERS: tuple[type[WorkerBase], ...] = tuple(WorkerBase.__subclasses__())

@@ -22,6 +22,7 @@ NOT_RETRIED: Mapping[str, str] = {  # by outcome: why another attempt would end 
     "payload_mismatch": "its payload does not fit the function",
     "result_not_json": "what the function returns is not JSON",
     "result_too_large": "what the run returns is too large",
+    "hook_refused": "the receiver of this hook refuses it",
 }
 
 

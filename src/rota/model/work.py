@@ -14,6 +14,7 @@ import msgspec
 
 from rota.errors import InvalidPayload, ProjectInvalid, SchedInvalidPayload
 from rota.model.checks import TAGS_MAX, Checks
+from rota.model.entry_status import EntryStatus, derive_status
 
 __all__ = [
     "AFTER_MAX",
@@ -40,6 +41,7 @@ __all__ = [
 WEIGHT_UNIT = 1000  # weight one, in thousandths
 WEIGHT_MAX = 1_000_000 * WEIGHT_UNIT
 AFTER_MAX = 256  # predecessors of one entry
+ATTEMPTS = 3  # of an entry, by default
 ATTEMPTS_MAX = 1_000
 
 ExitKind = Literal["completed", "cancelled", "failed", "crashed"]
@@ -81,7 +83,7 @@ _RETRY_ON: tuple[ExitKind, ...] = ("crashed",)
 _BACKOFF = Backoff()
 
 
-class _PositionalSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _PositionalSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     pid: int  # owning agent
     priority: int = 0  # higher is sooner
     runnable_at: float = 0.0  # epoch seconds; 0 is "now"
@@ -98,7 +100,7 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
     key: str | None = None  # idempotency: one entry per key
     after: tuple[int, ...] = ()  # sched_ids that must complete first; in enqueue_many, -1 is the entry just before
     on_failed: Literal["cancel", "run", "hold"] = "cancel"  # what to do when one of them does not complete
-    max_attempts: int = 3
+    max_attempts: int = ATTEMPTS
     retry_on: tuple[ExitKind, ...] = _RETRY_ON
     backoff: Backoff = _BACKOFF
     expected: dict[str, int] = {}  # expected usage of a run, per dimension
@@ -136,25 +138,30 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
         )
 
     def __post_init__(self) -> None:
+        # this runs several times for every entry, so defaults are recognised without a call
         _spec.whole("pid", self.pid)
         _spec.whole("priority", self.priority)
-        _spec.instant("runnable_at", self.runnable_at)
+        if self.runnable_at != 0.0 or type(self.runnable_at) is not float:
+            _spec.instant("runnable_at", self.runnable_at)
         if self.deadline is not None:
             _spec.instant("deadline", self.deadline)
             if self.deadline < self.runnable_at:
-                raise _spec.refuse("deadline", f"({self.deadline}) lies before runnable_at ({self.runnable_at})")
+                early_s = self.runnable_at - self.deadline
+                raise _spec.refuse("deadline", f"lies {early_s:,.0f} s before runnable_at")
         if self.delay_s != 0.0 and _spec.duration("delay_s", self.delay_s) and self.runnable_at:
             raise _spec.refuse("delay_s", "must not be given together with runnable_at")
-        _spec.name("trigger", self.trigger)
+        if self.trigger != "manual":
+            _spec.name("trigger", self.trigger)
         _spec.mapping("payload", self.payload)
-        _spec.whole("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
+        if self.max_attempts != ATTEMPTS or type(self.max_attempts) is not int:
+            _spec.whole("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
         if self.key is not None:
             _spec.text("key", self.key)
         if self.kind is not None:
             _spec.name("kind", self.kind)
         if self.after != ():
             self._check_after()
-        if not self.is_plain:  # most are plain, and this runs for every entry
+        if not self.is_plain:
             self._check_rest()
 
     def _check_rest(self) -> None:
@@ -215,6 +222,7 @@ class _PositionalEntry(msgspec.Struct, frozen=True):
 class ReadyEntry(_PositionalEntry, frozen=True, kw_only=True):
     """An entry of the queue, as the kernel returns it."""
 
+    status: EntryStatus = "ready"  # derived from state, hold and exit_kind; what is given is ignored
     project_id: str | None = None
     hold: Literal["time", "after", "backoff", "worker"] | None = None  # why a queued entry is not ready
     attempt: int = 0  # runs started so far; the number of the live run while dispatched
@@ -235,6 +243,10 @@ class ReadyEntry(_PositionalEntry, frozen=True, kw_only=True):
     correlation_id: str | None = None
     errors: tuple[AttemptError, ...] = ()  # of the attempts that were retried; the last one is in `result`
     unreadable: str | None = None  # which stored columns cannot be read, and why; they are empty here
+
+    def __post_init__(self) -> None:
+        if (status := derive_status(self.state, self.hold, self.exit_kind)) != self.status:
+            msgspec.structs.force_setattr(self, "status", status)
 
 
 class Worker(msgspec.Struct, frozen=True):
@@ -373,26 +385,29 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True):
     workspace_id: str
     project_id: str
     path: str
-    source: Literal["folder", "worktree"] = "folder"
+    source: Literal["folder", "worktree", "entry"] = "folder"  # entry: the worktree of one entry
     lock_mode: Literal["exclusive", "shared"] | None = None  # None: free
     held_by: tuple[int, ...] = ()  # sched_ids of the live claims on it
     held_since: float | None = None
     fence: int = 0  # the highest claim token that has held it
+    kept: str | None = None  # why the worktree of an entry that has ended is kept
 
 
-TriggerKind = Literal["cron", "event", "interval", "start", "after"]
+TriggerKind = Literal["cron", "event", "interval", "start", "after", "hook"]
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What enqueues an agent without a person; one of five kinds."""
+    """What enqueues an agent without a person; one of six kinds."""
 
     kind: TriggerKind
     cron: str | None = None
     zone: str = "UTC"
-    event: str | None = None  # an event kind, or a prefix ending in *
+    event: str | None = None  # an event kind, or a prefix ending in *; hook: also a name (fleet/hook_rules.py)
     every_s: float | None = None
     after: str | None = None  # another agent's name
     payload: dict[str, Any] = {}
     priority: int | None = None
     catch_up: bool = True  # cron, interval: fire once for what was missed while no supervisor ran
     event_as: str | None = None  # event, after: the payload key under which the event is passed
+    only_project: str | None = None  # hook: only events of this project
+    only_agent: str | None = None  # hook: only events of agents of this name

@@ -9,16 +9,20 @@ from rota.observe.event_text import EventText, TextTone, describe
 from rota.observe.fleet_report import FleetReport, ProjectReport, WaitTimes, jain
 from rota.observe.fleet_state import AgentName, FleetState, ProjectTotals, StartingState
 from rota.observe.graph_trace import to_chrome, to_ndjson
-from rota.observe.run_chart import ChartRow, RunEnding, RunSpan
+from rota.observe.recent_usage import AgentShare, RecentShares
+from rota.observe.run_chart import WINDOW_S, ChartRow, RunEnding, RunSpan
 
 __all__ = [
+    "WINDOW_S",
     "AgentName",
+    "AgentShare",
     "ChartRow",
     "EventText",
     "FleetReport",
     "FleetState",
     "ProjectReport",
     "ProjectTotals",
+    "RecentShares",
     "RunEnding",
     "RunSpan",
     "StartingState",

@@ -28,10 +28,12 @@ from rota.model import events
 from rota.model.event_codec import decode
 from rota.model.events import Event, EventData
 from rota.model.policy_setting import DEFAULT_SHARE_BY, SHARE_DIMS, PolicySetting, ShareBy
-from rota.model.work import WEIGHT_UNIT
-from rota.observe.event_text import EventText, describe
+from rota.model.work import WEIGHT_UNIT, ReadyEntry
+from rota.observe.event_text import EventText, describe, describe_own
 from rota.observe.fleet_report import FleetReport, ProjectReport, WaitTimes, jain
-from rota.observe.run_chart import ChartRow, ChartRows, RunEnding, RunSpan
+from rota.observe.recent_usage import OTHERS, AgentName, RecentShares, RecentUsage, Used, shares_of
+from rota.observe.run_chart import WINDOW_S, ChartRow, ChartRows, RunEnding, RunSpan
+from rota.observe.run_names import NO_PROJECT, LiveRun, Lookup, RunNames
 from rota.policy.registry import DEFAULT_NAME, DEFAULT_PARAMS
 
 __all__ = ["NO_PROJECT", "TEXTS_MAX", "TRACKED_MAX", "AgentName", "FleetState", "ProjectTotals", "StartingState"]
@@ -39,15 +41,8 @@ __all__ = ["NO_PROJECT", "TEXTS_MAX", "TRACKED_MAX", "AgentName", "FleetState", 
 TRACKED_MAX = 100_000  # entries that are tracked; others are only counted
 AGENTS_MAX = 100_000  # agents whose names are kept; others are shown by their pid
 WAITS_MAX = 10_000  # the last waiting times, for the percentiles
+RECENT_WAITS = 100  # of which, the ones that their mean counts
 TEXTS_MAX = 200
-NO_PROJECT = ""  # for runs of agents without a project; it has no share
-
-
-class AgentName(msgspec.Struct, frozen=True):
-    """The name of an agent and its project."""
-
-    name: str
-    project_id: str | None = None
 
 
 DEFAULT_POLICY = PolicySetting(name=DEFAULT_NAME, params=dict(DEFAULT_PARAMS)).sentence()
@@ -62,6 +57,7 @@ class StartingState(msgspec.Struct, frozen=True, kw_only=True):
     agents: dict[int, AgentName] = {}
     queued: int = 0
     running: int = 0
+    runs: tuple[ReadyEntry, ...] = ()  # in progress
     policy: str = ""  # in force, with its parameters
     share_by: ShareBy = DEFAULT_SHARE_BY
 
@@ -76,23 +72,15 @@ class ProjectTotals(msgspec.Struct):
     seconds: float = 0.0  # of ended runs
 
 
-class _LiveRun(msgspec.Struct):
-    pid: int
-    project_id: str
-    start_at: float
-    span: RunSpan | None
-    exit_kind: str | None = None  # as reported by its runner, just before the entry changes
-    outcome: str | None = None
-    stopped_by: str | None = None
-
-
-class FleetState:
+class FleetState(RunNames):
     """The state of a fleet. `fold` every event in order; read it at any time between two."""
 
-    def __init__(self, start: StartingState | None = None) -> None:
+    def __init__(self, start: StartingState | None = None, *, lookup: Lookup | None = None) -> None:
         initial = start or StartingState(through_id=0, at=0.0)
+        super().__init__(initial.agents, lookup)
         self.through_id = initial.through_id
         self.at = initial.at  # the time of the last event
+        self.since_at = initial.at  # the time of the first one
         self.enqueued = initial.queued + initial.running
         self.finished: Counter[str] = Counter()  # entries by exit kind, or expired, cancelled
         self.queued = initial.queued  # including held entries
@@ -108,16 +96,16 @@ class FleetState:
         self.share_by = initial.share_by
         self.projects = {project_id: ProjectTotals(weight=weight) for project_id, weight in initial.weights.items()}
         self.texts: deque[EventText] = deque(maxlen=TEXTS_MAX)
-        self._agents = dict(initial.agents)
         self._ready: dict[int, float] = {}
         self._held: dict[int, str] = {}
-        self._runs: dict[int, _LiveRun] = {}
         self._waits: deque[float] = deque(maxlen=WAITS_MAX)
         self._waits_count = 0
         self._wait_max_s = 0.0
         self._chart = ChartRows()
+        self._recent = RecentUsage(WINDOW_S)
         self._folds: Mapping[type[EventData], Callable[[Any, Event], None]] = {
             events.ProcessCreated: self._fold_agent,
+            events.ProcessUpdated: self._fold_agent_weight,
             events.ProjectCreated: self._fold_project,
             events.ProjectUpdated: self._fold_weight,
             events.EntriesEnqueued: self._fold_enqueued,
@@ -139,15 +127,19 @@ class FleetState:
             events.LimitSettled: self._fold_acquired,
             events.PolicyChosen: self._fold_policy,
         }
+        for entry in initial.runs:
+            self._add_run_in_progress(entry)
 
     # --- folding ---------------------------------------------------------------------------------
 
     def fold(self, event: Event) -> list[EventText]:
-        """Process one event and return the sentences about it. Unknown kinds are skipped."""
+        """Process one event and return the sentences about it. Unknown kinds of rota are skipped."""
         self.through_id = event.event_id
         self.at = max(self.at, event.ts)
         if event.kind not in events.EVENT_TYPES:
-            return []
+            own = [] if event.kind.startswith(events.RESERVED_PREFIX) else describe_own(event, self)
+            self.texts.extend(own)
+            return own
         try:
             data = decode(event.kind, event.payload)
         except StoreCorrupt:
@@ -157,8 +149,18 @@ class FleetState:
         fold = self._folds.get(type(data))
         if fold is not None:
             fold(data, event)
-        self.texts.extend(texts)
+        self.texts.extend(text for text in texts if text.tone != "detail")
         return texts
+
+    def _add_run_in_progress(self, entry: ReadyEntry) -> None:
+        """Add a run whose start was not folded."""
+        if entry.dispatched_at is None or len(self._runs) >= TRACKED_MAX:
+            return
+        self._add_wait(max(0.0, entry.dispatched_at - max(entry.created_at, entry.runnable_at)))
+        span = RunSpan(entry.sched_id, entry.pid, entry.project_id, entry.dispatched_at)
+        drawn = self._chart.begin(entry.worker_id or "", span)
+        project_id = entry.project_id or NO_PROJECT
+        self._runs[entry.sched_id] = LiveRun(entry.pid, project_id, entry.dispatched_at, drawn, entry.attempt)
 
     def _fold_policy(self, data: events.PolicyChosen, _event: Event) -> None:
         self.policy = DEFAULT_POLICY if data.policy is None else data.policy.sentence()
@@ -166,7 +168,12 @@ class FleetState:
 
     def _fold_agent(self, data: events.ProcessCreated, event: Event) -> None:
         if event.pid is not None and len(self._agents) < AGENTS_MAX:
-            self._agents[event.pid] = AgentName(data.name, data.project_id)
+            self._agents.setdefault(event.pid, AgentName(data.name, data.project_id))  # or its weight is known already
+
+    def _fold_agent_weight(self, data: events.ProcessUpdated, event: Event) -> None:
+        known = self._agents.get(event.pid or 0)
+        if known is not None and event.pid is not None and "weight" in data.changes:
+            self._agents[event.pid] = msgspec.structs.replace(known, weight=data.changes["weight"])
 
     def _fold_project(self, data: events.ProjectCreated, _event: Event) -> None:
         self._project(data.project_id).weight = data.weight
@@ -230,7 +237,7 @@ class FleetState:
                 project_id = self._project_of(entry.pid)
                 span = RunSpan(entry.sched_id, entry.pid, project_id or None, event.ts)
                 drawn = self._chart.begin(data.worker_id, span)
-                self._runs[entry.sched_id] = _LiveRun(entry.pid, project_id, event.ts, drawn)
+                self._runs[entry.sched_id] = LiveRun(entry.pid, project_id, event.ts, drawn, entry.attempt)
 
     def _add_wait(self, wait_s: float) -> None:
         self._waits.append(wait_s)
@@ -282,6 +289,8 @@ class FleetState:
         totals.runs += 1
         totals.failed += ending in ("failed", "lost")
         totals.seconds += max(0.0, at - run.start_at)
+        recent = self._recent.of(run.pid, at)
+        recent.add(Used(1, int(ending in ("failed", "lost")), min(max(0.0, at - run.start_at), WINDOW_S)))
         if run.span is not None:
             run.span.end_at, run.span.ending = at, ending
 
@@ -302,9 +311,12 @@ class FleetState:
     def _fold_charged(self, data: events.LedgerCharged, event: Event) -> None:
         project_id = data.project_id if data.project_id is not None else self._project_of(event.pid)
         self._charge(project_id, data.amounts, 1)
+        self._recent.of(event.pid, event.ts).add(Used(charged=data.amounts))
 
     def _fold_refunded(self, data: events.LedgerRefunded, event: Event) -> None:
         self._charge(self._project_of(event.pid), data.amounts, -1)
+        refunded = {dim: -amount for dim, amount in data.amounts.items()}
+        self._recent.of(event.pid, event.ts).add(Used(charged=refunded))
 
     def _fold_throttled(self, data: events.LimitThrottled, event: Event) -> None:
         """Keep the pause, and drop those that are over."""
@@ -330,36 +342,6 @@ class FleetState:
             self.projects[project_id] = ProjectTotals()
         return self.projects[project_id]
 
-    def _project_of(self, pid: int | None) -> str:
-        tag = self._agents.get(pid) if pid is not None else None
-        return tag.project_id or NO_PROJECT if tag is not None else NO_PROJECT
-
-    # --- names -----------------------------------------------------------------------------------
-
-    def agent(self, pid: int | None) -> str:
-        """The name of an agent; its pid if the name is unknown."""
-        tag = self._agents.get(pid) if pid is not None else None
-        return tag.name if tag is not None else f"agent {pid}"
-
-    def run(self, sched_id: int) -> str:
-        """A run: the name of its agent and the id of the entry."""
-        run = self._runs.get(sched_id)
-        return f"{self.agent(run.pid)} #{sched_id}" if run is not None else f"entry {sched_id}"
-
-    def why(self, sched_id: int, reason: str | None) -> str:
-        """The outcome of a run that did not succeed, as precise as known."""
-        run = self._runs.get(sched_id)
-        reported = None if run is None else run.outcome or run.exit_kind
-        return reported or reason or "failed"
-
-    def run_details(self, sched_id: int, at: float) -> str:
-        """How long it ran, and which stop step ended it, if any."""
-        run = self._runs.get(sched_id)
-        if run is None:
-            return ""
-        stopped = f", stopped by {run.stopped_by}" if run.stopped_by is not None else ""
-        return f" after {max(0.0, at - run.start_at):.1f} s{stopped}"
-
     # --- reading ---------------------------------------------------------------------------------
 
     @property
@@ -379,6 +361,26 @@ class FleetState:
     def waits(self) -> WaitTimes:
         """How long entries were ready before they ran."""
         return WaitTimes.of(sorted(self._waits), self._waits_count, self._wait_max_s)
+
+    def recent_wait_s(self) -> tuple[float, int]:
+        """The mean of the last waiting times, and their number."""
+        last = list(self._waits)[-RECENT_WAITS:]
+        return (sum(last) / len(last) if last else 0.0), len(last)
+
+    def recent_shares(self, now: float, waiting: Collection[str] = ()) -> RecentShares:
+        """Return shares against targets in the last `WINDOW_S`; `waiting` are projects with entries that wait."""
+        since_at = max(self.since_at, now - WINDOW_S)
+        used = self._recent.totals(now)
+        for run in self._runs.values():
+            seconds = max(0.0, now - max(run.start_at, since_at))
+            used.setdefault(run.pid, Used()).add(Used(seconds=seconds, running=1))
+        weights = {project_id: totals.weight for project_id, totals in self.projects.items()}
+        window_s = max(0.0, now - since_at)
+        return shares_of(used, self._tag, weights, share_by=self.share_by, window_s=window_s, waiting=waiting)
+
+    def _tag(self, pid: int) -> AgentName:
+        name = "other agents" if pid == OTHERS else f"agent {pid}"
+        return self._agents.get(pid) or AgentName(name)
 
     def shares(self, among: Collection[str] | None = None) -> tuple[str, list[ProjectReport]]:
         """Return the unit of shares and the report of each project: of those that ran, or of those in `among`."""

@@ -1,12 +1,15 @@
 """Prometheus metrics, computed from the journal.
 
 Counters count events from the creation of the object: a restart begins at zero, as Prometheus expects. Waiting and
-running times come from the events that start and end them, for entries whose start was seen. The current state (entries
-and agents in each state) is read from the tables on each request.
+running times come from the events that start and end them, for entries whose start was seen. The current state is read
+from the tables on each request (`table_metrics.py`).
+
+Projects and agents are labels, by name; `metric_labels.py` limits how many, and with it the size of the page.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +18,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from rota.errors import StoreCorrupt
+from rota.errors import RotaError, StoreCorrupt
 from rota.kernel import Kernel
 from rota.kernel.journal import TAIL_MAX
 from rota.model.event_codec import decode
@@ -31,14 +34,20 @@ from rota.model.events import (
     LedgerCharged,
     PolicyFellBack,
 )
-from rota.service.store_policies import StorePolicies
+from rota.observe.metric_labels import LABELS_MAX, OTHER, Labels
+from rota.observe.table_metrics import TableMetrics
 
-__all__ = ["FOLD_MAX", "LABELS_MAX", "OTHER", "TRACKED_MAX", "Metrics"]
+__all__ = ["FOLD_MAX", "LABELS_MAX", "OTHER", "PAGE_BYTES_MAX", "TRACKED_MAX", "Metrics"]
 
 FOLD_MAX = 100_000  # events read per request; the lag metric shows how many are left
 TRACKED_MAX = 100_000  # entries whose start is kept; others are counted as untracked
-LABELS_MAX = 64  # values of a label that users choose, such as a dimension; further ones are counted as `OTHER`
-OTHER = "other"
+NAMES_MAX = 20_000  # agents whose names are kept; at the limit they are read again
+DIMENSIONS_MAX = 8  # of one project
+LOOKUPS_MAX = 1_000  # agents and entries looked up per request
+PAGE_BYTES_MAX = 1024 * 1024  # of the page, whatever names there are
+_STATUS = {"completed": "succeeded", "cancelled": "cancelled"}  # of the other exit kinds: failed
+_RETURNED = {"retry": "retried", "reclaim": "lost", "yield": "returned", "preempt": "returned"}
+_CREATED = re.compile(rb"^(?:# (?:HELP|TYPE) )?rota_\w+_created\b.*\n", re.MULTILINE)  # of no use, and half the page
 _WAITS = (0.001, 0.005, 0.025, 0.1, 0.5, 1, 5, 30, 120, 600, 3600)
 
 
@@ -53,7 +62,10 @@ class Metrics:
         self._cursor = kernel.journal.cursor()
         self._queued_at: dict[int, float] = {}
         self._claimed_at: dict[int, float] = {}
-        self._labels: dict[str, set[str]] = {}  # by metric: the values in use
+        self._agent_of: dict[int, int] = {}  # the pid of each run
+        self._names: dict[int, tuple[str | None, str]] = {}  # the project and the name of each agent
+        self._lookups = 0
+        self._labels = Labels()
         self._registry = registry = CollectorRegistry()
         self.events = Counter("rota_events", "Events of the journal.", ["kind"], registry=registry)
         self.enqueued = Counter("rota_entries_enqueued", "Entries enqueued.", registry=registry)
@@ -70,11 +82,14 @@ class Metrics:
         )
         self.wait = Histogram("rota_wait_seconds", "From enqueue to claim.", buckets=_WAITS, registry=registry)
         self.run = Histogram("rota_run_seconds", "From claim to the end.", buckets=_WAITS, registry=registry)
-        self.entries = Gauge("rota_entries", "Entries in each state.", ["state"], registry=registry)
-        self.agents = Gauge("rota_agents", "Agents in each state.", ["state"], registry=registry)
-        self.policy = Gauge(
-            "rota_policy_in_force", "The policy of the store.", ["policy", "params", "share_by"], registry=registry
+        owner = ["project", "agent"]
+        self.ended = Counter("rota_runs_ended", "Runs that ended, by status.", [*owner, "status"], registry=registry)
+        self.started = Counter("rota_runs_started", "Runs that started.", owner, registry=registry)
+        self.used_by = Counter("rota_project_usage", "Usage charged.", ["project", "dimension"], registry=registry)
+        self.wait_of = Histogram(
+            "rota_project_wait_seconds", "From enqueue to claim.", ["project"], buckets=_WAITS, registry=registry
         )
+        self.tables = TableMetrics(kernel, registry)
         self.lag = Gauge("rota_metrics_lag_events", "Events not processed yet.", registry=registry)
         self._folds: dict[str, Callable[[float, Any], None]] = {
             EntriesEnqueued.kind: self._on_enqueued,
@@ -91,6 +106,7 @@ class Metrics:
     def catch_up(self) -> None:
         """Read the events since the last call, up to `FOLD_MAX`."""
         with self._lock:
+            self._lookups = LOOKUPS_MAX
             for _ in range(0, FOLD_MAX, TAIL_MAX):
                 events = self._kernel.journal.tail(self._cursor, TAIL_MAX)
                 if not events:
@@ -104,21 +120,8 @@ class Metrics:
         """Return all metrics in the Prometheus text format."""
         self.catch_up()
         with self._lock:
-            self._set_counts(self.entries, self._kernel.queue.counts())
-            self._set_counts(self.agents, self._kernel.info()["live_states"])
-            self._set_policy()
-            return generate_latest(self._registry)
-
-    def _set_policy(self) -> None:
-        in_force = StorePolicies(self._kernel.policies).get()
-        params = ", ".join(f"{name}={value}" for name, value in in_force.params.items())
-        self.policy.clear()
-        self.policy.labels(in_force.name, params, in_force.share_by).set(1)
-
-    def _set_counts(self, gauge: Gauge, counts: dict[str, int]) -> None:
-        gauge.clear()
-        for state, count in counts.items():
-            gauge.labels(state).set(count)
+            self.tables.update()
+            return _CREATED.sub(b"", generate_latest(self._registry))
 
     # --- one event -------------------------------------------------------------------------------
 
@@ -139,27 +142,32 @@ class Metrics:
         self.untracked.inc(event.count - timed)
 
     def _on_claimed(self, ts: float, event: EntriesClaimed) -> None:
-        self.claimed.labels(self._label("policy", event.policy)).inc(len(event.entries))
+        self.claimed.labels(self._labels.value("policy", event.policy)).inc(len(event.entries))
         for entry in event.entries:
+            project_id, name = self._agent(entry.pid)
+            self.started.labels(*self._labels.agent(project_id, name)).inc()
             queued_at = self._queued_at.pop(entry.sched_id, None)
             if queued_at is not None:
                 self.wait.observe(max(0.0, ts - queued_at))
+                self.wait_of.labels(self._labels.project(project_id)).observe(max(0.0, ts - queued_at))
             if len(self._claimed_at) < TRACKED_MAX:
                 self._claimed_at[entry.sched_id] = ts
+                self._agent_of[entry.sched_id] = entry.pid
             else:
                 self.untracked.inc()
 
     def _on_completed(self, ts: float, event: EntriesCompleted) -> None:
         for entry in event.entries:
             self.completed.labels(entry.exit_kind).inc()
-            self._ended(entry.sched_id, ts)
+            self._ended(entry.sched_id, ts, _STATUS.get(entry.exit_kind, "failed"))
 
     def _on_returned(self, ts: float, event: EntriesReturned) -> None:
         self.returned.labels(event.verb).inc(len(event.sched_ids))
         for sched_id in event.sched_ids:
-            self._ended(sched_id, ts)
+            self._ended(sched_id, ts, _RETURNED[event.verb])
 
-    def _ended(self, sched_id: int, ts: float) -> None:
+    def _ended(self, sched_id: int, ts: float, status: str) -> None:
+        self.ended.labels(*self._labels.agent(*self._agent(self._pid_of(sched_id))), status).inc()
         claimed_at = self._claimed_at.pop(sched_id, None)
         if claimed_at is not None:
             self.run.observe(max(0.0, ts - claimed_at))
@@ -177,21 +185,41 @@ class Metrics:
             self._queued_at.pop(sched_id, None)
 
     def _on_charged(self, _ts: float, event: LedgerCharged) -> None:
+        project = self._labels.project(event.project_id)
         for dimension, amount in event.amounts.items():
-            self.used.labels(self._label("dimension", dimension)).inc(amount)
+            self.used.labels(self._labels.value("dimension", dimension)).inc(amount)
+            self.used_by.labels(project, self._labels.value(f"dimension of {project}", dimension, DIMENSIONS_MAX)).inc(
+                amount
+            )
 
-    def _label(self, name: str, value: str) -> str:
-        """Return the value of a label; beyond `LABELS_MAX` different ones it is `OTHER`."""
-        known = self._labels.setdefault(name, set())
-        if value in known:
-            return value
-        if len(known) >= LABELS_MAX:
-            return OTHER
-        known.add(value)
-        return value
+    # --- names -----------------------------------------------------------------------------------
+
+    def _pid_of(self, sched_id: int) -> int | None:
+        """Return the agent of a run that ended; of one that started before this object was made, from its row."""
+        pid = self._agent_of.pop(sched_id, None)
+        if pid is None and self._may_look_up():
+            with suppress(RotaError):  # it was pruned
+                return self._kernel.queue.get(sched_id).pid
+        return pid
+
+    def _agent(self, pid: int | None) -> tuple[str | None, str]:
+        """Return the project and the name of an agent."""
+        if pid is None:
+            return None, OTHER
+        if pid not in self._names and self._may_look_up():
+            if len(self._names) >= NAMES_MAX:
+                self._names.clear()
+            with suppress(RotaError):
+                agent = self._kernel.agents.get(pid)
+                self._names[pid] = agent.project_id, agent.name
+        return self._names.get(pid, (None, OTHER))
+
+    def _may_look_up(self) -> bool:
+        self._lookups -= 1
+        return self._lookups >= 0
 
     def _on_denied(self, _ts: float, event: AccessDenied) -> None:
         self.denied.inc(event.count)
 
     def _on_fell_back(self, _ts: float, event: PolicyFellBack) -> None:
-        self.fell_back.labels(self._label("policy", event.policy)).inc()
+        self.fell_back.labels(self._labels.value("policy", event.policy)).inc()

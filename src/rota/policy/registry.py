@@ -14,7 +14,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.metadata import entry_points
+from importlib import import_module
 from typing import Any, TypeAlias
 
 from msgspec.structs import replace
@@ -60,7 +60,8 @@ _BUILT_IN: Mapping[str, Factory] = {
 @cache
 def _factories() -> Mapping[str, Factory]:
     """Built-in policies first: a package can add policies but not replace these."""
-    added = {point.name: _Lazy(point) for point in entry_points(group=GROUP) if point.name not in _BUILT_IN}
+    metadata = import_module("importlib.metadata")  # it takes longer to load than everything else here
+    added = {point.name: _Lazy(point) for point in metadata.entry_points(group=GROUP) if point.name not in _BUILT_IN}
     return {**_BUILT_IN, **added}
 
 
@@ -139,7 +140,7 @@ def make(name: str, **params: Any) -> Policy:
 
 
 def _find(name: str) -> Factory:
-    factory = _factories().get(name)
+    factory = _BUILT_IN.get(name) or _factories().get(name)
     if factory is None:
         raise UnknownPolicy(f"no policy is called {name!r}", hint=f"Choose one of: {', '.join(names())}.", policy=name)
     return factory

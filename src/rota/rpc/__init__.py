@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from rota.rpc.handlers import RpcHandlers
     from rota.rpc.methods import METHODS, PROTOCOL, SCOPES, Method
     from rota.rpc.openrpc import openrpc_document
-    from rota.rpc.server_api import TokenLine
+    from rota.rpc.program_access import give_programs_access
+    from rota.rpc.server_api import CreatedToken, TokenLine
 
 __all__ = [
     "METHODS",
@@ -31,6 +32,7 @@ __all__ = [
     "SCOPES",
     "AsyncClient",
     "Client",
+    "CreatedToken",
     "Daemon",
     "DaemonInfo",
     "DaemonLimits",
@@ -46,6 +48,7 @@ __all__ = [
     "connect_async",
     "daemon_address",
     "find_daemon",
+    "give_programs_access",
     "is_remote",
     "openrpc_document",
     "unit_file",
@@ -67,6 +70,7 @@ __getattr__ = exports(
         "handlers": ("RpcHandlers",),
         "methods": ("METHODS", "PROTOCOL", "SCOPES", "Method"),
         "openrpc": ("openrpc_document",),
-        "server_api": ("TokenLine",),
+        "program_access": ("give_programs_access",),
+        "server_api": ("CreatedToken", "TokenLine"),
     },
 )

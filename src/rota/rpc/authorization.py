@@ -43,6 +43,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     projects: frozenset[str | None] | None = None  # None: all; of a run: its own, which may be none (a set of None)
     peer: str = "local"  # the address or process it calls from
     token_id: str | None = None  # of its access token, if it has a stored one
+    digest: str = ""  # the hash of that token's secret, which may be replaced
     expires_at: float | None = None  # when that expires
     run: RunIdentity | None = None  # of a run's own token: only what the method's declaration allows a run
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rota.errors import RotaError, SchedUnknownId, UnknownPid
-from rota.kernel import Kernel
+from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, UnknownPid
+from rota.kernel import EntryFilter, Kernel
 from rota.kernel.contexts import unknown_context
 from rota.kernel.enqueue import with_index
 from rota.kernel.lookups import unknown_project
@@ -49,6 +49,7 @@ class BoundCalls:
             "handle": lambda handle, projects: self._check_context(handle.slot, projects),
             "spec": lambda spec, projects: self._check_specs([spec], projects),
             "specs": lambda specs, projects: self._check_specs(specs, projects, indexed=True),
+            "wanted": self._check_filter,
         }
 
     def execute(self, method: Method, params: Any, principal: Principal, function: Callable[..., Any]) -> Any:
@@ -83,6 +84,13 @@ class BoundCalls:
         if project_id not in projects:
             self._kernel.projects.get(project_id)  # raises, if it does not exist or cannot
             raise unknown_project(project_id)
+
+    def _check_filter(self, wanted: EntryFilter, projects: Projects) -> None:
+        if wanted.project_id is None:
+            names = ", ".join(sorted(name for name in projects if name is not None))
+            text = "the filter of a caller that is bound to projects must name one of them"
+            raise SchedInvalidPayload(text, field="project_id", hint=f"Add --project with one of: {names}.")
+        self._check_project(wanted.project_id, projects)
 
     def _check_workspace(self, workspace_id: str, projects: Projects) -> None:
         if self._kernel.projects.workspace(workspace_id).project_id not in projects:

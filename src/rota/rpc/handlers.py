@@ -15,12 +15,14 @@ import msgspec
 from msgspec import UNSET
 
 from rota.errors import Forbidden, InvalidInput, InvalidPayload, StoreCorrupt
+from rota.fleet.agent_settings import enqueue_agent
 from rota.kernel import Kernel
 from rota.kernel.journal import append
 from rota.model.agent_settings import hide_env
+from rota.model.entry_report import EntryReport
 from rota.model.event_codec import decode
 from rota.model.events import AccessDenied, OperatorActed
-from rota.model.explanation import Explanation
+from rota.model.explanation import Explanation, ExplanationSummary
 from rota.rpc.authorization import Principal, authorize, without_env
 from rota.rpc.bound_calls import BoundCalls
 from rota.rpc.jsonrpc import params_error
@@ -29,7 +31,9 @@ from rota.rpc.openrpc import openrpc_document
 from rota.rpc.server_api import Hello
 from rota.rpc.tokens import AccessTokens
 from rota.service.dispatcher import Dispatcher
+from rota.service.entry_reports import entry_report
 from rota.service.explanation import explain
+from rota.service.explanation_summary import explain_many
 from rota.store.author import acting_as
 
 __all__ = ["LOCAL", "RpcHandlers"]
@@ -47,7 +51,7 @@ class RpcHandlers:
         self.dispatcher = dispatcher
         self.tokens = AccessTokens(kernel)
         self._store = store
-        self._rota_version = rota_version
+        self.rota_version = rota_version
         self._bound_calls = BoundCalls(kernel, _arguments)
         self.terminate, self.info = kernel.terminate, kernel.info
         parts = Parts(
@@ -55,8 +59,11 @@ class RpcHandlers:
             claims=dispatcher,
             system=self,
             supervision=kernel.supervision,
+            workers=kernel.workers,
+            logs=dispatcher.logs,
             agents=kernel.agents,
             ledger=kernel.ledger,
+            usage=kernel.usage,
             projects=kernel.projects,
             contexts=kernel.contexts,
             policies=dispatcher.policies,
@@ -132,7 +139,7 @@ class RpcHandlers:
             )
         projects = None if principal.projects is None else tuple(sorted(filter(None, principal.projects)))
         return Hello(
-            rota_version=self._rota_version,
+            rota_version=self.rota_version,
             protocol=PROTOCOL,
             store=self._store if principal.may("operate") else "",
             policy=self.dispatcher.policy.name,
@@ -143,11 +150,23 @@ class RpcHandlers:
 
     def discover(self) -> dict[str, Any]:
         """Return the method table as an OpenRPC document."""
-        return openrpc_document(self._rota_version)
+        return openrpc_document(self.rota_version)
+
+    def enqueue_agent(self, pid: int, payload: dict[str, Any] | None = None, **options: Any) -> int:
+        """Enqueue an entry of an agent with the agent's settings."""
+        return enqueue_agent(self.kernel, pid, payload, **options)
 
     def explain(self, sched_id: int, **claim: Any) -> Explanation:
         """Explain why an entry is not running."""
         return explain(self.dispatcher, sched_id, policy_from_store=True, **claim)
+
+    def show(self, sched_id: int) -> EntryReport:
+        """Return everything about one entry."""
+        return entry_report(self.kernel, sched_id)
+
+    def explain_many(self, *, pid: int | None = None, project_id: str | None = None) -> ExplanationSummary:
+        """Count why queued entries wait."""
+        return explain_many(self.dispatcher, pid=pid, project_id=project_id)
 
     def record(self, kind: str, payload: dict[str, Any], pid: int | None = None) -> int:
         """Record an event about running work; its kind must be one of rota's."""

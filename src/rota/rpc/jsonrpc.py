@@ -33,6 +33,7 @@ __all__ = [
     "RejectedCall",
     "RpcCall",
     "SuccessResponse",
+    "body_problem",
     "decode_calls",
     "decode_result",
     "encode_call",
@@ -98,8 +99,8 @@ _encoder = msgspec.json.Encoder()
 
 def decode_calls(body: bytes) -> tuple[list[RpcCall | RejectedCall], bool]:
     """Decode the requests in a body; also return whether they are a batch."""
-    if problem := _check_limits(body):
-        return [RejectedCall(None, problem)], False
+    if problem := body_problem(body):
+        return [RejectedCall(None, to_error_object(problem))], False
     if not body.lstrip(b" \t\r\n").startswith(b"["):
         return [_decode_call(body)], False
     try:
@@ -113,12 +114,13 @@ def decode_calls(body: bytes) -> tuple[list[RpcCall | RejectedCall], bool]:
     return [_decode_call(bytes(part)) for part in parts], True
 
 
-def _check_limits(body: bytes) -> ErrorObject | None:
+def body_problem(body: bytes) -> LimitExceeded | None:
+    """Return the error for a body that is too large or nested too deeply."""
     if len(body) > BODY_BYTES_MAX:
-        return to_error_object(LimitExceeded("body_bytes_max", BODY_BYTES_MAX, len(body)))
+        return LimitExceeded("body_bytes_max", BODY_BYTES_MAX, len(body))
     # most bodies have fewer brackets than the limit, and then the depth need not be computed
     if body.count(b"[") + body.count(b"{") > NESTING_MAX and (depth := _nesting(body)) > NESTING_MAX:
-        return to_error_object(LimitExceeded("nesting_max", NESTING_MAX, depth))
+        return LimitExceeded("nesting_max", NESTING_MAX, depth)
     return None
 
 
@@ -199,7 +201,7 @@ def params_error(method: Method, params: Any, refusal: Exception) -> RotaError:
 
 def _value_error(method: Method) -> type[InvalidInput]:
     """Return the error class with which the method rejects a value that is not allowed."""
-    own = [kind for kind in method.errors if issubclass(kind, InvalidInput)]
+    own = [kind for kind in method.errors if issubclass(kind, InvalidInput) and kind.__init__ is InvalidInput.__init__]
     return own[-1] if own else InvalidInput
 
 

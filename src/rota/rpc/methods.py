@@ -27,12 +27,15 @@ from rota.service.api import (
     ContextsApi,
     JournalApi,
     LedgerApi,
+    LogsApi,
     PolicyApi,
     ProjectsApi,
     QueueApi,
     RetentionApi,
     SupervisionApi,
     SystemApi,
+    UsageApi,
+    WorkersApi,
 )
 from rota.service.api.declaration import SCOPES, Declaration, Scope, declarations
 
@@ -134,8 +137,11 @@ class Parts(NamedTuple):
     queue: QueueApi
     claims: ClaimApi
     supervision: SupervisionApi
+    workers: WorkersApi
+    logs: LogsApi
     agents: AgentsApi
     ledger: LedgerApi
+    usage: UsageApi
     projects: ProjectsApi
     contexts: ContextsApi
     policies: PolicyApi

@@ -20,9 +20,10 @@ import msgspec
 
 from rota.model import events as facts
 from rota.model import reasons
+from rota.model.entry_report import EntryReport
 from rota.model.events import Event
-from rota.model.explanation import EntryAhead, Explanation, StartEstimate
-from rota.model.reasons import BlockingReason, OrderingReason
+from rota.model.explanation import EntryAhead, Explanation, ExplanationSummary, StartEstimate
+from rota.model.reasons import BlockingReason, OrderingReason, WorkerReason
 
 __all__ = ["VIEWS", "Sight", "visible_events"]
 
@@ -91,10 +92,15 @@ _LISTS_ENTRIES = frozenset(
     )
 )  # fmt: skip
 _NAMES_PROJECT = frozenset(
-    kind.kind for kind in (facts.ProjectCreated, facts.ProjectUpdated, facts.ProjectTransitioned, facts.WorkspaceAdded)
-)
+    kind.kind
+    for kind in (
+        facts.ProjectCreated, facts.ProjectUpdated, facts.ProjectTransitioned, facts.WorkspaceAdded,
+        facts.WorkspaceKept,
+    )
+)  # fmt: skip
 _HAS_LEVEL: dict[str, str] = {  # the field that has the project's id, if the level is a project
     facts.BudgetSet.kind: "owner",
+    facts.BudgetAlert.kind: "owner",
     facts.FlowReweighted.kind: "key",
     facts.Paused.kind: "key",
     facts.Resumed.kind: "key",
@@ -178,7 +184,8 @@ def _among(ids: Iterable[int], own: Collection[int]) -> tuple[int, ...]:
 
 def _explanation(result: Explanation, sight: Sight) -> Explanation:
     """Return an explanation of an own entry that neither names nor counts entries of other projects."""
-    own = sight.own_entries(_ids_in_reasons((*result.blocking, *result.ordering), result.ahead))
+    own = sight.own_entries(_ids_in_reasons((*result.blocking, *result.ordering, result.workers), result.ahead))
+    result = msgspec.structs.replace(result, workers=_workers(result.workers, own))
     blocking = tuple(_blocking(reason, own) for reason in result.blocking)
     ordering = tuple(_ordering(reason, own) for reason in result.ordering)
     ahead = tuple(each for each in result.ahead if each.sched_id in own)
@@ -196,12 +203,16 @@ def _explanation(result: Explanation, sight: Sight) -> Explanation:
 
 
 def _ids_in_reasons(
-    found: Iterable[BlockingReason | OrderingReason], ahead: Iterable[EntryAhead] = ()
+    found: Iterable[BlockingReason | OrderingReason | WorkerReason | None], ahead: Iterable[EntryAhead] = ()
 ) -> Iterator[int]:
     yield from (each.sched_id for each in ahead)
     for reason in found:
         match reason:
-            case reasons.AfterPredecessor(waiting_for=ids) | reasons.WorkspaceTaken(held_by=ids):
+            case (
+                reasons.AfterPredecessor(waiting_for=ids)
+                | reasons.WorkspaceTaken(held_by=ids)
+                | reasons.SlotsBusy(held_by=ids)
+            ):
                 yield from ids
             case reasons.Outranked(first=ids):
                 yield from ids
@@ -221,6 +232,33 @@ def _blocking(reason: BlockingReason, own: Collection[int]) -> BlockingReason:
     return reason
 
 
+def _workers(reason: WorkerReason | None, own: Collection[int]) -> WorkerReason | None:
+    """Return a worker reason without names, numbers and files: workers are the operator's."""
+    match reason:
+        case reasons.NoWorker():
+            return reasons.NoWorker()
+        case reasons.NoWorkerForKind(kind=kind):
+            return reasons.NoWorkerForKind(kind=kind)
+        case reasons.WorkersDraining():
+            return reasons.WorkersDraining()
+        case reasons.SlotsBusy(held_by=ids):
+            return reasons.SlotsBusy(held_by=_among(ids, own))
+    return None
+
+
+def _explanation_summary(result: ExplanationSummary, sight: Sight) -> ExplanationSummary:
+    """Return a summary of one own project; what its examples say of others is left out."""
+    own = sight.own_entries(_ids_in_reasons(each.reason for each in result.reasons))
+    counted = tuple(msgspec.structs.replace(each, reason=_any_reason(each.reason, own)) for each in result.reasons)
+    return msgspec.structs.replace(result, reasons=counted)
+
+
+def _any_reason(
+    reason: BlockingReason | WorkerReason | None, own: Collection[int]
+) -> BlockingReason | WorkerReason | None:
+    return _blocking(reason, own) if isinstance(reason, reasons.BlockingBase) else _workers(reason, own)
+
+
 def _ordering(reason: OrderingReason, own: Collection[int]) -> OrderingReason:
     match reason:
         case reasons.Outranked(first=ids, ahead=ahead):
@@ -234,6 +272,19 @@ def _ordering(reason: OrderingReason, own: Collection[int]) -> OrderingReason:
     return reason
 
 
+def _entry_report(result: EntryReport, sight: Sight) -> EntryReport:
+    """Return a report of an own entry without its relatives in other projects; of a pruned one that is not known."""
+    own = sight.projects
+    parent = result.parent if result.parent is not None and result.parent.project_id in own else None
+    return msgspec.structs.replace(
+        result,
+        parent=parent,
+        children=tuple(each for each in result.children if each.project_id in own),
+        after=tuple(each for each in result.after if each.project_id in own),
+        after_gone=(),
+    )
+
+
 VIEWS: Mapping[str, Callable[[Any, Sight], Any]] = {
     "entries": _entries,
     "agents": _agents,
@@ -241,4 +292,6 @@ VIEWS: Mapping[str, Callable[[Any, Sight], Any]] = {
     "ledger_lines": _ledger_lines,
     "budgets": _budgets,
     "explanation": _explanation,
+    "explanation_summary": _explanation_summary,
+    "entry_report": _entry_report,
 }

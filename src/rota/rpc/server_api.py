@@ -115,6 +115,18 @@ class TokensApi(Protocol):
         """Revoke an access token."""
         ...
 
+    @method(
+        "system.token_rotate",
+        scope="admin",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        errors=(e.UnknownRequest,),
+    )
+    def rotate(self, token_id: str, overlap_s: float = 0.0) -> CreatedToken:
+        """Give an access token a new secret; the old one stays valid for `overlap_s`."""
+        ...
+
     @method("system.token_list", scope="admin", execution="read", bound=REFUSED, run="refused", result="tokens")
     def list(self) -> list[TokenLine]:
         """Return all access tokens, without their secrets."""

@@ -1,8 +1,11 @@
-"""Access tokens: create, list, revoke and check them.
+"""Access tokens: create, list, rotate, revoke and check them.
 
 A token is `rota_ID_SECRET`. The store's settings hold only a SHA-256 hash of the secret. A slow hash would add nothing,
 because the secret is 32 random bytes and cannot be guessed. Secrets are compared in constant time; an unknown id is
 compared with the hash of an empty secret, so that it takes as long as a known one.
+
+A token that is rotated keeps its id, scope and expiry and gets another secret. The old one stays valid for as long as
+the operator says, so that clients can be changed meanwhile.
 
 A run's own token is not stored at all (`kernel/run_tokens.py`).
 """
@@ -35,6 +38,7 @@ from rota.store.forks import in_child
 __all__ = ["TOKENS_MAX", "AccessTokens"]
 
 TOKENS_MAX = 1_000  # in one store, including revoked tokens
+OVERLAP_S_MAX = 30 * 86_400.0  # how long an old secret may stay valid
 _PREFIX = "token:"
 _ID_BYTES = 6
 _SECRET_BYTES = 32
@@ -48,6 +52,8 @@ class _StoredToken(msgspec.Struct, frozen=True):
 
     line: TokenLine
     digest: str
+    old_digest: str = ""  # of the secret before the last rotation
+    old_until_at: float = 0.0  # which is valid until then
 
 
 class AccessTokens:
@@ -123,13 +129,7 @@ class AccessTokens:
         now = self._kernel.clock.now()
 
         def work(tx: Transaction) -> TokenLine:
-            body = read_setting(tx, _PREFIX + token_id)
-            if body is None:
-                raise UnknownRequest(f"no token has id {token_id!r}", token_id=token_id)
-            stored = _decode(body)
-            if stored is None:
-                hint = "It grants nothing; create another token."
-                raise StoreCorrupt(f"token {token_id!r} cannot be read", hint=hint, token_id=token_id)
+            stored = _find(tx, token_id)
             if stored.line.revoked_at is not None:
                 return stored.line
             line = msgspec.structs.replace(stored.line, revoked_at=now)
@@ -140,6 +140,24 @@ class AccessTokens:
         self.forget()
         return line
 
+    def rotate(self, token_id: str, overlap_s: float = 0.0) -> CreatedToken:
+        """Give a token a new secret; the old one, and connections that used it, stay valid for `overlap_s`."""
+        _checks.text("token_id", token_id)
+        _checks.number("overlap_s", overlap_s, 0, OVERLAP_S_MAX)
+        now, secret = self._kernel.clock.now(), secrets.token_urlsafe(_SECRET_BYTES)
+
+        def work(tx: Transaction) -> TokenLine:
+            stored = _find(tx, token_id)
+            if stored.line.revoked_at is not None:
+                raise _checks.refuse("token_id", f"{token_id} is revoked: create another token")
+            changed = _StoredToken(stored.line, _digest(secret), stored.digest, now + overlap_s)
+            self._write(tx, changed, "rotated", now)
+            return stored.line
+
+        line = self._kernel.store.write(work)
+        self.forget()
+        return CreatedToken(f"rota_{token_id}_{secret}", line)
+
     def authenticate(self, token: str, peer: str) -> Principal:
         """Return the principal of a token, or raise `Unauthenticated`."""
         if not token:
@@ -148,11 +166,12 @@ class AccessTokens:
             return self._authenticate_run(token, peer)
         token_id, secret = _parts(token)
         stored = self._read().get(token_id)
-        matches = hmac.compare_digest(_digest(secret), _digest("") if stored is None else stored.digest)
-        if stored is None or not matches:
+        digest, line = _digest(secret), None if stored is None else stored.line
+        matches = hmac.compare_digest(digest, _digest("") if stored is None else stored.digest)
+        matches_old = hmac.compare_digest(digest, _digest("") if stored is None else stored.old_digest or _digest(""))
+        if stored is None or line is None or not (secret and (matches or matches_old)):
             raise Unauthenticated("the access token is unknown")
-        line = stored.line
-        self._check(line)
+        expires_at = self._check(stored, digest)
         projects = None if line.projects is None else frozenset(line.projects)
         return Principal(
             name=f"token:{token_id}",
@@ -160,7 +179,8 @@ class AccessTokens:
             projects=projects,
             peer=peer,
             token_id=token_id,
-            expires_at=line.expires_at,
+            digest=digest,
+            expires_at=expires_at,
         )
 
     def check(self, principal: Principal) -> float | None:
@@ -174,14 +194,22 @@ class AccessTokens:
             stored = self._read().get(principal.token_id)
             if stored is None:
                 raise Unauthenticated("the access token is unknown")
-            self._check(stored.line)
+            return self._check(stored, principal.digest)
         return principal.expires_at
 
-    def _check(self, line: TokenLine) -> None:
+    def _check(self, stored: _StoredToken, digest: str) -> float | None:
+        """Return when a secret of a token expires, or raise `Unauthenticated` if it is not valid."""
+        line, now = stored.line, self._kernel.clock.now()
         if line.revoked_at is not None:
             raise Unauthenticated(f"token {line.token_id} was revoked", token_id=line.token_id)
-        if line.expires_at is not None and line.expires_at <= self._kernel.clock.now():
+        if line.expires_at is not None and line.expires_at <= now:
             raise Unauthenticated(f"token {line.token_id} has expired", token_id=line.token_id)
+        if digest == stored.digest:
+            return line.expires_at
+        if digest != stored.old_digest or stored.old_until_at <= now:
+            hint = "Use the secret that `rota token rotate` printed."
+            raise Unauthenticated(f"token {line.token_id} has another secret", hint=hint, token_id=line.token_id)
+        return stored.old_until_at if line.expires_at is None else min(line.expires_at, stored.old_until_at)
 
     def _authenticate_run(self, token: str, peer: str) -> Principal:
         """Return the principal of a run's own token, which the kernel knows and which is not stored."""
@@ -214,6 +242,17 @@ class AccessTokens:
                 found = [stored for body in bodies if (stored := _decode(body)) is not None]
                 cached = self._cache = {stored.line.token_id: stored for stored in found}
             return cached
+
+
+def _find(tx: Transaction, token_id: str) -> _StoredToken:
+    body = read_setting(tx, _PREFIX + token_id)
+    if body is None:
+        raise UnknownRequest(f"no token has id {token_id!r}", token_id=token_id)
+    stored = _decode(body)
+    if stored is None:
+        hint = "It grants nothing; create another token."
+        raise StoreCorrupt(f"token {token_id!r} cannot be read", hint=hint, token_id=token_id)
+    return stored
 
 
 def _decode(body: str) -> _StoredToken | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         JournalApi,
         KernelApi,
         LedgerApi,
+        LogsApi,
         PolicyApi,
         ProjectsApi,
         QueueApi,
@@ -30,13 +31,19 @@ if TYPE_CHECKING:
     )
     from rota.service.core_policy import CorePolicy
     from rota.service.dispatcher import Dispatcher
+    from rota.service.entry_reports import entry_report
     from rota.service.explanation import explain
+    from rota.service.explanation_summary import explain_many
+    from rota.service.log_files import gap_line, read_log
+    from rota.service.log_folder import attempts_in
+    from rota.service.log_following import LogNotice, LogOutput, follow_log
     from rota.service.outages import OUTAGE_S, call_through_outage
     from rota.service.policy_guard import PolicyGuard
     from rota.service.policy_in_force import find_policy
     from rota.service.policy_link import PolicyLink, answer_from_profiles
     from rota.service.policy_process import isolate, make_policy
     from rota.service.profiles import Hint, Profile, ProfileTable
+    from rota.service.run_logs import RunLogs
     from rota.service.store_policies import StorePolicies
 
 __all__ = [
@@ -51,6 +58,9 @@ __all__ = [
     "JournalApi",
     "KernelApi",
     "LedgerApi",
+    "LogNotice",
+    "LogOutput",
+    "LogsApi",
     "OwnerLimit",
     "PolicyApi",
     "PolicyGuard",
@@ -60,16 +70,23 @@ __all__ = [
     "ProjectsApi",
     "QueueApi",
     "RetentionApi",
+    "RunLogs",
     "SchedulerApi",
     "StorePolicies",
     "SupervisionApi",
     "SystemApi",
     "answer_from_profiles",
+    "attempts_in",
     "call_through_outage",
+    "entry_report",
     "explain",
+    "explain_many",
     "find_policy",
+    "follow_log",
+    "gap_line",
     "isolate",
     "make_policy",
+    "read_log",
 ]
 
 __getattr__ = exports(
@@ -83,6 +100,7 @@ __getattr__ = exports(
             "JournalApi",
             "KernelApi",
             "LedgerApi",
+            "LogsApi",
             "PolicyApi",
             "ProjectsApi",
             "QueueApi",
@@ -93,13 +111,19 @@ __getattr__ = exports(
         ),
         "core_policy": ("CorePolicy",),
         "dispatcher": ("Dispatcher",),
+        "entry_reports": ("entry_report",),
         "explanation": ("explain",),
+        "explanation_summary": ("explain_many",),
+        "log_files": ("gap_line", "read_log"),
+        "log_folder": ("attempts_in",),
+        "log_following": ("LogNotice", "LogOutput", "follow_log"),
         "outages": ("OUTAGE_S", "call_through_outage"),
         "policy_guard": ("PolicyGuard",),
         "policy_in_force": ("find_policy",),
         "policy_link": ("PolicyLink", "answer_from_profiles"),
         "policy_process": ("isolate", "make_policy"),
         "profiles": ("Hint", "Profile", "ProfileTable"),
+        "run_logs": ("RunLogs",),
         "store_policies": ("StorePolicies",),
     },
 )

@@ -23,7 +23,7 @@ transaction (isolated_pass.py): such a claim is parked until the policy has answ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, Unpack
 
@@ -47,6 +47,7 @@ from rota.service.isolated_pass import IsolatedPass, asks_process
 from rota.service.policy_guard import SUSPENSION_S, Answer, PolicyGuard
 from rota.service.policy_process import LOAD_TIMEOUT_S, PolicyProcess, isolate, make_policy
 from rota.service.ranked_pass import RankedPass
+from rota.service.run_logs import RunLogs
 from rota.service.share_pass import SharePass
 from rota.service.store_policies import StorePolicies
 from rota.store import Transaction
@@ -77,6 +78,18 @@ class _Proposer(Protocol):
         ...
 
 
+class ProgramAccess(Protocol):
+    """How the programs that a supervisor starts reach the store."""
+
+    def address(self) -> str | None:
+        """Return the value of ROTA_STORE; None if they cannot reach it."""
+        ...
+
+    def close(self) -> None:
+        """End the access."""
+        ...
+
+
 class Dispatcher:
     """The scheduler API on a kernel in this process."""
 
@@ -90,12 +103,16 @@ class Dispatcher:
         self.agents = kernel.agents
         self.queue = kernel.queue
         self.ledger = kernel.ledger
+        self.usage = kernel.usage
         self.contexts = kernel.contexts
         self.projects = kernel.projects
         self.journal = kernel.journal
+        self.retention = kernel.retention
         self.policies = StorePolicies(kernel.policies)
         self.supervision = kernel.supervision
-        self.find_daemon: Callable[[], str | None] = lambda: None  # the address of a daemon that serves the same file
+        self.workers = kernel.workers
+        self.logs = RunLogs(kernel)
+        self.program_access: ProgramAccess | None = None  # how the programs that a supervisor starts reach the store
         self._isolated: dict[str, tuple[Policy | str, Mapping[str, Any], Policy]] = {}  # by name: as given, and made
         self._own = None if policy is None else self.make_policy(policy)
         self._default = default_policy()
@@ -415,8 +432,8 @@ class Dispatcher:
         append(tx, event, now=self.clock.now())
 
     def program_variables(self) -> dict[str, str]:
-        """Return the environment variables by which a program reaches the daemon of the same file, if there is one."""
-        address = self.find_daemon()
+        """Return the environment variables by which a program reaches the store; none if it cannot."""
+        address = None if self.program_access is None else self.program_access.address()
         return {} if address is None else {"ROTA_STORE": address}
 
     def close_policies(self) -> None:
@@ -428,7 +445,9 @@ class Dispatcher:
                 policy.rank.close()
 
     def close(self) -> None:
-        """End the processes of policies and close the store."""
+        """End the access of programs and the processes of policies, and close the store."""
+        if self.program_access is not None:
+            self.program_access.close()
         self.close_policies()
         self.kernel.store.close()
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from rota.clock import local_time
 from rota.errors import StoreCorrupt
 from rota.kernel import journal
 from rota.kernel.rows import COMPLETED_AT, CREATED_AT, TOKEN, entry_from_row
@@ -34,6 +35,7 @@ class EntryHistory(NamedTuple):
 
     steps: tuple[HistoryStep, ...]
     is_complete: bool
+    events: tuple[Event, ...]  # that may name it
 
 
 def read_history(tx: Transaction, row: Row, cursor: int) -> EntryHistory:
@@ -50,7 +52,8 @@ def read_history(tx: Transaction, row: Row, cursor: int) -> EntryHistory:
     }
     steps = tuple(_steps(found, entry_from_row(row)))
     has_start = bool(steps) and steps[0].kind == events.EntriesEnqueued.kind
-    return EntryHistory(steps, has_start and end - start < 2 * SCAN_MAX)
+    is_complete = has_start and end - start < 2 * SCAN_MAX
+    return EntryHistory(steps, is_complete, tuple(event for _, event in sorted(found.items())))
 
 
 def _id_ranges(start: int, end: int, token: int | None) -> list[tuple[int, int]]:
@@ -100,7 +103,7 @@ def _describe(event: EventData, entry: ReadyEntry) -> str | None:  # noqa: PLR09
         case events.EntriesCancelled(sched_ids=ids) if sched_id in ids:
             return "cancelled" + (f" ({event.reason})" if event.reason else "")
         case events.EntriesChanged(sched_ids=ids) if sched_id in ids:
-            return "changed: " + ", ".join(f"{name} = {value}" for name, value in event.changes.items())
+            return "changed: " + ", ".join(_change(name, value) for name, value in event.changes.items())
         case events.CancelRequested(sched_ids=ids) if sched_id in ids:
             return "asked to stop" + (f" by {event.by}" if event.by else "")
         case events.LedgerCharged(sched_id=charged) if charged == sched_id:
@@ -112,6 +115,17 @@ def _describe(event: EventData, entry: ReadyEntry) -> str | None:  # noqa: PLR09
         case events.RunEnded(sched_id=run) if run == sched_id:
             return f"run {event.attempt} ended: {event.exit_kind}{_error_of(entry, event.attempt)}"
     return None
+
+
+def _change(field: str, value: Any) -> str:
+    """What an entry was changed to, for people."""
+    if field == "runnable_at":
+        return f"start {local_time(value)}" if value else "start at once"
+    if field == "deadline":
+        return "no deadline" if value is None else f"deadline {local_time(value)}"
+    if field == "tags":
+        return f"tags {', '.join(value)}" if value else "no tags"
+    return f"{field} = {value}"
 
 
 def _error_of(entry: ReadyEntry, attempt: int) -> str:
@@ -126,5 +140,6 @@ def _describe_claim(event: events.EntriesClaimed, sched_id: int) -> str | None:
     for at, each in enumerate(event.entries):
         if each.sched_id == sched_id:
             reason = f": {event.because[at]}" if len(event.because) == len(event.entries) else ""
-            return f"claimed by {event.worker_id} (attempt {each.attempt}), chosen by {event.policy}{reason}"
+            place = f" in workspace {each.workspace}" if each.workspace else ""
+            return f"claimed by {event.worker_id} (attempt {each.attempt}){place}, chosen by {event.policy}{reason}"
     return None

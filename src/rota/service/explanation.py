@@ -10,23 +10,37 @@ there is its position.
     no blocking reason    ⇔  force_claim, made now, succeeds
 
 Both hold because nothing is modelled: the code that explains is the code that claims. What a later claim will do, when
-other entries have been claimed, is unknown; so an estimate says what it is based on.
+other entries have been claimed, is unknown; so an estimate says what it is based on. Whether a worker is there that
+would make such a claim is an outlook besides the reasons (worker_outlook.py).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
 import msgspec
 
+from rota.clock import local_time
 from rota.errors import SchedInvalidPayload
 from rota.kernel import affinity
 from rota.kernel.claim_pass import ClaimPass, PendingClaim
 from rota.kernel.dry_run import DryRun
 from rota.kernel.flows import ServedFlows
-from rota.kernel.rows import DISPATCHED_AT, KIND, PID, PRIORITY, PROJECT, RUNNABLE_AT, STATE, state_and_hold
+from rota.kernel.lookups import find_agent
+from rota.kernel.rows import (
+    DISPATCHED_AT,
+    KIND,
+    PID,
+    PRIORITY,
+    PROJECT,
+    RUNNABLE_AT,
+    STATE,
+    entry_from_row,
+    state_and_hold,
+)
 from rota.kernel.turn import TurnRequest, make_turn_request
 from rota.model import reasons
 from rota.model.checks import Checks
@@ -42,6 +56,7 @@ from rota.service.isolated_pass import asks_process
 from rota.service.policy_guard import Answer, AnswerNeeded
 from rota.service.policy_in_force import PolicyChoice, find_policy
 from rota.service.suggestions import suggestions_for
+from rota.service.worker_outlook import WorkerOutlook, start_command
 from rota.store import Row
 
 __all__ = ["LOOK_MAX", "NAMED_MAX", "RECENT_MAX", "explain"]
@@ -50,6 +65,7 @@ LOOK_MAX = 500  # entries after the claim itself that are examined for a positio
 ASKED_LOOK_MAX = 100  # the same under a policy in another process, whose every answer takes another dry run
 NAMED_MAX = 5  # entries ahead that are listed
 RECENT_MAX = 1_000  # events that the recent claim rate is computed from
+_EPOCH_S = re.compile(r"\bat (\d+\.\d+)")  # in the words of a policy
 _NONE_SERVED = ServedFlows()
 _HELD_FOR_WORKER = (EntryState.QUEUED, "worker")
 _checks = Checks("Queue", SchedInvalidPayload)
@@ -114,6 +130,7 @@ def _explain(
 ) -> Explanation:
     request, blocking = claim.request, _blocking(dry_run, claim, row)
     claim.restore_holds()
+    agent, workers = find_agent(dry_run.tx, row[PID]), WorkerOutlook(dry_run.tx, dry_run.clock_now)
     result = _ClaimResult(policy=choice.policy.name)
     if row[STATE] == EntryState.QUEUED and row[KIND] is not None and row[KIND] not in request.kinds:
         result = result._replace(ordering=(_no_slot(dry_run, row),))
@@ -124,7 +141,9 @@ def _explain(
     return Explanation(
         sched_id=row[0],
         pid=row[PID],
+        agent=agent.name,
         state=row[STATE],
+        status=entry_from_row(row).status,
         cursor=dry_run.cursor,
         now=dry_run.now,
         worker_id=request.worker.worker_id,
@@ -134,8 +153,11 @@ def _explain(
         policy_source=choice.source + _instead_of(choice.policy, result.policy),
         blocking=blocking,
         ordering=result.ordering,
+        workers=workers.reason_against(row[KIND], lambda: start_command(dry_run.tx, agent))
+        if row[STATE] == EntryState.QUEUED
+        else None,
         position=result.position,
-        ahead=tuple(_ahead(each) for each in result.first[:NAMED_MAX]),
+        ahead=_ahead(dry_run, result.first[:NAMED_MAX]),
         estimate=_estimate(dry_run, row, blocking, result.ordering),
         changes=tuple(_suggestions(dry_run, row, blocking, result)),
     )
@@ -273,14 +295,25 @@ def _waits_for_worker(dry_run: DryRun, row: Row) -> OrderingReason:
     return reasons.WaitsForWorker(worker_id=worker_id, until_at=until_at)
 
 
-def _ahead(claim: PendingClaim) -> EntryAhead:
-    return EntryAhead(claim.row[0], claim.pid, claim.project_id, _score(claim))
+def _ahead(dry_run: DryRun, first: Sequence[PendingClaim]) -> tuple[EntryAhead, ...]:
+    names = dry_run.agent_names({claim.pid for claim in first})
+    return tuple(
+        EntryAhead(claim.row[0], claim.pid, claim.project_id, _score(claim), names.get(claim.pid, ""))
+        for claim in first
+    )
 
 
 def _score(claim: PendingClaim) -> str:
     """The reason of the policy; strict order records none, so it comes from the row."""
     priority, ready_at = claim.row[PRIORITY : RUNNABLE_AT + 1]
-    return claim.reason or f"priority {priority}, ready {f'at {ready_at}' if ready_at else 'immediately'}"
+    ready = f"since {local_time(ready_at)}" if ready_at else "immediately"
+    return _EPOCH_S.sub(_local_time, claim.reason) if claim.reason else f"priority {priority}, ready {ready}"
+
+
+def _local_time(found: re.Match[str]) -> str:
+    """Return an instant as people read it; a policy does not know that its numbers are epoch seconds here."""
+    at = float(found[1])
+    return f"at {local_time(at)}" if at else "at no time yet"
 
 
 # --- estimate and suggestions --------------------------------------------------------------------

@@ -14,16 +14,17 @@ import msgspec
 from rota.kernel.agents import QUARANTINED_FOR
 from rota.kernel.dry_run import DryRun
 from rota.kernel.lookups import find_project
-from rota.kernel.rows import KIND, PID, PROJECT
+from rota.kernel.rows import COMPLETED_AT, EXIT_KIND, KIND, PID, PROJECT, STATE
 from rota.model import reasons
 from rota.model.explanation import Suggestion
 from rota.model.lifecycle import ENTRY, EntryState
+from rota.model.money import amount_text, dim_text
 from rota.model.reasons import BlockingBase
 from rota.store import Row
 
 __all__ = ["DEADLINE_S", "suggestions_for"]
 
-DEADLINE_S = 60.0  # from now, for an entry whose deadline has passed
+DEADLINE_S = 3_600.0  # from now, for an entry whose deadline has passed
 BY = "operator"
 SUCCEEDED = ("completed", "completed")  # the state and exit kind of a successful entry
 
@@ -70,7 +71,15 @@ def _remove_reason(dry_run: DryRun, row: Row, reason: BlockingBase) -> Iterator[
         case reasons.Unreadable():
             yield Suggestion("enqueue a new entry: the claim that reaches this one ends it as failed")
         case reasons.NotQueued(state=state) if state != EntryState.DISPATCHED:
-            yield Suggestion("it has ended and cannot start again: enqueue a new entry")
+            yield _again(dry_run, row)
+
+
+def _again(dry_run: DryRun, row: Row) -> Suggestion:
+    if row[STATE] == EntryState.EXPIRED and row[COMPLETED_AT] == dry_run.clock_now:  # the dry run expired it
+        return _change(row, "give it a later deadline", deadline=dry_run.now + DEADLINE_S)
+    if (row[STATE], row[EXIT_KIND]) == SUCCEEDED:
+        return Suggestion("it has succeeded and cannot start again: enqueue a new entry")
+    return Suggestion("it has ended: enqueue a copy of it", "queue.retry", {"sched_id": row[0]})
 
 
 def _resolve_predecessors(dry_run: DryRun, row: Row) -> Iterator[Suggestion]:
@@ -94,7 +103,8 @@ def _change(row: Row, words: str, **changes: float) -> Suggestion:
 
 def _raise_budget(dry_run: DryRun, reason: reasons.OverBudget) -> Suggestion:
     enough = reason.used + reason.reserved + reason.ask
-    words = f"raise {reason.dim} of {reason.level} {reason.owner} from {reason.limit:,} to {enough:,}"
+    before, after = amount_text(reason.dim, reason.limit), amount_text(reason.dim, enough)
+    words = f"raise {dim_text(reason.dim)} of {reason.level} {reason.owner} from {before} to {after}"
     if reason.level == "agent":
         return Suggestion(
             words, "ledger.update_grant", {"pid": int(reason.owner), "dim": reason.dim, "granted": enough}

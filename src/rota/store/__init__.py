@@ -40,11 +40,16 @@ def open(  # noqa: A001  # callers write `store.open`; the bare name is never im
     With durability "normal" no commit is flushed to disk: a power cut or a crash of the system loses acknowledged
     work of the last seconds or minutes. A crash of the process loses nothing in either case.
     """
-    if "://" in url:
-        raise StoreUnavailable(f"no store for {url!r}", hint="Give the path of a file, or :memory:.")
+    _check_url(url)
     return SqliteStore(url, clock=clock, durability=durability, read_only=read_only)
 
 
 def open_joined(path: str, *, clock: Clock | None = None, durability: Durability = "full") -> JoinedStore:
     """Open a store that accepts posted writes, as the daemon does."""
+    _check_url(path)
     return JoinedStore(SqliteStore(path, clock=clock, durability=durability))
+
+
+def _check_url(url: str) -> None:
+    if "://" in url:
+        raise StoreUnavailable(f"no store for {url!r}", hint="Give the path of a file, or `:memory:`.")

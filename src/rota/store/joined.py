@@ -39,6 +39,11 @@ class JoinedStore(Store):
         self._store = store
         self._open = _OpenTransaction()
 
+    @property
+    def path(self) -> str | None:
+        """The file's path with links resolved; None of a store in memory."""
+        return self._store.path
+
     # --- posted writes ---------------------------------------------------------------------------
 
     def posted_write(

@@ -395,6 +395,88 @@ STEPS: dict[int, str] = {
             PRIMARY KEY (name, level, key)
         ) WITHOUT ROWID;
     """,
+    108: """
+        -- what people look for: the entries that ended otherwise than well, that wait for others, and that an entry
+        -- spawned. No claim and no completion of a run that succeeded writes to these indexes; their conditions are on
+        -- columns that few statements set, because SQLite checks them whenever one of these is set
+        CREATE INDEX idx_sched_queue_unsuccessful ON agent_schedule_queue (exit_kind, sched_id)
+            WHERE completed_at IS NOT NULL AND exit_kind IS NOT 'completed';
+        CREATE INDEX idx_sched_queue_after ON agent_schedule_queue (sched_id) WHERE hold = 'after';
+        CREATE INDEX idx_sched_queue_parent ON agent_schedule_queue
+            (CASE WHEN json_valid(options) THEN json_extract(options, '$.parent_id') END, sched_id)
+            WHERE instr(options, '"parent_id":') > 0;
+    """,
+    109: """
+        -- the workers that are there; one that leaves is removed, and so is one that is lost (decision 0035). pools is
+        -- JSON; returned counts the entries of expired claims since it was last seen
+        CREATE TABLE workers (
+            worker_id TEXT NOT NULL,
+            incarnation TEXT NOT NULL,
+            kind TEXT NOT NULL,
+            host TEXT NOT NULL,
+            os_pid INTEGER NOT NULL,
+            pools TEXT NOT NULL,
+            version TEXT NOT NULL,
+            started_at REAL NOT NULL,
+            seen_at REAL NOT NULL,
+            draining INTEGER NOT NULL DEFAULT 0,
+            returned INTEGER NOT NULL DEFAULT 0,
+            PRIMARY KEY (worker_id, incarnation)
+        ) WITHOUT ROWID;
+        CREATE INDEX idx_workers_seen ON workers (seen_at);
+    """,
+    110: """
+        -- usage per day, agent and model, added up from the journal; the setting usage_cursor is the last event in it
+        CREATE TABLE usage_daily (
+            day INTEGER NOT NULL,
+            pid INTEGER NOT NULL,
+            model TEXT NOT NULL,
+            project_id TEXT NOT NULL,
+            runs INTEGER NOT NULL DEFAULT 0,
+            failures INTEGER NOT NULL DEFAULT 0,
+            tokens INTEGER NOT NULL DEFAULT 0,
+            input_tokens INTEGER NOT NULL DEFAULT 0,
+            cached_input_tokens INTEGER NOT NULL DEFAULT 0,
+            output_tokens INTEGER NOT NULL DEFAULT 0,
+            cost_micro INTEGER NOT NULL DEFAULT 0,
+            cpu_ms INTEGER NOT NULL DEFAULT 0,
+            wall_ms INTEGER NOT NULL DEFAULT 0,
+            waits INTEGER NOT NULL DEFAULT 0,
+            wait_ms INTEGER NOT NULL DEFAULT 0,
+            wait_max_ms INTEGER NOT NULL DEFAULT 0,
+            wait_sizes TEXT NOT NULL DEFAULT '[]',
+            PRIMARY KEY (day, pid, model)
+        ) WITHOUT ROWID;
+        CREATE TABLE usage_entries (
+            sched_id INTEGER PRIMARY KEY,
+            model TEXT NOT NULL DEFAULT '',
+            released_at REAL,
+            waited_ms INTEGER
+        );
+        -- shares of a budget at which an alert is recorded; alert_at is the usage at which the next one is due
+        ALTER TABLE agent_ledgers ADD COLUMN alerts TEXT NOT NULL DEFAULT '[0.8,1.0]';
+        ALTER TABLE budgets ADD COLUMN alerts TEXT NOT NULL DEFAULT '[0.8,1.0]';
+        ALTER TABLE budgets ADD COLUMN alerted TEXT NOT NULL DEFAULT '{}';
+        ALTER TABLE usage_windows ADD COLUMN alert_at INTEGER;
+        UPDATE usage_windows SET alert_at = 0 WHERE dim != 'share';
+    """,
+    111: """
+        -- the finished entries in the order in which they ended, for retention (kernel/finished_entries.py)
+        CREATE TABLE finished_entries (
+            place INTEGER PRIMARY KEY AUTOINCREMENT,
+            sched_id INTEGER NOT NULL,
+            ended_at REAL NOT NULL
+        );
+        INSERT INTO finished_entries (sched_id, ended_at)
+            SELECT sched_id, coalesce(completed_at, 0) FROM agent_schedule_queue
+            WHERE state = 'completed' OR state = 'expired' OR state = 'cancelled' ORDER BY completed_at, sched_id;
+        INSERT INTO kernel_meta (key, value)
+            SELECT 'finished_cursor', coalesce(max(event_id), 0) FROM agent_events;
+    """,
+    112: """
+        -- why the worktree of an entry that has ended is kept; NULL for every other workspace
+        ALTER TABLE workspaces ADD COLUMN kept TEXT;
+    """,
 }
 LATEST = max(STEPS)
 TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", "".join(STEPS.values())))  # and their names while they are rebuilt

@@ -81,6 +81,11 @@ class Store(Protocol):
 
     clock: Clock
 
+    @property
+    def path(self) -> str | None:
+        """The file's path with links resolved; None of a store in memory."""
+        ...
+
     def write(self, work: Callable[[Transaction], T]) -> T:
         """Run work in a write transaction: all of it is committed or, if it raises, none of it."""
         ...

@@ -87,6 +87,11 @@ class SqliteStore(Writer):
                 raise
             add_store(self)
 
+    @property
+    def path(self) -> str | None:
+        """The file's path with links resolved; None of a store in memory."""
+        return None if self._path == MEMORY else self._path
+
     def _migrate(self) -> None:
         """Migrate the file, and say where the copy of a file of the first kernel is."""
         with translate_errors("migrate", self._path), foreign_keys_off(self._engine.connection):

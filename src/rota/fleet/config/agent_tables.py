@@ -13,6 +13,7 @@ from msgspec import Meta
 from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.config.units import Bytes, DurationText, Seconds, default_bytes, default_seconds
 from rota.model.agent_settings import SecretText
+from rota.model.budgets import ALERTS, ALERTS_MAX
 from rota.model.checks import AMOUNT_MAX
 from rota.model.work import WEIGHT_UNIT, Backoff, Intent, Limits, RestartPolicy, Trigger, TriggerKind
 
@@ -37,6 +38,16 @@ Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Amount = Annotated[int, Meta(ge=0, le=AMOUNT_MAX)]
 Grant = Annotated[int, Meta(ge=1, le=AMOUNT_MAX)]
 Weight = Annotated[float, Meta(ge=0.001, le=WEIGHT_MAX)]
+Share = Annotated[float, Meta(gt=0, le=10)]  # of a budget
+# A table of amounts by dimension may have `usd`, in dollars; it is read as cost_micro (loader.py).
+HAS_MONEY = "has_money"
+MONEY: dict[str, Any] = {
+    "extra": {HAS_MONEY: True},
+    "extra_json_schema": {
+        "properties": {"usd": {"type": "number", "minimum": 0, "description": "Dollars, stored as cost_micro."}}
+    },
+}
+ALERTS_TEXT = "Shares of its budgets at which the event `kernel.budget.alert` is recorded"
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -223,15 +234,23 @@ class AgentTable(_Table, frozen=True, kw_only=True):
     limits: Annotated[RunLimitsTable, Meta(description="The limits of one run.")] = RunLimitsTable()
     budget: Annotated[
         dict[str, Grant],
-        Meta(description="What it may use by dimension, in total: not per window.", max_length=DIMENSIONS_MAX),
+        Meta(
+            description="What it may use by dimension, in total: not per window. `usd` is in dollars.",
+            max_length=DIMENSIONS_MAX,
+            **MONEY,
+        ),
     ] = {}
+    alerts: Annotated[tuple[Share, ...], Meta(description=f"{ALERTS_TEXT}.", max_length=ALERTS_MAX)] = ALERTS
     expected: Annotated[
-        dict[str, Amount], Meta(description="What a run usually uses, by dimension.", max_length=DIMENSIONS_MAX)
+        dict[str, Amount],
+        Meta(description="What a run usually uses, by dimension.", max_length=DIMENSIONS_MAX, **MONEY),
     ] = {}
     ceiling: Annotated[
         dict[str, Amount],
         Meta(
-            description="What a run may use at most, by dimension; reserved while it runs.", max_length=DIMENSIONS_MAX
+            description="What a run may use at most, by dimension; reserved while it runs. `usd` is in dollars.",
+            max_length=DIMENSIONS_MAX,
+            **MONEY,
         ),
     ] = {}
     draws_on: Annotated[tuple[str, ...], Meta(description="The named limits that its runs use.", max_length=32)] = ()

@@ -24,24 +24,28 @@ import msgspec
 from rota.errors import Conflict, FleetInvalid, WorkspaceHeld
 from rota.fleet.agent_settings import SETTINGS_KEY
 from rota.fleet.config.changes import FleetChange, FleetChanges, PendingChange
-from rota.fleet.config.tables import AgentTable, Fleet, ProjectTable
+from rota.fleet.config.hook_tables import HookAgent
+from rota.fleet.config.price_changes import price_changes
+from rota.fleet.config.retention_table import retention_changes
+from rota.fleet.config.tables import AgentTable, Fleet, ProjectTable, SchedulingTable
 from rota.fleet.config.workspaces import workspace_changes
+from rota.fleet.config.worktree_tables import WorktreesTable
 from rota.fleet.notes import read_note
 from rota.kernel.contexts import to_ms_up
 from rota.kernel.paging import LIST_MAX
 from rota.kernel.usage_windows import ALL_PROJECTS
-from rota.model.agent_settings import hide_values
-from rota.model.budgets import BudgetLine, SchedulingContext
+from rota.model.agent_settings import FLEET_KEY, hide_values
+from rota.model.budgets import ALERTS, BudgetLine, SchedulingContext
 from rota.model.checks import INTEGER_MAX
 from rota.model.lifecycle import AgentState, ContextState, ProjectStatus
 from rota.model.struct_reader import join_key
 from rota.model.work import Agent, Project
+from rota.model.worktrees import WorktreeSettings
 from rota.service.api import KernelApi
 
 __all__ = ["FLEET_KEY", "PAUSED_BY", "UNLIMITED", "all_rows", "apply_fleet", "pending_changes"]
 
 PAUSED_BY = "fleet"  # recorded as the one that paused what the file no longer names
-FLEET_KEY = "fleet"  # in the metadata of an agent or a project: the name of its fleet
 NOT_IN_FILE = "no longer in the fleet file"
 UNLIMITED = INTEGER_MAX  # the grant of a removed budget: a ledger line is never deleted, so that its usage stays known
 TRIES_MAX = 5  # while another supervisor applies a file at the same time
@@ -82,6 +86,8 @@ def pending_changes(api: KernelApi, fleet: Fleet) -> list[PendingChange]:
         _check_same_project(fleet, agent, agents)
     pending = [
         *_scheduling_changes(api, fleet),
+        *retention_changes(api, fleet.retention, fleet.title),
+        *price_changes(api, fleet, LastApplied.load(api, fleet).prices),
         *_projects_changes(api, fleet, projects),
         *_NamedLimits(api, fleet).changes(),
         *_agents_changes(api, fleet, agents),
@@ -140,7 +146,7 @@ def _projects_changes(api: KernelApi, fleet: Fleet, known: dict[str, Project]) -
         lines.setdefault(line.owner, {})[line.dim] = line
     for name, table in fleet.projects.items():
         yield from _project_changes(api, fleet, name, table, known.get(name))
-        yield from _budget_changes(api, fleet, name, table.budget, lines.get(name, {}))
+        yield from _budget_changes(api, fleet, name, table, lines.get(name, {}))
         yield from workspace_changes(api, fleet, name, table, exists=name in known)
     yield from _global_budget_changes(api, fleet, lines.get(ALL_PROJECTS, {}))
     for name, project in known.items():
@@ -171,33 +177,35 @@ def _project_changes(
 
 
 def _budget_changes(
-    api: KernelApi, fleet: Fleet, owner: str, wanted: dict[str, int], known: dict[str, BudgetLine]
+    api: KernelApi,
+    fleet: Fleet,
+    owner: str,
+    table: ProjectTable | SchedulingTable,
+    known: dict[str, BudgetLine],
 ) -> Iterator[PendingChange]:
     level: Any = "global" if owner == ALL_PROJECTS else "project"
-    window_s = fleet.scheduling.rolling_window_hours * 3600.0
-    for dim, limit in wanted.items():
-        line = known.get(dim)
-        if line is None or (line.limit, line.window_s) != (limit, window_s):
-            fields: dict[str, list[Any]] = {}
-            if line is not None and line.limit != limit:
-                fields["limit"] = [line.limit, limit]
-            if line is not None and line.window_s != window_s:
-                fields["window_s"] = [line.window_s, window_s]
+    settings: dict[str, Any] = {
+        "window_s": fleet.scheduling.rolling_window_hours * 3600.0,
+        "alerts": tuple(sorted(set(table.alerts))),
+    }
+    for dim, limit in table.budget.items():
+        line, wanted = known.get(dim), {"limit": limit, **settings}
+        differs = [field for field in wanted if line is None or getattr(line, field) != wanted[field]]
+        if differs:
+            fields = {} if line is None else {field: [getattr(line, field), wanted[field]] for field in differs}
             verb: Any = "created" if line is None else "changed"
             change = FleetChange(what="budget", name=f"{owner} {dim}", verb=verb, fields=fields)
-            yield PendingChange(change, partial(api.ledger.set_budget, level, owner, dim, limit, window_s=window_s))
-    for dim in known.keys() - wanted.keys():
+            yield PendingChange(change, partial(api.ledger.set_budget, level, owner, dim, limit, **settings))
+    for dim in known.keys() - table.budget.keys():
         change = FleetChange(what="budget", name=f"{owner} {dim}", verb="removed")
         yield PendingChange(change, partial(api.ledger.set_budget, level, owner, dim, None))
 
 
 def _global_budget_changes(api: KernelApi, fleet: Fleet, known: dict[str, BudgetLine]) -> Iterator[PendingChange]:
     """The budgets of all projects together. A dimension that this fleet never set belongs to another caller."""
-    wanted = fleet.scheduling.budget
-    ours = {*wanted, *LastApplied.load(api, fleet).budget}
-    yield from _budget_changes(
-        api, fleet, ALL_PROJECTS, wanted, {dim: line for dim, line in known.items() if dim in ours}
-    )
+    table = fleet.scheduling
+    ours = {*table.budget, *LastApplied.load(api, fleet).budget}
+    yield from _budget_changes(api, fleet, ALL_PROJECTS, table, {dim: known[dim] for dim in known if dim in ours})
 
 
 # --- named limits ----------------------------------------------------------------------------------
@@ -212,6 +220,8 @@ class LastApplied(msgspec.Struct):
 
     limits: dict[str, dict[str, list[int]]] = {}  # by name and unit: budget and period in milliseconds
     budget: list[str] = []  # dimensions of the budget of all projects
+    file: str = ""  # the fleet file, on the machine that applied it last
+    prices: list[str] = []  # models with a price
 
     @staticmethod
     def load(api: KernelApi, fleet: Fleet) -> LastApplied:
@@ -275,7 +285,9 @@ class _NamedLimits:
 
     def save_all(self) -> None:
         """After all changes: replace the note, without what the file no longer names."""
-        LastApplied(self._wanted, sorted(self._fleet.scheduling.budget)).save(self._api, self._fleet)
+        fleet = self._fleet
+        applied = LastApplied(self._wanted, sorted(fleet.scheduling.budget), fleet.path, sorted(fleet.prices))
+        applied.save(self._api, self._fleet)
 
     def _existing(self) -> Iterator[SchedulingContext]:
         offset = 0
@@ -298,7 +310,8 @@ def _living_agents(api: KernelApi) -> Agents:
 
 
 def _agents_changes(api: KernelApi, fleet: Fleet, known: Agents) -> Iterator[PendingChange]:
-    for name, table in fleet.agents.items():
+    wanted: dict[str, AgentTable | HookAgent] = {**fleet.agents, **fleet.hook_agents}
+    for name, table in wanted.items():
         agent = known.get((table.project, name))
         if agent is None:
             change = FleetChange(what="agent", name=name, verb="created")
@@ -308,23 +321,38 @@ def _agents_changes(api: KernelApi, fleet: Fleet, known: Agents) -> Iterator[Pen
             yield from _grant_changes(api, agent.pid, name, table)
     for (_, name), agent in known.items():
         is_ours = agent.metadata.get(FLEET_KEY) == fleet.title
-        if is_ours and name not in fleet.agents and agent.paused_by is None:
+        if is_ours and name not in wanted and agent.paused_by is None:
             change = FleetChange(what="agent", name=name, verb="paused", note=NOT_IN_FILE)
             yield PendingChange(change, partial(api.agents.pause, agent.pid, PAUSED_BY, NOT_IN_FILE))
 
 
-def _agent_fields(fleet: Fleet, table: AgentTable, metadata: dict[str, Any]) -> dict[str, Any]:
-    settings = msgspec.json.decode(msgspec.json.encode(table.settings(fleet.folder)))  # as the store returns it
+def _worktree(fleet: Fleet, table: AgentTable) -> WorktreeSettings | None:
+    """Return how the worktrees of an agent's runs are made; None if they need nothing of a supervisor."""
+    project = fleet.projects.get(table.project or "")
+    if table.workspace is None or project is None or not isinstance(project.workspaces, WorktreesTable):
+        return None
+    return project.workspaces.settings(table.project or "", fleet.resolve)
+
+
+def _agent_fields(fleet: Fleet, table: AgentTable | HookAgent, metadata: dict[str, Any]) -> dict[str, Any]:
+    written = table.settings(fleet.folder)
+    if isinstance(table, AgentTable):
+        written = msgspec.structs.replace(written, worktree=_worktree(fleet, table))
+    settings = msgspec.json.decode(msgspec.json.encode(written))  # as the store returns it
     return {
         "priority": table.priority,
         "weight": table.weight_units,
         "intent": table.intent,
         "max_concurrent": table.max_concurrent,
-        "metadata": {**metadata, FLEET_KEY: fleet.title, SETTINGS_KEY: settings},
+        "metadata": {**metadata, **_own_metadata(table), FLEET_KEY: fleet.title, SETTINGS_KEY: settings},
     }
 
 
-def _create_agent(api: KernelApi, fleet: Fleet, name: str, table: AgentTable) -> None:
+def _own_metadata(table: AgentTable | HookAgent) -> dict[str, Any]:
+    return table.metadata if isinstance(table, HookAgent) else {}
+
+
+def _create_agent(api: KernelApi, fleet: Fleet, name: str, table: AgentTable | HookAgent) -> None:
     fields = _agent_fields(fleet, table, {})
     runner = str(fields["metadata"][SETTINGS_KEY].get("runner", "callable"))
     pid = api.agents.create(name, runner, project_id=table.project, unique=True, **fields)
@@ -332,7 +360,9 @@ def _create_agent(api: KernelApi, fleet: Fleet, name: str, table: AgentTable) ->
         pending.apply()
 
 
-def _agent_changes(api: KernelApi, fleet: Fleet, table: AgentTable, agent: Agent) -> Iterator[PendingChange]:
+def _agent_changes(
+    api: KernelApi, fleet: Fleet, table: AgentTable | HookAgent, agent: Agent
+) -> Iterator[PendingChange]:
     wanted = _agent_fields(fleet, table, agent.metadata)
     differs = {field: value for field, value in wanted.items() if getattr(agent, field) != value}
     if differs:
@@ -353,17 +383,21 @@ def _compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[An
     return {key: [before.get(key), after.get(key)] for key in keys if before.get(key) != after.get(key)}
 
 
-def _grant_changes(api: KernelApi, pid: int, name: str, table: AgentTable) -> Iterator[PendingChange]:
-    known = {line.dim: line.granted for line in api.ledger.get(pid)}
+def _grant_changes(api: KernelApi, pid: int, name: str, table: AgentTable | HookAgent) -> Iterator[PendingChange]:
+    known = {line.dim: line for line in api.ledger.get(pid)}
+    alerts = tuple(sorted(set(table.alerts))) if isinstance(table, AgentTable) else ALERTS
     for dim, granted in table.budget.items():
-        label, fields = f"{name} {dim}", {"granted": [known.get(dim), granted]}
-        if dim not in known:
-            change = FleetChange(what="grant", name=label, verb="created", fields=fields)
-            yield PendingChange(change, partial(api.ledger.create, pid, {dim: granted}))
-        elif known[dim] != granted:
+        label, line = f"{name} {dim}", known.get(dim)
+        if line is None:
+            change = FleetChange(what="grant", name=label, verb="created", fields={"granted": [None, granted]})
+            yield PendingChange(change, partial(api.ledger.create, pid, {dim: granted}, alerts=alerts))
+            continue
+        wanted: dict[str, Any] = {"granted": granted, "alerts": alerts}
+        fields = {key: [getattr(line, key), wanted[key]] for key in wanted if getattr(line, key) != wanted[key]}
+        if fields:
             change = FleetChange(what="grant", name=label, verb="changed", fields=fields)
-            yield PendingChange(change, partial(api.ledger.update_grant, pid, dim, granted))
+            yield PendingChange(change, partial(api.ledger.update_grant, pid, dim, granted, alerts=alerts))
     for dim in known.keys() - table.budget.keys():
-        if known[dim] != UNLIMITED:
+        if known[dim].granted != UNLIMITED:
             change = FleetChange(what="grant", name=f"{name} {dim}", verb="removed")
             yield PendingChange(change, partial(api.ledger.update_grant, pid, dim, UNLIMITED))

@@ -13,7 +13,7 @@ __all__ = ["NAMES_MAX", "FleetChange", "FleetChanges", "PendingChange"]
 
 VALUE_CHARS_MAX = 80  # of a value in a message
 NAMES_MAX = 100  # of one kind of change, in the journal
-What = Literal["scheduling", "project", "budget", "workspace", "limit", "agent", "grant"]
+What = Literal["scheduling", "price", "project", "budget", "workspace", "limit", "agent", "grant"]
 Verb = Literal["created", "changed", "removed", "paused", "resumed", "postponed"]
 
 

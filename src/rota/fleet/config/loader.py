@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from rota.errors import FleetInvalid, PolicyInvalid, UnknownPolicy
-from rota.fleet.config.agent_tables import NAME_CHARS_MAX
+from rota.fleet.config.agent_tables import HAS_MONEY, NAME_CHARS_MAX
+from rota.fleet.config.hook_checks import check_event, check_hooks
 from rota.fleet.config.tables import (
     SLOTS_MAX,
     WORKSPACES_MAX,
@@ -27,10 +28,13 @@ from rota.fleet.config.tables import (
     LimitTable,
     ProjectTable,
     TriggerTable,
+    WorktreesTable,
 )
-from rota.fleet.trigger_rules import EVERY_S_MIN, cron_problem, matches_kind, zone_problem
+from rota.fleet.config.units import Dollars
+from rota.fleet.trigger_rules import EVERY_S_MIN, cron_problem, zone_problem
 from rota.kernel.usage_windows import ALL_PROJECTS
 from rota.model.checks import is_path_part
+from rota.model.money import COST_DIM, USD
 from rota.model.struct_reader import Problems, TomlReader, join_key
 from rota.model.value_types import AnyType, TableType, closest, describe_value, struct_type
 from rota.model.work import DIMENSIONS
@@ -43,8 +47,6 @@ FILE_BYTES_MAX = 4 * 1024 * 1024
 PERIOD_S_MIN = 0.001  # of a limit: the kernel counts milliseconds
 NAME_CHARS_SHOWN = 20  # of a name that is too long
 FOLDER_CHARS_MAX = 150  # of a workspace as the file writes it: its id is made from it
-# Every firing of a trigger writes these events, so a trigger on one of them would fire forever.
-WRITTEN_BY_FIRINGS = ("kernel.trigger.fired", "kernel.sched.enqueued")
 
 
 def load_fleet(path: str | os.PathLike[str]) -> Fleet:
@@ -98,7 +100,26 @@ class _FleetReader(TomlReader):
                 self._steps.append(key[:NAME_CHARS_SHOWN])
                 self._add(f"expected a name of 1 to {NAME_CHARS_MAX} printable characters")
                 self._steps.pop()
+        if kind.notes.get(HAS_MONEY) and USD in valid:
+            self._read_money(kind, valid)
         return super()._read_table(kind, valid)
+
+    def _read_money(self, kind: TableType, amounts: dict[str, Any]) -> None:
+        """Replace `usd` by the same amount in the unit of the store."""
+        written = amounts.pop(USD)
+        self._steps.append(USD)
+        try:
+            micro = Dollars.read(written)
+        except ValueError:
+            self._add(f"expected {Dollars.description}, found {describe_value(written)}")
+        else:
+            if COST_DIM in amounts:
+                self._add(f"is the same budget as {COST_DIM}; keep one of them")
+            elif not kind.item.accepts(int(micro)):
+                self._add(f"expected more than 0, found {describe_value(written)}")
+            else:
+                amounts[COST_DIM] = int(micro)
+        self._steps.pop()
 
 
 def _parse(path: str) -> dict[str, Any]:
@@ -154,6 +175,7 @@ def _check(fleet: FleetFile, problems: Problems) -> None:
                 )
     for name, agent in fleet.agents.items():
         _check_agent(fleet, agent, join_key("agents", name), problems)
+    check_hooks(fleet, problems)
 
 
 def _check_policy(fleet: FleetFile, problems: Problems) -> None:
@@ -200,6 +222,8 @@ def _check_project(name: str, project: ProjectTable, folders: dict[str, str], pr
         branch = project.workspaces.branch
         if branch.startswith("-"):  # git would parse it as an option
             problems.add_mismatch(f"{path}.workspaces.branch", "a branch, a tag or a commit", branch)
+        for field, problem in project.workspaces.problems():
+            problems.add(f"{path}.workspaces.{field}", problem)
         if project.workspaces.folder is None and not is_path_part(name):
             problems.add(path, "worktrees are in a folder of this name: no / and no dot at its start, or give a folder")
         return
@@ -237,9 +261,16 @@ def _check_names(fleet: FleetFile, agent: AgentTable, path: str, problems: Probl
     elif agent.project is not None and agent.workspace is not None and project is not None and not project.workspaces:
         key = f"{join_key('projects', agent.project)}.workspaces"
         problems.add(f"{path}.workspace", f"requires {key}: project {agent.project!r} has no workspaces")
+    elif agent.workspace == "shared" and project is not None and _prepares_worktrees(project):
+        problems.add(f"{path}.workspace", 'expected "exclusive": these worktrees are prepared for one run')
     for at, name in enumerate(agent.draws_on):
         if name not in fleet.limits:
             problems.add_unknown_name(f"{path}.draws_on[{at}]", "limit", name, fleet.limits)
+
+
+def _prepares_worktrees(project: ProjectTable) -> bool:
+    """Whether the project's worktrees are prepared for each run."""
+    return isinstance(project.workspaces, WorktreesTable) and project.workspaces.is_managed
 
 
 def _check_program(agent: AgentTable, path: str, problems: Problems) -> None:
@@ -287,17 +318,6 @@ def _check_trigger(fleet: FleetFile, table: TriggerTable, path: str, problems: P
     if trigger.after is not None and trigger.after not in fleet.agents:
         problems.add_unknown_name(f"{path}.after", "agent", trigger.after, fleet.agents)
     if trigger.event is not None:
-        _check_event(trigger.event, f"{path}.event", problems)
+        check_event(trigger.event, f"{path}.event", problems)
     if trigger.event_as is not None and trigger.kind not in ("event", "after"):
         problems.add(f"{path}.event_as", "is only valid with event or after: other triggers have no event to pass on")
-
-
-def _check_event(pattern: str, path: str, problems: Problems) -> None:
-    if "*" in pattern[:-1]:
-        problems.add_mismatch(path, "an event kind, or a prefix of kinds followed by one *", pattern)
-        return
-    written = next((kind for kind in WRITTEN_BY_FIRINGS if matches_kind(pattern, kind)), None)
-    if written is not None:
-        problems.add(
-            path, f"{pattern!r} matches {written}, which every firing of this trigger writes: it would fire forever"
-        )

@@ -22,6 +22,7 @@ from rota.fleet.config.tables import AgentTable, Fleet
 from rota.fleet.trigger_rules import TIMED, firings_after
 from rota.kernel.usage_windows import ALL_PROJECTS
 from rota.model.agent_names import agent_in_project
+from rota.model.money import amount_text
 from rota.model.work import Trigger
 from rota.service.api import KernelApi
 from rota.service.policy_process import make_policy
@@ -31,6 +32,7 @@ __all__ = [
     "BudgetRow",
     "FleetPlan",
     "LimitRow",
+    "PriceRow",
     "ProjectRow",
     "TriggerRow",
     "describe_trigger",
@@ -88,6 +90,15 @@ class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
     drawn_by: list[str]
 
 
+class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a million tokens of a model cost, in millionths of a dollar."""
+
+    model: str
+    input_micro: int
+    cached_input_micro: int
+    output_micro: int
+
+
 class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
     """How long a budget lasts."""
 
@@ -117,6 +128,7 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     agents: list[AgentRow]
     budgets: list[BudgetRow]
     limits: list[LimitRow]
+    prices: list[PriceRow]
     triggers: list[TriggerRow]
     warnings: list[str]
     changes: list[str]  # what applying the file would change in the store
@@ -140,6 +152,7 @@ def plan_fleet(fleet: Fleet, now: float, api: KernelApi | None = None) -> FleetP
         agents=_agent_rows(fleet, slots, rates),
         budgets=_budget_rows(fleet, now, rates, api),
         limits=_limit_rows(fleet),
+        prices=_price_rows(fleet),
         triggers=_trigger_rows(fleet, now),
         warnings=find_warnings(fleet, policy, api),
         changes=[str(pending.change) for pending in pending_changes(api, fleet)] if api is not None else [],
@@ -344,7 +357,7 @@ def _describe_budget(budget: _Budget, use_per_hour: float, left_h: float, *, las
     if use_per_hour == 0:
         return "unknown: no agent with a timed trigger sets its expected usage"
     if lasts:
-        return f"lasts: {use_per_hour * (budget.window_h or 0):,.0f} per window"
+        return f"lasts: {amount_text(budget.dim, round(use_per_hour * (budget.window_h or 0)))} per window"
     ends = f"ends in {_describe_hours(left_h)}"
     return ends if budget.window_h is None else f"{ends}, then waits for the {budget.window_h:g} h window"
 
@@ -378,6 +391,19 @@ def _trigger_rows(fleet: Fleet, now: float) -> list[TriggerRow]:
             next_at = firings_after(trigger, now, FIRINGS_SHOWN) if trigger.kind in TIMED else []
             rows.append(TriggerRow(agent=name, what=describe_trigger(trigger), next_at=next_at))
     return rows
+
+
+def _price_rows(fleet: Fleet) -> list[PriceRow]:
+    prices = {model: table.price for model, table in fleet.prices.items()}
+    return [
+        PriceRow(
+            model=model,
+            input_micro=price.input_micro,
+            cached_input_micro=price.input_micro if price.cached_input_micro is None else price.cached_input_micro,
+            output_micro=price.output_micro,
+        )
+        for model, price in prices.items()
+    ]
 
 
 def _limit_rows(fleet: Fleet) -> list[LimitRow]:

@@ -12,6 +12,7 @@ from rota.model.lifecycle import ProjectStatus
 from rota.model.struct_reader import join_key
 from rota.policy.contract import Policy
 from rota.service.api import KernelApi
+from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX
 
 __all__ = ["find_warnings"]
 
@@ -34,6 +35,7 @@ def find_warnings(fleet: Fleet, policy: Policy, api: KernelApi | None = None) ->
     """Return the warnings about a fleet; with an API also those about the store."""
     return [
         *_about_scheduling(fleet, policy),
+        *_about_logs(fleet),
         *_about_projects(fleet, api),
         *_about_limits(fleet),
         *(
@@ -51,6 +53,17 @@ def _about_scheduling(fleet: Fleet, policy: Policy) -> Iterator[str]:
         yield f"policy: {policy.name} has no bound on waiting: entries of low priority may wait forever"
     if guarantee != SchedulingTable().min_task_guarantee and fleet.policy_name != "fair_share":
         yield f"scheduling.min_task_guarantee: only fair_share has a guarantee, and the policy is {fleet.policy_name}"
+
+
+def _about_logs(fleet: Fleet) -> Iterator[str]:
+    is_remote = fleet.store_path.startswith("unix:") or "://" in fleet.store_path
+    if is_remote and fleet.logs is None:  # the daemon keeps the logs, within its own limits
+        for key, kept, default in (
+            ("logs_max", fleet.logs_max, LOGS_MAX),
+            ("logs_bytes_max", int(fleet.logs_bytes_max), LOGS_BYTES_MAX),
+        ):
+            if kept not in (0, default):
+                yield f"{key}: has no effect here, because a daemon keeps the logs: rota serve --limit {key}={kept}"
 
 
 def _about_projects(fleet: Fleet, api: KernelApi | None) -> Iterator[str]:

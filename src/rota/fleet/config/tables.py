@@ -26,7 +26,9 @@ import msgspec
 from msgspec import Meta
 
 from rota.fleet.config.agent_tables import (
+    ALERTS_TEXT,
     DIMENSIONS_MAX,
+    MONEY,
     AgentTable,
     Amount,
     Cap,
@@ -34,17 +36,23 @@ from rota.fleet.config.agent_tables import (
     Name,
     RestartTable,
     RunLimitsTable,
+    Share,
     Text,
     TriggerTable,
     Weight,
 )
-from rota.fleet.config.units import Seconds, default_seconds, unit_schema
-from rota.fleet.run_logs import LOGS_MAX
+from rota.fleet.config.hook_tables import HookAgent, HookTable
+from rota.fleet.config.retention_table import RetentionTable
+from rota.fleet.config.units import Bytes, Dollars, Seconds, default_bytes, default_seconds, unit_schema
+from rota.fleet.config.worktree_tables import WORKSPACES_MAX, WorktreesTable
+from rota.model.budgets import ALERTS, ALERTS_MAX
 from rota.model.checks import AMOUNT_MAX
 from rota.model.policy_setting import PolicySetting, ShareBy
+from rota.model.prices import PRICES_MAX, ModelPrice
 from rota.model.work import WEIGHT_UNIT
 from rota.policy.contract import PolicyIsolation
 from rota.policy.registry import DEFAULT_NAME, DEFAULT_PARAMS
+from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX
 
 __all__ = [
     "AGENTS_MAX",
@@ -53,12 +61,15 @@ __all__ = [
     "AgentTable",
     "Fleet",
     "FleetFile",
+    "HookTable",
     "LimitTable",
     "PeriodBudgetTable",
     "PolicyTable",
     "PreemptionTable",
+    "PriceTable",
     "ProjectTable",
     "RestartTable",
+    "RetentionTable",
     "RunLimitsTable",
     "SchedulingTable",
     "TriggerTable",
@@ -69,7 +80,7 @@ __all__ = [
 AGENTS_MAX = 10_000
 PROJECTS_MAX = 1_000
 LIMITS_MAX = 1_000
-WORKSPACES_MAX = 256  # of one project
+HOOKS_MAX = 100
 SLOTS_MAX = 4_096
 ANY_SLOT = "any"  # in a table of slots: the number of slots without a kind
 
@@ -129,22 +140,16 @@ class SchedulingTable(_Table, frozen=True, kw_only=True):
     ] = default_seconds(120)
     budget: Annotated[
         dict[str, Amount],
-        Meta(description="What all projects together may use per window, by dimension.", max_length=DIMENSIONS_MAX),
+        Meta(
+            description="What all projects together may use per window, by dimension. `usd` is in dollars.",
+            max_length=DIMENSIONS_MAX,
+            **MONEY,
+        ),
     ] = {}
+    alerts: Annotated[
+        tuple[Share, ...], Meta(description=f"{ALERTS_TEXT}, once per window.", max_length=ALERTS_MAX)
+    ] = ALERTS
     preemption: Annotated[PreemptionTable | None, Meta(description="Preemption; off without this table.")] = None
-
-
-class WorktreesTable(_Table, frozen=True, kw_only=True):
-    """Workspaces that are worktrees of a git repository."""
-
-    worktrees_of: Annotated[Text, Meta(description="The repository's folder.")]
-    count: Annotated[int, Meta(description="Number of worktrees.", ge=1, le=WORKSPACES_MAX)] = 1
-    branch: Annotated[
-        Text, Meta(description="The branch, tag or commit at which a new worktree is checked out, detached.")
-    ] = "HEAD"
-    folder: Annotated[str | None, Meta(description="The folder for the worktrees; default: `worktrees/PROJECT`.")] = (
-        None
-    )
 
 
 class ProjectTable(_Table, frozen=True, kw_only=True):
@@ -155,8 +160,16 @@ class ProjectTable(_Table, frozen=True, kw_only=True):
         Cap | None, Meta(description="Maximum number of its runs at a time, whatever its share.")
     ] = None
     budget: Annotated[
-        dict[str, Amount], Meta(description="What it may use per window, by dimension.", max_length=DIMENSIONS_MAX)
+        dict[str, Amount],
+        Meta(
+            description="What it may use per window, by dimension. `usd` is in dollars.",
+            max_length=DIMENSIONS_MAX,
+            **MONEY,
+        ),
     ] = {}
+    alerts: Annotated[
+        tuple[Share, ...], Meta(description=f"{ALERTS_TEXT}, once per window.", max_length=ALERTS_MAX)
+    ] = ALERTS
     workspaces: Annotated[
         tuple[str, ...] | WorktreesTable,
         Meta(description="Folders that its runs can reserve, or a table of git worktrees."),
@@ -201,6 +214,27 @@ class LimitTable(_Table, frozen=True, kw_only=True):
         return given | {unit: budget for unit, budget in per_period.items() if budget is not None}
 
 
+class PriceTable(_Table, frozen=True, kw_only=True):
+    """What a model's tokens cost, in dollars per million."""
+
+    input_per_million: Annotated[Dollars, Meta(description="Dollars for a million input tokens.")]
+    output_per_million: Annotated[Dollars, Meta(description="Dollars for a million output tokens.")]
+    cached_input_per_million: Annotated[
+        Dollars | None,
+        Meta(description="Dollars for a million input tokens read from a cache; default: the price of input."),
+    ] = None
+
+    @property
+    def price(self) -> ModelPrice:
+        """The price as the store has it."""
+        cached = self.cached_input_per_million
+        return ModelPrice(
+            input_micro=int(self.input_per_million),
+            output_micro=int(self.output_per_million),
+            cached_input_micro=None if cached is None else int(cached),
+        )
+
+
 class FleetFile(_Table, frozen=True, kw_only=True):
     """A fleet: its store, slots, policy, projects, limits and agents."""
 
@@ -239,6 +273,17 @@ class FleetFile(_Table, frozen=True, kw_only=True):
             le=1_000_000,
         ),
     ] = LOGS_MAX
+    logs_bytes_max: Annotated[
+        Bytes,
+        Meta(description="Size of the kept output of all runs together; the oldest is removed first. 0 keeps none."),
+    ] = default_bytes(LOGS_BYTES_MAX)
+    logs: Annotated[
+        Text | None,
+        Meta(
+            description="A folder for one more copy of what runs print. Default: none; the store has it, and a daemon "
+            "keeps it beside its file."
+        ),
+    ] = None
     dimensions: Annotated[
         tuple[Text, ...],
         Meta(
@@ -253,7 +298,29 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         dict[str, LimitTable],
         Meta(description="Limits of providers, by the name that agents draw on.", max_length=LIMITS_MAX),
     ] = {}
+    prices: Annotated[
+        dict[str, PriceTable],
+        Meta(
+            description="Prices of models, by the name that charges give; a name that ends in `*` fits every model "
+            "that begins so.",
+            max_length=PRICES_MAX,
+        ),
+    ] = {}
     agents: Annotated[dict[str, AgentTable], Meta(description="Agents by name.", max_length=AGENTS_MAX)] = {}
+    hooks: Annotated[
+        dict[str, HookTable],
+        Meta(description="Programs and addresses that are told when something happens, by name.", max_length=HOOKS_MAX),
+    ] = {}
+
+    retention: Annotated[
+        RetentionTable | None,
+        Meta(description="What the store keeps, for every process. Default: the store's setting stays."),
+    ] = None
+
+    @property
+    def hook_agents(self) -> dict[str, HookAgent]:
+        """The agents of the hooks, by name."""
+        return {agent.name: agent for agent in (HookAgent(name, table) for name, table in self.hooks.items())}
 
     @property
     def policy_name(self) -> str:

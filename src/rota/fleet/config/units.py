@@ -1,7 +1,7 @@
 """Values with units in a fleet file.
 
 `Seconds` reads `wall_s = 90` or `wall_s = "90s"`, `Bytes` reads `memory = "512MiB"`. `DurationText` is for a key whose
-name carries no unit, so that its value must: `every = "5m"`.
+name carries no unit, so that its value must: `every = "5m"`. `Dollars` reads `input_per_million = 2.50` exactly.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
-from rota.model.checks import INTEGER_MAX, SECONDS_MAX
+from rota.model.checks import AMOUNT_MAX, INTEGER_MAX, SECONDS_MAX
+from rota.model.money import micro_of
 
-__all__ = ["Bytes", "DurationText", "Seconds", "default_bytes", "default_seconds", "unit_schema"]
+__all__ = ["Bytes", "Dollars", "DurationText", "Seconds", "default_bytes", "default_seconds", "unit_schema"]
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _BYTES = {
@@ -69,6 +70,23 @@ class Bytes(int):
         return cls(value)
 
 
+class Dollars(int):
+    """An amount of money, in millionths of a dollar; a number of dollars in the file."""
+
+    description = "dollars, 0 or more, with up to six digits after the point"
+    schema: ClassVar[dict[str, Any]] = {"type": "number", "minimum": 0}
+
+    @classmethod
+    def read(cls, value: Any) -> Dollars:
+        """Return the value of a file in millionths of a dollar, or raise ValueError."""
+        if type(value) not in (int, float):
+            raise ValueError(value)
+        micro = micro_of(value)
+        if micro > AMOUNT_MAX:
+            raise ValueError(value)
+        return cls(micro)
+
+
 def _scale(text: str, units: Mapping[str, float]) -> float:
     """Return the amount of a string with a unit, in seconds or bytes."""
     written = _WITH_UNIT.fullmatch(text.strip())
@@ -91,7 +109,7 @@ def default_bytes(count: int) -> Bytes:
 
 
 def unit_schema(kind: type) -> dict[str, Any]:
-    """Return the JSON Schema of one of the three types above; msgspec's `schema_hook`."""
-    if issubclass(kind, Seconds | Bytes):
+    """Return the JSON Schema of one of the types above; msgspec's `schema_hook`."""
+    if issubclass(kind, Seconds | Bytes | Dollars):
         return dict(kind.schema)
     raise NotImplementedError(kind)

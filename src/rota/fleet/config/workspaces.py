@@ -1,8 +1,11 @@
 """The workspaces of a fleet file: folders that are created, and git worktrees.
 
-A worktree gives each run its own checkout of one repository. It is created detached at the requested commit, because
-git checks out a branch only once; a run that needs a branch creates it. A worktree is never deleted, because it may
-hold work that exists nowhere else. Only git's records of worktrees whose folders are gone are pruned.
+A worktree gives each run its own checkout of one repository. Those that runs take turns in (`per = "slot"`) are created
+here, detached at the requested commit, because git checks out a branch only once. They are never deleted, because they
+may hold work that exists nowhere else. Only git's records of worktrees whose folders are gone are pruned.
+
+The worktree of an agent is registered here and created by its first run; that of an entry is the supervisor's alone
+(fleet/worktrees).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from rota.service.api import KernelApi
 
 __all__ = ["GIT_TIMEOUT_S", "add_worktree", "is_worktree", "workspace_changes"]
 
+MADE_BY_RUN = "agent"  # the source, here, of a worktree that the agent's first run makes
 GIT_TIMEOUT_S = 300.0  # enough to check out a large repository
 
 
@@ -41,6 +45,10 @@ def _workspaces(fleet: Fleet, project_id: str, table: ProjectTable) -> list[_Wor
             _Workspace(f"{project_id}/{folder}"[-ID_CHARS_MAX:], fleet.resolve(folder), "folder") for folder in written
         ]
     base = Path(fleet.resolve(written.folder or f"worktrees/{project_id}"))
+    if (own := written.settings(project_id, fleet.resolve)) is not None and own.per != "slot":
+        users = [name for name, agent in fleet.agents.items() if agent.project == project_id and agent.workspace]
+        found = [(own.workspace_id(project_id, name), own.path(name, 0)) for name in users if own.per == "agent"]
+        return [_Workspace(each, path, MADE_BY_RUN) for each, path in found if each is not None and path is not None]
     return [
         _Workspace(f"{project_id}/worktree-{number}", str(base / str(number)), "worktree")
         for number in range(1, written.count + 1)
@@ -51,7 +59,11 @@ def workspace_changes(
     api: KernelApi, fleet: Fleet, project_id: str, table: ProjectTable, *, exists: bool
 ) -> Iterator[PendingChange]:
     """Yield what has to change for a project to have the workspaces of the file."""
-    known = {each.workspace_id: each for each in api.projects.workspaces(project_id)} if exists else {}
+    if isinstance(table.workspaces, WorktreesTable) and table.workspaces.per != "slot":
+        key = f"{join_key('projects', project_id)}.workspaces.worktrees_of"
+        _check_repository(fleet.resolve(table.workspaces.worktrees_of), key)
+    found = api.projects.workspaces(project_id) if exists else []
+    known = {each.workspace_id: each for each in found if each.source != "entry"}  # those are the supervisors'
     wanted = {each.workspace_id: each for each in _workspaces(fleet, project_id, table)}
     for workspace_id in known.keys() - wanted.keys():
         note = f"{known[workspace_id].path} stays on disk"
@@ -66,7 +78,7 @@ def workspace_changes(
             fields = {"path": [stored.path, workspace.path]}
             change = FleetChange(what="workspace", name=workspace_id, verb="changed", fields=fields)
             yield PendingChange(change, partial(_move, api, fleet, project_id, workspace))
-        elif not Path(workspace.path).is_dir():
+        elif workspace.source != MADE_BY_RUN and not Path(workspace.path).is_dir():
             note = f"{workspace.path} was missing and is created again"
             change = FleetChange(what="workspace", name=workspace_id, verb="changed", note=note)
             yield PendingChange(change, partial(_create_folder, fleet, project_id, workspace))
@@ -78,8 +90,10 @@ def _move(api: KernelApi, fleet: Fleet, project_id: str, workspace: _Workspace) 
 
 
 def _add(api: KernelApi, fleet: Fleet, project_id: str, workspace: _Workspace) -> None:
-    _create_folder(fleet, project_id, workspace)
-    api.projects.add_workspace(workspace.workspace_id, project_id, workspace.path, source=workspace.source)
+    if workspace.source != MADE_BY_RUN:
+        _create_folder(fleet, project_id, workspace)
+    source = "worktree" if workspace.source == MADE_BY_RUN else workspace.source
+    api.projects.add_workspace(workspace.workspace_id, project_id, workspace.path, source=source)
 
 
 def _create_folder(fleet: Fleet, project_id: str, workspace: _Workspace) -> None:

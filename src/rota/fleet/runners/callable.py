@@ -70,6 +70,7 @@ class CallableRunner:
             outcome=ended.outcome,
             result=ended.result,
             usage=usage,
+            cpu_ms=round(ended.cpu_s * 1000),
             yield_after_s=ended.yield_after_s,
         )
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rota.errors import RotaError
+from rota.fleet.hook_rules import HOOK_KIND
 from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
 from rota.fleet.runners.program import (
     CHECKPOINT_FD,
@@ -84,6 +85,8 @@ def _input(assignment: Assignment, descriptors: Descriptors) -> tuple[dict[str, 
     payload = msgspec.json.encode(assignment.entry.payload)
     if len(payload) <= INLINE_BYTES_MAX:
         env["ROTA_PAYLOAD"] = payload.decode()
+        if assignment.settings.kind == HOOK_KIND:
+            env["ROTA_EVENT"] = env["ROTA_PAYLOAD"]
     if assignment.settings.stdin == "payload":
         fds[0] = _readable(payload, descriptors)
     saved = long_checkpoint(assignment)
@@ -136,4 +139,11 @@ def _outcome(program: ProgramOutcome, report: UsageReport, channel: RunChannel) 
         result["error"] = report.error
     if channel.stop_reason is not None and exit_kind != "completed" and outcome is None:
         exit_kind = "cancelled"  # it was asked to stop and did
-    return RunOutcome(exit_kind=exit_kind, outcome=outcome, result=result, usage={**program.usage, **report.usage})
+    return RunOutcome(
+        exit_kind=exit_kind,
+        outcome=outcome,
+        result=result,
+        usage={**program.usage, **report.usage},
+        model=report.model,
+        cpu_ms=program.cpu_ms,
+    )

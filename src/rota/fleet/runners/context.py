@@ -23,9 +23,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from rota.agent import Acquired
 from rota.clock import SystemClock
 from rota.fleet.runners.contract import AgentChannel, Assignment
 from rota.host import worker
+from rota.model.money import in_micro
 from rota.model.work import ReadyEntry
 
 __all__ = [
@@ -107,46 +109,6 @@ class ChildJob:
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the result without blocking the event loop of an async function."""
         return asyncio.to_thread(self.result).__await__()
-
-
-class Acquired:
-    """What a run has acquired from a limit: settle it, or use it as a `with` block.
-
-    What is not settled counts as used as it was asked for, if the run completes. A run that does not complete returns
-    it to the limit.
-    """
-
-    def __init__(self, channel: AgentChannel, key: str, name: str, amounts: Mapping[str, int]) -> None:
-        self._channel = channel
-        self._key = key
-        self.name = name
-        self.amounts = dict(amounts)
-        self.is_settled = False
-
-    def settle(self, **used: int) -> dict[str, int]:
-        """Record what was really used, like `charge`, and return the rest to the limit; return what is left.
-
-        A unit that is not named was used as asked.
-        """
-        self.is_settled = True
-        return self._channel.settle(self._key, used)
-
-    def release(self) -> None:
-        """Return all of it: nothing was used."""
-        self.settle(**dict.fromkeys(self.amounts, 0))
-
-    def throttled(self, retry_after_s: float) -> None:
-        """The provider answered with Retry-After: return all of it, and pause the limit for all who use it."""
-        self._channel.throttled(retry_after_s, self.name)
-        self.release()
-
-    def __enter__(self) -> Acquired:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Settle as asked, unless that was done. If the block was left with an error, it stays as it is."""
-        if kind is None and not self.is_settled:
-            self.settle()
 
 
 class RunContext:
@@ -263,9 +225,13 @@ class RunContext:
         """Set what the run returns if the function returns None; the last call counts."""
         self._result = value
 
-    def charge(self, **amounts: int) -> dict[str, int]:
-        """Record usage per dimension and return what is left. The charge is committed when this returns."""
-        return self._channel.charge(amounts)
+    def charge(self, *, model: str | None = None, **amounts: float) -> dict[str, int]:
+        """Record usage per dimension and return what is left. The charge is committed when this returns.
+
+        Amounts are whole numbers, except `usd`, in dollars. With `model`, `input_tokens` and `output_tokens` are
+        enough: the cost is computed from the fleet's prices.
+        """
+        return self._channel.charge(in_micro(amounts), model)
 
     def remaining(self) -> dict[str, int]:
         """Return what is left of the budgets, per dimension."""
@@ -274,6 +240,14 @@ class RunContext:
     def checkpoint(self, state: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Save the state of the work, a mapping or names; the next attempt finds it in `saved`."""
         self._channel.checkpoint({**(state or {}), **more})
+
+    def emit(self, kind: str, payload: Mapping[str, Any] | None = None, /, **more: Any) -> int:
+        """Append an event of your own to the journal, which triggers and hooks may wait for; return its id.
+
+        `ctx.emit("deploy.finished", version=7)`. It is about this run's agent; kinds that begin with kernel. are
+        reserved.
+        """
+        return self._channel.emit(kind, {**(payload or {}), **more})
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         """Pause a named limit for all agents that draw on it. None: every limit that this run draws on."""
@@ -290,7 +264,8 @@ class RunContext:
         except TimeoutError:
             self.raise_if_stopped()
             raise
-        return Acquired(self._channel, key, name, amounts)
+        settle = partial(self._channel.settle, key)
+        return Acquired(name, amounts, settle=settle, throttled=self._channel.throttled)
 
     async def aacquire(self, name: str, /, *, wait_s: float | None = None, **amounts: int) -> Acquired:
         """Do the same as `acquire`, without blocking the event loop of an async function."""
@@ -322,7 +297,7 @@ class RunContext:
 STOP = "stop"  # the message to a worker, with the reason
 STOP_CHECK_S = 0.1  # how late a wait for a stop request notices one that another thread has read
 _REQUESTS = frozenset(
-    {"progress", "charge", "remaining", "checkpoint", "throttled", "acquire", "settle", "spawn", "wait_for"}
+    {"progress", "charge", "remaining", "checkpoint", "emit", "throttled", "acquire", "settle", "spawn", "wait_for"}
 )
 
 
@@ -360,9 +335,9 @@ class WorkerChannel:
             poll.poll(1000 * min(left_s, STOP_CHECK_S))
         return True
 
-    def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:
+    def charge(self, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:
         """Record usage and return what is left."""
-        return dict(worker.request(("charge", (dict(amounts),), {})))
+        return dict(worker.request(("charge", (dict(amounts), model), {})))
 
     def remaining(self) -> dict[str, int]:
         """Return what is left."""
@@ -371,6 +346,10 @@ class WorkerChannel:
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Save the state of the work."""
         worker.request(("checkpoint", (dict(state),), {}))
+
+    def emit(self, kind: str, payload: Mapping[str, Any]) -> int:
+        """Append an event of the agent's own."""
+        return int(worker.request(("emit", (kind, dict(payload)), {})))
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:
         """Pause a named limit."""

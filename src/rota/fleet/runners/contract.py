@@ -59,6 +59,8 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str | None = None  # more specific: timed_out, over_budget, spawn_failed, …
     result: Any = None  # JSON; whatever there is of it if the run did not complete
     usage: dict[str, int] = {}  # measured at the end, in addition to what was charged during the run
+    model: str | None = None  # that this usage is of
+    cpu_ms: int = 0
     yield_after_s: float | None = None  # not an end: the agent gives up its slot and runs again after this delay
 
 
@@ -98,8 +100,11 @@ class AgentChannel(Protocol):
         """Wait until the run is asked to stop or the timeout has passed; return whether it should stop."""
         ...
 
-    def charge(self, amounts: Mapping[str, int]) -> dict[str, int]:
-        """Record usage and return what is left, per dimension. A run over its ceiling is stopped: over_budget."""
+    def charge(self, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:
+        """Record usage, of a model if it is named, and return what is left, per dimension.
+
+        A run over its ceiling is stopped: over_budget.
+        """
         ...
 
     def remaining(self) -> dict[str, int]:
@@ -108,6 +113,10 @@ class AgentChannel(Protocol):
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Save the state of the work for the next attempt."""
+        ...
+
+    def emit(self, kind: str, payload: Mapping[str, Any]) -> int:
+        """Append an event of the agent's own to the journal; return its id. Kinds `kernel.*` are reserved."""
         ...
 
     def throttled(self, retry_after_s: float, name: str | None = None) -> None:

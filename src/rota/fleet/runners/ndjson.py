@@ -217,6 +217,7 @@ class _Conversation:
             ),
             protocol.HeartbeatMessage: lambda _message: None,
             protocol.CheckpointMessage: lambda message: channel.checkpoint(message.state),
+            protocol.EmitMessage: self._emit,
             protocol.ThrottledMessage: lambda message: channel.throttled(message.retry_after_s, message.name),
             protocol.SpawnRequest: self._spawn,
             protocol.WaitRequest: partial(self._in_thread, self._wait),
@@ -318,10 +319,10 @@ class _Conversation:
         used = {"tokens": message.tokens, "cost_micro": message.cost_micro}
         charged = {dim: amount for dim, amount in used.items() if amount}
         if charged:
-            self._channel.charge(charged)
+            self._channel.charge(charged, message.model)
 
     def _charge(self, message: protocol.ChargeMessage) -> None:
-        remaining = self._channel.charge(message.all)
+        remaining = self._channel.charge(message.all, message.model)
         if message.id is not None:
             self._send(protocol.RemainingReply(message.id, remaining))
 
@@ -329,6 +330,9 @@ class _Conversation:
         options = {} if message.priority is None else {"priority": message.priority}
         sched_id = self._channel.spawn(message.agent, message.payload, message.lent, **options)
         self._send(protocol.SpawnedReply(message.id, sched_id))
+
+    def _emit(self, message: protocol.EmitMessage) -> None:
+        self._channel.emit(message.kind, message.payload)
 
     def _settle(self, message: protocol.SettleRequest) -> None:
         remaining = self._channel.settle(message.key, message.used)
@@ -399,9 +403,11 @@ class _Conversation:
             error = f"the result has {result_bytes:,} bytes of JSON; the maximum is {RESULT_BYTES_MAX:,}"
         if exit_kind != "completed":
             result = {**program.details, "error": error, "output_tail": output_tail(self._channel), **self._partial()}
-            return RunOutcome(exit_kind=exit_kind, outcome=outcome, result=result, usage=program.usage)
+            return RunOutcome(
+                exit_kind=exit_kind, outcome=outcome, result=result, usage=program.usage, cpu_ms=program.cpu_ms
+            )
         yield_after_s = max(self._final.after_s, 0.0) if isinstance(self._final, protocol.YieldMessage) else None
-        return RunOutcome(result=returned, usage=program.usage, yield_after_s=yield_after_s)
+        return RunOutcome(result=returned, usage=program.usage, cpu_ms=program.cpu_ms, yield_after_s=yield_after_s)
 
     def _classify(
         self, program: ProgramOutcome
@@ -426,7 +432,7 @@ class _Conversation:
             outcome = "handshake_failed"
         failed = not_started_outcome(problem, outcome)
         result = {**failed.result, **problem.data, "output_tail": output_tail(self._channel), **self._partial()}
-        return msgspec.structs.replace(failed, result=result, usage=program.usage)
+        return msgspec.structs.replace(failed, result=result, usage=program.usage, cpu_ms=program.cpu_ms)
 
     def _partial(self) -> dict[str, Any]:
         """The value of the last `result` message, if it fits beside the error."""

@@ -136,6 +136,7 @@ class ProgramOutcome(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str | None
     details: dict[str, Any]  # for the result: exit_code, signal, error
     usage: dict[str, int]
+    cpu_ms: int = 0
 
 
 # --- starting --------------------------------------------------------------------------------------
@@ -335,7 +336,8 @@ class Program:
         wall_s = self._clock.monotonic() - self._started_at
         cpu_s = ended.cpu_user_s + ended.cpu_system_s
         usage = {"cpu_s": whole_seconds(cpu_s), "wall_s": whole_seconds(wall_s)}
-        return ProgramOutcome(exit_kind=exit_kind, outcome=outcome, details=details, usage=usage)
+        cpu_ms = round(cpu_s * 1000)
+        return ProgramOutcome(exit_kind=exit_kind, outcome=outcome, details=details, usage=usage, cpu_ms=cpu_ms)
 
     def _classify(
         self, ended: SessionExit

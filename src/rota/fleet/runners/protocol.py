@@ -7,7 +7,7 @@ A message is one JSON object on one line; its `op` names the kind. The superviso
     stop        stop within the grace period        log chunk tool_call iteration_start     for the log
     remaining                                       charge iteration_done                   usage, recorded immediately
     spawned     } replies, each with the id         heartbeat                               accepted and ignored
-    waited      } of the request                    checkpoint throttled progress           see AgentChannel
+    waited      } of the request                    checkpoint throttled progress emit      see AgentChannel
     acquired    }                                   remaining spawn wait acquire settle     requests, each with an id
     refused
                                                     result      what the run returns
@@ -90,6 +90,7 @@ class IterationDoneMessage(msgspec.Struct, frozen=True, tag_field="op", tag="ite
     iteration: int | None = None
     tokens: int = 0
     cost_micro: int = 0
+    model: str | None = None
 
 
 class ChargeMessage(msgspec.Struct, frozen=True, tag_field="op", tag="charge"):
@@ -99,6 +100,7 @@ class ChargeMessage(msgspec.Struct, frozen=True, tag_field="op", tag="charge"):
     amount: int = 0
     amounts: dict[str, int] = {}
     id: RequestId | None = None
+    model: str | None = None
 
     @property
     def all(self) -> dict[str, int]:
@@ -120,6 +122,13 @@ class CheckpointMessage(msgspec.Struct, frozen=True, tag_field="op", tag="checkp
     """The state of the work, for the next attempt."""
 
     state: dict[str, Any]
+
+
+class EmitMessage(msgspec.Struct, frozen=True, tag_field="op", tag="emit"):
+    """An event of the agent's own, for the journal."""
+
+    kind: str
+    payload: dict[str, Any] = {}
 
 
 class ThrottledMessage(msgspec.Struct, frozen=True, tag_field="op", tag="throttled"):
@@ -197,6 +206,7 @@ AgentMessage: TypeAlias = (
     | RemainingRequest
     | HeartbeatMessage
     | CheckpointMessage
+    | EmitMessage
     | ThrottledMessage
     | SpawnRequest
     | WaitRequest

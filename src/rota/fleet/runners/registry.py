@@ -15,6 +15,7 @@ from rota.errors import FleetInvalid
 from rota.fleet.runners.callable import CallableRunner
 from rota.fleet.runners.command import CommandRunner
 from rota.fleet.runners.contract import Runner
+from rota.fleet.runners.hook import HookRunner
 from rota.fleet.runners.ndjson import NdjsonRunner
 from rota.fleet.runners.resources import RunnerResources
 
@@ -28,6 +29,7 @@ _BUILT_IN: Mapping[str, RunnerFactory] = {
     "command": lambda resources, _functions, _slots: CommandRunner(resources),
     "ndjson": lambda resources, _functions, _slots: NdjsonRunner(resources),
     "callable": lambda resources, functions, slots: CallableRunner(resources, functions, slots=slots),
+    "hook": lambda _resources, _functions, _slots: HookRunner(),
 }
 
 

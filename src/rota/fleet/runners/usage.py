@@ -17,8 +17,9 @@ from typing import Any
 
 import msgspec
 
-from rota.model.checks import AMOUNT_MAX
-from rota.model.usage_shapes import EVERY, CompiledShape, PathStep, Term, compile_shapes
+from rota.model.checks import AMOUNT_MAX, ID_CHARS_MAX
+from rota.model.prices import TOKEN_PARTS
+from rota.model.usage_shapes import EVERY, ONLY_NAME, CompiledShape, PathStep, Term, compile_shapes
 
 __all__ = ["UsageReader", "UsageReport"]
 
@@ -26,6 +27,11 @@ LINE_BYTES_MAX = 1024 * 1024
 DOCUMENT_BYTES_MAX = 4 * 1024 * 1024  # one object over many lines
 TEXT_CHARS_MAX = 32_000  # of the answer: fits into a result as JSON, whatever characters it has
 VALUES_MAX = 10_000  # that one * may match
+PROGRAMS = {  # how the program of a preset prints its usage
+    "claude": "claude --print --output-format json",
+    "codex": "codex exec --json",
+    "gemini": "gemini --output-format json",
+}
 
 
 def values_at(document: Any, path: tuple[PathStep, ...]) -> Iterator[Any]:
@@ -40,6 +46,9 @@ def values_at(document: Any, path: tuple[PathStep, ...]) -> Iterator[Any]:
     elif isinstance(step, int):
         if isinstance(document, list) and -len(document) <= step < len(document):
             yield from values_at(document[step], rest)
+    elif step == ONLY_NAME:
+        if isinstance(document, dict) and len(document) == 1:
+            yield from document
     elif isinstance(document, dict) and step in document:
         yield from values_at(document[step], rest)
 
@@ -68,6 +77,7 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a program's output says about its run."""
 
     usage: dict[str, int] = {}
+    model: str | None = None
     text: str | None = None
     error: str | None = None  # set if the program reported a failure, with its own text if there is one
     advisories: tuple[str, ...] = ()
@@ -78,8 +88,10 @@ class UsageReader:
 
     def __init__(self, usage: str | Mapping[str, str]) -> None:
         self._shapes = compile_shapes(usage)
+        self._hint = f"; run `{PROGRAMS[usage]}`" if isinstance(usage, str) and usage in PROGRAMS else ""
         self._requires_all = not isinstance(usage, str)  # a preset lists dimensions that may be missing
-        self._dims = tuple(dict.fromkeys(dim for shape in self._shapes for dim, _ in shape.usage))
+        dims = dict.fromkeys(dim for shape in self._shapes for dim, _ in shape.usage)
+        self._dims = tuple(dim for dim in dims if self._requires_all or dim not in TOKEN_PARTS)  # whose absence is told
         self._line = bytearray()  # the unfinished line
         self._skipping = False  # inside a line that is too long
         self._open: bytearray | None = None  # the unfinished object over many lines
@@ -87,6 +99,7 @@ class UsageReader:
         self._documents = 0
         self._usage: dict[str, int] = {}
         self._invalid: dict[str, str] = {}  # dimension → advisory
+        self._model: str | None = None
         self._text: str | None = None
         self._error: str | None = None
 
@@ -107,7 +120,13 @@ class UsageReader:
         if self._line and not self._skipping:
             self._read_line(bytes(self._line))
             self._line.clear()
-        return UsageReport(usage=self._usage, text=self._text, error=self._error, advisories=tuple(self._advisories()))
+        return UsageReport(
+            usage=self._usage,
+            model=self._model,
+            text=self._text,
+            error=self._error,
+            advisories=tuple(self._advisories()),
+        )
 
     def _extend(self, part: bytes) -> None:
         if self._skipping:
@@ -158,6 +177,9 @@ class UsageReader:
         text = _first(document, shape.text)
         if isinstance(text, str):
             self._text = text[-TEXT_CHARS_MAX:]
+        model = _first(document, shape.model)
+        if isinstance(model, str) and model.isprintable() and 0 < len(model) <= ID_CHARS_MAX:
+            self._model = model
         error = _first(document, shape.error)
         if error:
             self._error = error[:TEXT_CHARS_MAX] if isinstance(error, str) else "the program reported a failure"
@@ -175,13 +197,14 @@ class UsageReader:
         missing = [dim for dim in self._dims if dim not in self._usage and dim not in self._invalid]
         if self._dims and not self._usage:
             what = "no JSON object" if not self._documents else f"{self._documents} JSON objects, none of them with it"
-            yield f"no usage found: the output had {what} (looked for {', '.join(self._dims)})"
+            yield f"no usage found: the output had {what} (looked for {', '.join(self._dims)}){self._hint}"
         elif missing and self._requires_all:
             yield f"usage: {', '.join(missing)} not found"
 
 
 def _matches(shape: CompiledShape, document: dict[str, Any]) -> bool:
-    return all(next(values_at(document, path), None) == expected for path, expected in shape.when)
+    """Whether an object has the texts that its shape expects; an empty text is what a missing value has."""
+    return all(next(values_at(document, path), "") == expected for path, expected in shape.when)
 
 
 def _parse(text: bytes) -> Any:

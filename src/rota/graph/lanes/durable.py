@@ -167,5 +167,5 @@ def json_value(what: str, value: Any) -> Any:
 def _not_json(what: str, value: Any, reason: str) -> ComponentInvalid:
     return ComponentInvalid(
         f"{what} is a {type(value).__name__} that cannot be stored as JSON: {reason}",
-        hint="In a graph with a queue lane use only dictionaries, lists, strings, numbers, booleans and None.",
+        hint="In a graph with a queue lane use only dictionaries, lists, strings, numbers, booleans and `None`.",
     )

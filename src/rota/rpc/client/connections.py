@@ -146,7 +146,7 @@ def _connect_error(url: str, problem: OSError) -> RotaError | ConnectionLost:
     if isinstance(problem, ssl.SSLError) and not isinstance(problem, _CLOSED):
         text = f"the TLS handshake with {url} failed: {problem.reason or problem}"
         return StoreUnavailable(
-            text, hint="If the daemon does not use TLS, its address begins with http:.", address=url
+            text, hint="If the daemon does not use TLS, its address begins with `http:`.", address=url
         )
     return ConnectionLost(str(problem), sent=False)
 

@@ -13,12 +13,15 @@ from rota.service.api import (
     ContextsApi,
     JournalApi,
     LedgerApi,
+    LogsApi,
     PolicyApi,
     ProjectsApi,
     QueueApi,
     RetentionApi,
     SupervisionApi,
     SystemApi,
+    UsageApi,
+    WorkersApi,
 )
 
 
@@ -38,6 +41,7 @@ class QueuePart(RemotePart):
     request_cancel = sent(QueueApi.request_cancel)
     cancel_where = sent(QueueApi.cancel_where)
     retry_where = sent(QueueApi.retry_where)
+    bulk = sent(QueueApi.bulk)
     change = sent(QueueApi.change)
     release = sent(QueueApi.release)
     affinity_wait = sent(QueueApi.affinity_wait)
@@ -55,6 +59,8 @@ class QueuePart(RemotePart):
     peek = sent(QueueApi.peek)
     retry = sent(QueueApi.retry)
     list = sent(QueueApi.list)
+    running = sent(QueueApi.running)
+    search = sent(QueueApi.search)
 
 
 class ClaimsPart(RemotePart):
@@ -71,6 +77,7 @@ class SupervisionPart(RemotePart):
     began = sent(SupervisionApi.began)
     access_token = sent(SupervisionApi.access_token)
     checkpoint = sent(SupervisionApi.checkpoint)
+    progress = sent(SupervisionApi.progress)
     rest = sent(SupervisionApi.rest)
     agent_to_spawn = sent(SupervisionApi.agent_to_spawn)
     throttle = sent(SupervisionApi.throttle)
@@ -82,12 +89,28 @@ class SupervisionPart(RemotePart):
     recover = sent(SupervisionApi.recover)
 
 
+class WorkersPart(RemotePart):
+    """The workers that are there."""
+
+    register = sent(WorkersApi.register)
+    leave = sent(WorkersApi.leave)
+    list = sent(WorkersApi.list)
+
+
+class LogsPart(RemotePart):
+    """The output of runs."""
+
+    read = sent(LogsApi.read)
+    append = sent(LogsApi.append)
+
+
 class AgentsPart(RemotePart):
     """Agents."""
 
     create = sent(AgentsApi.create)
     get = sent(AgentsApi.get)
     find = sent(AgentsApi.find)
+    names = sent(AgentsApi.names)
     paused = sent(AgentsApi.paused)
     transition = sent(AgentsApi.transition)
     update = sent(AgentsApi.update)
@@ -113,6 +136,14 @@ class LedgerPart(RemotePart):
     budgets = sent(LedgerApi.budgets)
 
 
+class UsagePart(RemotePart):
+    """What was used, per day."""
+
+    report = sent(UsageApi.report)
+    prices = sent(UsageApi.prices)
+    set_prices = sent(UsageApi.set_prices)
+
+
 class ProjectsPart(RemotePart):
     """Projects, workspaces, the fleet's pause."""
 
@@ -126,6 +157,7 @@ class ProjectsPart(RemotePart):
     fleet_paused_by = sent(ProjectsApi.fleet_paused_by)
     add_workspace = sent(ProjectsApi.add_workspace)
     remove_workspace = sent(ProjectsApi.remove_workspace)
+    keep_workspace = sent(ProjectsApi.keep_workspace)
     workspace = sent(ProjectsApi.workspace)
     workspaces = sent(ProjectsApi.workspaces)
     grant = sent(ProjectsApi.grant)
@@ -169,8 +201,11 @@ class SystemPart(RemotePart):
     """What concerns several parts."""
 
     terminate = sent(SystemApi.terminate)
+    enqueue_agent = sent(SystemApi.enqueue_agent)
     info = sent(SystemApi.info)
+    show = sent(SystemApi.show)
     explain = sent(SystemApi.explain)
+    explain_many = sent(SystemApi.explain_many)
 
 
 class RetentionPart(RemotePart):
@@ -178,6 +213,8 @@ class RetentionPart(RemotePart):
 
     checkpoint = sent(RetentionApi.checkpoint)
     prune = sent(RetentionApi.prune)
+    status = sent(RetentionApi.status)
+    set = sent(RetentionApi.set)
 
 
 class TokensPart(RemotePart):
@@ -185,6 +222,7 @@ class TokensPart(RemotePart):
 
     create = sent(TokensApi.create)
     revoke = sent(TokensApi.revoke)
+    rotate = sent(TokensApi.rotate)
     list = sent(TokensApi.list)
 
 
@@ -212,6 +250,7 @@ class AsyncQueuePart(AsyncRemotePart):
     request_cancel = sent_async(QueueApi.request_cancel)
     cancel_where = sent_async(QueueApi.cancel_where)
     retry_where = sent_async(QueueApi.retry_where)
+    bulk = sent_async(QueueApi.bulk)
     change = sent_async(QueueApi.change)
     release = sent_async(QueueApi.release)
     affinity_wait = sent_async(QueueApi.affinity_wait)
@@ -229,6 +268,8 @@ class AsyncQueuePart(AsyncRemotePart):
     peek = sent_async(QueueApi.peek)
     retry = sent_async(QueueApi.retry)
     list = sent_async(QueueApi.list)
+    running = sent_async(QueueApi.running)
+    search = sent_async(QueueApi.search)
 
 
 class AsyncClaimsPart(AsyncRemotePart):
@@ -245,6 +286,7 @@ class AsyncSupervisionPart(AsyncRemotePart):
     began = sent_async(SupervisionApi.began)
     access_token = sent_async(SupervisionApi.access_token)
     checkpoint = sent_async(SupervisionApi.checkpoint)
+    progress = sent_async(SupervisionApi.progress)
     rest = sent_async(SupervisionApi.rest)
     agent_to_spawn = sent_async(SupervisionApi.agent_to_spawn)
     throttle = sent_async(SupervisionApi.throttle)
@@ -256,12 +298,28 @@ class AsyncSupervisionPart(AsyncRemotePart):
     recover = sent_async(SupervisionApi.recover)
 
 
+class AsyncWorkersPart(AsyncRemotePart):
+    """The workers that are there."""
+
+    register = sent_async(WorkersApi.register)
+    leave = sent_async(WorkersApi.leave)
+    list = sent_async(WorkersApi.list)
+
+
+class AsyncLogsPart(AsyncRemotePart):
+    """The output of runs."""
+
+    read = sent_async(LogsApi.read)
+    append = sent_async(LogsApi.append)
+
+
 class AsyncAgentsPart(AsyncRemotePart):
     """Agents."""
 
     create = sent_async(AgentsApi.create)
     get = sent_async(AgentsApi.get)
     find = sent_async(AgentsApi.find)
+    names = sent_async(AgentsApi.names)
     paused = sent_async(AgentsApi.paused)
     transition = sent_async(AgentsApi.transition)
     update = sent_async(AgentsApi.update)
@@ -287,6 +345,14 @@ class AsyncLedgerPart(AsyncRemotePart):
     budgets = sent_async(LedgerApi.budgets)
 
 
+class AsyncUsagePart(AsyncRemotePart):
+    """What was used, per day."""
+
+    report = sent_async(UsageApi.report)
+    prices = sent_async(UsageApi.prices)
+    set_prices = sent_async(UsageApi.set_prices)
+
+
 class AsyncProjectsPart(AsyncRemotePart):
     """Projects, workspaces, the fleet's pause."""
 
@@ -300,6 +366,7 @@ class AsyncProjectsPart(AsyncRemotePart):
     fleet_paused_by = sent_async(ProjectsApi.fleet_paused_by)
     add_workspace = sent_async(ProjectsApi.add_workspace)
     remove_workspace = sent_async(ProjectsApi.remove_workspace)
+    keep_workspace = sent_async(ProjectsApi.keep_workspace)
     workspace = sent_async(ProjectsApi.workspace)
     workspaces = sent_async(ProjectsApi.workspaces)
     grant = sent_async(ProjectsApi.grant)
@@ -343,8 +410,11 @@ class AsyncSystemPart(AsyncRemotePart):
     """What concerns several parts."""
 
     terminate = sent_async(SystemApi.terminate)
+    enqueue_agent = sent_async(SystemApi.enqueue_agent)
     info = sent_async(SystemApi.info)
+    show = sent_async(SystemApi.show)
     explain = sent_async(SystemApi.explain)
+    explain_many = sent_async(SystemApi.explain_many)
 
 
 class AsyncRetentionPart(AsyncRemotePart):
@@ -352,6 +422,8 @@ class AsyncRetentionPart(AsyncRemotePart):
 
     checkpoint = sent_async(RetentionApi.checkpoint)
     prune = sent_async(RetentionApi.prune)
+    status = sent_async(RetentionApi.status)
+    set = sent_async(RetentionApi.set)
 
 
 class AsyncTokensPart(AsyncRemotePart):
@@ -359,6 +431,7 @@ class AsyncTokensPart(AsyncRemotePart):
 
     create = sent_async(TokensApi.create)
     revoke = sent_async(TokensApi.revoke)
+    rotate = sent_async(TokensApi.rotate)
     list = sent_async(TokensApi.list)
 
 

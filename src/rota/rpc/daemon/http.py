@@ -1,4 +1,4 @@
-"""HTTP: the methods as `POST /rpc`, the journal as server-sent events, health checks and metrics.
+"""HTTP: the methods as `POST /rpc` and as REST routes, the journal as server-sent events, health checks and metrics.
 
 Every request needs an access token, except `/livez` and `/readyz`. `tcp.py` has the listening socket and TLS,
 `http_protocol.py` the protocol, `hosts.py` the hosts and origins that are served.
@@ -26,19 +26,30 @@ from rota.rpc.daemon.hosts import AllowedHosts
 from rota.rpc.daemon.http_protocol import TEXT, HttpProtocol, HttpRequest
 from rota.rpc.daemon.lockout import Lockout
 from rota.rpc.daemon.pending_calls import PendingCall
+from rota.rpc.daemon.rest_calls import RestCalls, refusal_of
 from rota.rpc.daemon.tcp import HttpSettings, Listener
 from rota.rpc.daemon.transport import BatchLimit, DaemonLimits, Request, ResponseLimit
 from rota.rpc.error_codec import to_error_object
 from rota.rpc.handlers import RpcHandlers
 from rota.rpc.jsonrpc import BODY_BYTES_MAX, RejectedCall, decode_calls, encode_error
 from rota.rpc.methods import PROTOCOL
+from rota.rpc.openapi import openapi_document
+from rota.rpc.rest import OPENAPI, PREFIX, error_body, status_of
 
 __all__ = ["HttpServer"]
 
 METRICS_UPDATE_S = 5.0  # between two reads of the journal for the metrics
 READY_S = 5.0  # how long a readiness check waits for the store
 _PROTOCOL = b"%d" % PROTOCOL
-_METHODS = {b"/rpc": b"POST", b"/events": b"GET", b"/metrics": b"GET", b"/livez": b"GET", b"/readyz": b"GET"}
+_OPENAPI, _REST = OPENAPI.encode(), PREFIX.encode()
+_METHODS = {
+    b"/rpc": b"POST",
+    b"/events": b"GET",
+    b"/metrics": b"GET",
+    b"/livez": b"GET",
+    b"/readyz": b"GET",
+    _OPENAPI: b"GET",
+}
 _OPEN = (b"/livez", b"/readyz")  # without a token
 _STATUS: dict[type[RotaError], int] = {LockedOut: 429, Unauthenticated: 401, Forbidden: 403, LimitExceeded: 429}
 _log = logging.getLogger("rota.daemon")
@@ -62,6 +73,7 @@ class HttpServer:
         self._response_limit = ResponseLimit(limits.answer_bytes_max)
         self._hosts = AllowedHosts(settings.host, settings.allowed_hosts, is_tls=settings.certificate is not None)
         self._lockout = Lockout(limits, handlers.kernel.clock.monotonic)
+        self._rest = RestCalls(executor, self._response_limit)
         self._metrics = Metrics(handlers.kernel)
         self._ready = False
         self.events = EventStream(executor, handlers, limits)
@@ -116,6 +128,12 @@ class HttpServer:
             _refuse(request, error, status=421 if error.data["header"] == "Host" else 403)
             return
         expected = _METHODS.get(path)
+        if expected is None and path.startswith(_REST):
+            if (refusal := refusal_of(request.method, path)) is not None:
+                status, problem, more = refusal
+                request.refuse(status, problem, headers=more)
+                return
+            expected = request.method
         if expected is None:
             request.refuse(404, b"Not Found\n", TEXT)
         elif request.method != expected and (request.method != b"HEAD" or expected != b"GET"):
@@ -158,6 +176,10 @@ class HttpServer:
         path, _, query = request.path.partition(b"?")
         if path == b"/rpc":
             self._rpc(connection, request)
+        elif path == _OPENAPI:
+            connection.respond(200, msgspec.json.encode(openapi_document(self._handlers.rota_version)))
+        elif path.startswith(_REST):
+            self._rest.handle(connection, request)
         elif path == b"/livez":
             connection.respond(200, b"ok\n", TEXT)
         elif path == b"/events":
@@ -289,4 +311,7 @@ def _refuse(request: HttpRequest, error: RotaError, *, status: int | None = None
         headers = b"retry-after: %d\r\n" % max(1, round(error.data["retry_after_s"]))
     elif isinstance(error, Unauthenticated):
         headers = b"www-authenticate: Bearer\r\n"
+    if request.path.startswith(_REST):
+        request.refuse(status or status_of(error), error_body(error), headers=headers)
+        return
     request.refuse(status or _STATUS.get(type(error), 400), encode_error(None, to_error_object(error)), headers=headers)

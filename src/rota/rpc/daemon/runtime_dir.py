@@ -19,9 +19,9 @@ import msgspec
 from rota.errors import StoreUnavailable, UnsafePath
 from rota.store.private_files import create_private, make_private_folder, open_private
 
-__all__ = ["DaemonInfo", "RuntimeDirectory", "daemon_address", "find_daemon"]
+__all__ = ["SOCKET_PATH_BYTES_MAX", "DaemonInfo", "RuntimeDirectory", "daemon_address", "find_daemon"]
 
-_SOCKET_PATH_BYTES_MAX = 107  # what `sun_path` holds on Linux
+SOCKET_PATH_BYTES_MAX = 107  # what `sun_path` holds on Linux
 
 
 class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +97,8 @@ class RuntimeDirectory:
         self._lock: int | None = None
         self.socket = str(self._directory / "rota.sock") if socket is None else os.path.realpath(socket)
         size = len(os.fsencode(self.socket))
-        if size > _SOCKET_PATH_BYTES_MAX:
-            text = f"the socket's path has {size} bytes, at most {_SOCKET_PATH_BYTES_MAX} are possible: {self.socket}"
+        if size > SOCKET_PATH_BYTES_MAX:
+            text = f"the socket's path has {size} bytes, at most {SOCKET_PATH_BYTES_MAX} are possible: {self.socket}"
             raise StoreUnavailable(text, hint="Give a shorter path with --socket.")
 
     def acquire(self) -> None:
@@ -128,7 +128,7 @@ class RuntimeDirectory:
             raise UnsafePath(text, hint="Choose another directory with --socket.", path=str(directory))
         if mode & 0o077:
             text = f"other users may enter {directory} (mode {mode:o})"
-            raise StoreUnavailable(text, hint=f"Run: chmod 700 {directory}")
+            raise StoreUnavailable(text, hint=f"chmod 700 {directory}")
 
     def _other_daemon(self) -> str:
         with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -24,6 +24,7 @@ from rota.rpc.daemon.agent_recovery import AgentRecovery
 from rota.rpc.daemon.buffers import SharedMemory
 from rota.rpc.daemon.call_executor import CallExecutor
 from rota.rpc.daemon.connections import Connections, fit_open_files
+from rota.rpc.daemon.lost_workers import watch_workers
 from rota.rpc.daemon.runtime_dir import DaemonInfo, RuntimeDirectory
 from rota.rpc.daemon.systemd import SystemdNotifier
 from rota.rpc.daemon.transport import DaemonLimits
@@ -31,10 +32,12 @@ from rota.rpc.daemon.unix_socket import LineProtocol
 from rota.rpc.handlers import RpcHandlers
 from rota.rpc.methods import PROTOCOL
 from rota.service.dispatcher import Dispatcher
+from rota.service.retention_thread import RetentionThread
 
 __all__ = ["Daemon", "DaemonSettings", "Transport", "TransportFactory"]
 
 _log = logging.getLogger("rota.daemon")
+RETENTION_AFTER_S = 10.0  # how long after its start it looks for old rows: clients that reconnect come first
 BACKLOG = 4_096  # connections that are not accepted yet
 
 
@@ -113,6 +116,7 @@ class Daemon:
                 replace=False,
             )
         dispatcher.load_stored()
+        dispatcher.logs.set_maxima(settings.limits.logs_max, settings.limits.logs_bytes_max)
         self.store = joined
         self.handlers = handlers = RpcHandlers(
             kernel, dispatcher, store=os.path.realpath(settings.store), rota_version=settings.rota_version
@@ -122,15 +126,17 @@ class Daemon:
         self.executor = executor = CallExecutor(loop, joined, handlers, limits)
         make = self._make_transport
         recovery = AgentRecovery(kernel)
-        watching: asyncio.Task[None] | None = None
+        watching = [loop.create_task(watch_workers(kernel))]
+        retention = RetentionThread(kernel, RETENTION_AFTER_S)
         self.transport = transport = None if make is None else make(executor, handlers, self._memory, limits)
         try:
             listener = await self._listen(loop, executor)
             address = f"unix:{self._directory.socket}"
             self.addresses = (address,) if transport is None else (address, await transport.open())
             self._record(kernel, "started")
+            retention.start()
             if recovery.look():
-                watching = loop.create_task(recovery.watch())
+                watching.append(loop.create_task(recovery.watch()))
             self._publish(kernel.clock.now())
             if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
                 for number in (signal.SIGTERM, signal.SIGINT):
@@ -144,8 +150,9 @@ class Daemon:
             await self._finish(listener, transport, executor)
             self._record(kernel, "stopped")
         finally:
-            if watching is not None:
-                watching.cancel()
+            for task in watching:
+                task.cancel()
+            retention.close()
             dispatcher.close_policies()
             executor.close()
             handlers.close()

@@ -14,6 +14,7 @@ from rota.errors import InvalidInput, LimitExceeded, RotaError
 from rota.rpc.authorization import Principal
 from rota.rpc.error_codec import ErrorObject, to_error_object
 from rota.rpc.jsonrpc import BODY_BYTES_MAX, Id, RejectedCall, encode_error, encode_result
+from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX
 
 __all__ = ["BatchLimit", "DaemonLimits", "Request", "RequestSource", "ResponseLimit"]
 
@@ -43,6 +44,8 @@ class DaemonLimits(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 10.0  # for pending calls when the daemon stops
     reads_max: int = 1_024  # reads of one caller that wait for a thread
     explains_max: int = 32  # explanations of one caller that wait for their turn
+    logs_max: int = LOGS_MAX  # runs whose output is kept beside the store; the oldest are removed first
+    logs_bytes_max: int = LOGS_BYTES_MAX  # of their output together
     failures_max: int = 3  # wrong secrets for one token id, or on one connection
     failures_s: float = 10.0  # within this time
     lockout_s: float = 60.0  # reject further wrong secrets for the token id unchecked for this long

@@ -2,7 +2,8 @@
 
 The operating system reports the peer's user. Only processes of the daemon's own user are served, and they have all
 rights, as they have on the file. A client that shows an access token in `system.hello`, as the program of a run does,
-has the rights of that token from then on, or none if it is not valid.
+has the rights of that token from then on, or none if it is not valid. A supervisor's own socket (`run_socket.py`)
+serves runs only: there a client without the valid token of a run has no rights at all.
 
 A client that exceeds a limit gets an error and is disconnected; so is, after `slow_s`, a client that does not read its
 responses or does not end its line. Responses may come in another order than their requests; the id says which request
@@ -20,7 +21,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from rota.errors import LimitExceeded, Unauthenticated
+from rota.kernel.run_tokens import is_run_token
 from rota.rpc.authorization import Principal
 from rota.rpc.daemon.buffers import LARGE_REQUEST_BYTES, LINGER_S, TURN_MAX, Outbox, SharedMemory
 from rota.rpc.daemon.call_executor import CallExecutor
@@ -35,6 +39,7 @@ __all__ = ["LineProtocol"]
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _HELLO = METHODS["system.hello"]
+_RUNS_ONLY = "Open the store's file, or the daemon that serves it: `rota queue --store rota.db`."
 _log = logging.getLogger("rota.daemon")
 
 
@@ -47,9 +52,12 @@ class LineProtocol(asyncio.Protocol):
         connections: Connections,
         memory: SharedMemory,
         limits: DaemonLimits,
+        *,
+        runs_only: bool = False,
     ) -> None:
         self._executor = executor
         self._connections = connections
+        self._runs_only = runs_only
         self._buffers, self._large = memory.buffers, memory.large
         self._limits = limits
         self._response_limit = ResponseLimit(limits.answer_bytes_max)
@@ -69,7 +77,7 @@ class LineProtocol(asyncio.Protocol):
         self._ending = False  # nothing more is read
         self._transport: Any = None
         self._loop = asyncio.get_running_loop()
-        self._refusal: Unauthenticated | None = None  # of the access token that the client has shown
+        self._refusal: Unauthenticated | None = None  # of the access token that the client has shown, or has not
         self._outbox: Outbox
         self.principal: Principal
         self._idle_at = self._loop.time()
@@ -82,6 +90,11 @@ class LineProtocol(asyncio.Protocol):
         self._outbox = Outbox(transport, self, self._buffers)
         pid, uid = _peer(transport.get_extra_info("socket"))
         self.principal = Principal(name=f"uid:{uid}", scope="admin", peer=f"unix pid {pid}")
+        if self._runs_only:
+            self.principal = msgspec.structs.replace(self.principal, scope="read")
+            self._refusal = Unauthenticated(
+                "this socket serves runs only, and no run's token was shown", hint=_RUNS_ONLY
+            )
         if uid != os.geteuid():
             self._reject(Unauthenticated(f"this socket serves user {os.geteuid()}, not user {uid}"))
             principal = Principal(name=f"uid:{uid}", scope="read", peer=f"unix pid {pid}")
@@ -327,10 +340,14 @@ class LineProtocol(asyncio.Protocol):
 
     def _authenticate(self, token: str) -> None:
         """Take on the rights of an access token; if it is not valid, the connection has none from now on."""
+        if self._runs_only and not is_run_token(token):
+            return
         try:
             self.principal = self._executor.authenticate(token, self.principal.peer)
         except Unauthenticated as error:
             self._refusal = error
+        else:
+            self._refusal = None
 
     def _respond(self, body: bytes | None) -> None:
         """Send a response, and execute the lines that waited for it."""

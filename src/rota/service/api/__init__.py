@@ -13,9 +13,12 @@ from rota.clock import Clock
 from rota.service.api.accounts import AgentsApi, ProjectsApi
 from rota.service.api.budgets import ContextsApi, LedgerApi
 from rota.service.api.entries import QueueApi
+from rota.service.api.logs import LogsApi
 from rota.service.api.policies import PolicyApi
 from rota.service.api.runs import ClaimApi, SupervisionApi
 from rota.service.api.system import JournalApi, RetentionApi, SystemApi
+from rota.service.api.usage import UsageApi
+from rota.service.api.workers import WorkersApi
 
 __all__ = [
     "AgentsApi",
@@ -24,6 +27,7 @@ __all__ = [
     "JournalApi",
     "KernelApi",
     "LedgerApi",
+    "LogsApi",
     "PolicyApi",
     "ProjectsApi",
     "QueueApi",
@@ -31,6 +35,8 @@ __all__ = [
     "SchedulerApi",
     "SupervisionApi",
     "SystemApi",
+    "UsageApi",
+    "WorkersApi",
 ]
 
 
@@ -53,6 +59,11 @@ class KernelApi(Protocol):
         ...
 
     @property
+    def usage(self) -> UsageApi:
+        """What was used, per day."""
+        ...
+
+    @property
     def contexts(self) -> ContextsApi:
         """Budgets per period, named limits."""
         ...
@@ -65,6 +76,11 @@ class KernelApi(Protocol):
     @property
     def journal(self) -> JournalApi:
         """The journal of events."""
+        ...
+
+    @property
+    def retention(self) -> RetentionApi:
+        """Checkpoints, and what the store keeps."""
         ...
 
 
@@ -84,6 +100,16 @@ class SchedulerApi(KernelApi, ClaimApi, Protocol):
     @property
     def supervision(self) -> SupervisionApi:
         """State changes of runs together with their agents."""
+        ...
+
+    @property
+    def logs(self) -> LogsApi:
+        """What runs have printed."""
+        ...
+
+    @property
+    def workers(self) -> WorkersApi:
+        """The workers that are there."""
         ...
 
     def program_variables(self) -> dict[str, str]:

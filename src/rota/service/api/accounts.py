@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 from msgspec import UNSET, UnsetType
@@ -77,6 +78,19 @@ class AgentsApi(Protocol):
     )
     def find(self, name: str) -> list[Agent]:
         """Return the living agents of a name, youngest first."""
+        ...
+
+    @method(
+        "kernel.agent.names",
+        scope="read",
+        execution="read",
+        bound=own_reads("agent_names"),
+        run="view",
+        result="names",
+        errors=(e.InvalidPayload,),
+    )
+    def names(self, pids: Sequence[int]) -> dict[int, str]:
+        """Return the names of agents by pid, also of dead ones; unknown pids are left out."""
         ...
 
     @method(
@@ -342,8 +356,21 @@ class ProjectsApi(Protocol):
         run="refused",
         errors=(e.WorkspaceUnknown, e.WorkspaceHeld, e.ProjectInvalid),
     )
-    def remove_workspace(self, workspace_id: str) -> None:
+    def remove_workspace(self, workspace_id: str, reason: str | None = None) -> None:
         """Remove a workspace that no run holds."""
+        ...
+
+    @method(
+        "kernel.project.keep_workspace",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        audited=False,
+        errors=(e.WorkspaceUnknown, e.ProjectInvalid),
+    )
+    def keep_workspace(self, workspace_id: str, reason: str) -> None:
+        """Record why the worktree of an entry that has ended is kept."""
         ...
 
     @method(

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 from rota import errors as e
 from rota.kernel.ledger import WARN_AT, ChargePreview, ChargeResult
 from rota.kernel.usage_windows import SHARE_WINDOW_S
-from rota.model.budgets import BudgetLine, Handle, LedgerLine, SchedulingContext
+from rota.model.budgets import ALERTS, BudgetLine, Handle, LedgerLine, SchedulingContext
 from rota.service.api.declaration import REFUSED, method, own_reads, owned, unfiltered, viewed
 
 __all__ = ["ContextsApi", "LedgerApi"]
@@ -30,7 +30,14 @@ class LedgerApi(Protocol):
         result="entries",
         errors=(e.LedgerExists, e.LedgerInvalidWarnAt, *_LINE),
     )
-    def create(self, pid: int, grants: Mapping[str, int], warn_at: float = WARN_AT) -> list[LedgerLine]:
+    def create(
+        self,
+        pid: int,
+        grants: Mapping[str, int],
+        warn_at: float = WARN_AT,
+        *,
+        alerts: tuple[float, ...] = ALERTS,
+    ) -> list[LedgerLine]:
         """Grant an agent a total for each dimension: all or none."""
         ...
 
@@ -80,7 +87,7 @@ class LedgerApi(Protocol):
         retry_safe=True,
         errors=_LINE,
     )
-    def update_grant(self, pid: int, dim: str, granted: int) -> LedgerLine:
+    def update_grant(self, pid: int, dim: str, granted: int, *, alerts: tuple[float, ...] | None = None) -> LedgerLine:
         """Change a grant, and its limit with it."""
         ...
 
@@ -114,6 +121,7 @@ class LedgerApi(Protocol):
         limit: int | None,
         *,
         window_s: float = SHARE_WINDOW_S,
+        alerts: tuple[float, ...] | None = None,
     ) -> None:
         """Set the budget of a project, or of the whole store, per rolling window."""
         ...

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, Unpack
 
+from msgspec import UNSET, UnsetType
+
 from rota import errors as e
 from rota.errors import RotaError
 from rota.kernel import Completion, EntryFilter, EntryGroup
+from rota.kernel.bulk import BulkResult, BulkVerb
+from rota.kernel.entry_reads import SearchResult
 from rota.kernel.ledger import ChargeResult
 from rota.kernel.run_reports import CompletionAnswer
+from rota.kernel.running_entries import RunningPage
 from rota.kernel.runs import HeartbeatReply
 from rota.kernel.turn import CLAIM_TIMEOUT_S, ClaimOptions
 from rota.model.work import ReadyEntry, ScheduleSpec
@@ -133,8 +138,10 @@ class QueueApi(Protocol):
         result="lines",
         errors=(e.LedgerInvalidAmount, *_RUN),
     )
-    def charge(self, sched_id: int, amounts: Mapping[str, int], *, token: int | None = None) -> dict[str, ChargeResult]:
-        """Record what a run used, at every level."""
+    def charge(
+        self, sched_id: int, amounts: Mapping[str, int], *, token: int | None = None, model: str | None = None
+    ) -> dict[str, ChargeResult]:
+        """Record what a run used, at every level, and the model that it used."""
         ...
 
     @method("kernel.sched.put_back", scope="work", execution="write", bound=REFUSED, run="refused", errors=_RUN)
@@ -203,6 +210,33 @@ class QueueApi(Protocol):
         ...
 
     @method(
+        "kernel.sched.bulk",
+        scope="enqueue",
+        execution="multi_commit",
+        bound=owned("wanted"),
+        run="refused",
+        operate_fields=("verb",),
+        errors=(e.SchedInvalidStateFilter, e.SchedInvalidPayload, e.LimitExceeded, e.ProjectUnknown),
+    )
+    def bulk(
+        self,
+        wanted: EntryFilter,
+        verb: BulkVerb = "cancel",
+        *,
+        stop: bool = False,
+        priority: int | None = None,
+        runnable_at: float | None = None,
+        deadline: float | UnsetType | None = UNSET,
+        tags: Sequence[str] | None = None,
+        created_before: float | None = None,
+        sched_ids: Sequence[int] | None = None,
+        by: str | None = None,
+        dry_run: bool = False,
+    ) -> BulkResult:
+        """Cancel, retry, release or change every entry that matches the filter, or count what would be affected."""
+        ...
+
+    @method(
         "kernel.sched.change",
         scope="operate",
         execution="write",
@@ -217,9 +251,10 @@ class QueueApi(Protocol):
         *,
         priority: int | None = None,
         runnable_at: float | None = None,
-        deadline: float | None = None,
+        deadline: float | UnsetType | None = UNSET,
+        tags: Sequence[str] | None = None,
     ) -> ReadyEntry:
-        """Change the priority, time or deadline of a queued entry."""
+        """Change the priority, time, deadline or tags of a queued entry."""
         ...
 
     @method(
@@ -287,10 +322,16 @@ class QueueApi(Protocol):
         ...
 
     @method(
-        "kernel.sched.counts", scope="read", execution="read", bound=own_reads("counts"), run="view", result="states"
+        "kernel.sched.counts",
+        scope="read",
+        execution="read",
+        bound=own_reads("counts"),
+        run="view",
+        result="states",
+        errors=(e.SchedInvalidPayload,),
     )
-    def counts(self) -> dict[str, int]:
-        """Count the entries in each state; queued entries also by hold."""
+    def counts(self, by: Literal["state", "status"] = "state") -> dict[str, int]:
+        """Count the entries in each state, queued entries also by hold; or those of each status."""
         ...
 
     @method("kernel.sched.unfinished", scope="read", execution="read", bound=REFUSED, run="refused", result="groups")
@@ -433,6 +474,49 @@ class QueueApi(Protocol):
         trigger: str | None = None,
         exit_kind: str | None = None,
         tag: str | None = None,
+        status: str | Sequence[str] | None = None,
+        after: int = 0,
     ) -> tuple[EntryList, int]:
-        """Return a page of entries by id, and the number of matches."""
+        """Return a page of entries by id, those after an id, and the number of all matches; several statuses match any.
+
+        To read all of them, give the last id of a page as `after`: it does not move while entries are added or removed.
+        """
+        ...
+
+    @method(
+        "kernel.sched.running",
+        scope="read",
+        execution="read",
+        bound=own_reads("running"),
+        run="view",
+        errors=(e.SchedInvalidPayload, e.LimitExceeded),
+    )
+    def running(
+        self, *, project_id: str | None = None, pid: int | None = None, limit: int = 100, offset: int = 0
+    ) -> RunningPage:
+        """Return a page of the entries that run now, with how far they are and what they wait for; and the number."""
+        ...
+
+    @method(
+        "kernel.sched.search",
+        scope="read",
+        execution="read",
+        bound=own_reads("search"),
+        run="view",
+        errors=(e.SchedInvalidStateFilter, e.SchedInvalidPayload, e.LimitExceeded),
+    )
+    def search(
+        self,
+        text: str,
+        *,
+        limit: int = 100,
+        state: str | None = None,
+        pid: int | None = None,
+        project_id: str | None = None,
+        trigger: str | None = None,
+        exit_kind: str | None = None,
+        tag: str | None = None,
+        status: str | Sequence[str] | None = None,
+    ) -> SearchResult:
+        """Return the newest entries whose payload, result or errors hold a text, and whether all were looked at."""
         ...

@@ -107,8 +107,17 @@ class SupervisionApi(Protocol):
     @method(
         "kernel.run.began", scope="work", execution="write", bound=REFUSED, run="refused", retry_safe=True, errors=_RUN
     )
-    def began(self, sched_id: int, token: int, *, slot: str, runner: str, os_pid: int | None = None) -> None:
-        """Record that a runner started an entry."""
+    def began(
+        self,
+        sched_id: int,
+        token: int,
+        *,
+        slot: str,
+        runner: str,
+        os_pid: int | None = None,
+        advisories: Sequence[str] = (),
+    ) -> None:
+        """Record that a runner started an entry, and what of its settings is not enforced as it reads."""
         ...
 
     @method(
@@ -129,6 +138,20 @@ class SupervisionApi(Protocol):
     )
     def checkpoint(self, sched_id: int, token: int, state: dict[str, Any]) -> None:
         """Save a run's checkpoint for its next attempt."""
+        ...
+
+    @method(
+        "kernel.run.progress",
+        scope="work",
+        execution="write",
+        bound=REFUSED,
+        run="own",
+        result="event_id",
+        retry_safe=True,
+        errors=_RUN,
+    )
+    def progress(self, sched_id: int, token: int, fraction: float, text: str = "") -> int:
+        """Record how far a run is: a fraction from 0 to 1, and a text for people."""
         ...
 
     @method("kernel.run.rest", scope="work", execution="write", bound=REFUSED, run="own", result="amounts", errors=_RUN)

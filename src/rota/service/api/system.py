@@ -7,8 +7,10 @@ from typing import Any, Literal, Protocol
 
 from rota import errors as e
 from rota.kernel.retention import PruneResult
+from rota.model.entry_report import EntryReport
 from rota.model.events import Event, EventData
-from rota.model.explanation import Explanation
+from rota.model.explanation import Explanation, ExplanationSummary
+from rota.model.retention import RetentionSetting, RetentionStatus
 from rota.model.work import Agent, ExitKind
 from rota.service.api.declaration import REFUSED, method, own_reads, owned, unfiltered
 
@@ -137,6 +139,33 @@ class RetentionApi(Protocol):
         """Remove old events and finished entries after writing a checkpoint."""
         ...
 
+    @method("system.retention", scope="read", execution="read", bound=REFUSED, run="refused")
+    def status(self) -> RetentionStatus:
+        """Return what the store keeps, what it has, and what was removed last."""
+        ...
+
+    @method(
+        "system.set_retention",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        errors=(e.InvalidPayload,),
+    )
+    def set(
+        self,
+        *,
+        enabled: bool | None = None,
+        entries_s: float | None = None,
+        entries_max: int | None = None,
+        events_s: float | None = None,
+        events_max: int | None = None,
+        by: str = "operator",
+    ) -> RetentionSetting:
+        """Change what the store keeps, for all processes; what is not given stays."""
+        ...
+
 
 class SystemApi(Protocol):
     """What concerns several parts."""
@@ -161,9 +190,58 @@ class SystemApi(Protocol):
         """Terminate an agent; its queued entries are cancelled unless queued is keep."""
         ...
 
+    @method(
+        "kernel.agent.enqueue",
+        scope="enqueue",
+        execution="write",
+        bound=owned("pid"),
+        run="refused",
+        result="sched_id",
+        errors=(e.FleetInvalid, e.UnknownPid, e.SchedUnknownId, e.SchedInvalidPayload),
+    )
+    def enqueue_agent(
+        self,
+        pid: int,
+        payload: dict[str, Any] | None = None,
+        *,
+        priority: int | None = None,
+        runnable_at: float | None = None,
+        delay_s: float | None = None,
+        deadline: float | None = None,
+        key: str | None = None,
+        tags: tuple[str, ...] | None = None,
+        trigger: str | None = None,
+        after: tuple[int, ...] | None = None,
+        on_failed: Literal["cancel", "run", "hold"] | None = None,
+        max_attempts: int | None = None,
+        expected: dict[str, int] | None = None,
+        ceiling: dict[str, int] | None = None,
+        draws_on: tuple[str, ...] | None = None,
+        kind: str | None = None,
+        affinity: str | None = None,
+        workspace: str | None = None,
+        workspace_mode: Literal["exclusive", "shared"] | None = None,
+        correlation_id: str | None = None,
+        causation_id: str | None = None,
+    ) -> int:
+        """Enqueue an entry of an agent; what is null comes from the agent's settings, as `rota enqueue` does it."""
+        ...
+
     @method("system.info", scope="read", execution="read", bound=own_reads("info"), run="view")
     def info(self) -> dict[str, Any]:
         """Return counts and sizes of the store."""
+        ...
+
+    @method(
+        "kernel.sched.show",
+        scope="read",
+        execution="read",
+        bound=owned("sched_id", view="entry_report"),
+        run="view",
+        errors=(e.SchedUnknownId, e.SchedInvalidPayload),
+    )
+    def show(self, sched_id: int) -> EntryReport:
+        """Return everything about one entry: its attempts, usage, relatives and history."""
         ...
 
     @method(
@@ -187,4 +265,17 @@ class SystemApi(Protocol):
         now: float | None = None,
     ) -> Explanation:
         """Explain why an entry is not running: what blocks it, what runs first, and what would change that."""
+        ...
+
+    @method(
+        "kernel.sched.explain_many",
+        scope="read",
+        execution="dry_run",
+        bound=owned("project_id", view="explanation_summary"),
+        run="refused",
+        retry_safe=True,
+        errors=(e.ProjectUnknown, e.SchedInvalidPayload),
+    )
+    def explain_many(self, *, pid: int | None = None, project_id: str | None = None) -> ExplanationSummary:
+        """Count the reasons why the queued entries of an agent, of a project or of the whole store wait."""
         ...

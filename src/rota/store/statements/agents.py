@@ -77,6 +77,11 @@ PROJECTS_OF = Statement(
     "The projects of some agents.",
     "SELECT pid, project_id FROM agent_processes WHERE pid IN (SELECT value FROM json_each(?))",
 )
+NAMES_OF = Statement(
+    "agent_names_of",
+    "The names of some agents.",
+    "SELECT pid, name FROM agent_processes WHERE pid IN (SELECT value FROM json_each(?))",
+)
 LAST_PID = Statement(
     "agent_last_pid",
     "The highest pid given so far.",

@@ -9,45 +9,52 @@ from rota.store.protocol import Statement
 LEDGER_CREATE = Statement(
     "ledger_create",
     "Create an agent's budget in one dimension.",
-    "INSERT INTO agent_ledgers (pid, dim, used, granted, hard_limit, warn_at) VALUES (?1, ?2, 0, ?3, ?3, ?4)",
+    "INSERT INTO agent_ledgers (pid, dim, used, granted, hard_limit, warn_at, alerts) "
+    "VALUES (?1, ?2, 0, ?3, ?3, ?4, ?5)",
 )
 LEDGER_INHERIT = Statement(
     "ledger_inherit",
     "Copy the budgets of an agent to another one, with what was used.",
-    "INSERT INTO agent_ledgers (pid, dim, used, granted, hard_limit, warn_at) VALUES (?, ?, ?, ?, ?, ?)",
+    "INSERT INTO agent_ledgers (pid, dim, used, granted, hard_limit, warn_at, alerts) VALUES (?, ?, ?, ?, ?, ?, ?)",
 )
 LEDGERS_OF_DEAD = Statement(
     "ledgers_of_dead",
     "The budgets of the last DEAD agent with a name in a project, or in none, that had any.",
-    "SELECT pid, dim, used, granted, hard_limit, warn_at FROM agent_ledgers WHERE pid = (SELECT max(p.pid) "
+    "SELECT pid, dim, used, granted, hard_limit, warn_at, alerts FROM agent_ledgers WHERE pid = (SELECT max(p.pid) "
     "FROM agent_processes p JOIN agent_ledgers l ON l.pid = p.pid "
     "WHERE p.name = +?1 AND p.project_id IS ?2 AND p.state = 'DEAD') ORDER BY dim",
 )
 LEDGER_GET = Statement(
     "ledger_get",
     "An agent's budgets in every dimension.",
-    "SELECT pid, dim, used, granted, hard_limit, warn_at FROM agent_ledgers WHERE pid = +? ORDER BY dim",
+    "SELECT pid, dim, used, granted, hard_limit, warn_at, alerts FROM agent_ledgers WHERE pid = +? ORDER BY dim",
 )
 LEDGER_LINE = Statement(
     "ledger_line",
     "An agent's budget in one dimension.",
-    "SELECT pid, dim, used, granted, hard_limit, warn_at FROM agent_ledgers WHERE pid = ? AND dim = ?",
+    "SELECT pid, dim, used, granted, hard_limit, warn_at, alerts FROM agent_ledgers WHERE pid = ? AND dim = ?",
 )
 LEDGER_CHARGE = Statement(
     "ledger_charge",
     "Add usage to a ledger line, also past its limit; a refund is negative.",
     "UPDATE agent_ledgers SET used = used + ?1 WHERE pid = ?2 AND dim = ?3 AND used <= ?4 - ?1 "
-    "RETURNING pid, dim, used, granted, hard_limit, warn_at",
+    "RETURNING pid, dim, used, granted, hard_limit, warn_at, alerts",
 )
 LEDGER_GRANT = Statement(
     "ledger_grant",
     "Change a grant; the hard limit equals it.",
     "UPDATE agent_ledgers SET granted = ?1, hard_limit = ?1 WHERE pid = ?2 AND dim = ?3",
 )
+LEDGER_ALERTS = Statement(
+    "ledger_alerts",
+    "Set the shares of an agent's budget at which an alert is recorded.",
+    "UPDATE agent_ledgers SET alerts = ? WHERE pid = ? AND dim = ?",
+)
 LEDGER_BREACHED = Statement(
     "ledger_breached",
     "Every ledger line with more usage than its hard limit.",
-    "SELECT pid, dim, used, granted, hard_limit, warn_at FROM agent_ledgers WHERE used > hard_limit ORDER BY pid, dim",
+    "SELECT pid, dim, used, granted, hard_limit, warn_at, alerts FROM agent_ledgers WHERE used > hard_limit "
+    "ORDER BY pid, dim",
 )
 
 LEDGER_MOVES = Statement(
@@ -62,8 +69,19 @@ LEDGER_MOVES = Statement(
 BUDGET_SET = Statement(
     "budget_set",
     "Set a budget.",
-    "INSERT INTO budgets (owner, dim, amount, window_s) VALUES (?, ?, ?, ?) "
-    "ON CONFLICT (owner, dim) DO UPDATE SET amount = excluded.amount, window_s = excluded.window_s",
+    "INSERT INTO budgets (owner, dim, amount, window_s, alerts, alerted) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (owner, dim) DO UPDATE SET amount = excluded.amount, window_s = excluded.window_s, "
+    "alerts = excluded.alerts, alerted = excluded.alerted",
+)
+BUDGET_ALERTS = Statement(
+    "budget_alerts",
+    "The amount of a budget, the shares at which an alert is recorded, and when each was recorded last.",
+    "SELECT amount, alerts, alerted FROM budgets WHERE owner = ? AND dim = ? AND window_s = ?",
+)
+BUDGET_ALERTED = Statement(
+    "budget_alerted",
+    "Record when alerts of a budget were recorded.",
+    "UPDATE budgets SET alerted = ? WHERE owner = ? AND dim = ?",
 )
 BUDGET_DROP = Statement(
     "budget_drop",
@@ -72,15 +90,16 @@ BUDGET_DROP = Statement(
 )
 BUDGET_WINDOW = Statement(
     "budget_window",
-    "The window a budget is counted in.",
-    "SELECT window_s FROM budgets WHERE owner = ? AND dim = ?",
+    "The window a budget is counted in, its usage there, its alerts and when each was recorded last.",
+    "SELECT b.window_s, coalesce(w.used, 0), b.alerts, b.alerted FROM budgets b LEFT JOIN usage_windows w "
+    "ON w.owner = b.owner AND w.dim = b.dim AND w.window_s = b.window_s WHERE b.owner = ? AND b.dim = ?",
 )
 BUDGETS_ALL = Statement(
     "budgets_all",
     "Every budget and the usage in its window, without buckets that have left it.",
     "SELECT b.owner, b.dim, b.amount, b.window_s, coalesce(w.used, 0) - coalesce((SELECT sum(u.amount) "
     "FROM usage_buckets u WHERE u.owner = b.owner AND u.dim = b.dim AND u.window_s = b.window_s "
-    "AND u.leaves_at <= +?1), 0) FROM budgets b "
+    "AND u.leaves_at <= +?1), 0), b.alerts FROM budgets b "
     "LEFT JOIN usage_windows w ON w.owner = b.owner AND w.dim = b.dim AND w.window_s = b.window_s "
     "ORDER BY b.owner, b.dim",
 )
@@ -131,6 +150,16 @@ WINDOW_ADD = Statement(
     f"UPDATE usage_windows SET used = used + ?3, ended = ended + ?4, edge_at = coalesce(edge_at, {_LEAVES_AT}) "
     "WHERE owner = ?1 AND dim = ?2",
 )
+WINDOW_CHARGE = Statement(
+    "window_charge",
+    "Add usage to every window of its owner; returns the sum, and the sum at which an alert is due.",
+    f"{WINDOW_ADD.sql} RETURNING owner, dim, window_s, used, alert_at",
+)
+WINDOW_ALERT = Statement(
+    "window_alert",
+    "Set the sum of a window at which the next alert is due.",
+    "UPDATE usage_windows SET alert_at = ? WHERE owner = ? AND dim = ? AND window_s = ?",
+)
 WINDOW_EDGE = Statement(
     "window_edge",
     "When usage first leaves a window.",
@@ -150,7 +179,8 @@ BUCKET_TAKE = Statement(
 WINDOW_TAKE = Statement(
     "window_take",
     "Subtract usage from a window's sum.",
-    "UPDATE usage_windows SET used = used - ? WHERE owner = ? AND dim = ? AND window_s = ?",
+    "UPDATE usage_windows SET used = used - ?, alert_at = CASE WHEN dim = 'share' THEN NULL ELSE 0 END "
+    "WHERE owner = ? AND dim = ? AND window_s = ?",
 )
 WINDOWS_OF_DIM = Statement(
     "windows_of_dim",
@@ -182,7 +212,8 @@ BUCKETS_LEAVE = Statement(
 WINDOW_ROLL = Statement(
     "window_roll",
     "Subtract the buckets that left a window from its sum, and record when the next one leaves.",
-    "UPDATE usage_windows SET used = used - ?1, ended = ended - ?2, edge_at = (SELECT min(leaves_at) "
+    "UPDATE usage_windows SET used = used - ?1, ended = ended - ?2, "
+    "alert_at = CASE WHEN dim = 'share' THEN NULL ELSE 0 END, edge_at = (SELECT min(leaves_at) "
     "FROM usage_buckets b WHERE b.owner = ?3 AND b.dim = ?4 AND b.window_s = ?5) "
     "WHERE owner = ?3 AND dim = ?4 AND window_s = ?5",
 )

@@ -233,8 +233,7 @@ COMPLETE = Statement(
     "entry_complete",
     "Complete an entry.",
     "UPDATE agent_schedule_queue SET state = 'completed', completed_at = ?, exit_kind = ?, outcome = ?, "
-    "result = coalesce(?, result), "
-    "held_workspace = NULL, claim_expires_at = NULL WHERE sched_id = ?",
+    "result = coalesce(?, result), claim_expires_at = NULL WHERE sched_id = ?",
 )
 REQUEUE = Statement(
     "entry_requeue",
@@ -242,7 +241,7 @@ REQUEUE = Statement(
     "UPDATE agent_schedule_queue SET state = 'queued', hold = ?, runnable_at = ?, by_date = ?, attempt = ?, "
     "outcome = ?, worker_id = NULL, incarnation = NULL, dispatched_at = NULL, heartbeat_at = NULL, "
     "claim_expires_at = NULL, "
-    "token = NULL, held_workspace = NULL, cancel_requested = 0, estimate = 0, spent = NULL WHERE sched_id = ?",
+    "token = NULL, cancel_requested = 0, estimate = 0, spent = NULL WHERE sched_id = ?",
 )
 
 # --- due with time -------------------------------------------------------------------------------
@@ -273,7 +272,8 @@ HELD_DUE = Statement(
 EXPIRED_CLAIMS = Statement(
     "claims_expired",
     "Expired claims, longest expired first.",
-    f"SELECT sched_id FROM agent_schedule_queue WHERE state = 'dispatched' AND {_IS_LIVE} AND claim_expires_at <= +? "
+    "SELECT sched_id, worker_id, incarnation FROM agent_schedule_queue "
+    f"WHERE state = 'dispatched' AND {_IS_LIVE} AND claim_expires_at <= +? "
     "ORDER BY claim_expires_at LIMIT +?",
 )
 STALE_CLAIMS = Statement(

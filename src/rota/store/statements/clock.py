@@ -76,6 +76,11 @@ MOVE_ASKS = Statement(
     "Move the instants at which runs asked limits, and were served.",
     "UPDATE limit_asks SET asked_at = asked_at + ?1, granted_at = granted_at + ?1",
 )
+MOVE_WORKERS = Statement(
+    "clock_move_workers",
+    "Move the instants at which workers started and were last seen.",
+    "UPDATE workers SET started_at = started_at + ?1, seen_at = seen_at + ?1",
+)
 MOVE_WINDOWS = Statement(
     "clock_move_windows",
     "Move the instants at which usage first leaves each window.",

@@ -42,6 +42,13 @@ EVENT_TAIL_OF_ENTRY_KINDS = Statement(
     f"SELECT {_EVENT} FROM agent_events WHERE +pid = ?1 AND event_id > +?2 "
     "AND kind IN (SELECT value FROM json_each(?3)) ORDER BY event_id LIMIT +?4",
 )
+LAST_PROGRESS = Statement(
+    "event_last_progress",
+    "The newest progress report of a run among the newest events of its agent, without those of its entries.",
+    "SELECT ts, payload FROM (SELECT event_id, ts, kind, payload FROM agent_events WHERE pid = +?1 "
+    "AND pid IS NOT NULL AND kind NOT GLOB 'kernel.sched.*' AND event_id > +?2 ORDER BY event_id DESC LIMIT +?3) "
+    f"WHERE kind = ?4 AND json_extract({_BODY}, '$.sched_id') = ?5 ORDER BY event_id DESC LIMIT 1",
+)
 EVENT_ENDS = Statement(
     "event_ends",
     "The first and the last event id.",

@@ -40,7 +40,7 @@ WORKSPACE_ADD = Statement(
 WORKSPACE_GET = Statement(
     "workspace_get",
     "One workspace.",
-    "SELECT workspace_id, project_id, path, source, fence FROM workspaces WHERE workspace_id = ?",
+    "SELECT workspace_id, project_id, path, source, fence, kept FROM workspaces WHERE workspace_id = ?",
 )
 WORKSPACE_AT = Statement(
     "workspace_at",
@@ -50,12 +50,23 @@ WORKSPACE_AT = Statement(
 WORKSPACES_OF = Statement(
     "workspaces_of",
     "A project's workspaces, by id.",
-    "SELECT workspace_id, project_id, path, source, fence FROM workspaces WHERE project_id = +? ORDER BY workspace_id",
+    "SELECT workspace_id, project_id, path, source, fence, kept FROM workspaces WHERE project_id = +? "
+    "ORDER BY workspace_id",
 )
 WORKSPACE_REMOVE = Statement(
     "workspace_remove",
     "Remove a workspace.",
     "DELETE FROM workspaces WHERE workspace_id = ?",
+)
+WORKSPACE_KEPT = Statement(
+    "workspace_kept",
+    "Record why a workspace is kept.",
+    "UPDATE workspaces SET kept = ? WHERE workspace_id = ?",
+)
+WORKSPACE_HAD = Statement(
+    "workspace_had",
+    "The workspace that the last attempt of an entry held.",
+    "SELECT held_workspace FROM agent_schedule_queue WHERE sched_id = ?",
 )
 WORKSPACE_FENCE = Statement(
     "workspace_fence",

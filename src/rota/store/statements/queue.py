@@ -1,4 +1,4 @@
-"""The queue: enqueue, list, change and cancel entries; dependencies, affinity and retention."""
+"""The queue: enqueue, read, change and cancel entries; dependencies, affinity and retention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ ENTRY = (
     f"{READY_COLUMNS}, state, worker_id, dispatched_at, completed_at, exit_kind, hold, token, "
     "claim_expires_at, cancel_requested, held_workspace"
 )
-_COLUMNS = ", ".join(f"q.{column}" for column in ENTRY.split(", "))
 IDS = "(SELECT value FROM json_each(?))"
 
 # --- enqueue -------------------------------------------------------------------------------------
@@ -56,95 +55,17 @@ TAG = Statement(
     "INSERT INTO entry_tags (tag, sched_id) VALUES (?, ?)",
 )
 
-# --- list ----------------------------------------------------------------------------------------
+# --- read ----------------------------------------------------------------------------------------
 
 GET = Statement(
     "entry_get",
     "One entry.",
     f"SELECT {ENTRY} FROM agent_schedule_queue WHERE sched_id = ?",
 )
-COUNT_BY_STATE = Statement(
-    "entry_count_by_state",
-    "The number of entries in each state and hold.",
-    "SELECT state, hold, count(*) FROM agent_schedule_queue GROUP BY state, hold",
-)
-
-COUNT_BY_STATE_WITHIN = Statement(
-    "entry_count_by_state_within",
-    "The number of entries of some projects in each state and hold; '' is no project.",
-    f"SELECT state, hold, count(*) FROM agent_schedule_queue WHERE coalesce(project_id, '') IN {IDS} "
-    "GROUP BY state, hold",
-)
 PROJECTS_OF = Statement(
     "entry_projects_of",
     "The projects of some entries.",
     f"SELECT sched_id, project_id FROM agent_schedule_queue WHERE sched_id IN {IDS}",
-)
-UNFINISHED = Statement(
-    "entry_unfinished",
-    "Groups of entries that are queued or running and alike in agent, hold, kind and needs.",
-    "SELECT pid, state, hold, kind, worker_id, count(*), min(sched_id), min(runnable_at), min(claim_expires_at) "
-    "FROM agent_schedule_queue WHERE state IN ('queued', 'dispatched') "
-    "GROUP BY state, hold, pid, kind, needs, worker_id ORDER BY min(sched_id) LIMIT +?",
-)
-
-# Filter: ?1 state, ?2 pid, ?3 project, ?4 trigger, ?5 exit_kind, ?6 tag; NULL matches any.
-_MATCHES = (
-    "(?1 IS NULL OR q.state = ?1) AND (?2 IS NULL OR q.pid = ?2) AND (?3 IS NULL OR q.project_id = ?3) "
-    "AND (?4 IS NULL OR q.trigger = ?4) AND (?5 IS NULL OR q.exit_kind = ?5) "
-    "AND (?6 IS NULL OR EXISTS (SELECT 1 FROM entry_tags t WHERE t.tag = ?6 AND t.sched_id = q.sched_id))"
-)
-FILTERED = Statement(
-    "entry_filtered",
-    "A page of entries that match a filter, by id.",
-    f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE {_MATCHES} ORDER BY q.sched_id LIMIT +?7 OFFSET ?8",
-)
-FILTERED_OF_AGENT = Statement(
-    "entry_filtered_of_agent",
-    "A page of one agent's entries that match a filter, by id.",
-    f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.pid = +?2 AND {_MATCHES} "
-    "ORDER BY q.sched_id LIMIT +?7 OFFSET ?8",
-)
-FILTERED_OF_TAG = Statement(
-    "entry_filtered_of_tag",
-    "A page of the entries with a tag that match a filter, by id.",
-    f"SELECT {_COLUMNS} FROM entry_tags g CROSS JOIN agent_schedule_queue q ON q.sched_id = g.sched_id "
-    f"WHERE g.tag = +?6 AND {_MATCHES} ORDER BY g.sched_id LIMIT +?7 OFFSET ?8",
-)
-FILTERED_COUNT = Statement(
-    "entry_filtered_count",
-    "The number of entries that match a filter.",
-    f"SELECT count(*) FROM agent_schedule_queue q WHERE {_MATCHES}",
-)
-FILTERED_COUNT_OF_AGENT = Statement(
-    "entry_filtered_count_of_agent",
-    "The number of an agent's entries that match a filter.",
-    f"SELECT count(*) FROM agent_schedule_queue q WHERE q.pid = ?2 AND {_MATCHES}",
-)
-_MATCHES_WITHIN = _MATCHES.replace(
-    "(?3 IS NULL OR q.project_id = ?3)", "coalesce(q.project_id, '') IN (SELECT value FROM json_each(?3))"
-)
-FILTERED_WITHIN = Statement(
-    "entry_filtered_within",
-    "A page of the entries of some projects that match a filter, by id; '' is no project.",
-    f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE {_MATCHES_WITHIN} ORDER BY q.sched_id LIMIT +?7 OFFSET ?8",
-)
-FILTERED_COUNT_WITHIN = Statement(
-    "entry_filtered_count_within",
-    "The number of entries of some projects that match a filter.",
-    f"SELECT count(*) FROM agent_schedule_queue q WHERE {_MATCHES_WITHIN}",
-)
-MATCHING_IDS = Statement(
-    "entry_matching_ids",
-    "The next entries that match a filter, by id, for a change in batches.",
-    f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.sched_id > +?7 AND {_MATCHES} "
-    "ORDER BY q.sched_id LIMIT +?8",
-)
-MATCHING_IDS_OF_AGENT = Statement(
-    "entry_matching_ids_of_agent",
-    "The next of an agent's entries that match a filter, by id, for a change in batches.",
-    f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.pid = +?2 AND q.sched_id > +?7 AND {_MATCHES} "
-    "ORDER BY q.sched_id LIMIT +?8",
 )
 
 # --- change queued entries -----------------------------------------------------------------------
@@ -152,14 +73,19 @@ MATCHING_IDS_OF_AGENT = Statement(
 FOR_CHANGE = Statement(
     "entry_for_change",
     "The columns needed to change entries.",
-    f"SELECT sched_id, state, hold, runnable_at, deadline, priority, pid, project_id "
-    f"FROM agent_schedule_queue WHERE sched_id IN {IDS}",
+    "SELECT sched_id, state, hold, exit_kind, runnable_at, deadline, priority, pid, project_id, created_at, options, "
+    f"cancel_requested FROM agent_schedule_queue WHERE sched_id IN {IDS} ORDER BY sched_id",
 )
 CHANGE = Statement(
     "entry_change",
     "Change the priority, time or deadline of a queued entry.",
     "UPDATE agent_schedule_queue SET priority = ?, runnable_at = ?, deadline = ?, hold = ?, "
     "by_date = coalesce(?, by_date) WHERE sched_id = ?",
+)
+UNTAG = Statement(
+    "entry_untag",
+    "Remove the tags of an entry.",
+    "DELETE FROM entry_tags WHERE sched_id = ?",
 )
 CANCEL = Statement(
     "entry_cancel",
@@ -293,23 +219,4 @@ AFFINITY_REMOVE = Statement(
     "affinity_remove",
     "Remove the affinity holds of some entries.",
     f"DELETE FROM kept_entries WHERE sched_id IN {IDS}",
-)
-
-# --- retention -----------------------------------------------------------------------------------
-
-ENTRY_ENDS = Statement(
-    "entry_ends",
-    "The first and the last sched_id.",
-    "SELECT (SELECT min(sched_id) FROM agent_schedule_queue), (SELECT max(sched_id) FROM agent_schedule_queue)",
-)
-FINISHED_PRUNE = Statement(
-    "entries_prune",
-    # within a range of ids, so that a batch is bounded also where few entries have ended; the last entry stays, so that
-    # its id is never reused
-    "Delete entries of an id range that ended before a time, except those that a live entry depends on.",
-    "DELETE FROM agent_schedule_queue WHERE sched_id > ?1 AND sched_id <= ?2 "
-    "AND sched_id < (SELECT max(sched_id) FROM agent_schedule_queue) "
-    "AND state IN ('completed','expired','cancelled') AND completed_at < ?3 AND NOT EXISTS "
-    "(SELECT 1 FROM entry_after a JOIN agent_schedule_queue d ON d.sched_id = a.sched_id "
-    "WHERE a.waits_for = agent_schedule_queue.sched_id AND d.state IN ('queued','dispatched')) RETURNING sched_id",
 )

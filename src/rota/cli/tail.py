@@ -1,0 +1,248 @@
+"""`rota tail`: what happens, as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rota.cli.exit_codes import INTERRUPTED
+from rota.cli.options import STORE, AsJson, Store
+from rota.cli.terminal_text import say
+
+if TYPE_CHECKING:
+    from rota.errors import StoreUnavailable
+    from rota.model import Event
+    from rota.observe import EventText, FleetState
+    from rota.service import SchedulerApi
+
+__all__ = ["tail"]
+
+READ_BACK = (500, 2_000, 10_000)  # events before the last one that are read, until enough of them match
+WARM_UP = 500  # events before the first one shown: they say which runs were going on
+POLL_S = 20.0  # how long one request waits for events
+LOOKUPS_MAX = 500  # entries looked up for one page of events
+_PROJECT_FIELDS = ("project_id", "owner", "key")
+
+
+def tail(
+    *,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with so many of the last ones.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing what happens.")] = False,
+    since: Annotated[str | None, typer.Option("--since", help="Begin this long ago: 10m, 2h.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Only this agent's, by pid or name.")] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Only this project's.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="Only events of this kind: kernel.sched.*")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what happens by the thousand: charges, refills, agents' states.")
+    ] = False,
+    idle: Annotated[str | None, typer.Option("--idle", help="With --follow: stop after this long without one.")] = None,
+    store: Store = STORE,
+    as_json: AsJson = False,
+) -> None:
+    """Say what happened, a sentence for each event, oldest first; with -f, also what happens next.
+
+    It goes on when the daemon is restarted. `rota events` prints the events themselves.
+    """
+    from rota.cli.arguments import pid_of, seconds
+    from rota.cli.connection import open_api
+
+    since_s = None if since is None else seconds(since, "since")
+    idle_s = None if idle is None else seconds(idle, "idle")
+    with open_api(store) as api:
+        wanted = _Filter(
+            kind=kind,
+            pid=None if agent is None else pid_of(api, agent),
+            project_id=project,
+            everything=everything or kind is not None,
+        )
+        printer = _Printer(as_json=as_json)
+        try:
+            reader = _Reader(api, wanted)
+            for event, text in reader.history(count, since_s):
+                printer.print(event, text, reader.state)
+            for event, text in reader.follow(idle_s) if follow else ():
+                printer.print(event, text, reader.state)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+class _Filter:
+    """Which sentences are shown."""
+
+    def __init__(self, *, kind: str | None, pid: int | None, project_id: str | None, everything: bool) -> None:
+        self._kind = kind
+        self._pid = pid
+        self._project_id = project_id
+        self._everything = everything
+
+    def __call__(self, event: Event, text: EventText, state: FleetState, find: Callable[[int], int | None]) -> bool:
+        """Return whether a sentence is shown; `find` returns the agent of an entry."""
+        from fnmatch import fnmatchcase
+
+        if text.tone == "detail" and not self._everything:
+            return False
+        if self._kind is not None and not fnmatchcase(event.kind, self._kind):
+            return False
+        if self._pid is None and self._project_id is None:
+            return True
+        pid = find(text.sched_id) if text.pid is None and text.sched_id is not None else text.pid
+        if self._pid is not None and pid != self._pid:
+            return False
+        return self._project_id is None or self._project_id in (state.project_of(pid), _project_named(event))
+
+
+def _project_named(event: Event) -> str | None:
+    """Return the project that an event is about without an agent."""
+    payload = event.payload
+    if payload.get("level", "project") != "project":
+        return None
+    return next((payload[field] for field in _PROJECT_FIELDS if isinstance(payload.get(field), str)), None)
+
+
+class _Reader:
+    """Reads events and makes sentences of them."""
+
+    def __init__(self, api: SchedulerApi, wanted: _Filter) -> None:
+        from rota.cli.overview import EntryLookup, read_agents
+
+        self._api = api
+        self._wanted = wanted
+        self._lookup = EntryLookup(api, LOOKUPS_MAX)
+        self._agents = read_agents(api)
+        self._cursor = api.journal.cursor()
+        self.state = self._state_after(self._cursor)
+
+    def _state_after(self, event_id: int) -> FleetState:
+        from rota.observe import FleetState, StartingState
+
+        start = StartingState(through_id=event_id, at=self._api.clock.now(), agents=self._agents)
+        return FleetState(start, lookup=self._lookup)
+
+    def history(self, count: int, since_s: float | None) -> list[tuple[Event, EventText]]:
+        """Return what was said last: `count` sentences, or all of the last `since_s`."""
+        if since_s is not None:
+            first = self._first_after(self._api.clock.now() - since_s)
+            return self._shown_between(max(0, first - WARM_UP), first)
+        for size in READ_BACK:
+            begin = max(0, self._cursor - size)
+            shown = self._shown_between(max(0, begin - WARM_UP), begin)
+            if len(shown) >= count or not begin:
+                break
+        return shown[len(shown) - count :] if count < len(shown) else shown
+
+    def _shown_between(self, warm_up: int, first: int) -> list[tuple[Event, EventText]]:
+        """Return the sentences about events after `first` up to the cursor; those after `warm_up` are folded too."""
+        self.state = self._state_after(warm_up)
+        shown: list[tuple[Event, EventText]] = []
+        while self.state.through_id < self._cursor:
+            page = [event for event in self._api.journal.tail(self.state.through_id) if event.event_id <= self._cursor]
+            shown += [each for each in self._sentences(page) if each[0].event_id > first]
+            if not page:
+                break
+        self.state.through_id = self._cursor
+        return shown
+
+    def _first_after(self, at: float) -> int:
+        """Return the id of the last event before an instant: ids grow with time."""
+        low, high = 0, self._cursor
+        while low < high:
+            middle = (low + high) // 2
+            found = self._api.journal.tail(middle, 1)
+            if found and found[0].ts < at:
+                low = max(found[0].event_id, middle + 1)
+            else:
+                high = middle
+        return low
+
+    def follow(self, idle_s: float | None) -> Iterator[tuple[Event, EventText]]:
+        """Yield what happens from now on, also after the daemon was away; end after `idle_s` without an event."""
+        from functools import partial
+
+        from rota.service import call_through_outage
+
+        left_s = idle_s
+        while left_s is None or left_s > 0:
+            poll_s = POLL_S if left_s is None else min(left_s, POLL_S)
+            outage = _Outage()
+            page = call_through_outage(
+                self._api.clock,
+                partial(self._api.journal.tail, self.state.through_id, wait_s=poll_s),
+                lambda: False,
+                limit_s=float("inf"),
+                repeats=True,
+                say=outage.begin,
+            )
+            outage.end()
+            yield from self._sentences(page)
+            left_s = idle_s if page else None if left_s is None else left_s - poll_s
+
+    def _sentences(self, page: list[Event]) -> Iterator[tuple[Event, EventText]]:
+        self._lookup.refill()
+        for event in page:
+            for text in self.state.fold(event):
+                if self._wanted(event, text, self.state, self._agent_of):
+                    yield event, text
+
+    def _agent_of(self, sched_id: int) -> int | None:
+        entry = self._lookup(sched_id)
+        return None if entry is None else entry.pid
+
+
+class _Outage:
+    """Says once that the daemon is away, and once that it is there again."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def begin(self, problem: StoreUnavailable) -> None:
+        """The daemon cannot be reached."""
+        self._begun = True
+        say(f"{problem.message}; waiting for it", err=True)
+
+    def end(self) -> None:
+        """It can."""
+        if self._begun:
+            say("connected again", err=True)
+
+
+class _Printer:
+    """Prints sentences with their local time; JSON keeps the numbers."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        from rota.cli.output import console
+
+        self._as_json = as_json
+        self._console = console(force_terminal=None)
+
+    def print(self, event: Event, text: EventText, state: FleetState) -> None:
+        """Print one sentence."""
+        from rota.cli.output import local_time, now, print_json
+
+        if self._as_json:
+            print_json(_fields(event, text, state))
+            self._console.file.flush()  # a program that follows reads it now
+            return
+        from rich.text import Text
+
+        from rota.cli.panels import TONES
+
+        line = Text.assemble((f"{local_time(text.at, now())}  ", "dim"), (text.text, TONES[text.tone]))
+        self._console.print(line, soft_wrap=True)
+
+
+def _fields(event: Event, text: EventText, state: FleetState) -> dict[str, Any]:
+    pid = text.pid
+    return {
+        "event_id": text.event_id,
+        "at": text.at,
+        "kind": event.kind,
+        "tone": text.tone,
+        "text": text.text,
+        "pid": pid,
+        "agent": None if pid is None else state.agent(pid),
+        "project_id": state.project_of(pid) or _project_named(event),
+        "sched_id": text.sched_id,
+        "author": event.author,
+    }

@@ -1,0 +1,1 @@
+"""Git worktrees of runs: made when an entry first runs, kept through its attempts, removed after its end."""

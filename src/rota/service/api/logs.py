@@ -1,0 +1,47 @@
+"""The methods for what runs have printed."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rota import errors as e
+from rota.model.run_logs import LogPart
+from rota.service.api.declaration import REFUSED, method, owned
+
+__all__ = ["READ_BYTES", "LogsApi"]
+
+READ_BYTES = 256 * 1024  # of a part, unless more or less is asked for
+_ENTRY = (e.SchedUnknownId, e.SchedInvalidPayload, e.UnsafePath)
+
+
+class LogsApi(Protocol):
+    """The output of runs."""
+
+    @method("kernel.log.read", scope="read", execution="read", bound=owned("sched_id"), run="view", errors=_ENTRY)
+    def read(
+        self, sched_id: int, attempt: int | None = None, *, offset: int = 0, limit_bytes: int = READ_BYTES
+    ) -> LogPart:
+        """Return a part of what an attempt of an entry has printed, by default of the last attempt.
+
+        Offsets count the bytes printed; a negative one counts from the end. If the bytes at the offset were dropped,
+        the part begins with the next byte that was kept. `data` is in base64 on the wire.
+        """
+        ...
+
+    @method(
+        "kernel.log.append",
+        scope="work",
+        execution="read",
+        bound=REFUSED,
+        run="own",
+        result="end",
+        errors=(e.StaleClaim, *_ENTRY),
+    )
+    def append(self, sched_id: int, attempt: int, token: int, offset: int, data: bytes) -> int:
+        """Add a piece of what a run has printed to its log, and return how far the log goes now.
+
+        For workers: one writer for each run, under the token of its claim. `offset` counts what the run has printed
+        before this piece, so a piece may be sent again. A program that rota runs prints instead; its supervisor sends
+        that. Beyond the limit in the agent's settings (`limits.log`) the log keeps the beginning and the end.
+        """
+        ...

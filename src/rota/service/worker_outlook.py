@@ -1,0 +1,73 @@
+"""Whether a worker is there to claim an entry, and if not, how to start one.
+
+A claim that would return an entry starts nothing if no worker makes it. So an explanation also says whether a live
+worker has a free slot for the entry. This is an *outlook* besides the reasons, which are about one claim: the register
+of workers tells what is there, not what a worker will do next. A worker that did not register is known by its claims;
+how many slots it has is unknown, so while one is there nothing is said.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rota.errors import StoreCorrupt
+from rota.kernel.journal import read_note
+from rota.kernel.workers import read_runs, read_workers
+from rota.model import reasons
+from rota.model.agent_settings import FLEET_KEY, SETTINGS_KEY
+from rota.model.reasons import WorkerReason
+from rota.model.work import Agent
+from rota.model.workers import SlotPool, WorkerInfo
+from rota.store import Transaction
+
+__all__ = ["NAMED_MAX", "WorkerOutlook", "start_command"]
+
+NAMED_MAX = 5  # workers or entries that a reason names
+_PYTHON = "rota.run()"
+_RUN = "rota run fleet.toml"
+
+
+class WorkerOutlook:
+    """The workers at one moment, read before a dry run claims anything."""
+
+    def __init__(self, tx: Transaction, now: float) -> None:
+        self._alive = [worker for worker in read_workers(tx, now) if worker.alive]
+        self._runs = read_runs(tx) if self._alive else []
+        self._busy = Counter((worker_id, incarnation) for _, worker_id, incarnation in self._runs)
+
+    def reason_against(self, kind: str | None, start: Callable[[], str]) -> WorkerReason | None:
+        """Return why no worker would claim an entry of this kind now; None if one could."""
+        if not self._alive:
+            return reasons.NoWorker(start=start())
+        if any(worker.kind == "unregistered" for worker in self._alive):
+            return None
+        fitting = [(worker, pool) for worker in self._alive for pool in worker.pools if pool.slots and pool.takes(kind)]
+        if not fitting:
+            return None if kind is None else reasons.NoWorkerForKind(kind=kind, start=start())
+        claiming = [(worker, pool) for worker, pool in fitting if not worker.draining]
+        if not claiming:
+            names = tuple(dict.fromkeys(worker.worker_id for worker, _ in fitting))
+            return reasons.WorkersDraining(workers=names[:NAMED_MAX], start=start())
+        return self._busy_reason(claiming)
+
+    def _busy_reason(self, claiming: Sequence[tuple[WorkerInfo, SlotPool]]) -> WorkerReason | None:
+        if any(self._busy[pool.worker_id, worker.incarnation] < pool.slots for worker, pool in claiming):
+            return None
+        names = {(pool.worker_id, worker.incarnation) for worker, pool in claiming}
+        held_by = [sched_id for sched_id, *name in self._runs if tuple(name) in names]
+        return reasons.SlotsBusy(slots=sum(pool.slots for _, pool in claiming), held_by=tuple(held_by[:NAMED_MAX]))
+
+
+def start_command(tx: Transaction, agent: Agent) -> str:
+    """Return what starts a worker for an agent: a command, or a call in the Python program that has its function."""
+    title, settings = agent.metadata.get(FLEET_KEY), agent.metadata.get(SETTINGS_KEY)
+    if title is None and isinstance(settings, dict) and settings.get("runner", "callable") == "callable":
+        return _PYTHON
+    try:
+        note = read_note(tx, f"{FLEET_KEY}:{title}") if title is not None else None
+    except StoreCorrupt:
+        note = None
+    file = (note or {}).get("file")
+    return f"rota run {shlex.quote(file)}" if isinstance(file, str) and file else _RUN

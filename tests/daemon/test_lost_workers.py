@@ -1,0 +1,30 @@
+"""A daemon records that the last worker has vanished: no other process is left to do it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rota import store
+from rota.kernel import Kernel
+from rota.model.events import WorkerLost
+from rota.model.workers import WORKER_ALIVE_S, SlotPool
+from rota.rpc.daemon import lost_workers
+from rota.store import Statement
+from tests.daemon.harness import PATIENCE_S, serving
+
+AGE = Statement("test", "Made for a test.", f"UPDATE workers SET seen_at = seen_at - {WORKER_ALIVE_S}")
+
+
+def test_a_daemon_notices_that_the_last_worker_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "rota.db")
+    monkeypatch.setattr(lost_workers, "LOOK_EVERY_S", 0.01)
+    with serving(path, http=False) as served, served.client() as client:
+        client.workers.register("box", "i", kind="supervisor", host="rack", os_pid=1, pools=[SlotPool("box", 1)])
+        kernel = Kernel(store.open(path))
+        kernel.store.write(lambda tx: tx.run(AGE))  # as if it had been silent for a minute
+        kernel.store.close()
+        (lost,) = client.journal.tail(kinds=(WorkerLost.kind,), wait_s=PATIENCE_S)
+        assert (lost.payload["worker_id"], lost.payload["host"]) == ("box", "rack")
+        assert client.workers.list(lost=True) == []

@@ -1,0 +1,151 @@
+"""A supervisor's own socket: programs act for their runs without a daemon, and nobody else gets anything there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rota import Rota
+from rota.errors import Forbidden, Unauthenticated
+from rota.kernel import ScheduleSpec
+from rota.rpc import connect
+from rota.rpc.daemon.run_socket import FOLDER_PREFIX
+from rota.rpc.tokens import AccessTokens
+from rota.service import Dispatcher
+
+ROTA = f"{sys.executable} -m rota"
+PATIENCE_S = 30.0
+COMMANDS = f"""
+set -e
+{ROTA} enqueue child --payload '{{"n": 1}}'
+{ROTA} progress 40% 'reading'
+key=$({ROTA} acquire model requests=1)
+{ROTA} settle $key requests=1
+if {ROTA} cancel 2; then exit 9; fi
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Sockets of these tests only; a path that is short enough for one."""
+    with tempfile.TemporaryDirectory(prefix="rota-t-", dir="/tmp") as folder:
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.chdir(tmp_path)
+        yield Path(folder)
+
+
+def sockets(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{FOLDER_PREFIX}*"))
+
+
+def dispatcher(rota: Rota) -> Dispatcher:
+    assert isinstance(rota.api, Dispatcher)
+    return rota.api
+
+
+def open_socket(rota: Rota) -> str:
+    access = dispatcher(rota).program_access
+    assert access is not None
+    address = access.address()
+    assert address is not None
+    return address
+
+
+def test_commands_in_a_run_act_for_it_without_a_daemon(temporary_folder: Path) -> None:
+    with Rota("rota.db") as rota:
+        rota.limit("model", requests_per_minute=60)
+        rota.command("child", ["true"])
+        job = rota.command("parent", ["sh", "-c", COMMANDS]).enqueue()
+        assert rota.run(until_idle=True).ok
+        result = job.result(PATIENCE_S)
+        child = rota.api.queue.get(2)
+        events = {event.kind: event for event in rota.api.journal.tail(limit=500)}
+        assert (child.parent_id, child.payload, child.exit_kind) == (job.sched_id, {"n": 1}, "completed")
+        assert events["kernel.run.progressed"].payload == {
+            "sched_id": 1,
+            "attempt": 1,
+            "fraction": 0.4,
+            "text": "reading",
+        }
+        assert "kernel.sched.cancel is refused to runs" in result["output_tail"]
+        (folder,) = sockets(temporary_folder)
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert sockets(temporary_folder) == []
+
+
+def test_a_client_without_a_runs_token_gets_nothing() -> None:
+    with Rota("rota.db") as rota:
+        pid = rota.command("own", ["true"]).agent.pid
+        rota.api.queue.enqueue(ScheduleSpec(pid))
+        (entry,) = rota.api.claim("worker")
+        assert entry.token is not None
+        access_token = rota.api.supervision.access_token(entry.sched_id, entry.token)
+        operator = AccessTokens(rota.kernel).create("all", "admin")
+        address = open_socket(rota)
+        for shown in (None, operator.token, f"{access_token[:-1]}{'0' if access_token[-1] != '0' else '1'}"):
+            with pytest.raises(Unauthenticated), connect(address, token=shown) as client:
+                client.queue.get(entry.sched_id)
+        with connect(address, token=access_token) as client:
+            assert client.queue.get(entry.sched_id).sched_id == entry.sched_id
+            with pytest.raises(Forbidden):
+                client.agents.create("another", "command")
+            rota.api.queue.complete(entry.sched_id, "completed", token=entry.token)
+            with pytest.raises(Unauthenticated, match="has ended"):
+                client.queue.get(entry.sched_id)
+
+
+def test_functions_start_no_socket(temporary_folder: Path) -> None:
+    with Rota("rota.db") as rota:
+        job = rota.agent("double")(lambda n: 2 * n).enqueue(n=4)
+        rota.run(until_idle=True)
+        assert job.result(PATIENCE_S) == 8
+        assert sockets(temporary_folder) == []
+        assert "rota-run-socket" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_socket_in_memory_and_of_two_programs(temporary_folder: Path) -> None:
+    with Rota() as first, Rota("rota.db") as second:
+        assert open_socket(first) != open_socket(second)
+        assert open_socket(first) == open_socket(first)
+        assert len(sockets(temporary_folder)) == 2
+    assert sockets(temporary_folder) == []
+
+
+def test_the_socket_of_a_killed_process_is_removed_by_the_next(temporary_folder: Path) -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        rota = Rota("rota.db")
+        os.write(writer, open_socket(rota).encode())
+        os.kill(os.getpid(), 9)
+    address = os.read(reader, 1000).decode()
+    os.waitpid(child, 0)
+    (left,) = sockets(temporary_folder)
+    assert address.startswith(f"unix:{left}")
+    with Rota("rota.db") as rota:
+        open_socket(rota)
+        assert left not in sockets(temporary_folder)
+        assert len(sockets(temporary_folder)) == 1
+    for end in (reader, writer):
+        os.close(end)
+
+
+def test_a_forked_child_leaves_the_parents_socket_alone(temporary_folder: Path) -> None:
+    with Rota("rota.db") as rota:
+        address = open_socket(rota)
+        child = os.fork()
+        if child == 0:
+            rota.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert len(sockets(temporary_folder)) == 1
+        with pytest.raises(Unauthenticated), connect(address) as client:
+            client.queue.get(1)
+    assert sockets(temporary_folder) == []

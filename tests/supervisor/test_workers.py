@@ -1,0 +1,160 @@
+"""Workers register, drain, leave; one that is killed is lost, once. Embedded, at a daemon, and in a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rota import Rota, store
+from rota.clock import ManualClock, SystemClock
+from rota.errors import Forbidden
+from rota.fleet.supervisor import Supervisor, SupervisorSettings
+from rota.graph.component_registry import ComponentRegistry
+from rota.graph.entry_worker import EntryWorker
+from rota.graph.stop import StopToken
+from rota.kernel import Kernel, ScheduleSpec
+from rota.model.events import SupervisorChanged
+from rota.model.workers import WORKER_ALIVE_S, WORKER_REFRESH_S, SlotPool, WorkerInfo
+from rota.rpc import connect
+from rota.service.dispatcher import Dispatcher
+from tests.daemon.harness import make_token, serving
+from tests.supervisor.world import PATIENCE_S, World
+
+
+def worker_of(world: World) -> WorkerInfo | None:
+    found = world.rota.api.workers.list()
+    return found[0] if found else None
+
+
+def test_a_supervisor_registers_renews_drains_and_leaves() -> None:
+    world = World()
+    released, log = threading.Event(), []
+
+    @world.rota.agent()
+    def patient() -> None:
+        log.append("began")
+        assert released.wait(PATIENCE_S)
+
+    patient.enqueue()
+    running = world.run_in_background(slots={"any": 2, "gpu": 1}, worker_id="box")
+    world.until(lambda: bool(log))
+    worker = worker_of(world)
+    assert worker is not None
+    assert (worker.worker_id, worker.kind, worker.host) == ("box", "supervisor", socket.gethostname())
+    assert (worker.os_pid, worker.slots, worker.kinds) == (os.getpid(), 3, ("gpu",))
+    assert (worker.running, worker.draining) == (1, False)
+    assert {(pool.worker_id, pool.slots) for pool in worker.pools} == {("box", 2), ("box/gpu", 1)}
+    seen_at = worker.seen_at
+    cursor = world.rota.api.journal.cursor()
+    world.clock.until_parked(2)
+    world.clock.advance(WORKER_REFRESH_S)
+    world.until(lambda: (worker_of(world) or worker).seen_at > seen_at)
+    assert world.rota.api.journal.cursor() == cursor  # no event
+    world.rota.stop()
+    world.until(lambda: bool((worker_of(world) or worker).draining))
+    released.set()
+    world.stop(running)
+    assert world.rota.api.workers.list(lost=True) == []
+    assert world.facts("kernel.worker.lost") == []
+    world.close()
+
+
+def test_a_supervisor_at_a_daemon_registers_there(tmp_path: Path) -> None:
+    with serving(str(tmp_path / "rota.db")) as served, served.client() as client:
+        client.enqueue(ScheduleSpec(client.create_agent("ghost", "callable")))
+        supervisor = Supervisor(client, SupervisorSettings(slots=3, worker_id="remote"))
+        running = threading.Thread(target=supervisor.run, daemon=True)
+        running.start()
+        started = client.journal.follow(0, wait_s=PATIENCE_S)
+        assert any(event.kind == SupervisorChanged.kind for event in started)
+        (worker,) = client.workers.list()
+        assert (worker.worker_id, worker.slots, worker.incarnation) == ("remote", 3, supervisor.incarnation)
+        supervisor.drain()
+        running.join(PATIENCE_S)
+        assert client.workers.list(lost=True) == []
+
+
+def test_a_worker_of_graphs_registers_with_its_kinds() -> None:
+    kernel = Kernel(store.open(":memory:"))
+    clock, stop = ManualClock(), StopToken()
+    worker = EntryWorker(Dispatcher(kernel), ComponentRegistry(), ["a", "b"], worker_id="g", clock=clock)
+    running = threading.Thread(target=worker.serve, args=(stop,), daemon=True)
+    running.start()
+    clock.until_parked()  # its heartbeat thread
+    (found,) = kernel.workers.list()
+    assert (found.worker_id, found.kind, found.slots, found.kinds) == ("g", "entry_worker", 1, ("graph:a", "graph:b"))
+    stop.request()
+    running.join(PATIENCE_S)
+    assert kernel.workers.list(lost=True) == []
+    kernel.store.close()
+
+
+PROGRAM = """
+import sys, threading
+from rota import Rota
+rota = Rota(sys.argv[1])
+
+@rota.agent(max_attempts=5)
+def stuck():
+    print("running", flush=True)
+    threading.Event().wait()
+
+stuck.enqueue()
+rota.run(worker_id="box", echo=True)
+"""
+
+
+def test_a_worker_that_is_killed_is_lost_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "rota.db")
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, path], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "running\n"
+        program.send_signal(signal.SIGKILL)
+    clock = SystemClock()
+    with Rota(path) as rota:
+        (worker,) = rota.api.workers.list()
+        assert (worker.worker_id, worker.os_pid, worker.running) == ("box", program.pid, 1)
+    later = ManualClock(clock.now() + WORKER_ALIVE_S + 10)  # to this clock, the time between has passed
+    kernels = [Kernel(store.open(path, clock=later)) for _ in range(2)]
+    for kernel in kernels * 2:
+        kernel.queue.upkeep()
+    (lost,) = kernels[0].journal.tail(kinds=("kernel.worker.lost",))
+    assert lost.payload["worker_id"] == "box"
+    assert (lost.payload["host"], lost.payload["entries"]) == (socket.gethostname(), 1)
+    assert kernels[0].workers.list(lost=True) == []
+    for kernel in kernels:
+        kernel.store.close()
+
+
+def test_a_restart_under_the_same_id_replaces_the_killed_one_and_none_is_lost(tmp_path: Path) -> None:
+    path = str(tmp_path / "rota.db")
+    kernel = Kernel(store.open(path))
+    kernel.workers.register("box", "old", kind="supervisor", host="h", os_pid=1, pools=[SlotPool("box", 1)])
+    supervisor = Supervisor(Dispatcher(kernel), SupervisorSettings(worker_id="box"))
+    supervisor.run(until_idle=True)
+    assert kernel.workers.list(lost=True) == []
+    assert kernel.journal.tail(kinds=("kernel.worker.lost",)) == []
+    kernel.store.close()
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_workers_are_for_workers_and_operators(tmp_path: Path, bound: bool) -> None:
+    with serving(str(tmp_path / "rota.db")) as served, served.client() as local:
+        local.projects.create("lab")
+        limits: dict[str, Any] = {"projects": ("lab",)} if bound else {}
+        with connect(served.url, token=make_token(served.path, "read", **limits)) as client:
+            if bound:
+                with pytest.raises(Forbidden):
+                    client.workers.list()
+            else:
+                assert client.workers.list() == []
+            with pytest.raises(Forbidden):
+                client.workers.leave("box", "one")
