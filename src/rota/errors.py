@@ -258,7 +258,7 @@ class ComponentInvalid(InvalidInput, code=-32204, name="graph_component_invalid"
 class NotFound(RotaError, KeyError, code=-32107, name="not_found"):
     """The id or name does not exist."""
 
-    hint = "Check the id; `list` shows what exists."
+    hint = "Check the id or the name."
     pid: object
     sched_id: object
     agent: str | None
@@ -268,6 +268,8 @@ class NotFound(RotaError, KeyError, code=-32107, name="not_found"):
 
 class UnknownPid(NotFound, code=-32102, name="kernel_unknown_pid"):
     """No agent has this pid."""
+
+    hint = "Check the pid; `rota agents` lists them."
 
     def __init__(self, pid: object) -> None:
         super().__init__(f"no agent has pid {pid}", pid=pid)
@@ -286,6 +288,8 @@ class UnknownAgent(NotFound, code=-32116, name="kernel_unknown_agent"):
 
 class SchedUnknownId(NotFound, code=-32132, name="kernel_sched_unknown_id"):
     """No queue entry has this sched_id."""
+
+    hint = "Check the id; `rota queue --state all` lists the entries."
 
     def __init__(self, sched_id: object) -> None:
         super().__init__(f"no entry has sched_id {sched_id}", sched_id=sched_id)

@@ -126,7 +126,8 @@ def test_the_real_command_ends_with_the_documented_number(tmp_path: Path) -> Non
     assert run("agents", "create", "bob", path=path).stdout == "1\n"
     refused = run("why", "7", path=path)
     assert (refused.returncode, refused.stdout) == (3, "")
-    assert refused.stderr == "rota: no entry has sched_id 7. Check the id; `list` shows what exists.\n"
+    hint = "Check the id; `rota queue --state all` lists the entries."
+    assert refused.stderr == f"rota: no entry has sched_id 7. {hint}\n"
     assert run("fly", path=path).returncode == 2
 
 

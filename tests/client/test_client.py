@@ -58,7 +58,7 @@ def test_code_written_for_the_api_runs_on_both(remote: bool, served: Served) -> 
         ("completed", 2, {"ok": True}),
         (3, True, False),
         [("kernel.process.transitioned", {"prev_state": "READY", "new_state": "RUNNING", "reason": "run"})],
-        "UnknownPid: no agent has pid 9. Check the id; `list` shows what exists.",
+        "UnknownPid: no agent has pid 9. Check the pid; `rota agents` lists them.",
         "TypeError",
     ]
     client.close()

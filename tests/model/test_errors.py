@@ -90,7 +90,7 @@ def test_an_error_survives_pickling() -> None:
 def test_not_found_is_a_key_error_that_reads_like_a_sentence() -> None:
     with pytest.raises(KeyError) as missing:
         raise errors.UnknownPid(9)
-    assert str(missing.value) == "no agent has pid 9. Check the id; `list` shows what exists."
+    assert str(missing.value) == "no agent has pid 9. Check the pid; `rota agents` lists them."
 
 
 # --- facts ---------------------------------------------------------------------------------------

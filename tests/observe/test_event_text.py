@@ -180,11 +180,11 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         None,
         [("plain", "w is draining: it claims no more entries")],
     ),
-    (events.TriggerFired(trigger="nightly", sched_id=9), 5, [("quiet", "trigger nightly enqueued entry 9")]),
+    (events.TriggerFired(trigger="nightly", sched_id=9), 5, [("quiet", "run #9 was enqueued by its trigger")]),
     (
         events.TriggerFired(trigger="nightly", sched_id=9, created=False),
         5,
-        [("detail", "trigger nightly fired; entry 9 was queued already")],
+        [("detail", "a trigger fired; run #9 was queued already")],
     ),
     (
         events.PolicyChosen(policy=PolicySetting(name="wfq", by="ann"), share_by="cost", by="ann"),

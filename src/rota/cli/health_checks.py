@@ -20,6 +20,7 @@ from rota.cli.retention_text import retention_lines
 from rota.errors import RotaError
 from rota.host import Capabilities, detect
 from rota.kernel import Kernel
+from rota.model import Event
 from rota.policy import make, names
 from rota.service import RunLogs, StorePolicies, make_policy
 from rota.store import SQLITE_OLDEST
@@ -29,6 +30,8 @@ __all__ = ["Finding", "examine"]
 FREE_BYTES_MIN = 256 * 1024 * 1024  # below this a store may soon be unable to write
 LOG_BYTES_MAX = 256 * 1024 * 1024  # a larger write-ahead log has a reader that never ends
 LOGS_SURPLUS = 1.1  # how far the logs of runs may be over their maxima before they are removed
+RECENT_S = 3_600.0  # how long trouble that is over is mentioned
+RECENT_EVENTS = 100_000  # events that are searched for it
 WORKERS_NAMED_MAX = 5  # workers that are named in one line
 EXTRAS = {"fast": "numpy", "testing": "hypothesis"}
 
@@ -145,6 +148,7 @@ def _inside(part: str, kernel: Kernel) -> Iterator[Finding]:
     yield from _policy_in_force("work", kernel)
     yield from _workers("work", kernel)
     yield from _work("work", kernel)
+    yield from _recent("the last hour", kernel)
     yield from _logs("logs", kernel)
 
 
@@ -201,6 +205,42 @@ def _work(part: str, kernel: Kernel) -> Iterator[Finding]:
         since = max(at - (run.claim_expires_at or at) for run in late)
         words = f"{len(late):,} claims have expired, the first {span(since)} ago, and no worker has claimed since"
         yield Finding(part, "note", words, "Start a worker: the next claim reclaims them.")
+
+
+def _fell_back(event: Event) -> tuple[str, str]:
+    failure, policy = event.payload["failure"], event.payload["policy"]
+    words = f"policy {policy} {failure} ({event.payload['detail']}), and strict order replaced it"
+    return words, 'rota policy set NAME chooses another; policy_isolation = "process" contains it.'
+
+
+def _jumped(event: Event) -> tuple[str, str]:
+    words = f"the wall clock jumped by {event.payload['by_s']:+,.0f} s; what was measured in seconds was not affected"
+    return words, "Check the time service of this machine."
+
+
+def _lost(event: Event) -> tuple[str, str]:
+    worker, host, entries = (event.payload[field] for field in ("worker_id", "host", "entries"))
+    return f"worker {worker} on {host} vanished, and {entries:,} entries went back", "rota run fleet.toml"
+
+
+_TROUBLE = {
+    "kernel.policy.fell_back": _fell_back,
+    "kernel.clock.jumped": _jumped,
+    "kernel.worker.lost": _lost,
+}
+
+
+def _recent(part: str, kernel: Kernel) -> Iterator[Finding]:
+    """What went wrong lately, also if it is over: the last event of each kind, and how many there were."""
+    at = now()
+    found: dict[str, list[Event]] = {}
+    for event in kernel.journal.tail(max(0, kernel.journal.cursor() - RECENT_EVENTS), kinds=tuple(_TROUBLE)):
+        if event.ts >= at - RECENT_S:
+            found.setdefault(event.kind, []).append(event)
+    for kind, events in found.items():
+        words, fix = _TROUBLE[kind](events[-1])
+        times = "" if len(events) == 1 else f" ({len(events):,} times)"
+        yield Finding(part, "note", f"{span(max(0.0, at - events[-1].ts))} ago{times}: {words}", fix)
 
 
 def _logs(part: str, kernel: Kernel) -> Iterator[Finding]:

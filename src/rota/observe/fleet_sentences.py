@@ -9,7 +9,7 @@ from rota.model import events
 from rota.model.events import Event
 from rota.model.money import amount_text, amounts_text, dim_text
 from rota.model.work import WEIGHT_UNIT
-from rota.observe.event_names import Describers, EntityNames, Line, TextTone, by_author, readable
+from rota.observe.event_names import About, Describers, EntityNames, Line, TextTone, by_author, readable
 
 __all__ = ["FLEET_SENTENCES"]
 
@@ -228,11 +228,12 @@ def _worker_lost(data: events.WorkerLost, _event: Event, _names: EntityNames) ->
     yield "bad", f"worker {data.worker_id} on {data.host} is lost: {went_back}"
 
 
-def _fired(data: events.TriggerFired, _event: Event, _names: EntityNames) -> Iterator[Line]:
+def _fired(data: events.TriggerFired, _event: Event, names: EntityNames) -> Iterator[Line]:
+    entry = names.run(data.sched_id)  # the name of the trigger is a key with a moment in it, which says nothing here
     if data.created:
-        yield "quiet", f"trigger {data.trigger} enqueued entry {data.sched_id}"
+        yield "quiet", f"{entry} was enqueued by its trigger", About(data.sched_id)
     else:
-        yield "detail", f"trigger {data.trigger} fired; entry {data.sched_id} was queued already"
+        yield "detail", f"a trigger fired; {entry} was queued already", About(data.sched_id)
 
 
 def _hook_dropped(data: events.HookDropped, _event: Event, _names: EntityNames) -> Iterator[Line]:
