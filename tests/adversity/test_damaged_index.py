@@ -18,7 +18,7 @@ import pytest
 from rota import store
 from rota.clock import ManualClock
 from rota.errors import RotaError, StoreCorrupt
-from rota.kernel import EntryFilter, Kernel, KernelState, ScheduleSpec, entries, replay
+from rota.kernel import EntryFilter, Kernel, KernelState, ScheduleSpec, bulk, replay
 from rota.kernel.budget_loans import open_loans
 from rota.kernel.progress import NoRepeats
 from rota.service import Dispatcher
@@ -245,14 +245,14 @@ def rotated(path: Path, table: str) -> None:
         ("agent_events", lambda kernel: list(kernel.journal.follow(0, wait_s=0.0))),
         ("agent_schedule_queue", lambda kernel: kernel.store.read(KernelState.from_tables)),
         ("agent_schedule_queue", lambda kernel: kernel.queue.cancel_where(EntryFilter())),
-        ("agent_schedule_queue", lambda kernel: kernel.queue.retry_where(EntryFilter())),
+        ("agent_schedule_queue", lambda kernel: kernel.queue.retry_where(EntryFilter(state="queued"))),
     ],
 )
 def test_rows_that_do_not_ascend_are_reported(
     path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch, table: str, read: Callable[[Kernel], object]
 ) -> None:
     monkeypatch.setattr(replay, "READ_MAX", 2)
-    monkeypatch.setattr(entries, "BATCH_MAX", 2)
+    monkeypatch.setattr(bulk, "BATCH_MAX", 2)
     rotated(path, table)
     with kernel_at(path) as kernel:
         with steps.limited(), pytest.raises(StoreCorrupt, match="again and again"):

@@ -12,7 +12,7 @@ from rota.graph.component_registry import ComponentRegistry
 from rota.graph.components import component
 from rota.graph.entry_worker import run_entry
 from rota.graph.invocation import GraphContext
-from rota.graph.lanes.durable import DurableRuns
+from rota.graph.lanes.durable import DurableRuns, _outcome
 from rota.graph.run import RuntimeRunner
 from rota.graph.run_options import RuntimeRunnerOptions, SchedulerStopReason
 from rota.graph.stop import StopToken
@@ -276,7 +276,7 @@ class TestFailures:
             runner.step()
         assert "entry 1 ended without a result: cancelled" in runner.result.errors[0]
 
-    def test_an_entry_that_was_pruned_too_early_is_a_failure_with_that_reason(self) -> None:
+    def test_an_entry_that_a_run_waits_for_is_not_pruned(self) -> None:
         world = count_work_note()
         with world.runner() as runner:
             for _ in range(2):
@@ -284,7 +284,10 @@ class TestFailures:
             world.finish(world.claim(), {"published": [], "duration_s": 0})
             world.kernel.retention.prune(events_older_than_s=0, entries_older_than_s=0)
             runner.step()
-        assert "was pruned before the run saw how it ended" in runner.result.errors[0]
+        assert runner.result.errors == ()
+
+    def test_an_entry_that_is_gone_is_a_failure_with_that_reason(self) -> None:
+        assert "was pruned before the run saw how it ended" in str(_outcome(None).error)
 
     def test_a_payload_that_is_too_large_for_the_queue_fails_the_invocation(self) -> None:
         @component("test.large")

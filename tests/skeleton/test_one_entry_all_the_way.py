@@ -53,6 +53,7 @@ def test_a_function_becomes_an_agent_and_its_entry_runs() -> None:
             "kernel.process.transitioned",
             "kernel.process.transitioned",
             "kernel.supervisor.moved",
+            "kernel.supervisor.moved",
         ]
         claimed = events[3]
         assert log == [(1, 1, claimed.event_id, "a page")]  # the token is the event id of the claim

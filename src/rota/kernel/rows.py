@@ -20,6 +20,7 @@ import msgspec
 
 from rota.errors import SchedInvalidPayload
 from rota.model.checks import ID_CHARS_MAX, Checks, check_finite
+from rota.model.entry_status import derive_status
 from rota.model.work import (
     Agent,
     AttemptError,
@@ -307,6 +308,7 @@ def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
     )  # fmt: skip
     entry = ReadyEntry(
         *seed,
+        status="running" if state == "dispatched" else derive_status(state, hold, exit_kind),  # no call in a claim
         project_id=project_id,
         hold=hold,
         attempt=attempt,

@@ -14,7 +14,7 @@ import msgspec
 
 from rota.errors import InvalidPayload, ProjectInvalid, SchedInvalidPayload
 from rota.model.checks import TAGS_MAX, Checks
-from rota.model.entry_status import EntryStatus, derive_status
+from rota.model.entry_status import EntryStatus
 
 __all__ = [
     "AFTER_MAX",
@@ -222,7 +222,7 @@ class _PositionalEntry(msgspec.Struct, frozen=True):
 class ReadyEntry(_PositionalEntry, frozen=True, kw_only=True):
     """An entry of the queue, as the kernel returns it."""
 
-    status: EntryStatus = "ready"  # derived from state, hold and exit_kind; what is given is ignored
+    status: EntryStatus = "ready"  # derived from state, hold and exit_kind where the row is read
     project_id: str | None = None
     hold: Literal["time", "after", "backoff", "worker"] | None = None  # why a queued entry is not ready
     attempt: int = 0  # runs started so far; the number of the live run while dispatched
@@ -243,10 +243,6 @@ class ReadyEntry(_PositionalEntry, frozen=True, kw_only=True):
     correlation_id: str | None = None
     errors: tuple[AttemptError, ...] = ()  # of the attempts that were retried; the last one is in `result`
     unreadable: str | None = None  # which stored columns cannot be read, and why; they are empty here
-
-    def __post_init__(self) -> None:
-        if (status := derive_status(self.state, self.hold, self.exit_kind)) != self.status:
-            msgspec.structs.force_setattr(self, "status", status)
 
 
 class Worker(msgspec.Struct, frozen=True):
