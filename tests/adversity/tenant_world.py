@@ -27,6 +27,10 @@ _SECRET = re.compile(rf"{OTHER}-[a-z_]+")
 _OUTPUT = re.compile(r'"data":"([A-Za-z0-9+/=]+)"')
 
 
+# what the daemon makes of the journal by itself, at times that no call decides
+DERIVED = ("usage_daily", "usage_entries", "finished_entries")
+
+
 @dataclass
 class Knowledge:
     """The names and ids of one project."""
@@ -143,7 +147,7 @@ def rows_of(path: str, known: Knowledge, own: Knowledge) -> dict[str, list[str]]
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as file:
         tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in tables:
-            if table in ("agent_events", "sqlite_sequence") or table.startswith("sqlite_"):
+            if table in ("agent_events", *DERIVED) or table.startswith("sqlite_"):
                 continue
             cursor = file.execute(f"SELECT * FROM {table}")
             names = [column[0] for column in cursor.description]

@@ -117,7 +117,10 @@ def entries(path: Path) -> list[int]:
     opened = Kernel(store.open(str(path)))
     try:
         assert opened.store.check() == []
-        return [entry.sched_id for entry in opened.queue.list(limit=1_000)[0]]
+        found: list[int] = []
+        while page := opened.queue.list(limit=1_000, offset=len(found))[0]:
+            found += [entry.sched_id for entry in page]
+        return found
     finally:
         opened.store.close()
 
