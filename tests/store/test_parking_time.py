@@ -70,6 +70,27 @@ def test_skipped_waiters_are_tried_at_the_retry_time_of_the_first(world: World) 
     assert [waiter.outcome() for waiter in waiters] == [["due 1005"]] * 3
 
 
+@pytest.mark.parametrize("left_at_s", [3.0, 6.0])
+def test_a_waiter_that_left_before_its_retry_time_does_not_delay_the_next(world: World, left_at_s: float) -> None:
+    """Its retry time is forgotten with it: before 1,005 and after, when the thread waits for no time any more."""
+    first = world.wait_for(due(1_005.0, [], world), timeout_s=3.0)
+    until_thread_waits(world, 1)
+    world.clock.advance(left_at_s)
+    assert first.outcome() in ([], ["due 1005"])
+    world.writer.write(put("word"))  # leaves the thread without anything to wait for
+    with world.busy():
+        queued = world.write(put("another"))
+        world.queue.until(1)
+    queued.outcome()
+    until_thread_waits(world, 0)
+    log: list[float] = []
+    second = world.wait_for(due(1_010.0, log, world))
+    until_thread_waits(world, 1)
+    world.clock.advance(1_010.0 - world.clock.now())
+    assert second.outcome() == ["due 1010"]
+    assert log[-1] == 1_010.0
+
+
 def test_a_retry_time_in_the_past_is_tried_again_after_a_pause(world: World) -> None:
     tries = threading.Semaphore(0)
 

@@ -53,6 +53,8 @@ class ParkedRequests:
             self._park(request)
 
     def _park(self, request: Request[Any]) -> None:
+        if not self.requests:
+            self._retry_at = None  # of requests that have left; the thread no longer waits for it
         self.requests[request] = None
         retry_at, request.effects = request.effects.retry_at, TransactionEffects()  # the others took effect already
         if request.condition is None and request.on_done is None:
