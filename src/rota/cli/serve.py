@@ -12,6 +12,7 @@ import typer
 
 from rota.cli.options import STORE
 from rota.cli.terminal_text import say
+from rota.decoding import convert
 from rota.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _limits(given: tuple[str, ...]) -> DaemonLimits:
         if not value:
             raise InvalidInput(f"--limit must be NAME=VALUE, not {name!r}", field="limit")
     try:
-        return msgspec.convert(values, DaemonLimits, strict=False)
+        return convert(values, DaemonLimits, strict=False)
     except msgspec.ValidationError as problem:
         if isinstance(problem.__cause__, InvalidInput):
             raise problem.__cause__ from None

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from rota.decoding import convert
 from rota.errors import StoreCorrupt
 from rota.kernel.journal import NOTE_PREFIX
 from rota.model.events import RowUnreadable
@@ -26,7 +27,7 @@ Note = TypeVar("Note", bound=msgspec.Struct)
 def read_note(api: KernelApi, name: str, kind: type[Note], *, reports: bool = True) -> Note:
     """Return the note of a name; an empty one if there is none or it cannot be read, which `reports` records."""
     try:
-        return msgspec.convert(api.journal.recall(name) or {}, kind)
+        return convert(api.journal.recall(name) or {}, kind)
     except (StoreCorrupt, msgspec.ValidationError) as problem:
         if reports:
             report_ignored(api, name, str(problem))

@@ -45,6 +45,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rota.clock import Clock
+from rota.decoding import convert
 from rota.errors import Conflict, InvalidInput, NotFound
 from rota.fleet.agent_settings import settings_of, spec_for
 from rota.fleet.hook_deliveries import HOOK_WAITING_MAX, HookDeliveries
@@ -166,7 +167,7 @@ def _readable(note: _StoredProgress, journal_end: int) -> tuple[_Progress, list[
         problems.append(f"heard is {note.heard!r}, and the last event is {journal_end}")
     for label, mark in note.marks.items():
         try:
-            condition, at = msgspec.convert(mark, tuple[str, float])
+            condition, at = convert(mark, tuple[str, float])
         except msgspec.ValidationError as problem:
             problems.append(f"{label}: {problem}")
             continue

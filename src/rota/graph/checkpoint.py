@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.errors import GraphRunFailed
 from rota.graph.channels import ChannelContents, MessageChannel
 from rota.graph.lanes.durable import NEW_RUN_HINT, json_value
@@ -89,7 +90,7 @@ def encode_checkpoint(
 def decode_checkpoint(data: bytes) -> RunCheckpoint:
     """Return the checkpoint in `data`; raises if it cannot be read."""
     try:
-        checkpoint = msgspec.json.decode(data, type=RunCheckpoint)
+        checkpoint = decode_json(data, RunCheckpoint)
     except msgspec.MsgspecError as problem:
         raise _unreadable(str(problem)) from problem
     if checkpoint.version != VERSION:

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.errors import GraphInvalid
 from rota.graph.capabilities import TICKING, Platform, capability, probe
 from rota.graph.components import Catalogue
@@ -92,7 +93,7 @@ def _field_problems(spec: GraphSpec) -> tuple[Diagnostic, ...]:
     try:
         encoded = msgspec.json.encode(spec)
         with suppress(msgspec.ValidationError):  # the reader says what is wrong
-            msgspec.json.decode(encoded, type=GraphSpec)  # in C: 4,096 components are checked in 0.15 s, not in 0.4 s
+            decode_json(encoded, GraphSpec)  # in C: 4,096 components are checked in 0.15 s, not in 0.4 s
             return ()
         reader.read(GraphSpec, msgspec.json.decode(encoded))
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:

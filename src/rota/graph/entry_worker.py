@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from rota.clock import Clock, SystemClock
+from rota.decoding import convert
 from rota.errors import ComponentInvalid, GraphRunFailed, RotaError, SchedUnknownId, StaleClaim, StoreUnavailable
 from rota.graph.calling import BoundComponent, CoroutineRunner, execute
 from rota.graph.component_registry import ComponentRegistry
@@ -71,7 +72,7 @@ def run_entry(
         budget_s=payload["budget_s"],
     )
     scope = DetachedScope(payload["graph_config"], stop_token or StopToken(), "an entry of a queue")
-    invocation = Invocation(component, scope, msgspec.convert(payload["inputs"], Inputs), payload["epoch"])
+    invocation = Invocation(component, scope, convert(payload["inputs"], Inputs), payload["epoch"])
     invocation.attempt = payload["attempt"] - 1  # the run decides about retries
     _run_lifecycle(component, invocation)
     if invocation.problem is not None:

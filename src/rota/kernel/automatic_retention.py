@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.errors import InvalidPayload
 from rota.kernel.finished_entries import Finished, collect, excess_place, finished_before, not_collected
 from rota.kernel.journal import append, first_event_at
@@ -246,7 +247,7 @@ def _read_retention(tx: Transaction) -> RetentionSetting:
     """Read the setting; one that cannot be read counts as the default."""
     try:
         text = read_setting(tx, _SETTING)
-        return RetentionSetting() if text is None else msgspec.json.decode(text, type=RetentionSetting)
+        return RetentionSetting() if text is None else decode_json(text, RetentionSetting)
     except msgspec.DecodeError:  # also a ValidationError
         return RetentionSetting()
 
@@ -254,7 +255,7 @@ def _read_retention(tx: Transaction) -> RetentionSetting:
 def _read_turn(tx: Transaction) -> _Turn:
     try:
         text = read_setting(tx, _TURN)
-        return _Turn() if text is None else msgspec.json.decode(text, type=_Turn)
+        return _Turn() if text is None else decode_json(text, _Turn)
     except msgspec.DecodeError:
         return _Turn()
 

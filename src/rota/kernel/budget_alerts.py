@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.kernel.journal import append
 from rota.kernel.rows import DECODE_ERRORS
 from rota.kernel.usage_windows import ALL_PROJECTS
@@ -73,7 +74,7 @@ def encode_alerts(alerts: Sequence[float]) -> str:
 def decode_alerts(text: Any) -> tuple[float, ...]:
     """Return stored shares; the default ones if they cannot be read."""
     try:
-        return msgspec.json.decode(text, type=tuple[float, ...])
+        return decode_json(text, tuple[float, ...])
     except DECODE_ERRORS:
         return ALERTS
 
@@ -133,6 +134,6 @@ def still_alerted(text: Any, used: int, limit: int) -> str:
 
 def _alerted(text: Any) -> dict[str, float]:
     try:
-        return msgspec.json.decode(text, type=dict[str, float])
+        return decode_json(text, dict[str, float])
     except DECODE_ERRORS:
         return {}

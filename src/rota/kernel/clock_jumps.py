@@ -48,6 +48,7 @@ import math
 import msgspec
 
 from rota.clock import JUMP_MIN_S, Clock
+from rota.decoding import decode_json
 from rota.kernel.environment import SEEN_EVERY_S, SEEN_KEY, KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.rows import DECODE_ERRORS
@@ -179,7 +180,7 @@ def _move_contexts(tx: Transaction, by_s: float, now: float) -> int:
     by_ms, count = jump_ms(by_s), 0
     for context_id, text in tx.run(sql.CONTEXTS):
         try:
-            allowance = replenishment.moved(msgspec.json.decode(text, type=Allowance), by_ms)
+            allowance = replenishment.moved(decode_json(text, Allowance), by_ms)
         except DECODE_ERRORS:
             continue  # a damaged row must not stop all others; what draws on this context waits
         tx.run(sql.MOVE_CONTEXT, (by_s, msgspec.json.encode(allowance).decode(), context_id, now + ROUNDED_S))

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.errors import ContextExists, ContextInvalid, ContextUnknown, StaleHandle
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
@@ -103,7 +104,7 @@ def _from_row(row: Row) -> ContextRow:
     context_id, bound_to, bound_id, unit, _, _, state, allowance_text = row[:8]
     problem = None
     try:
-        allowance = replenishment.checked(msgspec.json.decode(allowance_text, type=Allowance))
+        allowance = replenishment.checked(decode_json(allowance_text, Allowance))
     except DECODE_ERRORS as unreadable:
         allowance, problem = _NO_ALLOWANCE, f"allowance: {unreadable}"[:PROBLEM_CHARS_MAX]
     refill_at, throttled_until, generation, project_id = row[8:]

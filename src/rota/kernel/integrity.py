@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rota.decoding import convert, decode_json
 from rota.errors import StoreCorrupt
 from rota.kernel.journal import NOTE_PREFIX, PROJECT_NOTE_PREFIX, event_from_row
 from rota.kernel.paging import READ_MAX
@@ -110,7 +111,7 @@ def _unusable(read: Callable[[Row], Any], row: Row) -> str | None:
         found = read(row)
         unreadable: str | None = getattr(found, "unreadable", None)
         if unreadable is None:
-            msgspec.convert(msgspec.to_builtins(found), type(found))  # the types of its fields
+            convert(msgspec.to_builtins(found), type(found))  # the types of its fields
     except DECODE_ERRORS as problem:
         return str(problem)
     return unreadable
@@ -156,6 +157,6 @@ def _undecodable(where: str, text: Any, kind: Any) -> Iterator[str]:
     if text is None:
         return
     try:
-        msgspec.json.decode(text, type=kind)
+        decode_json(text, kind)
     except DECODE_ERRORS as problem:
         yield f"{where} cannot be read: {problem}"

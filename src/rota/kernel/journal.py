@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from rota.clock import wait_until
+from rota.decoding import json_decoder
 from rota.errors import InvalidPayload, StoreCorrupt, UnknownPid
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.lookups import check_project_exists
@@ -64,7 +65,7 @@ _WITH_SETTINGS = (ProcessUpdated.kind, OperatorActed.kind)  # events that may co
 _OF_ENTRIES = "kernel.sched."  # of the kinds of events about entries
 _checks = Checks("Event", InvalidPayload)
 _encode = msgspec.json.Encoder().encode
-_decode_payload = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_payload = json_decoder(dict[str, Any]).decode
 
 
 def append(

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.errors import (
     LedgerExists,
     LedgerInvalidAmount,
@@ -401,7 +402,7 @@ def _used_since(tx: Transaction, pid: int, since_at: float, what: str | int) -> 
     """Return how much of a dimension, or of a context, an agent has used after an instant, minus its refunds."""
     used = 0
     for kind, payload in tx.run(sql.LEDGER_MOVES, (pid, since_at)):
-        move = msgspec.json.decode(payload, type=_LedgerMove)
+        move = decode_json(payload, _LedgerMove)
         if isinstance(what, int):
             used += move.contexts.get(str(what), 0)
         else:

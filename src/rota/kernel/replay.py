@@ -21,6 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.errors import StoreCorrupt
 from rota.kernel.clock_jumps import jump_ms
 from rota.kernel.contexts import apply_charge, to_ms
@@ -274,7 +275,7 @@ class KernelState(msgspec.Struct):
 
 def _decode(text: str, kind: type[T], what: str = "the journal's checkpoint") -> T:
     try:
-        return msgspec.json.decode(text, type=kind)
+        return decode_json(text, kind)
     except DECODE_ERRORS as problem:
         raise StoreCorrupt(f"{what} cannot be read: {problem}") from problem
 

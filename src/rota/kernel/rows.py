@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from rota.decoding import json_decoder
 from rota.errors import SchedInvalidPayload
 from rota.model.checks import ID_CHARS_MAX, Checks, check_finite
 from rota.model.entry_status import derive_status
@@ -90,7 +91,7 @@ _READY_TAIL = ("queued", None, None, None, None, None, None, None, 0, None)  # t
 _encoder = msgspec.json.Encoder(order="deterministic")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
-_decode_payload = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_payload = json_decoder(dict[str, Any]).decode
 _queue = Checks("Queue", SchedInvalidPayload)
 T = TypeVar("T")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
+from rota.decoding import decode_json
 from rota.kernel.rows import DECODE_ERRORS, decode_spent, json_list
 from rota.model.entry_report import LimitUse, RunningEntry, RunProgress
 from rota.model.events import RunProgressed
@@ -58,7 +57,7 @@ def progress_of(tx: Transaction, entry: ReadyEntry) -> RunProgress | None:
     if not rows:
         return None
     try:
-        said = msgspec.json.decode(rows[0][1], type=RunProgressed)
+        said = decode_json(rows[0][1], RunProgressed)
     except DECODE_ERRORS:
         return None
     return RunProgress(said.fraction, said.text, rows[0][0])

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.errors import PolicyDiffers, PolicyInvalid
 from rota.kernel.settings import delete_setting, read_setting, write_setting
 from rota.model.checks import Checks
@@ -59,7 +60,7 @@ def encode_policy(setting: PolicySetting | None) -> str:
 def decode_policy(text: str | None) -> PolicySetting | None:
     """Return a setting from its text; None if there is none or it cannot be read."""
     try:
-        return msgspec.json.decode(text, type=PolicySetting) if text else None
+        return decode_json(text, PolicySetting) if text else None
     except msgspec.DecodeError:  # also a ValidationError
         return None
 
@@ -69,7 +70,7 @@ def read_store_policy(tx: Transaction) -> StorePolicy:
     setting = decode_policy(read_setting(tx, POLICY_KEY))
     text = read_setting(tx, SHARE_BY_KEY)
     try:
-        share = msgspec.json.decode(text, type=_ShareSetting) if text else None
+        share = decode_json(text, _ShareSetting) if text else None
     except msgspec.DecodeError:
         share = None
     return StorePolicy(setting) if share is None else StorePolicy(setting, share.share_by, share.by)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.errors import InvalidPayload, LimitExceeded, StoreCorrupt, StoreUnavailable
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append, event_from_row
@@ -255,7 +256,7 @@ def _wanted(
 def _read_prices(tx: Transaction) -> dict[str, ModelPrice]:
     text = read_setting(tx, _PRICES)
     try:
-        return {} if text is None else msgspec.json.decode(text, type=dict[str, ModelPrice])
+        return {} if text is None else decode_json(text, dict[str, ModelPrice])
     except DECODE_ERRORS as problem:
         hint = "Apply the fleet file again: `rota run fleet.toml` writes the prices."
         raise StoreCorrupt(f"the prices of models cannot be read: {problem}", hint=hint) from problem

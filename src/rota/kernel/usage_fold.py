@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.errors import StoreCorrupt
 from rota.model import events as facts
 from rota.model.checks import INTEGER_MAX, SECONDS_MAX
@@ -197,7 +198,7 @@ def merged(stored: Sequence[Any], added: DayUsage) -> DayUsage:
         setattr(before, field, number if type(number) is int else 0)
     longest = numbers[-1] if type(numbers[-1]) is int else 0
     try:
-        sizes = msgspec.json.decode(sizes_text, type=list[int])
+        sizes = decode_json(sizes_text, list[int])
     except (msgspec.DecodeError, TypeError):
         sizes = []
     for field in SUMMED:

@@ -19,6 +19,7 @@ from typing import cast, get_args
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.errors import LimitExceeded, SchedInvalidPayload
 from rota.kernel.clock_jumps import now_as_stored
 from rota.kernel.environment import WORKERS_MAX, KernelEnvironment
@@ -172,7 +173,7 @@ def _by_claims(row: Row) -> WorkerInfo:
 def _pools(text: str) -> tuple[SlotPool, ...]:
     """Return the pools of a row; none if the row is damaged: its worker soon writes it again."""
     try:
-        return msgspec.json.decode(text, type=tuple[SlotPool, ...])
+        return decode_json(text, tuple[SlotPool, ...])
     except DECODE_ERRORS:
         return ()
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from rota.decoding import convert
 from rota.errors import FleetInvalid
 from rota.model.checks import ID_CHARS_MAX, INTEGER_MAX, NOTE_CHARS_MAX, SECONDS_MAX, Checks
 from rota.model.struct_reader import first_problem
@@ -163,7 +164,7 @@ def read_settings(metadata: Mapping[str, Any]) -> AgentSettings | None:
     if stored is None:
         return None
     try:
-        return msgspec.convert(stored, AgentSettings, strict=True)
+        return convert(stored, AgentSettings, strict=True)
     except (msgspec.ValidationError, RecursionError) as refusal:
         if isinstance(refusal.__cause__, FleetInvalid):
             raise refusal.__cause__ from None

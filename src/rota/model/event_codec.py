@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rota.decoding import convert
 from rota.errors import InvalidPayload, StoreCorrupt
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks, check_finite
 from rota.model.events import EVENT_TYPES, RESERVED_PREFIX, EventData, RunCheckpointed
@@ -61,7 +62,7 @@ def decode(kind: str, payload: dict[str, Any]) -> EventData:
         while version < event_type.version:
             body = UPGRADES[kind, version](body)
             version += 1
-        return msgspec.convert(body, event_type)
+        return convert(body, event_type)
     except (msgspec.ValidationError, KeyError, TypeError) as problem:
         raise StoreCorrupt(f"a stored {kind} cannot be read: {problem}", kind=kind) from problem
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from rota.decoding import convert
 from rota.errors import Forbidden, InvalidInput, InvalidPayload, StoreCorrupt
 from rota.fleet.agent_settings import enqueue_agent
 from rota.kernel import Kernel
@@ -84,7 +85,7 @@ class RpcHandlers:
         if method is None:
             raise InvalidInput(f"unknown method {name!r}", field="method")
         try:
-            given = params if isinstance(params, method.params) else msgspec.convert(params or {}, method.params)
+            given = params if isinstance(params, method.params) else convert(params or {}, method.params)
         except msgspec.ValidationError as refusal:
             raise params_error(method, params or {}, refusal) from refusal
         try:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from rota.decoding import json_decoder
 from rota.errors import InvalidInput, LimitExceeded, RotaError, StoreError
 from rota.model.checks import check_finite
 from rota.model.struct_reader import first_problem
@@ -88,8 +89,8 @@ class RejectedCall(NamedTuple):
     method: str | None = None
 
 
-_request = msgspec.json.Decoder(_Request)
-_batch = msgspec.json.Decoder(list[Raw])
+_request = json_decoder(_Request)
+_batch = json_decoder(list[Raw])
 _any = msgspec.json.Decoder(float_hook=float)  # a number that is too large for a float becomes infinite
 _encoder = msgspec.json.Encoder()
 
@@ -231,7 +232,7 @@ class _SentRequest(msgspec.Struct, frozen=True):
     jsonrpc: str = "2.0"
 
 
-_response = msgspec.json.Decoder(_Response)
+_response = json_decoder(_Response)
 
 
 def encode_call(ident: int, method: Method, params: Any) -> bytes:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from rota import errors as e
+from rota.decoding import json_decoder
 from rota.errors import RotaError
 from rota.rpc.results import ResultCodec, result_codec
 from rota.rpc.server_api import ServerApi, TokensApi
@@ -87,12 +88,12 @@ class Method(Declaration):
     @cached_property
     def params_decoder(self) -> msgspec.json.Decoder[Any]:
         """Decodes parameters."""
-        return msgspec.json.Decoder(self.params)
+        return json_decoder(self.params)
 
     @cached_property
     def result_decoder(self) -> msgspec.json.Decoder[Any]:
         """Decodes results."""
-        return msgspec.json.Decoder(self.codec.result)
+        return json_decoder(self.codec.result)
 
     @cached_property
     def bind(self) -> Callable[..., Any]:

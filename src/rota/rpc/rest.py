@@ -24,6 +24,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from rota import errors as e
+from rota.decoding import convert
 from rota.errors import AmbiguousAgent, InvalidInput, LimitExceeded, RotaError, UnknownAgent
 from rota.model.work import Agent
 from rota.rpc.error_codec import to_error_object
@@ -232,7 +233,7 @@ def params_of(route: Route, sent: Sent, pid: int | None = None) -> Any:
     if pid is not None:
         given[route.agent_as] = pid
     try:
-        return msgspec.convert(given, route.method.params)
+        return convert(given, route.method.params)
     except msgspec.ValidationError as refusal:
         raise params_error(route.method, given, refusal) from refusal
 
@@ -269,7 +270,7 @@ def _from_text(name: str, text: str, kind: Any) -> Any:
     if str in kinds:
         return text
     try:
-        return msgspec.convert(text, kind, strict=False)
+        return convert(text, kind, strict=False)
     except msgspec.ValidationError as refusal:
         raise InvalidInput(f"{name} cannot be {text!r}: {refusal}", field=name) from refusal
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.errors import InvalidInput, StoreCorrupt, Unauthenticated, UnknownRequest
 from rota.kernel import Kernel
 from rota.kernel.journal import append
@@ -258,7 +259,7 @@ def _find(tx: Transaction, token_id: str) -> _StoredToken:
 def _decode(body: str) -> _StoredToken | None:
     """Decode a stored token. One that cannot be read is left out: it grants nothing, and the others go on."""
     try:
-        return msgspec.json.decode(body, type=_StoredToken)
+        return decode_json(body, _StoredToken)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         _log.warning("a stored access token cannot be read and is ignored: %s", problem)
         return None

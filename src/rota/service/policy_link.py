@@ -31,6 +31,7 @@ import msgspec
 
 from rota.cores import CoresEngine, Handle, SchedulingContext
 from rota.cores.events import Decision, Reweigh, ServiceBack, ServiceLost
+from rota.decoding import json_decoder
 from rota.errors import EntityUnknown, Refused, RotaError
 from rota.model.events import EventData, PolicyFellBack, PolicyReloaded, ProfileMapped
 from rota.service.admission import Admission
@@ -325,4 +326,4 @@ def _same_kind(before: Profile, profile: Profile) -> bool:
     return (before.criticality, before.overrun) == (profile.criticality, profile.overrun)
 
 
-_decoder = msgspec.json.Decoder(ProfileResponse)
+_decoder = json_decoder(ProfileResponse)

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from rota.clock import Clock, SystemClock
+from rota.decoding import msgpack_decoder
 from rota.errors import PolicyFailed, PolicyInvalid, RotaError
 from rota.model.reasons import PickReason
 from rota.model.snapshot import Decision, Decisions, Key, Snapshot
@@ -231,5 +232,5 @@ class PolicyProcess:
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=dict).encode  # read-only mappings
-_answers = msgspec.msgpack.Decoder(Answer)
-_descriptions = msgspec.msgpack.Decoder(Description)
+_answers = msgpack_decoder(Answer)
+_descriptions = msgpack_decoder(Description)

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from rota.decoding import msgpack_decoder
 from rota.errors import PolicyFailed
 from rota.model.snapshot import Snapshot
 from rota.policy import registry
@@ -170,4 +171,4 @@ def _failed(failure: PolicyFailed) -> Answer:
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_snapshots = msgspec.msgpack.Decoder(Snapshot)
+_snapshots = msgpack_decoder(Snapshot)

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import msgspec
 
 from rota.cores.accounts import LATENCY_CLASSES, LatencyClass
+from rota.decoding import convert
 from rota.errors import PolicyInvalid
 from rota.model.budgets import CRITICALITIES, Criticality, OverrunPolicy
 from rota.model.checks import Checks
@@ -114,7 +115,7 @@ class ProfileTable(msgspec.Struct, frozen=True, kw_only=True):
 
 def _read(key: str, fields: Any) -> Profile:
     try:
-        return msgspec.convert(fields, Profile)
+        return convert(fields, Profile)
     except msgspec.ValidationError as refusal:
         problem = first_problem(Profile, fields) or refusal
         raise _table_checks.refuse(f"changes[{key!r}]", f"is not a profile: {problem}") from refusal

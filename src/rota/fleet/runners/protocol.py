@@ -30,6 +30,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from rota.decoding import json_decoder
 from rota.errors import RunnerProtocolBroken
 from rota.model.work import ReadyEntry
 
@@ -312,8 +313,8 @@ _LOG_OPS = frozenset(str(kind.__struct_config__.tag) for kind in FOR_THE_LOG)
 _TEXTS = ("text", "msg", "content")  # what the text of a log message may be called
 _FIRST_OP = re.compile(rb'"op"\s*:\s*"([a-z_]*)"')
 
-_message: msgspec.json.Decoder[AgentMessage] = msgspec.json.Decoder(AgentMessage)
-_op = msgspec.json.Decoder(_Op)
+_message: msgspec.json.Decoder[AgentMessage] = json_decoder(AgentMessage)
+_op = json_decoder(_Op)
 OPS = frozenset(str(kind.__struct_config__.tag) for kind in AgentMessage.__args__)
 
 

@@ -18,6 +18,7 @@ from typing import Literal
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.model.worktrees import WorktreeSettings
 from rota.store import create_private
 from rota.store.private_files import make_private_folder, open_private
@@ -51,7 +52,7 @@ def _file(path: str, suffix: str) -> Path:
 def read_record(path: str) -> WorktreeRecord | None:
     """Return the record of the worktree at a path; None if there is none, or it cannot be read."""
     try:
-        return msgspec.json.decode(_file(path, "json").read_bytes(), type=WorktreeRecord)
+        return decode_json(_file(path, "json").read_bytes(), WorktreeRecord)
     except (OSError, msgspec.DecodeError):
         return None
 

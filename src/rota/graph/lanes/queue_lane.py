@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rota.decoding import convert
 from rota.errors import ComponentInvalid, GraphRunFailed, RotaError
 from rota.graph.commit import Committer
 from rota.graph.invocation import Invocation, Scope
@@ -241,7 +242,7 @@ def _result(node: Node, outcome: EntryOutcome) -> EntryResult:
     if not outcome.succeeded:
         raise GraphRunFailed(outcome.error)
     try:
-        return msgspec.convert(outcome.result, EntryResult)
+        return convert(outcome.result, EntryResult)
     except msgspec.ValidationError as problem:
         raise ComponentInvalid(
             f"an entry of component {node.id} was completed with a result that has no publications: {problem}",

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from rota.decoding import json_decoder
 from rota.errors import StoreUnavailable
 from rota.rpc.client import parts
 from rota.rpc.client.client import Client, variables_for
@@ -33,7 +34,7 @@ class _Id(msgspec.Struct, frozen=True):
     id: int | None = None
 
 
-_id = msgspec.json.Decoder(_Id)
+_id = json_decoder(_Id)
 _forgotten: list[_Pipeline] = []  # of the parent: a task that is finalised before its end is reported as an error
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from rota.decoding import decode_json
 from rota.errors import StoreUnavailable, UnsafePath
 from rota.store.private_files import create_private, make_private_folder, open_private
 
@@ -56,7 +57,7 @@ def find_daemon(store: str) -> DaemonInfo | None:
             (directory / "daemon.json").unlink()
         return None
     try:
-        return msgspec.json.decode(text, type=DaemonInfo)
+        return decode_json(text, DaemonInfo)
     except msgspec.DecodeError:
         return None
 
@@ -132,7 +133,7 @@ class RuntimeDirectory:
 
     def _other_daemon(self) -> str:
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            info = msgspec.json.decode(self._info_file.read_bytes(), type=DaemonInfo)
+            info = decode_json(self._info_file.read_bytes(), DaemonInfo)
             return f"process {info.pid} already serves this file, at {info.addresses[0]}"
         return "another daemon already serves this file"
 
