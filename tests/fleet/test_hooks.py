@@ -134,7 +134,7 @@ def test_quarantines_alerts_lost_workers_drains_and_own_events_are_told(harness:
     assert [(each["event"], each["project"], each["summary"]) for each in notices(harness)] == [
         ("quarantined", "lab", "coder is quarantined: 5 failures in a row"),
         ("drained", None, "worker box has drained: all of its runs have ended"),
-        ("budget_alert", "lab", "lab: 81,000 of 100,000 tokens are used (80% reached)"),
+        ("budget_alert", "lab", "lab: 80% of the tokens budget is used, 81,000 of 100,000"),
         ("worker_lost", None, "worker box on rack-1 is lost: 2 entries requeued"),
         ("deploy.*", None, "deploy.finished"),
     ]

@@ -147,7 +147,7 @@ def test_the_grammar_is_parsed() -> None:
 def test_missing_usage_is_an_advisory() -> None:
     found = "no usage found: the output had no JSON object (looked for tokens, cost_micro)"
     assert read("claude", b"plain text\n").advisories == (f"{found}; run `claude --print --output-format json`",)
-    assert "1 JSON objects, none of them with it" in read("claude", lines({"type": "other"})).advisories[0]
+    assert "JSON objects (1), none of them with it" in read("claude", lines({"type": "other"})).advisories[0]
     assert read({"tokens": "t", "cost_micro": "c"}, lines({"t": 1})).advisories == ("usage: cost_micro not found",)
 
 

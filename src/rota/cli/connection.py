@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rota import store
-from rota.cli.options import access
+from rota.cli.options import FLEET_FILE, access
 from rota.errors import InvalidInput, StoreUnavailable
 from rota.kernel import Kernel
 
@@ -121,9 +121,13 @@ def _kernel(address: str, *, create: bool = False, read_only: bool = False) -> K
     if not create and not Path(address).exists():
         raise StoreUnavailable(
             f"there is no store at {os.path.abspath(address)}",  # noqa: PTH100  # a link is named as it was given
-            hint="Give one with --store or ROTA_STORE, or create one: rota agents create NAME.",
+            hint=f"Give one with --store or ROTA_STORE, or create one: {_creates_one()}.",
         )
     return Kernel(store.open(address, read_only=read_only))
+
+
+def _creates_one() -> str:
+    return "rota run" if Path(FLEET_FILE).exists() else "rota agents create NAME"
 
 
 def _not_a_file(address: str) -> InvalidInput:

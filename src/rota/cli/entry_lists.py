@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rota.cli.options import STORE, AsJson, Limit, Offset, Store
+from rota.cli.options import STORE, AsJson, Limit, Offset, OnlyAgent, OnlyProject, Store
 
 if TYPE_CHECKING:
     from rota.model import ReadyEntry, RunningEntry
@@ -30,8 +30,8 @@ def queue(
     search: Annotated[
         str | None, typer.Option("--search", help="Only entries whose payload, result or errors hold this text.")
     ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="Only this agent's, by pid or name.")] = None,
-    project: Annotated[str | None, typer.Option("--project", help="Only this project's.")] = None,
+    agent: OnlyAgent = None,
+    project: OnlyProject = None,
     tag: Annotated[str | None, typer.Option("--tag", help="Only entries with this label.")] = None,
     state: Annotated[State | None, typer.Option("--state", help="Only entries in this stored state.")] = None,
     exit_kind: Annotated[str | None, typer.Option("--exit-kind", help="Only entries that ended this way.")] = None,
@@ -131,7 +131,7 @@ def _print_summary(shown: int, total: int, counts: dict[str, int], is_complete: 
 
 
 def ps(
-    project: Annotated[str | None, typer.Option("--project", help="Only this project's.")] = None,
+    project: OnlyProject = None,
     limit: Limit = 100,
     offset: Offset = 0,
     store: Store = STORE,

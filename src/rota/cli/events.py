@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rota.cli.exit_codes import INTERRUPTED
-from rota.cli.options import STORE, AsJson, Store
+from rota.cli.options import STORE, AsJson, OnlyAgent, Store
 from rota.cli.terminal_text import harmless, say
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def events(
     *,
     since: Annotated[int | None, typer.Option("--since", min=0, help="Only events after this id.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number, without --follow.")] = 1_000,
-    agent: Annotated[str | None, typer.Option("--agent", help="Only this agent's, by pid or name.")] = None,
+    agent: OnlyAgent = None,
     kind: Annotated[str | None, typer.Option("--kind", help="Only events of this kind: kernel.sched.*")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
     idle: Annotated[str | None, typer.Option("--idle", help="With --follow: stop after this long without one.")] = None,

@@ -10,12 +10,11 @@ from typing import Annotated
 
 import typer
 
-from rota.cli.options import AsJson
+from rota.cli.options import FLEET_FILE, AsJson
 from rota.cli.terminal_text import say
 
 __all__ = ["init", "print_unit"]
 
-FILE = "fleet.toml"
 STOP_MARGIN_S = 30  # that systemd waits longer than the supervisor waits for its runs
 FLEET = """\
 # A fleet: what runs, how often, and on what share of the slots.
@@ -75,7 +74,7 @@ def init(
     from rota.cli.output import print_json
     from rota.errors import Conflict, InvalidInput
 
-    path = folder / FILE
+    path = folder / FLEET_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("x") as file:
@@ -99,7 +98,7 @@ def _next_commands(folder: Path) -> list[str]:
     """Return the commands that run the fleet once and show what its run printed."""
     if folder == Path():
         return ["rota run --until-idle", "rota logs 1"]
-    fleet, store = shlex.quote(str(folder / FILE)), shlex.quote(str(folder / "rota.db"))
+    fleet, store = shlex.quote(str(folder / FLEET_FILE)), shlex.quote(str(folder / "rota.db"))
     return [f"rota run --until-idle {fleet}", f"rota logs 1 --store {store}"]
 
 

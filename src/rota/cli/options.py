@@ -6,9 +6,23 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["STORE", "AsJson", "By", "CaFile", "Limit", "Offset", "Store", "TokenFile", "access"]
+__all__ = [
+    "FLEET_FILE",
+    "STORE",
+    "AsJson",
+    "By",
+    "CaFile",
+    "Limit",
+    "Offset",
+    "OnlyAgent",
+    "OnlyProject",
+    "Store",
+    "TokenFile",
+    "access",
+]
 
 STORE = "rota.db"  # the default store
+FLEET_FILE = "fleet.toml"  # the default fleet file
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Store = Annotated[
@@ -27,6 +41,8 @@ CaFile = Annotated[
     str | None,
     typer.Option("--ca-file", help="CA certificates for the daemon (PEM). Default: ROTA_CA_FILE or the system's."),
 ]
+OnlyAgent = Annotated[str | None, typer.Option("--agent", help="Only this agent's, by pid or name.")]
+OnlyProject = Annotated[str | None, typer.Option("--project", help="Only this project's.")]
 By = Annotated[str, typer.Option("--by", help="Who does this, for the journal.")]
 
 

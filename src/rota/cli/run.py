@@ -16,6 +16,7 @@ from rota.cli import output
 from rota.cli.arguments import seconds
 from rota.cli.connection import open_client
 from rota.cli.log_lines import HarmlessFormatter
+from rota.cli.options import FLEET_FILE
 from rota.cli.terminal_text import say
 from rota.cli.view import LiveView
 from rota.errors import FleetInvalid
@@ -26,7 +27,6 @@ from rota.service import OUTAGE_S, Dispatcher, SchedulerApi, call_through_outage
 
 __all__ = ["find_fleet_file", "print_summary", "reload", "run"]
 
-DEFAULT_FLEET = "fleet.toml"
 RETRY_S = 30.0  # how long calls are retried while the daemon of a running fleet is unreachable
 
 
@@ -108,10 +108,10 @@ def find_fleet_file(path: Path | None) -> Path:
     """Return the given path, or the default fleet file of the current folder."""
     if path is not None:
         return path
-    default = Path(DEFAULT_FLEET)
+    default = Path(FLEET_FILE)
     if not default.exists():
         raise FleetInvalid(
-            f"there is no {DEFAULT_FLEET} in {Path.cwd()}", hint="Name a fleet file: `rota run path/to/fleet.toml`."
+            f"there is no {FLEET_FILE} in {Path.cwd()}", hint="Name a fleet file: `rota run path/to/fleet.toml`."
         )
     return default
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rota.cli.exit_codes import INTERRUPTED
-from rota.cli.options import STORE, AsJson, Store
+from rota.cli.options import STORE, AsJson, OnlyAgent, OnlyProject, Store
 from rota.cli.terminal_text import say
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def tail(
     count: Annotated[int, typer.Option("--lines", "-n", min=0, help="Begin with so many of the last ones.")] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing what happens.")] = False,
     since: Annotated[str | None, typer.Option("--since", help="Begin this long ago: 10m, 2h.")] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="Only this agent's, by pid or name.")] = None,
-    project: Annotated[str | None, typer.Option("--project", help="Only this project's.")] = None,
+    agent: OnlyAgent = None,
+    project: OnlyProject = None,
     kind: Annotated[str | None, typer.Option("--kind", help="Only events of this kind: kernel.sched.*")] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Also what happens by the thousand: charges, refills, agents' states.")

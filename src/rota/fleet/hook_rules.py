@@ -32,6 +32,7 @@ from rota.model.events import (
     SupervisorChanged,
     WorkerLost,
 )
+from rota.model.money import amount_text, dim_text
 from rota.model.work import Agent, ReadyEntry
 
 __all__ = [
@@ -216,8 +217,9 @@ def _summary(  # noqa: PLR0911  # one for each name
             owner = {"agent": who, "global": "the budget of all projects"}.get(
                 str(body.get("level")), body.get("owner")
             )
-            used, limit = body.get("used", 0), body.get("limit", 0)
-            return f"{owner}: {used:,} of {limit:,} {body.get('dim')} are used ({body.get('share', 0):.0%} reached)"
+            dim, share = str(body.get("dim")), body.get("share", 0)
+            used, limit = amount_text(dim, body.get("used", 0)), amount_text(dim, body.get("limit", 0))
+            return f"{owner}: {share:.0%} of the {dim_text(dim)} budget is used, {used} of {limit}"
         case "drained":
             return f"worker {body.get('worker_id')} has drained: all of its runs have ended"
         case "worker_lost":

@@ -287,9 +287,13 @@ def _cancelled(entry: ReadyEntry) -> str:
     return str(state)
 
 
+_DONE = {"cancel": "cancelled", "change": "changed", "release": "released", "retry": "retried"}
+
+
 def _illegal(entry: ReadyEntry, verb: str) -> IllegalTransition:
     """Return the error for a verb that does not apply to an entry, with what can be done instead."""
     error = ENTRY.error(entry.sched_id, entry.state, verb, legal=ENTRY.verbs(entry.state))
+    error.message = f"entry {entry.sched_id} is {entry.status} and cannot be {_DONE[verb]}"
     if entry.state == "dispatched":
         error.hint = f"It is running: `rota cancel {entry.sched_id} --stop` asks it to stop."
     elif entry.state == "queued":

@@ -132,7 +132,7 @@ def _changed(data: events.EntriesChanged, event: Event, names: EntityNames) -> I
 
 def _changed_to(name: str, value: Any, event: Event) -> str:
     if name not in ("runnable_at", "deadline") or not isinstance(value, int | float):
-        return f"= {value}"
+        return " ".join(map(readable, map(str, value))) if isinstance(value, list | tuple) else f"= {value}"
     left_s = value - event.ts
     return f"in {_duration(left_s)}" if left_s > 0 else "now"
 

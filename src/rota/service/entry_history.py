@@ -20,6 +20,7 @@ from rota.model import events
 from rota.model.event_codec import decode
 from rota.model.events import Event, EventData
 from rota.model.explanation import HistoryStep
+from rota.model.money import amounts_text
 from rota.model.retries import why_not_retried
 from rota.model.work import ReadyEntry
 from rota.store import Row, Transaction
@@ -107,7 +108,7 @@ def _describe(event: EventData, entry: ReadyEntry) -> str | None:  # noqa: PLR09
         case events.CancelRequested(sched_ids=ids) if sched_id in ids:
             return "asked to stop" + (f" by {event.by}" if event.by else "")
         case events.LedgerCharged(sched_id=charged) if charged == sched_id:
-            return "used " + ", ".join(f"{amount:,} {dim}" for dim, amount in event.amounts.items())
+            return f"used {amounts_text(event.amounts)}"
         case events.RunStarted(sched_id=run) if run == sched_id:
             return f"run {event.attempt} started on {event.slot}"
         case events.RunProgressed(sched_id=run) if run == sched_id:

@@ -239,7 +239,7 @@ class FlowPass:
             if self._priority_first and self._changes_band(pid, project_id, row[PRIORITY]):
                 return _OTHER_BAND, more
             cost = expected_cost(row, claim.share_dim)
-            reason = f"project {project_id or '–'} and agent {pid} are due"
+            reason = f"project {project_id or '–'} and in it this agent are due"
             if claim.try_claim(row, estimate=cost, reason=reason) is None:
                 return cost, more
         return 0, True

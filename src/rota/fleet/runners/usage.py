@@ -196,7 +196,9 @@ class UsageReader:
             yield f"usage: {self._too_long} lines or objects were too long to read"
         missing = [dim for dim in self._dims if dim not in self._usage and dim not in self._invalid]
         if self._dims and not self._usage:
-            what = "no JSON object" if not self._documents else f"{self._documents} JSON objects, none of them with it"
+            what = (
+                "no JSON object" if not self._documents else f"JSON objects ({self._documents}), none of them with it"
+            )
             yield f"no usage found: the output had {what} (looked for {', '.join(self._dims)}){self._hint}"
         elif missing and self._requires_all:
             yield f"usage: {', '.join(missing)} not found"
