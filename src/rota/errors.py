@@ -16,10 +16,10 @@
     ├── NotFound                         the id or name does not exist (also a KeyError)
     │   ├── UnknownPid, UnknownAgent, SchedUnknownId, UnknownPolicy, ProjectUnknown, WorkspaceUnknown
     │   ├── ContextUnknown, LeaseUnknown, IslandUnknown, EntityUnknown, RunnerUnknownPid
-    │   ├── ComponentUnknown, LaneUnknown
+    │   ├── ComponentUnknown, LaneUnknown, GraphRunUnknown
     │   └── LedgerUnknownDim, UnknownRequest
     ├── Conflict                         the id or name exists already
-    │   ├── LedgerExists, ProjectExists, WorkspaceExists, ContextExists, WorkerExists
+    │   ├── LedgerExists, ProjectExists, WorkspaceExists, ContextExists, WorkerExists, GraphRunExists
     │   └── PolicyDiffers                the store has another policy, which an operator can change
     ├── IllegalTransition                the state machine has no such arrow; nothing changed
     │   ├── SchedIllegalTransition       = IllegalQueueTransition
@@ -30,6 +30,7 @@
     ├── Refused                          the request is valid but cannot be granted now
     │   ├── SchedAdmissionDenied         force_claim: carries every blocking reason
     │   ├── StaleClaim                   the caller no longer holds the claim
+    │   ├── GraphRunRefused              a graph run that lives, or has ended, does not allow this
     │   ├── WorkspaceHeld, ContextDepleted, StaleHandle, DonationCycle
     │   ├── AskExceedsLimit              a run asked a limit for more than it has in a period
     │   └── ContextRefused, LeaseRefused, IslandRefused
@@ -372,6 +373,13 @@ class LaneUnknown(NotFound, code=-32205, name="graph_lane_unknown"):
     lane: str
 
 
+class GraphRunUnknown(NotFound, code=-32206, name="graph_run_unknown"):
+    """No graph run has this name."""
+
+    hint = "List them: rota graph ps"
+    run_id: str | None
+
+
 class Conflict(RotaError, code=-32108, name="exists"):
     """The id or name exists already."""
 
@@ -425,6 +433,13 @@ class ContextExists(Conflict, code=-32192, name="kernel_context_exists"):
     lease_ids: list[int] | None
     group: int | None
     command: str | None
+
+
+class GraphRunExists(Conflict, code=-32207, name="graph_run_exists"):
+    """A graph run with this name exists already, of another graph or with other inputs."""
+
+    run_id: str | None
+    graph: str | None
 
 
 # --- state machines ------------------------------------------------------------------------------
@@ -546,6 +561,13 @@ class SchedAdmissionDenied(Refused, code=-32134, name="kernel_sched_admission_de
     reasons: list[dict[str, Any]]
 
 
+class GraphRunRefused(Refused, code=-32208, name="graph_run_refused"):
+    """The state of the graph run does not allow this."""
+
+    run_id: str | None
+    status: str | None
+
+
 class StaleClaim(Refused, code=-32136, name="kernel_sched_stale_claim"):
     """The claim token is not that of the live claim; nothing changed."""
 
@@ -572,7 +594,7 @@ class ContextDepleted(Refused, code=-32194, name="kernel_context_depleted"):
 class AskExceedsLimit(Refused, code=-32309, name="kernel_ask_exceeds_limit"):
     """A run asked a limit for more than it ever has in one period, so it would wait for ever."""
 
-    hint = "Ask for less at a time, or raise the limit: rota limits set."
+    hint = "Ask for less at a time, or raise the limit: `rota limits` shows its id for `rota limits set`."
     limit_name: str
     unit: str
     asked: int

@@ -18,11 +18,13 @@ from rota.errors import RotaError, SchedInvalidPayload, UnknownPid
 from rota.kernel import affinity, dependencies
 from rota.kernel.entries import Entries
 from rota.kernel.environment import CachedAgent
+from rota.kernel.graph_budgets import check_account
 from rota.kernel.grants import check_reachable, may_reach, unreachable_entry
 from rota.kernel.journal import append
 from rota.kernel.rows import NEEDS, PROJECT, decode_needs, encode_json, encode_needs_and_options
 from rota.model.checks import INTEGER_MAX, PAYLOAD_BYTES_MAX, Checks
 from rota.model.events import EntriesEnqueued
+from rota.model.graph_budgets import GraphAccount
 from rota.model.work import ScheduleSpec
 from rota.store import Transaction
 from rota.store.statements import contexts as context_sql
@@ -57,15 +59,7 @@ class Enqueuing(Entries):
 
     def enqueue_many(self, specs: Sequence[ScheduleSpec]) -> list[int]:
         """Put many entries into the queue, all or none; an `after` of -1 is the previous entry of the call."""
-        _queue.sequence("specs", specs)
-        if len(specs) > ENQUEUE_MAX:
-            raise _queue.refuse("specs", f"may be at most {ENQUEUE_MAX:,}, not {len(specs):,}")
-        batch: list[_NewEntry] = []
-        try:
-            for spec in specs:
-                batch.append(_checked(spec))  # noqa: PERF401  # the length says which spec was wrong
-        except RotaError as error:
-            raise with_index(error, len(batch)) from None
+        batch = _checked_batch(specs)
         if not batch:
             return []
         now = self._env.clock.now()
@@ -107,6 +101,22 @@ class Enqueuing(Entries):
             raise UnknownPid(spec.pid)
         new = msgspec.structs.replace(_checked(spec), spawner=(from_project,))
         return self._enqueue(tx, (new,), now)[0]
+
+    def checked_batch(self, specs: Sequence[ScheduleSpec]) -> list[_NewEntry]:
+        """Check specs outside of a transaction, for `enqueue_batch_in`."""
+        return _checked_batch(specs)
+
+    def enqueue_batch_in(
+        self, tx: Transaction, batch: Sequence[_NewEntry], from_project: str | None, now: float
+    ) -> list[int]:
+        """Put entries of agents that a project may reach into the queue, inside a transaction."""
+        agents = self._env.cache.agents(tx, {new.spec.pid for new in batch})
+        for pid in {new.spec.pid for new in batch}:
+            agent = agents.get(pid)
+            if agent is None or not may_reach(tx, from_project, agent.project_id):
+                raise UnknownPid(pid)
+        spawned = [msgspec.structs.replace(new, spawner=(from_project,)) for new in batch]
+        return self._enqueue(tx, spawned, now, indexed=True)
 
     def entry_with_key(self, tx: Transaction, spec: ScheduleSpec) -> int | None:
         """Return the entry that has the key of a spec, in the project of its agent."""
@@ -198,8 +208,10 @@ class Enqueuing(Entries):
             raise _queue.refuse("deadline", f"lies before the end of the delay ({spec.delay_s:g} s)")
         is_later = spec.runnable_at > now or spec.delay_s > 0
         hold = "after" if verdict is not None else ("time" if is_later else None)
-        path = _call_path(tx, spec.parent_id, reaches_from)
-        sched_id = tx.insert(sql.ENQUEUE, _row(new, project_id, now, hold, path))
+        if spec.account is not None:
+            check_account(tx, spec.account, project_id)
+        path, account = _call_path(tx, spec.parent_id, reaches_from)
+        sched_id = tx.insert(sql.ENQUEUE, _row(new, project_id, now, hold, path, account))
         if hold is None and spec.affinity is not None:
             hold = self._hold_for_worker(tx, sched_id, spec, now)
         if predecessors:
@@ -243,6 +255,20 @@ def _record(tx: Transaction, batch: Sequence[_NewEntry], event: EntriesEnqueued,
 # --- checks and rows -----------------------------------------------------------------------------
 
 
+def _checked_batch(specs: Sequence[ScheduleSpec]) -> list[_NewEntry]:
+    """Check the specs of one call; an error names the spec that caused it."""
+    _queue.sequence("specs", specs)
+    if len(specs) > ENQUEUE_MAX:
+        raise _queue.refuse("specs", f"may be at most {ENQUEUE_MAX:,}, not {len(specs):,}")
+    batch: list[_NewEntry] = []
+    try:
+        for spec in specs:
+            batch.append(_checked(spec))  # noqa: PERF401  # the length says which spec was wrong
+    except RotaError as error:
+        raise with_index(error, len(batch)) from None
+    return batch
+
+
 def _checked(spec: ScheduleSpec) -> _NewEntry:
     """Check that this is a spec, and encode its payload."""
     if not isinstance(spec, ScheduleSpec):
@@ -252,6 +278,7 @@ def _checked(spec: ScheduleSpec) -> _NewEntry:
     refers = spec.key is not None or bool(spec.after) or spec.delay_s != 0.0
     if not (is_plain or refers):
         refers = spec.parent_id is not None or spec.affinity is not None or bool(spec.tags)
+        refers = refers or spec.account is not None
         refers = refers or (spec.causation_id is not None and _entry_named_by(spec.causation_id) is not None)
     return _NewEntry(spec, payload, is_plain, refers)
 
@@ -264,8 +291,8 @@ def _check_limits(
         if (name, project_id) in known:
             continue
         if not tx.run(context_sql.NAMED_FOR, (name, project_id)):
-            command = f"rota limits create name {shlex.quote(name)}"
-            error = _queue.refuse("draws_on", f"names {name!r}, and no limit has this name; create it: {command}")
+            error = _queue.refuse("draws_on", f"names {name!r}, and no limit has this name")
+            error.hint = f"Create it: rota limits create name {shlex.quote(name)} --unit requests --budget 60."
             raise error if index is None else with_index(error, index)
         known.add((name, project_id))
 
@@ -289,12 +316,17 @@ def _not_alive(agent: CachedAgent | None, pid: int, index: int | None) -> RotaEr
     return error if index is None else with_index(error, index)
 
 
-def _row(
-    new: _NewEntry, project_id: str | None, now: float, hold: str | None, path: str | None = None
+def _row(  # noqa: PLR0917  # one line at each of its two callers
+    new: _NewEntry,
+    project_id: str | None,
+    now: float,
+    hold: str | None,
+    path: str | None = None,
+    account: GraphAccount | None = None,
 ) -> tuple[Any, ...]:
     """Return the parameters of `statements.queue.ENQUEUE`."""
     spec = new.spec
-    needs, options = (None, None) if new.is_plain and path is None else encode_needs_and_options(spec, path)
+    needs, options = (None, None) if new.is_plain and path is None else encode_needs_and_options(spec, path, account)
     runnable_at, by_date = (spec.runnable_at, spec.runnable_at > 0) if not spec.delay_s else (now + spec.delay_s, False)
     return (
         spec.pid, project_id, spec.priority, runnable_at, spec.deadline, spec.trigger, new.payload, now, hold,
@@ -319,11 +351,14 @@ def _entry_named_by(causation_id: str) -> int | None:
     return min(int(number[:20]), INTEGER_MAX)  # a longer one names no entry
 
 
-def _call_path(tx: Transaction, parent_id: int | None, reaches_from: str | None) -> str | None:
-    """Return the entry at the root of the parent's call path."""
+def _call_path(
+    tx: Transaction, parent_id: int | None, reaches_from: str | None
+) -> tuple[str | None, GraphAccount | None]:
+    """Return the entry at the root of the parent's call path, and the graph run that the parent counts in."""
     if parent_id is None:
-        return None
+        return None, None
     rows = tx.run(sql.GET, (parent_id,))
     if not rows or not may_reach(tx, reaches_from, rows[0][PROJECT]):
         raise unreachable_entry(parent_id)
-    return decode_needs(rows[0][NEEDS]).path or str(parent_id)
+    needs = decode_needs(rows[0][NEEDS])
+    return needs.path or str(parent_id), needs.account
