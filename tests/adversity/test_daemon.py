@@ -28,7 +28,7 @@ from rota.observe.metrics import LABELS_MAX, OTHER
 from rota.rpc import connect
 from rota.rpc.daemon.transport import DaemonLimits
 from tests.adversity.hostile_clients import Daemon, connection, daemon, read_to_end, send_until_stuck
-from tests.daemon.harness import PATIENCE_S, Raw, make_token, serving
+from tests.daemon.harness import PATIENCE_S, Raw, make_token, no_room, serving
 from tests.daemon.http_client import call, fetch, rpc
 from tests.store.test_full_disk import small_disk
 
@@ -337,7 +337,7 @@ def test_a_caller_with_many_reads_delays_only_its_own(tmp_path: Path) -> None:
 def test_a_daemon_that_cannot_write_is_not_ready_until_it_can(tmp_path: Path) -> None:
     with daemon(tmp_path / "rota.db") as target:
         assert fetch(target.url, "/readyz").status == 200
-        with no_room(target), Raw(target.unix) as raw:
+        with no_room(target.pid, Path(target.path)), Raw(target.unix) as raw:
             error = fill_up(raw)
             assert "nothing was written" in error["message"]
             answer = fetch(target.url, "/readyz")
@@ -347,20 +347,6 @@ def test_a_daemon_that_cannot_write_is_not_ready_until_it_can(tmp_path: Path) ->
             assert fetch(target.url, "/livez").status == 200
         assert fetch(target.url, "/readyz").status == 200
         is_served(target)
-
-
-@contextlib.contextmanager
-def no_room(target: Daemon) -> Any:
-    """Let no file of the daemon grow beyond the size that its store has now."""
-    files = [Path(target.path), Path(f"{target.path}-wal")]
-    size = max(file.stat().st_size for file in files if file.exists())
-    before = resource.prlimit(target.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(target.pid, resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            resource.prlimit(target.pid, resource.RLIMIT_FSIZE, before)
 
 
 def fill_up(raw: Raw) -> Any:
@@ -377,7 +363,7 @@ def fill_up(raw: Raw) -> Any:
 
 def test_a_signal_while_the_disk_is_full_is_one_sentence_and_the_documented_code(tmp_path: Path) -> None:
     target = Daemon(tmp_path / "rota.db")
-    with no_room(target), Raw(target.unix) as raw:
+    with no_room(target.pid, Path(target.path)), Raw(target.unix) as raw:
         fill_up(raw)
         code = target.stop()
     log = "".join(target.log)

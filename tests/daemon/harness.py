@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -226,3 +227,16 @@ class Raw:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def no_room(pid: int, path: Path) -> Iterator[None]:
+    """Let no file of a process grow beyond the size that its store has now, as on a full disk."""
+    size = max(each.stat().st_size for each in (path, path.with_name(f"{path.name}-wal")) if each.exists())
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)

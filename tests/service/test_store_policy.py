@@ -9,7 +9,7 @@ import pytest
 
 from rota import store
 from rota.clock import ManualClock
-from rota.errors import PolicyDiffers, PolicyInvalid, UnknownPolicy
+from rota.errors import LimitExceeded, PolicyDiffers, PolicyInvalid, UnknownPolicy
 from rota.kernel import Kernel, RunReport, ScheduleSpec
 from rota.kernel.replay import KernelState
 from rota.model.policy_setting import PolicySetting, ShareBy
@@ -232,3 +232,8 @@ def test_a_project_at_its_cap_does_not_distort_the_others(kernel: Kernel, clock:
         live += api.claim("w")
     assert ran["a"] == 100, "one slot of three"
     assert abs(ran["b"] / ran["c"] - 2) < 0.1
+
+
+def test_parameters_have_a_bound(kernel: Kernel) -> None:
+    with pytest.raises(LimitExceeded, match="PARAMS_BYTES_MAX"):
+        Dispatcher(kernel).policies.set("fair_share", {"min_guarantee": "x" * 20_000})

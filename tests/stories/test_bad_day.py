@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -22,7 +21,7 @@ import pytest
 
 from rota.kernel import ScheduleSpec
 from rota.rpc import Client, connect
-from tests.daemon.harness import Process
+from tests.daemon.harness import Process, no_room
 from tests.stories.processes import PATIENCE_S, ROTA, run_rota
 
 HOUR_S = 3_600.0
@@ -152,18 +151,6 @@ def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Day]:
     yield made
     with contextlib.suppress(subprocess.TimeoutExpired):
         made.end()
-
-
-@contextlib.contextmanager
-def no_room(pid: int, store: Path) -> Iterator[None]:
-    """Let no file of a process grow beyond the size that its store has now, as on a full disk."""
-    size = max(path.stat().st_size for path in (store, store.with_name(f"{store.name}-wal")) if path.exists())
-    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
 
 def test_a_bad_day(day: Day) -> None:

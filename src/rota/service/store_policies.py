@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from rota.errors import PolicyInvalid
+import msgspec
+
+from rota.errors import LimitExceeded, PolicyInvalid
 from rota.kernel.policies import Policies
 from rota.kernel.store_policy import StorePolicy
 from rota.model.checks import Checks
@@ -19,7 +21,7 @@ from rota.service.policy_process import make_policy
 __all__ = ["FORGET", "StorePolicies", "made_setting"]
 
 FORGET = "default"  # as a name: forget the policy, so that the default is in force
-PARAMS_BYTES_MAX = 16 * 1024
+PARAMS_BYTES_MAX = 16 * 1024  # of a policy's parameters as JSON: every supervisor reads them
 _checks = Checks("Policy", PolicyInvalid)
 
 
@@ -57,6 +59,9 @@ class StorePolicies:
 
 def made_setting(name: str, params: dict[str, Any], isolation: Literal["thread", "process"], by: str) -> PolicySetting:
     """Return the setting of a policy that can be made, with the parameters that it has by default."""
+    size = len(msgspec.json.encode(params))
+    if size > PARAMS_BYTES_MAX:
+        raise LimitExceeded("PARAMS_BYTES_MAX", PARAMS_BYTES_MAX, size)
     make_policy(name, params, isolation)
     defaults = dict(parameters(name)) if is_built_in_name(name) else {}
     return PolicySetting(name=name, params={**defaults, **params}, isolation=isolation, by=by)
