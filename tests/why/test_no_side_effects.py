@@ -13,15 +13,16 @@ import pytest
 from rota import store
 from rota.clock import ManualClock
 from rota.errors import SchedInvalidPayload, SchedUnknownId, StoreError, StoreUnavailable, UnknownPolicy
-from rota.kernel import Completion, Kernel, ScheduleSpec
+from rota.kernel import Completion, Kernel, ScheduleSpec, claim_pass
 from rota.kernel.dry_run import DryRun
 from rota.policy import registry
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
-from rota.store import Transaction
+from rota.store import Statement, Transaction
 from rota.store.engine import TransactionLost
 
 START_AT = 1_000.0
+INDEXES = Statement("indexes", "All indexes.", "SELECT name FROM sqlite_schema WHERE type = 'index'")
 
 
 @pytest.fixture
@@ -63,6 +64,27 @@ def test_the_file_the_journal_and_the_random_generator_do_not_change(
     assert [each.state for each in explanation] == ["expired", "queued", "queued", "queued"]
     assert seen() == before
     beside.close()
+
+
+@pytest.mark.parametrize("policy", ["eevdf", "fair_share", "edf"])
+def test_an_index_that_takes_long_to_create_is_created_once(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    monkeypatch.setattr(claim_pass, "READY_WITHOUT_INDEX_MAX", 2)
+    ids = [kernel.queue.enqueue(ScheduleSpec(kernel.agents.create(f"a{n}"), deadline=START_AT + 5)) for n in range(3)]
+
+    def indexes() -> list[str]:
+        rows = kernel.store.read(lambda tx: tx.run(INDEXES))
+        return sorted(row[0] for row in rows if "pickable_by" in row[0])
+
+    assert indexes() == []
+    assert explain(Dispatcher(kernel, policy), ids[0]).starts
+    created = indexes()
+    assert len(created) == 1
+    cursor = kernel.journal.cursor()
+    assert [explain(Dispatcher(kernel, policy), sched_id).state for sched_id in ids] == ["queued"] * 3
+    assert (indexes(), kernel.journal.cursor()) == (created, cursor)
+    assert len(Dispatcher(kernel, policy).claim("w", 3)) == 3
 
 
 def test_no_listener_and_no_waiting_claim_is_woken(kernel: Kernel) -> None:

@@ -54,7 +54,7 @@ from rota.model.events import ClaimedEntry, EntriesClaimed
 from rota.model.lifecycle import EntryState
 from rota.model.reasons import BlockingBase
 from rota.model.work import ReadyEntry
-from rota.store import Row, Transaction
+from rota.store import Row, Statement, Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import projects as project_sql
 from rota.store.statements import ready_heads as head_sql
@@ -64,9 +64,18 @@ __all__ = ["CLAIM_BYTES_MAX", "ClaimPass", "PendingClaim", "begin_claim"]
 CLAIM_BYTES_MAX = 16 * 1024 * 1024  # payload bytes after which a claim takes no more entries, to bound its response
 
 _sched_id = itemgetter(-1)
+READY_WITHOUT_INDEX_MAX = 10_000  # ready entries for which a dry run creates an index that is rolled back
 _NONE = "[]"
 _NO_FLOWS = ServedFlows()
 _DISPATCHED = str(EntryState.DISPATCHED)
+
+
+class IndexNeeded(Exception):
+    """A dry run needs an index that takes long to create."""
+
+    def __init__(self, statement: Statement) -> None:
+        super().__init__(statement.name)
+        self.statement = statement
 
 
 class PendingClaim(msgspec.Struct, frozen=True, gc=False):
@@ -356,8 +365,15 @@ class ClaimPass:
         return self.now, self._kinds_json, limit, self.request.check_budgets, *excluded
 
     def ensure_index(self, by: Literal["agent", "project", "deadline"]) -> None:
-        """Create the index of ready entries by agent, project or deadline if it does not exist."""
+        """Create the index of ready entries by agent, project or deadline if it does not exist.
+
+        A transaction that is rolled back would create it for nothing, each time: if that takes long, it raises
+        `IndexNeeded` instead.
+        """
         statements = {"agent": sql.INDEX_BY_AGENT, "project": sql.INDEX_BY_PROJECT, "deadline": sql.INDEX_BY_DEADLINE}
+        name = f"idx_sched_queue_pickable_by_{by}"
+        if self.env.is_isolated and self.tx.run(sql.COSTLY_INDEX, (name, READY_WITHOUT_INDEX_MAX)):
+            raise IndexNeeded(statements[by])
         self.tx.run(statements[by])
 
     def read_ahead(self, pids: Collection[int], depth: int) -> None:

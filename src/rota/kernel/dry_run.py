@@ -6,20 +6,24 @@ transaction that always rolls back. It queues like any writer and delays the oth
 bounded.
 
 It leaves nothing behind, in the file or in memory: the maintenance state, the cache, the record of workers and the
-random generator are copies.
+random generator are copies. One thing must stay: an index that the claim needs, and that the file does not have yet
+because no claim by such a policy was made. With many ready entries writers would wait for it in every dry run; so it is
+created by a transaction of its own, and the dry run begins again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from rota.errors import SchedUnknownId
+from rota.kernel.claim_pass import IndexNeeded
 from rota.kernel.environment import DueSummary, KernelEnvironment
 from rota.kernel.maintenance import Maintenance
 from rota.kernel.rows import decode_spent
 from rota.model.reasons import WaitsOnLimit
-from rota.store import Row, Transaction
+from rota.store import Row, Statement, Transaction
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import budgets as budget_sql
 from rota.store.statements import claims as claim_sql
@@ -90,12 +94,20 @@ class DryRun(NamedTuple):
 def dry_run(env: KernelEnvironment, work: Callable[[DryRun], T], *, now: float | None = None) -> T:
     """Do what is due, run the work, roll everything back and return the work's result."""
     given = None if now is None else env.now(now)
-    isolated = env.isolated()
 
     def rolled_back(tx: Transaction) -> T:
+        isolated = env.isolated()
         cursor = int(tx.run(journal_sql.EVENT_ENDS)[0][1] or 0)
         at = isolated.read_clock(tx, writes=False)
         due = Maintenance(isolated).run_due(tx, at, now_from_clock=True, sweeps=given is None)
         return work(DryRun(tx, isolated, at if given is None else given, due, cursor, at))
 
-    return env.store.dry_run(rolled_back)
+    while True:
+        try:
+            return env.store.dry_run(rolled_back)
+        except IndexNeeded as needed:
+            env.store.write(partial(_create, needed.statement))
+
+
+def _create(index: Statement, tx: Transaction) -> None:
+    tx.run(index)

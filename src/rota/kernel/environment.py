@@ -80,6 +80,7 @@ class KernelEnvironment(NamedTuple):
     workers_seen: WorkersSeen
     waiters: EntryWaiters
     clock_offset: ClockOffset
+    is_isolated: bool = False  # its transaction is rolled back
 
     def isolated(self) -> KernelEnvironment:
         """Return an environment for a transaction that leaves nothing behind: what is remembered is copied or empty."""
@@ -88,6 +89,7 @@ class KernelEnvironment(NamedTuple):
             cache=KernelCache(),
             workers_seen=self.workers_seen.copy(),
             clock_offset=copy.copy(self.clock_offset),
+            is_isolated=True,
         )
 
     def now(self, given: float | None = None) -> float:

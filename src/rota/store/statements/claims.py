@@ -91,6 +91,12 @@ INDEX_BY_DEADLINE = Statement(
     "ON agent_schedule_queue (deadline, priority DESC, sched_id) "
     "WHERE state = 'queued' AND hold IS NULL AND deadline IS NOT NULL",
 )
+COSTLY_INDEX = Statement(
+    "index_is_costly",
+    "Whether an index does not exist, and more ready entries than ?2 would have to be read to create it.",
+    "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'index' AND name = ?1) AND EXISTS ("
+    "SELECT 1 FROM agent_schedule_queue WHERE state = 'queued' AND hold IS NULL LIMIT 1 OFFSET +?2)",
+)
 NEXT_OF_AGENT = Statement(
     "entries_next_of_agent",
     "An agent's next entries without a hold, in strict order, also those that are blocked.",
