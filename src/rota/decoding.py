@@ -1,8 +1,8 @@
 """Decoders of typed data. Every one is made here, by one thread at a time.
 
 msgspec prepares a type when it is first decoded, and lets other threads see it half prepared: two threads that decode
-it for the first time at the same moment can crash the process. So whoever decodes into a type asks this file, which
-prepares each type once, under one lock (tests/house/test_decoding.py looks for any other use).
+it for the first time at the same moment can crash the process. So all code that decodes into a type asks this
+file, which prepares each type once, under one lock (tests/house/test_decoding.py looks for any other use).
 """
 
 from __future__ import annotations

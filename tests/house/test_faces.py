@@ -23,6 +23,7 @@ FACES = {
     "rota.agent",
     "rota.app",
     "rota.clock",
+    "rota.decoding",
     "rota.errors",
     "rota.policy.fair_share",
     *(f"rota.{name}" for name in PACKAGES),

@@ -110,7 +110,7 @@ def set_access(
 def main() -> None:
     """Run the `rota` command; a rota error is printed as one sentence, without a traceback."""
     try:
-        app()
+        app(prog_name="rota")  # also for `python -m rota`
     except RotaError as error:
         _report(error)
     except KeyboardInterrupt:

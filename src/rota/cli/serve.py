@@ -12,7 +12,6 @@ import typer
 
 from rota.cli.options import STORE
 from rota.cli.terminal_text import say
-from rota.decoding import convert
 from rota.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -137,6 +136,7 @@ def _limits(given: tuple[str, ...]) -> DaemonLimits:
     """Return the limits with those that `--limit` sets."""
     import msgspec
 
+    from rota.decoding import convert
     from rota.rpc import DaemonLimits
 
     values = dict(text.partition("=")[::2] for text in given)
