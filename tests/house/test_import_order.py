@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "rota"
 
 
+@cache
 def listing() -> list[str]:
     """The house, file by file or room by room, as the architecture page draws it."""
     page = (ROOT / "docs" / "architecture.md").read_text()
@@ -23,6 +25,12 @@ def files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def place(path: Path) -> tuple[int, int]:
     """Where a file stands. Inside a room that is listed whole, files stand side by side."""
     name = path.relative_to(SOURCE).as_posix()
@@ -41,9 +49,14 @@ def module_file(module: str, name: str | None = None) -> Path | None:
     return module_file(module) if name else (SOURCE / "__init__.py" if module == "rota" else None)
 
 
-def imports(path: Path) -> Iterator[tuple[Path, int]]:
+@cache
+def imports(path: Path) -> list[tuple[Path, int]]:
     """Every file of ours that this one imports, with the line."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[Path, int]]:
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno} imports relatively"
             if node.module and node.module.split(".")[0] == "rota":
@@ -70,7 +83,7 @@ def test_a_file_imports_only_what_stands_above_it(path: Path) -> None:
 def test_no_import_hides_inside_a_function(path: Path) -> None:
     if path.relative_to(SOURCE).parts[0] in {"cli", "__init__.py"}:
         return  # doors load late so that they open at once; they stand at the bottom, so no cycle can hide there
-    for function in ast.walk(ast.parse(path.read_text())):
+    for function in ast.walk(tree(path)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             inner = [node for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)]
             assert not inner, f"{path.relative_to(ROOT)}:{inner[0].lineno} imports inside {function.name}"
@@ -101,7 +114,7 @@ def test_only_the_clock_asks_what_time_it_is() -> None:
     for path in files():
         if path.name == "clock.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 asked = (node.value.id, node.attr)
                 assert asked not in asks, f"{path.relative_to(ROOT)}:{node.lineno} asks time.{node.attr}"

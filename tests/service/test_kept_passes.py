@@ -273,7 +273,7 @@ operations = st.builds(Op, st.sampled_from(OFTEN * 2 + SELDOM), st.integers(0, 1
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
-@settings(max_examples=settings().max_examples // 2, deadline=None)
+@settings(max_examples=settings().max_examples // 4, deadline=None)
 @given(history=st.lists(operations, min_size=12, max_size=50))
 def test_a_kept_pass_claims_what_a_new_one_claims(policy: Policy, history: list[Op]) -> None:
     start = [Op("enqueue_many", number, number + 3) for number in range(4)]

@@ -25,7 +25,7 @@ from tests.stories.processes import daemon_of, run_rota
 
 DOORS = ("embedded", "unix", "http")
 WEIGHTS = {"gold": 3, "silver": 2, "bronze": 1}
-ENTRIES = 48
+ENTRIES = 30
 POLICIES = {
     "default": "",
     "fair_share": 'policy = "fair_share"\n',
