@@ -13,7 +13,7 @@ from bench.harness import Case, run, table
 # Each bench is a list of modules, and each module has `cases() -> Iterator[Case]`.
 BENCHES = {
     "fleet": ["bench.fleet_callable", "bench.fleet_commands"],
-    "graph": ["bench.graph", "bench.graph_compile"],
+    "graph": ["bench.graph", "bench.graph_compile", "bench.graph_fleet"],
     "tick": ["bench.tick"],
     "host": ["bench.host"],
     "policy": ["bench.policy_queue", "bench.policy_eevdf", "bench.policy_fair_share"],

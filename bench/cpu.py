@@ -12,6 +12,10 @@ depend on it.
 **sim**: a whole simulation (the driver's own line of events, the threads and the engine) beside SimPy processes
 that only time out. One event is one thing that happens: here something the engine is told, there a timeout.
 
+**worst-step**: 100,000 entities wait on four cores, all paid by one context. A core goes offline and comes back, the
+context is revoked, the policy service is lost. The figure is the longest step in milliseconds of CPU time, timers that
+continue the work included; a round counts only if no step moved or released more entities than its limit.
+
 A round counts only if every cycle ran exactly one entity on the core that became free, and the engine's books
 are in order (one owner for every runnable, sums, grants, every nanosecond paid once).
 """
@@ -19,6 +23,7 @@ are in order (one owner for every runnable, sums, grants, every nanosecond paid 
 from __future__ import annotations
 
 import cProfile
+import gc
 import pstats
 import random
 import time
@@ -29,8 +34,21 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import ROUNDS, Arena, Case, Measured
-from rota.cores import CoresEngine, SchedulingContext
-from rota.cores.events import Block, CoreTick, RunEntity, Wake
+from rota.cores import CoresEngine, Handle, SchedulingContext
+from rota.cores.events import (
+    Block,
+    CoreOffline,
+    CoreOnline,
+    CoreTick,
+    Event,
+    Migrate,
+    Revoke,
+    RunEntity,
+    ServiceLost,
+    TimerDue,
+    Wake,
+)
+from rota.cores.placement import MOVES_MAX
 from rota.cores.telemetry import EngineTrace
 from rota.sim.build import build_simulation
 from rota.sim.scenario import Scenario, ThreadSpec
@@ -42,6 +60,7 @@ DELAY_MAX_NS = 100_000  # between two cycles: on 16 cores a turn lasts 0.8 ms on
 CORES_DELAY_MAX_NS = 20_000  # on 256 cores a turn lasts 2.6 ms, within a slice and within a budget
 SIZES = {"1k": 1_000, "10k": 10_000, "100k": 100_000}
 CORES_ENTITIES = 4_096
+STEP_ENTITIES = 100_000
 SIM_THREADS = 10_000
 SIM_CORES = 32
 SIM_EVENTS = 60_000
@@ -55,6 +74,7 @@ def cases() -> Iterator[Case]:
     for cores in (16, 256):
         arena = partial(_cores_arena, cores)
         yield Case(f"cores-{cores}", CORES_ENTITIES, "ops/s", "the same on 2 cores", arena, ops=CYCLES, goal=0.7)
+    yield Case("worst-step", STEP_ENTITIES, "ms", "", _worst_step_arena, rounds=1)
     yield Case(
         "sim",
         SIM_THREADS,
@@ -159,6 +179,41 @@ def _cores_arena(cores: int) -> Arena:
     return Arena(
         rota=many.cycles, base=few.cycles, verify=lambda ours, theirs: many.is_sound(ours) and few.is_sound(theirs)
     )
+
+
+def _crowd() -> tuple[CoresEngine, Handle]:
+    """Four cores full of waiting entities, all paid by one context."""
+    engine = CoresEngine(cores=4)
+    handle = engine.admit(SchedulingContext(context_id=1, budget=50 * MS, period=100 * MS))
+    for _ in range(STEP_ENTITIES):
+        entity = engine.spawn()
+        engine.bind(handle, entity)
+        engine.step(Wake(entity), 0)
+    for core in range(4):
+        engine.step(CoreTick(core), 0)
+    return engine, handle
+
+
+def _worst_step_arena() -> Arena:
+    def rota() -> Measured:
+        engine, handle = _crowd()
+        events: tuple[Event, ...] = (CoreOffline(2), CoreOnline(2), Revoke(handle), ServiceLost("stalled"))
+        longest_s, most = 0.0, 0
+        gc.disable()  # a collection looks at every object of the process, which is not a cost of the step
+        for now, event in enumerate(events, start=1):
+            pending: Event | None = event
+            while pending is not None:
+                started = time.process_time()
+                decisions = engine.step(pending, now * MS)
+                longest_s = max(longest_s, time.process_time() - started)
+                most = max(most, sum(isinstance(one, Migrate) for one in decisions))
+                due = engine.next_timer_at
+                pending = TimerDue() if due is not None and due <= now * MS else None
+        gc.enable()
+        print(f"worst-step: at most {most} entities moved in one step, limit {MOVES_MAX}")
+        return Measured(longest_s * 1_000, (most, engine))
+
+    return Arena(rota=rota, verify=lambda ours, _: ours[0] <= MOVES_MAX and _is_sound(ours[1]))
 
 
 # --- the simulation --------------------------------------------------------------------------------

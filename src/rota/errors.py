@@ -376,7 +376,7 @@ class LaneUnknown(NotFound, code=-32205, name="graph_lane_unknown"):
 class GraphRunUnknown(NotFound, code=-32206, name="graph_run_unknown"):
     """No graph run has this name."""
 
-    hint = "List them: rota graph ps"
+    hint = "`rota graph ps` lists them."
     run_id: str | None
 
 

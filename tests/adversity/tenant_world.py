@@ -7,13 +7,14 @@ fits it.
 from __future__ import annotations
 
 import base64
+import contextlib
 import random
 import re
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import apsw
 import msgspec
 
 from rota.kernel import Completion, ScheduleSpec
@@ -95,7 +96,22 @@ def furnish(client: Client, mark: str) -> Knowledge:
     client.queue.complete(failed, "failed", result={"error": text("error")}, outcome=text("outcome"))
     client.queue.request_cancel(cancelled, by=text("canceller"))
     known.sched_ids += [waiting, failed, cancelled]
+    known.sched_ids.append(_graph_run(client, known))
     return known
+
+
+def _graph_run(client: Client, known: Knowledge) -> int:
+    """Start and end a run of a graph whose one node is the project's agent; returns its coordinator."""
+    agent, said = known.text("agent"), {"said": known.text("config")}
+    nodes: list[Any] = [{"id": known.text("node"), "execution": {"agent": agent}, "config": said}]
+    nodes.append({"id": "topic", "type": "rota.input", "execution": {"lane": "main"}})
+    document = {"schema_version": 2, "graph": {"name": known.text("graph")}, "components": nodes, "edges": []}
+    document |= {"lanes": {"main": {"type": "event_loop"}}}
+    run = client.graphs.start(document, {"topic": known.text("inputs")}, known.text("run"), known.project_id)
+    client.graphs.cancel(run.run_id, by=known.text("graph_canceller"))
+    known.pids.append(run.pid)
+    assert run.sched_id is not None
+    return run.sched_id
 
 
 def mix(client: Client, own: Knowledge, other: Knowledge) -> None:
@@ -144,14 +160,15 @@ def rows_of(path: str, known: Knowledge, own: Knowledge) -> dict[str, list[str]]
     about: dict[str, set[Any]] = {"project_id": {known.project_id}, "pid": set(known.pids)}
     about["sched_id"] = set(known.sched_ids)
     found: dict[str, list[str]] = {}
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as file:
+    # with rota's own SQLite: a second one in this process would give the first one's locks back when it closes the file
+    with contextlib.closing(apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)) as file:
         tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in tables:
             if table in ("agent_events", *DERIVED) or table.startswith("sqlite_"):
                 continue
             cursor = file.execute(f"SELECT * FROM {table}")
-            names = [column[0] for column in cursor.description]
             for row in cursor:
+                names = [column[0] for column in cursor.get_description()]
                 named = any(value in about.get(name, ()) for name, value in zip(names, row, strict=True))
                 if named or (known.mark in repr(row) and own.mark not in repr(row)):
                     found.setdefault(table, []).append(repr(row))
@@ -219,6 +236,9 @@ def _values(name: str, known: Knowledge, own: Knowledge) -> list[Any]:
         "from_project": [known.project_id],
         "to_project": [own.project_id],
         "owner": [known.project_id],
+        "run_id": [text("run")],
+        "graph": [text("graph")],
+        "sched_ids": [ids],
         "workspace_id": [text("workspace")],
         "context_id": known.context_ids,
         "handle": [[each, generation] for each in known.context_ids for generation in (0, 1)],

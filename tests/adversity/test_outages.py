@@ -8,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,13 @@ import pytest
 from rota import Rota, store
 from rota.errors import StoreUnavailable
 from rota.fleet import slot_loop
-from rota.graph.entry_worker import EntryWorker
-from rota.graph.stop import StopToken
-from rota.kernel import Completion, Kernel, ScheduleSpec
+from rota.fleet.graph_workers import graph_supervisor
+from rota.kernel import Kernel, ScheduleSpec
 from rota.model.work import ReadyEntry
 from rota.rpc import connect
 from rota.rpc.client.remote_calls import EntryKeys, is_retry_safe
 from rota.rpc.methods import METHODS
 from rota.service import outages
-from rota.service.dispatcher import Dispatcher
 from tests.adversity.poison_world import Background, until
 from tests.daemon.harness import PATIENCE_S, Served, serving
 from tests.graph.durable_worlds import DurableWorld, count_work_note
@@ -42,31 +39,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- workers of graphs ---------------------------------------------------------------------------
 
 
-class Unreliable(Dispatcher):
-    """A store that cannot be reached for some calls, before they are executed or afterwards."""
-
-    def __init__(self, kernel: Kernel, *, lost: bool) -> None:
-        super().__init__(kernel)
-        self.outages = 0
-        self._lost = lost
-        self._calls = 0
-
-    def _through(self, call: Callable[[], Any]) -> Any:
-        self._calls += 1
-        if self._calls % 3:  # the first two of three attempts fail
-            self.outages += 1
-            if self._lost and self._calls % 3 == 1:
-                call()
-            raise StoreUnavailable("the daemon is away", may_be_executed=self._lost)
-        return call()
-
-    def claim(self, *args: Any, **options: Any) -> Any:
-        return self._through(lambda: super(Unreliable, self).claim(*args, **options))
-
-    def complete_and_claim(self, completions: Sequence[Completion], *args: Any, **options: Any) -> Any:
-        return self._through(lambda: super(Unreliable, self).complete_and_claim(completions, *args, **options))
-
-
 def world_with_entries() -> DurableWorld:
     world = count_work_note()
     world.runner(steps=ENTRIES).run()
@@ -74,44 +46,22 @@ def world_with_entries() -> DurableWorld:
     return world
 
 
-def test_a_worker_of_graphs_goes_on_after_an_outage() -> None:
-    world = world_with_entries()
-    api = Unreliable(world.kernel, lost=False)
-    assert EntryWorker(api, world.registry, ["world"]).run_ready() == ENTRIES
-    assert api.outages == 2 * (ENTRIES + 1)
-    assert {(entry.exit_kind, entry.attempt) for entry in world.entries()} == {("completed", 1)}
-
-
-def test_a_worker_of_graphs_reports_a_result_once_if_the_response_is_lost() -> None:
-    world = world_with_entries()
-    EntryWorker(Unreliable(world.kernel, lost=True), world.registry, ["world"]).run_ready()
-    ended = [entry for entry in world.entries() if entry.state == "completed"]
-    claimed = [entry for entry in world.entries() if entry.state == "dispatched"]  # in lost responses: they expire
-    assert len(ended) + len(claimed) == ENTRIES
-    assert ended
-    assert {entry.attempt for entry in ended} == {1}
-    events = [event for event in world.kernel.journal.tail(0, 10_000) if event.kind == "kernel.sched.completed"]
-    assert sum(len(event.payload["entries"]) for event in events) == len(ended)
-
-
-def test_a_worker_of_graphs_waits_for_its_daemon_until_it_is_stopped(tmp_path: Path) -> None:
+def test_a_supervisor_of_graphs_waits_for_its_daemon(tmp_path: Path) -> None:
     world, path = world_with_entries(), str(tmp_path / "rota.db")
     world.kernel.store.backup(path)
     address = Served(path, http=False)
     address.stop()
-    stop = StopToken()
     with connect(address.unix, timeout_s=5.0, retry_s=0.0) as client:
-        worker = EntryWorker(client, world.registry, ["world"])
-        thread = threading.Thread(target=worker.serve, args=(stop,), daemon=True)
+        supervisor = graph_supervisor(client, world.registry, ["world"])
+        thread = threading.Thread(target=supervisor.run, daemon=True)
         thread.start()
         for _ in range(2):  # it is away, back, away and back
             with serving(path, http=False) as served:
                 kernel = served.daemon.handlers.kernel
                 until(lambda: kernel.queue.counts().get("completed", 0) >= ENTRIES)  # noqa: B023  # within the loop
-                served.until_parked(1)
                 assert thread.is_alive()
         assert thread.is_alive()
-        stop.request()
+        supervisor.drain()
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
 

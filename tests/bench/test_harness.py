@@ -90,10 +90,20 @@ CASES = {
         "step-1m",
         "cores-16",
         "cores-256",
+        "worst-step",
         "sim",
-        "live-weight-3-of-4",
-        "live-budget-20-of-100",
-        "live-driver-cost-20",
+        *(
+            f"{name}{kind}"
+            for kind in ("", "-fallback")
+            for name in (
+                "live-weight-3-of-4",
+                "live-budget-20-of-100",
+                "live-two-cores",
+                "live-sleepers",
+                "live-driver-cost-20",
+            )
+        ),
+        "fleet-weights",
     ],
     "tick": ["order-weighted-100k", "order-intent-100k", "order-weighted-1m", "top-100-of-100k", "world-10k"],
     "policy": [

@@ -13,7 +13,7 @@ MS = 1_000_000
 
 
 class Plain:
-    """The meter's calls by the plain functions: due refills are applied first, and spendings begin in order."""
+    """The meter's calls by the plain functions: refills due when a spending began come first, spendings in order."""
 
     def __init__(self, budget: int, period: int) -> None:
         self.allowance = full(budget, period)
@@ -34,9 +34,10 @@ class Plain:
     def settle(self, granted: int, used: int, at: int, now: int) -> None:
         self.granted -= granted
         if used:
-            self.take_in(now)
+            self.take_in(min(max(self.begun_at, at), now))  # refills that came later are used last
             self.begun_at = max(self.begun_at, at)
             self.allowance = charged(self.allowance, used, self.begun_at)
+            self.take_in(now)
 
     def adjust(self, budget: int, period: int, now: int) -> None:
         self.take_in(now)

@@ -6,9 +6,12 @@ from itertools import pairwise
 
 import pytest
 
+from rota.cores import CoresEngine
 from rota.cores.calls import CALL_DEPTH_MAX, CALLERS_MAX
 from rota.cores.events import CallEntity, CallFailed, ExitEntity, Kill, PostTimeout, Reply, Revoke, RunEntity, Wake
 from rota.errors import DonationCycle, EntityIllegalTransition, LimitExceeded
+from rota.sim.build import build_simulation
+from rota.sim.scenario import parse_scenario
 from tests.cores.harness import MS, EngineHarness
 
 
@@ -124,12 +127,14 @@ def test_a_busy_server_serves_its_callers_in_order() -> None:
     harness.send(CallEntity(callers[1], server))
     harness.send(CallEntity(callers[2], server))
     for caller in callers:
-        assert harness.running() == [server]
-        harness.send(Reply(server))
-        assert harness.running() == [caller]
-        harness.block(caller)
+        while harness.running() != [server]:
+            harness.until(harness.now + MS)
+        decided = harness.send(Reply(server))
+        assert caller in [one.entity for one in decided if isinstance(one, RunEntity)]  # the next call may preempt it
+    while (running := harness.running()) != [None]:
+        assert running[0] in callers
+        harness.block(running[0])
     assert harness.engine.entity(server).state == "sleeping"
-    assert harness.running() == [None]
 
 
 def test_the_number_of_waiting_callers_is_limited() -> None:
@@ -256,3 +261,125 @@ def test_only_a_running_entity_can_call_and_only_a_serving_one_can_reply() -> No
         harness.send(CallEntity(other, worker))
     with pytest.raises(EntityIllegalTransition, match="cannot reply"):
         harness.send(Reply(worker))
+
+
+# --- criticality ---------------------------------------------------------------------------------
+
+
+def test_the_caller_of_the_highest_band_is_served_first() -> None:
+    harness = EngineHarness(cores=3)
+    server = harness.one(awake=False)
+    first, ordinary = harness.one(core_mask=0b001), harness.one(core_mask=0b010)
+    critical = harness.one(awake=False)
+    harness.bind(harness.context(2, 10, criticality="critical", core_mask=0b100), critical)
+    harness.send(Wake(critical))
+    for caller in (first, ordinary, critical):
+        harness.send(CallEntity(caller, server))
+    harness.send(Reply(server))
+    assert harness.engine.entity(server).paying == 1  # it serves the critical one, before the one that came earlier
+
+
+def test_a_critical_caller_urges_the_call_in_progress_and_does_not_pay_for_it() -> None:
+    """The server works for an ordinary caller beside three hogs; once a critical one waits, nothing delays it."""
+    harness = EngineHarness()
+    ordinary, server = harness.one(), harness.one(awake=False)
+    harness.send(CallEntity(ordinary, server))
+    hogs = harness.spawn(3)
+    critical = harness.one(awake=False)
+    harness.bind(harness.context(5, 20, criticality="critical", core_mask=0b1), critical)
+    harness.until(3 * MS)
+    assert harness.engine.running(0) in hogs
+    harness.send(Wake(critical))
+    harness.send(CallEntity(critical, server))
+    assert harness.engine.running(0) == server
+    assert harness.engine.entity(server).paying is None  # the ordinary caller's share is used
+    harness.until(6 * MS)
+    assert harness.engine.running(0) == server  # past its slice
+    harness.send(Reply(server))
+    assert harness.engine.running(0) == server
+    assert harness.engine.entity(server).paying == 1  # now it serves the critical one, which pays
+    harness.send(Reply(server))
+    assert harness.engine.running(0) == critical
+    assert harness.engine.context(1).remaining == 5 * MS
+    ran = harness.runtime(ordinary) + harness.runtime(server)
+    harness.block(critical)
+    harness.until(60 * MS)
+    lead = harness.runtime(ordinary) + harness.runtime(server) - min(harness.runtime(hog) for hog in hogs)
+    assert ran == 6 * MS
+    assert lead <= 6 * MS  # what it got ahead is counted against its share
+
+
+def test_a_server_that_does_not_reply_is_urged_no_longer_than_the_budget_of_the_waiting_caller() -> None:
+    harness = EngineHarness()
+    ordinary, server = harness.one(), harness.one(awake=False)
+    harness.send(CallEntity(ordinary, server))
+    hog = harness.one()
+    critical = harness.one(awake=False)
+    harness.bind(harness.context(2, 20, criticality="critical", core_mask=0b1), critical)
+    harness.until(3 * MS)
+    harness.send(Wake(critical))
+    harness.send(CallEntity(critical, server))
+    harness.until(103 * MS)
+    assert harness.runtime(hog) == pytest.approx(50 * MS, abs=4 * MS)
+
+
+@pytest.mark.parametrize("who", ["the waiting caller", "the served caller", "the server"])
+def test_an_urged_call_ends_with_any_of_its_parties(who: str) -> None:
+    harness = EngineHarness()
+    ordinary, server = harness.one(), harness.one(awake=False)
+    harness.send(CallEntity(ordinary, server))
+    hog = harness.one()
+    critical = harness.one(awake=False)
+    harness.bind(harness.context(2, 20, criticality="critical", core_mask=0b1), critical)
+    harness.until(3 * MS)
+    harness.send(Wake(critical))
+    harness.send(CallEntity(critical, server))
+    harness.send(ExitEntity({"the waiting caller": critical, "the served caller": ordinary, "the server": server}[who]))
+    harness.until(50 * MS)
+    assert harness.runtime(hog) > 15 * MS  # the rest competes by weight again
+
+
+CRITICAL_AND_CROWD = """
+cores = 1
+duration_ms = 6000
+[[context]]
+name = "mix"
+budget_us = 4000
+period_us = 20000
+deadline_us = 10000
+criticality = "critical"
+cores = [0]
+[[thread]]
+name = "critical"
+kind = "caller"
+context = "mix"
+work_us = 500
+sleep_us = 19000
+server = "server"
+serve_us = 500
+[[thread]]
+name = "crowd"
+kind = "caller"
+count = 5
+work_us = [200, 900]
+sleep_us = [1000, 9000]
+server = "server"
+serve_us = [300, 1500]
+[[thread]]
+name = "hog"
+kind = "hog"
+count = 3
+[[thread]]
+name = "server"
+kind = "server"
+"""
+
+
+def test_no_activation_of_a_critical_caller_is_late_behind_best_effort_callers_of_its_server() -> None:
+    simulation = build_simulation(parse_scenario(CRITICAL_AND_CROWD))
+    simulation.check = CoresEngine.check_invariants
+    simulation.run(6_000 * MS)
+    critical = next(thread for thread in simulation.threads.values() if thread.name == "critical")
+    assert len(critical.responses) > 290
+    assert max(critical.responses) < 5 * MS
+    assert simulation.engine.counters.misses == 0

@@ -57,7 +57,7 @@ def plan(*contexts: SchedulingContext, leases: tuple[CpuIsolationLease, ...] = (
 def admitted(harness: EngineHarness, proposed: IslandPlan) -> dict[int, Handle]:
     handles, decisions = harness.engine.admit_island(proposed)
     harness.apply(decisions)
-    harness.engine.start_island(proposed.island.island_id)
+    harness.apply(harness.engine.start_island(proposed.island.island_id))
     return handles
 
 
@@ -401,7 +401,7 @@ def test_an_island_that_runs_takes_no_more_memory_than_when_it_began() -> None:
     grown = [
         one
         for one in tracemalloc.take_snapshot().compare_to(before, "filename")
-        if "/rota/cpu/" in one.traceback[0].filename or "/rota/policy/" in one.traceback[0].filename
+        if "/rota/cores/" in one.traceback[0].filename or "/rota/policy/" in one.traceback[0].filename
     ]
     tracemalloc.stop()
     assert sum(one.size_diff for one in grown) < 2_000  # some integers grew, and no container

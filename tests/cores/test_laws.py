@@ -102,7 +102,7 @@ class RandomRun:
             (1, lambda: self.step(StopIsland(self.rng.randint(1, 3)))),
             (1, lambda: self.step(ServiceLost(self.rng.choice(["raised", "stalled", "nonsense", "stale"])))),
             (1, lambda: self.step(ServiceBack(self.engine.policy_updates.epoch + self.rng.randint(0, 1)))),
-            (1, lambda: self.step(UseRule(self.rng.choice(RULES), self.epoch()))),
+            (1, lambda: self.step(UseRule(self.rng.choice(["eevdf", "wfq"]), self.epoch()))),
             (2, lambda: self.step(Reweigh(self.entity(), self.rng.choice([0, 500, 3000]), "batch", self.epoch()))),
             (1, lambda: self.step(Arrange(self.core(), tuple(self.entities[:3]), self.epoch()))),
             (1, lambda: self.engine.reweigh_group(self.group(), self.rng.choice([500, 9000]))),
@@ -245,7 +245,7 @@ class RandomRun:
         )
         handles, decisions = self.engine.admit_island(IslandPlan(island=island, contexts=contexts))
         self.apply(decisions)
-        self.engine.start_island(island.island_id)
+        self.apply(self.engine.start_island(island.island_id))
         self.handles |= handles
 
 

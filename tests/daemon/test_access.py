@@ -44,7 +44,7 @@ def _value(kind: Any, values: dict[Any, Any]) -> Any:
     text = str(kind)
     if "Literal" in text:
         return kind.__args__[0]
-    found = {"list[": [], "dict": {}, "int": 1}
+    found = {"list[": [], "tuple[int": [1], "dict": {}, "int": 1}
     return next((value for word, value in found.items() if word in text), "x")
 
 

@@ -156,6 +156,7 @@ FLEET_TABLES: Mapping[str, type[msgspec.Struct]] = {
     "`agents.NAME.limits`": fleet_tables.RunLimitsTable,
     "`agents.NAME.restart`": fleet_tables.RestartTable,
     "`agents.NAME.triggers`, each": fleet_tables.TriggerTable,
+    "`[graphs.NAME]`": fleet_tables.GraphTable,
     "`[hooks.NAME]`": fleet_tables.HookTable,
     "`[retention]`": fleet_tables.RetentionTable,
 }

@@ -149,6 +149,17 @@ def test_a_project_removed_from_the_file_is_paused_and_resumed_when_it_returns(h
     assert harness.api.projects.get("lab").status == "PAUSED"
 
 
+def test_cpu_settings_are_stored_with_projects_and_agents_and_follow_the_file(harness: FleetHarness) -> None:
+    text = "[projects.p]\n{project}\n[agents.a]\nproject = 'p'\ncommand = 'ls'\n{agent}\n"
+    harness.apply(text.format(project="cpu = {weight = 3}", agent="cpu = {quota = '20ms/100ms', class = 'batch'}"))
+    assert harness.api.projects.get("p").metadata["cpu"] == {"weight": 3.0}
+    (agent,), _total = harness.api.agents.list()
+    assert agent.metadata["run"]["cpu"] == {"quota": "20ms/100ms", "class": "batch"}
+    harness.apply(text.format(project="", agent=""))
+    assert "cpu" not in harness.api.projects.get("p").metadata
+    assert "cpu" not in harness.api.agents.get(agent.pid).metadata["run"]
+
+
 def test_a_held_workspace_is_removed_the_next_time(harness: FleetHarness) -> None:
     harness.apply(FLEET)
     pid = harness.agent("reader").pid

@@ -11,6 +11,16 @@ from tests.docs.pages import FLEET_TABLES
 from tests.fleet.support import START, FleetHarness
 
 ROOT = Path(__file__).parents[2]
+REPORT = """
+schema_version: 2
+graph: {name: report}
+lanes: {main: {type: event_loop}}
+components:
+  - {id: topic, type: rota.input, execution: {lane: main}}
+  - {id: found, execution: {agent: reader}}
+edges:
+  - {id: ask, kind: async, from: topic.out, to: found.topic}
+"""
 
 
 def test_the_toml_blocks_of_the_guide_form_one_valid_fleet_without_warnings(harness: FleetHarness) -> None:
@@ -20,7 +30,9 @@ def test_the_toml_blocks_of_the_guide_form_one_valid_fleet_without_warnings(harn
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "jobs.py").write_text("def index(ctx): ...\n")
+    (harness.folder / "report.yaml").write_text(REPORT)
     fleet = harness.fleet("\n".join(blocks))
+    assert set(fleet.graph_agents) == {"report"}
     assert set(fleet.hooks) == {"pager", "notes"}
     assert set(fleet.agents) == {"reader", "coder", "index", "digest", "writer"}
     assert plan_fleet(fleet, START).warnings == []

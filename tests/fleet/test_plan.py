@@ -19,7 +19,10 @@ from rota.fleet.config.apply import apply_fleet
 from rota.fleet.config.loader import load_fleet
 from rota.fleet.config.plan import FleetPlan, divide_slots, plan_fleet
 from rota.fleet.config.tables import fleet_schema
+from rota.host.cgroups import Cgroups
+from rota.host.thread_settings import allowed_cores
 from rota.kernel import Kernel
+from rota.model.cpu import core_list
 from tests.fleet.support import START, FleetHarness
 
 ROOT = Path(__file__).parents[2]
@@ -181,6 +184,20 @@ def test_usage_in_the_store_counts(harness: FleetHarness) -> None:
     assert plan.changes == []
 
 
+def test_cpu_settings_are_listed_with_what_they_amount_to_here(harness: FleetHarness) -> None:
+    more = "[projects.p]\ncpu = {weight = 3}\n" + A.replace("budget", "project = 'p'\ncpu = {quota = '20/100'}\nbudget")
+    plan = planned(harness, more)
+    assert [(row.owner, row.setting, row.value) for row in plan.cpu] == [
+        ("project p", "weight", "3"),
+        ("agent a", "quota", "20/100"),
+    ]
+    support = Cgroups(prepare=False).support
+    assert [row.state for row in plan.cpu] == [
+        "enforced" if support[feature].works else "cooperative" for feature in ("weight", "quota")
+    ]
+    assert planned(harness, A).cpu == []
+
+
 def test_next_firings_and_limits_are_listed(harness: FleetHarness) -> None:
     more = '[limits.api]\ntokens_per_minute = 5\n[agents.x]\ncommand = "ls"\ndraws_on = ["api"]\n'
     plan = planned(harness, more + BUDGETED)
@@ -224,6 +241,15 @@ WARNINGS = {
     ),
     "[agents.f]\nfunction = 'json:dump_all'\nbudget = {tokens = 5}": (
         "agents.f.function: module json does not define dump_all, so its runs will fail"
+    ),
+    "[agents.f]\nfunction = 'json:dumps'\nbudget = {tokens = 5}\ncpu = {weight = 3}": (
+        "agents.f.cpu: is not enforced for a function on a thread; set isolation = 'process'"
+    ),
+    A + "cpu = {lease = 4000}": (
+        f"agents.a.cpu.lease: 4000 of {len(allowed_cores())} cores: one stays for everything else, so it never runs"
+    ),
+    A + "cpu = {cores = '4000'}": (
+        f"agents.a.cpu.cores: this machine has no core 4000; usable cores: {core_list(allowed_cores())}"
     ),
     "[projects.p]\nworkspaces = ['w']\n" + A.replace("budget", "project = 'p'\nbudget"): (
         "projects.p.workspaces: no agent asks for one; set workspace on an agent of the project"

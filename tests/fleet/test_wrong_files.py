@@ -26,7 +26,7 @@ WRONG = {
     "[agent.reader]\ncommand = 'ls'": "agent: unknown key; did you mean 'agents'?",
     "colour = 'red'": (
         "colour: unknown key; valid keys: name, store, policy, slots, worker_id, logs_max, logs_bytes_max, logs, "
-        "dimensions, scheduling, projects, limits, prices, agents, hooks, retention"
+        "dimensions, scheduling, projects, limits, prices, agents, graphs, hooks, retention"
     ),
     A + "prioriy = 3": "agents.reader.prioriy: unknown key; did you mean 'priority'?",
     A + "limits = {wall = 3}": "agents.reader.limits.wall: unknown key; did you mean 'wall_s'?",
@@ -166,7 +166,7 @@ WRONG = {
     ),
     # limits and amounts
     "[limits.api]": (
-        "limits.api: no limit is set; expected requests_per_minute, tokens_per_minute, requests or tokens"
+        "limits.api: no limit is set; expected requests_per_minute, tokens_per_minute, requests, tokens or cpu_ms"
     ),
     "[limits.api]\ntokens_per_minute = 5\ntokens = {budget = 5}": (
         "limits.api: tokens and tokens_per_minute are both set; keep one of them"

@@ -1,4 +1,4 @@
-"""Graphs with a queue lane, over a real kernel in memory, with a worker that the test steps."""
+"""Graphs with a queue lane, over a real kernel in memory, with a supervisor that the test steps."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rota import store
+from rota.errors import RotaError
+from rota.fleet.graph_workers import graph_supervisor
+from rota.fleet.supervisor import Supervisor
 from rota.graph.component_registry import ComponentRegistry
-from rota.graph.entry_worker import EntryWorker
+from rota.graph.entry_runs import run_entry
 from rota.graph.lanes.durable import DurableRuns
 from rota.graph.run import RuntimeRunner
 from rota.graph.run_options import RuntimeRunnerOptions
@@ -24,8 +27,14 @@ ASYNC: dict[str, Any] = {"mode": "queue", "capacity": 99}
 class DurableWorld:
     """A graph, and the kernel that stores its runs."""
 
-    def __init__(self, nodes: Iterable[Any], wires: Iterable[Any], lanes: Mapping[str, Any] = LANES) -> None:
-        self.plan, self.registry = compile_world(nodes, wires, lanes=lanes)
+    def __init__(
+        self,
+        nodes: Iterable[Any],
+        wires: Iterable[Any],
+        lanes: Mapping[str, Any] = LANES,
+        budget: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.plan, self.registry = compile_world(nodes, wires, lanes=lanes, budget=budget)
         self.kernel = Kernel(store.open(":memory:"))
         self.api = Dispatcher(self.kernel)
 
@@ -34,13 +43,25 @@ class DurableWorld:
         durable = DurableRuns(self.kernel)
         return RuntimeRunner(self.plan, self.registry, RuntimeRunnerOptions(durable=durable, run_id=run_id, **options))
 
-    def worker(self, registry: ComponentRegistry | None = None, **how: Any) -> EntryWorker:
-        """A worker for the entries of this graph."""
-        return EntryWorker(self.api, registry or self.registry, ["world"], **how)
+    def supervisor(self, registry: ComponentRegistry | None = None, **how: Any) -> Supervisor:
+        """A supervisor for the entries of this graph."""
+        return graph_supervisor(self.api, registry or self.registry, ["world"], **how)
 
     def work(self, most: int | None = None) -> int:
-        """Run the entries that are ready; returns how many."""
-        return self.worker().run_ready(most)
+        """Run the entries that are ready, or only the first of them by hand; returns how many."""
+        if most is None:
+            return self.supervisor().run(until_idle=True).runs
+        entries = self.api.claim("by hand", most, kinds=["graph:world"]) if most else []
+        for entry in entries:
+            self.run_by_hand(entry)
+        return len(entries)
+
+    def run_by_hand(self, entry: ReadyEntry) -> None:
+        """Run an entry that was claimed directly."""
+        try:
+            self.finish(entry, run_entry(self.registry, entry.payload))
+        except RotaError as problem:
+            self.finish(entry, {"error": problem.message}, "failed")
 
     def claim(self) -> ReadyEntry:
         """Claim the next entry directly."""

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rota import store
+from rota.fleet.graph_workers import graph_supervisor
 from rota.graph.component_registry import ComponentRegistry
 from rota.graph.components import component
-from rota.graph.entry_worker import EntryWorker
+from rota.graph.invocation import GraphContext
 from rota.graph.lanes.durable import DurableRuns
 from rota.graph.run import RuntimeRunner
 from rota.graph.run_options import RuntimeRunnerOptions
@@ -27,6 +28,7 @@ from tests.graph.worlds import compile_world, node, wire
 
 VALUES = 12
 RUN_ID = "mortal"
+TOKENS = 10  # that an entry charges; the component `gate`, in the process of the run, charges 1
 CLAIM_TIMEOUT_S = 0.4  # a dead worker's entry is taken back after this
 ASYNC: dict[str, Any] = {"mode": "queue", "capacity": VALUES}
 
@@ -49,7 +51,8 @@ def live(pipe: Connection, *, path: str, runs_path: str, blocks_at: int | None) 
         wire("source.out > gate.value", **ASYNC),
         wire("work.out > keep.value", "async", **ASYNC),
     ]
-    plan, registry = compile_world(nodes, wires, lanes={"main": {"type": "event_loop"}, "far": {"type": "queue"}})
+    lanes = {"main": {"type": "event_loop"}, "far": {"type": "queue"}}
+    plan, registry = compile_world(nodes, wires, lanes=lanes, budget={"tokens": 10**6})
     _start_worker(kernel, registry)
     options = RuntimeRunnerOptions(durable=DurableRuns(kernel), run_id=RUN_ID, steps=10**9, stop_token=stop)
     result = RuntimeRunner(plan, registry, options).run()
@@ -57,10 +60,10 @@ def live(pipe: Connection, *, path: str, runs_path: str, blocks_at: int | None) 
 
 
 def _start_worker(kernel: Kernel, registry: ComponentRegistry) -> None:
-    worker = EntryWorker(
+    supervisor = graph_supervisor(
         Dispatcher(kernel), registry, ["world"], claim_timeout_s=CLAIM_TIMEOUT_S, heartbeat_s=CLAIM_TIMEOUT_S / 4
     )
-    threading.Thread(target=worker.serve, args=(StopToken(),), daemon=True).start()
+    threading.Thread(target=supervisor.run, daemon=True).start()
 
 
 def _nodes(tell: Tell, stop: StopToken, runs_path: str, blocks_at: int | None) -> list[Any]:
@@ -82,14 +85,16 @@ def _nodes(tell: Tell, stop: StopToken, runs_path: str, blocks_at: int | None) -
             self.count = count
 
     @component("killed.work")
-    def work(value: int) -> int:
+    def work(context: GraphContext, value: int) -> int:
+        context.charge(tokens=TOKENS)
         with Path(runs_path).open("ab", buffering=0) as runs:
             runs.write(f"{value}\n".encode())
         tell("run", value)
         return value * 10
 
     @component("killed.gate")
-    def gate(value: int) -> None:
+    def gate(context: GraphContext, value: int) -> None:
+        context.charge(tokens=1)
         if value == blocks_at:
             tell("blocked", value)
             threading.Event().wait()  # until it is killed

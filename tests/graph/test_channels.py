@@ -125,6 +125,27 @@ class TestOverflow:
         take_up_to(narrow)
         assert put(narrow, 4).committed == 3
 
+    @pytest.mark.parametrize("mode", ["queue", "ring_buffer"])
+    def test_drop_oldest_makes_room_in_flight(self, mode: str) -> None:
+        reports = Reports("run")
+        narrow = channel("async", mode=mode, capacity=9, max_inflight=2, overflow="drop_oldest", reports=reports)
+        assert take_up_to(put(narrow, 1, 2, 3, 4)) == [3, 4]
+        assert (narrow.drops, narrow.rejects, narrow.committed) == (2, 0, 4)
+        assert [event.kind for event in reports.health_events] == ["channel_drop"] * 2
+        assert "max_inflight" in reports.health_events[0].message
+
+    def test_drop_newest_in_flight_is_a_drop(self) -> None:
+        narrow = put(channel("async", mode="queue", capacity=9, max_inflight=2, overflow="drop_newest"), 1, 2, 3)
+        assert (take_up_to(narrow), narrow.drops, narrow.rejects) == ([1, 2], 1, 0)
+
+    def test_without_allow_drop_nothing_in_flight_is_dropped(self) -> None:
+        policy = {"mode": "queue", "capacity": 9, "max_inflight": 1, "overflow": "drop_oldest", "allow_drop": False}
+        narrow = put(channel("async", **policy), 1)
+        assert narrow.room() == 0
+        with pytest.raises(ChannelFull, match="allows no loss"):
+            put(narrow, 2)
+        assert take_up_to(narrow) == [1]
+
     def test_health_events_can_be_switched_off_and_counts_cannot(self) -> None:
         reports = Reports("run")
         queue = put(channel(mode="queue", overflow="reject", emit_health_events=False, reports=reports), 1, 2)

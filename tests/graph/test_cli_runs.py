@@ -30,11 +30,24 @@ def fails() -> None:
     raise ValueError("this one always fails")
 """
 
+WAITING = """
+import sys
+from rota.graph import component
 
-@pytest.mark.parametrize("path", GRAPHS, ids=lambda path: path.stem)
+@component("demo.Waits")
+def waits() -> None:
+    print("waiting", flush=True)
+    sys.stdin.readline()
+"""
+
+
+OF_COMPONENTS = [path for path in GRAPHS if "agent: " not in path.read_text()]  # test_example_report runs the other
+
+
+@pytest.mark.parametrize("path", OF_COMPONENTS, ids=lambda path: path.stem)
 def test_every_example_runs(path: Path, tmp_path: Path) -> None:
     output = json_output("run", path, "-c", PARTS, "--steps", "3", "--store", tmp_path / "rota.db")
-    assert (output["ok"], output["stop_reason"], output["tick_calls"]) == (True, "tick_bound", 3)
+    assert (output["ok"], output["stop_reason"], output["epochs"]) == (True, "tick_bound", 3)
     assert output["errors"] == []
 
 
@@ -189,22 +202,45 @@ def test_progress_is_shown_on_a_terminal_and_at_intervals(
     assert capsys.readouterr().err == "\repoch 4 of 100\repoch 8 of 100"
 
 
-def test_ctrl_c_stops_at_the_next_check_and_drains() -> None:
-    rota = str(Path(sys.executable).parent / "rota")
-    process = subprocess.Popen(
-        [rota, "graph", "run", str(EXAMPLES / "overrun.yaml"), "-c", PARTS, "--duration-ms", "600000"],
+def rota_process(*arguments: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(Path(sys.executable).parent / "rota"), "graph", "run", *map(str, arguments)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_stops_at_the_next_check_and_drains(number: signal.Signals) -> None:
+    process = rota_process(EXAMPLES / "overrun.yaml", "-c", PARTS, "--duration-ms", "600000")
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "blink 1\n"  # it runs
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         output, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
     assert "overrun: ok, stop_requested after" in output
     assert "Traceback" not in errors
+
+
+def test_a_stop_that_waits_names_its_component_and_a_second_signal_ends_the_command(tmp_path: Path) -> None:
+    (tmp_path / "slow_parts.py").write_text(WAITING)
+    graph = tmp_path / "graph.json"
+    graph.write_text(json.dumps(draft([{"id": "slow", "type": "demo.Waits"}])))
+    process = rota_process(graph, "-c", tmp_path / "slow_parts.py", "--steps", "5")
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline() == "stopping: waiting for component slow; Ctrl-C ends it at once\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == -signal.SIGTERM

@@ -50,12 +50,14 @@ ERRORS = {
     "unsupported_error_policy",
     "graph_validation_error",
     "immediate_edge_crosses_independent_lane",
+    "invalid_budget",
 }
 WARNINGS = {
     "backpressure_risk",
     "large_payload_copy",
     "high_queue_depth_latency_risk",
     "trigger_never_ready",
+    "required_input_not_awaited",
     "subgraph_hidden_cycle",
 }
 ADVISORIES = {"optional_input_unconnected", "advisory_lane_field_ignored", "advisory_execution_field_ignored"}
@@ -466,6 +468,55 @@ def test_missing_required_input_and_optional_input_unconnected() -> None:
     assert only(typed(no_edges), catalogue_of(takes=required)).code == "missing_required_input"
     optional = only(typed(no_edges), catalogue_of())
     assert (optional.code, optional.severity) == ("optional_input_unconnected", "advisory")
+
+
+REQUIRED = Port(name="in", required=True)
+TIMER = [{"type": "timer", "period_ms": 5}]
+
+
+@pytest.mark.parametrize(
+    ("trigger", "sources", "cause"),
+    [
+        ("manual", None, "manual: every epoch"),
+        ("on_event", None, "on_event: every epoch"),
+        ("on_event", TIMER, "a timer"),
+        ("manual", [{"type": "manual"}, {"type": "message", "input": "in"}], "manual: every epoch"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["immediate", "delay", "state"])
+def test_required_input_not_awaited_by_a_component_that_runs_without_messages(
+    kind: str, trigger: str, sources: Any, cause: str
+) -> None:
+    how: dict[str, Any] = {"trigger_policy": {"type": trigger}} | ({"event_sources": sources} if sources else {})
+    diagnostic = only(typed([edge(kind)], **how), catalogue_of(takes=REQUIRED))
+    assert (diagnostic.code, diagnostic.severity) == ("required_input_not_awaited", "warning")
+    assert diagnostic.message == f"component b requires input in, and its trigger ({cause}) does not wait for it"
+    assert found(typed([edge(kind)], **how), catalogue_of()) == []  # the input is optional
+
+
+@pytest.mark.parametrize("trigger", ["any_input", "all_inputs", "debounce", "watermark", "task_ready", "request"])
+def test_a_trigger_that_waits_for_the_required_input_has_no_warning(trigger: str) -> None:
+    waits = {"trigger_policy": {"type": trigger, "inputs": ["in"]}}
+    assert found(typed(**waits), catalogue_of(takes=REQUIRED)) == []
+    by_source = {"trigger_policy": {"type": "on_event"}, "event_sources": [{"type": "message", "input": "in"}]}
+    assert found(typed(**by_source), catalogue_of(takes=REQUIRED)) == []
+
+
+def test_required_input_not_awaited_by_a_trigger_of_any_of_several_inputs() -> None:
+    catalogue = DictCatalogue(
+        s=ComponentDescriptor(type="s", outputs=(Port(name="out"),)),
+        t=ComponentDescriptor(type="t", inputs=(REQUIRED, Port(name="more", required=True))),
+    )
+    edges = [edge(), {**edge(), "id": "second", "to": "b.more"}]
+    any_of = typed(edges, trigger_policy={"type": "any_input", "inputs": ["in", "more"]})
+    assert found(any_of, catalogue) == ["required_input_not_awaited"] * 2
+    assert found(typed(edges, trigger_policy={"type": "all_inputs", "inputs": ["in", "more"]}), catalogue) == []
+    side = typed(edges, trigger_policy={"type": "any_input", "inputs": ["in"]})
+    assert only(side, catalogue).message == (
+        "component b requires input more, and its trigger (any_input of in) does not wait for it"
+    )
+    kept = [edge(), {**edge("state"), "id": "second", "to": "b.more"}]
+    assert found(typed(kept, trigger_policy={"type": "any_input", "inputs": ["in"]}), catalogue) == []
 
 
 def test_port_multiplicity_mismatch() -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
 from typing import Any
 
 import pytest
 
 from rota.clock import ManualClock
+from rota.errors import GraphRunFailed
 from rota.graph.components import component
 from rota.graph.invocation import GraphContext, Invocation
-from rota.graph.reports import ERRORS_MAX, HEALTH_EVENTS_MAX, Reports
+from rota.graph.reports import ERRORS_MAX, HEALTH_EVENTS_MAX, ReportedFailure, Reports, RunError, error_text
 from rota.graph.results import RuntimeRunnerResult
 from rota.graph.run_options import SchedulerStopReason
 from rota.graph.stop import StopToken
+from tests.graph.durable_worlds import count_work_note
 from tests.graph.parts import Count, add, burst, log, note
+from tests.graph.worlds import make_runner, run, wire
 from tests.graph.worlds import node as node_
-from tests.graph.worlds import run, wire
 
 LANES = {"main": {"type": "event_loop"}, "pool": {"type": "thread_pool", "max_threads": 2}}
 ON = pytest.mark.parametrize("lane", ["main", "pool"])
@@ -45,7 +49,7 @@ class TestPolicies:
     def test_fail_fast_ends_the_run(self, lane: str) -> None:
         result = go(lane, "fail_fast")
         assert (result.epochs, result.scheduler_stop_reason) == (1, SchedulerStopReason.ERROR)
-        assert result.errors == ("component work failed: ValueError: 1 is odd",)
+        assert result.errors == ("component work failed to execute: ValueError: 1 is odd",)
         assert result.runtime_errors[0].fatal
 
     def test_continue_records_the_error_and_continues(self, lane: str) -> None:
@@ -104,6 +108,106 @@ class TestPolicies:
 
         go(lane, "retry", thing=careless, steps=1)
         assert log == ["attempt 2"]
+
+
+@component("errors.leaves")
+def leaves(value: int) -> int:
+    sys.exit(value)
+
+
+@component("errors.leaves_async")
+async def leaves_async(value: int) -> int:
+    sys.exit(value)
+
+
+@component("errors.cancelled")
+async def cancelled(value: int) -> int:
+    raise asyncio.CancelledError("by itself")
+
+
+@component("errors.leaves_with_context", outputs=())
+def leaves_with_context(value: int, context: GraphContext) -> None:
+    sys.exit(value)
+
+
+class TestExit:
+    """sys.exit in a component is a failure of the component, on every lane and path; Ctrl-C is not."""
+
+    @ON
+    @pytest.mark.parametrize("thing", [leaves, leaves_async, leaves_with_context])
+    def test_it_is_a_failure(self, lane: str, thing: Any) -> None:
+        nodes = [node_(Count), node_(thing, "work", on="any_input", lane=lane, on_error="continue")]
+        result = run(nodes, [wire("parts.count.out > work.value")], lanes=LANES, steps=2)
+        assert result.errors == tuple(f"component work failed to execute: SystemExit: {code}" for code in (1, 2))
+        assert (result.epochs, result.scheduler_stop_reason) == (2, SchedulerStopReason.TICK_BOUND)
+
+    def test_it_can_be_retried(self) -> None:
+        @component("errors.second_time")
+        def second_time(value: int, invocation: Invocation) -> int:
+            if invocation.attempt == 1:
+                sys.exit(1)
+            return value
+
+        go("main", "retry", thing=second_time, steps=1)
+        assert log == [1]
+
+    def test_it_ends_the_iteration_of_a_loop(self) -> None:
+        @component("errors.start")
+        def start(value: int = 0) -> int:
+            return value + 1
+
+        nodes = [node_(leaves, "b", on="any_input"), node_(start, "a")]
+        wires = [wire("a.out > b.value"), wire("b.out > a.value", id="back")]
+        loops = [{"id": "loop", "components": ["a", "b"], "loop_policy": {"type": "fixed_point"}}]
+        result = run(nodes, wires, loops=loops)
+        assert result.errors == ("component b failed to execute: SystemExit: 1",)
+        assert result.loops[0].reason == "component_error"
+
+    def test_on_a_lane_that_the_host_steps(self) -> None:
+        lanes = {"main": {"type": "event_loop"}, "ui": {"type": "manual_step"}}
+        nodes = [node_(Count), node_(leaves, "work", on="any_input", lane="ui", on_error="continue")]
+        with make_runner(nodes, [wire("parts.count.out > work.value", "delay")], lanes=lanes) as runner:
+            runner.step()
+            runner.step()
+            assert runner.step("ui") == 1
+        assert runner.result.errors == ("component work failed to execute: SystemExit: 1",)
+
+    def test_a_coroutine_that_cancels_itself_has_failed(self) -> None:
+        assert go("main", "continue", thing=cancelled, steps=1).errors == (
+            "component work failed to execute: CancelledError: by itself",
+        )
+
+    def test_an_interrupt_is_not_a_failure_of_the_component(self) -> None:
+        @component("errors.interrupted")
+        def interrupted() -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run([node_(interrupted)])
+
+
+class TestTexts:
+    def test_a_failure_of_the_run_names_its_phase_and_whom_it_concerns(self) -> None:
+        lanes = {"main": {"type": "thread_pool", "queue_capacity": 1, "overflow": "fail_fast"}}
+        nodes = [node_(burst, config={"size": 5}), node_(note, "n", on="any_input")]
+        result = run(nodes, [wire("parts.burst.out > n.value", mode="queue", capacity=9)], lanes=lanes)
+        assert result.errors == (
+            "runtime: component n: 5 invocations are ready, but lane main accepts 2 (overflow: fail_fast)",
+        )
+
+    def test_a_failed_entry_reads_like_any_failure(self) -> None:
+        world = count_work_note(odd, on_error="continue")
+        world.runner(steps=1).run()
+        world.work(1)
+        assert world.runner(steps=1).run().errors == ("component work failed to execute: ValueError: 1 is odd",)
+
+    def test_nothing_is_said_twice(self) -> None:
+        error = RunError(
+            phase="runtime", code="loop_not_converged", message="loop l did not converge", component_id="l"
+        )
+        assert str(error) == "runtime: loop l did not converge"
+        assert error_text(ReportedFailure("ValueError: no")) == "ValueError: no"
+        assert error_text(GraphRunFailed("component a: ValueError: no")) == "component a: ValueError: no"
 
 
 def test_after_a_stop_nothing_is_retried() -> None:

@@ -233,7 +233,7 @@ class TestIsolatedThread:
         assert log == [1, 2]
         assert "SystemExit" in result.errors[0]
 
-    def test_an_exit_inside_a_loop_ends_the_run_with_an_error(self) -> None:
+    def test_an_exit_inside_a_loop_is_a_failure_of_its_component(self) -> None:
         @component
         def leave(value: int = 0) -> int:
             raise SystemExit(3)
@@ -242,7 +242,8 @@ class TestIsolatedThread:
         wires = [wire("a.out > b.value"), wire("b.out > a.value", id="back")]
         loops = [{"id": "loop", "components": ["a", "b"], "loop_policy": {"type": "fixed_point"}}]
         result = run(nodes, wires, lanes=OWN, loops=loops, steps=1_000_000)
-        assert result.runtime_errors[0].code == "lane_died"
+        assert result.errors == ("component a failed to execute: SystemExit: 3",)
+        assert (result.runtime_errors[0].code, result.runtime_errors[0].lane) == ("component_execute", "own")
 
     def test_a_full_lane_may_end_the_run(self) -> None:
         lanes = {**OWN, "own": {"type": "isolated_thread", "queue_capacity": 1, "overflow": "fail_fast"}}

@@ -14,6 +14,7 @@ from rota.graph.capabilities import IMPLEMENTED
 from rota.graph.results import RuntimeRunnerResult
 from rota.graph.run import RuntimeRunner
 from rota.graph.run_options import SchedulerStopReason
+from rota.graph.spec import DURABLE_LANE_TYPES
 from rota.graph.stop import StopToken
 from rota.graph.tracing import TraceEvent
 from tests.graph.parts import burst
@@ -22,8 +23,8 @@ from tests.graph.worlds import make_runner, node, wire
 
 
 def for_lanes_with(word: str) -> pytest.MarkDecorator:
-    """Run a test for every lane type with this feature, except queue lanes, which have their own tests."""
-    kinds = [kind for kind, words in IMPLEMENTED.items() if word in words and kind != "queue"]
+    """Run a test for every lane type with this feature, except durable lanes, which have their own tests."""
+    kinds = [kind for kind, words in IMPLEMENTED.items() if word in words and kind not in DURABLE_LANE_TYPES]
     return pytest.mark.parametrize("kind", kinds)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
-from rota.errors import GraphRunFailed
+from rota.errors import ComponentInvalid, GraphRunFailed
 from rota.graph.components import component
 from rota.graph.run_options import SchedulerStopReason
 from tests.graph.parts import log
@@ -71,6 +72,7 @@ class TestLifecycle:
         error = result.runtime_errors[0]
         assert (result.epochs, result.scheduler_stop_reason) == (0, SchedulerStopReason.ERROR)
         assert (error.phase, error.code, error.component_id, error.fatal) == (phase, f"component_{phase}", "b", True)
+        assert result.errors == (f"component b failed to {phase}: RuntimeError: no power",)
 
     def test_a_failed_deactivate_does_not_stop_the_others_and_makes_the_result_not_ok(self) -> None:
         nodes = [node(living("a")), node(living("b", deactivate=fail("stuck")))]
@@ -78,13 +80,36 @@ class TestLifecycle:
         assert "deactivate a" in log
         assert result.scheduler_stop_reason == SchedulerStopReason.TICK_BOUND
         assert (result.ok, result.runtime_errors[0].fatal) == (False, False)
+        assert result.errors == ("component b failed to deactivate: RuntimeError: stuck",)
+
+    @pytest.mark.parametrize("hook", ["configure", "reset", "activate", "deactivate", "snapshot"])
+    def test_sys_exit_in_a_hook_is_a_failure_of_the_component(self, hook: str) -> None:
+        def leave(self: Any) -> None:
+            sys.exit(3)
+
+        result = run([node(living("a")), node(living("b", **{hook: leave}))])
+        assert "deactivate a" in log
+        assert "SystemExit: 3" in result.errors[0]
+        assert result.runtime_errors[0].component_id == "b"
+
+    def test_sys_exit_in_a_constructor_is_refused_like_any_failure(self) -> None:
+        @component
+        class Leaves:
+            def __init__(self) -> None:
+                sys.exit(3)
+
+            def execute(self) -> None:
+                """It is never called."""
+
+        with pytest.raises(ComponentInvalid, match="cannot be created: SystemExit: 3"):
+            run([node(Leaves)])
 
     def test_a_component_error_stops_the_run_and_all_components_are_deactivated(self) -> None:
         nodes = [node(living("a")), node(living("b", execute=fail("broken")))]
         result = run(nodes, steps=5)
         assert log[-2:] == ["deactivate b", "deactivate a"]
         assert (result.epochs, result.scheduler_stop_reason) == (1, SchedulerStopReason.ERROR)
-        assert result.errors == ("component b failed: RuntimeError: broken",)
+        assert result.errors == ("component b failed to execute: RuntimeError: broken",)
         with pytest.raises(GraphRunFailed, match="broken"):
             result.raise_if_failed()
 

@@ -289,7 +289,7 @@ class TestCancellation:
     def test_it_is_checked_from_the_second_iteration_on(self) -> None:
         result = self.cancelled("fixed_point")
         assert (result.loops[0].iterations, result.loops[0].reason, log) == (1, "cancelled", [1])
-        assert names(result, "loop_") == ["loop_cancellation_requested", "loop_cancellation_observed"]
+        assert names(result, "loop_canc") == ["loop_cancellation_requested", "loop_cancellation_observed"]
         assert result.scheduler_stop_reason == SchedulerStopReason.STOP_REQUESTED
 
     def test_a_cancelled_transaction_commits_nothing(self) -> None:

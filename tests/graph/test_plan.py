@@ -220,11 +220,11 @@ def test_lane_capabilities_list_what_this_platform_enforces() -> None:
     lanes = {
         "main": {"type": "thread_pool", "max_threads": 2, "priority": "high", "nice_priority": -5, "thread_name": "w"}
     }
-    spec = load_mapping(draft(["a"], lanes=lanes))
+    spec = load_mapping(draft(["a"], lanes=lanes, version=2))
     bare, full = (plan_to_dict(compile_graph(spec, platform=each))["lane_capabilities"][0] for each in (BARE, FULL))
-    assert bare["advisory_fields"] == ("priority", "thread_name", "nice_priority")
+    assert bare["ignored_fields"] == ("priority", "thread_name", "nice_priority")
     assert bare["applied_fields"] == ()
-    assert full["advisory_fields"] == ("priority",)
+    assert full["ignored_fields"] == ("priority",)
     assert full["applied_fields"] == ("thread_name", "nice_priority")
     for shape in (bare, full):
         assert (shape["id"], shape["type"], shape["max_threads"]) == ("main", "thread_pool", 2)

@@ -9,13 +9,15 @@ import msgspec
 import pytest
 
 from rota.graph.capabilities import IMPLEMENTED, Platform, capability, ignored_fields, probe
-from rota.graph.spec import LANE_TYPES, LaneSpec, LaneType
+from rota.graph.spec import AGENT_TYPE, LANE_TYPES, LaneSpec, LaneType
 from tests.graph.drafts import BARE, FULL, checked, draft
 
 
 def ignored(kind: LaneType, platform: Platform = FULL, **fields: Any) -> list[str]:
     """Return the fields of one lane that have an advisory."""
-    document = draft(["a"], lanes={"main": {"type": kind, **fields}}, version=2)
+    agent = {"id": "a", "type": AGENT_TYPE, "execution": {"agent": "researcher"}}
+    components = [agent if kind == "fleet" else "a"]
+    document = draft(components, lanes={"main": {"type": kind, **fields}}, version=2)
     diagnostics = checked(document, platform=platform).diagnostics
     assert {(each.code, each.severity) for each in diagnostics} <= {("advisory_lane_field_ignored", "advisory")}
     return [each.graph_path.removeprefix("lanes.main.") for each in diagnostics]
@@ -52,7 +54,7 @@ def test_a_setting_is_applied_to_workers_if_the_platform_allows_it(
     assert ignored(kind, BARE, **setting) == fields
     lane = msgspec.convert({"type": kind, **setting}, LaneSpec)
     assert capability("main", lane, FULL).applied_fields == tuple(fields)
-    assert capability("main", lane, BARE).advisory_fields == tuple(fields)
+    assert capability("main", lane, BARE).ignored_fields == tuple(fields)
 
 
 @pytest.mark.parametrize(("setting", "fields"), OS_SETTINGS, ids=str)
@@ -78,9 +80,70 @@ def test_a_thread_name_needs_persistent_workers(kind: LaneType, platform: Platfo
     assert ignored(kind, platform, thread_name="worker") == ([] if applied else ["thread_name"])
 
 
+SETTINGS = (
+    "priority",
+    "thread_name",
+    "cpu_affinity",
+    "nice_priority",
+    "rt_policy",
+    "rt_priority",
+    "isolation_intent",
+)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("kind", ["event_loop", "fixed_rate"])
+def test_a_plain_lane_lists_every_advisory_field_set_or_not(kind: LaneType, version: int) -> None:
+    assert capability("main", LaneSpec(type=kind), FULL, version).advisory_fields == SETTINGS
+    also_set = LaneSpec(type=kind, max_threads=3, nice_priority=1)
+    assert capability("main", also_set, FULL, version).advisory_fields == (SETTINGS[0], "max_threads", *SETTINGS[1:])
+    assert capability("main", also_set, FULL, version).ignored_fields == ("max_threads", "nice_priority")
+
+
+@pytest.mark.parametrize("kind", ["thread_pool", "process_pool", "isolated_thread"])
+def test_a_lane_with_workers_lists_what_it_would_not_apply_here(kind: LaneType) -> None:
+    assert capability("main", LaneSpec(type=kind), BARE).advisory_fields == SETTINGS
+    assert capability("main", LaneSpec(type=kind), FULL).advisory_fields == ("priority", "isolation_intent")
+    no_realtime = msgspec.structs.replace(FULL, realtime=False, cpus=())
+    assert capability("main", LaneSpec(type=kind), no_realtime).advisory_fields == (
+        "priority",
+        "cpu_affinity",
+        "rt_policy",
+        "rt_priority",
+        "isolation_intent",
+    )
+
+
+@pytest.mark.parametrize(("setting", "fields"), OS_SETTINGS, ids=str)
+def test_in_schema_version_1_the_settings_of_a_thread_pool_are_advisory(
+    setting: dict[str, Any], fields: list[str]
+) -> None:
+    document = draft(["a"], lanes={"main": {"type": "thread_pool", "thread_name": "w", **setting}}, version=1)
+    result = checked(document, platform=FULL)
+    assert [each.graph_path.removeprefix("lanes.main.") for each in result.diagnostics] == fields
+    assert {each.code for each in result.diagnostics} == {"advisory_lane_field_ignored"}
+    assert result.plan is not None
+    capability_of_lane = result.plan.lanes["main"].capability
+    assert capability_of_lane.applied_fields == ("thread_name",)
+    assert capability_of_lane.advisory_fields == tuple(field for field in SETTINGS if field != "thread_name")
+
+
 @pytest.mark.parametrize("kind", LANE_TYPES)
 def test_the_wall_clock_is_for_fixed_rate(kind: LaneType) -> None:
-    assert ignored(kind, wall_clock_enabled=True) == ([] if kind == "fixed_rate" else ["wall_clock_enabled"])
+    rate: dict[str, Any] = {"hz": 5} if kind == "fixed_rate" else {}
+    expected = [] if kind == "fixed_rate" else ["wall_clock_enabled"]
+    assert ignored(kind, wall_clock_enabled=True, **rate) == expected
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_wall_clock_without_a_rate_is_refused(version: int) -> None:
+    lanes = {"main": {"type": "fixed_rate", "wall_clock_enabled": True}}
+    (refused,) = checked(draft(["a"], lanes=lanes, version=version)).errors
+    assert (refused.code, refused.graph_path) == ("graph_validation_error", "lanes.main.wall_clock_enabled")
+    assert "neither period_ms nor hz is set" in refused.message
+    for rate in ({"hz": 10}, {"period_ms": 10}):
+        lanes = {"main": {"type": "fixed_rate", "wall_clock_enabled": True, **rate}}
+        assert checked(draft(["a"], lanes=lanes, version=version)).errors == ()
 
 
 def test_a_missing_permission_affects_only_its_own_setting() -> None:
@@ -126,7 +189,7 @@ def test_a_field_is_advisory_on_lane_types_that_do_not_apply_it(fields: dict[str
 
 def test_an_overrun_policy_needs_a_tick_that_can_be_late() -> None:
     assert ignored("fixed_rate", overrun_policy="skip_next") == ["overrun_policy"]
-    assert ignored("fixed_rate", overrun_policy="skip_next", wall_clock_enabled=True) == []
+    assert ignored("fixed_rate", overrun_policy="skip_next", wall_clock_enabled=True, hz=9) == []
     assert ignored("isolated_thread", overrun_policy="skip_next") == []
 
 

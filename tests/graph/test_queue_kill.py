@@ -6,6 +6,7 @@ at moments that a seed chooses, counted in what they told. At the end:
 - what was committed is what an undisturbed run commits
 - every invocation has one entry, however often its epoch was repeated
 - none of them ran twice, but after a claim had expired
+- the run's budget has counted every charge once
 
 `ROTA_SOAK_ROUNDS` sets how many lives there are (4; under `./dev soak` 60).
 """
@@ -23,8 +24,9 @@ from typing import Any
 
 from rota import store
 from rota.kernel import Kernel
-from rota.model.events import EntriesReturned
-from tests.graph.killed_runs import VALUES, live
+from rota.kernel.replay import KernelState
+from rota.model.events import EntriesReturned, LedgerCharged
+from tests.graph.killed_runs import RUN_ID, TOKENS, VALUES, live
 
 LIVES = int(os.environ.get("ROTA_SOAK_ROUNDS", "60" if "ROTA_SOAK" in os.environ else "4"))
 TEST_TIMEOUT_S = 60.0  # real time; it only ends a test that hangs
@@ -55,6 +57,16 @@ class Place:
         listen.close()
         return told
 
+    def check_ledger(self, kernel: Kernel) -> None:
+        """What the run's budget says was used is the sum of all charges, and what was done was charged."""
+        events = kernel.journal.follow(0, wait_s=0)
+        charged = sum(event.payload["amounts"]["tokens"] for event in events if event.kind == LedgerCharged.kind)
+        (line,) = kernel.ledger.graph_budgets(RUN_ID)
+        assert line.used == charged
+        assert line.used >= TOKENS * len(self.runs.read_text().splitlines())
+        tables, journal = kernel.store.read(lambda tx: (KernelState.from_tables(tx), KernelState.from_journal(tx)))
+        assert tables.graph_budgets == journal.graph_budgets
+
     def story(self) -> tuple[dict[int, int], Counter[int]]:
         """By value, how many entries it has; and how often a claim of them expired."""
         kernel = Kernel(store.open(self.path))
@@ -64,6 +76,7 @@ class Place:
             if event.kind == EntriesReturned.kind and event.payload["verb"] == "reclaim":
                 expired.update(value_of[sched_id] for sched_id in event.payload["sched_ids"])
         assert kernel.store.check() == []
+        self.check_ledger(kernel)
         kernel.store.close()
         return Counter(value_of.values()), expired
 

@@ -10,13 +10,12 @@ import pytest
 from rota.errors import ComponentInvalid, ComponentUnknown, InvalidInput
 from rota.graph.component_registry import ComponentRegistry
 from rota.graph.components import component
-from rota.graph.entry_worker import run_entry
+from rota.graph.entry_runs import run_entry
 from rota.graph.invocation import GraphContext
 from rota.graph.lanes.durable import DurableRuns, _outcome
 from rota.graph.run import RuntimeRunner
 from rota.graph.run_options import RuntimeRunnerOptions, SchedulerStopReason
-from rota.graph.stop import StopToken
-from rota.kernel import graph_runs
+from rota.kernel import graph_run_progress
 from rota.model.checks import PAYLOAD_BYTES_MAX
 from rota.model.events import EntriesEnqueued
 from tests.graph.durable_worlds import ASYNC, DurableWorld, count_work_note
@@ -151,11 +150,11 @@ class TestEntries:
         runner = world.runner(run_until_idle=True)
         runner.start()
         runner.send("source", 5)
-        stop = StopToken()
-        worker = threading.Thread(target=world.worker().serve, args=(stop,))
+        supervisor = world.supervisor()
+        worker = threading.Thread(target=supervisor.run)
         worker.start()
         result = runner.run()
-        stop.request()
+        supervisor.drain()
         worker.join(30)
         assert (log, result.scheduler_stop_reason) == ([6], SchedulerStopReason.IDLE)
 
@@ -313,7 +312,7 @@ class TestFailures:
         assert [entry.payload["inputs"][0]["payload"] for entry in world.entries()] == [1, 3]
 
     def test_a_checkpoint_that_is_too_large_ends_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(graph_runs, "CHECKPOINT_BYTES_MAX", 10)
+        monkeypatch.setattr(graph_run_progress, "CHECKPOINT_BYTES_MAX", 10)
         result = count_work_note().runner(steps=3).run()
         assert result.runtime_errors[0].code == "checkpoint_failed"
         assert "CHECKPOINT_BYTES_MAX is 10" in result.errors[0]
@@ -327,3 +326,91 @@ class TestFailures:
             assert runner.step() == 0
         assert [error.code for error in runner.result.runtime_errors] == ["queue_unavailable"]
         assert runner.result.scheduler_stop_reason == SchedulerStopReason.ERROR
+
+
+class TestEdges:
+    """Edges to and from a durable lane: nothing is overwritten, nothing is enqueued that could not be held."""
+
+    def fan(self, size: int, **policy: Any) -> DurableWorld:
+        """A burst of numbers → work (in the queue) → note; only the edge behind the queue has a policy."""
+        nodes = [
+            node(burst, "source", config={"size": size}),
+            node(add, "work", on="any_input", lane="far"),
+            node(note, on="any_input"),
+        ]
+        return DurableWorld(
+            nodes, [wire("source.out > work.value"), wire("work.out > parts.note.value", "async", **policy)]
+        )
+
+    def test_every_finished_entry_reaches_the_reader(self) -> None:
+        world = self.fan(5)
+        with world.runner() as runner:
+            runner.step()
+            world.work()
+            runner.step()
+        assert log == [1, 2, 3, 4, 5]
+        assert runner.result.ok
+
+    def test_with_latest_what_is_replaced_is_counted_and_reported(self) -> None:
+        world = self.fan(5, mode="latest")
+        with world.runner() as runner:
+            runner.step()
+            world.work()
+            runner.step()
+        assert log == [5]
+        assert runner.result.metric("runtime.channel.overwrite_count", channel_id="work>parts.note") == 4
+        assert [event.kind for event in runner.result.health_events].count("channel_overwrite") == 4
+
+    def test_no_entry_is_enqueued_whose_result_could_not_be_held(self) -> None:
+        world = self.fan(5, mode="queue", capacity=2)
+        with world.runner() as runner:
+            for _ in range(2):
+                runner.step()
+                assert len(world.entries("queued")) == 2
+            world.work()
+            runner.step()
+            assert len(world.entries("queued")) == 2
+        held = [event for event in runner.result.health_events if event.kind == "backpressure"]
+        assert "edge work>parts.note is full (2 messages)" in held[0].message
+        assert runner.result.ok
+        assert log == [1, 2]
+
+    def test_results_keep_the_order_of_the_invocations(self) -> None:
+        """An entry that ends before an earlier one waits for it; with preserve_order: false it does not."""
+        for preserve_order, expected in ((True, [[], [1, 2]]), (False, [[2], [2, 1]])):
+            log.clear()
+            world = self.fan(2, preserve_order=preserve_order)
+            seen = []
+            with world.runner() as runner:
+                runner.step()
+                first, second = world.claim(), world.claim()
+                for entry in (second, first):
+                    world.run_by_hand(entry)
+                    runner.step()
+                    seen.append([value for value in log if value in (1, 2)][:2])
+            assert seen == expected
+
+    def test_results_without_room_wait_in_the_queue_and_keep_their_order(self) -> None:
+        """Each entry publishes two messages; the edge holds three, so the second entry waits for the reader."""
+
+        @component("test.twice", outputs=("out",))
+        def twice(value: int, context: GraphContext) -> None:
+            context.publish("out", value)
+            context.publish("out", value + 100)
+
+        nodes = [
+            node(burst, "source", config={"size": 2}),
+            node(twice, "work", on="any_input", lane="far"),
+            node(note, on="any_input"),
+        ]
+        edge = wire("work.out > parts.note.value", "async", mode="queue", capacity=3)
+        world = DurableWorld(nodes, [wire("source.out > work.value"), edge])
+        with world.runner() as runner:
+            runner.step()
+            world.work()
+            runner.step()
+            assert log == [0, 100]
+            assert runner._require_engine().has_arrivals
+            runner.step()
+        assert log == [0, 100, 1, 101]
+        assert runner.result.ok

@@ -174,7 +174,7 @@ class TestResuming:
         world = count_work_note()
         world.runner(steps=1).run()
         world.rewrite_checkpoint('"component_id":"work"', '"component_id":"gone"')
-        assert "gone is not on a queue lane" in world.runner(steps=1).run().errors[0]
+        assert "gone is not on a durable lane" in world.runner(steps=1).run().errors[0]
 
     def test_a_message_keeps_its_age_on_the_clock_of_the_new_process(self) -> None:
         nodes = [

@@ -377,6 +377,41 @@ class TestHostDriven:
                 runner.send("unknown", 1)
         assert log == ["A", "B"]
 
+    def test_events_on_listed_inputs_run_their_components_and_arrive_as_single_payloads(self) -> None:
+        @component("bounded.check")
+        def check(request: int) -> int:
+            return request * 10
+
+        @component("bounded.work")
+        def work(ready: int) -> int:
+            return ready + 1
+
+        nodes = [
+            node(Count),
+            node(
+                check,
+                on={"type": "request", "inputs": ["request"]},
+                sources=[{"type": "request", "inputs": ["request"]}],
+            ),
+            node(
+                work,
+                on={"type": "task_ready", "inputs": ["ready"]},
+                sources=[{"type": "task_ready", "inputs": ["ready"]}],
+            ),
+            node(note, on="any_input"),
+        ]
+        wires = [
+            wire("parts.count.out > bounded.check.request", mode="queue", capacity=8),
+            wire("bounded.check.out > bounded.work.ready", "async", mode="queue", capacity=4, max_inflight=2),
+            wire("bounded.work.out > parts.note.value", mode="queue", capacity=4),
+        ]
+        with make_runner(nodes, wires, version=1) as runner:
+            runner.step()
+            runner.send("bounded.check", 7)  # the same port, from outside
+            runner.step()
+            runner.step()
+        assert log == [11, 21, 71]
+
     def test_only_a_manual_lane_can_be_stepped(self) -> None:
         with make_runner([node(Count)]) as runner, pytest.raises(LaneUnknown, match="main"):
             runner.step("main")
@@ -458,7 +493,9 @@ def test_the_result_as_plain_values_has_the_shape_tools_expect() -> None:
     summary = run(nodes, [wire("parts.count.out > parts.note.value")], steps=2).summary()
     assert summary["ok"] is True
     assert summary["graph_name"] == "world"
-    assert (summary["tick_calls"], summary["ticked_components"], summary["component_count"]) == (2, 2, 2)
+    assert (summary["epochs"], summary["executed"], summary["component_count"]) == (2, 4, 2)
+    assert summary["tick_calls"] == 4  # calls of components
+    assert summary["ticked_components"] == ["parts.count", "parts.note"]
     assert summary["stop_reason"] == "tick_bound"
     assert (summary["staged_publication_count"], summary["committed_publication_count"]) == (2, 2)
     assert {"errors", "runtime_errors", "metrics", "metric_schema_version", "channel_drop_count"} <= set(summary)

@@ -40,7 +40,7 @@ def test_the_defaults_of_a_lane_are_those_of_version_1() -> None:
 
 def test_an_edge_keeps_the_latest_message_and_copies_it_by_default() -> None:
     edge = msgspec.convert({"id": "e", "kind": "immediate", "from": "a.out", "to": "b.in"}, EdgeSpec)
-    assert edge.policy == EdgePolicy(
+    assert edge.policy.completed(durable=False) == EdgePolicy(
         mode="latest",
         capacity=1,
         overflow="overwrite",

@@ -271,7 +271,7 @@ class TestErrors:
         )
         assert error.message == "ValueError: value 0 is odd"
         assert error.trace_id == result.run_id
-        assert result.errors == ("component work failed: ValueError: value 0 is odd",)
+        assert result.errors == ("component work failed to execute: ValueError: value 0 is odd",)
 
     def test_a_component_that_exits_fails_like_any_other_and_the_worker_continues(self) -> None:
         @component

@@ -11,7 +11,7 @@ import pytest
 from rota.clock import ManualClock
 from rota.graph.components import component
 from rota.graph.results import RuntimeRunnerResult
-from rota.graph.tracing import TRACE_EVENTS, TraceEvent
+from rota.graph.tracing import LOOP_EVENTS, TRACE_EVENTS, TraceEvent
 from rota.observe.graph_trace import to_chrome, to_ndjson
 from tests.graph.parts import Count, add, burst, note
 from tests.graph.worlds import make_runner, names, node, run, wire
@@ -47,9 +47,50 @@ def events(result: RuntimeRunnerResult) -> list[TraceEvent]:
     return list(result.trace.events())
 
 
-def test_the_seventeen_names_of_the_seed_and_two_more() -> None:
-    assert set(TRACE_EVENTS) == SEVENTEEN | {"publication_staged", "publication_committed"}
-    assert len(TRACE_EVENTS) == 19
+def test_the_seventeen_names_of_the_seed_and_those_of_publications_loops_triggers_and_health() -> None:
+    more = {"publication_staged", "publication_committed", "trigger_suppressed", "health_event", *LOOP_EVENTS}
+    assert set(TRACE_EVENTS) == SEVENTEEN | more
+    assert len(TRACE_EVENTS) == 17 + 4 + len(LOOP_EVENTS)
+
+
+class TestLoops:
+    def trace(self, **policy: Any) -> list[TraceEvent]:
+        @component("trace.grow")
+        def grow(value: int = 0) -> int:
+            return value + 1
+
+        nodes = [node(grow, "a"), node(add, "b", on="any_input"), node(note, on="any_input")]
+        wires = [wire("a.out > b.value"), wire("b.out > a.value"), wire("b.out > parts.note.value", id="out")]
+        loop = {"id": "loop", "components": ["a", "b"], "loop_policy": {"type": "solver_iteration", **policy}}
+        found = events(run(nodes, wires, loops=[loop], trace=True))
+        return [event for event in found if event.name in LOOP_EVENTS]
+
+    def test_each_iteration_has_its_events(self) -> None:
+        found = self.trace(max_iterations=2, partial_success="commit_outputs")
+        assert [event.name for event in found] == [
+            *("loop_iteration_begin", "loop_iteration", "loop_iteration_end") * 2,
+            "loop_max_iterations_hit",
+        ]
+        assert {(event.component_id, event.lane, event.epoch_id) for event in found} == {("loop", "main", 1)}
+        assert found[4].attributes == {"iteration": "2", "policy": "solver_iteration"}
+        assert found[-1].attributes == {"reason": "max_iterations", "iterations": "2"}
+
+    def test_how_it_ended_and_what_was_discarded(self) -> None:
+        assert [event.name for event in self.trace(convergence="always")][-1] == "loop_converged"
+        *_, ended, discarded = self.trace(max_iterations=1)
+        assert (ended.name, discarded.name) == ("loop_max_iterations_hit", "loop_output_discarded")
+        assert discarded.attributes == {"reason": "max_iterations", "count": "1"}
+
+
+def test_health_events_are_in_the_trace_where_they_happened() -> None:
+    nodes = [node(burst, config={"size": 3}), node(note, on="any_input")]
+    wires = [wire("parts.burst.out > parts.note.value", mode="queue", capacity=2, overflow="drop_newest")]
+    result = run(nodes, wires, trace=True)
+    (event,) = [each for each in events(result) if each.name == "health_event"]
+    assert (event.component_id, event.channel_id, event.epoch_id) == ("parts.note", "parts.burst>parts.note", 1)
+    assert event.attributes["kind"] == "channel_drop"
+    assert "already waiting" in event.attributes["reason"]
+    assert names(result).index("health_event") < names(result).index("scheduler_iteration")
 
 
 def test_one_epoch_of_a_three_stage_pipeline_is_sixteen_events_in_a_fixed_order() -> None:

@@ -270,6 +270,22 @@ class TestOutsideEvents:
         assert World(type="request").put("request", 1).ready() == [(1,)]
         assert World(type="task_ready").put("task_ready", 2).ready() == [(2,)]
 
+    @pytest.mark.parametrize("kind", ["request", "task_ready"])
+    def test_they_also_watch_the_inputs_that_the_trigger_lists(self, kind: str) -> None:
+        world = World("job", "side", type=kind, inputs=("job",)).put("job", 1, 2).put("side", "s")
+        assert world.ready() == [(1, "s", None), (2, None, None)]
+        assert world.put(kind, 3).ready() == [(None, None, 3)]
+
+    @pytest.mark.parametrize("kind", ["request", "task_ready", "future_ready"])
+    @pytest.mark.parametrize("trigger", ["on_event", "manual"])
+    def test_a_source_of_outside_events_watches_the_inputs_it_lists(self, kind: Any, trigger: str) -> None:
+        world = World("job", type=trigger, sources=(EventSource(type=kind, input="job"),)).put("job", 1)
+        assert world.ready() == [(1, None)]
+
+    def test_inputs_listed_by_the_source_alone_count_for_its_trigger_too(self) -> None:
+        world = World("job", type="task_ready", sources=(EventSource(type="task_ready", inputs=("job",)),))
+        assert world.put("job", 1).ready() == [(1, None)]
+
     def test_futures_trigger_through_a_source(self) -> None:
         world = World(type="on_event", sources=(EventSource(type="future_ready"),))
         assert world.put("future_ready", 3).ready() == [(3,)]

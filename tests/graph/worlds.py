@@ -72,6 +72,7 @@ def compile_world(
     version: int = 2,
     platform: Platform | None = None,
     config: Mapping[str, Any] | None = None,
+    budget: Mapping[str, Any] | None = None,
 ) -> tuple[Plan, ComponentRegistry]:
     """A plan, and the registry that knows its components."""
     nodes, wires = list(nodes), list(wires)
@@ -80,7 +81,12 @@ def compile_world(
     registry = ComponentRegistry(thing for thing, _ in nodes)
     document = {
         "schema_version": version,
-        "graph": {"name": "world", "kind": "internal_test", "config": dict(config or {})},
+        "graph": {
+            "name": "world",
+            "kind": "internal_test",
+            "config": dict(config or {}),
+            **({"budget": dict(budget)} if budget else {}),
+        },
         "lanes": dict(lanes or EVENT_LOOP),
         "components": [entry for _, entry in nodes],
         "edges": wires,

@@ -458,3 +458,17 @@ def test_the_smallest_weight_is_the_smallest_share_that_version_1_takes() -> Non
 def test_limits_that_no_kernel_takes_are_refused_when_they_are_made(fields: dict[str, int]) -> None:
     with pytest.raises(CommandInvalid):
         GroupLimits(**fields)
+
+
+def test_cores_are_a_list_of_ranges_and_without_a_limit_those_of_the_parent() -> None:
+    some, none = GroupLimits(cores=frozenset({0, 1, 3})), GroupLimits()
+    assert [FILES_BY_VERSION[version].limit("cores", some) for version in (1, 2)] == [
+        [FileWrite("cpuset.cpus", "0-1,3")],
+        [FileWrite("cpuset.cpus", "0-1,3")],
+    ]
+    assert [FILES_BY_VERSION[version].limit("cores", none) for version in (1, 2)] == [
+        [],
+        [FileWrite("cpuset.cpus", "\n")],
+    ]
+    with pytest.raises(CommandInvalid, match="must name at least one core"):
+        GroupLimits(cores=frozenset())

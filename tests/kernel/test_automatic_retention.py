@@ -141,6 +141,24 @@ def test_entries_that_live_ones_or_graph_runs_need_stay_until_they_do_not(world:
     world.assert_law()
 
 
+def test_a_graph_run_that_has_ended_goes_with_its_coordinator(world: World) -> None:
+    kernel = world.kernel
+    kernel.retention.set(entries_max=0)
+    runs = [kernel.graphs.create("graph", {"schema_version": 2}, run_id=name) for name in ("ended", "live")]
+    for run in runs:
+        assert run.sched_id is not None
+        entry = kernel.queue.force_claim(run.sched_id, worker_id="w")
+        taken = kernel.graphs.take_entry(run.sched_id, entry.token or 0)
+        if run.run_id == "ended":
+            kernel.graphs.finish("ended", taken.fence, "succeeded")
+        kernel.queue.complete(run.sched_id, "completed")
+    newest = kernel.queue.enqueue(ScheduleSpec(pid=world.pid, runnable_at=START + 1e6))
+    world.keep()
+    assert world.ids() == [runs[1].sched_id, newest]
+    assert [run.run_id for run in kernel.graphs.list()[0]] == ["live"]
+    world.assert_law()
+
+
 def test_old_events_go_behind_a_checkpoint_and_not_at_every_look(world: World) -> None:
     kernel = world.kernel
     world.run(20)

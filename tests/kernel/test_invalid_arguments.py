@@ -241,6 +241,19 @@ VERBS: dict[str, tuple[Callable[[PopulatedWorld], Callable[..., object]], dict[s
         lambda world: world.ledger.set_budget,
         {"level": "project", "owner": "lab", "dim": "tokens", "limit": 5, "window_s": 60.0},
     ),
+    "ledger.graph_budgets": (lambda world: world.ledger.graph_budgets, {"run_id": "r1"}),
+    "ledger.open_graph_budgets": (
+        lambda world: world.ledger.open_graph_budgets,
+        {"run_id": "r1", "budgets": {"": {"tokens": 1}}},
+    ),
+    "ledger.set_graph_budget": (
+        lambda world: world.ledger.set_graph_budget,
+        {"run_id": "r1", "dim": "tokens", "limit": 1, "node": "a"},
+    ),
+    "ledger.charge_graph": (
+        lambda world: world.ledger.charge_graph,
+        {"run_id": "r1", "amounts": {"tokens": 1}, "node": "a", "model": "small"},
+    ),
     "ledger.set_share_window": (lambda world: world.ledger.set_share_window, {"window_s": 60.0}),
     "queue.set_affinity_wait": (lambda world: world.queue.set_affinity_wait, {"wait_s": 60.0}),
     "projects.create": (

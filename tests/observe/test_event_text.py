@@ -78,6 +78,11 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         [("quiet", "run #1 40% reading")],
     ),
     (
+        events.RunOverBudget(sched_id=1, token=5, level="run", dim="tokens", used=120, limit=100),
+        None,
+        [("bad", "run #1 is over its own budget: 120 of 100 tokens")],
+    ),
+    (
         events.EntriesReturned(verb="retry", sched_ids=[1], runnable_at=NOW + 1.5, reason="timed_out"),
         None,
         [("warn", "run #1 failed (timed out) after 2.0 s: exit code 3 (attempt 2 of 3; next in 1.5 s)")],
@@ -395,6 +400,36 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         [("plain", "island 1: admit, now admitted")],
     ),
     (
+        events.CoresGranted(
+            sched_id=4,
+            token=9,
+            host="boot",
+            host_name="box",
+            owner="build",
+            leased=(1,),
+            reserved_ppm={"1": 200_000},
+            quota_us=20_000,
+            quota_period_us=100_000,
+        ),
+        None,
+        [
+            (
+                "plain",
+                "build #4 on box: core 1 for itself; 20 % of core 1 reserved; at most 20 ms of CPU time per 100 ms",
+            )
+        ],
+    ),
+    (
+        events.CoresRefused(sched_id=9, host="boot", host_name="box", owner="test", reason="0 free"),
+        None,
+        [("warn", "test #9 was refused its cores: 0 free")],
+    ),
+    (
+        events.CoresReturned(sched_ids=[4], reason="claim_ended"),
+        None,
+        [("quiet", "the cores of entry 4 are free again (claim ended)")],
+    ),
+    (
         events.DeadlineMissed(subject="entry 9", lateness=1_200),
         None,
         [("warn", "entry 9 missed its deadline by 1,200")],
@@ -442,6 +477,47 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         [("detail", "graph run r1 committed what is before epoch 3")],
     ),
     (events.GraphRunForgotten(run_id="r1"), None, [("quiet", "graph run r1 was deleted")]),
+    (
+        events.GraphBudgetSet(run_id="r1", node="writer", dim="tokens", limit=20_000),
+        None,
+        [("quiet", "the budget of graph run r1/writer is 20,000 tokens")],
+    ),
+    (
+        events.GraphBudgetSet(run_id="r1", dim="cost_micro", limit=2_500_000),
+        None,
+        [("quiet", "the budget of graph run r1 is $2.50 cost")],
+    ),
+    (
+        events.LedgerBreached(level="graph", owner="r1/writer", dim="tokens", used=21_000, limit=20_000),
+        None,
+        [("bad", "graph run r1/writer is over budget: 21,000 of 20,000 tokens")],
+    ),
+    (
+        events.GraphRunStarted(run_id="r1", graph="g", sched_id=7),
+        None,
+        [("plain", "run r1 of graph g was started: entry 7")],
+    ),
+    (
+        events.GraphRunStarted(run_id="r1", graph="g", sched_id=9, resumed=True),
+        None,
+        [("plain", "run r1 of graph g was resumed: entry 9")],
+    ),
+    (events.GraphRunWaits(run_id="r1", waits="2 entries"), None, [("detail", "graph run r1 waits for 2 entries")]),
+    (
+        events.GraphRunEnded(run_id="r1", graph="g", status="failed", error="n0: no such page"),
+        None,
+        [("bad", "run r1 of graph g failed: n0: no such page")],
+    ),
+    (
+        events.GraphRunEnded(run_id="r1", graph="g", status="cancelled"),
+        None,
+        [("warn", "run r1 of graph g was cancelled")],
+    ),
+    (
+        events.GraphRunEnded(run_id="r1", graph="g", status="succeeded"),
+        None,
+        [("good", "run r1 of graph g succeeded")],
+    ),
     (events.FleetReloaded(), None, [("plain", "the fleet file was reloaded")]),
 ]
 

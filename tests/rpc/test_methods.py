@@ -28,7 +28,9 @@ from rota.rpc.methods import METHODS, PROTOCOLS, SCOPES, Method
 from rota.rpc.openrpc import openrpc_document
 from rota.rpc.tokens import AccessTokens
 from rota.service.api.declaration import declarations
+from rota.service.core_grants import CoreGrants
 from rota.service.dispatcher import Dispatcher
+from rota.service.graph_runs import GraphRunVerbs
 from rota.service.run_logs import RunLogs
 from rota.service.store_policies import StorePolicies
 
@@ -41,7 +43,9 @@ PARTS: dict[str, type] = {  # the class that implements each part
     "policies": StorePolicies,
     "journal": Journal,
     "supervision": Supervision,
+    "graphs": GraphRunVerbs,
     "workers": Workers,
+    "cores": CoreGrants,
     "usage": Usage,
     "logs": RunLogs,
     "retention": AutomaticRetention,
@@ -55,6 +59,12 @@ KERNEL = ("terminate", "info")  # functions of the kernel itself that the handle
 NOT_REMOTE = {
     "usage.fold": "a report does it first",
     "usage.report_within": "takes projects without a check: `report` is the method",
+    "queue.checked_batch": "checks the specs of `enqueue_batch_in`",
+    "queue.enqueue_batch_in": "runs inside the caller's transaction",
+    "agents.create_in": "runs inside the caller's transaction",
+    "graphs.create": "takes a document without a check: `start` is the method",
+    "graphs.get": "a part of `show`",
+    "graphs.reachable_agents": "a part of `start`",
     "queue.cancel_batch_in": "runs inside the caller's transaction",
     "queue.entry_with_key": "runs inside the caller's transaction",
     "queue.spawn_in": "runs inside the caller's transaction",

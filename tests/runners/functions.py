@@ -44,6 +44,15 @@ def plain(a: int, b: int) -> int:
     return a + b
 
 
+def where() -> dict[str, Any]:
+    """Where this call runs."""
+    return {
+        "pid": os.getpid(),
+        "groups": Path("/proc/self/cgroup").read_text(),
+        "policy": os.sched_getscheduler(0),
+    }
+
+
 def annotated(anything: RunContext, a: int) -> list[Any]:
     return [anything.sched_id, a]
 

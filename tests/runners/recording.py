@@ -27,6 +27,7 @@ class RecordingChannel:
         self.stop_handle: StopHandle | None = None
         self.os_pid: int | None = None
         self.advisories: tuple[str, ...] = ()
+        self.enforced: tuple[str, ...] = ()
         self.children: dict[int, ReadyEntry] = {}
         self.on_log: Callable[[bytes], None] = lambda _data: None
         self._budget = dict(budget or {})
@@ -39,9 +40,17 @@ class RecordingChannel:
     def stop_reason(self) -> str | None:
         return self._reason
 
-    def started(self, stop_handle: StopHandle, *, os_pid: int | None = None, advisories: Sequence[str] = ()) -> None:
+    def started(
+        self,
+        stop_handle: StopHandle,
+        *,
+        os_pid: int | None = None,
+        advisories: Sequence[str] = (),
+        enforced: Sequence[str] = (),
+    ) -> None:
         with self._changed:
             self.stop_handle, self.os_pid, self.advisories = stop_handle, os_pid, tuple(advisories)
+            self.enforced = tuple(enforced)
             self._changed.notify_all()
         if self._reason is not None:
             stop_handle.request_stop(self._reason)
@@ -62,7 +71,13 @@ class RecordingChannel:
         with self._changed:
             return self._changed.wait_for(lambda: self._reason is not None, timeout_s or PATIENCE_S)
 
-    def charge(self, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:
+    def charge(
+        self,
+        amounts: Mapping[str, int],
+        model: str | None = None,
+        *,
+        node: str | None = None,  # noqa: ARG002  # as the protocol has it
+    ) -> dict[str, int]:
         for dim, amount in amounts.items():
             if amount < 0:
                 raise LedgerInvalidAmount(f"{dim} cannot be charged {amount}")
@@ -71,7 +86,7 @@ class RecordingChannel:
             self._budget[dim] = self._budget.get(dim, 0) - amount
         return dict(self._budget)
 
-    def remaining(self) -> dict[str, int]:
+    def remaining(self, node: str | None = None) -> dict[str, int]:  # noqa: ARG002
         return dict(self._budget)
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
@@ -83,7 +98,13 @@ class RecordingChannel:
         self._record("acquire", name, dict(amounts), wait_s)
         return "7"
 
-    def settle(self, key: str, used: Mapping[str, int] | None = None) -> dict[str, int]:
+    def settle(
+        self,
+        key: str,
+        used: Mapping[str, int] | None = None,
+        *,
+        node: str | None = None,  # noqa: ARG002  # as the protocol has it
+    ) -> dict[str, int]:
         self._record("settle", key, dict(used or {}))
         return dict(self._budget)
 

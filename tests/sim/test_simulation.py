@@ -125,7 +125,7 @@ do = "service_back"
     assert not any(one.end_ns > 100 * MS and one.start_ns < 200 * MS for one in ran)
     assert any(one.start_ns > 200 * MS for one in ran)
     assert simulation.engine.counters.fallbacks == 1
-    assert simulation.engine.policy_updates.epoch == 1
+    assert simulation.engine.policy_updates.epoch == 2  # it began with epoch 1
 
 
 def test_a_lease_and_a_context_can_be_revoked_by_events() -> None:
@@ -352,3 +352,61 @@ def test_a_scenario_can_be_made_in_python_too() -> None:
     simulation.run(10 * MS)
     assert simulation.segments == []
     assert simulation.events > 0
+
+
+HINTED = """
+cores = 1
+duration_ms = 1500
+[[thread]]
+name = "editor"
+kind = "hog"
+hint = "latency_sensitive"
+[[thread]]
+name = "nightly"
+kind = "hog"
+hint = "batch"
+[[event]]
+at_ms = 500
+do = "service_lost"
+[[event]]
+at_ms = 1000
+do = "service_back"
+"""
+
+
+def test_hints_are_answered_by_the_policy_service_and_hold_during_its_outage() -> None:
+    """Weights 2 and 0.5 by the profiles: 80 to 20, also while the service is away and afterwards."""
+    simulation = simulate(HINTED)
+    for start_ms in (100, 500, 1000):
+        inside = [one for one in simulation.segments if start_ms * MS <= one.start_ns < (start_ms + 400) * MS]
+        ran = sum(one.end_ns - one.start_ns for one in inside if one.thread == "editor")
+        assert ran / (400 * MS) == pytest.approx(0.8, abs=0.06), start_ms
+    assert simulation.engine.counters.fallbacks == 1
+
+
+def test_what_a_scenario_admits_is_refused_with_the_words_of_a_real_host() -> None:
+    with pytest.raises(IslandRefused, match="1,100,000 needed, 950,000 available"):
+        build_simulation(parse_scenario(AUDIO_TOO_MUCH))
+
+
+AUDIO_TOO_MUCH = """
+cores = 1
+duration_ms = 10
+[[context]]
+name = "mix"
+budget_us = 6000
+period_us = 10000
+criticality = "critical"
+[[context]]
+name = "play"
+budget_us = 5000
+period_us = 10000
+criticality = "critical"
+[[island]]
+name = "audio"
+contexts = ["mix", "play"]
+[[thread]]
+name = "mixer"
+kind = "hog"
+context = "mix"
+"""

@@ -126,6 +126,23 @@ def test_a_file_without_the_graph_runs_table_gets_it(path: str) -> None:
     opened.close()
 
 
+def test_graph_runs_of_an_older_file_have_no_coordinator_and_the_project_of_their_agent(path: str) -> None:
+    run = """
+        UPDATE agent_processes SET project_id = 'lab' WHERE pid = 2;
+        INSERT INTO graph_runs (run_id, graph, pid, fence, next_epoch_id, updated_at, checkpoint)
+        VALUES ('r1', 'report', 2, 40, 7, 160.0, '{"a":1}');
+    """
+    make(path, script(112), PROCESSES, run)
+    opened, fresh = store.open(path), store.open(":memory:")
+    assert opened.read(schema) == fresh.read(schema)
+    assert opened.check() == []
+    columns = "run_id, next_epoch_id, checkpoint, project_id, status, sched_id, inputs, started_at, ended_at"
+    found = opened.read(lambda tx: tx.run(sql(f"SELECT {columns} FROM graph_runs")))
+    assert found == [("r1", 7, '{"a":1}', "lab", "running", None, "{}", 160.0, None)]
+    fresh.close()
+    opened.close()
+
+
 @pytest.mark.parametrize("version", [100, 101, 102])
 def test_a_file_without_affinity_holds_gets_them(path: str, version: int) -> None:
     make(path, script(version), PROCESSES, QUEUE.replace("(2, 2,", "(7, 2,"))

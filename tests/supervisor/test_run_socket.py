@@ -8,12 +8,16 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from rota import Rota
+from rota.cli import app
 from rota.errors import Forbidden, Unauthenticated
 from rota.kernel import ScheduleSpec
+from rota.model.work import Limits
 from rota.rpc import connect
 from rota.rpc.daemon.run_socket import FOLDER_PREFIX
 from rota.rpc.tokens import AccessTokens
@@ -78,6 +82,31 @@ def test_commands_in_a_run_act_for_it_without_a_daemon(temporary_folder: Path) -
         (folder,) = sockets(temporary_folder)
         assert folder.stat().st_mode & 0o777 == 0o700
     assert sockets(temporary_folder) == []
+
+
+@pytest.mark.parametrize("budget", ["ceiling", "grant"])
+def test_a_command_that_charges_more_than_it_may_use_is_stopped(budget: str) -> None:
+    """It charges through the socket, past its supervisor, and would go on for ever."""
+    greedy = f"while true; do {ROTA} charge tokens=60 >/dev/null; done"
+    with Rota("rota.db") as rota:
+        settings: dict[str, Any] = (
+            {"limits": Limits(tokens=100)} if budget == "ceiling" else {"budget": {"tokens": 100}}
+        )
+        job = rota.command("greedy", ["sh", "-c", greedy], stop_grace_s=0.1, **settings).enqueue()
+        rota.run(until_idle=True)
+        entry = job.entry()
+        assert (entry.exit_kind, entry.outcome, entry.attempt) == ("failed", "over_budget", 1)
+        said = [event.payload for event in rota.api.journal.tail(limit=500) if event.kind == "kernel.run.over_budget"]
+        assert said[0] == {
+            "sched_id": 1,
+            "token": said[0]["token"],
+            "level": "run" if budget == "ceiling" else "agent",
+            "dim": "tokens",
+            "used": 120,
+            "limit": 100,
+        }
+        shown = CliRunner().invoke(app, ["show", "1", "--store", "rota.db"]).output
+        assert "over budget: 120 of 100 tokens used" in shown
 
 
 def test_a_client_without_a_runs_token_gets_nothing() -> None:

@@ -16,10 +16,9 @@ import pytest
 from rota import Rota, store
 from rota.clock import ManualClock, SystemClock
 from rota.errors import Forbidden
+from rota.fleet.graph_workers import graph_supervisor
 from rota.fleet.supervisor import Supervisor, SupervisorSettings
 from rota.graph.component_registry import ComponentRegistry
-from rota.graph.entry_worker import EntryWorker
-from rota.graph.stop import StopToken
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.events import SupervisorChanged
 from rota.model.workers import WORKER_ALIVE_S, WORKER_REFRESH_S, SlotPool, WorkerInfo
@@ -82,16 +81,16 @@ def test_a_supervisor_at_a_daemon_registers_there(tmp_path: Path) -> None:
         assert client.workers.list(lost=True) == []
 
 
-def test_a_worker_of_graphs_registers_with_its_kinds() -> None:
+def test_a_supervisor_of_graphs_registers_with_its_kinds() -> None:
     kernel = Kernel(store.open(":memory:"))
-    clock, stop = ManualClock(), StopToken()
-    worker = EntryWorker(Dispatcher(kernel), ComponentRegistry(), ["a", "b"], worker_id="g", clock=clock)
-    running = threading.Thread(target=worker.serve, args=(stop,), daemon=True)
+    supervisor = graph_supervisor(Dispatcher(kernel), ComponentRegistry(), ["a", "b"], worker_id="g")
+    running = threading.Thread(target=supervisor.run, daemon=True)
     running.start()
-    clock.until_parked()  # its heartbeat thread
+    started = kernel.journal.follow(0, wait_s=PATIENCE_S)
+    assert any(event.kind == SupervisorChanged.kind for event in started)
     (found,) = kernel.workers.list()
-    assert (found.worker_id, found.kind, found.slots, found.kinds) == ("g", "entry_worker", 1, ("graph:a", "graph:b"))
-    stop.request()
+    assert (found.worker_id, found.kind, found.slots, found.kinds) == ("g", "supervisor", 2, ("graph:a", "graph:b"))
+    supervisor.drain()
     running.join(PATIENCE_S)
     assert kernel.workers.list(lost=True) == []
     kernel.store.close()

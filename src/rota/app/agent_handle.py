@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, TypeAlias, TypedDict, Unpack, cast
@@ -63,6 +64,15 @@ class AgentHandle:
         if self._function is None:
             raise NotFound(f"agent {self.name} is not a function in this program", pid=self.pid)
         return self._function(*args, **kwargs)
+
+    @property
+    def project(self) -> str | None:
+        """The agent's project."""
+        return self.agent.project_id
+
+    def parameters(self) -> list[inspect.Parameter] | None:
+        """Return the parameters that a payload fills; None if the agent is not a function in this program."""
+        return None if self._function is None else parameters_of(self._function)
 
     # --- enqueueing ------------------------------------------------------------------------------
 

@@ -11,12 +11,13 @@ import msgspec
 from rota.app.moments import Duration
 from rota.errors import InvalidInput
 from rota.fleet.runners.calling import error_name
+from rota.model.cpu import CpuSettings, read_cpu
 from rota.model.money import in_micro
 from rota.model.value_types import closest
 from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT, Limits, RestartPolicy
 from rota.model.worktrees import WorktreeSettings
 
-__all__ = ["AgentOptions", "split_options", "thousandths", "with_known_dims"]
+__all__ = ["AgentOptions", "cpu_of", "split_options", "thousandths", "with_known_dims"]
 
 
 class AgentOptions(TypedDict, total=False):
@@ -47,6 +48,7 @@ class AgentOptions(TypedDict, total=False):
     workspace: str | None
     workspace_mode: Literal["exclusive", "shared"] | None
     worktree: WorktreeSettings | None  # git worktrees of its runs; requires a project
+    cpu: CpuSettings | Mapping[str, Any] | None  # CPU time and cores: {"weight": 3, "quota": "20ms/100ms"}
     payload: Mapping[str, Any]  # default payload of its entries
     max_attempts: int
     non_retryable: Sequence[type[BaseException] | str]  # errors after which an entry is not retried
@@ -76,9 +78,16 @@ def split_options(settings: AgentOptions) -> tuple[dict[str, Any], dict[str, Any
             raise InvalidInput("worktree requires project=: workspaces belong to projects", field="worktree")
         folders = {field: os.path.realpath(getattr(worktree, field)) for field in ("repository", "folder")}
         run["worktree"] = msgspec.structs.replace(worktree, **folders)
+    if "cpu" in run:
+        run["cpu"] = cpu_of(run["cpu"])
     if "non_retryable" in run:
         run["non_retryable"] = tuple(_error_name(each) for each in run["non_retryable"])
     return row, run
+
+
+def cpu_of(given: CpuSettings | Mapping[str, Any] | None) -> CpuSettings | None:
+    """Return CPU settings that were given as such, or as a dictionary as in the fleet file."""
+    return given if given is None or isinstance(given, CpuSettings) else read_cpu(dict(given))
 
 
 def _error_name(error: Any) -> str:

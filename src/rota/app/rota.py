@@ -11,10 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, overload
 
+import msgspec
+
 from rota import store
 from rota.app.agent_handle import AgentHandle
-from rota.app.agent_options import AgentOptions, thousandths, with_known_dims
+from rota.app.agent_options import AgentOptions, cpu_of, thousandths, with_known_dims
 from rota.app.async_run import on_own_thread
+from rota.app.graph_methods import GraphMethods
 from rota.app.jobs import Job, StoreLink, aas_completed, agather, as_completed, gather
 from rota.app.limits import Limit, ensure_limit
 from rota.app.moments import Duration, Moment, seconds_of, timestamp_of
@@ -28,6 +31,7 @@ from rota.fleet.supervisor import Supervisor, SupervisorSettings
 from rota.host.main_module import this_process
 from rota.kernel import Kernel
 from rota.model.agent_names import agent_in_project, agent_named
+from rota.model.cpu import CPU_KEY, CpuSettings
 from rota.model.policy_setting import ShareBy
 from rota.model.usage import UsageKey, UsageReport
 from rota.model.work import DIMENSIONS, Agent, Project
@@ -41,7 +45,7 @@ from rota.service.opinions import give_opinion
 __all__ = ["Rota"]
 
 
-class Rota:
+class Rota(GraphMethods):
     """Agents, their queue and their supervisor, over one store."""
 
     def __init__(
@@ -87,6 +91,7 @@ class Rota:
         self._registered: list[tuple[AgentHandle, Callable[[], Agent]]] = []  # handles, and how to register each again
         self._schedules = Schedules()
         self._supervisor: Supervisor | None = None
+        self._running = 0  # calls of `run` and `arun` in progress
 
     @property
     def api(self) -> SchedulerApi:
@@ -110,16 +115,20 @@ class Rota:
         weight: float = 1.0,
         max_concurrent: int | None = None,
         budget: Mapping[str, float] | None = None,
+        cpu: CpuSettings | Mapping[str, Any] | None = None,
     ) -> Project:
-        """Create or update a project; its budget is per rolling day, `usd` in dollars."""
-        wanted = thousandths("weight", weight)
+        """Create or update a project; its budget is per rolling day, `usd` in dollars; `cpu` is for all its runs."""
+        wanted: dict[str, Any] = {"weight": thousandths("weight", weight), "max_concurrent": max_concurrent}
         amounts = with_known_dims(self._dimensions, {"budget": budget or {}})["budget"]
+        settings = cpu_of(cpu)
+        stored = {} if settings is None else {CPU_KEY: msgspec.to_builtins(settings)}
         try:
-            self.api.projects.get(project_id)
+            known = self.api.projects.get(project_id)
         except NotFound:
-            project = self.api.projects.create(project_id, weight=wanted, max_concurrent=max_concurrent)
+            project = self.api.projects.create(project_id, **wanted, metadata=stored)
         else:
-            project = self.api.projects.update(project_id, weight=wanted, max_concurrent=max_concurrent)
+            metadata = {key: value for key, value in known.metadata.items() if key != CPU_KEY} | stored
+            project = self.api.projects.update(project_id, **wanted, metadata=metadata)
         for dim, amount in amounts.items():
             self.api.ledger.set_budget("project", project_id, dim, amount)
         return project
@@ -323,7 +332,11 @@ class Rota:
         if handles_signals is None:
             handles_signals = threading.current_thread() is threading.main_thread()
         self._supervisor = self.supervisor(slots, **settings)
-        return self._supervisor.run(until_idle=_idle_rule(until_idle, horizon_s), handles_signals=handles_signals)
+        self._running += 1
+        try:
+            return self._supervisor.run(until_idle=_idle_rule(until_idle, horizon_s), handles_signals=handles_signals)
+        finally:
+            self._running -= 1
 
     async def arun(
         self,
@@ -337,7 +350,11 @@ class Rota:
         supervisor = await asyncio.to_thread(partial(self.supervisor, slots, **settings))
         self._supervisor = supervisor
         rule = _idle_rule(until_idle, horizon_s)
-        return await on_own_thread(partial(supervisor.run, until_idle=rule), supervisor.drain)
+        self._running += 1
+        try:
+            return await on_own_thread(partial(supervisor.run, until_idle=rule), supervisor.drain)
+        finally:
+            self._running -= 1
 
     def supervisor(self, slots: int | dict[str, int] = 1, **settings: Any) -> Supervisor:
         """Return a supervisor of this store, with this program's functions and schedules."""

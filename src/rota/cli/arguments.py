@@ -20,6 +20,7 @@ __all__ = [
     "instant",
     "json_object",
     "json_value",
+    "named_values",
     "pid_of",
     "policy_params",
     "seconds",
@@ -138,12 +139,22 @@ def amount_of(dim: str, text: str, field: str) -> tuple[str, int]:
 
 def policy_params(pairs: tuple[str, ...]) -> dict[str, Any]:
     """Parse parameters of a policy: the value is JSON, and a word that is not JSON is text."""
-    found: dict[str, Any] = {}
     for pair in pairs:
-        name, equals, value = pair.partition("=")
+        name, equals, _ = pair.partition("=")
         if not (name.isidentifier() and equals):
             hint = "For example priority_first=true."
             raise InvalidInput(f"a parameter must be NAME=VALUE, not {pair!r}", field="param", hint=hint)
+    return named_values(pairs, "param")
+
+
+def named_values(pairs: Sequence[str], field: str) -> dict[str, Any]:
+    """Parse values by name: the value is JSON, and a word that is not JSON is text."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            hint = f"For example --{field} topic=tides."
+            raise InvalidInput(f"{field} must be NAME=VALUE, not {pair!r}", field=field, hint=hint)
         try:
             found[name] = json.loads(value)
         except ValueError:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rota.cli.embedded_api import EmbeddedApi
     from rota.model import EntryReport
     from rota.rpc import Client
-    from rota.service import RunLogs
+    from rota.service import GraphRunVerbs, RunLogs
 
 __all__ = ["is_file", "open_api", "open_client", "open_file"]
 
@@ -64,6 +64,13 @@ class FileApi:
 
             self._whole = EmbeddedApi(self.kernel)
         return getattr(self._whole, name)
+
+    @cached_property
+    def graphs(self) -> GraphRunVerbs:
+        """Graph runs."""
+        from rota.service import GraphRunVerbs
+
+        return GraphRunVerbs(self.kernel)
 
     @cached_property
     def logs(self) -> RunLogs:

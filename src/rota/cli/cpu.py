@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rota.cli.options import AsJson
+from rota.cli.options import STORE, AsJson, Store
 
 __all__ = ["cpu"]
 
@@ -39,30 +39,51 @@ def cpu_sim(  # noqa: PLR0917  # each is an option of the command line
 def cpu_run(  # noqa: PLR0917  # each is an option of the command line
     commands: Annotated[list[str], typer.Argument(help="Commands separated by a lone +, named a, b, c …")],
     weight: Annotated[list[str] | None, typer.Option(help="The weight of a command: a=3. Default: 1.")] = None,
-    budget: Annotated[list[str] | None, typer.Option(help="The CPU time per period, in ms: a=20/100.")] = None,
-    lease: Annotated[list[str] | None, typer.Option(help="An exclusive core; needs a budget: a=1.")] = None,
+    quota: Annotated[
+        list[str] | None, typer.Option("--quota", "--budget", help="CPU time per period: a=20ms/100ms.")
+    ] = None,
+    lease: Annotated[list[str] | None, typer.Option(help="Cores for one command alone: a=1.")] = None,
+    latency_class: Annotated[
+        list[str] | None, typer.Option("--class", help="The length of time slices: a=batch, a=sensitive.")
+    ] = None,
     realtime: Annotated[list[str] | None, typer.Option(help="Kernel policy: a=fifo:10, a=deadline:20/100.")] = None,
-    cores: Annotated[str | None, typer.Option(help="The cores to use: 0,1. Default: all allowed.")] = None,
-    slice_ms: Annotated[int, typer.Option(help="The length of a time slice.", min=1, max=100)] = 10,
+    cores: Annotated[str | None, typer.Option(help="The cores to use: 0-1. Default: all allowed.")] = None,
     for_s: Annotated[
         float | None, typer.Option("--for", help="End all commands after this many seconds.", min=0)
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write every event and decision to this file.")] = None,
-    freezer: Annotated[bool, typer.Option(help="Stop commands by control groups if available.")] = False,
+    on_loss: Annotated[
+        Literal["kill", "continue"],
+        typer.Option(help="What becomes of the commands if rota is killed; they stay limited in any case."),
+    ] = "kill",
+    groups: Annotated[
+        bool, typer.Option("--groups/--no-groups", help="Use control groups; else niceness and signals.")
+    ] = True,
+    logs: Annotated[
+        Path | None, typer.Option(help="A folder for what the commands write. Default: standard error.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run commands in time slices on real cores."""
+    """Run commands with weights, quotas and leases on real cores."""
     from rota.cli.cpu_run import RunOptions, run
 
     options = RunOptions(
         weights=weight or (),
-        budgets=budget or (),
+        quotas=quota or (),
         leases=lease or (),
+        classes=latency_class or (),
         realtime=realtime or (),
         cores=cores,
-        slice_ms=slice_ms,
         for_s=for_s,
-        freezer=freezer,
-        trace=trace,
+        on_loss=on_loss,
+        groups=groups,
+        logs=logs,
     )
     run(commands, options, as_json=as_json)
+
+
+@cpu.command("status")
+def cpu_status(store: Store = STORE, as_json: AsJson = False) -> None:
+    """Show what runs were granted of the cores of each host: leases, reserved time, islands, budgets of CPU time."""
+    from rota.cli.cpu_status import show_status
+
+    show_status(store, as_json=as_json)

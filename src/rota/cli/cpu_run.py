@@ -1,29 +1,37 @@
-"""`rota cpu run`: run commands in time slices on real cores."""
+"""`rota cpu run`: run commands under `cpu` settings on real cores.
+
+The report goes to standard output, and with `--json` nothing else does; what the commands write goes to standard error,
+or to files with `--logs`. The exit code is that of the first command that failed, as a shell reports it (128 and the
+signal if one ended it). A command that is ended because the time is over has not failed. SIGTERM, SIGHUP and Ctrl-C end
+the commands, and the exit code is 128 and that signal.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import string
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import typer
 from rich.table import Table
 
 from rota.cli import output
-from rota.cores import EngineTrace
 from rota.errors import InvalidInput, RotaError
-from rota.fleet import CpuDriver, DriverReport
-from rota.host import Cgroups, Command, Scheduling, allowed_cores
-from rota.model import WEIGHT_UNIT
-from rota.store import write_private
+from rota.fleet import CpuDriver, DriverReport, OnLoss, ProcessReport
+from rota.host import Command, signal_name
+from rota.model import CpuSettings, parse_cores, read_cpu
 
 __all__ = ["RunOptions", "run"]
 
-MS = 1_000_000
 SEPARATOR = "+"
+STDERR = 2
+SIGNAL_CODES = 128  # a shell adds this to the number of a signal
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 T = TypeVar("T")
 
 
@@ -31,47 +39,92 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of the command line. Each applies to the command of its name."""
 
     weights: Sequence[str] = ()  # a=3
-    budgets: Sequence[str] = ()  # a=20/100, in ms
+    quotas: Sequence[str] = ()  # a=20ms/100ms
     leases: Sequence[str] = ()  # a=1
+    classes: Sequence[str] = ()  # a=batch
     realtime: Sequence[str] = ()  # a=fifo:10, a=rr:10, a=deadline:20/100
-    cores: str | None = None  # 0,1
-    slice_ms: int = 10
+    cores: str | None = None  # 0-1
     for_s: float | None = None
-    freezer: bool = False
-    trace: Path | None = None
+    on_loss: OnLoss = "kill"
+    groups: bool = True
+    logs: Path | None = None
 
 
 def run(words: Sequence[str], options: RunOptions, *, as_json: bool) -> None:
-    """Run the commands in time slices and print the report."""
+    """Run the commands, print the report, and exit as they did."""
     commands = _commands(words)
-    weights = _by_name("weight", options.weights, _weight, commands)
-    budgets = _by_name("budget", options.budgets, _budget, commands)
-    leases = _by_name("lease", options.leases, _core, commands)
-    realtime = _by_name("realtime", options.realtime, _scheduling, commands)
-    cgroups = Cgroups() if options.freezer else None
-    trace = None if options.trace is None else EngineTrace()
-    cores, slice_ns = _cores(options.cores), options.slice_ms * MS
-    with CpuDriver(cores=cores, slice_ns=slice_ns, cgroups=cgroups, trace=trace) as driver:
+    settings = _settings(commands, options)
+    cores = None if options.cores is None else parse_cores(options.cores)
+    stopped_by: list[int] = []
+    with (
+        CpuDriver(cores=cores, on_loss=options.on_loss, use_groups=options.groups) as driver,
+        _stopping(driver, stopped_by),
+    ):
+        heaviest = max(cpu.weight or 1.0 for cpu in settings.values())
         for name, argv in commands.items():
-            command = Command(argv=tuple(argv), env=dict(os.environ), scheduling=realtime.get(name))
-            driver.launch(name, command, weight=weights.get(name, WEIGHT_UNIT))
-        for name, (budget_ns, period_ns) in budgets.items():
-            driver.limit(name, budget_ns=budget_ns, period_ns=period_ns)
-        for name, core in leases.items():
-            driver.lease(name, (core,))
-        with suppress(KeyboardInterrupt):  # print the report after an interrupt
-            driver.run(options.for_s)
+            with _output(options.logs, name) as fd:
+                command = Command(argv=tuple(argv), env=dict(os.environ))
+                driver.launch(name, command, settings[name], heaviest=heaviest, output=fd)
+        driver.run(options.for_s)
+        driver.end_commands()
         report = driver.report()
-    if options.trace is not None and trace is not None:
-        _write(options.trace, trace)
     _show(report, commands, as_json=as_json)
+    code = SIGNAL_CODES + stopped_by[0] if stopped_by else _exit_code(report)
+    if code:
+        raise typer.Exit(code)
 
 
-def _write(path: Path, trace: EngineTrace) -> None:
+@contextmanager
+def _stopping(driver: CpuDriver, stopped_by: list[int]) -> Iterator[None]:
+    """End the run at a signal; remember which."""
+
+    def stop(number: int, _frame: object) -> None:
+        stopped_by.append(number)
+        driver.stop()
+
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
-        write_private(path, b"".join(line + b"\n" for line in trace.lines()))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _output(folder: Path | None, name: str) -> Iterator[int]:
+    """Yield the descriptor to which a command writes."""
+    if folder is None:
+        yield STDERR
+        return
+    path = folder / f"{name}.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     except OSError as problem:
-        raise InvalidInput(f"{path} cannot be written: {problem.strerror}", field="trace") from problem
+        raise InvalidInput(f"{path} cannot be written: {problem.strerror}", field="logs") from problem
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+# --- the report --------------------------------------------------------------------------------------
+
+
+def _exit_code(report: DriverReport) -> int:
+    """The exit code of the first command that failed by itself; 0 if none did."""
+    return next((code for one in report.processes if one.ended_by == "itself" and (code := _code(one))), 0)
+
+
+def _code(one: ProcessReport) -> int:
+    if one.signal is not None:
+        return SIGNAL_CODES + one.signal
+    return SIGNAL_CODES + signal.SIGKILL if one.exit_code is None else one.exit_code
+
+
+def _ended(one: ProcessReport) -> str:
+    how = signal_name(one.signal) if one.signal is not None else str(one.exit_code)
+    return f"{how} (ended here)" if one.ended_by == "driver" else how
 
 
 def _show(report: DriverReport, commands: dict[str, list[str]], *, as_json: bool) -> None:
@@ -80,7 +133,7 @@ def _show(report: DriverReport, commands: dict[str, list[str]], *, as_json: bool
         return
     console = output.console()
     table = Table(box=None, padding=(0, 1))
-    for name in ("", "command", "share%", "cpu s", "core s", "switches"):
+    for name in ("", "command", "cores", "share%", "cpu s", "exit"):
         table.add_column(
             name, justify="left" if name in ("", "command") else "right", overflow="ellipsis", no_wrap=True
         )
@@ -88,15 +141,18 @@ def _show(report: DriverReport, commands: dict[str, list[str]], *, as_json: bool
         table.add_row(
             output.cell(one.name),
             output.cell(" ".join(commands[one.name])),
+            one.cores,
             f"{one.share_ppm / 10_000:.2f}",
             f"{one.cpu_ns / 1e9:.3f}",
-            f"{one.turn_ns / 1e9:.3f}",
-            f"{one.switches:,}",
+            _ended(one),
         )
     console.print(table)
     console.print(f"{report.wall_ns / 1e9:.3f} s; the driver used {report.driver_ppm / 10_000:.2f} % of a core")
-    for advisory in dict.fromkeys(text for one in report.processes for text in one.advisories):
-        console.print(f"advisory: {advisory}", markup=False)
+    for one in report.processes:
+        for state in one.settings:
+            console.print(f"{one.name}: {state}", markup=False, highlight=False)
+        for advisory in one.advisories:
+            console.print(f"{one.name}: advisory: {advisory}", markup=False, highlight=False)
 
 
 # --- parsing -----------------------------------------------------------------------------------------
@@ -119,52 +175,28 @@ def _commands(words: Sequence[str]) -> dict[str, list[str]]:
     return dict(zip(string.ascii_lowercase, parts, strict=False))
 
 
-def _by_name(
-    option: str, values: Sequence[str], parse: Callable[[str], T], commands: dict[str, list[str]]
-) -> dict[str, T]:
-    found: dict[str, T] = {}
-    for text in values:
-        name, _, value = text.partition("=")
-        if name not in commands:
-            raise InvalidInput(f"--{option} {text}: there is no command {name!r}", field=option)
-        try:
-            found[name] = parse(value)
-        except RotaError:
-            raise  # its message says what is wrong
-        except ValueError as problem:
-            raise InvalidInput(f"--{option} {text}: {value!r} is not valid", field=option) from problem
-    return found
-
-
-def _weight(text: str) -> int:
-    return round(float(text) * WEIGHT_UNIT)
-
-
-def _budget(text: str) -> tuple[int, int]:
-    budget_ms, _, period_ms = text.partition("/")
-    return round(float(budget_ms) * MS), round(float(period_ms or 100) * MS)
-
-
-def _scheduling(text: str) -> Scheduling:
-    """A scheduling policy of the kernel: a priority for fifo and rr, a budget per period in ms for deadline."""
-    policy, _, value = text.partition(":")
-    match policy:
-        case "fifo" | "rr":
-            return Scheduling(policy=policy, priority=int(value or 1))
-        case "deadline":
-            runtime_ns, period_ns = _budget(value)
-            return Scheduling(policy=policy, runtime_ns=runtime_ns, deadline_ns=period_ns, period_ns=period_ns)
-    raise ValueError(policy)
-
-
-def _core(text: str) -> int:
-    return int(text)
-
-
-def _cores(text: str | None) -> list[int]:
-    if text is None:
-        return sorted(allowed_cores())
-    try:
-        return [int(core) for core in text.split(",")]
-    except ValueError as problem:
-        raise InvalidInput(f"--cores {text}: expected numbers with commas, such as 0,1", field="cores") from problem
+def _settings(commands: dict[str, list[str]], options: RunOptions) -> dict[str, CpuSettings]:
+    """The settings of each command, checked as those of a fleet file."""
+    given: dict[str, dict[str, object]] = {name: {} for name in commands}
+    parsers: tuple[tuple[str, str, Sequence[str], Callable[[str], object]], ...] = (
+        ("weight", "weight", options.weights, float),
+        ("quota", "quota", options.quotas, lambda text: text if "/" in text else f"{text}/100ms"),
+        ("lease", "cores", options.leases, str),
+        ("class", "class", options.classes, str),
+        ("realtime", "realtime", options.realtime, str),
+    )
+    for option, key, values, parse in parsers:
+        for text in values:
+            name, _, value = text.partition("=")
+            if name not in commands:
+                raise InvalidInput(f"--{option} {text}: there is no command {name!r}", field=option)
+            try:
+                given[name][key] = parse(value)
+                if option == "lease":
+                    given[name]["lease"] = len(parse_cores(value))
+                read_cpu(given[name])
+            except RotaError as problem:
+                raise InvalidInput(f"--{option} {text}: {problem.message}", field=option) from problem
+            except ValueError as problem:
+                raise InvalidInput(f"--{option} {text}: {value!r} is not valid", field=option) from problem
+    return {name: read_cpu(fields) or CpuSettings() for name, fields in given.items()}

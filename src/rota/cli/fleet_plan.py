@@ -60,7 +60,8 @@ def _print(plan: FleetPlan, console: Console) -> None:
     state = "exists" if plan.store_exists else "will be created"
     console.print(f"[bold]{escape(plan.fleet)}[/]  {plan.slots} slots, store {escape(plan.store)} ({state})")
     console.print(f"[bold]{escape(plan.policy)}[/]  [dim]{escape(plan.policy_sentence)}[/]")
-    for table in (_projects(plan), _agents(plan), _budgets(plan), _limits(plan), _prices(plan), _triggers(plan)):
+    made = (_projects, _agents, _graphs, _budgets, _limits, _prices, _cpu, _triggers)
+    for table in (make(plan) for make in made):
         if table.row_count:
             console.print()
             console.print(table)
@@ -125,6 +126,24 @@ def _agents(plan: FleetPlan) -> Table:
     )
 
 
+def _graphs(plan: FleetPlan) -> Table:
+    table = Table("graph", "project", "file", "nodes", "budget of a run", "runs per hour", title="Graphs")
+    return _fill(
+        table,
+        [
+            (
+                row.name,
+                row.project,
+                row.file,
+                ", ".join([*row.agents, *([f"{row.functions} in the coordinator"] if row.functions else [])]),
+                ", ".join(f"{amount_text(dim, each)} {dim_text(dim)}" for dim, each in row.budget.items()) or "–",
+                f"{row.runs_per_hour:.4g}{' and more' if row.and_more else ''}",
+            )
+            for row in plan.graphs
+        ],
+    )
+
+
 def _budgets(plan: FleetPlan) -> Table:
     table = Table("budget of", "dimension", "limit", "used", "per", "use per hour", "lasts", title="Budgets")
     return _fill(
@@ -142,6 +161,11 @@ def _budgets(plan: FleetPlan) -> Table:
             for row in plan.budgets
         ],
     )
+
+
+def _cpu(plan: FleetPlan) -> Table:
+    table = Table("of", "setting", "value", "is", "how", title="CPU")
+    return _fill(table, [(row.owner, row.setting, row.value, row.state, row.how) for row in plan.cpu])
 
 
 def _limits(plan: FleetPlan) -> Table:

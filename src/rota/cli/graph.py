@@ -11,6 +11,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from rota.cli.graph_budget import budget
+from rota.cli.graph_operations import add_operations
+from rota.cli.options import STORE, AsJson
+
 __all__ = ["graph_app"]
 
 graph_app = typer.Typer(help="Check, draw, explain and run task graphs.", no_args_is_help=True)
@@ -56,11 +60,13 @@ Steps = Annotated[
     ),
 ]
 Duration = Annotated[float | None, typer.Option("--duration-ms", min=0, help="Stop after this time, in milliseconds.")]
-UntilIdle = Annotated[bool, typer.Option("--until-idle", help="Stop after an epoch in which nothing ran.")]
+UntilIdle = Annotated[bool, typer.Option("--until-idle", help="Stop when nothing can run any more; wait for entries.")]
 Store = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--store", help="Database file of the run; required for a graph with a queue lane. Created if missing."
+        "--store",
+        help="The store of the run; required for a graph with a queue lane or with agents. A file is created if it is "
+        "missing; for agents, also a daemon's address.",
     ),
 ]
 RunId = Annotated[
@@ -180,16 +186,25 @@ def plan(
 @graph_app.command()
 @_with_limits
 def render(
-    file: GraphFile,
+    file: Annotated[Path | None, typer.Argument(help="A graph file, YAML or JSON; not with --run.")] = None,
     *,
+    run: Annotated[
+        str | None, typer.Option("--run", help="A graph run: its nodes are coloured by their state.")
+    ] = None,
+    store: Annotated[str, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The store of the run.")] = STORE,
     form: Annotated[DrawingFormat, typer.Option("--format", help="Output format.")] = DrawingFormat.MERMAID,
     output: Output = None,
     limits: dict[str, int],
 ) -> None:
-    """Draw a graph with its regions and lanes."""
+    """Draw a graph with its regions and lanes, or a graph run with the states of its nodes."""
     from rota.cli import graph_checks
 
-    graph_checks.render(file, limits, form.value, output)
+    if (file is None) == (run is None):
+        raise typer.BadParameter("give a graph file, or a run with --run")
+    if run is not None:
+        graph_checks.render_run(run, store, form.value, output)
+    elif file is not None:
+        graph_checks.render(file, limits, form.value, output)
 
 
 @graph_app.command()
@@ -260,20 +275,45 @@ def run(
     file: GraphFile,
     *,
     components: Components = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="A value of an input: topic=tides; the value is JSON, or text. May be repeated."),
+    ] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Graphs of agents: the project of the run.")] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option("--budget", help="Graphs of agents: what the run may use: tokens=5000. May be repeated."),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--detach", help="Graphs of agents: wait for the end of the run, or return at once.")
+    ] = True,
+    island: Annotated[
+        bool, typer.Option("--island", help="Admit the whole graph on the cores of this host first, or refuse it.")
+    ] = False,
     bounds: dict[str, Any],
     storage: dict[str, Any],
     form: AsFormat = Format.TEXT,
+    as_json: AsJson = False,
     limits: dict[str, int],
 ) -> None:
     """Run a graph.
 
-    Ctrl-C stops the run at its next stop check, after the invocations that were already admitted. Exits with 1 if the
-    run fails.
+    A graph whose nodes are agents runs in its store, by the supervisors of `rota run`: this command starts it and
+    waits; Ctrl-C leaves it running. Any other graph runs in this process, and Ctrl-C stops it at its next stop check,
+    after the invocations that were already admitted. Exits with 1 if the run fails.
     """
     from rota.cli import graph_runs
+    from rota.cli.arguments import amounts, named_values
 
     source = graph_runs.GraphSource(file, components or [], limits, graph_runs.Storage(**storage))
-    graph_runs.run(source, bounds, as_json=form == Format.JSON)
+    options = graph_runs.GraphStartOptions(
+        inputs=named_values(inputs or [], "input"),
+        project=project,
+        budget=amounts(budget, "budget") if budget else None,
+        wait=wait,
+        as_island=island,
+    )
+    graph_runs.run(source, bounds, options, as_json=as_json or form == Format.JSON)
 
 
 @graph_app.command()
@@ -358,3 +398,7 @@ def bench(
     from rota.cli import graph_runs
 
     graph_runs.bench(graph_runs.GraphSource(file, components or [], limits), steps, runs, as_json=form == Format.JSON)
+
+
+graph_app.command("budget")(budget)
+add_operations(graph_app)

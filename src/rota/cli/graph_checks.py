@@ -24,9 +24,11 @@ from rota.graph import (
     PlanDifference,
     check,
     compare_plans,
+    compile_graph,
     explanation_lines,
     explanation_to_dict,
     graph_schema,
+    load_mapping,
     plan_to_dict,
     read_graph,
     refusing,
@@ -48,6 +50,7 @@ __all__ = [
     "plan",
     "print_json",
     "render",
+    "render_run",
     "schema",
     "validate",
     "write",
@@ -96,6 +99,20 @@ def render(file: Path, limits: Mapping[str, int], form: str, output: Path | None
     """Print a drawing of the graph."""
     compiled = open_plan(file, None, input_limits(limits))
     write(to_svg(compiled) if form == "svg" else to_mermaid(compiled), output)
+
+
+def render_run(run_id: str, store: str, form: str, output: Path | None) -> None:
+    """Print a drawing of a graph run, with the states of its nodes."""
+    from rota.cli.connection import open_api
+
+    with open_api(store) as api:
+        report = api.graphs.show(run_id)
+    if report.document is None:
+        hint = f"Draw its graph file instead; `rota graph show {run_id}` shows the run."
+        raise GraphInvalid(f"run {run_id} has no stored graph: a process runs it that has the graph", hint=hint)
+    compiled = compile_graph(load_mapping(report.document))
+    states = {node.node: node.state for node in report.nodes}
+    write(to_svg(compiled, states) if form == "svg" else to_mermaid(compiled, states), output)
 
 
 def explain(file: Path, components: list[str], limits: Mapping[str, int], *, as_json: bool) -> None:
@@ -267,8 +284,8 @@ def _plan_lines(compiled: Plan) -> Iterable[str]:
         yield f"  {planned.id}: {planned.type}{workers}{period}, {len(planned.components)} components"
         if planned.capability.applied_fields:
             yield f"      applied here: {', '.join(planned.capability.applied_fields)}"
-        if planned.capability.advisory_fields:
-            yield f"      not applied here: {', '.join(planned.capability.advisory_fields)}"
+        if planned.capability.ignored_fields:
+            yield f"      not applied here: {', '.join(planned.capability.ignored_fields)}"
 
 
 def _difference_lines(found: PlanDifference) -> Iterable[str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
-import signal
 import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,14 +17,16 @@ import typer
 
 from rota import store
 from rota.cli.graph_checks import input_limits, load_registry, open_plan, print_json, write
+from rota.cli.graph_start import GraphStartOptions, has_agents, start
+from rota.cli.graph_stop import describe_stop, stop_on_signals
 from rota.cli.terminal_text import say
 from rota.clock import Clock, SystemClock
 from rota.errors import RotaError
+from rota.fleet import Supervisor, graph_supervisor
 from rota.graph import (
     TRACE_SCHEMA_VERSION,
     ComponentRegistry,
     DurableRuns,
-    EntryWorker,
     Plan,
     RuntimeRunner,
     RuntimeRunnerOptions,
@@ -37,10 +38,10 @@ from rota.kernel import Kernel
 from rota.observe import to_chrome, to_ndjson
 from rota.service import Dispatcher
 
-__all__ = ["GraphSource", "Storage", "bench", "metrics", "progress", "run", "trace", "work"]
+__all__ = ["GraphSource", "GraphStartOptions", "Storage", "bench", "metrics", "progress", "run", "trace", "work"]
 
 PROGRESS_EVERY_S = 0.2
-INTERRUPTED = 130  # the exit code after Ctrl-C
+INTERRUPTED = 130  # the exit code after Ctrl-C or another signal that drains
 # Counters of lost, late and promoted work; `run` prints each one that is not zero.
 REPORTED_COUNTERS = (
     "rejected_count",
@@ -57,7 +58,7 @@ REPORTED_COUNTERS = (
 class Storage(NamedTuple):
     """The database file of a durable run, the run's name, and how many threads of this process run its entries."""
 
-    store: Path | None
+    store: str | None
     run_id: str | None
     workers: int
 
@@ -74,9 +75,12 @@ class GraphSource(NamedTuple):
 # --- the commands --------------------------------------------------------------------------------
 
 
-def run(source: GraphSource, bounds: dict[str, Any], *, as_json: bool) -> None:
-    """Run a graph and print the result."""
-    result = _run(source, bounds, quiet=as_json)
+def run(source: GraphSource, bounds: dict[str, Any], options: GraphStartOptions, *, as_json: bool) -> None:
+    """Run a graph and print the result. A graph whose nodes are agents is started in its store."""
+    if has_agents(source.file):
+        start(source.file, source.storage.store, options._replace(run_id=source.storage.run_id), as_json=as_json)
+        return
+    result = _run(source, {**bounds, "inputs": options.inputs}, quiet=as_json, as_island=options.as_island)
     if as_json:
         print_json(result.summary())
     else:
@@ -122,13 +126,19 @@ def work(source: GraphSource, path: Path, *, until_idle: bool, as_json: bool) ->
     """Run entries of a graph's queue lanes, until stopped or until no entry is ready."""
     plan, registry = _open(source)
     token = StopToken()
-    with _stop_on_interrupt(token), _component_output(quiet=as_json), _open_kernel(path) as kernel:
-        worker = _worker(kernel, plan, registry, 0)
-        count = worker.run_ready() if until_idle else worker.serve(token)
+    with stop_on_signals(token), _component_output(quiet=as_json), _open_kernel(path) as kernel:
+        supervisor = graph_supervisor(Dispatcher(kernel), registry, [plan.name])
+        token.subscribe(lambda: _drain_elsewhere(supervisor))
+        count = supervisor.run(until_idle=until_idle).runs
     if as_json:
         print_json({"graph": plan.name, "entries_run": count})
     else:
         say(f"{plan.name}: entries run: {count:,}")
+
+
+def _drain_elsewhere(supervisor: Supervisor) -> None:
+    """Drain on another thread: the caller may be a signal handler that interrupted a thread with the lock."""
+    _thread.start_new_thread(supervisor.drain, ())
 
 
 # --- running -------------------------------------------------------------------------------------
@@ -139,46 +149,44 @@ def _open(source: GraphSource) -> tuple[Plan, ComponentRegistry]:
     return open_plan(source.file, registry, input_limits(source.limits)), registry
 
 
-def _run(source: GraphSource, bounds: dict[str, Any], *, quiet: bool) -> RuntimeRunnerResult:
+def _run(source: GraphSource, bounds: dict[str, Any], *, quiet: bool, as_island: bool = False) -> RuntimeRunnerResult:
     plan, registry = _open(source)
-    return _run_plan(plan, registry, bounds, source.storage, quiet=quiet)
+    if not as_island and plan.spec.graph.island is None:
+        return _run_plan(plan, registry, bounds, source.storage, quiet=quiet)
+    from rota.cli.graph_island import admitted
+
+    with admitted(plan, source.storage.store, quiet=quiet) as on_epoch:
+        closed = {**bounds, "fails_closed": True}
+        return _run_plan(plan, registry, closed, source.storage, quiet=quiet, on_epoch=on_epoch)
 
 
 def _run_plan(
-    plan: Plan, registry: ComponentRegistry, bounds: dict[str, Any], storage: Storage, *, quiet: bool
+    plan: Plan,
+    registry: ComponentRegistry,
+    bounds: dict[str, Any],
+    storage: Storage,
+    *,
+    quiet: bool,
+    on_epoch: Callable[[int], None] | None = None,
 ) -> RuntimeRunnerResult:
     token = StopToken()
-    on_epoch = progress(bounds.get("steps"), SystemClock())
+    on_epoch = on_epoch or progress(bounds.get("steps"), SystemClock())
     with (
-        _stop_on_interrupt(token),
+        stop_on_signals(token),
         _component_output(quiet=quiet),
         _durable_runs(plan, registry, storage) as durable,
     ):
         options = RuntimeRunnerOptions(
             **bounds, stop_token=token, on_epoch=on_epoch, durable=durable, run_id=storage.run_id
         )
-        return RuntimeRunner(plan, registry, options).run()
+        runner = RuntimeRunner(plan, registry, options)
+        with describe_stop(token, runner.executing_components):
+            return runner.run()
 
 
 def _component_output(*, quiet: bool) -> contextlib.AbstractContextManager[Any]:
     """Redirect what components print to standard error if standard output is for the result only."""
     return contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _stop_on_interrupt(token: StopToken) -> Iterator[None]:
-    """Make the first Ctrl-C stop the run at its next stop check; a second one ends the command."""
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        token.request()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def progress(steps: int | None, clock: Clock) -> Callable[[int], None] | None:
@@ -209,8 +217,8 @@ def _exit_unless_ok(result: RuntimeRunnerResult) -> None:
 
 @contextlib.contextmanager
 def _durable_runs(plan: Plan, registry: ComponentRegistry, storage: Storage) -> Iterator[DurableRuns | None]:
-    """Open the store and start the workers of a durable run; None without a store or without a queue lane."""
-    if storage.store is None or not any(lane.type == "queue" for lane in plan.lanes.values()):
+    """Open the store and start the workers of a durable run; None without a store or without a durable lane."""
+    if storage.store is None or not any(lane.type in ("queue", "fleet") for lane in plan.lanes.values()):
         yield None
         return
     with _open_kernel(storage.store) as kernel, _workers(kernel, plan, registry, storage.workers):
@@ -218,7 +226,7 @@ def _durable_runs(plan: Plan, registry: ComponentRegistry, storage: Storage) -> 
 
 
 @contextlib.contextmanager
-def _open_kernel(path: Path) -> Iterator[Kernel]:
+def _open_kernel(path: str | Path) -> Iterator[Kernel]:
     opened = store.open(os.fspath(path))
     try:
         yield Kernel(opened)
@@ -228,32 +236,25 @@ def _open_kernel(path: Path) -> Iterator[Kernel]:
 
 @contextlib.contextmanager
 def _workers(kernel: Kernel, plan: Plan, registry: ComponentRegistry, count: int) -> Iterator[None]:
-    """Run entries on threads of this process. On exit, each worker finishes its entry before the store is closed."""
-    token = StopToken()
-    threads = [
-        threading.Thread(target=_serve, args=(_worker(kernel, plan, registry, number), token), name=f"worker-{number}")
-        for number in range(count)
-    ]
-    for thread in threads:
-        thread.start()
+    """Run entries in slots of this process. On exit, those in progress end before the store is closed."""
+    if not count:
+        yield
+        return
+    supervisor = graph_supervisor(Dispatcher(kernel), registry, [plan.name], slots=count)
+    thread = threading.Thread(target=_serve, args=(supervisor,), name="graph-workers")
+    thread.start()
     try:
         yield
     finally:
-        token.request()
-        for thread in threads:
-            thread.join()
+        supervisor.drain()
+        thread.join()
 
 
-def _worker(kernel: Kernel, plan: Plan, registry: ComponentRegistry, number: int) -> EntryWorker:
-    worker_id = f"graph-{os.getpid()}-{number}"
-    return EntryWorker(Dispatcher(kernel), registry, [plan.name], worker_id=worker_id, kind="graph")
-
-
-def _serve(worker: EntryWorker, token: StopToken) -> None:
+def _serve(supervisor: Supervisor) -> None:
     try:
-        worker.serve(token)
+        supervisor.run()
     except RotaError as error:  # the run fails with the same error; this explains why its entries do not run
-        say(f"rota: a worker thread stopped: {error}", err=True)
+        say(f"rota: the workers of this process stopped: {error}", err=True)
 
 
 # --- printing ------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from rota.cli.connection import is_file, open_file
 from rota.cli.output import now, span
 from rota.cli.retention_text import retention_lines
 from rota.errors import RotaError
-from rota.host import Capabilities, detect
+from rota.host import Capabilities, cpu_states, detect
 from rota.kernel import Kernel
-from rota.model import Event
+from rota.model import CpuSettings, Event
 from rota.policy import make, names
 from rota.service import RunLogs, StorePolicies, make_policy
 from rota.store import SQLITE_OLDEST
@@ -279,6 +279,15 @@ def _controls(part: str, found: Capabilities) -> Iterator[Finding]:
     words = f"control groups ({found.cgroup_backend}): {', '.join(holds) or 'none'}"
     missing = next((support.why_not for support in found.cgroups if not support.works), "")
     yield Finding(part, "good" if holds and not missing else "note", words, missing)
+    yield from (Finding(part, *told) for told in _cpu_settings(found))
+
+
+def _cpu_settings(found: Capabilities) -> Iterator[tuple[Verdict, str, str]]:
+    """What the `cpu` settings of agents and projects amount to here."""
+    support = {each.feature: each for each in found.cgroups}
+    for each in cpu_states(CpuSettings(weight=1, quota="20ms/100ms", cores="0", lease=1), support):
+        verdict: Verdict = "good" if each.state == "enforced" else "note"
+        yield verdict, f"cpu {each.setting}: {each.state}, {each.how}", ""
 
 
 _PARTS: tuple[Part, ...] = (_installation, _store, _platform)

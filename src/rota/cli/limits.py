@@ -35,7 +35,10 @@ def create(
     *,
     budget: Budget,
     period: Period = "60s",
-    unit: Annotated[Literal["tokens", "requests"], typer.Option("--unit", help="What is counted.")] = "tokens",
+    unit: Annotated[
+        Literal["tokens", "requests", "cpu_ms"],
+        typer.Option("--unit", help="What is counted: tokens, starts of runs, or measured CPU time in milliseconds."),
+    ] = "tokens",
     project: Annotated[
         str | None, typer.Option("--project", help="Of a named limit: only this project's entries draw on it.")
     ] = None,

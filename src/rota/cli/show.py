@@ -185,11 +185,7 @@ def _limits(found: EntryReport) -> Iterator[str]:
 
 
 def _graph(found: EntryReport) -> str | None:
-    node = found.graph
-    if node is None:
-        return None
-    epoch = "" if node.epoch_id is None else f", epoch {node.epoch_id}"
-    return f"{node.component} in run {node.run_id} of {node.graph}{epoch}"
+    return None if found.graph is None else found.graph.sentence()
 
 
 def _related(other: RelatedEntry) -> str:
@@ -220,6 +216,7 @@ def _attempt_lines(attempt: AttemptReport, found: EntryReport, log: LogPart | No
         yield f"signal {attempt.signal}"
     if attempt.stopped_by is not None:
         yield f"stopped by {attempt.stopped_by}"
+    yield from attempt.enforced
     yield from (f"advisory: {each}" for each in attempt.advisories)
     if attempt.traceback is not None:
         yield "traceback"

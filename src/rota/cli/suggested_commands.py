@@ -60,6 +60,13 @@ def _budget(given: dict[str, Any]) -> Iterator[str]:
     yield from ("--window", _duration(given["window_s"]))
 
 
+def _graph_budget(given: dict[str, Any]) -> Iterator[str]:
+    yield given["run_id"]
+    yield f"{given['dim']}={given['limit']}"
+    if given["node"]:
+        yield from ("--node", given["node"])
+
+
 def _duration(seconds: float) -> str:
     for size, unit in _UNITS:
         if seconds >= size and seconds % size == 0:
@@ -92,6 +99,7 @@ _COMMANDS: dict[str, Callable[[dict[str, Any], str], Iterable[object]]] = {
     ),
     "ledger.update_grant": lambda given, agent: ("ledger", "grant", agent, given["dim"], given["granted"]),
     "ledger.set_budget": lambda given, _: ("ledger", "budget", *_budget(given)),
+    "ledger.set_graph_budget": lambda given, _: ("graph", "budget", *_graph_budget(given)),
 }
 
 

@@ -105,6 +105,8 @@ def _print_explanation(console: Console, found: Explanation, commands: list[str 
 
     state, agent = cell(found.status), cell(found.agent or f"agent {found.pid}")
     console.print(f"{_MARKS[found.starts]} entry {found.sched_id} of {agent} (pid {found.pid}) is [bold]{state}[/]")
+    if found.graph is not None:
+        console.print(f"  graph: {found.graph.sentence()}", markup=False, soft_wrap=True)
     _print_reasons(console, found)
     _print_outlook(console, found)
     _print_changes(console, found, commands)

@@ -91,10 +91,14 @@ class BudgetMeter:
         last_at = self._last_at
         if last_at <= now and self._earlier is None:  # every pending refill is due
             total, limit = self.used + used, self.limit + self._last_amount
-            if total < limit and used:
+            if total < limit and used and now < at + self.period and (at >= last_at or total <= self.limit):
                 self.used = total
+                if at >= last_at:
+                    self.since = at
+                else:  # it was used before that refill came, and not from it
+                    at = max(at, self.since)
+                    self.since = last_at
                 self.limit = limit
-                self.since = at = at if at > last_at else last_at  # noqa: FURB136  # max() costs a call at every stop
                 self._last_at = at + self.period
                 self._last_amount = used
                 return
@@ -119,6 +123,11 @@ class BudgetMeter:
         self.limit += amount
         self.since = max(self.since, at)
 
+    def close(self) -> None:
+        """End the budget: nothing is available and nothing is refilled."""
+        self.limit, self.granted = self.used, 0
+        self._last_amount, self._earlier = 0, None
+
     def adjust(self, budget: int, period: int, now: int) -> None:
         """Set another budget and period, effective from the next refill."""
         self.refill(now)
@@ -135,12 +144,13 @@ class BudgetMeter:
         return checked(Allowance(self.budget, self.period, (*first, *pending), self._adjustment))
 
     def _settle(self, used: int, at: int, now: int) -> None:
-        """Charge any amount, with any pending refills."""
-        self.refill(now)
+        """Charge any amount, with any pending refills: those that came after the spending began are used last."""
+        self.refill(min(max(at, self.since), now))
         self.since = at = max(at, self.since)
         total = self.used + used
         if total < self.limit and self._put(at + self.period, used):
             self.used = total
+            self.refill(now)
             return
         after = charged(self.allowance(), used, at)
         self.used = total

@@ -15,7 +15,11 @@ does not lose any, and a server needs no share of its own for requests. A server
 only the *payment* is the caller's.
 
 An entity waits for at most one reply, so waiting entities form chains; a call that would close a cycle is refused. A
-busy callee queues its callers first come, first served; their shares are unused meanwhile.
+busy callee queues its callers; their shares are unused meanwhile. The caller of the highest band is served first, and
+first come, first served within a band. A caller of a band above normal also *urges* the call in progress: until the
+reply, the callee runs in the waiting caller's band and by its deadline, still paid by the caller that it serves, and at
+most for as long as the waiting caller's budget. So a critical caller waits for one request of another caller, and not
+for other entities that compete with that caller.
 
 If the callee ends, its callers continue with an error. If the caller ends, its share ends too: the callee continues on
 its own share, and its reply goes nowhere.
@@ -30,7 +34,7 @@ from rota.cores.core_scheduler import CoreScheduler
 from rota.cores.events import CallEntity, CallFailed, Decision, Reply, RunEntity
 from rota.cores.placement import Placement
 from rota.cores.queues import Queues
-from rota.cores.records import CallRecord, CoreRecord, Entity
+from rota.cores.records import NORMAL, CallRecord, CoreRecord, Entity
 from rota.cores.time_slices import add_runtime, slice_start_ns
 from rota.errors import DonationCycle, LimitExceeded
 from rota.model.lifecycle import EntityState
@@ -67,7 +71,10 @@ class Calls:
         self._scheduler.pause(donor, now)
         caller.state = _CALLING
         _waiting_calls(callee).append(record)
-        return self._scheduler.dispatch(core, None, now)
+        out: list[Decision] = []
+        self._urge(callee, now, out)
+        out.extend(self._scheduler.dispatch(core, None, now))
+        return out
 
     def reply(self, event: Reply, now: int) -> Sequence[Decision]:
         """The running entity replies to its caller, then takes the next call or waits for one."""
@@ -79,6 +86,8 @@ class Calls:
         callee.details.serving = None
         donor, caller = callee.details.donor, record.caller
         out: list[Decision] = []
+        if donor.details.urged_by is not None:
+            donor.details.urged_by, donor.details.payer_changed = None, True  # the band of its own payer applies again
         if caller is None:  # it has ended, and the callee runs on its own share
             core = donor.core
             self._scheduler.pause(donor, now)
@@ -153,10 +162,11 @@ class Calls:
         self._queues.choose_payer(entity)
 
     def _serve_next(self, callee: Entity, now: int, out: list[Decision]) -> None:
-        """A free callee takes the call that has waited longest."""
+        """A free callee takes the call of the highest band; of several, the one that has waited longest."""
         waiting = callee.details.callers
         while waiting:
-            record = waiting.popleft()
+            record = max(waiting, key=_band_of)  # the first of several
+            waiting.remove(record)
             if record.caller is not None:
                 donor = record.caller.details.donor
                 callee.details.serving, callee.details.donor, donor.details.delegate = record, donor, callee
@@ -165,6 +175,25 @@ class Calls:
                 self._scheduler.make_ready(donor, now, out)
                 return
 
+    def _urge(self, callee: Entity | None, now: int, out: list[Decision]) -> None:
+        """Let a busy callee run in the band of the most critical caller that waits for it, and so along the chain."""
+        for _ in range(CALL_DEPTH_MAX):
+            if callee is None or not callee.details.callers:
+                return
+            donor = callee.details.donor
+            first = max(callee.details.callers, key=_band_of).caller
+            urged_by = None if first is None else first.details.donor
+            if urged_by is None or urged_by is donor or urged_by.band <= NORMAL:
+                urged_by = None
+            if urged_by is donor.details.urged_by:
+                return
+            donor.details.urged_by = urged_by
+            payer = None if urged_by is None else urged_by.payer
+            donor.details.urged_ns = 0 if payer is None else payer.budget
+            self._scheduler.update_payer(donor, now, out)
+            awaited = donor.details.delegate.details.awaiting  # set if what runs on the share is itself queued
+            callee = None if awaited is None else awaited.callee
+
     # --- removal -----------------------------------------------------------------------------------
 
     def _detach_caller(self, entity: Entity, record: CallRecord, now: int, out: list[Decision]) -> None:
@@ -172,7 +201,8 @@ class Calls:
         entity.details.awaiting = record.caller = None
         callee, donor = record.callee, entity.details.donor
         if callee.details.serving is not record:
-            return  # the call was only queued
+            self._urge(callee, now, out)  # the call was only queued
+            return
         core, delegate = donor.core, donor.details.delegate
         ran = delegate.state is _RUNNING
         wanted = self._scheduler.withdraw(donor, now)
@@ -180,6 +210,8 @@ class Calls:
         for member in _chain(callee):
             member.details.donor = callee
         callee.woken_at_ns = now
+        donor.details.urged_by, callee.details.urged_by = None, donor.details.urged_by
+        callee.details.urged_ns = donor.details.urged_ns
         self._queues.choose_payer(callee)
         at = len(out)
         if ran:
@@ -197,6 +229,7 @@ class Calls:
             return  # its caller has ended, and it runs on its own share
         core, ran = donor.core, callee.state is _RUNNING
         self._scheduler.withdraw(donor, now)
+        donor.details.urged_by = None
         callee.state = _SLEEPING
         donor.details.delegate, callee.details.donor = caller, callee
         self._fail(caller, callee, now, out)
@@ -209,6 +242,11 @@ class Calls:
         out.append(CallFailed(caller.key, callee.key))
         self._queues.choose_payer(caller.details.donor)
         self._scheduler.make_ready(caller.details.donor, now, out)
+
+
+def _band_of(record: CallRecord) -> int:
+    """The band of the share that a call would be served on; of a caller that has ended, none."""
+    return -1 if record.caller is None else record.caller.details.donor.band
 
 
 def _waiting_calls(callee: Entity) -> deque[CallRecord]:

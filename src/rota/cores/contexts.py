@@ -116,19 +116,17 @@ class SchedulingContexts:
             self._timers.set(context, context.next_refill_at)
 
     def revoke(self, handle: Handle) -> ContextRecord:
-        """Revoke a context: every handle becomes stale and every binding ends."""
+        """Revoke a context: every handle becomes stale and no binding pays any more."""
         context = self.resolve(handle, "revoke")
         context.state = ContextState(advance(CONTEXT, context.state, "revoke", context.context_id))
         self._handles.revoke(context.handle)
         self._timers.cancel(context)
         del self._by_id[context.context_id]
-        self._paths = {callee: paying for callee, paying in self._paths.items() if paying is not context}
         for group in self._groups.pop(context.context_id, ()):
             group.context = None
-        for entity in context.bound_entities.values():
-            entity.details.context = None
         context.skipped_by.clear()
         self.revoked_ns += context.used
+        context.close()  # nothing is granted any more, also to entities that have not chosen another payer yet
         return context
 
     # --- binding ---------------------------------------------------------------------------------
@@ -149,6 +147,8 @@ class SchedulingContexts:
         self.unbind_group(group)
         group.context = context
         self._groups.setdefault(context.context_id, []).append(group)
+        for entity in group.members.values():
+            entity.details.needs_context = entity.details.needs_context or context.is_required
         self._activate(context)
         return context
 
@@ -158,6 +158,12 @@ class SchedulingContexts:
         self._paths[callee.key] = context
         self._activate(context)
         return context
+
+    def entities_of(self, context: ContextRecord) -> list[Entity]:
+        """The entities bound to a context, themselves or by their group."""
+        groups = self._groups.get(context.context_id, ())
+        members = {entity.key: entity for group in groups for entity in group.members.values()}
+        return list((context.bound_entities | members).values())
 
     def unbind(self, entity: Entity) -> None:
         """Remove an entity's own context."""
@@ -195,6 +201,9 @@ class SchedulingContexts:
         self._set_payer(entity, payer)
         demoted = any(context.overrun == "demote" for context in skipped)
         entity.band = BACKGROUND if demoted else NORMAL if payer is None else payer.band
+        urged_by = entity.details.urged_by
+        if urged_by is not None and urged_by.payer is not None:
+            entity.band = max(entity.band, urged_by.band)
         self._update_allowed(entity)
 
     def keeps_payer(self, entity: Entity) -> bool:
@@ -250,6 +259,8 @@ class SchedulingContexts:
                 break
             current = current.details.awaiting.callee
         for context in candidates:
+            if context is not None and not context.is_started:
+                return  # the island was admitted and not started: no other context pays in its place
             if context is not None and context.state is not ContextState.REVOKED:
                 yield context
 

@@ -98,9 +98,12 @@ class CoreScheduler:
         if not core.is_stealable:
             self._placement.mark_stealable(core)
         current = core.current
-        if current is None or not current.on_fast_path or entity.slice_ns < current.slice_ns:
-            return self._reschedule_if_first(entity, core)
-        return _NOTHING
+        if current is None or not current.on_fast_path:
+            return self._reschedule_if_first(entity, core, now)
+        # `should_preempt`, inlined: one without a debt is eligible
+        if entity.owed < 0 or entity.virtual_time + entity.span >= current.virtual_time + current.span:
+            return _NOTHING
+        return self.request_reschedule(core)
 
     def block(self, event: Block, now: int) -> Sequence[Decision]:
         """The running entity waits for something."""
@@ -122,14 +125,14 @@ class CoreScheduler:
         if payer is None:
             self._slices.best_effort_ns += ran_ns
         else:
-            payer.settle(entity.granted_ns, ran_ns, entity.woken_at_ns, now)
+            payer.settle(entity.granted_ns, ran_ns, entity.last_start_ns, now)
             if payer.throttled:
                 self._timers.set(payer, now)
         return self._start_taken(core, core.fair.take(now, True), now)
 
     def _start_taken(self, core: CoreRecord, taken: Schedulable | None, now: int) -> Sequence[Decision]:
         """Start the entity taken from the fair queue if the fast path applies; else dispatch."""
-        if type(taken) is Entity and taken.on_fast_path:
+        if type(taken) is Entity and taken.on_fast_path and core.is_open:
             payer, limit_ns = taken.payer, taken.slice_ns
             # a payer with one entity and enough budget needs no grant: it counts none
             if payer is not None and (payer.is_shared or limit_ns > payer.limit - payer.used):
@@ -177,13 +180,15 @@ class CoreScheduler:
         """Add a runnable share to a core's queue. Its budget is checked when its slice starts."""
         core = self._placement.choose_core(donor)
         if donor.on_fast_path and core is donor.core:
+            if not core.fair.weight:
+                self._queues.start_at_common_time(core.fair, donor)
             core.fair.enter(donor, now)
             donor.state = _READY
         else:
             self._queues.enter(donor, core, now)
             donor.details.delegate.state = _READY
         self._placement.mark_stealable(core)
-        if core.current is None or self._queues.should_preempt(donor, core):
+        if core.current is None or self._queues.should_preempt(donor, core, now):
             out.extend(self.request_reschedule(core))
 
     def _wait_for_budget(self, donor: Entity, now: int, out: list[Decision], *, was_running: bool = False) -> None:
@@ -199,9 +204,9 @@ class CoreScheduler:
         waiting = self._contexts.unpaid if payer is None else payer.throttled
         waiting[donor.key] = donor
 
-    def _reschedule_if_first(self, donor: Entity, core: CoreRecord) -> Sequence[Decision]:
+    def _reschedule_if_first(self, donor: Entity, core: CoreRecord, now: int) -> Sequence[Decision]:
         """Request a reschedule if a queued share should preempt the current slice."""
-        return self.request_reschedule(core) if self._queues.should_preempt(donor, core) else _NOTHING
+        return self.request_reschedule(core) if self._queues.should_preempt(donor, core, now) else _NOTHING
 
     def request_reschedule(self, core: CoreRecord) -> Sequence[Decision]:
         """Request that a core chooses again, unless a request is pending."""
@@ -287,7 +292,7 @@ class CoreScheduler:
         """Start an entity on a free core: the one already taken, else the first that has budget."""
         out: list[Decision] = []
         core.reschedule_pending = True  # it chooses below: no request is needed
-        donor = self._queues.entity_of(taken, now) or self._slices.pick(core, now, out)
+        donor = self._slices.entity_of(core, core.fair, taken, now, out) or self._slices.pick(core, now, out)
         while donor is not None:
             limit_ns = self._slices.slice_limit_ns(donor, now)
             if limit_ns:
@@ -328,7 +333,7 @@ class CoreScheduler:
         if state is _RUNNING:
             self.pause(donor, now)
         elif state is _READY:
-            self._queues.remove(donor)
+            self._queues.remove(donor, now)
         elif state is _THROTTLED:
             self._contexts.release(donor)
         return state in (_RUNNING, _READY, _THROTTLED)
@@ -342,6 +347,23 @@ class CoreScheduler:
             context.skipped_by.pop(donor.key, None)
             self.update_payer(donor, now, out)
         if context.throttled or context.skipped_by:
+            self._timers.set(context, now)
+
+    def leave_revoked(self, context: ContextRecord, now: int, out: list[Decision]) -> None:
+        """A context is revoked: choose another payer for its entities, a bounded number in one step.
+
+        First those that run and those that wait for its refill. The others find no budget when they are picked.
+        """
+        running = [core.current for core in self._queues.cores if core.current is not None]
+        here = [one for one in running if one.payer is context and not one.details.payer_changed]
+        waiting = (one for one in chain(context.throttled.values(), context.payees.values()) if one not in running)
+        for donor in {one.key: one for one in (*here, *islice(waiting, RELEASES_MAX))}.values():
+            self.update_payer(donor, now, out)
+        for entity in list(islice(context.bound_entities.values(), RELEASES_MAX)):
+            self._contexts.unbind(entity)
+        if context.bound_entities or any(
+            one not in running for one in islice(context.payees.values(), len(running) + 1)
+        ):
             self._timers.set(context, now)
 
     # --- ending ----------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ from rota.cores.leases import LeaseRecord, Leases
 from rota.cores.placement import Placement
 from rota.cores.policy_updates import PolicyUpdates
 from rota.cores.queues import Queues
-from rota.cores.records import ContextRecord, Entity, EntityDetails, GroupRecord
+from rota.cores.records import ContextRecord, CoreRecord, Entity, EntityDetails, GroupRecord
 from rota.cores.removal import Removal
 from rota.cores.reservations import Reservations, Shortage
 from rota.cores.runqueue import RULES, Rule
@@ -67,6 +67,7 @@ from rota.cores.time_slices import TimeSlices
 from rota.errors import ContextExists, ContextInvalid, ContextRefused, InvalidInput
 from rota.model.budgets import CORES_MAX, CpuIsolationLease, Handle, RealtimeIsland, SchedulingContext
 from rota.model.checks import Checks
+from rota.model.lifecycle import ContextState
 from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT
 
 __all__ = ["ENTITIES_MAX", "TIMERS_MAX", "CoresEngine"]
@@ -98,7 +99,7 @@ class CoresEngine:
         self.timers: Timers[Hashable] = Timers()  # a driver reads `next_at`
         self._contexts = SchedulingContexts(counters, self.timers)
         self._queues = Queues(cores, rule, self._contexts, counters)
-        self._placement = Placement(self._queues, counters)
+        self._placement = Placement(self._queues, self.timers, counters)
         self._slices = TimeSlices(self._queues, self._placement, self.timers, counters)
         self._scheduler = CoreScheduler(
             self._queues, self._placement, self._contexts, self._slices, timers=self.timers, counters=counters
@@ -174,7 +175,14 @@ class CoresEngine:
         out: list[Decision] = []
         for item in self.timers.take_due(now, TIMERS_MAX):
             if isinstance(item, ContextRecord):
-                self._scheduler.replenish(item, now, out)
+                if item.state is ContextState.REVOKED:
+                    self._scheduler.leave_revoked(item, now, out)
+                else:
+                    self._scheduler.replenish(item, now, out)
+            elif isinstance(item, CoreRecord):
+                self._placement.evacuate(item, now, out)
+            elif isinstance(item, Placement):
+                item.return_displaced(now, out)
             elif isinstance(item, LeaseRecord):
                 self._leases.revocation_due(item, now, out)
             elif isinstance(item, IslandRecord):
@@ -260,6 +268,7 @@ class CoresEngine:
         missing = self.shortages([spec])
         if missing:
             raise _refused(spec, missing)
+        self._mask(spec.core_mask)  # a limit reserves no core: the check above does not see its mask
         handle = self._contexts.admit(spec, self._now)
         self._reservations.reserve(spec)
         return handle
@@ -306,8 +315,8 @@ class CoresEngine:
         context = self._contexts.revoke(event.context)
         self._reservations.release(context.context_id)
         out: list[Decision] = []
-        for entity in list(context.payees.values()):
-            self._scheduler.update_payer(entity, now, out)
+        self._leases.target_gone(context.context_id, now, out)
+        self._scheduler.leave_revoked(context, now, out)
         return out
 
     def _acknowledge(self, event: Acknowledge, _now: int) -> Sequence[Decision]:
@@ -343,6 +352,10 @@ class CoresEngine:
         self._leases.release(self._leases.resolve(event.lease), now, out)
         return out
 
+    def resource_shortages(self, plan: IslandPlan) -> list[Shortage]:
+        """What is missing for an island besides time on cores. Nothing changes."""
+        return list(self._islands.resource_shortages(plan))
+
     def admit_island(self, plan: IslandPlan) -> tuple[dict[int, Handle], Sequence[Decision]]:
         """Admit a whole island or refuse it; return a handle with the right `use` for each of its contexts."""
         out: list[Decision] = []
@@ -350,9 +363,11 @@ class CoresEngine:
         use = frozenset[Right](("use",))
         return {one.context_id: self._contexts.attenuate(one.handle, use) for one in record.contexts}, out
 
-    def start_island(self, island: int) -> None:
-        """Start an admitted island."""
-        self._islands.start(island)
+    def start_island(self, island: int) -> Sequence[Decision]:
+        """Start an admitted island: what is bound to its contexts may run from now on."""
+        out: list[Decision] = []
+        self._islands.start(island, self._now, out)
+        return out
 
     def island(self, island: int) -> RealtimeIsland:
         """The current state of an island, with the evidence for its admission or refusal."""

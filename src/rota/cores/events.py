@@ -161,7 +161,7 @@ class CoreOnline(msgspec.Struct, frozen=True, gc=False):
 
 
 class ServiceLost(msgspec.Struct, frozen=True, gc=False):
-    """The policy service failed: fall back to round robin."""
+    """The policy service failed: continue by the engine's own rule, with the weights it knows."""
 
     failure: Literal["raised", "stalled", "nonsense", "stale"]
 
@@ -182,9 +182,9 @@ class Reweigh(msgspec.Struct, frozen=True, gc=False):
 
 
 class UseRule(msgspec.Struct, frozen=True, gc=False):
-    """An update of the policy service: order the fair queues by another rule."""
+    """An update of the policy service: order the fair queues by another rule that shares by weight."""
 
-    rule: Literal["eevdf", "wfq", "round_robin"]
+    rule: Literal["eevdf", "wfq"]
     epoch: int
 
 

@@ -89,6 +89,10 @@ class Timers(Generic[H]):
         heappush(self._heap, entry)
         self._update_next()
 
+    def is_set(self, item: H) -> bool:
+        """Whether an item has a timer."""
+        return item in self._live
+
     def cancel(self, item: H) -> None:
         """Remove an item's timer, if it has one."""
         if self._live.pop(item, None) is not None and len(self._heap) > 2 * len(self._live):

@@ -126,8 +126,9 @@ def _check_grants(context: ContextRecord, queues: Queues) -> None:
 
 def _check_placement(queues: Queues, placement: Placement) -> None:
     for core in queues.cores:
-        for entity in queues.waiting(core):
-            _may_be_on(entity, core, placement)
+        if core.is_open or not placement.is_being_cleared(core):
+            for entity in queues.waiting(core):
+                _may_be_on(entity, core, placement)
 
 
 def _may_be_on(entity: Entity, core: CoreRecord, placement: Placement) -> None:

@@ -32,13 +32,18 @@ from rota.cores.heaps import Timers
 from rota.cores.leases import Leases
 from rota.cores.records import ContextRecord, DeadlineMisses, Entity
 from rota.cores.reservations import Reservations, Shortage, is_reserved
-from rota.errors import ContextExists, IslandRefused, IslandUnknown
+from rota.errors import ContextExists, ContextInvalid, IslandRefused, IslandUnknown
 from rota.model.budgets import CpuIsolationLease, Handle, RealtimeIsland, SchedulingContext
+from rota.model.checks import Checks
 from rota.model.lifecycle import ISLAND, EntityState, IslandState, advance
 
 __all__ = ["MISSES_KEPT", "Capacity", "IslandPlan", "IslandRecord", "Islands"]
 
 MISSES_KEPT = 64  # the latest misses of one island
+
+
+_capacity = Checks("Capacity", ContextInvalid)
+_plan = Checks("IslandPlan", ContextInvalid)
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +54,10 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     devices: frozenset[str] = frozenset()
 
+    def __post_init__(self) -> None:
+        for field in ("memory_bytes", "slots", "tokens"):
+            _capacity.whole(field, getattr(self, field), 0)
+
 
 class IslandPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A proposed island with the contexts and leases that it refers to by number."""
@@ -56,6 +65,19 @@ class IslandPlan(msgspec.Struct, frozen=True, kw_only=True):
     island: RealtimeIsland
     contexts: tuple[SchedulingContext, ...]
     leases: tuple[CpuIsolationLease, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.contexts:
+            raise _plan.refuse("contexts", "must have at least one: an island without budget runs nothing")
+        _check_named("context", self.island.contexts, [one.context_id for one in self.contexts])
+        _check_named("lease", self.island.leases, [one.lease_id for one in self.leases])
+
+
+def _check_named(noun: str, named: tuple[int, ...], given: list[int]) -> None:
+    """Raise unless the plan has every part that its island names."""
+    for number in named:
+        if number not in given:
+            raise _plan.refuse(f"{noun}s", f"has no {noun} {number}, which the island names")
 
 
 class IslandRecord:
@@ -149,6 +171,11 @@ class Islands:
             taken |= sum(1 << core for core in lease.cores)
 
     def _shortages(self, plan: IslandPlan) -> Iterator[Shortage]:
+        yield from self.resource_shortages(plan)
+        yield from self._reservations.shortages(plan.contexts)
+
+    def resource_shortages(self, plan: IslandPlan) -> Iterator[Shortage]:
+        """What is missing for an island besides time on cores."""
         island, free = plan.island, self.free()
         if island.memory_bytes > free.memory_bytes:
             yield Shortage("memory in bytes", free.memory_bytes, island.memory_bytes)
@@ -165,7 +192,6 @@ class Islands:
         for context in plan.contexts:
             if not is_reserved(context):
                 yield Shortage(f"band of context {context.context_id}: high or critical", 0, 1)
-        yield from self._reservations.shortages(plan.contexts)
 
     def free(self) -> Capacity:
         """The capacity that islands have not reserved yet."""
@@ -199,6 +225,7 @@ class Islands:
         for spec in record.plan.contexts:
             context = self._contexts.resolve(self._contexts.admit(spec, now))
             context.island, context.misses, context.is_required = record, record.misses, _is_fail_stop(record.plan)
+            context.is_started = False
             record.contexts.append(context)
             self._reservations.reserve(spec)
         for lease in record.plan.leases:
@@ -206,10 +233,14 @@ class Islands:
 
     # --- running ---------------------------------------------------------------------------------
 
-    def start(self, island_id: int) -> IslandRecord:
-        """Start an island."""
+    def start(self, island_id: int, now: int, out: list[Decision]) -> IslandRecord:
+        """Start an island: its contexts pay from now on. Before, nothing that is bound to them runs."""
         record = self.get(island_id)
         record.advance("start")
+        for context in record.contexts:
+            context.is_started = True
+            for entity in self._contexts.entities_of(context):
+                self._scheduler.update_payer(entity, now, out)
         return record
 
     def stop(self, record: IslandRecord, now: int, out: list[Decision]) -> None:
@@ -265,10 +296,12 @@ class Islands:
     def _release_context(self, record: IslandRecord, context: ContextRecord, now: int, out: list[Decision]) -> None:
         record.contexts.remove(context)
         self._reservations.release(context.context_id)
-        for entity in context.bound_entities.values():
+        affected = self._contexts.entities_of(context)
+        for entity in affected:
             entity.details.needs_context = _is_fail_stop(record.plan)
         self._contexts.revoke(context.handle)
-        for entity in list(context.payees.values()):
+        self._leases.target_gone(context.context_id, now, out)
+        for entity in {one.key: one for one in (*context.payees.values(), *affected)}.values():
             self._scheduler.update_payer(entity, now, out)
 
     def _end_leases(self, record: IslandRecord, now: int, out: list[Decision]) -> None:

@@ -10,9 +10,9 @@ cores; the owner may also run elsewhere. A lease is granted only if five checks 
     revocation_too_slow        the engine can return the cores within the time that the lease allows
 
 Revoking notifies the owner's endpoint and sets a timer. The owner releases the cores, or the engine takes them when the
-time is over, never later. A lease also ends when the owner's session closes, when its last entity ends, and, if the
-lease says so, when the policy service is lost. When a core goes offline and no housekeeping core would be left, the
-newest lease ends.
+time is over, never later. A lease also ends when the owner's session closes, when its last entity ends, when the
+context that pays for it is revoked, and, if the lease says so, when the policy service is lost. When a core goes
+offline and no housekeeping core would be left, the newest lease ends.
 """
 
 from __future__ import annotations
@@ -220,6 +220,11 @@ class Leases:
     def owner_gone(self, owner: str, now: int, out: list[Decision]) -> None:
         """An owner has ended or closed its session: its leases end."""
         for record in [one for one in self if one.lease.owner == owner]:
+            self.release(record, now, out)
+
+    def target_gone(self, context_id: int, now: int, out: list[Decision]) -> None:
+        """A context is revoked: the leases that it pays for end."""
+        for record in [one for one in self if one.lease.accounting_target == context_id]:
             self.release(record, now, out)
 
     def service_lost(self, now: int, out: list[Decision]) -> None:

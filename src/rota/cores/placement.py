@@ -11,43 +11,86 @@ into last, and at no more than `STEAL_LOOKS_MAX` entities of each. It takes the 
 **Sending.** A core that found nothing does not look again by itself. So an entity whose slice ended and that may run
 on an idle core is sent there: when that core looked, this entity may have been running and could not be stolen.
 
-**Balancing.** Busy cores never steal, so with more entities than cores an uneven start would last. When a slice ends,
-the core looks at one other queue. If moving an entity brings the two loads (sums of weights) closer together, it moves.
+**Balancing.** Within a core, shares follow weights by virtual time. Over all cores they do if no core's time runs ahead
+of another's for long, because an entity's virtual time is then the same wherever it waits. Every queue has a *base*:
+its time plus its base is a *common time*, which can be compared between cores. When a slice ends, the core compares its
+common time with a few others. If it owes one of them more than `IMBALANCE_MAX_NS` of service (the gap, weighed by both
+loads), it takes the most overdue entity there that is behind and may come. Three equal hogs on two cores:
 
-A moved entity keeps its lag. The reserved queue is never stolen from or balanced: admission placed its entities. An
-entity may use the cores that are not leased, or leased to its own group. If its mask leaves no core at all (its only
-one went offline), it is put on any open core, and that is counted.
+    A, B on core 0, C on core 1     core 1 runs ahead: its time passes twice as fast
+    4.5 ms ahead                    core 1 takes B. Now B and C share core 1, and core 0 runs ahead, and so on
+
+A moved entity keeps its common time, with a lag of at most `LAG_SLICES_MAX` slices on its new core.
+
+*A group has one virtual time* over all cores: what it uses on one core is charged to it on the others before they run
+it. So a process of twenty threads competes as one also over several cores. When a group is picked on a core, the member
+that is furthest behind comes there. If that member runs elsewhere, the group waits here, unless the group itself is
+behind.
+
+*What cannot be used is not owed.* A heavy entity alone on its core, or a core crowded by pinned ones, falls behind for
+good: nothing can be moved. Beyond `FORGIVEN_FROM_NS` that is forgotten, so that no entity is robbed for it later. And
+an entity whose weight is worth a core keeps it alone.
+
+**The global bound.** A competitor (an entity without a group, or a group) that stays runnable gets its weighted max-min
+share of the cores it may use, to within 2 % and six slices of the normal class, for a group one more for each core that
+it can use at once. The reason: an entity is within one slice of its core's time (the bound of eevdf, which holds
+between migrations); common times differ by `IMBALANCE_MAX_NS` for each pair of loads, plus the slices in progress until
+the next comparison; what is forgiven adds at most `FORGIVEN_FROM_NS` when the population changes. A simulation beside a
+fluid model checks it for every seed that was tried. Inside a group the members share by weight in the same way, but a
+member whose part of the group is nearly a core of its own may get less: no core is kept free for it.
+
+**Bounds on work.** A slice that ends compares `BALANCE_CORES_MAX` cores and moves at most one entity; a group that is
+picked brings at most one member. So migrations are at most two for every pick, and balanced cores have none. A core
+that goes offline or is leased is emptied `MOVES_MAX` entities at a time; a timer continues.
+
+The reserved queue is never stolen from or balanced: admission placed its entities. An entity may use the cores that are
+not leased, or leased to its own group. If its mask leaves no core at all (its only one went offline), it is put on any
+open core, and that is counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from itertools import islice
+
 from rota.cores.events import Decision, Migrate, Steal
+from rota.cores.heaps import Timers
 from rota.cores.queues import Queues
 from rota.cores.records import NORMAL, CoreRecord, Entity, GroupNode
 from rota.cores.runqueue import RunQueue
 from rota.cores.telemetry import Counters
 from rota.model.lifecycle import EntityState
+from rota.policy.virtual_time import SCALE, charged, lag
 
 __all__ = ["BALANCE_LOOKS_MAX", "PLACE_LOOKS_MAX", "STEAL_LOOKS_MAX", "STEAL_TRIES_MAX", "Placement"]
 
 STEAL_TRIES_MAX = 4  # queues that an idle core looks into
 STEAL_LOOKS_MAX = 8  # entities that it looks at in each
-BALANCE_LOOKS_MAX = 4  # entities that a core looks at in another queue when a slice ends
+BALANCE_CORES_MAX = 8  # cores that a core compares itself with when a slice ends
+BALANCE_LOOKS_MAX = 4  # entities that it looks at on the one that is furthest behind
+IMBALANCE_MAX_NS = 3_000_000  # service that one core may owe to another before an entity moves
+FORGIVEN_FROM_NS = 12_000_000  # service that it may owe if no entity can move: what is beyond is not owed
+RATE_WINDOW_NS = 50_000_000  # the time over which the speed of the common time is measured
+MOVES_MAX = 64  # entities that one step moves off a core that is offline or leased
 PLACE_LOOKS_MAX = 4  # cores whose loads are compared for an entity that needs another one
 
 
 class Placement:
     """The masks of online, open, idle and leased cores, and the moves between cores."""
 
-    def __init__(self, queues: Queues, counters: Counters) -> None:
+    def __init__(self, queues: Queues, timers: Timers[Hashable], counters: Counters) -> None:
         self._queues = queues
+        self._timers = timers
         self._counters = counters
         self.online = (1 << len(queues.cores)) - 1
         self.open = self.online  # online and not leased
         self.idle = self.online
         self.stealable = 0  # cores that may have an entity to steal; a core that finds none clears the bit
         self.leased: dict[str, int] = {}  # by owner
+        self.displaced: dict[int, Entity] = {}  # entities that were put on a core outside their mask
         self._cursor = -1  # the last core that was considered for an entity
+        self._rate = 0  # virtual time that passed per ns, measured lately
+        self._measured = 0, 0  # the instant of the last measurement, and the common time
 
     def mark_stealable(self, core: CoreRecord) -> None:
         """An entity waits on a core and may be stolen."""
@@ -76,6 +119,7 @@ class Placement:
         cores = self.cores_for(entity)
         if not cores & entity.details.allowed:
             self._counters.affinity_broken += 1
+            self.displaced[entity.key] = entity
         own = entity.core
         idle = self.idle & cores
         if idle:
@@ -110,20 +154,120 @@ class Placement:
         out.append(Migrate(entity.key, source.core_id, target.core_id))
 
     def balance(self, core: CoreRecord, now: int, out: list[Decision]) -> None:
-        """Move an entity here from one other queue if that brings the two loads closer together."""
-        other = self._next_victim(core, self.stealable & ~core.bit)
-        if other is None:
+        """A slice ended: move an entity here that is behind on another core, if this core is ahead of that one."""
+        if not core.is_open or not core.fair.weight:
             return
-        excess = other.fair.weight - core.fair.weight
-        if excess <= 0:
+        only = core.fair.only()
+        if only is None:
+            self._measure(core.fair.common_time(now), now)
+        elif isinstance(only, Entity) and only.weight * self._rate >= SCALE:
+            return  # it is entitled to a whole core
+        others = self._next_few(core, self.stealable & self.open & ~core.bit)
+        for other in self._behind(core.fair, [(one.fair, one) for one in others], now):
+            if self._pull(core, other, now, out):
+                break
+            if not self._movable(other.fair, core, BALANCE_LOOKS_MAX):
+                self._forgive(core, other, now)
+
+    def _measure(self, common_time: int, now: int) -> None:
+        """Measure how fast the common time passes."""
+        self._queues.common_time = common_time
+        at, before = self._measured
+        if now - at >= RATE_WINDOW_NS:
+            self._rate = max(0, common_time - before) // (now - at)
+            self._measured = now, common_time
+
+    def bring_member(self, core: CoreRecord, node: GroupNode, now: int, out: list[Decision]) -> None:
+        """A group runs here next: bring the member that is furthest behind on a few other cores, if it is far enough.
+
+        Without this a member that is alone on its core would get all that its group gets there.
+        """
+        mask = node.group.present & self.open & ~core.bit
+        mine = node.inside.most_overdue(1)
+        if not mask or not core.is_open:
             return
+        node.group.members_time = node.inside.common_time(now)
+        here, weight = mine[0].virtual_time + node.inside.base, mine[0].weight
+        most, found = IMBALANCE_MAX_NS * SCALE, None
+        for other in self._next_few(core, mask):
+            queue = node.group.nodes[other.core_id].inside
+            for one in queue.most_overdue(1):
+                owed = (here - one.virtual_time - queue.base) * weight * one.weight // (weight + one.weight)
+                if owed > most and isinstance(one, Entity) and self._may_come(one, core):
+                    most, found = owed, one
+        if found is not None:
+            self._migrate(found, core, now, out)
+
+    def should_wait(self, core: CoreRecord, node: GroupNode, now: int) -> bool:
+        """Whether the next member of a group here should wait for one that is behind it and runs on another core.
+
+        Only a group that is not behind can wait: one that is behind cannot use its share in another way.
+        """
+        mask, here = node.group.present & self.open & ~core.bit, core.fair.time(now)
+        if not mask or not core.is_open or lag(node.virtual_time, node.weight, here) > IMBALANCE_MAX_NS:
+            return False
+        mine = node.inside.most_overdue(1)[0]
+        at = mine.virtual_time + node.inside.base
+        for other in self._next_few(core, mask):
+            queue = node.group.nodes[other.core_id].inside
+            one = queue.current
+            if one is not None:
+                stands = charged(one.virtual_time, now - one.last_start_ns, one.weight) + queue.base
+                owed = (at - stands) * mine.weight * one.weight // (mine.weight + one.weight)
+                if owed > IMBALANCE_MAX_NS * SCALE:
+                    return True
+        return False
+
+    def _next_few(self, core: CoreRecord, mask: int) -> list[CoreRecord]:
+        """A few cores of a mask, after the one that a core looked at last."""
+        found: list[CoreRecord] = []
+        while mask and len(found) < BALANCE_CORES_MAX and (one := self._next_victim(core, mask)) is not None:
+            mask &= ~one.bit
+            found.append(one)
+        return found
+
+    @staticmethod
+    def _behind(mine: RunQueue, others: list[tuple[RunQueue, CoreRecord]], now: int) -> list[CoreRecord]:
+        """The cores to whose queues this one owes more than the limit, the one that it owes most to first."""
+        here, found = mine.common_time(now), []
+        for queue, core in others:
+            if queue.weight:
+                owed = (here - queue.common_time(now)) * mine.weight * queue.weight // (mine.weight + queue.weight)
+                if owed > IMBALANCE_MAX_NS * SCALE:
+                    found.append((-owed, core.core_id, core))
+        return [core for _, _, core in sorted(found)]
+
+    def _pull(self, core: CoreRecord, other: CoreRecord, now: int, out: list[Decision]) -> bool:
+        """Move an entity here that waits on another core and is behind; return whether there was one."""
+        here = core.fair.common_time(now)
         for entity in self._movable(other.fair, core, BALANCE_LOOKS_MAX):
-            if entity.details.group is None and entity.weight < excess:
-                self._queues.move(entity, core, now)
-                entity.details.migrations += 1
-                self._counters.migrations += 1
-                out.append(Migrate(entity.key, other.core_id, core.core_id))
-                return
+            group = entity.details.group
+            if group is None:
+                is_behind = entity.virtual_time + other.fair.base < here
+            else:  # a group that has a member waiting here needs no other
+                node = group.nodes.get(core.core_id)
+                is_behind = group.time < here and (node is None or not len(node.inside))
+            if is_behind:
+                self._migrate(entity, core, now, out)
+                return True
+        return False
+
+    def _forgive(self, core: CoreRecord, other: CoreRecord, now: int) -> None:
+        """What is owed to a core and that no entity there can use elsewhere is not owed beyond the limit."""
+        mine, theirs = core.fair, other.fair
+        gap = mine.common_time(now) - theirs.common_time(now)
+        kept = FORGIVEN_FROM_NS * SCALE * (mine.weight + theirs.weight) // (mine.weight * theirs.weight)
+        theirs.base += max(0, gap - kept)
+
+    def _migrate(self, entity: Entity, core: CoreRecord, now: int, out: list[Decision]) -> None:
+        source = entity.core
+        self._queues.move(entity, core, now)
+        entity.details.migrations += 1
+        self._counters.migrations += 1
+        out.append(Migrate(entity.key, source.core_id, core.core_id))
+
+    def _may_come(self, entity: Entity, core: CoreRecord) -> bool:
+        return bool(core.bit & self.cores_for(entity) & entity.details.allowed)
 
     def steal(self, core: CoreRecord, now: int, out: list[Decision]) -> bool:
         """Move a waiting entity here from another queue; return whether there was one."""
@@ -146,25 +290,58 @@ class Placement:
         return False
 
     def return_displaced(self, now: int, out: list[Decision]) -> None:
-        """Cores became available: move entities that wait outside their mask back."""
-        for core in self._queues.cores:
-            self.evacuate(core, now, out)
+        """Cores became available: move entities that wait outside their mask back, a bounded number in one step."""
+        for entity in list(islice(self.displaced.values(), MOVES_MAX)):
+            del self.displaced[entity.key]
+            core, cores = entity.core, self.cores_for(entity)
+            if entity.details.delegate.state is EntityState.READY and not core.bit & cores:
+                self.expel(entity, core, now, out)
+        if self.displaced and any(self._can_return(one) for one in islice(self.displaced.values(), MOVES_MAX)):
+            self._timers.set(self, now)
+
+    def _can_return(self, entity: Entity) -> bool:
+        return bool(entity.details.allowed & self.open)
 
     def evacuate(self, core: CoreRecord, now: int, out: list[Decision]) -> None:
-        """Move every entity that waits on a core and may not stay to another core."""
-        for entity in list(self._queues.waiting(core)):
-            if core.bit & self.cores_for(entity):
-                continue
-            target = self._least_loaded(self.cores_for(entity))
-            if entity.band > NORMAL:
-                self._queues.remove(entity)
-                self._queues.enter(entity, target, now)
-            else:
-                self._queues.move(entity, target, now)
-            entity.details.migrations += 1
-            self._counters.migrations += 1
-            self.mark_stealable(target)
-            out.append(Migrate(entity.key, core.core_id, target.core_id))
+        """Move the entities that wait on a core and may not stay to others, a bounded number in one step.
+
+        A timer continues. Until then a core that is offline does not pick, and a leased one moves what it would pick.
+        """
+        left = MOVES_MAX
+        for entity in islice(core.reserved.items(), MOVES_MAX):
+            if not core.bit & self.cores_for(entity):
+                self.expel(entity, core, now, out)
+                left -= 1
+        for queue in (core.fair, core.background):
+            for one in queue.drain(left):
+                if left <= 0:
+                    break
+                left -= 1
+                for member in one.inside.drain(left) if isinstance(one, GroupNode) else iter((one,)):
+                    left -= isinstance(one, GroupNode)
+                    if isinstance(member, Entity) and not core.bit & self.cores_for(member):
+                        self.expel(member, core, now, out)
+        if left <= 0:
+            self._timers.set(core, now)
+
+    def is_being_cleared(self, core: CoreRecord) -> bool:
+        """Whether a timer still moves entities off a core."""
+        return self._timers.is_set(core)
+
+    def expel(self, entity: Entity, core: CoreRecord, now: int, out: list[Decision]) -> None:
+        """Move a waiting entity to a core on which it may be."""
+        target = self._least_loaded(self.cores_for(entity))
+        if not target.bit & entity.details.allowed:
+            self.displaced[entity.key] = entity
+        if entity.band > NORMAL:
+            self._queues.remove(entity, now)
+            self._queues.enter(entity, target, now)
+        else:
+            self._queues.move(entity, target, now)
+        entity.details.migrations += 1
+        self._counters.migrations += 1
+        self.mark_stealable(target)
+        out.append(Migrate(entity.key, core.core_id, target.core_id))
 
     # --- searching -------------------------------------------------------------------------------
 

@@ -7,11 +7,14 @@ In the fair queue the entities of a group are behind one schedulable, the group'
                  └── node of "web" on core 0 ── entity 3
                                              └── entity 4
 
-Virtual times of two queues cannot be compared, but lag can. So an entity that enters another queue gets a new virtual
-time:
+Virtual times of two queues cannot be compared, but lag can, and so can common times (`placement`). So an entity that
+enters another queue gets a new virtual time:
 
-    woken there   it has the debt that it would have here; credit is lost
-    moved there   (while it waited) it has exactly the lag that it had here
+    woken there   it has the lag with which it left
+    moved there   (while it waited) it has the same common time, within a limit on its lag
+
+The virtual time of a group is kept once, as a common time. Its node on a core follows it by an offset: before a node
+runs it is charged for what the group used on other cores.
 
 This module adds entities to queues and removes them. `placement` and `core_scheduler` decide which core, and when.
 """
@@ -27,9 +30,12 @@ from rota.cores.records import BACKGROUND, NORMAL, CoreRecord, Entity, GroupNode
 from rota.cores.runqueue import NOT_QUEUED, IndexTable, Rule, RunQueue, Schedulable
 from rota.cores.telemetry import Counters
 from rota.errors import EntityUnknown
-from rota.policy.virtual_time import charged, lag, reweighed
+from rota.policy.virtual_time import SCALE, charged, is_eligible, lag
 
-__all__ = ["Queues"]
+__all__ = ["LAG_SLICES_MAX", "NODES_CHARGED_MAX", "Queues"]
+
+LAG_SLICES_MAX = 4  # the most that an entity is ahead or behind when it comes to another core, in its own slices
+NODES_CHARGED_MAX = 8  # groups that a pick charges for what they used on other cores
 
 
 class Queues:
@@ -40,6 +46,7 @@ class Queues:
         self._counters = counters
         self._index_table = IndexTable()  # of entities and group nodes, for the queues
         self._last_key = 0
+        self.common_time = 0  # of the core that was last compared with others: an empty queue starts there
         self.rule: Rule = rule
         self.entities: dict[int, Entity] = {}
         self.groups: dict[str, GroupRecord] = {}
@@ -136,9 +143,17 @@ class Queues:
             entity.core = core
             self._enter_reserved(entity)
             return
-        self._prepare(entity, core, now).enter(entity, now)
+        queue = self._prepare(entity, core, now)
+        if not queue.weight:
+            self.start_at_common_time(queue, entity)
+        queue.enter(entity, now)
         self._enter_node(entity, now)
         self._update_fast_path(entity)
+
+    def start_at_common_time(self, queue: RunQueue, entity: Entity) -> None:
+        """An empty queue gets its first entity: the time for which it was empty is not owed to it."""
+        group = entity.details.group
+        queue.rebase(self.common_time if queue is entity.core.fair or group is None else group.members_time)
 
     def start_now(self, entity: Entity, now: int) -> None:
         """Start an entity that waits in its core's fair queue, out of order."""
@@ -148,19 +163,19 @@ class Queues:
             entity.core.fair.start(node, now)
 
     def move(self, entity: Entity, core: CoreRecord, now: int) -> None:
-        """Move a waiting entity to another core; its lag stays the same."""
-        source_time = entity.home.time(now)
-        self.remove(entity)
+        """Move a waiting entity to another core; its common time stays the same."""
+        common_time = entity.virtual_time + entity.home.base
+        self.remove(entity, now)
         entity.core = core
         entity.home = queue = self._queue(entity)
-        queue.enter_moved(entity, source_time, now)
+        queue.enter_moved(entity, common_time, LAG_SLICES_MAX * entity.slice_ns, now)
         self._enter_node(entity, now)
         self._update_fast_path(entity)
 
     def requeue(self, entity: Entity, now: int) -> bool:
         """Choose the payer of a waiting entity again; return whether it stays in its queue. If not, it is in none."""
         home, virtual_time, was_fair = entity.home, entity.virtual_time, entity.band <= NORMAL
-        self.remove(entity)
+        self.remove(entity, now)
         self.choose_payer(entity)
         stays = was_fair and entity.band <= NORMAL and entity.details.allowed & entity.core.bit
         if not stays or self._queue(entity) is not home:
@@ -169,16 +184,31 @@ class Queues:
         self._enter_node(entity, now)
         return True
 
-    def take(self, queue: RunQueue, now: int) -> Entity | None:
-        """Take the next entity out of a core's fair or background queue, to run it."""
-        return self.entity_of(queue.take(now), now)
+    def first(self, queue: RunQueue, taken: Schedulable | None, now: int) -> Schedulable | None:
+        """Return what runs next in a queue, given what was taken out of it.
 
-    @staticmethod
-    def entity_of(schedulable: Schedulable | None, now: int) -> Entity | None:
-        """Return the entity to run for a schedulable that was taken: itself, or the next member of its group."""
-        if isinstance(schedulable, GroupNode):
-            schedulable = schedulable.inside.take(now)
-        return schedulable if isinstance(schedulable, Entity) else None
+        A group that used time on other cores meanwhile is charged for it, and then another schedulable may be first.
+        """
+        looks = 0
+        while isinstance(taken, GroupNode) and taken.unpaid and looks < NODES_CHARGED_MAX:
+            self._charge_unpaid(queue, taken, now)
+            queue.return_taken()
+            taken = queue.take(now)
+            looks += 1
+        return taken
+
+    def _charge_unpaid(self, queue: RunQueue, node: GroupNode, now: int) -> None:
+        """Charge a node for what its group used on other cores, up to the limit on lag."""
+        by, others = node.unpaid, queue.weight - node.weight
+        if others:
+            furthest = self._node_limit_ns(node) * SCALE * queue.weight // (others * node.weight)
+            by = min(by, max(0, queue.time(now).whole + furthest - node.virtual_time))
+        queue.advance(node, by)
+        node.offset = node.virtual_time - node.group.time
+
+    def _node_limit_ns(self, node: GroupNode) -> int:
+        """The most that a group may be ahead or behind on one core: it may use every core at once for a slice."""
+        return (LAG_SLICES_MAX + len(self.cores)) * node.slice_ns
 
     def effective_slice_ns(self, entity: Entity) -> int:
         """The slice length of an entity: its own, and at most that of its group."""
@@ -191,12 +221,20 @@ class Queues:
             return  # the reserved queue holds only waiting entities
         entity.home.leave(now)
         node = self._node_of(entity)
-        if node is None:
-            return
+        if node is not None:
+            self._stop_node(node, entity.core, now)
+
+    def _stop_node(self, node: GroupNode, core: CoreRecord, now: int) -> None:
+        """A member of a group stops: charge the group, on this core and for the others."""
+        fair = core.fair
+        self._charge_unpaid(fair, node, now)
+        before = node.virtual_time
         if len(node.inside):
-            entity.core.fair.put_back(now)
+            fair.put_back(now)
         else:
-            entity.core.fair.leave(now)
+            fair.leave(now)
+            node.group.present &= ~core.bit
+        node.group.time += node.virtual_time - before
 
     def put_back(self, entity: Entity, now: int) -> None:
         """The running entity gives up its core and waits there for another slice."""
@@ -204,22 +242,24 @@ class Queues:
             self._enter_reserved(entity)
             return
         entity.home.put_back(now)
-        if self._node_of(entity) is not None:
-            entity.core.fair.put_back(now)
+        node = self._node_of(entity)
+        if node is not None:
+            self._stop_node(node, entity.core, now)
         elif not entity.on_fast_path:
             self._update_fast_path(entity)
 
-    def remove(self, entity: Entity) -> None:
+    def remove(self, entity: Entity, now: int) -> None:
         """A waiting entity is no longer runnable."""
         if entity.band > NORMAL:
             entity.core.reserved.remove(entity.key)
             return
-        entity.home.remove(entity)
+        entity.home.remove(entity, now)
         node = self._node_of(entity)
         if node is not None and not len(node.inside) and node.entry != NOT_QUEUED:
-            entity.core.fair.remove(node)
+            entity.core.fair.remove(node, now)
+            node.group.present &= ~entity.core.bit
 
-    def should_preempt(self, entity: Entity, core: CoreRecord) -> bool:
+    def should_preempt(self, entity: Entity, core: CoreRecord, now: int) -> bool:
         """Whether a waiting entity should get the core before the current slice ends."""
         current = core.current
         if current is None:
@@ -229,9 +269,11 @@ class Queues:
         if entity.band > NORMAL:
             return entity.details.deadline_at_ns < current.details.deadline_at_ns
         mine, other = self._compared(entity, current)
-        # an entity asks for a shorter slice to be served sooner; equal ones wait their slice
-        shorter = entity.slice_ns < current.slice_ns
-        return shorter and mine.virtual_time + mine.span < other.virtual_time + other.span
+        # the virtual deadline decides: a heavier entity and one with shorter slices are due sooner
+        if mine.virtual_time + mine.span >= other.virtual_time + other.span:
+            return False
+        queue = core.fair if mine is not entity or entity.details.group is None else entity.home
+        return is_eligible(mine.virtual_time, queue.time(now))
 
     def waiting(self, core: CoreRecord) -> Iterator[Entity]:
         """Every runnable entity of a core that does not run."""
@@ -240,9 +282,10 @@ class Queues:
             for schedulable in queue.queued():
                 if isinstance(schedulable, Entity):
                     yield schedulable
-        for group in self.groups.values():
-            if core.core_id in group.nodes:
-                yield from (one for one in group.nodes[core.core_id].inside.queued() if isinstance(one, Entity))
+        nodes = [*core.fair.queued(), core.fair.current]
+        for node in nodes:
+            if isinstance(node, GroupNode):
+                yield from (one for one in node.inside.queued() if isinstance(one, Entity))
 
     def waiting_keys(self, core: CoreRecord, limit: int) -> list[int]:
         """The keys of at most `limit` entities that wait in the fair queue of a core, sorted."""
@@ -285,18 +328,24 @@ class Queues:
         if entity.entry != NOT_QUEUED or entity.home.current is entity:
             entity.home.reweigh(entity, weight, slice_ns, now)
             return
-        entity.home.apply_time_drop(entity)
-        time = entity.home.time(now)
-        entity.virtual_time = reweighed(entity.virtual_time, entity.weight, weight, time)
+        entity.owed = entity.owed * entity.weight // weight
         entity.set_share(weight, slice_ns)
 
     def reweigh_group(self, group: GroupRecord, weight: int, now: int) -> None:
-        """Change the weight of a group on every core."""
+        """Change the weight of a group on every core; its lag stays the same."""
         group.weight = weight
-        for core_id, node in group.nodes.items():
-            fair = self.cores[core_id].fair
+        running = [(self.cores[core_id].fair, node) for core_id, node in group.nodes.items()]
+        for fair, node in running:
+            if fair.current is node:
+                before = node.virtual_time
+                fair.charge_current(now)
+                group.time += node.virtual_time - before
+        for fair, node in running:
             if node.entry != NOT_QUEUED or fair.current is node:
+                if fair.current is node:
+                    self._charge_unpaid(fair, node, now)
                 fair.reweigh(node, weight, node.slice_ns, now)
+                node.offset = node.virtual_time - group.time
             else:
                 node.set_share(weight, node.slice_ns)
 
@@ -313,14 +362,12 @@ class Queues:
     # --- inside ----------------------------------------------------------------------------------
 
     def _prepare(self, entity: Entity, core: CoreRecord, now: int) -> RunQueue:
-        """Return the queue that an entity enters, with its virtual time converted for that queue: debt is kept."""
+        """Return the queue that an entity enters; in another one than before its debt begins to age now."""
         entity.core = core
         queue = self._queue(entity)
         if entity.home is not queue:
-            entity.home.apply_time_drop(entity)
-            entity.virtual_time = _with_debt(entity, entity.home, queue, now)
-            entity.time_drop = queue.time_drop
             entity.home = queue
+            entity.virtual_time = queue.time(now).whole - entity.owed
         return queue
 
     def _queue(self, entity: Entity) -> RunQueue:
@@ -348,14 +395,22 @@ class Queues:
     def _enter_node(self, entity: Entity, now: int) -> None:
         """The first runnable member of a group on a core makes the group's node runnable."""
         node, fair = self._node_of(entity), entity.core.fair
-        if node is not None and node.entry == NOT_QUEUED and fair.current is not node:
-            fair.enter(node, now)
+        if node is None or node.entry != NOT_QUEUED or fair.current is node:
+            return
+        group = node.group
+        if not group.present:  # it joins: debt is kept
+            group.time = max(group.time, fair.common_time(now) if fair.weight else self.common_time)
+        group.present |= entity.core.bit
+        fair.enter_moved(node, group.time, self._node_limit_ns(node), now)
+        node.offset = node.virtual_time - group.time
 
     def _enter_reserved(self, entity: Entity) -> None:
-        payer, core = entity.payer, entity.core
-        assert payer is not None  # noqa: S101  # the bands above normal come with a context
-        entity.details.deadline_at_ns = self._deadline_at(entity)
-        core.reserved.enter((-entity.band, entity.details.deadline_at_ns, -payer.priority, entity.key), entity)
+        source, core = _source_of_band(entity), entity.core
+        payer = source.payer
+        if payer is not None:  # else the context of the share that waits was revoked: the last deadline holds
+            entity.details.deadline_at_ns = self._deadline_at(source)
+        priority = 0 if payer is None else payer.priority
+        core.reserved.enter((-entity.band, entity.details.deadline_at_ns, -priority, entity.key), entity)
         core.has_urgent = True
 
     @staticmethod
@@ -372,19 +427,9 @@ class Queues:
         return self._node_of(entity) or entity, self._node_of(current) or current
 
 
-def _with_debt(entity: Entity, home: RunQueue, queue: RunQueue, now: int) -> int:
-    """Return the virtual time in another queue that gives an entity the same debt there.
-
-    The distance to the queue's time is not the debt: once the entity has joined, the queue's time is closer to it, by
-    the other entities' part of the total weight. Beside one light entity that is far behind, the distance alone would
-    be many times the debt.
-    """
-    time, own = queue.time(now).whole, entity.weight
-    ahead = entity.virtual_time - home.time(now).whole
-    if ahead <= 0:
-        return time
-    if home.weight:
-        ahead = -(-ahead * home.weight // (home.weight + own))
-    if queue.weight:
-        ahead = -(-ahead * (queue.weight + own) // queue.weight)
-    return time + ahead
+def _source_of_band(entity: Entity) -> Entity:
+    """The share whose context gives an entity its band: its own, or one that waits for it."""
+    payer, urged_by = entity.payer, entity.details.urged_by
+    if urged_by is None or (payer is not None and payer.band >= entity.band):
+        return entity
+    return urged_by

@@ -78,6 +78,7 @@ class ContextRecord(BudgetMeter):
         "has_overrun",
         "is_draining",
         "is_required",
+        "is_started",
         "island",
         "misses",
         "overrun",
@@ -112,6 +113,7 @@ class ContextRecord(BudgetMeter):
         self.misses: DeadlineMisses | None = None  # only in the bands above normal
         self.island: Hashable | None = None  # the island whose admission assumed that it never runs out
         self.is_required = False  # entities bound to it never run without it
+        self.is_started = True  # False: it belongs to an island that was not started; nothing bound to it runs
         self.is_draining = False  # it is revoked once no entity is active on it
         self.has_overrun = False
 
@@ -191,6 +193,8 @@ class EntityDetails:
         "serving",
         "skipped_contexts",
         "slice_began_ns",
+        "urged_by",
+        "urged_ns",
     )
 
     donor: Entity  # the entity on whose share it runs: itself, unless it answers a call
@@ -211,12 +215,22 @@ class EntityDetails:
         self.serving: CallRecord | None = None  # the call it is answering
         self.awaiting: CallRecord | None = None  # the call whose reply it awaits
         self.callers: deque[CallRecord] | None = None  # calls that wait until it is free
+        self.urged_by: Entity | None = None  # a share of a higher band that waits for the entity that runs on this one
+        self.urged_ns = 0  # how long it may still run in that share's band
         self.migrations = 0
 
 
 def needs_context(donor: Entity) -> bool:
     """Whether a share may only be used while a context pays."""
-    return donor.details.needs_context or donor.details.delegate.details.needs_context
+    details, delegate = donor.details, donor.details.delegate.details
+    return details.needs_context or delegate.needs_context or _awaits_start(details) or _awaits_start(delegate)
+
+
+def _awaits_start(details: EntityDetails) -> bool:
+    """Whether an entity is bound, itself or by its group, to an island that was not started."""
+    group = details.group
+    bound = (details.context, None if group is None else group.context)
+    return any(context is not None and not context.is_started for context in bound)
 
 
 class CallRecord:
@@ -231,20 +245,39 @@ class CallRecord:
 
 
 class GroupNode(Schedulable):
-    """A group on one core: one schedulable in the core's queue, with a queue of its members inside."""
+    """A group on one core: one schedulable in the core's queue, with a queue of its members inside.
 
-    __slots__ = ("group", "inside")
+    Its virtual time is that of the group: what the group uses on one core moves it on every core.
+    """
+
+    __slots__ = ("group", "inside", "offset")
 
     def __init__(self, key: int, group: GroupRecord, inside: RunQueue) -> None:
         super().__init__(key, group.weight, group.slice_ns)
         self.group = group
         self.inside = inside
+        self.offset = 0  # added to the group's time, it gives the node's virtual time on its core
+
+    @property
+    def unpaid(self) -> int:
+        """The virtual time that the group used on other cores and that this node was not charged for yet."""
+        return max(0, self.group.time + self.offset - self.virtual_time)
 
 
 class GroupRecord:
     """The entities of one process, session or project."""
 
-    __slots__ = ("context", "members", "name", "nodes", "slice_ns", "weight")
+    __slots__ = (
+        "context",
+        "members",
+        "members_time",
+        "name",
+        "nodes",
+        "present",
+        "slice_ns",
+        "time",
+        "weight",
+    )
 
     def __init__(self, name: str, weight: int, slice_ns: int) -> None:
         self.name = name
@@ -253,6 +286,9 @@ class GroupRecord:
         self.context: ContextRecord | None = None  # pays for members that have no context of their own
         self.members: dict[int, Entity] = {}  # by key
         self.nodes: dict[int, GroupNode] = {}  # by core
+        self.time = 0  # virtual time of the whole group, as a common time: its usage on all cores by its weight
+        self.present = 0  # mask of the cores on which it competes now
+        self.members_time = 0  # the common time of its members when it was last read on a core
 
 
 class CoreRecord:

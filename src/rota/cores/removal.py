@@ -1,7 +1,8 @@
 """Removal of entities, groups, sessions and cores.
 
 What is removed gives back its place in a queue, its calls, its context and its leases. Each step does a bounded amount
-of work: a large group ends in several steps, and `More` asks the driver to send the event again.
+of work: a large group ends in several steps, and `More` asks the driver to send the event again. A core that goes
+offline picks nothing from the first step on; the entities that wait there are moved in several steps, by timers.
 """
 
 from __future__ import annotations

@@ -24,15 +24,15 @@ eevdf at least one is always eligible.
 A and B of weight 1, slices of 6; A runs from 0, B blocks at 0 and wakes at 4:
 
     at 0    A runs             sums: A alone       time 0
-    at 4    B wakes            the time is now 4 (A has run for 4): B joins at 4, due at 10
+    at 4    B wakes            the time is now 4 (A has run for 4): B had no lag and joins at 4, due at 10
     at 6    A stops at virtual time 6; the queue's time is 5: B is eligible and A is not
             B runs
 
-**Time drops.** A schedulable that is moved here with credit is placed below the queue's time, which drops by that. The
-fewer and lighter the others are, the larger the drop: they alone balance the credit. A schedulable that sleeps
-meanwhile has taken nothing from the others, so the drop is subtracted from its own time when it returns. Otherwise its
-debt would grow while it sleeps, without limit: beside one of weight 1, a credit of a millisecond is a second to one of
-weight 1,000.
+**Lag is kept.** A schedulable that blocks keeps what it is owed, or owes, and has it again when it wakes: the sum of
+all lags stays zero, so no entity is robbed by others that block and wake, however they do it, and none robs them.
+Credit is kept up to `CREDIT_MAX_NS`: sleeping saves nothing up. A debt that the queue's time has passed meanwhile is
+forgiven, because an interactive schedulable that used a moment too much a long time ago should not wait for it; but
+only so many of these that all together they are one part in `FORGIVEN_PART` of the time.
 
 A *group* (the threads of a process) is a schedulable with a queue of its own inside: see `records.GroupRecord`.
 """
@@ -47,7 +47,7 @@ from rota.cores.telemetry import Counters
 from rota.model.work import WEIGHT_UNIT
 from rota.policy.virtual_time import SCALE, LevelTime, reweighed, span
 
-__all__ = ["NOT_QUEUED", "RULES", "IndexTable", "Rule", "RunQueue", "Schedulable", "moved"]
+__all__ = ["NOT_QUEUED", "RULES", "IndexTable", "Rule", "RunQueue", "Schedulable"]
 
 Rule = Literal["eevdf", "wfq", "round_robin"]
 RULES: tuple[Rule, ...] = ("eevdf", "wfq", "round_robin")
@@ -55,32 +55,25 @@ RULES: tuple[Rule, ...] = ("eevdf", "wfq", "round_robin")
 INDEX_BITS = 32
 INDEX_MASK = (1 << INDEX_BITS) - 1
 TAIL_BITS = 32 + INDEX_BITS  # bits of an entry below the time: the key and the index
+CREDIT_MAX_NS = 12_000_000  # service that one that leaves may still be owed when it returns: the longest usual slice
+FORGIVEN_PART = 50  # one part in so many of the time is forgiven to those that return with a debt
+FORGIVEN_WINDOW_NS = FORGIVEN_PART * CREDIT_MAX_NS  # what was not forgiven for so long is not saved up further
 NOT_QUEUED = -1  # the entry of a schedulable that is in no heap
-
-
-def moved(virtual_time: int, weight: int, source: LevelTime, target: LevelTime) -> int:
-    """Return the virtual time on another queue at which a schedulable has the same lag after it has joined.
-
-    Joining moves the target's time a little towards the newcomer, which is taken into account. Rounded up, like every
-    charge, so that moving back and forth gains nothing.
-    """
-    owed = source.weighted - virtual_time * source.weight
-    sought = target.weighted * source.weight - owed * (target.weight + weight)
-    return -(-sought // (target.weight * source.weight))
 
 
 class Schedulable:
     """An entity or a group that competes for a core."""
 
     __slots__ = (
+        "credit_max",
         "deadline_offset",
         "entry",
         "key",
         "last_start_ns",
+        "owed",
         "slice_ns",
         "span",
         "tail",
-        "time_drop",
         "virtual_time",
         "weight",
     )
@@ -90,7 +83,7 @@ class Schedulable:
         self.tail = key << INDEX_BITS  # plus its index, once it has one
         self.entry = NOT_QUEUED
         self.virtual_time = 0
-        self.time_drop = 0  # the queue's total time drop when it left
+        self.owed = 0  # while it is in no queue: how far its virtual time was behind the queue's time when it left
         self.last_start_ns = 0
         self.set_share(weight, slice_ns)
 
@@ -99,6 +92,7 @@ class Schedulable:
         self.weight = weight
         self.slice_ns = slice_ns
         self.span = span(slice_ns, weight)  # from its virtual time to its virtual deadline
+        self.credit_max = span(max(slice_ns, CREDIT_MAX_NS), weight)  # what it may be behind when it leaves
         # added to a shifted virtual time this gives a heap entry
         self.deadline_offset = self.span << TAIL_BITS | self.tail
 
@@ -136,14 +130,15 @@ class RunQueue:
         "_clock",
         "_counters",
         "_eligible",
+        "_forgiven_at_ns",
         "_is_eevdf",
         "_rule",
         "_schedulables",
         "_since_ns",
         "_stale",
         "_waiting",
+        "base",
         "current",
-        "time_drop",
         "weight",
         "weighted",
     )
@@ -155,8 +150,9 @@ class RunQueue:
         self._counters = counters
         self.weight = 0  # Σ weight
         self.weighted = 0  # Σ weight × virtual time; that of the running one as of the start of its slice
+        self._forgiven_at_ns = 0  # up to when debts were forgiven: it never passes the present
         self._clock = 0  # the time when the queue last became empty
-        self.time_drop = 0  # total time drop caused by schedulables moved here with credit
+        self.base = 0  # added to its times, it gives times that can be compared between the cores: see `placement`
         self._eligible: list[int] = []
         self._waiting: list[int] = []
         self._stale = 0  # stale entries in the heaps
@@ -174,50 +170,61 @@ class RunQueue:
     # --- a slice ---------------------------------------------------------------------------------
 
     def enter(self, schedulable: Schedulable, now: int) -> None:
-        """A schedulable became runnable: it starts at the later of its own and the queue's time."""
-        weight, weighted = self.weight, self.weighted
+        """A schedulable became runnable: it has the lag with which it left."""
+        weight, weighted, own = self.weight, self.weighted, schedulable.weight
         if self.current is not None:
             time = (weighted + (now - self._since_ns) * SCALE) // weight
         else:
             time = weighted // weight if weight else self._clock
-        if schedulable.time_drop != self.time_drop:
-            self.apply_time_drop(schedulable)
-        virtual_time = schedulable.virtual_time
+        owed = schedulable.owed
+        if owed < 0 and time >= schedulable.virtual_time:  # the queue's time has passed its debt
+            cost_ns = -(owed * own * FORGIVEN_PART // SCALE)
+            at_ns = max(self._forgiven_at_ns, now - FORGIVEN_WINDOW_NS)
+            if at_ns + cost_ns <= now:
+                self._forgiven_at_ns = at_ns + cost_ns
+                schedulable.owed = owed = 0
+        # joining moves the queue's time towards the newcomer, which is taken into account
+        virtual_time = time if not owed or not weight else time - owed * (weight + own) // weight
         if not self._is_eevdf:
-            self.enter_at(schedulable, max(virtual_time, time))
+            self.enter_at(schedulable, virtual_time)
             return
         # `enter_at` inlined with the known values: nearly every wake comes this way
+        schedulable.virtual_time = virtual_time
         if virtual_time <= time:
-            schedulable.virtual_time = virtual_time = time
             schedulable.entry = entry = (virtual_time << TAIL_BITS) + schedulable.deadline_offset
             heappush(self._eligible, entry)
         else:
             schedulable.entry = entry = virtual_time << TAIL_BITS | schedulable.tail
             heappush(self._waiting, entry)
-        self.weight = weight + schedulable.weight
-        self.weighted = weighted + schedulable.weight * virtual_time
+        self.weight = weight + own
+        self.weighted = weighted + own * virtual_time
 
     def take(self, now: int, current_leaves: bool = False) -> Schedulable | None:
         """Take out the next schedulable, to run from now on; None when none waits.
 
         With `current_leaves` the running one leaves first. Nearly every slice ends this way, so `leave` is inlined.
         """
+        weight, weighted, waiting = self.weight, self.weighted, self._waiting
         if current_leaves and (current := self.current) is not None:
-            own, virtual_time = current.weight, current.virtual_time
-            self.weight = weight = self.weight - own
-            self.weighted = weighted = self.weighted - own * virtual_time
-            current.virtual_time = virtual_time - ((self._since_ns - now) * SCALE // own)
-            current.time_drop = self.time_drop
+            own = current.weight
+            step = -((self._since_ns - now) * SCALE // own)  # `charged`, inlined
+            current.virtual_time = virtual_time = current.virtual_time + step
+            self.weighted = weighted = weighted + step * own
             self.current = None
+            time = weighted // weight
+            owed, most = time - virtual_time, current.credit_max
+            current.owed = owed if owed < most else most  # noqa: FURB136  # min() costs a call at every stop
+            self.weight = weight = weight - own
+            self.weighted = weighted = weighted - own * virtual_time
             if not weight:
-                self._clock = current.virtual_time
+                self._clock = virtual_time
                 return None
+            time = weighted // weight
+        elif weight:
+            time = weighted // weight
         else:
-            weight, weighted = self.weight, self.weighted
-            if not weight:
-                return None
-        eligible, waiting, schedulables = self._eligible, self._waiting, self._schedulables
-        time = weighted // weight
+            return None
+        eligible, schedulables = self._eligible, self._schedulables
         while waiting and waiting[0] >> TAIL_BITS <= time:  # the first one is eligible now
             entry = heappop(waiting)
             schedulable = schedulables[entry & INDEX_MASK]
@@ -252,17 +259,20 @@ class RunQueue:
         self._counters.looks += 1
 
     def leave(self, now: int) -> None:
-        """The running schedulable is no longer runnable."""
+        """The running schedulable is no longer runnable; it keeps its lag."""
         schedulable = self.current
         assert schedulable is not None  # noqa: S101  # only a running one can stop
-        weight, virtual_time = schedulable.weight, schedulable.virtual_time
-        self.weighted -= weight * virtual_time
-        self.weight -= weight
-        schedulable.virtual_time = virtual_time - ((self._since_ns - now) * SCALE // weight)  # `charged`, inlined
-        schedulable.time_drop = self.time_drop
+        self._charge_current(schedulable, now)
         self.current = None
+        self._take_out(schedulable, self.weighted // self.weight)
+
+    def _take_out(self, schedulable: Schedulable, time: int) -> None:
+        """Take a schedulable out of the sums; it keeps its debt, and its credit up to a limit."""
+        schedulable.owed = min(time - schedulable.virtual_time, schedulable.credit_max)
+        self.weight -= schedulable.weight
+        self.weighted -= schedulable.weight * schedulable.virtual_time
         if not self.weight:
-            self._clock = schedulable.virtual_time
+            self._clock = time
 
     def put_back(self, now: int) -> None:
         """The running schedulable gives up the core and stays runnable."""
@@ -286,29 +296,65 @@ class RunQueue:
         self._join(schedulable, virtual_time)
         self._push(schedulable)
 
-    def enter_moved(self, schedulable: Schedulable, source: LevelTime, now: int) -> None:
-        """Add a schedulable that waited in another queue, whose time was `source`; its lag stays the same."""
-        before = self.time(now)
+    def enter_moved(self, schedulable: Schedulable, common_time: int, limit_ns: int, now: int) -> None:
+        """Add a schedulable that waited in another queue, at its common time; its lag here is at most `limit_ns`."""
         if not self.weight:
-            self.enter_at(schedulable, before.whole)
+            self.base = common_time - self._clock
+            self.enter_at(schedulable, self._clock)
             return
-        self.enter_at(schedulable, moved(schedulable.virtual_time, schedulable.weight, source, before))
-        self.time_drop += max(0, before.whole - self.time(now).whole)
+        self.enter_at(schedulable, self.limited(common_time - self.base, schedulable.weight, limit_ns, now))
 
-    def apply_time_drop(self, schedulable: Schedulable) -> None:
-        """Subtract the time drops since a schedulable left this queue."""
-        schedulable.virtual_time -= self.time_drop - schedulable.time_drop
-        schedulable.time_drop = self.time_drop
+    def limited(self, virtual_time: int, weight: int, limit_ns: int, now: int) -> int:
+        """Return the virtual time at which a newcomer of some weight has at most this lag, credit or debt."""
+        time = self.time(now).whole
+        furthest = limit_ns * SCALE * (self.weight + weight) // (self.weight * weight)
+        return min(max(virtual_time, time - furthest), time + furthest)
 
-    def remove(self, schedulable: Schedulable) -> None:
+    def common_time(self, now: int) -> int:
+        """The queue's time as a time that can be compared between the cores."""
+        return self.time(now).whole + self.base
+
+    def rebase(self, common_time: int) -> None:
+        """An empty queue starts at this common time."""
+        self.base = common_time - self._clock
+
+    def advance(self, schedulable: Schedulable, by: int) -> None:
+        """Charge a schedulable for what it used on other cores."""
+        schedulable.virtual_time += by
+        self.weighted += by * schedulable.weight
+
+    def take_another(self, now: int) -> Schedulable | None:
+        """Take the next schedulable in place of the one that was just taken, which waits again; None if none waits."""
+        held = self.current
+        assert held is not None  # noqa: S101  # it was taken
+        self.current = None
+        other = self.take(now)
+        while other is None and self._waiting:  # without the one that is held, all may be ahead
+            found = self._live(heappop(self._waiting))
+            if found is None:
+                self._drop_stale()
+            else:
+                self._stale -= 1  # `start` counts the entry that was popped here
+                self.start(found, now)
+                other = found
+        if other is None:
+            self.current = held
+        else:
+            self._push(held)
+        return other
+
+    def return_taken(self) -> None:
+        """Put the schedulable that was just taken back: it was charged meanwhile and another one may be first."""
+        schedulable = self.current
+        assert schedulable is not None  # noqa: S101  # it was taken
+        self.current = None
+        self._push(schedulable)
+
+    def remove(self, schedulable: Schedulable, now: int) -> None:
         """A waiting schedulable is no longer runnable. Its heap entry becomes stale."""
         schedulable.entry = NOT_QUEUED
-        schedulable.time_drop = self.time_drop
         self._stale += 1
-        self.weight -= schedulable.weight
-        self.weighted -= schedulable.weight * schedulable.virtual_time
-        if not self.weight:
-            self._clock = schedulable.virtual_time
+        self._take_out(schedulable, self.time(now).whole)
 
     def reweigh(self, schedulable: Schedulable, weight: int, slice_ns: int, now: int) -> None:
         """Change the weight and slice of a runnable schedulable; its lag stays the same."""
@@ -352,15 +398,52 @@ class RunQueue:
         """Every waiting schedulable, in no particular order."""
         for heap in (self._eligible, self._waiting):
             for entry in heap:
-                schedulable = self._schedulables[entry & INDEX_MASK]
-                if schedulable is not None and schedulable.entry is entry:
+                if (schedulable := self._live(entry)) is not None:
                     yield schedulable
 
     def most_overdue(self, looks_max: int) -> list[Schedulable]:
         """Schedulables near the front, most overdue first, found with at most `looks_max` looks."""
-        entries = sorted(self._eligible[:looks_max]) or sorted(self._waiting[:looks_max])
-        schedulables = ((entry, self._schedulables[entry & INDEX_MASK]) for entry in entries)
-        return [one for entry, one in schedulables if one is not None and one.entry is entry]
+        found: list[Schedulable] = []
+        for heap in (self._eligible, self._waiting):
+            while heap and self._live(heap[0]) is None:  # left by those that were moved away
+                heappop(heap)
+                self._drop_stale()
+            live = (self._live(entry) for entry in sorted(heap[: looks_max - len(found)]))
+            found += [one for one in live if one is not None]
+        return found
+
+    def drain(self, looks_max: int) -> Iterator[Schedulable]:
+        """Yield waiting schedulables, at most `looks_max`; those that are still here afterwards stay in their places.
+
+        It looks at the end of the heaps: a heap without its last entry is a heap, so nothing else is touched.
+        """
+        seen: list[tuple[list[int], int, Schedulable]] = []
+        try:
+            for heap in (self._eligible, self._waiting):
+                while heap and looks_max:
+                    looks_max -= 1
+                    entry = heap.pop()
+                    self._stale -= 1  # if the caller removes it, that is counted: its entry is gone already
+                    one = self._live(entry)
+                    if one is not None:
+                        seen.append((heap, entry, one))
+                        yield one
+        finally:
+            for heap, entry, one in seen:
+                if one.entry is entry:
+                    heappush(heap, entry)
+                    self._stale += 1
+
+    def only(self) -> Schedulable | None:
+        """The only waiting schedulable while none runs; None if there are several."""
+        if len(self) != 1 or self.current is not None:
+            return None
+        return next(iter(self.most_overdue(1)), None)
+
+    def _live(self, entry: int) -> Schedulable | None:
+        """The schedulable of an entry that is not stale."""
+        schedulable = self._schedulables[entry & INDEX_MASK]
+        return schedulable if schedulable is not None and schedulable.entry is entry else None
 
     # --- the heaps -------------------------------------------------------------------------------
 
@@ -389,8 +472,12 @@ class RunQueue:
         self.weight += schedulable.weight
         self.weighted += schedulable.weight * virtual_time
 
-    def _charge_current(self, schedulable: Schedulable, now: int) -> None:
+    def charge_current(self, now: int) -> None:
         """Charge the running schedulable in the middle of its slice."""
+        if self.current is not None:
+            self._charge_current(self.current, now)
+
+    def _charge_current(self, schedulable: Schedulable, now: int) -> None:
         step = span(now - self._since_ns, schedulable.weight)
         schedulable.virtual_time += step
         self.weighted += step * schedulable.weight

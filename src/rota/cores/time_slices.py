@@ -19,11 +19,13 @@ from collections.abc import Hashable
 from rota.cores.accounts import SLICE_MAX_NS
 from rota.cores.events import Decision, LateActivation, RunEntity
 from rota.cores.heaps import Timers
-from rota.cores.placement import Placement
+from rota.cores.placement import MOVES_MAX, Placement
 from rota.cores.queues import Queues
-from rota.cores.records import NORMAL, CoreRecord, Entity, needs_context
+from rota.cores.records import NORMAL, ContextRecord, CoreRecord, Entity, GroupNode, needs_context
+from rota.cores.runqueue import RunQueue, Schedulable
 from rota.cores.telemetry import Counters
 from rota.model.lifecycle import ContextState, EntityState
+from rota.policy.virtual_time import charged
 
 __all__ = ["TimeSlices", "add_runtime", "slice_start_ns"]
 
@@ -47,11 +49,43 @@ class TimeSlices:
             core.has_urgent = len(core.reserved) > 0 or len(core.front) > 0
             if entity is not None:
                 return entity
-        queues = self._queues
-        entity = queues.take(core.fair, now) or queues.take(core.background, now)
+        entity = self._take(core, now, out)
         if entity is None and core.is_online and self._placement.steal(core, now, out):
-            entity = queues.take(core.fair, now) or queues.take(core.background, now)
+            entity = self._take(core, now, out)
         return entity
+
+    def _take(self, core: CoreRecord, now: int, out: list[Decision]) -> Entity | None:
+        for queue in (core.fair, core.background):
+            for _ in range(MOVES_MAX):
+                taken = queue.take(now)
+                entity = None if taken is None else self.entity_of(core, queue, taken, now, out)
+                if entity is not None:
+                    return entity
+                if taken is None:
+                    break
+        return None
+
+    def entity_of(
+        self, core: CoreRecord, queue: RunQueue, taken: Schedulable | None, now: int, out: list[Decision]
+    ) -> Entity | None:
+        """Return the entity to run for a schedulable that was taken: itself, or the next member of its group.
+
+        One that may not run here, because the core was leased meanwhile, is moved instead.
+        """
+        first = self._queues.first(queue, taken, now)
+        if isinstance(first, GroupNode):
+            self._placement.bring_member(core, first, now, out)
+            if self._placement.should_wait(core, first, now):
+                first = self._queues.first(queue, queue.take_another(now), now) or first
+        if isinstance(first, GroupNode):
+            first = first.inside.take(now)
+        if not isinstance(first, Entity):
+            return None
+        if not core.is_open and not core.bit & self._placement.cores_for(first):
+            self._queues.put_back(first, now)
+            self._placement.expel(first, core, now, out)
+            return None
+        return first
 
     def _from_front(self, core: CoreRecord, now: int) -> Entity | None:
         """Take the next entity that the policy service put first and that still waits on this core."""
@@ -71,6 +105,8 @@ class TimeSlices:
         """Return the maximum length of the next slice; 0 without budget."""
         payer = donor.payer
         want_ns = SLICE_MAX_NS if donor.band > NORMAL else self._queues.effective_slice_ns(donor)
+        if _is_urged(donor):
+            want_ns = min(want_ns, donor.details.urged_ns)
         if payer is None:
             return 0 if needs_context(donor) else want_ns
         return payer.grant(want_ns, now)
@@ -108,28 +144,55 @@ class TimeSlices:
 
     def charge(self, donor: Entity, now: int) -> None:
         """Charge the used time to exactly one payer; the core is free afterwards."""
-        ran_ns = now - slice_start_ns(donor)
+        began_ns = slice_start_ns(donor)
+        ran_ns = now - began_ns
         add_runtime(donor.details.delegate, now)
         donor.details.slice_began_ns = None
         donor.core.current = None
         payer = donor.payer
+        if _is_urged(donor):
+            self._charge_urged(donor, ran_ns)
         if payer is None or payer.state is ContextState.REVOKED:
             self.best_effort_ns += ran_ns
             return
-        payer.settle(donor.granted_ns, ran_ns, donor.woken_at_ns, now)
+        if payer.island is not None and self._overruns(payer, donor, ran_ns, now):
+            payer.has_overrun = True
+            self._timers.set(payer.island, now)
+        # a reservation counts from the activation, so that being delayed once does not delay every later one
+        payer.settle(donor.granted_ns, ran_ns, donor.woken_at_ns if donor.band > NORMAL else began_ns, now)
         if payer.throttled:
             self._timers.set(payer, now)
+
+    @staticmethod
+    def _charge_urged(donor: Entity, ran_ns: int) -> None:
+        """A share ran ahead, for one that waits for it: it pays all the same, and returns to its band in time."""
+        donor.virtual_time = charged(donor.virtual_time, ran_ns, donor.weight)
+        details = donor.details
+        details.urged_ns = max(0, details.urged_ns - ran_ns)
+        if not details.urged_ns:
+            details.urged_by, details.payer_changed = None, True
+
+    @staticmethod
+    def _overruns(payer: ContextRecord, donor: Entity, ran_ns: int, now: int) -> bool:
+        """Whether a slice used more than its payer had, also if it ends before the tick that would see it."""
+        payer.refill(now)
+        return ran_ns > payer.room + (donor.granted_ns if payer.is_shared else 0)
 
     def missed_deadline(self, entity: Entity, now: int) -> LateActivation | None:
         """Return the missed deadline of an activation that ends now, or None."""
         payer = entity.payer
-        if payer is None or now <= entity.woken_at_ns + payer.deadline_ns:
+        if payer is None or payer.band <= NORMAL or now <= entity.woken_at_ns + payer.deadline_ns:
             return None
         self._counters.misses += 1
         lateness_ns = now - entity.woken_at_ns - payer.deadline_ns
         if payer.misses is not None:
             payer.misses.record(now, lateness_ns)
         return LateActivation(entity.key, payer.context_id, lateness_ns)
+
+
+def _is_urged(donor: Entity) -> bool:
+    """Whether a share runs in the band of another one, which waits for it."""
+    return donor.band > NORMAL and (donor.payer is None or donor.payer.band <= NORMAL)
 
 
 def add_runtime(delegate: Entity, now: int) -> None:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from rota.fleet.config.loader import load_fleet
     from rota.fleet.config.plan import FleetPlan, plan_fleet
     from rota.fleet.config.tables import Fleet, FleetFile, fleet_schema
-    from rota.fleet.cores_driver import CpuDriver, DriverReport, ProcessReport
+    from rota.fleet.cores_driver import CpuDriver, DriverReport, OnLoss, ProcessReport
     from rota.fleet.fleet_run import FleetRun, request_reload
+    from rota.fleet.graph_workers import graph_supervisor
     from rota.fleet.heartbeats import BackgroundTask
     from rota.fleet.hook_reports import HookReport, deliver_test, list_hooks
     from rota.fleet.idle import IdleRule
@@ -58,6 +59,7 @@ __all__ = [
     "FleetRun",
     "HookReport",
     "IdleRule",
+    "OnLoss",
     "ProcessReport",
     "RunChannel",
     "RunContext",
@@ -72,6 +74,7 @@ __all__ = [
     "apply_fleet",
     "deliver_test",
     "fleet_schema",
+    "graph_supervisor",
     "list_hooks",
     "load_fleet",
     "plan_fleet",
@@ -84,8 +87,9 @@ __getattr__ = exports(
     __name__,
     {
         # real processes under the cores engine
-        "cores_driver": ("CpuDriver", "DriverReport", "ProcessReport"),
+        "cores_driver": ("CpuDriver", "DriverReport", "OnLoss", "ProcessReport"),
         # the supervisor
+        "graph_workers": ("graph_supervisor",),
         "supervisor": ("STOP_LOGGER", "Supervisor", "SupervisorSettings"),
         "heartbeats": ("BackgroundTask",),
         "idle": ("IdleRule",),

@@ -1,96 +1,68 @@
-"""The live driver of the cores engine: it runs real processes on real cores, in time slices.
+"""Commands on real cores under `cpu` settings, without a store: what `rota cpu run` does.
 
-The engine (`rota.cores`) decides which entity runs on which core until when; this driver carries that out. The reaper
-starts every command in a session of its own. The driver pins a command to its core and continues it when it may run,
-stops it when it may not, and leaves a sleeping command alone until its CPU clock moves (see `cores_process`). One
-thread, the caller's, does everything in a loop:
+It takes the same path as a fleet. The admission is the one of `service/core_grants.py`, with this process in place of a
+store; control groups do the work (host/cpu_groups.py), so CPU time is shared by the operating system on all cores, for
+whole trees of processes, and idle time goes to those who want it. Where no group can be made, weights become niceness
+and quotas signals, and every report says so. So the driver itself has nothing to do but to wait for commands to end.
 
-    collect the commands that ended
-    check the sleeping commands        one whose clock moved has woken
-    check the running commands         end slices, and detect commands that sleep
-    fire the engine's timers           budgets are refilled
-    wait                               for the next of these instants, or for a command to end
+**Lifetimes.** `on_loss` says what becomes of the commands when this process is killed:
 
-Time is wall time: a command is charged for as long as it had the core, because that is how long the others waited.
+    kill        they end: the reaper kills them; if it is killed too, the guard does
+    continue    they go on in their control groups, which still limit them; refused where only signals would
 
-**When the driver dies**, no command stays stopped: the reaper notices and continues every session.
-
-**Accuracy.** The wait that ends a slice may be late on a busy machine; the overrun is charged. Sleeping is noticed at
-the next check. Shares and budgets are exact for commands that always want to run, and approximate for those that sleep
-often for very short times.
+A command is never stopped except for a quota by signals, and then the guard watches it (host/quota_signals.py).
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Literal
 
 import msgspec
 
 from rota.clock import AwakeClock, Clock
-from rota.cores import CoresEngine, CpuIsolationLease, Handle, SchedulingContext
-from rota.cores.accounts import SLICE_MAX_NS, SLICE_MIN_NS
-from rota.cores.events import (
-    Block,
-    CoreTick,
-    Decision,
-    Event,
-    ExitGroup,
-    Kill,
-    Preempt,
-    Reschedule,
-    RunEntity,
-    TimerDue,
-    Wake,
-)
-from rota.cores.telemetry import EngineTrace
-from rota.errors import ContextExists, ContextInvalid, EntityUnknown
-from rota.fleet.cores_process import SlicedProcess
-from rota.host import command as host_command
-from rota.host.cgroup_files import GroupLimits
-from rota.host.cgroups import Cgroups, ControlGroup
-from rota.host.command import Command
-from rota.host.process_cpu import process_cpu_ns
+from rota.errors import CommandInvalid, ContextExists, ContextInvalid, NotFound
+from rota.fleet.run_cpu import NO_GROUPS
+from rota.host.cgroup_files import Feature, GroupLimits
+from rota.host.cgroups import Backend, Cgroups, ControlGroup, FeatureSupport
+from rota.host.command import Command, SessionExit
+from rota.host.confinement import Confinement
+from rota.host.cpu_groups import CpuGroups, CpuOwner, CpuState, cpu_states, niceness, run_scheduling
+from rota.host.process_cpu import process_cpu_ns, tree_cpu_ns
+from rota.host.quota_signals import Guard, QuotaSignals
 from rota.host.reaper_client import ReaperClient
 from rota.host.session import Session
-from rota.host.thread_settings import check_cores
-from rota.model.budgets import OverrunPolicy
 from rota.model.checks import Checks
-from rota.model.work import WEIGHT_UNIT
+from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost
+from rota.model.cpu import CpuSettings, core_list
+from rota.model.events import EventData
+from rota.service.core_admission import Asker, decide
 
-__all__ = ["CpuDriver", "DriverOverhead", "DriverReport", "ProcessReport"]
+__all__ = ["CpuDriver", "DriverReport", "OnLoss", "ProcessReport"]
 
-MS = 1_000_000
-ASLEEP_DIVISOR = 20  # a command whose clock moved by less than 1/20 of the time may be asleep
-AWAKE_NS = 50_000  # a sleeping command whose clock moved by this much has woken
-GRACE_S = 2.0
-REVOCATION_NS = 50 * MS
+GRACE_S = 2.0  # between SIGTERM and SIGKILL
 
+OnLoss = Literal["kill", "continue"]
 _checks = Checks("CpuDriver", ContextInvalid)
-
-
-class DriverOverhead(msgspec.Struct):
-    """Where the driver's own time went. Diagnostic: no decision reads it."""
-
-    scheduling_ns: int = 0
-    clocks_ns: int = 0
-    signals_ns: int = 0
-    logging_ns: int = 0  # only with a trace
-    lock_wait_ns: int = 0
 
 
 class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report of one command."""
 
     name: str
-    cpu_ns: int  # CPU time by its own clock
-    turn_ns: int  # time for which it had a core
+    cpu_ns: int  # CPU time of all its processes
     share_ppm: int  # part of the CPU time of all commands
-    switches: int
-    preemptions: int
-    advisories: tuple[str, ...]
+    exit_code: int | None = None  # None: it runs, or a signal ended it
+    signal: int | None = None
+    ended_by: Literal["itself", "driver"] | None = None  # None: it runs
+    cores: str = ""  # that it may use
+    settings: tuple[CpuState, ...] = ()  # what each setting amounts to
+    advisories: tuple[str, ...] = ()
 
 
 class DriverReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,156 +70,199 @@ class DriverReport(msgspec.Struct, frozen=True, kw_only=True):
 
     wall_ns: int
     processes: tuple[ProcessReport, ...]
-    driver_cpu_ns: int
+    driver_cpu_ns: int  # of this process and the reaper
     driver_ppm: int  # part of one core
-    spent: DriverOverhead
-    backend: str  # of control groups; none: stopped by signals
+    backend: Backend  # of control groups; none: niceness and signals
+
+
+class _Running:
+    """A command that runs."""
+
+    def __init__(self, name: str, cpu: CpuSettings, session: Session, group: ControlGroup | None) -> None:
+        self.name = name
+        self.cpu = cpu
+        self.session = session
+        self.group = group
+        self.grant: CoreGrant | None = None
+        self.advisories: list[str] = []
+
+    def cpu_ns(self) -> int:
+        """CPU time so far."""
+        in_group = None
+        if self.group is not None:
+            with suppress(OSError):
+                in_group = self.group.usage().cpu_ns
+        if in_group is not None:
+            return in_group
+        ended = self.session.exit
+        if ended is not None:
+            return round((ended.cpu_user_s + ended.cpu_system_s) * 1e9)
+        with suppress(NotFound):
+            return tree_cpu_ns(self.session.pid)
+        return 0
 
 
 class CpuDriver:
-    """Runs commands in time slices on some cores. As a context manager it ends the commands that still run."""
+    """Runs commands under `cpu` settings on some cores. As a context manager it ends the commands that still run."""
 
     def __init__(
         self,
         *,
-        cores: Iterable[int],
-        slice_ns: int = 10 * MS,
+        cores: Iterable[int] | None = None,
+        on_loss: OnLoss = "kill",
+        use_groups: bool = True,
         clock: Clock | None = None,
-        cgroups: Cgroups | None = None,
-        trace: EngineTrace | None = None,
     ) -> None:
-        self._cores = sorted(check_cores(cores))  # the host core behind each engine core
-        self._slice_ns = _checks.whole("slice_ns", slice_ns, SLICE_MIN_NS, SLICE_MAX_NS)
-        self._clock = clock or AwakeClock()  # a suspended command uses no CPU time
-        self._cgroups = cgroups
-        self._trace = trace
-        self._freezes = cgroups is not None and cgroups.support["freeze"].works
-        self._began_s = self._clock.monotonic()
-        self._ran_from: tuple[int, int] | None = (
-            None  # the instant of the first `run`, and the driver's own CPU time then
-        )
-        self.engine = CoresEngine(cores=len(self._cores))
-        self.spent = DriverOverhead()
-        self.notices: deque[Decision] = deque(maxlen=10_000)  # timeouts, migrations and other decisions, the latest
-        self._by_entity: dict[int, SlicedProcess] = {}
-        self._by_name: dict[str, SlicedProcess] = {}
-        self._asleep: dict[int, SlicedProcess] = {}
-        self._running: dict[int, tuple[SlicedProcess, int]] = {}  # by core: the running command, and until when
-        self._reschedules: deque[int] = deque()  # cores with a pending reschedule
-        self._last_id = 0  # last id of a context or lease
+        self._confinement = Confinement()
+        self.cores = self._known(self._confinement.usable if cores is None else frozenset(cores))
+        self._clock = clock or AwakeClock()
+        self._on_loss: OnLoss = on_loss
+        self._host = CoreHost(key="here", name="this machine", cores=tuple(sorted(self.cores)))
+        self._cgroups = Cgroups() if use_groups else Cgroups(versions=())
+        self._groups = CpuGroups(self._cgroups)
+        self._guard = Guard(on_loss)
+        self._quotas: QuotaSignals | None = None
+        self._running: dict[str, _Running] = {}
         self._done: list[ProcessReport] = []
-        self._lock = threading.Condition()
-        self._exits: deque[tuple[Session, host_command.SessionExit]] = deque()  # filled by the reaper client's thread
+        self._started = 0
+        self._changed = threading.Condition()
+        self._exits: deque[str] = deque()  # names, filled by the reaper client's thread
         self._stop_requested = False
-        self._reaper = ReaperClient(on_loss="continue", clock=self._clock, on_exit=self._on_exit)
+        self._is_closing = False
+        self._ran_from: tuple[float, int] | None = None  # the first `run`: when, and the driver's own CPU time then
+        self._reaper = ReaperClient(on_loss=on_loss, clock=self._clock, on_exit=self._on_exit)
 
-    # --- setting up ------------------------------------------------------------------------------
+    def _known(self, cores: frozenset[int]) -> frozenset[int]:
+        usable = self._confinement.usable
+        if unknown := cores - usable:
+            text = f"cores {core_list(unknown)} cannot be used; usable cores: {core_list(usable)}"
+            raise CommandInvalid(text, field="cores")
+        if not cores:
+            raise CommandInvalid("cores must not be empty", field="cores")
+        return cores
+
+    @property
+    def support(self) -> dict[Feature, FeatureSupport]:
+        """What control groups do here."""
+        return dict(self._cgroups.support if self._groups.works else NO_GROUPS)
+
+    # --- starting --------------------------------------------------------------------------------
 
     def launch(
-        self, name: str, command: Command, *, weight: int = WEIGHT_UNIT, group_limits: GroupLimits | None = None
-    ) -> int:
-        """Start a command, to run in time slices; return its entity."""
+        self, name: str, command: Command, cpu: CpuSettings | None = None, *, heaviest: float = 1.0, output: int = 2
+    ) -> None:
+        """Start a command. `heaviest` is the largest weight of all: without groups it has niceness 0."""
+        cpu = cpu or CpuSettings()
         _checks.text("name", name)
-        if name in self._by_name:
+        if name in self._running:
             raise ContextExists(f"command {name!r} already exists", command=name)
-        self.engine.add_group(name, weight=weight, latency_class="batch")
-        entity = self.engine.spawn(group=name, slice_ns=self._slice_ns)
-        group = self._cgroups.create(group_limits) if self._cgroups is not None else None
+        allowed = self._known(cpu.core_set or self.cores)
+        self._check_loss(name, cpu)
+        grant = self._grant(name, cpu)
+        cores = frozenset(grant.leased) or allowed
+        group = self._enter(name, cpu, cores)
+        weight = 1.0 if self.support["weight"].works else (cpu.weight or 1.0) / heaviest
+        placed = msgspec.structs.replace(
+            command,
+            scheduling=run_scheduling(cpu, nice=niceness(weight)),
+            cores=cores if grant.leased else (allowed & self._confinement.open_cores) or allowed,
+        )
         try:
-            plain = msgspec.structs.replace(command, scheduling=None)
-            session = self._reaper.spawn(plain, tag=entity, group=group, stdout=1, stderr=2)
+            session = self._reaper.spawn(placed, tag=name, group=group, stdout=output, stderr=output)
         except BaseException:
-            self._step(ExitGroup(name))
-            _remove(group)
+            if group is not None:
+                self._groups.leave(group)
             raise
-        process = SlicedProcess(name, entity, session, group, freezes=self._freezes)
-        self._by_entity[entity] = self._by_name[name] = process
-        process.pause()
-        if command.scheduling is not None:
-            process.set_scheduling(command.scheduling)
-        self._step(Wake(entity))
-        return entity
+        self._guard.add(session.pid)
+        running = _Running(name, cpu, session, group)
+        running.grant = grant
+        running.advisories = [*map(str, session.advisories), *map(str, group.advisories if group else ())]
+        self._running[name] = running
+        self._hold(running)
 
-    def limit(
-        self, name: str, *, budget_ns: int, period_ns: int, overrun: OverrunPolicy = "throttle", endpoint: int = 0
-    ) -> Handle:
-        """Limit a command to a budget per period."""
-        context = SchedulingContext(
-            context_id=self._next_id(),
-            budget=budget_ns,
-            period=period_ns,
-            overrun=overrun,
-            timeout_endpoint=endpoint,
-            bound_id=name,
-        )
-        handle = self.engine.admit(context)
-        self._apply(self.engine.bind(handle, self._find(name).entity))
-        return handle
-
-    def lease(self, name: str, cores: Iterable[int]) -> Handle:
-        """Give host cores to one command exclusively. The command must have a limit, which pays for the lease."""
-        wanted = tuple(map(self._engine_core, cores))
-        paying = self.engine.entity(self._find(name).entity).paying
-        handle, decisions = self.engine.grant_lease(
-            CpuIsolationLease(
-                lease_id=self._next_id(),
-                owner=name,
-                cores=wanted,
-                accounting_target=paying,
-                revocation_latency_max=REVOCATION_NS,
+    def _check_loss(self, name: str, cpu: CpuSettings) -> None:
+        if self._on_loss == "continue" and cpu.quota is not None and not self.support["quota"].works:
+            raise CommandInvalid(
+                f"the quota of {name!r} would end with this process: no control group enforces it "
+                f"({self._cgroups.support['quota'].why_not})",
+                field="on_loss",
+                hint="Use --on-loss kill.",
             )
-        )
-        self._apply(decisions)
-        return handle
 
-    def _next_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
+    def _grant(self, name: str, cpu: CpuSettings) -> CoreGrant:
+        """Ask for what the command needs of the cores; raises the refusal, with its numbers."""
+        self._started += 1
+        number, record = self._started, list[EventData]()
+        live = [one.grant for one in self._running.values() if one.grant is not None]
+        asker = Asker(number, number, number, name, None, self._clock.now())
+        return decide(self._host, live, CoreAsk(cpu=cpu), asker, record)
 
-    def _engine_core(self, core: int) -> int:
-        """Return the engine's number of a host core."""
-        if core not in self._cores:
-            driven = ", ".join(map(str, self._cores))
-            raise EntityUnknown(f"core {core} is not driven; driven cores: {driven}", core=core)
-        return self._cores.index(core)
+    def _enter(self, name: str, cpu: CpuSettings, cores: frozenset[int]) -> ControlGroup | None:
+        if not self._groups.works:
+            return None
+        narrower = cores if cores != self._confinement.usable and self.support["cores"].works else None
+        owner = CpuOwner(name, name, msgspec.structs.replace(cpu, cores=None, lease=0))
+        return self._groups.enter((owner,), GroupLimits(cores=narrower))
 
-    def _find(self, name: str) -> SlicedProcess:
-        process = self._by_name.get(name)
-        if process is None:
-            known = ", ".join(self._by_name) or "none"
-            raise EntityUnknown(f"command {name!r} does not exist or has ended; running: {known}", command=name)
-        return process
+    def _hold(self, running: _Running) -> None:
+        quota = running.cpu.budget
+        if quota is not None and not self.support["quota"].works:
+            if self._quotas is None:
+                self._quotas = QuotaSignals(self._clock, cores=len(self.cores), guard=self._guard)
+            self._quotas.hold(running.session, {running.name: quota})
+        if running.grant is not None and running.grant.leased:
+            self._confinement.hold(running.session.pid, running.grant.leased)
+            self._confine()
+
+    def _confine(self) -> None:
+        """Keep this process, the reaper and the other commands off the leased cores."""
+        leased = {core for one in self._running.values() if one.grant is not None for core in one.grant.leased}
+        self._confinement.set_open(self._confinement.usable - leased)
 
     # --- running ---------------------------------------------------------------------------------
 
     def run(self, duration_s: float | None = None) -> None:
-        """Run the commands until all have ended, the duration is over, or `stop` is called."""
+        """Wait until all commands have ended, the duration is over, or `stop` is called."""
         if self._ran_from is None:
-            self._ran_from = self._now(), process_cpu_ns(os.getpid())
-        until_ns = None if duration_s is None else self._now() + round(duration_s * 1e9)
-        while self._by_entity and not self._stop_requested:
-            now = self._now()
-            if until_ns is not None and now >= until_ns:
+            self._ran_from = self._clock.monotonic(), self._own_cpu_ns()
+        until = None if duration_s is None else self._clock.monotonic() + duration_s
+        while self._running and not self._stop_requested:
+            left_s = None if until is None else until - self._clock.monotonic()
+            if left_s is not None and left_s <= 0:
                 return
+            with self._changed:
+                if not self._exits and not self._stop_requested:
+                    self._clock.wait(self._changed, left_s)
             self._collect_exits()
-            self._check_sleepers()
-            self._check_cores()
-            self._fire_timers()
-            self._wait(until_ns)
 
     def stop(self) -> None:
         """Make `run` return. Any thread may call this."""
-        with self._lock:
+        with self._changed:
             self._stop_requested = True
-            self._lock.notify_all()
+            self._changed.notify_all()
+
+    def end_commands(self) -> None:
+        """End the commands that still run: terminate all, wait a little, kill."""
+        self._collect_exits()
+        self._is_closing = True
+        for running in self._running.values():
+            if self._quotas is not None:
+                self._quotas.release(running.session)
+            running.session.signal(signal.SIGTERM)
+        until = self._clock.monotonic() + GRACE_S
+        for running in list(self._running.values()):
+            running.session.terminate(max(0.0, until - self._clock.monotonic()))
+        self._collect_exits()
 
     def close(self) -> None:
-        """End the commands that still run: terminate, wait a little, kill."""
-        for process in list(self._by_entity.values()):
-            process.release()
-            process.session.terminate(GRACE_S)
-        self._collect_exits()
+        """End the commands that still run, and remove what was made for them."""
+        self.end_commands()
         self._reaper.close()
+        if self._quotas is not None:
+            self._quotas.close()
+        self._guard.close()
+        self._groups.close()
+        self._confinement.set_open(self._confinement.usable)
 
     def __enter__(self) -> CpuDriver:
         return self
@@ -256,11 +271,11 @@ class CpuDriver:
         self.close()
 
     def report(self) -> DriverReport:
-        """Return what each command used so far, and the driver's overhead since the first `run`."""
-        own_now_ns = process_cpu_ns(os.getpid())
-        began_ns, own_ns = self._ran_from or (self._now(), own_now_ns)
-        wall_ns = max(1, self._now() - began_ns)
-        rows = [*self._done, *(self._row(process) for process in self._by_entity.values())]
+        """Return what each command used so far, and what the driver itself used since the first `run`."""
+        own_ns = self._own_cpu_ns()
+        began_at, own_before_ns = self._ran_from or (self._clock.monotonic(), own_ns)
+        wall_ns = max(1, round((self._clock.monotonic() - began_at) * 1e9))
+        rows = [*self._done, *map(self._row, self._running.values())]
         used_ns = max(1, sum(row.cpu_ns for row in rows))
         return DriverReport(
             wall_ns=wall_ns,
@@ -268,145 +283,53 @@ class CpuDriver:
                 msgspec.structs.replace(row, share_ppm=row.cpu_ns * 1_000_000 // used_ns)
                 for row in sorted(rows, key=lambda one: one.name)
             ),
-            driver_cpu_ns=own_now_ns - own_ns,
-            driver_ppm=(own_now_ns - own_ns) * 1_000_000 // wall_ns,
-            spent=self.spent,
-            backend="none" if self._cgroups is None else self._cgroups.backend,
+            driver_cpu_ns=own_ns - own_before_ns,
+            driver_ppm=(own_ns - own_before_ns) * 1_000_000 // wall_ns,
+            backend=self._cgroups.backend,
         )
 
-    # --- the loop --------------------------------------------------------------------------------
+    def _own_cpu_ns(self) -> int:
+        with suppress(NotFound):
+            return process_cpu_ns(os.getpid()) + process_cpu_ns(self._reaper.pid)
+        return process_cpu_ns(os.getpid())
 
-    def _now(self) -> int:
-        return round((self._clock.monotonic() - self._began_s) * 1e9)
+    # --- exits -----------------------------------------------------------------------------------
+
+    def _on_exit(self, session: Session, _ended: SessionExit) -> None:
+        """Record that a command ended. Called on the reaper client's thread."""
+        with self._changed:
+            self._exits.append(str(session.tag))
+            self._changed.notify_all()
 
     def _collect_exits(self) -> None:
         while self._exits:
-            session, ended = self._exits.popleft()
-            process = self._by_entity.pop(session.tag, None)
-            if process is None:
+            running = self._running.pop(self._exits.popleft(), None)
+            if running is None:
                 continue  # its launch failed, and the caller of `launch` got the error
-            del self._by_name[process.name]
-            self._asleep.pop(process.entity, None)
-            self._running = {core: end for core, end in self._running.items() if end[0] is not process}
-            process.seen_cpu_ns = round((ended.cpu_user_s + ended.cpu_system_s) * 1e9)
-            self._done.append(self._row(process, ended=True))
-            self._step(ExitGroup(process.name))
-            _remove(process.group)
+            self._done.append(self._row(running))
+            if self._quotas is not None:
+                self._quotas.release(running.session)
+            self._guard.remove(running.session.pid)
+            if running.group is not None:
+                self._groups.leave(running.group)
+            self._confinement.end(running.session.pid)
+            self._confine()
 
-    def _check_sleepers(self) -> None:
-        for process in list(self._asleep.values()):
-            now = self._now()
-            moved_ns = process.clock_moved_ns(now)
-            self.spent.clocks_ns += self._now() - now
-            if moved_ns >= AWAKE_NS:
-                del self._asleep[process.entity]
-                self._pause(process)
-                self._step(Wake(process.entity))
-
-    def _check_cores(self) -> None:
-        """End the slices that are over, and those of commands that fell asleep."""
-        for core, (process, until_ns) in list(self._running.items()):
-            now = self._now()
-            if self._is_asleep(process, now):
-                self._running.pop(core, None)
-                self._asleep[process.entity] = process
-                self._step(Block(process.entity))
-            elif now >= until_ns:
-                self._step(CoreTick(core))
-        while self._reschedules:
-            self._step(CoreTick(self._reschedules.popleft()))
-
-    def _is_asleep(self, process: SlicedProcess, now: int) -> bool:
-        elapsed_ns = now - process.seen_at_ns
-        if elapsed_ns < self._slice_ns // 2:
-            return False
-        moved_ns = process.read_clock(now)
-        process.is_steady = moved_ns * 2 > elapsed_ns
-        sleeps = moved_ns * ASLEEP_DIVISOR < elapsed_ns and not process.is_runnable()
-        self.spent.clocks_ns += self._now() - now
-        return sleeps
-
-    def _fire_timers(self) -> None:
-        while (at := self.engine.next_timer_at) is not None and at <= self._now():
-            self._step(TimerDue())
-        while self._reschedules:
-            self._step(CoreTick(self._reschedules.popleft()))
-
-    def _wait(self, until_ns: int | None) -> None:
-        """Wait for the next instant at which something is due, or for a command to end."""
-        now = self._now()
-        instants = [until for _, until in self._running.values()]
-        must_check = self._asleep or any(not process.is_steady for process, _ in self._running.values())
-        instants += [now + self._slice_ns // 2] if must_check else []
-        instants += [at for at in (self.engine.next_timer_at, until_ns) if at is not None]
-        wait_s = max(0, min(instants) - now) / 1e9 if instants else None
-        with self._lock:
-            self.spent.lock_wait_ns += self._now() - now
-            if self._by_entity and not self._exits and not self._stop_requested and wait_s != 0:
-                self._clock.wait(self._lock, wait_s)
-
-    def _on_exit(self, session: Session, ended: host_command.SessionExit) -> None:
-        """Record that a command ended. Called on the reaper client's thread."""
-        with self._lock:
-            self._exits.append((session, ended))
-            self._lock.notify_all()
-
-    # --- the engine ------------------------------------------------------------------------------
-
-    def _step(self, event: Event) -> None:
-        now = self._now()
-        decisions = self.engine.step(event, now)
-        decided = self._now()
-        self.spent.scheduling_ns += decided - now
-        if self._trace is not None:
-            written = self._trace.write(now, event, decisions)
-            self.engine.counters.trace_bytes += written
-            self.spent.logging_ns += self._now() - decided
-        self._apply(decisions)
-
-    def _apply(self, decisions: Sequence[Decision]) -> None:
-        for decision in decisions:
-            if isinstance(decision, RunEntity):
-                self._resume(decision)
-            elif isinstance(decision, Preempt):
-                self._running.pop(decision.core, None)
-                self._pause(self._by_entity[decision.entity])
-            elif isinstance(decision, Reschedule):
-                self._reschedules.append(decision.core)
-            elif isinstance(decision, Kill):
-                self._by_entity[decision.entity].session.kill()
-            else:
-                self.notices.append(decision)
-
-    def _resume(self, run: RunEntity) -> None:
-        process, now = self._by_entity[run.entity], self._now()
-        if self._running.get(run.core, (None, 0))[0] is not process:
-            process.read_clock(now)
-        self._running[run.core] = process, run.until_ns
-        process.resume(self._cores[run.core])
-        self.spent.signals_ns += self._now() - now
-
-    def _pause(self, process: SlicedProcess) -> None:
-        now = self._now()
-        process.pause()
-        self.spent.signals_ns += self._now() - now
-
-    def _row(self, process: SlicedProcess, *, ended: bool = False) -> ProcessReport:
-        now = self._now()
-        account = self.engine.account(process.entity, now)
-        if not ended:
-            process.read_clock(now)
+    def _row(self, running: _Running) -> ProcessReport:
+        ended = running.session.exit
+        by: Literal["itself", "driver"] | None = None
+        if ended is not None:
+            by = "driver" if self._is_closing else "itself"
+        lost = ["the reaper was killed, and the command with it"] if ended is not None and ended.lost else []
+        leased = () if running.grant is None else running.grant.leased
         return ProcessReport(
-            name=process.name,
-            cpu_ns=process.seen_cpu_ns,
-            turn_ns=account.runtime_ns,
+            name=running.name,
+            cpu_ns=running.cpu_ns(),
             share_ppm=0,
-            switches=account.context_switches,
-            preemptions=account.preemptions,
-            advisories=tuple(dict.fromkeys(map(str, process.advisories))),
+            exit_code=None if ended is None else ended.code,
+            signal=None if ended is None else ended.signal,
+            ended_by=by,
+            cores=core_list(frozenset(leased) or running.cpu.core_set or self.cores),
+            settings=tuple(cpu_states(running.cpu, self.support)),
+            advisories=(*running.advisories, *lost),
         )
-
-
-def _remove(group: ControlGroup | None) -> None:
-    if group is not None:
-        group.remove()

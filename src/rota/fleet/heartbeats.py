@@ -18,7 +18,7 @@ from rota.errors import RotaError, StoreCorrupt, StoreReplaced, StoreUnavailable
 from rota.fleet.live_run import LiveRun
 from rota.kernel.paging import READ_MAX
 from rota.model.event_codec import decode
-from rota.model.events import CancelRequested, Event
+from rota.model.events import CancelRequested, Event, RunOverBudget
 from rota.service.api import SchedulerApi
 from rota.service.worker_registration import WorkerRegistration
 from rota.store.author import keeping_author
@@ -70,7 +70,8 @@ class Heartbeats:
         self._runs = runs
         self._tasks = tasks
         self._registration = registration
-        self._kinds = tuple(sorted({CancelRequested.kind, *(kind for task in tasks for kind in task.kinds)}))
+        own = {CancelRequested.kind, RunOverBudget.kind}
+        self._kinds = tuple(sorted({*own, *(kind for task in tasks for kind in task.kinds)}))
         self._closing = threading.Condition()
         self._is_over = False
         self._reading = threading.Lock()  # held while events are handled
@@ -141,6 +142,7 @@ class Heartbeats:
         while self._cursor < cursor:
             events = self._api.journal.tail(self._cursor, READ_MAX, kinds=self._kinds)
             self._stop_cancelled(events)
+            self._stop_over_budget(events)
             for task in self._tasks:
                 self._guarded(partial(task.on_events, events))
             self._cursor = cursor if len(events) < READ_MAX else events[-1].event_id
@@ -152,6 +154,14 @@ class Heartbeats:
         for run in self._runs() if cancelled else ():
             if run.entry.sched_id in cancelled:
                 run.stop("cancelled")
+
+    def _stop_over_budget(self, events: Sequence[Event]) -> None:
+        """Stop runs whose programs have charged more than they may use: those charges pass the supervisor by."""
+        over = [data for event in events if event.kind == RunOverBudget.kind and (data := _over_budget(event))]
+        for data in over:
+            for run in self._runs():
+                if (run.entry.sched_id, run.token) == (data.sched_id, data.token):
+                    run.stop_over_budget(data.level)
 
     def _run_due_tasks(self) -> None:
         for task in self._tasks:
@@ -178,3 +188,12 @@ def _cancelled_by(event: Event) -> list[int]:
     except StoreCorrupt:
         return []
     return data.sched_ids if isinstance(data, CancelRequested) else []
+
+
+def _over_budget(event: Event) -> RunOverBudget | None:
+    """Return what an event says of a run over budget; None if it cannot be read."""
+    try:
+        data = decode(event.kind, event.payload)
+    except StoreCorrupt:
+        return None
+    return data if isinstance(data, RunOverBudget) else None

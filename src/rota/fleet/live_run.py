@@ -9,7 +9,8 @@ The stop reason decides what becomes of the entry:
     reason        exit kind of the run                   outcome       the entry
     cancelled     cancelled                              cancelled     ends
     timed_out     failed                                 timed_out     is retried according to its spec
-    over_budget   failed                                 over_budget   ends: the next attempt would exceed it again
+    over_budget   failed                                 over_budget   ends: the next attempt would exceed it again;
+                                                                       queued, if its graph node waits for its budget
     preempted     none: the entry is requeued            –             queued; no attempt counted
     draining      none: the entry is requeued            –             queued; no attempt counted
     fenced        none: another worker has the claim     –             unchanged
@@ -26,10 +27,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from rota.clock import wait_until
 from rota.errors import RotaError, StaleClaim, StoreUnavailable, WaitTimeout
 from rota.fleet.agent_settings import settings_of, spec_for
 from rota.fleet.progress import ProgressReports
+from rota.fleet.run_budgets import remaining_budget
 from rota.fleet.run_logs import BoundedLog
 from rota.fleet.runners.contract import Assignment, RunOutcome, StopHandle
 from rota.fleet.stop_escalation import StopEscalation
@@ -44,7 +48,7 @@ from rota.service.api import SchedulerApi
 from rota.service.outages import call_through_outage, may_be_executed
 from rota.store.author import acting_as
 
-__all__ = ["LiveRun", "SlotHold", "remaining_budget"]
+__all__ = ["LiveRun", "SlotHold"]
 
 T = TypeVar("T")
 REQUEUE = {"preempted": "preempt", "draining": "yield"}  # stop reasons after which the entry is queued again
@@ -64,12 +68,6 @@ class SlotHold(Protocol):
     def reacquire(self) -> None:
         """Wait for a free slot and take it."""
         ...
-
-
-def remaining_budget(api: SchedulerApi, pid: int, ceiling: Mapping[str, int]) -> dict[str, int]:
-    """Return what is left per dimension: of the agent's grants, or of the run's own `ceiling` where that is less."""
-    left = {line.dim: line.hard_limit - line.used for line in api.ledger.get(pid)}
-    return left | {dim: min(amount, left.get(dim, amount)) for dim, amount in ceiling.items()}
 
 
 class LiveRun:
@@ -95,6 +93,7 @@ class LiveRun:
         self._spawned = 0  # children, for their keys
         self._saved = assignment.checkpoint
         self._ceiling = assignment.entry.ceiling  # lower while a part of it is lent to a child
+        self._waits_for_budget = False  # of its graph run: the entry goes back to the queue until it is raised
         self._stopping = threading.Condition()
         self._progress = ProgressReports(api.clock, watchdog, self._record_progress)
         wall_s = assignment.settings.limits.wall_s
@@ -119,6 +118,13 @@ class LiveRun:
         has_begun = self.escalation.stop(reason, grace_s)
         self._wake_for_stop()
         return has_begun
+
+    def stop_over_budget(self, level: str) -> None:
+        """Stop the run because it has used more than it may, of its own budget or of its graph run's."""
+        account = self.entry.account
+        waits = level == "graph" and account is not None and account.on_over == "wait"
+        self._waits_for_budget = (waits and self.stop_reason is None) or self._waits_for_budget
+        self.stop("over_budget")
 
     def _time_out(self) -> None:
         self.stop("timed_out")
@@ -147,6 +153,8 @@ class LiveRun:
         outcome = _with_valid_delay(outcome)
         if reason is None or outcome.exit_kind == "completed":
             ended = self._own_end(outcome)
+        elif self._waits_for_budget and reason == "over_budget":
+            ended = {"stopped_by": self.escalation.stopped_by, "back": "yield"}
         else:
             ended = {"stopped_by": self.escalation.stopped_by, **_forced_end(reason)}
         return RunReport(
@@ -178,8 +186,8 @@ class LiveRun:
         return {**(result if isinstance(result, dict) else {"result": result}), "partial": self._saved}
 
     def _own_end(self, outcome: RunOutcome) -> dict[str, Any]:
-        if outcome.yield_after_s is not None:
-            return {"back": "yield", "back_after_s": outcome.yield_after_s}
+        if outcome.yield_after_s is not None or outcome.awaits:
+            return {"back": "yield", "back_after_s": outcome.yield_after_s, "awaits": outcome.awaits}
         return {"exit_kind": outcome.exit_kind, "outcome": outcome.outcome}
 
     # --- the run channel -------------------------------------------------------------------------
@@ -189,14 +197,21 @@ class LiveRun:
         """Why the run was asked to stop; None if it was not."""
         return self.escalation.reason
 
-    def started(self, stop_handle: StopHandle, *, os_pid: int | None = None, advisories: Sequence[str] = ()) -> None:
+    def started(
+        self,
+        stop_handle: StopHandle,
+        *,
+        os_pid: int | None = None,
+        advisories: Sequence[str] = (),
+        enforced: Sequence[str] = (),
+    ) -> None:
         """The work has started and `stop_handle` can stop it."""
         for advisory in advisories:
             self.log(f"rota: {advisory}\n".encode())
         self.os_pid = os_pid
-        if os_pid is not None or advisories:
+        if os_pid is not None or advisories or enforced:
             try:
-                self._call(partial(self._record_start, advisories))
+                self._call(partial(self._record_start, advisories, enforced))
             except StoreUnavailable as problem:  # only the record is missing: the work has started
                 _log.warning("cannot record the start of entry %s: %s", self.entry.sched_id, problem)
         self.escalation.start(stop_handle)
@@ -205,7 +220,7 @@ class LiveRun:
         """A command that prepares the work has started; None: it has ended, and the work has not started."""
         self.escalation.forget_handle() if stop_handle is None else self.escalation.start(stop_handle)
 
-    def _record_start(self, advisories: Sequence[str]) -> None:
+    def _record_start(self, advisories: Sequence[str], enforced: Sequence[str]) -> None:
         self._api.supervision.began(
             self.entry.sched_id,
             self.token,
@@ -213,6 +228,7 @@ class LiveRun:
             runner=self.assignment.settings.runner,
             os_pid=self.os_pid,
             advisories=[each[:NOTE_CHARS_MAX] for each in advisories],
+            enforced=[each[:NOTE_CHARS_MAX] for each in enforced],
         )
 
     def log(self, data: bytes) -> None:
@@ -235,17 +251,31 @@ class LiveRun:
         with self._stopping:
             return wait_until(self._api.clock, self._stopping, lambda: self.stop_reason is not None, timeout_s)
 
-    def charge(self, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:
-        """Record usage and return what is left. Stop the run if it exceeds its ceiling or its agent's grant."""
+    def charge(
+        self, amounts: Mapping[str, int], model: str | None = None, *, node: str | None = None
+    ) -> dict[str, int]:
+        """Record usage and return what is left. Stop the run if it exceeds a budget that ends it.
+
+        Those are its ceiling, its agent's grant and, unless it coordinates it, the budgets of its graph run. A
+        coordinator names the `node` that has used it.
+        """
         amounts = self._priced(amounts, model)
-        over_limit = self._charge(amounts, model)
+        over_limit = self._charge(amounts, model, node)
         with self._lock:
             for dim, amount in amounts.items():
                 self._spent[dim] = self._spent.get(dim, 0) + amount
             over_ceiling = any(self._spent.get(dim, 0) > limit for dim, limit in self._ceiling.items())
         if over_ceiling or over_limit:
             self.stop("over_budget")
-        return self.remaining()
+        left = self.remaining(node)
+        self._stop_over_graph_budget(left)
+        return left
+
+    def _stop_over_graph_budget(self, left: Mapping[str, int]) -> None:
+        """Stop a run of a graph's node that is over the budget of the node or of the graph run."""
+        account = self.entry.account
+        if account is not None and account.node and any(amount < 0 for amount in left.values()):
+            self.stop_over_budget("graph")
 
     def _priced(self, amounts: Mapping[str, int], model: str | None) -> dict[str, int]:
         """Return usage with its cost, if it is of a model with a price; what is missing is said once in the log."""
@@ -262,18 +292,19 @@ class LiveRun:
             self.log(f"rota: {found.advisory}\n".encode())
         return found.amounts
 
-    def _charge(self, amounts: Mapping[str, int], model: str | None) -> bool:
+    def _charge(self, amounts: Mapping[str, int], model: str | None, node: str | None) -> bool:
         """Charge exactly once, also if a response is lost; returns whether a limit of the agent is exceeded."""
+        charge = partial(self._api.queue.charge, self.entry.sched_id, amounts, token=self.token, model=model, node=node)
         while True:
             try:
-                charge = partial(self._api.queue.charge, self.entry.sched_id, amounts, token=self.token, model=model)
                 lines = self._call(charge)
                 return any(line.over_limit for line in lines.values())
             except StoreUnavailable as problem:
                 if not may_be_executed(problem):
                     raise
             if self._call(lambda: self._is_charged(amounts)):
-                return any(left < 0 for left in self.remaining().values())
+                lines_left = self._call(lambda: remaining_budget(self._api, self.entry.pid, {}))
+                return any(left < 0 for left in lines_left.values())
 
     def _is_charged(self, amounts: Mapping[str, int]) -> bool:
         """Whether the journal has a charge of this run that it does not know of yet. The token is the claim's event."""
@@ -290,11 +321,16 @@ class LiveRun:
             known = {dim: self._spent.get(dim, 0) - self._settled.get(dim, 0) for dim in amounts}
         return all(charged.get(dim, 0) - known[dim] >= amount for dim, amount in amounts.items())
 
-    def remaining(self) -> dict[str, int]:
-        """Return what is left of the run's ceiling and its agent's grants, per dimension."""
+    def remaining(self, node: str | None = None) -> dict[str, int]:
+        """Return what is left of the run's ceiling, its agent's grants and its graph's budgets, per dimension."""
+        account = self.entry.account
+        if account is not None and node and not account.node:
+            account = msgspec.structs.replace(account, node=node)
+        return self._call(lambda: remaining_budget(self._api, self.entry.pid, self._left_of_ceiling(), account))
+
+    def _left_of_ceiling(self) -> dict[str, int]:
         with self._lock:
-            own = {dim: limit - self._spent.get(dim, 0) for dim, limit in self._ceiling.items()}
-        return self._call(lambda: remaining_budget(self._api, self.entry.pid, own))
+            return {dim: limit - self._spent.get(dim, 0) for dim, limit in self._ceiling.items()}
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Save the state of the work for the next attempt."""
@@ -330,21 +366,24 @@ class LiveRun:
                 why = f"within {wait_s:g} s" if is_over else f"before the run was asked to stop ({self.stop_reason})"
                 raise WaitTimeout(f"the limit {name} did not have what was asked {why}", sched_id=self.entry.sched_id)
 
-    def settle(self, key: str, used: Mapping[str, int] | None = None) -> dict[str, int]:
+    def settle(self, key: str, used: Mapping[str, int] | None = None, *, node: str | None = None) -> dict[str, int]:
         """Say what was used of what was acquired; return what is left, like `charge`."""
         settle = self._api.supervision.settle
-        settled = self._call(lambda: settle(self.entry.sched_id, self.token, key, used))
-        left = self._note_settled(settled.charged)
+        settled = self._call(lambda: settle(self.entry.sched_id, self.token, key, used, node=node))
+        self._note_settled(settled.charged)
+        left = self._call(lambda: remaining_budget(self._api, self.entry.pid, self._left_of_ceiling()))
         if any(amount < 0 for amount in left.values()):
             self.stop("over_budget")
+        if self.entry.account is not None:
+            left = self.remaining(node)
+            self._stop_over_graph_budget(left)
         return left
 
-    def _note_settled(self, amounts: Mapping[str, int]) -> dict[str, int]:
+    def _note_settled(self, amounts: Mapping[str, int]) -> None:
         with self._lock:
             for spent in (self._spent, self._settled):
                 for dim, amount in amounts.items():
                     spent[dim] = spent.get(dim, 0) + amount
-        return self.remaining()
 
     def spawn(self, agent: str, payload: Mapping[str, Any], lent: Mapping[str, int], **options: Any) -> int:
         """Enqueue a child with a part of this run's budget and at least its priority; return its sched_id."""

@@ -32,22 +32,25 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
 from rota.errors import FleetInvalid, InvalidInput, NotFound, RotaError, StoreReplaced, StoreUnavailable
 from rota.fleet.agent_settings import AgentSettings, settings_of
 from rota.fleet.config.tables import SLOTS_MAX
+from rota.fleet.graph_tidy import GraphTidy
 from rota.fleet.heartbeats import BackgroundTask, Heartbeats
 from rota.fleet.hook_loop import HookLoop
 from rota.fleet.hook_rules import HOOK_KIND
 from rota.fleet.idle import IdleCheck, IdleRule
-from rota.fleet.live_run import LiveRun, remaining_budget
+from rota.fleet.live_run import LiveRun
 from rota.fleet.log_shipping import LogShipping
 from rota.fleet.preemption import Preemptible, Preemption
 from rota.fleet.restarts import Restarts
 from rota.fleet.run_advisories import RunAdvisories
+from rota.fleet.run_budgets import remaining_budget
+from rota.fleet.run_cpu import RunCpu, run_cpu
 from rota.fleet.run_logs import BoundedLog, LogFileCopy
 from rota.fleet.run_summary import RunSummary
 from rota.fleet.runners import registry
@@ -55,12 +58,13 @@ from rota.fleet.runners.contract import Assignment, RunAccess, Runner, RunOutcom
 from rota.fleet.runners.resources import RunnerResources
 from rota.fleet.signals import acting_on
 from rota.fleet.slot_loop import PreparedRun, RunKey, SlotLoop, run_key
+from rota.fleet.supervised_cores import SupervisedCores
 from rota.fleet.worktrees.supervised import SupervisedWorktrees
 from rota.host.watchdog import Watchdog
 from rota.kernel.agents import QUARANTINED_FOR
 from rota.kernel.run_reports import RunReport
 from rota.model.checks import NOTE_CHARS_MAX
-from rota.model.events import Event, ProcessTerminated, ProcessUpdated
+from rota.model.events import Event, ProcessTerminated, ProcessUpdated, ProjectUpdated
 from rota.model.work import Agent, ReadyEntry
 from rota.model.workers import SlotPool
 from rota.service.api import SchedulerApi
@@ -71,6 +75,9 @@ from rota.service.outages import call_through_outage
 from rota.service.retention_thread import RetentionThread
 from rota.service.worker_registration import WorkerRegistration
 from rota.store.author import acting_as, keeping_author
+
+if TYPE_CHECKING:
+    from rota.graph.component_registry import ComponentRegistry
 
 __all__ = ["CLAIM_TIMEOUT_S", "HEARTBEAT_S", "STOP_LOGGER", "Supervisor", "SupervisorSettings", "told_drain"]
 
@@ -123,11 +130,13 @@ class Supervisor:
         settings: SupervisorSettings | None = None,
         *,
         functions: Mapping[str, Callable[..., Any]] | None = None,
+        components: ComponentRegistry | None = None,
     ) -> None:
+        """`components` are those of graphs that no other process can import."""
         self.settings = settings or SupervisorSettings()
         self.incarnation = uuid.uuid4().hex
         self.worker_id = self.settings.worker_id or f"{socket.gethostname()}-{os.getpid()}-{self.incarnation[:8]}"
-        self.resources = RunnerResources(api.clock, echo=self.settings.echo)
+        self.resources = RunnerResources(api.clock, echo=self.settings.echo, api=api, components=components)
         self.worktrees = SupervisedWorktrees(api, self.resources)
         self._advisories = RunAdvisories()
         self.ended_runs = 0
@@ -135,12 +144,18 @@ class Supervisor:
         self._functions = functions or {}
         self._watchdog = Watchdog(api.clock, "rota-watchdog")
         self._runners: dict[str, Runner] = {}
-        self._agents: dict[int, tuple[Agent, AgentSettings | None]] = {}  # a cache, by pid
+        self._agents: dict[int, tuple[Agent, AgentSettings | None, RunCpu | None]] = {}  # a cache, by pid
         self._unrunnable: set[int] = set()  # agents that cannot run here, for one warning each
         self._restarts = Restarts(api, self._watchdog)
         self._log_folder = self._bounded_log_folder()
         self._shipping = None if isinstance(api, Dispatcher) else LogShipping(api)
-        self._tasks: list[BackgroundTask] = [_ChangedAgents(self.forget_agent), self.worktrees]
+        self._cores = SupervisedCores(api)
+        self._tasks: list[BackgroundTask] = [
+            _ChangedAgents(self.forget_agent, self.forget_project),
+            self.worktrees,
+            self._cores,
+            GraphTidy(api),
+        ]
         self._lock = threading.Lock()  # guards what the threads share above
         self._is_draining = False
         self._replaced: StoreReplaced | None = None  # the store's file is no longer at its path
@@ -346,6 +361,7 @@ class Supervisor:
 
     def _close(self, heartbeats: Heartbeats) -> None:
         self.worktrees.close()
+        self._cores.close()
         heartbeats.close(partial(self._record, "stopped"))
         if self._shipping is not None:
             self._shipping.close()
@@ -436,7 +452,7 @@ class Supervisor:
 
     def _assignment(self, entry: ReadyEntry, slot: str) -> tuple[Assignment, bool]:
         """Read what a run needs; also return whether its agent has settings."""
-        agent, settings = self._agent(entry.pid)
+        agent, settings, cpu = self._agent(entry.pid)
         is_program = settings is not None and settings.runner != "callable"  # a function asks when it needs to know
         assignment = Assignment(
             entry=entry,
@@ -444,9 +460,10 @@ class Supervisor:
             settings=settings or AgentSettings(),
             slot=slot,
             workspace=self._workspace_path(entry, agent, settings),
-            remaining=remaining_budget(self._api, entry.pid, entry.ceiling) if is_program else {},
+            remaining=remaining_budget(self._api, entry.pid, entry.ceiling, entry.account) if is_program else {},
             checkpoint=entry.result if isinstance(entry.result, dict) else None,
             access=self._access(entry, settings) if is_program and settings is not None else None,
+            cpu=cpu,
         )
         return assignment, settings is not None
 
@@ -489,7 +506,9 @@ class Supervisor:
             self._quarantine(agent.pid, problem)
             return RunOutcome(yield_after_s=UNRUNNABLE_RETRY_S)
         try:
-            return self.worktrees.execute(run, partial(runner.run, run.assignment, run))
+            return self.worktrees.execute(
+                run, partial(self._cores.execute, run, lambda: runner.run(run.assignment, run))
+            )
         except BaseException as problem:
             _log.exception("the %s runner failed on entry %s", name, run.entry.sched_id)
             error = str(problem).encode("utf-8", "replace").decode()[:ERROR_CHARS_MAX]
@@ -514,12 +533,14 @@ class Supervisor:
                 self._runners[name] = registry.make(name, self.resources, self._functions, slots)
             return self._runners[name]
 
-    def _agent(self, pid: int) -> tuple[Agent, AgentSettings | None]:
+    def _agent(self, pid: int) -> tuple[Agent, AgentSettings | None, RunCpu | None]:
         with self._lock:
             cached = self._agents.get(pid)
         if cached is None:
             agent = self._api.agents.get(pid)
-            cached = agent, settings_of(agent)
+            settings = settings_of(agent)
+            project = None if agent.project_id is None else self._api.projects.get(agent.project_id)
+            cached = agent, settings, run_cpu(agent, settings, project)
             with self._lock:
                 self._agents[pid] = cached
         return cached
@@ -575,18 +596,27 @@ class Supervisor:
         with self._lock:
             self._agents.pop(pid, None)
 
+    def forget_project(self, project_id: str) -> None:
+        """Remove the agents of a project from the cache: it was changed."""
+        with self._lock:
+            for pid in [pid for pid, (agent, *_) in self._agents.items() if agent.project_id == project_id]:
+                del self._agents[pid]
+
 
 class _ChangedAgents:
-    """A background task: forget a cached agent that was changed or has ended."""
+    """A background task: forget a cached agent that was changed or has ended, or whose project was changed."""
 
-    kinds = (ProcessUpdated.kind, ProcessTerminated.kind)
+    kinds = (ProcessUpdated.kind, ProcessTerminated.kind, ProjectUpdated.kind)
 
-    def __init__(self, forget: Callable[[int], None]) -> None:
+    def __init__(self, forget: Callable[[int], None], forget_project: Callable[[str], None]) -> None:
         self._forget = forget
+        self._forget_project = forget_project
 
     def on_events(self, events: Sequence[Event]) -> None:
         for event in events:
-            if event.kind in self.kinds and event.pid is not None:
+            if event.kind == ProjectUpdated.kind:
+                self._forget_project(str(event.payload.get("project_id")))
+            elif event.kind in self.kinds and event.pid is not None:
                 self._forget(event.pid)
 
     def due_in_s(self) -> float | None:

@@ -200,7 +200,7 @@ class Triggers:
             self._cursor = max(self._cursor, journal_end if progress.heard is None else progress.heard)
             self._active = [
                 _ActiveTrigger(name, agent.project, number, table.trigger, _followed(fleet, table.trigger))
-                for name, agent in (*fleet.agents.items(), *getattr(fleet, "hook_agents", {}).items())
+                for name, agent in (*_agents(fleet).items(), *getattr(fleet, "hook_agents", {}).items())
                 for number, table in enumerate(agent.triggers)
             ]
             for active in self._active:
@@ -451,7 +451,13 @@ class Triggers:
 
 def _followed(fleet: TriggerSource, trigger: Trigger) -> tuple[str | None, str] | None:
     """The project and name of the agent of the file after which a trigger fires."""
-    return None if trigger.after is None else (fleet.agents[trigger.after].project, trigger.after)
+    return None if trigger.after is None else (_agents(fleet)[trigger.after].project, trigger.after)
+
+
+def _agents(fleet: TriggerSource) -> Mapping[str, TriggeredAgent]:
+    """Return the agents of a source, and its graphs, whose entries are runs."""
+    found: Mapping[str, TriggeredAgent] = getattr(fleet, "triggered", fleet.agents)
+    return found
 
 
 def _completed(event: Event) -> list[int]:

@@ -2,8 +2,9 @@
 
     load, load_text, load_mapping     a graph file, text or dictionary to a `GraphSpec`
     check, lint, compile_graph        a `GraphSpec` to diagnostics and a `Plan`
+    Graph                             build a graph in Python; `Rota.run_graph` runs it
     component, ComponentRegistry      Python functions and classes as component types
-    RuntimeRunner                     run a plan; `DurableRuns` and `EntryWorker` for graphs with a queue lane
+    RuntimeRunner                     run a plan; `DurableRuns` for graphs with a queue or fleet lane
 
 Names are loaded on first use: a worker process and the command line need only a few of them.
 """
@@ -15,14 +16,16 @@ from typing import TYPE_CHECKING
 from rota.lazy import exports
 
 if TYPE_CHECKING:
+    from rota.graph.builder import Graph
     from rota.graph.capabilities import Platform, probe
     from rota.graph.compiler import CheckResult, check, compile_graph, lint
     from rota.graph.component_registry import ComponentRegistry
     from rota.graph.components import Batch, ComponentDescriptor, Port, component
     from rota.graph.diagnostics import SEVERITIES, Diagnostic
     from rota.graph.document import InputLimits
-    from rota.graph.entry_worker import EntryWorker, run_entry
+    from rota.graph.entry_runs import run_entry
     from rota.graph.invocation import GraphContext, Invocation
+    from rota.graph.island import island_ask
     from rota.graph.lanes.durable import DurableRuns
     from rota.graph.lanes.worker_settings import WorkerReport
     from rota.graph.loader import LoadedGraph, load, load_mapping, load_text, read_graph
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from rota.graph.schema import graph_schema
     from rota.graph.spec import GraphSpec
     from rota.graph.stop import StopToken
+    from rota.graph.stored_documents import StoredGraph, missing_functions, read_mapping, read_stored
     from rota.graph.svg import to_svg
     from rota.graph.tasks import TaskExecutorConfig, TaskResult
     from rota.graph.tracing import TRACE_EVENTS, TRACE_SCHEMA_VERSION, RunTrace, TraceEvent
@@ -64,7 +68,7 @@ __all__ = [
     "ComponentRegistry",
     "Diagnostic",
     "DurableRuns",
-    "EntryWorker",
+    "Graph",
     "GraphContext",
     "GraphSpec",
     "HealthEvent",
@@ -86,6 +90,7 @@ __all__ = [
     "RuntimeRunnerResult",
     "SchedulerStopReason",
     "StopToken",
+    "StoredGraph",
     "TaskExecutorConfig",
     "TaskResult",
     "TraceEvent",
@@ -97,13 +102,17 @@ __all__ = [
     "explanation_lines",
     "explanation_to_dict",
     "graph_schema",
+    "island_ask",
     "lint",
     "load",
     "load_mapping",
     "load_text",
+    "missing_functions",
     "plan_to_dict",
     "probe",
     "read_graph",
+    "read_mapping",
+    "read_stored",
     "refusing",
     "region_placements",
     "run_entry",
@@ -115,6 +124,7 @@ __all__ = [
 __getattr__ = exports(
     __name__,
     {
+        "builder": ("Graph",),
         "capabilities": ("Platform", "probe"),
         "compiler": (
             "CheckResult",
@@ -129,8 +139,9 @@ __getattr__ = exports(
             "Diagnostic",
         ),
         "document": ("InputLimits",),
-        "entry_worker": ("EntryWorker", "run_entry"),
+        "entry_runs": ("run_entry",),
         "invocation": ("GraphContext", "Invocation"),
+        "island": ("island_ask",),
         "lanes.durable": ("DurableRuns",),
         "lanes.worker_settings": ("WorkerReport",),
         "loader": (
@@ -163,6 +174,7 @@ __getattr__ = exports(
         "schema": ("graph_schema",),
         "spec": ("GraphSpec",),
         "stop": ("StopToken",),
+        "stored_documents": ("StoredGraph", "missing_functions", "read_mapping", "read_stored"),
         "svg": ("to_svg",),
         "tasks": ("TaskExecutorConfig", "TaskResult"),
         "tracing": (

@@ -15,12 +15,17 @@ import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
+
 from rota.errors import ComponentInvalid
-from rota.graph.components import REQUIRED, ComponentType, Parameter
+from rota.graph.budget_gate import StartedOverBudget
+from rota.graph.components import EVENT_PORTS, REQUIRED, ComponentType, Parameter
 from rota.graph.invocation import GraphContext, Invocation, Publication, check_port
 from rota.graph.messages import Inputs, Message
+from rota.graph.reports import COMPONENT_FAILURES
+from rota.model.graph_budgets import GraphBudgetLine
 
-__all__ = ["BoundComponent", "ComponentCall", "CoroutineRunner", "execute", "publications"]
+__all__ = ["BoundComponent", "ComponentCall", "CoroutineRunner", "execute", "execute_async", "publications"]
 
 ComponentCall: TypeAlias = Callable[[Inputs, GraphContext | None], Any]
 
@@ -84,6 +89,7 @@ class BoundComponent:
         self.any_ports = component_type.descriptor.any_ports
         self.budget_s = budget_s
         self.attempts_max = attempts_max
+        self.over_budget: Callable[[], GraphBudgetLine | None] = lambda: None  # set in runs with budgets
         self.output = next(iter(output_ports)) if len(output_ports) == 1 else None
         self._fills_every_input = fills_every_input
         self.configure(config)
@@ -93,15 +99,39 @@ class BoundComponent:
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Bind a function to its configuration; an instance received its own when it was created."""
-        if self.type.kind == "class":
+        component_type = self.type
+        if component_type.kind == "class":
             code = _called_elsewhere if self.instance is None else self.instance.execute
+        elif any(parameter.name in config for parameter in component_type.parameters):
+            component_type, code = _with_fixed_arguments(component_type, config)
         else:
-            code = functools.partial(self.type.implementation, **config) if config else self.type.implementation
-        self.call: ComponentCall = _binder(self.type, code, self.channel_ports, self._fills_every_input)
+            code = functools.partial(component_type.implementation, **config) if config else self.type.implementation
+        self.call: ComponentCall = _binder(component_type, code, self.channel_ports, self._fills_every_input)
 
 
 def _called_elsewhere(*_arguments: Any, **_config: Any) -> None:
     raise AssertionError("this component's instances are in other processes")
+
+
+def _with_fixed_arguments(
+    component_type: ComponentType, config: Mapping[str, Any]
+) -> tuple[ComponentType, Callable[..., Any]]:
+    """Return the type without the parameters that the configuration sets, and code that takes the other ones."""
+    declared = component_type.parameters
+    named = {name: value for name, value in config.items() if name not in {each.name for each in declared}}
+    left = tuple(each for each in declared if each.name not in config)
+
+    def code(*arguments: Any, **others: Any) -> Any:
+        rest = iter(arguments)
+        positional: list[Any] = []
+        for each in declared:
+            if each.many:
+                positional += rest
+            else:
+                positional.append(config[each.name] if each.name in config else next(rest))
+        return component_type.implementation(*positional, **named, **others)
+
+    return msgspec.structs.replace(component_type, parameters=left), code
 
 
 def execute(component: BoundComponent, invocation: Invocation, coroutines: CoroutineRunner) -> None:
@@ -110,7 +140,7 @@ def execute(component: BoundComponent, invocation: Invocation, coroutines: Corou
         invocation.begin()
         try:
             _attempt(component, invocation, coroutines)
-        except Exception as problem:  # a component's failure is a result, not an error of the runner
+        except COMPONENT_FAILURES as problem:  # a result, not an error of the runner
             invocation.end(problem)
         else:
             invocation.end()
@@ -118,13 +148,40 @@ def execute(component: BoundComponent, invocation: Invocation, coroutines: Corou
             return
 
 
+def _context(component: BoundComponent, invocation: Invocation) -> GraphContext | None:
+    """Return the context of a component that asks for one; raises if it is over budget, so that it does not start."""
+    if not component.type.injected:
+        return None
+    line = component.over_budget()
+    if line is not None:
+        raise StartedOverBudget(component.id, line)
+    return GraphContext(invocation)
+
+
 def _attempt(component: BoundComponent, invocation: Invocation, coroutines: CoroutineRunner) -> None:
-    context = GraphContext(invocation) if component.type.injected else None
+    context = _context(component, invocation)
     returned = component.call(invocation.inputs, context)
     if component.type.is_async:
         returned = coroutines.run(returned)
     if returned is not None:
         invocation.staged.extend(publications(component, returned))
+
+
+async def execute_async(component: BoundComponent, invocation: Invocation) -> None:
+    """Do the same as `execute` for an async component, on an event loop that runs."""
+    while True:
+        invocation.begin()
+        try:
+            context = _context(component, invocation)
+            returned = await component.call(invocation.inputs, context)
+            if returned is not None:
+                invocation.staged.extend(publications(component, returned))
+        except COMPONENT_FAILURES as problem:  # a result, not an error of the runner
+            invocation.end(problem)
+        else:
+            invocation.end()
+        if not invocation.should_retry(component.attempts_max):
+            return
 
 
 def publications(component: BoundComponent, returned: Any) -> list[Publication]:
@@ -179,7 +236,10 @@ class _ArgumentBinder:
     def __init__(self, component_type: ComponentType, code: Callable[..., Any], ports: tuple[str, ...]) -> None:
         self._type = component_type
         self._code = code
-        self._indexes = {port: tuple(index for index, name in enumerate(ports) if name == port) for port in ports}
+        indexes: dict[str, list[int]] = {}
+        for index, port in enumerate(ports):
+            indexes.setdefault(port, []).append(index)
+        self._indexes = {port: tuple(found) for port, found in indexes.items()}
         positional = {parameter.name for parameter in component_type.parameters}
         self._others = (
             tuple(port for port in self._indexes if port not in positional) if component_type.takes_any else ()
@@ -214,8 +274,12 @@ class _ArgumentBinder:
         return [_payload(each) for each in given if each is not None]
 
     def _one_or_all(self, port: str, payloads: list[Any]) -> Any:
-        """Return the payload of a port with one edge; for a port with several edges, a tuple of payloads."""
-        return payloads[0] if len(self._indexes[port]) == 1 else tuple(payloads)
+        """Return the payload of a port with one edge; for a port with several edges, a tuple of payloads.
+
+        A port of outside events may also have an edge; an event comes from one of both, and is passed alone.
+        """
+        is_one_event = port in EVENT_PORTS and len(payloads) == 1
+        return payloads[0] if is_one_event or len(self._indexes[port]) == 1 else tuple(payloads)
 
 
 def _payload(given: Message | tuple[Message, ...]) -> Any:

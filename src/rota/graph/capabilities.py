@@ -3,7 +3,8 @@
 Rota applies some fields itself (the capacity of a queue, the period of a tick); whether they take effect depends on the
 lane's type. It passes others to the operating system (CPU affinity, niceness, realtime policy, thread name); whether
 they take effect depends on the platform and on the permissions of this process. The platform is therefore a parameter:
-`probe()` asks the machine, a test passes its own. A field that is set and not applied becomes an advisory.
+`probe()` asks the machine, a test passes its own. A field that is set and not applied becomes an advisory. In schema
+version 1 these settings are only intents: except for the thread name, no lane applies them.
 
 `IMPLEMENTED` lists the features of each lane type. Each feature is the name of a test (`test_<feature>`), and a test
 checks that none is missing.
@@ -11,7 +12,9 @@ checks that none is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+
+import msgspec
 
 from rota.graph.plan import LaneCapability
 from rota.graph.spec import LaneSpec, LaneType
@@ -58,6 +61,13 @@ IMPLEMENTED: Mapping[LaneType, tuple[str, ...]] = {
         "durable_entries",
         "resume_after_restart",
     ),
+    "fleet": (
+        "runtime_owned_publication_commit",
+        "runtime_priority_ordering",
+        "durable_entries",
+        "resume_after_restart",
+        "agent_entries",
+    ),
 }
 
 _POOLS: frozenset[str] = frozenset({"thread_pool", "process_pool"})
@@ -81,20 +91,22 @@ _LANE_TYPES_BY_FIELD: Mapping[str, frozenset[str]] = {
 }
 _NEVER_APPLIED = ("priority", "isolation_intent")
 OS_FIELDS = ("thread_name", "cpu_affinity", "nice_priority", "rt_policy", "rt_priority")
+_SETTINGS = frozenset((*_NEVER_APPLIED, *OS_FIELDS))  # what a lane can only ask for
 
 _UNSUPPORTED = ("hard_preemption", "hard_real_time", "implicit_os_scheduler_tuning")
 
 
-def capability(lane_id: str, lane: LaneSpec, platform: Platform) -> LaneCapability:
+def capability(lane_id: str, lane: LaneSpec, platform: Platform, schema_version: int = 2) -> LaneCapability:
     """Return what this lane implements on this platform."""
-    ignored = ignored_fields(lane, platform)
+    ignored = ignored_fields(lane, platform, schema_version)
     applied = tuple(field for field in OS_FIELDS if _is_set(lane, field) and field not in ignored)
     unsupported = _UNSUPPORTED[1:] if lane.type == "process_pool" else _UNSUPPORTED  # it can kill a process
     return LaneCapability(
         id=lane_id,
         type=lane.type,
         implemented=IMPLEMENTED[lane.type],
-        advisory_fields=tuple(ignored),
+        advisory_fields=_advisory_fields(lane, platform, schema_version, ignored),
+        ignored_fields=tuple(ignored),
         applied_fields=applied,
         unsupported_claims=unsupported,
     )
@@ -105,10 +117,21 @@ def unused_fields(lane_type: LaneType) -> tuple[str, ...]:
     return tuple(field for field, types in _LANE_TYPES_BY_FIELD.items() if lane_type not in types)
 
 
-def ignored_fields(lane: LaneSpec, platform: Platform) -> dict[str, str]:
+def ignored_fields(lane: LaneSpec, platform: Platform, schema_version: int = 2) -> dict[str, str]:
     """Return each field that is set and not applied, with the reason, in field order."""
-    reasons = {field: reason for field, reason in _reasons(lane, platform) if _is_set(lane, field)}
+    reasons = {field: reason for field, reason in _reasons(lane, platform, schema_version) if _is_set(lane, field)}
     return {field: reasons[field] for field in LaneSpec.__struct_fields__ if field in reasons}
+
+
+def _advisory_fields(
+    lane: LaneSpec, platform: Platform, schema_version: int, ignored: Container[str]
+) -> tuple[str, ...]:
+    """Return the settings that the lane would not apply, set or not, and everything else that is set and ignored."""
+    policy = lane.rt_policy if _is_set(lane, "rt_policy") or _is_set(lane, "rt_priority") else "fifo"
+    priority = lane.rt_priority if policy == lane.rt_policy else RT_PRIORITY_MIN
+    asked = msgspec.structs.replace(lane, rt_policy=policy, rt_priority=priority)  # "none" is no setting to apply
+    refused = {field for field, _ in _reasons(asked, platform, schema_version) if field in _SETTINGS}
+    return tuple(field for field in LaneSpec.__struct_fields__ if field in ignored or field in refused)
 
 
 def _is_set(lane: LaneSpec, field: str) -> bool:
@@ -118,7 +141,7 @@ def _is_set(lane: LaneSpec, field: str) -> bool:
 _DEFAULTS = dict(zip(LaneSpec.__struct_fields__[1:], LaneSpec.__struct_defaults__, strict=True))
 
 
-def _reasons(lane: LaneSpec, platform: Platform) -> Iterator[tuple[str, str]]:
+def _reasons(lane: LaneSpec, platform: Platform, schema_version: int) -> Iterator[tuple[str, str]]:
     """Yield each field that this lane does not apply, set or not, with the reason."""
     for field in _NEVER_APPLIED:
         yield field, "no operating system setting corresponds to it"
@@ -131,6 +154,8 @@ def _reasons(lane: LaneSpec, platform: Platform) -> Iterator[tuple[str, str]]:
     for field, check in _OS_RULES.items():
         if reason := check(lane, platform):
             yield field, reason
+        elif schema_version == 1 and field != "thread_name":
+            yield field, "schema_version 1 never applies it; set schema_version: 2"
 
 
 # --- fields for the operating system: None, or why the field is not applied ----------------------

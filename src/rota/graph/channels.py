@@ -77,7 +77,9 @@ class MessageChannel:
         "health_events",
         "id",
         "is_deferred",
+        "is_durable",
         "items",
+        "keeps_order",
         "keeps_value",
         "kept",
         "max_depth",
@@ -93,7 +95,7 @@ class MessageChannel:
     acts_at_epoch_begin = False  # whether `begin_epoch` does anything
 
     def __init__(self, edge: Edge, reports: Reports, *, capacity: int | None = None) -> None:
-        policy = edge.spec.policy
+        policy = edge.spec.policy.completed(durable=edge.is_durable)
         self.id = edge.id
         self.component_id = edge.target.component
         self.port = edge.target.port
@@ -111,6 +113,8 @@ class MessageChannel:
         self._lifespan_s = policy.lifespan_ms / 1000
         self._deadline_s = policy.deadline_ms / 1000
         self._timed = bool(policy.lifespan_ms or policy.deadline_ms)
+        self.is_durable = edge.is_durable  # each message cost a run
+        self.keeps_order = policy.preserve_order  # of the results of entries
         self._max_inflight = policy.max_inflight if edge.spec.kind == "async" else 0
         self._reports_health = policy.emit_health_events
         self._reports = reports
@@ -165,14 +169,25 @@ class MessageChannel:
             self.refused += 1
             self.drops += 1
             return
-        if self._max_inflight and len(self.items) >= self._max_inflight:
-            self._refuse("channel_reject", f"{self._max_inflight} messages are already in flight (max_inflight)")
-            self.rejects += 1
+        if self._max_inflight and len(self.items) >= self._max_inflight and not self._makes_room_in_flight():
             return
         self._store(Message(payload, self.id, self.offered, origin, timestamp_ms))
         depth = len(self.items)
         if depth > self.max_depth:  # noqa: PLR1730  # max() would cost a call for every message
             self.max_depth = depth
+
+    def _makes_room_in_flight(self) -> bool:
+        """Apply the overflow policy to `max_inflight`; False if the offered message is refused."""
+        reason = f"{self._max_inflight} messages are already in flight (max_inflight)"
+        if self._overflow == "drop_oldest" and not self._loss_is_error:
+            self.drop_front(reason)
+        elif self._overflow == "drop_newest":
+            self._refuse("channel_drop", reason)
+            self.drops += 1
+        else:
+            self._refuse("channel_reject", reason)
+            self.rejects += 1
+        return self._overflow == "drop_oldest"
 
     def room(self) -> int | None:
         """Return how many more messages fit before one is refused with an error; None if that never happens."""
@@ -276,6 +291,11 @@ class MessageChannel:
     def begin_epoch(self) -> None:
         """A new epoch begins; only some modes do anything here."""
 
+    @property
+    def waits_for_epoch(self) -> bool:
+        """Whether a message becomes visible when the next epoch begins."""
+        return self.acts_at_epoch_begin and bool(self._hidden)
+
     def close(self) -> None:
         """Drop everything, now and in future: the reader was isolated."""
         self.closed = True
@@ -306,6 +326,8 @@ class LatestChannel(MessageChannel):
         if items:
             items.clear()
             self.overwrites += 1
+            if self.is_durable:
+                self._health("channel_overwrite", f"edge {self.id}: a newer message replaced one that was not read")
         items.append(message)
 
 
@@ -409,7 +431,8 @@ _CHANNEL_CLASSES: dict[str, type[MessageChannel]] = {
 
 def make_channel(edge: Edge, reports: Reports, *, capacity: int | None = None) -> MessageChannel:
     """Return the channel for an edge; `capacity` overrides the edge's own."""
-    return _CHANNEL_CLASSES[edge.spec.policy.mode](edge, reports, capacity=capacity)
+    mode = edge.spec.policy.completed(durable=edge.is_durable).mode
+    return _CHANNEL_CLASSES[mode](edge, reports, capacity=capacity)
 
 
 def make_inbox(component_id: str, port: str, reports: Reports) -> MessageChannel:

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rota.clock import Clock
-from rota.errors import RotaError
+from rota.errors import GraphRunFailed, RotaError
+from rota.graph.budget_gate import StartedOverBudget, over_budget_message
 from rota.graph.calling import publications
 from rota.graph.channels import ChannelFull
 from rota.graph.invocation import Invocation, Publication
@@ -29,6 +30,7 @@ from rota.graph.reports import Reports, error_text
 from rota.graph.scope import SharedState
 from rota.graph.stop import StopToken
 from rota.graph.tracing import ExecutionRow, PlainExecutionRow, TraceRecorder
+from rota.model.graph_budgets import GraphBudgetLine
 
 __all__ = ["Committer"]
 
@@ -54,6 +56,7 @@ class Committer:
         self.recorder = recorder
         self._state = state
         self._meters = meters
+        self.fails_closed = False  # an invocation that takes longer than its budget ends the run
 
     def commit(self, node: Node, invocation: Invocation) -> bool:
         """Commit what an invocation staged, or handle its failure; False if the run must end."""
@@ -66,6 +69,9 @@ class Committer:
             node.completed += 1
             node.converged = invocation.converged or node.converged
             node.residual = node.residual if invocation.residual is None else invocation.residual
+        elif isinstance(invocation.problem, StartedOverBudget):
+            line, reason = invocation.problem.line, error_text(invocation.problem)
+            may_continue = self.over_budget(node, line, reason, invocation.inputs, invocation.epoch_id)
         else:
             may_continue = self.fail(node, invocation.problem, invocation.code)
         self._count(node, invocation)
@@ -107,6 +113,10 @@ class Committer:
 
     def _publish_staged(self, node: Node, invocation: Invocation, origin: Origin) -> Exception | None:
         try:
+            if node.map_over is not None:
+                node.map_over.keep(invocation.inputs, invocation.staged)
+                self._state.stage(invocation.new_state)
+                return None
             if node.must_check_room:
                 check_room(node, invocation.staged)
             for publication in invocation.staged:
@@ -120,6 +130,17 @@ class Committer:
         except RotaError as problem:  # a payload that cannot be copied
             return problem
         return None
+
+    def publish_list(self, node: Node, values: list[Any], inputs: Inputs, epoch_id: int) -> bool:
+        """Publish the results of all items of a list that a component maps over; False if the run must end."""
+        try:
+            check_room(node, [Publication(node.component.output or "", values)])
+            publish(node.output_route, values, origin_of(inputs, epoch_id, self.clock.monotonic()))
+        except ChannelFull as problem:
+            return self.fail(node, problem, "channel_overflow")
+        except RotaError as problem:  # a payload that cannot be copied
+            return self.fail(node, problem)
+        return True
 
     def fail(self, node: Node, problem: BaseException, code: str = "component_execute") -> bool:
         """Apply the component's `on_error`; False if the run must end."""
@@ -139,6 +160,21 @@ class Committer:
             self.reports.health("component_isolated", message, component_id=node.id, lane=node.lane.id)
         return not fatal
 
+    def over_budget(self, node: Node, line: GraphBudgetLine | None, reason: str, inputs: Inputs, epoch_id: int) -> bool:
+        """Apply the component's `on_over_budget` to an invocation that is not run, or was stopped; False: end the run.
+
+        One that waits is handled before it comes to this.
+        """
+        self.reports.health("over_budget", reason, component_id=node.id, lane=node.lane.id)
+        if node.over_budget_route is None:
+            return self.fail(node, GraphRunFailed(reason), "over_budget")
+        payload = over_budget_message(node.id, line, reason)
+        try:
+            publish(node.over_budget_route, payload, origin_of(inputs, epoch_id, self.clock.monotonic()))
+        except ChannelFull as problem:
+            return self.fail(node, problem, "channel_overflow")
+        return True
+
     def _count(self, node: Node, invocation: Invocation) -> None:
         duration_s = invocation.ended_at_s - invocation.started_at_s
         node.busy_s += duration_s
@@ -154,11 +190,24 @@ class Committer:
                 node, invocation.epoch_id, invocation.worker_id, observed=invocation.cancel_observed
             )
 
+    def record_suppression(self, node: Node, epoch_id: int) -> None:
+        """Record that messages wait for a component whose trigger is not ready, if any do."""
+        waiting = sum(len(channel) for channel in node.trigger.woken_by)
+        if not node.trigger.may_be_ready:
+            return
+        node.suppressions += 1
+        if self.recorder is not None:
+            why = {"trigger": node.spec.trigger_policy.type, "waiting": str(waiting)}
+            self._instant("trigger_suppressed", node, epoch_id, self.clock.monotonic(), None, why)
+
     def record_over_budget(
         self, node: Node, epoch_id: int, at_s: float, duration_s: float, worker_id: int | None = None
     ) -> None:
         """Record that an invocation exceeded its budget."""
         node.budgets_exceeded += 1
+        if self.fails_closed:
+            took = f"{duration_s * 1000:.3f} ms of {node.component.budget_s * 1000:g} ms"
+            self.reports.error("execute", "island_overrun", f"it used {took}: the island stops", component_id=node.id)
         if self.recorder is not None:
             used = {"budget_ms": f"{node.component.budget_s * 1000:g}", "duration_ms": f"{duration_s * 1000:.3f}"}
             self._instant("component_timeout_budget_exceeded", node, epoch_id, at_s, worker_id, used)

@@ -145,11 +145,12 @@ def _lanes(index: GraphIndex, platform: Platform) -> dict[str, Lane]:
     on_lane: dict[str, list[str]] = defaultdict(list)
     for name, component in index.components.items():
         on_lane[component.execution.lane].append(name)
-    aging = STARVATION_EPOCHS if index.spec.schema_version > 1 else 0
-    return {name: _lane(name, lane, tuple(on_lane[name]), aging, platform) for name, lane in index.spec.lanes.items()}
+    version = index.spec.schema_version
+    return {name: _lane(name, lane, tuple(on_lane[name]), version, platform) for name, lane in index.spec.lanes.items()}
 
 
-def _lane(name: str, lane: LaneSpec, components: tuple[str, ...], aging: int, platform: Platform) -> Lane:
+def _lane(name: str, lane: LaneSpec, components: tuple[str, ...], schema_version: int, platform: Platform) -> Lane:
+    aging = STARVATION_EPOCHS if schema_version > 1 else 0
     period_ns = lane.period_ns if lane.type in TICKING else 0
     return Lane(
         id=name,
@@ -159,7 +160,7 @@ def _lane(name: str, lane: LaneSpec, components: tuple[str, ...], aging: int, pl
         period_ns=period_ns,
         tick_budget_ns=lane.tick_budget_ms * 1_000_000 or period_ns,
         starvation_epochs=aging if lane.starvation_epochs is None else lane.starvation_epochs,
-        capability=capability(name, lane, platform),
+        capability=capability(name, lane, platform, schema_version),
     )
 
 

@@ -2,11 +2,13 @@
 
 An entry point refers to a decorated function or class, which is registered under the entry point's name, or to a
 module, whose decorated functions and classes are all registered under their own type names. A graph file cannot cause
-an import: an unregistered type is an error.
+an import: an unregistered type is an error. A type that is written `module:function` is an ordinary function of a
+module that was loaded before; only a registry with `imports=True`, for graphs of a trusted author, imports any module.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
@@ -16,9 +18,11 @@ from typing import Any
 import msgspec
 
 from rota.errors import ComponentInvalid, ComponentUnknown
-from rota.graph.components import ComponentDescriptor, ComponentType, component_type
+from rota.graph import standard_components
+from rota.graph.components import ComponentDescriptor, ComponentType, component_type, function_type
+from rota.graph.importable_names import load_importable
 
-__all__ = ["GROUP", "ComponentRegistry"]
+__all__ = ["GROUP", "ComponentRegistry", "standard_types"]
 
 GROUP = "rota.components"
 
@@ -26,8 +30,10 @@ GROUP = "rota.components"
 class ComponentRegistry:
     """The component types that graphs may use."""
 
-    def __init__(self, components: Iterable[Any] = ()) -> None:
+    def __init__(self, components: Iterable[Any] = (), *, imports: bool = False) -> None:
         self._types: dict[str, ComponentType] = {}
+        self._imports = imports
+        self._modules: set[str] = set()  # loaded ones, whose functions are types too: `module:function`
         for decorated in components:
             self.add(decorated)
 
@@ -38,6 +44,10 @@ class ComponentRegistry:
             raise ComponentInvalid(f"{decorated!r} is not a component", hint="Decorate it with @component.")
         if type_name is not None and type_name != found.name:
             found = msgspec.structs.replace(found, descriptor=msgspec.structs.replace(found.descriptor, type=type_name))
+        return self.register(found)
+
+    def register(self, found: ComponentType) -> ComponentType:
+        """Register a type under its own name."""
         known = self._types.setdefault(found.name, found)
         if known.implementation is not found.implementation:
             raise ComponentInvalid(
@@ -51,6 +61,7 @@ class ComponentRegistry:
         """Register all decorated functions and classes in a module, also imported ones. Return their type names."""
         if isinstance(module, str):
             module = _import(module)
+        self._modules.add(module.__name__)
         components = [value for value in vars(module).values() if component_type(value) is not None]
         return tuple(self.add(decorated).name for decorated in components)
 
@@ -75,7 +86,10 @@ class ComponentRegistry:
 
     def find(self, type_name: str) -> ComponentType:
         """Return the type of this name, or raise `ComponentUnknown`."""
-        found = self._types.get(type_name)
+        found = self._types.get(type_name) or standard_types().get(type_name)
+        is_importable = self._imports or type_name.partition(":")[0] in self._modules
+        if found is None and is_importable and ":" in type_name:
+            found = self.register(_imported(type_name))
         if found is None:
             known = ", ".join(sorted(self._types)) or "none"
             raise ComponentUnknown(
@@ -85,8 +99,10 @@ class ComponentRegistry:
 
     def describe(self, component_type: str) -> ComponentDescriptor | None:
         """Return the descriptor of a type, or None if the type is not registered."""
-        found = self._types.get(component_type)
-        return None if found is None else found.descriptor
+        try:
+            return self.find(component_type).descriptor
+        except ComponentUnknown:
+            return None
 
     def names(self) -> tuple[str, ...]:
         """Return all registered type names, sorted."""
@@ -101,6 +117,26 @@ def _import(name: str) -> ModuleType:
             f"the component module {name!r} cannot be imported: {problem}",
             hint="Give the name of a module that is installed or on the Python path.",
             module=name,
+        ) from problem
+
+
+@functools.cache
+def standard_types() -> dict[str, ComponentType]:
+    """Return the types that every registry has, by name."""
+    found = (component_type(value) for value in vars(standard_components).values())
+    return {each.name: each for each in found if each is not None}
+
+
+def _imported(type_name: str) -> ComponentType:
+    try:
+        return function_type(load_importable(type_name), type_name)
+    except ComponentInvalid:
+        raise
+    except Exception as problem:  # importing runs another module's code, which may fail in any way
+        raise ComponentUnknown(
+            f"the component type {type_name!r} cannot be imported: {type(problem).__name__}: {problem}",
+            hint="Write it as module:function, with a module that is installed or on the Python path of this process.",
+            component_type=type_name,
         ) from problem
 
 

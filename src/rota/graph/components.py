@@ -29,12 +29,17 @@ may also define any of these methods:
 
 The decorated function or class is unchanged, so it can be called, tested and pickled as before.
 
+`function_type` reads any other function, method or `functools.partial` in the same way, for graphs that are built in
+Python and for types such as `shop.reports:write`. There every parameter may also be set by the configuration, and
+payload types are not compared by name.
+
 Ports belong to the component's type, not to the graph file. The compiler compares the edges of a graph with the
 `ComponentDescriptor` of each type; it never looks at the code behind it.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import typing
@@ -57,6 +62,8 @@ __all__ = [
     "Port",
     "component",
     "component_type",
+    "function_type",
+    "hints_of",
 ]
 
 
@@ -72,6 +79,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     required: bool = False  # inputs: the graph is refused if no edge leads here
     multiplicity: Literal["single", "multi"] = "single"  # inputs: how many edges may lead here
     large_payload: bool = False  # outputs: frames, blobs, documents; copying them is worth a warning
+    configurable: bool = False  # inputs: the configuration may set it, instead of an edge
 
 
 class ComponentDescriptor(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +90,7 @@ class ComponentDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[Port, ...] = ()
     role: BoundaryRole | None = None  # None: any role
     any_ports: bool = False  # accepts and publishes on every port that the edges name
+    any_inputs: bool = False  # accepts every port that the edges name
     config_names: tuple[str, ...] | None = None  # None: any configuration
     config_required: tuple[str, ...] = ()
 
@@ -110,7 +119,7 @@ Batch: TypeAlias = Annotated[tuple[T, ...], _BATCH]
 
 ATTRIBUTE = "__rota_component__"
 INJECTED = ("context", "invocation")
-EVENT_PORTS = ("request", "task_ready", "future_ready")  # ports that the runtime fills, not an edge
+EVENT_PORTS = ("request", "task_ready", "future_ready", "start")  # ports that the runtime fills, not an edge
 DEFAULT_OUTPUT = "out"
 REQUIRED = inspect.Parameter.empty
 
@@ -215,6 +224,15 @@ def component_type(decorated: Any) -> ComponentType | None:
     return found if isinstance(found, ComponentType) else None
 
 
+def function_type(function: Callable[..., Any], type_name: str) -> ComponentType:
+    """Return the type of a function, method or partial without the decorator; with it, the decorator's own."""
+    decorated = component_type(function)
+    if decorated is not None:
+        descriptor = msgspec.structs.replace(decorated.descriptor, type=type_name)
+        return msgspec.structs.replace(decorated, descriptor=descriptor)
+    return _SignatureReader(function, type_name, {}, None, None, is_plain=True).component_type()
+
+
 # --- reading a signature -------------------------------------------------------------------------
 
 
@@ -228,15 +246,18 @@ class _SignatureReader:
         inputs: Mapping[str, Any],
         outputs: Outputs | None,
         role: BoundaryRole | None,
+        *,
+        is_plain: bool = False,  # not decorated
     ) -> None:
         self._implementation = implementation
         self._type_name = type_name
         self._input_types = inputs
         self._output_names = outputs
         self._role = role
+        self._is_plain = is_plain
         self._kind: _Kind = "class" if inspect.isclass(implementation) else "function"
         self._execute = self._find_execute()
-        self._hints = _hints(self._execute)
+        self._hints = hints_of(self._execute)
         declared = list(inspect.signature(self._execute).parameters.values())
         self._declared = declared[1:] if self._kind == "class" else declared  # without self
 
@@ -265,14 +286,15 @@ class _SignatureReader:
             takes_any=takes_any,
             config_names=names,
             config_required=required,
-            is_async=inspect.iscoroutinefunction(self._execute),
+            is_async=inspect.iscoroutinefunction(_function_of(self._execute)),
         )
 
     def _find_execute(self) -> Callable[..., Any]:
         execute = getattr(self._implementation, "execute", None) if self._kind == "class" else self._implementation
-        if not inspect.isfunction(execute):
+        is_plain = self._is_plain and self._kind == "function"
+        if not callable(execute) or not (is_plain or inspect.isfunction(execute)):
             raise self._invalid("must be a function, or a class with a method `execute`")
-        if inspect.isgeneratorfunction(execute) or inspect.isasyncgenfunction(execute):
+        if inspect.isgeneratorfunction(_function_of(execute)) or inspect.isasyncgenfunction(_function_of(execute)):
             raise self._invalid("is a generator, which is not supported: publish through `context` instead")
         return execute
 
@@ -284,14 +306,17 @@ class _SignatureReader:
         many = declared.kind is declared.VAR_POSITIONAL
         return Port(
             name=declared.name,
-            payload_type=_type_name(hint),
+            payload_type="" if self._is_plain else _type_name(hint),
             # the runtime fills the event ports itself, so they need no edge
             required=declared.default is declared.empty and not many and declared.name not in EVENT_PORTS,
             multiplicity="multi" if many else "single",
+            configurable=self._is_plain and not many,
         )
 
     def _outputs(self) -> tuple[Port, ...]:
         returned = self._hints.get("return", Any)
+        if self._is_plain:
+            return (Port(name=DEFAULT_OUTPUT),)
         if self._output_names is None:
             silent = returned is type(None) and "context" not in {each.name for each in self._declared}
             return () if silent else (Port(name=DEFAULT_OUTPUT, payload_type=_type_name(_not_none(returned))),)
@@ -312,17 +337,28 @@ class _SignatureReader:
         else:
             settings = [each for each in self._declared if each.kind is each.KEYWORD_ONLY and each.name not in INJECTED]
         names = tuple(each.name for each in settings)
-        return names, tuple(each.name for each in settings if each.default is each.empty)
+        required = tuple(each.name for each in settings if each.default is each.empty)
+        if self._is_plain:
+            names += tuple(port.name for port in map(self._port, self._ports()) if port.configurable)
+        return names, required
 
     def _invalid(self, problem: str) -> ComponentInvalid:
         return ComponentInvalid(f"component {self._type_name} {problem}", component_type=self._type_name)
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function, method or partial; none if they cannot be resolved."""
     try:
-        return typing.get_type_hints(function, include_extras=True)
+        return typing.get_type_hints(_function_of(function), include_extras=True)
     except Exception:  # a name that cannot be resolved here, or only by the type checker: the port accepts every type
         return {}
+
+
+def _function_of(code: Any) -> Any:
+    """Return the function behind a partial, or behind an object with `__call__`."""
+    while isinstance(code, functools.partial):
+        code = code.func
+    return code if inspect.isroutine(code) or inspect.isclass(code) else code.__call__
 
 
 def _not_none(hint: Any) -> Any:

@@ -150,6 +150,12 @@ CODES: Mapping[str, CodeInfo] = {
         "a trigger cannot be combined with these event sources or edges",
         "Choose a trigger that works with the component's event sources and edges.",
     ),
+    "invalid_budget": CodeInfo(
+        "error",
+        "scheduler",
+        "a budget has an unknown dimension or amount, exceeds the run's, or on_over_budget names no edge of it",
+        "Correct the amount, or name an edge that leaves the component.",
+    ),
     # --- warnings: the graph runs, and may stall or lose messages ---
     "backpressure_risk": CodeInfo(
         "warning",
@@ -174,6 +180,12 @@ CODES: Mapping[str, CodeInfo] = {
         "trigger",
         "nothing in the graph can make this trigger ready",
         "Add an event source or an edge that feeds the trigger, or use trigger type manual.",
+    ),
+    "required_input_not_awaited": CodeInfo(
+        "warning",
+        "trigger",
+        "a component can run without a message on an input that it requires, and then fails",
+        "Use a trigger that waits for the input (any_input, all_inputs), or give the parameter a default value.",
     ),
     "subgraph_hidden_cycle": CodeInfo(
         "warning",

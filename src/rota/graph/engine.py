@@ -12,14 +12,18 @@ thread.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from rota.errors import InvalidInput
+from rota.graph.accounts import MemoryAccount, RunAccount, StoreAccount
+from rota.graph.budgets import lines_of
 from rota.graph.channels import ChannelFull, MessageChannel
 from rota.graph.checkpoint import decode_checkpoint, encode_checkpoint, restore_checkpoint
 from rota.graph.commit import Committer
 from rota.graph.component_registry import ComponentRegistry
+from rota.graph.epoch_due import EpochDue
 from rota.graph.lanes.durable import DurableRun, DurableRuns
 from rota.graph.lanes.independent import IndependentLaneBase
 from rota.graph.lifecycle import Lifecycle, Reconfiguration
@@ -27,16 +31,28 @@ from rota.graph.messages import Origin
 from rota.graph.metrics import LaneMeter
 from rota.graph.nodes import DeferredPublication
 from rota.graph.plan import Plan
-from rota.graph.reports import Reports, RunStopped, error_text
+from rota.graph.reports import COMPONENT_FAILURES, HealthEvent, Reports, RunStopped, error_text
+from rota.graph.run_budgets import RunBudgets
 from rota.graph.run_options import RuntimeRunnerOptions
+from rota.graph.run_values import check_inputs, input_value
 from rota.graph.scope import RunScope, SharedState
+from rota.graph.spec import DURABLE_LANE_TYPES
 from rota.graph.stop import WakeSignal
 from rota.graph.tasks import TaskExecutor
 from rota.graph.timed_triggers import event_ports
 from rota.graph.tracing import TraceRecorder
+from rota.graph.triggers import SimulatedTime
 from rota.graph.wiring import REMOTE_LANES, RunLanes, Wiring, task_limits
 
 __all__ = ["GraphEngine"]
+
+WAITS_NAMED_MAX = 5  # nodes that are named in what a run waits for
+
+
+def _goes_by_steps(plan: Plan, options: RuntimeRunnerOptions) -> bool:
+    """Return whether the time of timers is simulated: the run has a number of epochs and nothing that waits."""
+    waits = options.duration_ms is not None or options.run_until_idle or options.durable is not None
+    return not waits and not any(lane.period_ns and lane.spec.wall_clock_enabled for lane in plan.lanes.values())
 
 
 class GraphEngine:
@@ -50,6 +66,7 @@ class GraphEngine:
         options: RuntimeRunnerOptions,
         run_id: str,
     ) -> None:
+        check_inputs(plan.components, options.inputs)
         self.plan = plan
         self.options = options
         self.run_id = run_id
@@ -58,15 +75,28 @@ class GraphEngine:
         self.wake_signal = WakeSignal(clock)
         self.reports = Reports(run_id)
         self.recorder = TraceRecorder(run_id, self.began_at_s, options.trace_rows_max) if options.trace else None
+        if self.recorder is not None:
+            self.reports.on_health = self._trace_health
         self.meters = {lane_id: LaneMeter() for lane_id in plan.lanes}
-        self.wiring = Wiring(plan, registry, instances, self.reports)
+        self._simulated = SimulatedTime() if _goes_by_steps(plan, options) else None
+        has_budgets = bool(lines_of(plan.spec) or (options.account is not None and options.account.lines))
+        self.wiring = Wiring(plan, registry, instances, self.reports, self._simulated, has_budgets=has_budgets)
         self.shared = SharedState()
         self.tasks = self._make_tasks()
         self.committer = Committer(
             clock, options.stop_token, self.reports, recorder=self.recorder, state=self.shared, meters=self.meters
         )
-        scope = RunScope(clock, plan.spec.graph.config, options.stop_token, self.shared, self.tasks)
+        self.committer.fails_closed = options.fails_closed
+        self.account = self._make_account()
+        scope = RunScope(
+            clock, plan.spec.graph.config, options.stop_token, self.shared, self.tasks, account=self.account
+        )
         self.lanes = RunLanes(self.wiring, self.committer, scope, self.wake_signal, self.meters, run_id=run_id)
+        wiring = self.wiring
+        parts = (wiring.nodes, wiring.gates, wiring.checked_at_start)
+        self._budgets = RunBudgets(self.account, *parts, self.committer, run_id, has_budgets=has_budgets)
+        if self.lanes.queue is not None:
+            self.lanes.queue.budgets = self._budgets
         self._durable = self._durable_runs()
         self._run: DurableRun | None = None  # set when the run is acquired
         nodes = self.wiring.nodes
@@ -81,17 +111,27 @@ class GraphEngine:
         self._owners = self._find_owners()
         unowned = [channel for channel in self.wiring.channels.values() if channel not in self._owners]
         self._epoch_channels = [channel for channel in unowned if channel.acts_at_epoch_begin]
+        self._epoch_due = EpochDue(self.wiring, self.lanes)
 
     def _durable_runs(self) -> DurableRuns | None:
-        """Return what stores the run, if it has a queue lane; raises if it has one and no store was given."""
+        """Return what stores the run, if it has a durable lane; raises if it has one and no store was given."""
         if self.lanes.queue is not None and self.options.durable is None:
-            lane = next(lane.id for lane in self.plan.lanes.values() if lane.type == "queue")
+            lane = next(lane for lane in self.plan.lanes.values() if lane.type in DURABLE_LANE_TYPES)
             raise InvalidInput(
-                f"lane {lane} is of type queue, but no durable queue was given",
+                f"lane {lane.id} is of type {lane.type}, but no durable queue was given",
                 field="durable",
                 hint="Pass RuntimeRunnerOptions(durable=DurableRuns(kernel)); on the command line, --store rota.db.",
             )
         return self.options.durable if self.lanes.queue is not None else None
+
+    def _make_account(self) -> RunAccount:
+        """Return where the components count what they use: at the coordinator, in the store or in this process."""
+        options, budgets = self.options, lines_of(self.plan.spec)
+        if options.account is not None:
+            return options.account
+        if options.durable is not None and any(lane.type in DURABLE_LANE_TYPES for lane in self.plan.lanes.values()):
+            return StoreAccount(options.durable.api, self.run_id, budgets, self.reports.health)
+        return MemoryAccount(self.run_id, budgets, self.reports.health)
 
     def _make_tasks(self) -> TaskExecutor:
         return TaskExecutor(
@@ -131,9 +171,18 @@ class GraphEngine:
             return False
         if not self.lifecycle.start({**restore, **self.options.restore}):
             return False
+        if self._run is None or self._run.checkpoint is None:
+            self._send_start()
         for lane in self.lanes.isolated.values():
             lane.release()
         return True
+
+    def _send_start(self) -> None:
+        """Tell the components that wait for the start of the run that it begins; a resumed run has begun before."""
+        for component_id, port in self.wiring.inboxes:
+            if port == "start":
+                value = input_value(self.plan.components[component_id], self.options.inputs)
+                self.deliver(component_id, port, value)
 
     def _resume(self) -> Mapping[str, Any]:
         """Continue from an earlier process's checkpoint, if there is one; return the snapshots of its components."""
@@ -143,6 +192,7 @@ class GraphEngine:
             message = "checkpoints do not include independent lanes and their components"
             self.reports.health("independent_lane_not_durable", message)
         self._run = run = self._durable.acquire(self.run_id, self.plan.name)
+        self._budgets.open()
         if run.checkpoint is None:
             self.lanes.queue.open(run, ())
             return {}
@@ -164,6 +214,8 @@ class GraphEngine:
             self.recorder.begin("scheduler_iteration", began_at_s, epoch_id)
         for pacer in self.lanes.pacers:
             pacer.begin(began_at_s, epoch_id)
+        if self._simulated is not None:
+            self._simulated.advance()
         executed, self._epoch_is_over = 0, False
         try:
             self._begin_epoch(epoch_id)
@@ -187,6 +239,7 @@ class GraphEngine:
         """Make everything visible that was published for this epoch, and write a checkpoint."""
         self.shared.commit()
         self.reconfiguration.apply()
+        self._budgets.begin_epoch(epoch_id)
         if self.lanes.queue is not None:
             self.lanes.queue.commit_ended()
         self._commit_deferred(epoch_id)
@@ -216,7 +269,7 @@ class GraphEngine:
         else:
             owner.deliver(deferred)
 
-    def write_final_checkpoint(self) -> None:
+    def write_final_checkpoint(self, *, is_waiting: bool = False) -> None:
         """Write a checkpoint at the end of a durable run, so that it resumes after its last epoch.
 
         Nothing is written if the last epoch did not finish: it will be repeated.
@@ -224,9 +277,17 @@ class GraphEngine:
         if self._epoch_is_over and self.reports.failure is None:
             self.shared.commit()
             with contextlib.suppress(RunStopped):  # the failure is recorded
-                self._write_checkpoint(self.epoch_id + 1)
+                self._write_checkpoint(self.epoch_id + 1, self._waits_text() if is_waiting else None)
 
-    def _write_checkpoint(self, next_epoch_id: int) -> None:
+    def _waits_text(self) -> str:
+        """Return what the run waits for, for people."""
+        counts = Counter(each.component_id for each in self.lanes.queue.pending()) if self.lanes.queue else {}
+        named = [f"{name} ({count})" if count > 1 else name for name, count in sorted(counts.items())]
+        more = f" and {len(named) - WAITS_NAMED_MAX} more nodes" if len(named) > WAITS_NAMED_MAX else ""
+        ends = f"the end of {', '.join(named[:WAITS_NAMED_MAX])}{more}" if named else ""
+        return "; ".join(filter(None, (ends, *self._budgets.waits(counts))))
+
+    def _write_checkpoint(self, next_epoch_id: int, waits: str | None = None) -> None:
         """Write a checkpoint, if the run is durable."""
         lane, run = self.lanes.queue, self._run
         if lane is None or run is None:
@@ -245,10 +306,23 @@ class GraphEngine:
                 state=values,
                 snapshots=present,
             )
-            run.commit(next_epoch_id, data)
-        except Exception as problem:  # a value that is not JSON, a failing snapshot(), the store
+            run.commit(next_epoch_id, data, waits)
+        except COMPONENT_FAILURES as problem:  # a value that is not JSON, a failing snapshot(), the store
             self.reports.error("runtime", "checkpoint_failed", error_text(problem))
             raise RunStopped from problem
+
+    def _trace_health(self, event: HealthEvent) -> None:
+        """Write a health event to the trace; any thread may report one."""
+        if self.recorder is not None:
+            self.recorder.instant(
+                "health_event",
+                self.clock.monotonic(),
+                event.epoch_id,
+                component_id=event.component_id,
+                channel_id=event.channel_id,
+                lane=event.lane,
+                attributes={"kind": event.kind, "reason": event.message},
+            )
 
     # --- from outside ----------------------------------------------------------------------------
 
@@ -258,24 +332,67 @@ class GraphEngine:
         self.wiring.outbox.append(DeferredPublication(self.wiring.inboxes[component_id, port], payload, origin, None))
         self.wake_signal.notify()
 
+    def due_in_s(self, *, manual: bool = True, timers: bool = True) -> float:
+        """Return after how many seconds an epoch can execute something: 0 now, `math.inf` only after an arrival.
+
+        `manual=False` leaves out components that run in every epoch, `timers=False` leaves out timers.
+        """
+        if self.has_arrivals or self.reconfiguration.is_waiting:
+            return 0.0
+        now_s = self.clock.monotonic()
+        return max(0.0, self._epoch_due.at_s(now_s, manual=manual, timers=timers) - now_s)
+
+    @property
+    def activity(self) -> int:
+        """A number that changes when an epoch publishes or enqueues something."""
+        channels = (*self.wiring.channels.values(), *self.wiring.inboxes.values())
+        enqueued = sum(each.epoch_id for each in self.lanes.queue.pending()) if self.lanes.queue is not None else 0
+        return sum(channel.offered for channel in channels) + len(self.wiring.deferred) + enqueued
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing is in flight that could make a component ready."""
         # Workers are checked before the queues: a worker delivers its result before it becomes idle.
+        return not self.has_work_outside and not self.wiring.deferred and not self.wiring.outbox
+
+    @property
+    def has_work_outside(self) -> bool:
+        """Whether threads, background tasks or entries of this run are in flight."""
         busy = any(not lane.is_idle for lane in self.lanes.isolated.values())
-        busy = busy or self.tasks.outstanding > 0 or self._has_entries_in_flight
-        return not busy and not self.wiring.deferred and not self.wiring.outbox
+        return busy or self.tasks.outstanding > 0 or self.entries_outstanding > 0
 
     @property
     def has_arrivals(self) -> bool:
         """Whether something waits for the next epoch boundary."""
-        if self.wiring.deferred or self.wiring.outbox:
+        return bool(self.wiring.deferred) or self.has_arrivals_from_outside
+
+    @property
+    def has_arrivals_from_outside(self) -> bool:
+        """Whether something that did not come from the last epoch waits for the next epoch boundary."""
+        if self.wiring.outbox:
             return True
         return self.lanes.queue is not None and self.lanes.queue.has_ended_entries()
 
     @property
-    def _has_entries_in_flight(self) -> bool:
-        return self.lanes.queue is not None and self.lanes.queue.outstanding > 0
+    def waits_for_entries(self) -> bool:
+        """Whether entries are all that this run waits for, besides a time."""
+        busy = any(not lane.is_idle for lane in self.lanes.isolated.values()) or self.tasks.outstanding > 0
+        return self.entries_outstanding > 0 and not busy
+
+    @property
+    def waits_for_budget(self) -> bool:
+        """Whether a component of this process has something to do, and waits until a budget is raised."""
+        return self._budgets.is_waiting
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """The entries of which the first to end lets the run go on."""
+        return self.lanes.queue.awaited() if self.lanes.queue is not None else ()
+
+    @property
+    def entries_outstanding(self) -> int:
+        """The number of entries that this run waits for."""
+        return self.lanes.queue.outstanding if self.lanes.queue is not None else 0
 
     # --- after the last epoch ---------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from rota.graph.agent_components import completed_fields
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.document import InputLimits, Section
 from rota.graph.expansion import GraphFile, Instance, Part, Scalar, SubgraphFile, Template, fill_text
@@ -57,6 +58,7 @@ _LOCATED = {GraphInfo, LaneSpec, *_NAMED}  # `GraphReader.lines` has their lines
 _NEW_IN_VERSION_2: Mapping[Any, tuple[str, ...]] = {
     LaneSpec: VERSION_2_FIELDS["lanes"],
     ExecutionSpec: VERSION_2_FIELDS["execution"],
+    GraphInfo: VERSION_2_FIELDS["graph"],
 }
 _NEEDS_COMPONENTS = {SubgraphFile, Template}
 
@@ -107,6 +109,8 @@ class GraphReader(StructReader):
         self._line = line or outer
         if line is not None and kind.kind in _LOCATED:
             self.lines[self._path()] = line
+        if kind.kind is ComponentSpec and self._version > 1:
+            value = _with_agent_fields(value)
         given = super().read_fields(kind, value)
         if self._version == 1:
             self._check_version(kind, value)
@@ -254,6 +258,17 @@ class GraphReader(StructReader):
             return ""
         similar = closest(given, known)
         return f"Did you mean {similar}? " if similar else ""
+
+
+def _with_agent_fields(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a component with the type and the lane that one that is an agent may leave out."""
+    found = completed_fields(value)
+    if not found:
+        return value
+    lane = {"lane": found.pop("lane")} if "lane" in found else {}
+    execution = Section(_line(value["execution"]))
+    execution.update({**value["execution"], **lane})
+    return {**value, **found, "execution": execution}
 
 
 def _line(value: Any) -> int | None:

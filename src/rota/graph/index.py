@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from rota.graph.agent_components import AGENT_COMPONENT
 from rota.graph.components import Catalogue, ComponentDescriptor
 from rota.graph.plan import Edge
-from rota.graph.spec import ComponentSpec, Endpoint, GraphSpec, LaneSpec
+from rota.graph.spec import DURABLE_LANE_TYPES, ComponentSpec, Endpoint, GraphSpec, LaneSpec
 
 __all__ = ["GraphIndex"]
 
@@ -24,7 +25,8 @@ class GraphIndex:
         self.components: dict[str, ComponentSpec] = {}
         for component in spec.components:
             self.components.setdefault(component.id, component)
-        self.edges = [Edge.of(edge) for edge in spec.edges]
+        self.durable = frozenset(name for name in self.components if self._is_durable(name))
+        self.edges = [Edge.of(edge, self.durable) for edge in spec.edges]
         self.incoming: dict[str, list[Edge]] = defaultdict(list)  # by target component
         self.outgoing: dict[str, list[Edge]] = defaultdict(list)  # by source component
         self._by_target: dict[Endpoint, list[Edge]] = defaultdict(list)
@@ -38,11 +40,17 @@ class GraphIndex:
         """Yield each component id with its descriptor; look each type up only once."""
         if catalogue is None:
             return
-        types = {component.type for component in self.components.values()}
+        types = {component.type for component in self.components.values() if not component.execution.agent}
         known = {name: catalogue.describe(name) for name in types}
         for component in self.components.values():
-            if (descriptor := known[component.type]) is not None:
+            if component.execution.agent:
+                yield component.id, AGENT_COMPONENT.descriptor
+            elif (descriptor := known[component.type]) is not None:
                 yield component.id, descriptor
+
+    def _is_durable(self, component_id: str) -> bool:
+        lane = self.lane_of(component_id)
+        return lane is not None and lane.type in DURABLE_LANE_TYPES
 
     def lane_of(self, component_id: str) -> LaneSpec | None:
         """Return the lane of a component, or None if the component or the lane does not exist."""
@@ -54,8 +62,8 @@ class GraphIndex:
         return self._by_target.get(Endpoint(component_id, port), ())
 
     def inputs_of(self, component: ComponentSpec) -> tuple[str, ...]:
-        """Return the inputs that trigger a component: those of its trigger, else those of its message sources."""
+        """Return the inputs that trigger a component: those of its trigger, else those of its event sources."""
         if ports := component.trigger_policy.ports:
             return ports
-        sources = [source for source in component.event_sources if source.type == "message"]
+        sources = [source for source in component.event_sources if source.type not in {"manual", "timer"}]
         return tuple(dict.fromkeys(port for source in sources for port in source.ports))

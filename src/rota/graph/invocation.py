@@ -17,9 +17,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rota.agent import Acquired
 from rota.clock import Clock
 from rota.errors import ComponentInvalid
+from rota.graph.accounts import RunAccount
 from rota.graph.messages import Inputs, Message
+from rota.model.money import in_micro
 
 __all__ = ["ComponentInfo", "GraphContext", "Invocation", "Publication", "Scope"]
 
@@ -48,6 +51,11 @@ class Scope(Protocol):
 
     clock: Clock
     config: Mapping[str, Any]
+
+    @property
+    def account(self) -> RunAccount:
+        """Where what the component uses is counted; raises where that is not possible."""
+        ...
 
     @property
     def stop_is_requested(self) -> bool:
@@ -82,6 +90,7 @@ class Invocation:
         "epoch_id",
         "inputs",
         "is_open",
+        "is_over_budget",
         "new_state",
         "number",
         "problem",
@@ -105,6 +114,7 @@ class Invocation:
         self.cancel_observed = False
         self.budget_spent_at_s: float | None = None  # when the component or the run first noticed
         self.is_open = False
+        self.is_over_budget = False  # a charge left less than nothing of a budget of its node or run
         self._discard_results()
 
     def _discard_results(self) -> None:
@@ -156,8 +166,8 @@ class Invocation:
         return requested
 
     def cancel_requested(self) -> bool:
-        """Return whether to give up: the run was asked to stop, or the budget is spent."""
-        return self.stop_requested or self.budget_exceeded
+        """Return whether to give up: the run was asked to stop, or a budget is spent."""
+        return self.stop_requested or self.budget_exceeded or self.is_over_budget
 
     @property
     def budget_exceeded(self) -> bool:
@@ -258,6 +268,49 @@ class GraphContext:
     def watch(self, future: Any) -> None:
         """Deliver this future on the port `future_ready` when it is done."""
         self._open()._scope.watch(self.component_id, future)
+
+    # --- as `ctx` of a function -------------------------------------------------------------------
+
+    def charge(self, *, model: str | None = None, **amounts: float) -> dict[str, int]:
+        """Record usage per dimension and return what is left of the budgets of this component and of its run.
+
+        Amounts are whole numbers, except `usd`, in dollars. They count even if the invocation fails afterwards. Over
+        a budget, `cancel_requested()` is true from now on.
+        """
+        return self._note(self._open()._scope.account.charge(self.component_id, in_micro(amounts), model))
+
+    def remaining(self) -> dict[str, int]:
+        """Return what is left of the budgets, per dimension."""
+        return self._open()._scope.account.remaining(self.component_id)
+
+    def acquire(self, name: str, /, *, wait_s: float | None = None, **amounts: int) -> Acquired:
+        """Wait until a limit has these amounts, `tokens=900, requests=1`; settle what is returned after the call."""
+        account = self._open()._scope.account
+        key = account.acquire(name, amounts, wait_s)
+
+        def settle(used: Mapping[str, int]) -> dict[str, int]:
+            return self._note(account.settle(self.component_id, key, used))
+
+        return Acquired(name, amounts, settle=settle, throttled=account.throttled)
+
+    def settle(self, acquired: Acquired, **used: int) -> dict[str, int]:
+        """Record what was used of what was acquired, as `acquired.settle` does."""
+        return acquired.settle(**used)
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Report how far the work is, from 0 to 1, for people who look."""
+        self._open()._scope.account.progress(fraction, text)
+
+    def log(self, text: object, level: str = "info") -> None:
+        """Write a line to the run's log."""
+        label = "" if level == "info" else f"{level}: "
+        line = f"{label}{self.component_id}: {text}\n"
+        self._open()._scope.account.log(line.encode("utf-8", "replace"))
+
+    def _note(self, left: dict[str, int]) -> dict[str, int]:
+        if any(amount < 0 for amount in left.values()):
+            self.invocation.is_over_budget = True
+        return left
 
     def _open(self) -> Invocation:
         if not self.invocation.is_open:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from rota.errors import ComponentInvalid, ComponentUnknown
 from rota.graph.calling import CoroutineRunner
 from rota.graph.nodes import Node
-from rota.graph.reports import Phase, Reports, RunStopped, error_text
+from rota.graph.reports import COMPONENT_FAILURES, Phase, Reports, RunStopped, error_text
 
 __all__ = ["Lifecycle", "Reconfiguration", "RemoteComponents", "call_hook"]
 
@@ -86,7 +86,7 @@ class Lifecycle:
             self._restore_or_reset(node, restore)
             phase = "activate"
             self._hook(node, "activate")
-        except Exception as problem:  # a component's failure is a result, not an error of the runner
+        except COMPONENT_FAILURES as problem:  # a component's failure is a result, not an error of the runner
             self._fail(node, phase, problem, fatal=True)
             return False
         return True
@@ -108,7 +108,7 @@ class Lifecycle:
     def _attempt(self, node: Node, action: Callable[[Node], None]) -> None:
         try:
             action(node)
-        except Exception as problem:  # one component's failure must not keep the others from ending
+        except COMPONENT_FAILURES as problem:  # one component's failure must not keep the others from ending
             self._fail(node, "deactivate", problem, fatal=False)
 
     def snapshot(self, node: Node) -> Any:
@@ -131,7 +131,7 @@ class Lifecycle:
     def _hook(self, node: Node, hook: str, *arguments: Any) -> Any:
         return call_hook(node.component.instance, hook, self._coroutines, *arguments)
 
-    def _fail(self, node: Node, phase: Phase, problem: Exception, *, fatal: bool) -> None:
+    def _fail(self, node: Node, phase: Phase, problem: BaseException, *, fatal: bool) -> None:
         self._reports.error(
             phase, f"component_{phase}", error_text(problem), component_id=node.id, lane=node.lane.id, fatal=fatal
         )
@@ -159,6 +159,11 @@ class Reconfiguration:
             self._check_can_change(node)
         self._waiting.append({name: dict(config) for name, config in changes.items()})
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a change waits for the next epoch."""
+        return bool(self._waiting)
+
     def apply(self) -> None:
         """Apply the waiting changes: an epoch begins."""
         while self._waiting:
@@ -166,7 +171,7 @@ class Reconfiguration:
             try:
                 for component_id, config in changes.items():
                     self._validate(self._nodes[component_id], config)
-            except Exception as problem:  # validate_config is the component's code
+            except COMPONENT_FAILURES as problem:  # validate_config is the component's code
                 self._refuse(problem)
             self._apply_all(changes)
 
@@ -175,7 +180,7 @@ class Reconfiguration:
         for component_id, config in changes.items():
             try:
                 _apply(self._nodes[component_id], config)
-            except Exception as problem:  # reconfigure is the component's code
+            except COMPONENT_FAILURES as problem:  # reconfigure is the component's code
                 self._roll_back(applied)
                 self._refuse(problem)
             applied.append(component_id)
@@ -185,7 +190,7 @@ class Reconfiguration:
         for component_id in reversed(applied):
             try:
                 _apply(self._nodes[component_id], self._configs[component_id])
-            except Exception as problem:  # it accepted the new configuration, and may still refuse the old one
+            except COMPONENT_FAILURES as problem:  # it accepted the new configuration, and may still refuse the old one
                 self._reports.error("runtime", "config_rollback", error_text(problem), component_id=component_id)
 
     def _check_can_change(self, node: Node) -> None:
@@ -201,7 +206,7 @@ class Reconfiguration:
         if validate is not None:
             validate(**config)
 
-    def _refuse(self, problem: Exception) -> None:
+    def _refuse(self, problem: BaseException) -> None:
         self._reports.error("validate", "config_rejected", error_text(problem))
         raise RunStopped from problem
 

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from rota.errors import GraphInvalid
+from rota.graph.agent_components import completed
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.document import Format, InputLimits, Section, invalid_file, read_document
 from rota.graph.expansion import (
@@ -118,7 +119,7 @@ class _Loader:
             composite_loops=whole.composite_loops,
             hierarchy=hierarchy,
         )
-        return LoadedGraph(spec=spec, lines=self._reader.lines)
+        return LoadedGraph(spec=completed(spec), lines=self._reader.lines)
 
     # --- subgraphs and templates ------------------------------------------------------------------
 

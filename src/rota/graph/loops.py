@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -44,6 +45,14 @@ __all__ = ["EpochStep", "LoopOutcome", "LoopStep"]
 
 _SINGLE_ITERATION = ("single_pass", "after_first_iteration", "always")
 _NOT_CONVERGED = ("budget_overrun", "max_iterations", "cancelled", "component_error", "quiescent")
+
+
+_END_EVENTS = {
+    "budget_overrun": "loop_budget_overrun",
+    "max_iterations": "loop_max_iterations_hit",
+    "quiescent": "loop_quiescent",
+    "component_error": "loop_error",
+}
 
 
 class EpochStep(Protocol):
@@ -80,7 +89,7 @@ class LoopStep:
         policy: LoopPolicy,
         members: Sequence[EpochStep],
         *,
-        inner_edges: Sequence[MessageChannel],
+        inner_edges: Sequence[Sequence[MessageChannel]],
         held_outputs: list[DeferredPublication],
         deferred: DeferredTarget,
         committer: Committer,
@@ -89,7 +98,7 @@ class LoopStep:
         self.nodes = tuple(node for step in members for node in step.nodes)
         self._policy = policy
         self._members = tuple(members)
-        self._inner_edges = tuple(inner_edges)
+        self._inner_edges = tuple(tuple(edges) for edges in inner_edges)  # by member: those it publishes on
         self._held_outputs = held_outputs  # publications of members that leave the loop
         self._deferred = deferred  # where those go that are not immediate
         self._committer = committer
@@ -97,17 +106,34 @@ class LoopStep:
         self._iteration_id = 0
         self._began_at_s = -math.inf
         self.outcome: LoopOutcome | None = None  # the latest
+        self._may_continue = False  # whether it ended, or was not run, while members may be ready
         self.runs = self.iterations = self.converged = self.budget_overruns = self.cancelled = self.discarded = 0
 
     def run(self, epoch_id: int, _iteration_id: int, /) -> int:
         """Run iterations until the loop ends; return the number of invocations."""
         now_s = self._committer.clock.monotonic()
-        if now_s - self._began_at_s < self._policy.min_interval_ms / 1000:
+        if now_s < self._next_at_s:
+            self._may_continue = True
             return 0
         if self._policy.type == "coalesced_event":
             for node in self.nodes:
                 node.trigger.keep_newest()
         return self._run_iterations(epoch_id, now_s)
+
+    @property
+    def _next_at_s(self) -> float:
+        """When the loop may run again."""
+        return self._began_at_s + self._policy.min_interval_ms / 1000
+
+    def due_at_s(self, now_s: float, *, manual: bool = True, timers: bool = True) -> float:
+        """Return from when on the loop can run without a new message; `math.inf` for never."""
+        triggers = [node.trigger for node in self.nodes if not node.is_isolated]
+        if any(trigger.every_iteration for trigger in triggers) and manual:
+            return self._next_at_s
+        if self._may_continue and any(trigger.may_be_ready for trigger in triggers):
+            return self._next_at_s
+        timed = [trigger.due_at_s(now_s, timers=timers) for trigger in triggers if trigger.is_timed]
+        return max(self._next_at_s, min(timed, default=math.inf))
 
     def _run_iterations(self, epoch_id: int, began_at_s: float) -> int:
         total_executed, iteration = 0, 0
@@ -118,7 +144,7 @@ class LoopStep:
                 break
             before, failures = values, self._failures()
             try:
-                executed, values = self._run_iteration(epoch_id)
+                executed, values = self._run_traced(epoch_id, iteration + 1)
             except RunStopped:
                 self._end(epoch_id, iteration + 1, "component_error")
                 raise
@@ -135,19 +161,43 @@ class LoopStep:
             )
             if reason:
                 break
+        self._may_continue = reason != "quiescent"
         if iteration:
             self._began_at_s = began_at_s
             self._end(epoch_id, iteration, reason)
         return total_executed
 
+    def _run_traced(self, epoch_id: int, iteration: int) -> tuple[int, dict[str, Any]]:
+        """Run one iteration, between its events in the trace."""
+        recorder, clock = self._committer.recorder, self._committer.clock
+        if recorder is None:
+            return self._run_iteration(epoch_id)
+        began_at_s = clock.monotonic()
+        fields = self._trace_fields(iteration=str(iteration), policy=self._policy.type)
+        recorder.begin("loop_iteration", began_at_s, epoch_id, **fields)
+        try:
+            return self._run_iteration(epoch_id)
+        finally:
+            recorder.end("loop_iteration", began_at_s, clock.monotonic(), epoch_id, **fields)
+
+    def _trace_fields(self, **attributes: str) -> dict[str, Any]:
+        return {"component_id": self.id, "lane": self.nodes[0].lane.id, "attributes": attributes}
+
+    def _trace(self, name: str, epoch_id: int, **attributes: str) -> None:
+        if self._committer.recorder is not None:
+            now_s = self._committer.clock.monotonic()
+            self._committer.recorder.instant(name, now_s, epoch_id, **self._trace_fields(**attributes))
+
     def _run_iteration(self, epoch_id: int) -> tuple[int, dict[str, Any]]:
         """Run each member once; return the invocation count and, for stable_state, the values on the inner edges."""
         self._iteration_id += 1
         executed, values = 0, {}
-        for member in self._members:
+        is_observed = self._policy.convergence == "stable_state"
+        for position, member in enumerate(self._members):
             executed += member.run(epoch_id, self._iteration_id)
-            if self._policy.convergence == "stable_state":  # read before the next member takes it
-                newest = [(edge.id, edge.newest()) for edge in self._inner_edges]
+            if is_observed:  # before the next member takes it; the first look also sees what was left on other edges
+                edges = self._inner_edges[position] if position else chain.from_iterable(self._inner_edges)
+                newest = [(edge.id, edge.newest()) for edge in edges]
                 values.update({edge: message.payload for edge, message in newest if message is not None})
         return executed, values
 
@@ -179,18 +229,10 @@ class LoopStep:
         return sum(node.failed for node in self.nodes)
 
     def _is_cancelled(self, epoch_id: int) -> bool:
-        committer = self._committer
-        if not committer.stop_token.is_set:
+        if not self._committer.stop_token.is_set:
             return False
-        if committer.recorder is not None:
-            for event in ("requested", "observed"):
-                committer.recorder.instant(
-                    f"loop_cancellation_{event}",
-                    committer.clock.monotonic(),
-                    epoch_id,
-                    component_id=self.id,
-                    lane=self.nodes[0].lane.id,
-                )
+        for event in ("requested", "observed"):
+            self._trace(f"loop_cancellation_{event}", epoch_id)
         return True
 
     # --- held publications -----------------------------------------------------------------------
@@ -202,6 +244,11 @@ class LoopStep:
         self.cancelled += reason == "cancelled"
         self.converged += reason not in _NOT_CONVERGED
         commits = self._should_commit(reason)
+        if reason != "cancelled":  # that has events of its own
+            event = _END_EVENTS.get(reason, "loop_converged")
+            self._trace(event, epoch_id, reason=reason, iterations=str(iterations))
+        if self._held_outputs and not commits:
+            self._trace("loop_output_discarded", epoch_id, reason=reason, count=str(len(self._held_outputs)))
         self.outcome = LoopOutcome(self.id, epoch_id, iterations, reason, commits)
         if commits:
             self._commit_outputs()

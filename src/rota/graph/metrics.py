@@ -1,7 +1,9 @@
 """The metrics of a run. Their names are stable.
 
 Every lane reports all twenty scheduler metrics. Those of workers and queues are the highest value seen in the run, and
-zero on lanes that have neither (event_loop, fixed_rate). The others are totals, or their name says what they are.
+zero on lanes that have neither (event_loop, fixed_rate). Those of ticks are zero on lanes without a pace of their own:
+fixed_rate ticks once per epoch, isolated_thread with a period, manual_step with the host. The others are totals, or
+their name says what they are.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _SCHEDULER = (
 SCHEDULER_METRICS: tuple[str, ...] = tuple(PREFIX + name for name in _SCHEDULER)
 
 
-class Metric(msgspec.Struct, frozen=True, kw_only=True):
+class Metric(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One value, with the component, lane or channel it belongs to."""
 
     name: str

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from rota.graph.calling import BoundComponent
 from rota.graph.channels import ChannelFull, MessageChannel
 from rota.graph.invocation import Publication
+from rota.graph.mapping import MapOver
 from rota.graph.messages import Origin
 from rota.graph.plan import Lane
 from rota.graph.reports import Reports
@@ -31,6 +32,7 @@ __all__ = [
     "PublicationOutbox",
     "Route",
     "check_room",
+    "has_room",
     "publish",
 ]
 
@@ -117,19 +119,25 @@ class Node:
         self.trigger = trigger
         self.routes = dict(routes)
         self.rank = spec.execution.rank
+        outgoing = [channel for route in self.routes.values() for channel in (*route.immediate, *route.deferred)]
+        self.keeps_order = not outgoing or any(channel.keeps_order for channel in outgoing)  # of results of entries
         self.reentrant = spec.execution.reentrant
         self.on_error = spec.execution.on_error
         self.timeout_s = spec.execution.timeout_ms / 1000
         self.must_check_room = any(_may_refuse(channel) for route in routes.values() for channel in route.immediate)
         self.output_route = self.routes.get(component.output or "", NO_ROUTE)  # of its only output, if it has one
-        self.is_plain = component.is_plain and not self.must_check_room
+        self.map_over = _map_over(spec, component)
+        self.is_plain = component.is_plain and not self.must_check_room and self.map_over is None
         self.label = RowLabel(self.id, lane.id, _ids(self.output_route.immediate), _ids(self.output_route.deferred))
+        self.over_budget_route: Route | None = None  # of the edge that on_over_budget names
+        self.holds_messages = trigger.holds_messages or trigger.unwrapped.holds_messages
         self.is_isolated = False
         self.last_epoch_id = 0  # the last epoch in which it ran
         self.converged: str | None = None  # what it reported to its loop
         self.residual: float | None = None
         # counters
-        self.completed = self.failed = self.retries = 0
+        self.completed = self.failed = self.retries = self.rejected = 0
+        self.suppressions = 0  # steps in which messages waited and the trigger was not ready
         self.busy_s = 0.0
         self.cancellations_requested = self.cancellations_observed = self.budgets_exceeded = 0
 
@@ -146,6 +154,11 @@ class Node:
         self.is_isolated = True
         for channel in self.channels:
             channel.close()
+
+
+def _map_over(spec: ComponentSpec, component: BoundComponent) -> MapOver | None:
+    port, items_max = spec.execution.map_over, spec.execution.map_max
+    return MapOver(spec.id, port, items_max, component.channel_ports) if port else None
 
 
 def _may_refuse(channel: MessageChannel) -> bool:
@@ -168,6 +181,24 @@ def check_room(node: Node, publications: Sequence[Publication]) -> None:
             raise ChannelFull(
                 f"edge {channel.id} has room for {max(room, 0)} of {count} messages, and the edge allows no loss"
             )
+
+
+def has_room(node: Node, publications: Sequence[Publication], coming: Counter[MessageChannel]) -> bool:
+    """Whether durable edges can hold the publications of an entry, besides those that are `coming`; adds them if so.
+
+    An edge that is empty accepts anything: what does not even fit there is an error of the component.
+    """
+    wanted: Counter[MessageChannel] = Counter()
+    for publication in publications:
+        route = node.routes.get(publication.port)
+        wanted.update(route.deferred if route else ())
+    for channel, count in wanted.items():
+        room = channel.room()
+        is_empty = not len(channel) and not coming[channel]
+        if channel.is_durable and room is not None and room - coming[channel] < count and not is_empty:
+            return False
+    coming.update(wanted)
+    return True
 
 
 def publish(route: Route, payload: Any, origin: Origin, timestamp_ms: float | None = None) -> None:

@@ -21,6 +21,7 @@ actuator have no predecessors, so both are ready at the start; the loop waits fo
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Literal
 
 import msgspec
@@ -58,11 +59,19 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
     spec: EdgeSpec
     source: Endpoint
     target: Endpoint
+    is_durable: bool = False  # an end of it is on a durable lane
 
     @classmethod
-    def of(cls, spec: EdgeSpec) -> Edge:
-        """Return the edge of this spec. The components it names need not exist."""
-        return cls(spec=spec, source=Endpoint.parse(spec.source), target=Endpoint.parse(spec.target))
+    def of(cls, spec: EdgeSpec, durable: Container[str] = ()) -> Edge:
+        """Return the edge of this spec, with all defaults; `durable` are the components on durable lanes.
+
+        The components it names need not exist.
+        """
+        source, target = Endpoint.parse(spec.source), Endpoint.parse(spec.target)
+        is_durable = source.component in durable or target.component in durable
+        policy = spec.policy.completed(durable=is_durable)
+        spec = spec if policy is spec.policy else msgspec.structs.replace(spec, policy=policy)
+        return cls(spec=spec, source=source, target=target, is_durable=is_durable)
 
     @property
     def id(self) -> str:
@@ -73,6 +82,11 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
     def is_immediate(self) -> bool:
         """Whether the receiver sees a message in the epoch in which it was sent."""
         return self.spec.kind == "immediate"
+
+    @property
+    def keeps_value(self) -> bool:
+        """Whether a message stays readable after it was taken."""
+        return self.spec.kind == "state" or self.spec.policy.mode == "latched"
 
     @property
     def slow_reader_drop_risk(self) -> bool:
@@ -91,7 +105,8 @@ class LaneCapability(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     type: str
     implemented: tuple[str, ...]
-    advisory_fields: tuple[str, ...]  # set in the file and not applied here
+    advisory_fields: tuple[str, ...]  # set or not: would not be applied here
+    ignored_fields: tuple[str, ...] = ()  # set in the file and not applied here
     applied_fields: tuple[str, ...] = ()  # set in the file and applied by the operating system
     future_extensions: tuple[str, ...] = ()
     unsupported_claims: tuple[str, ...] = ()

@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 
+from rota.graph.budgets import amounts_of
 from rota.graph.compiler import CheckResult
 from rota.graph.diagnostics import CATEGORIES, DIAGNOSTICS_SCHEMA_VERSION, Diagnostic
 from rota.graph.plan import Edge, Lane, Plan, Region
-from rota.graph.spec import PRIORITY_RANKS
+from rota.graph.spanning_loops import LOOP_TYPE
+from rota.graph.spec import PRIORITY_RANKS, ComponentSpec
 
 __all__ = [
     "SCHEDULER_CONTRACT_VERSION",
@@ -83,6 +85,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     return {
         "graph": spec.graph.name,
         "kind": spec.graph.kind,
+        **({"budget": amounts_of(spec.graph.budget)} if spec.graph.budget else {}),
         "schema_version": spec.schema_version,
         "scheduler_contract_version": SCHEDULER_CONTRACT_VERSION,
         "components": [
@@ -90,6 +93,9 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
                 "id": each.id,
                 "type": each.type,
                 "lane": each.execution.lane,
+                **({"agent": each.execution.agent} if each.execution.agent else {}),
+                **({"loop": {**each.config, "spans_epochs": True}} if each.type == LOOP_TYPE else {}),
+                **_budget(each),
                 "boundary_role": each.boundary.role,
                 "boundary_descriptor": each.boundary.descriptor,
             }
@@ -104,6 +110,13 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "lane_capabilities": [_lane(each) for each in plan.lanes.values()],
         "hierarchy": [msgspec.to_builtins(each) for each in spec.hierarchy],
     }
+
+
+def _budget(component: ComponentSpec) -> dict[str, Any]:
+    """Return the budget of a component and what happens over budget; nothing if it says neither."""
+    execution = component.execution
+    found: dict[str, Any] = {"budget": amounts_of(execution.budget)} if execution.budget else {}
+    return found | ({"on_over_budget": execution.on_over_budget} if execution.on_over_budget != "fail" else {})
 
 
 def _edge(edge: Edge) -> dict[str, Any]:

@@ -42,6 +42,12 @@ from rota.graph.spec import CompositeLoopSpec
 __all__ = ["find_regions", "lifecycle_order", "region_order", "strongly_connected"]
 
 
+_SPANNING_FIX = (
+    "A loop with a member on a queue or fleet lane needs exactly one edge that enters it and one that leads back to "
+    "the same input."
+)
+
+
 def find_regions(index: GraphIndex) -> tuple[dict[str, Region], list[Diagnostic]]:
     """Return the regions, and a diagnostic for each loop without a cycle and each cycle without a loop."""
     groups = _groups(index)
@@ -111,7 +117,7 @@ def _connected(index: GraphIndex, regions: Mapping[str, Region]) -> dict[str, Re
 
 def _loop_problems(index: GraphIndex, cyclic: Iterable[tuple[str, ...]]) -> Iterator[Diagnostic]:
     """Yield a diagnostic for each loop that does not match exactly one cycle."""
-    cycles = [frozenset(group) for group in cyclic]
+    cycles = dict.fromkeys(frozenset(group) for group in cyclic)  # an ordered set
     cycle_of = {name: cycle for cycle in cycles for name in cycle}
     owner: dict[str, str] = {}
     for loop in index.spec.composite_loops:
@@ -125,7 +131,9 @@ def _loop_problems(index: GraphIndex, cyclic: Iterable[tuple[str, ...]]) -> Iter
         message = f"composite_loop {loop.id} must exactly match one immediate cyclic strongly connected component"
         if touched:
             message += f"; the cycle is {','.join(sorted(cycle_of[touched[0]]))}"
-        yield Diagnostic.of(code, message, path, components=loop.components)
+        spans = [name for name in loop.components if name in index.durable]
+        fix = _SPANNING_FIX if spans else None
+        yield Diagnostic.of(code, message, path, components=loop.components, fix=fix)
 
 
 def _member_problems(

@@ -7,21 +7,41 @@ raised. Both lists are bounded; records over the limit are only counted.
 
 from __future__ import annotations
 
+import re
 import threading
+from asyncio import CancelledError
 from collections import deque
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from rota.errors import RotaError
+from rota.errors import GraphRunFailed, RotaError
 
-__all__ = ["ERRORS_MAX", "HEALTH_EVENTS_MAX", "HealthEvent", "Phase", "Reports", "RunError", "RunStopped"]
+__all__ = [
+    "COMPONENT_FAILURES",
+    "ERRORS_MAX",
+    "HEALTH_EVENTS_MAX",
+    "HealthEvent",
+    "Phase",
+    "ReportedFailure",
+    "Reports",
+    "RunError",
+    "RunStopped",
+]
 
 ERRORS_MAX = 10_000  # records kept per run; further ones are only counted
 HEALTH_EVENTS_MAX = 10_000
 MESSAGE_CHARS_MAX = 2_000
 
+# What a component may raise as its own failure. sys.exit in a component ends the invocation, not the run's process;
+# an interrupt by the user is not the component's and passes through.
+COMPONENT_FAILURES = (Exception, SystemExit, CancelledError)
+
 Phase: TypeAlias = Literal["configure", "activate", "execute", "deactivate", "validate", "dry_run", "runtime"]
+
+
+_LIFECYCLE = ("configure", "activate", "execute", "deactivate")  # the phases that are methods of a component
 
 
 class RunError(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +56,12 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
     fatal: bool = True
 
     def __str__(self) -> str:
-        return f"component {self.component_id} failed: {self.message}" if self.component_id else self.message
+        """Return one sentence that names the component and the phase, each once."""
+        component_id, message = self.component_id, self.message
+        if component_id and self.phase in _LIFECYCLE:
+            return f"component {component_id} failed to {self.phase}: {message}"
+        is_named = not component_id or re.search(rf"\b{re.escape(component_id)}\b", message)
+        return f"{self.phase}: {message}" if is_named else f"{self.phase}: component {component_id}: {message}"
 
 
 class HealthEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +73,10 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True):
     channel_id: str = ""
     lane: str = ""
     epoch_id: int = 0
+
+
+class ReportedFailure(Exception):
+    """A failure in another process, in the words of that process: they already name the exception."""
 
 
 class RunStopped(Exception):
@@ -65,6 +94,7 @@ class Reports:
         self.error_count = 0
         self.health_count = 0
         self.failure: RunError | None = None  # the first fatal one
+        self.on_health: Callable[[HealthEvent], None] | None = None  # writes each event to the trace, if there is one
         self._lock = threading.Lock()
 
     def error(
@@ -100,12 +130,19 @@ class Reports:
         with self._lock:
             self.health_events.append(event)
             self.health_count += 1
+        if self.on_health is not None:
+            self.on_health(event)
 
 
 def error_text(problem: BaseException) -> str:
-    """Return the exception's class name and message; an unreadable message does not fail the run."""
+    """Return the exception's class name and message; of a failure that was described elsewhere, that description.
+
+    An unreadable message does not fail the run.
+    """
     try:
         message = problem.message if isinstance(problem, RotaError) else str(problem)
     except Exception:  # __str__ is the component's code and may raise anything
         message = "(its message could not be read)"
+    if message and isinstance(problem, (ReportedFailure, GraphRunFailed)):  # a whole sentence
+        return message
     return f"{type(problem).__name__}: {message}" if message else type(problem).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ class RuntimeRunnerResult(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int = 0
     executed: int = 0  # invocations
     component_count: int = 0
-    ticked_components: int = 0  # components that ran at least once
+    ticked_components: tuple[str, ...] = ()  # components that ran at least once, in file order
     runtime_errors: tuple[RunError, ...] = ()
     error_count: int = 0  # including those over the limit on `runtime_errors`
     health_events: tuple[HealthEvent, ...] = ()
@@ -84,11 +85,13 @@ class RuntimeRunnerResult(msgspec.Struct, frozen=True, kw_only=True):
             "graph_name": self.graph_name,
             "run_id": self.run_id,
             "component_count": self.component_count,
-            "tick_calls": self.epochs,
+            "epochs": self.epochs,
             "executed": self.executed,
-            "ticked_components": self.ticked_components,
+            "tick_calls": self.executed,  # calls of components, not epochs
+            "ticked_components": list(self.ticked_components),
             "stop_reason": self.scheduler_stop_reason.value,
             **self.totals,
+            "health_event_count": self.health_event_count,
             "health_events": msgspec.to_builtins(self.health_events),
             "workers": msgspec.to_builtins(self.workers),
             "metric_schema_version": METRIC_SCHEMA_VERSION,
@@ -105,6 +108,13 @@ _CHANNEL_COUNTS = {
     "health_event_count": "health_events",
     "payload_copy_count": "payload_copies",
     "committed_count": "committed",
+}
+_ASYNC_COUNTS = {
+    "accepted_count": "committed",
+    "rejected_count": "rejects",
+    "dropped_count": "drops",
+    "overwrite_count": "overwrites",
+    "max_in_flight_count": "max_depth",
 }
 _LOOP_COUNTS = {
     "run_count": "runs",
@@ -135,12 +145,12 @@ def make_result(engine: GraphEngine, stop_reason: SchedulerStopReason, epochs: i
         epochs=epochs,
         executed=engine.executed + sum(lane.executed for lane in engine.lanes.independent.values()),
         component_count=len(nodes),
-        ticked_components=sum(node.executed > 0 for node in nodes),
+        ticked_components=tuple(node.id for node in nodes if node.executed),
         runtime_errors=tuple(reports.errors),
         error_count=reports.error_count,
         health_events=tuple(reports.health_events),
         health_event_count=reports.health_count,
-        runtime_metrics=tuple(_metrics(engine, epochs)),
+        runtime_metrics=tuple(_metrics(engine)),
         totals=_totals(engine),
         loops=tuple(loop.outcome for loop in engine.lanes.loops if loop.outcome is not None),
         workers=tuple(engine.lanes.worker_reports()),
@@ -173,25 +183,27 @@ def _sum(counted: Sequence[MessageChannel] | Sequence[LoopStep], field: str) -> 
     return sum(getattr(each, field) for each in counted)
 
 
-def _metrics(engine: GraphEngine, epochs: int) -> Iterator[Metric]:
-    yield from _lane_metrics(engine, epochs)
+def _metrics(engine: GraphEngine) -> Iterator[Metric]:
+    yield from _lane_metrics(engine)
     for node in engine.wiring.nodes.values():
         yield from _node_metrics(node)
+        yield from _trigger_metrics(node)
     for channel in _channels(engine):
         for name, field in _CHANNEL_COUNTS.items():
             yield Metric(name=f"runtime.channel.{name}", value=getattr(channel, field), channel_id=channel.id)
         yield Metric(name="runtime.channel.max_depth", value=channel.max_depth, channel_id=channel.id)
     for loop in engine.lanes.loops:
         yield from _loop_metrics(loop)
+    yield from _publication_metrics(engine)
+    yield from _async_metrics(engine)
+    yield from _health_metrics(engine)
     yield from _task_metrics(engine)
 
 
-def _lane_metrics(engine: GraphEngine, epochs: int) -> Iterator[Metric]:
-    """Yield all twenty metrics of every lane; a lane in the region order without a cadence ticks once per epoch."""
+def _lane_metrics(engine: GraphEngine) -> Iterator[Metric]:
+    """Yield all twenty metrics of every lane; only lanes with a pace of their own tick."""
     for lane in engine.plan.lanes.values():
         meter = engine.meters[lane.id]
-        if not lane.independent and lane.type != "fixed_rate":
-            meter.tick_count = epochs
         completed = [0] * len(PRIORITY_RANKS)
         for component_id in lane.components:
             node = engine.wiring.nodes[component_id]
@@ -204,6 +216,47 @@ def _node_metrics(node: Node) -> Iterator[Metric]:
     values["busy_duration_ms"] = node.busy_s * 1000
     for name, value in values.items():
         yield Metric(name=f"runtime.component.{name}", value=value, component_id=node.id, lane=node.lane.id)
+
+
+def _trigger_metrics(node: Node) -> Iterator[Metric]:
+    """Yield how often a trigger was ready and how often it was not although messages waited, and what its kind does."""
+    counts = {"ready_count": node.executed + node.rejected, "suppressed_count": node.suppressions}
+    for name, value in (counts | node.trigger.counts()).items():
+        yield Metric(name=f"runtime.trigger.{name}", value=value, component_id=node.id, lane=node.lane.id)
+
+
+def _publication_metrics(engine: GraphEngine) -> Iterator[Metric]:
+    """Yield how many publications there were: in all, and by what they wait for."""
+    totals, kinds = _totals(engine), Counter[str]()
+    for edge in engine.plan.edges.values():
+        kinds[edge.spec.kind] += engine.wiring.channels[edge.id].offered_here
+    counts = {
+        "staged": totals["staged_publication_count"],
+        "committed": totals["committed_publication_count"],
+        "delayed": kinds["delay"],
+        "state": kinds["state"],
+        "async": kinds["async"],
+        "composite_discarded": sum(loop.discarded for loop in engine.lanes.loops),
+        "outbox_rejected": engine.wiring.outbox.rejected,
+    }
+    for name, value in counts.items():
+        yield Metric(name=f"runtime.publication.{name}", value=value)
+
+
+def _async_metrics(engine: GraphEngine) -> Iterator[Metric]:
+    """Yield what happened to the messages of each async edge."""
+    for edge in engine.plan.edges.values():
+        if edge.spec.kind == "async":
+            channel = engine.wiring.channels[edge.id]
+            for name, field in _ASYNC_COUNTS.items():
+                yield Metric(name=f"runtime.async.{name}", value=getattr(channel, field), channel_id=channel.id)
+            yield Metric(name="runtime.async.in_flight_count", value=len(channel), channel_id=channel.id)
+
+
+def _health_metrics(engine: GraphEngine) -> Iterator[Metric]:
+    kept, count = len(engine.reports.health_events), engine.reports.health_count
+    yield Metric(name="runtime.health.event_count", value=kept)
+    yield Metric(name="runtime.health.dropped_count", value=count - kept)
 
 
 def _loop_metrics(loop: LoopStep) -> Iterator[Metric]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rota.clock import Clock, SystemClock
 from rota.errors import InvalidInput
+from rota.graph.accounts import RunAccount
 from rota.graph.lanes.durable import DurableRuns
 from rota.graph.stop import StopToken
 from rota.graph.tasks import TaskExecutorConfig
@@ -17,7 +18,8 @@ from rota.model.checks import Checks
 
 __all__ = ["IDLE_STEPS_MAX", "RuntimeRunnerOptions", "SchedulerStopReason"]
 
-IDLE_STEPS_MAX = 1_000  # maximum epochs of a run with `run_until_idle` and without `steps`
+# maximum epochs of a run with `run_until_idle` and without `steps`, since something last arrived from outside
+IDLE_STEPS_MAX = 1_000
 
 _checks = Checks("RuntimeRunnerOptions", InvalidInput)
 
@@ -29,6 +31,7 @@ class SchedulerStopReason(StrEnum):
     TICK_BOUND = "tick_bound"
     DURATION_BOUND = "duration_bound"
     IDLE = "idle"
+    WAITING = "waiting"
     STOP_REQUESTED = "stop_requested"
     ERROR = "error"
 
@@ -51,6 +54,10 @@ class RuntimeRunnerOptions:
     restore: Mapping[str, Any] = field(default_factory=dict)  # by component: what its snapshot() returned earlier
     task_executor: TaskExecutorConfig = field(default_factory=TaskExecutorConfig)
     durable: DurableRuns | None = None  # the kernel that stores the run and its entries; required by queue lanes
+    account: RunAccount | None = None  # where components count what they use; None: the store, or this process
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # values of the run's inputs (`rota.input`), by id
+    fails_closed: bool = False  # an island: an invocation that takes longer than its budget ends the run
+    returns_when_waiting: bool = False  # end as soon as nothing can happen before an entry ends or a time comes
     on_epoch: Callable[[int], None] | None = None  # called after each epoch, on the run's thread
 
     def __post_init__(self) -> None:

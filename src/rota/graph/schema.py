@@ -12,7 +12,7 @@ import msgspec
 
 from rota.graph.document import InputLimits
 from rota.graph.expansion import GraphFile
-from rota.graph.spec import ERROR_POLICIES_V1, LANE_TYPES_V1, VERSION_2_FIELDS
+from rota.graph.spec import ERROR_POLICIES_V1, EVENT_SOURCES_V1, LANE_TYPES_V1, VERSION_2_FIELDS
 
 __all__ = ["graph_schema"]
 
@@ -40,9 +40,10 @@ def _add_limits(root: dict[str, Any]) -> None:
 
 
 def _remove_version_2(parts: dict[str, Any]) -> None:
-    for name, section in (("LaneSpec", "lanes"), ("ExecutionSpec", "execution")):
+    for name, section in (("LaneSpec", "lanes"), ("ExecutionSpec", "execution"), ("GraphInfo", "graph")):
         for field in VERSION_2_FIELDS[section]:
             del parts[name]["properties"][field]
     parts.pop("LanePolicy")
     parts["LaneSpec"]["properties"]["type"]["enum"] = list(LANE_TYPES_V1)
+    parts["EventSource"]["properties"]["type"]["enum"] = list(EVENT_SOURCES_V1)
     parts["ExecutionSpec"]["properties"]["on_error"]["enum"] = list(ERROR_POLICIES_V1)

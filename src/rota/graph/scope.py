@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from rota.clock import Clock, SystemClock
 from rota.errors import ComponentInvalid
+from rota.graph.accounts import RunAccount
 from rota.graph.stop import StopToken
 from rota.graph.tasks import TaskExecutor
 
@@ -40,7 +41,10 @@ class RunScope:
         stop_token: StopToken,
         shared: SharedState,
         tasks: TaskExecutor,
+        *,
+        account: RunAccount,
     ) -> None:
+        self.account = account
         self.clock = clock
         self.config = config
         self._stop_token = stop_token
@@ -68,7 +72,10 @@ class RunScope:
 class DetachedScope:
     """The scope of invocations in another process; what needs the run's own process is refused."""
 
-    def __init__(self, config: Mapping[str, Any], stop: StopFlag, where: str) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], stop: StopFlag, where: str, account: RunAccount | None = None
+    ) -> None:
+        self._account = account
         self.clock: Clock = SystemClock()
         self.config = config
         self._stop = stop
@@ -78,6 +85,13 @@ class DetachedScope:
     def stop_is_requested(self) -> bool:
         """Whether the run was asked to stop."""
         return self._stop.is_set
+
+    @property
+    def account(self) -> RunAccount:
+        """Where what the component uses is counted; raises if nothing can be counted here."""
+        if self._account is None:
+            raise self._not_here("charges, limits and progress")
+        return self._account
 
     def state(self) -> Mapping[str, Any]:
         """Raise: shared values exist only in the run's process."""

@@ -38,19 +38,28 @@ from msgspec import Meta
 from rota.policy.contract import PolicyIsolation
 
 __all__ = [
+    "AGENT_TYPE",
     "CONVERGENCES",
+    "DURABLE_EDGE_CAPACITY",
+    "DURABLE_LANE_TYPES",
     "ERROR_POLICIES",
     "ERROR_POLICIES_V1",
+    "EVENT_SOURCES_V1",
+    "FLEET_LANE",
     "ID_BYTES_MAX",
     "INDEPENDENT_LANE_TYPES",
     "LANE_TYPES",
     "LANE_TYPES_V1",
     "LOSSY_OVERFLOWS",
+    "MAP_ITEMS_DEFAULT",
+    "MAP_ITEMS_MAX",
+    "OVER_BUDGET_PORT",
     "PRIORITY_RANKS",
     "SINGLE_MESSAGE_MODES",
     "STRING_BYTES_MAX",
     "VERSION_2_FIELDS",
     "BoundarySpec",
+    "Budget",
     "ClockSpec",
     "ComponentSpec",
     "CompositeLoopSpec",
@@ -70,9 +79,13 @@ __all__ = [
 
 ID_BYTES_MAX = 128  # graph, lane, component, edge and loop ids, as UTF-8
 STRING_BYTES_MAX = 4096  # all other strings, as UTF-8
+DURABLE_EDGE_CAPACITY = 1_024  # messages on an edge to or from a durable lane, unless the edge says otherwise
+OVER_BUDGET_PORT = "over_budget"  # an output that every component has, for the edge that on_over_budget names
 COUNT_MAX = 2**31 - 1  # of counts and of milliseconds: 24 days
 WORKERS_MAX = 1024  # threads or processes of one lane
 HZ_MAX = 1_000_000
+MAP_ITEMS_DEFAULT = 1_000  # items of one list that a component maps over; a longer list is refused
+MAP_ITEMS_MAX = 100_000
 
 Id: TypeAlias = Annotated[
     str,
@@ -90,11 +103,18 @@ NonNegativeNumber: TypeAlias = Annotated[float, Meta(ge=0)]
 Workers: TypeAlias = Annotated[int, Meta(ge=0, le=WORKERS_MAX)]
 Hertz: TypeAlias = Annotated[float, Meta(ge=0, le=HZ_MAX)]
 
+# By dimension: tokens, usd (dollars), cpu_s, wall_s, tool_calls, …; `budgets` turns it into lines of the ledger
+Budget: TypeAlias = dict[Id, NonNegativeNumber]
+
 LaneType: TypeAlias = Literal[
-    "event_loop", "fixed_rate", "thread_pool", "isolated_thread", "manual_step", "process_pool", "queue"
+    "event_loop", "fixed_rate", "thread_pool", "isolated_thread", "manual_step", "process_pool", "queue", "fleet"
 ]
 LANE_TYPES_V1: tuple[LaneType, ...] = ("event_loop", "fixed_rate", "thread_pool")
-LANE_TYPES: tuple[LaneType, ...] = (*LANE_TYPES_V1, "isolated_thread", "manual_step", "process_pool", "queue")
+LANE_TYPES: tuple[LaneType, ...] = (*LANE_TYPES_V1, "isolated_thread", "manual_step", "process_pool", "queue", "fleet")
+# Their invocations are entries of the durable queue, which end in a later epoch.
+DURABLE_LANE_TYPES: tuple[LaneType, ...] = ("queue", "fleet")
+FLEET_LANE = "fleet"  # the lane of agents that name none
+AGENT_TYPE = "agent"  # the type of a component that is an agent
 # Not part of the region order; they commit at the next epoch boundary.
 INDEPENDENT_LANE_TYPES: tuple[LaneType, ...] = ("isolated_thread", "manual_step")
 
@@ -112,13 +132,16 @@ ERROR_POLICIES: tuple[ErrorPolicy, ...] = ("fail_fast", "continue", "isolate", "
 
 TimestampDomain: TypeAlias = Literal["steady", "system", "device", "external"]
 EdgeKind: TypeAlias = Literal["immediate", "delay", "state", "async"]
-ChannelMode: TypeAlias = Literal["latest", "queue", "ring_buffer", "latched", "barrier", "previous_tick"]
+# "": latest; of an edge to or from a durable lane: queue
+ChannelMode: TypeAlias = Literal["", "latest", "queue", "ring_buffer", "latched", "barrier", "previous_tick"]
 SINGLE_MESSAGE_MODES: tuple[ChannelMode, ...] = ("latest", "latched", "previous_tick")  # they keep only the newest
-EdgeOverflow: TypeAlias = Literal["overwrite", "drop_oldest", "drop_newest", "block", "fail_fast", "reject"]
+# "": overwrite; of an edge to or from a durable lane that queues: fail_fast, which back-pressure avoids
+EdgeOverflow: TypeAlias = Literal["", "overwrite", "drop_oldest", "drop_newest", "block", "fail_fast", "reject"]
 LOSSY_OVERFLOWS: tuple[EdgeOverflow, ...] = ("overwrite", "drop_oldest", "drop_newest", "reject")
 CopyPolicy: TypeAlias = Literal["copy", "shared_view", "loaned_view", "move_only"]
 BoundaryRole: TypeAlias = Literal["processing", "input", "output", "input_output"]
-EventSourceType: TypeAlias = Literal["manual", "message", "timer", "request", "task_ready", "future_ready"]
+EventSourceType: TypeAlias = Literal["manual", "message", "timer", "request", "task_ready", "future_ready", "start"]
+EVENT_SOURCES_V1: tuple[EventSourceType, ...] = ("manual", "message", "timer", "request", "task_ready", "future_ready")
 TriggerType: TypeAlias = Literal[
     "manual",
     "on_event",
@@ -141,7 +164,8 @@ PartialSuccess: TypeAlias = Literal["", "commit_outputs", "discard_outputs", "fa
 # The fields that version 2 adds, by section.
 VERSION_2_FIELDS: dict[str, tuple[str, ...]] = {
     "lanes": ("starvation_epochs", "overflow_deadline_ms", "policy"),
-    "execution": ("max_attempts", "timeout_ms"),
+    "execution": ("max_attempts", "timeout_ms", "map_over", "map_max", "agent", "budget", "on_over_budget"),
+    "graph": ("budget", "island"),
 }
 
 
@@ -152,6 +176,21 @@ class ClockSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     event_domain: TimestampDomain = "steady"
 
 
+class GraphIsland(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a graph needs at once to keep its deadlines: it is admitted whole, or refused with what is missing.
+
+    Every component reserves its `budget_ms` (or its lane's `max_callback_ms`) in each period of its lane.
+    """
+
+    period_ms: NonNegative = 0  # of lanes that have no period of their own
+    deadline_ms: NonNegative = 0  # 0: the period
+    criticality: Literal["high", "critical"] = "critical"
+    cores: Text = ""  # "0-1"; "": any
+    lease: NonNegative = 0  # cores for itself, besides one for each lane with an isolation_intent
+    memory_bytes: NonNegative = 0
+    slots: NonNegative = 0
+
+
 class GraphInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The name, kind, configuration and clocks of the graph."""
 
@@ -159,6 +198,9 @@ class GraphInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     kind: Literal["runnable", "internal_test"] = "runnable"
     config: dict[str, Any] = {}
     clock: ClockSpec = ClockSpec()
+    # version 2
+    budget: Budget | None = None  # the most that all components may use together in a run
+    island: GraphIsland | None = None  # admitted whole before it runs, and failing closed
 
 
 class LanePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -256,6 +298,16 @@ class ExecutionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     # version 2
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 3  # used with on_error: retry
     timeout_ms: NonNegative = 0  # a process_pool worker is killed after this time
+    map_over: Text = ""  # the input whose messages are lists: the component runs once for each item
+    map_max: Annotated[int, Meta(ge=1, le=MAP_ITEMS_MAX)] = MAP_ITEMS_DEFAULT  # used with map_over
+    agent: Text = ""  # the agent that the component is: its invocations are entries of this agent
+    budget: Budget | None = None  # the most that all of its invocations in a run may use together
+    on_over_budget: Annotated[str, Meta(min_length=1, max_length=STRING_BYTES_MAX)] = "fail"  # fail, wait or an edge
+
+    @property
+    def over_budget_edge(self) -> str | None:
+        """The edge on which the reason is published when the component is over budget, if it names one."""
+        return None if self.on_over_budget in ("fail", "wait") else self.on_over_budget
 
     @property
     def rank(self) -> int:
@@ -299,9 +351,9 @@ class Endpoint(msgspec.Struct, frozen=True):
 class EdgePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an edge's channel stores messages until the receiver reads them."""
 
-    mode: ChannelMode = "latest"
+    mode: ChannelMode = ""
     capacity: Positive = 1
-    overflow: EdgeOverflow = "overwrite"
+    overflow: EdgeOverflow = ""
     lifespan_ms: NonNegative = 0  # older messages are dropped; 0: never
     deadline_ms: NonNegative = 0  # older messages are delivered and marked as late; 0: never
     max_inflight: NonNegative = 0  # async edges only
@@ -312,6 +364,18 @@ class EdgePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     copy_policy: CopyPolicy = "copy"
     owner: Literal["producer", "runtime", "consumer"] = "runtime"
     readers: Literal["single", "multi", "multiple"] = "single"
+
+    def completed(self, *, durable: bool) -> EdgePolicy:
+        """Return the policy with the defaults of its edge; `durable`: an end of the edge is on a durable lane."""
+        mode, overflow, capacity = self.mode, self.overflow, self.capacity
+        if not mode:
+            mode = "queue" if durable else "latest"
+            capacity = DURABLE_EDGE_CAPACITY if durable and capacity == 1 else capacity
+        if not overflow:
+            overflow = "fail_fast" if durable and mode == "queue" else "overwrite"
+        if (mode, overflow, capacity) == (self.mode, self.overflow, self.capacity):
+            return self
+        return msgspec.structs.replace(self, mode=mode, overflow=overflow, capacity=capacity)
 
 
 class EdgeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

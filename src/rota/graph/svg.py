@@ -2,6 +2,7 @@
 
 Each box is a component, coloured by lane and numbered with the position of its region in the epoch. A frame around
 boxes is a composite loop. Lines are edges: solid for immediate edges, dashed for edges that deliver in a later epoch.
+Of a run, boxes have the colours of their nodes' states instead of those of lanes.
 
 *Layout.* Columns run from left to right, and the components of a region stand below each other. A region is one column
 to the right of its predecessors, so an epoch reads from left to right. A region without immediate edges that receives
@@ -13,12 +14,13 @@ the same drawing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rota.graph.mermaid import COLOURS
+from rota.graph.mermaid import COLOURS, STATE_COLOURS
 from rota.graph.plan import Edge, Plan, Region
+from rota.model.graph_runs import NodeState
 from rota.svg import INK, document, element, text
 
 __all__ = ["Box", "Layout", "place_boxes", "to_svg"]
@@ -38,17 +40,18 @@ _ARROW_TIP = (
 )
 
 
-def to_svg(plan: Plan) -> str:
-    """Return the plan as an SVG document."""
+def to_svg(plan: Plan, states: Mapping[str, NodeState] | None = None) -> str:
+    """Return the plan as an SVG document; with the `states` of the nodes of a run, in their colours."""
     layout = place_boxes(plan)
-    legend = LEGEND_ROW * (max(len(plan.lanes), len(_DASHES)) + 1)
+    colours = _lane_legend(plan) if states is None else [(state, STATE_COLOURS[state]) for state in STATE_COLOURS]
+    legend = LEGEND_ROW * (max(len(colours), len(_DASHES)) + 1)
     top = layout.height + BACKWARDS_DIP / 2
     parts = [
         _ARROW_TIP,
         *_loops(plan, layout),
         *_edges(plan, layout),
-        *_components(plan, layout),
-        *_legend(plan, top),
+        *_components(plan, layout, states),
+        *_legend(colours, top),
     ]
     return document(max(layout.width, 560), top + legend + MARGIN, plan.name, parts, margin=MARGIN)
 
@@ -88,24 +91,37 @@ def _edge_text(edge: Edge) -> str:
     return f"{edge.id}: {edge.spec.source} → {edge.spec.target}, {edge.spec.kind}, {policy.mode} of {policy.capacity}"
 
 
-def _components(plan: Plan, layout: Layout) -> Iterator[str]:
+def _components(plan: Plan, layout: Layout, states: Mapping[str, NodeState] | None) -> Iterator[str]:
     position = {name: str(at) for at, name in enumerate(plan.region_order, 1)}
     colour = {lane: COLOURS[at % len(COLOURS)] for at, lane in enumerate(plan.lanes)}
     for name, spec in plan.components.items():
         box, lane = layout.components[name], spec.execution.lane
         radius = 22 if spec.boundary.role != "processing" else 8
-        yield _rect(box, rx=radius, fill=colour[lane], stroke=INK, tip=f"{name} ({spec.type}) on {lane}")
+        state = None if states is None else states.get(name, "pending")
+        fill = colour[lane] if state is None else STATE_COLOURS[state]
+        tip = f"{name} ({spec.type}) on {lane}" + (f": {state}" if state else "")
+        yield _rect(box, rx=radius, fill=fill, stroke=INK, tip=tip)
         yield text(box.x + 12, box.y + 20, _short(name))
-        yield text(box.x + 12, box.y + 35, _short(spec.type), class_="small")
+        yield text(box.x + 12, box.y + 35, _short(state or spec.type), class_="small")
         number = position.get(plan.component_region[name], "–")  # an independent lane is not part of the epoch
         yield text(box.x + box.width - 10, box.y + 18, number, class_="small", text_anchor="end")
 
 
-def _legend(plan: Plan, top: float) -> Iterator[str]:
-    for at, lane in enumerate(plan.lanes.values()):
+def _lane_legend(plan: Plan) -> list[tuple[str, str]]:
+    """Return what is said about each lane, and its colour."""
+    return [
+        (
+            f"{_short(lane.id)} · {lane.type}" + (f" · {lane.workers} workers" if lane.workers else ""),
+            COLOURS[at % len(COLOURS)],
+        )
+        for at, lane in enumerate(plan.lanes.values())
+    ]
+
+
+def _legend(colours: Sequence[tuple[str, str]], top: float) -> Iterator[str]:
+    for at, (words, colour) in enumerate(colours):
         y = top + LEGEND_ROW * (at + 1)
-        words = f"{_short(lane.id)} · {lane.type}" + (f" · {lane.workers} workers" if lane.workers else "")
-        yield _rect(Box(MARGIN, y - 11, 16, 13), rx=3, fill=COLOURS[at % len(COLOURS)], stroke=INK)
+        yield _rect(Box(MARGIN, y - 11, 16, 13), rx=3, fill=colour, stroke=INK)
         yield text(MARGIN + 24, y, words, class_="small")
     for at, kind in enumerate(_DASHES):
         y = top + LEGEND_ROW * (at + 1)

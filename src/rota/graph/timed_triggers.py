@@ -24,7 +24,7 @@ from rota.graph.channels import MessageChannel
 from rota.graph.components import EVENT_PORTS
 from rota.graph.messages import Inputs, Message
 from rota.graph.spec import ComponentSpec, TriggerPolicy
-from rota.graph.triggers import AllInputs, AnyInput, ComponentTrigger, OnEvent, TimestampedOnly
+from rota.graph.triggers import AllInputs, AnyInput, ComponentTrigger, OnEvent, SimulatedTime, TimestampedOnly
 
 __all__ = ["Batched", "LimitedTrigger", "TimeSync", "Watermark", "WatermarkState", "event_ports", "make_trigger"]
 
@@ -37,6 +37,11 @@ class TimeSync(AllInputs):
     def __init__(self, channels: Sequence[MessageChannel], listed: Sequence[int], slop_ms: float) -> None:
         super().__init__(channels, listed)
         self._slop_ms = slop_ms
+        self._drops = 0
+
+    def counts(self) -> dict[str, int]:
+        """Return how many messages were dropped because no other input had a close timestamp."""
+        return {"time_sync_drop_count": self._drops}
 
     def next(self, now_s: float, iteration_id: int, /) -> Inputs | None:
         """Drop messages that are too old for the other inputs, then return one message from each."""
@@ -48,6 +53,7 @@ class TimeSync(AllInputs):
             oldest = self.woken_by[min(known)[1]]
             if not oldest.items:  # a kept value cannot be dropped, only replaced
                 return None
+            self._drops += 1
             oldest.drop_front("no message of the other inputs has a timestamp close enough")
         return None
 
@@ -59,11 +65,18 @@ class TimeSync(AllInputs):
 class Batched(ComponentTrigger):
     """Ready with `size` messages, or with all that arrived within the window; counted over all listed inputs."""
 
+    holds_messages = True
+
     def __init__(self, channels: Sequence[MessageChannel], listed: Sequence[int], size: int, window_s: float) -> None:
         super().__init__(channels, listed)
         self._size = size
         self._window_s = window_s
+        self._batches = 0
         self.is_timed = self.is_timed or window_s > 0
+
+    def counts(self) -> dict[str, int]:
+        """Return how many batches were released."""
+        return {"batch_flush_count": self._batches}
 
     def next(self, now_s: float, _iteration_id: int, /) -> Inputs | None:
         """Return a full batch, or an incomplete one whose window has ended."""
@@ -76,9 +89,18 @@ class Batched(ComponentTrigger):
         return None
 
     def _is_over(self, fronts: Sequence[Message], now_s: float) -> bool:
-        return now_s - min(message.origin.published_at_s for message in fronts) >= self._window_s
+        return now_s >= self._over_at_s(fronts)
+
+    def _over_at_s(self, fronts: Sequence[Message]) -> float:
+        return min(message.origin.published_at_s for message in fronts) + self._window_s
+
+    def due_at_s(self, _now_s: float, *, timers: bool = True) -> float:  # noqa: ARG002  # it has no timer
+        """Return when the window of the waiting messages ends."""
+        fronts = [channel.items[0] for channel in self.woken_by if channel.items] if self._window_s else []
+        return self._over_at_s(fronts) if fronts else math.inf
 
     def _batch(self, now_s: float, size: int) -> Inputs:
+        self._batches += 1
         inputs = self._side_inputs(now_s)
         for position, channel in zip(self.listed, self.woken_by, strict=True):
             taken = channel.take_up_to(now_s, size)
@@ -97,11 +119,13 @@ class WatermarkState(msgspec.Struct, frozen=True):
 class Watermark(ComponentTrigger):
     """Ready with each message in order of timestamps, once no earlier message is expected."""
 
+    holds_messages = True
+
     def __init__(self, channels: Sequence[MessageChannel], listed: Sequence[int], lateness_ms: float) -> None:
         super().__init__(channels, listed)
         self._lateness_ms = lateness_ms
         self._domains: dict[str, _Domain] = {channel.domain: _Domain() for channel in self.woken_by}
-        self._arrivals = 0
+        self._arrivals = self._late = 0
         self._room = sum(channel.capacity for channel in self.woken_by) + BUFFERED_EXTRA
 
     def next(self, now_s: float, _iteration_id: int, /) -> Inputs | None:
@@ -115,6 +139,10 @@ class Watermark(ComponentTrigger):
         inputs = self._side_inputs(now_s)
         inputs[position] = message
         return tuple(inputs)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many messages arrived too late."""
+        return {"late_drop_count": self._late}
 
     @property
     def may_be_ready(self) -> bool:
@@ -155,6 +183,7 @@ class Watermark(ComponentTrigger):
     def _accept(self, position: int, channel: MessageChannel, now_s: float) -> None:
         domain, stamp = self._domains[channel.domain], channel.items[0].timestamp_ms
         if stamp is not None and stamp < domain.highest_ms - self._lateness_ms:
+            self._late += 1
             channel.drop_front(f"its timestamp {stamp} is below the watermark")
             return
         message = channel.take(now_s)
@@ -196,6 +225,8 @@ class _Domain:
 class LimitedTrigger(ComponentTrigger):
     """Limits around another trigger: merge waiting messages, drop old ones, enforce a minimum interval."""
 
+    holds_messages = True
+
     def __init__(self, inner: ComponentTrigger, policy: TriggerPolicy) -> None:
         super().__init__(inner.channels, inner.listed)
         self._inner = inner
@@ -203,8 +234,11 @@ class LimitedTrigger(ComponentTrigger):
         self._max_latency_s = policy.max_latency_ms / 1000
         self._min_interval_s = policy.min_interval_ms / 1000
         self._triggered_at_s = -math.inf
+        self._is_limited = False  # whether the interval kept back what may be ready
+        self._merged = self._too_old = self._limited = 0
         self.fills_every_input = inner.fills_every_input
         self.ready_without_message = inner.ready_without_message
+        self.every_iteration = inner.every_iteration and not policy.min_interval_ms
         self.is_timed = inner.is_timed or bool(policy.max_latency_ms or policy.min_interval_ms)
 
     @property
@@ -220,15 +254,48 @@ class LimitedTrigger(ComponentTrigger):
     def next(self, now_s: float, iteration_id: int, /) -> Inputs | None:
         """Return what the inner trigger returns, if the limits allow an invocation now."""
         if self._max_latency_s:
+            before = self._total("stale_drops")
             self._inner.drop_older(self._max_latency_s, now_s)
+            self._too_old += self._total("stale_drops") - before
         if self._coalesce:
+            before = self._total("overwrites")
             self._inner.keep_newest()
-        if now_s - self._triggered_at_s < self._min_interval_s:
+            self._merged += self._total("overwrites") - before
+        if now_s < self._triggered_at_s + self._min_interval_s:
+            self._is_limited = self._inner.may_be_ready
+            self._limited += self._is_limited
             return None
+        self._is_limited = False
         inputs = self._inner.next(now_s, iteration_id)
         if inputs is not None and self._min_interval_s:
             self._triggered_at_s = now_s
         return inputs
+
+    def _total(self, count: str) -> int:
+        return sum(getattr(channel, count) for channel in self.woken_by)
+
+    def counts(self) -> dict[str, int]:
+        """Return what the limits and the inner trigger did to messages."""
+        counts = self._inner.counts()
+        if self._coalesce:
+            counts["coalesced_count"] = self._merged
+        if self._max_latency_s:
+            counts["timeout_drop_count"] = self._too_old
+        if self._min_interval_s:
+            counts["rate_limit_suppressed_count"] = self._limited
+        return counts
+
+    def due_at_s(self, now_s: float, *, timers: bool = True) -> float:
+        """Return when the interval ends, if it keeps something back; else when the inner trigger is due."""
+        inner_s = self._inner.due_at_s(now_s, timers=timers)
+        if not self._is_limited:
+            return inner_s
+        allowed_s = self._triggered_at_s + self._min_interval_s
+        if any(channel.items for channel in self.woken_by):
+            return allowed_s
+        if self._inner.every_iteration:
+            return allowed_s if timers else math.inf
+        return max(allowed_s, inner_s)
 
 
 # --- from the graph file -------------------------------------------------------------------------
@@ -240,18 +307,22 @@ def event_ports(spec: ComponentSpec) -> tuple[str, ...]:
     return tuple(port for port in EVENT_PORTS if port in named)
 
 
-def make_trigger(spec: ComponentSpec, channels: Sequence[MessageChannel]) -> ComponentTrigger:
-    """Return the trigger that a component's specification asks for."""
+def make_trigger(
+    spec: ComponentSpec, channels: Sequence[MessageChannel], simulated: SimulatedTime | None = None
+) -> ComponentTrigger:
+    """Return the trigger that a component's specification asks for; its timers follow `simulated` time if given."""
     policy = spec.trigger_policy
-    inner = _inner_trigger(spec, channels)
+    inner = _inner_trigger(spec, channels, simulated)
     limited = policy.coalesce or policy.max_latency_ms or policy.min_interval_ms or policy.type == "debounce"
     return LimitedTrigger(inner, policy) if limited else inner
 
 
-def _inner_trigger(spec: ComponentSpec, channels: Sequence[MessageChannel]) -> ComponentTrigger:
+def _inner_trigger(
+    spec: ComponentSpec, channels: Sequence[MessageChannel], simulated: SimulatedTime | None
+) -> ComponentTrigger:
     policy = spec.trigger_policy
     if policy.type == "manual" or (policy.type == "on_event" and not policy.ports):
-        return OnEvent(channels, _source_positions(spec, channels), spec.event_sources)
+        return OnEvent(channels, _source_positions(spec, channels), spec.event_sources, simulated)
     listed = _listed(spec, channels)
     make = _TIMED.get(policy.type)
     if make is not None:
@@ -275,9 +346,9 @@ _TIMED: Mapping[str, Callable[[Sequence[MessageChannel], Sequence[int], TriggerP
 def _listed(spec: ComponentSpec, channels: Sequence[MessageChannel]) -> list[int]:
     """Return the positions of the triggering channels: those the trigger names, else those of its sources, else all."""
     policy = spec.trigger_policy
-    if policy.type in EVENT_PORTS:
-        return [position for position, channel in enumerate(channels) if channel.port in EVENT_PORTS]
     ports = policy.ports or tuple(port for source in spec.event_sources for port in source.ports)
+    if policy.type in EVENT_PORTS:  # outside events always count; the listed inputs deliver the same kind of event
+        return [position for position, channel in enumerate(channels) if channel.port in (*EVENT_PORTS, *ports)]
     if ports:
         return [position for position, channel in enumerate(channels) if channel.port in ports]
     return [position for position, channel in enumerate(channels) if channel.port not in EVENT_PORTS]
@@ -287,7 +358,7 @@ def _source_positions(spec: ComponentSpec, channels: Sequence[MessageChannel]) -
     """Return the positions of the channels that a component's event sources name."""
     positions: list[int] = []
     for source in spec.event_sources:
-        ports = (source.type,) if source.type in EVENT_PORTS else source.ports
+        ports = (source.type, *source.ports) if source.type in EVENT_PORTS else source.ports
         for position, channel in enumerate(channels):
             any_message = source.type == "message" and not ports and channel.port not in EVENT_PORTS
             if (channel.port in ports or any_message) and position not in positions:

@@ -23,6 +23,7 @@ import msgspec
 from rota.graph.messages import Origin
 
 __all__ = [
+    "LOOP_EVENTS",
     "ROWS_MAX",
     "TRACE_EVENTS",
     "TRACE_SCHEMA_VERSION",
@@ -56,7 +57,25 @@ SCHEDULER_EVENTS = (
     "loop_cancellation_requested",
     "loop_cancellation_observed",
 )
-TRACE_EVENTS = (*SCHEDULER_EVENTS, "publication_staged", "publication_committed")
+LOOP_EVENTS = (
+    "loop_iteration_begin",
+    "loop_iteration",
+    "loop_iteration_end",
+    "loop_converged",
+    "loop_budget_overrun",
+    "loop_max_iterations_hit",
+    "loop_quiescent",
+    "loop_error",
+    "loop_output_discarded",
+)
+TRACE_EVENTS = (
+    *SCHEDULER_EVENTS,
+    *LOOP_EVENTS,
+    "trigger_suppressed",
+    "health_event",
+    "publication_staged",
+    "publication_committed",
+)
 
 TracePhase: TypeAlias = Literal["begin", "span", "end", "instant"]
 

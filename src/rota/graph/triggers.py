@@ -27,13 +27,14 @@ input must be new.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rota.graph.channels import MessageChannel
 from rota.graph.messages import Inputs, Message
 from rota.graph.spec import EventSource
 
-__all__ = ["AllInputs", "AnyInput", "ComponentTrigger", "OnEvent", "PeriodicTimer", "TimestampedOnly"]
+__all__ = ["AllInputs", "AnyInput", "ComponentTrigger", "OnEvent", "PeriodicTimer", "SimulatedTime", "TimestampedOnly"]
 
 
 class ComponentTrigger:
@@ -42,13 +43,16 @@ class ComponentTrigger:
     fills_every_input = False  # whether every invocation has exactly one message in each position
     is_timed = False  # whether `next` depends on the time
     ready_without_message = False  # whether it can be ready although no message waits
+    every_iteration = False  # whether it is ready in every iteration
+    holds_messages = False  # whether messages may wait although the component could take them
 
     def __init__(self, channels: Sequence[MessageChannel], listed: Sequence[int]) -> None:
         self.channels = tuple(channels)
         self.listed = tuple(listed)
         self.woken_by = tuple(self.channels[position] for position in listed)
         self.is_timed = any(channel.is_timed for channel in channels)
-        self._is_side_input = tuple(position not in self.listed for position in range(len(self.channels)))
+        triggering = frozenset(listed)
+        self._is_side_input = tuple(position not in triggering for position in range(len(self.channels)))
 
     def next(self, now_s: float, iteration_id: int, /) -> Inputs | None:
         """Return the inputs of the next ready invocation; None if there is none in this iteration."""
@@ -70,6 +74,14 @@ class ComponentTrigger:
     def may_be_ready(self) -> bool:
         """Whether calling `next` can have a result; False only if it would certainly return None."""
         return self.ready_without_message or any(channel.items for channel in self.woken_by)
+
+    def due_at_s(self, _now_s: float, *, timers: bool = True) -> float:  # noqa: ARG002  # for triggers with a timer
+        """Return from when on time alone makes it ready: `-math.inf` for now, `math.inf` for never."""
+        return math.inf
+
+    def counts(self) -> dict[str, int]:
+        """Return what the trigger did to messages, by the name of the metric: only what its kind can do."""
+        return {}
 
     def keep_newest(self) -> None:
         """Reduce each triggering input to its newest message."""
@@ -135,6 +147,8 @@ class TimestampedOnly(AnyInput):
 class AllInputs(ComponentTrigger):
     """Ready with one message from each input."""
 
+    holds_messages = True
+
     def __init__(self, channels: Sequence[MessageChannel], listed: Sequence[int]) -> None:
         super().__init__(channels, listed)
         self.fills_every_input = len(self.listed) == len(self.channels)
@@ -161,6 +175,11 @@ class PeriodicTimer:
         self._period_s = period_s
         self._due_at_s: float | None = None
 
+    @property
+    def due_at_s(self) -> float:
+        """When the next tick is due; `-math.inf` before the first."""
+        return -math.inf if self._due_at_s is None else self._due_at_s
+
     def is_due(self, now_s: float) -> bool:
         """Return whether a tick is due, and consume it."""
         if self._due_at_s is None:
@@ -172,25 +191,63 @@ class PeriodicTimer:
         return True
 
 
+class SimulatedTime:
+    """The time of the timers in a run by steps: every epoch moves it to the next tick, without waiting.
+
+    One timer ticks in every epoch. Two timers keep their ratio, whatever the machine does meanwhile:
+
+        periods 10 ms and 25 ms      epoch         1     2     3     4     5     6
+                                     time in ms    0    10    20    25    30    40
+                                     ticks        both  10    10    25    10    10
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._timers: list[PeriodicTimer] = []
+
+    def add(self, timers: Sequence[PeriodicTimer]) -> None:
+        """Move with these timers too."""
+        self._timers += timers
+
+    def advance(self) -> None:
+        """Move to the next tick: an epoch begins. A tick that its component has not seen yet stays due."""
+        self.now_s = min((timer.due_at_s for timer in self._timers if timer.due_at_s > self.now_s), default=self.now_s)
+
+
 class OnEvent(AnyInput):
     """Ready once for each event of its sources. With no listed channel and the source `manual`: once per iteration."""
 
     def __init__(
-        self, channels: Sequence[MessageChannel], listed: Sequence[int], sources: Sequence[EventSource]
+        self,
+        channels: Sequence[MessageChannel],
+        listed: Sequence[int],
+        sources: Sequence[EventSource],
+        simulated: SimulatedTime | None = None,
     ) -> None:
         super().__init__(channels, listed)
-        self._every_iteration = any(source.type == "manual" for source in sources)
+        self.every_iteration = any(source.type == "manual" for source in sources)
         self._timers = [PeriodicTimer(source.period_ms / 1000) for source in sources if source.type == "timer"]
+        self._simulated = simulated
+        if simulated is not None:
+            simulated.add(self._timers)
         self._iteration_id = -1  # the last iteration it ran in
-        self.ready_without_message = self._every_iteration or bool(self._timers)
-        self.fills_every_input = self.fills_every_input and not self._every_iteration and not self._timers
+        self.ready_without_message = self.every_iteration or bool(self._timers)
+        self.fills_every_input = self.fills_every_input and not self.every_iteration and not self._timers
         self.is_timed = self.is_timed or bool(self._timers)
 
     def next(self, now_s: float, iteration_id: int, /) -> Inputs | None:
         """Return the next event: the iteration, then timers, then messages."""
-        if self._every_iteration and self._iteration_id != iteration_id:
+        if self.every_iteration and self._iteration_id != iteration_id:
             self._iteration_id = iteration_id
             return tuple(self._side_inputs(now_s))
-        if any(timer.is_due(now_s) for timer in self._timers):
+        if self._timers and self._tick(now_s):
             return tuple(self._side_inputs(now_s))
         return super().next(now_s, iteration_id)
+
+    def _tick(self, now_s: float) -> bool:
+        at_s = now_s if self._simulated is None else self._simulated.now_s
+        return any(timer.is_due(at_s) for timer in self._timers)
+
+    def due_at_s(self, _now_s: float, *, timers: bool = True) -> float:
+        """Return when its next timer is due."""
+        return min((timer.due_at_s for timer in self._timers if timers), default=math.inf)

@@ -10,12 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rota.errors import ComponentInvalid
+from rota.graph.agent_components import AGENT_COMPONENT
+from rota.graph.back_pressure import holding_back
+from rota.graph.budget_gate import BudgetGate
 from rota.graph.calling import BoundComponent, CoroutineRunner
 from rota.graph.channels import MessageChannel, make_channel, make_inbox
 from rota.graph.commit import Committer
 from rota.graph.component_registry import ComponentRegistry
 from rota.graph.components import ComponentType
 from rota.graph.invocation import Scope
+from rota.graph.lanes.async_wave import AsyncWave
 from rota.graph.lanes.capacity import LaneCapacity
 from rota.graph.lanes.clusters import LaneRegion
 from rota.graph.lanes.independent import IndependentLaneBase, IsolatedThread, ManualLane
@@ -31,34 +35,41 @@ from rota.graph.loops import EpochStep, LoopStep
 from rota.graph.metrics import LaneMeter
 from rota.graph.nodes import DeferredPublication, DeferredTarget, Node, PublicationOutbox, Route
 from rota.graph.plan import Edge, Lane, Plan, Region
-from rota.graph.reports import Reports, error_text
-from rota.graph.spec import ComponentSpec, LanePolicy
+from rota.graph.reports import COMPONENT_FAILURES, Reports, error_text
+from rota.graph.spec import DURABLE_LANE_TYPES, OVER_BUDGET_PORT, ComponentSpec, LanePolicy
 from rota.graph.stop import WakeSignal
 from rota.graph.tasks import TaskLimit
 from rota.graph.timed_triggers import event_ports, make_trigger
+from rota.graph.triggers import SimulatedTime
 from rota.service.policy_process import make_policy
 
 __all__ = ["REMOTE_LANES", "RunLanes", "Wiring", "make_instances", "task_limits"]
 
-REMOTE_LANES = ("process_pool", "queue")  # their components are called in other processes
+REMOTE_LANES = ("process_pool", *DURABLE_LANE_TYPES)  # their components are called in other processes
 POOL_LANES = ("thread_pool", "process_pool")
+INLINE_LANES = ("event_loop", "fixed_rate")  # their components are called on the run's own thread
+RUN_THREAD = " the run's thread"  # not the name of a lane, which begins with another character
 
 
 def make_instances(plan: Plan, registry: ComponentRegistry) -> dict[str, Any]:
     """Create an instance of each class component that is called in this process, with its configuration."""
     instances: dict[str, Any] = {}
     for spec in plan.components.values():
-        component_type = registry.find(spec.type)
+        component_type = _type_of(spec, registry)
         component_type.check_config(spec.id, spec.config)
         if component_type.kind == "class" and plan.lanes[spec.execution.lane].type not in REMOTE_LANES:
             instances[spec.id] = _make_instance(spec, component_type)
     return instances
 
 
+def _type_of(spec: ComponentSpec, registry: ComponentRegistry) -> ComponentType:
+    return AGENT_COMPONENT if spec.execution.agent else registry.find(spec.type)
+
+
 def _make_instance(spec: ComponentSpec, component_type: ComponentType) -> Any:
     try:
         return component_type.implementation(**spec.config)
-    except Exception as problem:  # __init__ is the component's code and may raise anything
+    except COMPONENT_FAILURES as problem:  # __init__ is the component's code
         raise ComponentInvalid(
             f"component {spec.id} of type {spec.type} cannot be created: {error_text(problem)}", component_id=spec.id
         ) from problem
@@ -67,8 +78,21 @@ def _make_instance(spec: ComponentSpec, component_type: ComponentType) -> Any:
 class Wiring:
     """The channels and nodes of one run."""
 
-    def __init__(self, plan: Plan, registry: ComponentRegistry, instances: Mapping[str, Any], reports: Reports) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        registry: ComponentRegistry,
+        instances: Mapping[str, Any],
+        reports: Reports,
+        simulated: SimulatedTime | None = None,
+        *,
+        has_budgets: bool = False,
+    ) -> None:
+        self._has_budgets = has_budgets
+        self.gates: dict[str, BudgetGate] = {}  # by component, of those that a budget holds up before they are ready
+        self.checked_at_start: list[Node] = []  # of the others that can charge
         self.plan = plan
+        self._simulated = simulated  # the time of timers; None: the run's clock
         self._registry = registry
         self._instances = instances
         self._reports = reports
@@ -105,10 +129,15 @@ class Wiring:
     # --- nodes -----------------------------------------------------------------------------------
 
     def _node(self, spec: ComponentSpec) -> Node:
-        component_type = self._registry.find(spec.type)
+        component_type = _type_of(spec, self._registry)
         channels = self._input_channels(spec)
-        trigger = make_trigger(spec, channels)
         lane = self.plan.lanes[spec.execution.lane]
+        routes = self._routes(spec)
+        outgoing = [channel for route in routes.values() for channel in (*route.immediate, *route.deferred)]
+        trigger = make_trigger(spec, channels, None if lane.independent else self._simulated)
+        if self._has_budgets and _may_be_over_budget(spec, lane, component_type):
+            trigger = self.gates[spec.id] = BudgetGate(trigger, waits=spec.execution.on_over_budget == "wait")
+        trigger = holding_back(spec.id, trigger, outgoing, self._reports)
         component = BoundComponent(
             spec.id,
             lane.id,
@@ -122,7 +151,12 @@ class Wiring:
             attempts_max=spec.execution.max_attempts if spec.execution.on_error == "retry" else 1,
         )
         self._check_ports(spec, component_type, component)
-        return Node(spec, lane, component, channels=channels, trigger=trigger, routes=self._routes(spec))
+        node = Node(spec, lane, component, channels=channels, trigger=trigger, routes=routes)
+        named = [edge for edge in self._outgoing_edges[spec.id] if edge.id == spec.execution.over_budget_edge]
+        node.over_budget_route = self._route(spec, named) if named else None
+        if self._has_budgets and spec.id not in self.gates and _can_charge(spec, component_type):
+            self.checked_at_start.append(node)
+        return node
 
     def _output_ports(self, spec: ComponentSpec, component_type: ComponentType) -> frozenset[str]:
         declared = {port.name for port in component_type.descriptor.outputs}
@@ -137,9 +171,13 @@ class Wiring:
         """Check the ports again: the plan may have been compiled without the components."""
         inputs = {port.name for port in component_type.descriptor.inputs}
         for port in component.channel_ports:
-            if port not in inputs and not component_type.descriptor.any_ports and port not in event_ports(spec):
+            descriptor = component_type.descriptor
+            is_open = descriptor.any_ports or descriptor.any_inputs
+            if port not in inputs and not is_open and port not in event_ports(spec):
                 raise _no_port(spec, "input", port, inputs)
         for edge in self._outgoing_edges[spec.id]:
+            if edge.source.port == OVER_BUDGET_PORT and edge.id == spec.execution.over_budget_edge:
+                continue
             if edge.source.port not in component.output_ports:
                 raise _no_port(spec, "output", edge.source.port, component.output_ports)
 
@@ -150,18 +188,25 @@ class Wiring:
         return {port: self._route(spec, edges) for port, edges in ports.items()}
 
     def _route(self, spec: ComponentSpec, edges: Sequence[Edge]) -> Route:
-        region = self._region(spec.id)
-        immediate = [edge for edge in edges if edge.spec.kind == "immediate" and self._is_inside(edge, region)]
-        deferred = [edge for edge in edges if edge not in immediate]
-        return Route(
-            [self.channels[edge.id] for edge in immediate],
-            [self.channels[edge.id] for edge in deferred],
-            self._deferred_target(spec),
-        )
+        immediate: list[MessageChannel] = []
+        deferred: list[MessageChannel] = []
+        for edge in edges:
+            (immediate if self._is_visible_at_once(edge) else deferred).append(self.channels[edge.id])
+        return Route(immediate, deferred, self._deferred_target(spec))
 
-    def _is_inside(self, edge: Edge, region: Region) -> bool:
-        """Return whether an immediate edge is visible immediately: inside a region, but not out of a loop."""
-        return region.kind == "component" or edge.target.component in region.components
+    def _is_visible_at_once(self, edge: Edge) -> bool:
+        """Return whether the reader sees a message once it is committed: immediate edges, but not out of loops."""
+        is_in_loop = self._region(edge.source.component).kind == "composite_loop"
+        return edge.is_immediate and (not is_in_loop or self.is_inside_region(edge))
+
+    def is_inside_region(self, edge: Edge) -> bool:
+        """Return whether both ends of an edge are in the same region."""
+        region_of = self.plan.component_region
+        return region_of[edge.source.component] == region_of[edge.target.component]
+
+    def outgoing(self, component_id: str) -> Sequence[Edge]:
+        """Return the edges that leave a component."""
+        return self._outgoing_edges[component_id]
 
     def _deferred_target(self, spec: ComponentSpec) -> DeferredTarget:
         """Return where a component's deferred publications wait."""
@@ -177,25 +222,53 @@ class Wiring:
 
     def waves(self, region_order: Sequence[str]) -> list[tuple[Region, ...]]:
         """Return the regions in order; neighbours that one pool can execute in one step are joined."""
-        waves: list[tuple[Region, ...]] = []
+        waves: list[list[Region]] = []
+        place, ids = "", set[str]()  # of the last wave
         for region_id in region_order:
             region = self.plan.regions[region_id]
-            if waves and self._can_join(region, waves[-1]):
-                waves[-1] = (*waves[-1], region)
+            here = self._place_of(region)
+            if here and here == place and ids.isdisjoint(region.incoming_regions):
+                waves[-1].append(region)
+                ids.add(region.id)
             else:
-                waves.append((region,))
-        return waves
+                waves.append([region])
+                place, ids = here, {region.id}
+        return [part for wave in waves for part in self._overlapping(wave)]
 
-    def _can_join(self, region: Region, wave: Sequence[Region]) -> bool:
-        """Return whether a region can share a step with the wave before it: same pool, no dependency between them."""
-        lanes = {self._pool_of(member) for member in (*wave, region)}
-        one_pool = len(lanes) == 1 and None not in lanes
-        return one_pool and not any(member.id in region.incoming_regions for member in wave)
-
-    def _pool_of(self, region: Region) -> str | None:
-        """Return the pool lane that executes a region; None if no pool does."""
+    def _place_of(self, region: Region) -> str:
+        """Return where a region is executed, if neighbours there may share a step: a pool, or the run's thread."""
         lane = self.plan.components[region.components[0]].execution.lane
-        return lane if region.kind == "component" and self.plan.lanes[lane].type in POOL_LANES else None
+        kind = self.plan.lanes[lane].type
+        if region.kind != "component":
+            return ""
+        if kind in (*POOL_LANES, *DURABLE_LANE_TYPES):
+            return lane
+        return RUN_THREAD if kind in INLINE_LANES else ""
+
+    def _overlapping(self, wave: Sequence[Region]) -> list[tuple[Region, ...]]:
+        """Return a wave of the run's thread from its first to its last async component; the others one by one."""
+        if self._place_of(wave[0]) != RUN_THREAD:
+            return [tuple(wave)]
+        found = [at for at, region in enumerate(wave) if self.is_async(region.components[0])]
+        first, last = (found[0], found[-1]) if found else (0, 0)
+        singles_before, singles_after = wave[:first], wave[last + 1 :]
+        together = tuple(wave[first : last + 1])
+        return [*((each,) for each in singles_before), together, *((each,) for each in singles_after)]
+
+    def is_async(self, component_id: str) -> bool:
+        """Whether a component is an async function, or a class with an async `execute`."""
+        return self.nodes[component_id].component.type.is_async
+
+
+def _may_be_over_budget(spec: ComponentSpec, lane: Lane, component_type: ComponentType) -> bool:
+    """Whether a budget can hold up a component before it starts; entries that wait do so in the queue."""
+    waits = spec.execution.on_over_budget == "wait"
+    return not waits if lane.type in DURABLE_LANE_TYPES else waits and _can_charge(spec, component_type)
+
+
+def _can_charge(spec: ComponentSpec, component_type: ComponentType) -> bool:
+    """Whether a component that is called in this process can use a budget."""
+    return "context" in component_type.injected and not spec.type.startswith("rota.")
 
 
 def _no_port(spec: ComponentSpec, side: str, port: str, known: Any) -> ComponentInvalid:
@@ -277,7 +350,7 @@ class RunLanes:
         elif lane.type == "fixed_rate":
             recorder, wall_clock = self._committer.recorder, lane.spec.wall_clock_enabled
             self.pacers.append(Pacer(lane, self._meters[lane.id], recorder, wall_clock=wall_clock))
-        elif lane.type == "queue" and self.queue is None:
+        elif lane.type in DURABLE_LANE_TYPES and self.queue is None:
             self.queue = QueueLane(run_id, self._committer, self._scope, self._wake_signal, self._meters)
 
     def _make_process_pool(self, lane: Lane) -> None:
@@ -314,37 +387,41 @@ class RunLanes:
             return self._loop(wave[0], nodes, self._wiring.deferred, self.coroutines)
         if nodes[0].lane.id in self.pools:
             return PoolStep(nodes, self.pools[nodes[0].lane.id], self._scope)
+        if nodes[0].lane.type in DURABLE_LANE_TYPES and self.queue is not None:
+            return QueueStep(nodes, self.queue, self._committer)
+        if len(nodes) > 1:
+            return AsyncWave(nodes, self._committer, self._scope, self.coroutines)
         return self._component_step(nodes[0], self.coroutines)
 
     def _component_step(self, node: Node, coroutines: CoroutineRunner) -> EpochStep:
         if node.lane.id in self.pools:
             return PoolStep((node,), self.pools[node.lane.id], self._scope)
-        if node.lane.type == "queue" and self.queue is not None:
-            return QueueStep(node, self.queue, self._committer)
+        if node.lane.type in DURABLE_LANE_TYPES and self.queue is not None:
+            return QueueStep((node,), self.queue, self._committer)
+        if node.reentrant and node.component.type.is_async:
+            return AsyncWave((node,), self._committer, self._scope, coroutines)
         return InlineStep(node, self._committer, self._scope, coroutines, self._meters[node.lane.id])
 
     def _loop(
         self, region: Region, nodes: Sequence[Node], deferred: DeferredTarget, coroutines: CoroutineRunner
     ) -> LoopStep:
         assert region.loop is not None  # noqa: S101  # a region of kind composite_loop has one
-        inner = [
-            self._wiring.channels[edge.id]
-            for edge in self._plan.edges.values()
-            if edge.spec.kind == "immediate"
-            and edge.source.component in region.components
-            and edge.target.component in region.components
-        ]
         loop = LoopStep(
             region,
             region.loop.loop_policy,
             [self._component_step(node, coroutines) for node in nodes],
-            inner_edges=inner,
+            inner_edges=[self._inner_edges(node) for node in nodes],
             held_outputs=self._wiring.held_outputs[region.id],
             deferred=deferred,
             committer=self._committer,
         )
         self.loops.append(loop)
         return loop
+
+    def _inner_edges(self, node: Node) -> list[MessageChannel]:
+        """Return the channels of the immediate edges from a member of a loop to its members."""
+        edges = [edge for edge in self._wiring.outgoing(node.id) if edge.is_immediate]
+        return [self._wiring.channels[edge.id] for edge in edges if self._wiring.is_inside_region(edge)]
 
     def _assign_regions(self, lane: IndependentLaneBase, region_order: Sequence[str]) -> None:
         """Assign regions to an independent lane; only edges inside the lane order them."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from rota.host.capabilities import Capabilities, Capability, Platform, detect, probe
     from rota.host.cgroup_files import GroupLimits
     from rota.host.cgroups import Cgroups, ControlGroup, FeatureSupport, GroupUsage
-    from rota.host.command import Command, EncodedCommand, SessionExit, filter_environment
+    from rota.host.command import Command, EncodedCommand, SessionExit, filter_environment, signal_name
+    from rota.host.cpu_groups import CpuState, cpu_states
     from rota.host.lineage import kill_orphans
     from rota.host.process_cpu import process_cpu_ns, tree_cpu_ns
     from rota.host.reaper_client import ReaperClient, python_command
@@ -45,6 +46,7 @@ __all__ = [
     "Cgroups",
     "Command",
     "ControlGroup",
+    "CpuState",
     "EncodedCommand",
     "FeatureSupport",
     "GroupLimits",
@@ -63,6 +65,7 @@ __all__ = [
     "allowed_cores",
     "apply_scheduling",
     "apply_settings",
+    "cpu_states",
     "detect",
     "filter_environment",
     "kill_orphans",
@@ -72,6 +75,7 @@ __all__ = [
     "python_command",
     "read_scheduling",
     "read_settings",
+    "signal_name",
     "tree_cpu_ns",
 ]
 
@@ -83,7 +87,8 @@ __getattr__ = exports(
         "capabilities": ("Capabilities", "Capability", "Platform", "detect", "probe"),
         "cgroup_files": ("GroupLimits",),
         "cgroups": ("Cgroups", "ControlGroup", "FeatureSupport", "GroupUsage"),
-        "command": ("Command", "EncodedCommand", "SessionExit", "filter_environment"),
+        "command": ("Command", "EncodedCommand", "SessionExit", "filter_environment", "signal_name"),
+        "cpu_groups": ("CpuState", "cpu_states"),
         "lineage": ("kill_orphans",),
         "process_cpu": ("process_cpu_ns", "tree_cpu_ns"),
         "reaper_client": ("ReaperClient", "python_command"),

@@ -26,7 +26,7 @@ from rota.host.session import PIDFD_SIGNAL_PROCESS_GROUP
 from rota.host.syscalls import sched_getattr, supports_subreapers
 from rota.host.thread_settings import NICE_MAX, Scheduling, allowed_cores, set_scheduling, set_thread_name
 
-__all__ = ["Capabilities", "Capability", "Platform", "detect", "probe"]
+__all__ = ["Capabilities", "Capability", "Platform", "allowed_policies", "detect", "probe"]
 
 _MS = 1_000_000  # nanoseconds
 
@@ -110,6 +110,12 @@ def probe() -> Platform:
         nice_below_zero=_try("nice").works,
         realtime=_try("fifo").works,
     )
+
+
+@cache
+def allowed_policies() -> frozenset[str]:
+    """Return the scheduling policies that this process may give to others, and `slice`. The first call tries them."""
+    return frozenset(name for name in ("batch", "slice", "fifo", "rr", "deadline") if _try(name).works)
 
 
 def _try(name: str) -> Capability:

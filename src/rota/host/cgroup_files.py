@@ -7,7 +7,7 @@ machine that has only one of them. Only `CgroupFiles.probe` writes.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -15,7 +15,9 @@ import msgspec
 
 from rota.errors import CommandInvalid
 from rota.host.cgroup_mounts import V1, V2
+from rota.model.budgets import CORES_MAX
 from rota.model.checks import Checks
+from rota.model.cpu import core_list
 
 __all__ = [
     "FEATURES",
@@ -29,8 +31,8 @@ __all__ = [
     "write",
 ]
 
-Limit: TypeAlias = Literal["quota", "weight", "memory", "processes"]
-Feature: TypeAlias = Literal["quota", "weight", "memory", "processes", "freeze", "kill", "cpu_usage"]
+Limit: TypeAlias = Literal["quota", "weight", "cores", "memory", "processes"]
+Feature: TypeAlias = Literal["quota", "weight", "cores", "memory", "processes", "freeze", "kill", "cpu_usage"]
 LIMITS: tuple[Limit, ...] = get_args(Limit)
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 
@@ -49,6 +51,7 @@ class GroupLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     quota_us: int | None = None  # CPU time in each period; more than the period allows more than one core
     period_us: int = 100_000
     weight: int | None = None  # default 100; twice the weight is twice the share
+    cores: frozenset[int] | None = None  # default: those of the parent group
     memory_bytes: int | None = None
     processes: int | None = None  # threads count too
 
@@ -59,9 +62,15 @@ class GroupLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 _checks.whole(field, getattr(self, field), minimum)
         if self.weight is not None:
             _checks.whole("weight", self.weight, 1, WEIGHT_MAX)
+        if self.cores is not None and not self.cores:
+            raise _checks.refuse("cores", "must name at least one core")
+        for core in self.cores or ():
+            _checks.whole("cores", core, 0, CORES_MAX - 1)
 
-    def value_of(self, limit: Limit) -> int | None:
-        """Return the value of one limit."""
+    def value_of(self, limit: Limit) -> int | str | None:
+        """Return the value of one limit; cores as a list of ranges."""
+        if limit == "cores":
+            return None if self.cores is None else core_list(self.cores)
         value: int | None = getattr(self, {"quota": "quota_us", "memory": "memory_bytes"}.get(limit, limit))
         return value
 
@@ -79,7 +88,7 @@ class CgroupFiles:
 
     version: int
     controllers: Mapping[Feature, str | None]  # the controller that a feature needs; None: no controller
-    usage_file: str
+    copied_from_parent: Sequence[str] = ()  # files of a new group that the kernel leaves empty
 
     def limit(self, limit: Limit, limits: GroupLimits) -> list[FileWrite]:
         """Set one limit, or remove it."""
@@ -105,9 +114,17 @@ class CgroupFiles:
         """The peak memory usage, and how many processes the kernel killed for lack of memory."""
         raise NotImplementedError
 
+    def copy_from_parent(self, folder: Path) -> None:
+        """Give a group the cores of its parent, where the kernel does not do so itself. No process can join before."""
+        for file in self.copied_from_parent:
+            inherited = folder.parent / file
+            if inherited.exists():
+                write(folder, FileWrite(file, inherited.read_text()))
+
     def probe(self, feature: Feature, folder: Path) -> None:
         """Try a feature on an empty group, where it has no effect. Raises OSError if it does not work."""
         if feature in LIMITS:
+            self.copy_from_parent(folder)
             for removal in self.limit(feature, GroupLimits()):
                 write(folder, removal)
         elif feature == "freeze":
@@ -143,6 +160,7 @@ class _V2(CgroupFiles):
     controllers = {  # noqa: RUF012  # a constant
         "quota": "cpu",
         "weight": "cpu",
+        "cores": "cpuset",
         "memory": "memory",
         "processes": "pids",
         "freeze": None,
@@ -157,6 +175,8 @@ class _V2(CgroupFiles):
             return [FileWrite("cpu.max", f"{text} {limits.period_us}")]
         if limit == "weight":
             return [FileWrite("cpu.weight", str(asked or WEIGHT_NORMAL))]
+        if limit == "cores":
+            return [FileWrite("cpuset.cpus", str(asked or "\n"))]
         if limit == "processes":
             return [FileWrite("pids.max", text)]
         # no swap: otherwise the group would continue to grow there
@@ -183,9 +203,11 @@ class _V2(CgroupFiles):
 
 class _V1(CgroupFiles):
     version = V1
+    copied_from_parent = ("cpuset.mems", "cpuset.cpus")
     controllers = {  # noqa: RUF012  # a constant
         "quota": "cpu",
         "weight": "cpu",
+        "cores": "cpuset",
         "memory": "memory",
         "processes": "pids",
         "freeze": "freezer",
@@ -199,8 +221,10 @@ class _V1(CgroupFiles):
         if limit == "quota":
             return [FileWrite("cpu.cfs_period_us", str(limits.period_us)), FileWrite("cpu.cfs_quota_us", text)]
         if limit == "weight":
-            shares = (asked or WEIGHT_NORMAL) * SHARES_NORMAL // WEIGHT_NORMAL
+            shares = (limits.weight or WEIGHT_NORMAL) * SHARES_NORMAL // WEIGHT_NORMAL
             return [FileWrite("cpu.shares", str(max(shares, SHARES_MIN)))]
+        if limit == "cores":
+            return [] if asked is None else [FileWrite("cpuset.cpus", text)]  # see copied_from_parent
         if limit == "processes":
             return [FileWrite("pids.max", "max" if asked is None else text)]
         # the limit with swap may never be below the limit without, so it is raised first and lowered last

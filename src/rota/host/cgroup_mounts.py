@@ -1,9 +1,9 @@
 """Where the control group hierarchies of this machine are mounted, and which groups a process is in.
 
-Linux has two kinds. *Version 2* is one hierarchy for everything; a controller (cpu, memory, pids) works in a group only
-if the parent group enables it for its children (`cgroup.subtree_control`), and a group that does so may contain no
-processes itself, except the root. *Version 1* is one hierarchy per controller, each with its own files. Many machines
-are *hybrid*: controllers in version 1 hierarchies, beside a version 2 hierarchy that can only freeze and kill.
+Linux has two kinds. *Version 2* is one hierarchy for everything; a controller (cpu, cpuset, memory, pids) works in a
+group only if the parent group enables it for its children (`cgroup.subtree_control`), and a group that does so may
+contain no processes itself, except the root. *Version 1* is one hierarchy per controller, each with its own files. Many
+machines are *hybrid*: controllers in version 1 hierarchies, beside a version 2 hierarchy that can only freeze and kill.
 
 `/proc/PID/cgroup` lists the group of a process in each hierarchy as a path; `/proc/self/mountinfo` lists where the
 hierarchies are mounted. In a container the path may begin above the mounted part; the root of the mount is removed
@@ -23,13 +23,22 @@ import msgspec
 
 from rota.host.lineage import descendants_of
 
-__all__ = ["OWN_LEAF", "V1", "V2", "Hierarchy", "child_controllers", "enable_controllers", "hierarchies"]
+__all__ = [
+    "OWN_LEAF",
+    "V1",
+    "V2",
+    "Hierarchy",
+    "child_controllers",
+    "enable_controllers",
+    "enable_for_children",
+    "hierarchies",
+]
 
 V1, V2 = 1, 2
 
 OWN_LEAF = "rota-self"  # we move into this child group so that our group may enable controllers for its children
-CONTROLLERS = frozenset({"cpu", "cpuacct", "memory", "pids", "freezer"})  # version 1 hierarchies that we use
-WANTED = frozenset({"cpu", "memory", "pids"})  # version 2 controllers that we enable
+CONTROLLERS = frozenset({"cpu", "cpuacct", "cpuset", "memory", "pids", "freezer"})  # version 1 hierarchies that we use
+WANTED = frozenset({"cpu", "cpuset", "memory", "pids"})  # version 2 controllers that we enable
 
 
 class Hierarchy(msgspec.Struct, frozen=True):
@@ -122,14 +131,14 @@ def _words(file: Path) -> frozenset[str]:
 
 
 def enable_controllers(hierarchy: Hierarchy) -> tuple[Hierarchy, str | None]:
-    """Enable cpu, memory and pids for the groups that we create. Return the hierarchy and the obstacle, if any.
+    """Enable cpu, cpuset, memory and pids for the groups that we create. Return the hierarchy and the obstacle, if any.
 
     A group that contains processes cannot enable controllers for its children. If our group contains only this process
     and its descendants, all of them move into a leaf of it. Other processes are never moved.
     """
     folder = hierarchy.base
     missing = (hierarchy.controllers & WANTED) - child_controllers(folder)
-    if not missing or _enable_for_children(folder, missing) is None:
+    if not missing or enable_for_children(folder, missing) is None:
         return hierarchy, None
     ours = {os.getpid(), *descendants_of(os.getpid())}
     members = {int(pid) for pid in _words(folder / "cgroup.procs")}
@@ -138,7 +147,7 @@ def enable_controllers(hierarchy: Hierarchy) -> tuple[Hierarchy, str | None]:
     problem = _move_into_leaf(folder, members)
     if problem is None:
         hierarchy = msgspec.structs.replace(hierarchy, own_group=folder / OWN_LEAF)
-        problem = _enable_for_children(folder, missing)
+        problem = enable_for_children(folder, missing)
     return hierarchy, problem
 
 
@@ -147,7 +156,7 @@ def child_controllers(folder: Path) -> frozenset[str]:
     return _words(folder / "cgroup.subtree_control")
 
 
-def _enable_for_children(folder: Path, controllers: frozenset[str]) -> str | None:
+def enable_for_children(folder: Path, controllers: frozenset[str]) -> str | None:
     """Enable controllers for the children of a group. Return the obstacle, if any."""
     try:
         (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(controllers)))

@@ -9,6 +9,7 @@ a group is created, the file of the feature is written with a harmless value, an
     feature      version 2              version 1                     limits or does
     quota        cpu.max                cpu.cfs_quota_us, …period_us  CPU time per period, in total
     weight       cpu.weight             cpu.shares                    share of CPU time under contention
+    cores        cpuset.cpus            cpuset.cpus                   the cores that it may use
     memory       memory.max             memory.limit_in_bytes         memory, in total; the kernel kills beyond it
     processes    pids.max               pids.max                      processes and threads, in total
     freeze       cgroup.freeze          freezer.state                 stop and continue, without their cooperation
@@ -19,15 +20,22 @@ If version 2 can freeze and kill, it is preferred for that even on a hybrid mach
 immediately, in version 1 only when it thaws. A limit that is not available is reported as an `Advisory`; freezing or
 killing a group where that is not available raises `HostUnsupported`.
 
-A group holds one session. The reaper joins the group for a moment to start the command in it (see spawning.py); a group
-that already has processes could be frozen, killed or out of memory at that moment, and the reaper with it. For the same
-reason `freeze` and `kill` wait until a session that is being started in the group runs.
+A group holds one session, or other groups (`create(parent=…)`): a weight then compares it with its siblings, and its
+limits apply to everything below it. It has a folder in each hierarchy that it needs; where only its parent has one, its
+session joins that.
+
+A group that holds a session holds no second one. The reaper joins the group for a moment to start the command in it
+(see spawning.py); a group that already has processes could be frozen, killed or out of memory at that moment, and the
+reaper with it. For the same reason `freeze` and `kill` wait until a session that is being started in the group runs.
+Where CPU time is limited, here or above, the reaper stays outside, because it could be throttled with the others: it
+moves the command into the group right after the start.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -49,7 +57,15 @@ from rota.host.cgroup_files import (
     Limit,
     write,
 )
-from rota.host.cgroup_mounts import V1, V2, Hierarchy, child_controllers, enable_controllers, hierarchies
+from rota.host.cgroup_mounts import (
+    V1,
+    V2,
+    Hierarchy,
+    child_controllers,
+    enable_controllers,
+    enable_for_children,
+    hierarchies,
+)
 from rota.host.command import GroupCleanup, GroupJoin
 from rota.host.session import Session
 
@@ -57,7 +73,13 @@ __all__ = ["Backend", "Cgroups", "ControlGroup", "FeatureSupport", "GroupUsage"]
 
 FREEZE_CHECKS_MAX = 10_000  # of a version 1 group that is freezing; each check is a system call
 
+GROUPS = "rota-*-*"  # the names of all groups
+LABEL_CHARS_MAX = 40
+CPU_CONTROLLERS = frozenset({"cpu", "cpuset"})
+FOR_A_SESSION: tuple[Feature, ...] = ("quota", "weight", "memory", "processes", "freeze", "kill", "cpu_usage")
+
 _serial = itertools.count(1)  # of all groups of this process
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.]+", re.ASCII)
 
 Backend: TypeAlias = Literal["v2", "v1", "hybrid", "none"]
 
@@ -95,12 +117,26 @@ class Cgroups:
         names: dict[frozenset[int], Backend] = {frozenset({2}): "v2", frozenset({1}): "v1", frozenset({1, 2}): "hybrid"}
         return names.get(frozenset(versions), "none")
 
-    def create(self, limits: GroupLimits | None = None) -> ControlGroup:
-        """Create an empty group with these limits; its `advisories` list those that are not in force."""
+    def create(
+        self,
+        limits: GroupLimits | None = None,
+        *,
+        parent: ControlGroup | None = None,
+        features: Collection[Feature] = FOR_A_SESSION,
+        label: str = "",
+    ) -> ControlGroup:
+        """Create an empty group with these limits; its `advisories` list those that are not in force.
+
+        It has what its limits and `features` need. `label` is added to its name, for people who look at the machine.
+        """
+        limits = limits or GroupLimits()
+        needed = {*features, *(limit for limit in LIMITS if limits.value_of(limit) is not None)}
+        providers = {feature: found for feature, found in self._providers.items() if feature in needed}
         while True:
-            group = ControlGroup(f"rota-{os.getpid()}-{next(_serial)}", self.support, self._providers, self._groups_of)
+            name = f"rota-{os.getpid()}-{next(_serial)}{_in_a_name(label)}"
+            group = ControlGroup(name, self.support, providers, self._groups_of, parent)
             if group.make_folders():
-                group.set(limits or GroupLimits())
+                group.set(limits)
                 return group
 
     def _groups_of(self, reaper_pid: int) -> dict[str, Path]:
@@ -134,10 +170,10 @@ class Cgroups:
     def _remove_stale(self) -> None:
         """Remove the empty groups of processes that have exited."""
         for hierarchy in self._hierarchies:
-            for folder in hierarchy.base.glob("rota-*-*"):
+            for folder in hierarchy.base.glob(GROUPS):
                 owner = folder.name.split("-")[1]
                 if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
-                    _remove(folder)
+                    _remove_with_children(folder)
 
 
 def _try(files: CgroupFiles, feature: Feature, hierarchy: Hierarchy) -> str | None:
@@ -175,7 +211,7 @@ class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControlGroup:
-    """A control group for one session. The caller of `Cgroups.create` removes it when the session has ended."""
+    """A control group for one session or for other groups. The caller of `Cgroups.create` removes it at the end."""
 
     def __init__(
         self,
@@ -183,26 +219,34 @@ class ControlGroup:
         support: Mapping[Feature, FeatureSupport],
         providers: Mapping[Feature, Hierarchy],
         groups_of: Callable[[int], Mapping[str, Path]],
+        parent: ControlGroup | None = None,
     ) -> None:
         self.name = name
+        self._parent = parent
         self._groups_of = groups_of
         self._session: Session | None = None
         self.limits = GroupLimits()  # as last requested
         self.advisories: tuple[Advisory, ...] = ()  # requested limits that are not in force
         self._support = support
+        above = {} if parent is None else parent.places
         self._hierarchies = {hierarchy.name: hierarchy for hierarchy in providers.values()}
-        self._folders = {feature: hierarchy.base / name for feature, hierarchy in providers.items()}
+        self._own = {
+            hierarchy.name: above.get(hierarchy.name, hierarchy.base) / name for hierarchy in self._hierarchies.values()
+        }
+        self.places: Mapping[str, Path] = {**above, **self._own}  # where its session is, by hierarchy
+        self._folders = {feature: self._own[hierarchy.name] for feature, hierarchy in providers.items()}
 
     @property
     def folders(self) -> list[Path]:
         """Its folders, one in each hierarchy."""
-        return [hierarchy.base / self.name for hierarchy in self._hierarchies.values()]
+        return list(self._own.values())
 
     def make_folders(self) -> bool:
         """Create its folders; False if an earlier process with our pid left one of that name."""
         try:
-            for folder in self.folders:
+            for name, folder in self._own.items():
                 folder.mkdir()
+                FILES_BY_VERSION[self._hierarchies[name].version].copy_from_parent(folder)
         except FileExistsError:
             self.remove()
             return False
@@ -212,6 +256,14 @@ class ControlGroup:
                 f"control group {self.name} cannot be created: {problem.strerror}", group=self.name
             ) from problem
         return True
+
+    def hold_groups(self) -> None:
+        """Prepare it to hold other groups instead of a session (version 2: enable the controllers for them)."""
+        for name, folder in self._own.items():
+            if self._hierarchies[name].version == V2 and (controllers := child_controllers(folder.parent)):
+                problem = enable_for_children(folder, controllers)
+                if problem is not None:
+                    raise HostError(problem, group=self.name)
 
     def set(self, limits: GroupLimits) -> tuple[Advisory, ...]:
         """Set its limits, also while processes run in it. Return advisories for limits that are not in force."""
@@ -274,11 +326,19 @@ class ControlGroup:
                 f"control group {self.name} is frozen", hint="Thaw it first: a process that joins it would freeze too."
             )
         reaper_groups, procs = self._groups_of(reaper_pid), "cgroup.procs"
+        moved = self._cpu_places() if self._limits_cpu() else {}
         join = [
-            (f"{hierarchy.base}/{self.name}/{procs}", f"{reaper_groups[name]}/{procs}")
-            for name, hierarchy in self._hierarchies.items()
+            (f"{folder}/{procs}", f"{reaper_groups[name]}/{procs}")
+            for name, folder in self.places.items()
+            if name not in moved
         ]
-        return GroupJoin(join, self._cleanup(), frozenset(limit for limit in LIMITS if self.enforces(limit)))
+        enforced = frozenset(limit for limit in LIMITS if self.enforces(limit))
+        return GroupJoin(join, self._cleanup(), enforced, [f"{folder}/{procs}" for folder in moved.values()])
+
+    def visit(self, reaper_pid: int) -> list[tuple[str, str]]:
+        """Return how a process of the reaper joins the group for a while and returns: (file to join, to return)."""
+        home, procs = self._groups_of(reaper_pid), "cgroup.procs"
+        return [(f"{folder}/{procs}", f"{home[name]}/{procs}") for name, folder in self.places.items()]
 
     def assign(self, session: Session) -> None:
         """Record the session that is being started in it."""
@@ -292,9 +352,11 @@ class ControlGroup:
     def _set_limit(self, limit: Limit) -> Iterator[Advisory]:
         asked = str(self.limits.value_of(limit) or "none")
         if limit not in self._folders:
-            yield Advisory(limit, self._support[limit].why_not, asked)
+            yield Advisory(limit, self._support[limit].why_not or "the group was created without it", asked)
             return
         try:
+            if limit == "cores" and self.limits.cores is None:
+                self._files(limit).copy_from_parent(self._folders[limit])
             for file_write in self._files(limit).limit(limit, self.limits):
                 write(self._folders[limit], file_write)
         except OSError as problem:
@@ -330,14 +392,44 @@ class ControlGroup:
         finally:
             self.thaw()
 
+    def _limits_cpu(self) -> bool:
+        limits = self.limits
+        own = limits.weight is not None or limits.quota_us is not None or limits.cores is not None
+        return own or (self._parent is not None and self._parent._limits_cpu())
+
+    def _cpu_places(self) -> dict[str, Path]:
+        """Where it and its parents limit CPU time, by hierarchy."""
+        own = {
+            hierarchy.name: self._own[hierarchy.name]
+            for hierarchy in self._hierarchies.values()
+            if hierarchy.controllers & CPU_CONTROLLERS
+        }
+        return own if self._parent is None else {**self._parent._cpu_places(), **own}
+
+    def _with_parents(self) -> Iterator[Path]:
+        yield from self.folders
+        if self._parent is not None:
+            yield from self._parent._with_parents()
+
     def _cleanup(self) -> GroupCleanup:
-        cleanup: GroupCleanup = {"remove": [str(folder) for folder in self.folders]}
+        cleanup: GroupCleanup = {"remove": [str(folder) for folder in self._with_parents()]}
         if "freeze" in self._folders:
             thaw = self._files("freeze").frozen(False)
             cleanup["thaw"] = [(str(self._folder("freeze") / thaw.file), thaw.text)]
         if "kill" in self._folders and (kill := self._files("kill").kill(self._folder("kill"))) is not None:
             cleanup["kill"] = [(str(self._folder("kill") / kill.file), kill.text)]
         return cleanup
+
+
+def _in_a_name(label: str) -> str:
+    text = _NOT_IN_A_NAME.sub("_", label)[:LABEL_CHARS_MAX]
+    return f"-{text}" if text else ""
+
+
+def _remove_with_children(folder: Path) -> None:
+    for child in folder.glob(GROUPS):
+        _remove_with_children(child)
+    _remove(folder)
 
 
 def _remove(folder: Path) -> bool:

@@ -178,6 +178,7 @@ class GroupJoin(NamedTuple):
     join: Sequence[tuple[str, str]] = ()  # (file to write to join the group, file to write to return)
     cleanup: GroupCleanup = GroupCleanup()
     enforced: frozenset[str] = frozenset()  # the limits that the group enforces
+    move: Sequence[str] = ()  # files to write to move the command into the group after its start
 
 
 class EncodedCommand:
@@ -198,6 +199,7 @@ class EncodedCommand:
             "command": self._encoded(group.enforced),
             "env": _encode_extra_env(more_env) if more_env else {},
             "groups": group.join,
+            "moves": group.move,
             "cleanup": group.cleanup,
         }
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from rota.model.work import Limits
 
-__all__ = ["ResourceLimit", "limited", "resource_limits"]
+__all__ = ["ResourceLimit", "in_group", "limited", "resource_limits"]
 
 CPU_GRACE_S = 1  # between SIGXCPU, which a program may handle, and SIGKILL
 
@@ -61,6 +62,20 @@ def _within_own(limit: ResourceLimit) -> ResourceLimit:
     if ours == resource.RLIM_INFINITY:
         return limit
     return limit._replace(soft=min(limit.soft, ours), hard=min(limit.hard, ours))
+
+
+@contextmanager
+def in_group(files: Sequence[tuple[str, str]]) -> Iterator[None]:
+    """Join a control group while a function runs, by (file to join, file to return); its children stay in the group."""
+    joined: list[str] = []
+    try:
+        for join, leave in files:
+            Path(join).write_text("0")  # 0 stands for the writing process
+            joined.append(leave)
+        yield
+    finally:
+        for leave in joined:
+            Path(leave).write_text("0")
 
 
 @contextmanager

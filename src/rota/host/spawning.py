@@ -6,14 +6,15 @@ limits of its own, so it sets them on *itself*, spawns with `posix_spawn` (the c
 the exec, so nothing is copied), and restores its own. Nothing else runs in the reaper between these steps, so there is
 no race: the command has its limits from its first instruction.
 
-Two kinds of attributes cannot be restored afterwards. They are set on the child right after it has started:
+Three kinds of attributes cannot be restored afterwards. They are set on the child right after it has started:
 
     hard limits: raising one again needs a privilege     the soft limit is inherited, so it holds from the start; only
                                                          a program that raises it in that instant could exceed it
     nice, scheduling policy, number of processes         setting these a moment later breaks no limit; and with the
                                                          process limit on itself the reaper could not spawn
+    a group that limits CPU time                         the reaper would be throttled with those that are in it
 
-An attribute of the second kind that the system refuses is reported, not raised: the command runs without it. If the
+Of the second kind, an attribute that the system refuses is reported, not raised: the command runs without it. If the
 reaper cannot restore its own attributes it must not continue under a command's limits: the error ends the process.
 
 A spawn request has two parts: what belongs to this start, and the encoded command, which is the same bytes for every
@@ -35,6 +36,7 @@ from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any
 
 from rota.host.frames import Frame
+from rota.host.lineage import descendants_of, send_signal
 from rota.host.syscalls import SchedAttr, sched_setattr
 
 __all__ = [
@@ -93,6 +95,8 @@ def spawn(request: dict[str, Any], frame: Frame) -> tuple[int, dict[str, Any]]:
     if not frame.has_all_fds:
         raise StepFailed("descriptors", errno.EMFILE)
     pid = _Spawn().run(request, frame.fds)
+    if request["moves"]:
+        _move(pid, request["moves"])
     in_force: dict[str, Any] = {"unset": _set_on_child(pid, request)}
     if request["cores"] is not None:
         in_force["cores"] = sorted(os.sched_getaffinity(pid))
@@ -142,6 +146,22 @@ class _Spawn:
                 resource.setrlimit(which, (soft, before[1]))
 
 
+def _move(pid: int, files: Sequence[str]) -> None:
+    """Move a command that has just started, and what it may have started, into its group; kill it if that fails."""
+    try:
+        for file in files:
+            moved: set[int] = set()
+            while new := {pid, *descendants_of(pid)} - moved:
+                for process in new:
+                    with suppress(ProcessLookupError):  # it has exited
+                        _write_file(file, str(process))
+                moved |= new
+    except OSError as problem:
+        send_signal(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise StepFailed("group", problem.errno or errno.EIO) from problem
+
+
 def _posix_spawn(request: dict[str, Any], fds: Sequence[int]) -> int:
     sources = dict(zip(request["to"], fds, strict=True))
     duplicates: list[int] = []
@@ -186,9 +206,17 @@ def _set_on_child(pid: int, request: dict[str, Any]) -> list[tuple[str, int]]:
     if request["scheduling"] is not None:
         try:
             sched_setattr(pid, SchedAttr(**request["scheduling"]))
+            if request["scheduling"]["nice"]:
+                _set_session_nice(pid, request["scheduling"]["nice"])
         except OSError as problem:
             unset.append(("scheduling", problem.errno or errno.EIO))
     return unset
+
+
+def _set_session_nice(pid: int, nice: int) -> None:
+    """Set the niceness of a whole session, where the kernel compares sessions and not processes (autogroup)."""
+    with suppress(FileNotFoundError):  # this kernel compares processes
+        _write_file(f"/proc/{pid}/autogroup", str(nice))
 
 
 def write_files(files: Iterable[Sequence[str]]) -> None:

@@ -48,6 +48,7 @@ __all__ = [
     "apply_scheduling",
     "apply_settings",
     "check_cores",
+    "confined_from",
     "pin",
     "read_scheduling",
     "read_settings",
@@ -156,12 +157,26 @@ def allowed_cores(pid: int = 0) -> frozenset[int]:
         raise _no_process(pid) from gone
 
 
+class _Own:
+    """The cores of this process before it confined itself: others may still be started there (confinement.py)."""
+
+    confined_from: frozenset[int] = frozenset()
+
+
+_own = _Own()
+
+
+def confined_from(cores: frozenset[int]) -> None:
+    """Remember the cores that this process may use although it is about to confine itself to fewer."""
+    _own.confined_from = cores
+
+
 def check_cores(cores: Iterable[int]) -> frozenset[int]:
     """Check requested cores: at least one, and at least one that this process may use itself."""
     asked = frozenset(cores)
     if not asked:
         raise CommandInvalid("cores must not be empty", field="cores")
-    usable = allowed_cores()
+    usable = allowed_cores() | _own.confined_from
     if not asked & usable:
         raise CommandInvalid(f"cores {_list(asked)} cannot be used; usable cores: {_list(usable)}", field="cores")
     return asked

@@ -92,7 +92,7 @@ class Kernel:
         self.policies = Policies(env)
         self.queue = Queue(env)
         self.agents = Agents(env, self.queue)
-        self.graphs = GraphRuns(env)
+        self.graphs = GraphRuns(env, self.agents, self.queue)
         self.retention = AutomaticRetention(env)
         self.supervision = Supervision(env, self.agents, self.queue)
         self.workers = Workers(env)

@@ -86,6 +86,15 @@ def check_pids(pids: Sequence[int]) -> set[int]:
     return {_agent.whole("pids", pid) for pid in pids}
 
 
+def _insert(tx: Transaction, row: tuple[Any, ...], now: float) -> int:
+    """Write a new agent, and the event about it."""
+    parent_pid, name, template, *_, project_id = row[:7]
+    pid = int(tx.run(sql.CREATE, row)[0][0])
+    event = ProcessCreated(name=name, template=template, parent_pid=parent_pid, project_id=project_id)
+    tx.run(sql.TOUCH, (append(tx, event, now=now, pid=pid), now, pid))
+    return pid
+
+
 class Agents:
     """Creating agents and moving them through their states."""
 
@@ -130,14 +139,29 @@ class Agents:
                 check_project_exists(tx, project_id)
             priority, weight, intent, cap = settings
             row = (parent_pid, name, template, now, now, body, project_id, priority, weight, intent, rerunnable, cap)
-            pid = int(tx.run(sql.CREATE, row)[0][0])
-            event = ProcessCreated(name=name, template=template, parent_pid=parent_pid, project_id=project_id)
-            tx.run(sql.TOUCH, (append(tx, event, now=now, pid=pid), now, pid))
+            pid = _insert(tx, row, now)
             if unique:
                 inherit_ledger(tx, pid, name, project_id, now)
             return pid
 
         return self._env.write(work)
+
+    def create_in(
+        self,
+        tx: Transaction,
+        name: str,
+        template: str,
+        *,
+        metadata: dict[str, Any],
+        project_id: str | None,
+        now: float,
+    ) -> int:
+        """Create an agent with default settings inside a transaction, with the ledger of the last one of this name."""
+        body, (priority, weight, intent, cap) = _metadata(metadata), _settings(0, WEIGHT_UNIT, Intent.NEUTRAL, None)
+        row = (None, name, template, now, now, body, project_id, priority, weight, intent, True, cap)
+        pid = _insert(tx, row, now)
+        inherit_ledger(tx, pid, name, project_id, now)
+        return pid
 
     def get(self, pid: int) -> Agent:
         """Return one agent."""

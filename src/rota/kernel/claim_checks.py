@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from rota.kernel import contexts, usage_windows
+from rota.kernel import contexts, graph_budgets, usage_windows
 from rota.kernel.budget_loans import OpenLoan, reserved_for_loans
 from rota.kernel.contexts import ContextRow
 from rota.kernel.environment import DueSummary, KernelCache
-from rota.kernel.flows import SHARED_DIM
 from rota.kernel.occupancy import NO_CONSTRAINT, Occupancy, OwnerOccupancy
 from rota.kernel.rows import (
     ATTEMPT,
@@ -37,6 +36,7 @@ from rota.kernel.rows import (
     state_and_hold,
 )
 from rota.kernel.workspaces import OF_ENTRY, workspace_holders
+from rota.model.graph_budgets import GraphAccount
 from rota.model.lifecycle import EntryState
 from rota.model.reasons import BlockingBase
 from rota.policy import replenishment
@@ -109,6 +109,7 @@ class ClaimChecks:
         self._contexts: dict[tuple[int, str | None], list[ContextRow]] = {}  # by pid and needs
         self._contexts_of_claims: dict[tuple[int, str | None], frozenset[int]] = {}  # ids, by pid and needs
         self._reserved: defaultdict[int, int] = defaultdict(int)  # by context, for live claims
+        self._claimed_of_graphs: Counter[tuple[str, str, str]] = Counter()  # by line, reserved in this pass
         self._claimed_keys: Counter[tuple[str | None, str]] = Counter()  # by project and key, in this pass
         self._holders: dict[str, dict[str, list[tuple[int, str, float]]]] = {}  # by project and workspace
 
@@ -184,10 +185,12 @@ class ClaimChecks:
         needs = entry.needs
         self._occupancy.add_claim(entry.pid, entry.project_id, entry.kind, needs, self._loan_to(entry, needs))
         for context in self._contexts_for(entry, needs):
-            tokens = needs.reserved(SHARED_DIM, 1)
-            self._reserved[context.context_id] += self._drawn_from(context, entry, needs, tokens)
+            amount = needs.reserved(context.unit, 1)
+            self._reserved[context.context_id] += self._drawn_from(context, entry, needs, amount)
         if needs.concurrency_key is not None:
             self._claimed_keys[entry.project_id, needs.concurrency_key] += 1
+        if needs.account is not None:
+            self._count_in_graph(needs)
         if needs.mode is None or entry.project_id is None:
             return None
         workspace = self._free_workspace(entry, entry.project_id, needs)
@@ -263,6 +266,8 @@ class ClaimChecks:
             found += self._owner_budgets(self._occupancy.owner(entry.project_id), needs, loan)
         if self._due.any_global_budget:
             found += self._owner_budgets(self._occupancy.owner(usage_windows.ALL_PROJECTS), needs, loan)
+        if needs.account is not None and needs.account.node:  # a coordinator decides what happens over budget
+            found += self._graph_budgets(needs.account, needs)
         return tuple(sorted(found, key=_remaining)) if len(found) > 1 else tuple(found)
 
     def _owner_budgets(self, owner: OwnerOccupancy, needs: Needs, loan: OpenLoan | None) -> list[BudgetFacts]:
@@ -280,6 +285,31 @@ class ClaimChecks:
             )
             for dim, limit, used, frees_at in owner.budgets
         ]
+
+    def _graph_budgets(self, account: GraphAccount, needs: Needs) -> list[BudgetFacts]:
+        lines = graph_budgets.lines_of_entry(self._tx, account)
+        if not lines:
+            return []
+        return [
+            BudgetFacts(
+                level="graph",
+                owner=line.run_id,
+                node=line.node,
+                dim=line.dim,
+                used=line.used,
+                reserved=line.reserved + self._claimed_of_graphs[line.run_id, line.node, line.dim],
+                ask=max(1, needs.requested(line.dim, 1)),
+                limit=line.limit,
+            )
+            for line in graph_budgets.with_reserved(lines, self._occupancy.live_claims())
+        ]
+
+    def _count_in_graph(self, needs: Needs) -> None:
+        """Count what an entry that this pass claims reserves in the budgets of its graph run."""
+        account = needs.account
+        if account is not None and account.node:
+            for line in graph_budgets.lines_of_entry(self._tx, account):
+                self._claimed_of_graphs[line.run_id, line.node, line.dim] += needs.reserved(line.dim, 1)
 
     # --- contexts --------------------------------------------------------------------------------
 
@@ -328,7 +358,7 @@ class ClaimChecks:
         for row, held, wanted, waits in runs.values():
             own = 0
             if context.unit != "requests" and context.context_id in self._context_ids_of_claim(*row[5:8]):
-                own = decode_needs(row[7]).reserved(SHARED_DIM, 1, decode_spent(row[8]))
+                own = decode_needs(row[7]).reserved(context.unit, 1, decode_spent(row[8]))
             left = max(0, own - held)
             change += ((0 if waits else left) if for_ask else max(left, wanted)) - own
         return change
@@ -338,7 +368,7 @@ class ClaimChecks:
         if context.unit == "requests":
             return 0
         by_claims: int = sum(
-            count * decode_needs(needs_text).reserved(SHARED_DIM, 1, decode_spent(spent_text))
+            count * decode_needs(needs_text).reserved(context.unit, 1, decode_spent(spent_text))
             for pid, project_id, _, needs_text, spent_text, count in self._occupancy.live_claims()
             if context.context_id in self._context_ids_of_claim(pid, project_id, needs_text)
         )
@@ -349,7 +379,7 @@ class ClaimChecks:
                 context.context_id in self._context_ids_of_claim(loan.pid, loan.project_id, loan.needs_text)
             ),
         )
-        return by_claims + by_loans.get(SHARED_DIM, 0)
+        return by_claims + by_loans.get(context.unit, 0)
 
     def _is_lent_of(self, context: ContextRow, loan: OpenLoan) -> bool:
         """Whether a lender of a loan draws on a context."""
@@ -358,13 +388,13 @@ class ClaimChecks:
             for lender in loan.lenders
         )
 
-    def _drawn_from(self, context: ContextRow, entry: CheckedEntry, needs: Needs, tokens: int) -> int:
-        """Return what an entry takes of a context, besides a loan that is reserved there: a request, or tokens."""
+    def _drawn_from(self, context: ContextRow, entry: CheckedEntry, needs: Needs, amount: int) -> int:
+        """Return what an entry takes of a context, besides a loan that is reserved there: a request, or an amount."""
         if context.unit == "requests":
             return 1
         loan = self._loan_to(entry, needs)
-        lent = loan.rest.get(SHARED_DIM, 0) if loan is not None and self._is_lent_of(context, loan) else 0
-        return tokens - lent
+        lent = loan.rest.get(context.unit, 0) if loan is not None and self._is_lent_of(context, loan) else 0
+        return amount - lent
 
     def _context_ids_of_claim(self, pid: int, project_id: str | None, needs_text: str | None) -> frozenset[int]:
         """Return the contexts that a live claim draws on, by the same rule as for an entry to claim."""
@@ -379,7 +409,7 @@ class ClaimChecks:
         found = []
         for context in self._contexts_for(entry, needs):
             allowance = replenishment.refilled(context.allowance, at_ms)
-            requested = self._drawn_from(context, entry, needs, max(1, needs.requested(SHARED_DIM, 1)))
+            requested = self._drawn_from(context, entry, needs, max(1, needs.requested(context.unit, 1)))
             reserved = self._reserved[context.context_id]
             covered_ms = replenishment.covered_at(allowance, min(requested + reserved, allowance.budget))
             found.append(

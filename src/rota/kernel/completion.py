@@ -20,9 +20,12 @@ import msgspec
 
 from rota.errors import LimitExceeded, RotaError, SchedUnknownId, StaleClaim
 from rota.kernel import budget_loans, dependencies, flows, limit_asks, usage_windows
+from rota.kernel.contexts import CPU_UNIT, draws_on_cpu
 from rota.kernel.environment import KernelEnvironment
+from rota.kernel.graph_budgets import charge_lines, lines_of_entry
 from rota.kernel.journal import append
 from rota.kernel.ledger import ChargeResult, Payer, record_usage
+from rota.kernel.over_budget import over_budget_of
 from rota.kernel.rows import (
     NO_OPTIONS,
     EntryOptions,
@@ -131,6 +134,7 @@ def end_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd]
     states: dict[int, str] = {}  # of the runs that this call has ended
     completed: list[tuple[RunRow, RunEnd]] = []
     retried: list[tuple[RunRow, RunEnd]] = []
+    awaited = {sched_id for each in run_ends if each.report is not None for sched_id in each.report.awaits}
     for run_end in run_ends:
         if run_end.refused is not None:
             answers.append(run_end.refused)
@@ -149,6 +153,8 @@ def end_runs(tx: Transaction, env: KernelEnvironment, run_ends: Sequence[RunEnd]
         is_back = report is not None and report.back is not None
         if answer[1] == "completed":
             final[run.pid] = run_end.exit_kind
+            if run.sched_id in awaited:  # by a run that returns to the queue in this call: its row was read before
+                run = msgspec.structs.replace(run, awaited=1)
             # a run that was asked to stop does not return to the queue
             completed.append((run, RunEnd(run.sched_id, "cancelled", run.token) if is_back else run_end))
         elif not is_back:
@@ -196,12 +202,20 @@ def _take_report(
         for dim, amount in report.usage.items()
         if amount > 0 and (dim not in METERED or dim == shared or _is_budgeted(tx, run, dim))
     }
+    if report.cpu_ms and _draws_on_cpu(tx, env, run):
+        usage[CPU_UNIT] = report.cpu_ms
     if usage:
         usage = _fitting(usage, decode_spent(run.spent_text))
         run, _ = charge_run(tx, env, run, usage, now, model=report.model)
     if report.back is not None and not run.cancel_requested:
         delay_s = report.back_after_s or 0.0
-        return_to_queue(tx, env, run, report.back, now=now, runnable_at=report.back_at, delay_s=delay_s)
+        waits = bool(report.awaits) and dependencies.wait_for_any(tx, run.sched_id, run.options_text, report.awaits)
+        if report.awaits and not waits:  # one has ended meanwhile: it may run again now
+            return_to_queue(tx, env, run, report.back, now=now)
+        else:
+            return_to_queue(
+                tx, env, run, report.back, now=now, runnable_at=report.back_at, delay_s=delay_s, waits=waits
+            )
     event = RunEnded(
         sched_id=run.sched_id,
         attempt=run.attempt,
@@ -224,7 +238,18 @@ def _fitting(usage: dict[str, int], spent: Mapping[str, int]) -> dict[str, int]:
     return usage if len(new) <= room else {dim: usage[dim] for dim in usage if dim not in new[max(room, 0) :]}
 
 
+def _draws_on_cpu(tx: Transaction, env: KernelEnvironment, run: RunRow) -> bool:
+    """Whether a run is charged to a context of CPU time. While no context exists, this reads nothing."""
+    due = env.cache.due_summary(tx)
+    if due is not None and not due.any_context:
+        return False
+    return draws_on_cpu(tx, decode_needs(run.needs_text), run.pid, run.project_id)
+
+
 def _is_budgeted(tx: Transaction, run: RunRow, dim: str) -> bool:
+    account = decode_needs(run.needs_text).account
+    if account is not None and any(line.dim == dim for line in lines_of_entry(tx, account)):
+        return True
     return bool(tx.run(budget_sql.IS_BUDGETED, (run.pid, dim, run.project_id, ALL_PROJECTS)))
 
 
@@ -238,11 +263,12 @@ def charge_run(
     covered: Mapping[str, Mapping[str, int]] | None = None,
     ask: str | None = None,
     model: str | None = None,
+    node: str | None = None,
 ) -> tuple[RunRow, dict[str, ChargeResult]]:
     """Record what a live run used, at every level; returns the run as it is now and its agent's ledger lines.
 
     What it has acquired from a limit before is not charged to that again; `covered` says how much, if the charge
-    settles an ask.
+    settles an ask. `node` is the node of a graph whose coordinator the run is.
     """
     spent = dict(decode_spent(run.spent_text))
     for dim, amount in amounts.items():
@@ -253,8 +279,16 @@ def charge_run(
     tx.run(sql.SPEND, (spent_text, run.sched_id))
     if covered is None:
         covered = {} if run.spent_text is None else limit_asks.cover(tx, run.sched_id, run.token, amounts)
-    payer = Payer(run.pid, run.project_id, decode_needs(run.needs_text), run.sched_id, covered, ask, model)
+    needs = decode_needs(run.needs_text)
+    account = needs.account
+    if account is not None and node and not account.node:
+        account = msgspec.structs.replace(account, node=node)
+    payer = Payer(run.pid, run.project_id, needs, run.sched_id, covered, ask, model, account)
     lines = record_usage(tx, payer, dict(amounts), now, moves_flow=False)
+    in_graph = None if account is None else charge_lines(tx, account, amounts, now, run.pid)
+    over = over_budget_of(run.sched_id, run.token, needs, spent, lines, in_graph)
+    if over is not None:
+        append(tx, over, now=now, pid=run.pid)
     env.cache.touch(run.pid, run.project_id)
     env.cache.drop_due_summary()  # usage leaves its window later, and contexts refill
     return msgspec.structs.replace(run, spent_text=spent_text), lines
@@ -320,7 +354,6 @@ def _write_completed(
         flows.save_moves(tx, moves, event_id=event_id)
     if awaited:
         ended_ids += dependencies.resolve_dependents(tx, env, awaited, now)
-        env.cache.invalidate()  # entries of any owner may have been released or cancelled
     env.waiters.notify_on_commit(tx, ended_ids)
 
 
@@ -393,14 +426,15 @@ def return_to_queue(
     now: float,
     runnable_at: float | None = None,
     delay_s: float = 0.0,
+    waits: bool = False,
 ) -> None:
-    """Return a run to the queue without counting an attempt: now, after a delay, or for a date."""
+    """Return a run to the queue without counting an attempt: now, after a delay, for a date, or to wait for others."""
     advance(ENTRY, run.state, verb, run.sched_id)
     by_date = runnable_at is not None and runnable_at > now
     runnable_at = now + delay_s if runnable_at is None else runnable_at
     correction = run.correction(env.cache.share_dim(tx), now)
     moves = flows.moves_for_costs(tx, [(run.pid, run.project_id, correction)])
-    hold = "time" if runnable_at > now else None
+    hold = "time" if runnable_at > now else "after" if waits else None
     requeued = _Requeued(run, runnable_at, run.attempt - 1, hold, by_date=by_date)
     _write_requeued(tx, env, verb, [requeued], moves, now=now)
     env.cache.touch(run.pid, run.project_id)

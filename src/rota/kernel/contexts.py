@@ -8,6 +8,9 @@ A limit is the operator's and is shared by all projects, unless it is created fo
 that project draw on it, and for the others there is no limit of that name. A run may pause a limit that its entry draws
 on, for at most `THROTTLE_MAX_S`; an operator may pause any limit, and end the pause of any.
 
+A context counts tokens, requests (the start of a run is one) or `cpu_ms`: CPU time, as measured when a run ends. A run
+that used more than was left is debt, and the next run waits until it is refilled.
+
 The state of a context's budget is an `Allowance` (see policy/replenishment): usage comes back one period later, and
 usage beyond the budget is debt. Time is counted in whole milliseconds here: the instant of a charge is rounded up and
 the instant of a reading down. So a unit returns at least one period after it was used, at most 2 ms later than that;
@@ -40,6 +43,7 @@ from rota.store import Row, Transaction
 from rota.store.statements import contexts as sql
 
 __all__ = [
+    "CPU_UNIT",
     "REFILL_MAX",
     "THROTTLE_MAX_S",
     "ContextRow",
@@ -48,6 +52,8 @@ __all__ = [
     "charge",
     "contexts_for",
     "contexts_from_rows",
+    "cpu_contexts",
+    "draws_on_cpu",
     "limits_named",
     "refill",
     "throttle_for_run",
@@ -57,9 +63,11 @@ __all__ = [
 ]
 
 REFILL_MAX = 256  # contexts refilled in one transaction
+CPU_CONTEXTS_MAX = 1_000  # that one report lists
 THROTTLE_MAX_S = 86_400.0  # how long a limit is paused at most, unless the pause is renewed
-Unit = Literal["tokens", "requests"]
-UNITS = ("tokens", "requests")
+Unit = Literal["tokens", "requests", "cpu_ms"]
+UNITS = ("tokens", "requests", "cpu_ms")
+CPU_UNIT = "cpu_ms"  # CPU time that was measured when a run ended, in milliseconds
 BOUND_TO = ("agent", "project", "call_path", "name")
 
 _checks = Checks("SchedulingContext", ContextInvalid)
@@ -125,6 +133,13 @@ def contexts_for(tx: Transaction, needs: Needs, pid: int, project_id: str | None
         if rows:
             return found + [_from_row(row) for row in rows]
     return found
+
+
+def draws_on_cpu(tx: Transaction, needs: Needs, pid: int, project_id: str | None) -> bool:
+    """Whether an entry draws on a context of CPU time."""
+    if not tx.run(sql.ANY_OF_CPU):
+        return False
+    return any(context.unit == CPU_UNIT for context in contexts_for(tx, needs, pid, project_id))
 
 
 def charge(tx: Transaction, charged: list[ContextRow], amounts: dict[str, int], now: float) -> dict[str, int]:
@@ -372,6 +387,11 @@ class Contexts:
 def contexts_from_rows(rows: Iterable[Row], now: float) -> list[SchedulingContext]:
     """Build contexts as of now from rows."""
     return [_as_model(_from_row(row), now) for row in rows]
+
+
+def cpu_contexts(tx: Transaction, now: float) -> list[SchedulingContext]:
+    """Return the contexts of CPU time that are not revoked, as of now."""
+    return contexts_from_rows(tx.run(sql.OF_CPU, (CPU_CONTEXTS_MAX,)), now)
 
 
 def unknown_context(context_id: int) -> ContextUnknown:

@@ -6,6 +6,10 @@ only existing entries, so there is no cycle. When a predecessor ends otherwise, 
 operator cancels or releases it; `release` changes its `on_failed` to "run". A retried predecessor keeps its id, so
 its dependents wait through all its attempts.
 
+A run may return to the queue and wait there for the *first* of several entries to end, however it ends (`wait_for_any`;
+the coordinator of a graph run does this). Only then do the edges of an entry change. An entry that has ended before the
+run returned makes it ready at once, in the same transaction, so no end is missed.
+
 One end may concern many dependents. They are processed in batches of `DEPENDENTS_MAX`: the first batch in the
 transaction of the end, the rest by later maintenance, from a small table of predecessors that are still to be
 processed.
@@ -36,6 +40,7 @@ __all__ = [
     "resolve_dependents",
     "resolve_pending_dependents",
     "run_despite_failure",
+    "wait_for_any",
 ]
 
 DEPENDENTS_MAX = 1_000  # dependents processed in one transaction
@@ -60,11 +65,28 @@ def add_edges(tx: Transaction, sched_id: int, after: Iterable[int]) -> None:
     tx.run_many(sql.AFTER_ADD, [(sched_id, other) for other in dict.fromkeys(after)])
 
 
+def wait_for_any(tx: Transaction, sched_id: int, options_text: str | None, awaits: Iterable[int]) -> bool:
+    """Make an entry wait for the first of others to end; returns False if one of them has ended already."""
+    wanted = dict.fromkeys(awaits)
+    states = [row[1] for row in tx.run_for(sql.STATES_OF, list(wanted))]  # without those that were pruned
+    if len(states) < len(wanted) or any(state in ENTRY.final for state in states):
+        return False
+    present = {row[0] for row in tx.run(sql.AFTER_OF, (sched_id,))}
+    tx.run_many(sql.AFTER_REMOVE, [(sched_id, other) for other in sorted(present - wanted.keys())])
+    add_edges(tx, sched_id, (other for other in wanted if other not in present))
+    options = decode_options(options_text)
+    if options.on_failed != "any":
+        text = _encode(msgspec.structs.replace(options, on_failed="any")).decode()
+        tx.run(sql.SET_OPTIONS, (text, sched_id))
+    return True
+
+
 def resolve_dependents(tx: Transaction, env: KernelEnvironment, sched_ids: Sequence[int], now: float) -> list[int]:
     """Release or cancel the dependents of entries that have ended; returns the cancelled ones."""
     awaited = [row[0] for row in tx.run_for(sql.AWAITED, sched_ids)] if sched_ids else []
     if not awaited:
         return []
+    env.cache.invalidate()  # entries of any owner may be released or cancelled
     tx.run_many(sql.PENDING_ADD, [(sched_id,) for sched_id in awaited])
     return resolve_pending_dependents(tx, env, now)
 
@@ -111,7 +133,10 @@ def _resolve(tx: Transaction, env: KernelEnvironment, dependent: Row, now: float
     sched_id, runnable_at, options = dependent[0], dependent[3], dependent[4]
     predecessors = [(state, exit_kind) for _, state, exit_kind in tx.run(sql.PREDECESSORS, (sched_id,))]
     verdict = _verdict(predecessors, decode_options(options).on_failed)
-    if verdict is None:
+    if verdict == "wake":
+        tx.run(sql.WAKE, (now, sched_id))
+        resolved.released.append(dependent)
+    elif verdict is None:
         hold = "time" if runnable_at > now else _affinity_hold(tx, env, dependent, now)
         tx.run(sql.RELEASE, (hold, sched_id))
         if hold == "worker":
@@ -133,7 +158,12 @@ def _affinity_hold(tx: Transaction, env: KernelEnvironment, dependent: Row, now:
 
 
 def _verdict(predecessors: Iterable[tuple[str | None, str | None]], on_failed: str) -> str | None:
-    """Return None once each predecessor succeeded or was pruned; a failed one may decide before the others end."""
+    """Return None once each predecessor succeeded or was pruned; a failed one may decide before the others end.
+
+    "wake": the entry waits for the first of its predecessors, and one has ended.
+    """
+    if on_failed == "any":
+        return "wake" if any(state is None or state in ENTRY.final for state, _ in predecessors) else "after"
     waits = False
     for state, exit_kind in predecessors:
         if state is None or (state, exit_kind) == _SUCCEEDED:

@@ -13,24 +13,33 @@ The list and its cursor change in one transaction, so every entry is appended on
 No event behind the cursor is removed.
 
 **What stays.** An entry on which a live entry depends (`after`), that a live entry spawned, or that belongs to a graph
-run which can still be resumed is moved to the end of the list, to be looked at again when its turn comes. So is the
-newest entry, because its id must not be used again.
+run which has not ended is moved to the end of the list, to be looked at again when its turn comes. So is the newest
+entry, because its id must not be used again. A graph run that has ended goes with its coordinator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from rota.errors import StoreCorrupt
+from rota.kernel import graph_budgets
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append, event_from_row
 from rota.kernel.replay import id_ranges
 from rota.kernel.rows import json_list
 from rota.kernel.settings import read_number, write_setting
 from rota.model.event_codec import decode
-from rota.model.events import EntriesCancelled, EntriesCompleted, EntriesExpired, Event, RowsPruned
+from rota.model.events import (
+    EntriesCancelled,
+    EntriesCompleted,
+    EntriesExpired,
+    Event,
+    GraphRunForgotten,
+    RowsPruned,
+)
 from rota.store import Transaction
+from rota.store.statements import graph_runs as graph_sql
 from rota.store.statements import journal as journal_sql
 from rota.store.statements import retention as sql
 
@@ -130,4 +139,12 @@ def remove(tx: Transaction, finished: list[Finished], now: float) -> int:
     if gone:
         ranges = [(first, first + number - 1) for first, number, _ in id_ranges(gone)]
         append(tx, RowsPruned(table="agent_schedule_queue", count=len(gone), ranges=ranges), now=now)
+        _forget_graph_runs(tx, gone, now)
     return len(gone)
+
+
+def _forget_graph_runs(tx: Transaction, coordinators: Collection[int], now: float) -> None:
+    """Delete the ended graph runs of coordinators that were removed."""
+    for run_id, pid in tx.run(graph_sql.RUN_PRUNE, (json_list(coordinators),)):
+        graph_budgets.drop(tx, run_id)
+        append(tx, GraphRunForgotten(run_id=run_id), now=now, pid=pid, correlation_id=run_id)

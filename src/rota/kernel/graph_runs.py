@@ -1,153 +1,269 @@
 """Graph runs: the stored progress of each graph run, so that it outlives the process that executes it.
 
-A graph run is one row: its graph, the agent that its entries belong to, and a *checkpoint* that only the graph runtime
-reads. A process *takes* a run before it continues it. The event id of that is the run's *fence*: only the process that
-took the run last may write, and a commit by an earlier process that is still alive is refused.
+A graph run is one row: its document, its inputs, what became of it, and a *checkpoint* that only the graph runtime
+reads. A run that the product executes has a *coordinator*, an entry of the agent that has the graph's name: `start`
+writes both in one transaction. An entry of such an agent that was enqueued in another way (by a trigger, by `rota
+enqueue`) becomes a run when it first runs: its document is in the agent's metadata, its payload holds the inputs.
 
-    process 1 takes r1 (fence 7), commits up to epoch 3, and hangs
-    process 2 takes r1 (fence 9) and repeats epoch 3, the one that was in flight
-    process 1 wakes up and commits epoch 4 with fence 7: refused, nothing changes
+Executing a run is in graph_run_progress.py; what becomes of its entries when it ends, in graph_entries.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
-from rota.errors import InvalidPayload, LimitExceeded, StaleClaim
+from rota.errors import (
+    InvalidPayload,
+)
+from rota.kernel import graph_budgets
+from rota.kernel.agents import Agents
 from rota.kernel.environment import KernelEnvironment
+from rota.kernel.grants import may_reach
+from rota.kernel.graph_run_progress import CHECKPOINT_BYTES_MAX, DOCUMENT_BYTES_MAX, RunProgress, free_name
+from rota.kernel.graph_run_rows import (
+    RUN_ID_CHARS_MAX,
+    check_run_id,
+    find_info,
+    find_row,
+    read_runs,
+    refused,
+    run_from_row,
+    same_run,
+    shown_run,
+    state_text,
+)
 from rota.kernel.journal import append
-from rota.kernel.lookups import find_agent
-from rota.kernel.paging import page
-from rota.kernel.rows import entry_from_row
-from rota.model.checks import Checks
-from rota.model.events import GraphRunCommitted, GraphRunForgotten, GraphRunTaken
+from rota.kernel.lookups import check_project_exists, find_agent
+from rota.kernel.queue import Queue
+from rota.kernel.rows import agent_from_row, json_text
+from rota.model.agent_settings import SETTINGS_KEY
+from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
+from rota.model.events import (
+    GraphRunForgotten,
+    GraphRunStarted,
+)
+from rota.model.graph_budgets import GraphAccount
+from rota.model.graph_runs import (
+    ENDED,
+    TEMPLATE,
+    TRIGGER,
+    GraphCancellation,
+    GraphRun,
+    GraphRunInfo,
+    coordinator_settings,
+)
 from rota.model.lifecycle import ENTRY
-from rota.model.work import ReadyEntry
-from rota.store import Row, Transaction
+from rota.model.work import Agent, ScheduleSpec
+from rota.store import Transaction
+from rota.store.statements import agents as agent_sql
 from rota.store.statements import graph_runs as sql
 from rota.store.statements import queue as queue_sql
 
-__all__ = ["CHECKPOINT_BYTES_MAX", "RUN_ID_CHARS_MAX", "GraphRun", "GraphRuns"]
+__all__ = ["CHECKPOINT_BYTES_MAX", "DOCUMENT_BYTES_MAX", "RUN_ID_CHARS_MAX", "GraphRun", "GraphRuns"]
 
-CHECKPOINT_BYTES_MAX = 16 * 1024 * 1024  # of one run: every epoch writes all of it
-RUN_ID_CHARS_MAX = 64  # the keys of a run's entries begin with it
+ORPHANS_MAX = 100  # runs without a coordinator that one call ends
 _run = Checks("GraphRun", InvalidPayload)
-GraphRunList: TypeAlias = list["GraphRun"]  # in the class, `list` is a method
+RunList: TypeAlias = list[GraphRunInfo]  # in the class, `list` is a method
+AgentList: TypeAlias = list[Agent]
 
 
-class GraphRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A graph run as stored."""
+class GraphRuns(RunProgress):
+    """Starting and operating graph runs."""
 
-    run_id: str
-    graph: str
-    pid: int  # the agent that its entries belong to
-    fence: int  # the id of the last event of taking it
-    next_epoch_id: int
-    updated_at: float
-    checkpoint: bytes | None = None  # None: nothing committed yet, or left out of a listing
+    def __init__(self, env: KernelEnvironment, agents: Agents, queue: Queue) -> None:
+        super().__init__(env, queue)
+        self._agents = agents
 
+    # --- starting --------------------------------------------------------------------------------
 
-class GraphRuns:
-    """Taking graph runs, committing their epochs, and reading ended entries."""
+    def create(
+        self,
+        graph: str,
+        document: Mapping[str, Any],
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        run_id: str | None = None,
+        project_id: str | None = None,
+        budgets: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> GraphRunInfo:
+        """Store a run of a document that was checked, and enqueue its coordinator.
 
-    def __init__(self, env: KernelEnvironment) -> None:
-        self._env = env
+        A `run_id` that exists is the same run if it has the same document and inputs, and refused otherwise. `budgets`
+        has the run's own budget under the empty name, and those of its nodes.
+        """
+        _run.name("graph", graph)
+        if run_id is not None:
+            check_run_id(_run.name("run_id", run_id))
+        body = json_text(_run, "document", _run.mapping("document", document), DOCUMENT_BYTES_MAX)
+        given = dict(_run.mapping("inputs", inputs or {}))
+        amounts = dict(_run.amounts("budget", dict((budgets or {}).get("", {}))))
+        values = (
+            json_text(_run, "inputs", given, PAYLOAD_BYTES_MAX),
+            json_text(_run, "budget", amounts, PAYLOAD_BYTES_MAX),
+        )
 
-    def take(self, run_id: str, graph: str, pid: int) -> GraphRun:
-        """Start a run whose entries belong to an agent, or take an existing run, whose agent stays the same."""
+        def work(tx: Transaction) -> GraphRunInfo:
+            now = self._env.read_clock(tx)
+            if run_id is not None and (known := tx.run(sql.RUN_INFO, (run_id,))):
+                return same_run(run_from_row(known[0]), graph, msgspec.json.decode(body), given, project_id)
+            if project_id is not None:
+                check_project_exists(tx, project_id)
+            pid = self._graph_agent(tx, graph, project_id, now)
+            name = run_id or free_name(tx, graph, int(tx.run(sql.NEXT_ENTRY)[0][0]))
+            tx.run(sql.RUN_CREATE, (name, graph, pid, project_id, 0, now, None, body, *values))
+            graph_budgets.open_lines(tx, name, budgets or {}, now, pid)
+            sched_id = self._enqueue_coordinator(tx, pid, name, given, now)
+            event = GraphRunStarted(run_id=name, graph=graph, sched_id=sched_id)
+            fence = append(tx, event, now=now, pid=pid, correlation_id=name)
+            tx.run(sql.RUN_COORDINATED, (name, fence, sched_id))
+            return find_info(tx, name)
+
+        return self._env.write(work)
+
+    def _graph_agent(self, tx: Transaction, graph: str, project_id: str | None, now: float) -> int:
+        """Return the agent that is a graph, in a project; create it when its first run begins."""
+        for row in reversed(tx.run(agent_sql.FIND, (graph,))):  # the first one that was created
+            agent = agent_from_row(row)
+            if agent.project_id != project_id:
+                continue
+            if agent.template == TEMPLATE:
+                return agent.pid
+            raise _run.refuse("graph", f"has the name of agent {agent.pid} ({graph}), which is not a graph: rename one")
+        metadata = {SETTINGS_KEY: msgspec.to_builtins(coordinator_settings())}
+        return self._agents.create_in(tx, graph, TEMPLATE, metadata=metadata, project_id=project_id, now=now)
+
+    def _enqueue_coordinator(self, tx: Transaction, pid: int, run_id: str, inputs: dict[str, Any], now: float) -> int:
+        settings = coordinator_settings()
+        agent = find_agent(tx, pid)
+        spec = ScheduleSpec(
+            pid,
+            agent.priority,
+            trigger=TRIGGER,
+            payload=inputs,
+            account=GraphAccount(run_id),
+            max_attempts=settings.max_attempts,
+            retry_on=("crashed",),
+            backoff=settings.restart.backoff,
+            correlation_id=run_id,
+        )
+        return self._queue.spawn_in(tx, spec, agent.project_id, now)
+
+    # --- operating -------------------------------------------------------------------------------
+
+    def get(self, run_id: str) -> GraphRun:
+        """Return a run without its checkpoint; raises `GraphRunUnknown`."""
         check_run_id(run_id)
-        _run.text("graph", graph)
-        now = self._env.now()
+        return self._env.read(lambda tx: run_from_row(find_row(tx, run_id)))
+
+    def list(
+        self, *, status: str | None = None, graph: str | None = None, limit: int = 100, offset: int = 0
+    ) -> tuple[RunList, int]:
+        """Return a page of runs, newest first, and the number of all that match."""
+        return read_runs(self._env, status=status, graph=graph, limit=limit, offset=offset)
+
+    def cancel(self, run_id: str, *, stop: bool = True, by: str | None = None) -> GraphCancellation:
+        """Cancel a run: its queued entries are cancelled and, with `stop`, its live ones are asked to stop.
+
+        The state of a run that has ended does not change; entries that it may have left behind are cancelled.
+        """
+        check_run_id(run_id)
+        _run.flag("stop", stop)
+        _run.optional_text("by", by)
 
         def work(tx: Transaction) -> GraphRun:
-            found = tx.run(sql.RUN_GET, (run_id,))
-            if found and found[0][1] != graph:
-                raise _run.refuse("run_id", f"{run_id!r} is a run of graph {found[0][1]}, not of {graph}")
-            if not found:  # one of an earlier version can go on under the name that it has
-                _run.name("run_id", run_id)
-                _run.name("graph", graph)
-            owner = found[0][2] if found else find_agent(tx, pid).pid
-            next_epoch_id = found[0][4] if found else 1
-            event = GraphRunTaken(run_id=run_id, graph=graph, next_epoch_id=next_epoch_id)
-            fence = append(tx, event, now=now, pid=owner, correlation_id=run_id)
-            tx.run(sql.RUN_TAKE, (run_id, graph, owner, fence, now))
-            return _from_row(tx.run(sql.RUN_GET, (run_id,))[0])
+            run = run_from_row(find_row(tx, run_id))
+            if run.status not in ENDED:
+                self._end(tx, run_id, "cancelled", None, by)
+            return run_from_row(find_row(tx, run_id))
 
-        return self._env.write_keeping_cache(work)
+        run = self._env.write_keeping_cache(work)
+        coordinator = () if run.sched_id is None else (run.sched_id,)
+        done = self.entries.stop(run_id, coordinator, live=stop, by=by or f"graph run {run_id} cancelled")
+        return GraphCancellation(run=shown_run(run), cancelled=done.cancelled, stopped=done.stopped, left=done.left)
 
-    def commit(self, run_id: str, *, fence: int, next_epoch_id: int, checkpoint: bytes) -> None:
-        """Store a run's checkpoint before an epoch; raises `StaleClaim` if another process has taken the run."""
-        _run.whole("fence", fence)
-        _run.whole("next_epoch_id", next_epoch_id, 1)
-        if len(checkpoint) > CHECKPOINT_BYTES_MAX:
-            raise LimitExceeded("CHECKPOINT_BYTES_MAX", CHECKPOINT_BYTES_MAX, len(checkpoint))
-        text, now = checkpoint.decode(), self._env.now()
-
-        def work(tx: Transaction) -> None:
-            rows = tx.run(sql.RUN_COMMIT, (next_epoch_id, text, now, run_id, fence))
-            if not rows:
-                raise _stale(run_id)
-            event = GraphRunCommitted(run_id=run_id, next_epoch_id=next_epoch_id)
-            append(tx, event, now=now, pid=rows[0][0], correlation_id=run_id)
-
-        self._env.write_keeping_cache(work)
-
-    def ended(self, sched_ids: Sequence[int]) -> dict[int, ReadyEntry | None]:
-        """Return those of these entries that have ended, by id; None for an entry that was pruned."""
-
-        def work(tx: Transaction) -> dict[int, ReadyEntry | None]:
-            states = {row[0]: row[1] for row in tx.run_for(queue_sql.STATES_OF, sched_ids)}
-            ended = [each for each in sched_ids if each not in states or states[each] in ENTRY.final]
-            return {
-                each: entry_from_row(tx.run(queue_sql.GET, (each,))[0]) if each in states else None for each in ended
-            }
-
-        return self._env.read(work) if sched_ids else {}
-
-    def list(self, *, limit: int = 100, offset: int = 0) -> GraphRunList:
-        """Return a page of runs by run_id, without their checkpoints."""
-        rows = self._env.read(lambda tx: tx.run(sql.RUN_LIST, page(limit, offset)))
-        return [_from_row(row) for row in rows]
-
-    def forget(self, run_id: str) -> bool:
-        """Delete a run; returns whether it existed. Its entries stay."""
+    def resume(self, run_id: str) -> GraphRunInfo:
+        """Let a failed or cancelled run go on from its checkpoint, with a new coordinator."""
         check_run_id(run_id)
-        now = self._env.now()
+
+        def work(tx: Transaction) -> GraphRunInfo:
+            now = self._env.read_clock(tx)
+            run = run_from_row(find_row(tx, run_id))
+            self._check_resumable(tx, run)
+            sched_id = self._enqueue_coordinator(tx, run.pid, run_id, run.inputs, now)
+            event = GraphRunStarted(run_id=run_id, graph=run.graph, sched_id=sched_id, resumed=True)
+            fence = append(tx, event, now=now, pid=run.pid, correlation_id=run_id)
+            tx.run(sql.RUN_RESUME, (run_id, fence, now, sched_id))
+            return find_info(tx, run_id)
+
+        return self._env.write(work)
+
+    def _check_resumable(self, tx: Transaction, run: GraphRun) -> None:
+        if run.document is None:
+            hint = "Run it where it was started, with the same --run-id."
+            raise refused(run, f"run {run.run_id} has no stored graph: a process executed it itself", hint)
+        if run.status not in ("failed", "cancelled"):
+            hint = f"See how it is: `rota graph show {run.run_id}`."
+            raise refused(run, f"run {run.run_id} {state_text(run)}; only a failed or cancelled run is resumed", hint)
+        states = tx.run_for(queue_sql.STATES_OF, [run.sched_id]) if run.sched_id is not None else []
+        if any(row[1] not in ENTRY.final for row in states):
+            hint = f"See how it is: `rota show {run.sched_id}`."
+            raise refused(run, f"run {run.run_id} is still stopping: entry {run.sched_id} has not ended", hint)
+
+    def forget(self, run_id: str, *, cancel: bool = False) -> bool:
+        """Delete a run that has ended; returns whether it existed. With `cancel`, a live one is cancelled first."""
+        check_run_id(run_id)
+        _run.flag("cancel", cancel)
+        known = self._env.read(lambda tx: tx.run(sql.RUN_INFO, (run_id,)))
+        if not known:
+            return False
+        run = run_from_row(known[0])
+        if cancel or run.status in ENDED or run.sched_id is None:
+            self.cancel(run_id)  # also of one that has ended: nothing that it left behind keeps spending
 
         def work(tx: Transaction) -> bool:
-            rows = tx.run(sql.RUN_FORGET, (run_id,))
-            if rows:
-                append(tx, GraphRunForgotten(run_id=run_id), now=now, pid=rows[0][0], correlation_id=run_id)
-            return bool(rows)
+            rows = tx.run(sql.RUN_INFO, (run_id,))
+            run = run_from_row(rows[0]) if rows else None
+            if run is not None and run.sched_id is not None and run.status not in ENDED:
+                hint = f"Cancel it first: `rota graph forget {run_id} --cancel`."
+                raise refused(run, f"run {run_id} {state_text(run)}, so it is not deleted", hint)
+            for (pid,) in tx.run(sql.RUN_FORGET, (run_id,)):
+                graph_budgets.drop(tx, run_id)
+                append(tx, GraphRunForgotten(run_id=run_id), now=self._env.now(), pid=pid, correlation_id=run_id)
+            return run is not None
 
         return self._env.write_keeping_cache(work)
 
+    def tidy(self) -> int:
+        """End the runs whose coordinator has ended without ending them, and their entries; returns their number.
 
-def check_run_id(run_id: str) -> None:
-    """Check a run's name."""
-    if len(_run.text("run_id", run_id)) > RUN_ID_CHARS_MAX:
-        raise _run.refuse("run_id", f"may have at most {RUN_ID_CHARS_MAX} characters, not {len(run_id)}")
+        A coordinator may be cancelled by its id, end with its agent, or crash too often.
+        """
+        orphans = self._env.read(lambda tx: tx.run(sql.RUN_ORPHANS, (ORPHANS_MAX,)))
+        for run_id, sched_id, state, exit_kind, outcome in orphans:
+            cancelled = "cancelled" in (state, exit_kind)
+            how = "was pruned" if state is None else " ".join(filter(None, (state, exit_kind, outcome)))
+            text = f"its coordinator, entry {sched_id}, ended before the run: {how}"
 
+            def work(tx: Transaction, run_id: str = run_id, text: str = text, cancelled: bool = cancelled) -> None:
+                self._end(tx, run_id, "cancelled" if cancelled else "failed", None, text)
 
-def _from_row(row: Row) -> GraphRun:
-    run_id, graph, pid, fence, next_epoch_id, updated_at, checkpoint = row
-    return GraphRun(
-        run_id=run_id,
-        graph=graph,
-        pid=pid,
-        fence=fence,
-        next_epoch_id=next_epoch_id,
-        updated_at=updated_at,
-        checkpoint=checkpoint if checkpoint is None or isinstance(checkpoint, bytes) else str(checkpoint).encode(),
-    )
+            self._env.write_keeping_cache(work)
+            self.entries.stop(run_id, (), by=f"graph run {run_id} has no coordinator")
+        return len(orphans)
 
+    def reachable_agents(self, names: Sequence[str], project_id: str | None) -> dict[str, AgentList]:
+        """Return the live agents of each name that entries of a project may reach."""
 
-def _stale(run_id: str) -> StaleClaim:
-    return StaleClaim(
-        f"run {run_id} was taken by another process, or deleted",
-        hint="Another process continues this run; stop this one.",
-        run_id=run_id,
-    )
+        def work(tx: Transaction) -> dict[str, AgentList]:
+            if project_id is not None:
+                check_project_exists(tx, project_id)
+            found = {name: map(agent_from_row, tx.run(agent_sql.FIND, (name,))) for name in names}
+            return {
+                name: [agent for agent in agents if may_reach(tx, project_id, agent.project_id)]
+                for name, agents in found.items()
+            }
+
+        return self._env.read(work)

@@ -53,7 +53,10 @@ _JSON: dict[str, tuple[str, dict[str, Any]]] = {  # table: key, and the type of 
     "agent_schedule_queue": ("sched_id", {"spent": _AMOUNTS}),
     "contexts": ("context_id", {"standing": Allowance}),
     "entry_loans": ("sched_id", {"amounts": _AMOUNTS, "returned": _AMOUNTS}),
-    "graph_runs": ("run_id", {"checkpoint": Any}),
+    "graph_runs": (
+        "run_id",
+        {"checkpoint": Any, "document": _DICT, "inputs": _DICT, "budget": _AMOUNTS, "result": Any},
+    ),
     "usage_daily": ("day, pid, model", {"wait_sizes": list[int]}),
     "budgets": ("owner, dim", {"alerts": list[float], "alerted": dict[str, float]}),
 }

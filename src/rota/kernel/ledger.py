@@ -25,7 +25,7 @@ from rota.errors import (
     LedgerUnknownDim,
     LimitExceeded,
 )
-from rota.kernel import contexts, flows, usage_windows
+from rota.kernel import contexts, flows, graph_budgets, usage_windows
 from rota.kernel.budget_alerts import (
     ReachedWindow,
     check_alerts,
@@ -55,6 +55,7 @@ from rota.model.events import (
     LedgerWarned,
     ShareWindowSet,
 )
+from rota.model.graph_budgets import GraphAccount, GraphBudgetLine
 from rota.store import Row, Transaction
 from rota.store.statements import budgets as sql
 from rota.store.statements import claims as claim_sql
@@ -98,6 +99,7 @@ class Payer(NamedTuple):
     covered: Mapping[str, Mapping[str, int]] = {}  # by limit and unit: what the run has acquired there before
     ask: str | None = None  # the key of the ask that this settles
     model: str | None = None  # that was used
+    account: GraphAccount | None = None  # the graph run and node in whose budgets it counts
 
 
 def record_usage(
@@ -123,6 +125,7 @@ def record_usage(
         flows=moves,
         ask=payer.ask,
         model=payer.model,
+        account=None if payer.account is None else (payer.account.run_id, payer.account.node),
     )
     event_id = append(tx, event, now=now, pid=payer.pid)
     flows.save_moves(tx, moves, event_id=event_id)
@@ -338,6 +341,67 @@ class Ledger:
             tx.effects.wake_parked = True
 
         self._env.write(work)
+
+    # --- graph runs ------------------------------------------------------------------------------
+
+    def open_graph_budgets(self, run_id: str, budgets: Mapping[str, Mapping[str, int]]) -> list[GraphBudgetLine]:
+        """Give a graph run (node "") and its nodes budgets; those that exist stay as they are. Returns all of them."""
+        _checks.text("run_id", run_id)
+        for node, amounts in _checks.mapping("budgets", budgets).items():
+            _checks.mapping(f"budgets[{node!r}]", amounts)
+
+        def work(tx: Transaction) -> list[GraphBudgetLine]:
+            pid = graph_budgets.find_run(tx, run_id)
+            graph_budgets.open_lines(tx, run_id, budgets, self._env.read_clock(tx), pid)
+            return graph_budgets.read_lines(tx, run_id)
+
+        return self._env.write(work)
+
+    def set_graph_budget(self, run_id: str, dim: str, limit: int, *, node: str = "") -> list[GraphBudgetLine]:
+        """Set the budget of a graph run, or of one of its nodes; returns all of the run. What waits for it goes on."""
+        _checks.text("run_id", run_id)
+
+        def work(tx: Transaction) -> list[GraphBudgetLine]:
+            graph_budgets.find_run(tx, run_id)
+            line = GraphBudgetLine(run_id=run_id, node=node, dim=dim, limit=limit)
+            graph_budgets.set_line(tx, self._env, line, self._env.read_clock(tx))
+            return graph_budgets.read_lines(tx, run_id)
+
+        return self._env.write(work)
+
+    def charge_graph(
+        self, run_id: str, amounts: Mapping[str, int], *, node: str = "", model: str | None = None
+    ) -> list[GraphBudgetLine]:
+        """Record what a node of a graph used in the process that executes the run, which has no claim.
+
+        It counts for the run's agent at every level. Returns the budgets of the run.
+        """
+        _checks.text("run_id", run_id)
+        _checks.amounts("amounts", amounts)
+        _checks.optional_name("model", model)
+        account = GraphAccount(run_id, node)
+        account.check()
+
+        def work(tx: Transaction) -> list[GraphBudgetLine]:
+            now, pid = self._env.read_clock(tx), graph_budgets.find_run(tx, run_id)
+            payer = Payer(pid, find_agent(tx, pid).project_id, decode_needs(None), model=model, account=account)
+            record_usage(tx, payer, dict(amounts), now, moves_flow=True)
+            graph_budgets.charge_lines(tx, account, amounts, now, pid)
+            return graph_budgets.read_lines(tx, run_id)
+
+        return self._env.write(work)
+
+    def graph_budgets(self, run_id: str) -> list[GraphBudgetLine]:
+        """Return the budgets of a graph run and of its nodes, with usage and what live runs have reserved."""
+        _checks.text("run_id", run_id)
+
+        def work(tx: Transaction) -> list[GraphBudgetLine]:
+            lines = graph_budgets.read_lines(tx, run_id)
+            return graph_budgets.with_reserved(lines, tx.run(claim_sql.LIVE)) if lines else []
+
+        return self._env.read(work)
+
+    # --- fair share ------------------------------------------------------------------------------
 
     def share_window(self) -> float:
         """Return how far back fair_share looks, in seconds."""

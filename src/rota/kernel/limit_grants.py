@@ -117,13 +117,16 @@ class LimitGrants:
             found = self._env.store.write(work)
         return found[0] if found else waiting[0]
 
-    def settle(self, sched_id: int, token: int, key: str, used: Mapping[str, int] | None = None) -> Settlement:
-        """Say what was used of an ask.
+    def settle(
+        self, sched_id: int, token: int, key: str, used: Mapping[str, int] | None = None, *, node: str | None = None
+    ) -> Settlement:
+        """Say what was used of an ask; the coordinator of a graph run names the `node` that has used it.
 
         A unit that is not named was used as asked. What was used is recorded as usage of the run; what its charges have
         covered already counts once. An ask that waits is given up; one that was settled before changes nothing.
         """
         _checks.text("key", key)
+        _checks.optional_text("node", node)
         given = _check_amounts(used or {}, least=0)
 
         def work(tx: Transaction) -> Settlement:
@@ -138,11 +141,13 @@ class LimitGrants:
                 tx.effects.wake_parked = True  # the next one is first
                 return Settlement()
             with acting_as(f"run:{sched_id}"):
-                return self._settle(tx, run, ask, _Wanted(ask.name, {**ask.asked, **given}, key), now)
+                return self._settle(tx, run, ask, _Wanted(ask.name, {**ask.asked, **given}, key), now, node=node)
 
         return self._env.store.write(work)
 
-    def _settle(self, tx: Transaction, run: RunRow, ask: AskRow, settled: _Wanted, now: float) -> Settlement:
+    def _settle(
+        self, tx: Transaction, run: RunRow, ask: AskRow, settled: _Wanted, now: float, *, node: str | None
+    ) -> Settlement:
         used = settled.amounts
         limits = contexts.limits_named(tx, ask.name, run.project_id)
         covered = {unit: amount - ask.rest.get(unit, 0) for unit, amount in ask.asked.items()}  # by charges
@@ -158,7 +163,7 @@ class LimitGrants:
         append(tx, event, now=now, pid=run.pid)
         charged = {unit: used[unit] - covered[unit] for unit in ask.asked if used[unit] > covered[unit]}
         if charged:
-            charge_run(tx, self._env, run, charged, now, covered={ask.name: charged}, ask=settled.key)
+            charge_run(tx, self._env, run, charged, now, covered={ask.name: charged}, ask=settled.key, node=node)
         self._env.cache.drop_due_summary()  # the limit refills
         return Settlement(charged=charged, returned=returned)
 

@@ -26,6 +26,7 @@ from rota.kernel.entry_reads import (
     search_patterns,
 )
 from rota.kernel.environment import KernelEnvironment
+from rota.kernel.graph_run_rows import read_runs
 from rota.kernel.journal import read_note
 from rota.kernel.paging import LIST_MAX, page
 from rota.kernel.rows import agent_from_row, project_from_row
@@ -33,6 +34,7 @@ from rota.kernel.running_entries import RunningPage, running_entries
 from rota.kernel.usage import Usage
 from rota.model.budgets import SchedulingContext
 from rota.model.checks import ID_CHARS_MAX, Checks
+from rota.model.graph_runs import GraphRunInfo
 from rota.model.lifecycle import AGENT, PROJECT
 from rota.model.usage import UsageKey, UsageReport
 from rota.model.work import Agent, Project, ReadyEntry
@@ -175,6 +177,18 @@ class ProjectReads:
         _project.optional_text("project_id", project_id)
         projects = within if project_id is None else within & {project_id}
         return Usage(self._env).report_within(projects, by, since_at, until_at, agent=agent)
+
+    def graph_runs(
+        self,
+        within: ProjectSet,
+        *,
+        status: str | None = None,
+        graph: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> tuple[list[GraphRunInfo], int]:
+        """Return a page of the graph runs of the projects, newest first, and their number."""
+        return read_runs(self._env, status=status, graph=graph, limit=limit, offset=offset, within=_names(within))
 
     def note(self, within: ProjectSet, name: str, *, project_id: str | None = None) -> dict[str, Any] | None:
         """Return a note of one of the projects, or None. If there is only one, it need not be named.

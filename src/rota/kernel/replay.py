@@ -37,6 +37,8 @@ from rota.model.lifecycle import ContextState, EntryState
 from rota.policy import replenishment
 from rota.policy.replenishment import Allowance
 from rota.store import Transaction
+from rota.store.statements import core_grants as cores_sql
+from rota.store.statements import graph_budgets as graph_sql
 from rota.store.statements import journal as sql
 
 __all__ = ["READ_MAX", "Checkpoint", "KernelState", "current_checkpoint", "id_ranges", "set_current_checkpoint"]
@@ -74,7 +76,9 @@ class _Part(msgspec.Struct, omit_defaults=True):
     flows: list[tuple[str, str, int, int]] = []
     contexts: list[tuple[int, str, Allowance]] = []
     grants: list[tuple[str, str]] = []
+    cores: list[tuple[int, int, str, tuple[int, ...]]] = []
     policy: StorePolicy | None = None
+    graph_budgets: list[tuple[str, str, str, int, int]] = []
 
 
 class KernelState(msgspec.Struct):
@@ -86,7 +90,9 @@ class KernelState(msgspec.Struct):
     flows: dict[tuple[str, str], tuple[int, int]] = {}  # by level and key: virtual time, clock
     contexts: dict[int, tuple[str, Allowance]] = {}
     grants: set[tuple[str, str]] = set()  # from one project to another
+    cores: dict[int, tuple[int, str, tuple[int, ...]]] = {}  # core grants by sched_id: token, host, leased cores
     policy: StorePolicy = StorePolicy()
+    graph_budgets: dict[tuple[str, str, str], tuple[int, int]] = {}  # by run, node and dimension: limit, used
 
     # --- from the tables -------------------------------------------------------------------------
 
@@ -106,7 +112,10 @@ class KernelState(msgspec.Struct):
         for context_id, context_state, text in tx.run(sql.CONTEXT_STATES):
             state.contexts[context_id] = context_state, _decode(text, Allowance, f"context {context_id}")
         state.grants = {(from_project, to_project) for from_project, to_project in tx.run(sql.GRANT_STATES)}
+        for sched_id, token, host, leased in tx.run(cores_sql.STATES):
+            state.cores[sched_id] = token, host, _decode(leased, tuple[int, ...], f"the core grant of {sched_id}")
         state.policy = read_store_policy(tx)
+        state.graph_budgets = {(row[0], row[1], row[2]): (row[3], row[4]) for row in tx.run(graph_sql.STATES)}
         return state
 
     # --- from the journal ------------------------------------------------------------------------
@@ -140,7 +149,11 @@ class KernelState(msgspec.Struct):
                 (context_id, (context_state, allowance)) for context_id, context_state, allowance in part.contexts
             )
             state.grants.update(part.grants)
+            state.cores.update((sched_id, (token, host, leased)) for sched_id, token, host, leased in part.cores)
             state.policy = part.policy or state.policy
+            state.graph_budgets.update(
+                ((run, node, dim), (limit, used)) for run, node, dim, limit, used in part.graph_budgets
+            )
         return state
 
     def checkpoint_parts(self) -> Iterator[str]:
@@ -151,7 +164,9 @@ class KernelState(msgspec.Struct):
             flows=[(*key, *flow) for key, flow in self.flows.items()],
             contexts=[(context_id, *context) for context_id, context in self.contexts.items()],
             grants=sorted(self.grants),
+            cores=[(sched_id, *grant) for sched_id, grant in self.cores.items()],
             policy=self.policy,
+            graph_budgets=[(*key, *line) for key, line in self.graph_budgets.items()],
         )
         yield encode(rest).decode()
         ranges = list(id_ranges(self.entries))
@@ -180,6 +195,7 @@ class KernelState(msgspec.Struct):
         self._apply_to_ledgers(data, event.pid)
         self._apply_to_contexts(data, event.ts)
         self._apply_to_grants(data)
+        self._apply_to_graph_budgets(data)
         if isinstance(data, events.PolicyChosen):
             self.policy = StorePolicy(data.policy, data.share_by, data.share_by_set_by)
             if data.restarts_shares:
@@ -268,6 +284,26 @@ class KernelState(msgspec.Struct):
                 self.grants.add((data.from_project, data.to_project))
             case events.ProjectGrantRevoked():
                 self.grants.discard((data.from_project, data.to_project))
+            case events.CoresGranted():
+                self.cores[data.sched_id] = data.token, data.host, tuple(sorted(data.leased))
+            case events.CoresReturned():
+                for sched_id in data.sched_ids:
+                    self.cores.pop(sched_id, None)
+
+    def _apply_to_graph_budgets(self, data: events.EventData) -> None:
+        match data:
+            case events.GraphBudgetSet():
+                key = data.run_id, data.node, data.dim
+                self.graph_budgets[key] = data.limit, self.graph_budgets.get(key, (0, 0))[1]
+            case events.LedgerCharged(account=(run_id, node)):
+                for dim, amount in data.amounts.items():
+                    for key in {(run_id, "", dim), (run_id, node, dim)} & self.graph_budgets.keys():
+                        limit, used = self.graph_budgets[key]
+                        self.graph_budgets[key] = limit, used + amount
+            case events.GraphRunForgotten():
+                gone = [key for key in self.graph_budgets if key[0] == data.run_id]
+                for key in gone:
+                    del self.graph_budgets[key]
 
     def _set_context_state(self, context_id: int, state: str) -> None:
         self.contexts[context_id] = str(state), self.contexts[context_id][1]

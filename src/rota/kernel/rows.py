@@ -22,6 +22,7 @@ from rota.decoding import json_decoder
 from rota.errors import SchedInvalidPayload
 from rota.model.checks import ID_CHARS_MAX, Checks, check_finite
 from rota.model.entry_status import derive_status
+from rota.model.graph_budgets import GraphAccount
 from rota.model.work import (
     Agent,
     AttemptError,
@@ -132,6 +133,7 @@ class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
     concurrency_key: str | None = None
     concurrency_limit: int | None = None
     lender: int | None = None  # the entry that lent it its ceiling, if one did: it asks for less than others
+    account: GraphAccount | None = None  # the graph run and node in whose budgets it counts
 
     def requested(self, dim: str, default: int) -> int:
         """Return how much of a dimension is reserved for a run: its ceiling, else the expected usage, or `default`."""
@@ -157,7 +159,7 @@ class EntryOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Fields of an entry that no claim looks at."""
 
     tags: tuple[str, ...] = ()
-    on_failed: Literal["cancel", "run", "hold"] = "cancel"
+    on_failed: Literal["cancel", "run", "hold", "any"] = "cancel"  # any: a run that waits for the first of them
     retry_on: tuple[ExitKind, ...] = ("crashed",)
     backoff: Backoff = Backoff()
     affinity: str | None = None
@@ -172,8 +174,13 @@ NO_NEEDS = Needs()
 NO_OPTIONS = EntryOptions()
 
 
-def encode_needs_and_options(spec: ScheduleSpec, path: str | None = None) -> tuple[str | None, str | None]:
-    """Return a spec's needs and options as stored; None where every field has its default."""
+def encode_needs_and_options(
+    spec: ScheduleSpec, path: str | None = None, account: GraphAccount | None = None
+) -> tuple[str | None, str | None]:
+    """Return a spec's needs and options as stored; None where every field has its default.
+
+    `account` is that of the entry that spawned it.
+    """
     if spec.is_plain and path is None:
         return None, None
     needs = Needs(
@@ -185,6 +192,7 @@ def encode_needs_and_options(spec: ScheduleSpec, path: str | None = None) -> tup
         path,
         spec.concurrency_key,
         spec.concurrency_limit,
+        account=spec.account or account,
     )
     options = EntryOptions(
         spec.tags,
@@ -338,6 +346,7 @@ def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
         errors=options.errors,
         parent_id=options.parent_id,
         correlation_id=options.correlation_id,
+        account=needs.account,
         unreadable=unreadable,
     )
 

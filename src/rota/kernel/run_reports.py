@@ -22,6 +22,7 @@ from rota.model.checks import DIMS_MAX, INTEGER_MAX, RESULT_BYTES_MAX, Checks, c
 from rota.model.work import EXIT_KINDS
 
 __all__ = [
+    "AWAITS_MAX",
     "COMPLETE_MAX",
     "INVALID_REPORT",
     "Completion",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 COMPLETE_MAX = 1_000  # runs in one call
+AWAITS_MAX = 100_000  # entries that one run waits for
 NOT_JSON, TOO_LARGE = "result_not_json", "result_too_large"  # outcomes of a completed run without a storable result
 INVALID_REPORT = "invalid_report"  # the outcome of a run whose report has another fault
 ERROR_CHARS_MAX = 4_000  # of the error in a replaced result
@@ -73,6 +75,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     back: Literal["yield", "preempt"] | None = None  # the run returns to the queue instead of ending
     back_at: float | None = None  # the date from which it may run again
     back_after_s: float | None = None  # the time after which it may run again; without either: now
+    awaits: tuple[int, ...] = ()  # entries of which the first to end makes it ready, before that time or without one
 
 
 class RunEnd(NamedTuple):
@@ -146,6 +149,8 @@ def _check_report(report: RunReport) -> RunEnd:
         _report.instant("back_at", report.back_at)
     if report.back_after_s is not None:
         _check_back_after(report)
+    if report.awaits != ():
+        _check_awaits(report)
     result = None if report.result is None else encode_json("result", report.result, RESULT_BYTES_MAX)
     return RunEnd(report.sched_id, report.exit_kind, report.token, result, report.outcome, report=report)
 
@@ -154,6 +159,15 @@ def _check_back_after(report: RunReport) -> None:
     if report.back_at is not None:
         raise _report.refuse("back_after_s", "must not be given together with back_at")
     _report.duration("back_after_s", report.back_after_s)
+
+
+def _check_awaits(report: RunReport) -> None:
+    if report.back != "yield":
+        raise _report.refuse("awaits", "must be given with back = yield")
+    if type(report.awaits) is not tuple or len(report.awaits) > AWAITS_MAX:
+        raise _report.refuse("awaits", f"must be a tuple of at most {AWAITS_MAX:,} entries")
+    for sched_id in report.awaits:
+        _report.whole("awaits", sched_id)
 
 
 # --- reports that cannot be stored ---------------------------------------------------------------
@@ -177,7 +191,7 @@ def storable(report: RunReport) -> RunReport:
         fields["usage"] = dict(list(fields["usage"].items())[:DIMS_MAX])
     fault = _fault(report)
     if fault is not None:
-        fields |= {"back": None, "back_at": None, "back_after_s": None}
+        fields |= {"back": None, "back_at": None, "back_after_s": None, "awaits": ()}
         fields |= {"exit_kind": "failed", "outcome": INVALID_REPORT}
         fields["result"] = {"error": fault.message[:ERROR_CHARS_MAX]}
     else:
@@ -199,6 +213,8 @@ def _fault(report: RunReport) -> InvalidInput | None:
             _report.instant("back_at", report.back_at)
         if report.back_after_s is not None:
             _check_back_after(report)
+        if report.awaits != ():
+            _check_awaits(report)
     except InvalidInput as problem:
         return problem
     return None

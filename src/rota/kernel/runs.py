@@ -80,19 +80,29 @@ class Runs:
         return self._env.write_keeping_cache(work)  # the cached expiry becomes too early, which is allowed
 
     def charge(
-        self, sched_id: int, amounts: Mapping[str, int], *, token: int | None = None, model: str | None = None
+        self,
+        sched_id: int,
+        amounts: Mapping[str, int],
+        *,
+        token: int | None = None,
+        model: str | None = None,
+        node: str | None = None,
     ) -> dict[str, ChargeResult]:
-        """Record what a run used, at every level; returns the lines of its agent's own ledger."""
+        """Record what a run used, at every level; returns the lines of its agent's own ledger.
+
+        The coordinator of a graph run names the `node` that has used it.
+        """
         _amounts.amounts("amounts", amounts)
         _amounts.optional_name("model", model)
+        _amounts.optional_text("node", node)
 
         def work(tx: Transaction) -> dict[str, ChargeResult]:
             now = self._env.read_clock(tx)
             run = self.live_run(tx, sched_id, token)
             if token is None:
-                return charge_run(tx, self._env, run, amounts, now, model=model)[1]
+                return charge_run(tx, self._env, run, amounts, now, model=model, node=node)[1]
             with acting_as(f"run:{sched_id}"):  # the token proves it
-                return charge_run(tx, self._env, run, amounts, now, model=model)[1]
+                return charge_run(tx, self._env, run, amounts, now, model=model, node=node)[1]
 
         return self._env.store.write(work)
 

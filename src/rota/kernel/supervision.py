@@ -66,9 +66,11 @@ class Supervision(LimitGrants):
         runner: str,
         os_pid: int | None = None,
         advisories: Sequence[str] = (),
+        enforced: Sequence[str] = (),
     ) -> None:
-        """Record that a runner started an entry, and what of its settings is not enforced as it reads."""
+        """Record that a runner started an entry, and what of its settings is enforced and what is not as it reads."""
         told = tuple(_run.text("advisories", each, NOTE_CHARS_MAX) for each in advisories[:ADVISORIES_MAX])
+        held = tuple(_run.text("enforced", each, NOTE_CHARS_MAX) for each in enforced[:ADVISORIES_MAX])
         _run.name("slot", slot)
         _run.name("runner", runner)
         if os_pid is not None:
@@ -85,6 +87,7 @@ class Supervision(LimitGrants):
                 runner=runner,
                 os_pid=os_pid,
                 advisories=told,
+                enforced=held,
             )
             append(tx, event, now=now, pid=run.pid)
 

@@ -27,12 +27,16 @@ if TYPE_CHECKING:
         RealtimeIsland,
         SchedulingContext,
     )
+    from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, CoreRefusal, CoreStatus
+    from rota.model.cpu import CpuSettings, core_list, parse_cores, read_cpu
     from rota.model.entry_report import AttemptReport, EntryReport, RelatedEntry, RunningEntry
     from rota.model.entry_status import STATUSES, EntryStatus
     from rota.model.events import Event
     from rota.model.explanation import Explanation, ExplanationSummary, HistoryStep, StartEstimate, Suggestion
+    from rota.model.graph_budgets import GraphAccount, GraphBudgetLine
+    from rota.model.graph_runs import GraphCancellation, GraphNodeReport, GraphRun, GraphRunInfo, GraphRunReport
     from rota.model.lifecycle import AgentState, EntryState, ProjectStatus
-    from rota.model.money import COST_DIM, USD, amount_text, dim_text, dollars, micro_of
+    from rota.model.money import COST_DIM, USD, amount_text, amounts_text, dim_text, dollars, micro_of
     from rota.model.policy_setting import PolicyInForce
     from rota.model.prices import ModelPrice, priced
     from rota.model.reasons import BlockingReason, OrderingReason, PickReason
@@ -74,7 +78,13 @@ __all__ = [
     "BudgetLine",
     "Candidate",
     "Claim",
+    "CoreAsk",
+    "CoreGrant",
+    "CoreHost",
+    "CoreRefusal",
+    "CoreStatus",
     "CpuIsolationLease",
+    "CpuSettings",
     "Decision",
     "Decisions",
     "EntryReport",
@@ -84,6 +94,13 @@ __all__ = [
     "Explanation",
     "ExplanationSummary",
     "Flow",
+    "GraphAccount",
+    "GraphBudgetLine",
+    "GraphCancellation",
+    "GraphNodeReport",
+    "GraphRun",
+    "GraphRunInfo",
+    "GraphRunReport",
     "HistoryStep",
     "Intent",
     "LedgerLine",
@@ -118,11 +135,15 @@ __all__ = [
     "Workspace",
     "WorktreeSettings",
     "amount_text",
+    "amounts_text",
+    "core_list",
     "dim_text",
     "dollars",
     "hide_env",
     "micro_of",
+    "parse_cores",
     "priced",
+    "read_cpu",
 ]
 
 __getattr__ = exports(
@@ -138,6 +159,8 @@ __getattr__ = exports(
             "RealtimeIsland",
             "SchedulingContext",
         ),
+        "core_grants": ("CoreAsk", "CoreGrant", "CoreHost", "CoreRefusal", "CoreStatus"),
+        "cpu": ("CpuSettings", "core_list", "parse_cores", "read_cpu"),
         "entry_report": ("AttemptReport", "EntryReport", "RelatedEntry", "RunningEntry"),
         "entry_status": ("STATUSES", "EntryStatus"),
         "events": ("Event",),
@@ -148,12 +171,14 @@ __getattr__ = exports(
             "StartEstimate",
             "Suggestion",
         ),
+        "graph_budgets": ("GraphAccount", "GraphBudgetLine"),
+        "graph_runs": ("GraphCancellation", "GraphNodeReport", "GraphRun", "GraphRunInfo", "GraphRunReport"),
         "lifecycle": (
             "AgentState",
             "EntryState",
             "ProjectStatus",
         ),
-        "money": ("COST_DIM", "USD", "amount_text", "dim_text", "dollars", "micro_of"),
+        "money": ("COST_DIM", "USD", "amount_text", "amounts_text", "dim_text", "dollars", "micro_of"),
         "policy_setting": ("PolicyInForce",),
         "prices": ("ModelPrice", "priced"),
         "retention": ("RetentionSetting", "RetentionStatus"),

@@ -20,6 +20,7 @@ from msgspec import Meta
 from rota.decoding import convert
 from rota.errors import FleetInvalid
 from rota.model.checks import ID_CHARS_MAX, INTEGER_MAX, NOTE_CHARS_MAX, SECONDS_MAX, Checks
+from rota.model.cpu import CpuSettings
 from rota.model.struct_reader import first_problem
 from rota.model.usage_shapes import compile_shapes
 from rota.model.work import ATTEMPTS_MAX, Limits, RestartPolicy
@@ -75,6 +76,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     workspace: str | None = None
     workspace_mode: Literal["exclusive", "shared"] | None = None
     worktree: WorktreeSettings | None = None  # the git worktrees of its runs
+    cpu: CpuSettings | None = None  # CPU time and cores of its runs
     max_attempts: int = 3
     non_retryable: tuple[str, ...] = ()  # callable: errors after which an entry is not retried, by name
 

@@ -10,7 +10,7 @@ All amounts are integers. Instants of contexts, leases and islands are integers 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,6 +34,7 @@ __all__ = [
 
 REFILLS_MAX = 16  # per context; more are merged, see policy/replenishment
 CORES_MAX = 4096
+CORE_MASK_MAX = (1 << CORES_MAX) - 1
 
 ALERTS = (0.8, 1.0)  # the default shares of a budget at which an alert is recorded
 ALERTS_MAX = 16  # of one budget
@@ -104,6 +105,7 @@ class Handle(msgspec.Struct, frozen=True, array_like=True):
 _context = Checks("SchedulingContext", ContextInvalid)
 
 OverrunPolicy = Literal["throttle", "demote", "notify", "kill"]
+OVERRUN_POLICIES: tuple[OverrunPolicy, ...] = ("throttle", "demote", "notify", "kill")
 Criticality = Literal["background", "normal", "high", "critical"]
 CRITICALITIES: tuple[Criticality, ...] = ("background", "normal", "high", "critical")
 
@@ -127,15 +129,22 @@ class SchedulingContext(msgspec.Struct, frozen=True, kw_only=True):
     timeout_endpoint: int | None = None  # receives the notice of depletion
     overrun: OverrunPolicy = "throttle"
     state: str = "admitted"  # see lifecycle.CONTEXT
-    unit: Literal["ns", "tokens", "requests"] = "ns"
+    unit: Literal["ns", "tokens", "requests", "cpu_ms"] = "ns"  # ns on cores, the others in the durable kernel
     bound_to: Literal["agent", "project", "call_path", "name"] = "agent"
     bound_id: str = ""
     generation: int = 0
     project_id: str | None = None  # of a limit: only the entries of this project draw on it
 
     def __post_init__(self) -> None:
+        _context.whole("context_id", self.context_id, 0)
         _context.whole("budget", self.budget, 1)
         _context.whole("period", self.period, 1)
+        _context.whole("core_mask", self.core_mask, 0, CORE_MASK_MAX)
+        _context.whole("priority", self.priority)
+        _context.one_of("criticality", self.criticality, CRITICALITIES)
+        _context.one_of("overrun", self.overrun, OVERRUN_POLICIES)
+        if self.timeout_endpoint is not None:
+            _context.whole("timeout_endpoint", self.timeout_endpoint, 0)
         if self.relative_deadline is not None:
             _context.whole("relative_deadline", self.relative_deadline, 1)
         if self.unit == "ns" and self.budget > self.period:
@@ -170,12 +179,24 @@ class CpuIsolationLease(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
 
     def __post_init__(self) -> None:
+        _lease.whole("lease_id", self.lease_id, 0)
         _lease.text("owner", self.owner)
         if not self.cores:
             raise _lease.refuse("cores", "must name at least one core")
-        for core in self.cores:
+        for field in ("cores", "housekeeping", "consumers"):
+            _distinct(_lease, field, getattr(self, field))
+        for core in (*self.cores, *self.housekeeping):
             _lease.whole("cores", core, 0, CORES_MAX - 1)
+        _lease.one_of("mode", self.mode, ("exclusive", "poller"))
+        _lease.one_of("on_service_loss", self.on_service_loss, ("keep", "revoke"))
+        if self.accounting_target is not None:
+            _lease.whole("accounting_target", self.accounting_target, 0)
+        if self.revoke_endpoint is not None:
+            _lease.whole("revoke_endpoint", self.revoke_endpoint, 0)
         _lease.whole("revocation_latency_max", self.revocation_latency_max, 0)
+
+
+_island = Checks("RealtimeIsland", ContextInvalid)
 
 
 class RealtimeIsland(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,3 +215,24 @@ class RealtimeIsland(msgspec.Struct, frozen=True, kw_only=True):
     overrun: Literal["stop", "degrade"] = "stop"
     shutdown: Literal["drain", "immediate"] = "drain"
     state: str = "proposed"  # see lifecycle.ISLAND
+
+    def __post_init__(self) -> None:
+        _island.whole("island_id", self.island_id, 0)
+        _island.text("name", self.name)
+        for field in ("memory_bytes", "slots", "tokens"):
+            _island.whole(field, getattr(self, field), 0)
+        for field in ("contexts", "leases", "endpoints"):
+            for number in _distinct(_island, field, getattr(self, field)):
+                _island.whole(field, number, 0)
+        for device in _distinct(_island, "devices", self.devices):
+            _island.text("devices", device)
+        _island.one_of("overrun", self.overrun, ("stop", "degrade"))
+        _island.one_of("shutdown", self.shutdown, ("drain", "immediate"))
+
+
+def _distinct(checks: Checks, field: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values, or raise if one is named twice."""
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise checks.refuse(field, f"names {value!r} twice")
+    return values

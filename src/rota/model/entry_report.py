@@ -6,6 +6,7 @@ import msgspec
 
 from rota.model.entry_status import EntryStatus
 from rota.model.explanation import HistoryStep
+from rota.model.graph_places import GraphNode
 from rota.model.work import ReadyEntry
 
 __all__ = [
@@ -70,7 +71,8 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     exit_code: int | None = None
     signal: str | None = None
     output_tail: str | None = None  # the end of what it printed
-    advisories: tuple[str, ...] = ()
+    advisories: tuple[str, ...] = ()  # what of its settings is not enforced as it reads
+    enforced: tuple[str, ...] = ()  # what of its `cpu` settings is enforced, and how
 
 
 class RelatedEntry(msgspec.Struct, frozen=True):
@@ -81,15 +83,6 @@ class RelatedEntry(msgspec.Struct, frozen=True):
     agent: str  # its name
     status: EntryStatus
     project_id: str | None = None
-
-
-class GraphNode(msgspec.Struct, frozen=True):
-    """The place of an entry in a graph run."""
-
-    run_id: str
-    graph: str | None  # None: the run was forgotten
-    component: str
-    epoch_id: int | None = None
 
 
 class EntryReport(msgspec.Struct, frozen=True, kw_only=True):

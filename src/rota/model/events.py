@@ -245,6 +245,7 @@ class LedgerCharged(EventData, frozen=True, kw_only=True):
     flows: list[FlowMove] = []
     ask: str | None = None  # the key of what the run acquired from a limit, if this settles it
     model: str | None = None  # that was used, if the caller named it
+    account: tuple[str, str] | None = None  # the graph run and the node in whose budgets it counts, too
 
 
 class LedgerRefunded(EventData, frozen=True, kw_only=True):
@@ -670,6 +671,45 @@ class IslandChanged(EventData, frozen=True, kw_only=True):
     evidence: dict[str, int] = {}
 
 
+class CoresGranted(EventData, frozen=True, kw_only=True):
+    """A claim was granted leased cores, reserved time or a quota on a host; it ends with the claim."""
+
+    kind = "kernel.cores.granted"
+    sched_id: int
+    token: int
+    host: str
+    host_name: str
+    owner: str
+    leased: tuple[int, ...] = ()
+    reserved_ppm: dict[str, int] = {}  # by core
+    quota_us: int | None = None
+    quota_period_us: int | None = None
+    island: str | None = None
+    evidence: dict[str, int] = {}
+
+
+class CoresRefused(EventData, frozen=True, kw_only=True):
+    """A claim was refused what it asked of the cores of a host."""
+
+    kind = "kernel.cores.refused"
+    sched_id: int
+    host: str
+    host_name: str
+    owner: str
+    reason: str
+    held_by: tuple[int, ...] = ()  # entries whose grants are in the way
+    missing: list[str] = []
+    island: str | None = None
+
+
+class CoresReturned(EventData, frozen=True, kw_only=True):
+    """Grants ended: their cores and their reserved time are free again."""
+
+    kind = "kernel.cores.returned"
+    sched_ids: list[int]
+    reason: Literal["released", "claim_ended"]
+
+
 class DeadlineMissed(EventData, frozen=True, kw_only=True):
     """A run or an island's activation ended after its deadline."""
 
@@ -704,6 +744,7 @@ class RunStarted(EventData, frozen=True, kw_only=True):
     runner: str
     os_pid: int | None = None
     advisories: tuple[str, ...] = ()  # what of its settings is not enforced as it reads
+    enforced: tuple[str, ...] = ()  # what of its `cpu` settings is enforced, and how
 
 
 class RunEnded(EventData, frozen=True, kw_only=True):
@@ -719,6 +760,18 @@ class RunEnded(EventData, frozen=True, kw_only=True):
     stopped_by: Literal["message", "TERM", "KILL"] | None = None
     cpu_ms: int = 0  # measured, also if no budget counts it
     failure: RunFailure | None = None  # if it failed and is tried again
+
+
+class RunOverBudget(EventData, frozen=True, kw_only=True):
+    """A charge found the run over its ceiling, its agent's grant or the budgets of its graph run; it is stopped."""
+
+    kind = "kernel.run.over_budget"
+    sched_id: int
+    token: int | None = None  # of the claim that charged
+    level: Literal["run", "agent", "graph"]
+    dim: str
+    used: int
+    limit: int
 
 
 class RunProgressed(EventData, frozen=True, kw_only=True):
@@ -852,6 +905,44 @@ class GraphRunCommitted(EventData, frozen=True, kw_only=True):
     kind = "kernel.graph.committed"
     run_id: str
     next_epoch_id: int
+
+
+class GraphRunStarted(EventData, frozen=True, kw_only=True):
+    """A graph run was stored, with the entry that coordinates it; or a run that had ended was resumed."""
+
+    kind = "kernel.graph.started"
+    run_id: str
+    graph: str
+    sched_id: int
+    resumed: bool = False
+
+
+class GraphRunEnded(EventData, frozen=True, kw_only=True):
+    """A graph run ended; its other entries are cancelled or asked to stop."""
+
+    kind = "kernel.graph.ended"
+    run_id: str
+    graph: str
+    status: Literal["succeeded", "failed", "cancelled"]
+    error: str | None = None
+
+
+class GraphRunWaits(EventData, frozen=True, kw_only=True):
+    """A graph run can do nothing until an entry ends or a time comes, and holds no slot meanwhile."""
+
+    kind = "kernel.graph.waits"
+    run_id: str
+    waits: str
+
+
+class GraphBudgetSet(EventData, frozen=True, kw_only=True):
+    """A graph run, or one of its nodes, got a budget in one dimension, or another one."""
+
+    kind = "kernel.graph.budget_set"
+    run_id: str
+    node: str = ""  # "": the whole run
+    dim: str
+    limit: int
 
 
 class GraphRunForgotten(EventData, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from rota.model.entry_status import EntryStatus
+from rota.model.graph_places import GraphNode
 from rota.model.reasons import BlockingReason, OrderingReason, WorkerReason
 
 __all__ = [
@@ -82,6 +83,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     ahead: tuple[EntryAhead, ...] = ()  # the first few
     estimate: StartEstimate
     changes: tuple[Suggestion, ...] = ()  # all of them together would start it
+    graph: GraphNode | None = None  # its place in a graph run
     story: tuple[HistoryStep, ...] = ()
     story_is_whole: bool = True  # False: part of the journal was skipped or is pruned
 

@@ -114,7 +114,7 @@ class OverBudget(BlockingBase, frozen=True, kw_only=True, tag="over_budget"):
     """Usage, reservations and its own ask together exceed a budget; the strictest one is named."""
 
     remedy = "raise the budget, or wait until usage leaves the window"
-    level: str  # agent, project, global
+    level: str  # agent, project, global, graph
     owner: str
     dim: str
     used: int
@@ -122,13 +122,16 @@ class OverBudget(BlockingBase, frozen=True, kw_only=True, tag="over_budget"):
     ask: int
     limit: int
     frees_at: float | None = None
+    node: str = ""  # of a graph run; "": of the whole run
 
     def sentence(self) -> str:
         """Return the reason as text."""
         used, reserved, ask, limit = (
             amount_text(self.dim, each) for each in (self.used, self.reserved, self.ask, self.limit)
         )
-        what = f"{dim_text(self.dim)} of {self.level} {self.owner}"
+        node = f"node {self.node} of " if self.node else ""
+        level = "graph run" if self.level == "graph" else self.level
+        what = f"{dim_text(self.dim)} of {node}{level} {self.owner}"
         return f"{what}: {used} used + {reserved} reserved + {ask} asked is over {limit}"
 
 
@@ -401,7 +404,21 @@ class SlotsBusy(WorkerBase, frozen=True, kw_only=True, tag="slots_busy"):
         return f"{what} busy with entr{'y' if self.slots == 1 else 'ies'} {', '.join(map(str, self.held_by))}{more}"
 
 
-WorkerReason: TypeAlias = NoWorker | NoWorkerForKind | WorkersDraining | SlotsBusy
+class CoresRefused(WorkerBase, frozen=True, kw_only=True, tag="cores_refused"):
+    """A worker claimed it, and its host refused the cores that it asks for; it is tried again."""
+
+    remedy = "wait for a lease to end, or ask for less"
+    refusal: str = ""  # with its numbers; empty: not shown to this caller
+    host_name: str = ""
+    held_by: tuple[int, ...] = ()  # the entries whose grants are in the way
+    refused_at: float | None = None
+
+    def sentence(self) -> str:
+        """Return the reason as text."""
+        return f"the cores that it asks for are refused{f': {self.refusal}' if self.refusal else ''}"
+
+
+WorkerReason: TypeAlias = NoWorker | NoWorkerForKind | WorkersDraining | SlotsBusy | CoresRefused
 
 
 def _start(command: str) -> str:

@@ -15,6 +15,7 @@ import msgspec
 from rota.errors import InvalidPayload, ProjectInvalid, SchedInvalidPayload
 from rota.model.checks import TAGS_MAX, Checks
 from rota.model.entry_status import EntryStatus
+from rota.model.graph_budgets import GraphAccount
 
 __all__ = [
     "AFTER_MAX",
@@ -115,6 +116,7 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
     parent_id: int | None = None  # the entry that spawned it and lends it budget and priority
     correlation_id: str | None = None
     causation_id: str | None = None
+    account: GraphAccount | None = None  # the graph run and node in whose budgets it counts
 
     @property
     def is_plain(self) -> bool:
@@ -132,6 +134,7 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
             and self.parent_id is None
             and self.correlation_id is None
             and self.causation_id is None
+            and self.account is None
             and self.on_failed == "cancel"
             and self.retry_on == _RETRY_ON
             and self.backoff == _BACKOFF
@@ -183,6 +186,10 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
             _spec.one_of("workspace_mode", self.workspace_mode, _WORKSPACE_MODES)
         if self.parent_id is not None:
             _spec.whole("parent_id", self.parent_id, 1)
+        if self.account is not None:
+            if type(self.account) is not GraphAccount:
+                raise _spec.refuse("account", f"must be a GraphAccount, not {self.account!r}")
+            self.account.check()
         for field in ("workspace", "affinity", "correlation_id", "causation_id"):
             if getattr(self, field) is not None:
                 _spec.text(field, getattr(self, field))
@@ -241,6 +248,7 @@ class ReadyEntry(_PositionalEntry, frozen=True, kw_only=True):
     workspace: str | None = None
     parent_id: int | None = None
     correlation_id: str | None = None
+    account: GraphAccount | None = None  # the graph run and node in whose budgets it counts
     errors: tuple[AttemptError, ...] = ()  # of the attempts that were retried; the last one is in `result`
     unreadable: str | None = None  # which stored columns cannot be read, and why; they are empty here
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rota.model import events
 from rota.model.events import Event
-from rota.model.money import amounts_text
+from rota.model.money import amount_text, amounts_text, dim_text
 from rota.observe.event_names import About, Describers, EntityNames, FailedRun, Line, readable
 
 __all__ = ["ENTRY_SENTENCES", "ERROR_CHARS_MAX"]
@@ -169,6 +169,13 @@ def _run_ended(data: events.RunEnded, _event: Event, names: EntityNames) -> Iter
     yield "detail", f"{names.run(data.sched_id)} took {_duration(data.wall_ms / 1000)}{used}", About(data.sched_id)
 
 
+def _over_budget(data: events.RunOverBudget, _event: Event, names: EntityNames) -> Iterator[Line]:
+    used, limit = amount_text(data.dim, data.used), amount_text(data.dim, data.limit)
+    whose = {"run": "its own", "agent": "its agent's", "graph": "its graph run's"}[data.level]
+    text = f"{names.run(data.sched_id)} is over {whose} budget: {used} of {limit} {dim_text(data.dim)}"
+    yield "bad", text, About(data.sched_id)
+
+
 def _progressed(data: events.RunProgressed, _event: Event, names: EntityNames) -> Iterator[Line]:
     yield "quiet", f"{names.run(data.sched_id)} {data.fraction:.0%} {data.text}".rstrip(), About(data.sched_id)
 
@@ -238,6 +245,7 @@ ENTRY_SENTENCES: Describers = {
     events.ClaimsExtended: _claims_extended,
     events.RunStarted: _run_started,
     events.RunEnded: _run_ended,
+    events.RunOverBudget: _over_budget,
     events.RunProgressed: _progressed,
     events.RunCheckpointed: _checkpointed,
     events.LimitAwaited: _awaited,

@@ -7,6 +7,7 @@ from typing import Any
 
 from rota.model import events
 from rota.model.events import Event
+from rota.model.graph_budgets import budget_owner
 from rota.model.money import amount_text, amounts_text, dim_text
 from rota.model.work import WEIGHT_UNIT
 from rota.observe.event_names import About, Describers, EntityNames, Line, TextTone, by_author, readable
@@ -99,7 +100,8 @@ def _warned(data: events.LedgerWarned, event: Event, names: EntityNames) -> Iter
 
 
 def _breached(data: events.LedgerBreached, event: Event, names: EntityNames) -> Iterator[Line]:
-    owner = {"agent": f"agent {names.agent(event.pid)}", "global": "the fleet"}.get(data.level, f"project {data.owner}")
+    owners = {"agent": f"agent {names.agent(event.pid)}", "global": "the fleet", "graph": f"graph run {data.owner}"}
+    owner = owners.get(data.level, f"project {data.owner}")
     used, limit = amount_text(data.dim, data.used), amount_text(data.dim, data.limit)
     yield "bad", f"{owner} is over budget: {used} of {limit} {dim_text(data.dim)}"
 
@@ -307,6 +309,26 @@ def _island(data: events.IslandChanged, _event: Event, _names: EntityNames) -> I
     yield "plain", f"island {data.island_id}: {readable(data.verb)}, now {data.state}"
 
 
+def _cores_granted(data: events.CoresGranted, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    parts = [f"core{'s' * (len(data.leased) > 1)} {', '.join(map(str, data.leased))} for itself"] if data.leased else []
+    parts += [f"{ppm / 10_000:g} % of core {core} reserved" for core, ppm in data.reserved_ppm.items()]
+    if data.quota_us is not None and data.quota_period_us is not None:
+        parts.append(f"at most {data.quota_us / 1000:g} ms of CPU time per {data.quota_period_us / 1000:g} ms")
+    what = f"island {data.island}" if data.island else f"{data.owner} #{data.sched_id}"
+    yield "plain", f"{what} on {data.host_name}: {'; '.join(parts) or 'granted'}"
+
+
+def _cores_refused(data: events.CoresRefused, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    what = f"island {data.island}" if data.island else f"{data.owner} #{data.sched_id}"
+    yield "warn", f"{what} was refused its cores: {data.reason}"
+
+
+def _cores_returned(data: events.CoresReturned, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    count = len(data.sched_ids)
+    entries = f"entry {data.sched_ids[0]}" if count == 1 else f"{count} entries"
+    yield "quiet", f"the cores of {entries} are free again ({readable(data.reason)})"
+
+
 def _daemon(data: events.DaemonChanged, _event: Event, _names: EntityNames) -> Iterator[Line]:
     yield "plain", f"the daemon {data.verb} (rota {data.rota_version})"
 
@@ -333,6 +355,26 @@ def _graph_taken(data: events.GraphRunTaken, _event: Event, _names: EntityNames)
 
 def _graph_committed(data: events.GraphRunCommitted, _event: Event, _names: EntityNames) -> Iterator[Line]:
     yield "detail", f"graph run {data.run_id} committed what is before epoch {data.next_epoch_id}"
+
+
+def _graph_started(data: events.GraphRunStarted, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    verb = "was resumed" if data.resumed else "was started"
+    yield "plain", f"run {data.run_id} of graph {data.graph} {verb}: entry {data.sched_id}"
+
+
+def _graph_ended(data: events.GraphRunEnded, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    verb = "was cancelled" if data.status == "cancelled" else data.status
+    tone: TextTone = "good" if data.status == "succeeded" else "warn" if data.status == "cancelled" else "bad"
+    yield tone, f"run {data.run_id} of graph {data.graph} {verb}" + (f": {data.error}" if data.error else "")
+
+
+def _graph_waits(data: events.GraphRunWaits, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    yield "detail", f"graph run {data.run_id} waits for {data.waits}"
+
+
+def _graph_budget_set(data: events.GraphBudgetSet, event: Event, _names: EntityNames) -> Iterator[Line]:
+    limit = f"{amount_text(data.dim, data.limit)} {dim_text(data.dim)}"
+    yield "quiet", f"the budget of graph run {budget_owner(data.run_id, data.node)} is {limit}{by_author(event)}"
 
 
 def _graph_forgotten(data: events.GraphRunForgotten, _event: Event, _names: EntityNames) -> Iterator[Line]:
@@ -389,6 +431,9 @@ FLEET_SENTENCES: Describers = {
     events.CpuContextChanged: _cpu_context,
     events.LeaseChanged: _lease,
     events.IslandChanged: _island,
+    events.CoresGranted: _cores_granted,
+    events.CoresRefused: _cores_refused,
+    events.CoresReturned: _cores_returned,
     events.RowUnreadable: _unreadable,
     events.ClockJumped: _jumped,
     events.FleetReloaded: _reloaded,
@@ -402,5 +447,9 @@ FLEET_SENTENCES: Describers = {
     events.TokenChanged: _token,
     events.GraphRunTaken: _graph_taken,
     events.GraphRunCommitted: _graph_committed,
+    events.GraphBudgetSet: _graph_budget_set,
     events.GraphRunForgotten: _graph_forgotten,
+    events.GraphRunStarted: _graph_started,
+    events.GraphRunEnded: _graph_ended,
+    events.GraphRunWaits: _graph_waits,
 }

@@ -75,7 +75,7 @@ class ProjectFacts(msgspec.Struct, frozen=True, kw_only=True):
 class BudgetFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A budget that applies to it, at one level, in one dimension."""
 
-    level: Literal["agent", "project", "global"]
+    level: Literal["agent", "project", "global", "graph"]
     owner: str
     dim: str
     used: int
@@ -83,6 +83,7 @@ class BudgetFacts(msgspec.Struct, frozen=True, kw_only=True):
     ask: int
     limit: int
     frees_at: float | None = None
+    node: str = ""  # of a graph run
 
 
 class ContextFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,6 +200,7 @@ def _over_budget(budget: BudgetFacts) -> BlockingBase:
         ask=budget.ask,
         limit=budget.limit,
         frees_at=budget.frees_at,
+        node=budget.node,
     )
 
 

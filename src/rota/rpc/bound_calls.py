@@ -15,6 +15,7 @@ from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, UnknownP
 from rota.kernel import EntryFilter, Kernel
 from rota.kernel.contexts import unknown_context
 from rota.kernel.enqueue import with_index
+from rota.kernel.graph_run_rows import unknown_run
 from rota.kernel.lookups import unknown_project
 from rota.kernel.paging import READ_MAX
 from rota.kernel.workspaces import unknown_workspace
@@ -50,6 +51,7 @@ class BoundCalls:
             "spec": lambda spec, projects: self._check_specs([spec], projects),
             "specs": lambda specs, projects: self._check_specs(specs, projects, indexed=True),
             "wanted": self._check_filter,
+            "run_id": self._check_graph_run,
         }
 
     def execute(self, method: Method, params: Any, principal: Principal, function: Callable[..., Any]) -> Any:
@@ -95,6 +97,10 @@ class BoundCalls:
     def _check_workspace(self, workspace_id: str, projects: Projects) -> None:
         if self._kernel.projects.workspace(workspace_id).project_id not in projects:
             raise unknown_workspace(workspace_id)
+
+    def _check_graph_run(self, run_id: str, projects: Projects) -> None:
+        if self._kernel.graphs.get(run_id).project_id not in projects:
+            raise unknown_run(run_id)
 
     def _check_context(self, context_id: int, projects: Projects) -> None:
         if not self._owns_context(self._kernel.contexts.get(context_id), projects):

@@ -26,6 +26,8 @@ from rota.service.api import (
     AgentsApi,
     ClaimApi,
     ContextsApi,
+    CoresApi,
+    GraphsApi,
     JournalApi,
     LedgerApi,
     LogsApi,
@@ -138,7 +140,9 @@ class Parts(NamedTuple):
     queue: QueueApi
     claims: ClaimApi
     supervision: SupervisionApi
+    graphs: GraphsApi
     workers: WorkersApi
+    cores: CoresApi
     logs: LogsApi
     agents: AgentsApi
     ledger: LedgerApi

@@ -20,9 +20,11 @@ import msgspec
 
 from rota.model import events as facts
 from rota.model import reasons
+from rota.model.core_grants import CoreGrant, CoreStatus, HostStatus
 from rota.model.entry_report import EntryReport
 from rota.model.events import Event
 from rota.model.explanation import EntryAhead, Explanation, ExplanationSummary, StartEstimate
+from rota.model.graph_runs import GraphRunReport
 from rota.model.reasons import BlockingReason, OrderingReason, WorkerReason
 
 __all__ = ["VIEWS", "Sight", "visible_events"]
@@ -79,6 +81,11 @@ def _ledger_lines(result: Any, sight: Sight) -> Any:
 def _budgets(result: Any, sight: Sight) -> Any:
     own = [line for line in result.budgets if line.level == "project" and line.owner in sight.projects]
     return msgspec.structs.replace(result, budgets=own)
+
+
+def _graph_budgets(result: Any, sight: Sight) -> Any:
+    own = [line for line in result.lines if line.project_id in sight.projects]
+    return msgspec.structs.replace(result, lines=own)
 
 
 # --- events --------------------------------------------------------------------------------------
@@ -212,6 +219,7 @@ def _ids_in_reasons(
                 reasons.AfterPredecessor(waiting_for=ids)
                 | reasons.WorkspaceTaken(held_by=ids)
                 | reasons.SlotsBusy(held_by=ids)
+                | reasons.CoresRefused(held_by=ids)
             ):
                 yield from ids
             case reasons.Outranked(first=ids):
@@ -243,6 +251,8 @@ def _workers(reason: WorkerReason | None, own: Collection[int]) -> WorkerReason 
             return reasons.WorkersDraining()
         case reasons.SlotsBusy(held_by=ids):
             return reasons.SlotsBusy(held_by=_among(ids, own))
+        case reasons.CoresRefused(held_by=ids):
+            return reasons.CoresRefused(held_by=_among(ids, own))
     return None
 
 
@@ -285,13 +295,47 @@ def _entry_report(result: EntryReport, sight: Sight) -> EntryReport:
     )
 
 
+def _graph_run(result: GraphRunReport, sight: Sight) -> GraphRunReport:
+    """Return a report of an own graph run; entries of agents in projects that its own may reach are not named."""
+    named = {sched_id for node in result.nodes for sched_id in node.newest} | set(result.waits_for)
+    own = sight.own_entries(named)
+    nodes = tuple(msgspec.structs.replace(node, newest=_among(node.newest, own)) for node in result.nodes)
+    return msgspec.structs.replace(result, nodes=nodes, waits_for=_among(result.waits_for, own))
+
+
+def _core_status(result: CoreStatus, sight: Sight) -> CoreStatus:
+    """Return the grants of its own entries. Hosts, and who else uses their cores, are the operator's."""
+    own_grants = [[each for each in host.grants if each.project_id in sight.projects] for host in result.hosts]
+    unnamed = {"host_name": "", "reason": "the cores that it asked for are not free", "held_by": ()}
+    own = sight.own_entries(refusal.sched_id for refusal in result.refused)
+    return msgspec.structs.replace(
+        result,
+        hosts=[_own_host(grants) for grants in own_grants if grants],
+        refused=[msgspec.structs.replace(each, **unnamed) for each in result.refused if each.sched_id in own],
+        contexts=[],
+    )
+
+
+def _own_host(grants: list[CoreGrant]) -> HostStatus:
+    names = {"host": "", "host_name": ""}
+    return HostStatus(
+        **names,
+        leased={core: each.sched_id for each in grants for core in each.leased},
+        reserved_ppm={},
+        grants=[msgspec.structs.replace(each, **names, open_cores=(), evidence={}) for each in grants],
+    )
+
+
 VIEWS: Mapping[str, Callable[[Any, Sight], Any]] = {
     "entries": _entries,
     "agents": _agents,
     "workspaces": _workspaces,
     "ledger_lines": _ledger_lines,
     "budgets": _budgets,
+    "graph_budgets": _graph_budgets,
+    "core_status": _core_status,
     "explanation": _explanation,
     "explanation_summary": _explanation_summary,
     "entry_report": _entry_report,
+    "graph_run": _graph_run,
 }

@@ -29,11 +29,14 @@ if TYPE_CHECKING:
         SupervisionApi,
         SystemApi,
     )
+    from rota.service.core_admission import Asker, decide
+    from rota.service.core_grants import CoreGrants, this_host
     from rota.service.core_policy import CorePolicy
     from rota.service.dispatcher import Dispatcher
     from rota.service.entry_reports import entry_report
     from rota.service.explanation import explain
     from rota.service.explanation_summary import explain_many
+    from rota.service.graph_runs import GraphRunVerbs
     from rota.service.log_files import gap_line, read_log
     from rota.service.log_folder import attempts_in
     from rota.service.log_following import LogNotice, LogOutput, follow_log
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from rota.service.policy_in_force import find_policy
     from rota.service.policy_link import PolicyLink, answer_from_profiles
     from rota.service.policy_process import isolate, make_policy
-    from rota.service.profiles import Hint, Profile, ProfileTable
+    from rota.service.profiles import Hint, Profile, ProfileLimit, ProfileTable
     from rota.service.run_logs import RunLogs
     from rota.service.store_policies import StorePolicies
 
@@ -50,10 +53,13 @@ __all__ = [
     "OUTAGE_S",
     "Admission",
     "AgentsApi",
+    "Asker",
     "ClaimApi",
     "ContextsApi",
+    "CoreGrants",
     "CorePolicy",
     "Dispatcher",
+    "GraphRunVerbs",
     "Hint",
     "JournalApi",
     "KernelApi",
@@ -66,6 +72,7 @@ __all__ = [
     "PolicyGuard",
     "PolicyLink",
     "Profile",
+    "ProfileLimit",
     "ProfileTable",
     "ProjectsApi",
     "QueueApi",
@@ -78,6 +85,7 @@ __all__ = [
     "answer_from_profiles",
     "attempts_in",
     "call_through_outage",
+    "decide",
     "entry_report",
     "explain",
     "explain_many",
@@ -87,6 +95,7 @@ __all__ = [
     "isolate",
     "make_policy",
     "read_log",
+    "this_host",
 ]
 
 __getattr__ = exports(
@@ -109,11 +118,14 @@ __getattr__ = exports(
             "SupervisionApi",
             "SystemApi",
         ),
+        "core_admission": ("Asker", "decide"),
+        "core_grants": ("CoreGrants", "this_host"),
         "core_policy": ("CorePolicy",),
         "dispatcher": ("Dispatcher",),
         "entry_reports": ("entry_report",),
         "explanation": ("explain",),
         "explanation_summary": ("explain_many",),
+        "graph_runs": ("GraphRunVerbs",),
         "log_files": ("gap_line", "read_log"),
         "log_folder": ("attempts_in",),
         "log_following": ("LogNotice", "LogOutput", "follow_log"),
@@ -122,7 +134,7 @@ __getattr__ = exports(
         "policy_in_force": ("find_policy",),
         "policy_link": ("PolicyLink", "answer_from_profiles"),
         "policy_process": ("isolate", "make_policy"),
-        "profiles": ("Hint", "Profile", "ProfileTable"),
+        "profiles": ("Hint", "Profile", "ProfileLimit", "ProfileTable"),
         "run_logs": ("RunLogs",),
         "store_policies": ("StorePolicies",),
     },

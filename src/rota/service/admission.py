@@ -28,9 +28,10 @@ from rota.model.budgets import CRITICALITIES, Criticality
 from rota.model.checks import Checks
 from rota.model.events import CpuContextChanged, EventData, IslandChanged, LeaseChanged
 
-__all__ = ["Admission", "OwnerLimit"]
+__all__ = ["UNLIMITED_PPM", "Admission", "OwnerLimit"]
 
 PPM = 1_000_000
+UNLIMITED_PPM = 1 << 62  # of an owner whose reservations only the engine limits
 
 _checks = Checks("OwnerLimit", PolicyInvalid)
 
@@ -129,7 +130,7 @@ class Admission:
             self._check_cores(owner, plan.leases)
             admitted = self._engine.admit_island(msgspec.structs.replace(plan, contexts=placed))
         except Refused as refusal:
-            raise self._island_refused(plan, refusal) from refusal
+            raise self._island_refused(plan, refusal) from None
         evidence = self._engine.island(island_id).evidence
         self._record(IslandChanged(island_id=island_id, verb="admit", state="admitted", evidence=evidence))
         self._islands[island_id] = owner, plan
@@ -144,10 +145,12 @@ class Admission:
         self._record(IslandChanged(island_id=plan.island.island_id, verb="refuse", state="refused", evidence=evidence))
         if isinstance(refusal, IslandRefused):
             return refusal
+        other = [one.sentence() for one in self._engine.resource_shortages(plan)]
         return IslandRefused(
-            f"island {plan.island.name} does not fit: {refusal.message}",
+            f"island {plan.island.name} does not fit: {'; '.join([*other, refusal.message])}",
+            hint="Nothing was admitted. Request less, or free the resources named above.",
             island_id=plan.island.island_id,
-            missing=refusal.data.get("missing", []),
+            missing=[*other, *(refusal.data.get("missing") or [refusal.message])],
             evidence={},
         )
 

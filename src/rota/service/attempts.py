@@ -57,7 +57,7 @@ def _add(attempts: list[dict[str, Any]], data: EventData, event: Event, sched_id
                 if each.sched_id == sched_id
             ]
         case events.RunStarted(sched_id=run) if run == sched_id:
-            known = {name: getattr(data, name) for name in ("slot", "runner", "os_pid", "advisories")}
+            known = {name: getattr(data, name) for name in ("slot", "runner", "os_pid", "advisories", "enforced")}
             _current(attempts, data.attempt).update(known, started_at=event.ts)
         case events.LedgerCharged(sched_id=run) if run == sched_id and attempts:
             _sum_up(attempts[-1].setdefault("usage", {}), data.amounts)

@@ -42,7 +42,9 @@ from rota.model.policy_setting import DEFAULT_SHARE_BY, PolicySetting, ShareBy
 from rota.model.work import ReadyEntry
 from rota.policy.contract import Policy, PolicyIsolation, as_policy
 from rota.policy.registry import default_policy, is_built_in_name, make
+from rota.service.core_grants import CoreGrants
 from rota.service.flow_pass import FlowPass
+from rota.service.graph_runs import GraphRunVerbs
 from rota.service.isolated_pass import IsolatedPass, asks_process
 from rota.service.policy_guard import SUSPENSION_S, Answer, PolicyGuard
 from rota.service.policy_process import LOAD_TIMEOUT_S, PolicyProcess, isolate, make_policy
@@ -110,7 +112,9 @@ class Dispatcher:
         self.retention = kernel.retention
         self.policies = StorePolicies(kernel.policies)
         self.supervision = kernel.supervision
+        self.graphs = GraphRunVerbs(kernel)
         self.workers = kernel.workers
+        self.cores = CoreGrants(kernel)
         self.logs = RunLogs(kernel)
         self.program_access: ProgramAccess | None = None  # how the programs that a supervisor starts reach the store
         self._isolated: dict[str, tuple[Policy | str, Mapping[str, Any], Policy]] = {}  # by name: as given, and made

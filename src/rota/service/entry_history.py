@@ -20,7 +20,7 @@ from rota.model import events
 from rota.model.event_codec import decode
 from rota.model.events import Event, EventData
 from rota.model.explanation import HistoryStep
-from rota.model.money import amounts_text
+from rota.model.money import amount_text, amounts_text, dim_text
 from rota.model.retries import why_not_retried
 from rota.model.work import ReadyEntry
 from rota.store import Row, Transaction
@@ -109,6 +109,15 @@ def _describe(event: EventData, entry: ReadyEntry) -> str | None:  # noqa: PLR09
             return "asked to stop" + (f" by {event.by}" if event.by else "")
         case events.LedgerCharged(sched_id=charged) if charged == sched_id:
             return f"used {amounts_text(event.amounts)}"
+        case events.CoresGranted(sched_id=granted, leased=leased) if granted == sched_id:
+            return "granted cores" + (f": {', '.join(map(str, leased))} for itself" if leased else "")
+        case events.CoresRefused(sched_id=refused) if refused == sched_id:
+            return "refused the cores that it asked for"  # who has them is not for every reader
+        case events.CoresReturned(sched_ids=ids) if sched_id in ids:
+            return "its cores were returned"
+        case events.RunOverBudget(sched_id=run) if run == sched_id:
+            used, limit = amount_text(event.dim, event.used), amount_text(event.dim, event.limit)
+            return f"over budget: {used} of {limit} {dim_text(event.dim)} used"
         case events.RunStarted(sched_id=run) if run == sched_id:
             return f"run {event.attempt} started on {event.slot}"
         case events.RunProgressed(sched_id=run) if run == sched_id:

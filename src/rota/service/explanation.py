@@ -29,6 +29,7 @@ from rota.kernel import affinity
 from rota.kernel.claim_pass import ClaimPass, PendingClaim
 from rota.kernel.dry_run import DryRun
 from rota.kernel.flows import ServedFlows
+from rota.kernel.graph_places import graph_node_of
 from rota.kernel.lookups import find_agent
 from rota.kernel.rows import (
     DISPATCHED_AT,
@@ -153,13 +154,14 @@ def _explain(
         policy_source=choice.source + _instead_of(choice.policy, result.policy),
         blocking=blocking,
         ordering=result.ordering,
-        workers=workers.reason_against(row[KIND], lambda: start_command(dry_run.tx, agent))
+        workers=workers.reason_against(row[KIND], lambda: start_command(dry_run.tx, agent), row[0])
         if row[STATE] == EntryState.QUEUED
         else None,
         position=result.position,
         ahead=_ahead(dry_run, result.first[:NAMED_MAX]),
         estimate=_estimate(dry_run, row, blocking, result.ordering),
         changes=tuple(_suggestions(dry_run, row, blocking, result)),
+        graph=graph_node_of(dry_run.tx, entry_from_row(row)),
     )
 
 

@@ -5,20 +5,21 @@ continue. So the engine never waits for it, and every response is checked:
 
     requests    go into a bounded outbox; the owner of the connection carries them to the service. They are made at slow
                 boundaries only: an entity was created, a context ran out, the operator changed something. Never at a
-                pick.
+                pick. A thousand entities at once, or a reload, are sent in batches: the next when responses arrive.
     responses   arrive at any time. One of an older epoch is dropped and counted. One that names something unknown,
-                requests something not allowed, or cannot be decoded is refused and counts as a strike.
+                requests something not allowed, or cannot be decoded is refused and counts as a strike. One that is
+                valid and grants too much or too little is moved into the operator's limits (`ProfileLimit`).
     time        an overdue response is a failure of the service.
 
 There are four failures:
 
     raised      the connection is lost, or the service raised                        (dead)
-    stalled     a request is older than `answer_within_ns`, or the outbox is full    (blocked)
+    stalled     a request is older than `answer_within_ns`                           (blocked)
     stale       `STALE_MAX` responses in a row came from an older epoch              (out of date)
     nonsense    `STRIKES_MAX` responses were invalid                                 (malicious)
 
-On each of them the engine is told that the service is lost: it falls back to round robin and revokes the leases that
-ask for it. The failure is recorded. `restore` accepts the service again and begins a new epoch.
+On each of them the engine is told that the service is lost: it continues with the weights it knows and revokes the
+leases that ask for it. The failure is recorded. `restore` accepts the service again and begins a new epoch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rota.decoding import json_decoder
 from rota.errors import EntityUnknown, Refused, RotaError
 from rota.model.events import EventData, PolicyFellBack, PolicyReloaded, ProfileMapped
 from rota.service.admission import Admission
-from rota.service.profiles import Hint, Profile, ProfileTable
+from rota.service.profiles import Hint, Profile, ProfileLimit, ProfileTable
 
 __all__ = [
     "REQUESTS_MAX",
@@ -48,13 +49,14 @@ __all__ = [
     "answer_from_profiles",
 ]
 
-REQUESTS_MAX = 1_024  # unanswered requests
+REQUESTS_MAX = 1_024  # unanswered requests; further ones wait until responses arrive
 STALE_MAX = 8  # responses of an older epoch in a row
 STRIKES_MAX = 3  # invalid responses, until the service is restored
 ANSWER_WITHIN_NS = 1_000_000_000
 PROFILE_CONTEXTS = 1 << 32  # first id of the contexts made for profiles
 
 Failure = Literal["raised", "stalled", "nonsense", "stale"]
+RequestReason = Literal["created", "depleted", "profile_changed", "operator"]
 
 
 class ProfileRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +64,7 @@ class ProfileRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     epoch: int
-    why: Literal["created", "depleted", "profile_changed", "operator"]
+    why: RequestReason
     entity: int
     subject: str
     hint: Hint
@@ -86,8 +88,10 @@ class Diagnostics(msgspec.Struct, frozen=True, kw_only=True):
     taken: int
     dropped: int  # of an older epoch, for an ended entity, or after the service was lost
     refused: int
+    clamped: int  # of the taken ones: moved into the operator's limits
     strikes: int
-    waiting: int
+    waiting: int  # sent and not answered
+    unsent: int  # entities whose request waits for a place in the outbox
 
 
 def answer_from_profiles(profiles: ProfileTable, request: ProfileRequest) -> ProfileResponse:
@@ -116,17 +120,20 @@ class PolicyLink:
         record: Callable[[EventData], None],
         *,
         profiles: ProfileTable | None = None,
+        limit: ProfileLimit | None = None,
         answer_within_ns: int = ANSWER_WITHIN_NS,
     ) -> None:
         self._engine = engine
         self._admission = admission
         self._record = record
         self._answer_within_ns = answer_within_ns
+        self._limit = limit or ProfileLimit()
         self.profiles = profiles or ProfileTable()
         self.outbox: deque[ProfileRequest] = deque()
         self._pending: dict[int, tuple[ProfileRequest, int]] = {}  # by number: the request, and when it was made
         self._subjects: dict[int, tuple[str, Hint]] = {}  # by entity
-        self._counts = {"asked": 0, "taken": 0, "dropped": 0, "refused": 0}
+        self._unsent: dict[int, RequestReason] = {}  # by entity, in order: requests that wait for a place
+        self._counts = {"asked": 0, "taken": 0, "dropped": 0, "refused": 0, "clamped": 0}
         self._strikes = 0
         self._stale = 0
         self._failure: Failure | None = None
@@ -149,14 +156,14 @@ class PolicyLink:
     def entity_ended(self, entity: int, now: int) -> Sequence[Decision]:
         """An entity ended: forget it and revoke the context that its profile gave it."""
         self._subjects.pop(entity, None)
+        self._unsent.pop(entity, None)
         return self._revoke(self._contexts.pop(entity, None), now)
 
     def reload(self, changes: dict[str, Any], now: int) -> Sequence[Decision]:
         """Change profiles, begin the next epoch, and request the profile of every entity again."""
         self.profiles = self.profiles.reload(changes)
         self._record(PolicyReloaded(epoch=self.profiles.epoch, changes=changes))
-        self._pending.clear()
-        self.outbox.clear()
+        self._forget_requests()
         if not self._is_lost:
             self._engine.policy_updates.begin_epoch(self.profiles.epoch)
         out: list[Decision] = []
@@ -164,26 +171,33 @@ class PolicyLink:
             out.extend(self._ask("profile_changed", entity, now))
         return out
 
-    def _ask(
-        self, why: Literal["created", "depleted", "profile_changed", "operator"], entity: int, now: int
-    ) -> Sequence[Decision]:
-        if self._is_lost:
-            return ()
-        if len(self._pending) >= REQUESTS_MAX:
-            return self._lose("stalled", f"{REQUESTS_MAX:,} requests are unanswered", now)
-        self._counts["asked"] += 1
-        subject, hint = self._subjects[entity]
-        request = ProfileRequest(
-            number=self._counts["asked"],
-            epoch=self.profiles.epoch,
-            why=why,
-            entity=entity,
-            subject=subject,
-            hint=hint,
-        )
-        self._pending[request.number] = request, now
-        self.outbox.append(request)
+    def _ask(self, why: RequestReason, entity: int, now: int) -> Sequence[Decision]:
+        if not self._is_lost:
+            self._unsent.setdefault(entity, why)  # one request per entity: its response is the current profile
+            self._send(now)
         return ()
+
+    def _send(self, now: int) -> None:
+        """Move requests into the outbox, as many as have a place."""
+        while self._unsent and len(self._pending) < REQUESTS_MAX:
+            entity = next(iter(self._unsent))
+            why, (subject, hint) = self._unsent.pop(entity), self._subjects[entity]
+            self._counts["asked"] += 1
+            request = ProfileRequest(
+                number=self._counts["asked"],
+                epoch=self.profiles.epoch,
+                why=why,
+                entity=entity,
+                subject=subject,
+                hint=hint,
+            )
+            self._pending[request.number] = request, now
+            self.outbox.append(request)
+
+    def _forget_requests(self) -> None:
+        self._pending.clear()
+        self._unsent.clear()
+        self.outbox.clear()
 
     # --- responses -------------------------------------------------------------------------------
 
@@ -205,6 +219,7 @@ class PolicyLink:
         pending = self._pending.pop(response.number, None)
         if pending is None:
             return self._strike(f"response {response.number} matches no request", now)
+        self._send(now)
         return self._apply(pending[0], response.profile, now)
 
     def connection_lost(self, detail: str, now: int) -> Sequence[Decision]:
@@ -243,14 +258,16 @@ class PolicyLink:
             failure=self._failure,
             strikes=self._strikes,
             waiting=len(self._pending),
+            unsent=len(self._unsent),
             **self._counts,
         )
 
     # --- internals -------------------------------------------------------------------------------
 
-    def _apply(self, request: ProfileRequest, profile: Profile, now: int) -> Sequence[Decision]:
-        """Apply a response, as far as the engine allows it."""
+    def _apply(self, request: ProfileRequest, asked: Profile, now: int) -> Sequence[Decision]:
+        """Apply a response, as far as the operator's limits and the engine allow it."""
         out: list[Decision] = []
+        profile = self._limit.clamp(asked)
         update = Reweigh(request.entity, profile.weight, profile.latency_class, self.profiles.epoch)
         try:
             self._engine.entity(request.entity)
@@ -261,6 +278,7 @@ class PolicyLink:
         except RotaError as refusal:
             return self._strike(f"profile for entity {request.entity}: {refusal.message}", now)
         self._counts["taken"] += 1
+        self._counts["clamped"] += profile != asked
         granted = profile.granted()
         self._record(
             ProfileMapped(subject=request.subject, hint=request.hint, granted=granted, epoch=self.profiles.epoch)
@@ -315,8 +333,7 @@ class PolicyLink:
         if self._is_lost:
             return ()
         self._is_lost, self._failure = True, failure
-        self._pending.clear()
-        self.outbox.clear()
+        self._forget_requests()
         self._record(PolicyFellBack(policy="profiles", failure=failure, detail=detail))
         return self._engine.step(ServiceLost(failure), now)
 

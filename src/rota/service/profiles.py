@@ -25,12 +25,12 @@ import msgspec
 from rota.cores.accounts import LATENCY_CLASSES, LatencyClass
 from rota.decoding import convert
 from rota.errors import PolicyInvalid
-from rota.model.budgets import CRITICALITIES, Criticality, OverrunPolicy
+from rota.model.budgets import CRITICALITIES, OVERRUN_POLICIES, Criticality, OverrunPolicy
 from rota.model.checks import Checks
 from rota.model.struct_reader import first_problem
 from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT
 
-__all__ = ["DEFAULTS", "HINTS", "Hint", "Profile", "ProfileTable"]
+__all__ = ["DEFAULTS", "HINTS", "Hint", "Profile", "ProfileLimit", "ProfileTable"]
 
 Hint = Literal["latency_sensitive", "batch", "driver", "poller", "agent"]
 HINTS: tuple[Hint, ...] = ("latency_sensitive", "batch", "driver", "poller", "agent")
@@ -38,7 +38,9 @@ SUBJECTS_MAX = 100_000  # subjects with a profile of their own
 
 _profile_checks = Checks("Profile", PolicyInvalid)
 _table_checks = Checks("ProfileTable", PolicyInvalid)
+_limit_checks = Checks("ProfileLimit", PolicyInvalid)
 MS = 1_000_000
+PPM = 1_000_000
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +64,54 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def granted(self) -> dict[str, Any]:
         """The profile as plain data for an event."""
         return {name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not None}
+
+
+class ProfileLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The most and the least that a profile may grant; the operator sets it.
+
+    A response can be well formed and still harm: weight 1 for a rival, a budget of a nanosecond, a kill at its end, a
+    reservation of a whole core. Each field of a response is moved into these limits before it applies.
+    """
+
+    weight_min: int = WEIGHT_UNIT // 10  # thousandths
+    weight_max: int = 10 * WEIGHT_UNIT
+    criticality_min: Criticality = "normal"  # background would let an entity starve
+    criticality_max: Criticality = "normal"  # above it, a profile reserves time
+    budget_ppm_min: int = 10_000  # of the period: a hundredth
+    budget_ppm_max: int = 900_000
+    period_max_ns: int = 1_000 * MS  # the longest that an entity may wait for a refill
+    overruns: tuple[OverrunPolicy, ...] = ("throttle", "demote", "notify")  # others become the first one
+
+    def __post_init__(self) -> None:
+        _limit_checks.whole("weight_min", self.weight_min, 1, WEIGHT_MAX)
+        _limit_checks.whole("weight_max", self.weight_max, self.weight_min, WEIGHT_MAX)
+        _limit_checks.one_of("criticality_min", self.criticality_min, CRITICALITIES)
+        highest = CRITICALITIES[CRITICALITIES.index(self.criticality_min) :]
+        _limit_checks.one_of("criticality_max", self.criticality_max, highest)
+        _limit_checks.whole("budget_ppm_min", self.budget_ppm_min, 0, PPM)
+        _limit_checks.whole("budget_ppm_max", self.budget_ppm_max, max(1, self.budget_ppm_min), PPM)
+        _limit_checks.whole("period_max_ns", self.period_max_ns, MS)
+        if not self.overruns:
+            raise _limit_checks.refuse("overruns", "must name at least one overrun policy")
+        for overrun in self.overruns:
+            _limit_checks.one_of("overruns", overrun, OVERRUN_POLICIES)
+
+    def clamp(self, profile: Profile) -> Profile:
+        """Return the profile with every field moved into the limits."""
+        lowest, highest = CRITICALITIES.index(self.criticality_min), CRITICALITIES.index(self.criticality_max)
+        period_ns, budget_ns = min(profile.period_ns, self.period_max_ns), profile.budget_ns
+        if budget_ns is not None:
+            low, high = (period_ns * ppm // PPM for ppm in (self.budget_ppm_min, self.budget_ppm_max))
+            scaled = budget_ns * period_ns // profile.period_ns  # the same share of a shorter period
+            budget_ns = max(1, min(max(scaled, low), high))
+        return Profile(
+            weight=min(max(profile.weight, self.weight_min), self.weight_max),
+            latency_class=profile.latency_class,
+            budget_ns=budget_ns,
+            period_ns=period_ns,
+            criticality=CRITICALITIES[min(max(CRITICALITIES.index(profile.criticality), lowest), highest)],
+            overrun=profile.overrun if profile.overrun in self.overruns else self.overruns[0],
+        )
 
 
 DEFAULTS: Mapping[Hint, Profile] = {

@@ -109,6 +109,11 @@ def _raise_budget(dry_run: DryRun, reason: reasons.OverBudget) -> Suggestion:
         return Suggestion(
             words, "ledger.update_grant", {"pid": int(reason.owner), "dim": reason.dim, "granted": enough}
         )
+    if reason.level == "graph":
+        whose = f"node {reason.node} of graph run {reason.owner}" if reason.node else f"graph run {reason.owner}"
+        words = f"raise {dim_text(reason.dim)} of {whose} from {before} to {after}"
+        arguments = {"run_id": reason.owner, "dim": reason.dim, "limit": enough, "node": reason.node}
+        return Suggestion(words, "ledger.set_graph_budget", arguments)
     window_s = dry_run.budget_window_s(reason.owner, reason.dim)
     arguments = {"level": reason.level, "owner": reason.owner, "dim": reason.dim, "limit": enough, "window_s": window_s}
     return Suggestion(words, "ledger.set_budget", arguments, until_at=reason.frees_at)

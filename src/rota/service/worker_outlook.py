@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rota.errors import StoreCorrupt
+from rota.kernel.core_grants import refusals
 from rota.kernel.journal import read_note
 from rota.kernel.workers import read_runs, read_workers
 from rota.model import reasons
@@ -35,12 +36,23 @@ class WorkerOutlook:
     def __init__(self, tx: Transaction, now: float) -> None:
         self._alive = [worker for worker in read_workers(tx, now) if worker.alive]
         self._runs = read_runs(tx) if self._alive else []
+        self._refused = {refusal.sched_id: refusal for refusal in refusals(tx)} if self._alive else {}
         self._busy = Counter((worker_id, incarnation) for _, worker_id, incarnation in self._runs)
 
-    def reason_against(self, kind: str | None, start: Callable[[], str]) -> WorkerReason | None:
-        """Return why no worker would claim an entry of this kind now; None if one could."""
+    def reason_against(
+        self, kind: str | None, start: Callable[[], str], sched_id: int | None = None
+    ) -> WorkerReason | None:
+        """Return why no worker would claim an entry of this kind, or start this one, now; None if one could."""
         if not self._alive:
             return reasons.NoWorker(start=start())
+        refusal = self._refused.get(sched_id or 0)
+        if refusal is not None:
+            return reasons.CoresRefused(
+                refusal=refusal.reason,
+                host_name=refusal.host_name,
+                held_by=refusal.held_by[:NAMED_MAX],
+                refused_at=refusal.at,
+            )
         if any(worker.kind == "unregistered" for worker in self._alive):
             return None
         fitting = [(worker, pool) for worker in self._alive for pool in worker.pools if pool.slots and pool.takes(kind)]

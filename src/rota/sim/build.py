@@ -1,4 +1,8 @@
-"""Builds a simulation from a scenario: the engine, its threads and the scheduled events."""
+"""Builds a simulation from a scenario: the engine, its threads and the scheduled events.
+
+Contexts, leases and islands go through `Admission`, and hints of threads through the policy service (`PolicyLink`), as
+with real hosts. The built-in service answers from the profile table, `answer_us` after it was asked.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,14 @@ from functools import partial
 from typing import Literal
 
 from rota.cores import Capacity, CoresEngine, CpuIsolationLease, Handle, IslandPlan, RealtimeIsland, SchedulingContext
-from rota.cores.events import CoreOffline, CoreOnline, Decision, Revoke, RevokeLease, ServiceBack, ServiceLost
+from rota.cores.events import CoreOffline, CoreOnline, Decision, RevokeLease, ServiceLost
 from rota.cores.runqueue import Rule
 from rota.cores.telemetry import EngineTrace
 from rota.policy.contract import Policy
 from rota.service.core_policy import CorePolicy
 from rota.service.policy_guard import PolicyGuard
 from rota.sim.clock import SimulationClock
+from rota.sim.policy_service import SimulatedService
 from rota.sim.scenario import ContextSpec, EventSpec, IslandSpec, LeaseSpec, Scenario, ThreadSpec, weight_of
 from rota.sim.simulation import Simulation
 from rota.sim.threads import CallerThread, ServerThread, SimThread, make_thread
@@ -71,6 +76,8 @@ class _Builder:
             ),
         )
         self._simulation = Simulation(self._engine, reschedule_ns=scenario.reschedule_us * US, observe=observe)
+        self._service = SimulatedService(self._simulation, scenario.answer_us * US)
+        self._admission = self._service.admission
         self._context_ids = {context.name: number for number, context in enumerate(scenario.context, 1)}
         self._lease_ids = {lease.name: number for number, lease in enumerate(scenario.lease, 1)}
         self._handles: dict[str, Handle] = {}  # of contexts
@@ -84,7 +91,7 @@ class _Builder:
         in_islands = {name for island in scenario.island for name in island.contexts}
         for context in scenario.context:
             if context.name not in in_islands:
-                self._handles[context.name] = self._engine.admit(self._context(context))
+                self._handles[context.name] = self._admission.admit(context.name, self._context(context))
         for thread in scenario.thread:
             self._add(thread)
         self._connect_callers()
@@ -148,9 +155,9 @@ class _Builder:
             contexts=tuple(self._context(one) for one in contexts),
             leases=tuple(self._lease(one) for one in leases),
         )
-        handles, decisions = self._engine.admit_island(plan)
+        handles, decisions = self._admission.admit_island(spec.name, plan)
         self._simulation.apply(decisions)
-        self._engine.start_island(number)
+        self._simulation.apply(self._engine.start_island(number))
         for context in contexts:
             self._handles[context.name] = handles[self._context_ids[context.name]]
 
@@ -172,6 +179,8 @@ class _Builder:
             thread = make_thread(spec, name, entity, rng)
             self._threads[spec.name].append(thread)
             self._simulation.add(thread, spec.start_ms * MS)
+            if spec.hint is not None:
+                self._service.entity_created(entity, spec.group or spec.name, spec.hint)
 
     def _connect_callers(self) -> None:
         """Connect callers to servers. A server table with a `count` shares its callers among its threads."""
@@ -202,7 +211,7 @@ class _Builder:
             self._simulation.schedule(event.at_ms * MS, self._action(event))
 
     def _grant(self, spec: LeaseSpec) -> Sequence[Decision]:
-        self._leases[spec.name], decisions = self._engine.grant_lease(self._lease(spec))
+        self._leases[spec.name], decisions = self._admission.lease(self._lease(spec))
         return decisions
 
     def _action(self, spec: EventSpec) -> Callable[[], Sequence[Decision]]:
@@ -218,12 +227,16 @@ class _Builder:
             "core_offline": lambda: step(CoreOffline(core), simulation.now),
             "core_online": lambda: step(CoreOnline(core), simulation.now),
             "exit": exit_all,
-            "revoke_context": lambda: step(Revoke(self._handles[name]), simulation.now),
+            "revoke_context": lambda: self._revoke_context(name),
             "revoke_lease": lambda: step(RevokeLease(self._leases[name]), simulation.now),
-            "service_lost": lambda: step(ServiceLost("raised"), simulation.now),
-            "service_back": lambda: step(ServiceBack(self._engine.policy_updates.epoch + 1), simulation.now),
+            "service_lost": self._service.lose,
+            "service_back": self._service.restore,
         }
         return actions[spec.do]
+
+    def _revoke_context(self, name: str) -> Sequence[Decision]:
+        handle, number = self._handles[name], self._context_ids[name]
+        return self._admission.revoke(name, handle, number, self._simulation.now)
 
 
 def _mask(cores: Iterable[int]) -> int:

@@ -38,6 +38,7 @@ from rota.errors import ScenarioInvalid
 from rota.model.budgets import CORES_MAX, Criticality, OverrunPolicy
 from rota.model.struct_reader import Problems, TomlReader
 from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT
+from rota.service.profiles import Hint
 
 __all__ = [
     "SCENARIO_BYTES_MAX",
@@ -112,6 +113,7 @@ class ThreadSpec(_Table, frozen=True, kw_only=True):
     context: str | None = None
     cores: tuple[int, ...] = ()
     needs_context: bool = False
+    hint: Hint | None = None  # asks the policy service for a profile; until it answers, weight and latency apply
     start_ms: int = 0
     work_us: DurationUs | None = None
     sleep_us: DurationUs | None = None
@@ -175,6 +177,7 @@ class Scenario(_Table, frozen=True, kw_only=True):
     seed: int = 1
     rule: Rule = "eevdf"
     reschedule_us: int = 0  # delay of a reschedule
+    answer_us: int = 1_000  # how long the policy service takes to answer
     capacity: CapacitySpec = CapacitySpec()
     group: tuple[GroupSpec, ...] = ()
     context: tuple[ContextSpec, ...] = ()
@@ -226,6 +229,7 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
     yield from _outside("cores", scenario.cores, 1, CORES_MAX)
     yield from _outside("duration_ms", scenario.duration_ms, 1, 10**9)
     yield from _outside("reschedule_us", scenario.reschedule_us, 0, 10**6)
+    yield from _outside("answer_us", scenario.answer_us, 0, 10**6)
     yield from _names(scenario)
     for at, group in enumerate(scenario.group):
         yield from _weight(f"group[{at}].weight", group.weight)

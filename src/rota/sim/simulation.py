@@ -85,6 +85,8 @@ class Simulation:
         self.lags: list[LagSample] = []
         self.lag_extremes: dict[str, tuple[int, int]] = {}
         self.check: Callable[[CoresEngine], None] | None = None  # called after every step
+        self.on_decision: Callable[[Decision], None] | None = None  # called for those that are not about a slice
+        self.on_end: Callable[[int], None] | None = None  # called when a thread has ended
         self._observe = observe
         self._reschedule_ns = reschedule_ns
         self._event_heap: list[int] = []
@@ -248,6 +250,8 @@ class Simulation:
         self.decisions[trace_name(type(decision))] += 1
         if len(self.decision_log) < DECISIONS_KEPT:
             self.decision_log.append((self.now, decision))
+        if self.on_decision is not None:
+            self.on_decision(decision)
         if isinstance(decision, Kill):
             self.end(decision.entity)
         elif isinstance(decision, CallFailed):
@@ -268,6 +272,8 @@ class Simulation:
         if isinstance(thread, CallerThread) and thread.server is not None:
             thread.server.forget(entity)
         self.step(ExitEntity(entity))
+        if self.on_end is not None:
+            self.on_end(entity)
 
     # --- observing -------------------------------------------------------------------------------
 

@@ -477,6 +477,59 @@ STEPS: dict[int, str] = {
         -- why the worktree of an entry that has ended is kept; NULL for every other workspace
         ALTER TABLE workspaces ADD COLUMN kept TEXT;
     """,
+    113: """
+        -- graph runs as the product executes them: the document, and what became of the run. Those of earlier versions
+        -- are run by a process that has the graph, and have no coordinator
+        ALTER TABLE graph_runs ADD COLUMN project_id TEXT;
+        ALTER TABLE graph_runs ADD COLUMN status TEXT NOT NULL DEFAULT 'running' CHECK (status = 'running'
+            OR status = 'waiting' OR status = 'succeeded' OR status = 'failed' OR status = 'cancelled');
+        ALTER TABLE graph_runs ADD COLUMN sched_id INTEGER;
+        ALTER TABLE graph_runs ADD COLUMN document TEXT;
+        ALTER TABLE graph_runs ADD COLUMN inputs TEXT NOT NULL DEFAULT '{}';
+        ALTER TABLE graph_runs ADD COLUMN budget TEXT NOT NULL DEFAULT '{}';
+        ALTER TABLE graph_runs ADD COLUMN waits TEXT;
+        ALTER TABLE graph_runs ADD COLUMN waits_since REAL;
+        ALTER TABLE graph_runs ADD COLUMN result TEXT;
+        ALTER TABLE graph_runs ADD COLUMN error TEXT;
+        ALTER TABLE graph_runs ADD COLUMN started_at REAL NOT NULL DEFAULT 0;
+        ALTER TABLE graph_runs ADD COLUMN ended_at REAL;
+        ALTER TABLE graph_runs ADD COLUMN resumes INTEGER NOT NULL DEFAULT 0;
+        UPDATE graph_runs SET started_at = updated_at,
+            project_id = (SELECT a.project_id FROM agent_processes a WHERE a.pid = graph_runs.pid);
+        CREATE INDEX idx_graph_runs_coordinator ON graph_runs (sched_id) WHERE sched_id IS NOT NULL;
+        CREATE INDEX idx_graph_runs_live ON graph_runs (run_id) WHERE ended_at IS NULL;
+    """,
+    114: """
+        -- what live claims were granted of the cores of a host (kernel/core_grants.py); body is JSON. A grant whose
+        -- claim has ended does not count, whether or not its row is still there
+        CREATE TABLE core_grants (
+            sched_id INTEGER PRIMARY KEY,
+            token INTEGER NOT NULL,
+            host TEXT NOT NULL,
+            body TEXT NOT NULL
+        );
+        CREATE INDEX idx_core_grants_host ON core_grants (host, sched_id);
+        CREATE TABLE core_leases (
+            host TEXT NOT NULL,
+            core INTEGER NOT NULL,
+            sched_id INTEGER NOT NULL REFERENCES core_grants(sched_id) ON DELETE CASCADE,
+            PRIMARY KEY (host, core)
+        ) WITHOUT ROWID;
+        CREATE INDEX idx_core_leases_entry ON core_leases (sched_id);
+        -- contexts of CPU time, which few stores have: the end of a run asks whether there is one
+        CREATE INDEX idx_context_cpu ON contexts (context_id) WHERE unit = 'cpu_ms' AND state != 'revoked';
+    """,
+    115: """
+        -- the budgets of graph runs (node '') and of their nodes, and what was used (kernel/graph_budgets.py)
+        CREATE TABLE graph_budgets (
+            run_id TEXT NOT NULL,
+            node TEXT NOT NULL,
+            dim TEXT NOT NULL,
+            amount INTEGER NOT NULL,
+            used INTEGER NOT NULL DEFAULT 0,
+            PRIMARY KEY (run_id, node, dim)
+        ) WITHOUT ROWID;
+    """,
 }
 LATEST = max(STEPS)
 TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", "".join(STEPS.values())))  # and their names while they are rebuilt

@@ -15,6 +15,7 @@ from rota.fleet.config.units import Bytes, DurationText, Seconds, default_bytes,
 from rota.model.agent_settings import SecretText
 from rota.model.budgets import ALERTS, ALERTS_MAX
 from rota.model.checks import AMOUNT_MAX
+from rota.model.cpu import CpuSettings
 from rota.model.work import WEIGHT_UNIT, Backoff, Intent, Limits, RestartPolicy, Trigger, TriggerKind
 
 __all__ = ["NAME_CHARS_MAX", "AgentTable", "RestartTable", "RunLimitsTable", "TriggerTable"]
@@ -232,6 +233,9 @@ class AgentTable(_Table, frozen=True, kw_only=True):
     weight: Annotated[Weight, Meta(description="Its share among the agents of its project.")] = 1.0
     max_concurrent: Annotated[Cap | None, Meta(description="Maximum number of its runs at a time.")] = None
     limits: Annotated[RunLimitsTable, Meta(description="The limits of one run.")] = RunLimitsTable()
+    cpu: Annotated[
+        CpuSettings | None, Meta(description="CPU time and cores of its runs: weight, quota, cores, lease, class.")
+    ] = None
     budget: Annotated[
         dict[str, Grant],
         Meta(
@@ -318,6 +322,7 @@ class AgentTable(_Table, frozen=True, kw_only=True):
             usage=self.usage,
             payload=self.payload,
             limits=self.limits.limits,
+            cpu=self.cpu,
             restart=self.restart.policy,
             stop_grace_s=float(self.stop_grace_s),
             expected=self.expected,

@@ -24,6 +24,7 @@ import msgspec
 from rota.errors import Conflict, FleetInvalid, WorkspaceHeld
 from rota.fleet.agent_settings import SETTINGS_KEY
 from rota.fleet.config.changes import FleetChange, FleetChanges, PendingChange
+from rota.fleet.config.graph_tables import GraphAgent, document_text
 from rota.fleet.config.hook_tables import HookAgent
 from rota.fleet.config.price_changes import price_changes
 from rota.fleet.config.retention_table import retention_changes
@@ -37,6 +38,8 @@ from rota.kernel.usage_windows import ALL_PROJECTS
 from rota.model.agent_settings import FLEET_KEY, hide_values
 from rota.model.budgets import ALERTS, BudgetLine, SchedulingContext
 from rota.model.checks import INTEGER_MAX
+from rota.model.cpu import CPU_KEY
+from rota.model.graph_runs import DOCUMENT_KEY
 from rota.model.lifecycle import AgentState, ContextState, ProjectStatus
 from rota.model.struct_reader import join_key
 from rota.model.work import Agent, Project
@@ -51,6 +54,7 @@ UNLIMITED = INTEGER_MAX  # the grant of a removed budget: a ledger line is never
 TRIES_MAX = 5  # while another supervisor applies a file at the same time
 
 T = TypeVar("T")
+FileAgent: TypeAlias = AgentTable | GraphAgent | HookAgent  # what is an agent in the store
 Agents: TypeAlias = dict[tuple[str | None, str], Agent]  # by project and name
 
 
@@ -98,10 +102,10 @@ def pending_changes(api: KernelApi, fleet: Fleet) -> list[PendingChange]:
 
 def _check_same_project(fleet: Fleet, agent: Agent, known: Agents) -> None:
     """Raise if the file has an agent of this fleet in another project, where it would get a new budget."""
-    name, table = agent.name, fleet.agents.get(agent.name)
+    name, table = agent.name, fleet.triggered.get(agent.name)
     is_ours = agent.metadata.get(FLEET_KEY) == fleet.title
     if is_ours and table is not None and (table.project, name) not in known:
-        key = f"{join_key('agents', name)}.project"
+        key = f"{join_key('agents' if name in fleet.agents else 'graphs', name)}.project"
         stored, given = (
             "no project" if project is None else f"project {project!r}" for project in (agent.project_id, table.project)
         )
@@ -160,12 +164,14 @@ def _project_changes(
     api: KernelApi, fleet: Fleet, name: str, table: ProjectTable, known: Project | None
 ) -> Iterator[PendingChange]:
     wanted: dict[str, Any] = {"weight": table.weight_units, "max_concurrent": table.max_concurrent}
+    metadata = {FLEET_KEY: fleet.title, **({} if table.cpu is None else {CPU_KEY: msgspec.to_builtins(table.cpu)})}
     if known is None:
         change = FleetChange(what="project", name=name, verb="created")
-        create = partial(api.projects.create, name, **wanted, metadata={FLEET_KEY: fleet.title})
+        create = partial(api.projects.create, name, **wanted, metadata=metadata)
         yield PendingChange(change, create)
         return
-    wanted["metadata"] = {**known.metadata, FLEET_KEY: fleet.title}
+    kept = {key: value for key, value in known.metadata.items() if key != CPU_KEY}
+    wanted["metadata"] = {**kept, **metadata}
     differs = {field: value for field, value in wanted.items() if getattr(known, field) != value}
     if differs:
         fields = {field: [getattr(known, field), value] for field, value in differs.items()}
@@ -310,7 +316,7 @@ def _living_agents(api: KernelApi) -> Agents:
 
 
 def _agents_changes(api: KernelApi, fleet: Fleet, known: Agents) -> Iterator[PendingChange]:
-    wanted: dict[str, AgentTable | HookAgent] = {**fleet.agents, **fleet.hook_agents}
+    wanted: dict[str, FileAgent] = {**fleet.triggered, **fleet.hook_agents}
     for name, table in wanted.items():
         agent = known.get((table.project, name))
         if agent is None:
@@ -334,7 +340,7 @@ def _worktree(fleet: Fleet, table: AgentTable) -> WorktreeSettings | None:
     return project.workspaces.settings(table.project or "", fleet.resolve)
 
 
-def _agent_fields(fleet: Fleet, table: AgentTable | HookAgent, metadata: dict[str, Any]) -> dict[str, Any]:
+def _agent_fields(fleet: Fleet, table: FileAgent, metadata: dict[str, Any]) -> dict[str, Any]:
     written = table.settings(fleet.folder)
     if isinstance(table, AgentTable):
         written = msgspec.structs.replace(written, worktree=_worktree(fleet, table))
@@ -348,11 +354,11 @@ def _agent_fields(fleet: Fleet, table: AgentTable | HookAgent, metadata: dict[st
     }
 
 
-def _own_metadata(table: AgentTable | HookAgent) -> dict[str, Any]:
-    return table.metadata if isinstance(table, HookAgent) else {}
+def _own_metadata(table: FileAgent) -> dict[str, Any]:
+    return {} if isinstance(table, AgentTable) else table.metadata
 
 
-def _create_agent(api: KernelApi, fleet: Fleet, name: str, table: AgentTable | HookAgent) -> None:
+def _create_agent(api: KernelApi, fleet: Fleet, name: str, table: FileAgent) -> None:
     fields = _agent_fields(fleet, table, {})
     runner = str(fields["metadata"][SETTINGS_KEY].get("runner", "callable"))
     pid = api.agents.create(name, runner, project_id=table.project, unique=True, **fields)
@@ -360,15 +366,14 @@ def _create_agent(api: KernelApi, fleet: Fleet, name: str, table: AgentTable | H
         pending.apply()
 
 
-def _agent_changes(
-    api: KernelApi, fleet: Fleet, table: AgentTable | HookAgent, agent: Agent
-) -> Iterator[PendingChange]:
+def _agent_changes(api: KernelApi, fleet: Fleet, table: FileAgent, agent: Agent) -> Iterator[PendingChange]:
     wanted = _agent_fields(fleet, table, agent.metadata)
     differs = {field: value for field, value in wanted.items() if getattr(agent, field) != value}
     if differs:
         fields = {field: [getattr(agent, field), value] for field, value in differs.items() if field != "metadata"}
         if "metadata" in differs:
             fields |= _compare(agent.metadata.get(SETTINGS_KEY) or {}, wanted["metadata"][SETTINGS_KEY])
+            fields |= _document_change(agent.metadata, wanted["metadata"])
         if "env" in fields:
             fields["env"] = [hide_values(env) for env in fields["env"]]
         change = FleetChange(what="agent", name=agent.name, verb="changed", fields=fields)
@@ -378,12 +383,17 @@ def _agent_changes(
         yield PendingChange(change, partial(api.agents.resume, agent.pid, PAUSED_BY))
 
 
+def _document_change(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any]]:
+    known, wanted = before.get(DOCUMENT_KEY), after.get(DOCUMENT_KEY)
+    return {} if known == wanted else {"graph": [document_text(known), document_text(wanted)]}
+
+
 def _compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any]]:
     keys = sorted(before.keys() | after.keys())
     return {key: [before.get(key), after.get(key)] for key in keys if before.get(key) != after.get(key)}
 
 
-def _grant_changes(api: KernelApi, pid: int, name: str, table: AgentTable | HookAgent) -> Iterator[PendingChange]:
+def _grant_changes(api: KernelApi, pid: int, name: str, table: FileAgent) -> Iterator[PendingChange]:
     known = {line.dim: line for line in api.ledger.get(pid)}
     alerts = tuple(sorted(set(table.alerts))) if isinstance(table, AgentTable) else ALERTS
     for dim, granted in table.budget.items():

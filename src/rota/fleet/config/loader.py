@@ -18,6 +18,7 @@ import msgspec
 
 from rota.errors import FleetInvalid, PolicyInvalid, UnknownPolicy
 from rota.fleet.config.agent_tables import HAS_MONEY, NAME_CHARS_MAX
+from rota.fleet.config.graph_checks import read_graphs
 from rota.fleet.config.hook_checks import check_event, check_hooks
 from rota.fleet.config.tables import (
     SLOTS_MAX,
@@ -25,6 +26,7 @@ from rota.fleet.config.tables import (
     AgentTable,
     Fleet,
     FleetFile,
+    GraphTable,
     LimitTable,
     ProjectTable,
     TriggerTable,
@@ -56,13 +58,16 @@ def load_fleet(path: str | os.PathLike[str]) -> Fleet:
     parsed = _parse(name)
     given = _FleetReader(problems).read_fields(struct_type(FleetFile), parsed)
     tables = FleetFile(**given)
-    _check(_with_invalid_tables(tables, parsed) if problems else tables, problems)
+    completed = _with_invalid_tables(tables, parsed) if problems else tables
+    _check(completed, problems)
+    folder = str(Path(os.path.realpath(name)).parent)
+    graph_agents = read_graphs(completed, folder, problems) if completed.graphs else {}
     if not problems and tables.name is None and not Path(name).stem.isprintable():
         problems.add("name", "is required: the file's own name, which is the default, is not printable")
     if problems:
         raise _invalid(name, problems.messages(), problems.keys())
     given = {field: getattr(tables, field) for field in FleetFile.__struct_fields__}
-    return Fleet(path=os.path.realpath(name), **given)
+    return Fleet(path=os.path.realpath(name), graph_agents=graph_agents, **given)
 
 
 def _with_invalid_tables(tables: FleetFile, parsed: Mapping[str, Any]) -> FleetFile:
@@ -85,6 +90,7 @@ def _with_invalid_tables(tables: FleetFile, parsed: Mapping[str, Any]) -> FleetF
         projects=completed("projects", ProjectTable, {}),
         limits=completed("limits", LimitTable, {"requests_per_minute": 1}),
         agents=completed("agents", AgentTable, {"command": "true"}),
+        graphs=completed("graphs", GraphTable, {"file": ""}),
     )
 
 
@@ -175,6 +181,9 @@ def _check(fleet: FleetFile, problems: Problems) -> None:
                 )
     for name, agent in fleet.agents.items():
         _check_agent(fleet, agent, join_key("agents", name), problems)
+    for name, graph in fleet.graphs.items():
+        for at, trigger in enumerate(graph.triggers):
+            _check_trigger(fleet, trigger, f"{join_key('graphs', name)}.triggers[{at}]", problems)
     check_hooks(fleet, problems)
 
 
@@ -203,6 +212,7 @@ def _check_dimensions(fleet: FleetFile, problems: Problems) -> None:
     known = {*DIMENSIONS, *fleet.dimensions}
     tables = {"scheduling.budget": fleet.scheduling.budget}
     tables |= {f"{join_key('projects', name)}.budget": table.budget for name, table in fleet.projects.items()}
+    tables |= {f"{join_key('graphs', name)}.budget": table.budget for name, table in fleet.graphs.items()}
     for name, agent in fleet.agents.items():
         for field in ("budget", "expected", "ceiling"):
             tables[f"{join_key('agents', name)}.{field}"] = getattr(agent, field)
@@ -315,8 +325,8 @@ def _check_trigger(fleet: FleetFile, table: TriggerTable, path: str, problems: P
     if trigger.every_s is not None and trigger.every_s < EVERY_S_MIN:
         key = "every" if table.every is not None else "every_s"
         problems.add(f"{path}.{key}", f"expected at least {EVERY_S_MIN:g} second, found {trigger.every_s:g}")
-    if trigger.after is not None and trigger.after not in fleet.agents:
-        problems.add_unknown_name(f"{path}.after", "agent", trigger.after, fleet.agents)
+    if trigger.after is not None and trigger.after not in (known := {**fleet.agents, **fleet.graphs}):
+        problems.add_unknown_name(f"{path}.after", "agent", trigger.after, known)
     if trigger.event is not None:
         check_event(trigger.event, f"{path}.event", problems)
     if trigger.event_as is not None and trigger.kind not in ("event", "after"):

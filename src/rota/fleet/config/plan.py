@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from rota.fleet.config.apply import pending_changes
+from rota.fleet.config.cpu_plan import CpuRow, cpu_rows
 from rota.fleet.config.plan_warnings import find_warnings
 from rota.fleet.config.tables import AgentTable, Fleet
 from rota.fleet.trigger_rules import TIMED, firings_after
@@ -31,6 +32,7 @@ __all__ = [
     "AgentRow",
     "BudgetRow",
     "FleetPlan",
+    "GraphRow",
     "LimitRow",
     "PriceRow",
     "ProjectRow",
@@ -70,6 +72,19 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None  # of all slots
     runs_per_hour: float  # started by triggers
     and_more: bool  # also by events, at a start, or only by people
+
+
+class GraphRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A graph, and what its nodes are."""
+
+    name: str
+    project: str
+    file: str
+    agents: list[str]  # of its nodes, each once
+    functions: int  # nodes that are functions
+    budget: dict[str, int]  # of one run
+    runs_per_hour: float  # started by triggers
+    and_more: bool
 
 
 class TriggerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,9 +141,11 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     projects: list[ProjectRow]
     agents: list[AgentRow]
+    graphs: list[GraphRow]
     budgets: list[BudgetRow]
     limits: list[LimitRow]
     prices: list[PriceRow]
+    cpu: list[CpuRow]
     triggers: list[TriggerRow]
     warnings: list[str]
     changes: list[str]  # what applying the file would change in the store
@@ -150,9 +167,11 @@ def plan_fleet(fleet: Fleet, now: float, api: KernelApi | None = None) -> FleetP
         now=now,
         projects=_project_rows(fleet, slots),
         agents=_agent_rows(fleet, slots, rates),
+        graphs=_graph_rows(fleet, rates),
         budgets=_budget_rows(fleet, now, rates, api),
         limits=_limit_rows(fleet),
         prices=_price_rows(fleet),
+        cpu=cpu_rows(fleet),
         triggers=_trigger_rows(fleet, now),
         warnings=find_warnings(fleet, policy, api),
         changes=[str(pending.change) for pending in pending_changes(api, fleet)] if api is not None else [],
@@ -253,6 +272,26 @@ def _agent_rows(fleet: Fleet, slots: int, rates: _RunRates) -> list[AgentRow]:
     return rows
 
 
+def _graph_rows(fleet: Fleet, rates: _RunRates) -> list[GraphRow]:
+    rows = []
+    for name, agent in fleet.graph_agents.items():
+        nodes, (rate, and_more) = agent.document["components"], rates.of(name)
+        named = [str(node.get("execution", {}).get("agent") or "") for node in nodes]
+        rows.append(
+            GraphRow(
+                name=name,
+                project=agent.project or NO_PROJECT,
+                file=agent.table.file,
+                agents=sorted({each for each in named if each}),
+                functions=named.count(""),
+                budget=agent.budgets.get("", {}),
+                runs_per_hour=rate,
+                and_more=and_more,
+            )
+        )
+    return rows
+
+
 # --- budgets ---------------------------------------------------------------------------------------
 
 
@@ -265,7 +304,7 @@ class _RunRates:
 
     def of(self, name: str, seen: tuple[str, ...] = ()) -> tuple[float, bool]:
         """Return the runs per hour, and whether there may be more."""
-        triggers = [table.trigger for table in self._fleet.agents[name].triggers]
+        triggers = [table.trigger for table in self._fleet.triggered[name].triggers]
         rate, and_more = 0.0, not triggers
         for trigger in triggers:
             if trigger.kind == "interval" and trigger.every_s:
@@ -385,7 +424,7 @@ def describe_trigger(trigger: Trigger) -> str:
 
 def _trigger_rows(fleet: Fleet, now: float) -> list[TriggerRow]:
     rows = []
-    for name, agent in fleet.agents.items():
+    for name, agent in fleet.triggered.items():
         for table in agent.triggers:
             trigger = table.trigger
             next_at = firings_after(trigger, now, FIRINGS_SHOWN) if trigger.kind in TIMED else []

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rota.fleet.config.apply import PAUSED_BY, all_rows
+from rota.fleet.config.cpu_plan import cpu_warnings
 from rota.fleet.config.functions import import_problem
+from rota.fleet.config.graph_checks import graph_warnings
 from rota.fleet.config.tables import AgentTable, Fleet, SchedulingTable
 from rota.fleet.trigger_rules import matches_kind
 from rota.model.lifecycle import ProjectStatus
@@ -43,6 +45,8 @@ def find_warnings(fleet: Fleet, policy: Policy, api: KernelApi | None = None) ->
             for name, agent in fleet.agents.items()
             for warning in _about_agent(fleet, join_key("agents", name), agent)
         ),
+        *(graph_warnings(fleet) if fleet.graph_agents else ()),
+        *cpu_warnings(fleet),
         *_about_cycles(fleet),
     ]
 
@@ -140,7 +144,7 @@ def _about_ask(fleet: Fleet, key: str, agent: AgentTable) -> Iterator[str]:
 def _about_cycles(fleet: Fleet) -> Iterator[str]:
     """Agents whose `after` triggers form a cycle; each cycle once."""
     followers: dict[str, list[str]] = {}
-    for name, agent in fleet.agents.items():
+    for name, agent in fleet.triggered.items():
         for table in agent.triggers:
             if table.after is not None:
                 followers.setdefault(table.after, []).append(name)
@@ -149,7 +153,8 @@ def _about_cycles(fleet: Fleet) -> Iterator[str]:
         cycle = _cycle(start, followers)
         if cycle and frozenset(cycle) not in reported:
             reported.add(frozenset(cycle))
-            yield f"{join_key('agents', start)}: {' → '.join([*cycle, start])} runs forever once it has started"
+            kind = "agents" if start in fleet.agents else "graphs"
+            yield f"{join_key(kind, start)}: {' → '.join([*cycle, start])} runs forever once it has started"
 
 
 def _cycle(start: str, followers: dict[str, list[str]]) -> list[str]:

@@ -41,12 +41,14 @@ from rota.fleet.config.agent_tables import (
     TriggerTable,
     Weight,
 )
+from rota.fleet.config.graph_tables import GraphAgent, GraphTable
 from rota.fleet.config.hook_tables import HookAgent, HookTable
 from rota.fleet.config.retention_table import RetentionTable
 from rota.fleet.config.units import Bytes, Dollars, Seconds, default_bytes, default_seconds, unit_schema
 from rota.fleet.config.worktree_tables import WORKSPACES_MAX, WorktreesTable
 from rota.model.budgets import ALERTS, ALERTS_MAX
 from rota.model.checks import AMOUNT_MAX
+from rota.model.cpu import CpuSettings
 from rota.model.policy_setting import PolicySetting, ShareBy
 from rota.model.prices import PRICES_MAX, ModelPrice
 from rota.model.work import WEIGHT_UNIT
@@ -61,6 +63,7 @@ __all__ = [
     "AgentTable",
     "Fleet",
     "FleetFile",
+    "GraphTable",
     "HookTable",
     "LimitTable",
     "PeriodBudgetTable",
@@ -81,6 +84,7 @@ AGENTS_MAX = 10_000
 PROJECTS_MAX = 1_000
 LIMITS_MAX = 1_000
 HOOKS_MAX = 100
+GRAPHS_MAX = 100
 SLOTS_MAX = 4_096
 ANY_SLOT = "any"  # in a table of slots: the number of slots without a kind
 
@@ -170,6 +174,9 @@ class ProjectTable(_Table, frozen=True, kw_only=True):
     alerts: Annotated[
         tuple[Share, ...], Meta(description=f"{ALERTS_TEXT}, once per window.", max_length=ALERTS_MAX)
     ] = ALERTS
+    cpu: Annotated[
+        CpuSettings | None, Meta(description="CPU time and cores of all its runs together: weight, quota, cores.")
+    ] = None
     workspaces: Annotated[
         tuple[str, ...] | WorktreesTable,
         Meta(description="Folders that its runs can reserve, or a table of git worktrees."),
@@ -197,20 +204,25 @@ class LimitTable(_Table, frozen=True, kw_only=True):
     tokens_per_minute: Annotated[Grant | None, Meta(description="Tokens per minute.")] = None
     requests: Annotated[PeriodBudgetTable | None, Meta(description="Requests per given period.")] = None
     tokens: Annotated[PeriodBudgetTable | None, Meta(description="Tokens per given period.")] = None
+    cpu_ms: Annotated[
+        PeriodBudgetTable | None, Meta(description="Milliseconds of measured CPU time per given period.")
+    ] = None
 
     def __post_init__(self) -> None:
         for unit in ("requests", "tokens"):
             if getattr(self, unit) is not None and getattr(self, f"{unit}_per_minute") is not None:
                 raise ValueError(f"{unit} and {unit}_per_minute are both set; keep one of them")
         if not self.budgets:
-            raise ValueError("no limit is set; expected requests_per_minute, tokens_per_minute, requests or tokens")
+            raise ValueError(
+                "no limit is set; expected requests_per_minute, tokens_per_minute, requests, tokens or cpu_ms"
+            )
 
     @property
     def budgets(self) -> dict[str, PeriodBudgetTable]:
         """The budgets per period, by unit."""
         per_minute = {"requests": self.requests_per_minute, "tokens": self.tokens_per_minute}
         given = {unit: PeriodBudgetTable(budget=budget) for unit, budget in per_minute.items() if budget is not None}
-        per_period = {"requests": self.requests, "tokens": self.tokens}
+        per_period = {"requests": self.requests, "tokens": self.tokens, "cpu_ms": self.cpu_ms}
         return given | {unit: budget for unit, budget in per_period.items() if budget is not None}
 
 
@@ -307,6 +319,7 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         ),
     ] = {}
     agents: Annotated[dict[str, AgentTable], Meta(description="Agents by name.", max_length=AGENTS_MAX)] = {}
+    graphs: Annotated[dict[str, GraphTable], Meta(description="Graphs by name.", max_length=GRAPHS_MAX)] = {}
     hooks: Annotated[
         dict[str, HookTable],
         Meta(description="Programs and addresses that are told when something happens, by name.", max_length=HOOKS_MAX),
@@ -361,6 +374,12 @@ class Fleet(FleetFile, frozen=True, kw_only=True):
     """A fleet that was loaded from a file."""
 
     path: str  # of the file, absolute
+    graph_agents: dict[str, GraphAgent] = {}  # the graphs as agents, with their documents
+
+    @property
+    def triggered(self) -> dict[str, AgentTable | GraphAgent]:
+        """The agents and the graphs by name: what people and triggers enqueue."""
+        return {**self.agents, **self.graph_agents}
 
     @property
     def folder(self) -> str:

@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from rota.errors import RotaError, WorkersUnavailable
-from rota.fleet.runners.calling import FunctionOutcome, call, call_in_worker, load_function
+from rota.fleet.run_cpu import NO_GROUPS
+from rota.fleet.runners.calling import CallPlacement, FunctionOutcome, call, call_in_worker, load_function
 from rota.fleet.runners.context import STOP, RunContext, answer_request, facts_of
 from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
+from rota.fleet.runners.cpu_hold import CpuHold
 from rota.fleet.runners.printing import keep_prints, release_streams
 from rota.fleet.runners.program import not_started_outcome, output_tail, whole_seconds
 from rota.fleet.runners.resources import RunnerResources
@@ -88,7 +91,10 @@ class CallableRunner:
         function = self._function(assignment)
         facts = facts_of(assignment)
         stop_handle = _ThreadStopHandle()
-        channel.started(stop_handle, advisories=_unenforced_limits(assignment.settings.limits))
+        unenforced = _unenforced_limits(assignment.settings.limits)
+        if assignment.cpu is not None:
+            unenforced += [told for told, _state in assignment.cpu.states(NO_GROUPS, "thread")]
+        channel.started(stop_handle, advisories=unenforced)
         with keep_prints(channel.log, echo=self._resources.echo):
             return call(function, facts, RunContext(facts, channel), stop_handle.set_cancel)
 
@@ -116,19 +122,39 @@ class CallableRunner:
         limits, grace_s = assignment.settings.limits, assignment.settings.stop_grace_s
         # a fallback: normally the supervisor's stop escalation ends the run when its wall time is over
         timeout_s = None if limits.wall_s is None else limits.wall_s + 2 * grace_s
-        worker_call = self._start(
-            (path, facts_of(assignment), limits, self._resources.echo),
-            timeout_s=timeout_s,
-            on_report=channel.log,
-            on_request=lambda request: answer_request(channel, request),
-        )
+        advisories: list[str] = []
+        enforced: list[str] = []
+        with self._placed(assignment, advisories, enforced) as placement:
+            worker_call = self._start(
+                (path, facts_of(assignment), limits, self._resources.echo, placement),
+                timeout_s=timeout_s,
+                on_report=channel.log,
+                on_request=lambda request: answer_request(channel, request),
+            )
+            try:
+                channel.started(_ProcessStopHandle(worker_call), advisories=advisories, enforced=enforced)
+            except BaseException:
+                worker_call.kill()
+                worker_call.outcome()
+                raise
+            return _function_outcome(worker_call.outcome(), limits)
+
+    @contextmanager
+    def _placed(
+        self, assignment: Assignment, advisories: list[str], enforced: list[str]
+    ) -> Iterator[CallPlacement | None]:
+        """Create the control group of a run with `cpu` settings, and remove it after the call."""
+        cpu, resources = assignment.cpu, self._resources
+        if cpu is None:
+            yield None
+            return
+        hold = CpuHold(resources, assignment, cpu, advisories, where="process")
+        enforced += hold.enforced
         try:
-            channel.started(_ProcessStopHandle(worker_call))
-        except BaseException:
-            worker_call.kill()
-            worker_call.outcome()
-            raise
-        return _function_outcome(worker_call.outcome(), limits)
+            files = [] if hold.group is None else hold.group.visit(resources.reaper.pid)
+            yield CallPlacement(files, cpu.scheduling(resources.cgroups.support))
+        finally:
+            hold.end()
 
     def _path(self, name: str) -> str:
         """Return the module:name under which a worker process finds a registered function."""

@@ -14,7 +14,8 @@ import asyncio
 import inspect
 import pkgutil
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -25,12 +26,22 @@ from rota.fleet.runners.printing import keep_prints
 from rota.host import worker
 from rota.host.main_module import MAIN_NAME
 from rota.host.process_cpu import thread_cpu_s
-from rota.host.resource_limits import limited
+from rota.host.resource_limits import in_group, limited
+from rota.host.thread_settings import Scheduling, ThreadSettings, apply_settings, read_settings
 from rota.model.checks import RESULT_BYTES_MAX, check_finite
 from rota.model.retries import NOT_RETRYABLE
 from rota.model.work import Limits
 
-__all__ = ["FunctionOutcome", "SetCancel", "call", "call_in_worker", "error_name", "load_function", "parameters_of"]
+__all__ = [
+    "CallPlacement",
+    "FunctionOutcome",
+    "SetCancel",
+    "call",
+    "call_in_worker",
+    "error_name",
+    "load_function",
+    "parameters_of",
+]
 
 CONTEXT_NAMES = frozenset({"ctx", "run", "context"})
 TRACEBACK_CHARS_MAX = 4_000  # the end of it, where the error was raised
@@ -201,7 +212,16 @@ def load_function(path: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]  # checked just above
 
 
-def call_in_worker(path: str, facts: RunFacts, limits: Limits, echo: bool = False) -> FunctionOutcome:
+class CallPlacement(NamedTuple):
+    """Where a call in a worker process runs: the files of its control group, and its scheduling."""
+
+    group: Sequence[tuple[str, str]]
+    scheduling: Scheduling | None
+
+
+def call_in_worker(
+    path: str, facts: RunFacts, limits: Limits, echo: bool = False, placement: CallPlacement | None = None
+) -> FunctionOutcome:
     """Load a function in a worker process and call it under its limits."""
     try:
         function = load_function(path)
@@ -210,8 +230,23 @@ def call_in_worker(path: str, facts: RunFacts, limits: Limits, echo: bool = Fals
         result = {"error": _as_utf8(error)[:ERROR_CHARS_MAX]}
         return FunctionOutcome(exit_kind="failed", outcome="not_found", result=result)
     channel = WorkerChannel()
-    with limited(limits), keep_prints(channel.log, echo=echo):
+    with _placed(placement), limited(limits), keep_prints(channel.log, echo=echo):
         return call(function, facts, RunContext(facts, channel), lambda cancel: _cancel_on_stop(channel, cancel))
+
+
+@contextmanager
+def _placed(placement: CallPlacement | None) -> Iterator[None]:
+    if placement is None:
+        yield
+        return
+    before = read_settings()
+    with in_group(placement.group):
+        apply_settings(ThreadSettings(scheduling=placement.scheduling))
+        try:
+            yield
+        finally:
+            if placement.scheduling is not None:
+                apply_settings(ThreadSettings(scheduling=before.scheduling))
 
 
 def _cancel_on_stop(channel: WorkerChannel, cancel: Callable[[], None]) -> None:

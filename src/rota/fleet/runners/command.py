@@ -73,7 +73,12 @@ class CommandRunner:
     def _follow(self, program: Program, output: _Output, channel: RunChannel) -> RunOutcome:
         program.wait_started()
         session = program.session
-        channel.started(ProgramStopHandle(session), os_pid=session.pid, advisories=program.advisories)
+        channel.started(
+            ProgramStopHandle(session),
+            os_pid=session.pid,
+            advisories=program.advisories,
+            enforced=program.enforced,
+        )
         ended = program.pump(output.sinks)
         return _outcome(program.outcome(ended), output.usage_report(), channel)
 

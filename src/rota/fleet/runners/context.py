@@ -335,13 +335,15 @@ class WorkerChannel:
             poll.poll(1000 * min(left_s, STOP_CHECK_S))
         return True
 
-    def charge(self, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:
+    def charge(
+        self, amounts: Mapping[str, int], model: str | None = None, *, node: str | None = None
+    ) -> dict[str, int]:
         """Record usage and return what is left."""
-        return dict(worker.request(("charge", (dict(amounts), model), {})))
+        return dict(worker.request(("charge", (dict(amounts), model), {} if node is None else {"node": node})))
 
-    def remaining(self) -> dict[str, int]:
+    def remaining(self, node: str | None = None) -> dict[str, int]:
         """Return what is left."""
-        return dict(worker.request(("remaining", (), {})))
+        return dict(worker.request(("remaining", () if node is None else (node,), {})))
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Save the state of the work."""
@@ -359,9 +361,9 @@ class WorkerChannel:
         """Wait until a limit has these amounts."""
         return str(worker.request(("acquire", (name, dict(amounts), wait_s), {})))
 
-    def settle(self, key: str, used: Mapping[str, int] | None = None) -> dict[str, int]:
+    def settle(self, key: str, used: Mapping[str, int] | None = None, *, node: str | None = None) -> dict[str, int]:
         """Say what was used of what was acquired."""
-        return dict(worker.request(("settle", (key, dict(used or {})), {})))
+        return dict(worker.request(("settle", (key, dict(used or {})), {} if node is None else {"node": node})))
 
     def spawn(self, agent: str, payload: Mapping[str, Any], lent: Mapping[str, int], **options: Any) -> int:
         """Enqueue a child; return its sched_id."""

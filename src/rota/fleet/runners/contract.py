@@ -22,6 +22,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from rota.fleet.agent_settings import AgentSettings
+from rota.fleet.run_cpu import RunCpu
 from rota.model.work import Agent, ReadyEntry
 
 __all__ = ["AgentChannel", "Assignment", "RunAccess", "RunChannel", "RunOutcome", "Runner", "StopHandle", "StopStep"]
@@ -50,6 +51,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     remaining: dict[str, int] = {}  # what is left of its budgets at the start, per dimension
     checkpoint: dict[str, Any] | None = None  # saved by the last attempt
     access: RunAccess | None = None  # of a program; None: no daemon serves the store
+    cpu: RunCpu | None = None  # CPU time and cores; None: nothing is said about them
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +64,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None  # that this usage is of
     cpu_ms: int = 0
     yield_after_s: float | None = None  # not an end: the agent gives up its slot and runs again after this delay
+    awaits: tuple[int, ...] = ()  # not an end: it runs again when the first of these entries has ended, or before that
 
 
 class StopHandle(Protocol):
@@ -100,14 +103,16 @@ class AgentChannel(Protocol):
         """Wait until the run is asked to stop or the timeout has passed; return whether it should stop."""
         ...
 
-    def charge(self, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:
+    def charge(
+        self, amounts: Mapping[str, int], model: str | None = None, *, node: str | None = None
+    ) -> dict[str, int]:
         """Record usage, of a model if it is named, and return what is left, per dimension.
 
-        A run over its ceiling is stopped: over_budget.
+        A run over its ceiling is stopped: over_budget. The coordinator of a graph names the node that has used it.
         """
         ...
 
-    def remaining(self) -> dict[str, int]:
+    def remaining(self, node: str | None = None) -> dict[str, int]:
         """Return what is left of the run's ceiling and its agent's grants, per dimension."""
         ...
 
@@ -127,7 +132,7 @@ class AgentChannel(Protocol):
         """Wait until a limit has these amounts; return the key to settle them with. A stop request ends the wait."""
         ...
 
-    def settle(self, key: str, used: Mapping[str, int] | None = None) -> dict[str, int]:
+    def settle(self, key: str, used: Mapping[str, int] | None = None, *, node: str | None = None) -> dict[str, int]:
         """Say what was used of what was acquired; return what is left of the budgets, per dimension."""
         ...
 
@@ -143,7 +148,14 @@ class AgentChannel(Protocol):
 class RunChannel(AgentChannel, Protocol):
     """What a runner may tell its supervisor and ask of it, for one run."""
 
-    def started(self, stop_handle: StopHandle, *, os_pid: int | None = None, advisories: Sequence[str] = ()) -> None:
+    def started(
+        self,
+        stop_handle: StopHandle,
+        *,
+        os_pid: int | None = None,
+        advisories: Sequence[str] = (),
+        enforced: Sequence[str] = (),
+    ) -> None:
         """The work has started and `stop_handle` can stop it. If a stop was already requested, it happens now."""
         ...
 

@@ -292,7 +292,9 @@ class _Conversation:
             self._watchdog.cancel(self._timer)
         session = self._program.session
         stop_handle = _NdjsonStopHandle(self._program, self._send_queue, self._assignment.settings.stop_grace_s)
-        self._channel.started(stop_handle, os_pid=session.pid, advisories=self._advisories)
+        self._channel.started(
+            stop_handle, os_pid=session.pid, advisories=self._advisories, enforced=self._program.enforced
+        )
 
     def _handshake_timed_out(self) -> None:
         with self._lock:

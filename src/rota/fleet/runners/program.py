@@ -1,8 +1,8 @@
 """A program as a run: what the command and the ndjson runner share.
 
 `ProgramStarter` starts a program as its agent's settings say: with a filtered environment, in its workspace, in its own
-session, with limits on each process, and in a control group if the settings limit memory or processes and the machine
-supports such groups. Without a group the same limits apply to each process separately, and an advisory says so.
+session, with limits on each process, and in a control group if the settings limit memory, processes or CPU time and the
+machine supports such groups. Without a group the same limits apply to each process separately, and an advisory says so.
 
 The slot's thread reads a `Program` (`pump`): one poll over its outputs and the reaper's reports about it. An output may
 close early, or a process outside the session may hold it open; neither matters, because the run ends when the session
@@ -37,6 +37,7 @@ from rota.clock import Clock
 from rota.errors import HostError, MinderLost, RotaError
 from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
+from rota.fleet.runners.cpu_hold import CpuHold
 from rota.fleet.runners.resources import RunnerResources
 from rota.host.cgroup_files import GroupLimits, Limit
 from rota.host.cgroups import ControlGroup
@@ -171,35 +172,45 @@ class ProgramStarter:
         self._resources = resources
         self._use_groups = use_groups
         self._own_env = dict(os.environ)
-        self._cache: dict[tuple[int, str | None], _Prepared] = {}
+        self._cache: dict[tuple[Any, ...], _Prepared] = {}
 
     def start(
         self, assignment: Assignment, more_env: Mapping[str, str], fds: dict[int, int], advisories: list[str]
     ) -> Program:
         """Order a program from the reaper. Use the result as a context manager: it leaves no process behind."""
-        limits, prepared = assignment.settings.limits, self._prepared(assignment)
-        group = self._group(limits, advisories)
-        advisories += prepared.advisories_without_group if group is None else _per_process_advisories(limits, group)
+        limits, cpu = assignment.settings.limits, assignment.cpu
+        hold = None
+        if cpu is not None:
+            hold = CpuHold(self._resources, assignment, cpu, advisories, use_groups=self._use_groups)
+        group = self._group(limits, advisories) if hold is None else hold.group
         try:
+            prepared = self._prepared(assignment, hold)
+            advisories += prepared.advisories_without_group if group is None else _per_process_advisories(limits, group)
             session = self._follow(prepared.command, fds, group, {**_run_variables(assignment), **more_env})
-            return Program(self._resources.clock, session, group, limits, advisories)
+            return Program(self._resources.clock, session, group, limits, advisories, hold=hold)
         except BaseException:
-            if group is not None:
+            if hold is not None:
+                hold.end()
+            elif group is not None:
                 group.remove()
             raise
 
-    def _prepared(self, assignment: Assignment) -> _Prepared:
-        """Return the encoded command, cached per settings object and working directory."""
+    def _prepared(self, assignment: Assignment, hold: CpuHold | None) -> _Prepared:
+        """Return the encoded command, cached per settings object, working directory, scheduling and cores."""
         settings, cwd = assignment.settings, assignment.workspace or assignment.settings.cwd
-        cached = self._cache.get((id(settings), cwd))
+        scheduling, cores = (None, None) if hold is None else (hold.scheduling, hold.cores)
+        key = id(settings), cwd, scheduling, cores
+        cached = self._cache.get(key)
         if cached is not None and cached.settings is settings:
             return cached
         env = {**filter_environment(self._own_env, allow=settings.pass_env), **settings.env}
-        command = EncodedCommand(Command(argv=settings.argv, env=env, cwd=cwd, limits=settings.limits))
+        command = Command(
+            argv=settings.argv, env=env, cwd=cwd, limits=settings.limits, scheduling=scheduling, cores=cores
+        )
         if len(self._cache) >= PREPARED_MAX:
             self._cache.clear()
-        prepared = _Prepared(settings, command, _per_process_advisories(settings.limits, None))
-        self._cache[id(settings), cwd] = prepared
+        prepared = _Prepared(settings, EncodedCommand(command), _per_process_advisories(settings.limits, None))
+        self._cache[key] = prepared
         return prepared
 
     def _follow(
@@ -274,7 +285,14 @@ class Program:
     """A program that was ordered from the reaper; it runs unless the reaper refuses it."""
 
     def __init__(
-        self, clock: Clock, session: Session, group: ControlGroup | None, limits: Limits, advisories: list[str]
+        self,
+        clock: Clock,
+        session: Session,
+        group: ControlGroup | None,
+        limits: Limits,
+        advisories: list[str],
+        *,
+        hold: CpuHold | None = None,
     ) -> None:
         self.session = session
         self.advisories = advisories  # what was requested and is not in force; complete once it has started
@@ -282,6 +300,12 @@ class Program:
         self._group = group
         self._limits = limits
         self._started_at = clock.monotonic()
+        self._hold = hold
+
+    @property
+    def enforced(self) -> list[str]:
+        """What of its `cpu` settings is enforced, in words."""
+        return [] if self._hold is None else self._hold.enforced
 
     def __enter__(self) -> Program:
         return self
@@ -291,13 +315,17 @@ class Program:
         if session.exit is None:
             session.kill()
         session.wait()
-        if self._group is not None:
+        if self._hold is not None:
+            self._hold.end(session)
+        elif self._group is not None:
             self._group.remove()
 
     def wait_started(self) -> None:
         """Wait until the program runs; raise the error if it could not be started."""
         self.session.wait_started()
         self.advisories += map(str, self.session.advisories)
+        if self._hold is not None:
+            self._hold.started(self.session)
 
     def pump(
         self, sinks: Sinks, wake: int | None = None, on_wake: Callable[[select.poll], None] | None = None
@@ -334,10 +362,19 @@ class Program:
         """Return how the program ended and what it used."""
         exit_kind, outcome, details = self._classify(ended)
         wall_s = self._clock.monotonic() - self._started_at
-        cpu_s = ended.cpu_user_s + ended.cpu_system_s
+        cpu_s = self._cpu_s(ended)
         usage = {"cpu_s": whole_seconds(cpu_s), "wall_s": whole_seconds(wall_s)}
         cpu_ms = round(cpu_s * 1000)
         return ProgramOutcome(exit_kind=exit_kind, outcome=outcome, details=details, usage=usage, cpu_ms=cpu_ms)
+
+    def _cpu_s(self, ended: SessionExit) -> float:
+        """Return the CPU time of all its processes: its group also counts those that were never waited for."""
+        waited_s = ended.cpu_user_s + ended.cpu_system_s
+        if self._group is None:
+            return waited_s
+        with suppress(OSError):  # as in _exceeded_memory
+            return max(waited_s, (self._group.usage().cpu_ns or 0) / 1e9)
+        return waited_s
 
     def _classify(
         self, ended: SessionExit

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeAlias
 
@@ -30,7 +31,14 @@ _BUILT_IN: Mapping[str, RunnerFactory] = {
     "ndjson": lambda resources, _functions, _slots: NdjsonRunner(resources),
     "callable": lambda resources, functions, slots: CallableRunner(resources, functions, slots=slots),
     "hook": lambda _resources, _functions, _slots: HookRunner(),
+    "graph": lambda resources, _functions, _slots: _graph_runner(resources),
 }
+
+
+def _graph_runner(resources: RunnerResources) -> Runner:
+    # loaded when it is needed: most supervisors run no graphs, and the graph runtime is large (decision 0014)
+    runner: Runner = import_module("rota.fleet.runners.graph").GraphRunner(resources)
+    return runner
 
 
 @cache

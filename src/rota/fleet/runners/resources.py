@@ -1,17 +1,26 @@
 """What the runners of one supervisor share: the clock, the reaper process, the machine's control groups.
 
-The reaper and the control groups are created on first use, so that a fleet of plain functions starts no process.
+Each is created on first use, so that a fleet of plain functions starts no process. What a supervisor that was killed
+left behind ends first: its processes, then the groups that they were in.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from typing import TYPE_CHECKING
 
-from rota.clock import Clock, SystemClock
+from rota.clock import AwakeClock, Clock, SystemClock
 from rota.host.cgroups import Cgroups
+from rota.host.cpu_groups import CpuGroups
 from rota.host.lineage import kill_orphans
+from rota.host.quota_signals import QuotaSignals
 from rota.host.reaper_client import ReaperClient
+from rota.host.thread_settings import allowed_cores
+
+if TYPE_CHECKING:
+    from rota.graph.component_registry import ComponentRegistry
+    from rota.service.api import SchedulerApi
 
 __all__ = ["RunnerResources"]
 
@@ -21,12 +30,23 @@ _log = logging.getLogger("rota.fleet")
 class RunnerResources:
     """Shared by the runners of one supervisor. A context manager; closing it kills every command."""
 
-    def __init__(self, clock: Clock | None = None, *, echo: bool = False) -> None:
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        echo: bool = False,
+        api: SchedulerApi | None = None,
+        components: ComponentRegistry | None = None,
+    ) -> None:
         self.clock = clock or SystemClock()
+        self.api = api  # of the supervisor; None where a runner is used alone
+        self.components = components  # of graphs, besides those that can be imported
         self.echo = echo  # whether what functions print is also written to standard output
         self._lock = threading.Lock()
         self._reaper: ReaperClient | None = None
         self._cgroups: Cgroups | None = None
+        self._cpu_groups: CpuGroups | None = None
+        self._quotas: QuotaSignals | None = None
 
     @property
     def reaper(self) -> ReaperClient:
@@ -46,12 +66,35 @@ class RunnerResources:
                 self._cgroups = Cgroups()
             return self._cgroups
 
+    @property
+    def cpu_groups(self) -> CpuGroups:
+        """The control groups of projects, agents and runs with `cpu` settings."""
+        _ = self.reaper  # orphans of an earlier process end before their groups are removed
+        cgroups = self.cgroups
+        with self._lock:
+            if self._cpu_groups is None:
+                self._cpu_groups = CpuGroups(cgroups)
+            return self._cpu_groups
+
+    @property
+    def quotas(self) -> QuotaSignals:
+        """Quotas by signals, where no control group enforces them."""
+        with self._lock:
+            if self._quotas is None:
+                self._quotas = QuotaSignals(AwakeClock(), cores=len(allowed_cores()))  # CPU time is real time
+            return self._quotas
+
     def close(self) -> None:
         """Kill every command that runs, and end the reaper."""
         with self._lock:
             reaper, self._reaper = self._reaper, None
+            quotas, self._quotas = self._quotas, None
         if reaper is not None:
             reaper.close()
+        if quotas is not None:
+            quotas.close()
+        if self._cpu_groups is not None:
+            self._cpu_groups.close()
 
     def __enter__(self) -> RunnerResources:
         return self

@@ -78,6 +78,7 @@ class LaneCapacity:
         """Count and report invocations that are not executed."""
         meter = self._meter
         meter.rejected_count += count
+        node.rejected += count
         if node.rank <= _LOW:
             meter.low_priority_rejected_count += count
         reason = reason or f"lane {self._lane.id} accepts {self.room(node)} per step"

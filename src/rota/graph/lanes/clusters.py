@@ -47,7 +47,8 @@ class LaneRegion:
         self.predecessors += 1
         earlier.successors.append(self)
         if earlier.cluster is not self.cluster:
-            earlier.cluster.merge(self.cluster)
+            large, small = sorted((earlier.cluster, self.cluster), key=lambda each: -len(each.regions))
+            large.merge(small)  # a region moves at most log2(regions) times
 
 
 class Cluster:
@@ -73,21 +74,24 @@ class Rounds:
     """The rounds of all clusters of a lane. It has no lock: the lane's lock protects it."""
 
     def __init__(self) -> None:
-        self._pending: dict[Cluster, None] = {}  # clusters that may have ready invocations, oldest first
+        self._pending: dict[Cluster, None] = {}  # clusters that may have ready invocations, between rounds
+        self._pending_after: set[Cluster] = set()  # the same, during a round
         self._to_visit: list[tuple[int, LaneRegion]] = []  # a heap by position; positions are unique
 
     def __bool__(self) -> bool:
-        return bool(self._pending or self._to_visit)
+        return bool(self._pending or self._pending_after or self._to_visit)
 
     def mark_pending(self, cluster: Cluster) -> None:
         """Record that something may have become ready in a cluster."""
-        self._pending[cluster] = None
+        if cluster.remaining:
+            self._pending_after.add(cluster)
+        else:
+            self._pending[cluster] = None
 
     def next_to_visit(self) -> LaneRegion | None:
         """Return the next region to visit, once per round; begin a round where one is pending."""
-        for cluster in [cluster for cluster in self._pending if not cluster.remaining]:
-            del self._pending[cluster]
-            self._begin(cluster)
+        while self._pending:
+            self._begin(self._pending.popitem()[0])
         return heappop(self._to_visit)[1] if self._to_visit else None
 
     def _begin(self, cluster: Cluster) -> None:
@@ -99,7 +103,11 @@ class Rounds:
 
     def done(self, region: LaneRegion) -> None:
         """Record that a region was visited and has nothing in flight: its successors may be visited."""
-        region.cluster.remaining -= 1
+        cluster = region.cluster
+        cluster.remaining -= 1
+        if not cluster.remaining and cluster in self._pending_after:
+            self._pending_after.remove(cluster)
+            self._pending[cluster] = None
         for later in region.successors:
             later.predecessors_left -= 1
             if not later.predecessors_left:

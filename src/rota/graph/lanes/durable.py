@@ -1,61 +1,44 @@
-"""The durable kernel, as runs with a queue lane use it.
+"""The scheduler API, as runs with durable lanes use it.
 
-An invocation is an entry: with a key of its own (so that enqueueing it twice adds nothing), of the kind `graph:NAME`
-(so that only workers of this graph claim it), and with everything needed to run it as its payload. The priority classes
-become queue priorities around the default: high +1, normal 0, low -1, background -2. If a worker dies its claim expires
-and the kernel hands the entry out again; how the entry ended says whether it failed for good.
+An invocation is an entry: with a key of its own, so that enqueueing it twice adds nothing, and with everything needed
+to run it (fleet_lane.py makes its spec). If a worker dies its claim expires and the kernel hands the entry out again;
+how the entry ended says whether it failed for good.
 
-The state of the run itself is a row that the kernel stores (see `kernel.graph_runs`).
+The state of the run itself is a row that the kernel stores (see `kernel.graph_runs`). Every call here may be repeated:
+while the store cannot be reached, a run waits (service/outages.py).
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from rota.errors import ComponentInvalid
+from rota.clock import Clock, SystemClock
+from rota.errors import ComponentInvalid, IllegalTransition, RotaError, SchedUnknownId
 from rota.graph.invocation import Publication
+from rota.graph.lanes.fleet_lane import EntryRequest, EntrySpecs
 from rota.graph.reports import error_text
-from rota.graph.spec import PRIORITY_RANKS
-from rota.kernel import Kernel
 from rota.kernel.enqueue import ENQUEUE_MAX
-from rota.kernel.graph_runs import GraphRun
-from rota.model.work import ReadyEntry, ScheduleSpec
+from rota.model.agent_settings import SETTINGS_KEY
+from rota.model.graph_runs import TEMPLATE, GraphRun, coordinator_settings
+from rota.model.work import Agent, ReadyEntry
+from rota.service.outages import call_through_outage
+from rota.store.author import keeping_author
 
-__all__ = [
-    "NEW_RUN_HINT",
-    "DurableRun",
-    "DurableRuns",
-    "EntryOutcome",
-    "EntryRequest",
-    "EntryResult",
-    "entry_kind",
-    "json_value",
-]
+__all__ = ["NEW_RUN_HINT", "DurableRun", "DurableRuns", "EntryOutcome", "EntryResult", "json_value"]
 
-TEMPLATE = "graph"  # of the agents that are created for graphs
-TRIGGER = "graph"
 NEW_RUN_HINT = "Start a new run with another run_id (--run-id)."
-_NORMAL = PRIORITY_RANKS["normal"]
-
-
-def entry_kind(graph: str) -> str:
-    """Return the kind of a graph's entries; only workers that have its components claim this kind."""
-    return f"graph:{graph}"
-
-
-class EntryRequest(NamedTuple):
-    """An invocation to enqueue."""
-
-    key: str
-    payload: dict[str, Any]
-    rank: int  # 3 high … 0 background
+WATCH_S = 30.0  # one wait for events of a store in another process
+T = TypeVar("T")
 
 
 class EntryResult(msgspec.Struct, frozen=True):
-    """The result of an entry whose invocation succeeded, as its worker reports it."""
+    """The result of an entry whose invocation of a component succeeded, as `run_entry` returns it."""
 
     published: list[Publication]
     duration_s: float
@@ -65,83 +48,155 @@ class EntryOutcome(NamedTuple):
     """How an entry ended."""
 
     succeeded: bool
-    result: Any = None  # an `EntryResult` as JSON, if an `EntryWorker` ran it
+    result: Any = None  # of a component, an `EntryResult` as JSON; of an agent, whatever it returned
     error: str = ""
+    over_budget: bool = False  # it was stopped because it used more than it may
+    cancelled: bool = False
+    duration_s: float = 0.0  # of its last attempt
 
 
 class DurableRuns:
-    """A kernel that stores runs of graphs, and the agent that their entries belong to.
+    """A store of graph runs, in this process or at a daemon, and the agent that entries of components belong to.
 
-    Without a `pid` each graph has an agent with its own name, which is created when its first run begins.
+    Without a `pid` each graph has an agent with its own name, which is created when its first run begins. A run that
+    was `taken` before, as its coordinator does, is not taken again.
     """
 
-    def __init__(self, kernel: Kernel, pid: int | None = None) -> None:
-        self._kernel = kernel
+    def __init__(
+        self,
+        api: Any,  # a kernel, a dispatcher or a client: it has agents, graphs and journal
+        pid: int | None = None,
+        *,
+        project_id: str | None = None,  # of the agent that is created
+        taken: GraphRun | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.api = self._api = api
         self._pid = pid
+        self._project_id = project_id
+        self._taken = taken
+        self._is_stopping = is_stopping
 
     def acquire(self, run_id: str, graph: str) -> DurableRun:
         """Begin or resume a run; a process that held it before can no longer write to it."""
-        return DurableRun(self._kernel, self._kernel.graphs.take(run_id, graph, self._agent(graph)))
+        return DurableRun(self._api, self._taken or self.take(run_id, graph), self._is_stopping)
+
+    def take(self, run_id: str, graph: str) -> GraphRun:
+        """Begin a run that this process executes itself, or take over one of another process."""
+        run: GraphRun = self._api.graphs.take(run_id, graph, self._agent(graph))
+        return run
 
     def _agent(self, graph: str) -> int:
         if self._pid is not None:
             return self._pid
-        known = [agent.pid for agent in self._kernel.agents.find(graph) if agent.template == TEMPLATE]
-        return min(known) if known else self._kernel.agents.create(graph, TEMPLATE)
+        agents = self._api.agents
+        found = [agent for agent in agents.find(graph) if agent.template == TEMPLATE]
+        known = [agent for agent in found if agent.project_id == self._project_id]
+        settings = {SETTINGS_KEY: msgspec.to_builtins(coordinator_settings())}
+        if not known:
+            return int(agents.create(graph, TEMPLATE, project_id=self._project_id, metadata=settings))
+        agent: Agent = min(known, key=lambda each: each.pid)
+        if SETTINGS_KEY not in agent.metadata:  # it was created by an earlier version
+            agents.update(agent.pid, metadata={**agent.metadata, **settings})
+        return agent.pid
 
 
 class DurableRun:
     """One run, held by this process."""
 
-    def __init__(self, kernel: Kernel, run: GraphRun) -> None:
-        self._kernel = kernel
+    def __init__(self, api: Any, run: GraphRun, is_stopping: Callable[[], bool]) -> None:
+        self._api = api
         self._run = run
+        self._specs = EntrySpecs(api, run)
+        self._is_stopping = is_stopping
 
     @property
     def checkpoint(self) -> bytes | None:
         """The latest checkpoint when the run was acquired; None for a new run."""
         return self._run.checkpoint
 
+    @property
+    def first_id(self) -> int:
+        """The lowest id that an entry may have which the run has enqueued since it was started or resumed."""
+        return self._run.sched_id or 0
+
     def enqueue(self, requests: Sequence[EntryRequest]) -> list[int]:
         """Enqueue entries, in one commit per `ENQUEUE_MAX`, and return their ids; a known key returns the old entry."""
-        specs = [self._spec(request) for request in requests]
+        specs = [self._specs.make(request) for request in requests]
         ids: list[int] = []
         for start in range(0, len(specs), ENQUEUE_MAX):
-            ids += self._kernel.queue.enqueue_many(specs[start : start + ENQUEUE_MAX])
+            batch = specs[start : start + ENQUEUE_MAX]
+            ids += self._call(partial(self._api.graphs.enqueue, self._run.run_id, self._run.fence, batch))
         return ids
-
-    def _spec(self, request: EntryRequest) -> ScheduleSpec:
-        return ScheduleSpec(
-            self._run.pid,
-            request.rank - _NORMAL,
-            trigger=TRIGGER,
-            payload=request.payload,
-            key=request.key,
-            kind=entry_kind(self._run.graph),
-            correlation_id=self._run.run_id,
-        )
 
     def ended(self, entry_ids: Sequence[int]) -> dict[int, EntryOutcome]:
         """Return the outcomes of those of these entries that have ended."""
-        return {entry_id: _outcome(entry) for entry_id, entry in self._kernel.graphs.ended(entry_ids).items()}
+        found = self._call(lambda: self._api.graphs.ended(list(entry_ids)))
+        return {entry_id: _outcome(entry) for entry_id, entry in found.items()}
 
-    def commit(self, next_epoch_id: int, checkpoint: bytes) -> None:
-        """Store a checkpoint in place of the previous one; durable when it returns."""
-        self._kernel.graphs.commit(
-            self._run.run_id, fence=self._run.fence, next_epoch_id=next_epoch_id, checkpoint=checkpoint
-        )
+    def cancel_queued(self, entry_ids: Sequence[int]) -> None:
+        """Cancel those of these entries that wait in the queue; those that run are stopped by their supervisor."""
+        for entry_id in entry_ids:
+            with contextlib.suppress(IllegalTransition, SchedUnknownId):
+                self._call(partial(self._api.queue.cancel, entry_id))
+
+    def commit(self, next_epoch_id: int, checkpoint: bytes, waits: str | None = None) -> None:
+        """Store a checkpoint in place of the previous one, and what the run waits for; durable when it returns."""
+        commit = partial(self._api.graphs.commit, self._run.run_id, fence=self._run.fence)
+        self._call(lambda: commit(next_epoch_id=next_epoch_id, checkpoint=checkpoint, waits=waits))
 
     def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
         """Call `notify` after every commit of any process, when an entry may have ended; return an unsubscriber."""
-        return self._kernel.store.on_change(notify)
+        store = getattr(getattr(self._api, "kernel", self._api), "store", None)
+        if store is not None:
+            return store.on_change(notify)  # type: ignore[no-any-return]
+        watch = _JournalWatch(self._api, notify)
+        return watch.close
+
+    def _call(self, call: Callable[[], T]) -> T:
+        clock: Clock = getattr(self._api, "clock", None) or SystemClock()
+        return call_through_outage(clock, call, self._is_stopping, repeats=True)
+
+
+class _JournalWatch:
+    """A thread that calls a function when a store in another process may have changed."""
+
+    def __init__(self, api: Any, notify: Callable[[], None]) -> None:
+        self._api = api
+        self._notify = notify
+        self._is_closed = threading.Event()
+        threading.Thread(target=keeping_author(self._watch), name="rota-graph-watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        cursor = 0
+        while not self._is_closed.is_set():
+            try:
+                cursor = self._api.journal.wait(cursor, WATCH_S)
+            except RotaError:  # the daemon is away: the run's own calls report it
+                self._is_closed.wait(1.0)
+            self._notify()
+
+    def close(self) -> None:
+        """Stop watching after the wait in progress."""
+        self._is_closed.set()
 
 
 def _outcome(entry: ReadyEntry | None) -> EntryOutcome:
     if entry is None:
         return EntryOutcome(succeeded=False, error="the entry was pruned before the run saw how it ended")
     if entry.state == "completed" and entry.exit_kind == "completed":
-        return EntryOutcome(succeeded=True, result=entry.result)
-    return EntryOutcome(succeeded=False, error=_failure_text(entry))
+        return EntryOutcome(succeeded=True, result=entry.result, duration_s=_duration_s(entry))
+    return EntryOutcome(
+        succeeded=False,
+        error=_failure_text(entry),
+        over_budget=entry.outcome == "over_budget",
+        cancelled=entry.state == "cancelled",
+        duration_s=_duration_s(entry),
+    )
+
+
+def _duration_s(entry: ReadyEntry) -> float:
+    return max(0.0, (entry.completed_at or 0.0) - (entry.dispatched_at or entry.completed_at or 0.0))
 
 
 def _failure_text(entry: ReadyEntry) -> str:

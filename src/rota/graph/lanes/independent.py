@@ -240,7 +240,10 @@ class IndependentLaneBase:
     def _accept_component(self, region: LaneRegion, node: Node, now_s: float) -> None:
         if node.is_isolated:
             return
-        accepted = self._lane_capacity.accept(node, node.trigger.collect(now_s, self.iteration_id))
+        ready = node.trigger.collect(now_s, self.iteration_id)
+        if not ready and node.holds_messages:
+            self.committer.record_suppression(node, self.epoch_id)
+        accepted = self._lane_capacity.accept(node, ready)
         for inputs in accepted.now:
             self._add(region, self._item(node, inputs))
         held = [self._item(node, inputs) for inputs in accepted.held]
@@ -304,7 +307,6 @@ class IsolatedThread(IndependentLaneBase):
     def _on_epoch_begin(self) -> None:
         if not self.lane.period_ns:  # with a cadence, an iteration is a tick
             self.begin_iteration()
-            self.meter.tick_count += 1
             self.lock.notify_all()
 
     def _run(self) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from rota.graph.calling import CoroutineRunner, execute
 from rota.graph.commit import Committer
+from rota.graph.fan_out import expand, publish_lists
 from rota.graph.invocation import Invocation, Scope
 from rota.graph.messages import Inputs
 from rota.graph.metrics import LaneMeter
 from rota.graph.nodes import Node
-from rota.graph.reports import RunStopped
+from rota.graph.reports import COMPONENT_FAILURES, RunStopped
 
 __all__ = ["InlineStep"]
 
@@ -40,7 +41,11 @@ class InlineStep:
         if self._node.is_isolated:
             return 0
         ready = self._trigger.collect(self._clock.monotonic() if self._is_timed else 0.0, iteration_id)
+        if self._node.map_over is not None:
+            ready = expand(self._node, ready, self._committer, epoch_id)
         if not ready:
+            if self._node.holds_messages:
+                self._committer.record_suppression(self._node, epoch_id)
             return 0
         return self._run_plain(ready, epoch_id) if self._node.is_plain else self._run_general(ready, epoch_id)
 
@@ -53,6 +58,8 @@ class InlineStep:
             execute(node.component, invocation, self._coroutines)
             if not self._committer.commit(node, invocation):
                 raise RunStopped
+        if not publish_lists(node, ready, self._committer, epoch_id):
+            raise RunStopped
         return len(ready)
 
     def _run_plain(self, ready: list[Inputs], epoch_id: int) -> int:
@@ -67,13 +74,13 @@ class InlineStep:
                 ended_at_s = monotonic()
                 commit(node, inputs, epoch_id, started_at_s, ended_at_s, returned, None)
                 duration_s = ended_at_s - started_at_s
-            except Exception as problem:  # a component's failure is a result, not an error of the runner
+            except COMPONENT_FAILURES as problem:  # a result, not an error of the runner
                 duration_s = self._failed(problem, started_at_s, inputs, epoch_id)
         node.last_epoch_id = epoch_id
         self._meter.last_callback_s = duration_s
         return len(ready)
 
-    def _failed(self, problem: Exception, started_at_s: float, inputs: Inputs, epoch_id: int) -> float:
+    def _failed(self, problem: BaseException, started_at_s: float, inputs: Inputs, epoch_id: int) -> float:
         """Commit a failure of the plain path like any other; return how long the invocation took."""
         invocation = Invocation(self._node.component, self._scope, inputs, epoch_id)
         invocation.attempt, invocation.started_at_s = 1, started_at_s

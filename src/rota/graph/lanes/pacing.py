@@ -44,13 +44,13 @@ class Pacer:
         self._budget_ns = lane.tick_budget_ns
         self._policy = lane.spec.overrun_policy
         self._recorder = recorder
-        self._wall_clock = wall_clock and lane.period_ns > 0
+        self.has_wall_clock = wall_clock and lane.period_ns > 0
         self._scheduled_ns: int | None = None  # of the current tick, or of the next one between ticks
         self._began_at_s = 0.0
 
     def due_in_s(self, now_s: float) -> float:
         """Return the seconds until the next tick; 0 if it is due."""
-        if not self._wall_clock or self._scheduled_ns is None:
+        if not self.has_wall_clock or self._scheduled_ns is None:
             return 0.0
         return max(0, self._scheduled_ns - round(now_s * NS)) / NS
 
@@ -67,7 +67,7 @@ class Pacer:
         """End the tick: count it, and schedule the next one."""
         finished_ns = round(now_s * NS)
         duration_ns = finished_ns - round(self._began_at_s * NS)
-        lateness_ns, skipped = self._schedule_next(finished_ns) if self._wall_clock else (0, 0)
+        lateness_ns, skipped = self._schedule_next(finished_ns) if self.has_wall_clock else (0, 0)
         tick = TickTiming(duration_ns, duration_ns - self._budget_ns if self._budget_ns else 0, lateness_ns, skipped)
         self._count(tick)
         self._trace(tick, now_s, epoch_id)

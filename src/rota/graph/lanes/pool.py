@@ -28,6 +28,7 @@ from rota.clock import Clock
 from rota.errors import RotaError
 from rota.graph.calling import CoroutineRunner, execute
 from rota.graph.commit import Committer
+from rota.graph.fan_out import collect_ready, publish_lists
 from rota.graph.invocation import Invocation, Scope
 from rota.graph.lanes.capacity import BlockedInvocations, LaneCapacity
 from rota.graph.lanes.invocation_queue import InvocationQueue
@@ -265,7 +266,7 @@ class PoolStep:
         held: list[QueuedInvocation] = []
         for node in self.nodes:
             if not node.is_isolated:
-                ready = node.trigger.collect(began_at_s, iteration_id)
+                ready = collect_ready(node, self._pool.committer, epoch_id, iteration_id)
                 accepted = self._pool.lane_capacity.accept(node, ready)
                 items += [self._item(node, inputs, epoch_id) for inputs in accepted.now]
                 held += [self._item(node, inputs, epoch_id) for inputs in accepted.held]
@@ -289,6 +290,10 @@ class PoolStep:
         may_continue = True
         for item in executed:
             may_continue = self._commit_one(item) and may_continue
+        for node in self.nodes:
+            if node.map_over is not None:
+                items = [item.inputs for item in executed if item.node is node]
+                may_continue = publish_lists(node, items, self._pool.committer, epoch_id) and may_continue
         if not may_continue:
             raise RunStopped
 

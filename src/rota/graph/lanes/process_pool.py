@@ -30,7 +30,7 @@ from rota.graph.lanes.worker_process import ComponentSetup, InvocationReport, Ru
 from rota.graph.lanes.worker_settings import WorkerReport, apply_worker_settings
 from rota.graph.nodes import Node
 from rota.graph.plan import Lane
-from rota.graph.reports import Reports, error_text
+from rota.graph.reports import ReportedFailure, Reports, error_text
 from rota.graph.stop import StopToken
 from rota.host.call_outcome import CallOutcome
 from rota.host.main_module import this_process
@@ -44,7 +44,7 @@ STOP = "stop"  # the notice to a running call
 END_GRACE_S = 5.0  # for closing the event loop of a worker; then it is killed
 
 
-class WorkerProcessFailed(Exception):
+class WorkerProcessFailed(ReportedFailure):
     """A failure in a worker process, with the text of what was raised there."""
 
 

@@ -1,9 +1,14 @@
-"""The queue lane: an invocation becomes an entry of the durable queue; the graph continues when the entry has ended.
+"""Durable lanes: an invocation becomes an entry of the queue; the graph continues when the entry has ended.
 
 A ready invocation is enqueued with everything needed to run it elsewhere, as JSON, under a key made of run, epoch,
-component and its number in that epoch. The epoch does not wait. At the first epoch boundary after the entry has ended,
-its publications are committed along the component's async edges; a failure is handled like any other, and with
-`on_error: retry` the invocation is enqueued again under a key of its own. Workers run the entries with `entry_worker`.
+component and its number in that epoch (fleet_lane.py). The epoch does not wait. At the first epoch boundary after the
+entry has ended, its publications are committed along the component's async edges; a failure is handled like any other,
+and with `on_error: retry` the invocation is enqueued again under a key of its own. Supervisors run the entries.
+
+**In order.** The results of a component are committed in the order of its invocations, not in the order in which its
+entries end: so the same graph gives the same sequence on every lane. A result waits until those before it have ended;
+`preserve_order: false` on all edges behind the component commits each as soon as it is there. A result for which an
+edge has no room waits too: it stays in the queue, with its entry.
 
 The key depends only on the graph and the run, not on this process, so enqueueing the same invocation twice adds
 nothing. This makes it safe to repeat an epoch after a crash (see `checkpoint`).
@@ -16,19 +21,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from rota.decoding import convert
 from rota.errors import ComponentInvalid, GraphRunFailed, RotaError
+from rota.graph.back_pressure import BackPressure
+from rota.graph.channels import MessageChannel
 from rota.graph.commit import Committer
-from rota.graph.invocation import Invocation, Scope
-from rota.graph.lanes.durable import NEW_RUN_HINT, DurableRun, EntryOutcome, EntryRequest, EntryResult, json_value
+from rota.graph.components import DEFAULT_OUTPUT
+from rota.graph.fan_out import collect_ready, publish_lists
+from rota.graph.invocation import Invocation, Publication, Scope
+from rota.graph.lanes.durable import NEW_RUN_HINT, DurableRun, EntryOutcome, EntryResult, json_value
+from rota.graph.lanes.fleet_lane import EntryRequest, agent_payload
 from rota.graph.messages import Inputs
 from rota.graph.metrics import LaneMeter
-from rota.graph.nodes import Node
+from rota.graph.nodes import Node, has_room
 from rota.graph.reports import RunStopped, error_text
+from rota.graph.run_budgets import RunBudgets
 from rota.graph.stop import WakeSignal
 from rota.model.checks import PAYLOAD_BYTES_MAX
 
@@ -46,6 +58,7 @@ class PendingInvocation(msgspec.Struct, frozen=True, kw_only=True):
     epoch_id: int
     inputs: Inputs
     attempt: int = 1
+    number: int = 0  # in its epoch and component
 
     @property
     def key(self) -> str:
@@ -54,7 +67,7 @@ class PendingInvocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueLane:
-    """All queue lanes of a run: they share one durable queue.
+    """All queue and fleet lanes of a run: they share one durable queue.
 
     Only the run's thread calls it, except for `_on_store_change`.
     """
@@ -70,13 +83,35 @@ class QueueLane:
         self._nodes: dict[str, Node] = {}
         self._run: DurableRun | None = None
         self._pending: dict[int, PendingInvocation] = {}  # by entry
+        self._lines: dict[str, dict[int, PendingInvocation]] = {}  # the same by component, in order of invocation
         self._unsubscribe: Callable[[], None] | None = None
+        # by component: its first ended entry whose publications the edges have no room for
+        self._held_back: dict[str, tuple[int, list[Publication]]] = {}
+        self._last_item: dict[str, int] = {}  # by component that maps over lists: the entry to wait for
         self._store_changed = False  # since the last check
+        self.budgets: RunBudgets | None = None  # set by the engine
 
     @property
     def outstanding(self) -> int:
         """The number of entries that have not ended, or whose end was not seen yet."""
         return len(self._pending)
+
+    def outstanding_of(self, component_id: str) -> int:
+        """The number of a component's entries whose results are not committed."""
+        return len(self._lines.get(component_id, ()))
+
+    def awaited(self) -> tuple[int, ...]:
+        """Return the entries whose end lets the run go on: of a component that keeps its order, only the first."""
+        found: list[int] = []
+        for component_id, line in self._lines.items():
+            node = self._nodes[component_id]
+            if component_id in self._held_back:
+                continue  # it waits for room on its edges, which no entry of its own gives
+            if node.map_over is not None and line:
+                found.append(self._last_item.get(component_id, next(reversed(line))))
+            else:
+                found += [next(iter(line))] if node.keeps_order and line else line
+        return tuple(found)
 
     def pending(self) -> tuple[PendingInvocation, ...]:
         """Return the invocations in flight, for a checkpoint."""
@@ -92,11 +127,12 @@ class QueueLane:
         if unknown:
             names = ", ".join(unknown)
             raise GraphRunFailed(
-                f"the graph has changed since this run began: {names} is not on a queue lane",
+                f"the graph has changed since this run began: {names} is not on a durable lane",
                 hint=NEW_RUN_HINT,
             )
         self._run = run
-        self._pending = {each.entry_id: each for each in pending}
+        for each in pending:
+            self._add(each)
         self._store_changed = True  # entries may have ended before this process subscribed
         self._unsubscribe = run.on_change(self._on_store_change)
 
@@ -111,11 +147,13 @@ class QueueLane:
 
     def has_ended_entries(self) -> bool:
         """Return whether an entry has ended that the next epoch boundary would commit."""
+        if any(has_room(self._nodes[name], held[1], Counter()) for name, held in self._held_back.items()):
+            return True  # a reader has taken messages
         if not self._store_changed:
             return False
         self._store_changed = False  # cleared first: later changes are for the next check
         try:
-            has_ended = bool(self._durable_run.ended(tuple(self._pending)))
+            has_ended = bool(self._durable_run.ended(self.awaited()))
         except RotaError:  # the epoch boundary will fail with it too, and report it
             has_ended = True
         if has_ended:  # set until an epoch boundary has committed them
@@ -123,29 +161,148 @@ class QueueLane:
         return has_ended
 
     def commit_ended(self) -> None:
-        """Commit every invocation whose entry has ended, oldest first."""
+        """Commit every invocation whose entry has ended and whose results fit, oldest first."""
         self._store_changed = False
+        self._cancel_over_budget()
+        ended = self._call_kernel(lambda run: run.ended(tuple(self._pending)))
         retries: list[PendingInvocation] = []
+        coming: Counter[MessageChannel] = Counter()
+        full: set[str] = set()  # components behind which there is no room
+        self._held_back.clear()
+        lists: dict[tuple[str, str], PendingInvocation] = {}  # by component and list: an item of it that has ended
         may_continue = True
-        for entry_id, outcome in sorted(self._call_kernel(lambda run: run.ended(tuple(self._pending))).items()):
-            pending = self._pending.pop(entry_id)
-            if self._should_retry(pending, outcome):
+        for entry_id in self._committable(ended):
+            pending, outcome = self._pending[entry_id], ended[entry_id]
+            node = self._nodes[pending.component_id]
+            staged = _staged(node, outcome)
+            published = staged.published if isinstance(staged, EntryResult) and node.map_over is None else []
+            if pending.component_id in full or not has_room(node, published, coming):
+                full.add(pending.component_id)  # for the later ones too, which come after it
+                self._held_back.setdefault(pending.component_id, (entry_id, published))
+                continue
+            self._remove(pending)
+            if self._is_of_earlier_life(pending, outcome):
+                retries.append(msgspec.structs.replace(pending, attempt=pending.attempt + 1))
+            elif self.budgets is not None and self._is_over_budget(node, outcome):
+                inputs, epoch_id = pending.inputs, pending.epoch_id
+                may_continue = self.budgets.commit_stopped(node, inputs, epoch_id, outcome.error) and may_continue
+            elif self._should_retry(pending, outcome):
                 retries.append(msgspec.structs.replace(pending, attempt=pending.attempt + 1))
             else:
-                may_continue = self._commit_outcome(pending, outcome) and may_continue
+                may_continue = self._commit_outcome(node, pending, staged) and may_continue
+            if node.map_over is not None:
+                lists[node.id, _list_of(node, pending)] = pending
+        may_continue = self._publish_lists(lists, retries) and may_continue
         self._put(retries)
         if not may_continue:
             raise RunStopped
 
-    def enqueue(self, node: Node, ready: Sequence[Inputs], epoch_id: int) -> None:
-        """Enqueue a component's invocations that are ready in an epoch."""
-        name = f"{self._run_id}/{epoch_id}/{node.id}"
-        self._put(
-            [
-                PendingInvocation(name=f"{name}/{index}", component_id=node.id, epoch_id=epoch_id, inputs=inputs)
-                for index, inputs in enumerate(ready)
-            ]
-        )
+    def _publish_lists(
+        self, ended: Mapping[tuple[str, str], PendingInvocation], retries: Sequence[PendingInvocation] = ()
+    ) -> bool:
+        """Publish the results of the lists of which no item is left; False if the run must end."""
+        mapped = {component_id: self._nodes[component_id] for component_id, _ in ended}
+        left = {
+            (each.component_id, _list_of(mapped[each.component_id], each))
+            for each in retries
+            if each.component_id in mapped
+        }
+        for component_id, node in mapped.items():
+            left |= {(component_id, _list_of(node, each)) for each in self._lines.get(component_id, {}).values()}
+        may_continue = True
+        for name, pending in ended.items():
+            if name not in left:
+                node = mapped[name[0]]
+                published = publish_lists(node, [pending.inputs], self._committer, pending.epoch_id)
+                may_continue = published and may_continue
+        return may_continue
+
+    def _cancel_over_budget(self) -> None:
+        """Cancel entries that no claim will take any more, because a budget is used up and they do not wait for it."""
+        if self.budgets is not None:
+            over = [name for name, line in self._lines.items() if line and self.budgets.must_cancel(self._nodes[name])]
+            for entry_ids in [tuple(self._lines[name]) for name in over]:
+                self._call_kernel(partial(DurableRun.cancel_queued, entry_ids=entry_ids))
+
+    def _is_of_earlier_life(self, pending: PendingInvocation, outcome: EntryOutcome) -> bool:
+        """Whether an entry ended otherwise than well before the run was resumed: it is enqueued again.
+
+        A resumed run has a new coordinator, and all entries that it enqueues have higher ids.
+        """
+        return not outcome.succeeded and pending.entry_id < self._durable_run.first_id
+
+    def _is_over_budget(self, node: Node, outcome: EntryOutcome) -> bool:
+        """Whether an entry was stopped over budget, or cancelled because there was none left for it."""
+        is_cancelled = outcome.cancelled and self.budgets is not None and self.budgets.must_cancel(node)
+        return not outcome.succeeded and (outcome.over_budget or is_cancelled)
+
+    def _committable(self, ended: Mapping[int, EntryOutcome]) -> list[int]:
+        """Return the ended entries that no earlier invocation of the same component holds up, oldest first."""
+        found: list[int] = []
+        for component_id, line in self._lines.items():
+            if self._nodes[component_id].map_over is not None:
+                found += self._committable_items(self._nodes[component_id], line, ended)
+                continue
+            keeps_order = self._nodes[component_id].keeps_order
+            for entry_id in line:
+                if entry_id in ended:
+                    found.append(entry_id)
+                elif keeps_order:
+                    break
+        return sorted(found)
+
+    def _committable_items(
+        self, node: Node, line: Mapping[int, PendingInvocation], ended: Mapping[int, EntryOutcome]
+    ) -> list[int]:
+        """Return the ended entries of each list whose items have all ended, and those that failed for good.
+
+        Entries that failed are not waited with, unless the component continues without them.
+        """
+        lists: dict[str, list[int]] = {}
+        for entry_id, pending in line.items():
+            lists.setdefault(_list_of(node, pending), []).append(entry_id)
+        running = {name: [each for each in ids if each not in ended] for name, ids in lists.items()}
+        if still := [entry_id for ids in running.values() for entry_id in ids]:
+            self._last_item[node.id] = still[-1]
+        else:
+            self._last_item.pop(node.id, None)
+        complete = [each for name, ids in lists.items() if not running[name] for each in ids]
+        failed = [each for each in line if each in ended and not ended[each].succeeded]
+        return complete if node.on_error == "continue" else list(dict.fromkeys([*complete, *failed]))
+
+    def _add(self, pending: PendingInvocation) -> None:
+        """Remember an invocation; one that is retried comes before the later ones."""
+        self._pending[pending.entry_id] = pending
+        line = self._lines.setdefault(pending.component_id, {})
+        is_last = not line or _place(line[next(reversed(line))]) < _place(pending)
+        line[pending.entry_id] = pending
+        if not is_last:
+            self._lines[pending.component_id] = dict(sorted(line.items(), key=lambda item: _place(item[1])))
+
+    def _remove(self, pending: PendingInvocation) -> None:
+        del self._pending[pending.entry_id]
+        del self._lines[pending.component_id][pending.entry_id]
+
+    def enqueue(self, ready: Sequence[tuple[Node, Sequence[Inputs]]], epoch_id: int) -> None:
+        """Enqueue the invocations of components that are ready in an epoch, in one commit."""
+        wanted = [
+            PendingInvocation(
+                name=f"{self._run_id}/{epoch_id}/{node.id}/{index}",
+                component_id=node.id,
+                epoch_id=epoch_id,
+                inputs=inputs,
+                number=index,
+            )
+            for node, found in ready
+            for index, inputs in enumerate(found)
+        ]
+        self._put(wanted)
+        # lists of which no item could be encoded, under on_error: continue
+        mapped = {node.id: node for node, _ in ready if node.map_over is not None}
+        of_lists = [each for each in wanted if each.component_id in mapped] if mapped else []
+        lists = {(each.component_id, _list_of(mapped[each.component_id], each)): each for each in of_lists}
+        if not self._publish_lists(lists):
+            raise RunStopped
 
     def _put(self, wanted: Sequence[PendingInvocation]) -> None:
         """Enqueue all invocations that can be encoded, in one commit; the others fail one by one."""
@@ -154,24 +311,45 @@ class QueueLane:
         for pending in wanted:
             node = self._nodes[pending.component_id]
             try:
-                requests.append(EntryRequest(pending.key, self._payload(node, pending), node.rank))
+                agent, payload = node.spec.execution.agent, self._payload(node, pending)
+                options = {} if self.budgets is None else self.budgets.entry_options(node)
+                requests.append(EntryRequest(pending.key, payload, node.rank, agent, node.spec.type, options))
                 fitting.append(pending)
             except ComponentInvalid as problem:
                 if not self._committer.fail(node, problem):
                     raise RunStopped from problem
         if requests:
             for pending, entry_id in zip(fitting, self._call_kernel(lambda run: run.enqueue(requests)), strict=True):
-                self._pending[entry_id] = msgspec.structs.replace(pending, entry_id=entry_id)
+                self._add(msgspec.structs.replace(pending, entry_id=entry_id))
             self._measure()
             self._store_changed = True  # after a restart the entry of this key may have ended already
 
     def _measure(self) -> None:
-        in_flight = Counter(self._nodes[pending.component_id].lane.id for pending in self._pending.values())
+        in_flight: Counter[str] = Counter()
+        for component_id, line in self._lines.items():
+            in_flight[self._nodes[component_id].lane.id] += len(line)
         for lane, count in in_flight.items():
             self._meters[lane].in_flight_count = max(self._meters[lane].in_flight_count, count)
 
     def _payload(self, node: Node, pending: PendingInvocation) -> dict[str, Any]:
-        payload = {
+        agent = node.spec.execution.agent
+        payload = self._agent_payload(node, pending) if agent else self._component_payload(node, pending)
+        size = len(msgspec.json.encode(payload))
+        if size > PAYLOAD_BYTES_MAX:
+            raise ComponentInvalid(
+                f"an entry of component {node.id} has {size:,} bytes; the maximum is {PAYLOAD_BYTES_MAX:,}",
+                hint="Publish less data, or a reference to where it is stored.",
+                component_id=node.id,
+            )
+        return payload
+
+    def _agent_payload(self, node: Node, pending: PendingInvocation) -> dict[str, Any]:
+        _checked_inputs(node, pending.inputs)
+        json_value(f"the configuration of component {node.id}", dict(node.spec.config))
+        return agent_payload(node, pending.inputs)
+
+    def _component_payload(self, node: Node, pending: PendingInvocation) -> dict[str, Any]:
+        return {
             "run": self._run_id,
             "epoch": pending.epoch_id,
             "invocation": pending.name,
@@ -187,32 +365,21 @@ class QueueLane:
             "budget_s": node.component.budget_s,
             "inputs": _checked_inputs(node, pending.inputs),
         }
-        size = len(msgspec.json.encode(payload))
-        if size > PAYLOAD_BYTES_MAX:
-            raise ComponentInvalid(
-                f"an entry of component {node.id} has {size:,} bytes; the maximum is {PAYLOAD_BYTES_MAX:,}",
-                hint="Publish less data, or a reference to where it is stored.",
-                component_id=node.id,
-            )
-        return payload
 
     def _should_retry(self, pending: PendingInvocation, outcome: EntryOutcome) -> bool:
         attempts_max = self._nodes[pending.component_id].component.attempts_max
         return not outcome.succeeded and pending.attempt < attempts_max and not self._committer.stop_token.is_set
 
-    def _commit_outcome(self, pending: PendingInvocation, outcome: EntryOutcome) -> bool:
-        node = self._nodes[pending.component_id]
+    def _commit_outcome(self, node: Node, pending: PendingInvocation, staged: EntryResult | RotaError) -> bool:
         invocation = Invocation(node.component, self._scope, pending.inputs, pending.epoch_id)
         invocation.begin()
         invocation.attempt = pending.attempt
-        try:
-            result = _result(node, outcome)
-        except RotaError as problem:
-            invocation.end(problem)
+        if isinstance(staged, RotaError):
+            invocation.end(staged)
         else:
             invocation.end()
-            invocation.staged = result.published
-            invocation.started_at_s = invocation.ended_at_s - result.duration_s  # as the worker measured it
+            invocation.staged = staged.published
+            invocation.started_at_s = invocation.ended_at_s - staged.duration_s  # as it was measured there
         return self._committer.commit(node, invocation)
 
     @property
@@ -237,34 +404,51 @@ def _checked_inputs(node: Node, inputs: Inputs) -> Any:
     return msgspec.to_builtins(inputs)
 
 
-def _result(node: Node, outcome: EntryOutcome) -> EntryResult:
-    """Return the result of an entry; raises if the entry failed."""
+def _list_of(node: Node, pending: PendingInvocation) -> str:
+    """Return the message whose item an invocation of a component that maps over lists is for."""
+    assert node.map_over is not None  # noqa: S101  # the callers ask
+    return node.map_over.place(pending.inputs).message_id
+
+
+def _place(pending: PendingInvocation) -> tuple[int, int]:
+    return pending.epoch_id, pending.number
+
+
+def _staged(node: Node, outcome: EntryOutcome) -> EntryResult | RotaError:
+    """Return what an entry publishes, or why it failed. The result of an agent is published whatever it is."""
     if not outcome.succeeded:
-        raise GraphRunFailed(outcome.error)
+        return GraphRunFailed(outcome.error.removeprefix(f"component {node.id} failed: "))  # the report says that
+    if node.spec.execution.agent:
+        return EntryResult([Publication(DEFAULT_OUTPUT, outcome.result, None)], outcome.duration_s)
     try:
         return convert(outcome.result, EntryResult)
     except msgspec.ValidationError as problem:
-        raise ComponentInvalid(
+        return ComponentInvalid(
             f"an entry of component {node.id} was completed with a result that has no publications: {problem}",
-            hint="Run entries with `EntryWorker` or `run_entry`.",
-        ) from problem
+            hint="Supervisors run such entries; in a program, `run_entry` does.",
+        )
 
 
 class QueueStep:
-    """A component's step in an epoch: its ready invocations become entries."""
+    """The step of neighbouring components in an epoch: their ready invocations become entries, in one commit."""
 
-    def __init__(self, node: Node, lane: QueueLane, committer: Committer) -> None:
-        self.nodes: tuple[Node, ...] = (node,)
-        self._node = node
+    def __init__(self, nodes: Sequence[Node], lane: QueueLane, committer: Committer) -> None:
+        self.nodes: tuple[Node, ...] = tuple(nodes)
         self._lane = lane
         self._committer = committer
-        lane.add_component(node)
+        for node in self.nodes:
+            lane.add_component(node)
+            if isinstance(node.trigger, BackPressure):
+                node.trigger.in_flight = partial(lane.outstanding_of, node.id)
 
     def run(self, epoch_id: int, iteration_id: int, /) -> int:
         """Enqueue every ready invocation; return the number of invocations."""
-        node = self._node
-        if node.is_isolated:
-            return 0
-        ready = node.trigger.collect(self._committer.clock.monotonic(), iteration_id)
-        self._lane.enqueue(node, ready, epoch_id)
-        return len(ready)
+        found = [
+            (node, collect_ready(node, self._committer, epoch_id, iteration_id))
+            for node in self.nodes
+            if not node.is_isolated
+        ]
+        ready = [(node, inputs) for node, inputs in found if inputs]
+        if ready:
+            self._lane.enqueue(ready, epoch_id)
+        return sum(len(inputs) for _, inputs in ready)

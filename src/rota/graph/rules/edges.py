@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.index import GraphIndex
 from rota.graph.plan import Edge
-from rota.graph.spec import SINGLE_MESSAGE_MODES
+from rota.graph.spec import DURABLE_EDGE_CAPACITY, DURABLE_LANE_TYPES, SINGLE_MESSAGE_MODES
 
 __all__ = ["HIGH_QUEUE_DEPTH", "check_edges"]
 
@@ -55,7 +55,8 @@ def _risks(index: GraphIndex, edge: Edge) -> Iterator[Diagnostic]:
     elif edge.slow_reader_drop_risk:
         message = f"edge {name}: with several readers, overflow {policy.overflow} can drop messages of a slow reader"
         yield Diagnostic.of("backpressure_risk", message, f"{path}.overflow", edges=[name])
-    if policy.mode not in SINGLE_MESSAGE_MODES and policy.capacity >= HIGH_QUEUE_DEPTH:
+    is_default = edge.is_durable and policy.capacity == DURABLE_EDGE_CAPACITY
+    if policy.mode not in SINGLE_MESSAGE_MODES and policy.capacity >= HIGH_QUEUE_DEPTH and not is_default:
         message = f"edge {name}: up to {policy.capacity} messages may wait in its channel"
         yield Diagnostic.of("high_queue_depth_latency_risk", message, f"{path}.capacity", edges=[name])
     if policy.copy_policy == "copy" and _is_large(index, edge):
@@ -102,8 +103,10 @@ def _lanes(index: GraphIndex, edge: Edge) -> Iterator[Diagnostic]:
         yield Diagnostic.of(
             "immediate_edge_crosses_independent_lane", message, f"edges.{name}.kind", components=ends, edges=[name]
         )
-    if source.type == "queue" and kind != "async":
-        message = f"edge {name} leaves a queue lane and must be async, not {kind}: an entry ends in a later epoch"
+    if source.type in DURABLE_LANE_TYPES and kind != "async":
+        message = (
+            f"edge {name} leaves a {source.type} lane and must be async, not {kind}: an entry ends in a later epoch"
+        )
         fix = "Make the edge async."
         yield Diagnostic.of(
             "invalid_channel_policy", message, f"edges.{name}.kind", components=ends, edges=[name], fix=fix

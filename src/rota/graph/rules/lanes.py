@@ -10,8 +10,10 @@ from rota.graph.capabilities import Platform, ignored_fields
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.index import GraphIndex
 from rota.graph.spec import (
+    AGENT_TYPE,
     CONVERGENCES,
     ERROR_POLICIES_V1,
+    EVENT_SOURCES_V1,
     LANE_TYPES_V1,
     VERSION_2_FIELDS,
     ComponentSpec,
@@ -30,16 +32,20 @@ _ASYNC_TASK_FIELDS = ("max_inflight", "drop_policy")
 
 def check_lanes(index: GraphIndex, platform: Platform) -> Iterator[Diagnostic]:
     """Check every lane, then the execution of every component, then every loop."""
+    if index.spec.schema_version == 1 and index.spec.graph.budget is not None:
+        yield _version_2_field("graph.budget")
     for name, lane in index.spec.lanes.items():
         if index.spec.schema_version == 1:
             yield from _version_2_lane(name, lane)
         yield from _policy(name, lane)
-        for field, reason in ignored_fields(lane, platform).items():
+        yield from _wall_clock(name, lane)
+        for field, reason in ignored_fields(lane, platform, index.spec.schema_version).items():
             message = f"lane {name}: {field} is not applied here: {reason}"
             yield Diagnostic.of("advisory_lane_field_ignored", message, f"lanes.{name}.{field}")
     for component in index.components.values():
         if index.spec.schema_version == 1:
             yield from _version_2_execution(component)
+        yield from _agent(index, component)
         yield from _execution_ignored(index, component)
     yield from _loops(index)
 
@@ -66,6 +72,11 @@ def _version_2_execution(component: ComponentSpec) -> Iterator[Diagnostic]:
         )
     for field in _set_fields(execution, "execution"):
         yield _version_2_field(f"{path}.{field}", name)
+    for source in component.event_sources:
+        if source.type not in EVENT_SOURCES_V1:
+            message = f"component {name} has the event source {source.type}, which schema_version 1 does not have"
+            path = f"components.{name}.event_sources"
+            yield Diagnostic.of("graph_validation_error", message, path, components=[name], fix=_USE_VERSION_2)
 
 
 def _set_fields(spec: LaneSpec | ExecutionSpec, section: str) -> list[str]:
@@ -94,6 +105,32 @@ def _policy(name: str, lane: LaneSpec) -> Iterator[Diagnostic]:
         message = f"lane {name}: {problem.message if isinstance(problem, RotaError) else problem}"
         fix = f"The policies are: {', '.join(registry.names())}."
         yield Diagnostic.of("graph_validation_error", message, f"lanes.{name}.policy", fix=fix)
+
+
+def _wall_clock(name: str, lane: LaneSpec) -> Iterator[Diagnostic]:
+    """Check that a lane that waits for its next tick knows when that is."""
+    if lane.type == "fixed_rate" and lane.wall_clock_enabled and not lane.period_ns:
+        message = f"lane {name}: wall_clock_enabled requires a rate, and neither period_ms nor hz is set"
+        fix = "Set period_ms or hz, or remove wall_clock_enabled for simulated ticks."
+        yield Diagnostic.of("graph_validation_error", message, f"lanes.{name}.wall_clock_enabled", fix=fix)
+
+
+def _agent(index: GraphIndex, component: ComponentSpec) -> Iterator[Diagnostic]:
+    """Check that agents, and only agents, are on lanes of type fleet."""
+    name, agent, lane = component.id, component.execution.agent, index.lane_of(component.id)
+    path = f"components.{name}.execution.agent"
+    if agent and lane is not None and lane.type != "fleet":
+        message = f"component {name} is the agent {agent} and must be on a lane of type fleet, not {lane.type}"
+        fix = "Remove the lane, or name one of type fleet."
+        yield Diagnostic.of("graph_validation_error", message, path, components=[name], fix=fix)
+    elif not agent and lane is not None and lane.type == "fleet":
+        message = f"component {name} is on lane {component.execution.lane} of type fleet, but names no agent"
+        fix = "Add the agent: execution: {agent: NAME}. For a function use a lane of type queue."
+        yield Diagnostic.of("graph_validation_error", message, path, components=[name], fix=fix)
+    elif agent and component.type != AGENT_TYPE:
+        message = f"component {name} is the agent {agent} and cannot also be of type {component.type}"
+        fix = f"Remove the type, or write type: {AGENT_TYPE}."
+        yield Diagnostic.of("graph_validation_error", message, f"components.{name}.type", components=[name], fix=fix)
 
 
 def _execution_ignored(index: GraphIndex, component: ComponentSpec) -> Iterator[Diagnostic]:

@@ -14,7 +14,7 @@ from rota.graph.components import ComponentDescriptor, Port
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.index import GraphIndex
 from rota.graph.plan import Edge
-from rota.graph.spec import SINGLE_MESSAGE_MODES, BoundaryRole, ComponentSpec
+from rota.graph.spec import OVER_BUDGET_PORT, SINGLE_MESSAGE_MODES, BoundaryRole, ComponentSpec
 
 __all__ = ["check_ports", "check_references", "check_style"]
 
@@ -103,12 +103,24 @@ def _edge_ports(index: GraphIndex, edge: Edge) -> Iterator[Diagnostic]:
     source, target = index.descriptors.get(edge.source.component), index.descriptors.get(edge.target.component)
     output = source.output(edge.source.port) if source else None
     input_port = target.input(edge.target.port) if target else None
-    if source is not None and output is None and not source.any_ports:
+    if source is not None and output is None and not source.any_ports and not _is_over_budget(index, edge):
         yield _missing_port(edge, "output", edge.source.component, edge.source.port, source.outputs)
-    if target is not None and input_port is None and not target.any_ports:
+    if target is not None and input_port is None and not (target.any_ports or target.any_inputs):
         yield _missing_port(edge, "input", edge.target.component, edge.target.port, target.inputs)
-    if output is not None and input_port is not None:
+    if output is not None and input_port is not None and not _is_mapped(index, edge):
         yield from _payload_types(edge, output, input_port)
+
+
+def _is_over_budget(index: GraphIndex, edge: Edge) -> bool:
+    """Whether an edge is where a component publishes that it is over budget; every component has that port."""
+    component = index.components[edge.source.component]
+    return edge.source.port == OVER_BUDGET_PORT and component.execution.over_budget_edge == edge.id
+
+
+def _is_mapped(index: GraphIndex, edge: Edge) -> bool:
+    """Whether an edge carries lists of what the ports at its ends are declared to send or accept."""
+    source, target = index.components[edge.source.component], index.components[edge.target.component]
+    return bool(source.execution.map_over) or target.execution.map_over == edge.target.port
 
 
 def _missing_port(edge: Edge, side: str, component: str, port: str, ports: tuple[Port, ...]) -> Diagnostic:
@@ -136,6 +148,12 @@ def _inputs(index: GraphIndex, component: ComponentSpec, descriptor: ComponentDe
     edges = Counter(edge.target.port for edge in index.incoming.get(name, ()))
     for port in descriptor.inputs:
         path = f"components.{name}"
+        if port.configurable and port.name in component.config:
+            if edges[port.name]:
+                message = f"component {name}: both an edge and the config set {port.name}"
+                fix = f"Remove {port.name} from the config, or remove the edge."
+                yield Diagnostic.of("graph_validation_error", message, path, components=[name], fix=fix)
+            continue
         if port.multiplicity == "single" and edges[port.name] > 1:
             message = f"{edges[port.name]} edges lead to {name}.{port.name}, which accepts one"
             ids = [edge.id for edge in index.edges_to(name, port.name)]
@@ -143,7 +161,7 @@ def _inputs(index: GraphIndex, component: ComponentSpec, descriptor: ComponentDe
         if edges[port.name] == 0 and port.required:
             message = f"component {name}: required input {port.name} has no incoming edge"
             yield Diagnostic.of("missing_required_input", message, path, components=[name])
-        elif edges[port.name] == 0:
+        elif edges[port.name] == 0 and port.name not in {source.type for source in component.event_sources}:
             message = f"component {name}: optional input {port.name} has no incoming edge"
             yield Diagnostic.of("optional_input_unconnected", message, path, components=[name])
 

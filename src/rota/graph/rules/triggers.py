@@ -42,6 +42,7 @@ def check_triggers(index: GraphIndex) -> Iterator[Diagnostic]:
         yield from _event_sources(index, component)
         yield from _trigger(index, component)
         yield from _clock_domains(index, component)
+        yield from _required_inputs(index, component)
 
 
 # --- one component -------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ def _event_sources(index: GraphIndex, component: ComponentSpec) -> Iterator[Diag
             yield _problem(
                 "trigger_missing_input", name, path, problem, "List the inputs whose messages start the component."
             )
-        if source.type == "message":
+        if source.type in _INPUT_SOURCES:
             yield from _missing_edges(index, component, source.ports, path)
     if "timer" in kinds and kinds & set(_INPUT_SOURCES):
         others = ", ".join(sorted(kinds & set(_INPUT_SOURCES)))
@@ -129,6 +130,42 @@ def _clock_domains(index: GraphIndex, component: ComponentSpec) -> Iterator[Diag
         yield Diagnostic.of(
             "incompatible_trigger_edge_mode", message, path, components=[component.id], edges=ids, fix=fix
         )
+
+
+def _required_inputs(index: GraphIndex, component: ComponentSpec) -> Iterator[Diagnostic]:
+    """Yield a warning for each required input that can be empty when the component runs."""
+    descriptor, awaited = index.descriptors.get(component.id), _awaited(index, component)
+    for port in descriptor.inputs if descriptor else ():
+        edges = index.edges_to(component.id, port.name)
+        if not port.required or port.name in awaited or port.name in component.config or not edges:
+            continue
+        if not _is_manual(component) and all(edge.keeps_value for edge in edges):
+            continue  # a side input with a value that stays: empty only before its first value
+        problem = f"requires input {port.name}, and its trigger ({_cause(index, component)}) does not wait for it"
+        path = f"components.{component.id}.trigger_policy"
+        yield _problem("required_input_not_awaited", component.id, path, problem, None)
+
+
+def _awaited(index: GraphIndex, component: ComponentSpec) -> tuple[str, ...]:
+    """Return the inputs that have a message in every invocation."""
+    ports = tuple(dict.fromkeys(index.inputs_of(component)))
+    if _waits_for_all(component):
+        return ports
+    return ports if len(ports) == 1 and not _is_manual(component) else ()
+
+
+def _is_manual(component: ComponentSpec) -> bool:
+    """Whether the component also runs without any message: in every epoch, or by a timer."""
+    if component.trigger_policy.type not in {"manual", "on_event"} or component.trigger_policy.ports:
+        return False
+    return any(source.type not in _INPUT_SOURCES for source in component.event_sources)
+
+
+def _cause(index: GraphIndex, component: ComponentSpec) -> str:
+    if _is_manual(component):
+        timer = any(source.type == "timer" for source in component.event_sources)
+        return "a timer" if timer else f"{component.trigger_policy.type}: every epoch"
+    return f"{component.trigger_policy.type} of {', '.join(index.inputs_of(component)) or 'outside events'}"
 
 
 def _problem(code: str, component: str, path: str, problem: str, fix: str | None) -> Diagnostic:

@@ -11,6 +11,8 @@ from rota.service.api import (
     AgentsApi,
     ClaimApi,
     ContextsApi,
+    CoresApi,
+    GraphsApi,
     JournalApi,
     LedgerApi,
     LogsApi,
@@ -89,12 +91,39 @@ class SupervisionPart(RemotePart):
     recover = sent(SupervisionApi.recover)
 
 
+class GraphsPart(RemotePart):
+    """Graph runs."""
+
+    start = sent(GraphsApi.start)
+    list = sent(GraphsApi.list)
+    show = sent(GraphsApi.show)
+    cancel = sent(GraphsApi.cancel)
+    resume = sent(GraphsApi.resume)
+    forget = sent(GraphsApi.forget)
+    take = sent(GraphsApi.take)
+    take_entry = sent(GraphsApi.take_entry)
+    commit = sent(GraphsApi.commit)
+    enqueue = sent(GraphsApi.enqueue)
+    ended = sent(GraphsApi.ended)
+    finish = sent(GraphsApi.finish)
+    tidy = sent(GraphsApi.tidy)
+
+
 class WorkersPart(RemotePart):
     """The workers that are there."""
 
     register = sent(WorkersApi.register)
     leave = sent(WorkersApi.leave)
     list = sent(WorkersApi.list)
+
+
+class CoresPart(RemotePart):
+    """The cores of hosts."""
+
+    grant = sent(CoresApi.grant)
+    release = sent(CoresApi.release)
+    leased = sent(CoresApi.leased)
+    status = sent(CoresApi.status)
 
 
 class LogsPart(RemotePart):
@@ -134,6 +163,10 @@ class LedgerPart(RemotePart):
     share_window = sent(LedgerApi.share_window)
     set_share_window = sent(LedgerApi.set_share_window)
     budgets = sent(LedgerApi.budgets)
+    graph_budgets = sent(LedgerApi.graph_budgets)
+    open_graph_budgets = sent(LedgerApi.open_graph_budgets)
+    charge_graph = sent(LedgerApi.charge_graph)
+    set_graph_budget = sent(LedgerApi.set_graph_budget)
 
 
 class UsagePart(RemotePart):
@@ -298,12 +331,39 @@ class AsyncSupervisionPart(AsyncRemotePart):
     recover = sent_async(SupervisionApi.recover)
 
 
+class AsyncGraphsPart(AsyncRemotePart):
+    """Graph runs."""
+
+    start = sent_async(GraphsApi.start)
+    list = sent_async(GraphsApi.list)
+    show = sent_async(GraphsApi.show)
+    cancel = sent_async(GraphsApi.cancel)
+    resume = sent_async(GraphsApi.resume)
+    forget = sent_async(GraphsApi.forget)
+    take = sent_async(GraphsApi.take)
+    take_entry = sent_async(GraphsApi.take_entry)
+    commit = sent_async(GraphsApi.commit)
+    enqueue = sent_async(GraphsApi.enqueue)
+    ended = sent_async(GraphsApi.ended)
+    finish = sent_async(GraphsApi.finish)
+    tidy = sent_async(GraphsApi.tidy)
+
+
 class AsyncWorkersPart(AsyncRemotePart):
     """The workers that are there."""
 
     register = sent_async(WorkersApi.register)
     leave = sent_async(WorkersApi.leave)
     list = sent_async(WorkersApi.list)
+
+
+class AsyncCoresPart(AsyncRemotePart):
+    """The cores of hosts."""
+
+    grant = sent_async(CoresApi.grant)
+    release = sent_async(CoresApi.release)
+    leased = sent_async(CoresApi.leased)
+    status = sent_async(CoresApi.status)
 
 
 class AsyncLogsPart(AsyncRemotePart):
@@ -343,6 +403,10 @@ class AsyncLedgerPart(AsyncRemotePart):
     share_window = sent_async(LedgerApi.share_window)
     set_share_window = sent_async(LedgerApi.set_share_window)
     budgets = sent_async(LedgerApi.budgets)
+    graph_budgets = sent_async(LedgerApi.graph_budgets)
+    open_graph_budgets = sent_async(LedgerApi.open_graph_budgets)
+    charge_graph = sent_async(LedgerApi.charge_graph)
+    set_graph_budget = sent_async(LedgerApi.set_graph_budget)
 
 
 class AsyncUsagePart(AsyncRemotePart):

@@ -12,7 +12,9 @@ from typing import Protocol
 from rota.clock import Clock
 from rota.service.api.accounts import AgentsApi, ProjectsApi
 from rota.service.api.budgets import ContextsApi, LedgerApi
+from rota.service.api.cores import CoresApi
 from rota.service.api.entries import QueueApi
+from rota.service.api.graphs import GraphsApi
 from rota.service.api.logs import LogsApi
 from rota.service.api.policies import PolicyApi
 from rota.service.api.runs import ClaimApi, SupervisionApi
@@ -24,6 +26,8 @@ __all__ = [
     "AgentsApi",
     "ClaimApi",
     "ContextsApi",
+    "CoresApi",
+    "GraphsApi",
     "JournalApi",
     "KernelApi",
     "LedgerApi",
@@ -98,6 +102,11 @@ class SchedulerApi(KernelApi, ClaimApi, Protocol):
         ...
 
     @property
+    def graphs(self) -> GraphsApi:
+        """Graph runs."""
+        ...
+
+    @property
     def supervision(self) -> SupervisionApi:
         """State changes of runs together with their agents."""
         ...
@@ -110,6 +119,11 @@ class SchedulerApi(KernelApi, ClaimApi, Protocol):
     @property
     def workers(self) -> WorkersApi:
         """The workers that are there."""
+        ...
+
+    @property
+    def cores(self) -> CoresApi:
+        """The cores of hosts."""
         ...
 
     def program_variables(self) -> dict[str, str]:

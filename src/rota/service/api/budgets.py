@@ -9,6 +9,7 @@ from rota import errors as e
 from rota.kernel.ledger import WARN_AT, ChargePreview, ChargeResult
 from rota.kernel.usage_windows import SHARE_WINDOW_S
 from rota.model.budgets import ALERTS, BudgetLine, Handle, LedgerLine, SchedulingContext
+from rota.model.graph_budgets import GraphBudgetLine
 from rota.service.api.declaration import REFUSED, method, own_reads, owned, unfiltered, viewed
 
 __all__ = ["ContextsApi", "LedgerApi"]
@@ -162,6 +163,64 @@ class LedgerApi(Protocol):
     )
     def budgets(self) -> list[BudgetLine]:
         """Return the project budgets and the global budgets, with usage and reservations."""
+        ...
+
+    @method(
+        "kernel.ledger.graph_budgets",
+        command="graph budget",
+        scope="read",
+        execution="read",
+        bound=viewed("graph_budgets"),
+        run="view",
+        result="lines",
+        errors=(e.LedgerInvalidAmount,),
+    )
+    def graph_budgets(self, run_id: str) -> list[GraphBudgetLine]:
+        """Return the budgets of a graph run and of its nodes, with usage and reservations; the list may be empty."""
+        ...
+
+    @method(
+        "kernel.ledger.open_graph_budgets",
+        scope="work",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        result="lines",
+        errors=(e.LedgerInvalidAmount,),
+    )
+    def open_graph_budgets(self, run_id: str, budgets: dict[str, dict[str, int]]) -> list[GraphBudgetLine]:
+        """Give a graph run (node "") and its nodes budgets; those that exist stay as they are."""
+        ...
+
+    @method(
+        "kernel.ledger.charge_graph",
+        scope="work",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        result="lines",
+        errors=(e.LedgerInvalidAmount, e.SchedInvalidPayload),
+    )
+    def charge_graph(
+        self, run_id: str, amounts: Mapping[str, int], *, node: str = "", model: str | None = None
+    ) -> list[GraphBudgetLine]:
+        """Record what a node of a graph used in the process that executes the run itself."""
+        ...
+
+    @method(
+        "kernel.ledger.set_graph_budget",
+        command="graph budget",
+        scope="operate",
+        execution="write",
+        bound=REFUSED,
+        run="refused",
+        retry_safe=True,
+        result="lines",
+        errors=(e.LedgerInvalidAmount,),
+    )
+    def set_graph_budget(self, run_id: str, dim: str, limit: int, *, node: str = "") -> list[GraphBudgetLine]:
+        """Set a budget of a graph run, or of one of its nodes; what waits for it goes on."""
         ...
 
 

@@ -139,9 +139,15 @@ class QueueApi(Protocol):
         errors=(e.LedgerInvalidAmount, *_RUN),
     )
     def charge(
-        self, sched_id: int, amounts: Mapping[str, int], *, token: int | None = None, model: str | None = None
+        self,
+        sched_id: int,
+        amounts: Mapping[str, int],
+        *,
+        token: int | None = None,
+        model: str | None = None,
+        node: str | None = None,
     ) -> dict[str, ChargeResult]:
-        """Record what a run used, at every level, and the model that it used."""
+        """Record what a run used, at every level, the model that it used, and the node if it coordinates a graph."""
         ...
 
     @method("kernel.sched.put_back", scope="work", execution="write", bound=REFUSED, run="refused", errors=_RUN)

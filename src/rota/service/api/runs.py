@@ -116,8 +116,9 @@ class SupervisionApi(Protocol):
         runner: str,
         os_pid: int | None = None,
         advisories: Sequence[str] = (),
+        enforced: Sequence[str] = (),
     ) -> None:
-        """Record that a runner started an entry, and what of its settings is not enforced as it reads."""
+        """Record that a runner started an entry, and what of its settings is enforced and what is not as it reads."""
         ...
 
     @method(
@@ -224,7 +225,9 @@ class SupervisionApi(Protocol):
         retry_safe=True,
         errors=(e.ContextInvalid, *_RUN),
     )
-    def settle(self, sched_id: int, token: int, key: str, used: Mapping[str, int] | None = None) -> Settlement:
+    def settle(
+        self, sched_id: int, token: int, key: str, used: Mapping[str, int] | None = None, *, node: str | None = None
+    ) -> Settlement:
         """Record what a run used of what it acquired; the limit gets the rest back."""
         ...
 

@@ -79,3 +79,13 @@ DUE = Statement(
     "Contexts with a refill that is due.",
     f"SELECT {_CONTEXT} FROM contexts WHERE refill_at <= +? ORDER BY refill_at LIMIT +?",
 )
+ANY_OF_CPU = Statement(
+    "contexts_of_cpu_any",
+    "Whether there is a context of CPU time.",
+    "SELECT 1 FROM contexts WHERE unit = 'cpu_ms' AND state != 'revoked' LIMIT 1",
+)
+OF_CPU = Statement(
+    "contexts_of_cpu_list",
+    "The contexts of CPU time, by id.",
+    f"SELECT {_CONTEXT} FROM contexts WHERE unit = 'cpu_ms' AND state != 'revoked' ORDER BY context_id LIMIT +?",
+)

@@ -111,6 +111,21 @@ AFTER_ADD = Statement(
     "Record that an entry waits for another.",
     "INSERT INTO entry_after (sched_id, waits_for) VALUES (?, ?)",
 )
+AFTER_OF = Statement(
+    "after_of",
+    "The entries that an entry waits for.",
+    "SELECT waits_for FROM entry_after WHERE sched_id = +?",
+)
+AFTER_REMOVE = Statement(
+    "after_remove",
+    "Record that an entry no longer waits for another.",
+    "DELETE FROM entry_after WHERE sched_id = ? AND waits_for = ?",
+)
+WAKE = Statement(
+    "entry_wake",
+    "Make an entry ready that waits for others or for a time.",
+    "UPDATE agent_schedule_queue SET hold = NULL, runnable_at = min(runnable_at, ?1) WHERE sched_id = ?2",
+)
 STATES_OF = Statement(
     "entry_states_of",
     "The states and projects of some entries.",
@@ -124,15 +139,16 @@ PREDECESSORS = Statement(
 )
 AWAITED = Statement(
     "entry_awaited",
-    "Those of some entries that have dependents.",
-    f"SELECT DISTINCT waits_for FROM entry_after WHERE waits_for IN {IDS}",
+    "Those of some entries that have dependents which wait now.",
+    f"SELECT DISTINCT a.waits_for FROM entry_after a CROSS JOIN agent_schedule_queue q ON q.sched_id = a.sched_id "
+    f"WHERE a.waits_for IN {IDS} AND q.state = 'queued' AND q.hold IS NOT NULL",
 )
 DEPENDENTS = Statement(
     "entry_dependents",
     "The next entries held for a predecessor, by id.",
     "SELECT q.sched_id, q.pid, q.project_id, q.runnable_at, q.options, q.kind, q.priority FROM entry_after a "
     "CROSS JOIN agent_schedule_queue q ON q.sched_id = a.sched_id "
-    "WHERE a.waits_for = +? AND a.sched_id > +? AND q.state = 'queued' AND q.hold = 'after' "
+    "WHERE a.waits_for = +? AND a.sched_id > +? AND q.state = 'queued' AND (q.hold = 'after' OR q.hold = 'time') "
     "ORDER BY a.sched_id LIMIT +?",
 )
 DEPENDENT = Statement(

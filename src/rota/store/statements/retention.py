@@ -38,7 +38,8 @@ FINISHED_DELETE = Statement(
     "AND NOT EXISTS (SELECT 1 FROM entry_after a JOIN agent_schedule_queue d ON d.sched_id = a.sched_id "
     "WHERE a.waits_for = q.sched_id AND d.state IN ('queued','dispatched')) "
     f"AND NOT (options IS NOT NULL AND (EXISTS (SELECT 1 FROM agent_schedule_queue p WHERE p.sched_id = {_PARENT} "
-    f"AND p.state IN ('queued','dispatched')) OR EXISTS (SELECT 1 FROM graph_runs r WHERE r.run_id = {_RUN}))) "
+    f"AND p.state IN ('queued','dispatched')) OR EXISTS (SELECT 1 FROM graph_runs r "
+    f"WHERE r.run_id = {_RUN} AND r.ended_at IS NULL))) "
     "RETURNING sched_id",
 )
 FINISHED_TO_END = Statement(

@@ -1,0 +1,106 @@
+"""The CPU time and cores of one run: what its project and its agent say, and what it takes to apply it.
+
+All decisions here are pure; the runners act on them (`runners/program.py`, `runners/callable.py`), with the groups of
+`host/cpu_groups.py`. What is not enforced as it reads becomes an advisory of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from rota.host.cgroup_files import FEATURES, Feature, GroupLimits
+from rota.host.cgroups import FeatureSupport
+from rota.host.confinement import Confinement
+from rota.host.cpu_groups import CpuOwner, Where, cpu_states, niceness, run_scheduling
+from rota.host.thread_settings import Scheduling
+from rota.model.agent_settings import AgentSettings
+from rota.model.cpu import CPU_KEY, CpuQuota, CpuSettings, read_cpu
+from rota.model.work import WEIGHT_UNIT, Agent, Limits, Project
+
+__all__ = ["NO_GROUPS", "RunCpu", "run_cpu"]
+
+NO_GROUPS: Mapping[Feature, FeatureSupport] = {
+    feature: FeatureSupport(feature, None, "none is used here") for feature in FEATURES
+}
+
+
+class RunCpu(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run with `cpu` settings may use."""
+
+    owners: tuple[CpuOwner, ...]  # its project and its agent, as far as they have settings
+    own: CpuSettings  # what the run asks for: the agent's settings, else the project's
+    leased: frozenset[int] | None = None  # the cores that it has for itself
+    confinement: Confinement | None = None  # keeps everything else off them
+
+    def limits(self, limits: Limits) -> GroupLimits:
+        """Return the limits of the run's own control group."""
+        return GroupLimits(memory_bytes=limits.memory_bytes, processes=limits.processes, cores=self.leased)
+
+    def scheduling(self, support: Mapping[Feature, FeatureSupport]) -> Scheduling | None:
+        """Return what each process asks the operating system for; without groups also the niceness of its weight."""
+        nice = 0 if support["weight"].works else niceness(self._weight())
+        return run_scheduling(self.own, nice=nice)
+
+    def affinity(self) -> frozenset[int] | None:
+        """Return the cores that its first process starts on: it is moved into its group only a moment later."""
+        allowed = self.allowed
+        if self.leased is not None or allowed is None or self.confinement is None:
+            return self.leased or allowed
+        return (allowed & self.confinement.open_cores) or allowed
+
+    @property
+    def allowed(self) -> frozenset[int] | None:
+        """The cores that both its project and its agent allow; None: any."""
+        sets = [owner.cpu.core_set for owner in self.owners if owner.cpu.core_set is not None]
+        return frozenset.intersection(*sets) if sets else None
+
+    def signalled_quotas(self, support: Mapping[Feature, FeatureSupport]) -> dict[str, CpuQuota]:
+        """Return the quotas that no group enforces, by their owners."""
+        if support["quota"].works:
+            return {}
+        return {owner.key: owner.cpu.budget for owner in self.owners if owner.cpu.budget is not None}
+
+    def states(self, support: Mapping[Feature, FeatureSupport], where: Where) -> Iterator[tuple[str, str]]:
+        """Say what each setting amounts to, in words, and which of the three states that is.
+
+        A policy that the operating system refuses to a process is reported when that is tried.
+        """
+        for owner in self.owners:
+            for state in cpu_states(owner.cpu, support, where):
+                yield (f"{owner.label}: {state}" if len(self.owners) > 1 else str(state)), state.state
+
+    def _weight(self) -> float:
+        weight = 1.0
+        for owner in self.owners:
+            weight *= owner.cpu.weight or owner.weight
+        return weight
+
+
+def run_cpu(agent: Agent, settings: AgentSettings | None, project: Project | None) -> RunCpu | None:
+    """Return what a run of an agent may use; None if neither it nor its project says anything."""
+    agents = None if settings is None else settings.cpu
+    projects = None if project is None else read_cpu(project.metadata.get(CPU_KEY))
+    if agents is None and projects is None:
+        return None
+    owners = []
+    if project is not None and projects is not None:
+        owners.append(
+            CpuOwner(f"project:{project.project_id}", project.project_id, projects, project.weight / WEIGHT_UNIT)
+        )
+    if agents is not None:
+        owners.append(CpuOwner(f"agent:{agent.pid}", agent.name, agents, agent.weight / WEIGHT_UNIT))
+    return RunCpu(owners=tuple(owners), own=_merged(agents or CpuSettings(), projects or CpuSettings()))
+
+
+def _merged(agents: CpuSettings, projects: CpuSettings) -> CpuSettings:
+    """What a run asks for: as the agent says, else as its project says, whose weight and quota are for all its runs."""
+    return CpuSettings(
+        weight=agents.weight,
+        quota=agents.quota,
+        cores=agents.cores or projects.cores,
+        lease=agents.lease or projects.lease,
+        class_=agents.class_ if agents.class_ != "normal" else projects.class_,
+        realtime=agents.realtime or projects.realtime,
+    )

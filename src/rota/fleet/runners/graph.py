@@ -1,0 +1,255 @@
+"""The graph runner: coordinators of graph runs, and components of graphs that run as entries.
+
+A *coordinator* is the entry of a graph run. It takes the run, runs epochs as long as something can happen, stores a
+checkpoint and returns to the queue; the end of an entry that the run waits for, or a time, makes it ready again. So a
+waiting run has neither a slot nor a thread, and waiting counts no attempt. It can be interrupted anywhere:
+
+    before the checkpoint     the epoch is repeated; its entries have the same keys and are not added again
+    after the checkpoint      the run goes on from there; an end that came meanwhile is seen when the entry returns
+    after the run has ended   its row says so; the coordinator only reports it
+
+Any supervisor can go on with a run: it compiles the graph from the stored document and imports its components.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from rota.errors import (
+    ComponentUnknown,
+    ContextRefused,
+    GraphInvalid,
+    IslandRefused,
+    LeaseRefused,
+    RotaError,
+    StoreUnavailable,
+)
+from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
+from rota.fleet.runners.resources import RunnerResources
+from rota.graph.accounts import ChannelAccount
+from rota.graph.budgets import lines_of
+from rota.graph.compiler import compile_graph
+from rota.graph.component_registry import ComponentRegistry
+from rota.graph.components import ComponentType
+from rota.graph.entry_runs import run_entry
+from rota.graph.island import island_ask
+from rota.graph.lanes.durable import DurableRuns
+from rota.graph.loader import load_mapping
+from rota.graph.plan import Plan
+from rota.graph.reports import error_text
+from rota.graph.results import RuntimeRunnerResult
+from rota.graph.run import RuntimeRunner
+from rota.graph.run_options import RuntimeRunnerOptions, SchedulerStopReason
+from rota.graph.run_values import outputs_of
+from rota.graph.stop import StopToken
+from rota.host.process_cpu import thread_cpu_s
+from rota.model.graph_runs import ENDED, GraphRun
+from rota.model.work import ReadyEntry
+from rota.service.api import SchedulerApi
+from rota.service.core_grants import REFUSED_DELAY_S, this_host
+
+__all__ = ["GraphRunner"]
+
+PLANS_MAX = 32  # compiled graphs that are kept
+ERROR_CHARS_MAX = 4_000
+# what ended a run, if it was not the graph: the store was away, or another process has taken the run
+_INTERRUPTED = ("queue_unavailable", "checkpoint_failed")
+_log = logging.getLogger("rota.fleet")
+
+
+class GraphRunner:
+    """Runs coordinators, and invocations of components."""
+
+    def __init__(self, resources: RunnerResources) -> None:
+        self._api = resources.api
+        self._registry = _KnownOrImported(resources.components or ComponentRegistry())
+        self._plans: OrderedDict[bytes, Plan] = OrderedDict()  # by document, the last used at the end
+        self._lock = threading.Lock()
+
+    def run(self, assignment: Assignment, channel: RunChannel) -> RunOutcome:
+        """Run a coordinator until its run waits or ends, or call a component."""
+        stop = StopToken()
+        channel.started(_StopHandle(stop))
+        before_s = thread_cpu_s()
+        key = assignment.entry.key or ""
+        act = self._call_component if key.startswith("graph/") else self._coordinate
+        outcome = act(assignment, channel, stop)
+        return msgspec.structs.replace(outcome, cpu_ms=round((thread_cpu_s() - before_s) * 1000))
+
+    def close(self) -> None:
+        """Nothing is shared between runs but compiled graphs."""
+
+    # --- a component -----------------------------------------------------------------------------
+
+    def _call_component(self, assignment: Assignment, channel: RunChannel, stop: StopToken) -> RunOutcome:
+        account = ChannelAccount(channel, names_nodes=False)
+        try:
+            ended = RunOutcome(result=run_entry(self._registry, assignment.entry.payload, stop, account))
+        except (Exception, SystemExit) as problem:  # a component's failure is an outcome, not an error of the runner
+            text = problem.message if isinstance(problem, RotaError) else error_text(problem)
+            ended = _failed(text.encode("utf-8", "replace").decode())
+        if stop.is_set:  # it may have stopped half-way
+            return RunOutcome(exit_kind="cancelled", result={"error": f"stopped on request: {stop.reason}"})
+        return ended
+
+    # --- a coordinator ---------------------------------------------------------------------------
+
+    def _coordinate(self, assignment: Assignment, channel: RunChannel, stop: StopToken) -> RunOutcome:
+        api, entry = self._api, assignment.entry
+        assert api is not None and entry.token is not None  # noqa: PT018, S101  # a supervisor has claimed it
+        try:
+            run = api.graphs.take_entry(entry.sched_id, entry.token)
+        except GraphInvalid as problem:
+            return _failed(problem.message)
+        if run.status in ENDED:
+            return _outcome_of(run)
+        try:
+            return self._advance(api, run, channel, stop, entry)
+        except StoreUnavailable as problem:
+            return RunOutcome(exit_kind="crashed", outcome="store_unavailable", result={"error": problem.message})
+        except RotaError as problem:
+            return self._end(api, run, "failed", error=problem.message)
+
+    def _advance(
+        self, api: SchedulerApi, run: GraphRun, channel: RunChannel, stop: StopToken, entry: ReadyEntry
+    ) -> RunOutcome:
+        """Run epochs until the run waits or ends. An island is admitted first, or tried again later."""
+        plan = self._plan(run)
+        if plan.spec.graph.island is not None:
+            try:
+                api.cores.grant(entry.sched_id, entry.token or 0, this_host(), island_ask(plan))
+            except (IslandRefused, LeaseRefused, ContextRefused) as refusal:  # recorded; `rota why` shows it
+                channel.log(f"rota: {refusal.message}\n".encode())
+                return RunOutcome(yield_after_s=REFUSED_DELAY_S)
+        account = _account(api, run, plan, channel)
+        fails_closed = plan.spec.graph.island is not None
+        options = self._options(api, run, account, stop, fails_closed=fails_closed)
+        runner = RuntimeRunner(plan, self._registry, options)
+        result = runner.run()
+        if result.scheduler_stop_reason is SchedulerStopReason.WAITING:
+            if not runner.awaits and runner.due_in_s is None:
+                error = "the run waits for room on an edge that nothing reads from"
+                return self._end(api, run, "failed", error=error)
+            return RunOutcome(awaits=runner.awaits, yield_after_s=runner.due_in_s)
+        return self._ended(api, run, plan, result)
+
+    def _plan(self, run: GraphRun) -> Plan:
+        """Return the compiled graph of a run."""
+        document = msgspec.json.encode(run.document)
+        with self._lock:
+            plan = self._plans.pop(document, None)
+        if plan is None:
+            plan = compile_graph(load_mapping(run.document or {}), self._registry)
+        with self._lock:
+            self._plans[document] = plan
+            while len(self._plans) > PLANS_MAX:
+                self._plans.popitem(last=False)
+        return plan
+
+    def _options(
+        self, api: SchedulerApi, run: GraphRun, account: ChannelAccount, stop: StopToken, *, fails_closed: bool
+    ) -> RuntimeRunnerOptions:
+        durable = DurableRuns(api, taken=run, is_stopping=lambda: stop.is_set)
+        return RuntimeRunnerOptions(
+            run_until_idle=True,
+            returns_when_waiting=True,
+            run_id=run.run_id,
+            durable=durable,
+            inputs=run.inputs,
+            account=account,
+            stop_token=stop,
+            clock=api.clock,
+            fails_closed=fails_closed,
+        )
+
+    def _ended(self, api: SchedulerApi, run: GraphRun, plan: Plan, result: RuntimeRunnerResult) -> RunOutcome:
+        """Return how a run ended that does not wait."""
+        reason = result.scheduler_stop_reason
+        if reason is SchedulerStopReason.IDLE:
+            return self._end(api, run, "succeeded", result=outputs_of(plan.components, result.snapshots))
+        if (
+            reason is SchedulerStopReason.STOP_REQUESTED
+        ):  # the supervisor knows why: it drains, or the entry is cancelled
+            return RunOutcome(exit_kind="cancelled")
+        if reason is SchedulerStopReason.ERROR:
+            if result.runtime_errors and result.runtime_errors[-1].code in _INTERRUPTED:
+                return RunOutcome(exit_kind="crashed", outcome="run_interrupted", result={"error": result.errors[-1]})
+            return self._end(api, run, "failed", error=result.errors[0] if result.errors else "the run failed")
+        error = f"the run does not come to an end: a component is ready in every epoch ({reason.value})"
+        return self._end(api, run, "failed", error=error)
+
+    def _end(
+        self, api: SchedulerApi, run: GraphRun, status: Any, *, result: Any = None, error: str | None = None
+    ) -> RunOutcome:
+        """End a run in the store; whatever it left in the queue is cancelled there."""
+        try:
+            api.graphs.finish(run.run_id, run.fence, status, result=result, error=error)
+        except StoreUnavailable as problem:
+            return RunOutcome(exit_kind="crashed", outcome="store_unavailable", result={"error": problem.message})
+        except RotaError as problem:  # a result that cannot be stored, or the run was cancelled meanwhile
+            _log.warning("graph run %s cannot be ended: %s", run.run_id, problem.message)
+            return _failed(problem.message)
+        return RunOutcome(result=result) if status == "succeeded" else _failed(error or "the run failed")
+
+
+class _KnownOrImported(ComponentRegistry):
+    """The components that a supervisor was given, and all that can be imported."""
+
+    def __init__(self, given: ComponentRegistry) -> None:
+        super().__init__(imports=True)
+        self._given = given
+
+    def find(self, type_name: str) -> ComponentType:
+        """Return the type of this name, or raise `ComponentUnknown`."""
+        try:
+            return self._given.find(type_name)
+        except ComponentUnknown:
+            return super().find(type_name)
+
+
+def _outcome_of(run: GraphRun) -> RunOutcome:
+    """Return the outcome of a coordinator whose run has ended before."""
+    if run.status == "succeeded":
+        return RunOutcome(result=run.result)
+    if run.status == "cancelled":
+        return RunOutcome(exit_kind="cancelled", result={"error": run.error or "the run was cancelled"})
+    return _failed(run.error or "the run failed")
+
+
+def _failed(error: str) -> RunOutcome:
+    return RunOutcome(exit_kind="failed", result={"error": error[:ERROR_CHARS_MAX]})
+
+
+def _account(api: SchedulerApi, run: GraphRun, plan: Plan, channel: RunChannel) -> ChannelAccount:
+    """Return the account of a run's components in its coordinator; the budgets of a new run are stored first."""
+    budgets = lines_of(plan.spec, run.budget)
+    if budgets:
+        api.ledger.open_graph_budgets(run.run_id, budgets)
+    account = ChannelAccount(channel, lambda: api.ledger.graph_budgets(run.run_id), names_nodes=True)
+    account.refresh()
+    return account
+
+
+class _StopHandle:
+    """Stops a graph or a component by request: the epoch in progress ends, components see the request."""
+
+    def __init__(self, stop: StopToken) -> None:
+        self._stop = stop
+
+    def request_stop(self, reason: str) -> bool:
+        """Ask it to stop."""
+        self._stop.request(reason)
+        return True
+
+    def terminate(self) -> bool:
+        """Not supported: a thread receives no signals."""
+        return False
+
+    def kill(self) -> bool:
+        """Not supported: a thread cannot be killed."""
+        return False

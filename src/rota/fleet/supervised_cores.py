@@ -1,0 +1,125 @@
+"""The cores that runs lease: a supervisor asks for them before a run, and keeps everything else off them.
+
+The grant is a row of the store that ends with the run's claim (service/core_grants.py), so two supervisors cannot lease
+one core. A run that is refused goes back to the queue and is tried again; the journal says what was missing, and
+`rota why` repeats it. The heartbeat thread learns from the journal which cores are leased on this host, by any
+supervisor of the store, and confines what runs here to the others (host/confinement.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from rota.errors import Refused, RotaError
+from rota.fleet.live_run import LiveRun
+from rota.fleet.runners.contract import RunOutcome
+from rota.host.confinement import Confinement
+from rota.model.core_grants import CoreHost
+from rota.model.events import CoresGranted, CoresReturned, Event
+from rota.service.api import SchedulerApi
+from rota.service.core_grants import REFUSED_DELAY_S, grant, needs_grant, open_cores, release, this_host
+
+__all__ = ["SupervisedCores"]
+
+CHECK_S = 5.0  # how often leases are read while there are some: one may end with a claim that expires
+TOLD_MAX = 1_000  # entries whose last refusal is remembered
+_log = logging.getLogger("rota.fleet")
+
+
+class SupervisedCores:
+    """The leases of one supervisor's runs; a background task of it."""
+
+    kinds = (CoresGranted.kind, CoresReturned.kind)
+
+    def __init__(self, api: SchedulerApi) -> None:
+        self._api = api
+        self._lock = threading.Lock()
+        self._host: CoreHost | None = None
+        self._confinement: Confinement | None = None
+        self._check_at = 0.0
+        self._told: dict[int, str] = {}  # why entries wait, by entry
+
+    def execute(self, run: LiveRun, execute: Callable[[], RunOutcome]) -> RunOutcome:
+        """Execute a run with the cores that it is granted; if it is refused, it goes back to the queue."""
+        cpu, entry = run.assignment.cpu, run.entry
+        if cpu is not None and self._confinement is not None:
+            run.assignment = msgspec.structs.replace(
+                run.assignment, cpu=msgspec.structs.replace(cpu, confinement=self._confinement)
+            )
+        if cpu is None or not needs_grant(cpu.own):
+            return execute()
+        confinement, host = self._here()
+        assert entry.token is not None  # noqa: S101  # it was claimed
+        try:
+            granted = grant(self._api, host, entry.sched_id, entry.token, cpu.own)
+        except Refused as refusal:
+            self._tell(run, refusal.message)
+            return RunOutcome(yield_after_s=REFUSED_DELAY_S)
+        self._told.pop(entry.sched_id, None)
+        try:
+            if granted.leased:
+                confinement.set_open(open_cores(self._api, host))
+                leased = msgspec.structs.replace(cpu, leased=frozenset(granted.leased), confinement=confinement)
+                run.assignment = msgspec.structs.replace(run.assignment, cpu=leased)
+            return execute()
+        finally:
+            self._release(run, entry.token)
+
+    def _tell(self, run: LiveRun, problem: str) -> None:
+        """Say once why a run waits."""
+        if self._told.get(run.entry.sched_id) != problem:
+            _log.warning("%s #%s waits for cores: %s", run.assignment.agent.name, run.entry.sched_id, problem)
+            if len(self._told) >= TOLD_MAX:
+                self._told.clear()
+            self._told[run.entry.sched_id] = problem
+
+    def _release(self, run: LiveRun, token: int) -> None:
+        try:
+            release(self._api, run.entry.sched_id, token)
+        except RotaError as problem:  # it ends with the claim
+            _log.warning("the cores of entry %s are returned when its claim ends: %s", run.entry.sched_id, problem)
+        self._refresh()
+
+    def _here(self) -> tuple[Confinement, CoreHost]:
+        with self._lock:
+            if self._host is None or self._confinement is None:
+                self._confinement, self._host = Confinement(), this_host()  # before anything is confined
+            return self._confinement, self._host
+
+    def _refresh(self) -> None:
+        confinement, host = self._here()
+        self._check_at = self._api.clock.monotonic() + CHECK_S
+        try:
+            confinement.set_open(open_cores(self._api, host))
+        except RotaError as problem:
+            _log.warning("cannot read which cores are leased: %s", problem)
+
+    # --- background ------------------------------------------------------------------------------
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        """Confine what runs here, or let it go, after a lease began or ended."""
+        leased = any(event.kind == CoresGranted.kind and event.payload.get("leased") for event in events)
+        if leased or (self._is_confined and any(event.kind == CoresReturned.kind for event in events)):
+            self._refresh()
+
+    def due_in_s(self) -> float | None:
+        """While cores are leased, now and then."""
+        return max(0.0, self._check_at - self._api.clock.monotonic()) if self._is_confined else None
+
+    def on_due(self) -> None:
+        """Read which cores are leased."""
+        self._refresh()
+
+    @property
+    def _is_confined(self) -> bool:
+        confinement = self._confinement
+        return confinement is not None and confinement.open_cores != confinement.usable
+
+    def close(self) -> None:
+        """Use all cores again: this process may go on after its supervisor."""
+        if self._confinement is not None:
+            self._confinement.set_open(self._confinement.usable)

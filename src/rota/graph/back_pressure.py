@@ -1,0 +1,106 @@
+"""Back-pressure: a component is not ready while an edge behind it could not hold what it would publish.
+
+Edges to and from durable lanes are queues that never overwrite: each message there cost a run. When such an edge is
+full, the component before it waits, and so the edge before that one fills. On a durable lane, entries that have not
+ended count too: no entry is enqueued whose result could not be held.
+
+    capacity 3    2 messages wait on the edge, 1 entry has not ended     the component enqueues nothing
+                  a reader takes one message                             the component enqueues one more entry
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from rota.graph.channels import MessageChannel
+from rota.graph.messages import Inputs
+from rota.graph.reports import Reports
+from rota.graph.triggers import ComponentTrigger
+
+__all__ = ["BackPressure", "holding_back"]
+
+
+def holding_back(
+    component_id: str, trigger: ComponentTrigger, outgoing: Sequence[MessageChannel], reports: Reports
+) -> ComponentTrigger:
+    """Return the trigger of a component; if durable edges lead away from it, one that waits for room on them."""
+    bounded = [channel for channel in outgoing if channel.is_durable and channel.room() is not None]
+    return BackPressure(component_id, trigger, bounded, reports) if bounded else trigger
+
+
+class BackPressure(ComponentTrigger):
+    """A trigger that is not ready while the edges behind its component are full."""
+
+    def __init__(
+        self, component_id: str, inner: ComponentTrigger, outgoing: Sequence[MessageChannel], reports: Reports
+    ) -> None:
+        super().__init__(inner.channels, inner.listed)
+        self._component_id = component_id
+        self._inner = inner
+        self._outgoing = tuple(outgoing)
+        self._reports = reports
+        self._iteration_id = -1
+        self._granted = 0  # invocations of this iteration, whose publications are not on the edges yet
+        self._is_held_back = False
+        self.in_flight: Callable[[], int] = lambda: 0  # entries whose results are not on the edges yet
+        self.held_back = 0  # how often it waited, for metrics
+        self.fills_every_input = inner.fills_every_input
+        self.ready_without_message = inner.ready_without_message
+        self.every_iteration = inner.every_iteration
+        self.holds_messages = inner.holds_messages
+        self.is_timed = True  # it may be ready as soon as there is room
+
+    @property
+    def unwrapped(self) -> ComponentTrigger:
+        """The trigger itself, without limits around it."""
+        return self._inner.unwrapped
+
+    @property
+    def may_be_ready(self) -> bool:
+        """Whether the inner trigger may be ready."""
+        return self._inner.may_be_ready
+
+    def counts(self) -> dict[str, int]:
+        """Return what the inner trigger did to messages."""
+        return {**self._inner.counts(), "backpressure_count": self.held_back}
+
+    def keep_newest(self) -> None:
+        """Reduce each triggering input to its newest message."""
+        self._inner.keep_newest()
+
+    def next(self, now_s: float, iteration_id: int, /) -> Inputs | None:
+        """Return what the inner trigger returns, if there is room for one more result."""
+        if iteration_id != self._iteration_id:
+            self._iteration_id, self._granted = iteration_id, 0
+        full = self._full_edge()
+        if full is not None:
+            self._hold_back(full)
+            return None
+        self._is_held_back = False
+        inputs = self._inner.next(now_s, iteration_id)
+        if inputs is not None:
+            self._granted += 1
+        return inputs
+
+    def due_at_s(self, now_s: float, *, timers: bool = True) -> float:
+        """Return now if it was held back and there is room, else when the inner trigger is due."""
+        if self._is_held_back and self._full_edge() is None:
+            return -math.inf
+        return self._inner.due_at_s(now_s, timers=timers)
+
+    def _full_edge(self) -> MessageChannel | None:
+        coming = self._granted + self.in_flight()
+        for channel in self._outgoing:
+            room = channel.room()
+            if room is not None and room <= coming:
+                return channel
+        return None
+
+    def _hold_back(self, full: MessageChannel) -> None:
+        if self._is_held_back or not self._inner.may_be_ready:
+            return
+        self._is_held_back = True
+        self.held_back += 1
+        message = f"component {self._component_id} waits: edge {full.id} is full ({full.capacity} messages)"
+        self._reports.health("backpressure", message, component_id=self._component_id, channel_id=full.id)

@@ -1,0 +1,126 @@
+"""Core grants as rows: leased cores and reserved time on the hosts of a store.
+
+A grant belongs to a claim and is live while that claim is. So nothing has to be written when a claim ends, expires or
+is taken back: a grant whose claim has ended does not count any more, and the next grant removes its row
+(`remove_ended`). The primary key of the leases is the core of a host, so two supervisors cannot lease one core, however
+they decide.
+
+Who may have what is decided above (`service/core_grants.py`), in the same transaction.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from rota.decoding import decode_json
+from rota.errors import StoreCorrupt
+from rota.kernel.journal import append
+from rota.kernel.rows import DECODE_ERRORS
+from rota.model.core_grants import CoreGrant, CoreRefusal
+from rota.model.events import CoresGranted, CoresRefused, CoresReturned
+from rota.store import Transaction
+from rota.store.statements import core_grants as sql
+
+__all__ = [
+    "ENDED_MAX",
+    "GRANTS_MAX",
+    "leased_cores",
+    "live_grants",
+    "refusals",
+    "remove_ended",
+    "remove_grant",
+    "save_grant",
+]
+
+GRANTS_MAX = 10_000  # live grants of one host that are read
+ENDED_MAX = 256  # ended grants removed in one transaction
+LATELY_EVENTS = 2_000  # how far back refusals are looked for
+_encode = msgspec.json.Encoder().encode
+
+
+def live_grants(tx: Transaction, host: str | None = None) -> list[CoreGrant]:
+    """Return the live grants of a host, or of all hosts, by entry."""
+    return [_decode(sched_id, body) for sched_id, body in tx.run(sql.LIVE, (host, GRANTS_MAX))]
+
+
+def leased_cores(tx: Transaction, host: str) -> dict[int, int]:
+    """Return the leased cores of a host, and the entry that leases each."""
+    return {int(core): int(sched_id) for core, sched_id in tx.run(sql.LEASES, (host,))}
+
+
+def remove_ended(tx: Transaction, now: float) -> None:
+    """Remove grants whose claim has ended, a bounded number."""
+    ended = [int(row[0]) for row in tx.run(sql.ENDED, (ENDED_MAX,))]
+    if ended:
+        _remove(tx, ended, "claim_ended", now)
+
+
+def remove_grant(tx: Transaction, sched_id: int, token: int, now: float) -> bool:
+    """Remove the grant of a claim; returns whether there was one."""
+    if [(row[0], row[1]) for row in tx.run(sql.GET, (sched_id,))] != [(sched_id, token)]:
+        return False
+    _remove(tx, [sched_id], "released", now)
+    return True
+
+
+def save_grant(tx: Transaction, grant: CoreGrant) -> None:
+    """Store a grant, replacing an earlier one of the same entry."""
+    if tx.run(sql.GET, (grant.sched_id,)):  # it asks again
+        _remove(tx, [grant.sched_id], "released", grant.granted_at)
+    tx.run(sql.CREATE, (grant.sched_id, grant.token, grant.host, _encode(grant).decode()))
+    for core in grant.leased:
+        tx.run(sql.LEASE, (grant.host, core, grant.sched_id))
+    reserved: dict[str, int] = {}
+    for each in grant.reserved:
+        key = str(each.core)
+        reserved[key] = reserved.get(key, 0) + -(-each.budget_ns * 1_000_000 // each.period_ns)
+    event = CoresGranted(
+        sched_id=grant.sched_id,
+        token=grant.token,
+        host=grant.host,
+        host_name=grant.host_name,
+        owner=grant.owner,
+        leased=grant.leased,
+        reserved_ppm=reserved,
+        quota_us=grant.quota_us,
+        quota_period_us=grant.quota_period_us,
+        island=grant.island,
+        evidence=grant.evidence,
+    )
+    append(tx, event, now=grant.granted_at)  # without the agent: hosts and who uses them are the operator's
+
+
+def refusals(tx: Transaction) -> list[CoreRefusal]:
+    """Return the last refusal of each queued entry that was refused lately, newest first."""
+    found: dict[int, CoreRefusal] = {}
+    for at, payload in tx.run(sql.REFUSED_LATELY, (LATELY_EVENTS, LATELY_EVENTS)):
+        refusal = _refusal(at, payload)
+        if refusal is not None:
+            found.setdefault(refusal.sched_id, refusal)
+    waiting = {int(row[0]) for row in tx.run(sql.QUEUED, (_encode(list(found)).decode(),))}
+    return [refusal for sched_id, refusal in found.items() if sched_id in waiting]
+
+
+def _refusal(at: float, payload: str) -> CoreRefusal | None:
+    try:
+        event = decode_json(payload, CoresRefused)
+    except DECODE_ERRORS:
+        return None  # `rota db check` reports it
+    return CoreRefusal(
+        sched_id=event.sched_id, host_name=event.host_name, at=at, reason=event.reason, held_by=event.held_by
+    )
+
+
+def _remove(tx: Transaction, sched_ids: list[int], reason: str, now: float) -> None:
+    ids = _encode(sched_ids).decode()
+    tx.run(sql.DELETE_LEASES, (ids,))
+    tx.run(sql.DELETE, (ids,))
+    append(tx, CoresReturned(sched_ids=sched_ids, reason=reason), now=now)  # type: ignore[arg-type]  # one of two words
+
+
+def _decode(sched_id: int, body: str) -> CoreGrant:
+    try:
+        return decode_json(body, CoreGrant)
+    except DECODE_ERRORS as problem:
+        hint = f"Its run keeps its cores; end it with `rota cancel {sched_id} --stop`."
+        raise StoreCorrupt(f"the core grant of entry {sched_id} cannot be read: {problem}", hint=hint) from problem

@@ -1,0 +1,173 @@
+"""The budgets of graph runs and of their nodes, as lines of the ledger.
+
+The coordinator of a graph run holds no claim while the run waits, so the budget of a run cannot hang on a claim, as a
+loan does (budget_loans.py). It is a line of its own, with what was used so far, and each node may have one, too:
+
+    run r1           tokens    100,000      61,000 used
+    run r1, writer   tokens     20,000      11,000 used
+
+An entry that counts there names its run and node (`Needs.account`), and so does what it spawns. Its charges move both
+lines in the transaction in which they move the ledger of its agent: whatever is killed, each charge counts once. What
+live claims of the run may still use is derived from the claims, as for every budget. A node's entry is not claimed
+while its ask does not fit into both lines; the coordinator's entry is, because it decides what happens then.
+
+A line can be raised at any time (`set_budget`), and entries that wait for it go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from rota.errors import LedgerInvalidAmount, LimitExceeded
+from rota.kernel import affinity
+from rota.kernel.environment import KernelEnvironment
+from rota.kernel.grants import may_reach
+from rota.kernel.journal import append
+from rota.kernel.rows import Needs, decode_needs, decode_spent
+from rota.model.checks import DIMS_MAX, Checks
+from rota.model.events import GraphBudgetSet, LedgerBreached
+from rota.model.graph_budgets import NODE_CHARS_MAX, GraphAccount, GraphBudgetLine, budget_owner
+from rota.store import Row, Transaction
+from rota.store.statements import graph_budgets as sql
+from rota.store.statements import loans as loan_sql
+from rota.store.statements import queue as queue_sql
+
+__all__ = [
+    "LINES_MAX",
+    "charge_lines",
+    "check_account",
+    "count_in",
+    "drop",
+    "find_run",
+    "lines_of_entry",
+    "open_lines",
+    "read_lines",
+    "set_line",
+    "with_reserved",
+]
+
+LINES_MAX = 10_000  # of one run
+_checks = Checks("GraphBudget", LedgerInvalidAmount)
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+def check_account(tx: Transaction, account: GraphAccount, project_id: str | None) -> None:
+    """Refuse an entry of a project that the run it would count in may not reach."""
+    rows = tx.run(sql.RUN_OWNER, (account.run_id,))
+    if rows and not may_reach(tx, rows[0][1], project_id):
+        raise _checks.refuse("account", f"names a run that may not use this agent: {account.run_id!r}")
+
+
+def count_in(tx: Transaction, sched_id: int, account: GraphAccount) -> None:
+    """Make an entry count in the budgets of a run that began when it was claimed."""
+    ((needs_text, _),) = tx.run(loan_sql.STANDING, (sched_id,))
+    needs = msgspec.structs.replace(decode_needs(needs_text), account=account)
+    tx.run(loan_sql.SET_NEEDS, (_encode(needs).decode(), sched_id))
+
+
+def find_run(tx: Transaction, run_id: str) -> int:
+    """Return the agent of a graph run; raises if there is no such run."""
+    rows = tx.run(sql.RUN_OWNER, (run_id,))
+    if not rows:
+        raise _checks.refuse("run_id", f"{run_id!r} is no graph run of this store; `rota graph ps` lists them")
+    return int(rows[0][0])
+
+
+# --- lines ---------------------------------------------------------------------------------------
+
+
+def open_lines(
+    tx: Transaction, run_id: str, budgets: Mapping[str, Mapping[str, int]], now: float, pid: int | None = None
+) -> None:
+    """Give a run (node "") and its nodes their budgets; lines that exist stay as they are, with what was used."""
+    if sum(map(len, budgets.values())) > LINES_MAX:
+        raise LimitExceeded("LINES_MAX", LINES_MAX, sum(map(len, budgets.values())), field="budget")
+    for node, amounts in budgets.items():
+        for dim, amount in amounts.items():
+            _check(node, dim, amount)
+            if tx.run(sql.OPEN, (run_id, node, dim, amount)):
+                append(tx, GraphBudgetSet(run_id=run_id, node=node, dim=dim, limit=amount), now=now, pid=pid)
+
+
+def set_line(tx: Transaction, env: KernelEnvironment, line: GraphBudgetLine, now: float) -> None:
+    """Set a budget of a run or a node; what was used stays. Entries that wait for it, and the coordinator, go on."""
+    run_id, node, dim, limit = line.run_id, line.node, line.dim, line.limit
+    _check(node, dim, limit)
+    known = {(line.node, line.dim) for line in read_lines(tx, run_id)}
+    if (node, dim) not in known and sum(each[0] == node for each in known) >= DIMS_MAX:
+        raise LimitExceeded("dims_max", DIMS_MAX, DIMS_MAX + 1, field="dim")
+    tx.run(sql.SET, (run_id, node, dim, limit))
+    append(tx, GraphBudgetSet(run_id=run_id, node=node, dim=dim, limit=limit), now=now, correlation_id=run_id)
+    tx.effects.wake_parked = True
+    waiting = tx.run(sql.COORDINATOR_WAITING, (run_id,))  # perhaps for this: a component of its process may wait
+    if waiting:
+        tx.run(queue_sql.WAKE, (now, waiting[0][0]))
+        affinity.record_released(tx, env, "time", waiting, now)
+
+
+def _check(node: str, dim: str, amount: int) -> None:
+    if node != "":
+        _checks.text("node", node, NODE_CHARS_MAX)
+    _checks.name("dim", dim)
+    _checks.whole("limit", amount, 0)
+
+
+def drop(tx: Transaction, run_id: str) -> None:
+    """Delete the budgets of a run that is forgotten."""
+    tx.run(sql.DROP, (run_id,))
+
+
+def read_lines(tx: Transaction, run_id: str) -> list[GraphBudgetLine]:
+    """Return the budgets of a run and of its nodes, without reservations."""
+    return [_line(row) for row in tx.run(sql.LINES, (run_id,))]
+
+
+def lines_of_entry(tx: Transaction, account: GraphAccount) -> list[GraphBudgetLine]:
+    """Return the lines in which an entry counts."""
+    return [line for line in read_lines(tx, account.run_id) if line.node in ("", account.node)]
+
+
+def with_reserved(lines: Iterable[GraphBudgetLine], live: Iterable[Row]) -> list[GraphBudgetLine]:
+    """Return lines with what live claims reserve; `live` has the rows of `statements.claims.LIVE`."""
+    claims = [(decode_needs(needs), decode_spent(spent), count) for _, _, _, needs, spent, count in live]
+    return [_reserved(line, claims) for line in lines]
+
+
+def _reserved(line: GraphBudgetLine, claims: list[tuple[Needs, Mapping[str, int], int]]) -> GraphBudgetLine:
+    reserved = sum(
+        count * needs.reserved(line.dim, 1, spent)
+        for needs, spent, count in claims
+        if counts_in(needs.account, line) and needs.account is not None and needs.account.node
+    )
+    return msgspec.structs.replace(line, reserved=reserved)
+
+
+def counts_in(account: GraphAccount | None, line: GraphBudgetLine) -> bool:
+    """Whether an entry with this account counts in a line."""
+    return account is not None and account.run_id == line.run_id and line.node in ("", account.node)
+
+
+def _line(row: Row) -> GraphBudgetLine:
+    run_id, node, dim, amount, used, project_id = row
+    return GraphBudgetLine(run_id=run_id, node=node, dim=dim, limit=amount, used=used, project_id=project_id)
+
+
+# --- charges -------------------------------------------------------------------------------------
+
+
+def charge_lines(
+    tx: Transaction, account: GraphAccount, amounts: Mapping[str, int], now: float, pid: int
+) -> GraphBudgetLine | None:
+    """Add usage to the lines of a run and a node, and record where it crosses a limit; returns one that is over."""
+    over: GraphBudgetLine | None = None
+    for dim, amount in amounts.items():
+        for node, limit, used in tx.run(sql.CHARGE, (amount, account.run_id, account.node, dim)):
+            if used > limit:
+                over = GraphBudgetLine(run_id=account.run_id, node=node, dim=dim, limit=limit, used=used)
+            if used - amount <= limit < used:
+                owner = budget_owner(account.run_id, node)
+                event = LedgerBreached(level="graph", owner=owner, dim=dim, used=used, limit=limit)
+                append(tx, event, now=now, pid=pid)
+    return over

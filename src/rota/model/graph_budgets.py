@@ -1,0 +1,87 @@
+"""Budgets of graph runs and of their nodes: which entry counts where, and what a line says.
+
+The budget of a run is the most that all of its entries may use together; the budget of a node the most that all entries
+of this node may use in the run. Both are lines of the ledger, in which usage is counted as it is charged. A line with
+the node "" is the run's own.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from rota.errors import SchedInvalidPayload
+from rota.model.checks import Checks
+from rota.model.money import amount_text, dim_text
+
+__all__ = ["NODE_CHARS_MAX", "GraphAccount", "GraphBudgetLine", "budget_owner", "left_of", "used_up"]
+
+NODE_CHARS_MAX = 256  # of a node's name
+_account = Checks("GraphAccount", SchedInvalidPayload)
+
+
+class GraphAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The graph run and the node in whose budgets an entry counts; what it spawns counts there, too."""
+
+    run_id: str
+    node: str = ""  # "": the run's coordinator, which counts in the budget of the run only
+    on_over: Literal["fail", "wait"] = "fail"  # wait: a run over the budget goes back to the queue
+
+    def check(self) -> None:
+        """Raise unless the names can be stored. Not done when a stored row is decoded: that must not raise."""
+        _account.text("run_id", self.run_id)
+        if self.node != "":
+            _account.text("node", self.node, NODE_CHARS_MAX)
+        _account.one_of("on_over", self.on_over, ("fail", "wait"))
+
+
+class GraphBudgetLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The budget of a graph run, or of one of its nodes, in one dimension."""
+
+    run_id: str
+    node: str = ""  # "": of the whole run
+    dim: str
+    limit: int
+    used: int = 0
+    reserved: int = 0  # by live claims
+    project_id: str | None = None  # of the run
+
+    @property
+    def left(self) -> int:
+        """What was not used yet; negative if more was used than allowed."""
+        return self.limit - self.used
+
+    @property
+    def command(self) -> str:
+        """A command that raises it, to twice what was allowed or used."""
+        amount = 2 * max(self.limit, self.used, 1)
+        option = f" --node {shlex.quote(self.node)}" if self.node else ""
+        return f"rota graph budget {shlex.quote(self.run_id)} {self.dim}={amount}{option}"
+
+    def sentence(self) -> str:
+        """Return the line in numbers."""
+        owner = f"node {self.node}" if self.node else f"run {self.run_id}"
+        used, limit = amount_text(self.dim, self.used), amount_text(self.dim, self.limit)
+        return f"{dim_text(self.dim)} of {owner}: {used} of {limit} used"
+
+
+def budget_owner(run_id: str, node: str) -> str:
+    """Return the name of a run, or of a node in its run, in reasons and events."""
+    return f"{run_id}/{node}" if node else run_id
+
+
+def left_of(lines: Iterable[GraphBudgetLine]) -> dict[str, int]:
+    """Return what is left per dimension, by the strictest of some lines."""
+    left: dict[str, int] = {}
+    for line in lines:
+        left[line.dim] = min(line.left, left.get(line.dim, line.left))
+    return left
+
+
+def used_up(lines: Iterable[GraphBudgetLine]) -> GraphBudgetLine | None:
+    """Return the line of which the least is left, if nothing is left of it: nothing more may start."""
+    found = [line for line in lines if line.left <= 0]
+    return min(found, key=lambda line: (line.left, line.node, line.dim), default=None)

@@ -1,0 +1,191 @@
+"""The one admission for the cores of real hosts: fleets, entries and graphs ask here.
+
+    settings or island  →  profile  →  admission  →  grant, as a row of the claim that asked
+
+`core_admission.decide` decides, with the code that `rota cpu sim` and the engine use. What it grants or refuses is
+recorded in the journal, in the transaction that reads and writes the rows, so two supervisors cannot be granted the
+same core. A grant ends with the claim that it was made for.
+
+A lease grants placement: no other work that rota runs uses its cores, the supervisors and their helpers included. What
+stays open is part of every grant, and `open_cores` tells it at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
+
+from rota.clock import SystemClock
+from rota.errors import Refused, RotaError
+from rota.kernel import Kernel
+from rota.kernel.clock_jumps import now_as_stored
+from rota.kernel.contexts import cpu_contexts
+from rota.kernel.core_grants import (
+    leased_cores,
+    live_grants,
+    refusals,
+    remove_ended,
+    remove_grant,
+    save_grant,
+)
+from rota.kernel.journal import append
+from rota.kernel.lookups import find_agent
+from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, CoreStatus, HostStatus
+from rota.model.cpu import CpuSettings
+from rota.model.events import CoresRefused, EventData
+from rota.store import Transaction
+
+if TYPE_CHECKING:
+    from rota.service.api import SchedulerApi
+    from rota.service.core_admission import Asker
+
+__all__ = [
+    "REFUSED_DELAY_S",
+    "CoreGrants",
+    "grant",
+    "needs_grant",
+    "open_cores",
+    "release",
+    "this_host",
+]
+
+REFUSED_DELAY_S = 1.0  # after which an entry that was refused is claimed again
+PPM = 1_000_000
+_ADMISSION = "rota.service.core_admission"
+
+
+# --- the rows ------------------------------------------------------------------------------------
+
+
+class CoreGrants:
+    """Grants on the hosts of one store."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def grant(self, sched_id: int, token: int, host: CoreHost, ask: CoreAsk) -> CoreGrant:
+        """Grant a live claim what it asks of a host, or raise the refusal; both are recorded."""
+        admission = resolve_name(_ADMISSION)  # by its name: it loads the engine, which few processes need
+        env = self._kernel.env
+
+        def work(tx: Transaction) -> CoreGrant | Refused:
+            now = env.read_clock(tx)
+            run = self._kernel.queue.live_run(tx, sched_id, token)
+            remove_ended(tx, now)
+            agent = find_agent(tx, run.pid)
+            asker = admission.Asker(sched_id, token, run.pid, agent.name, run.project_id, now)
+            record: list[EventData] = []
+            live = live_grants(tx, host.key)
+            try:
+                granted: CoreGrant | Refused = admission.decide(host, live, ask, asker, record)
+            except Refused as refusal:
+                granted = refusal
+            for fact in record:
+                append(tx, fact, now=now)
+            if isinstance(granted, CoreGrant):
+                save_grant(tx, granted)
+            else:
+                append(tx, _refused_event(granted, host, live, asker, ask), now=now)
+            return granted
+
+        granted = env.write_keeping_cache(work)
+        if isinstance(granted, RotaError):
+            raise granted
+        return granted
+
+    def release(self, sched_id: int, token: int) -> bool:
+        """End the grant of a claim before the claim ends; returns whether there was one."""
+        env = self._kernel.env
+        return env.write_keeping_cache(lambda tx: remove_grant(tx, sched_id, token, env.read_clock(tx)))
+
+    def leased(self, host: str) -> dict[int, int]:
+        """Return the leased cores of a host, and the entry that leases each."""
+        return self._kernel.env.read(lambda tx: leased_cores(tx, host))
+
+    def status(self, host: str | None = None) -> CoreStatus:
+        """Return the live grants of every host or of one, refused entries, and contexts of CPU time."""
+
+        def work(tx: Transaction) -> CoreStatus:
+            hosts: dict[str, list[CoreGrant]] = {}
+            for each in live_grants(tx, host):
+                hosts.setdefault(each.host, []).append(each)
+            return CoreStatus(
+                hosts=[_host_status(grants) for grants in hosts.values()],
+                refused=refusals(tx),
+                contexts=cpu_contexts(tx, now_as_stored(tx, self._kernel.env)),
+            )
+
+        return self._kernel.env.read(work)
+
+
+def _refused_event(
+    refusal: Refused, host: CoreHost, live: Sequence[CoreGrant], asker: Asker, ask: CoreAsk
+) -> CoresRefused:
+    missing = refusal.data.get("missing") or []
+    return CoresRefused(
+        sched_id=asker.sched_id,
+        host=host.key,
+        host_name=host.name,
+        owner=asker.owner,
+        reason=refusal.message,
+        held_by=tuple(
+            each.sched_id for each in live if each.sched_id != asker.sched_id and (each.leased or each.reserved)
+        ),
+        missing=[str(each) for each in missing],
+        island=ask.island,
+    )
+
+
+def _host_status(grants: list[CoreGrant]) -> HostStatus:
+    reserved: dict[int, int] = {}
+    for each in grants:
+        for one in each.reserved:
+            core = one.core or 0
+            reserved[core] = reserved.get(core, 0) + -(-one.budget_ns * PPM // one.period_ns)
+    return HostStatus(
+        host=grants[0].host,
+        host_name=grants[0].host_name,
+        leased={core: each.sched_id for each in grants for core in each.leased},
+        reserved_ppm=reserved,
+        grants=grants,
+    )
+
+
+# --- for supervisors -----------------------------------------------------------------------------
+
+
+def this_host(*, memory_bytes: int = 0, slots: int = 0) -> CoreHost:
+    """Return this machine and the cores that this process may use. Its key is the same in every container."""
+    name = socket.gethostname() or "localhost"
+    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    boot, _, _ = SystemClock().boot_id().partition("/")  # without the time namespace, which a container may have
+    key = name if boot.startswith("process-") else boot
+    return CoreHost(key=key, name=name, cores=tuple(cores), memory_bytes=memory_bytes, slots=slots)
+
+
+def needs_grant(settings: CpuSettings | None) -> bool:
+    """Whether a run with these settings needs a grant before it starts."""
+    if settings is None:
+        return False
+    policy = settings.policy
+    is_reserved = policy is not None and policy.policy == "deadline"
+    return bool(settings.lease) or settings.quota is not None or is_reserved or settings.class_ != "normal"
+
+
+def grant(api: SchedulerApi, host: CoreHost, sched_id: int, token: int, settings: CpuSettings) -> CoreGrant:
+    """Grant a run its settings on a host; raises the refusal with its numbers."""
+    return api.cores.grant(sched_id, token, host, CoreAsk(cpu=settings))
+
+
+def release(api: SchedulerApi, sched_id: int, token: int) -> None:
+    """End the grant of a run. Without it the grant ends with the claim."""
+    api.cores.release(sched_id, token)
+
+
+def open_cores(api: SchedulerApi, host: CoreHost) -> tuple[int, ...]:
+    """Return the cores of a host that no lease has: everything but the owners of leases stays on them."""
+    leased = api.cores.leased(host.key)
+    return tuple(core for core in host.cores if core not in leased) or host.cores

@@ -1,0 +1,28 @@
+"""Random mixes of groups and weights on 2 to 16 cores, seed by seed, beside the weighted max-min ideal."""
+
+from __future__ import annotations
+
+import random
+
+from tests.adversity.conftest import Rounds
+from tests.cores.fluid import Hog
+from tests.cores.test_shares_over_cores import check_shares
+
+
+def random_mix(seed: int) -> tuple[int, list[Hog], dict[str, float]]:
+    """Return a number of cores, hogs on them and the weights of their groups."""
+    rng = random.Random(seed)
+    cores = rng.randint(2, 16)
+    groups = {f"g{number}": rng.choice([0.5, 1, 2, 4]) for number in range(rng.randint(0, 3))}
+    weights = [0.1, 0.5, 1, 1, 2, 7]
+    hogs = [Hog(f"h{number}", rng.choice(weights), rng.choice([None, *groups])) for number in range(rng.randint(2, 40))]
+    return cores, hogs, {name: weight for name, weight in groups.items() if any(hog.group == name for hog in hogs)}
+
+
+def test_random_mixes_stay_within_two_percent_of_their_shares(rounds: Rounds) -> None:
+    for seed in rounds(3):
+        cores, hogs, groups = random_mix(seed)
+        try:
+            check_shares(cores, hogs, groups)
+        except AssertionError as problem:
+            raise AssertionError(f"seed {seed}: {problem}") from problem

@@ -1,0 +1,99 @@
+"""Threads that block and wake beside hogs: a ring neither robs a hog nor is robbed, and a heavy waker comes in time.
+
+In a ring exactly one thread has work at any moment: it works for a while, wakes the next one and blocks, in this order
+or the other. Beside a hog there are always two competitors of equal weight: the fluid ideal of the hog is a half.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from rota.cores import CoresEngine
+from rota.cores.accounts import LatencyClass
+from rota.cores.events import Block, CoreTick, Decision, Preempt, Reschedule, RunEntity, Wake
+from tests.cores.harness import MS, EngineHarness
+
+Order = Literal["wake first", "block first"]
+
+
+class Ring:
+    """One core with a hog and a ring, driven to the instant."""
+
+    def __init__(self, count: int, work_ns: int, order: Order, latency: LatencyClass) -> None:
+        self.engine = CoresEngine(cores=1)
+        self.members = [self.engine.spawn(latency_class=latency) for _ in range(count)]
+        self.hog = self.engine.spawn()
+        self.work_ns = self.remaining_ns = work_ns
+        self.order = order
+        self.turn = 0
+        self.now = 0
+        self.until = 0
+        self.send(Wake(self.members[0]))
+        self.send(Wake(self.hog))
+
+    def send(self, event: Wake | Block | CoreTick) -> None:
+        decisions: list[Decision] = list(self.engine.step(event, self.now))
+        for decision in decisions:
+            if isinstance(decision, RunEntity):
+                self.until = decision.until_ns
+        for decision in decisions:
+            if isinstance(decision, Reschedule):
+                self.send(CoreTick(0))
+
+    def run(self, until: int) -> float:
+        """Return the share of the hog."""
+        while self.now < until:
+            active = self.members[self.turn]
+            runs = self.engine.running(0) == active
+            ends = min(self.until, self.now + self.remaining_ns) if runs else self.until
+            if runs:
+                self.remaining_ns -= ends - self.now
+            self.now = ends
+            if runs and not self.remaining_ns:
+                self._pass_on(active)
+            else:
+                self.send(CoreTick(0))
+        self.engine.check_invariants()
+        return self.engine.account(self.hog, self.now).runtime_ns / self.now
+
+    def _pass_on(self, active: int) -> None:
+        self.turn = (self.turn + 1) % len(self.members)
+        self.remaining_ns = self.work_ns
+        following = self.members[self.turn]
+        if self.order == "block first":
+            self.send(Block(active))
+            self.send(Wake(following))
+        else:
+            self.engine.step(Wake(following), self.now)  # it blocks before the core answers the reschedule
+            self.send(Block(active))
+
+
+@pytest.mark.parametrize("latency", ["normal", "sensitive"])
+@pytest.mark.parametrize("order", ["wake first", "block first"])
+@pytest.mark.parametrize(("count", "work_us"), [(2, 100), (10, 1_000), (3, 2_900)])
+def test_a_ring_neither_robs_a_hog_nor_is_robbed(count: int, work_us: int, order: Order, latency: LatencyClass) -> None:
+    share = Ring(count, work_us * 1_000, order, latency).run(2_000 * MS)
+    assert 0.45 < share < 0.55, f"the hog got {share:.1%} for 50 %"
+
+
+def test_a_heavy_waker_preempts_a_light_hog_by_its_virtual_deadline() -> None:
+    """Both have the same slice length: the weight alone makes the heavy one due sooner."""
+    harness = EngineHarness()
+    hog = harness.one(weight=100)
+    heavy = harness.one(weight=10_000, awake=False)
+    harness.until(MS)
+    assert harness.running() == [hog]
+    harness.send(Wake(heavy))
+    assert harness.running() == [heavy]
+    assert harness.decided(Preempt) == [Preempt(0, hog)]
+
+
+def test_a_light_waker_does_not_preempt_a_heavy_hog() -> None:
+    harness = EngineHarness()
+    hog = harness.one(weight=10_000)
+    light = harness.one(weight=100, awake=False)
+    harness.until(MS)
+    harness.send(Wake(light))
+    assert harness.running() == [hog]

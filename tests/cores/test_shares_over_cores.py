@@ -1,0 +1,136 @@
+"""Shares follow weights over all cores of a set: the engine beside the fluid ideal of `fluid`, which knows no engine.
+
+**The global bound** (stated in `rota.cores.placement`): in any window, an entity without a group, and a group as a
+whole, gets its max-min share of all cores it may use, to within 2 % and `SLICES` slices (a group: one more for each
+core that it can use at once). `tests/adversity/test_core_shares.py` checks it on random mixes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from rota.cores import CoresEngine
+from rota.sim.simulation import Simulation
+from rota.sim.threads import HogThread
+from tests.cores.fluid import Hog, ideal_rates
+
+MS = 1_000_000
+SLICE = 3 * MS
+
+
+def measured(
+    core_count: int, hogs: Sequence[Hog], groups: Mapping[str, float], *, from_ms: int = 0, until_ms: int = 2_000
+) -> tuple[dict[str, float], CoresEngine]:
+    """Run hogs in virtual time; return how long each ran in the window, in ns by name, and the engine."""
+    engine = CoresEngine(cores=core_count)
+    simulation = Simulation(engine, observe=False)
+    for name, weight in groups.items():
+        engine.add_group(name, weight=round(weight * 1000))
+    entities = {}
+    for hog in hogs:
+        mask = sum(1 << core for core in hog.cores)
+        entities[hog.name] = engine.spawn(weight=round(hog.weight * 1000), group=hog.group, core_mask=mask)
+        simulation.add(HogThread(hog.name, entities[hog.name], random.Random(0)))
+    simulation.run(from_ms * MS)
+    before = {name: engine.account(entity, simulation.now).runtime_ns for name, entity in entities.items()}
+    simulation.run(until_ms * MS)
+    after = {name: engine.account(entity, simulation.now).runtime_ns for name, entity in entities.items()}
+    engine.check_invariants()
+    return {name: float(after[name] - before[name]) for name in entities}, engine
+
+
+SLICES = 6  # of the normal class: the limit on imbalance, what may be forgiven, and slices in progress
+
+
+def check_shares(core_count: int, hogs: Sequence[Hog], groups: Mapping[str, float], *, from_ms: int = 0) -> CoresEngine:
+    """Run for 2 s and compare every competitor with the ideal; return the engine."""
+    got, engine = measured(core_count, hogs, groups, from_ms=from_ms, until_ms=from_ms + 2_000)
+    rates = ideal_rates(core_count, hogs, groups)
+    competitors: dict[str, list[str]] = {}
+    for hog in hogs:
+        competitors.setdefault(hog.group or hog.name, []).append(hog.name)
+    for name, members in competitors.items():
+        used = sum(got[member] for member in members)
+        ideal = sum(rates[member] for member in members) * 2_000 * MS
+        at_once = min(core_count, len(members)) - 1
+        allowed = 0.02 * ideal + (SLICES + at_once) * SLICE
+        assert abs(used - ideal) <= allowed, f"{name} got {used / ideal:.3f} of its share ({used:,.0f} ns)"
+    return engine
+
+
+def shares(core_count: int, hogs: Sequence[Hog], groups: Mapping[str, float]) -> list[float]:
+    """The part of a core that each hog got over 2 s, in percent."""
+    got, _ = measured(core_count, hogs, groups)
+    return [round(got[hog.name] / (20 * MS), 1) for hog in hogs]
+
+
+# --- the ideal ------------------------------------------------------------------------------------
+
+
+def test_the_ideal_of_three_equal_hogs_on_two_cores_is_two_thirds_each() -> None:
+    assert ideal_rates(2, [Hog("a", 1), Hog("b", 1), Hog("c", 1)], {}) == pytest.approx(dict.fromkeys("abc", 2 / 3))
+
+
+def test_in_the_ideal_what_one_hog_cannot_use_goes_to_its_group_first() -> None:
+    """Group x is owed 1.5 of 3 cores. Its heavy hog can use one; the rest is the light one's, and not group y's."""
+    hogs = [Hog("x1", 10, "x"), Hog("x2", 1, "x"), Hog("y1", 1, "y"), Hog("y2", 1, "y")]
+    rates = ideal_rates(3, hogs, {"x": 1, "y": 1})
+    assert rates == pytest.approx({"x1": 1, "x2": 0.5, "y1": 0.75, "y2": 0.75}, abs=1e-4)
+
+
+def test_in_the_ideal_pinned_hogs_share_their_core_and_the_others_the_rest() -> None:
+    pinned = [Hog(name, 1, None, (0,)) for name in "abc"]
+    rates = ideal_rates(2, [*pinned, Hog("d", 1), Hog("e", 1)], {})
+    assert [rates[name] for name in "abcde"] == pytest.approx([1 / 3] * 3 + [1 / 2] * 2, abs=1e-4)
+
+
+# --- the engine -----------------------------------------------------------------------------------
+
+
+def test_three_equal_hogs_on_two_cores_get_two_thirds_each() -> None:
+    assert shares(2, [Hog("a", 1), Hog("b", 1), Hog("c", 1)], {}) == pytest.approx([66.7] * 3, abs=0.5)
+
+
+def test_a_process_of_twenty_threads_gets_as_much_as_a_process_of_one() -> None:
+    many = [Hog(f"t{number}", 1, "many") for number in range(20)]
+    got = shares(2, [Hog("single", 1, "one"), *many], {"one": 1, "many": 1})
+    assert got[0] == pytest.approx(100, abs=1)
+    assert got[1:] == pytest.approx([5] * 20, abs=0.5)
+
+
+def test_a_hog_that_is_worth_a_core_gets_one_and_the_others_share_the_rest() -> None:
+    assert shares(2, [Hog("a", 10), Hog("b", 1), Hog("c", 1)], {}) == pytest.approx([100, 50, 50], abs=0.5)
+
+
+def test_pinned_hogs_and_free_ones_share_two_cores_equally_where_they_can() -> None:
+    hogs = [Hog("a", 1, None, (0,)), Hog("b", 1, None, (0,)), Hog("c", 1), Hog("d", 1), Hog("e", 1)]
+    assert shares(2, hogs, {}) == pytest.approx([40] * 5, abs=1)
+
+
+def test_pinned_hogs_that_crowd_a_core_are_owed_nothing_elsewhere() -> None:
+    """Three pinned hogs have a third of core 0 each. A free one that comes later is not behind because of them."""
+    hogs = [*(Hog(name, 1, None, (0,)) for name in "abc"), Hog("d", 1), Hog("e", 1)]
+    assert shares(2, hogs, {}) == pytest.approx([33.3] * 3 + [50] * 2, abs=1)
+
+
+def test_the_threads_of_a_process_share_what_it_gets_by_their_weights() -> None:
+    """Four cores: two processes of equal weight, two cores each; no part is more than a core."""
+    hogs = [Hog("a1", 3, "a"), Hog("a2", 3, "a"), Hog("a3", 2, "a"), *(Hog(f"b{n}", 1, "b") for n in range(5))]
+    got = shares(4, hogs, {"a": 1, "b": 1})
+    assert got[:3] == pytest.approx([75, 75, 50], abs=3)
+    assert got[3:] == pytest.approx([40] * 5, abs=3)
+
+
+def test_migration_is_bounded_by_one_for_every_pick_and_balanced_cores_need_none() -> None:
+    _, engine = measured(2, [Hog("a", 1), Hog("b", 1), Hog("c", 1)], {})
+    assert 0 < engine.counters.migrations <= engine.counters.picks // 4
+    _, engine = measured(2, [Hog(name, 1) for name in "abcd"], {})
+    assert engine.counters.migrations == 0
+
+
+def test_a_share_is_right_again_soon_after_hogs_come_and_go() -> None:
+    """A window that begins later is bound in the same way."""
+    check_shares(4, [Hog(f"h{n}", weight) for n, weight in enumerate((1, 2, 3, 0.5, 0.5, 7, 1))], {}, from_ms=700)

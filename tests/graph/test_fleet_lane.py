@@ -1,0 +1,304 @@
+"""Components that are agents: their invocations are entries of the agents, and the run waits for them in the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from rota import store
+from rota.errors import GraphInvalid
+from rota.fleet.graph_workers import graph_supervisor
+from rota.fleet.supervisor import Supervisor, SupervisorSettings
+from rota.graph.compiler import check, compile_graph
+from rota.graph.component_registry import ComponentRegistry
+from rota.graph.loader import load_mapping
+from rota.graph.plan_reports import plan_to_dict
+from rota.kernel import Kernel
+from rota.model.events import EntriesReturned
+from rota.model.work import ReadyEntry
+from rota.service.dispatcher import Dispatcher
+from rota.service.entry_reports import entry_report
+from rota.service.explanation import explain
+
+MAIN = {"main": {"type": "event_loop"}}
+INPUT = {"id": "topic", "type": "rota.input", "execution": {"lane": "main"}}
+OUTPUT = {"id": "result", "type": "rota.output", "execution": {"lane": "main"}}
+
+
+def agent_node(name: str, agent: str, **fields: Any) -> dict[str, Any]:
+    """A component that is an agent; `fields` of its execution, and its `config`."""
+    config = fields.pop("config", {})
+    return {"id": name, "execution": {"agent": agent, **fields}, "config": config}
+
+
+def document(components: list[Any], wires: list[str], **edge: Any) -> dict[str, Any]:
+    """A graph; a wire is `from.port > to.port`."""
+    edges = [
+        {"id": f"e{number}", "kind": "async", "from": wire.split(" > ")[0], "to": wire.split(" > ")[1], **edge}
+        for number, wire in enumerate(wires)
+    ]
+    return {"schema_version": 2, "graph": {"name": "world"}, "lanes": MAIN, "components": components, "edges": edges}
+
+
+class FleetWorld:
+    """A store with agents that are functions, and a supervisor."""
+
+    def __init__(
+        self,
+        functions: Mapping[str, Callable[..., Any]],
+        settings: Mapping[str, Any] | None = None,
+        path: str = ":memory:",
+    ) -> None:
+        self.kernel = Kernel(store.open(path))
+        self.api = Dispatcher(self.kernel)
+        self.functions = functions
+        for name in functions:
+            self.api.agents.create(name, metadata={"run": dict((settings or {}).get(name, {}))})
+
+    def run(self, graph: dict[str, Any], slots: int = 1, **inputs: Any) -> Any:
+        """Run a graph to its end and return its row."""
+        run = self.api.graphs.start(graph, inputs, run_id="r1")
+        self.supervise(slots)
+        return self.api.graphs.show(run.run_id).run
+
+    def supervise(self, slots: int = 1) -> Any:
+        """Run what there is to run."""
+        return Supervisor(self.api, SupervisorSettings(slots=slots), functions=self.functions).run(until_idle=True)
+
+    def entries(self, agent: str | None = None) -> list[ReadyEntry]:
+        """The entries of an agent, or all, oldest first."""
+        pid = None if agent is None else self.api.agents.find(agent)[0].pid
+        return self.api.queue.list(pid=pid)[0]
+
+
+def research(ctx: Any, topic: str, depth: int = 1) -> str:
+    """One finding."""
+    return f"{topic}:{depth}"
+
+
+def chain(**execution: Any) -> dict[str, Any]:
+    """topic → search → result."""
+    config = execution.pop("config", {"depth": 2})
+    return document(
+        [INPUT, agent_node("search", "researcher", config=config, **execution), OUTPUT],
+        ["topic.out > search.topic", "search.out > result.value"],
+    )
+
+
+def test_agent_entries() -> None:
+    """An invocation is an entry of the agent, with the agent's settings, and its result goes on in the graph."""
+    settings = {"researcher": {"expected": {"tokens": 5}, "max_attempts": 7, "payload": {"depth": 9}}}
+    world = FleetWorld({"researcher": research}, settings)
+    run = world.run(chain(priority="high"), topic="owls")
+    assert (run.status, run.result) == ("succeeded", {"result": "owls:2"})
+    (entry,) = world.entries("researcher")
+    assert entry.payload == {"topic": "owls", "depth": 2}
+    assert (entry.expected, entry.max_attempts, entry.priority) == ({"tokens": 5}, 7, 1)
+    assert (entry.trigger, entry.correlation_id) == ("graph", "r1")
+    assert str(entry.key).startswith("graph/r1/")
+
+
+def test_with_one_slot_nothing_waits_for_itself_and_waiting_counts_no_attempt() -> None:
+    world = FleetWorld({"researcher": research})
+    assert world.run(chain(), slots=1, topic="owls").status == "succeeded"
+    (coordinator,) = world.entries("world")
+    assert (coordinator.exit_kind, coordinator.attempt) == ("completed", 1)
+    returned = [event for event in world.kernel.journal.tail(0, 1_000) if event.kind == EntriesReturned.kind]
+    assert {event.payload["verb"] for event in returned} == {"yield"}
+
+
+def test_an_agent_without_inputs_runs_once() -> None:
+    world = FleetWorld({"planner": lambda: "plan"})
+    graph = document([agent_node("plan", "planner"), OUTPUT], ["plan.out > result.value"])
+    assert world.run(graph).result == {"result": "plan"}
+    assert len(world.entries("planner")) == 1
+
+
+def test_a_result_of_none_is_published_too() -> None:
+    world = FleetWorld({"silent": lambda: None, "writer": lambda text: [text]})
+    graph = document(
+        [agent_node("first", "silent"), agent_node("then", "writer"), OUTPUT],
+        ["first.out > then.text", "then.out > result.value"],
+    )
+    assert world.run(graph).result == {"result": [None]}
+
+
+def test_an_agent_that_fails_fails_the_run_and_nothing_is_left() -> None:
+    def broken(topic: str) -> None:
+        raise ValueError(f"no {topic}")
+
+    world = FleetWorld({"researcher": broken}, {"researcher": {"max_attempts": 1}})
+    run = world.run(chain(config={}), topic="owls")
+    assert run.status == "failed"
+    assert "ValueError: no owls" in run.error
+    assert {entry.state for entry in world.entries()} == {"completed"}
+
+
+def test_on_error_retry_is_an_entry_of_its_own() -> None:
+    calls: list[str] = []
+
+    def shaky(topic: str) -> str:
+        calls.append(topic)
+        if len(calls) < 3:
+            raise ValueError("not yet")
+        return topic
+
+    world = FleetWorld({"researcher": shaky}, {"researcher": {"max_attempts": 1}})
+    assert world.run(chain(config={}, on_error="retry"), topic="owls").result == {"result": "owls"}
+    assert [str(entry.key).rpartition("/")[2] for entry in world.entries("researcher")] == ["0", "0~2", "0~3"]
+
+
+def test_an_agent_that_does_not_exist_is_refused_with_its_name() -> None:
+    with pytest.raises(GraphInvalid, match="there is no agent named 'researcher'"):
+        FleetWorld({}).run(chain(), topic="owls")
+
+
+# --- edges ---------------------------------------------------------------------------------------
+
+
+def test_a_durable_edge_is_a_queue_that_never_overwrites() -> None:
+    plan = compile_graph(load_mapping(chain()))
+    assert {edge.spec.policy.mode for edge in plan.edges.values()} == {"queue"}
+    assert {edge.spec.policy.overflow for edge in plan.edges.values()} == {"fail_fast"}
+
+
+def test_latest_is_used_where_it_is_asked_for() -> None:
+    graph = document(
+        [INPUT, agent_node("search", "researcher"), OUTPUT],
+        ["topic.out > search.topic", "search.out > result.value"],
+        policy={"mode": "latest"},
+    )
+    plan = compile_graph(load_mapping(graph))
+    assert {edge.spec.policy.mode for edge in plan.edges.values()} == {"latest"}
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def problems(graph: dict[str, Any]) -> list[str]:
+    """What refuses a graph."""
+    try:
+        return [each.message for each in check(load_mapping(graph)).errors]
+    except GraphInvalid as problem:
+        return [each.message for each in problem.diagnostics]
+
+
+def test_a_plan_names_the_agents() -> None:
+    plan = plan_to_dict(compile_graph(load_mapping(chain())))
+    assert [each.get("agent") for each in plan["components"]] == [None, "researcher", None]
+
+
+@pytest.mark.parametrize(
+    ("execution", "message"),
+    [
+        ({"agent": "a", "lane": "main"}, "must be on a lane of type fleet, not event_loop"),
+        ({"lane": "f"}, "of type fleet, but names no agent"),
+    ],
+)
+def test_agents_and_only_agents_are_on_fleet_lanes(execution: dict[str, str], message: str) -> None:
+    graph = document([{"id": "a", "type": "agent", "execution": execution}], [])
+    graph["lanes"] = {**MAIN, "f": {"type": "fleet"}}
+    assert any(message in each for each in problems(graph))
+
+
+def test_an_agent_has_no_other_type_and_needs_version_2() -> None:
+    graph = document([{"id": "a", "type": "demo.A", "execution": {"agent": "a"}}], [])
+    assert any("cannot also be of type demo.A" in each for each in problems(graph))
+    assert any("execution.agent in schema_version 1" in each for each in problems({**chain(), "schema_version": 1}))
+
+
+def test_the_output_of_an_agent_is_out() -> None:
+    graph = document([agent_node("a", "a"), OUTPUT], ["a.found > result.value"])
+    with pytest.raises(GraphInvalid, match=r"missing output port a\.found"):
+        compile_graph(load_mapping(graph), ComponentRegistry())
+
+
+# --- loops ---------------------------------------------------------------------------------------
+
+
+def critic_loop(**policy: Any) -> dict[str, Any]:
+    """topic → draft → (critic → revise →)* result."""
+    graph = document(
+        [INPUT, agent_node("draft", "draft"), agent_node("critic", "critic"), agent_node("revise", "revise"), OUTPUT],
+        [
+            "topic.out > draft.topic",
+            "draft.out > critic.draft",
+            "critic.out > revise.draft",
+            "revise.out > critic.draft",
+            "revise.out > result.value",
+        ],
+    )
+    members = ["critic", "revise"]
+    loop_policy = {"type": "fixed_point", "max_iterations": 5, **policy}
+    graph["composite_loops"] = [{"id": "fix", "components": members, "loop_policy": loop_policy}]
+    return graph
+
+
+CRITICS: dict[str, Callable[..., Any]] = {
+    "draft": lambda topic: {"text": topic, "accepted": False},
+    "critic": lambda draft: {**draft, "accepted": len(draft["text"]) >= 7},
+    "revise": lambda draft: draft if draft["accepted"] else {**draft, "text": draft["text"] + "!"},
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "text", "iterations"),
+    [
+        ({"convergence": "accepted"}, "owls!!!", 4),
+        ({"convergence": "stable_state"}, "owls!!!", 5),
+        ({"max_iterations": 2}, "owls!!", 2),
+        ({"convergence": "single_pass"}, "owls!", 1),
+    ],
+)
+def test_a_loop_with_agents_spans_epochs(policy: dict[str, Any], text: str, iterations: int) -> None:
+    world = FleetWorld(CRITICS)
+    run = world.run(critic_loop(**policy), topic="owls")
+    assert (run.status, run.result["result"]["text"]) == ("succeeded", text), run.error
+    assert len(world.entries("critic")) == len(world.entries("revise")) == iterations
+    epochs = [int(str(entry.key).split("/")[2]) for entry in world.entries("critic")]
+    assert epochs == sorted(set(epochs))
+
+
+def test_a_plan_says_which_loops_span_epochs() -> None:
+    plan = plan_to_dict(compile_graph(load_mapping(critic_loop(convergence="accepted"))))
+    (loop,) = [each for each in plan["components"] if "loop" in each]
+    assert (loop["id"], loop["loop"]) == ("fix", {"max_iterations": 5, "field": "accepted", "spans_epochs": True})
+
+
+def test_a_loop_of_another_shape_is_refused_with_what_it_needs() -> None:
+    graph = critic_loop()
+    graph["edges"] = [edge for edge in graph["edges"] if edge["to"] != "critic.draft"]
+    (found,) = [each for each in check(load_mapping(graph)).errors if each.code == "decorative_composite_loop"]
+    assert "one edge that enters it and one that leads back" in str(found.suggested_fix)
+
+
+# --- people --------------------------------------------------------------------------------------
+
+
+def test_why_and_show_name_run_node_and_epoch() -> None:
+    world = FleetWorld({"researcher": research})
+    world.run(chain(), topic="owls")
+    (entry,), (coordinator,) = world.entries("researcher"), world.entries("world")
+    expected = "search in run r1 of world, epoch 2"
+    node = explain(world.api, entry.sched_id).graph
+    assert node is not None
+    assert node.sentence() == expected
+    node = entry_report(world.kernel, entry.sched_id).graph
+    assert node is not None
+    assert node.sentence() == expected
+    place = explain(world.api, coordinator.sched_id).graph
+    assert place is not None
+    assert place.sentence() == "coordinator of run r1 of world"
+
+
+def test_a_supervisor_with_components_of_its_own_also_imports_those_of_others() -> None:
+    world = FleetWorld({})
+    shout = {"id": "shout", "type": "string:capwords", "execution": {"lane": "main"}}
+    shout["trigger_policy"] = {"type": "all_inputs", "inputs": ["s"]}
+    run = world.api.graphs.start(
+        document([INPUT, shout, OUTPUT], ["topic.out > shout.s", "shout.out > result.value"]), {"topic": "owls"}
+    )
+    graph_supervisor(world.api, ComponentRegistry(), ["elsewhere"]).run(until_idle=True)
+    assert world.api.graphs.show(run.run_id).run.result == {"result": "Owls"}

@@ -1,0 +1,137 @@
+"""Graphs as islands: admitted whole or refused with what is missing, and failing closed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rota import store
+from rota.cli import app
+from rota.clock import ManualClock
+from rota.errors import IslandRefused
+from rota.graph import (
+    ComponentRegistry,
+    RuntimeRunner,
+    RuntimeRunnerOptions,
+    compile_graph,
+    component,
+    island_ask,
+    load_text,
+)
+from rota.kernel import Kernel
+from rota.model.core_grants import CoreHost
+from rota.model.events import CoresGranted
+from rota.service import Asker, decide
+
+GRAPH = """
+schema_version: 2
+graph:
+  name: voice
+  island: {period_ms: 20, deadline_ms: 15, cores: "0-1"}
+lanes:
+  loop: {type: fixed_rate, hz: 100}
+  other: {type: event_loop}
+edges: []
+components:
+  - {id: mix, type: island.work, execution: {lane: loop, budget_ms: 3}, trigger_policy: {type: manual}}
+  - {id: play, type: island.work, execution: {lane: other, budget_ms: 2}, trigger_policy: {type: manual}}
+"""
+BOX = CoreHost(key="boot", name="box", cores=(0, 1), memory_bytes=1_000, slots=2)
+ASKER = Asker(1, 1, 1, "voice", None, 0.0)
+
+
+def registry(work: Any = lambda: None) -> ComponentRegistry:
+    made = ComponentRegistry()
+
+    @component("island.work")
+    def island_work() -> None:
+        work()
+
+    made.add(island_work)
+    return made
+
+
+def plan(text: str = GRAPH) -> Any:
+    return compile_graph(load_text(text), registry())
+
+
+def test_budgets_periods_deadline_and_cores_of_a_graph_become_one_request() -> None:
+    ask = island_ask(plan())
+    assert ask.island == "voice"
+    assert [(one.name, one.budget_ns, one.period_ns, one.deadline_ns) for one in ask.reserved] == [
+        ("mix", 3_000_000, 10_000_000, 15_000_000),  # its lane's period
+        ("play", 2_000_000, 20_000_000, 15_000_000),  # the island's
+    ]
+    assert ask.cpu.cores == "0-1"
+    granted = decide(BOX, (), ask, ASKER, [])
+    assert [one.core for one in granted.reserved] == [0, 0]
+
+
+def test_an_isolation_intent_becomes_a_leased_core() -> None:
+    isolated = plan(GRAPH.replace("hz: 100}", "hz: 100, isolation_intent: exclusive}"))
+    assert decide(BOX, (), island_ask(isolated), ASKER, []).leased == (1,)
+
+
+def test_a_graph_that_does_not_fit_is_refused_with_every_shortage() -> None:
+    big = GRAPH.replace('cores: "0-1"}', 'cores: "0", memory_bytes: 2000, slots: 9}').replace(
+        "budget_ms: 3", "budget_ms: 9"
+    )
+    with pytest.raises(IslandRefused) as refused:
+        decide(BOX, (), island_ask(plan(big)), ASKER, [])
+    assert refused.value.data["missing"] == [
+        "memory in bytes: 2,000 needed, 1,000 available",
+        "slots: 9 needed, 2 available",
+        "utilisation of core 0 in ppm: 1,000,000 needed, 950,000 available",
+    ]
+
+
+def test_a_component_without_a_bound_is_refused() -> None:
+    with pytest.raises(IslandRefused, match="component play has no budget_ms"):
+        island_ask(plan(GRAPH.replace(", budget_ms: 2", "")))
+    with pytest.raises(IslandRefused, match="lane other of component play has no period"):
+        island_ask(plan(GRAPH.replace("period_ms: 20, ", "")))
+    with pytest.raises(IslandRefused, match="component mix needs 11 ms in a period of 10 ms"):
+        island_ask(plan(GRAPH.replace("budget_ms: 3", "budget_ms: 11")))
+
+
+def test_an_overrun_fails_closed() -> None:
+    clock = ManualClock()
+    made = registry(lambda: clock.advance(0.01))  # each invocation takes 10 ms
+    compiled = compile_graph(load_text(GRAPH), made)
+    result = RuntimeRunner(compiled, made, RuntimeRunnerOptions(steps=5, clock=clock, fails_closed=True)).run()
+    assert not result.ok
+    assert result.epochs == 1
+    assert "the island stops" in result.errors[0]
+    again = RuntimeRunner(compiled, made, RuntimeRunnerOptions(steps=5, clock=clock)).run()
+    assert again.ok  # without the island it is only counted
+
+
+FILE = """
+schema_version: 2
+graph:
+  name: voice
+  island: {period_ms: 1000}
+lanes: {loop: {type: event_loop}}
+edges: []
+components:
+  - {id: tick, type: rota.input, execution: {lane: loop, budget_ms: BUDGET}}
+"""
+
+
+@pytest.mark.parametrize(("budget", "code"), [(500, 0), (999, 1)])
+def test_the_command_admits_or_refuses_the_whole_graph(tmp_path: Path, budget: int, code: int) -> None:
+    file, database = tmp_path / "voice.yaml", tmp_path / "rota.db"
+    file.write_text(FILE.replace("BUDGET", str(budget)))
+    shown = CliRunner().invoke(app, ["graph", "run", str(file), "--store", str(database), "--input", "tick=1"])
+    assert (shown.exit_code != 0) == bool(code), shown.output
+    if code:
+        assert "999,000 needed, 950,000 available" in shown.output + str(shown.exception)
+        return
+    kernel = Kernel(store.open(str(database)))
+    kinds = [event.kind for event in kernel.journal.tail(0, 1000)]
+    assert CoresGranted.kind in kinds
+    assert kernel.queue.get(1).exit_kind == "completed"
+    kernel.store.close()

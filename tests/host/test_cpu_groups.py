@@ -1,0 +1,182 @@
+"""CPU settings on real processes: groups in groups, what is enforced, and quotas by signals."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rota.clock import AwakeClock
+from rota.host.cgroup_files import FEATURES, Feature, GroupLimits
+from rota.host.cgroup_mounts import hierarchies
+from rota.host.cgroups import Cgroups, FeatureSupport
+from rota.host.command import Command
+from rota.host.cpu_groups import CPU_FEATURES, CpuGroups, CpuOwner, Where, cpu_states, niceness, run_scheduling
+from rota.host.process_cpu import tree_cpu_ns
+from rota.host.quota_signals import QuotaSignals
+from rota.host.reaper_client import ReaperClient
+from rota.host.thread_settings import Scheduling, allowed_cores
+from rota.model.cpu import CpuQuota, CpuSettings
+from tests.host.support import PATIENCE_S, output_of, py, running, sh, state_of, until
+
+CORE = max(allowed_cores())
+HOG = "print('ready', flush=True)\nwhile True: pass"
+SUPPORT = Cgroups().support
+needs_groups = pytest.mark.skipif(
+    not all(SUPPORT[feature].works for feature in CPU_FEATURES),
+    reason="no control groups for CPU time: none can be made here",
+)
+LIMITS = GroupLimits(cores=frozenset({CORE}))
+Support = dict[Feature, FeatureSupport]
+
+
+@pytest.fixture
+def groups() -> Iterator[CpuGroups]:
+    made = CpuGroups(Cgroups())
+    yield made
+    made.close()
+    assert [folder for each in hierarchies() for folder in each.base.glob(f"rota-{os.getpid()}-*")] == []
+
+
+def owner(name: str, **fields: object) -> CpuOwner:
+    return CpuOwner(name, name, CpuSettings(**fields))  # type: ignore[arg-type]
+
+
+def used(pids: list[int], at_least_ns: int) -> list[int]:
+    """The CPU time of some processes from now on, until they have used this much together."""
+    before = [tree_cpu_ns(pid) for pid in pids]
+    found: list[int] = []
+
+    def enough() -> bool:
+        found[:] = [tree_cpu_ns(pid) - start for pid, start in zip(pids, before, strict=True)]
+        return sum(found) >= at_least_ns
+
+    until(enough)
+    return found
+
+
+@needs_groups
+def test_weights_compare_projects_first_and_then_the_agents_of_each(reaper: ReaperClient, groups: CpuGroups) -> None:
+    """On one core: project 3 has two agents, 1 and 2; project 1 has one. So 25 : 50 : 25."""
+    three, one = owner("three", weight=3), owner("one", weight=1)
+    paths = [(three, owner("a", weight=1)), (three, owner("b", weight=2)), (one, owner("c", weight=5))]
+    entered = [groups.enter(path, LIMITS) for path in paths]
+    with (
+        running(reaper, py(HOG), group=entered[0]) as (a, _),
+        running(reaper, py(HOG), group=entered[1]) as (b, _),
+        running(reaper, py(HOG), group=entered[2]) as (c, _),
+    ):
+        found = used([a.pid, b.pid, c.pid], 600_000_000)
+        assert [each / sum(found) for each in found] == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
+        groups.leave(groups.enter((owner("three", weight=1), owner("a", weight=1)), LIMITS))  # a project's new weight
+        found = used([a.pid, b.pid, c.pid], 600_000_000)
+        assert [each / sum(found) for each in found] == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=0.03)
+    for group in entered:
+        groups.leave(group)
+
+
+@needs_groups
+def test_a_throttled_group_does_not_delay_the_start_of_another_command_in_it(
+    reaper: ReaperClient, groups: CpuGroups
+) -> None:
+    """The reaper stays outside: if it joined, it would be throttled, and with it every command that it starts."""
+    limited = owner("limited", quota="1ms/1s")
+    first = groups.enter((limited,), LIMITS)
+    with running(reaper, sh("echo ready; while :; do :; done"), group=first):
+        second = groups.enter((limited,), LIMITS)
+        assert not any(name.endswith("cgroup.procs") and "limited" in name for name, _ in second.join(reaper.pid).join)
+        session = reaper.start(sh("exit 3"), group=second)
+        assert output_of(reaper, sh("echo unhindered")) == b"unhindered\n"
+        session.kill()
+        assert session.wait(PATIENCE_S) is not None
+    groups.leave(first)
+    groups.leave(second)
+
+
+@needs_groups
+def test_a_command_and_all_that_it_starts_are_in_their_group_and_on_its_cores(
+    reaper: ReaperClient, groups: CpuGroups
+) -> None:
+    group = groups.enter((owner("p", cores=str(CORE)), owner("a", weight=2)), GroupLimits(processes=10))
+    moved = f"until taskset -pc $$ | grep -q ': {CORE}$'; do :; done"  # a moment after its start
+    script = f"{moved}; sh -c 'cat /proc/self/cgroup; taskset -pc $$' & wait"
+    written = output_of(reaper, sh(script), group=group).decode()
+    assert f"/{group.name}\n" in written
+    assert written.rstrip().endswith(f": {CORE}")
+    groups.leave(group)
+
+
+@needs_groups
+def test_nested_groups_of_exited_processes_are_removed_at_the_next_start() -> None:
+    stale = [each.base / "rota-999999999-1" for each in hierarchies() if "cpu" in each.controllers]
+    for folder in stale:
+        (folder / "rota-999999999-2" / "rota-999999999-3").mkdir(parents=True)
+    Cgroups()
+    assert not any(folder.exists() for folder in stale)
+
+
+# --- without groups --------------------------------------------------------------------------------
+
+
+def test_a_weight_becomes_the_nearest_niceness() -> None:
+    assert [niceness(weight) for weight in (1, 3, 1 / 3, 10, 100, 0.01)] == [0, -5, 5, -10, -20, 19]
+
+
+def test_class_and_realtime_become_scheduling() -> None:
+    assert run_scheduling(CpuSettings()) is None
+    assert run_scheduling(CpuSettings(), nice=5) == Scheduling(nice=5)
+    assert run_scheduling(CpuSettings(class_="batch")) == Scheduling(policy="batch", slice_ns=12_000_000)
+    assert run_scheduling(CpuSettings(class_="sensitive"), nice=2) == Scheduling(nice=2, slice_ns=750_000)
+    assert run_scheduling(CpuSettings(realtime="fifo:3")) == Scheduling(policy="fifo", priority=3)
+    deadline = Scheduling(policy="deadline", runtime_ns=2_000_000, deadline_ns=10_000_000, period_ns=10_000_000)
+    assert run_scheduling(CpuSettings(realtime="deadline:2/10")) == deadline
+
+
+def test_what_a_setting_amounts_to_depends_on_the_machine_and_on_where_it_runs() -> None:
+    cpu = CpuSettings(weight=3, quota="20ms/100ms", cores="0", lease=1, class_="batch", realtime="fifo:1")
+    none: Support = {feature: FeatureSupport(feature, None, "there are none") for feature in FEATURES}
+    some: Support = {feature: FeatureSupport(feature, 2) for feature in FEATURES}
+
+    def states(support: Support, where: Where, granted: tuple[str, ...] = ("batch",)) -> list[str]:
+        return [each.state for each in cpu_states(cpu, support, where, granted=granted)]
+
+    assert states(some, "program") == ["enforced"] * 5 + ["refused"]
+    assert states(some, "program", ("batch", "fifo")) == ["enforced"] * 6
+    assert states(none, "program") == ["cooperative"] * 4 + ["enforced", "refused"]
+    assert states(none, "process") == ["refused"] * 4 + ["enforced", "refused"]
+    assert states(some, "thread") == ["refused"] * 6
+    assert str(cpu_states(cpu, some)[0]) == "cpu weight = 3 is enforced: by control groups, version 2"
+
+
+def test_a_quota_by_signals_is_shared_by_sessions_and_holds_their_children() -> None:
+    """Two sessions share 10 ms per 100 ms; one of them works in a child that has left its process group."""
+    leaves = "setsid sh -c 'while :; do :; done' & echo ready; wait"
+    quotas = QuotaSignals(AwakeClock(), cores=len(allowed_cores()))
+    with ReaperClient() as reaper, running(reaper, sh(leaves)) as (one, _), running(reaper, py(HOG)) as (two, _):
+        began, before = time.monotonic(), [tree_cpu_ns(each.pid) for each in (one, two)]
+        for session in (one, two):
+            quotas.hold(session, {"agent": CpuQuota(10_000, 100_000)})
+        until(lambda: state_of(two.pid) == "T")
+        until(lambda: state_of(two.pid) != "T")
+        until(lambda: state_of(two.pid) == "T")
+        elapsed_s = time.monotonic() - began
+        total = sum(tree_cpu_ns(each.pid) for each in (one, two)) - sum(before)
+        assert total <= (elapsed_s / 0.1 + 2) * 10_000_000 + 20_000_000 * elapsed_s  # and what a late look lets through
+        quotas.release(two)
+        until(lambda: state_of(two.pid) != "T")
+        quotas.close()
+        until(lambda: state_of(one.pid) != "T")
+
+
+def test_a_niceness_is_in_force_for_the_whole_session(reaper: ReaperClient) -> None:
+    command = sh("sh -c 'cat /proc/self/stat; cat /proc/$$/autogroup 2>/dev/null' & wait")
+    nice = Command(argv=command.argv, env=command.env, scheduling=Scheduling(nice=7))
+    script = output_of(reaper, sh("nice"))  # of the tests themselves
+    written = output_of(reaper, nice).decode().splitlines()
+    assert script.strip().isdigit()
+    assert Path("/proc/self/autogroup").exists() == (len(written) == 2)
+    if len(written) == 2:
+        assert written[1].endswith("nice 7")

@@ -1,0 +1,142 @@
+"""Runs with `cpu` settings: programs, functions in processes and functions on threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rota.errors import FleetInvalid
+from rota.fleet.agent_settings import AgentSettings
+from rota.fleet.run_cpu import RunCpu, run_cpu
+from rota.fleet.runners.callable import CallableRunner
+from rota.fleet.runners.command import CommandRunner
+from rota.fleet.runners.resources import RunnerResources
+from rota.host.cgroup_mounts import hierarchies
+from rota.host.cgroups import Cgroups
+from rota.host.cpu_groups import CPU_FEATURES
+from rota.host.thread_settings import allowed_cores
+from rota.model.cpu import CpuSettings
+from rota.model.work import Project
+from tests.host.support import until
+from tests.runners import functions
+from tests.runners.recording import RecordingChannel, agent, assignment, shell
+
+CORE = max(allowed_cores())
+SUPPORT = Cgroups().support
+needs_groups = pytest.mark.skipif(
+    not all(SUPPORT[feature].works for feature in CPU_FEATURES),
+    reason="no control groups for CPU time: none can be made here",
+)
+
+
+def asked(project: dict[str, Any] | None = None, **fields: Any) -> RunCpu:
+    settings = AgentSettings(argv=("x",), runner="command", cpu=CpuSettings(**fields) if fields else None)
+    owner = None if project is None else Project(project_id="p", name="p", weight=2000, metadata={"cpu": project})
+    found = run_cpu(agent("a"), settings, owner)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_group_is_left() -> Iterator[None]:
+    yield
+    assert [folder for each in hierarchies() for folder in each.base.glob(f"rota-{os.getpid()}-*")] == []
+
+
+def test_an_agent_without_settings_has_none() -> None:
+    assert run_cpu(agent("a"), AgentSettings(), None) is None
+    assert run_cpu(agent("a"), AgentSettings(), Project(project_id="p", name="p")) is None
+    with pytest.raises(FleetInvalid, match="weight must lie"):
+        asked({"weight": 0})
+
+
+def test_settings_of_a_project_and_of_an_agent_are_levels_and_the_run_asks_for_both() -> None:
+    cpu = asked({"weight": 2, "cores": "0-3", "class": "batch"}, quota="20ms/100ms", cores="2-5")
+    assert [owner.key for owner in cpu.owners] == ["project:p", f"agent:{agent('a').pid}"]
+    assert cpu.allowed == frozenset({2, 3})
+    assert (cpu.own.class_, cpu.own.quota, cpu.own.weight) == ("batch", "20ms/100ms", None)
+
+
+@needs_groups
+def test_a_program_runs_in_its_group_and_says_what_is_enforced(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    cpu = asked({"weight": 3}, quota="50ms/100ms", cores=str(CORE))
+    script = shell("cat /proc/self/cgroup; taskset -pc $$; sh -c 'i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done'")
+    outcome = CommandRunner(resources).run(assignment(script, cpu=cpu), channel)
+    assert outcome.exit_kind == "completed"
+    written = channel.log_tail()
+    assert f"rota-{os.getpid()}-" in written
+    assert written.rstrip().endswith(f": {CORE}")
+    assert outcome.cpu_ms > 0
+    assert channel.advisories == ()
+    version = SUPPORT["weight"].version
+    assert channel.enforced[0] == f"p: cpu weight = 3 is enforced: by control groups, version {version}"
+    assert len(channel.enforced) == 3
+
+
+def test_without_groups_a_program_is_nice_and_says_what_is_only_cooperative(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    cpu = asked(weight=0.33, cores=str(CORE), quota="500ms/1s")
+    outcome = CommandRunner(resources, use_groups=False).run(
+        assignment(shell("nice; taskset -pc $$"), cpu=cpu), channel
+    )
+    assert outcome.exit_kind == "completed"
+    nice, cores = channel.log_tail().splitlines()
+    assert int(nice) == 5
+    assert cores.endswith(f": {CORE}")
+    assert [text.split(":")[0] for text in channel.advisories] == [
+        "cpu weight = 0.33 is cooperative",
+        "cpu quota = 500ms/1s is cooperative",
+        f"cpu cores = {CORE} is cooperative",
+    ]
+    assert channel.enforced == ()
+
+
+def test_cores_that_are_not_there_are_refused_before_the_program_starts(
+    resources: RunnerResources, channel: RecordingChannel
+) -> None:
+    outcome = CommandRunner(resources).run(assignment(shell("true"), cpu=asked(cores="98-99")), channel)
+    assert (outcome.exit_kind, outcome.outcome) == ("failed", "spawn_failed")
+    assert "cores 98, 99 cannot be used; usable cores:" in outcome.result["error"]
+
+
+@needs_groups
+def test_a_function_in_a_process_is_in_its_group_while_it_runs(channel: RecordingChannel) -> None:
+    with RunnerResources() as resources:
+        runner = CallableRunner(resources, {"where": functions.where}, slots=1)
+        process = AgentSettings(isolation="process")
+        inside = runner.run(assignment(process, name="where", cpu=asked(weight=2, class_="batch")), channel)
+        outside = runner.run(assignment(process, name="where"), RecordingChannel())
+        runner.close()
+    assert f"rota-{os.getpid()}-" in inside.result["groups"]
+    assert f"rota-{os.getpid()}-" not in outside.result["groups"]
+    assert inside.result["pid"] == outside.result["pid"]  # the same worker, which has returned
+    assert (inside.result["policy"], outside.result["policy"]) == (os.SCHED_BATCH, os.SCHED_OTHER)
+    assert channel.advisories == ()
+
+
+def test_a_function_on_a_thread_cannot_be_held_to_it(resources: RunnerResources, channel: RecordingChannel) -> None:
+    runner = CallableRunner(resources, {"plain": functions.plain}, slots=1)
+    outcome = runner.run(assignment(AgentSettings(), {"a": 1, "b": 2}, name="plain", cpu=asked(weight=2)), channel)
+    runner.close()
+    assert outcome.result == 3
+    (advisory,) = channel.advisories
+    assert advisory.startswith("cpu weight = 2 is refused: the function shares the supervisor's process")
+
+
+@needs_groups
+def test_what_a_program_leaves_behind_ends_with_its_group(
+    resources: RunnerResources, channel: RecordingChannel, tmp_path: Path
+) -> None:
+    """A process with another session and an empty environment has no tie to its run but the group."""
+    file = tmp_path / "pid"
+    script = f"setsid env -i /bin/sh -c 'echo $$ > {file}; exec sleep 600' & while [ ! -s {file} ]; do :; done"
+    outcome = CommandRunner(resources).run(assignment(shell(script), cpu=asked(weight=1)), channel)
+    assert outcome.exit_kind == "completed"
+    until(lambda: not Path("/proc", file.read_text().strip()).exists())

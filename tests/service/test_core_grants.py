@@ -1,0 +1,307 @@
+"""The one admission for the cores of hosts: leases as rows of claims, refusals with numbers, and the gates of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rota import store
+from rota.errors import ContextInvalid, ContextRefused, IslandRefused, LeaseRefused, StaleClaim
+from rota.kernel import Kernel, KernelState
+from rota.model import reasons
+from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, ReservedTime
+from rota.model.cpu import CpuSettings
+from rota.model.events import CoresGranted, CoresRefused, CoresReturned, LeaseChanged, ProfileMapped
+from rota.model.workers import SlotPool
+from rota.service.core_grants import CoreGrants, needs_grant, open_cores, this_host
+from rota.service.dispatcher import Dispatcher
+from rota.service.explanation import explain
+from tests.kernel.world import World
+
+MS = 1_000_000
+BOX = CoreHost(key="boot-1", name="box", cores=(0, 1), memory_bytes=1_000, slots=2)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def claimed(world: World, name: str = "build", **claim: Any) -> tuple[int, int]:
+    """An entry of an agent that a worker has claimed: its id and its token."""
+    world.put(world.agent(name))
+    entry = world.take_one(**claim)
+    assert entry.token is not None
+    return entry.sched_id, entry.token
+
+
+def lease(world: World, claim: tuple[int, int], cores: int = 1, host: CoreHost = BOX, **cpu: Any) -> CoreGrant:
+    return CoreGrants(world.kernel).grant(*claim, host, CoreAsk(cpu=CpuSettings(lease=cores, **cpu)))
+
+
+def leased(world: World, host: CoreHost = BOX) -> dict[int, int]:
+    return CoreGrants(world.kernel).leased(host.key)
+
+
+def check_replay(world: World) -> None:
+    """What the journal says equals what the tables say."""
+    tables, journal = world.store.read(lambda tx: (KernelState.from_tables(tx), KernelState.from_journal(tx)))
+    assert journal.at(world.now) == tables.at(world.now)
+
+
+# --- leases --------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_a_row_of_its_claim_and_leaves_a_core_open(world: World) -> None:
+    claim = claimed(world)
+    grant = lease(world, claim)
+    assert (grant.leased, grant.open_cores, grant.owner) == ((1,), (0,), "build")
+    assert leased(world) == {1: claim[0]}
+    assert open_cores(world.dispatcher, BOX) == (0,)
+    granted = [fact for fact in world.facts() if isinstance(fact, CoresGranted)]
+    assert [(one.sched_id, one.host_name, one.leased) for one in granted] == [(claim[0], "box", (1,))]
+    check_replay(world)
+
+
+def test_two_supervisors_cannot_lease_one_core(world: World) -> None:
+    """Each has its own connection and sees the host under the same key."""
+    first, second = claimed(world, "build"), claimed(world, "test")
+    lease(world, first)
+    with pytest.raises(LeaseRefused) as refused:
+        CoreGrants(Kernel(world.store)).grant(*second, BOX, CoreAsk(cpu=CpuSettings(lease=1)))
+    assert refused.value.message == (
+        f"1 core asked of box, 0 free: core 0 is kept for everything else, core 1 is leased by entry {first[0]} (build)"
+    )
+    assert refused.value.data["proofs"] == ["no_housekeeping_core"]
+    (recorded,) = (fact for fact in world.facts() if isinstance(fact, CoresRefused))
+    assert (recorded.sched_id, recorded.held_by) == (second[0], (first[0],))
+    lease(world, second, host=CoreHost(key="boot-2", name="other", cores=(0, 1)))
+    check_replay(world)
+
+
+@pytest.mark.parametrize("end", ["complete", "retry", "put back", "claim expires"])
+def test_lease_owner_exits(world: World, end: str) -> None:
+    """However a claim ends, its lease does, without anything being written for it."""
+    claim = claimed(world, claim_timeout_s=30)
+    lease(world, claim)
+    if end == "complete":
+        world.queue.complete(claim[0], "completed", token=claim[1])
+    elif end == "retry":
+        world.queue.complete(claim[0], "crashed", token=claim[1])
+    elif end == "put back":
+        world.queue.put_back(claim[0], token=claim[1])
+    else:
+        world.clock.advance(31)
+        world.queue.upkeep()
+    assert leased(world) == {}
+    other = claimed_again(world) if end in ("retry", "put back", "claim expires") else claimed(world, "test")
+    assert lease(world, other).leased == (1,)
+    assert any(isinstance(fact, CoresReturned) and fact.reason == "claim_ended" for fact in world.facts())
+    check_replay(world)
+
+
+def claimed_again(world: World) -> tuple[int, int]:
+    world.clock.advance(600)
+    entry = world.take_one()
+    assert entry.token is not None
+    return entry.sched_id, entry.token
+
+
+def test_lease_session_closes(world: World) -> None:
+    """A supervisor ends the lease of a run that has ended, before the claim does."""
+    claim = claimed(world)
+    lease(world, claim)
+    cores = CoreGrants(world.kernel)
+    assert cores.release(*claim) is True
+    assert cores.release(*claim) is False
+    assert leased(world) == {}
+    check_replay(world)
+
+
+def test_stale_claim_after_revocation(world: World) -> None:
+    claim = claimed(world)
+    lease(world, claim)
+    world.queue.put_back(claim[0], token=claim[1])
+    with pytest.raises(StaleClaim):
+        lease(world, claim)
+    lease(world, claimed_again(world))
+    assert CoreGrants(world.kernel).release(*claim) is False  # the token of the earlier claim
+    assert leased(world) == {1: claim[0]}
+
+
+def test_lease_housekeeping_fallback(world: World) -> None:
+    with pytest.raises(LeaseRefused, match="2 cores asked of box, 1 free: core 0 is kept for everything else"):
+        lease(world, claimed(world), cores=2)
+    one_core = CoreHost(key="tiny", name="tiny", cores=(3,))
+    with pytest.raises(LeaseRefused, match="1 core asked of tiny, 0 free: core 3 is kept"):
+        lease(world, claimed(world, "second"), host=one_core)
+
+
+def test_a_lease_takes_only_allowed_cores_and_none_that_others_need(world: World) -> None:
+    four = CoreHost(key="four", name="four", cores=(0, 1, 2, 3))
+    first = CoreGrants(world.kernel).grant(
+        *claimed(world, "a"), four, CoreAsk(cpu=CpuSettings(cores="3", quota="5/10"))
+    )
+    assert first.allowed == (3,)
+    second = CoreGrants(world.kernel).grant(*claimed(world, "b"), four, CoreAsk(cpu=CpuSettings(cores="2-3", lease=1)))
+    assert second.leased == (2,)  # core 3 is the only one that the first may use
+    with pytest.raises(LeaseRefused, match=r"entry \d+ \(a\) may run on core 3 only"):
+        CoreGrants(world.kernel).grant(*claimed(world, "c"), four, CoreAsk(cpu=CpuSettings(cores="3", lease=1)))
+    with pytest.raises(LeaseRefused, match="cores 7 are asked of four, which has 0-3"):
+        CoreGrants(world.kernel).grant(*claimed(world, "d"), four, CoreAsk(cpu=CpuSettings(cores="7", quota="1/10")))
+
+
+def test_the_same_claim_may_ask_again(world: World) -> None:
+    claim = claimed(world)
+    lease(world, claim)
+    assert lease(world, claim).leased == (1,)
+    assert leased(world) == {1: claim[0]}
+    check_replay(world)
+
+
+# --- reservations and islands ---------------------------------------------------------------------
+
+
+def reserve(world: World, claim: tuple[int, int], budget_ms: int, host: CoreHost = BOX) -> CoreGrant:
+    settings = CpuSettings(realtime=f"deadline:{budget_ms}/100")
+    return CoreGrants(world.kernel).grant(*claim, host, CoreAsk(cpu=settings))
+
+
+def test_reservations_are_placed_where_they_fit_and_refused_with_the_shortage(world: World) -> None:
+    grants = [reserve(world, claimed(world, name), 60) for name in ("a", "b")]
+    assert [one.core for grant in grants for one in grant.reserved] == [0, 1]
+    with pytest.raises(ContextRefused) as refused:
+        reserve(world, claimed(world, "c"), 60)
+    assert refused.value.data["missing"] == [
+        "utilisation of core 0 in ppm: 1,200,000 needed, 950,000 available",
+        "utilisation of core 1 in ppm: 1,200,000 needed, 950,000 available",
+    ]
+    with pytest.raises(LeaseRefused, match=r"time of core 0 is reserved by entry \d+ \(a\)"):
+        lease(world, claimed(world, "d"))
+
+
+def test_a_reservation_keeps_off_leased_cores(world: World) -> None:
+    first = claimed(world, "a")
+    lease(world, first)
+    assert [one.core for one in reserve(world, claimed(world, "b"), 90).reserved] == [0]
+    with pytest.raises(ContextRefused, match="core 0 in ppm: 1,800,000 needed"):
+        reserve(world, claimed(world, "c"), 90)
+
+
+def island(**fields: Any) -> CoreAsk:
+    steps = (
+        ReservedTime(name="mix", budget_ns=3 * MS, period_ns=10 * MS, criticality="critical"),
+        ReservedTime(name="play", budget_ns=2 * MS, period_ns=10 * MS, criticality="critical"),
+    )
+    return CoreAsk(**{"island": "voice", "reserved": steps, **fields})
+
+
+def test_an_island_is_granted_whole_with_its_evidence_or_refused_with_every_shortage(world: World) -> None:
+    cores = CoreGrants(world.kernel)
+    granted = cores.grant(*claimed(world, "a"), BOX, island(memory_bytes=600, slots=1))
+    assert [(one.name, one.core) for one in granted.reserved] == [("mix", 0), ("play", 0)]
+    assert granted.evidence["core 0 utilisation ppm"] == 500_000
+    with pytest.raises(IslandRefused) as refused:
+        cores.grant(*claimed(world, "b"), BOX, island(memory_bytes=600, slots=2))
+    assert refused.value.data["missing"] == [
+        "memory in bytes: 600 needed, 400 available",
+        "slots: 2 needed, 1 available",
+    ]
+    (recorded,) = (fact for fact in world.facts() if isinstance(fact, CoresRefused))
+    assert recorded.island == "voice"
+
+
+def test_an_island_may_lease_its_cores(world: World) -> None:
+    granted = CoreGrants(world.kernel).grant(*claimed(world), BOX, island(cpu=CpuSettings(lease=1)))
+    assert granted.leased == (1,)
+    assert {one.core for one in granted.reserved} == {1}
+    assert any(isinstance(fact, LeaseChanged) and fact.verb == "grant" for fact in world.facts())
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: CoreHost(key="k", name="n", cores=(1, 1)), "CoreHost.cores must name at least one core, each once"),
+        (lambda: CoreHost(key="k", name="n", cores=()), "CoreHost.cores must name at least one core"),
+        (lambda: CoreHost(key="k", name="n", cores=(-1,)), "CoreHost.cores must lie from 0"),
+        (lambda: CoreHost(key="k", name="n", cores=(0,), memory_bytes=-1), "CoreHost.memory_bytes must lie from 0"),
+        (lambda: island(memory_bytes=-1), "CoreAsk.memory_bytes must lie from 0"),
+        (lambda: CoreAsk(memory_bytes=5), "CoreAsk.island must be named to reserve memory"),
+        (lambda: CoreAsk(island="empty"), "CoreAsk.reserved must have at least one"),
+        (lambda: ReservedTime(name="x", budget_ns=11, period_ns=10), "ReservedTime.budget_ns must lie from 1 to 10"),
+        (lambda: ReservedTime(name="x", budget_ns=1, period_ns=10, core=-1), "ReservedTime.core must lie from 0"),
+    ],
+)
+def test_every_field_is_validated_at_the_door(make: Any, sentence: str) -> None:
+    with pytest.raises(ContextInvalid) as refused:
+        make()
+    assert refused.value.message.startswith(sentence)
+
+
+# --- profiles, status, why -----------------------------------------------------------------------
+
+
+def test_a_class_is_mapped_by_its_profile_and_recorded(world: World) -> None:
+    granted = CoreGrants(world.kernel).grant(*claimed(world), BOX, CoreAsk(cpu=CpuSettings(class_="sensitive")))
+    assert granted.latency_class == "sensitive"
+    (mapped,) = (fact for fact in world.facts() if isinstance(fact, ProfileMapped))
+    assert (mapped.subject, mapped.hint) == ("build", "latency_sensitive")
+
+
+def test_only_what_promises_or_takes_something_needs_a_grant() -> None:
+    assert not needs_grant(None)
+    assert not needs_grant(CpuSettings(weight=3))
+    for settings in ({"lease": 1}, {"quota": "1/10"}, {"realtime": "deadline:1/10"}, {"class_": "batch"}):
+        assert needs_grant(CpuSettings(**settings)), settings
+    assert not needs_grant(CpuSettings(realtime="fifo:3"))
+
+
+def test_the_status_shows_grants_by_host_and_refused_entries(world: World) -> None:
+    first, second = claimed(world, "build"), claimed(world, "test")
+    lease(world, first)
+    with pytest.raises(LeaseRefused):
+        lease(world, second)
+    cores = CoreGrants(world.kernel)
+    assert cores.status().refused == []  # its claim is live: it may still be granted
+    world.queue.put_back(second[0], token=second[1], delay_s=1)
+    status = cores.status()
+    assert [(host.host_name, host.leased) for host in status.hosts] == [("box", {1: first[0]})]
+    assert [one.sched_id for one in status.refused] == [second[0]]
+    assert cores.status("elsewhere").hosts == []
+
+
+def test_why_says_that_the_cores_were_refused_and_who_has_them(world: World) -> None:
+    world.kernel.workers.register("w", "i", kind="supervisor", host="box", os_pid=1, pools=[SlotPool("w", 4)])
+    first, second = claimed(world, "build"), claimed(world, "test")
+    lease(world, first)
+    with pytest.raises(LeaseRefused):
+        lease(world, second)
+    world.queue.put_back(second[0], token=second[1], delay_s=1)
+    found = explain(Dispatcher(world.kernel), second[0])
+    assert isinstance(found.workers, reasons.CoresRefused)
+    assert found.workers.held_by == (first[0],)
+    assert "1 core asked of box, 0 free" in found.workers.sentence()
+    assert "refused the cores that it asked for" in [step.words for step in found.story]
+
+
+def test_this_host_has_this_process_cores() -> None:
+    host = this_host()
+    assert host.cores
+    assert host == this_host()
+
+
+def test_grants_survive_a_checkpoint_and_an_old_file_gets_the_tables(tmp_path: Path) -> None:
+    world = World(str(tmp_path / "store.db"))
+    claim = claimed(world)
+    lease(world, claim)
+    world.kernel.retention.checkpoint()
+    check_replay(world)
+    world.close()
+    again = Kernel(store.open(str(tmp_path / "store.db")))
+    assert CoreGrants(again).leased(BOX.key) == {1: claim[0]}
+    again.store.close()

@@ -1,0 +1,137 @@
+"""The agents of a report, as functions, and the process of the supervisor that runs them (story S4).
+
+    topic → plan → three researchers → merge → loop ⇄ (critic → revise) → write → report
+
+Every call is noted in a file that outlives the process. An agent charges what it costs before it returns.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rota import store
+from rota.errors import RotaError
+from rota.fleet.supervisor import Supervisor, SupervisorSettings
+from rota.kernel import Kernel
+from rota.rpc import connect
+from rota.service.dispatcher import Dispatcher
+
+CLAIM_TIMEOUT_S = 0.5  # entries of a supervisor that was killed are taken back after this
+COSTS = {"planner": 5, "researcher": 10, "merger": 2, "critic": 3, "reviser": 4, "writer": 7, "other": 1}
+NOTES = "ROTA_TEST_NOTES"  # the variable that names the file
+
+
+def _note(ctx: Any, agent: str) -> None:
+    with Path(os.environ[NOTES]).open("ab", buffering=0) as notes:
+        notes.write(f"{agent} {ctx.sched_id} {ctx.attempt}\n".encode())
+    ctx.charge(tokens=COSTS[agent])
+
+
+def planner(ctx: Any, topic: str) -> list[str]:
+    """Three questions about a topic."""
+    _note(ctx, "planner")
+    return [f"{topic}?{number}" for number in range(3)]
+
+
+def researcher(ctx: Any, questions: list[str], number: int) -> str:
+    """The answer to one of them."""
+    _note(ctx, "researcher")
+    return f"{questions[number]}!"
+
+
+def merger(ctx: Any, a: str, b: str, c: str) -> dict[str, Any]:
+    """A first draft."""
+    _note(ctx, "merger")
+    return {"text": f"{a} {b} {c}", "round": 0}
+
+
+def critic(ctx: Any, draft: dict[str, Any]) -> dict[str, Any]:
+    """The draft, with an objection or accepted."""
+    _note(ctx, "critic")
+    return {**draft, "accepted": draft["round"] >= 2}
+
+
+def reviser(ctx: Any, draft: dict[str, Any]) -> dict[str, Any]:
+    """The draft without the objection."""
+    _note(ctx, "reviser")
+    return draft if draft["accepted"] else {**draft, "text": f"[{draft['text']}]", "round": draft["round"] + 1}
+
+
+def writer(ctx: Any, draft: dict[str, Any]) -> str:
+    """The report."""
+    _note(ctx, "writer")
+    return f"# {draft['text']}"
+
+
+def other(ctx: Any) -> None:
+    """Work of another project."""
+    _note(ctx, "other")
+
+
+def accepted(draft: dict[str, Any]) -> bool:
+    """Whether the critic accepted a draft."""
+    return bool(draft["accepted"])
+
+
+RESULT = {"report": "# [[topic?0! topic?1! topic?2!]]"}
+
+
+def document() -> dict[str, Any]:
+    """The graph of the story."""
+
+    def node(name: str, agent: str, **config: Any) -> dict[str, Any]:
+        return {"id": name, "execution": {"agent": agent}, "config": config}
+
+    wires = [
+        "topic.out > plan.topic",
+        *(f"plan.out > r{number}.questions" for number in range(3)),
+        *(f"r{number}.out > merge.{port}" for number, port in enumerate("abc")),
+        "merge.out > loop.initial",
+        "loop.body > critic.draft",
+        "critic.out > revise.draft",
+        "revise.out > loop.result",
+        "loop.out > write.draft",
+        "write.out > report.value",
+    ]
+    return {
+        "schema_version": 2,
+        "graph": {"name": "report"},
+        "lanes": {"main": {"type": "event_loop"}},
+        "components": [
+            {"id": "topic", "type": "rota.input", "execution": {"lane": "main"}},
+            node("plan", "planner"),
+            *(node(f"r{number}", "researcher", number=number) for number in range(3)),
+            node("merge", "merger"),
+            {
+                "id": "loop",
+                "type": "rota.loop",
+                "config": {"until": "tests.stories.report_agents:accepted", "max_iterations": 5},
+                "trigger_policy": {"type": "any_input", "inputs": ["initial", "result"]},
+                "execution": {"lane": "main"},
+            },
+            node("critic", "critic"),
+            node("revise", "reviser"),
+            node("write", "writer"),
+            {"id": "report", "type": "rota.output", "execution": {"lane": "main"}},
+        ],
+        "edges": [
+            {"id": f"e{number}", "kind": "async", "from": wire.split(" > ")[0], "to": wire.split(" > ")[1]}
+            for number, wire in enumerate(wires)
+        ],
+    }
+
+
+def supervise(address: str, notes: str, *, slots: int = 2) -> None:
+    """The process of a supervisor: it runs until it is killed, embedded in a file or at a daemon."""
+    os.environ[NOTES] = notes
+    if address.startswith("unix:"):
+        api: Any = connect(address)
+    else:
+        api = Dispatcher(Kernel(store.open(address, durability="normal")))
+    settings = SupervisorSettings(slots=slots, claim_timeout_s=CLAIM_TIMEOUT_S, heartbeat_s=CLAIM_TIMEOUT_S / 4)
+    try:
+        Supervisor(api, settings).run()
+    except RotaError:  # its store went away: the next life goes on
+        return
