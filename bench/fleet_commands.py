@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -35,7 +35,7 @@ class _NullChannel:
 
     stop_reason: str | None = None
 
-    def started(self, stop_handle: StopHandle, *, os_pid: int | None = None, advisories: Sequence[str] = ()) -> None:
+    def started(self, stop_handle: StopHandle, **_about: Any) -> None:
         """It runs."""
 
     def log(self, data: bytes) -> None:
@@ -44,10 +44,10 @@ class _NullChannel:
     def log_tail(self) -> str:
         return ""
 
-    def charge(self, amounts: Mapping[str, int], model: str | None = None) -> dict[str, int]:  # noqa: ARG002  # required by the protocol
+    def charge(self, *_args: Any, **_options: Any) -> dict[str, int]:
         return {}
 
-    def remaining(self) -> dict[str, int]:
+    def remaining(self, node: str | None = None) -> dict[str, int]:  # noqa: ARG002  # required by the protocol
         return {}
 
     def checkpoint(self, state: Mapping[str, Any]) -> None:

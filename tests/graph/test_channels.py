@@ -139,7 +139,13 @@ class TestOverflow:
         assert (take_up_to(narrow), narrow.drops, narrow.rejects) == ([1, 2], 1, 0)
 
     def test_without_allow_drop_nothing_in_flight_is_dropped(self) -> None:
-        policy = {"mode": "queue", "capacity": 9, "max_inflight": 1, "overflow": "drop_oldest", "allow_drop": False}
+        policy: dict[str, Any] = {
+            "mode": "queue",
+            "capacity": 9,
+            "max_inflight": 1,
+            "overflow": "drop_oldest",
+            "allow_drop": False,
+        }
         narrow = put(channel("async", **policy), 1)
         assert narrow.room() == 0
         with pytest.raises(ChannelFull, match="allows no loss"):

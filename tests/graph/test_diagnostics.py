@@ -496,9 +496,12 @@ def test_required_input_not_awaited_by_a_component_that_runs_without_messages(
 
 @pytest.mark.parametrize("trigger", ["any_input", "all_inputs", "debounce", "watermark", "task_ready", "request"])
 def test_a_trigger_that_waits_for_the_required_input_has_no_warning(trigger: str) -> None:
-    waits = {"trigger_policy": {"type": trigger, "inputs": ["in"]}}
+    waits: dict[str, Any] = {"trigger_policy": {"type": trigger, "inputs": ["in"]}}
     assert found(typed(**waits), catalogue_of(takes=REQUIRED)) == []
-    by_source = {"trigger_policy": {"type": "on_event"}, "event_sources": [{"type": "message", "input": "in"}]}
+    by_source: dict[str, Any] = {
+        "trigger_policy": {"type": "on_event"},
+        "event_sources": [{"type": "message", "input": "in"}],
+    }
     assert found(typed(**by_source), catalogue_of(takes=REQUIRED)) == []
 
 

@@ -455,7 +455,7 @@ def test_the_smallest_weight_is_the_smallest_share_that_version_1_takes() -> Non
     "fields",
     [{"quota_us": 999}, {"period_us": 0}, {"weight": 0}, {"weight": 10_001}, {"memory_bytes": 0}, {"processes": 0}],
 )
-def test_limits_that_no_kernel_takes_are_refused_when_they_are_made(fields: dict[str, int]) -> None:
+def test_limits_that_no_kernel_takes_are_refused_when_they_are_made(fields: dict[str, Any]) -> None:
     with pytest.raises(CommandInvalid):
         GroupLimits(**fields)
 

@@ -18,7 +18,9 @@ __all__ = ["graph_node_of"]
 def graph_node_of(tx: Transaction, entry: ReadyEntry) -> GraphNode | None:
     """Return the place of an entry in a graph run; None if it belongs to none."""
     run_id = entry.correlation_id
-    place = split_key(run_id, entry.key) if entry.trigger == TRIGGER and run_id and entry.key else None
+    place: tuple[str, int | None] | None = None
+    if entry.trigger == TRIGGER and run_id and entry.key:
+        place = split_key(run_id, entry.key)
     if place is None:
         rows = tx.run(sql.RUN_OF_COORDINATOR, (entry.sched_id,))
         if not rows:

@@ -62,14 +62,14 @@ from rota.store import Transaction
 from rota.store.statements import graph_runs as sql
 from rota.store.statements import queue as queue_sql
 
-__all__ = ["CHECKPOINT_BYTES_MAX", "DOCUMENT_BYTES_MAX", "RunProgress", "free_name"]
+__all__ = ["CHECKPOINT_BYTES_MAX", "DOCUMENT_BYTES_MAX", "GraphRunProgress", "free_name"]
 
 CHECKPOINT_BYTES_MAX = 16 * 1024 * 1024  # of one run: every epoch writes all of it
 DOCUMENT_BYTES_MAX = 1024 * 1024  # of one graph, as JSON: a graph file may be as large
 _run = Checks("GraphRun", InvalidPayload)
 
 
-class RunProgress:
+class GraphRunProgress:
     """What the process that executes a graph run calls."""
 
     def __init__(self, env: KernelEnvironment, queue: Queue) -> None:

@@ -22,7 +22,7 @@ from rota.kernel import graph_budgets
 from rota.kernel.agents import Agents
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.grants import may_reach
-from rota.kernel.graph_run_progress import CHECKPOINT_BYTES_MAX, DOCUMENT_BYTES_MAX, RunProgress, free_name
+from rota.kernel.graph_run_progress import CHECKPOINT_BYTES_MAX, DOCUMENT_BYTES_MAX, GraphRunProgress, free_name
 from rota.kernel.graph_run_rows import (
     RUN_ID_CHARS_MAX,
     check_run_id,
@@ -70,7 +70,7 @@ RunList: TypeAlias = list[GraphRunInfo]  # in the class, `list` is a method
 AgentList: TypeAlias = list[Agent]
 
 
-class GraphRuns(RunProgress):
+class GraphRuns(GraphRunProgress):
     """Starting and operating graph runs."""
 
     def __init__(self, env: KernelEnvironment, agents: Agents, queue: Queue) -> None:

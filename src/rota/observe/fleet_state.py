@@ -33,7 +33,7 @@ from rota.observe.event_text import EventText, describe, describe_own
 from rota.observe.fleet_report import FleetReport, ProjectReport, WaitTimes, jain
 from rota.observe.recent_usage import OTHERS, AgentName, RecentShares, RecentUsage, Used, shares_of
 from rota.observe.run_chart import WINDOW_S, ChartRow, ChartRows, RunEnding, RunSpan
-from rota.observe.run_names import NO_PROJECT, LiveRun, Lookup, RunNames
+from rota.observe.run_names import NO_PROJECT, Lookup, RunNames, ShownRun
 from rota.policy.registry import DEFAULT_NAME, DEFAULT_PARAMS
 
 __all__ = ["NO_PROJECT", "TEXTS_MAX", "TRACKED_MAX", "AgentName", "FleetState", "ProjectTotals", "StartingState"]
@@ -160,7 +160,7 @@ class FleetState(RunNames):
         span = RunSpan(entry.sched_id, entry.pid, entry.project_id, entry.dispatched_at)
         drawn = self._chart.begin(entry.worker_id or "", span)
         project_id = entry.project_id or NO_PROJECT
-        self._runs[entry.sched_id] = LiveRun(entry.pid, project_id, entry.dispatched_at, drawn, entry.attempt)
+        self._runs[entry.sched_id] = ShownRun(entry.pid, project_id, entry.dispatched_at, drawn, entry.attempt)
 
     def _fold_policy(self, data: events.PolicyChosen, _event: Event) -> None:
         self.policy = DEFAULT_POLICY if data.policy is None else data.policy.sentence()
@@ -237,7 +237,7 @@ class FleetState(RunNames):
                 project_id = self._project_of(entry.pid)
                 span = RunSpan(entry.sched_id, entry.pid, project_id or None, event.ts)
                 drawn = self._chart.begin(data.worker_id, span)
-                self._runs[entry.sched_id] = LiveRun(entry.pid, project_id, event.ts, drawn, entry.attempt)
+                self._runs[entry.sched_id] = ShownRun(entry.pid, project_id, event.ts, drawn, entry.attempt)
 
     def _add_wait(self, wait_s: float) -> None:
         self._waits.append(wait_s)

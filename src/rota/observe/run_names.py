@@ -12,14 +12,14 @@ from rota.observe.event_names import FailedRun
 from rota.observe.recent_usage import AgentName
 from rota.observe.run_chart import RunSpan
 
-__all__ = ["NO_PROJECT", "LiveRun", "Lookup", "RunNames", "error_of"]
+__all__ = ["NO_PROJECT", "Lookup", "RunNames", "ShownRun", "error_of"]
 
 NO_PROJECT = ""  # for runs of agents without a project; it has no share
 
 Lookup: TypeAlias = Callable[[int], ReadyEntry | None]  # reads an entry, to say whose it is and why its run failed
 
 
-class LiveRun(msgspec.Struct):
+class ShownRun(msgspec.Struct):
     """A run in progress."""
 
     pid: int
@@ -37,7 +37,7 @@ class RunNames:
 
     def __init__(self, agents: Mapping[int, AgentName], lookup: Lookup | None) -> None:
         self._agents = dict(agents)
-        self._runs: dict[int, LiveRun] = {}
+        self._runs: dict[int, ShownRun] = {}
         self._lookup = lookup
 
     def agent(self, pid: int | None) -> str:
