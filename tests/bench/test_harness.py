@@ -82,6 +82,10 @@ CASES = {
         "pool-4",
         "trace-on",
         "compile-4096",
+        "chain-100000",
+        "ring-16000",
+        "fleet-fanout",
+        "epoch-idle",
     ],
     "cpu": [
         "step-1k",

@@ -431,7 +431,10 @@ WITHOUT_INPUT = {
     "supervision.recover",
     "queue.counts",
     # inside a transaction, for other parts of the kernel: their arguments are already checked
+    "agents.create_in",
     "queue.cancel_batch_in",
+    "queue.checked_batch",
+    "queue.enqueue_batch_in",
     "queue.entry_with_key",
     "queue.spawn_in",
     "queue.live_run",

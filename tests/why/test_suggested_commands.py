@@ -18,6 +18,7 @@ from rota.cli.options import STORE
 from rota.cli.suggested_commands import command_of
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model import Suggestion
+from rota.model.graph_budgets import GraphAccount
 from rota.model.work import ProjectConstraint
 from rota.service.suggestions import DEADLINE_S
 from tests.cli.shell import Shell, make_shell
@@ -182,6 +183,17 @@ def same_names(kernel: Kernel) -> int:
     return kernel.queue.enqueue(ScheduleSpec(pid))
 
 
+def node_over_budget(kernel: Kernel) -> int:
+    pid = coder(kernel)
+    kernel.graphs.take("report-1", "report", pid)
+    kernel.ledger.open_graph_budgets("report-1", {"": {"tokens": 900}, "writer": {"tokens": 40}})
+    first, second = (kernel.queue.enqueue(ScheduleSpec(pid, account=GraphAccount("report-1", "writer"))) for _ in "ab")
+    (run,) = kernel.queue.claim(worker_id="w")
+    kernel.queue.charge(first, {"tokens": 40}, token=run.token)
+    kernel.queue.complete(first, "completed", token=run.token)
+    return second
+
+
 class Expected(NamedTuple):
     verbs: list[str]
     commands: list[str]  # without the store; {id} is the entry
@@ -201,6 +213,7 @@ SITUATIONS: dict[Callable[[Kernel], int], Expected] = {
         ["ledger.set_budget"], ["rota ledger budget project tokens 151 --project lab --window 90m"]
     ),
     store_over_budget: Expected(["ledger.set_budget"], ["rota ledger budget global cost_micro 151 --window 1d"]),
+    node_over_budget: Expected(["ledger.set_graph_budget"], ["rota graph budget report-1 tokens=41 --node writer"]),
     agent_cap: Expected(["agents.update"], ["rota agents set coder --max-concurrent 2"]),
     project_cap: Expected(["projects.update"], ["rota projects set lab --max-concurrent 2"]),
     project_constraint: Expected(
