@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rota.clock import ManualClock
+from rota.errors import ComponentInvalid
+from rota.graph import ComponentRegistry, RuntimeRunner, RuntimeRunnerOptions, compile_graph, load_mapping
 from rota.graph.components import component
 from rota.graph.invocation import GraphContext
 from rota.graph.results import RuntimeRunnerResult
@@ -433,3 +437,23 @@ def test_a_full_channel_after_a_loop_ends_the_run() -> None:
         SchedulerStopReason.ERROR,
         "channel_overflow",
     )
+
+
+def test_the_condition_of_a_loop_causes_no_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a registry that may import does: a graph file alone runs no code of another module."""
+    (tmp_path / "unloaded_condition.py").write_text("def accepted(value): return True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ring = {"id": "ring", "type": "rota.loop", "execution": {"lane": "main"}}
+    config = {"until": "unloaded_condition:accepted", "max_iterations": 1}
+    lanes = {"main": {"type": "event_loop"}}
+    graph = {"schema_version": 2, "graph": {"name": "g"}, "lanes": lanes, "edges": []}
+    spec = load_mapping({**graph, "components": [{**ring, "config": config}]})
+
+    def try_it(registry: ComponentRegistry) -> bool:
+        options = RuntimeRunnerOptions(steps=1)
+        return RuntimeRunner(compile_graph(spec, registry), registry, options).run().ok
+
+    with pytest.raises(ComponentInvalid, match="'unloaded_condition:accepted' is in a module that is not loaded"):
+        try_it(ComponentRegistry())
+    assert "unloaded_condition" not in sys.modules
+    assert try_it(ComponentRegistry(imports=True))

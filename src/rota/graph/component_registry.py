@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -96,6 +97,15 @@ class ComponentRegistry:
                 f"unknown component type {type_name!r}", hint=f"Registered types: {known}.", component_type=type_name
             )
         return found
+
+    def check_function(self, name: str) -> None:
+        """Refuse a function that a configuration names if its module would have to be imported and may not be."""
+        module = name.partition(":")[0]
+        if not (self._imports or module in self._modules or module in sys.modules):
+            raise ComponentInvalid(
+                f"the function {name!r} is in a module that is not loaded",
+                hint=f"Load it with `--components {module}`: a graph file alone causes no import.",
+            )
 
     def describe(self, component_type: str) -> ComponentDescriptor | None:
         """Return the descriptor of a type, or None if the type is not registered."""

@@ -37,6 +37,7 @@ from rota.graph.nodes import DeferredPublication, DeferredTarget, Node, Publicat
 from rota.graph.plan import Edge, Lane, Plan, Region
 from rota.graph.reports import COMPONENT_FAILURES, Reports, error_text
 from rota.graph.spec import DURABLE_LANE_TYPES, OVER_BUDGET_PORT, ComponentSpec, LanePolicy
+from rota.graph.standard_components import LOOP_TYPE
 from rota.graph.stop import WakeSignal
 from rota.graph.tasks import TaskLimit
 from rota.graph.timed_triggers import event_ports, make_trigger
@@ -57,6 +58,8 @@ def make_instances(plan: Plan, registry: ComponentRegistry) -> dict[str, Any]:
     for spec in plan.components.values():
         component_type = _type_of(spec, registry)
         component_type.check_config(spec.id, spec.config)
+        if spec.type == LOOP_TYPE and isinstance(until := spec.config.get("until"), str):
+            registry.check_function(until)
         if component_type.kind == "class" and plan.lanes[spec.execution.lane].type not in REMOTE_LANES:
             instances[spec.id] = _make_instance(spec, component_type)
     return instances
