@@ -172,9 +172,7 @@ class GraphRunner:
         reason = result.scheduler_stop_reason
         if reason is SchedulerStopReason.IDLE:
             return self._end(api, run, "succeeded", result=outputs_of(plan.components, result.snapshots))
-        if (
-            reason is SchedulerStopReason.STOP_REQUESTED
-        ):  # the supervisor knows why: it drains, or the entry is cancelled
+        if reason is SchedulerStopReason.STOP_REQUESTED:  # the supervisor drains, or the entry is cancelled
             return RunOutcome(exit_kind="cancelled")
         if reason is SchedulerStopReason.ERROR:
             if result.runtime_errors and result.runtime_errors[-1].code in _INTERRUPTED:
