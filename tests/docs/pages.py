@@ -22,6 +22,7 @@ from rota.graph.capabilities import IMPLEMENTED, unused_fields
 from rota.graph.diagnostics import CODES as CODES_OF_GRAPHS
 from rota.graph.document import InputLimits
 from rota.graph.spec import LANE_TYPES_V1
+from rota.model.cpu import CpuSettings
 from rota.model.events import EVENT_TYPES
 from rota.model.lifecycle import MACHINES, StateMachine
 from rota.model.reasons import BLOCKING, ORDERING, WORKERS
@@ -138,7 +139,8 @@ def fleet_file() -> Iterator[str]:
         yield "| key | value | default | meaning |\n|---|---|---|---|"
         for field in structs.fields(table):
             description = next(note.description for note in field.type.__metadata__ if note.description)
-            yield f"| `{field.name}` | {value_type(field.type).describe()} | {_file_default(field)} | {description} |"
+            kind, default = value_type(field.type).describe(), _file_default(field)
+            yield f"| `{field.encode_name}` | {kind} | {default} | {description} |"
         yield ""
 
 
@@ -153,6 +155,7 @@ FLEET_TABLES: Mapping[str, type[msgspec.Struct]] = {
     "`limits.NAME.requests`, `limits.NAME.tokens`": fleet_tables.PeriodBudgetTable,
     "`[prices.MODEL]`": fleet_tables.PriceTable,
     "`[agents.NAME]`": fleet_tables.AgentTable,
+    "`agents.NAME.cpu`, `projects.NAME.cpu`": CpuSettings,
     "`agents.NAME.limits`": fleet_tables.RunLimitsTable,
     "`agents.NAME.restart`": fleet_tables.RestartTable,
     "`agents.NAME.triggers`, each": fleet_tables.TriggerTable,
