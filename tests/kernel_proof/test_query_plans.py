@@ -297,6 +297,7 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "graph_run_forget": ("graph_runs by sqlite_autoindex_graph_runs_1",),
     "after_of": ("entry_after by key",),
     "after_remove": ("entry_after by key",),
+    "contexts_of_cpu_any": ("contexts along idx_context_cpu",),
     "core_grant_create": (),
     "core_grant_get": ("core_grants by key",),
     "core_grants_delete": ("core_grants by key",),
@@ -464,7 +465,6 @@ _JUMP = "Once when the wall clock has jumped."
 _BOUND = "For callers that are bound to projects."
 _RESTART = "Once when sharing begins to count something else."
 COLD: Mapping[str, str] = {
-    "contexts_of_cpu_any": "Once, until a context is created. Contexts are few, and the first match ends it.",
     "contexts_of_cpu_list": "Along the index of contexts of CPU time, which are few.",
     "core_grant_states": "For replay.",
     "core_grants_ended": "When cores are asked for. One grant for each claim with cores.",

@@ -82,7 +82,7 @@ DUE = Statement(
 ANY_OF_CPU = Statement(
     "contexts_of_cpu_any",
     "Whether there is a context of CPU time.",
-    "SELECT 1 FROM contexts WHERE unit = 'cpu_ms' AND state != 'revoked' LIMIT 1",
+    "SELECT 1 FROM contexts INDEXED BY idx_context_cpu WHERE unit = 'cpu_ms' AND state != 'revoked' LIMIT 1",
 )
 OF_CPU = Statement(
     "contexts_of_cpu_list",
