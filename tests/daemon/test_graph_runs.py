@@ -406,3 +406,16 @@ def test_a_tenant_sees_and_cancels_its_own_runs_only(served: Served) -> None:
             tenant.graphs.forget("r-lab")
     with served.client() as operator:
         assert operator.graphs.show("r-shop").run.status == "running"
+
+
+def test_a_run_is_in_the_project_of_its_agents(api: Any) -> None:
+    for project, names in (("lab", ("researcher", "writer")), ("desk", ("writer",))):
+        api.projects.create(project)
+        for name in names:
+            api.agents.create(name, project_id=project, unique=True)
+    assert api.graphs.start(document("researcher", "writer")).project_id == "lab"
+    assert api.graphs.start(document("researcher")).project_id == "lab"
+    with pytest.raises(GraphInvalid, match="writer"):
+        api.graphs.start(document("writer"))  # two projects have one
+    api.agents.create("writer", unique=True)
+    assert api.graphs.start(document("writer")).project_id is None

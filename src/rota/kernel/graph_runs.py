@@ -254,6 +254,16 @@ class GraphRuns(GraphRunProgress):
             self.entries.stop(run_id, (), by=f"graph run {run_id} has no coordinator")
         return len(orphans)
 
+    def common_project(self, names: Sequence[str]) -> str | None:
+        """Return the project that has agents of all these names; None if there is no such project, or several."""
+
+        def work(tx: Transaction) -> list[set[str]]:
+            found = [map(agent_from_row, tx.run(agent_sql.FIND, (name,))) for name in names]
+            return [{agent.project_id for agent in agents if agent.project_id is not None} for agents in found]
+
+        common = set.intersection(*self._env.read(work)) if names else set()
+        return common.pop() if len(common) == 1 else None
+
     def reachable_agents(self, names: Sequence[str], project_id: str | None) -> dict[str, AgentList]:
         """Return the live agents of each name that entries of a project may reach."""
 

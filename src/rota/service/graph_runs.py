@@ -46,7 +46,10 @@ class GraphRunVerbs(GraphRuns):
         """Check and store a graph, and enqueue the entry that coordinates its run."""
         read = resolve_name(_READ)(document)
         read.check_inputs(inputs or {})
-        known = self.reachable_agents([name for _, name in read.agents], project)
+        names = [name for _, name in read.agents]
+        known = self.reachable_agents(names, project)
+        if project is None and not all(known.values()) and (project := self.common_project(names)) is not None:
+            known = self.reachable_agents(names, project)
         read.check_agents({name: _problem(name, found, project) for name, found in known.items()})
         return self.create(read.name, document, inputs, run_id=run_id, project_id=project, budgets=read.lines(budget))
 

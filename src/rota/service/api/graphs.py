@@ -43,7 +43,8 @@ class GraphsApi(Protocol):
     ) -> GraphRunInfo:
         """Check and store a graph, and enqueue the entry that coordinates its run.
 
-        All problems of the document are reported together. With a `run_id` that exists, the same document and the same
+        Without a `project` the run is in the one that has all of its agents. All problems of the document are reported
+        together. With a `run_id` that exists, the same document and the same
         inputs, it returns that run.
         """
         ...
