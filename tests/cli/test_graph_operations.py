@@ -104,7 +104,8 @@ def test_what_is_wrong_is_one_sentence_with_a_hint(fleet: Shell, monkeypatch: py
     assert unknown.code == 2, unknown.err
     assert "the graph has no input 'tropic'" in unknown.err
     assert "Its inputs: topic" in unknown.err
-    walled = fleet("graph", "run", "report.yaml", "--input", "topic=wind", "--detach")
+    ok(fleet("projects", "create", "desk"))
+    walled = fleet("graph", "run", "report.yaml", "--project", "desk", "--input", "topic=wind", "--detach")
     assert "component found: there is no agent named 'researcher'" in walled.err
     malformed = fleet("graph", "run", "report.yaml", "--input", "wind", "--detach")
     assert "input must be NAME=VALUE, not 'wind'" in malformed.err

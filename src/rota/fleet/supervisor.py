@@ -580,7 +580,8 @@ class Supervisor:
         self._update_agent(self._restarts.before_report, run, report)
 
     def _after_report(self, run: LiveRun, report: RunReport) -> None:
-        self.ended_runs += run.assignment.settings.kind != HOOK_KIND  # deliveries are not what it was asked to run
+        # deliveries are not what it was asked to run, and a run that gave its slot back has not ended
+        self.ended_runs += run.assignment.settings.kind != HOOK_KIND and report.back != "yield"
         self.worktrees.ended(run)
         self._advisories.add(run.assignment.agent.name, run.entry.sched_id, report.result)
         self._update_agent(lambda *ended: self._wait_out(partial(self._restarts.after_report, *ended)), run, report)
