@@ -309,6 +309,10 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "graph_budget_charge": ("graph_budgets by key",),
     "graph_budget_drop": ("graph_budgets by key",),
     "graph_budget_lines": ("graph_budgets by key", "graph_runs by sqlite_autoindex_graph_runs_1"),
+    "graph_budget_lines_of_node": (
+        "graph_budgets by key",
+        "graph_runs by sqlite_autoindex_graph_runs_1",
+    ),
     "graph_budget_open": (),
     "graph_budget_set": (),
     "graph_coordinator_waiting": ("graph_runs by sqlite_autoindex_graph_runs_1", "agent_schedule_queue by key"),

@@ -126,7 +126,7 @@ def read_lines(tx: Transaction, run_id: str) -> list[GraphBudgetLine]:
 
 def lines_of_entry(tx: Transaction, account: GraphAccount) -> list[GraphBudgetLine]:
     """Return the lines in which an entry counts."""
-    return [line for line in read_lines(tx, account.run_id) if line.node in ("", account.node)]
+    return [_line(row) for row in tx.run(sql.LINES_OF_NODE, (account.run_id, account.node))]
 
 
 def with_reserved(lines: Iterable[GraphBudgetLine], live: Iterable[Row]) -> list[GraphBudgetLine]:

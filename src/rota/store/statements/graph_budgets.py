@@ -15,11 +15,17 @@ SET = Statement(
     "INSERT INTO graph_budgets (run_id, node, dim, amount) VALUES (?, ?, ?, ?) "
     "ON CONFLICT (run_id, node, dim) DO UPDATE SET amount = excluded.amount",
 )
-LINES = Statement(
-    "graph_budget_lines",
-    "The budgets of a graph run and of its nodes.",
+_LINES = (
     "SELECT b.run_id, b.node, b.dim, b.amount, b.used, r.project_id FROM graph_budgets b "
-    "LEFT JOIN graph_runs r ON r.run_id = b.run_id WHERE b.run_id = ? ORDER BY b.node, b.dim",
+    "LEFT JOIN graph_runs r ON r.run_id = b.run_id WHERE b.run_id = ?1"
+)
+LINES = Statement(
+    "graph_budget_lines", "The budgets of a graph run and of its nodes.", f"{_LINES} ORDER BY b.node, b.dim"
+)
+LINES_OF_NODE = Statement(
+    "graph_budget_lines_of_node",
+    "The budgets of a graph run and of one of its nodes.",
+    f"{_LINES} AND b.node IN ('', ?2) ORDER BY b.node, b.dim",
 )
 CHARGE = Statement(
     "graph_budget_charge",
