@@ -1,11 +1,18 @@
-"""How hard the generated tests look: quickly in ./dev test, long in ./dev soak."""
+"""How hard the generated tests look: quickly in ./dev test, long in ./dev soak. And which signals tests begin with."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("test", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("soak", max_examples=2_000, deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
+
+# nohup ignores SIGHUP, a shell ignores SIGINT for what it starts in the background; every process of a test would
+# inherit that, and no signal that a test sends would arrive
+for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)

@@ -229,6 +229,7 @@ def test_when_they_are_killed_no_command_is_left(killed: str, groups: bool) -> N
 def test_commands_that_continue_are_still_limited_and_run(killed: str) -> None:
     with a_driver(on_loss="continue") as (started, reaper, pids):
         if killed == "both":
+            os.kill(started.pid, signal.SIGSTOP)  # so that it cannot act before it is killed, too
             os.kill(reaper, signal.SIGKILL)
         started.kill()
         started.wait()
