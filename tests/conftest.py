@@ -11,6 +11,8 @@ settings.register_profile("test", max_examples=30, deadline=None, suppress_healt
 settings.register_profile("soak", max_examples=2_000, deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
+os.environ.pop("PYTHONUNBUFFERED", None)  # with it a line is two writes, and the lines of two processes mix
+
 # nohup ignores SIGHUP, a shell ignores SIGINT for what it starts in the background; every process of a test would
 # inherit that, and no signal that a test sends would arrive
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):

@@ -473,3 +473,16 @@ def test_cores_are_a_list_of_ranges_and_without_a_limit_those_of_the_parent() ->
     ]
     with pytest.raises(CommandInvalid, match="must name at least one core"):
         GroupLimits(cores=frozenset())
+
+
+def test_a_discarded_group_is_emptied_and_removed(reaper: ReaperClient, cgroups: Cgroups) -> None:
+    groups = [cgroups.create() for _ in range(3)]
+    sessions = [reaper.spawn(py(HOG), group=group) for group in groups]
+    for group in groups:
+        cgroups.discard(group)  # each still has a process
+    if works(cgroups, "kill"):
+        assert all(session.wait(PATIENCE_S) is not None for session in sessions)
+    for session in sessions:
+        session.kill()
+    cgroups.close()
+    assert not [folder for group in groups for folder in group.folders if folder.exists()]

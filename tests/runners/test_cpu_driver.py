@@ -130,7 +130,7 @@ def test_a_lease_empties_its_core_of_everything_and_gives_it_back(groups: bool) 
     before = allowed_cores()
     with driver(shared, leased, groups=groups) as cpu:
         cpu.launch("other", python(HOG))
-        cpu.launch("owner", python("import os; os.read(0, 1)"), CpuSettings(cores=str(leased), lease=1))
+        cpu.launch("owner", python("import signal; signal.pause()"), CpuSettings(cores=str(leased), lease=1))
         owner, other = (cpu._running[name].session for name in ("owner", "other"))
         assert allowed_cores(owner.pid) == {leased}
         for pid in (other.pid, cpu._reaper.pid, os.getpid()):

@@ -84,7 +84,7 @@ def test_without_groups_a_program_is_nice_and_says_what_is_only_cooperative(
 ) -> None:
     cpu = asked(weight=0.33, cores=str(CORE), quota="500ms/1s")
     outcome = CommandRunner(resources, use_groups=False).run(
-        assignment(shell("nice; taskset -pc $$"), cpu=cpu), channel
+        assignment(shell("until [ $(nice) = 5 ]; do :; done; nice; taskset -pc $$"), cpu=cpu), channel
     )
     assert outcome.exit_kind == "completed"
     nice, cores = channel.log_tail().splitlines()

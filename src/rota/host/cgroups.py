@@ -36,7 +36,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import select
 import signal
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +73,7 @@ from rota.host.session import Session
 
 __all__ = ["Backend", "Cgroups", "ControlGroup", "FeatureSupport", "GroupUsage"]
 
+EXIT_WAIT_S = 5.0  # at the end, for a process that was killed: one that waits for a disk may take longer
 FREEZE_CHECKS_MAX = 10_000  # of a version 1 group that is freezing; each check is a system call
 
 GROUPS = "rota-*-*"  # the names of all groups
@@ -103,6 +106,8 @@ class Cgroups:
     def __init__(self, *, versions: Collection[int] = (V1, V2), prepare: bool = True) -> None:
         """Detect what works. `prepare` may enable controllers in our own group (version 2); see cgroup_mounts.py."""
         self._obstacle: str | None = None
+        self._lock = threading.Lock()
+        self._left: list[ControlGroup] = []  # that could not be removed yet, the innermost first
         found = [hierarchy for hierarchy in hierarchies() if hierarchy.version in versions]
         self._hierarchies = tuple(self._prepared(hierarchy) if prepare else hierarchy for hierarchy in found)
         self._reaper_groups: dict[int, dict[str, Path]] = {}  # the groups of a reaper, by its pid
@@ -138,6 +143,28 @@ class Cgroups:
             if group.make_folders():
                 group.set(limits)
                 return group
+
+    def discard(self, group: ControlGroup) -> None:
+        """Remove a group. What still runs in it is killed, and then it is removed with the next one or by `close`."""
+        with self._lock:
+            if not group.remove():
+                with suppress(RotaError, OSError):
+                    if group.members():
+                        group.kill()
+                self._left.append(group)
+            self._remove_left()
+
+    def close(self) -> None:
+        """Remove the discarded groups whose processes had not exited yet."""
+        with self._lock:
+            self._remove_left()
+            for group in self._left:
+                with suppress(OSError):
+                    _wait_for_exits(group.members())
+            self._remove_left()
+
+    def _remove_left(self) -> None:
+        self._left = [group for group in self._left if not group.remove()]
 
     def _groups_of(self, reaper_pid: int) -> dict[str, Path]:
         """The folders of the groups of a reaper, by hierarchy. A reaper is never moved, so they are read once."""
@@ -211,7 +238,7 @@ class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControlGroup:
-    """A control group for one session or for other groups. The caller of `Cgroups.create` removes it at the end."""
+    """A control group for one session or for other groups. `Cgroups.discard` removes it at the end."""
 
     def __init__(
         self,
@@ -424,6 +451,18 @@ class ControlGroup:
 def _in_a_name(label: str) -> str:
     text = _NOT_IN_A_NAME.sub("_", label)[:LABEL_CHARS_MAX]
     return f"-{text}" if text else ""
+
+
+def _wait_for_exits(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                poll = select.poll()
+                poll.register(pidfd, select.POLLIN)
+                poll.poll(EXIT_WAIT_S * 1_000)
+            finally:
+                os.close(pidfd)
 
 
 def _remove_with_children(folder: Path) -> None:

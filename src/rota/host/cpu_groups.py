@@ -25,12 +25,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from rota.errors import RotaError
 from rota.host.cgroup_files import WEIGHT_MAX, WEIGHT_NORMAL, Feature, GroupLimits, Limit
 from rota.host.cgroups import Cgroups, ControlGroup, FeatureSupport
 from rota.host.thread_settings import NICE_MAX, NICE_MIN, Scheduling
@@ -177,7 +175,6 @@ class CpuGroups:
         self._lock = threading.Lock()
         self._shared: dict[tuple[str, ...], _Shared] = {}  # by the keys from the top
         self._paths: dict[str, tuple[str, ...]] = {}  # of runs, by the name of their group
-        self._left: list[ControlGroup] = []  # that could not be removed yet
 
     @property
     def works(self) -> bool:
@@ -188,7 +185,6 @@ class CpuGroups:
         """Create the group of one run below those of its owners, the outermost first."""
         path = tuple(owner.key for owner in owners)
         with self._lock:
-            self._remove_left()
             parent: ControlGroup | None = None
             depth = 0
             try:
@@ -206,17 +202,12 @@ class CpuGroups:
         """Remove the group of a run that has ended, with whatever is left in it, and the groups that it was last in."""
         with self._lock:
             path = self._paths.pop(group.name, ())
-            if not group.remove():
-                with suppress(RotaError, OSError):
-                    group.kill()
-                self._left.append(group)
-                self._remove_left()
+            self._cgroups.discard(group)
             self._leave(path)
 
     def close(self) -> None:
         """Remove what could not be removed before."""
-        with self._lock:
-            self._remove_left()
+        self._cgroups.close()
 
     def _share(self, path: tuple[str, ...], owner: CpuOwner, parent: ControlGroup | None) -> ControlGroup:
         limits = group_limits(owner.cpu, owner.weight)
@@ -240,11 +231,7 @@ class CpuGroups:
             shared.users -= 1
             if not shared.users:
                 del self._shared[path[:depth]]
-                if not shared.group.remove():
-                    self._left.append(shared.group)
-
-    def _remove_left(self) -> None:
-        self._left = [group for group in self._left if not group.remove()]
+                self._cgroups.discard(shared.group)
 
     def advisories(self, owners: Sequence[CpuOwner]) -> Iterator[str]:
         """What the groups of these owners do not enforce."""

@@ -11,7 +11,8 @@ Three kinds of attributes cannot be restored afterwards. They are set on the chi
     hard limits: raising one again needs a privilege     the soft limit is inherited, so it holds from the start; only
                                                          a program that raises it in that instant could exceed it
     nice, scheduling policy, number of processes         setting these a moment later breaks no limit; and with the
-                                                         process limit on itself the reaper could not spawn
+                                                         process limit on itself the reaper could not spawn; nice
+                                                         and policy are also set on what it has started by then
     a group that limits CPU time                         the reaper would be throttled with those that are in it
 
 Of the second kind, an attribute that the system refuses is reported, not raised: the command runs without it. If the
@@ -30,7 +31,7 @@ import marshal
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any
@@ -150,16 +151,24 @@ def _move(pid: int, files: Sequence[str]) -> None:
     """Move a command that has just started, and what it may have started, into its group; kill it if that fails."""
     try:
         for file in files:
-            moved: set[int] = set()
-            while new := {pid, *descendants_of(pid)} - moved:
-                for process in new:
-                    with suppress(ProcessLookupError):  # it has exited
-                        _write_file(file, str(process))
-                moved |= new
+            for process in _processes_of(pid):
+                with suppress(ProcessLookupError):  # it has exited
+                    _write_file(file, str(process))
     except OSError as problem:
         send_signal(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise StepFailed("group", problem.errno or errno.EIO) from problem
+
+
+def _processes_of(pid: int) -> Iterator[int]:
+    """Yield a command that has just started and what it has started, until nothing has come while they were yielded.
+
+    A process that is started by one that was yielded inherits what the caller has set on that one.
+    """
+    seen: set[int] = set()
+    while new := {pid, *descendants_of(pid)} - seen:
+        yield from new
+        seen |= new
 
 
 def _posix_spawn(request: dict[str, Any], fds: Sequence[int]) -> int:
@@ -205,7 +214,10 @@ def _set_on_child(pid: int, request: dict[str, Any]) -> list[tuple[str, int]]:
             unset.append((name, errno.EPERM))
     if request["scheduling"] is not None:
         try:
-            sched_setattr(pid, SchedAttr(**request["scheduling"]))
+            attributes = SchedAttr(**request["scheduling"])
+            for process in _processes_of(pid):
+                with suppress(ProcessLookupError):  # it has exited
+                    sched_setattr(process, attributes)
             if request["scheduling"]["nice"]:
                 _set_session_nice(pid, request["scheduling"]["nice"])
         except OSError as problem:

@@ -33,7 +33,6 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from rota.clock import Clock
 from rota.errors import HostError, MinderLost, RotaError
 from rota.fleet.agent_settings import AgentSettings
 from rota.fleet.runners.contract import Assignment, RunChannel, RunOutcome
@@ -187,12 +186,12 @@ class ProgramStarter:
             prepared = self._prepared(assignment, hold)
             advisories += prepared.advisories_without_group if group is None else _per_process_advisories(limits, group)
             session = self._follow(prepared.command, fds, group, {**_run_variables(assignment), **more_env})
-            return Program(self._resources.clock, session, group, limits, advisories, hold=hold)
+            return Program(self._resources, session, group, limits, advisories, hold=hold)
         except BaseException:
             if hold is not None:
                 hold.end()
             elif group is not None:
-                group.remove()
+                self._resources.cgroups.discard(group)
             raise
 
     def _prepared(self, assignment: Assignment, hold: CpuHold | None) -> _Prepared:
@@ -286,7 +285,7 @@ class Program:
 
     def __init__(
         self,
-        clock: Clock,
+        resources: RunnerResources,
         session: Session,
         group: ControlGroup | None,
         limits: Limits,
@@ -296,7 +295,8 @@ class Program:
     ) -> None:
         self.session = session
         self.advisories = advisories  # what was requested and is not in force; complete once it has started
-        self._clock = clock
+        self._resources = resources
+        self._clock = clock = resources.clock
         self._group = group
         self._limits = limits
         self._started_at = clock.monotonic()
@@ -318,7 +318,7 @@ class Program:
         if self._hold is not None:
             self._hold.end(session)
         elif self._group is not None:
-            self._group.remove()
+            self._resources.cgroups.discard(self._group)
 
     def wait_started(self) -> None:
         """Wait until the program runs; raise the error if it could not be started."""

@@ -93,8 +93,8 @@ class RunnerResources:
             reaper.close()
         if quotas is not None:
             quotas.close()
-        if self._cpu_groups is not None:
-            self._cpu_groups.close()
+        if self._cgroups is not None:
+            self._cgroups.close()
 
     def __enter__(self) -> RunnerResources:
         return self
