@@ -80,7 +80,7 @@ def test_simultaneous_requests_share_a_commit_and_wake_the_loop_once(tmp_path: P
     handlers = RpcHandlers(kernel := Kernel(joint), Dispatcher(kernel))
     pid = kernel.agents.create("agent")
     commits: list[int] = []
-    joint._store.add_listener(lambda: commits.append(1))  # of this process alone: `on_change` also tells of others
+    joint.on_change(lambda: commits.append(1))
 
     async def together(here: bool) -> tuple[int, int, list[Any]]:
         executor = CallExecutor(asyncio.get_running_loop(), joint, handlers)

@@ -244,6 +244,16 @@ def test_on_change_reports_local_and_foreign_commits_until_stopped(file: Store, 
     other.close()
 
 
+def test_a_new_file_reports_no_commit_of_another_process(file: Store, path: str) -> None:
+    assert isinstance(file, module.SqliteStore)
+    file.write(put("here"))
+    assert not file.check_foreign_commit()
+    other = store.open(path)
+    other.write(put("elsewhere"))
+    assert file.check_foreign_commit()
+    other.close()
+
+
 def test_a_change_listener_that_raises_is_called_again(
     file: Store, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:

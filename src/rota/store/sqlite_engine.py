@@ -189,6 +189,7 @@ class SqliteEngine:
                 self.connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
                 self.connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # a prune can shorten it
             mode = self.connection.execute("PRAGMA journal_mode = WAL").fetchall()[0][0]
+            self._seen_version = self._data_version()  # the switch changes it, as a commit of another process would
             self._announce()
         finally:
             self._release_lock()
