@@ -61,7 +61,7 @@ class GraphRunHandle(ABC):
 
     @abstractmethod
     def _ended(self) -> tuple[GraphRunStatus, Any, str | None]:
-        """Return how a run that has ended did so: its status, its outputs, its error."""
+        """Return how a run ended that was waited for: its status, its outputs, its error."""
 
     @abstractmethod
     def nodes(self) -> tuple[GraphNodeReport, ...]:
@@ -85,7 +85,7 @@ class GraphRunHandle(ABC):
             if not self._wait(limit_s):
                 hint = f"`rota graph show {self.run_id}` shows what it waits for."
                 raise WaitTimeout(f"graph run {self.run_id} has not ended after {limit_s:g} s", hint=hint)
-        return self.status
+        return self._ended()[0]
 
     def result(self, wait_s: Duration | None = None) -> Any:
         """Wait for the run and return its result; raises `GraphRunFailed` if it failed or was cancelled.
@@ -206,6 +206,7 @@ class StoredGraphRun(GraphRunHandle):
     def __init__(self, link: StoreLink, info: GraphRunInfo, worker: Worker) -> None:
         super().__init__(info.graph, info.run_id, link.api.clock, worker)
         self._link = link
+        self._found = info  # as `_wait` saw it last: a report reads all entries of the run
 
     def info(self) -> GraphRunInfo:
         """Return the run as it is stored now."""
@@ -218,21 +219,24 @@ class StoredGraphRun(GraphRunHandle):
 
     def _wait(self, wait_s: float | None) -> bool:
         give_up_at = None if wait_s is None else self._clock.monotonic() + wait_s
-        while (run := self.info()).status not in ENDED:
+        while self._find().status not in ENDED:
             left_s = WAIT_S if give_up_at is None else max(0.0, give_up_at - self._clock.monotonic())
-            if run.sched_id is not None:
+            if self._found.sched_id is not None:
                 try:
-                    self._link.api.queue.wait(run.sched_id, min(left_s, WAIT_S))
+                    self._link.api.queue.wait(self._found.sched_id, min(left_s, WAIT_S))
                 except WaitTimeout:
                     if give_up_at is not None and left_s <= WAIT_S:
-                        return self.status in ENDED
+                        return self._find().status in ENDED
                     continue
             self._link.api.graphs.tidy()  # a coordinator that was cancelled by itself has not ended its run
         return True
 
+    def _find(self) -> GraphRunInfo:
+        self._found = self.info()
+        return self._found
+
     def _ended(self) -> tuple[GraphRunStatus, Any, str | None]:
-        run = self.info()
-        return run.status, run.result, run.error
+        return self._found.status, self._found.result, self._found.error
 
     def nodes(self) -> tuple[GraphNodeReport, ...]:
         """Return the state of every node."""

@@ -218,7 +218,7 @@ def _exit_unless_ok(result: RuntimeRunnerResult) -> None:
 @contextlib.contextmanager
 def _durable_runs(plan: Plan, registry: ComponentRegistry, storage: Storage) -> Iterator[DurableRuns | None]:
     """Open the store and start the workers of a durable run; None without a store or without a durable lane."""
-    if storage.store is None or not any(lane.type in ("queue", "fleet") for lane in plan.lanes.values()):
+    if storage.store is None or plan.durable_lane is None:
         yield None
         return
     with _open_kernel(storage.store) as kernel, _workers(kernel, plan, registry, storage.workers):

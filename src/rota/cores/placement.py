@@ -146,12 +146,8 @@ class Placement:
         return False
 
     def _send(self, entity: Entity, target: CoreRecord, now: int, out: list[Decision]) -> None:
-        source = entity.core
-        self._queues.move(entity, target, now)
-        entity.details.migrations += 1
-        self._counters.migrations += 1
+        self._migrate(entity, target, now, out)
         self.mark_stealable(target)
-        out.append(Migrate(entity.key, source.core_id, target.core_id))
 
     def balance(self, core: CoreRecord, now: int, out: list[Decision]) -> None:
         """A slice ended: move an entity here that is behind on another core, if this core is ahead of that one."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from rota.graph.channels import MessageChannel
 from rota.graph.messages import Inputs
 from rota.graph.reports import Reports
-from rota.graph.triggers import ComponentTrigger
+from rota.graph.triggers import ComponentTrigger, WrappedTrigger
 
 __all__ = ["BackPressure", "holding_back"]
 
@@ -29,15 +29,14 @@ def holding_back(
     return BackPressure(component_id, trigger, bounded, reports) if bounded else trigger
 
 
-class BackPressure(ComponentTrigger):
+class BackPressure(WrappedTrigger):
     """A trigger that is not ready while the edges behind its component are full."""
 
     def __init__(
         self, component_id: str, inner: ComponentTrigger, outgoing: Sequence[MessageChannel], reports: Reports
     ) -> None:
-        super().__init__(inner.channels, inner.listed)
+        super().__init__(inner)
         self._component_id = component_id
-        self._inner = inner
         self._outgoing = tuple(outgoing)
         self._reports = reports
         self._iteration_id = -1
@@ -45,29 +44,11 @@ class BackPressure(ComponentTrigger):
         self._is_held_back = False
         self.in_flight: Callable[[], int] = lambda: 0  # entries whose results are not on the edges yet
         self.held_back = 0  # how often it waited, for metrics
-        self.fills_every_input = inner.fills_every_input
-        self.ready_without_message = inner.ready_without_message
-        self.every_iteration = inner.every_iteration
-        self.holds_messages = inner.holds_messages
         self.is_timed = True  # it may be ready as soon as there is room
 
-    @property
-    def unwrapped(self) -> ComponentTrigger:
-        """The trigger itself, without limits around it."""
-        return self._inner.unwrapped
-
-    @property
-    def may_be_ready(self) -> bool:
-        """Whether the inner trigger may be ready."""
-        return self._inner.may_be_ready
-
     def counts(self) -> dict[str, int]:
-        """Return what the inner trigger did to messages."""
+        """Return what the inner trigger did to messages, and how often this one waited."""
         return {**self._inner.counts(), "backpressure_count": self.held_back}
-
-    def keep_newest(self) -> None:
-        """Reduce each triggering input to its newest message."""
-        self._inner.keep_newest()
 
     def next(self, now_s: float, iteration_id: int, /) -> Inputs | None:
         """Return what the inner trigger returns, if there is room for one more result."""

@@ -22,7 +22,7 @@ from typing import Any
 from rota.graph.accounts import RunAccount, lines_for
 from rota.graph.messages import Inputs
 from rota.graph.reports import ReportedFailure
-from rota.graph.triggers import ComponentTrigger
+from rota.graph.triggers import ComponentTrigger, WrappedTrigger
 from rota.model.graph_budgets import GraphBudgetLine, used_up
 
 __all__ = [
@@ -65,12 +65,11 @@ class StartedOverBudget(ReportedFailure):
         self.line = line
 
 
-class BudgetGate(ComponentTrigger):
+class BudgetGate(WrappedTrigger):
     """A trigger that is not ready while its component is over budget."""
 
     def __init__(self, inner: ComponentTrigger, *, waits: bool) -> None:
-        super().__init__(inner.channels, inner.listed)
-        self._inner = inner
+        super().__init__(inner)
         self._waits = waits
         self.over: Callable[[], GraphBudgetLine | None] = lambda: None  # set when the run is wired
         self.refuse: Callable[[Inputs, GraphBudgetLine], None] = lambda _inputs, _line: None
@@ -79,29 +78,7 @@ class BudgetGate(ComponentTrigger):
         self.recheck_s = math.inf  # how often to look whether the budget was raised
         self._checked_at_s = 0.0
         self._passed_in = -1  # the iteration in which it let an invocation pass
-        self.fills_every_input = inner.fills_every_input
-        self.ready_without_message = inner.ready_without_message
-        self.every_iteration = inner.every_iteration
-        self.holds_messages = inner.holds_messages
         self.is_timed = inner.is_timed or waits
-
-    @property
-    def unwrapped(self) -> ComponentTrigger:
-        """The trigger itself, without limits around it."""
-        return self._inner.unwrapped
-
-    @property
-    def may_be_ready(self) -> bool:
-        """Whether the inner trigger may be ready."""
-        return self._inner.may_be_ready
-
-    def counts(self) -> dict[str, int]:
-        """Return what the inner trigger did to messages."""
-        return self._inner.counts()
-
-    def keep_newest(self) -> None:
-        """Reduce each triggering input to its newest message."""
-        self._inner.keep_newest()
 
     def due_at_s(self, now_s: float, *, timers: bool = True) -> float:
         """Return when the inner trigger is due; of one that waits, when to look again."""

@@ -40,6 +40,7 @@ from rota.graph.spec import (
     AGENT_TYPE,
     DURABLE_LANE_TYPES,
     FLEET_LANE,
+    LOOP_TYPE,
     ComponentSpec,
     CompositeLoopSpec,
     EventSource,
@@ -49,7 +50,7 @@ from rota.graph.spec import (
     LaneSpec,
     TriggerPolicy,
 )
-from rota.graph.standard_components import LOOP_TYPE, LoopComponent
+from rota.graph.standard_components import LoopComponent
 from rota.graph.type_hints import list_hint
 
 __all__ = ["RESULT", "AgentLike", "Graph", "Loop"]
@@ -113,7 +114,7 @@ class Loop:
         before = Output(loop, "body")
         for member in self._members:
             before = (member(before) if member.has_known_ports else member(value=before)).output
-        is_durable = loop.parts.lane_type(last.id) in ("queue", "fleet")
+        is_durable = loop.parts.lane_type(last.id) in DURABLE_LANE_TYPES
         loop.parts.add_edge(last.output, loop.id, "result", "async" if is_durable else "delay")
         return loop
 

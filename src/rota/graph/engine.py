@@ -36,7 +36,6 @@ from rota.graph.run_budgets import RunBudgets
 from rota.graph.run_options import RuntimeRunnerOptions
 from rota.graph.run_values import check_inputs, input_value
 from rota.graph.scope import RunScope, SharedState
-from rota.graph.spec import DURABLE_LANE_TYPES
 from rota.graph.stop import WakeSignal
 from rota.graph.tasks import TaskExecutor
 from rota.graph.timed_triggers import event_ports
@@ -115,21 +114,23 @@ class GraphEngine:
 
     def _durable_runs(self) -> DurableRuns | None:
         """Return what stores the run, if it has a durable lane; raises if it has one and no store was given."""
-        if self.lanes.queue is not None and self.options.durable is None:
-            lane = next(lane for lane in self.plan.lanes.values() if lane.type in DURABLE_LANE_TYPES)
+        lane = self.plan.durable_lane
+        if self.lanes.queue is None or lane is None:
+            return None
+        if self.options.durable is None:
             raise InvalidInput(
                 f"lane {lane.id} is of type {lane.type}, but no durable queue was given",
                 field="durable",
                 hint="Pass RuntimeRunnerOptions(durable=DurableRuns(kernel)); on the command line, --store rota.db.",
             )
-        return self.options.durable if self.lanes.queue is not None else None
+        return self.options.durable
 
     def _make_account(self) -> RunAccount:
         """Return where the components count what they use: at the coordinator, in the store or in this process."""
         options, budgets = self.options, lines_of(self.plan.spec)
         if options.account is not None:
             return options.account
-        if options.durable is not None and any(lane.type in DURABLE_LANE_TYPES for lane in self.plan.lanes.values()):
+        if options.durable is not None and self.plan.durable_lane is not None:
             return StoreAccount(options.durable.api, self.run_id, budgets, self.reports.health)
         return MemoryAccount(self.run_id, budgets, self.reports.health)
 

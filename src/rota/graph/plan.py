@@ -28,6 +28,7 @@ import msgspec
 
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.spec import (
+    DURABLE_LANE_TYPES,
     LOSSY_OVERFLOWS,
     SINGLE_MESSAGE_MODES,
     ComponentSpec,
@@ -160,3 +161,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The graph's name."""
         return self.spec.graph.name
+
+    @property
+    def durable_lane(self) -> Lane | None:
+        """The first lane whose invocations become entries of a queue; None if there is none."""
+        return next((lane for lane in self.lanes.values() if lane.type in DURABLE_LANE_TYPES), None)

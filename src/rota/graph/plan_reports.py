@@ -15,8 +15,7 @@ from rota.graph.budgets import amounts_of
 from rota.graph.compiler import CheckResult
 from rota.graph.diagnostics import CATEGORIES, DIAGNOSTICS_SCHEMA_VERSION, Diagnostic
 from rota.graph.plan import Edge, Lane, Plan, Region
-from rota.graph.spanning_loops import LOOP_TYPE
-from rota.graph.spec import PRIORITY_RANKS, ComponentSpec
+from rota.graph.spec import LOOP_TYPE, PRIORITY_RANKS, ComponentSpec
 
 __all__ = [
     "SCHEDULER_CONTRACT_VERSION",

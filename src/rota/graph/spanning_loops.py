@@ -26,6 +26,7 @@ import msgspec
 from rota.graph.spec import (
     CONVERGENCES,
     DURABLE_LANE_TYPES,
+    LOOP_TYPE,
     ComponentSpec,
     CompositeLoopSpec,
     EdgePolicy,
@@ -39,9 +40,8 @@ from rota.graph.spec import (
     TriggerPolicy,
 )
 
-__all__ = ["LOOP_LANE", "LOOP_TYPE", "with_spanning_loops"]
+__all__ = ["LOOP_LANE", "with_spanning_loops"]
 
-LOOP_TYPE = "rota.loop"
 LOOP_LANE = "loops"  # of spanning loops, in a graph without an event loop
 _INPUTS = ("initial", "result")
 

@@ -50,6 +50,7 @@ __all__ = [
     "INDEPENDENT_LANE_TYPES",
     "LANE_TYPES",
     "LANE_TYPES_V1",
+    "LOOP_TYPE",
     "LOSSY_OVERFLOWS",
     "MAP_ITEMS_DEFAULT",
     "MAP_ITEMS_MAX",
@@ -115,6 +116,7 @@ LANE_TYPES: tuple[LaneType, ...] = (*LANE_TYPES_V1, "isolated_thread", "manual_s
 DURABLE_LANE_TYPES: tuple[LaneType, ...] = ("queue", "fleet")
 FLEET_LANE = "fleet"  # the lane of agents that name none
 AGENT_TYPE = "agent"  # the type of a component that is an agent
+LOOP_TYPE = "rota.loop"  # the type of a component that is a loop across epochs
 # Not part of the region order; they commit at the next epoch boundary.
 INDEPENDENT_LANE_TYPES: tuple[LaneType, ...] = ("isolated_thread", "manual_step")
 

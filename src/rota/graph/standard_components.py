@@ -21,11 +21,11 @@ from rota.graph.components import component
 from rota.graph.importable_names import load_importable
 from rota.graph.invocation import Invocation
 from rota.graph.run_values import RunOutput, run_input
+from rota.graph.spec import LOOP_TYPE
 
-__all__ = ["LIST_TYPE", "LOOP_TYPE", "LoopComponent", "RunOutput", "collect_list", "run_input"]
+__all__ = ["LIST_TYPE", "LoopComponent", "RunOutput", "collect_list", "run_input"]
 
 LIST_TYPE = "rota.list"
-LOOP_TYPE = "rota.loop"
 
 
 @component(LIST_TYPE)

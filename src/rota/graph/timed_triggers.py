@@ -24,7 +24,15 @@ from rota.graph.channels import MessageChannel
 from rota.graph.components import EVENT_PORTS
 from rota.graph.messages import Inputs, Message
 from rota.graph.spec import ComponentSpec, TriggerPolicy
-from rota.graph.triggers import AllInputs, AnyInput, ComponentTrigger, OnEvent, SimulatedTime, TimestampedOnly
+from rota.graph.triggers import (
+    AllInputs,
+    AnyInput,
+    ComponentTrigger,
+    OnEvent,
+    SimulatedTime,
+    TimestampedOnly,
+    WrappedTrigger,
+)
 
 __all__ = ["Batched", "LimitedTrigger", "TimeSync", "Watermark", "WatermarkState", "event_ports", "make_trigger"]
 
@@ -222,34 +230,20 @@ class _Domain:
         return earliest_ms == -math.inf or earliest_ms <= self.highest_ms - lateness_ms
 
 
-class LimitedTrigger(ComponentTrigger):
+class LimitedTrigger(WrappedTrigger):
     """Limits around another trigger: merge waiting messages, drop old ones, enforce a minimum interval."""
 
-    holds_messages = True
-
     def __init__(self, inner: ComponentTrigger, policy: TriggerPolicy) -> None:
-        super().__init__(inner.channels, inner.listed)
-        self._inner = inner
+        super().__init__(inner)
         self._coalesce = policy.coalesce or policy.type == "debounce"
         self._max_latency_s = policy.max_latency_ms / 1000
         self._min_interval_s = policy.min_interval_ms / 1000
         self._triggered_at_s = -math.inf
         self._is_limited = False  # whether the interval kept back what may be ready
         self._merged = self._too_old = self._limited = 0
-        self.fills_every_input = inner.fills_every_input
-        self.ready_without_message = inner.ready_without_message
+        self.holds_messages = True
         self.every_iteration = inner.every_iteration and not policy.min_interval_ms
         self.is_timed = inner.is_timed or bool(policy.max_latency_ms or policy.min_interval_ms)
-
-    @property
-    def unwrapped(self) -> ComponentTrigger:
-        """The trigger inside these limits."""
-        return self._inner
-
-    @property
-    def may_be_ready(self) -> bool:
-        """Whether the inner trigger may be ready."""
-        return self._inner.may_be_ready
 
     def next(self, now_s: float, iteration_id: int, /) -> Inputs | None:
         """Return what the inner trigger returns, if the limits allow an invocation now."""

@@ -99,6 +99,41 @@ class ComponentTrigger:
         return [channel.read(now_s) if is_side else channel.kept for channel, is_side in pairs]
 
 
+class WrappedTrigger(ComponentTrigger):
+    """A trigger around another one: it decides whether what is ready there may start."""
+
+    def __init__(self, inner: ComponentTrigger) -> None:
+        super().__init__(inner.channels, inner.listed)
+        self._inner = inner
+        self.fills_every_input = inner.fills_every_input
+        self.ready_without_message = inner.ready_without_message
+        self.every_iteration = inner.every_iteration
+        self.holds_messages = inner.holds_messages
+        self.is_timed = inner.is_timed
+
+    @property
+    def unwrapped(self) -> ComponentTrigger:
+        """The trigger itself, without those around it."""
+        return self._inner.unwrapped
+
+    @property
+    def may_be_ready(self) -> bool:
+        """Whether the inner trigger may be ready."""
+        return self._inner.may_be_ready
+
+    def counts(self) -> dict[str, int]:
+        """Return what the inner trigger did to messages."""
+        return self._inner.counts()
+
+    def keep_newest(self) -> None:
+        """Reduce each triggering input to its newest message."""
+        self._inner.keep_newest()
+
+    def drop_older(self, than_s: float, now_s: float) -> None:
+        """Drop messages that have waited longer than `than_s`."""
+        self._inner.drop_older(than_s, now_s)
+
+
 class AnyInput(ComponentTrigger):
     """Ready once for each waiting message."""
 

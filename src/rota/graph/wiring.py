@@ -36,8 +36,7 @@ from rota.graph.metrics import LaneMeter
 from rota.graph.nodes import DeferredPublication, DeferredTarget, Node, PublicationOutbox, Route
 from rota.graph.plan import Edge, Lane, Plan, Region
 from rota.graph.reports import COMPONENT_FAILURES, Reports, error_text
-from rota.graph.spec import DURABLE_LANE_TYPES, OVER_BUDGET_PORT, ComponentSpec, LanePolicy
-from rota.graph.standard_components import LOOP_TYPE
+from rota.graph.spec import DURABLE_LANE_TYPES, LOOP_TYPE, OVER_BUDGET_PORT, ComponentSpec, LanePolicy
 from rota.graph.stop import WakeSignal
 from rota.graph.tasks import TaskLimit
 from rota.graph.timed_triggers import event_ports, make_trigger

@@ -15,7 +15,7 @@ import msgspec
 from rota.decoding import decode_json
 from rota.errors import StoreCorrupt
 from rota.kernel.journal import append
-from rota.kernel.rows import DECODE_ERRORS
+from rota.kernel.rows import DECODE_ERRORS, json_list
 from rota.model.core_grants import CoreGrant, CoreRefusal
 from rota.model.events import CoresGranted, CoresRefused, CoresReturned
 from rota.store import Transaction
@@ -70,10 +70,6 @@ def save_grant(tx: Transaction, grant: CoreGrant) -> None:
     tx.run(sql.CREATE, (grant.sched_id, grant.token, grant.host, _encode(grant).decode()))
     for core in grant.leased:
         tx.run(sql.LEASE, (grant.host, core, grant.sched_id))
-    reserved: dict[str, int] = {}
-    for each in grant.reserved:
-        key = str(each.core)
-        reserved[key] = reserved.get(key, 0) + -(-each.budget_ns * 1_000_000 // each.period_ns)
     event = CoresGranted(
         sched_id=grant.sched_id,
         token=grant.token,
@@ -81,7 +77,7 @@ def save_grant(tx: Transaction, grant: CoreGrant) -> None:
         host_name=grant.host_name,
         owner=grant.owner,
         leased=grant.leased,
-        reserved_ppm=reserved,
+        reserved_ppm={str(core): ppm for core, ppm in grant.reserved_ppm().items()},
         quota_us=grant.quota_us,
         quota_period_us=grant.quota_period_us,
         island=grant.island,
@@ -97,7 +93,7 @@ def refusals(tx: Transaction) -> list[CoreRefusal]:
         refusal = _refusal(at, payload)
         if refusal is not None:
             found.setdefault(refusal.sched_id, refusal)
-    waiting = {int(row[0]) for row in tx.run(sql.QUEUED, (_encode(list(found)).decode(),))}
+    waiting = {int(row[0]) for row in tx.run(sql.QUEUED, (json_list(found),))}
     return [refusal for sched_id, refusal in found.items() if sched_id in waiting]
 
 
@@ -112,7 +108,7 @@ def _refusal(at: float, payload: str) -> CoreRefusal | None:
 
 
 def _remove(tx: Transaction, sched_ids: list[int], reason: str, now: float) -> None:
-    ids = _encode(sched_ids).decode()
+    ids = json_list(sched_ids)
     tx.run(sql.DELETE_LEASES, (ids,))
     tx.run(sql.DELETE, (ids,))
     append(tx, CoresReturned(sched_ids=sched_ids, reason=reason), now=now)  # type: ignore[arg-type]  # one of two words

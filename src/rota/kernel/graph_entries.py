@@ -14,7 +14,7 @@ from rota.kernel.completion import read_runs
 from rota.kernel.entries import BATCH_MAX, EntryFilter
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.queue import Queue
-from rota.kernel.rows import decode_spent
+from rota.kernel.rows import decode_spent, json_list
 from rota.model.entry_status import derive_status
 from rota.model.graph_runs import GraphNodeReport, NodeState
 from rota.model.lifecycle import ENTRY
@@ -94,7 +94,7 @@ class GraphEntries:
 
     def _entries(self, run_id: str) -> Iterator[list[Row]]:
         """Yield the rows of a run's entries by key, in batches."""
-        last, behind = f"{key_prefix(run_id)}", f"graph/{run_id}{FIRST_BEHIND}"
+        last, behind = key_prefix(run_id), f"graph/{run_id}{FIRST_BEHIND}"
         while True:
             row = (last, behind, run_id, BATCH_MAX)
             rows = self._env.read(lambda tx: tx.run(sql.RUN_ENTRIES, row))  # noqa: B023  # runs before the loop continues
@@ -106,7 +106,7 @@ class GraphEntries:
     def _children(self, parents: Iterable[int]) -> Iterator[list[tuple[int, str]]]:
         ids = sorted(parents)
         for start in range(0, len(ids), BATCH_MAX):
-            text, last = _id_list(ids[start : start + BATCH_MAX]), 0
+            text, last = json_list(ids[start : start + BATCH_MAX]), 0
             while rows := self._env.read(lambda tx: tx.run(sql.CHILDREN_OF, (text, last, BATCH_MAX))):  # noqa: B023  # runs before the loop continues
                 yield [(row[0], row[1]) for row in rows]
                 last = rows[-1][0]
@@ -130,10 +130,6 @@ class GraphEntries:
         """Return the status of a coordinator, None if it was pruned, and what it used itself."""
         run = self._env.read(lambda tx: read_runs(tx, [sched_id])).get(sched_id)
         return (None, {}) if run is None else (self._queue.get(sched_id).status, dict(decode_spent(run.spent_text)))
-
-
-def _id_list(ids: list[int]) -> str:
-    return f"[{','.join(map(str, ids))}]"
 
 
 def key_prefix(run_id: str) -> str:

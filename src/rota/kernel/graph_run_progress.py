@@ -17,11 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rota.errors import (
-    GraphInvalid,
-    InvalidPayload,
-    LimitExceeded,
-)
+from rota.errors import GraphInvalid, InvalidPayload, LimitExceeded
 from rota.kernel import graph_budgets
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.graph_entries import GraphEntries
@@ -211,11 +207,10 @@ class GraphRunProgress:
         batch = self._queue.checked_batch(specs)
 
         def work(tx: Transaction) -> list[int]:
-            rows = tx.run(sql.RUN_INFO, (run_id,))
-            run = run_from_row(rows[0]) if rows else None
-            if run is None or run.fence != fence or run.status in ENDED:
+            held = tx.run(sql.RUN_HELD, (run_id, fence))
+            if not held:
                 raise stale(tx, run_id)
-            return self._queue.enqueue_batch_in(tx, batch, run.project_id, self._env.now())
+            return self._queue.enqueue_batch_in(tx, batch, held[0][0], self._env.now())
 
         return self._env.write_keeping_cache(work) if batch else []
 

@@ -15,9 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from rota.errors import (
-    InvalidPayload,
-)
+from rota.errors import InvalidPayload
 from rota.kernel import graph_budgets
 from rota.kernel.agents import Agents
 from rota.kernel.environment import KernelEnvironment
@@ -41,10 +39,7 @@ from rota.kernel.queue import Queue
 from rota.kernel.rows import agent_from_row, json_text
 from rota.model.agent_settings import SETTINGS_KEY
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks
-from rota.model.events import (
-    GraphRunForgotten,
-    GraphRunStarted,
-)
+from rota.model.events import GraphRunForgotten, GraphRunStarted
 from rota.model.graph_budgets import GraphAccount
 from rota.model.graph_runs import (
     ENDED,

@@ -27,6 +27,7 @@ __all__ = [
     "ReservedTime",
 ]
 
+PPM = 1_000_000
 RESERVED_MAX = 256  # contexts of one grant
 
 _host = Checks("CoreHost", ContextInvalid)
@@ -126,6 +127,14 @@ class CoreGrant(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     devices: tuple[str, ...] = ()
     evidence: dict[str, int] = {}  # the numbers behind the decision
+
+    def reserved_ppm(self) -> dict[int, int]:
+        """Return how many millionths of each core are reserved, rounded up for each reservation."""
+        found: dict[int, int] = {}
+        for each in self.reserved:
+            core = each.core or 0
+            found[core] = found.get(core, 0) + -(-each.budget_ns * PPM // each.period_ns)
+        return found
 
 
 class CoreRefusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -154,9 +154,9 @@ class _HostTable:
         self._engine.add_group(owner)
         leased = self._choose(ask.cpu.lease, allowed, asker) if ask.cpu.lease else ()
         places = leased or tuple(core for core in allowed if core not in self.taken)
-        if _reserved(ask) and not places:
-            raise self._no_core(ask, allowed)
         reserved = _reserved(ask)
+        if reserved and not places:
+            raise self._no_core(ask, allowed)
         specs = tuple(self._spec(one, _mask(places)) for one in reserved)
         if ask.island is not None:
             self._admit_island(ask, asker, specs, self._lease(asker, leased, specs))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
@@ -53,7 +54,6 @@ __all__ = [
 ]
 
 REFUSED_DELAY_S = 1.0  # after which an entry that was refused is claimed again
-PPM = 1_000_000
 _ADMISSION = "rota.service.core_admission"
 
 
@@ -140,16 +140,14 @@ def _refused_event(
 
 
 def _host_status(grants: list[CoreGrant]) -> HostStatus:
-    reserved: dict[int, int] = {}
+    reserved: Counter[int] = Counter()
     for each in grants:
-        for one in each.reserved:
-            core = one.core or 0
-            reserved[core] = reserved.get(core, 0) + -(-one.budget_ns * PPM // one.period_ns)
+        reserved.update(each.reserved_ppm())
     return HostStatus(
         host=grants[0].host,
         host_name=grants[0].host_name,
         leased={core: each.sched_id for each in grants for core in each.leased},
-        reserved_ppm=reserved,
+        reserved_ppm=dict(reserved),
         grants=grants,
     )
 

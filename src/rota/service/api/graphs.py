@@ -44,8 +44,7 @@ class GraphsApi(Protocol):
         """Check and store a graph, and enqueue the entry that coordinates its run.
 
         Without a `project` the run is in the one that has all of its agents. All problems of the document are reported
-        together. With a `run_id` that exists, the same document and the same
-        inputs, it returns that run.
+        together. With a `run_id` that exists, the same document and the same inputs, it returns that run.
         """
         ...
 

@@ -64,6 +64,11 @@ RUN_COMMIT = Statement(
     "status = CASE WHEN ?6 IS NULL THEN 'running' ELSE 'waiting' END "
     "WHERE run_id = ?4 AND fence = ?5 AND ended_at IS NULL RETURNING pid",
 )
+RUN_HELD = Statement(
+    "graph_run_held",
+    "The project of a live run, if no other process has taken it over.",
+    "SELECT project_id FROM graph_runs WHERE run_id = ?1 AND fence = ?2 AND ended_at IS NULL",
+)
 RUN_END = Statement(
     "graph_run_end",
     "End a live run.",
