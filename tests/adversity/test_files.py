@@ -349,12 +349,13 @@ class EndingProcess:
         opened = store.open(str(path))
         self._presence: int | None = os.open(f"{path}-here", os.O_RDWR)
         fcntl.flock(self._presence, fcntl.LOCK_SH)
+        self._log = os.open(f"{path}-wal", os.O_RDONLY)  # keeps its inode in use, so the next log has another one
         opened.close()
-        Path(f"{path}.other").touch()  # takes the log's inode, so that the next log has another one
 
     def end(self, _: float = 0.0) -> None:
         if self._presence is not None:
             os.close(self._presence)
+            os.close(self._log)
             self._presence = None
 
 

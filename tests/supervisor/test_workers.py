@@ -11,13 +11,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rota import Rota, store
 from rota.clock import ManualClock, SystemClock
 from rota.errors import Forbidden
+from rota.fleet.agent_settings import SETTINGS_KEY, AgentSettings
 from rota.fleet.graph_workers import graph_supervisor
-from rota.fleet.supervisor import Supervisor, SupervisorSettings
+from rota.fleet.supervisor import STOP_LOGGER, Supervisor, SupervisorSettings
 from rota.graph.component_registry import ComponentRegistry
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.events import SupervisorChanged
@@ -157,3 +159,36 @@ def test_workers_are_for_workers_and_operators(tmp_path: Path, bound: bool) -> N
                 assert client.workers.list() == []
             with pytest.raises(Forbidden):
                 client.workers.leave("box", "one")
+
+
+def test_a_run_that_is_still_prepared_is_named_and_stopped(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """A second Ctrl-C just after a claim: the run must not go on after it, as one that nobody knew of."""
+    kernel = Kernel(store.open(":memory:"))
+    api = Dispatcher(kernel)
+    settings = msgspec.to_builtins(AgentSettings(runner="command", argv=("sleep", "600")))
+    pid = kernel.agents.create("sleeper", metadata={SETTINGS_KEY: settings})
+    supervisor = Supervisor(api, SupervisorSettings(slots=1, worker_id="box"))
+    preparing, prepares = threading.Event(), threading.Event()
+    prepare = supervisor._assignment
+
+    def held(*args: Any) -> Any:
+        preparing.set()
+        assert prepares.wait(PATIENCE_S)
+        return prepare(*args)
+
+    monkeypatch.setattr(supervisor, "_assignment", held)
+    running = threading.Thread(target=supervisor.run, daemon=True)
+    running.start()
+    sched_id = kernel.queue.enqueue(ScheduleSpec(pid))
+    assert preparing.wait(PATIENCE_S)
+    for _ in range(2):
+        supervisor._stop_on_signal(signal.SIGINT)
+    assert [record.getMessage() for record in caplog.records if record.name == STOP_LOGGER] == [
+        f"waiting for 1 run (#{sched_id}); Ctrl-C again stops it",
+        f"stopping 1 run (#{sched_id}); its entry is queued again",
+    ]
+    prepares.set()
+    running.join(PATIENCE_S)
+    assert not running.is_alive()
+    assert kernel.queue.get(sched_id).status == "ready"
+    kernel.store.close()

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from rota.cli import output
 from rota.errors import InvalidInput, RotaError
-from rota.fleet import CpuDriver, DriverReport, OnLoss, ProcessReport
+from rota.fleet import CpuDriver, DriverReport, OnLoss, ProcessReport, acting_on
 from rota.host import Command, signal_name
 from rota.model import CpuSettings, parse_cores, read_cpu
 
@@ -56,9 +56,14 @@ def run(words: Sequence[str], options: RunOptions, *, as_json: bool) -> None:
     settings = _settings(commands, options)
     cores = None if options.cores is None else parse_cores(options.cores)
     stopped_by: list[int] = []
+
+    def stop(number: int) -> None:
+        stopped_by.append(number)
+        driver.stop()
+
     with (
         CpuDriver(cores=cores, on_loss=options.on_loss, use_groups=options.groups) as driver,
-        _stopping(driver, stopped_by),
+        acting_on(STOP_SIGNALS, stop),
     ):
         heaviest = max(cpu.weight or 1.0 for cpu in settings.values())
         for name, argv in commands.items():
@@ -72,22 +77,6 @@ def run(words: Sequence[str], options: RunOptions, *, as_json: bool) -> None:
     code = SIGNAL_CODES + stopped_by[0] if stopped_by else _exit_code(report)
     if code:
         raise typer.Exit(code)
-
-
-@contextmanager
-def _stopping(driver: CpuDriver, stopped_by: list[int]) -> Iterator[None]:
-    """End the run at a signal; remember which."""
-
-    def stop(number: int, _frame: object) -> None:
-        stopped_by.append(number)
-        driver.stop()
-
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         StopHandle,
     )
     from rota.fleet.runners.resources import RunnerResources
+    from rota.fleet.signals import acting_on
     from rota.fleet.supervisor import STOP_LOGGER, Supervisor, SupervisorSettings
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "StopHandle",
     "Supervisor",
     "SupervisorSettings",
+    "acting_on",
     "apply_fleet",
     "deliver_test",
     "fleet_schema",
@@ -93,6 +95,7 @@ __getattr__ = exports(
         "supervisor": ("STOP_LOGGER", "Supervisor", "SupervisorSettings"),
         "heartbeats": ("BackgroundTask",),
         "idle": ("IdleRule",),
+        "signals": ("acting_on",),
         "run_summary": ("RunSummary", "StillWaiting"),
         # agents and their runs
         "agent_settings": ("SETTINGS_KEY", "AgentSettings", "settings_of", "spec_for"),

@@ -125,7 +125,7 @@ class FleetRun:
 
     def _reload_on_hangup(self) -> AbstractContextManager[None]:
         """Make SIGHUP request a reload, which the heartbeat thread then does like any other request."""
-        return acting_on([signal.SIGHUP], lambda: request_reload(self.api, "SIGHUP", self.fleet.title))
+        return acting_on([signal.SIGHUP], lambda _signal: request_reload(self.api, "SIGHUP", self.fleet.title))
 
 
 def use_policy(api: SchedulerApi, fleet: Fleet) -> None:

@@ -97,6 +97,7 @@ class SlotLoop:
         self._last_number = slots  # the highest slot number so far
         self._surplus = 0  # slots to remove when they become free
         self._active: set[RunKey] = set()  # claimed and not ended, also while the run is prepared
+        self._stops: dict[RunKey, Callable[[LiveRun], object]] = {}  # how to stop runs that are still prepared
         self._runs: dict[RunKey, LiveRun] = {}
         self._slot_of: dict[RunKey, str] = {}  # a run that waits for children has none
         self._pending: list[Pending] = []  # reports that are not committed yet
@@ -119,6 +120,20 @@ class SlotLoop:
         """The runs in progress, including those that wait for children."""
         with self._changed:
             return list(self._runs.values())
+
+    @property
+    def preparing(self) -> list[int]:
+        """The entries whose runs are still prepared."""
+        with self._changed:
+            return sorted(sched_id for sched_id, _ in self._active - self._runs.keys())
+
+    def stop_runs(self, stop: Callable[[LiveRun], object]) -> None:
+        """Stop each run in this way; one that is still prepared is stopped as soon as it is ready."""
+        with self._changed:
+            runs = list(self._runs.values())
+            self._stops.update(dict.fromkeys(self._active - self._runs.keys(), stop))
+        for run in runs:
+            stop(run)
 
     @property
     def free(self) -> int:
@@ -323,6 +338,9 @@ class SlotLoop:
                 run = prepared.run
                 with self._changed:
                     self._runs[key] = run
+                    stop = self._stops.pop(key, None)
+                if stop is not None:
+                    stop(run)
                 report = run.report(prepared.execute())
                 if report is not None:
                     self._before_report(run, report)
@@ -333,6 +351,7 @@ class SlotLoop:
             report = report or _crashed(entry, problem)
         with self._changed:
             self._active.discard(key)
+            self._stops.pop(key, None)
             self._runs.pop(key, None)
             self._free.append(self._slot_of.pop(key))
             if report is not None:

@@ -258,10 +258,10 @@ class Supervisor:
             self._is_draining = True
         for loop in self.slot_loops:
             loop.stop_claiming()
-        _stop_log.log(level, "%s", told_drain(self.runs, by_signal=level > logging.INFO))
+        _stop_log.log(level, "%s", told_drain(self._run_names(), by_signal=level > logging.INFO))
         self._record("draining")
         self._registration.drain()
-        self._watchdog.watch(self.settings.drain_s, lambda: self._stop_all("draining"))
+        self._watchdog.watch(self.settings.drain_s, lambda: self._stop_all(lambda run: run.stop("draining")))
 
     def _end_without_store(self, problem: StoreReplaced) -> bool:
         """End this supervisor, which can neither report nor claim; a daemon ends itself instead, and comes back."""
@@ -272,8 +272,7 @@ class Supervisor:
             _log.error("stopping: %s", problem.message)
             for loop in self._loops:
                 loop.stop_claiming()
-        for run in self.runs:  # again and again: one may have been starting
-            run.kill("fenced")
+        self._stop_all(lambda run: run.kill("fenced"))
         return True
 
     def resize(self, slots: int | dict[str, int]) -> None:
@@ -288,8 +287,7 @@ class Supervisor:
         self.drain()
         if self._hook_loop is not None:
             self._hook_loop.stop_claiming()
-        for run in self.runs:
-            run.kill("draining")
+        self._stop_all(lambda run: run.kill("draining"))
 
     @property
     def runs(self) -> list[LiveRun]:
@@ -377,19 +375,24 @@ class Supervisor:
         except RotaError as problem:  # go on even if that cannot be recorded
             _log.warning("cannot record in the journal that this supervisor %s: %s", _VERBS.get(verb, verb), problem)
 
-    def _stop_on_signal(self) -> None:
+    def _stop_on_signal(self, _signal: int) -> None:
         """Drain at the first signal, kill everything at the second."""
         if not self._is_draining:
             self.drain(level=logging.WARNING)
             return
-        if runs := self.runs:
-            queued = "its entry is" if len(runs) == 1 else "their entries are"
-            _stop_log.warning("stopping %s; %s queued again", _named(runs), queued)
+        if names := self._run_names():
+            queued = "its entry is" if len(names) == 1 else "their entries are"
+            _stop_log.warning("stopping %s; %s queued again", _named(names), queued)
         self.kill()
 
-    def _stop_all(self, reason: str) -> None:
-        for run in self.runs:
-            run.stop(reason)
+    def _stop_all(self, stop: Callable[[LiveRun], object]) -> None:
+        for loop in self._loops:
+            loop.stop_runs(stop)
+
+    def _run_names(self) -> list[str]:
+        """The agent and entry of each run; of one that is still prepared, the entry."""
+        names = [f"{run.assignment.agent.name} #{run.entry.sched_id}" for run in self.runs]
+        return names + [f"#{sched_id}" for loop in self._loops for sched_id in loop.preparing]
 
     def _slot_pools(self) -> list[SlotPool]:
         return [SlotPool(loop.worker_id, loop.slots, loop.kinds) for loop in self.slot_loops]
@@ -648,19 +651,18 @@ def check_slots(slots: Any) -> None:
         raise InvalidInput(text, field="slots", hint="For example slots=4, or slots={'gpu': 1, 'any': 4}.")
 
 
-def told_drain(runs: Sequence[LiveRun], *, by_signal: bool) -> str:
-    """Return what a supervisor that claims nothing more waits for, with the names of agents and entries."""
-    if not runs:
+def told_drain(names: Sequence[str], *, by_signal: bool) -> str:
+    """Return what a supervisor that claims nothing more waits for: these runs."""
+    if not names:
         return "stopping: nothing is running"
-    told = f"waiting for {_named(runs)}"
-    return f"{told}; Ctrl-C again stops {'it' if len(runs) == 1 else 'them'}" if by_signal else told
+    told = f"waiting for {_named(names)}"
+    return f"{told}; Ctrl-C again stops {'it' if len(names) == 1 else 'them'}" if by_signal else told
 
 
-def _named(runs: Sequence[LiveRun]) -> str:
+def _named(names: Sequence[str]) -> str:
     """Return how many runs there are, and which."""
-    named = [f"{run.assignment.agent.name} #{run.entry.sched_id}" for run in runs[:RUNS_NAMED_MAX]]
-    more = f" and {len(runs) - RUNS_NAMED_MAX:,} more" if len(runs) > RUNS_NAMED_MAX else ""
-    return f"{len(runs):,} run{'' if len(runs) == 1 else 's'} ({', '.join(named)}{more})"
+    more = f" and {len(names) - RUNS_NAMED_MAX:,} more" if len(names) > RUNS_NAMED_MAX else ""
+    return f"{len(names):,} run{'' if len(names) == 1 else 's'} ({', '.join(names[:RUNS_NAMED_MAX])}{more})"
 
 
 def _pools(slots: int | dict[str, int]) -> list[tuple[tuple[str, ...], int]]:
