@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from rota.fleet.graph_workers import graph_supervisor
 from rota.fleet.supervisor import Supervisor, SupervisorSettings
 from rota.graph.compiler import check, compile_graph
 from rota.graph.component_registry import ComponentRegistry
+from rota.graph.invocation import Invocation
 from rota.graph.loader import load_mapping
+from rota.graph.messages import Message, Origin
 from rota.graph.plan_reports import plan_to_dict
+from rota.graph.standard_components import LoopComponent
 from rota.kernel import Kernel
 from rota.model.events import EntriesReturned
 from rota.model.work import ReadyEntry
@@ -259,6 +263,55 @@ def test_a_loop_with_agents_spans_epochs(policy: dict[str, Any], text: str, iter
     assert len(world.entries("critic")) == len(world.entries("revise")) == iterations
     epochs = [int(str(entry.key).split("/")[2]) for entry in world.entries("critic")]
     assert epochs == sorted(set(epochs))
+
+
+@pytest.mark.parametrize(
+    ("policy", "status", "text"),
+    [
+        ({"partial_success": "commit_outputs"}, "succeeded", "owls!!"),
+        ({"partial_success": "discard_outputs"}, "succeeded", None),
+        ({"type": "solver_iteration"}, "succeeded", None),
+        ({"partial_success": "fail_run"}, "failed", None),
+    ],
+)
+def test_a_spanning_loop_that_does_not_converge(policy: dict[str, Any], status: str, text: str | None) -> None:
+    world = FleetWorld(CRITICS)
+    run = world.run(critic_loop(convergence="accepted", max_iterations=2, **policy), topic="owls")
+    found = (run.result or {}).get("result")
+    assert (run.status, found and found["text"]) == (status, text), run.error
+    assert status == "succeeded" or "loop fix did not converge in 2 iterations" in str(run.error)
+
+
+@pytest.mark.parametrize(
+    "policy", [{"budget_ms": 5}, {"min_interval_ms": 5}, {"residual_threshold": 0.1}, {"type": "coalesced_event"}]
+)
+def test_a_spanning_loop_refuses_what_only_others_have(policy: dict[str, Any]) -> None:
+    (name,) = policy
+    (found,) = [each for each in problems(critic_loop(**policy)) if "spans epochs" in each]
+    assert f"so it has no {name}" in found
+
+
+def test_values_that_arrive_while_a_loop_is_busy_wait_for_it() -> None:
+    """Each goes around as often as it would alone, and they leave in their order."""
+    loop = LoopComponent(max_iterations=2)
+    moved = [
+        loop.execute(*values, invocation=Arrived(values))
+        for values in (("a", None), ("b", None), (None, "a1"), ("c", "a2"), (None, "b1"), (None, "b2"), (None, "c1"))
+    ]
+    first, second = [{"body": "a"}, {}, {"body": "a1"}], [{"out": "a2", "body": "b"}, {"body": "b1"}]
+    assert moved == [*first, *second, {"out": "b2", "body": "c"}, {"body": "c1"}]
+    resumed = LoopComponent(max_iterations=2)
+    resumed.restore(loop.snapshot())
+    assert resumed.execute(None, "c2", invocation=Arrived((None, "c2"))) == {"out": "c2"}
+
+
+class Arrived(Invocation):
+    """An invocation that has received these values on `initial` and `result`."""
+
+    def __init__(self, values: tuple[Any, Any]) -> None:
+        inputs = tuple(value and Message(value, "edge", 1, Origin(1, 0.0)) for value in values)
+        component: Any = SimpleNamespace(id="loop", channel_ports=("initial", "result"))
+        super().__init__(component, SimpleNamespace(), inputs, 1)
 
 
 def test_a_plan_says_which_loops_span_epochs() -> None:

@@ -11,13 +11,14 @@ import pytest
 
 from rota.clock import ManualClock
 from rota.errors import ComponentInvalid
-from rota.graph import ComponentRegistry, RuntimeRunner, RuntimeRunnerOptions, compile_graph, load_mapping
+from rota.graph import ComponentRegistry, Graph, RuntimeRunner, RuntimeRunnerOptions, compile_graph, load_mapping
 from rota.graph.components import component
 from rota.graph.invocation import GraphContext
 from rota.graph.results import RuntimeRunnerResult
 from rota.graph.run_options import SchedulerStopReason
 from rota.graph.stop import StopToken
 from rota.graph.tasks import TaskResult
+from tests.graph import report_parts as parts
 from tests.graph.parts import Count, burst, log, note
 from tests.graph.worlds import make_runner, names, node, run, wire
 
@@ -457,3 +458,20 @@ def test_the_condition_of_a_loop_causes_no_import(tmp_path: Path, monkeypatch: p
         try_it(ComponentRegistry())
     assert "unloaded_condition" not in sys.modules
     assert try_it(ComponentRegistry(imports=True))
+
+
+def test_the_trace_shows_the_iterations_of_a_loop_that_spans_epochs() -> None:
+    graph = Graph("loop")
+    graph.output(graph.loop(parts.double, until=lambda number: number > 5, max_iterations=9)(graph.node(one)()))
+    plan = graph.plan()
+    result = RuntimeRunner(plan, graph.registry(), RuntimeRunnerOptions(run_until_idle=True, trace=True)).run()
+    assert result.trace is not None
+    shown = [(event.name, event.attributes) for event in result.trace.events() if event.name.startswith("loop_")]
+    assert shown == [
+        *(("loop_iteration", {"iteration": str(number)}) for number in (1, 2, 3)),
+        ("loop_converged", {"reason": "accepted", "iterations": "3"}),
+    ]
+
+
+def one() -> int:
+    return 1

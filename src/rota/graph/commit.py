@@ -263,6 +263,8 @@ class Committer:
                 _attributes(invocation),
             )
         )
+        for name, attributes in invocation.loop_events:
+            self._instant(name, node, invocation.epoch_id, invocation.ended_at_s, invocation.worker_id, attributes)
 
 
 def _deferred_edges(node: Node, staged: list[Publication]) -> tuple[str, ...]:

@@ -91,6 +91,7 @@ class Invocation:
         "inputs",
         "is_open",
         "is_over_budget",
+        "loop_events",
         "new_state",
         "number",
         "problem",
@@ -123,6 +124,7 @@ class Invocation:
         self.new_state: dict[str, Any] = {}
         self.converged: str | None = None
         self.residual: float | None = None
+        self.loop_events: tuple[tuple[str, Mapping[str, str]], ...] = ()  # of a loop that spans epochs, for the trace
 
     def begin(self) -> None:
         """Start an attempt."""

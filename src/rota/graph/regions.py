@@ -37,6 +37,7 @@ import msgspec
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.index import GraphIndex
 from rota.graph.plan import Region
+from rota.graph.spanning_loops import fields_refused
 from rota.graph.spec import CompositeLoopSpec
 
 __all__ = ["find_regions", "lifecycle_order", "region_order", "strongly_connected"]
@@ -124,6 +125,12 @@ def _loop_problems(index: GraphIndex, cyclic: Iterable[tuple[str, ...]]) -> Iter
         path = f"composite_loops.{loop.id}"
         members = frozenset(loop.components)
         yield from _member_problems(index, loop, path, owner)
+        spans = [name for name in loop.components if name in index.durable]
+        if spans and (refused := fields_refused(loop.loop_policy)):
+            message = f"composite_loop {loop.id} spans epochs ({spans[0]} runs as entries), so it has no {refused[0]}"
+            instead = f"Remove {', '.join(refused)}; max_iterations, convergence and partial_success are possible."
+            yield Diagnostic.of("graph_validation_error", message, path, components=spans, fix=instead)
+            continue
         if members in cycles:
             continue
         touched = [name for name in loop.components if name in cycle_of]
@@ -131,7 +138,6 @@ def _loop_problems(index: GraphIndex, cyclic: Iterable[tuple[str, ...]]) -> Iter
         message = f"composite_loop {loop.id} must exactly match one immediate cyclic strongly connected component"
         if touched:
             message += f"; the cycle is {','.join(sorted(cycle_of[touched[0]]))}"
-        spans = [name for name in loop.components if name in index.durable]
         fix = _SPANNING_FIX if spans else None
         yield Diagnostic.of(code, message, path, components=loop.components, fix=fix)
 

@@ -14,6 +14,9 @@ edge begins leaves it once: the value of the last iteration. `convergence` ends 
     single_pass, always, …        after the first iteration
     accepted                      the value is a mapping in which this field is true
     shop.reports:is_good          this function, called with the value, returns true
+
+If it does not converge, `partial_success` decides as in other loops. The fields of REFUSED mean a loop that ends within
+an epoch; a loop that spans epochs and has one of them is refused by the compiler.
 """
 
 from __future__ import annotations
@@ -40,9 +43,11 @@ from rota.graph.spec import (
     TriggerPolicy,
 )
 
-__all__ = ["LOOP_LANE", "with_spanning_loops"]
+__all__ = ["LOOP_LANE", "fields_refused", "with_spanning_loops"]
 
 LOOP_LANE = "loops"  # of spanning loops, in a graph without an event loop
+REFUSED = ("budget_ms", "min_interval_ms", "residual_threshold", "max_inflight", "drop_policy")
+_OTHERWISE = {"commit_outputs": "commit", "discard_outputs": "discard", "fail_run": "fail"}
 _INPUTS = ("initial", "result")
 
 
@@ -70,7 +75,7 @@ def _replaced(spec: GraphSpec, loop: CompositeLoopSpec) -> GraphSpec:
     heads = {ends[edge.id][1] for edge in entering}
     back = [edge for edge in inner if ends[edge.id][1] in heads]
     first = [edge for edge in entering if back and ends[edge.id][1] == ends[back[0].id][1]]
-    if len(back) != 1 or len(first) != 1:
+    if len(back) != 1 or len(first) != 1 or fields_refused(loop.loop_policy):
         return spec
     lane, lanes = _loop_lane(spec)
     source, head = ends[back[0].id]
@@ -137,8 +142,21 @@ def _component(loop: CompositeLoopSpec, lane: str) -> ComponentSpec:
 
 def _config(policy: LoopPolicy) -> Mapping[str, Any]:
     iterations, convergence = max(1, policy.max_iterations), policy.convergence
+    if convergence in CONVERGENCES and convergence not in ("", "stable_state"):
+        return {"max_iterations": 1}  # it converges by that
+    usual = "discard_outputs" if policy.type == "solver_iteration" else "commit_outputs"
+    otherwise = _OTHERWISE[policy.partial_success or usual]
+    config: dict[str, Any] = {"max_iterations": iterations}
+    if otherwise != "commit":
+        config["otherwise"] = otherwise
     if convergence == "stable_state":
-        return {"max_iterations": iterations, "stable": True}
-    if convergence in CONVERGENCES:
-        return {"max_iterations": 1 if convergence else iterations}
-    return {"max_iterations": iterations, ("until" if ":" in convergence else "field"): convergence}
+        config["stable"] = True
+    elif convergence:
+        config["until" if ":" in convergence else "field"] = convergence
+    return config
+
+
+def fields_refused(policy: LoopPolicy) -> list[str]:
+    """Return the fields of a loop that have no meaning if it spans epochs."""
+    refused = [name for name in REFUSED if getattr(policy, name)]
+    return [*refused, *(["type: coalesced_event"] if policy.type == "coalesced_event" else [])]

@@ -14,7 +14,7 @@ A loop spans epochs, one iteration at a time, so its members may run anywhere: i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from rota.errors import ComponentInvalid
 from rota.graph.components import component
@@ -26,6 +26,7 @@ from rota.graph.spec import LOOP_TYPE
 __all__ = ["LIST_TYPE", "LoopComponent", "RunOutput", "collect_list", "run_input"]
 
 LIST_TYPE = "rota.list"
+WAITING_MAX = 10_000  # values that wait while a loop is busy with another one
 
 
 @component(LIST_TYPE)
@@ -36,7 +37,10 @@ def collect_list(*items: Any) -> list[Any]:
 
 @component(LOOP_TYPE, outputs=("body", "out"))
 class LoopComponent:
-    """Sends a value around a ring of components until it is accepted, at most `max_iterations` times."""
+    """Sends a value around a ring of components until it is accepted, at most `max_iterations` times.
+
+    One value at a time: those that arrive meanwhile wait.
+    """
 
     def __init__(
         self,
@@ -45,25 +49,59 @@ class LoopComponent:
         until: str | Callable[[Any], Any] | None = None,
         field: str = "",  # it is accepted if it is a mapping in which this field is true
         stable: bool = False,  # it is accepted if it equals the one before
+        otherwise: Literal["commit", "discard", "fail"] = "commit",  # what becomes of the last value if none was
     ) -> None:
         if max_iterations < 1:
             raise ComponentInvalid(f"max_iterations of a loop must be at least 1, not {max_iterations}")
+        if otherwise not in ("commit", "discard", "fail"):
+            raise ComponentInvalid(f"otherwise of a loop must be commit, discard or fail, not {otherwise!r}")
         self._accepted = load_importable(until) if isinstance(until, str) else until
         self._max_iterations = max_iterations
         self._field = field
         self._stable = stable
+        self._otherwise = otherwise
         self._iteration = 0  # of the value that is under way
         self._before: Any = None  # the value of the iteration before
+        self._is_busy = False  # a value is under way
+        self._waiting: list[Any] = []  # values for the next rounds
 
-    def execute(self, initial: Any = None, result: Any = None, *, invocation: Invocation) -> dict[str, Any]:
+    def execute(  # the parameters declare the ports
+        self,
+        initial: Any = None,  # noqa: ARG002
+        result: Any = None,
+        *,
+        invocation: Invocation,
+    ) -> dict[str, Any]:
         """Send the first value, and every one that is not accepted, to the body."""
-        if not invocation.messages("result"):
-            self._iteration = 0
-            return {"body": initial}
+        waiting = [*self._waiting, *(message.payload for message in invocation.messages("initial"))]
+        if len(waiting) > WAITING_MAX:
+            raise ComponentInvalid(f"more than {WAITING_MAX:,} values wait for loop {invocation.component_id}")
+        sent = self._iterated(result, invocation) if invocation.messages("result") else {}
+        if not self._is_busy and waiting:
+            self._is_busy, self._iteration = True, 0
+            sent["body"] = waiting.pop(0)
+        self._waiting = waiting
+        return sent
+
+    def _iterated(self, result: Any, invocation: Invocation) -> dict[str, Any]:
+        """Return where the value of an iteration goes, and record that in the trace."""
         self._iteration += 1
+        iterations = str(self._iteration)
+        invocation.loop_events = (("loop_iteration", {"iteration": iterations}),)
         is_accepted = self._is_accepted(result)
         self._before = result
-        return {"out" if is_accepted or self._iteration >= self._max_iterations else "body": result}
+        if not is_accepted and self._iteration < self._max_iterations:
+            return {"body": result}
+        self._is_busy = False
+        reason = "accepted" if is_accepted else "max_iterations"
+        event = "loop_converged" if is_accepted else "loop_max_iterations_hit"
+        invocation.loop_events += ((event, {"reason": reason, "iterations": iterations}),)
+        if is_accepted or self._otherwise == "commit":
+            return {"out": result}
+        if self._otherwise == "fail":
+            raise ComponentInvalid(f"loop {invocation.component_id} did not converge in {iterations} iterations")
+        invocation.loop_events += (("loop_output_discarded", {"reason": reason, "count": "1"}),)
+        return {}
 
     def _is_accepted(self, result: Any) -> bool:
         if self._accepted is not None and self._accepted(result):
@@ -73,13 +111,14 @@ class LoopComponent:
         return self._stable and self._iteration > 1 and bool(result == self._before)
 
     def snapshot(self) -> list[Any]:
-        """Return the number of iterations so far, and the last value if it will be compared."""
-        return [self._iteration, self._before if self._stable else None]
+        """Return the state of the loop; the last value only if it will be compared."""
+        return [self._iteration, self._before if self._stable else None, self._is_busy, self._waiting]
 
     def restore(self, state: list[Any]) -> None:
         """Continue a run of another process."""
-        self._iteration, self._before = state
+        self._iteration, self._before, *rest = state
+        self._is_busy, self._waiting = rest or (True, [])  # an earlier version of rota stored two fields
 
     def reset(self) -> None:
         """Begin a new run."""
-        self._iteration, self._before = 0, None
+        self._iteration, self._before, self._is_busy, self._waiting = 0, None, False, []
