@@ -32,6 +32,7 @@ from tests.daemon.harness import Process
 from tests.stories.report_agents import COSTS, RESULT, document, supervise
 
 PATIENCE_S = 60.0  # real time; it only ends a test that hangs
+PARTS = 3  # tests that share the seeds, so that they run side by side
 OTHERS = 6  # entries of another project
 BUDGET = 1_000  # tokens of each agent
 ENDS = (EntriesCompleted.kind, EntriesCancelled.kind, GraphRunEnded.kind)  # events after which all may have ended
@@ -157,10 +158,11 @@ def test_an_undisturbed_run_with_one_slot(desk: Desk) -> None:
     desk.check()
 
 
-def test_supervisors_that_are_killed_change_nothing(tmp_path: Path, rounds: Rounds) -> None:
-    for seed in rounds(2):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_supervisors_that_are_killed_change_nothing(tmp_path: Path, rounds: Rounds, part: int) -> None:
+    for seed in (PARTS * number + part for number in rounds(5)):
         desk = Desk(tmp_path / str(seed))
-        desk.live(seed, kills=3)
+        desk.live(seed, kills=2)
         run = desk.run()
         assert (run.status, run.result) == ("succeeded", RESULT), f"seed {seed}: {run.error}"
         assert nodes(desk) == ENTRIES, f"seed {seed}"
@@ -169,7 +171,7 @@ def test_supervisors_that_are_killed_change_nothing(tmp_path: Path, rounds: Roun
 
 
 def test_daemons_that_are_killed_change_nothing(tmp_path: Path, rounds: Rounds) -> None:
-    for seed in rounds(1):
+    for seed in rounds(5):
         desk = Desk(tmp_path / str(seed))
         rng, last = random.Random(seed), 0
         for _ in range(2):
