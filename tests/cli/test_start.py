@@ -74,6 +74,7 @@ def test_a_short_command_loads_nothing_that_only_others_need(words: tuple[str, .
     loaded = loaded_by(*words, "--store", str(path))
     assert among(loaded, UNUSED) == []
     assert len(loaded) <= COMMAND_MODULES_MAX
+    assert words[0] not in ("queue", "ps") or among(loaded, ("rota.kernel.kernel", "rota.policy")) == []
 
 
 def test_an_explanation_loads_policies_and_no_more(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 from rota import store
 from rota.cli.options import FLEET_FILE, access
 from rota.errors import InvalidInput, StoreUnavailable
-from rota.kernel import Kernel
+from rota.kernel import AgentReads, EntryReads
 
 if TYPE_CHECKING:
     from rota.cli.embedded_api import EmbeddedApi
+    from rota.kernel import Kernel
     from rota.model import EntryReport
     from rota.rpc import Client
     from rota.service import GraphRunVerbs, RunLogs
@@ -32,19 +33,18 @@ _REMOTE = ("unix:", "http:", "https:", "postgres:", "postgresql:")
 class FileApi:
     """The scheduler API of a file that this process opened.
 
-    Most commands need only parts of the kernel; the dispatcher and the policies are loaded for those that need more.
+    A command that only lists entries needs to read them, most others need the kernel; the dispatcher and the policies
+    are loaded for those that need more.
     """
 
     _KERNEL = frozenset(
         (
-            "agents",
             "clock",
             "contexts",
             "info",
             "journal",
             "ledger",
             "projects",
-            "queue",
             "supervision",
             "terminate",
             "usage",
@@ -52,9 +52,18 @@ class FileApi:
         )
     )
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
+    def __init__(self, opened: store.Store) -> None:
+        self._store = opened
         self._whole: EmbeddedApi | None = None
+        self.agents = _FileAgents(opened, self)
+        self.queue = _FileQueue(opened, self)
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """The whole kernel."""
+        from rota.kernel import Kernel
+
+        return Kernel(self._store)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._KERNEL:
@@ -87,7 +96,7 @@ class FileApi:
 
     def close(self) -> None:
         """Close the store, and end what was started."""
-        self.kernel.store.close() if self._whole is None else self._whole.close()
+        self._store.close() if self._whole is None else self._whole.close()
 
     def __enter__(self) -> FileApi:
         return self
@@ -96,11 +105,33 @@ class FileApi:
         self.close()
 
 
+class _FileAgents(AgentReads):
+    """The agents of a file: reads them itself, and has every other method of the kernel's agents."""
+
+    def __init__(self, opened: store.Store, api: FileApi) -> None:
+        super().__init__(opened)
+        self._api = api
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api.kernel.agents, name)
+
+
+class _FileQueue(EntryReads):
+    """The queue of a file, likewise."""
+
+    def __init__(self, opened: store.Store, api: FileApi) -> None:
+        super().__init__(opened)
+        self._api = api
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api.kernel.queue, name)
+
+
 def open_api(address: str, *, create: bool = False) -> EmbeddedApi | Client:
     """Open the scheduler API at an address; a missing file is created only with `create`."""
     if not is_file(address):
         return open_client(address)
-    return cast("EmbeddedApi", FileApi(_kernel(address, create=create)))
+    return cast("EmbeddedApi", FileApi(_open(address, create=create)))
 
 
 def open_client(address: str, *, retry_s: float = RETRY_S) -> Client:
@@ -115,14 +146,16 @@ def open_client(address: str, *, retry_s: float = RETRY_S) -> Client:
 @contextmanager
 def open_file(address: str, *, create: bool = False, read_only: bool = False) -> Iterator[Kernel]:
     """Open a file and yield its kernel."""
-    kernel = _kernel(address, create=create, read_only=read_only)
+    from rota.kernel import Kernel
+
+    opened = _open(address, create=create, read_only=read_only)
     try:
-        yield kernel
+        yield Kernel(opened)
     finally:
-        kernel.store.close()
+        opened.close()
 
 
-def _kernel(address: str, *, create: bool = False, read_only: bool = False) -> Kernel:
+def _open(address: str, *, create: bool = False, read_only: bool = False) -> store.Store:
     if not is_file(address):
         raise _not_a_file(address)
     if not create and not Path(address).exists():
@@ -130,7 +163,7 @@ def _kernel(address: str, *, create: bool = False, read_only: bool = False) -> K
             f"there is no store at {os.path.abspath(address)}",  # noqa: PTH100  # a link is named as it was given
             hint=f"Give one with --store or ROTA_STORE, or create one: {_creates_one()}.",
         )
-    return Kernel(store.open(address, read_only=read_only))
+    return store.open(address, read_only=read_only)
 
 
 def _creates_one() -> str:

@@ -11,12 +11,13 @@ cannot use (damaged, or written by another version) is paused by `quarantine: â€
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from rota.errors import InvalidPayload, StoreCorrupt
+from rota.kernel.agent_reads import AgentReads
 from rota.kernel.entry_reads import EntryFilter
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
@@ -42,7 +43,7 @@ from rota.store import Transaction
 from rota.store.statements import agents as sql
 from rota.store.statements import flows as flow_sql
 
-__all__ = ["OWNER_TERMINATED", "QUARANTINED_FOR", "Agents", "Recovery", "check_pids", "move_agent"]
+__all__ = ["OWNER_TERMINATED", "QUARANTINED_FOR", "Agents", "Recovery", "move_agent"]
 
 Pids: TypeAlias = list[int]
 AgentList: TypeAlias = list[Agent]  # in the class, `list` is a method
@@ -78,14 +79,6 @@ def _json(field: str, value: Any) -> str:
     return json_text(_agent, field, _agent.mapping(field, value), PAYLOAD_BYTES_MAX)
 
 
-def check_pids(pids: Sequence[int]) -> set[int]:
-    """Check the pids of a call, and return each once."""
-    _agent.sequence("pids", pids)
-    if len(pids) > LIST_MAX:
-        raise _agent.refuse("pids", f"may be at most {LIST_MAX:,}, not {len(pids):,}")
-    return {_agent.whole("pids", pid) for pid in pids}
-
-
 def _insert(tx: Transaction, row: tuple[Any, ...], now: float) -> int:
     """Write a new agent, and the event about it."""
     parent_pid, name, template, *_, project_id = row[:7]
@@ -95,10 +88,11 @@ def _insert(tx: Transaction, row: tuple[Any, ...], now: float) -> int:
     return pid
 
 
-class Agents:
+class Agents(AgentReads):
     """Creating agents and moving them through their states."""
 
     def __init__(self, env: KernelEnvironment, queue: Queue) -> None:
+        super().__init__(env)
         self._env = env
         self._queue = queue
 
@@ -162,43 +156,6 @@ class Agents:
         pid = _insert(tx, row, now)
         inherit_ledger(tx, pid, name, project_id, now)
         return pid
-
-    def get(self, pid: int) -> Agent:
-        """Return one agent."""
-        return self._env.read(lambda tx: find_agent(tx, pid))
-
-    def find(self, name: str) -> list[Agent]:
-        """Return the live agents of a name in all projects, newest first; see model/agent_names for which is meant."""
-        _agent.text("name", name)
-        return [agent_from_row(row) for row in self._env.read(lambda tx: tx.run(sql.FIND, (name,)))]
-
-    def names(self, pids: Sequence[int]) -> dict[int, str]:
-        """Return the names of agents, also of dead ones; those that do not exist are left out."""
-        wanted = check_pids(pids)
-        return dict(self._env.read(lambda tx: tx.run_for(sql.NAMES_OF, wanted))) if wanted else {}
-
-    def list(
-        self,
-        *,
-        state: str | None = None,
-        project_id: str | None = None,
-        parent_pid: int | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> tuple[list[Agent], int]:
-        """Return a page of agents by pid, and the total number."""
-        if state is not None:
-            _agent.one_of("state", state, AGENT.states)
-        _agent.optional_text("project_id", project_id)
-        if parent_pid is not None:
-            _agent.whole("parent_pid", parent_pid)
-        at, wanted = page(limit, offset), (state, project_id, parent_pid)
-
-        def work(tx: Transaction) -> tuple[list[Agent], int]:
-            rows = tx.run(sql.LIST, (*wanted, at.limit, at.offset))
-            return [agent_from_row(row) for row in rows], int(tx.run(sql.COUNT, wanted)[0][0])
-
-        return self._env.read(work)
 
     def transition(
         self,

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from rota.errors import IllegalTransition, SchedInvalidPayload, SchedUnknownId, UnknownPid, WaitTimeout
 from rota.kernel import affinity, dependencies, flows
 from rota.kernel.entry_reads import EntryFilter, EntryReads
+from rota.kernel.environment import KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.rows import entry_from_row, options_with_tags
 from rota.model.checks import Checks
@@ -48,6 +49,10 @@ class RowToChange(NamedTuple):
 
 class Entries(EntryReads):
     """Methods on entries that are not running."""
+
+    def __init__(self, env: KernelEnvironment) -> None:
+        super().__init__(env)
+        self._env = env
 
     # --- waiting ---------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from rota.model.checks import Checks
 from rota.model.entry_status import STATUSES
 from rota.model.lifecycle import ENTRY
 from rota.model.work import EXIT_KINDS, ReadyEntry
-from rota.store import Row, Statement, Transaction
+from rota.store import Row, Statement, Store, Transaction
 from rota.store.statements import entry_lists as sql
 from rota.store.statements import queue as queue_sql
 
@@ -138,13 +138,13 @@ class SearchResult(NamedTuple):
 class EntryReads:
     """Methods that read entries."""
 
-    def __init__(self, env: KernelEnvironment) -> None:
-        self._env = env
+    def __init__(self, store: KernelEnvironment | Store) -> None:
+        self._store = store
 
     def get(self, sched_id: int) -> ReadyEntry:
         """Return one entry."""
         _queue.whole("sched_id", sched_id)
-        rows = self._env.read(lambda tx: tx.run(queue_sql.GET, (sched_id,)))
+        rows = self._store.read(lambda tx: tx.run(queue_sql.GET, (sched_id,)))
         if not rows:
             raise SchedUnknownId(sched_id)
         return entry_from_row(rows[0])
@@ -166,7 +166,7 @@ class EntryReads:
         wanted = EntryFilter(state=state, pid=pid, **more)
         window = page(limit, offset)
         _queue.whole("after", after, 0)
-        return self._env.read(lambda tx: _list(tx, _fastest(wanted), wanted.row, window, after))
+        return self._store.read(lambda tx: _list(tx, _fastest(wanted), wanted.row, window, after))
 
     def running(
         self, *, project_id: str | None = None, pid: int | None = None, limit: int = 100, offset: int = 0
@@ -179,25 +179,25 @@ class EntryReads:
             entries, total = _list(tx, _fastest(wanted), wanted.row, window)
             return RunningPage(running_entries(tx, entries), total)
 
-        return self._env.read(work)
+        return self._store.read(work)
 
     def search(self, text: str, *, limit: int = 100, **more: Any) -> SearchResult:
         """Return the newest entries whose payload, result or errors hold a text; filters as `list`."""
         wanted = EntryFilter(**more)
         patterns, count = search_patterns(text), page(limit, 0).limit
-        return self._env.read(lambda tx: search_entries(tx, wanted, wanted.row, patterns, count))
+        return self._store.read(lambda tx: search_entries(tx, wanted, wanted.row, patterns, count))
 
     def counts(self, by: CountBy = "state") -> dict[str, int]:
         """Return the number of entries by status; or by state, and by hold for those that have one ("queued:time")."""
         _queue.one_of("by", by, ("state", "status"))
         if by == "status":
-            return self._env.read(lambda tx: count_by_status(tx.run(sql.COUNT_BY_STATUS)))
-        return count_by_state(self._env.read(lambda tx: tx.run(sql.COUNT_BY_STATE)))
+            return self._store.read(lambda tx: count_by_status(tx.run(sql.COUNT_BY_STATUS)))
+        return count_by_state(self._store.read(lambda tx: tx.run(sql.COUNT_BY_STATE)))
 
     def unfinished(self, limit: int = 1_000) -> Groups:
         """Return what is queued or running, in groups; the group with the lowest id first."""
         window = page(limit, 0)
-        rows = self._env.read(lambda tx: tx.run(sql.UNFINISHED, (window.limit,)))
+        rows = self._store.read(lambda tx: tx.run(sql.UNFINISHED, (window.limit,)))
         return [EntryGroup(**dict(zip(EntryGroup.__struct_fields__, row, strict=True))) for row in rows]
 
 

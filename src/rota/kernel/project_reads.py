@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from rota.errors import InvalidPayload, ProjectInvalid, SchedInvalidPayload
-from rota.kernel.agents import check_pids
+from rota.kernel.agent_reads import check_pids
 from rota.kernel.contexts import contexts_from_rows
 from rota.kernel.entry_reads import (
     CountBy,

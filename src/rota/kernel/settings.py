@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 
 from rota.model.checks import SECONDS_MAX
 from rota.store import Transaction
@@ -58,6 +58,6 @@ def store_id(tx: Transaction) -> str:
     """Return the store's own random id in hex, and store it unless there is one: another file never has it."""
     found = read_setting(tx, STORE_ID)
     if found is None:
-        found = secrets.token_hex(_ID_BYTES)
+        found = os.urandom(_ID_BYTES).hex()
         write_setting(tx, STORE_ID, found)
     return found
