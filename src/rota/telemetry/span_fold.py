@@ -1,0 +1,508 @@
+"""Spans from the journal: a fold over its events, page by page.
+
+The fold keeps the runs in progress and makes a span when something has ended. What events do not say, whose an entry is
+and what caused it, is read from the tables once per page, for all entries that the page names. An entry that was
+pruned has no name and no cause any more; its runs are shown as far as the events go.
+
+A reader that begins in the middle of the journal has not seen the claims of the runs in progress: `begin_with` tells it
+those that run now, and the row of an entry that ended in between still has its last claim.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from rota.errors import StoreCorrupt
+from rota.kernel.traced_entries import TracedEntry
+from rota.model import events as kinds
+from rota.model.event_codec import decode
+from rota.model.events import Event, EventData
+from rota.model.trace_context import SAMPLED, SpanRef, graph_trace_id, parse_traceparent, span_id
+from rota.model.trace_lineage import (
+    Trace,
+    enqueue_span,
+    graph_span,
+    new_trace,
+    process_span,
+    run_span,
+    trace_of,
+)
+from rota.telemetry.span_records import (
+    NOTES_MAX,
+    SpanAttributes,
+    SpanNote,
+    SpanRecord,
+    agent_attributes,
+    message_attributes,
+    nanoseconds,
+    usage_attributes,
+)
+from rota.telemetry.trace_source import TraceSource
+
+__all__ = ["SPAN_KINDS", "SpanFold"]
+
+RUNS_MAX = 100_000  # runs in progress that are kept; later ones have no spans
+REMEMBERED_MAX = 20_000  # entries whose trace and last claims are kept for their children
+_RETURNED = {"retry": "retried", "reclaim": "claim expired", "preempt": "preempted", "yield": "yielded"}
+_SUCCEEDED = frozenset(("completed", "cancelled"))
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class _Claimed(msgspec.Struct):
+    """A run in progress."""
+
+    entry: TracedEntry
+    token: int | None
+    attempt: int
+    claimed_at: float
+    worker_id: str
+    policy: str = ""
+    started: kinds.RunStarted | None = None
+    started_at: float | None = None
+    invoked: bool = False  # its `invoke_agent` span was made
+    model: str | None = None
+    used: dict[str, int] = {}
+    notes: list[SpanNote] = []
+
+
+class _Recent(OrderedDict[K, V]):
+    """The last `REMEMBERED_MAX` items."""
+
+    def keep(self, key: K, value: V) -> V:
+        """Add an item as the newest one."""
+        self[key] = value
+        self.move_to_end(key)
+        if len(self) > REMEMBERED_MAX:
+            self.popitem(last=False)
+        return value
+
+
+class SpanFold:
+    """Makes spans of events. Pages must be given in the order of the journal."""
+
+    def __init__(self, source: TraceSource, *, ratio: float = 1.0) -> None:
+        self._source = source
+        self._ratio = ratio  # of the traces that begin here, those that are sampled
+        self._claimed: dict[int, _Claimed] = {}
+        self._graphs: dict[str, float] = {}  # graph runs in progress: when they started
+        self._traces: _Recent[int, Trace] = _Recent()  # by entry
+        self._parents: _Recent[int, tuple[str | None, bool]] = _Recent()  # by entry: the span that caused it
+        self._last_claims: _Recent[int, list[tuple[float, str]]] = _Recent()  # by entry: when, and the span of the run
+        self._announced: _Recent[int, bool] = _Recent()  # entries whose `enqueue` span was made
+        self._found: dict[int, TracedEntry] = {}  # the entries of this page
+        self.unmatched = 0  # ends of runs whose claim is not known
+        self._folds: Mapping[type[EventData], Callable[[Any, Event], Iterable[SpanRecord]]] = {
+            kinds.EntriesClaimed: self._on_claimed,
+            kinds.EntriesCompleted: self._on_completed,
+            kinds.EntriesReturned: self._on_returned,
+            kinds.EntriesExpired: self._on_expired,
+            kinds.EntriesCancelled: self._on_cancelled,
+            kinds.RunStarted: self._on_started,
+            kinds.RunEnded: self._on_ended,
+            kinds.LedgerCharged: self._on_charged,
+            kinds.RunProgressed: self._on_note,
+            kinds.RunCheckpointed: self._on_note,
+            kinds.RunOverBudget: self._on_note,
+            kinds.LimitAwaited: self._on_note,
+            kinds.LimitAcquired: self._on_note,
+            kinds.CoresGranted: self._on_note,
+            kinds.GraphRunStarted: self._on_graph_started,
+            kinds.GraphRunEnded: self._on_graph_ended,
+        }
+
+    def begin_with(self, live: Iterable[TracedEntry]) -> None:
+        """Take over the runs in progress, whose claims this fold will not see."""
+        for entry in live:
+            if entry.dispatched_at is not None and len(self._claimed) < RUNS_MAX:
+                self._claimed.setdefault(entry.sched_id, _claim_of(entry))
+
+    def fold(self, page: Sequence[Event]) -> Iterator[SpanRecord]:
+        """Yield the spans that end with the events of a page, of those traces that are sampled."""
+        decoded = [(event, data) for event in page if (data := _decoded(event)) is not None]
+        self._found = self._source.entries(self._unknown(data for _, data in decoded))
+        for event, data in decoded:
+            for span in self._folds[type(data)](data, event):
+                if span.ref.flags & SAMPLED:
+                    yield span
+        self._found = {}
+
+    def open(self, at: float) -> Iterator[SpanRecord]:
+        """Yield the runs and graph runs that go on, up to an instant: for the end of an exported stretch."""
+        for run in list(self._claimed.values()):
+            if run.started_at is not None and not run.invoked:
+                yield msgspec.structs.replace(self._invocation(run, run.started_at, at, {}, None), is_open=True)
+            yield msgspec.structs.replace(self._process(run, at, {}, None), is_open=True)
+        for run_id in list(self._graphs):
+            for span in self._graph(run_id, "", at, None, {}):
+                yield msgspec.structs.replace(span, is_open=True)
+
+    def refs_of(self, sched_id: int) -> SpanRef | None:
+        """Return the span of an entry's run in progress; None if it does not run."""
+        run = self._claimed.get(sched_id)
+        return None if run is None else self._trace(run.entry).at(_innermost(run))
+
+    def _unknown(self, page: Iterable[EventData]) -> set[int]:
+        """Return the entries of a page that have to be read."""
+        wanted: set[int] = set()
+        for data in page:
+            if isinstance(data, kinds.EntriesClaimed | kinds.EntriesCompleted):
+                wanted.update(each.sched_id for each in data.entries)
+            elif isinstance(data, kinds.EntriesExpired | kinds.EntriesCancelled):
+                wanted.update(data.sched_ids)
+        return wanted - self._claimed.keys()
+
+    # --- entries ---------------------------------------------------------------------------------
+
+    def _on_claimed(self, data: kinds.EntriesClaimed, event: Event) -> Iterator[SpanRecord]:
+        for each in data.entries:
+            waited_s = (each.waited_ms or 0) / 1000
+            entry = self._entry(each.sched_id, each.pid, event.ts - waited_s)
+            run = _Claimed(
+                entry, event.event_id, each.attempt, event.ts, data.worker_id, data.policy, used={}, notes=[]
+            )
+            if len(self._claimed) < RUNS_MAX:
+                self._claimed[each.sched_id] = run
+            self._remember(run)
+            since = event.ts - waited_s if each.waited_ms is not None else entry.created_at
+            yield from self._enqueued(entry)
+            more: SpanAttributes = {"rota.attempt": each.attempt, "rota.policy": data.policy}
+            yield self._wait(entry, event.event_id, (since, event.ts), None, more)
+
+    def _on_completed(self, data: kinds.EntriesCompleted, event: Event) -> Iterator[SpanRecord]:
+        for each in data.entries:
+            run = self._take(each.sched_id)
+            if run is None:
+                continue
+            why = each.outcome or each.exit_kind
+            error = None if each.exit_kind in _SUCCEEDED else why
+            more: SpanAttributes = {"rota.exit_kind": each.exit_kind}
+            if each.outcome is not None:
+                more["rota.outcome"] = each.outcome
+            yield from self._ended(run, event.ts, more, error)
+
+    def _on_returned(self, data: kinds.EntriesReturned, event: Event) -> Iterator[SpanRecord]:
+        for sched_id in data.sched_ids:
+            run = self._take(sched_id)
+            if run is not None:
+                how = _RETURNED[data.verb]
+                more: SpanAttributes = {"rota.returned": data.verb}
+                if data.reason is not None:
+                    more["rota.reason"] = data.reason
+                yield from self._ended(run, event.ts, more, how if data.verb in ("retry", "reclaim") else None)
+
+    def _on_expired(self, data: kinds.EntriesExpired, event: Event) -> Iterator[SpanRecord]:
+        yield from self._left_queue(data.sched_ids, event.ts, "expired")
+
+    def _on_cancelled(self, data: kinds.EntriesCancelled, event: Event) -> Iterator[SpanRecord]:
+        yield from self._left_queue(data.sched_ids, event.ts, "cancelled")
+
+    def _left_queue(self, sched_ids: Iterable[int], at: float, how: str) -> Iterator[SpanRecord]:
+        for sched_id in sched_ids:
+            entry = self._found.get(sched_id)
+            if entry is not None:
+                yield from self._enqueued(entry)
+                error = None if how == "cancelled" else how
+                yield self._wait(entry, None, (entry.created_at, at), error, {"rota.exit_kind": how})
+
+    # --- runs ------------------------------------------------------------------------------------
+
+    def _on_started(self, data: kinds.RunStarted, event: Event) -> Iterable[SpanRecord]:
+        run = self._claimed.get(data.sched_id)
+        if run is not None:
+            run.started, run.started_at = data, event.ts
+            self._remember(run)
+        return ()
+
+    def _on_ended(self, data: kinds.RunEnded, event: Event) -> Iterable[SpanRecord]:
+        run = self._claimed.get(data.sched_id)
+        if run is None:
+            return ()
+        since = run.started_at if run.started_at is not None else event.ts - data.wall_ms / 1000
+        error = None if data.exit_kind in _SUCCEEDED else data.outcome or data.exit_kind
+        more: SpanAttributes = {"rota.exit_kind": data.exit_kind, "rota.cpu_ms": data.cpu_ms}
+        if data.stopped_by is not None:
+            more["rota.stopped_by"] = data.stopped_by
+        if data.failure is not None and data.failure.error is not None:
+            more["rota.error"] = data.failure.error
+        run.started_at, run.invoked = since, True
+        return (self._invocation(run, since, event.ts, more, error),)
+
+    def _on_charged(self, data: kinds.LedgerCharged, _event: Event) -> Iterable[SpanRecord]:
+        run = self._claimed.get(data.sched_id) if data.sched_id is not None else None
+        if run is not None:
+            run.model = data.model or run.model
+            for dim, amount in data.amounts.items():
+                run.used[dim] = run.used.get(dim, 0) + amount
+        return ()
+
+    def _on_note(self, data: Any, event: Event) -> Iterable[SpanRecord]:
+        run = self._claimed.get(data.sched_id)
+        if run is not None and len(run.notes) < NOTES_MAX:
+            said = msgspec.to_builtins(data)
+            plain = {f"rota.{name}": value for name, value in said.items() if isinstance(value, str | int | float)}
+            run.notes.append(SpanNote(event.kind.removeprefix("kernel."), nanoseconds(event.ts), plain))
+        return ()
+
+    # --- graph runs ------------------------------------------------------------------------------
+
+    def _on_graph_started(self, data: kinds.GraphRunStarted, event: Event) -> Iterable[SpanRecord]:
+        self._graphs[data.run_id] = event.ts
+        return ()
+
+    def _on_graph_ended(self, data: kinds.GraphRunEnded, event: Event) -> Iterable[SpanRecord]:
+        error = None if data.status != "failed" else data.error or data.status
+        yield from self._graph(data.run_id, data.graph, event.ts, error, {"rota.graph.status": data.status})
+        self._graphs.pop(data.run_id, None)
+
+    def _graph(
+        self, run_id: str, graph: str, at: float, error: str | None, more: SpanAttributes
+    ) -> Iterator[SpanRecord]:
+        run = self._source.runs([run_id]).get(run_id)
+        if run is None:
+            return
+        coordinator = None if run.sched_id is None else self._find(run.sched_id)
+        trace = self._trace(coordinator) if coordinator is not None else new_trace(graph_trace_id(run_id), self._ratio)
+        name = graph or run.graph
+        yield SpanRecord(
+            ref=trace.at(graph_span(run_id, run.started_at)),
+            parent=None if coordinator is None else enqueue_span(coordinator),
+            name=f"invoke_workflow {name}",
+            start_ns=nanoseconds(run.started_at),
+            end_ns=nanoseconds(at),
+            attributes={
+                "gen_ai.operation.name": "invoke_workflow",
+                "gen_ai.workflow.name": name,
+                "gen_ai.conversation.id": run_id,
+                "rota.graph.run": run_id,
+                **more,
+                **({} if error is None else {"error.type": "failed"}),
+            },
+            error=error,
+        )
+
+    # --- spans -----------------------------------------------------------------------------------
+
+    def _enqueued(self, entry: TracedEntry) -> Iterator[SpanRecord]:
+        """Yield the span of the enqueue, once."""
+        if entry.sched_id in self._announced:
+            return
+        self._announced.keep(entry.sched_id, value=True)
+        parent, is_remote = self._parent(entry)
+        at = nanoseconds(entry.created_at)
+        yield SpanRecord(
+            ref=self._trace(entry).at(enqueue_span(entry)),
+            parent=parent,
+            parent_is_remote=is_remote,
+            name=f"enqueue {entry.agent}",
+            kind="producer",
+            start_ns=at,
+            end_ns=at,
+            attributes=message_attributes(entry, "enqueue", "send"),
+            tracestate=entry.tracestate,
+        )
+
+    def _wait(
+        self,
+        entry: TracedEntry,
+        token: int | None,
+        between: tuple[float, float],
+        error: str | None,
+        more: SpanAttributes,
+    ) -> SpanRecord:
+        return SpanRecord(
+            ref=self._trace(entry).at(span_id("wait", entry.sched_id, token)),
+            parent=enqueue_span(entry),
+            name=f"wait {entry.agent}",
+            start_ns=nanoseconds(between[0]),
+            end_ns=nanoseconds(max(between)),
+            attributes={**message_attributes(entry, "wait", None), **more, **_error_type(error)},
+            error=error,
+            tracestate=entry.tracestate,
+        )
+
+    def _ended(self, run: _Claimed, at: float, more: SpanAttributes, error: str | None) -> Iterator[SpanRecord]:
+        if run.started_at is not None and not run.invoked:  # the runner did not report the end
+            yield self._invocation(run, run.started_at, at, more, error)
+        yield self._process(run, at, more, error)
+
+    def _process(self, run: _Claimed, at: float, more: SpanAttributes, error: str | None) -> SpanRecord:
+        entry, trace = run.entry, self._trace(run.entry)
+        caused_by = trace.at(enqueue_span(entry))
+        return SpanRecord(
+            ref=trace.at(process_span(entry.sched_id, run.token)),
+            parent=caused_by.span_id,
+            name=f"process {entry.agent}",
+            kind="consumer",
+            start_ns=nanoseconds(run.claimed_at),
+            end_ns=nanoseconds(max(at, run.claimed_at)),
+            attributes={
+                **message_attributes(entry, "process", "process"),
+                "messaging.client.id": run.worker_id,
+                "rota.attempt": run.attempt,
+                "rota.slot": run.started.slot if run.started is not None else "",
+                **more,
+                **_error_type(error),
+            },
+            notes=() if run.started_at is not None else tuple(run.notes),
+            links=(caused_by,),
+            error=error,
+            tracestate=entry.tracestate,
+        )
+
+    def _invocation(
+        self, run: _Claimed, since: float, at: float, more: SpanAttributes, error: str | None
+    ) -> SpanRecord:
+        entry, started = run.entry, run.started
+        return SpanRecord(
+            ref=self._trace(entry).at(run_span(entry.sched_id, run.token)),
+            parent=process_span(entry.sched_id, run.token),
+            name=f"invoke_agent {entry.agent}",
+            start_ns=nanoseconds(since),
+            end_ns=nanoseconds(max(since, at)),
+            attributes={
+                **agent_attributes(entry),
+                **({"rota.runner": started.runner, "rota.slot": started.slot} if started is not None else {}),
+                **({"process.pid": started.os_pid} if started is not None and started.os_pid is not None else {}),
+                "rota.attempt": run.attempt,
+                **usage_attributes(run.used, run.model),
+                **more,
+                **_error_type(error),
+            },
+            notes=tuple(run.notes),
+            error=error,
+            tracestate=entry.tracestate,
+        )
+
+    # --- what belongs together -------------------------------------------------------------------
+
+    def _entry(self, sched_id: int, pid: int, created_at: float) -> TracedEntry:
+        """Return an entry of the page; one that was pruned has only its ids."""
+        known = self._found.get(sched_id) or (self._claimed[sched_id].entry if sched_id in self._claimed else None)
+        return known or TracedEntry(sched_id=sched_id, pid=pid, agent=f"agent {pid}", created_at=created_at)
+
+    def _take(self, sched_id: int) -> _Claimed | None:
+        """Remove a run that has ended; if its claim was not seen, its row may still have it."""
+        run = self._claimed.pop(sched_id, None)
+        if run is None:
+            entry = self._found.get(sched_id)
+            if entry is None or entry.dispatched_at is None or entry.token is None:
+                self.unmatched += 1
+                return None
+            run = _claim_of(entry)
+        return run
+
+    def _remember(self, run: _Claimed) -> None:
+        claims = [each for each in self._last_claims.get(run.entry.sched_id, []) if each[0] != run.claimed_at]
+        self._last_claims.keep(run.entry.sched_id, [*claims[-7:], (run.claimed_at, _innermost(run))])
+
+    def _find(self, sched_id: int) -> TracedEntry | None:
+        if sched_id in self._claimed:
+            return self._claimed[sched_id].entry
+        if sched_id not in self._found:
+            self._found |= self._source.entries([sched_id])
+        return self._found.get(sched_id)
+
+    def _coordinator(self, run_id: str) -> int | None:
+        run = self._source.runs([run_id]).get(run_id)
+        return None if run is None else run.sched_id
+
+    def _trace(self, entry: TracedEntry) -> Trace:
+        known = self._traces.get(entry.sched_id)
+        if known is not None:
+            return known
+
+        def find(sched_id: int) -> tuple[TracedEntry, str | None] | None:
+            found = self._find(sched_id)
+            return None if found is None else (found, found.graph_node[0] if found.graph_node else None)
+
+        node = entry.graph_node
+        trace = trace_of(entry, node[0] if node else None, find, self._coordinator, self._ratio)
+        return self._traces.keep(entry.sched_id, trace)
+
+    def _parent(self, entry: TracedEntry) -> tuple[str | None, bool]:
+        """Return the span that caused an entry, and whether it is the caller's own."""
+        known = self._parents.get(entry.sched_id)
+        return known if known is not None else self._parents.keep(entry.sched_id, self._cause(entry))
+
+    def _cause(self, entry: TracedEntry) -> tuple[str | None, bool]:
+        if entry.traceparent is not None and (caller := parse_traceparent(entry.traceparent)) is not None:
+            return caller.span_id, True
+        if entry.parent_id is not None:
+            return self._run_at(entry.parent_id, entry.created_at), False
+        if (node := entry.graph_node) is not None:
+            run = self._source.runs([node[0]]).get(node[0])
+            return (None if run is None else graph_span(run.run_id, run.started_at)), False
+        return None, False
+
+    def _run_at(self, sched_id: int, at: float) -> str | None:
+        """Return the span of the run of an entry that was in progress at an instant, else that of its enqueue."""
+        for claimed_at, span in reversed(self._last_claims.get(sched_id, [])):
+            if claimed_at <= at:
+                return span
+        entry = self._find(sched_id)
+        if entry is None:
+            return None
+        if entry.token is not None and entry.dispatched_at is not None and entry.dispatched_at <= at:
+            return run_span(sched_id, entry.token)
+        return enqueue_span(entry)
+
+
+def _innermost(run: _Claimed) -> str:
+    """Return the span in which the agent runs; without a supervisor, that of the claim."""
+    make = process_span if run.started is None and run.started_at is None else run_span
+    return make(run.entry.sched_id, run.token)
+
+
+def _claim_of(entry: TracedEntry) -> _Claimed:
+    """Return the run of an entry, as its row has it. Its runner's start was not seen: its end will tell."""
+    return _Claimed(
+        entry,
+        entry.token,
+        entry.attempt,
+        entry.dispatched_at or entry.created_at,
+        entry.worker_id or "",
+        used={},
+        notes=[],
+    )
+
+
+def _error_type(error: str | None) -> SpanAttributes:
+    return {} if error is None else {"error.type": error.replace(" ", "_")}
+
+
+def _decoded(event: Event) -> EventData | None:
+    """Return the data of an event that spans are made of; None for others, and for one that cannot be read."""
+    if event.kind not in SPAN_KINDS:
+        return None
+    try:
+        return decode(event.kind, event.payload)
+    except StoreCorrupt:
+        return None
+
+
+SPAN_KINDS = frozenset(
+    each.kind
+    for each in (
+        kinds.EntriesClaimed,
+        kinds.EntriesCompleted,
+        kinds.EntriesReturned,
+        kinds.EntriesExpired,
+        kinds.EntriesCancelled,
+        kinds.RunStarted,
+        kinds.RunEnded,
+        kinds.LedgerCharged,
+        kinds.RunProgressed,
+        kinds.RunCheckpointed,
+        kinds.RunOverBudget,
+        kinds.LimitAwaited,
+        kinds.LimitAcquired,
+        kinds.CoresGranted,
+        kinds.GraphRunStarted,
+        kinds.GraphRunEnded,
+    )
+)
