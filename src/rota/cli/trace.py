@@ -58,7 +58,8 @@ def export(
         raise InvalidInput("a perfetto trace is binary and cannot be printed", field="output", hint=hint)
     with open_api(store) as api:
         first, last = _stretch(api, since, until, after, through)
-        body = _write(form, _pages(api, first, last), _source(api), store)
+        end_at = api.clock.now() if last == api.journal.cursor() else None  # runs that go on have lasted until now
+        body = _write(form, _pages(api, first, last), _source(api), store, end_at)
     if output is None:
         sys.stdout.buffer.write(body)
         sys.stdout.flush()
@@ -105,7 +106,7 @@ def _source(api: Any) -> TraceSource:
     return ApiSource(api) if kernel is None else StoreSource(kernel)
 
 
-def _write(form: str, pages: Iterator[list[Event]], source: TraceSource, store: str) -> bytes:
+def _write(form: str, pages: Iterator[list[Event]], source: TraceSource, store: str, end_at: float | None) -> bytes:
     import msgspec
 
     from rota import telemetry
@@ -114,9 +115,9 @@ def _write(form: str, pages: Iterator[list[Event]], source: TraceSource, store: 
         from rota.cli.about import installed_version
 
         resource = {"service.name": "rota", "rota.store": store}
-        lines = telemetry.spans_to_otlp(telemetry.read_spans(pages, source), resource, installed_version())
+        lines = telemetry.spans_to_otlp(telemetry.read_spans(pages, source, end_at), resource, installed_version())
         return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-    timeline = telemetry.make_timeline(pages, source)
+    timeline = telemetry.make_timeline(pages, source, end_at)
     if form == "chrome":
         return msgspec.json.encode(telemetry.timeline_to_chrome(timeline)) + b"\n"
     return telemetry.timeline_to_perfetto(timeline)

@@ -45,6 +45,7 @@ class TracedEntry(msgspec.Struct, frozen=True, kw_only=True):
     token: int | None = None  # of the live claim, or of the last one of an entry that has ended
     dispatched_at: float | None = None
     worker_id: str | None = None
+    incarnation: str | None = None  # of the worker; "": no supervisor
 
     @property
     def graph_node(self) -> tuple[str, str, int] | None:
@@ -92,7 +93,8 @@ def traced(entry: ReadyEntry, agent: str) -> TracedEntry:
 
 
 def _entry(row: Row) -> TracedEntry:
-    sched_id, pid, agent, project_id, created_at, priority, trigger, key, text, attempt, token, started, worker = row
+    sched_id, pid, agent, project_id, created_at, priority, trigger, key, text, attempt, *claim = row
+    token, dispatched_at, worker_id, incarnation = claim
     options = decode_options(text)
     return TracedEntry(
         sched_id=sched_id,
@@ -109,6 +111,7 @@ def _entry(row: Row) -> TracedEntry:
         tracestate=options.tracestate,
         attempt=attempt,
         token=token,
-        dispatched_at=started,
-        worker_id=worker,
+        dispatched_at=dispatched_at,
+        worker_id=worker_id,
+        incarnation=incarnation,
     )

@@ -22,6 +22,7 @@ class EventLog(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     text: str
     attributes: SpanAttributes
+    event_id: int
     sched_id: int | None = None
     span: SpanRef | None = None  # of the run that it is about
 
@@ -31,10 +32,10 @@ def event_logs(page: Sequence[Event], state: FleetState) -> list[EventLog]:
     return [_log(event, text, state) for event in page for text in state.fold(event) if text.tone != "detail"]
 
 
-def with_spans(logs: Sequence[EventLog], find: Callable[[int], SpanRef | None]) -> list[EventLog]:
-    """Add to the records of runs in progress the spans of the runs."""
+def with_spans(logs: Sequence[EventLog], find: Callable[[int, int], SpanRef | None]) -> list[EventLog]:
+    """Add to the records about runs the spans of the runs; `find` knows them by event and entry."""
     return [
-        msgspec.structs.replace(log, span=find(log.sched_id)) if log.span is None and log.sched_id is not None else log
+        log if log.sched_id is None else msgspec.structs.replace(log, span=find(log.event_id, log.sched_id))
         for log in logs
     ]
 
@@ -55,5 +56,6 @@ def _log(event: Event, text: EventText, state: FleetState) -> EventLog:
         kind=event.kind,
         text=text.text,
         attributes=attributes,
+        event_id=event.event_id,
         sched_id=text.sched_id,
     )

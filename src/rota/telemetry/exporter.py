@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from rota.errors import NotEnabled
+from rota.errors import NotEnabled, RotaError
 from rota.kernel import Kernel
 from rota.model.trace_context import sampling_ratio
+from rota.model.work import ReadyEntry
 from rota.observe import AgentName, FleetState, StartingState
 from rota.telemetry.event_logs import event_logs, with_spans
 from rota.telemetry.span_fold import SpanFold
@@ -31,6 +33,7 @@ NOTE = "otel"  # of the journal: how far the exporter has come
 PAGE_EVENTS = 1_000
 AGENTS_MAX = 20_000  # agents whose names are read at the start
 AGENTS_PAGE = 1_000
+LOOKUPS_MAX = 100  # entries read for the sentences of a page
 SAVE_EVERY_S = 5.0  # how often the cursor is written at most
 RETRY_S = 5.0  # between two attempts to send a page
 GIVE_UP_S = 600.0  # after which a page that the collector does not take is left out
@@ -73,6 +76,7 @@ class Exporter:
         self._delay_s = _milliseconds(environ, "OTEL_BSP_SCHEDULE_DELAY", 5_000)
         self._interval_s = _milliseconds(environ, "OTEL_METRIC_EXPORT_INTERVAL", 60_000)
         self.report = ExportReport()
+        self._lookups = LOOKUPS_MAX
         self._cursor = self._saved = self._start(begin)
         self._saved_at = self._clock.monotonic()
         self._fold = SpanFold(StoreSource(kernel), ratio=sampling_ratio(environ))
@@ -97,7 +101,15 @@ class Exporter:
             names |= {agent.pid: AgentName(agent.name, agent.project_id) for agent in agents}
             if offset + AGENTS_PAGE >= total:
                 break
-        return FleetState(StartingState(through_id=self._cursor, at=self._clock.now(), agents=names))
+        start = StartingState(through_id=self._cursor, at=self._clock.now(), agents=names)
+        return FleetState(start, lookup=self._look_up)
+
+    def _look_up(self, sched_id: int) -> ReadyEntry | None:
+        """Return an entry whose run failed, for its error; only so many in a page."""
+        self._lookups -= 1
+        with suppress(RotaError):  # it was pruned
+            return self._kernel.queue.get(sched_id) if self._lookups >= 0 else None
+        return None
 
     def run(self, stop: threading.Event) -> ExportReport:
         """Export until told to stop; what is in the journal then is sent, if the collector takes it."""
@@ -122,10 +134,10 @@ class Exporter:
         """Send one page of events and the metrics that are due; returns whether there was a page."""
         page = self._kernel.journal.tail(self._cursor, PAGE_EVENTS)
         if page:
+            self._lookups = LOOKUPS_MAX
             logs = event_logs(page, self._state) if self._senders.sends_logs else []
-            logs = with_spans(logs, self._fold.refs_of)
             spans = list(self._fold.fold(page)) if self._senders.sends_spans else []
-            logs = with_spans(logs, self._fold.refs_of)
+            logs = with_spans(logs, self._fold.span_of)
             if self._send(lambda: self._senders.send_spans(spans) and self._senders.send_logs(logs), stop):
                 self.report.spans += len(spans)
                 self.report.logs += len(logs)

@@ -61,7 +61,7 @@ class _Claimed(msgspec.Struct):
     attempt: int
     claimed_at: float
     worker_id: str
-    policy: str = ""
+    is_supervised: bool  # a supervisor reports the end of the run; workers of others claim and complete only
     started: kinds.RunStarted | None = None
     started_at: float | None = None
     invoked: bool = False  # its `invoke_agent` span was made
@@ -95,6 +95,7 @@ class SpanFold:
         self._last_claims: _Recent[int, list[tuple[float, str]]] = _Recent()  # by entry: when, and the span of the run
         self._announced: _Recent[int, bool] = _Recent()  # entries whose `enqueue` span was made
         self._found: dict[int, TracedEntry] = {}  # the entries of this page
+        self._runs_of_events: dict[tuple[int, int], _Claimed] = {}  # of this page: the runs by event and entry
         self.unmatched = 0  # ends of runs whose claim is not known
         self._folds: Mapping[type[EventData], Callable[[Any, Event], Iterable[SpanRecord]]] = {
             kinds.EntriesClaimed: self._on_claimed,
@@ -125,6 +126,7 @@ class SpanFold:
         """Yield the spans that end with the events of a page, of those traces that are sampled."""
         decoded = [(event, data) for event in page if (data := _decoded(event)) is not None]
         self._found = self._source.entries(self._unknown(data for _, data in decoded))
+        self._runs_of_events.clear()
         for event, data in decoded:
             for span in self._folds[type(data)](data, event):
                 if span.ref.flags & SAMPLED:
@@ -134,16 +136,17 @@ class SpanFold:
     def open(self, at: float) -> Iterator[SpanRecord]:
         """Yield the runs and graph runs that go on, up to an instant: for the end of an exported stretch."""
         for run in list(self._claimed.values()):
-            if run.started_at is not None and not run.invoked:
-                yield msgspec.structs.replace(self._invocation(run, run.started_at, at, {}, None), is_open=True)
+            if run.is_supervised and not run.invoked:
+                since = run.claimed_at if run.started_at is None else run.started_at
+                yield msgspec.structs.replace(self._invocation(run, since, at, {}, None), is_open=True)
             yield msgspec.structs.replace(self._process(run, at, {}, None), is_open=True)
         for run_id in list(self._graphs):
             for span in self._graph(run_id, "", at, None, {}):
                 yield msgspec.structs.replace(span, is_open=True)
 
-    def refs_of(self, sched_id: int) -> SpanRef | None:
-        """Return the span of an entry's run in progress; None if it does not run."""
-        run = self._claimed.get(sched_id)
+    def span_of(self, event_id: int, sched_id: int) -> SpanRef | None:
+        """Return the span of the run that an event of the last page is about; None if it is about no run."""
+        run = self._runs_of_events.get((event_id, sched_id))
         return None if run is None else self._trace(run.entry).at(_innermost(run))
 
     def _unknown(self, page: Iterable[EventData]) -> set[int]:
@@ -163,11 +166,19 @@ class SpanFold:
             waited_s = (each.waited_ms or 0) / 1000
             entry = self._entry(each.sched_id, each.pid, event.ts - waited_s)
             run = _Claimed(
-                entry, event.event_id, each.attempt, event.ts, data.worker_id, data.policy, used={}, notes=[]
+                entry,
+                event.event_id,
+                each.attempt,
+                event.ts,
+                data.worker_id,
+                data.incarnation != "",
+                used={},
+                notes=[],
             )
             if len(self._claimed) < RUNS_MAX:
                 self._claimed[each.sched_id] = run
             self._remember(run)
+            self._runs_of_events[event.event_id, each.sched_id] = run
             since = event.ts - waited_s if each.waited_ms is not None else entry.created_at
             yield from self._enqueued(entry)
             more: SpanAttributes = {"rota.attempt": each.attempt, "rota.policy": data.policy}
@@ -175,7 +186,7 @@ class SpanFold:
 
     def _on_completed(self, data: kinds.EntriesCompleted, event: Event) -> Iterator[SpanRecord]:
         for each in data.entries:
-            run = self._take(each.sched_id)
+            run = self._take(each.sched_id, event)
             if run is None:
                 continue
             why = each.outcome or each.exit_kind
@@ -187,7 +198,7 @@ class SpanFold:
 
     def _on_returned(self, data: kinds.EntriesReturned, event: Event) -> Iterator[SpanRecord]:
         for sched_id in data.sched_ids:
-            run = self._take(sched_id)
+            run = self._take(sched_id, event)
             if run is not None:
                 how = _RETURNED[data.verb]
                 more: SpanAttributes = {"rota.returned": data.verb}
@@ -212,14 +223,13 @@ class SpanFold:
     # --- runs ------------------------------------------------------------------------------------
 
     def _on_started(self, data: kinds.RunStarted, event: Event) -> Iterable[SpanRecord]:
-        run = self._claimed.get(data.sched_id)
+        run = self._running(data.sched_id, event)
         if run is not None:
             run.started, run.started_at = data, event.ts
-            self._remember(run)
         return ()
 
     def _on_ended(self, data: kinds.RunEnded, event: Event) -> Iterable[SpanRecord]:
-        run = self._claimed.get(data.sched_id)
+        run = self._running(data.sched_id, event)
         if run is None:
             return ()
         since = run.started_at if run.started_at is not None else event.ts - data.wall_ms / 1000
@@ -241,7 +251,7 @@ class SpanFold:
         return ()
 
     def _on_note(self, data: Any, event: Event) -> Iterable[SpanRecord]:
-        run = self._claimed.get(data.sched_id)
+        run = self._running(data.sched_id, event)
         if run is not None and len(run.notes) < NOTES_MAX:
             said = msgspec.to_builtins(data)
             plain = {f"rota.{name}": value for name, value in said.items() if isinstance(value, str | int | float)}
@@ -326,8 +336,9 @@ class SpanFold:
         )
 
     def _ended(self, run: _Claimed, at: float, more: SpanAttributes, error: str | None) -> Iterator[SpanRecord]:
-        if run.started_at is not None and not run.invoked:  # the runner did not report the end
-            yield self._invocation(run, run.started_at, at, more, error)
+        if run.is_supervised and not run.invoked:  # the supervisor was lost, or had not started it yet
+            since = run.claimed_at if run.started_at is None else run.started_at
+            yield self._invocation(run, since, at, more, error)
         yield self._process(run, at, more, error)
 
     def _process(self, run: _Claimed, at: float, more: SpanAttributes, error: str | None) -> SpanRecord:
@@ -348,7 +359,7 @@ class SpanFold:
                 **more,
                 **_error_type(error),
             },
-            notes=() if run.started_at is not None else tuple(run.notes),
+            notes=() if run.is_supervised else tuple(run.notes),
             links=(caused_by,),
             error=error,
             tracestate=entry.tracestate,
@@ -385,7 +396,7 @@ class SpanFold:
         known = self._found.get(sched_id) or (self._claimed[sched_id].entry if sched_id in self._claimed else None)
         return known or TracedEntry(sched_id=sched_id, pid=pid, agent=f"agent {pid}", created_at=created_at)
 
-    def _take(self, sched_id: int) -> _Claimed | None:
+    def _take(self, sched_id: int, event: Event) -> _Claimed | None:
         """Remove a run that has ended; if its claim was not seen, its row may still have it."""
         run = self._claimed.pop(sched_id, None)
         if run is None:
@@ -394,6 +405,15 @@ class SpanFold:
                 self.unmatched += 1
                 return None
             run = _claim_of(entry)
+        self._found.setdefault(sched_id, run.entry)  # it may be claimed again in this page
+        self._runs_of_events[event.event_id, sched_id] = run
+        return run
+
+    def _running(self, sched_id: int, event: Event) -> _Claimed | None:
+        """Return the run in progress that an event is about."""
+        run = self._claimed.get(sched_id)
+        if run is not None:
+            self._runs_of_events[event.event_id, sched_id] = run
         return run
 
     def _remember(self, run: _Claimed) -> None:
@@ -448,13 +468,13 @@ class SpanFold:
         if entry is None:
             return None
         if entry.token is not None and entry.dispatched_at is not None and entry.dispatched_at <= at:
-            return run_span(sched_id, entry.token)
+            return (process_span if entry.incarnation == "" else run_span)(sched_id, entry.token)
         return enqueue_span(entry)
 
 
 def _innermost(run: _Claimed) -> str:
     """Return the span in which the agent runs; without a supervisor, that of the claim."""
-    make = process_span if run.started is None and run.started_at is None else run_span
+    make = run_span if run.is_supervised else process_span
     return make(run.entry.sched_id, run.token)
 
 
@@ -466,6 +486,7 @@ def _claim_of(entry: TracedEntry) -> _Claimed:
         entry.attempt,
         entry.dispatched_at or entry.created_at,
         entry.worker_id or "",
+        entry.incarnation != "",
         used={},
         notes=[],
     )

@@ -86,23 +86,25 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(found, key=lambda track: (last.get(track.group, 0), track))
 
 
-def read_spans(pages: Iterable[Sequence[Event]], source: TraceSource) -> list[SpanRecord]:
-    """Return the spans of a stretch of the journal, with those that go on at its end."""
-    return _read(pages, source)[0]
+def read_spans(pages: Iterable[Sequence[Event]], source: TraceSource, end_at: float | None = None) -> list[SpanRecord]:
+    """Return the spans of a stretch of the journal, with those that go on at its end: its last event, or `end_at`."""
+    return _read(pages, source, end_at)[0]
 
 
-def make_timeline(pages: Iterable[Sequence[Event]], source: TraceSource) -> Timeline:
+def make_timeline(pages: Iterable[Sequence[Event]], source: TraceSource, end_at: float | None = None) -> Timeline:
     """Return the picture of a stretch of the journal."""
-    spans, instants = _read(pages, source)
+    spans, instants = _read(pages, source, end_at)
     slices = _slices(spans)
     return Timeline(slices=slices, instants=instants, flows=_flows(spans, slices))
 
 
-def _read(pages: Iterable[Sequence[Event]], source: TraceSource) -> tuple[list[SpanRecord], list[Instant]]:
+def _read(
+    pages: Iterable[Sequence[Event]], source: TraceSource, end_at: float | None
+) -> tuple[list[SpanRecord], list[Instant]]:
     fold = SpanFold(source)
     spans: list[SpanRecord] = []
     instants: list[Instant] = []
-    at = 0.0
+    at = end_at or 0.0
     for page in pages:
         spans += fold.fold(page)
         for event in page:

@@ -8,7 +8,7 @@ from rota.store.statements.queue import IDS
 # kernel/traced_entries.py relies on this order
 _TRACED = (
     "q.sched_id, q.pid, p.name, q.project_id, q.created_at, q.priority, q.trigger, q.key, q.options, q.attempt, "
-    "q.token, q.dispatched_at, q.worker_id"
+    "q.token, q.dispatched_at, q.worker_id, q.incarnation"
 )
 _FROM = "FROM agent_schedule_queue q LEFT JOIN agent_processes p ON p.pid = q.pid"
 
