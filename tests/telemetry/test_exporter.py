@@ -13,9 +13,8 @@ from rota import store
 from rota.kernel import Kernel, ScheduleSpec
 from rota.telemetry import Exporter, hold_exporter_lock, mark_start
 from rota.telemetry import exporter as module
-from rota.testing import InMemoryRota
 from tests.telemetry.receiver import Collector, attributes, collector
-from tests.telemetry.world import family, kernel_of, spans_of
+from tests.telemetry.world import family, in_memory, kernel_of, spans_of
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def environ(receiver: Collector, monkeypatch: pytest.MonkeyPatch) -> Mapping[str
 
 
 def test_traces_logs_and_metrics_arrive(receiver: Collector, environ: Mapping[str, str]) -> None:
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
         kernel = kernel_of(rota)
         exporter = Exporter(kernel, "rota.db", environ)
         family(rota)
@@ -65,7 +64,7 @@ def test_traces_logs_and_metrics_arrive(receiver: Collector, environ: Mapping[st
 
 
 def test_logs_are_sentences_that_name_their_span(receiver: Collector, environ: Mapping[str, str]) -> None:
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
         exporter = Exporter(kernel_of(rota), "rota.db", environ)
         family(rota)
         assert rota.run_until_idle().ok
@@ -83,7 +82,7 @@ def test_logs_are_sentences_that_name_their_span(receiver: Collector, environ: M
 def test_metrics_have_the_names_of_prometheus_and_of_the_conventions(
     receiver: Collector, environ: Mapping[str, str]
 ) -> None:
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
         exporter = Exporter(kernel_of(rota), "rota.db", environ)
         family(rota)
         assert rota.run_until_idle().ok
@@ -110,7 +109,7 @@ def test_a_collector_that_is_away_costs_a_delay_and_nothing_is_lost_or_sent_twic
 ) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.001)
     receiver.refuse = 3
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
         exporter = Exporter(kernel_of(rota), "rota.db", environ)
         family(rota)
         assert rota.run_until_idle().ok
@@ -125,7 +124,7 @@ def test_a_page_that_is_never_taken_is_left_out_and_counted(
 ) -> None:
     monkeypatch.setattr(module, "GIVE_UP_S", 0.0)
     receiver.refuse = 1
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
         exporter = Exporter(kernel_of(rota), "rota.db", environ)
         kernel_of(rota).agents.create("idle")
         report = exporter.catch_up()
@@ -160,7 +159,7 @@ def test_the_next_exporter_goes_on_where_the_last_one_was(
 
 def test_signals_are_switched_off_one_by_one(receiver: Collector, environ: Mapping[str, str]) -> None:
     off = {**environ, "OTEL_LOGS_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
         exporter = Exporter(kernel_of(rota), "rota.db", off)
         family(rota)
         assert rota.run_until_idle().ok
@@ -172,7 +171,7 @@ def test_signals_are_switched_off_one_by_one(receiver: Collector, environ: Mappi
 def test_an_exporter_runs_until_it_is_told_and_sends_what_is_left(
     receiver: Collector, environ: Mapping[str, str]
 ) -> None:
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
         stop = threading.Event()
         exporter = Exporter(kernel_of(rota), "rota.db", environ)
         reports: list[Any] = []
@@ -190,9 +189,8 @@ def test_one_exporter_works_for_a_file_at_a_time(tmp_path: Path) -> None:
     path, stop = str(tmp_path / "rota.db"), threading.Event()
     with hold_exporter_lock(path, stop) as first:
         assert first
-        waited = threading.Event()
-        waited.wait = lambda *_: waited.set() or True  # type: ignore[method-assign]  # told to stop while it waits
-        with hold_exporter_lock(path, waited) as second:
+        stop.set()
+        with hold_exporter_lock(path, stop) as second:
             assert not second
     with hold_exporter_lock(path, stop) as third:
-        assert third
+        assert third, "told to stop already, but nobody else sends what is in the journal"

@@ -13,8 +13,7 @@ from rota.kernel import Kernel, ScheduleSpec
 from rota.model.trace_context import SpanRef, parse_traceparent
 from rota.telemetry.span_fold import SpanFold
 from rota.telemetry.trace_source import StoreSource
-from rota.testing import InMemoryRota
-from tests.telemetry.world import CALLER, by_name, family, kernel_of, one, pages, spans_of
+from tests.telemetry.world import CALLER, by_name, family, in_memory, kernel_of, one, pages, spans_of
 
 SECOND = 1_000_000_000
 
@@ -32,7 +31,7 @@ def ref(traceparent: str | None) -> SpanRef:
 
 @pytest.mark.usefixtures("traced")
 def test_an_entry_is_enqueued_waits_and_runs_and_its_run_knew_its_span() -> None:
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
         seen = family(rota)
         assert rota.run_until_idle().ok
         spans = spans_of(kernel_of(rota))
@@ -57,7 +56,7 @@ def test_an_entry_is_enqueued_waits_and_runs_and_its_run_knew_its_span() -> None
 
 @pytest.mark.usefixtures("traced")
 def test_a_child_is_below_the_run_that_spawned_it_and_each_attempt_has_its_own_spans() -> None:
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
         seen = family(rota)
         assert rota.run_until_idle().ok
         spans = spans_of(kernel_of(rota))
@@ -80,7 +79,7 @@ def test_a_child_is_below_the_run_that_spawned_it_and_each_attempt_has_its_own_s
 
 
 def test_the_trace_of_a_caller_is_continued_also_without_telemetry() -> None:
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
         seen: list[str | None] = []
 
         @rota.agent
@@ -102,7 +101,7 @@ def test_the_trace_of_a_caller_is_continued_also_without_telemetry() -> None:
 def test_a_caller_in_a_traced_program_passes_its_span_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415  # of this test only
 
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
 
         @rota.agent
         def echo() -> None: ...
@@ -121,7 +120,7 @@ def test_a_caller_in_a_traced_program_passes_its_span_on(monkeypatch: pytest.Mon
 
 
 def test_a_trace_that_its_caller_does_not_sample_has_no_spans() -> None:
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
 
         @rota.agent
         def echo() -> None: ...
@@ -135,7 +134,7 @@ def test_a_share_of_the_traces_is_kept_and_a_run_is_told(monkeypatch: pytest.Mon
     monkeypatch.setenv("ROTA_OTEL", "1")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
         told: dict[str, SpanRef] = {}
 
         @rota.agent
@@ -223,7 +222,7 @@ def test_a_reader_that_begins_late_finds_the_same_spans(kernel: Kernel) -> None:
 
 
 def test_the_size_of_the_pages_changes_nothing() -> None:
-    with InMemoryRota() as rota:
+    with in_memory() as rota:
         family(rota)
         assert rota.run_until_idle().ok
         kernel = kernel_of(rota)

@@ -18,12 +18,12 @@ from rota.telemetry.timeline import Slice, Timeline, Track
 from rota.telemetry.trace_source import StoreSource
 from rota.testing import InMemoryRota
 from tests.telemetry.perfetto_messages import BEGIN, END, INSTANT, read_trace
-from tests.telemetry.world import family, kernel_of, pages, spans_of
+from tests.telemetry.world import family, in_memory, kernel_of, pages, spans_of
 
 
 @pytest.fixture
 def rota() -> Iterator[InMemoryRota]:
-    with InMemoryRota() as found:
+    with in_memory() as found:
         yield found
 
 

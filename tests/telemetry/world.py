@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rota.kernel import Kernel
@@ -13,6 +14,14 @@ from rota.telemetry.trace_source import StoreSource
 from rota.testing import InMemoryRota
 
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@contextmanager
+def in_memory() -> Iterator[InMemoryRota]:
+    """A Rota in memory, on a clock that the test moves."""
+    rota = InMemoryRota()
+    with rota:
+        yield rota
 
 
 def kernel_of(rota: InMemoryRota) -> Kernel:

@@ -22,7 +22,7 @@ from rota.app.moments import Duration, Moment, seconds_of, timestamp_of
 from rota.errors import InvalidInput, NotFound
 from rota.fleet.agent_settings import settings_of, spec_for
 from rota.fleet.runners.calling import parameters_of
-from rota.model.caller_trace import caller_trace
+from rota.model.caller_context import caller_trace
 from rota.model.work import Agent, ScheduleSpec
 
 __all__ = ["AgentHandle", "EnqueueOptions"]

@@ -22,9 +22,9 @@ from rota.store.private_files import open_private
 
 __all__ = ["ExporterProcess", "hold_exporter_lock", "lower_priority"]
 
-LOCK_SUFFIX = ".otel.lock"
+LOCK_SUFFIX = "-otel"
 LOCK_POLL_S = 1.0
-CLOSE_S = 15.0  # for the last pages, at the end
+CLOSE_S = 30.0  # for the last pages, at the end
 NICENESS = 5
 _log = logging.getLogger("rota.telemetry")
 
@@ -35,7 +35,9 @@ class ExporterProcess:
     def __init__(self, store: str, *, is_quiet: bool = False) -> None:
         command = [sys.executable, "-m", "rota", "otel", "--store", store, "--until-eof"]
         errors = subprocess.DEVNULL if is_quiet else None
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)  # noqa: S603  # this program itself
+        self._process = subprocess.Popen(  # noqa: S603  # this program itself; a Ctrl-C is not for it
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, process_group=0
+        )
 
     @property
     def os_pid(self) -> int:
@@ -66,18 +68,20 @@ def hold_exporter_lock(store: str, stop: threading.Event) -> Iterator[bool]:
     """Hold the lock of a file's exporter during the block; yields False if told to stop while another one has it."""
     descriptor = open_private(f"{store}{LOCK_SUFFIX}")
     with owned(descriptor):
-        said = False
-        while not stop.is_set():
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if not said:
-                    _log.info("another process exports %s; waiting for it", store)
-                    said = True
-                stop.wait(LOCK_POLL_S)
-            else:
-                break
-        yield not stop.is_set()
+        is_held = _lock(descriptor)  # also if it is told to stop already: what is in the journal is still to be sent
+        if not is_held:
+            _log.info("another process exports %s; waiting for it", store)
+        while not is_held and not stop.wait(LOCK_POLL_S):
+            is_held = _lock(descriptor)
+        yield is_held
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def lower_priority() -> None:

@@ -113,6 +113,7 @@ class SpanFold:
             kinds.LimitAcquired: self._on_note,
             kinds.CoresGranted: self._on_note,
             kinds.GraphRunStarted: self._on_graph_started,
+            kinds.GraphRunTaken: self._on_graph_started,
             kinds.GraphRunEnded: self._on_graph_ended,
         }
 
@@ -260,8 +261,10 @@ class SpanFold:
 
     # --- graph runs ------------------------------------------------------------------------------
 
-    def _on_graph_started(self, data: kinds.GraphRunStarted, event: Event) -> Iterable[SpanRecord]:
-        self._graphs[data.run_id] = event.ts
+    def _on_graph_started(
+        self, data: kinds.GraphRunStarted | kinds.GraphRunTaken, event: Event
+    ) -> Iterable[SpanRecord]:
+        self._graphs.setdefault(data.run_id, event.ts)
         return ()
 
     def _on_graph_ended(self, data: kinds.GraphRunEnded, event: Event) -> Iterable[SpanRecord]:
@@ -524,6 +527,7 @@ SPAN_KINDS = frozenset(
         kinds.LimitAcquired,
         kinds.CoresGranted,
         kinds.GraphRunStarted,
+        kinds.GraphRunTaken,
         kinds.GraphRunEnded,
     )
 )

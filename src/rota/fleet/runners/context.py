@@ -27,7 +27,7 @@ from rota.agent import Acquired
 from rota.clock import SystemClock
 from rota.fleet.runners.contract import AgentChannel, Assignment
 from rota.host import worker
-from rota.model.caller_trace import current_span
+from rota.model.caller_context import current_span
 from rota.model.money import in_micro
 from rota.model.work import ReadyEntry
 
