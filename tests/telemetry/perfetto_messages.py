@@ -8,7 +8,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import (  # type: ignore[import-untyped]  # it has no stubs
+    descriptor_pb2,
+    descriptor_pool,
+    message_factory,
+)
 
 Field = descriptor_pb2.FieldDescriptorProto
 _MESSAGES: dict[str, list[tuple[str, int, int, str | None, bool]]] = {

@@ -117,7 +117,7 @@ def test_what_is_in_the_journal_is_sent_once(rota: Shell, receiver: Collector, m
 
 @pytest.mark.usefixtures("journal")
 def test_without_the_extra_it_says_what_to_install(rota: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rota.telemetry.exporter.find_spec", lambda _: None)
+    monkeypatch.setattr("rota.telemetry.exporter_process.find_spec", lambda _: None)
     refused = rota("otel", "--once")
     assert refused.code != 0
     assert "pip install 'rota[otel]'" in refused.err

@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from google.protobuf import json_format
+from google.protobuf import json_format  # type: ignore[import-untyped]  # it has no stubs
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from rota.kernel import Kernel, ScheduleSpec
 from rota.telemetry import make_timeline, read_spans, spans_to_otlp, timeline_to_chrome, timeline_to_perfetto
+from rota.telemetry.span_records import SpanAttributes
 from rota.telemetry.timeline import Slice, Timeline, Track
 from rota.telemetry.trace_source import StoreSource
 from rota.testing import InMemoryRota
@@ -54,6 +55,11 @@ def crowd(kernel: Kernel, clock: Any) -> None:
     clock.advance(1.0)
 
 
+def crowded(rota: InMemoryRota) -> Timeline:
+    crowd(kernel_of(rota), rota.clock)
+    return timeline_of(kernel_of(rota))
+
+
 def lanes_of(slices: list[Slice]) -> dict[Track, list[Slice]]:
     found: dict[Track, list[Slice]] = {}
     for each in slices:
@@ -86,8 +92,7 @@ def test_an_arrow_leads_from_a_run_to_what_it_spawned(rota: InMemoryRota) -> Non
 
 
 def test_claims_preemptions_and_what_budgets_stopped_are_instants(rota: InMemoryRota) -> None:
-    crowd(kernel_of(rota), rota.clock)
-    timeline = timeline_of(kernel_of(rota))
+    timeline = crowded(rota)
     found = [(each.track.group, each.track.name, each.name) for each in timeline.instants]
     assert found == [
         ("worker w", "claims", "claim #1, #2, #3"),
@@ -102,8 +107,7 @@ def test_claims_preemptions_and_what_budgets_stopped_are_instants(rota: InMemory
 
 
 def test_slices_of_one_lane_never_overlap_and_runs_that_go_on_are_marked(rota: InMemoryRota) -> None:
-    crowd(kernel_of(rota), rota.clock)
-    timeline = timeline_of(kernel_of(rota))
+    timeline = crowded(rota)
     for lane in lanes_of(timeline.slices).values():
         outer = sorted((each for each in lane if each.category != "invoke_agent"), key=lambda each: each.start_ns)
         assert all(one.end_ns <= other.start_ns for one, other in pairwise(outer))
@@ -125,9 +129,7 @@ CHROME_FIELDS = {  # of the Trace Event Format: what each phase must have beside
 }
 
 
-@pytest.mark.parametrize(
-    "story", [ran, lambda rota: (crowd(kernel_of(rota), rota.clock), timeline_of(kernel_of(rota)))[1]]
-)
+@pytest.mark.parametrize("story", [ran, crowded])
 def test_a_chrome_trace_has_the_documented_fields(rota: InMemoryRota, story: Any) -> None:
     timeline = story(rota)
     trace = msgspec.json.decode(msgspec.json.encode(timeline_to_chrome(timeline)))
@@ -149,9 +151,7 @@ def test_a_chrome_trace_has_the_documented_fields(rota: InMemoryRota, story: Any
             assert any(each["ts"] <= row["ts"] <= each["ts"] + each["dur"] for each in around)
 
 
-@pytest.mark.parametrize(
-    "story", [ran, lambda rota: (crowd(kernel_of(rota), rota.clock), timeline_of(kernel_of(rota)))[1]]
-)
+@pytest.mark.parametrize("story", [ran, crowded])
 def test_a_perfetto_trace_has_the_documented_fields_and_its_slices_nest(rota: InMemoryRota, story: Any) -> None:
     timeline = story(rota)
     packets = list(read_trace(timeline_to_perfetto(timeline)).packet)
@@ -190,7 +190,7 @@ def test_a_perfetto_trace_has_the_documented_fields_and_its_slices_nest(rota: In
 
 
 def test_numbers_of_every_kind_survive_the_perfetto_format() -> None:
-    details = {"negative": -3, "large": 2**63, "share": 0.5, "yes": True, "text": "Ω"}
+    details: SpanAttributes = {"negative": -3, "large": 2**63, "share": 0.5, "yes": True, "text": "Ω"}
     one = Slice(track=Track("g", "t"), span_id="1", name="n", category="c", start_ns=1, end_ns=2, details=details)
     trace = read_trace(timeline_to_perfetto(Timeline(slices=[one], instants=[], flows=[])))
     (event,) = [packet.track_event for packet in trace.packet if packet.track_event.type == BEGIN]

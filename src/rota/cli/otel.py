@@ -25,7 +25,7 @@ def otel(
         bool, typer.Option("--from-now", help="Leave out what happened since the last exporter.")
     ] = False,
     from_start: Annotated[bool, typer.Option("--from-start", help="Send the whole journal again.")] = False,
-    until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True)] = False,
+    until_eof: Annotated[bool, typer.Option("--until-eof", help="End when standard input ends.")] = False,
     store: Annotated[str, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The file.")] = STORE,
     as_json: AsJson = False,
 ) -> None:
@@ -63,9 +63,11 @@ def _export(
     import os
 
     from rota.cli.connection import open_file
-    from rota.telemetry import Exporter, check_installed, hold_exporter_lock, lower_priority
+    from rota.telemetry import check_installed, hold_exporter_lock, lower_priority
 
     check_installed()
+    from rota.telemetry import Exporter  # only now: it needs what is installed
+
     with open_file(store) as kernel, hold_exporter_lock(store, stop) as is_held:
         if not is_held:
             return None

@@ -13,8 +13,14 @@ from rota.lazy import exports
 
 if TYPE_CHECKING:
     from rota.telemetry.chrome_format import timeline_to_chrome
-    from rota.telemetry.exporter import Exporter, ExportReport, check_installed, mark_start
-    from rota.telemetry.exporter_process import ExporterProcess, hold_exporter_lock, lower_priority
+    from rota.telemetry.exporter import Exporter, ExportReport
+    from rota.telemetry.exporter_process import (
+        ExporterProcess,
+        check_installed,
+        hold_exporter_lock,
+        lower_priority,
+        mark_start,
+    )
     from rota.telemetry.otlp_json import spans_to_otlp
     from rota.telemetry.perfetto_format import timeline_to_perfetto
     from rota.telemetry.timeline import EVENTS_MAX, make_timeline, read_spans
@@ -43,8 +49,14 @@ __getattr__ = exports(
     __name__,
     {
         "chrome_format": ("timeline_to_chrome",),
-        "exporter": ("ExportReport", "Exporter", "check_installed", "mark_start"),
-        "exporter_process": ("ExporterProcess", "hold_exporter_lock", "lower_priority"),
+        "exporter": ("ExportReport", "Exporter"),
+        "exporter_process": (
+            "ExporterProcess",
+            "check_installed",
+            "hold_exporter_lock",
+            "lower_priority",
+            "mark_start",
+        ),
         "otlp_json": ("spans_to_otlp",),
         "perfetto_format": ("timeline_to_perfetto",),
         "timeline": ("EVENTS_MAX", "make_timeline", "read_spans"),

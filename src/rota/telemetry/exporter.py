@@ -4,6 +4,7 @@ The exporter is a reader like `rota tail`: it reads pages of the journal from a 
 sends them, and only then moves on. So the journal is its buffer: a collector that is away costs nothing but a delay, an
 exporter that was stopped goes on where it was, and the programs that schedule and run never wait for either. The cursor
 is a note of the store. A page that was sent just before the exporter was killed is sent again; its ids are the same.
+This module needs the extra `otel`.
 """
 
 from __future__ import annotations
@@ -12,24 +13,26 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.util import find_spec
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from rota.errors import NotEnabled, RotaError
+from rota.errors import RotaError
 from rota.kernel import Kernel
 from rota.model.trace_context import sampling_ratio
 from rota.model.work import ReadyEntry
 from rota.observe import AgentName, FleetState, StartingState
+from rota.observe.metrics import Metrics
 from rota.telemetry.event_logs import event_logs, with_spans
+from rota.telemetry.exporter_process import NOTE
+from rota.telemetry.metric_points import metric_points
+from rota.telemetry.otlp_senders import OtlpSenders
 from rota.telemetry.span_fold import SpanFold
 from rota.telemetry.span_records import nanoseconds
 from rota.telemetry.trace_source import StoreSource
 
-__all__ = ["NOTE", "ExportReport", "Exporter", "check_installed", "mark_start"]
+__all__ = ["ExportReport", "Exporter"]
 
-NOTE = "otel"  # of the journal: how far the exporter has come
 PAGE_EVENTS = 1_000
 AGENTS_MAX = 20_000  # agents whose names are read at the start
 AGENTS_PAGE = 1_000
@@ -50,26 +53,10 @@ class ExportReport(msgspec.Struct):
     left_out: int = 0  # events that the collector did not take
 
 
-def check_installed() -> None:
-    """Raise `NotEnabled` unless the extra `otel` is installed."""
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
-        raise NotEnabled("OpenTelemetry is not installed", hint="Install it: pip install 'rota[otel]'.")
-
-
-def mark_start(journal: Any) -> None:
-    """Let the first exporter of a store begin here, although it takes a moment to start."""
-    if journal.recall(NOTE) is None:
-        journal.remember(NOTE, {"cursor": journal.cursor()})
-
-
 class Exporter:
     """Sends spans, logs and metrics of one store."""
 
     def __init__(self, kernel: Kernel, store: str, environ: Mapping[str, str], *, begin: Begin = "saved") -> None:
-        check_installed()
-        from rota.observe.metrics import Metrics  # noqa: PLC0415  # it loads the Prometheus client
-        from rota.telemetry.otlp_senders import OtlpSenders  # noqa: PLC0415  # the extra may be missing
-
         self._kernel = kernel
         self._clock = kernel.clock
         self._senders = OtlpSenders(store, environ)
@@ -167,8 +154,6 @@ class Exporter:
 
     def send_metrics(self) -> None:
         """Send the metrics of this moment; a failure is not repeated, the next values say more."""
-        from rota.telemetry.metric_points import metric_points  # noqa: PLC0415  # the extra may be missing
-
         self._metrics_at = self._clock.monotonic()
         if self._metrics is not None:
             points = metric_points(self._metrics.collect(), self._since_ns, nanoseconds(self._clock.now()))

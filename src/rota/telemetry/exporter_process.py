@@ -16,17 +16,33 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import Any
 
+from rota.errors import NotEnabled
 from rota.store.forks import owned
 from rota.store.private_files import open_private
 
-__all__ = ["ExporterProcess", "hold_exporter_lock", "lower_priority"]
+__all__ = ["NOTE", "ExporterProcess", "check_installed", "hold_exporter_lock", "lower_priority", "mark_start"]
 
+NOTE = "otel"  # of the journal: how far the exporter has come
 LOCK_SUFFIX = "-otel"
 LOCK_POLL_S = 1.0
 CLOSE_S = 30.0  # for the last pages, at the end
 NICENESS = 5
 _log = logging.getLogger("rota.telemetry")
+
+
+def check_installed() -> None:
+    """Raise `NotEnabled` unless the extra `otel` is installed."""
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter.otlp.proto.http") is None:
+        raise NotEnabled("OpenTelemetry is not installed", hint="Install it: pip install 'rota[otel]'.")
+
+
+def mark_start(journal: Any) -> None:
+    """Let the first exporter of a store begin here, although it takes a moment to start."""
+    if journal.recall(NOTE) is None:
+        journal.remember(NOTE, {"cursor": journal.cursor()})
 
 
 class ExporterProcess:
@@ -44,13 +60,13 @@ class ExporterProcess:
         """The process."""
         return self._process.pid
 
-    def close(self) -> None:
+    def close(self, wait_s: float = CLOSE_S) -> None:
         """Let it send what is in the journal, and wait for it."""
         assert self._process.stdin is not None  # noqa: S101  # a pipe was asked for
         with suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(CLOSE_S)
+            self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
             _log.warning("the exporter is stopped: the collector did not take the last events; the next one sends them")
             self._process.terminate()
