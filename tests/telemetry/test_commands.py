@@ -56,7 +56,8 @@ def test_a_trace_is_written_in_every_format(rota: Shell, tmp_path: Path) -> None
     assert "events 1 to" in found.err
     rows = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert [row["name"] for row in rows if row["ph"] == "X"] == ["process coder #1", "process coder #2"]
-    assert rota("trace", "export", "-o", tmp_path / "trace.pb").code == 0
+    written = rota("trace", "export", "-o", tmp_path / "trace.pb", "--json").json
+    assert written["bytes"] == (tmp_path / "trace.pb").stat().st_size
     packets = read_trace((tmp_path / "trace.pb").read_bytes()).packet
     assert sum(packet.track_event.type == BEGIN for packet in packets) == 4
     assert rota("trace", "export", "--format", "otlp", "-o", tmp_path / "trace.jsonl").code == 0

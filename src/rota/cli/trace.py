@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rota.cli.options import STORE, Store
+from rota.cli.options import STORE, AsJson, Store
 from rota.cli.terminal_text import say
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def export(
     after: Annotated[int | None, typer.Option("--after", min=0, help="Begin after this event.")] = None,
     through: Annotated[int | None, typer.Option("--through", min=0, help="End with this event.")] = None,
     store: Store = STORE,
+    as_json: AsJson = False,
 ) -> None:
     """Write a stretch of the journal as a trace. Default: all of it.
 
@@ -48,6 +49,7 @@ def export(
     claims, preemptions and what budgets stopped, and arrows from runs to what they enqueued.
     """
     from rota.cli.connection import open_api
+    from rota.cli.output import print_json
     from rota.errors import InvalidInput
 
     if (since is not None and after is not None) or (until is not None and through is not None):
@@ -65,6 +67,9 @@ def export(
         sys.stdout.flush()
     else:
         output.write_bytes(body)
+        if as_json:
+            print_json({"file": str(output), "first_event": first + 1, "last_event": last, "bytes": len(body)})
+            return
         say(f"{output}: events {first + 1:,} to {last:,}, {len(body):,} bytes", err=True)
 
 

@@ -10,9 +10,8 @@ those that run now, and the row of an entry that ended in between still has its 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -21,16 +20,9 @@ from rota.kernel.traced_entries import TracedEntry
 from rota.model import events as kinds
 from rota.model.event_codec import decode
 from rota.model.events import Event, EventData
-from rota.model.trace_context import SAMPLED, SpanRef, graph_trace_id, parse_traceparent, span_id
-from rota.model.trace_lineage import (
-    Trace,
-    enqueue_span,
-    graph_span,
-    new_trace,
-    process_span,
-    run_span,
-    trace_of,
-)
+from rota.model.trace_context import SAMPLED, SpanRef, span_id
+from rota.model.trace_lineage import enqueue_span, graph_span, process_span, run_span
+from rota.telemetry.span_lineage import Recent, SpanLineage
 from rota.telemetry.span_records import (
     NOTES_MAX,
     SpanAttributes,
@@ -43,14 +35,11 @@ from rota.telemetry.span_records import (
 )
 from rota.telemetry.trace_source import TraceSource
 
-__all__ = ["SPAN_KINDS", "SpanFold"]
+__all__ = ["SpanFold"]
 
 RUNS_MAX = 100_000  # runs in progress that are kept; later ones have no spans
-REMEMBERED_MAX = 20_000  # entries whose trace and last claims are kept for their children
 _RETURNED = {"retry": "retried", "reclaim": "claim expired", "preempt": "preempted", "yield": "yielded"}
 _SUCCEEDED = frozenset(("completed", "cancelled"))
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class _Claimed(msgspec.Struct):
@@ -70,51 +59,36 @@ class _Claimed(msgspec.Struct):
     notes: list[SpanNote] = []
 
 
-class _Recent(OrderedDict[K, V]):
-    """The last `REMEMBERED_MAX` items."""
-
-    def keep(self, key: K, value: V) -> V:
-        """Add an item as the newest one."""
-        self[key] = value
-        self.move_to_end(key)
-        if len(self) > REMEMBERED_MAX:
-            self.popitem(last=False)
-        return value
-
-
 class SpanFold:
     """Makes spans of events. Pages must be given in the order of the journal."""
 
     def __init__(self, source: TraceSource, *, ratio: float = 1.0) -> None:
         self._source = source
-        self._ratio = ratio  # of the traces that begin here, those that are sampled
         self._claimed: dict[int, _Claimed] = {}
         self._graphs: dict[str, float] = {}  # graph runs in progress: when they started
-        self._traces: _Recent[int, Trace] = _Recent()  # by entry
-        self._parents: _Recent[int, tuple[str | None, bool]] = _Recent()  # by entry: the span that caused it
-        self._last_claims: _Recent[int, list[tuple[float, str]]] = _Recent()  # by entry: when, and the span of the run
-        self._announced: _Recent[int, bool] = _Recent()  # entries whose `enqueue` span was made
+        self._lineage = SpanLineage(source, self._find, ratio)
+        self._announced: Recent[int, bool] = Recent()  # entries whose `enqueue` span was made
         self._found: dict[int, TracedEntry] = {}  # the entries of this page
         self._runs_of_events: dict[tuple[int, int], _Claimed] = {}  # of this page: the runs by event and entry
         self.unmatched = 0  # ends of runs whose claim is not known
-        self._folds: Mapping[type[EventData], Callable[[Any, Event], Iterable[SpanRecord]]] = {
-            kinds.EntriesClaimed: self._on_claimed,
-            kinds.EntriesCompleted: self._on_completed,
-            kinds.EntriesReturned: self._on_returned,
-            kinds.EntriesExpired: self._on_expired,
-            kinds.EntriesCancelled: self._on_cancelled,
-            kinds.RunStarted: self._on_started,
-            kinds.RunEnded: self._on_ended,
-            kinds.LedgerCharged: self._on_charged,
-            kinds.RunProgressed: self._on_note,
-            kinds.RunCheckpointed: self._on_note,
-            kinds.RunOverBudget: self._on_note,
-            kinds.LimitAwaited: self._on_note,
-            kinds.LimitAcquired: self._on_note,
-            kinds.CoresGranted: self._on_note,
-            kinds.GraphRunStarted: self._on_graph_started,
-            kinds.GraphRunTaken: self._on_graph_started,
-            kinds.GraphRunEnded: self._on_graph_ended,
+        self._folds: Mapping[str, Callable[[Any, Event], Iterable[SpanRecord]]] = {
+            kinds.EntriesClaimed.kind: self._on_claimed,
+            kinds.EntriesCompleted.kind: self._on_completed,
+            kinds.EntriesReturned.kind: self._on_returned,
+            kinds.EntriesExpired.kind: self._on_expired,
+            kinds.EntriesCancelled.kind: self._on_cancelled,
+            kinds.RunStarted.kind: self._on_started,
+            kinds.RunEnded.kind: self._on_ended,
+            kinds.LedgerCharged.kind: self._on_charged,
+            kinds.RunProgressed.kind: self._on_note,
+            kinds.RunCheckpointed.kind: self._on_note,
+            kinds.RunOverBudget.kind: self._on_note,
+            kinds.LimitAwaited.kind: self._on_note,
+            kinds.LimitAcquired.kind: self._on_note,
+            kinds.CoresGranted.kind: self._on_note,
+            kinds.GraphRunStarted.kind: self._on_graph_started,
+            kinds.GraphRunTaken.kind: self._on_graph_started,
+            kinds.GraphRunEnded.kind: self._on_graph_ended,
         }
 
     def begin_with(self, live: Iterable[TracedEntry]) -> None:
@@ -125,11 +99,11 @@ class SpanFold:
 
     def fold(self, page: Sequence[Event]) -> Iterator[SpanRecord]:
         """Yield the spans that end with the events of a page, of those traces that are sampled."""
-        decoded = [(event, data) for event in page if (data := _decoded(event)) is not None]
+        decoded = [(event, data) for event in page if (data := self._decoded(event)) is not None]
         self._found = self._source.entries(self._unknown(data for _, data in decoded))
         self._runs_of_events.clear()
         for event, data in decoded:
-            for span in self._folds[type(data)](data, event):
+            for span in self._folds[event.kind](data, event):
                 if span.ref.flags & SAMPLED:
                     yield span
         self._found = {}
@@ -148,7 +122,14 @@ class SpanFold:
     def span_of(self, event_id: int, sched_id: int) -> SpanRef | None:
         """Return the span of the run that an event of the last page is about; None if it is about no run."""
         run = self._runs_of_events.get((event_id, sched_id))
-        return None if run is None else self._trace(run.entry).at(_innermost(run))
+        return None if run is None else self._lineage.trace(run.entry).at(_innermost(run))
+
+    def _decoded(self, event: Event) -> EventData | None:
+        """Return the data of an event that spans are made of; None for others, and for one that cannot be read."""
+        try:
+            return decode(event.kind, event.payload) if event.kind in self._folds else None
+        except StoreCorrupt:
+            return None
 
     def _unknown(self, page: Iterable[EventData]) -> set[int]:
         """Return the entries of a page that have to be read."""
@@ -178,7 +159,7 @@ class SpanFold:
             )
             if len(self._claimed) < RUNS_MAX:
                 self._claimed[each.sched_id] = run
-            self._remember(run)
+            self._lineage.remember(each.sched_id, event.ts, _innermost(run))
             self._runs_of_events[event.event_id, each.sched_id] = run
             since = event.ts - waited_s if each.waited_ms is not None else entry.created_at
             yield from self._enqueued(entry)
@@ -279,7 +260,7 @@ class SpanFold:
         if run is None:
             return
         coordinator = None if run.sched_id is None else self._find(run.sched_id)
-        trace = self._trace(coordinator) if coordinator is not None else new_trace(graph_trace_id(run_id), self._ratio)
+        trace = self._lineage.graph_trace(run_id) if coordinator is None else self._lineage.trace(coordinator)
         name = graph or run.graph
         yield SpanRecord(
             ref=trace.at(graph_span(run_id, run.started_at)),
@@ -305,10 +286,10 @@ class SpanFold:
         if entry.sched_id in self._announced:
             return
         self._announced.keep(entry.sched_id, value=True)
-        parent, is_remote = self._parent(entry)
+        parent, is_remote = self._lineage.cause(entry)
         at = nanoseconds(entry.created_at)
         yield SpanRecord(
-            ref=self._trace(entry).at(enqueue_span(entry)),
+            ref=self._lineage.trace(entry).at(enqueue_span(entry)),
             parent=parent,
             parent_is_remote=is_remote,
             name=f"enqueue {entry.agent}",
@@ -328,7 +309,7 @@ class SpanFold:
         more: SpanAttributes,
     ) -> SpanRecord:
         return SpanRecord(
-            ref=self._trace(entry).at(span_id("wait", entry.sched_id, token)),
+            ref=self._lineage.trace(entry).at(span_id("wait", entry.sched_id, token)),
             parent=enqueue_span(entry),
             name=f"wait {entry.agent}",
             start_ns=nanoseconds(between[0]),
@@ -345,7 +326,7 @@ class SpanFold:
         yield self._process(run, at, more, error)
 
     def _process(self, run: _Claimed, at: float, more: SpanAttributes, error: str | None) -> SpanRecord:
-        entry, trace = run.entry, self._trace(run.entry)
+        entry, trace = run.entry, self._lineage.trace(run.entry)
         caused_by = trace.at(enqueue_span(entry))
         return SpanRecord(
             ref=trace.at(process_span(entry.sched_id, run.token)),
@@ -373,7 +354,7 @@ class SpanFold:
     ) -> SpanRecord:
         entry, started = run.entry, run.started
         return SpanRecord(
-            ref=self._trace(entry).at(run_span(entry.sched_id, run.token)),
+            ref=self._lineage.trace(entry).at(run_span(entry.sched_id, run.token)),
             parent=process_span(entry.sched_id, run.token),
             name=f"invoke_agent {entry.agent}",
             start_ns=nanoseconds(since),
@@ -419,60 +400,12 @@ class SpanFold:
             self._runs_of_events[event.event_id, sched_id] = run
         return run
 
-    def _remember(self, run: _Claimed) -> None:
-        claims = [each for each in self._last_claims.get(run.entry.sched_id, []) if each[0] != run.claimed_at]
-        self._last_claims.keep(run.entry.sched_id, [*claims[-7:], (run.claimed_at, _innermost(run))])
-
     def _find(self, sched_id: int) -> TracedEntry | None:
         if sched_id in self._claimed:
             return self._claimed[sched_id].entry
         if sched_id not in self._found:
             self._found |= self._source.entries([sched_id])
         return self._found.get(sched_id)
-
-    def _coordinator(self, run_id: str) -> int | None:
-        run = self._source.runs([run_id]).get(run_id)
-        return None if run is None else run.sched_id
-
-    def _trace(self, entry: TracedEntry) -> Trace:
-        known = self._traces.get(entry.sched_id)
-        if known is not None:
-            return known
-
-        def find(sched_id: int) -> tuple[TracedEntry, str | None] | None:
-            found = self._find(sched_id)
-            return None if found is None else (found, found.graph_node[0] if found.graph_node else None)
-
-        node = entry.graph_node
-        trace = trace_of(entry, node[0] if node else None, find, self._coordinator, self._ratio)
-        return self._traces.keep(entry.sched_id, trace)
-
-    def _parent(self, entry: TracedEntry) -> tuple[str | None, bool]:
-        """Return the span that caused an entry, and whether it is the caller's own."""
-        known = self._parents.get(entry.sched_id)
-        return known if known is not None else self._parents.keep(entry.sched_id, self._cause(entry))
-
-    def _cause(self, entry: TracedEntry) -> tuple[str | None, bool]:
-        if entry.traceparent is not None and (caller := parse_traceparent(entry.traceparent)) is not None:
-            return caller.span_id, True
-        if entry.parent_id is not None:
-            return self._run_at(entry.parent_id, entry.created_at), False
-        if (node := entry.graph_node) is not None:
-            run = self._source.runs([node[0]]).get(node[0])
-            return (None if run is None else graph_span(run.run_id, run.started_at)), False
-        return None, False
-
-    def _run_at(self, sched_id: int, at: float) -> str | None:
-        """Return the span of the run of an entry that was in progress at an instant, else that of its enqueue."""
-        for claimed_at, span in reversed(self._last_claims.get(sched_id, [])):
-            if claimed_at <= at:
-                return span
-        entry = self._find(sched_id)
-        if entry is None:
-            return None
-        if entry.token is not None and entry.dispatched_at is not None and entry.dispatched_at <= at:
-            return (process_span if entry.incarnation == "" else run_span)(sched_id, entry.token)
-        return enqueue_span(entry)
 
 
 def _innermost(run: _Claimed) -> str:
@@ -497,37 +430,3 @@ def _claim_of(entry: TracedEntry) -> _Claimed:
 
 def _error_type(error: str | None) -> SpanAttributes:
     return {} if error is None else {"error.type": error.replace(" ", "_")}
-
-
-def _decoded(event: Event) -> EventData | None:
-    """Return the data of an event that spans are made of; None for others, and for one that cannot be read."""
-    if event.kind not in SPAN_KINDS:
-        return None
-    try:
-        return decode(event.kind, event.payload)
-    except StoreCorrupt:
-        return None
-
-
-SPAN_KINDS = frozenset(
-    each.kind
-    for each in (
-        kinds.EntriesClaimed,
-        kinds.EntriesCompleted,
-        kinds.EntriesReturned,
-        kinds.EntriesExpired,
-        kinds.EntriesCancelled,
-        kinds.RunStarted,
-        kinds.RunEnded,
-        kinds.LedgerCharged,
-        kinds.RunProgressed,
-        kinds.RunCheckpointed,
-        kinds.RunOverBudget,
-        kinds.LimitAwaited,
-        kinds.LimitAcquired,
-        kinds.CoresGranted,
-        kinds.GraphRunStarted,
-        kinds.GraphRunTaken,
-        kinds.GraphRunEnded,
-    )
-)
