@@ -1,7 +1,7 @@
 """The span in which a run takes place, for the run itself: TRACEPARENT in a program, `ctx.traceparent` in a function.
 
 With telemetry on (ROTA_OTEL), it is the span that the reader of the journal will make of this run; its id is computed,
-nothing is written. With telemetry off nobody will make that span, so a run gets what its caller passed, if anything.
+nothing is written. With telemetry off no reader makes that span, so a run gets what its caller passed, if anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a trace needs to know of entries besides their events: whose they are, and what caused them.
 
 Readers of the journal ask for many entries at once. Payloads and results are not read: they may be large, and may be
-nobody's business.
+secret.
 """
 
 from __future__ import annotations

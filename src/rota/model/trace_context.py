@@ -1,7 +1,7 @@
 """Trace context as the W3C writes it, and the ids of the spans that rota makes of its journal.
 
 The ids are computed, not drawn: the trace of an entry from the entry, the span of a run from its claim. So a supervisor
-can tell a program which span it runs in without writing anything, and whoever reads the journal later, once or twice,
+can tell a program which span it runs in without writing anything, and every later reader of the journal
 finds the same ids. What a caller passes as `traceparent` is stored with the entry, and its trace is continued.
 
     00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 TRACEPARENT_CHARS = 55
-TRACESTATE_CHARS_MAX = 512  # what the W3C asks everyone to pass on at least
+TRACESTATE_CHARS_MAX = 512  # what every participant must be able to pass on, by the W3C
 SAMPLED = 1
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _ON = frozenset(("1", "on", "true", "yes"))
