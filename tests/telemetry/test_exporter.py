@@ -100,6 +100,17 @@ def test_metrics_have_the_names_of_prometheus_and_of_the_conventions(
     assert len(runs.bucket_counts) == len(runs.explicit_bounds) + 1
     assert not runs.HasField("min")
     assert found["rota_run_seconds"].unit == found["messaging.process.duration"].unit == "s"
+    tokens = {
+        (attributes(point)["gen_ai.token.type"], attributes(point)["gen_ai.request.model"]): point.sum
+        for point in found["gen_ai.client.token.usage"].histogram.data_points
+    }
+    assert tokens == {("input", "m-1"): 50, ("output", "m-1"): 5}
+    took = found["gen_ai.client.operation.duration"].histogram.data_points
+    assert sorted((attributes(point).get("error.type", ""), point.sum) for point in took) == [
+        ("", 1.0),
+        ("", 2.0),
+        ("failed", 1.0),
+    ], "of two models, one of them unknown, and of a failure"
     states = {attributes(point)["state"]: point.as_double for point in found["rota_entries"].gauge.data_points}
     assert states["completed"] == 2
 
@@ -193,4 +204,4 @@ def test_one_exporter_works_for_a_file_at_a_time(tmp_path: Path) -> None:
         with hold_exporter_lock(path, stop) as second:
             assert not second
     with hold_exporter_lock(path, stop) as third:
-        assert third, "told to stop already, but nobody else sends what is in the journal"
+        assert third, "told to stop already, but what is in the journal is still to be sent"

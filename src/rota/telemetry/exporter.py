@@ -25,6 +25,7 @@ from rota.observe import AgentName, FleetState, StartingState
 from rota.observe.metrics import Metrics
 from rota.telemetry.event_logs import event_logs, with_spans
 from rota.telemetry.exporter_process import NOTE
+from rota.telemetry.gen_ai_metrics import GenAiMetrics
 from rota.telemetry.metric_points import metric_points
 from rota.telemetry.otlp_senders import OtlpSenders
 from rota.telemetry.span_fold import SpanFold
@@ -69,6 +70,7 @@ class Exporter:
         self._fold = SpanFold(StoreSource(kernel), ratio=sampling_ratio(environ))
         self._fold.begin_with(each for each in StoreSource(kernel).live() if (each.token or 0) <= self._cursor)
         self._state = self._fleet_state()
+        self._gen_ai = GenAiMetrics()
         self._metrics = Metrics(kernel) if self._senders.sends_metrics else None
         self._since_ns = nanoseconds(self._clock.now())
         self._metrics_at = self._clock.monotonic()
@@ -124,6 +126,7 @@ class Exporter:
             self._lookups = LOOKUPS_MAX
             logs = event_logs(page, self._state) if self._senders.sends_logs else []
             spans = list(self._fold.fold(page)) if self._senders.sends_spans else []
+            self._gen_ai.add(spans)
             logs = with_spans(logs, self._fold.span_of)
             if self._send(lambda: self._senders.send_spans(spans) and self._senders.send_logs(logs), stop):
                 self.report.spans += len(spans)
@@ -156,8 +159,9 @@ class Exporter:
         """Send the metrics of this moment; a failure is not repeated, the next values say more."""
         self._metrics_at = self._clock.monotonic()
         if self._metrics is not None:
-            points = metric_points(self._metrics.collect(), self._since_ns, nanoseconds(self._clock.now()))
-            self._senders.send_metrics(points)
+            now_ns = nanoseconds(self._clock.now())
+            points = metric_points(self._metrics.collect(), self._since_ns, now_ns)
+            self._senders.send_metrics(points + self._gen_ai.points(self._since_ns, now_ns))
 
     def close(self) -> None:
         """Write down how far it has come, and close the connections."""
