@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rota.fleet import load_fleet
 from rota.fleet.config.apply import apply_fleet
 from rota.kernel import Kernel, ScheduleSpec
 from rota.service import Dispatcher
-from rota.telemetry import ApiSource, StoreSource
+from rota.telemetry import ApiSource, StoreSource, hold_exporter_lock
 from tests.cli.conftest import path, rota
 from tests.cli.shell import Shell
 from tests.telemetry.perfetto_messages import BEGIN, read_trace
@@ -104,7 +105,9 @@ def test_a_daemon_shows_the_same_as_its_file(journal: Path) -> None:
 
 
 @pytest.mark.usefixtures("journal")
-def test_what_is_in_the_journal_is_sent_once(rota: Shell, receiver: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_in_the_journal_is_sent_once(
+    rota: Shell, path: Path, receiver: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "nice", lambda _: 0)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
     first = rota("otel", "--once", "--from-start", "--json")
@@ -114,6 +117,8 @@ def test_what_is_in_the_journal_is_sent_once(rota: Shell, receiver: Collector, m
     assert again.json["spans"] == 0
     assert len(receiver.spans) == 6
     assert "exclude each other" in rota("otel", "--from-start", "--from-now").err
+    with hold_exporter_lock(str(path), threading.Event()):
+        assert "another process exports" in rota("otel", "--once").err
 
 
 @pytest.mark.usefixtures("journal")

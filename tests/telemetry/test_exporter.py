@@ -200,6 +200,8 @@ def test_one_exporter_works_for_a_file_at_a_time(tmp_path: Path) -> None:
     path, stop = str(tmp_path / "rota.db"), threading.Event()
     with hold_exporter_lock(path, stop) as first:
         assert first
+        with hold_exporter_lock(path, stop, waits=False) as second:
+            assert not second
         stop.set()
         with hold_exporter_lock(path, stop) as second:
             assert not second

@@ -61,14 +61,21 @@ def _export(
     store: str, stop: threading.Event, *, once: bool, begin: Literal["saved", "now", "start"]
 ) -> ExportReport | None:
     import os
+    from contextlib import nullcontext
 
-    from rota.cli.connection import open_file
+    from rota.cli.connection import is_file, open_file
     from rota.telemetry import check_installed, hold_exporter_lock, lower_priority
 
     check_installed()
+    from rota.errors import InvalidInput
     from rota.telemetry import Exporter  # only now: it needs what is installed
 
-    with open_file(store) as kernel, hold_exporter_lock(store, stop) as is_held:
+    # a server has no file to lock
+    lock = hold_exporter_lock(store, stop, waits=not once) if is_file(store) else nullcontext(True)
+    with open_file(store) as kernel, lock as is_held:
+        if not is_held and once:
+            hint = "It sends what is in the journal: nothing is to be done."
+            raise InvalidInput(f"another process exports {store}", field="store", hint=hint)
         if not is_held:
             return None
         lower_priority()

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from rota.errors import RotaError
+from rota.errors import RotaError, StoreUnavailable
 from rota.kernel import Kernel
 from rota.model.trace_context import sampling_ratio
 from rota.model.work import ReadyEntry
@@ -170,8 +170,13 @@ class Exporter:
         self._senders.close()
 
     def _save(self) -> None:
-        self._kernel.journal.remember(NOTE, {"cursor": self._cursor})
-        self._saved, self._saved_at = self._cursor, self._clock.monotonic()
+        self._saved_at = self._clock.monotonic()
+        try:
+            self._kernel.journal.remember(NOTE, {"cursor": self._cursor})
+        except StoreUnavailable as problem:  # a full disk, for example; it is written later, or pages are sent again
+            _log.warning("how far the export has come is not written down: %s", problem.message)
+        else:
+            self._saved = self._cursor
 
 
 def _milliseconds(environ: Mapping[str, str], name: str, default: int) -> float:

@@ -71,6 +71,9 @@ class ExporterProcess:
             _log.warning("the exporter is stopped: the collector did not take the last events; the next one sends them")
             self._process.terminate()
             self._process.wait()
+            return
+        if self._process.returncode != 0:
+            _log.warning("the exporter has failed; to see why, and to send the rest: rota otel --once")
 
     def __enter__(self) -> ExporterProcess:
         return self
@@ -80,14 +83,14 @@ class ExporterProcess:
 
 
 @contextmanager
-def hold_exporter_lock(store: str, stop: threading.Event) -> Iterator[bool]:
-    """Hold the lock of a file's exporter during the block; yields False if told to stop while another one has it."""
-    descriptor = open_private(f"{store}{LOCK_SUFFIX}")
+def hold_exporter_lock(store: str, stop: threading.Event, *, waits: bool = True) -> Iterator[bool]:
+    """Hold the lock of a file's exporter during the block; yields False if another one has it until told to stop."""
+    descriptor = open_private(f"{os.path.realpath(store)}{LOCK_SUFFIX}")  # one file, whichever path leads to it
     with owned(descriptor):
         is_held = _lock(descriptor)  # also if it is told to stop already: what is in the journal is still to be sent
-        if not is_held:
+        if not is_held and waits:
             _log.info("another process exports %s; waiting for it", store)
-        while not is_held and not stop.wait(LOCK_POLL_S):
+        while not is_held and waits and not stop.wait(LOCK_POLL_S):
             is_held = _lock(descriptor)
         yield is_held
 
