@@ -1,7 +1,7 @@
 """The exporter as a process of its own, beside the process that schedules or runs.
 
-Making protobuf messages of ten thousand spans takes as long as scheduling ten thousand entries. In a process of its
-own, with a lower priority, it takes none of the time of the scheduler's. It ends when the process that started it
+Making and encoding a span takes longer than scheduling an entry, which has three of them. In a process of its own,
+with a lower priority, it takes none of the scheduler's time. It ends when the process that started it
 closes its standard input, or is killed. One exporter works for a store at a time: it holds a lock beside the file, and
 the others wait for it.
 """
