@@ -87,6 +87,7 @@ CASES = {
         "fleet-fanout",
         "epoch-idle",
     ],
+    "telemetry": ["otel-on", "otel-off"],
     "cpu": [
         "step-1k",
         "step-10k",

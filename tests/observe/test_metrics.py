@@ -238,7 +238,7 @@ def test_the_page_stays_small_whatever_there_is(kernel: Kernel) -> None:
 def test_every_metric_is_documented(kernel: Kernel) -> None:
     page = Metrics(kernel).exposition().decode()
     names = {line.split()[2].removesuffix("_total") for line in page.splitlines() if line.startswith("# TYPE")}
-    guide = (ROOT / "docs" / "daemon.md").read_text()
+    guide = (ROOT / "docs" / "telemetry.md").read_text()
     missing = {name for name in names if f"`{name}" not in guide}
     assert not missing
     assert not any(name.endswith("_created") for name in names)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, TypeAlias, TypedDict, Unpack, cast
@@ -21,6 +22,7 @@ from rota.app.moments import Duration, Moment, seconds_of, timestamp_of
 from rota.errors import InvalidInput, NotFound
 from rota.fleet.agent_settings import settings_of, spec_for
 from rota.fleet.runners.calling import parameters_of
+from rota.model.caller_context import caller_trace
 from rota.model.work import Agent, ScheduleSpec
 
 __all__ = ["AgentHandle", "EnqueueOptions"]
@@ -167,7 +169,7 @@ class AgentHandle:
     def _fields(self, given: EnqueueOptions) -> dict[str, Any]:
         """Return the options as fields of a `ScheduleSpec`."""
         now = self._link.api.clock.now()
-        fields = dict(given.get("options") or {})
+        fields = {**caller_trace(os.environ), **(given.get("options") or {})}
         for name in ("key", "priority"):
             if given.get(name) is not None:
                 fields[name] = given.get(name)

@@ -45,6 +45,8 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help; after a colon, the 
     "resume": "control",
     "tail": "tail",
     "events": "events",
+    "trace": "trace",
+    "otel": "otel",
     "doctor": "doctor",
     "serve": "serve",
     "charge": "own_run",
@@ -69,7 +71,9 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help; after a colon, the 
     "help": "about:help_of",
 }
 
-LONG = frozenset(("run", "serve", "demo", "top", "tail", "events", "logs", "graph", "cpu"))  # they may run for long
+LONG = frozenset(
+    ("run", "serve", "demo", "top", "tail", "events", "logs", "graph", "cpu", "otel")
+)  # they may run for long
 
 app = typer.Typer(
     name="rota",

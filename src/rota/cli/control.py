@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal
 
 import typer
@@ -61,6 +62,7 @@ def enqueue(
     from rota.cli.output import now
     from rota.errors import InvalidInput
     from rota.fleet import settings_of, spec_for
+    from rota.model import caller_trace
 
     if delay is not None and at is not None:
         raise InvalidInput("--in and --at exclude each other", field="at", hint="Give one of them.")
@@ -86,6 +88,7 @@ def enqueue(
         "tags": tuple(tag or ()),
         "after": tuple(after or ()),
         "on_failed": on_failed,
+        **caller_trace(os.environ),
     }
     given = {field: value for field, value in options.items() if value is not None}
     with open_api(store) as api:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rota.cli.options import AsJson
+from rota.cli.options import AsJson, Otel
 
 __all__ = ["demo", "reload", "run"]
 
@@ -30,6 +30,7 @@ def run(
         typer.Option("--horizon", help="With --until-idle: wait for entries due within 90s, 5m. Default: 60s."),
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print log lines instead of the live view.")] = False,
+    otel: Otel = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the agents of a fleet file."""
@@ -43,6 +44,7 @@ def run(
 
         given = {"--slots": slots, "--worker-id": worker_id}
         options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+        options += ["--otel"] if otel else []
         print_fleet_unit(find_fleet_file(fleet), options, as_json=as_json)
     elif plan:
         from rota.cli.fleet_plan import print_plan
@@ -54,7 +56,7 @@ def run(
         from rota.cli.run import run as supervise
 
         summary = supervise(
-            fleet, until_idle=until_idle, horizon=horizon, plain=plain, slots=slots, worker_id=worker_id
+            fleet, until_idle=until_idle, horizon=horizon, plain=plain, otel=otel, slots=slots, worker_id=worker_id
         )
         print_summary(summary, as_json=as_json)
         if until_idle and not summary.ok:

@@ -16,6 +16,7 @@ __all__ = [
     "Offset",
     "OnlyAgent",
     "OnlyProject",
+    "Otel",
     "Store",
     "TokenFile",
     "access",
@@ -43,6 +44,10 @@ CaFile = Annotated[
 ]
 OnlyAgent = Annotated[str | None, typer.Option("--agent", help="Only this agent's, by pid or name.")]
 OnlyProject = Annotated[str | None, typer.Option("--project", help="Only this project's.")]
+Otel = Annotated[
+    bool,
+    typer.Option("--otel", envvar="ROTA_OTEL", help="Send traces, metrics and logs to an OpenTelemetry collector."),
+]
 By = Annotated[str, typer.Option("--by", help="Who does this, for the journal.")]
 
 

@@ -17,6 +17,7 @@ from rota.cli.arguments import seconds
 from rota.cli.connection import open_client
 from rota.cli.log_lines import HarmlessFormatter
 from rota.cli.options import FLEET_FILE
+from rota.cli.telemetry import exporting, start_tracing
 from rota.cli.terminal_text import say
 from rota.cli.view import LiveView
 from rota.errors import FleetInvalid
@@ -30,7 +31,9 @@ __all__ = ["find_fleet_file", "print_summary", "reload", "run"]
 RETRY_S = 30.0  # how long calls are retried while the daemon of a running fleet is unreachable
 
 
-def run(path: Path | None, *, until_idle: bool, horizon: str | None, plain: bool, **overrides: Any) -> RunSummary:
+def run(
+    path: Path | None, *, until_idle: bool, horizon: str | None, plain: bool, otel: bool = False, **overrides: Any
+) -> RunSummary:
     """Run a fleet until it is stopped or, with `until_idle`, has nothing to wait for; return what was done."""
     rule = IdleRule() if horizon is None else IdleRule(seconds(horizon, "horizon"))
     fleet = load_fleet(find_fleet_file(path))
@@ -40,10 +43,12 @@ def run(path: Path | None, *, until_idle: bool, horizon: str | None, plain: bool
     _wait_for_daemon(fleet, console)
     api = _open(fleet)
     try:
+        start_tracing(api.journal, fleet.store_path, asked=otel)
         fleet_run = FleetRun(api, fleet, **{name: value for name, value in overrides.items() if value is not None})
         for change in fleet_run.changes if not live else ():
             console.print(str(change), markup=False)
-        with LiveView(api, fleet_run.supervisor, console=console, store=fleet.store_path):
+        view = LiveView(api, fleet_run.supervisor, console=console, store=fleet.store_path)
+        with exporting(fleet.store_path, asked=otel, is_quiet=live), view:
             return fleet_run.run(until_idle=rule if until_idle else False, handles_signals=True)
     finally:
         api.close()

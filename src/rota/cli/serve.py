@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rota.cli.options import STORE
+from rota.cli.options import STORE, Otel
 from rota.cli.terminal_text import say
 from rota.errors import InvalidInput
 
@@ -48,6 +48,7 @@ def serve(  # noqa: PLR0917  # each is an option
         Literal["thread", "process"],
         typer.Option(help="Where policies of other packages run: thread, or process (limited, and replaced)."),
     ] = "thread",
+    otel: Otel = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     print_unit: Annotated[bool, typer.Option("--print-unit", help="Print a systemd unit instead.")] = False,
 ) -> None:
@@ -64,6 +65,7 @@ def serve(  # noqa: PLR0917  # each is an option
         policy=policy,
         policy_param=tuple(policy_param or ()),
         policy_isolation=policy_isolation,
+        otel=otel,
         log_level=log_level,
     )
     _print_unit(options) if print_unit else run(options)
@@ -84,6 +86,7 @@ class Options:
     policy: str | None = None
     policy_param: tuple[str, ...] = ()
     policy_isolation: Literal["thread", "process"] = "thread"
+    otel: bool = False
     log_level: str = "info"
 
     def settings(self) -> DaemonSettings:
@@ -160,14 +163,20 @@ def run(options: Options) -> None:
 
     import uvloop
 
+    from rota.cli.connection import open_file
     from rota.cli.log_lines import HarmlessFormatter
+    from rota.cli.telemetry import exporting, start_tracing
 
     settings, transport = options.settings(), options.transport()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
     sys.setswitchinterval(SWITCH_S)
-    uvloop.run(_serve(settings, transport))
+    if options.otel:
+        with open_file(options.store, create=True) as kernel:
+            start_tracing(kernel.journal, options.store, asked=True)
+    with exporting(options.store, asked=options.otel):
+        uvloop.run(_serve(settings, transport))
 
 
 async def _serve(settings: DaemonSettings, transport: TransportFactory | None) -> None:

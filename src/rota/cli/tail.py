@@ -145,16 +145,10 @@ class _Reader:
         return shown
 
     def _first_after(self, at: float) -> int:
-        """Return the id of the last event before an instant: ids grow with time."""
-        low, high = 0, self._cursor
-        while low < high:
-            middle = (low + high) // 2
-            found = self._api.journal.tail(middle, 1)
-            if found and found[0].ts < at:
-                low = max(found[0].event_id, middle + 1)
-            else:
-                high = middle
-        return low
+        """Return the id of the last event before an instant."""
+        from rota.cli.journal_times import last_event_before
+
+        return last_event_before(self._api.journal, at, self._cursor)
 
     def follow(self, idle_s: float | None) -> Iterator[tuple[Event, EventText]]:
         """Yield what happens from now on, also after the daemon was away; end after `idle_s` without an event."""

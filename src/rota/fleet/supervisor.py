@@ -53,6 +53,7 @@ from rota.fleet.run_budgets import remaining_budget
 from rota.fleet.run_cpu import RunCpu, run_cpu
 from rota.fleet.run_logs import BoundedLog, LogFileCopy
 from rota.fleet.run_summary import RunSummary
+from rota.fleet.run_traces import RunTraces
 from rota.fleet.runners import registry
 from rota.fleet.runners.contract import Assignment, RunAccess, Runner, RunOutcome
 from rota.fleet.runners.resources import RunnerResources
@@ -141,6 +142,7 @@ class Supervisor:
         self._advisories = RunAdvisories()
         self.ended_runs = 0
         self._api = api
+        self._traces = RunTraces(api, os.environ)
         self._functions = functions or {}
         self._watchdog = Watchdog(api.clock, "rota-watchdog")
         self._runners: dict[str, Runner] = {}
@@ -467,6 +469,7 @@ class Supervisor:
             checkpoint=entry.result if isinstance(entry.result, dict) else None,
             access=self._access(entry, settings) if is_program and settings is not None else None,
             cpu=cpu,
+            trace=self._traces.variables(entry),
         )
         return assignment, settings is not None
 

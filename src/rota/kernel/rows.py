@@ -167,6 +167,8 @@ class EntryOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     correlation_id: str | None = None
     causation_id: str | None = None
     errors: tuple[AttemptError, ...] = ()  # of the attempts that were retried
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 ERRORS_MAX = 100  # attempts of one entry whose errors are kept: the last ones
@@ -203,6 +205,8 @@ def encode_needs_and_options(
         spec.parent_id,
         spec.correlation_id,
         spec.causation_id,
+        traceparent=spec.traceparent,
+        tracestate=spec.tracestate,
     )
     return (
         None if needs == NO_NEEDS else _encoder.encode(needs).decode(),
@@ -347,6 +351,8 @@ def entry_from_row(row: Sequence[Any]) -> ReadyEntry:
         parent_id=options.parent_id,
         correlation_id=options.correlation_id,
         account=needs.account,
+        traceparent=options.traceparent,
+        tracestate=options.tracestate,
         unreadable=unreadable,
     )
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         RealtimeIsland,
         SchedulingContext,
     )
+    from rota.model.caller_context import caller_trace
     from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, CoreRefusal, CoreStatus
     from rota.model.cpu import CpuSettings, core_list, parse_cores, read_cpu
     from rota.model.entry_report import AttemptReport, EntryReport, RelatedEntry, RunningEntry
@@ -136,6 +137,7 @@ __all__ = [
     "WorktreeSettings",
     "amount_text",
     "amounts_text",
+    "caller_trace",
     "core_list",
     "dim_text",
     "dollars",
@@ -159,6 +161,7 @@ __getattr__ = exports(
             "RealtimeIsland",
             "SchedulingContext",
         ),
+        "caller_context": ("caller_trace",),
         "core_grants": ("CoreAsk", "CoreGrant", "CoreHost", "CoreRefusal", "CoreStatus"),
         "cpu": ("CpuSettings", "core_list", "parse_cores", "read_cpu"),
         "entry_report": ("AttemptReport", "EntryReport", "RelatedEntry", "RunningEntry"),

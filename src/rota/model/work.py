@@ -16,6 +16,7 @@ from rota.errors import InvalidPayload, ProjectInvalid, SchedInvalidPayload
 from rota.model.checks import TAGS_MAX, Checks
 from rota.model.entry_status import EntryStatus
 from rota.model.graph_budgets import GraphAccount
+from rota.model.trace_context import TRACESTATE_CHARS_MAX, parse_traceparent
 
 __all__ = [
     "AFTER_MAX",
@@ -117,6 +118,8 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
     correlation_id: str | None = None
     causation_id: str | None = None
     account: GraphAccount | None = None  # the graph run and node in whose budgets it counts
+    traceparent: str | None = None  # the span that caused it, as the W3C writes it; its trace is continued
+    tracestate: str | None = None  # what belongs to that span; passed on as it is
 
     @property
     def is_plain(self) -> bool:
@@ -135,6 +138,8 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
             and self.correlation_id is None
             and self.causation_id is None
             and self.account is None
+            and self.traceparent is None
+            and self.tracestate is None
             and self.on_failed == "cancel"
             and self.retry_on == _RETRY_ON
             and self.backoff == _BACKOFF
@@ -193,6 +198,14 @@ class ScheduleSpec(_PositionalSpec, frozen=True, forbid_unknown_fields=True, kw_
         for field in ("workspace", "affinity", "correlation_id", "causation_id"):
             if getattr(self, field) is not None:
                 _spec.text(field, getattr(self, field))
+        if self.traceparent is not None or self.tracestate is not None:
+            self._check_trace()
+
+    def _check_trace(self) -> None:
+        if self.traceparent is None or parse_traceparent(_spec.text("traceparent", self.traceparent)) is None:
+            raise _spec.refuse("traceparent", f"must be 00-TRACE-SPAN-FLAGS in lower case, not {self.traceparent!r}")
+        if self.tracestate is not None:
+            _spec.text("tracestate", self.tracestate, TRACESTATE_CHARS_MAX)
 
     def _check_after(self) -> None:
         if type(self.after) is not tuple or len(self.after) > AFTER_MAX:
@@ -249,6 +262,8 @@ class ReadyEntry(_PositionalEntry, frozen=True, kw_only=True):
     parent_id: int | None = None
     correlation_id: str | None = None
     account: GraphAccount | None = None  # the graph run and node in whose budgets it counts
+    traceparent: str | None = None  # the span that caused it
+    tracestate: str | None = None
     errors: tuple[AttemptError, ...] = ()  # of the attempts that were retried; the last one is in `result`
     unreadable: str | None = None  # which stored columns cannot be read, and why; they are empty here
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
 
 from rota.errors import RotaError, StoreCorrupt
 from rota.kernel import Kernel
@@ -115,6 +116,13 @@ class Metrics:
                     self._fold(event)
                 self._cursor = events[-1].event_id
             self.lag.set(self._kernel.journal.cursor() - self._cursor)
+
+    def collect(self) -> list[Metric]:
+        """Return all metrics as the Prometheus client has them."""
+        self.catch_up()
+        with self._lock:
+            self.tables.update()
+            return list(self._registry.collect())
 
     def exposition(self) -> bytes:
         """Return all metrics in the Prometheus text format."""

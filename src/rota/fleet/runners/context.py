@@ -27,6 +27,7 @@ from rota.agent import Acquired
 from rota.clock import SystemClock
 from rota.fleet.runners.contract import AgentChannel, Assignment
 from rota.host import worker
+from rota.model.caller_context import current_span
 from rota.model.money import in_micro
 from rota.model.work import ReadyEntry
 
@@ -70,6 +71,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     remaining: dict[str, int]
     saved: dict[str, Any] | None
     non_retryable: tuple[str, ...] = ()  # names of the errors that end the entry
+    trace: dict[str, str] = {}
 
 
 def facts_of(assignment: Assignment) -> RunFacts:
@@ -88,6 +90,7 @@ def facts_of(assignment: Assignment) -> RunFacts:
         remaining=assignment.remaining,
         saved=assignment.checkpoint,
         non_retryable=assignment.settings.non_retryable,
+        trace=assignment.trace,
     )
 
 
@@ -160,6 +163,11 @@ class RunContext:
     def deadline(self) -> float | None:
         """The deadline in epoch seconds; None if there is none."""
         return self._facts.deadline
+
+    @property
+    def traceparent(self) -> str | None:
+        """The span of this run, for spans of the function's own; None if the run is not traced."""
+        return self._facts.trace.get("TRACEPARENT")
 
     @property
     def trigger(self) -> str:
@@ -275,7 +283,7 @@ class RunContext:
         self, agent: str, /, *, lent: Mapping[str, int] | None = None, priority: int | None = None, **payload: Any
     ) -> ChildJob:
         """Enqueue work for another agent and lend it a part of this run's budget; the unused rest comes back."""
-        options = {} if priority is None else {"priority": priority}
+        options = {**current_span(), **({} if priority is None else {"priority": priority})}
         return ChildJob(self._channel, self._channel.spawn(agent, payload, dict(lent or {}), **options))
 
     def wait(self, children: Sequence[ChildJob | int], wait_s: float | None = None) -> list[ReadyEntry]:

@@ -52,6 +52,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: dict[str, Any] | None = None  # saved by the last attempt
     access: RunAccess | None = None  # of a program; None: no daemon serves the store
     cpu: RunCpu | None = None  # CPU time and cores; None: nothing is said about them
+    trace: dict[str, str] = {}  # TRACEPARENT and TRACESTATE; empty: it belongs to no trace
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ The environment of a program:
 
     ROTA_SCHED_ID ROTA_ATTEMPT ROTA_TOKEN    the idempotency key
     ROTA_AGENT                               the agent's name
+    TRACEPARENT TRACESTATE                   the span of this run, as the W3C writes it; unset if it is not traced
     ROTA_STORE ROTA_ACCESS_TOKEN             the daemon's address, and the run's own token; unset without a daemon
     ROTA_DEADLINE                            epoch seconds; unset without a deadline
     ROTA_REMAINING_TOKENS, …                 what was left of each budget at the start
@@ -244,6 +245,7 @@ def _run_variables(assignment: Assignment) -> dict[str, str]:
         "ROTA_ATTEMPT": str(entry.attempt),
         "ROTA_TOKEN": str(entry.token),
         "ROTA_AGENT": assignment.agent.name,
+        **assignment.trace,
     }
     if assignment.access is not None:
         variables |= assignment.access.variables

@@ -1,0 +1,155 @@
+"""`rota trace export`, `rota otel` and `--otel`: the journal of a real store, in and out of this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rota import store
+from rota.clock import ManualClock
+from rota.fleet import load_fleet
+from rota.fleet.config.apply import apply_fleet
+from rota.kernel import Kernel, ScheduleSpec
+from rota.service import Dispatcher
+from rota.telemetry import ApiSource, StoreSource, hold_exporter_lock
+from tests.cli.conftest import path, rota
+from tests.cli.shell import Shell
+from tests.telemetry.perfetto_messages import BEGIN, read_trace
+from tests.telemetry.receiver import Collector, attributes, collector
+
+__all__ = ["path", "rota"]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Collector]:
+    with collector() as found:
+        yield found
+
+
+@pytest.fixture
+def journal(path: Path) -> Path:
+    """A store in which two entries ran, ten seconds after each other."""
+    clock = ManualClock(1_000.0)
+    kernel = Kernel(store.open(str(path), clock=clock))
+    pid = kernel.agents.create("coder")
+    for _ in range(2):
+        kernel.queue.enqueue(ScheduleSpec(pid))
+        clock.advance(5.0)
+        (entry,) = kernel.queue.claim(worker_id="box")
+        clock.advance(5.0)
+        kernel.queue.complete(entry.sched_id, "completed", token=entry.token)
+    kernel.store.close()
+    return path
+
+
+@pytest.mark.usefixtures("journal")
+def test_a_trace_is_written_in_every_format(rota: Shell, tmp_path: Path) -> None:
+    found = rota("trace", "export", "--format", "chrome", "-o", tmp_path / "trace.json")
+    assert found.code == 0, found.err
+    assert "events 1 to" in found.err
+    rows = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [row["name"] for row in rows if row["ph"] == "X"] == ["process coder #1", "process coder #2"]
+    written = rota("trace", "export", "-o", tmp_path / "trace.pb", "--json").json
+    assert written["bytes"] == (tmp_path / "trace.pb").stat().st_size
+    packets = read_trace((tmp_path / "trace.pb").read_bytes()).packet
+    assert sum(packet.track_event.type == BEGIN for packet in packets) == 4
+    assert rota("trace", "export", "--format", "otlp", "-o", tmp_path / "trace.jsonl").code == 0
+    (line,) = (tmp_path / "trace.jsonl").read_text().splitlines()
+    spans = json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    assert [span["name"] for span in spans].count("process coder") == 2
+
+
+def test_a_stretch_is_chosen_by_events_or_by_time(rota: Shell, journal: Path, tmp_path: Path) -> None:
+    kernel = Kernel(store.open(str(journal)))
+    events = kernel.journal.tail(0)
+    kernel.store.close()
+    middle = next(event.event_id for event in events if event.kind == "kernel.sched.completed")
+
+    def exported(*words: object) -> list[str]:
+        assert rota("trace", "export", "--format", "chrome", "-o", tmp_path / "t.json", *words).code == 0
+        rows = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+        return [row["name"] for row in rows if row["ph"] == "X"]
+
+    assert exported("--after", middle) == ["process coder #2"]
+    assert exported("--through", middle) == ["process coder #1"]
+    assert exported("--since", "1h") == [], "it was long ago"
+    assert exported("--since", "90000d", "--until", "1d") == ["process coder #1", "process coder #2"]
+    refused = rota("trace", "export", "--since", "1h", "--after", 3)
+    assert refused.code != 0
+    assert "exclude each other" in refused.err
+
+
+@pytest.mark.usefixtures("journal")
+def test_a_stretch_has_a_limit_that_says_what_to_do(rota: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rota.telemetry.timeline.EVENTS_MAX", 3)
+    refused = rota("trace", "export", "--format", "otlp")
+    assert refused.code != 0
+    assert "rota trace export --since 1h" in refused.err
+
+
+def test_a_daemon_shows_the_same_as_its_file(journal: Path) -> None:
+    kernel = Kernel(store.open(str(journal)))
+    api = Dispatcher(kernel)
+    of_file, of_api = StoreSource(kernel).entries([1, 2, 3]), ApiSource(api).entries([1, 2, 3])
+    assert sorted(of_file) == [1, 2]
+    assert {sched_id: msgspec.structs.replace(entry, incarnation=None) for sched_id, entry in of_file.items()} == of_api
+    api.close()
+
+
+@pytest.mark.usefixtures("journal")
+def test_what_is_in_the_journal_is_sent_once(
+    rota: Shell, path: Path, receiver: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+    first = rota("otel", "--once", "--from-start", "--json")
+    assert first.code == 0, first.err
+    assert first.json["spans"] == len(receiver.spans) == 6
+    again = rota("otel", "--once", "--json")
+    assert again.json["spans"] == 0
+    assert len(receiver.spans) == 6
+    assert "exclude each other" in rota("otel", "--from-start", "--from-now").err
+    with hold_exporter_lock(str(path), threading.Event()):
+        assert "another process exports" in rota("otel", "--once").err
+
+
+@pytest.mark.usefixtures("journal")
+def test_without_the_extra_it_says_what_to_install(rota: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rota.telemetry.exporter_process.find_spec", lambda _: None)
+    refused = rota("otel", "--once")
+    assert refused.code != 0
+    assert "pip install 'rota[otel]'" in refused.err
+
+
+def test_a_fleet_with_otel_exports_its_runs_and_a_program_knows_its_span(
+    rota: Shell, receiver: Collector, path: Path, tmp_path: Path
+) -> None:
+    """Real processes: the fleet, its exporter, and a program that is told its span."""
+    file = tmp_path / "fleet.toml"
+    file.write_text('slots = 1\n[agents.hello]\ncommand = ["sh", "-c", "echo $TRACEPARENT"]\n')
+    kernel = Kernel(store.open(str(path)))
+    apply_fleet(kernel, load_fleet(file))
+    (agent,) = kernel.agents.find("hello")
+    sched_id = kernel.queue.enqueue(ScheduleSpec(agent.pid))
+    kernel.store.close()
+    environ = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("ROTA_", "OTEL_"))},
+        "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
+        "OTEL_BSP_SCHEDULE_DELAY": "20",
+    }
+    command = [sys.executable, "-m", "rota", "run", str(file), "--plain", "--until-idle", "--otel"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (run,) = [span for span in receiver.spans if span.name == "invoke_agent hello"]
+    assert rota("logs", sched_id).out.strip() == f"00-{run.trace_id.hex()}-{run.span_id.hex()}-01"
+    assert attributes(run)["rota.slot"] == "slot-1"
+    assert attributes(run)["process.pid"] > 1
+    assert any("hello #1 completed" in log.body.string_value for log in receiver.logs)
