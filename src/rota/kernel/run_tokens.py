@@ -113,7 +113,7 @@ def is_run_token(text: str) -> bool:
 
 
 def run_of_token(text: str) -> tuple[int, int] | None:
-    """Return the entry and the claim that a run's token names; None if it is none. Only `read` says if it is genuine."""
+    """Return the entry and the claim that a run's token names; None if it is none. Only `read` checks it."""
     form = _FORM.fullmatch(text)
     return None if form is None else (int(form[1]), int(form[2]))
 

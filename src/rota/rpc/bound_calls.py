@@ -81,7 +81,7 @@ class BoundCalls:
             raise SchedUnknownId(sched_id)
 
     def _check_child(self, sched_id: int, run: RunIdentity) -> None:
-        """Check that a run has enqueued the entry itself; one of another entry of its project it can see, but not touch."""
+        """Check that a run has enqueued the entry itself; others of its project it can see, but not touch."""
         entry = self._kernel.queue.get(sched_id)
         if entry.project_id == run.project_id and entry.parent_id != run.sched_id:
             text = f"entry {sched_id} is not a child of entry {run.sched_id}"
