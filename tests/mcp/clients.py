@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
-from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from mcp import Client, StdioServerParameters, stdio_client
 from rota.cli.connection import open_api
 from rota.mcp.callers import Caller, caller_of
 from rota.mcp.http import McpHttpServer, McpLimits
@@ -103,9 +103,11 @@ async def over_stdio(*options: str, env: dict[str, str] | None = None, mode: str
 async def over_http(url: str, token: str | None, mode: str = "auto") -> AsyncIterator[Client]:
     """Connect with an access token."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
-        async with Client(streamable_http_client(url, http_client=http), mode=mode) as client:
-            yield client
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=60) as http,
+        Client(streamable_http_client(url, http_client=http), mode=mode) as client,
+    ):
+        yield client
 
 
 @contextmanager

@@ -10,11 +10,12 @@ from typing import Any
 
 import httpx2
 import pytest
-from mcp import Client
 
+from mcp import Client
 from rota.errors import InvalidInput
 from rota.kernel import ScheduleSpec
 from rota.mcp.http import McpLimits
+from rota.mcp.upstream import upstream_of
 from rota.rpc import HttpSettings, connect
 from rota.rpc.daemon.runtime_dir import find_daemon
 from tests.daemon.harness import PATIENCE_S, make_token, serving
@@ -173,8 +174,6 @@ def test_tls_is_required_except_on_loopback() -> None:
 
 
 def test_the_socket_of_a_file_is_removed_with_the_server(path: Path) -> None:
-    from rota.mcp.upstream import upstream_of
-
     upstream = upstream_of(str(path))
     socket = Path(upstream.address.removeprefix("unix:"))
     with connect(upstream.address, retry_s=0.0) as client:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp import MCPError
 
+from mcp import MCPError
 from rota.kernel import ScheduleSpec
 from rota.mcp.callers import Rights
 from rota.mcp.tools import TOOLS
@@ -83,7 +83,7 @@ def test_rights_that_are_not_offered_are_refused_by_the_daemon_too(name: str) ->
     ]
     for rights, principal in callers:
         if not rights.allow(name):
-            with pytest.raises(Exception, match="refused to|needs scope"):
+            with pytest.raises(Exception, match=r"refused to|needs scope"):
                 authorize(principal, METHODS[name], _AnyParams())
 
 

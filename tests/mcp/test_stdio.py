@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from mcp import Client
 
+from mcp import Client
 from tests.cli.shell import Shell, make_shell
 from tests.daemon.harness import PATIENCE_S, make_token
 from tests.mcp.clients import offered, over_http, over_stdio, use, with_client
@@ -80,7 +80,9 @@ def test_without_the_extra_it_says_what_to_install(shell: Shell, monkeypatch: py
     ("command", "options"),
     [("mcp", ("--listen", "127.0.0.1:0")), ("serve", ("--mcp", "--mcp-listen", "127.0.0.1:0"))],
 )
-def test_a_process_serves_over_http_until_it_is_told_to_stop(path: Path, command: str, options: tuple[str, ...]) -> None:
+def test_a_process_serves_over_http_until_it_is_told_to_stop(
+    path: Path, command: str, options: tuple[str, ...]
+) -> None:
     token = make_token(str(path), "read")
     argv = [*ROTA, command, "--store", str(path), *options]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:

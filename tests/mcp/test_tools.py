@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]  # it has no types
 import msgspec
 import pytest
-from mcp import Client, MCPError
 
+from mcp import Client, MCPError
 from rota.kernel import ScheduleSpec
 from rota.mcp.callers import Caller
 from rota.mcp.server import McpServer
@@ -88,7 +88,8 @@ def test_a_long_payload_is_left_out_and_read_in_parts(desk: Desk) -> None:
     payload = {"text": "ab" * 20_000}
     (sched_id,) = enqueue(desk.caller, payload=payload)
     assert desk("show_work", sched_id=sched_id)["left_out"] == ["payload"]
-    text, offset = "", 0
+    text = ""
+    offset: int | None = 0
     while offset is not None:
         part = desk("read_work", sched_id=sched_id, part="payload", offset=offset, limit=PART_CHARS_MAX)
         assert len(part["text"]) <= PART_CHARS_MAX

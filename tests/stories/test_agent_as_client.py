@@ -45,7 +45,7 @@ restart = {{attempts = 1}}
 project = "press"
 command = ["true"]
 """
-PLANNER = '''
+PLANNER = """
 import asyncio, json, os, sys
 from mcp import Client, StdioServerParameters
 
@@ -77,7 +77,7 @@ async def main():
             json.dump(seen, file)
 
 asyncio.run(main())
-'''
+"""
 
 
 def rota(*words: str) -> str:

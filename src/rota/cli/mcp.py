@@ -59,7 +59,7 @@ def mcp(
     if listen is None:
         _serve_stdio(address, allow_write)
         return
-    from rota.cli.serve import host_and_port
+    from rota.cli.arguments import host_and_port
     from rota.rpc import HttpSettings
 
     host, port = host_and_port(listen, "listen")

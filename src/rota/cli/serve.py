@@ -17,7 +17,7 @@ from rota.errors import InvalidInput
 if TYPE_CHECKING:
     from rota.rpc import DaemonLimits, DaemonSettings, HttpSettings, TransportFactory
 
-__all__ = ["MCP_LISTEN", "Options", "host_and_port", "run", "serve"]
+__all__ = ["MCP_LISTEN", "Options", "run", "serve"]
 
 SWITCH_S = 0.0005  # thread switch interval: how long a busy event loop delays a thread that returns from the disk
 MCP_LISTEN = "127.0.0.1:7683"
@@ -141,6 +141,7 @@ class Options:
         return None
 
     def _http_settings(self, listen: str, field: str) -> HttpSettings:
+        from rota.cli.arguments import host_and_port
         from rota.rpc import HttpSettings
 
         host, port = host_and_port(listen, field)
@@ -152,14 +153,6 @@ class Options:
             open_metrics=self.open_metrics,
             allowed_hosts=self.allow_host,
         )
-
-
-def host_and_port(text: str, field: str) -> tuple[str, int]:
-    """Parse HOST:PORT; without a host it is this machine only."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):
-        raise InvalidInput(f"--{field.replace('_', '-')} must be HOST:PORT, not {text!r}", field=field)
-    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _limits(given: tuple[str, ...]) -> DaemonLimits:

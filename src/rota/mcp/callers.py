@@ -17,7 +17,7 @@ from rota.rpc.client.client import Client
 from rota.rpc.methods import METHODS, PROTOCOL, SCOPES, Scope
 from rota.service.api import SchedulerApi
 
-__all__ = ["AgentApi", "Caller", "OwnRun", "Rights", "caller_of"]
+__all__ = ["AgentApi", "Caller", "Rights", "RunClaim", "caller_of"]
 
 
 class AgentApi(SchedulerApi, Protocol):
@@ -61,7 +61,7 @@ class Rights(NamedTuple):
 ALL_RIGHTS = Rights()  # of a program that opened the file itself
 
 
-class OwnRun(NamedTuple):
+class RunClaim(NamedTuple):
     """The run that the caller is."""
 
     sched_id: int
@@ -74,7 +74,7 @@ class Caller:
 
     api: AgentApi
     rights: Rights = ALL_RIGHTS
-    run: OwnRun | None = None
+    run: RunClaim | None = None
     may_write: bool = True  # False: the server was started to read only
 
     @property
@@ -96,4 +96,4 @@ def caller_of(api: AgentApi, token: str | None = None, *, allow_write: bool | No
     hello = api.server.hello(PROTOCOL, "rota mcp")
     scope: Scope = next(scope for scope in SCOPES if scope == hello.scope)
     rights = Rights(scope, hello.projects, run is not None)
-    return Caller(api, rights, None if run is None else OwnRun(*run), may_write)
+    return Caller(api, rights, None if run is None else RunClaim(*run), may_write)

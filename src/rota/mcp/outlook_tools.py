@@ -137,7 +137,7 @@ def remaining_budget(caller: Caller, asked: RemainingBudget) -> Left:
     if asked.agent is None and caller.run is not None:
         return own_left(caller)
     if asked.agent is None:
-        raise InvalidInput("name the agent", field="agent", hint="list_agents lists them.")
+        raise InvalidInput("name the agent", field="agent", hint="The tool list_agents lists them.")
     agent = agent_named(caller, asked.agent)
     return Left(left=budget_left(caller.api, agent.pid, {}), of=f"agent {agent.name}")
 

@@ -22,7 +22,7 @@ from rota.mcp.callers import Caller
 from rota.mcp.subjects import lines_of
 from rota.policy import registry
 
-__all__ = ["PAGES", "TEMPLATES", "Page", "Template", "page_text"]
+__all__ = ["PAGES", "TEMPLATES", "PageTemplate", "StaticPage", "page_text"]
 
 LINES_MAX = 50  # entries of each kind on a page
 MARKDOWN = "text/markdown"
@@ -30,7 +30,7 @@ JSON = "application/json"
 _GLOSSARY = (Path(__file__).with_name("glossary.md"), Path(__file__).parents[3] / "docs" / "glossary.md")
 
 
-class Page(NamedTuple):
+class StaticPage(NamedTuple):
     """A page with a fixed address."""
 
     uri: str
@@ -39,7 +39,7 @@ class Page(NamedTuple):
     read: Callable[[Caller], Any]
 
 
-class Template(NamedTuple):
+class PageTemplate(NamedTuple):
     """Pages whose address has a parameter."""
 
     uri: str
@@ -138,15 +138,15 @@ def _glossary(_caller: Caller) -> str:
 
 
 _pages = (
-    Page("rota://queue", "What waits and what runs, with counts by status.", JSON, _queue),
-    Page("rota://policy", "The policy in force: which entry runs next.", MARKDOWN, _policy_in_force),
-    Page("rota://glossary", "What rota's words mean.", MARKDOWN, _glossary),
+    StaticPage("rota://queue", "What waits and what runs, with counts by status.", JSON, _queue),
+    StaticPage("rota://policy", "The policy in force: which entry runs next.", MARKDOWN, _policy_in_force),
+    StaticPage("rota://glossary", "What rota's words mean.", MARKDOWN, _glossary),
 )
-PAGES: Mapping[str, Page] = {page.uri: page for page in _pages}
+PAGES: Mapping[str, StaticPage] = {page.uri: page for page in _pages}
 TEMPLATES = (
-    Template("rota://entry/{sched_id}", "sched_id", "Everything about one entry.", JSON, _entry),
-    Template("rota://project/{project_id}", "project_id", "A project, its budgets and its work.", JSON, _project),
-    Template(
+    PageTemplate("rota://entry/{sched_id}", "sched_id", "Everything about one entry.", JSON, _entry),
+    PageTemplate("rota://project/{project_id}", "project_id", "A project, its budgets and its work.", JSON, _project),
+    PageTemplate(
         "rota://policy/{name}", "name", "What a policy does, and how long work may wait under it.", MARKDOWN, _policy
     ),
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from rota.errors import InvalidInput
-from rota.mcp.callers import Caller, OwnRun
+from rota.mcp.callers import Caller, RunClaim
 from rota.mcp.outlook_tools import Left, own_left
 from rota.mcp.subjects import Asked, agent_named, spec_of
 from rota.mcp.tool import said, tool
@@ -47,7 +47,7 @@ def enqueue_child(caller: Caller, asked: NewChild) -> Enqueued:
     return Enqueued(sched_id=sched_id, agent=agent.name)
 
 
-class Progress(Asked, frozen=True, kw_only=True):
+class ReportProgress(Asked, frozen=True, kw_only=True):
     """The arguments of report_progress."""
 
     fraction: Annotated[float, msgspec.Meta(ge=0, le=1, description="How far the work is, from 0 to 1.")]
@@ -55,20 +55,20 @@ class Progress(Asked, frozen=True, kw_only=True):
 
 
 @tool(uses=("kernel.run.progress",), writes=True, is_idempotent=True, needs_run=True)
-def report_progress(caller: Caller, asked: Progress) -> Nothing:
+def report_progress(caller: Caller, asked: ReportProgress) -> Nothing:
     """Report how far this run is, for the people who watch."""
     caller.api.supervision.progress(*_own(caller), asked.fraction, asked.text)
     return Nothing()
 
 
-class Checkpoint(Asked, frozen=True, kw_only=True):
+class SaveCheckpoint(Asked, frozen=True, kw_only=True):
     """The arguments of save_checkpoint."""
 
     state: Annotated[dict[str, Any], said("What the next attempt needs to continue; it replaces the last one.")]
 
 
 @tool(uses=("kernel.run.checkpoint",), writes=True, is_idempotent=True, needs_run=True)
-def save_checkpoint(caller: Caller, asked: Checkpoint) -> Nothing:
+def save_checkpoint(caller: Caller, asked: SaveCheckpoint) -> Nothing:
     """Save the state of this run, so that the next attempt continues there if this one is interrupted."""
     caller.api.supervision.checkpoint(*_own(caller), asked.state)
     return Nothing()
@@ -83,7 +83,7 @@ class Acquire(Asked, frozen=True, kw_only=True):
     key: Annotated[str | None, said("To wait on after a call that was not granted: the key that it returned.")] = None
 
 
-class Acquired(msgspec.Struct, frozen=True, kw_only=True):
+class AcquireResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a limit has given."""
 
     is_granted: Annotated[bool, said("False: it still waits. Call acquire again with the key, or give up with settle.")]
@@ -91,11 +91,11 @@ class Acquired(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @tool(uses=("kernel.run.acquire",), writes=True, needs_run=True)
-def acquire(caller: Caller, asked: Acquire) -> Acquired:
+def acquire(caller: Caller, asked: Acquire) -> AcquireResult:
     """Wait until a shared limit (a provider's requests or tokens per minute) has these amounts, and take them."""
     key = asked.key or secrets.token_hex(8)
     grant = caller.api.supervision.acquire(*_own(caller), asked.limit, asked.amounts, key=key, wait_s=asked.wait_s)
-    return Acquired(is_granted=grant.granted_at is not None, key=key)
+    return AcquireResult(is_granted=grant.granted_at is not None, key=key)
 
 
 class Settle(Asked, frozen=True, kw_only=True):
@@ -138,7 +138,7 @@ def charge(caller: Caller, asked: Charge) -> Left:
     return own_left(caller)
 
 
-def _own(caller: Caller) -> OwnRun:
+def _own(caller: Caller) -> RunClaim:
     if caller.run is None:  # such a caller is not offered these tools
         raise InvalidInput("this caller is no run", hint="These tools work in programs that rota runs.")
     return caller.run

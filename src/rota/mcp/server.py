@@ -1,4 +1,4 @@
-"""The server: tools, resources and prompts for whoever is at the other end of a connection.
+"""The server: tools, resources and prompts for the caller at the other end of a connection.
 
 The protocol is that of the official package; its low-level server leaves schemas and decoding to us, so that rota's
 own structures are the only ones. Calls run on threads, because the scheduler API waits for its answers.

@@ -44,7 +44,7 @@ def given(asked: msgspec.Struct, *names: str) -> dict[str, Any]:
 def own_or_given(caller: Caller, sched_id: int | None) -> int:
     """Return the entry that is named; inside a run, by default its own."""
     if sched_id is None and caller.run is None:
-        raise InvalidInput("name the entry", field="sched_id", hint="list_work lists entries.")
+        raise InvalidInput("name the entry", field="sched_id", hint="The tool list_work lists entries.")
     return caller.run.sched_id if sched_id is None and caller.run is not None else int(sched_id or 0)
 
 
@@ -56,7 +56,7 @@ def agent_named(caller: Caller, name: str) -> Agent:
         return caller.api.supervision.agent_to_spawn(*caller.run, name)
     found = caller.api.agents.find(name)
     if not found:
-        raise NotFound(f"no live agent is named {name!r}", hint="list_agents lists them.", agent=name)
+        raise NotFound(f"no live agent is named {name!r}", hint="The tool list_agents lists them.", agent=name)
     if len(found) > 1:
         hint = "Give the pid instead of the name; list_agents has it."
         raise AmbiguousAgent(name, {each.pid: each.project_id for each in found}, hint=hint)

@@ -5,7 +5,7 @@
         \"\"\"Show everything about one entry.\"\"\"
 
 The second argument's type gives the input schema, the returned type the output schema, the docstring the description
-that the model reads. `uses` names the methods that the tool calls, and thereby who is offered it.
+that the model reads. `uses` names the methods that the tool calls; a caller is offered a tool if it may call them.
 """
 
 from __future__ import annotations
