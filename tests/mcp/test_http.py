@@ -16,7 +16,7 @@ from rota.errors import InvalidInput
 from rota.kernel import ScheduleSpec
 from rota.mcp.http import McpLimits
 from rota.mcp.upstream import upstream_of
-from rota.rpc import HttpSettings, connect
+from rota.rpc import DaemonLimits, HttpSettings, connect
 from rota.rpc.daemon.runtime_dir import find_daemon
 from tests.daemon.harness import PATIENCE_S, make_token, serving
 from tests.mcp.clients import ToolFailed, http_server, offered, over_http, use, with_client
@@ -78,6 +78,15 @@ def test_without_a_valid_token_nothing_is_served(path: Path) -> None:
         assert post(url, {"authorization": f"Bearer {token}"}).status_code == 200
 
 
+def test_guessing_a_token_is_slowed_down_and_its_owner_is_not_locked_out(path: Path) -> None:
+    token = make_token(str(path), "read")
+    wrong = {"authorization": f"Bearer {token[:-4]}aaaa"}
+    with http_server(str(path)) as url:
+        answers = [post(url, wrong).status_code for _ in range(DaemonLimits().failures_max + 1)]
+        assert answers == [401] * DaemonLimits().failures_max + [429]
+        assert post(url, {"authorization": f"Bearer {token}"}).status_code == 200
+
+
 def test_a_revoked_token_is_refused_although_it_was_used_before(office: Office) -> None:
     token = office.token("read")
     (line,) = office.client.tokens.list()
@@ -129,6 +138,15 @@ def test_a_body_that_is_too_large_is_refused(path: Path) -> None:
         beyond = {**CALL, "params": {"name": "list_work", "arguments": {}, "_meta": {"x": "y" * 2_000}}}
         header = {"authorization": f"Bearer {token}"}
         assert (post(url, header, at_limit).status_code, post(url, header, beyond).status_code) == (200, 413)
+
+
+def test_connections_max_limits_the_connections(path: Path) -> None:
+    token = make_token(str(path), "read")
+    header = {"authorization": f"Bearer {token}", **HEADERS}
+    limits = McpLimits(connections_max=1)
+    with http_server(str(path), limits=limits) as url, httpx2.Client(headers=header, timeout=60) as kept:
+        assert kept.post(url, json=CALL).status_code == 200
+        assert post(url, header).status_code == 503, "the first connection is still open"
 
 
 def test_callers_that_are_not_used_make_room_for_others(path: Path) -> None:

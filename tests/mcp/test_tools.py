@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]  # it has no types
@@ -11,10 +12,13 @@ import pytest
 
 from mcp import Client, MCPError
 from rota.kernel import ScheduleSpec
+from rota.mcp.answers import VALUE_CHARS_MAX
 from rota.mcp.callers import Caller
-from rota.mcp.server import McpServer
+from rota.mcp.http import McpLimits
+from rota.mcp.resources import PAGES, TEMPLATES
+from rota.mcp.server import CALLS_MAX, McpServer
 from rota.mcp.tools import TOOLS
-from rota.mcp.work_tools import PART_CHARS_MAX
+from rota.mcp.work_tools import PART_CHARS_MAX, WAIT_S_MAX
 from rota.rpc.methods import METHODS
 from tests.mcp.clients import Desk, ToolFailed, use
 
@@ -28,6 +32,21 @@ def test_a_tool_says_what_it_takes_and_returns(name: str) -> None:
     assert tool.input_schema["additionalProperties"] is False
     assert tool.about.endswith(".")
     assert set(tool.uses) <= set(METHODS)
+
+
+def test_the_guide_names_every_tool_page_and_limit() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "mcp.md").read_text()
+    for name in TOOLS:
+        assert f"`{name}`" in guide
+    for uri in (*PAGES, *(template.uri.partition("{")[0] for template in TEMPLATES)):
+        assert uri in guide
+    limits = McpLimits()
+    assert f"`connections_max` {limits.connections_max}" in guide
+    assert f"`callers_max` {limits.callers_max}" in guide
+    assert f"`CALLS_MAX` {CALLS_MAX}" in guide
+    assert f"`body_bytes_max` {limits.body_bytes_max >> 20} MiB" in guide
+    assert f"more than {VALUE_CHARS_MAX:,} characters" in guide
+    assert f"at most {WAIT_S_MAX:g} s in one call" in guide
 
 
 # --- reading -------------------------------------------------------------------------------------

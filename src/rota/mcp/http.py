@@ -19,19 +19,29 @@ import uvicorn
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rota.errors import Forbidden, LimitExceeded, RotaError, StoreUnavailable, Unauthenticated
+from rota.clock import SystemClock
+from rota.errors import Forbidden, LimitExceeded, LockedOut, RotaError, StoreUnavailable, Unauthenticated
 from rota.mcp.callers import Caller
 from rota.mcp.callers_by_token import CallersByToken, OpenCaller, bearer_token
 from rota.mcp.server import LOST, Context, McpServer
 from rota.rpc.daemon.hosts import AllowedHosts
+from rota.rpc.daemon.lockout import Lockout
 from rota.rpc.daemon.tcp import HttpSettings, bound_socket, check_certificate
+from rota.rpc.daemon.transport import DaemonLimits
+from rota.rpc.tokens import token_id_of
 
 __all__ = ["McpHttpServer", "McpLimits"]
 
 PATH = "/mcp"
 BACKLOG = 1_024  # connections that are not accepted yet
 _CALLER = "rota.caller"  # in the scope of a request
-_STATUS: dict[type[RotaError], int] = {Unauthenticated: 401, LimitExceeded: 503, StoreUnavailable: 503, Forbidden: 403}
+_STATUS: dict[type[RotaError], int] = {
+    Unauthenticated: 401,
+    Forbidden: 403,
+    LockedOut: 429,
+    LimitExceeded: 503,
+    StoreUnavailable: 503,
+}
 _log = logging.getLogger("rota.mcp")
 
 
@@ -65,7 +75,7 @@ class McpHttpServer:
             _Guard(app, self._callers, hosts),
             log_config=None,
             access_log=False,
-            limit_concurrency=limits.connections_max,
+            limit_concurrency=limits.connections_max + 1,  # at its own limit uvicorn refuses already
             timeout_graceful_shutdown=int(limits.grace_s),
             ssl_certfile=settings.certificate,
             ssl_keyfile=settings.key,
@@ -93,6 +103,7 @@ class McpHttpServer:
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
+        self._socket.close()
         self._callers.close()
 
     def _run(self) -> None:
@@ -127,6 +138,7 @@ class _Guard:
         self._app = app
         self._callers = callers
         self._hosts = hosts
+        self._lockout = Lockout(DaemonLimits(), SystemClock().monotonic)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -144,12 +156,21 @@ class _Guard:
             try:
                 found: Caller = await asyncio.to_thread(stack.enter_context, self._callers.caller(token))
             except RotaError as problem:
-                await _refuse(send, problem)
+                await _refuse(send, self._counted(problem, token))
                 return
             scope[_CALLER] = found
             await self._app(scope, receive, send)
         if scope.get(LOST):
             self._callers.forget(token)
+
+    def _counted(self, problem: RotaError, token: str) -> RotaError:
+        """Count a wrong secret; return the error, or that its token's id is locked out."""
+        if isinstance(problem, Unauthenticated):
+            try:
+                self._lockout.failed(token_id_of(token))
+            except LockedOut as locked:
+                return locked
+        return problem
 
 
 def _caller_of_request(context: Context) -> Caller:

@@ -27,7 +27,7 @@ __all__ = ["PAGES", "TEMPLATES", "PageTemplate", "StaticPage", "page_text"]
 LINES_MAX = 50  # entries of each kind on a page
 MARKDOWN = "text/markdown"
 JSON = "application/json"
-_GLOSSARY = (Path(__file__).with_name("glossary.md"), Path(__file__).parents[3] / "docs" / "glossary.md")
+_GLOSSARY = Path(__file__).with_name("glossary.md")  # a copy of the page that `./dev docs` makes
 
 
 class StaticPage(NamedTuple):
@@ -130,11 +130,7 @@ def _policy_page(name: str) -> str:
 
 
 def _glossary(_caller: Caller) -> str:
-    """Read the page where a wheel or a checkout has it."""
-    found = next((path for path in _GLOSSARY if path.is_file()), None)
-    if found is None:
-        raise NotFound("this installation has no glossary", hint="Reinstall rota: pip install 'rota[mcp]'.")
-    return found.read_text(encoding="utf-8")
+    return _GLOSSARY.read_text(encoding="utf-8")
 
 
 _pages = (
