@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from rota.lazy import exports
 
 __all__ = [
     "FLEET_FILE",
@@ -19,7 +21,28 @@ __all__ = [
     "Store",
     "TokenFile",
     "access",
+    "complete_agent",
+    "complete_entry",
+    "complete_project",
 ]
+
+_load = exports("rota.cli", {"completion": ("agents_in", "projects_in", "entries_in")})
+
+
+def complete_agent(ctx: typer.Context, incomplete: str) -> list[Any]:
+    """Offer the names of agents in the shell."""
+    return list(_load("agents_in")(ctx, incomplete))
+
+
+def complete_project(ctx: typer.Context, incomplete: str) -> list[Any]:
+    """Offer the ids of projects in the shell."""
+    return list(_load("projects_in")(ctx, incomplete))
+
+
+def complete_entry(ctx: typer.Context, incomplete: str) -> list[Any]:
+    """Offer the ids of entries in the shell."""
+    return list(_load("entries_in")(ctx, incomplete))
+
 
 STORE = "rota.db"  # the default store
 FLEET_FILE = "fleet.toml"  # the default fleet file
@@ -41,8 +64,12 @@ CaFile = Annotated[
     str | None,
     typer.Option("--ca-file", help="CA certificates for the daemon (PEM). Default: ROTA_CA_FILE or the system's."),
 ]
-OnlyAgent = Annotated[str | None, typer.Option("--agent", help="Only this agent's, by pid or name.")]
-OnlyProject = Annotated[str | None, typer.Option("--project", help="Only this project's.")]
+OnlyAgent = Annotated[
+    str | None, typer.Option("--agent", help="Only this agent's, by pid or name.", autocompletion=complete_agent)
+]
+OnlyProject = Annotated[
+    str | None, typer.Option("--project", help="Only this project's.", autocompletion=complete_project)
+]
 By = Annotated[str, typer.Option("--by", help="Who does this, for the journal.")]
 
 
