@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mcp import Client
+from rota import store
+from rota.kernel import Kernel, ScheduleSpec
+from rota.mcp.work_tools import WAIT_S_MAX
 from tests.cli.shell import Shell, make_shell
 from tests.daemon.harness import PATIENCE_S, make_token
 from tests.mcp.clients import offered, over_http, over_stdio, use, with_client
@@ -115,3 +120,29 @@ def test_options_that_cannot_work_are_refused(shell: Shell, path: Path, words: t
 def test_the_systemd_unit_has_the_options(shell: Shell, path: Path) -> None:
     answer = shell("serve", "--store", path, "--mcp", "--print-unit")
     assert "--mcp" in answer.out
+
+
+def test_a_call_that_waits_ends_with_its_client(path: Path) -> None:
+    """Otherwise a coding agent that is closed would leave its server behind until the wait is over."""
+    kernel = Kernel(store.open(str(path)))
+    (coder,) = kernel.agents.find("coder")
+    sched_id = kernel.queue.enqueue(ScheduleSpec(coder.pid))
+    kernel.store.close()
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    calls = {"list_work": {}, "wait_for_work": {"sched_ids": [sched_id], "wait_s": WAIT_S_MAX}}
+    lines: list[dict[str, Any]] = [
+        {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+    ]
+    for name, arguments in calls.items():
+        params = {"name": name, "arguments": arguments}
+        lines.append({"jsonrpc": "2.0", "id": name, "method": "tools/call", "params": params})
+    argv = [*ROTA, "mcp", "--store", str(path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("".join(json.dumps(line) + "\n" for line in lines))
+        process.stdin.flush()
+        assert [json.loads(process.stdout.readline())["id"] for _ in range(2)] == [0, "list_work"]
+        process.stdin.close()
+        assert process.wait(timeout=PATIENCE_S) == 0, "well before the wait would be over"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated, Any
 
 import typer
-
-from rota.lazy import exports
 
 __all__ = [
     "FLEET_FILE",
@@ -26,7 +25,10 @@ __all__ = [
     "complete_project",
 ]
 
-_load = exports("rota.cli", {"completion": ("agents_in", "projects_in", "entries_in")})
+
+def _load(name: str) -> Any:
+    """Return a function of the completion, which only a press of the tab key needs."""
+    return getattr(importlib.import_module("rota.cli.completion"), name)
 
 
 def complete_agent(ctx: typer.Context, incomplete: str) -> list[Any]:

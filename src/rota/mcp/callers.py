@@ -6,6 +6,7 @@ They are enforced where every call arrives, in the kernel's process. Here they o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -18,6 +19,9 @@ from rota.rpc.methods import METHODS, PROTOCOL, SCOPES, Scope
 from rota.service.api import SchedulerApi
 
 __all__ = ["AgentApi", "Caller", "Rights", "RunClaim", "caller_of"]
+
+
+SLICE_S = 1.0  # of a wait: how long a client that has gone is waited for
 
 
 class AgentApi(SchedulerApi, Protocol):
@@ -68,6 +72,10 @@ class RunClaim(NamedTuple):
     token: int  # of its claim
 
 
+def _is_wanted() -> None:
+    """Raise nothing: a caller without a connection waits for every call."""
+
+
 @dataclass(frozen=True)
 class Caller:
     """An API with the rights of the caller, and its own run."""
@@ -76,6 +84,21 @@ class Caller:
     rights: Rights = ALL_RIGHTS
     run: RunClaim | None = None
     may_write: bool = True  # False: the server was started to read only
+    check_wanted: Callable[[], None] = _is_wanted  # raises if the client no longer waits for the call
+
+    def wait(self, wait_s: float, attempt: Callable[[float], bool]) -> bool:
+        """Call a function that waits, in slices, until it succeeds; return whether it did within `wait_s`.
+
+        Between the slices the call ends if its client has gone.
+        """
+        give_up_at = self.api.clock.monotonic() + wait_s
+        while True:
+            left_s = max(0.0, give_up_at - self.api.clock.monotonic())
+            if attempt(min(left_s, SLICE_S)):
+                return True
+            if left_s <= SLICE_S:
+                return False
+            self.check_wanted()
 
     @property
     def only_project(self) -> str | None:

@@ -94,8 +94,12 @@ class AcquireResult(msgspec.Struct, frozen=True, kw_only=True):
 def acquire(caller: Caller, asked: Acquire) -> AcquireResult:
     """Wait until a shared limit (a provider's requests or tokens per minute) has these amounts, and take them."""
     key = asked.key or secrets.token_hex(8)
-    grant = caller.api.supervision.acquire(*_own(caller), asked.limit, asked.amounts, key=key, wait_s=asked.wait_s)
-    return AcquireResult(is_granted=grant.granted_at is not None, key=key)
+    ask, run = caller.api.supervision.acquire, _own(caller)
+
+    def wait(slice_s: float) -> bool:
+        return ask(*run, asked.limit, asked.amounts, key=key, wait_s=slice_s).granted_at is not None
+
+    return AcquireResult(is_granted=caller.wait(asked.wait_s, wait), key=key)
 
 
 class Settle(Asked, frozen=True, kw_only=True):

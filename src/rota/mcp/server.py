@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 import msgspec
 from mcp.server.context import ServerRequestContext
@@ -88,17 +90,18 @@ class McpServer:
         )
 
     async def _on_thread(self, context: Context, work: Callable[[Caller], T]) -> T:
-        """Find the caller and do its work on a thread, which is left to end by itself if the client has gone."""
+        """Find the caller and do its work on a thread; a wait ends soon after its client has gone."""
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(CALLS_MAX)
         try:
-            return await anyio.to_thread.run_sync(
-                lambda: work(self._find_caller(context)), abandon_on_cancel=True, limiter=self._limiter
-            )
+            return await anyio.to_thread.run_sync(lambda: work(self._caller(context)), limiter=self._limiter)
         except Unauthenticated:
             if context.request is not None:
                 context.request.scope[LOST] = True
             raise
+
+    def _caller(self, context: Context) -> Caller:
+        return replace(self._find_caller(context), check_wanted=anyio.from_thread.check_cancelled)
 
     # --- tools -----------------------------------------------------------------------------------
 

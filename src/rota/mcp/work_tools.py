@@ -201,17 +201,23 @@ def wait_for_work(caller: Caller, asked: WaitForWork) -> WaitResult:
     Inside a run, what children have left of a lent budget returns to the run.
     """
     api, run = caller.api, caller.run if caller.may_write else None
-    give_up_at = api.clock.monotonic() + asked.wait_s
     if run is not None:
         api.supervision.rest(*run, waiting=True, awaits=asked.sched_ids)
     returned: dict[str, int] = {}
     try:
-        for sched_id in asked.sched_ids:
-            left_s = max(0.0, give_up_at - api.clock.monotonic())
+        left = list(asked.sched_ids)
+
+        def wait(slice_s: float) -> bool:
+            """Wait for the first that has not ended; the others may end meanwhile."""
             try:
-                api.queue.wait(sched_id, left_s)
+                while left:
+                    api.queue.wait(left[0], slice_s)
+                    left.pop(0)
             except WaitTimeout:
-                continue
+                pass
+            return not left
+
+        caller.wait(asked.wait_s, wait)
     finally:
         if run is not None:
             returned = api.supervision.rest(*run, waiting=False)
