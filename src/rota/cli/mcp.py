@@ -80,6 +80,8 @@ def _store_address(store: str | None) -> str:
 
 
 def _serve_stdio(address: str, allow_write: bool | None) -> None:
+    import signal
+
     from rota.cli.connection import is_file, open_api
 
     try:
@@ -93,6 +95,7 @@ def _serve_stdio(address: str, allow_write: bool | None) -> None:
         token = None if is_file(address) else shown_token(address, token_file=access.token_file)
         return caller_of(api, token, allow_write=allow_write)
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once: a thread waits for the next line of input
     serve_stdio(open_caller)
 
 
