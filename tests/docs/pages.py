@@ -22,6 +22,7 @@ from rota.graph.capabilities import IMPLEMENTED, unused_fields
 from rota.graph.diagnostics import CODES as CODES_OF_GRAPHS
 from rota.graph.document import InputLimits
 from rota.graph.spec import LANE_TYPES_V1
+from rota.mcp.tools import TOOLS
 from rota.model.cpu import CpuSettings
 from rota.model.events import EVENT_TYPES
 from rota.model.lifecycle import MACHINES, StateMachine
@@ -344,7 +345,7 @@ ROLES: Mapping[str, Scope] = {  # unbound tokens
     "operator": "operate",
     "admin": "admin",
 }
-RUNS = {"refused": "–", "own": "own run", "children": "own children", "view": "as project"}
+RUNS = {"refused": "–", "own": "own run", "children": "own children", "child": "own child", "view": "as project"}
 
 
 def rights() -> Iterator[str]:
@@ -367,6 +368,7 @@ def rights() -> Iterator[str]:
     yield "| all | nothing is taken out: the result holds nothing of a project |"
     yield "| own run | `sched_id`, `pid` and `token` must be those of the run; omitted ones are filled in |"
     yield "| own children | `parent_id` is the run's entry |"
+    yield "| own child | `sched_id` names an entry that the run has enqueued |"
     yield "| as project | what a token that is bound to its project may |\n"
     yield "`/events` shows what `kernel.event.tail` shows. `/metrics` needs a token that is not bound to projects.\n"
     yield f"| method | {' | '.join(ROLES)} | project | run |\n|---|{'---|' * (len(ROLES) + 2)}"
@@ -415,6 +417,37 @@ def _import(module: str, names: list[str]) -> str:
     return line if len(line) <= LINE_MAX else f"from {module} import (\n    " + ",\n    ".join(names) + ",\n)"
 
 
+def mcp_tools() -> Iterator[str]:
+    """docs/reference/mcp.md."""
+    yield "# MCP tools\n"
+    yield MADE
+    yield "What `rota mcp` offers ([guide](../mcp.md)). A caller is offered a tool if it may call its"
+    yield "[methods](rpc.md). *writes*: only with `--allow-write`, or inside a run. *run*: only inside a run.\n"
+    for tool in TOOLS.values():
+        marks = [word for word, marked in (("writes", tool.writes), ("run", tool.needs_run)) if marked]
+        yield f"## {tool.name}\n"
+        yield f"{tool.about}\n"
+        methods = ", ".join(f"`{name}`" for name in tool.uses)
+        yield f"Methods: {methods}.{''.join(f' *{mark}*' for mark in marks)}\n"
+        required = tool.input_schema.get("required", [])
+        if not tool.input_schema["properties"]:
+            continue
+        yield "| argument | default | meaning |\n|---|---|---|"
+        for name, field in tool.input_schema["properties"].items():
+            default = "required" if name in required else f"`{_json(field.get('default', {}))}`"
+            yield f"| `{name}` | {default} | {field.get('description', '')} |"
+        yield ""
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def glossary() -> Iterator[str]:
+    """src/rota/mcp/glossary.md: the page as it is, where an installed package finds it."""
+    yield (ROOT / "docs" / "glossary.md").read_text()
+
+
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/state-machines.md": state_machines,
     "docs/reference/errors.md": errors,
@@ -427,6 +460,8 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/reference/rpc.md": rpc,
     "docs/reference/rest.md": rest,
     "docs/reference/rights.md": rights,
+    "docs/reference/mcp.md": mcp_tools,
+    "src/rota/mcp/glossary.md": glossary,
     "src/rota/rpc/client/parts.py": client_parts,
 }
 

@@ -26,7 +26,13 @@ OWN = {  # all that a run may do for itself, beside reading what its project's v
     "kernel.event.append",
     "kernel.log.append",
 }
-CHILDREN = {"kernel.sched.enqueue", "kernel.sched.enqueue_many", "kernel.sched.enqueue_unique", "kernel.run.spawn"}
+CHILDREN = {
+    "kernel.sched.enqueue",
+    "kernel.sched.enqueue_many",
+    "kernel.sched.enqueue_unique",
+    "kernel.sched.estimate",
+    "kernel.run.spawn",
+}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -73,6 +79,7 @@ def test_a_run_acts_for_itself_only() -> None:
     assert not {name for name in extra if not name.startswith("kernel.run.")}, extra
     assert {name for name, rule in rules.items() if rule == "own"} >= OWN
     assert {name for name, rule in rules.items() if rule == "children"} == CHILDREN
+    assert {name for name, rule in rules.items() if rule == "child"} == {"kernel.sched.request_cancel"}
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.run == "own"])

@@ -49,6 +49,7 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help; after a colon, the 
     "otel": "otel",
     "doctor": "doctor",
     "serve": "serve",
+    "mcp": "mcp",
     "charge": "own_run",
     "checkpoint": "own_run",
     "progress": "own_run",
@@ -72,7 +73,7 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help; after a colon, the 
 }
 
 LONG = frozenset(
-    ("run", "serve", "demo", "top", "tail", "events", "logs", "graph", "cpu", "otel")
+    ("run", "serve", "mcp", "demo", "top", "tail", "events", "logs", "graph", "cpu", "otel")
 )  # they may run for long
 
 app = typer.Typer(

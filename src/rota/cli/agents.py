@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rota.cli.options import STORE, AsJson, Store
+from rota.cli.options import STORE, AsJson, Store, complete_agent
 from rota.cli.registers import register_group, run_command
 
 __all__ = ["agents"]
@@ -27,7 +27,7 @@ def main(context: typer.Context, store: Store = STORE, as_json: AsJson = False) 
 
 @agents.command()
 def end(
-    agent: Annotated[str, typer.Argument(help="The agent, by pid or name.")],
+    agent: Annotated[str, typer.Argument(help="The agent, by pid or name.", autocompletion=complete_agent)],
     exit_kind: Annotated[ExitKind, typer.Option("--exit-kind", help="Its exit kind.")] = "completed",
     keep: Annotated[bool, typer.Option("--keep", help="Keep its queued entries.")] = False,
     store: Store = STORE,

@@ -17,6 +17,7 @@ __all__ = [
     "agent_of",
     "amount_of",
     "amounts",
+    "host_and_port",
     "instant",
     "json_object",
     "json_value",
@@ -107,6 +108,14 @@ def instant(text: str, field: str, now: float | None = None) -> float:
     except (ValueError, OverflowError) as problem:
         hint = "For example now, +10m, 2030-01-31T12:00, or epoch seconds."
         raise InvalidInput(f"{field} must be a date and time, not {text!r}", field=field, hint=hint) from problem
+
+
+def host_and_port(text: str, field: str) -> tuple[str, int]:
+    """Parse HOST:PORT; without a host it is this machine only."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):
+        raise InvalidInput(f"--{field.replace('_', '-')} must be HOST:PORT, not {text!r}", field=field)
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def amounts(pairs: list[str], field: str) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from rota.cli.options import STORE, AsJson, By, Store
+from rota.cli.options import STORE, AsJson, By, Store, complete_agent
 from rota.cli.terminal_text import say
 
 __all__ = ["enqueue", "pause", "resume"]
@@ -20,7 +20,7 @@ Target = Annotated[str | None, typer.Argument(help="The agent's pid or name, or 
 
 
 def enqueue(
-    agent: Annotated[str, typer.Argument(help="The agent, by pid or name.")],
+    agent: Annotated[str, typer.Argument(help="The agent, by pid or name.", autocompletion=complete_agent)],
     *,
     payload: Annotated[str, typer.Option("--payload", "-p", help="A JSON object for the run.")] = "{}",
     priority: Annotated[

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rota.kernel import Kernel
-from rota.model import EntryReport, Explanation, ExplanationSummary
-from rota.service import Dispatcher, entry_report, explain, explain_many
+from rota.model import EntryReport, Explanation, ExplanationSummary, ScheduleSpec
+from rota.service import Dispatcher, entry_report, estimate, explain, explain_many
 
 __all__ = ["EmbeddedApi"]
 
@@ -37,6 +37,10 @@ class EmbeddedApi(Dispatcher):
             now=now,
             policy_from_store=True,
         )
+
+    def estimate(self, spec: ScheduleSpec) -> Explanation:
+        """Explain what would happen to an entry if it were enqueued now."""
+        return estimate(self, spec, policy_from_store=True)
 
     def explain_many(self, *, pid: int | None = None, project_id: str | None = None) -> ExplanationSummary:
         """Count why queued entries wait."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rota.cli.options import STORE, AsJson, By, Store
+from rota.cli.options import STORE, AsJson, By, Store, complete_agent, complete_entry, complete_project
 from rota.cli.terminal_text import say
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ __all__ = ["cancel", "change", "release", "retry"]
 CONFIRM_ABOVE = 20  # entries; a change of more asks first, on a terminal
 SEARCH_MAX = 1_000  # entries that one --search may select
 
-Ids = Annotated[list[int] | None, typer.Argument(help="The entry ids.")]
+Ids = Annotated[list[int] | None, typer.Argument(help="The entry ids.", autocompletion=complete_entry)]
 State = Literal["queued", "dispatched", "completed", "expired", "cancelled"]
 
 
@@ -36,8 +36,12 @@ class Selection:
     """Which entries are meant: ids, or filters, of which at least one is given."""
 
     ids: Ids = None
-    agent: Annotated[str | None, typer.Option("--agent", help="All of this agent, by pid or name.")] = None
-    project: Annotated[str | None, typer.Option("--project", help="All of this project.")] = None
+    agent: Annotated[
+        str | None, typer.Option("--agent", help="All of this agent, by pid or name.", autocompletion=complete_agent)
+    ] = None
+    project: Annotated[
+        str | None, typer.Option("--project", help="All of this project.", autocompletion=complete_project)
+    ] = None
     tag: Annotated[str | None, typer.Option("--tag", help="All with this label.")] = None
     status: Annotated[list[str] | None, typer.Option("--status", help="All of this status; repeatable.")] = None
     state: Annotated[State | None, typer.Option("--state", help="All in this state.")] = None

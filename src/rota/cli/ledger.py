@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rota.cli.options import STORE, AsJson, Store
+from rota.cli.options import STORE, AsJson, Store, complete_agent
 from rota.cli.registers import register_group
 from rota.cli.terminal_text import say
 
@@ -16,7 +16,7 @@ ledger = typer.Typer(
     help="Grants and usage of agents; budgets of projects.", no_args_is_help=True, cls=register_group("ledger")
 )
 
-AgentName = Annotated[str, typer.Argument(help="The agent, by pid or name.")]
+AgentName = Annotated[str, typer.Argument(help="The agent, by pid or name.", autocompletion=complete_agent)]
 Dim = Annotated[str, typer.Argument(help="The dimension: tokens, usd, …")]
 Amount = Annotated[str, typer.Argument(help="The amount: a whole number; of usd, dollars such as 5.00.")]
 Alerts = Annotated[

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from rota.cli.exit_codes import INTERRUPTED
-from rota.cli.options import STORE, AsJson, Store
+from rota.cli.options import STORE, AsJson, Store, complete_entry
 from rota.cli.terminal_text import say
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Read = Callable[[int], _Piece]  # from an offset
 
 
 def logs(
-    entry: Annotated[int, typer.Argument(help="The entry id.")],
+    entry: Annotated[int, typer.Argument(help="The entry id.", autocompletion=complete_entry)],
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the entry has ended.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last N lines.", metavar="N")] = None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +21,31 @@ __all__ = [
     "Store",
     "TokenFile",
     "access",
+    "complete_agent",
+    "complete_entry",
+    "complete_project",
 ]
+
+
+def _load(name: str) -> Any:
+    """Return a function of the completion, which only a press of the tab key needs."""
+    return getattr(importlib.import_module("rota.cli.completion"), name)
+
+
+def complete_agent(ctx: typer.Context, incomplete: str) -> list[Any]:
+    """Offer the names of agents in the shell."""
+    return list(_load("agents_in")(ctx, incomplete))
+
+
+def complete_project(ctx: typer.Context, incomplete: str) -> list[Any]:
+    """Offer the ids of projects in the shell."""
+    return list(_load("projects_in")(ctx, incomplete))
+
+
+def complete_entry(ctx: typer.Context, incomplete: str) -> list[Any]:
+    """Offer the ids of entries in the shell."""
+    return list(_load("entries_in")(ctx, incomplete))
+
 
 STORE = "rota.db"  # the default store
 FLEET_FILE = "fleet.toml"  # the default fleet file
@@ -42,8 +67,12 @@ CaFile = Annotated[
     str | None,
     typer.Option("--ca-file", help="CA certificates for the daemon (PEM). Default: ROTA_CA_FILE or the system's."),
 ]
-OnlyAgent = Annotated[str | None, typer.Option("--agent", help="Only this agent's, by pid or name.")]
-OnlyProject = Annotated[str | None, typer.Option("--project", help="Only this project's.")]
+OnlyAgent = Annotated[
+    str | None, typer.Option("--agent", help="Only this agent's, by pid or name.", autocompletion=complete_agent)
+]
+OnlyProject = Annotated[
+    str | None, typer.Option("--project", help="Only this project's.", autocompletion=complete_project)
+]
 Otel = Annotated[
     bool,
     typer.Option("--otel", envvar="ROTA_OTEL", help="Send traces, metrics and logs to an OpenTelemetry collector."),

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rota.cli.options import STORE, AsJson, By, Store
+from rota.cli.options import STORE, AsJson, By, Store, complete_project
 from rota.cli.registers import register_group, run_command
 from rota.cli.terminal_text import say
 
@@ -21,9 +21,14 @@ workspaces = typer.Typer(
 projects.add_typer(workspaces, name="workspaces")
 
 NO_PROJECT = "-"  # on the command line: what has no project
-Id = Annotated[str, typer.Argument(help="The project id.")]
-From = Annotated[str, typer.Argument(help="The project that may reach into the other; - is no project.")]
-To = Annotated[str, typer.Argument(help="The project that it may reach into; - is no project.")]
+Id = Annotated[str, typer.Argument(help="The project id.", autocompletion=complete_project)]
+From = Annotated[
+    str,
+    typer.Argument(help="The project that may reach into the other; - is no project.", autocompletion=complete_project),
+]
+To = Annotated[
+    str, typer.Argument(help="The project that it may reach into; - is no project.", autocompletion=complete_project)
+]
 
 
 @projects.callback()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, ge
 import typer
 from typer.core import TyperGroup
 
-from rota.cli.options import STORE, AsJson, Store
+from rota.cli.options import STORE, AsJson, Store, complete_agent, complete_project
 
 if TYPE_CHECKING:
     from rota.cli.embedded_api import EmbeddedApi
@@ -60,6 +60,7 @@ _WRITTEN = {
     "template": Written("template", "Its template."),
     "weight": Written("weight", "Its share, in thousandths."),
 }
+_COMPLETED = {"agent": complete_agent, "project": complete_project}  # in the shell
 _NOT_WRITTEN = {"agents create": ("parent_pid", "rerunnable", "unique")}  # settings of programs, not of operators
 _HELP = {
     "agents create": "Create an agent and print its pid.\n\nCreates the store if it does not exist. Enqueues nothing.",
@@ -168,7 +169,7 @@ def _parameters(method: Method) -> Iterator[inspect.Parameter]:
     for name, kind, declared in _written_parameters(method):
         written = _written(name)
         default = _default(kind, declared)
-        limits: Any = {"help": written.help, "min": written.min}
+        limits: Any = {"help": written.help, "min": written.min, "autocompletion": _COMPLETED.get(written.name)}
         if default is declared.empty and declared.kind is not declared.KEYWORD_ONLY:
             yield _parameter(written.name, Annotated[kind, typer.Argument(**limits)])
             continue

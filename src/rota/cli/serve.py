@@ -15,11 +15,12 @@ from rota.cli.terminal_text import say
 from rota.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from rota.rpc import DaemonLimits, DaemonSettings, TransportFactory
+    from rota.rpc import DaemonLimits, DaemonSettings, HttpSettings, TransportFactory
 
-__all__ = ["Options", "run", "serve"]
+__all__ = ["MCP_LISTEN", "Options", "run", "serve"]
 
 SWITCH_S = 0.0005  # thread switch interval: how long a busy event loop delays a thread that returns from the disk
+MCP_LISTEN = "127.0.0.1:7683"
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -49,6 +50,11 @@ def serve(  # noqa: PLR0917  # each is an option
         typer.Option(help="Where policies of other packages run: thread, or process (limited, and replaced)."),
     ] = "thread",
     otel: Otel = False,
+    mcp: Annotated[bool, typer.Option("--mcp", help="Also serve agents as clients, over MCP.")] = False,
+    mcp_listen: Annotated[str, typer.Option(help="HOST:PORT for --mcp.")] = MCP_LISTEN,
+    mcp_allow_write: Annotated[
+        bool, typer.Option("--mcp-allow-write", help="Offer MCP tools that change something to all, not only to runs.")
+    ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     print_unit: Annotated[bool, typer.Option("--print-unit", help="Print a systemd unit instead.")] = False,
 ) -> None:
@@ -66,6 +72,9 @@ def serve(  # noqa: PLR0917  # each is an option
         policy_param=tuple(policy_param or ()),
         policy_isolation=policy_isolation,
         otel=otel,
+        mcp=mcp,
+        mcp_listen=mcp_listen,
+        mcp_allow_write=mcp_allow_write,
         log_level=log_level,
     )
     _print_unit(options) if print_unit else run(options)
@@ -87,6 +96,9 @@ class Options:
     policy_param: tuple[str, ...] = ()
     policy_isolation: Literal["thread", "process"] = "thread"
     otel: bool = False
+    mcp: bool = False
+    mcp_listen: str = MCP_LISTEN
+    mcp_allow_write: bool = False
     log_level: str = "info"
 
     def settings(self) -> DaemonSettings:
@@ -119,20 +131,31 @@ class Options:
         """Return what opens the HTTP transport, if there is `--listen`."""
         if self.listen is None:
             return None
-        from rota.rpc import HttpServer, HttpSettings
+        from rota.rpc import HttpServer
 
-        host, colon, port = self.listen.rpartition(":")
-        if not colon or not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):
-            raise InvalidInput(f"--listen must be HOST:PORT, not {self.listen!r}", field="listen")
-        settings = HttpSettings(
-            host=host.strip("[]") or "127.0.0.1",
-            port=int(port),
+        return partial(HttpServer, self._http_settings(self.listen, "listen"))
+
+    def mcp_settings(self) -> HttpSettings | None:
+        """Return where MCP is served, if there is `--mcp`."""
+        if self.mcp:
+            return self._http_settings(self.mcp_listen, "mcp_listen")
+        if self.mcp_allow_write or self.mcp_listen != MCP_LISTEN:
+            raise InvalidInput("--mcp-listen and --mcp-allow-write need --mcp", field="mcp")
+        return None
+
+    def _http_settings(self, listen: str, field: str) -> HttpSettings:
+        from rota.cli.arguments import host_and_port
+        from rota.rpc import HttpSettings
+
+        host, port = host_and_port(listen, field)
+        return HttpSettings(
+            host=host,
+            port=port,
             certificate=self.tls_cert,
             key=self.tls_key,
             open_metrics=self.open_metrics,
             allowed_hosts=self.allow_host,
         )
-        return partial(HttpServer, settings)
 
 
 def _limits(given: tuple[str, ...]) -> DaemonLimits:
@@ -167,7 +190,7 @@ def run(options: Options) -> None:
     from rota.cli.log_lines import HarmlessFormatter
     from rota.cli.telemetry import exporting, start_tracing
 
-    settings, transport = options.settings(), options.transport()
+    settings, transport, mcp_settings = options.settings(), options.transport(), options.mcp_settings()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
@@ -176,13 +199,29 @@ def run(options: Options) -> None:
         with open_file(options.store, create=True) as kernel:
             start_tracing(kernel.journal, options.store, asked=True)
     with exporting(options.store, asked=options.otel):
-        uvloop.run(_serve(settings, transport))
+        uvloop.run(_serve(settings, transport, mcp_settings, allow_write=options.mcp_allow_write))
 
 
-async def _serve(settings: DaemonSettings, transport: TransportFactory | None) -> None:
+async def _serve(
+    settings: DaemonSettings,
+    transport: TransportFactory | None,
+    mcp_settings: HttpSettings | None,
+    *,
+    allow_write: bool,
+) -> None:
     from rota.rpc import Daemon
 
-    await Daemon(settings, transport).serve()
+    daemon = Daemon(settings, transport)
+    if mcp_settings is None:
+        await daemon.serve()
+        return
+    from rota.cli.mcp import http_server
+
+    server = http_server(mcp_settings, lambda: daemon.addresses[0], allow_write=allow_write or None)
+    try:
+        await daemon.serve(lambda: say(f"MCP at {server.start()}", err=True))
+    finally:
+        server.stop()
 
 
 def _print_unit(options: Options) -> None:
@@ -191,6 +230,7 @@ def _print_unit(options: Options) -> None:
 
     options.settings()
     options.transport()
+    options.mcp_settings()
     given = {
         field.name.replace("_", "-"): value
         for field in dataclasses.fields(options)

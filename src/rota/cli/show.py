@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rota.cli.options import STORE, AsJson, Store
+from rota.cli.options import STORE, AsJson, Store, complete_entry
 
 if TYPE_CHECKING:
     from rota.model import AttemptReport, EntryReport, LogPart, RelatedEntry
@@ -29,7 +29,9 @@ _ENDED = {
 
 
 def show(
-    sched_id: Annotated[int, typer.Argument(help="The entry id.")], store: Store = STORE, as_json: AsJson = False
+    sched_id: Annotated[int, typer.Argument(help="The entry id.", autocompletion=complete_entry)],
+    store: Store = STORE,
+    as_json: AsJson = False,
 ) -> None:
     """Show everything about one entry: what happened in each attempt, and why.
 

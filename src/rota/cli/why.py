@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rota.cli.options import STORE, AsJson, Store
+from rota.cli.options import STORE, AsJson, Store, complete_agent, complete_entry, complete_project
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,10 +24,17 @@ _MARKS = {True: "[green]●[/]", False: "[red]●[/]"}
 
 
 def why(
-    sched_id: Annotated[int | None, typer.Argument(help="The entry id. Without one: why all of them wait.")] = None,
+    sched_id: Annotated[
+        int | None,
+        typer.Argument(help="The entry id. Without one: why all of them wait.", autocompletion=complete_entry),
+    ] = None,
     *,
-    agent: Annotated[str | None, typer.Option("--agent", help="All of this agent, by pid or name.")] = None,
-    project: Annotated[str | None, typer.Option("--project", help="All of this project.")] = None,
+    agent: Annotated[
+        str | None, typer.Option("--agent", help="All of this agent, by pid or name.", autocompletion=complete_agent)
+    ] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", help="All of this project.", autocompletion=complete_project)
+    ] = None,
     worker: Annotated[str, typer.Option("--worker", help="The worker whose claim is tried.")] = ANY_WORKER,
     max_n: Annotated[int, typer.Option("--max-n", min=1, help="How many entries the claim asks for.")] = 1,
     kind: Annotated[

@@ -19,10 +19,12 @@ from typing import NamedTuple, TypeVar
 
 from rota.errors import SchedUnknownId
 from rota.kernel.claim_pass import IndexNeeded
+from rota.kernel.enqueue import Enqueuing
 from rota.kernel.environment import DueSummary, KernelEnvironment
 from rota.kernel.maintenance import Maintenance
 from rota.kernel.rows import decode_spent
 from rota.model.reasons import WaitsOnLimit
+from rota.model.work import ScheduleSpec
 from rota.store import Row, Statement, Transaction
 from rota.store.statements import agents as agent_sql
 from rota.store.statements import budgets as budget_sql
@@ -53,6 +55,10 @@ class DryRun(NamedTuple):
         if not rows:
             raise SchedUnknownId(sched_id)
         return rows[0]
+
+    def enqueue(self, spec: ScheduleSpec) -> int:
+        """Put an entry into the queue, until the dry run ends."""
+        return Enqueuing(self.env).enqueue_in(self.tx, spec, self.clock_now)
 
     def queued_ids(self, pid: int | None, project_id: str | None, limit: int) -> list[int]:
         """Return the first queued entries, by id: those of an agent, of a project, or all."""

@@ -94,6 +94,10 @@ class Enqueuing(Entries):
 
         return self._env.store.write(work)
 
+    def enqueue_in(self, tx: Transaction, spec: ScheduleSpec, now: float) -> int:
+        """Put an entry into the queue inside a transaction."""
+        return self._enqueue(tx, (_checked(spec),), now)[0]
+
     def spawn_in(self, tx: Transaction, spec: ScheduleSpec, from_project: str | None, now: float) -> int:
         """Put the child of a run of a project into the queue inside a transaction."""
         agent = self._env.cache.agents(tx, {spec.pid}).get(spec.pid)

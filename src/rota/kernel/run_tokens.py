@@ -27,7 +27,7 @@ from rota.store import Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import queue as queue_sql
 
-__all__ = ["LiveClaim", "RunTokens", "is_run_token"]
+__all__ = ["LiveClaim", "RunTokens", "is_run_token", "run_of_token"]
 
 _KEY = "run_token_key"  # the setting in the store
 _KEY_BYTES = 32
@@ -110,6 +110,12 @@ def _read_claim(tx: Transaction, sched_id: int, token: int) -> LiveClaim | None:
 def is_run_token(text: str) -> bool:
     """Return whether an access token has the form of a run's."""
     return _FORM.fullmatch(text) is not None
+
+
+def run_of_token(text: str) -> tuple[int, int] | None:
+    """Return the entry and the claim that a run's token names; None if it is none. Only `read` checks it."""
+    form = _FORM.fullmatch(text)
+    return None if form is None else (int(form[1]), int(form[2]))
 
 
 def _mac(key: bytes, sched_id: int, token: int) -> str:

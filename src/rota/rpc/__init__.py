@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rota.rpc.authorization import Principal
     from rota.rpc.client.async_client import AsyncClient
     from rota.rpc.client.client import Client
-    from rota.rpc.client.connect import connect, connect_async, is_remote
+    from rota.rpc.client.connect import connect, connect_async, is_remote, shown_token
     from rota.rpc.daemon.http import HttpServer
     from rota.rpc.daemon.runtime_dir import DaemonInfo, daemon_address, find_daemon
     from rota.rpc.daemon.server import Daemon, DaemonSettings, TransportFactory
@@ -51,6 +51,7 @@ __all__ = [
     "give_programs_access",
     "is_remote",
     "openrpc_document",
+    "shown_token",
     "unit_file",
 ]
 
@@ -60,7 +61,7 @@ __getattr__ = exports(
         "authorization": ("Principal",),
         "client.async_client": ("AsyncClient",),
         "client.client": ("Client",),
-        "client.connect": ("connect", "connect_async", "is_remote"),
+        "client.connect": ("connect", "connect_async", "is_remote", "shown_token"),
         "daemon.http": ("HttpServer",),
         "daemon.runtime_dir": ("DaemonInfo", "daemon_address", "find_daemon"),
         "daemon.server": ("Daemon", "DaemonSettings", "TransportFactory"),

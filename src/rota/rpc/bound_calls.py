@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rota.errors import RotaError, SchedInvalidPayload, SchedUnknownId, UnknownPid
+from rota.errors import Forbidden, RotaError, SchedInvalidPayload, SchedUnknownId, UnknownPid
 from rota.kernel import EntryFilter, Kernel
 from rota.kernel.contexts import unknown_context
 from rota.kernel.enqueue import with_index
@@ -20,7 +20,7 @@ from rota.kernel.lookups import unknown_project
 from rota.kernel.paging import READ_MAX
 from rota.kernel.workspaces import unknown_workspace
 from rota.model.budgets import SchedulingContext
-from rota.rpc.authorization import Principal, for_own_run
+from rota.rpc.authorization import Principal, RunIdentity, for_own_run
 from rota.rpc.methods import Method
 from rota.rpc.project_views import VIEWS, Sight, visible_events
 from rota.rpc.results import EventsResult
@@ -61,6 +61,8 @@ class BoundCalls:
         assert projects is not None  # noqa: S101  # else it is not bound
         if principal.run is not None:
             params = for_own_run(principal.run, method, params)
+            if method.run == "child":
+                self._check_child(params.sched_id, principal.run)
         for name in rule.owned:
             self._checks[name](params if method.takes_struct else getattr(params, name), projects)
         if rule.reads == "events":
@@ -77,6 +79,13 @@ class BoundCalls:
     def _check_entry(self, sched_id: int, projects: Projects) -> None:
         if self._kernel.queue.get(sched_id).project_id not in projects:
             raise SchedUnknownId(sched_id)
+
+    def _check_child(self, sched_id: int, run: RunIdentity) -> None:
+        """Check that a run has enqueued the entry itself; others of its project it can see, but not touch."""
+        entry = self._kernel.queue.get(sched_id)
+        if entry.project_id == run.project_id and entry.parent_id != run.sched_id:
+            text = f"entry {sched_id} is not a child of entry {run.sched_id}"
+            raise Forbidden(text, hint="A run may cancel what it has enqueued itself.")
 
     def _check_agent(self, pid: int, projects: Projects) -> None:
         if self._kernel.agents.get(pid).project_id not in projects:

@@ -24,6 +24,7 @@ from rota.model.entry_report import EntryReport
 from rota.model.event_codec import decode
 from rota.model.events import AccessDenied, OperatorActed
 from rota.model.explanation import Explanation, ExplanationSummary
+from rota.model.work import ScheduleSpec
 from rota.rpc.authorization import Principal, authorize, without_env
 from rota.rpc.bound_calls import BoundCalls
 from rota.rpc.jsonrpc import params_error
@@ -33,7 +34,7 @@ from rota.rpc.server_api import Hello
 from rota.rpc.tokens import AccessTokens
 from rota.service.dispatcher import Dispatcher
 from rota.service.entry_reports import entry_report
-from rota.service.explanation import explain
+from rota.service.explanation import estimate, explain
 from rota.service.explanation_summary import explain_many
 from rota.store.author import acting_as
 
@@ -162,6 +163,10 @@ class RpcHandlers:
     def explain(self, sched_id: int, **claim: Any) -> Explanation:
         """Explain why an entry is not running."""
         return explain(self.dispatcher, sched_id, policy_from_store=True, **claim)
+
+    def estimate(self, spec: ScheduleSpec) -> Explanation:
+        """Explain what would happen to an entry if it were enqueued now."""
+        return estimate(self.dispatcher, spec, policy_from_store=True)
 
     def show(self, sched_id: int) -> EntryReport:
         """Return everything about one entry."""

@@ -36,7 +36,7 @@ from rota.rpc.server_api import CreatedToken, TokenLine
 from rota.store import Transaction
 from rota.store.forks import in_child
 
-__all__ = ["TOKENS_MAX", "AccessTokens"]
+__all__ = ["TOKENS_MAX", "AccessTokens", "token_id_of"]
 
 TOKENS_MAX = 1_000  # in one store, including revoked tokens
 OVERLAP_S_MAX = 30 * 86_400.0  # how long an old secret may stay valid
@@ -271,6 +271,11 @@ def _scope_list(line: TokenLine) -> list[str]:
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
+
+
+def token_id_of(token: str) -> str:
+    """Return the id in the text of a token, whether it is valid or not."""
+    return token.split("_")[1] if token.count("_") > 1 else ""
 
 
 def _parts(token: str) -> tuple[str, str]:

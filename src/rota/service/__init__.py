@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rota.service.core_policy import CorePolicy
     from rota.service.dispatcher import Dispatcher
     from rota.service.entry_reports import entry_report
-    from rota.service.explanation import explain
+    from rota.service.explanation import estimate, explain
     from rota.service.explanation_summary import explain_many
     from rota.service.graph_runs import GraphRunVerbs
     from rota.service.log_files import gap_line, read_log
@@ -87,6 +87,7 @@ __all__ = [
     "call_through_outage",
     "decide",
     "entry_report",
+    "estimate",
     "explain",
     "explain_many",
     "find_policy",
@@ -123,7 +124,7 @@ __getattr__ = exports(
         "core_policy": ("CorePolicy",),
         "dispatcher": ("Dispatcher",),
         "entry_reports": ("entry_report",),
-        "explanation": ("explain",),
+        "explanation": ("estimate", "explain"),
         "explanation_summary": ("explain_many",),
         "graph_runs": ("GraphRunVerbs",),
         "log_files": ("gap_line", "read_log"),

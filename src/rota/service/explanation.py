@@ -48,7 +48,7 @@ from rota.model.checks import Checks
 from rota.model.explanation import EntryAhead, Explanation, StartEstimate, Suggestion
 from rota.model.lifecycle import EntryState
 from rota.model.reasons import BlockingBase, BlockingReason, OrderingReason
-from rota.model.work import ReadyEntry
+from rota.model.work import ReadyEntry, ScheduleSpec
 from rota.policy.contract import Policy
 from rota.service.candidate_windows import WINDOW_MAX
 from rota.service.dispatcher import Dispatcher
@@ -60,7 +60,7 @@ from rota.service.suggestions import suggestions_for
 from rota.service.worker_outlook import WorkerOutlook, start_command
 from rota.store import Row
 
-__all__ = ["LOOK_MAX", "NAMED_MAX", "RECENT_MAX", "explain"]
+__all__ = ["LOOK_MAX", "NAMED_MAX", "RECENT_MAX", "estimate", "explain"]
 
 LOOK_MAX = 500  # entries after the claim itself that are examined for a position
 ASKED_LOOK_MAX = 100  # the same under a policy in another process, whose every answer takes another dry run
@@ -91,23 +91,49 @@ def explain(
     _checks.whole("sched_id", sched_id)
     request = make_turn_request(worker_id=worker_id, max_n=max_n, kinds=kinds, now=now)
     choice = _choose_policy(dispatcher, policy, policy_from_store)
+    row, explanation = _by_dry_run(dispatcher, lambda dry_run: dry_run.row(sched_id), request, choice, now=now)
+    return _with_history(dispatcher, row, explanation)
+
+
+def estimate(dispatcher: Dispatcher, spec: ScheduleSpec, *, policy_from_store: bool = False) -> Explanation:
+    """Explain what would happen to an entry if it were enqueued now: it is enqueued in the dry run itself.
+
+    The claim is that of a worker with a slot of the entry's kind. The entry is a new one, whatever its key. No entry
+    exists afterwards, so `sched_id` is 0, and the changes are those that do not name it.
+    """
+    spec = msgspec.structs.replace(spec, key=None)
+    request = make_turn_request(worker_id="any-worker", max_n=1, kinds=() if spec.kind is None else (spec.kind,))
+    choice = _choose_policy(dispatcher, None, policy_from_store)
+    _, found = _by_dry_run(dispatcher, lambda dry_run: dry_run.row(dry_run.enqueue(spec)), request, choice)
+    changes = tuple(change for change in found.changes if "sched_id" not in change.arguments)
+    return msgspec.structs.replace(found, sched_id=0, changes=changes)
+
+
+def _by_dry_run(
+    dispatcher: Dispatcher,
+    find: Callable[[DryRun], Row],
+    request: TurnRequest,
+    choice: PolicyChoice,
+    *,
+    now: float | None = None,
+) -> tuple[Row, Explanation]:
+    """Return an entry that is found or made in a dry run, and the explanation of it."""
     answers: list[Answer] = []
 
     def work(dry_run: DryRun) -> tuple[Row, Explanation]:
         if dry_run.due.affinity_until is not None:
             affinity.release_for_claim(dry_run.tx, dry_run.env, request, dry_run.clock_now)
+        row = find(dry_run)
         claim = ClaimPass(dry_run.tx, dry_run.env, request, dry_run.clock_now, dry_run.due)
         claim.lift_holds()
-        row = dry_run.row(sched_id)
+        row = dry_run.row(row[0])  # lifting a hold changes it
         return row, _explain(partial(dispatcher.copy, choice.policy, answers), dry_run, row, claim, choice)
 
     while True:
         try:
-            row, explanation = dispatcher.kernel.dry_run(work, now=now)
+            return dispatcher.kernel.dry_run(work, now=now)
         except AnswerNeeded as needed:  # of a policy in another process: not asked while writers wait
             answers.append(needed.ask())
-        else:
-            return _with_history(dispatcher, row, explanation)
 
 
 def _with_history(dispatcher: Dispatcher, row: Row, explanation: Explanation) -> Explanation:

@@ -14,7 +14,7 @@ from rota.rpc.client.async_client import AsyncClient
 from rota.rpc.client.client import Client
 from rota.rpc.client.connections import Connection, HttpConnection, UnixConnection, tls_context
 
-__all__ = ["connect", "connect_async", "is_remote"]
+__all__ = ["connect", "connect_async", "is_remote", "shown_token"]
 
 _SCHEMES = ("unix:", "http://", "https://")
 
@@ -57,6 +57,11 @@ def connect_async(
     else:
         http = connect(address, timeout_s=timeout_s, retry_s=retry_s, keys=keys, **options)
     return AsyncClient(address, http=http, token=token, timeout_s=timeout_s, retry_s=retry_s, keys=keys)
+
+
+def shown_token(address: str, *, token: str | None = None, token_file: str | None = None) -> str | None:
+    """Return the access token that a client of this address shows; None: none, it has the local user's rights."""
+    return _local_token(token, token_file) if address.startswith("unix:") else _token(token, token_file)
 
 
 def _opener(

@@ -238,6 +238,7 @@ class SystemPart(RemotePart):
     info = sent(SystemApi.info)
     show = sent(SystemApi.show)
     explain = sent(SystemApi.explain)
+    estimate = sent(SystemApi.estimate)
     explain_many = sent(SystemApi.explain_many)
 
 
@@ -478,6 +479,7 @@ class AsyncSystemPart(AsyncRemotePart):
     info = sent_async(SystemApi.info)
     show = sent_async(SystemApi.show)
     explain = sent_async(SystemApi.explain)
+    estimate = sent_async(SystemApi.estimate)
     explain_many = sent_async(SystemApi.explain_many)
 
 

@@ -35,6 +35,7 @@ from rota.rpc.jsonrpc import BODY_BYTES_MAX, RejectedCall, decode_calls, encode_
 from rota.rpc.methods import PROTOCOL
 from rota.rpc.openapi import openapi_document
 from rota.rpc.rest import OPENAPI, PREFIX, error_body, status_of
+from rota.rpc.tokens import token_id_of
 
 __all__ = ["HttpServer"]
 
@@ -162,7 +163,7 @@ class HttpServer:
                 connection.failures += 1
                 if connection.failures >= self._limits.failures_max:
                     request.keep_alive = False  # a new connection costs more than a new guess
-                self._lockout.failed(token.split("_")[1] if token.count("_") > 1 else "")
+                self._lockout.failed(token_id_of(token))
             raise
 
     def too_large(self, request: HttpRequest) -> None:

@@ -48,10 +48,14 @@ _log = logging.getLogger("rota.fleet")
 class RunSocket:
     """The socket of one supervisor's process. Create it to start serving."""
 
-    def __init__(self, dispatcher: Dispatcher, joined: JoinedStore) -> None:
-        """Serve the store of a dispatcher; raises `StoreUnavailable` if no socket can be made."""
+    def __init__(self, dispatcher: Dispatcher, joined: JoinedStore, *, runs_only: bool = True) -> None:
+        """Serve the store of a dispatcher; raises `StoreUnavailable` if no socket can be made.
+
+        Without `runs_only` it serves every token, as a daemon does: for the MCP server of a file (rota.mcp.upstream).
+        """
         self._dispatcher = dispatcher
         self._joined = joined
+        self._runs_only = runs_only
         self._os_pid = os.getpid()
         self._is_closed = False
         self._stop: asyncio.Event
@@ -99,7 +103,8 @@ class RunSocket:
         limits = fit_open_files(_LIMITS, transports=1)
         executor = CallExecutor(self._loop, self._joined, handlers, limits)
         connections = Connections(limits, self._loop.time)
-        protocol = partial(LineProtocol, executor, connections, SharedMemory(limits), limits, runs_only=True)
+        memory = SharedMemory(limits)
+        protocol = partial(LineProtocol, executor, connections, memory, limits, runs_only=self._runs_only)
         try:
             listener = await self._loop.create_unix_server(protocol, self._folder / _SOCKET)
             started.set_result(None)

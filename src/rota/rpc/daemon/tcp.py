@@ -24,7 +24,7 @@ from rota.rpc.daemon.connections import Connections
 from rota.rpc.daemon.http_protocol import HttpProtocol
 from rota.rpc.daemon.transport import DaemonLimits
 
-__all__ = ["HttpSettings", "Listener"]
+__all__ = ["HttpSettings", "Listener", "bound_socket", "check_certificate"]
 
 BACKLOG = 4_096  # connections that are not accepted yet
 REJECTED_S = 1.0  # how long a rejected client has to read why
@@ -89,7 +89,7 @@ class Listener:
     async def open(self) -> str:
         """Listen, and return the address."""
         self._tls = _tls_context(self._settings)
-        self._socket = bound = _bound(self._settings.host, self._settings.port)
+        self._socket = bound = bound_socket(self._settings.host, self._settings.port)
         bound.listen(BACKLOG)
         self._accepting = asyncio.create_task(self._accept(bound))
         host, port = bound.getsockname()[:2]
@@ -169,7 +169,7 @@ class Listener:
 
 
 def _tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
-    _check_certificate(settings)
+    check_certificate(settings)
     if settings.certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -177,7 +177,7 @@ def _tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _check_certificate(settings: HttpSettings) -> None:
+def check_certificate(settings: HttpSettings) -> None:
     """Raise an error that explains why a certificate or key cannot be used."""
     if settings.certificate is None or settings.key is None:
         return
@@ -196,7 +196,7 @@ def _check_certificate(settings: HttpSettings) -> None:
         raise InvalidInput(text, field="certificate", hint=hint) from problem
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound_socket(host: str, port: int) -> socket.socket:
     """Return a bound socket, or raise `InvalidInput`."""
     try:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -60,9 +60,9 @@ Scope: TypeAlias = Literal["read", "enqueue", "work", "operate", "admin"]
 SCOPES: tuple[Scope, ...] = ("read", "enqueue", "work", "operate", "admin")
 Execution: TypeAlias = Literal["read", "write", "claim", "park", "multi_commit", "dry_run", "wait", "inline"]
 
-# What a run may do with a method: nothing; what concerns its own run; enqueue children of its own run; the same as
-# other callers that are bound to its project.
-RunRule: TypeAlias = Literal["refused", "own", "children", "view"]
+# What a run may do with a method: nothing; what concerns its own run; enqueue children of its own run; what concerns
+# such a child; the same as other callers that are bound to its project.
+RunRule: TypeAlias = Literal["refused", "own", "children", "child", "view"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "__rota_method__"

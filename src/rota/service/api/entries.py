@@ -180,7 +180,7 @@ class QueueApi(Protocol):
         scope="enqueue",
         execution="write",
         bound=owned("sched_id"),
-        run="refused",
+        run="child",
         result="state",
         errors=(e.SchedIllegalTransition, *_ENTRY),
     )

@@ -11,7 +11,7 @@ from rota.model.entry_report import EntryReport
 from rota.model.events import Event, EventData
 from rota.model.explanation import Explanation, ExplanationSummary
 from rota.model.retention import RetentionSetting, RetentionStatus
-from rota.model.work import Agent, ExitKind
+from rota.model.work import Agent, ExitKind, ScheduleSpec
 from rota.service.api.declaration import REFUSED, method, own_reads, owned, unfiltered
 
 __all__ = ["JournalApi", "RetentionApi", "SystemApi"]
@@ -265,6 +265,19 @@ class SystemApi(Protocol):
         now: float | None = None,
     ) -> Explanation:
         """Explain why an entry is not running: what blocks it, what runs first, and what would change that."""
+        ...
+
+    @method(
+        "kernel.sched.estimate",
+        scope="read",
+        execution="dry_run",
+        bound=owned("spec", view="explanation"),
+        run="children",
+        retry_safe=True,
+        errors=(e.UnknownPid, e.SchedUnknownId, e.SchedInvalidPayload),
+    )
+    def estimate(self, spec: ScheduleSpec) -> Explanation:
+        """Explain what would happen to an entry if it were enqueued now: its place, and when it may start."""
         ...
 
     @method(

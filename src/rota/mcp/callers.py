@@ -1,0 +1,122 @@
+"""Who calls a tool: the scheduler API with the caller's rights, what these rights are, and its own run if it is one.
+
+A caller has the rights of the connection that its API uses: those of the local user, of an access token, or of a run.
+They are enforced where every call arrives, in the kernel's process. Here they only decide which tools are offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from rota.kernel.run_tokens import run_of_token
+from rota.model.entry_report import EntryReport
+from rota.model.explanation import Explanation, ExplanationSummary
+from rota.model.work import ScheduleSpec
+from rota.rpc.client.client import Client
+from rota.rpc.methods import METHODS, PROTOCOL, SCOPES, Scope
+from rota.service.api import SchedulerApi
+
+__all__ = ["AgentApi", "Caller", "Rights", "RunClaim", "caller_of"]
+
+
+SLICE_S = 1.0  # of a wait: how long a client that has gone is waited for
+
+
+class AgentApi(SchedulerApi, Protocol):
+    """What the tools call: the parts of the scheduler API, and the functions that look at several of them."""
+
+    def show(self, sched_id: int) -> EntryReport:
+        """Return everything about one entry."""
+        ...
+
+    def explain(self, sched_id: int, *, kinds: tuple[str, ...] = ()) -> Explanation:
+        """Explain why an entry is not running."""
+        ...
+
+    def explain_many(self, *, pid: int | None = None, project_id: str | None = None) -> ExplanationSummary:
+        """Count why queued entries wait."""
+        ...
+
+    def estimate(self, spec: ScheduleSpec) -> Explanation:
+        """Explain what would happen to an entry if it were enqueued now."""
+        ...
+
+
+class Rights(NamedTuple):
+    """What a caller may do, as its server said when they met."""
+
+    scope: Scope = "admin"
+    projects: tuple[str, ...] | None = None  # None: all
+    is_run: bool = False
+
+    def allow(self, name: str) -> bool:
+        """Return whether they include a method; whether they include its parameters, only the call shows."""
+        method = METHODS[name]
+        bound = method.bound is not None and method.bound.allowed
+        if self.is_run:
+            return method.run not in (None, "refused") and (method.run != "view" or bound)
+        if SCOPES.index(self.scope) < SCOPES.index(method.scope):
+            return False
+        return bound or self.projects is None
+
+
+ALL_RIGHTS = Rights()  # of a program that opened the file itself
+
+
+class RunClaim(NamedTuple):
+    """The run that the caller is."""
+
+    sched_id: int
+    token: int  # of its claim
+
+
+def _is_wanted() -> None:
+    """Raise nothing: a caller without a connection waits for every call."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """An API with the rights of the caller, and its own run."""
+
+    api: AgentApi
+    rights: Rights = ALL_RIGHTS
+    run: RunClaim | None = None
+    may_write: bool = True  # False: the server was started to read only
+    check_wanted: Callable[[], None] = _is_wanted  # raises if the client no longer waits for the call
+
+    def wait(self, wait_s: float, attempt: Callable[[float], bool]) -> bool:
+        """Call a function that waits, in slices, until it succeeds; return whether it did within `wait_s`.
+
+        Between the slices the call ends if its client has gone.
+        """
+        give_up_at = self.api.clock.monotonic() + wait_s
+        while True:
+            left_s = max(0.0, give_up_at - self.api.clock.monotonic())
+            if attempt(min(left_s, SLICE_S)):
+                return True
+            if left_s <= SLICE_S:
+                return False
+            self.check_wanted()
+
+    @property
+    def only_project(self) -> str | None:
+        """The project of a caller that is bound to one."""
+        projects = self.rights.projects or ()
+        return projects[0] if len(projects) == 1 else None
+
+
+def caller_of(api: AgentApi, token: str | None = None, *, allow_write: bool | None = None) -> Caller:
+    """Return the caller behind an API, which may show an access token; a program that opened the file may do all.
+
+    Only runs write by default: their own token says what.
+    """
+    run = None if token is None else run_of_token(token)
+    may_write = run is not None if allow_write is None else allow_write
+    if not isinstance(api, Client):
+        return Caller(api, may_write=may_write)
+    hello = api.server.hello(PROTOCOL, "rota mcp")
+    scope: Scope = next(scope for scope in SCOPES if scope == hello.scope)
+    rights = Rights(scope, hello.projects, run is not None)
+    return Caller(api, rights, None if run is None else RunClaim(*run), may_write)

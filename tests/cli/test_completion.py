@@ -1,0 +1,78 @@
+"""Completion in the shell: what a press of the tab key offers, through the code that a shell calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rota import store
+from rota.cli import app
+from rota.kernel import Kernel, ScheduleSpec
+from tests.daemon.harness import serving
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "rota.db"
+    kernel = Kernel(store.open(str(made)))
+    kernel.projects.create("lab")
+    coder = kernel.agents.create("coder", project_id="lab")
+    kernel.agents.create("reader")
+    for _ in range(11):
+        kernel.queue.enqueue(ScheduleSpec(coder))
+    kernel.store.close()
+    return made
+
+
+def offered(words: str, address: Path | str) -> list[str]:
+    """Return what bash is offered for the last word of a line."""
+    env = {
+        "_ROTA_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+        "ROTA_STORE": str(address),
+    }
+    done = CliRunner().invoke(app, [], prog_name="rota", env=env)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert "Traceback" not in done.output
+    return done.output.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("rota enqueue co", ["coder"]),
+        ("rota enqueue ", ["coder", "reader"]),
+        ("rota queue --agent re", ["reader"]),
+        ("rota queue --project ", ["lab"]),
+        ("rota projects show l", ["lab"]),
+        ("rota agents show c", ["coder"]),
+        ("rota ledger grant c", ["coder"]),
+        ("rota show 1", ["1", "10", "11"]),
+        ("rota why 11", ["11"]),
+        ("rota cancel 9", ["9"]),
+        ("rota logs 2", ["2"]),
+        ("rota enqueue nobody", []),
+    ],
+)
+def test_names_and_ids_of_the_store_are_offered(path: Path, words: str, expected: list[str]) -> None:
+    assert offered(words, path) == expected
+
+
+def test_the_store_on_the_line_is_the_one_that_is_read(path: Path, tmp_path: Path) -> None:
+    assert offered(f"rota enqueue --store {path} co", tmp_path / "other.db") == ["coder"]
+
+
+def test_a_daemon_is_asked_too(path: Path) -> None:
+    with serving(path, http=False) as served:
+        assert offered("rota enqueue co", served.unix) == ["coder"]
+
+
+@pytest.mark.parametrize("address", ["missing.db", "unix:/nowhere/rota.sock", "folder"])
+def test_without_a_store_nothing_is_offered_and_nothing_is_made(tmp_path: Path, address: str) -> None:
+    (tmp_path / "folder").mkdir()
+    where = address if address.startswith("unix:") else str(tmp_path / address)
+    assert offered("rota enqueue co", where) == []
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
