@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 
 from rota import store
-from rota.cli.tail import _Filter, _Reader
+from rota.cli.tail import _Reader
 from rota.clock import ManualClock
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.work import Backoff
+from rota.observe import TextFilter
 from rota.rpc import connect
 from rota.service.dispatcher import Dispatcher
 from tests.cli.shell import Shell
 from tests.daemon.harness import PATIENCE_S, make_token, serving
 
 START = 1_000_000.0
-EVERYTHING = _Filter(kind=None, pid=None, project_id=None, everything=True)
+EVERYTHING = TextFilter(everything=True)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +14,7 @@ from rota.cli.terminal_text import say
 if TYPE_CHECKING:
     from rota.errors import StoreUnavailable
     from rota.model import Event
-    from rota.observe import EventText, FleetState
+    from rota.observe import EventText, FleetState, TextFilter
     from rota.service import SchedulerApi
 
 __all__ = ["tail"]
@@ -23,7 +23,6 @@ READ_BACK = (500, 2_000, 10_000)  # events before the last one that are read, un
 WARM_UP = 500  # events before the first one shown: they say which runs were going on
 POLL_S = 20.0  # how long one request waits for events
 LOOKUPS_MAX = 500  # entries looked up for one page of events
-_PROJECT_FIELDS = ("project_id", "owner", "key")
 
 
 def tail(
@@ -47,11 +46,12 @@ def tail(
     """
     from rota.cli.arguments import pid_of, seconds
     from rota.cli.connection import open_api
+    from rota.observe import TextFilter
 
     since_s = None if since is None else seconds(since, "since")
     idle_s = None if idle is None else seconds(idle, "idle")
     with open_api(store) as api:
-        wanted = _Filter(
+        wanted = TextFilter(
             kind=kind,
             pid=None if agent is None else pid_of(api, agent),
             project_id=project,
@@ -68,43 +68,10 @@ def tail(
             raise typer.Exit(INTERRUPTED) from None
 
 
-class _Filter:
-    """Which sentences are shown."""
-
-    def __init__(self, *, kind: str | None, pid: int | None, project_id: str | None, everything: bool) -> None:
-        self._kind = kind
-        self._pid = pid
-        self._project_id = project_id
-        self._everything = everything
-
-    def __call__(self, event: Event, text: EventText, state: FleetState, find: Callable[[int], int | None]) -> bool:
-        """Return whether a sentence is shown; `find` returns the agent of an entry."""
-        from fnmatch import fnmatchcase
-
-        if text.tone == "detail" and not self._everything:
-            return False
-        if self._kind is not None and not fnmatchcase(event.kind, self._kind):
-            return False
-        if self._pid is None and self._project_id is None:
-            return True
-        pid = find(text.sched_id) if text.pid is None and text.sched_id is not None else text.pid
-        if self._pid is not None and pid != self._pid:
-            return False
-        return self._project_id is None or self._project_id in (state.project_of(pid), _project_named(event))
-
-
-def _project_named(event: Event) -> str | None:
-    """Return the project that an event is about without an agent."""
-    payload = event.payload
-    if payload.get("level", "project") != "project":
-        return None
-    return next((payload[field] for field in _PROJECT_FIELDS if isinstance(payload.get(field), str)), None)
-
-
 class _Reader:
     """Reads events and makes sentences of them."""
 
-    def __init__(self, api: SchedulerApi, wanted: _Filter) -> None:
+    def __init__(self, api: SchedulerApi, wanted: TextFilter) -> None:
         from rota.cli.overview import EntryLookup, read_agents
 
         self._api = api
@@ -182,7 +149,7 @@ class _Reader:
         self._lookup.refill()
         for event in page:
             for text in self.state.fold(event):
-                if self._wanted(event, text, self.state, self._agent_of):
+                if self._wanted.wants(event, text, self.state, self._agent_of):
                     yield event, text
 
     def _agent_of(self, sched_id: int) -> int | None:
@@ -233,6 +200,8 @@ class _Printer:
 
 
 def _fields(event: Event, text: EventText, state: FleetState) -> dict[str, Any]:
+    from rota.observe import project_named
+
     pid = text.pid
     return {
         "event_id": text.event_id,
@@ -242,7 +211,7 @@ def _fields(event: Event, text: EventText, state: FleetState) -> dict[str, Any]:
         "text": text.text,
         "pid": pid,
         "agent": None if pid is None else state.agent(pid),
-        "project_id": state.project_of(pid) or _project_named(event),
+        "project_id": state.project_of(pid) or project_named(event),
         "sched_id": text.sched_id,
         "author": event.author,
     }

@@ -11,6 +11,7 @@ from rota.observe.fleet_state import AgentName, FleetState, ProjectTotals, Start
 from rota.observe.graph_trace import to_chrome, to_ndjson
 from rota.observe.recent_usage import AgentShare, RecentShares
 from rota.observe.run_chart import WINDOW_S, ChartRow, RunEnding, RunSpan
+from rota.observe.text_filter import TextFilter, project_named
 
 __all__ = [
     "WINDOW_S",
@@ -26,10 +27,12 @@ __all__ = [
     "RunEnding",
     "RunSpan",
     "StartingState",
+    "TextFilter",
     "TextTone",
     "WaitTimes",
     "describe",
     "jain",
+    "project_named",
     "to_chrome",
     "to_ndjson",
 ]
