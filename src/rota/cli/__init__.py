@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help; after a colon, the 
     "events": "events",
     "doctor": "doctor",
     "serve": "serve",
+    "web": "web",
     "charge": "own_run",
     "checkpoint": "own_run",
     "progress": "own_run",
@@ -69,7 +70,7 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help; after a colon, the 
     "help": "about:help_of",
 }
 
-LONG = frozenset(("run", "serve", "demo", "top", "tail", "events", "logs", "graph", "cpu"))  # they may run for long
+LONG = frozenset(("run", "serve", "web", "demo", "top", "tail", "events", "logs", "graph", "cpu"))  # they may run for long
 
 app = typer.Typer(
     name="rota",

@@ -72,7 +72,7 @@ class _Reader:
     """Reads events and makes sentences of them."""
 
     def __init__(self, api: SchedulerApi, wanted: TextFilter) -> None:
-        from rota.cli.overview import EntryLookup, read_agents
+        from rota.observe import EntryLookup, read_agents
 
         self._api = api
         self._wanted = wanted
@@ -90,7 +90,9 @@ class _Reader:
     def history(self, count: int, since_s: float | None) -> list[tuple[Event, EventText]]:
         """Return what was said last: `count` sentences, or all of the last `since_s`."""
         if since_s is not None:
-            first = self._first_after(self._api.clock.now() - since_s)
+            from rota.observe import first_after
+
+            first = first_after(self._api, self._api.clock.now() - since_s, self._cursor)
             return self._shown_between(max(0, first - WARM_UP), first)
         for size in READ_BACK:
             begin = max(0, self._cursor - size)
@@ -110,18 +112,6 @@ class _Reader:
                 break
         self.state.through_id = self._cursor
         return shown
-
-    def _first_after(self, at: float) -> int:
-        """Return the id of the last event before an instant: ids grow with time."""
-        low, high = 0, self._cursor
-        while low < high:
-            middle = (low + high) // 2
-            found = self._api.journal.tail(middle, 1)
-            if found and found[0].ts < at:
-                low = max(found[0].event_id, middle + 1)
-            else:
-                high = middle
-        return low
 
     def follow(self, idle_s: float | None) -> Iterator[tuple[Event, EventText]]:
         """Yield what happens from now on, also after the daemon was away; end after `idle_s` without an event."""

@@ -75,7 +75,9 @@ class ProjectTotals(msgspec.Struct):
 class FleetState(RunNames):
     """The state of a fleet. `fold` every event in order; read it at any time between two."""
 
-    def __init__(self, start: StartingState | None = None, *, lookup: Lookup | None = None) -> None:
+    def __init__(
+        self, start: StartingState | None = None, *, lookup: Lookup | None = None, chart: ChartRows | None = None
+    ) -> None:
         initial = start or StartingState(through_id=0, at=0.0)
         super().__init__(initial.agents, lookup)
         self.through_id = initial.through_id
@@ -101,7 +103,7 @@ class FleetState(RunNames):
         self._waits: deque[float] = deque(maxlen=WAITS_MAX)
         self._waits_count = 0
         self._wait_max_s = 0.0
-        self._chart = ChartRows()
+        self._chart = ChartRows() if chart is None else chart
         self._recent = RecentUsage(WINDOW_S)
         self._folds: Mapping[type[EventData], Callable[[Any, Event], None]] = {
             events.ProcessCreated: self._fold_agent,
