@@ -42,10 +42,10 @@ def picture(width: float, height: float, label: str, parts: Iterable[str]) -> st
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" class="picture" role="group"{size}>', *parts, "</svg>"])
 
 
-def link(href: str, parts: Iterable[str], label: str) -> str:
+def link(href: str, parts: Iterable[str], label: str, **attributes: str | float) -> str:
     """Return parts that lead to another page of the same site."""
     assert href.startswith("/"), href  # noqa: S101  # a name that is written by a user never decides the scheme
-    return f"<a{_attributes({'href': href, 'aria-label': label})}>{''.join(parts)}</a>"
+    return f"<a{_attributes({'href': href, 'aria-label': label, **attributes})}>{''.join(parts)}</a>"
 
 
 def element(name: str, *, tip: str = "", **attributes: str | float) -> str:

@@ -14,15 +14,12 @@ from rota.cli.terminal_text import say
 if TYPE_CHECKING:
     from rota.errors import StoreUnavailable
     from rota.model import Event
-    from rota.observe import EventText, FleetState, TextFilter
+    from rota.observe import EventText, FleetState, SentenceReader
     from rota.service import SchedulerApi
 
 __all__ = ["tail"]
 
-READ_BACK = (500, 2_000, 10_000)  # events before the last one that are read, until enough of them match
-WARM_UP = 500  # events before the first one shown: they say which runs were going on
 POLL_S = 20.0  # how long one request waits for events
-LOOKUPS_MAX = 500  # entries looked up for one page of events
 
 
 def tail(
@@ -46,7 +43,7 @@ def tail(
     """
     from rota.cli.arguments import pid_of, seconds
     from rota.cli.connection import open_api
-    from rota.observe import TextFilter
+    from rota.observe import SentenceReader, TextFilter
 
     since_s = None if since is None else seconds(since, "since")
     idle_s = None if idle is None else seconds(idle, "idle")
@@ -59,92 +56,38 @@ def tail(
         )
         printer = _Printer(as_json=as_json)
         try:
-            reader = _Reader(api, wanted)
+            reader = SentenceReader(api, wanted)
             for event, text in reader.history(count, since_s):
                 printer.print(event, text, reader.state)
-            for event, text in reader.follow(idle_s) if follow else ():
+            for event, text in _follow(api, reader, idle_s) if follow else ():
                 printer.print(event, text, reader.state)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 
 
-class _Reader:
-    """Reads events and makes sentences of them."""
+def _follow(
+    api: SchedulerApi, reader: SentenceReader, idle_s: float | None = None
+) -> Iterator[tuple[Event, EventText]]:
+    """Yield what happens from now on, also after the daemon was away; end after `idle_s` without an event."""
+    from functools import partial
 
-    def __init__(self, api: SchedulerApi, wanted: TextFilter) -> None:
-        from rota.observe import EntryLookup, read_agents
+    from rota.service import call_through_outage
 
-        self._api = api
-        self._wanted = wanted
-        self._lookup = EntryLookup(api, LOOKUPS_MAX)
-        self._agents = read_agents(api)
-        self._cursor = api.journal.cursor()
-        self.state = self._state_after(self._cursor)
-
-    def _state_after(self, event_id: int) -> FleetState:
-        from rota.observe import FleetState, StartingState
-
-        start = StartingState(through_id=event_id, at=self._api.clock.now(), agents=self._agents)
-        return FleetState(start, lookup=self._lookup)
-
-    def history(self, count: int, since_s: float | None) -> list[tuple[Event, EventText]]:
-        """Return what was said last: `count` sentences, or all of the last `since_s`."""
-        if since_s is not None:
-            from rota.observe import first_after
-
-            first = first_after(self._api, self._api.clock.now() - since_s, self._cursor)
-            return self._shown_between(max(0, first - WARM_UP), first)
-        for size in READ_BACK:
-            begin = max(0, self._cursor - size)
-            shown = self._shown_between(max(0, begin - WARM_UP), begin)
-            if len(shown) >= count or not begin:
-                break
-        return shown[len(shown) - count :] if count < len(shown) else shown
-
-    def _shown_between(self, warm_up: int, first: int) -> list[tuple[Event, EventText]]:
-        """Return the sentences about events after `first` up to the cursor; those after `warm_up` are folded too."""
-        self.state = self._state_after(warm_up)
-        shown: list[tuple[Event, EventText]] = []
-        while self.state.through_id < self._cursor:
-            page = [event for event in self._api.journal.tail(self.state.through_id) if event.event_id <= self._cursor]
-            shown += [each for each in self._sentences(page) if each[0].event_id > first]
-            if not page:
-                break
-        self.state.through_id = self._cursor
-        return shown
-
-    def follow(self, idle_s: float | None) -> Iterator[tuple[Event, EventText]]:
-        """Yield what happens from now on, also after the daemon was away; end after `idle_s` without an event."""
-        from functools import partial
-
-        from rota.service import call_through_outage
-
-        left_s = idle_s
-        while left_s is None or left_s > 0:
-            poll_s = POLL_S if left_s is None else min(left_s, POLL_S)
-            outage = _Outage()
-            page = call_through_outage(
-                self._api.clock,
-                partial(self._api.journal.tail, self.state.through_id, wait_s=poll_s),
-                lambda: False,
-                limit_s=float("inf"),
-                repeats=True,
-                say=outage.begin,
-            )
-            outage.end()
-            yield from self._sentences(page)
-            left_s = idle_s if page else None if left_s is None else left_s - poll_s
-
-    def _sentences(self, page: list[Event]) -> Iterator[tuple[Event, EventText]]:
-        self._lookup.refill()
-        for event in page:
-            for text in self.state.fold(event):
-                if self._wanted.wants(event, text, self.state, self._agent_of):
-                    yield event, text
-
-    def _agent_of(self, sched_id: int) -> int | None:
-        entry = self._lookup(sched_id)
-        return None if entry is None else entry.pid
+    left_s = idle_s
+    while left_s is None or left_s > 0:
+        poll_s = POLL_S if left_s is None else min(left_s, POLL_S)
+        outage = _Outage()
+        page = call_through_outage(
+            api.clock,
+            partial(api.journal.tail, reader.state.through_id, wait_s=poll_s),
+            lambda: False,
+            limit_s=float("inf"),
+            repeats=True,
+            say=outage.begin,
+        )
+        outage.end()
+        yield from reader.sentences(page)
+        left_s = idle_s if page else None if left_s is None else left_s - poll_s
 
 
 class _Outage:

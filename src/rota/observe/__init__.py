@@ -22,6 +22,7 @@ from rota.observe.overview import (
 from rota.observe.recent_usage import AgentShare, RecentShares
 from rota.observe.run_chart import WINDOW_S, ChartRow, RunEnding, RunSpan
 from rota.observe.run_history import RunHistory, first_after, read_runs
+from rota.observe.sentence_reader import SentenceReader
 from rota.observe.text_filter import TextFilter, project_named
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "RunEnding",
     "RunHistory",
     "RunSpan",
+    "SentenceReader",
     "StartingState",
     "TextFilter",
     "TextTone",
