@@ -67,7 +67,7 @@ def test_on_a_page_bars_lead_to_entries_and_names_are_texts() -> None:
     shown = view(row(run(7, 50, 40, pid=3, ending="failed"), worker="<b>box</b>"))
     drawn = ET.fromstring(to_svg(shown, is_page=True))
     (link,) = drawn.iter(f"{SVG}a")
-    assert link.get("href") == "/entries/7"
+    assert link.get("href") == "/entry/7"
     assert "<script>" in (link.get("aria-label") or "")
     assert [each for each in drawn.iter() if each.tag.endswith("script") or each.tag.endswith("}b")] == []
     assert [each.get("class") for each in link] == ["bar-0", "bar-bad"]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice, takewhile
 
 import msgspec
 
@@ -37,6 +39,7 @@ _ENDING_WORDS: dict[RunEnding | None, str] = {
     "lost": "lost",
     "returned": "gave its slot back",
 }
+_BAD = ("failed", "lost")
 _WORST: tuple[RunEnding | None, ...] = ("lost", "failed", "returned", None, "completed")
 
 
@@ -81,11 +84,7 @@ def gantt_view(
     rows: Iterable[ChartRow], name: Callable[[int], str], *, since_at: float, until_at: float, now: float
 ) -> GanttView:
     """Return the chart of the runs in an interval; `name` returns the name of an agent."""
-    shown: list[tuple[ChartRow, list[RunSpan]]] = []
-    for row in rows:
-        spans = [each for each in row.spans if each.start_at <= until_at and _end_at(each, now) >= since_at]
-        if spans:
-            shown.append((row, spans))
+    shown = [(row, spans) for row in rows if (spans := list(_between(row.spans, since_at, until_at, now)))]
     projects = sorted({each.project_id or NO_PROJECT for _, spans in shown for each in spans})
     drawn = tuple(
         GanttRow(row.worker_id, row.number, tuple(_bars(spans, name, since_at, until_at, now)))
@@ -107,6 +106,16 @@ def gantt_view(
     )
 
 
+def _between(runs: deque[RunSpan], since_at: float, until_at: float, now: float) -> Iterator[RunSpan]:
+    """Yield the runs of one row that are in an interval; in a row, one run follows the other."""
+    first = len(runs)
+    for run in reversed(runs):
+        if _end_at(run, now) < since_at:
+            break
+        first -= 1
+    return takewhile(lambda run: run.start_at <= until_at, islice(runs, first, None))
+
+
 def _end_at(run: RunSpan, now: float) -> float:
     return now if run.end_at is None else run.end_at
 
@@ -115,49 +124,32 @@ def _bars(
     spans: Sequence[RunSpan], name: Callable[[int], str], since_at: float, until_at: float, now: float
 ) -> Iterator[Bar]:
     """Yield the bars of a row; narrow neighbours of one project are one bar."""
-    narrow = BAR_PX_MIN / (WIDTH - LABEL_WIDTH)
-    waiting: Bar | None = None
+    narrow_s = BAR_PX_MIN / (WIDTH - LABEL_WIDTH) * (until_at - since_at)
+    group: list[RunSpan] = []
     for run in spans:
-        bar = _bar(run, name, since_at, until_at, now)
-        if waiting is not None and bar.project == waiting.project and bar.left + bar.width - waiting.left <= narrow:
-            waiting = _joined(waiting, bar)
-            continue
-        if waiting is not None:
-            yield waiting
-        waiting = bar
-    if waiting is not None:
-        yield waiting
+        if group and (run.project_id != group[0].project_id or _end_at(run, now) - group[0].start_at > narrow_s):
+            yield _bar(group, name, since_at, until_at, now)
+            group = []
+        group.append(run)
+    if group:
+        yield _bar(group, name, since_at, until_at, now)
 
 
-def _bar(run: RunSpan, name: Callable[[int], str], since_at: float, until_at: float, now: float) -> Bar:
+def _bar(runs: Sequence[RunSpan], name: Callable[[int], str], since_at: float, until_at: float, now: float) -> Bar:
+    first, last = runs[0], runs[-1]
     whole_s = until_at - since_at
-    left = max(0.0, (run.start_at - since_at) / whole_s)
-    right = min(1.0, (_end_at(run, now) - since_at) / whole_s)
-    project = run.project_id or NO_PROJECT
-    took = span_text(_end_at(run, now) - run.start_at)
-    tip = f"{name(run.pid)} #{run.sched_id} of {project}: {_ENDING_WORDS[run.ending]}, {took}"
-    tip += f" from {local_time(run.start_at, now)}"
-    return Bar(
-        left=left, width=max(0.0, right - left), project=project, ending=run.ending, tip=tip, sched_id=run.sched_id
-    )
-
-
-def _joined(first: Bar, second: Bar) -> Bar:
-    count = first.count + second.count
-    ending = min(first.ending, second.ending, key=_WORST.index)
-    words = f"{count:,} runs of {first.project}"
-    if ending in ("failed", "lost"):
-        words += f", at least one {ending}"
-    width = second.left + second.width - first.left
-    return Bar(
-        left=first.left,
-        width=width,
-        project=first.project,
-        ending=ending,
-        tip=words,
-        sched_id=second.sched_id,
-        count=count,
-    )
+    left = max(0.0, (first.start_at - since_at) / whole_s)
+    right = min(1.0, (_end_at(last, now) - since_at) / whole_s)
+    project = first.project_id or NO_PROJECT
+    ending = min((run.ending for run in runs), key=_WORST.index)
+    if len(runs) > 1:
+        tip = f"{len(runs):,} runs of {project}" + (f", at least one {ending}" if ending in _BAD else "")
+    else:
+        took = span_text(_end_at(last, now) - last.start_at)
+        tip = f"{name(last.pid)} #{last.sched_id} of {project}: {_ENDING_WORDS[ending]}, {took}"
+        tip += f" from {local_time(last.start_at, now)}"
+    width = max(0.0, right - left)
+    return Bar(left=left, width=width, project=project, ending=ending, tip=tip, sched_id=last.sched_id, count=len(runs))
 
 
 def _ticks(since_at: float, until_at: float, now: float) -> Iterator[tuple[float, str]]:
@@ -204,15 +196,14 @@ def _parts(view: GanttView, top: float, *, is_page: bool) -> Iterator[str]:
 def _bar_parts(bar: Bar, x: float, y: float, plot: float, view: GanttView, *, is_page: bool) -> Iterator[str]:
     width = max(BAR_PX_MIN - 1, bar.width * plot)
     colour = view.projects.index(bar.project) % COLOURS
-    is_bad = bar.ending in ("failed", "lost")
     shape: dict[str, str | float] = {"x": round(x, 1), "y": y, "width": round(width, 1), "height": BAR_HEIGHT, "rx": 2}
     end: dict[str, str | float] = {"x": round(x + max(0.0, width - 4), 1), "y": y, "width": min(4.0, width)}
     parts = [
         element("rect", class_=f"bar-{colour}", **({} if is_page else {"fill": _FILLS[colour]}), **shape, tip=bar.tip)
     ]
-    if is_bad:
+    if bar.ending in _BAD:
         parts.append(element("rect", class_="bar-bad", fill="#b3261e", height=BAR_HEIGHT, **end, tip=bar.tip))
-    yield from (link(f"/entries/{bar.sched_id}", parts, bar.tip, tabindex=-1),) if is_page else parts
+    yield from (link(f"/entry/{bar.sched_id}", parts, bar.tip, tabindex=-1),) if is_page else parts
 
 
 # on white, for documents; a page's style sheet has the same with others for dark pages
@@ -241,12 +232,7 @@ def to_csv(
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("worker", "slot", "entry", "agent", "project", "start", "end", "seconds", "ending"))
-    found = [
-        (row.worker_id, row.number, run)
-        for row in rows
-        for run in row.spans
-        if run.start_at <= until_at and _end_at(run, now) >= since_at
-    ]
+    found = [(row.worker_id, row.number, run) for row in rows for run in _between(row.spans, since_at, until_at, now)]
     for worker_id, number, run in sorted(found, key=lambda each: (each[2].start_at, each[2].sched_id)):
         end = "" if run.end_at is None else _utc(run.end_at)
         seconds = f"{_end_at(run, now) - run.start_at:.3f}"

@@ -7,8 +7,11 @@ after every change. What reads goes through `session.read`, what changes somethi
 from __future__ import annotations
 
 from rota.web.page_session import Page
-from rota.web.pages import overview
+from rota.web.pages import gantt, overview
 
 __all__ = ["PAGES"]
 
-PAGES: tuple[Page, ...] = (Page(path="/", title="Overview", build=overview.build, icon="dashboard", key="o"),)
+PAGES: tuple[Page, ...] = (
+    Page(path="/", title="Overview", build=overview.build, icon="dashboard", key="o"),
+    Page(path="/gantt", title="Gantt", build=gantt.build, icon="view_timeline", key="n"),
+)

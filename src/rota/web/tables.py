@@ -1,0 +1,82 @@
+"""Tables of texts. A cell is shown as text, whatever it contains; a cell may lead to another page of the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from nicegui import ui
+from nicegui.events import GenericEventArguments
+
+__all__ = ["Column", "TextTable"]
+
+_LINK_CELL = (  # a constant: Vue compiles it, and shows values as text
+    '<q-td :props="props"><a v-if="props.row.links[props.col.name]" :href="props.row.links[props.col.name]">'
+    "{{ props.value }}</a><template v-else>{{ props.value }}</template></q-td>"
+)
+_BUTTONS_CELL = (
+    '<q-td :props="props"><q-btn v-for="word in props.row.actions" :key="word" :label="word" flat dense no-caps '
+    'size="sm" :aria-label="word + \' \' + props.row.id" @click="() => $parent.$emit(\'act\', props.row.id, word)" />'
+    "</q-td>"
+)
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column: its heading, and whether it is a number."""
+
+    name: str
+    title: str
+    is_number: bool = False
+    is_wide: bool = False  # text that may be folded
+
+
+class TextTable:
+    """A table whose rows are replaced when they have changed."""
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        label: str,
+        *,
+        links: Sequence[str] = (),
+        on_act: Callable[[str, str], Any] | None = None,
+        rows_shown: int = 0,
+    ) -> None:
+        """Make a table; `links` are the columns that may lead elsewhere, `on_act` gets a row's id and an action."""
+        self._rows: list[dict[str, Any]] = []
+        shown: list[dict[str, Any]] = [
+            {
+                "name": each.name,
+                "label": each.title,
+                "field": each.name,
+                "align": "right" if each.is_number else "left",
+                "classes": "cell-wide" if each.is_wide else "",
+            }
+            for each in columns
+        ]
+        if on_act is not None:
+            shown.append({"name": "actions", "label": "Actions", "field": "id", "align": "left"})
+        with ui.element("div").classes("table-wrap").props("tabindex=0 role=region") as wrap:
+            self.table = ui.table(columns=shown, rows=[], row_key="id", pagination=rows_shown or None)
+        wrap.props["aria-label"] = label
+        self.table.props("flat dense")
+        for name in links:
+            self.table.add_slot(f"body-cell-{name}", _LINK_CELL)
+        if on_act is not None:
+            self.table.add_slot("body-cell-actions", _BUTTONS_CELL)
+
+            async def act(event: GenericEventArguments) -> None:
+                row_id, word = event.args
+                known = next((row for row in self._rows if row["id"] == row_id), None)
+                if known is not None and word in known.get("actions", ()):  # only what the row offers
+                    await on_act(str(row_id), str(word))
+
+            self.table.on("act", act)
+
+    def show(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Show rows: texts by column, with `id`, and maybe `links` and `actions`."""
+        new = [{"links": {}, **row} for row in rows]
+        if new != self._rows:
+            self._rows = new
+            self.table.rows = new
