@@ -70,7 +70,8 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help; after a colon, the 
     "help": "about:help_of",
 }
 
-LONG = frozenset(("run", "serve", "web", "demo", "top", "tail", "events", "logs", "graph", "cpu"))  # they may run for long
+# they may run for long
+LONG = frozenset(("run", "serve", "web", "demo", "top", "tail", "events", "logs", "graph", "cpu"))
 
 app = typer.Typer(
     name="rota",

@@ -19,6 +19,7 @@ from rota.observe.overview import (
     recent_state,
     report_of,
 )
+from rota.observe.recent_rates import BUCKET_S, RatePoint, RecentRates
 from rota.observe.recent_usage import AgentShare, RecentShares
 from rota.observe.run_chart import WINDOW_S, ChartRow, RunEnding, RunSpan
 from rota.observe.run_history import RunHistory, first_after, read_runs
@@ -26,6 +27,7 @@ from rota.observe.sentence_reader import SentenceReader
 from rota.observe.text_filter import TextFilter, project_named
 
 __all__ = [
+    "BUCKET_S",
     "WINDOW_S",
     "AgentName",
     "AgentShare",
@@ -37,6 +39,8 @@ __all__ = [
     "Overview",
     "ProjectReport",
     "ProjectTotals",
+    "RatePoint",
+    "RecentRates",
     "RecentShares",
     "RunEnding",
     "RunHistory",

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from rota.clock import SystemClock
 from rota.errors import Forbidden
 from rota.rpc import METHODS, PROTOCOL, SCOPES
 from rota.rpc.authorization import Principal
@@ -76,6 +77,8 @@ class Access:
         self._threads = ThreadPoolExecutor(READERS_MAX, thread_name_prefix=f"rota-web-{name}")
         self._answers: dict[Any, asyncio.Future[Any]] = {}
         self._answers_of = -1  # the update that they belong to
+        self._slow: dict[Any, tuple[float, asyncio.Future[Any]]] = {}  # with the time until which they are used
+        self._clock = SystemClock()
 
     async def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Make a call on another thread, so that no page waits for another page's call."""
@@ -86,18 +89,29 @@ class Access:
         """Make a call that only reads; pages that ask the same within one update share the answer."""
         if self._answers_of != self.feed.generation or len(self._answers) >= CACHED_MAX:
             self._answers, self._answers_of = {}, self.feed.generation
-        key = (
-            getattr(function, "__self__", None).__class__,
-            function.__qualname__,
-            args,
-            tuple(sorted(kwargs.items())),
-        )
+        key = _key(function, args, kwargs)
         found = self._answers.get(key)
         if found is None:
-            found = self._answers[key] = asyncio.ensure_future(self.call(function, *args, **kwargs))
-            found.add_done_callback(_observed)
+            found = self._answers[key] = self._begin(function, args, kwargs)
         answer: T = await asyncio.shield(found)
         return answer
+
+    async def read_every(self, age_s: float, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Like `read`, for what costs more or changes slowly: an answer is used for `age_s`."""
+        key, now = _key(function, args, kwargs), self._clock.monotonic()
+        if len(self._slow) >= CACHED_MAX:
+            self._slow.clear()
+        until, found = self._slow.get(key, (0.0, None))
+        if found is None or now >= until or (found.done() and found.exception() is not None):
+            found = self._begin(function, args, kwargs)
+            self._slow[key] = (now + age_s, found)
+        answer: T = await asyncio.shield(found)
+        return answer
+
+    def _begin(self, function: Callable[..., T], args: Any, kwargs: Any) -> asyncio.Future[T]:
+        begun = asyncio.ensure_future(self.call(function, *args, **kwargs))
+        begun.add_done_callback(_observed)
+        return begun
 
     async def read_if_allowed(self, method: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
         """Like `read`, but None where the method is refused to this caller."""
@@ -113,6 +127,10 @@ class Access:
         self.feed.stop()
         self.api.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _key(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function, args, tuple(sorted(kwargs.items()))
 
 
 def _observed(done: asyncio.Future[Any]) -> None:

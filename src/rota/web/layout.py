@@ -13,7 +13,7 @@ from nicegui.events import KeyEventArguments
 from rota.web.page_session import Page, PageSession
 from rota.web.widgets import labelled
 
-__all__ = ["draw_page"]
+__all__ = ["HEAD", "draw_page"]
 
 HEAD = '<link rel="stylesheet" href="/static/rota.css">'  # a constant: what is added here is not escaped
 FOCUS_SEARCH = 'document.querySelector("[data-search] input, input[data-search]")?.focus()'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -53,6 +54,10 @@ class PageSession:
         """Return whether the caller may call a method and set these of its fields: no button without it."""
         return self.access.rights.allows(method, *fields)
 
+    def command(self, words: str) -> str:
+        """Return a command to paste, for this store."""
+        return words if self.store == "rota.db" else f"{words} --store {shlex.quote(self.store)}"
+
     def query(self, name: str, default: str = "") -> str:
         """Return a field of the page's address."""
         return self.request.query_params.get(name, default)
@@ -70,6 +75,10 @@ class PageSession:
     async def read_if_allowed(self, method: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
         """Like `read`; None where this caller may not call the method."""
         return await self.access.read_if_allowed(method, function, *args, **kwargs)
+
+    async def read_every(self, age_s: float, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Like `read`, for what costs more or changes slowly: an answer is used for `age_s`."""
+        return await self.access.read_every(age_s, function, *args, **kwargs)
 
     # --- live ------------------------------------------------------------------------------------
 

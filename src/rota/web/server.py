@@ -27,7 +27,7 @@ from rota.errors import StoreUnavailable
 from rota.rpc.daemon.hosts import AllowedHosts
 from rota.web.access import Opener
 from rota.web.gate import LOGIN, Gate
-from rota.web.layout import draw_page
+from rota.web.layout import HEAD, draw_page
 from rota.web.page_session import Page, PageSession
 from rota.web.pages import PAGES
 from rota.web.sessions import Session, Sessions
@@ -53,7 +53,6 @@ class WebServer:
         self._socket = _listen(settings)
         self.port: int = self._socket.getsockname()[1]
         self.sessions = Sessions(open_api, self._announce)
-        self._owners: dict[str, Session] = {}  # by the id of an open page
         self._cookie = f"rota_session_{self.port}"  # browsers send cookies to all ports of a host
 
     @property
@@ -103,7 +102,7 @@ class WebServer:
         for page in PAGES:
             self._add_page(page)
         app.config.socket_io_js_transports = ["websocket"]
-        app.on_delete(lambda client: self._owners.pop(client.id, None))
+        app.on_page_exception(_show_failure)
         _guard_events(self._is_open)
         ui.run_with(
             outer,
@@ -119,20 +118,36 @@ class WebServer:
             show_welcome_message=False,
         )
         hosts = AllowedHosts(self.settings.host, self.settings.allowed_hosts, is_tls=self.settings.is_tls)
-        return Gate(outer, self.sessions, hosts, self._owners.get, self._cookie)
+        return Gate(outer, self.sessions, hosts, _owner_of, self._cookie)
 
     def _add_page(self, page: Page) -> None:
         async def show(request: Request, client: Client) -> None:
             session: Session = request.scope["state"]["session"]
-            self._owners[client.id] = session
             await draw_page(page, PageSession(session, client, request, self.settings.store), PAGES)
 
         ui.page(page.path, title=f"{page.title} · rota", response_timeout=RESPONSE_S)(show)
 
     def _is_open(self, page_id: str) -> bool:
         """Return whether the session that opened a page has not ended."""
-        session = self._owners.get(page_id)
+        session = _owner_of(page_id)
         return session is not None and self.sessions.find(session.session_id) is session
+
+
+def _owner_of(page_id: str) -> Session | None:
+    """Return the session that has opened a page, if the page is still open."""
+    client = Client.instances.get(page_id)
+    session: Session | None = None if client is None else client.request.scope["state"]["session"]
+    return session
+
+
+def _show_failure(problem: Exception) -> None:
+    """Show that a page could not be built; what went wrong is in the log, and not for every viewer."""
+    _log.error("a page could not be built", exc_info=problem)
+    ui.add_head_html(HEAD)
+    with ui.element("main").classes("page"):
+        ui.label("This page could not be shown").classes("page-title").props("role=heading aria-level=1")
+        ui.label("The log of `rota web` says why.").classes("problem").props("role=alert")
+        ui.link("Overview", "/")
 
 
 def _guard_events(is_open: Callable[[str], bool]) -> None:

@@ -6,8 +6,8 @@ quote in it could add a property. Set a property to a text with `element.props["
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from nicegui import ui
 from nicegui.element import Element
@@ -16,6 +16,8 @@ from rota.model import COST_DIM, dollars
 
 __all__ = [
     "TONES",
+    "Meter",
+    "Rows",
     "Stat",
     "amounts_text",
     "confirm",
@@ -27,6 +29,7 @@ __all__ = [
 ]
 
 E = TypeVar("E", bound=Element)
+D = TypeVar("D")
 TONES = {  # the CSS class of a status
     "waiting": "tone-quiet",
     "ready": "tone-plain",
@@ -69,6 +72,44 @@ class Stat:
         self._value.set_text(value)
         self._detail.set_text(detail)
         self._value.classes(add="text-bad" if is_bad else "", remove="" if is_bad else "text-bad")
+
+
+class Rows(Generic[D]):
+    """A list whose elements are made again only when other things are in it; otherwise they are updated in place."""
+
+    def __init__(self, make: Callable[[D], Callable[[D], None]], *, nothing: str = "", command: str = "") -> None:
+        self._make = make
+        self._box = ui.element("div").classes("rows")
+        self._updates: dict[Any, Callable[[D], None]] | None = None
+        self._nothing, self._command = nothing, command
+
+    def show(self, items: Mapping[Any, D]) -> None:
+        """Show these, by a key that stays the same."""
+        if self._updates is None or list(self._updates) != list(items):
+            self._box.clear()
+            with self._box:
+                self._updates = {key: self._make(item) for key, item in items.items()}
+                if not items and self._nothing:
+                    empty(self._nothing, self._command)
+        for key, item in items.items():
+            self._updates[key](item)
+
+
+class Meter:
+    """A name, a bar and a sentence: a share, or how much of a budget is used."""
+
+    def __init__(self, name: str) -> None:
+        with ui.element("div").classes("meter-row"):
+            with ui.element("div").classes("meter-head"):
+                ui.label(name).classes("meter-name")
+                self._text = ui.label("").classes("soft small")
+            self._bar = labelled(ui.element("meter").props("min=0 max=1"), name)
+
+    def set(self, share: float, text: str, *, is_high: bool = False) -> None:
+        """Show a share from 0 to 1."""
+        self._bar.props["value"] = round(max(0.0, min(1.0, share)), 3)
+        self._bar.classes(add="meter-high" if is_high else "", remove="" if is_high else "meter-high")
+        self._text.set_text(text)
 
 
 def status_chip(status: str) -> ui.label:
