@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from rota.model.policy_setting import PolicyInForce
     from rota.model.prices import ModelPrice, priced
     from rota.model.reasons import BlockingReason, OrderingReason, PickReason
+    from rota.model.report_text import attempt_heading, attempt_lines, related_text, report_fields, shown_result
     from rota.model.retention import RetentionSetting, RetentionStatus
     from rota.model.run_logs import LogPart
     from rota.model.snapshot import Account, Candidate, Decision, Decisions, Slot, Snapshot
-    from rota.model.usage import UsageLine, UsageReport
+    from rota.model.usage import UsageLine, UsageReport, main_measure
     from rota.model.work import (
         WEIGHT_UNIT,
         Agent,
@@ -136,14 +137,20 @@ __all__ = [
     "WorktreeSettings",
     "amount_text",
     "amounts_text",
+    "attempt_heading",
+    "attempt_lines",
     "core_list",
     "dim_text",
     "dollars",
     "hide_env",
+    "main_measure",
     "micro_of",
     "parse_cores",
     "priced",
     "read_cpu",
+    "related_text",
+    "report_fields",
+    "shown_result",
 ]
 
 __getattr__ = exports(
@@ -181,6 +188,7 @@ __getattr__ = exports(
         "money": ("COST_DIM", "USD", "amount_text", "amounts_text", "dim_text", "dollars", "micro_of"),
         "policy_setting": ("PolicyInForce",),
         "prices": ("ModelPrice", "priced"),
+        "report_text": ("attempt_heading", "attempt_lines", "related_text", "report_fields", "shown_result"),
         "retention": ("RetentionSetting", "RetentionStatus"),
         "reasons": (
             "BlockingReason",
@@ -196,7 +204,7 @@ __getattr__ = exports(
             "Slot",
             "Snapshot",
         ),
-        "usage": ("UsageLine", "UsageReport"),
+        "usage": ("UsageLine", "UsageReport", "main_measure"),
         "work": (
             "WEIGHT_UNIT",
             "Agent",
