@@ -48,6 +48,10 @@ def serve(  # noqa: PLR0917  # each is an option
         Literal["thread", "process"],
         typer.Option(help="Where policies of other packages run: thread, or process (limited, and replaced)."),
     ] = "thread",
+    web: Annotated[
+        bool, typer.Option("--web", help="Also serve the dashboard, in a process of its own; see `rota web`.")
+    ] = False,
+    web_port: Annotated[int, typer.Option(min=0, max=65_535, help="The dashboard's port; 0: any free one.")] = 8417,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     print_unit: Annotated[bool, typer.Option("--print-unit", help="Print a systemd unit instead.")] = False,
 ) -> None:
@@ -65,6 +69,8 @@ def serve(  # noqa: PLR0917  # each is an option
         policy_param=tuple(policy_param or ()),
         policy_isolation=policy_isolation,
         log_level=log_level,
+        web=web,
+        web_port=web_port,
     )
     _print_unit(options) if print_unit else run(options)
 
@@ -85,6 +91,8 @@ class Options:
     policy_param: tuple[str, ...] = ()
     policy_isolation: Literal["thread", "process"] = "thread"
     log_level: str = "info"
+    web: bool = False
+    web_port: int = 8417
 
     def settings(self) -> DaemonSettings:
         """Return the daemon's settings, or raise an error for an invalid option."""
@@ -167,13 +175,25 @@ def run(options: Options) -> None:
     handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
     sys.setswitchinterval(SWITCH_S)
-    uvloop.run(_serve(settings, transport))
+    uvloop.run(_serve(settings, transport, options.web_port if options.web else None))
 
 
-async def _serve(settings: DaemonSettings, transport: TransportFactory | None) -> None:
+async def _serve(settings: DaemonSettings, transport: TransportFactory | None, web_port: int | None) -> None:
+    """Serve until a signal; with a port, the dashboard runs beside it and ends with it."""
+    import contextlib
+
     from rota.rpc import Daemon
 
-    await Daemon(settings, transport).serve()
+    daemon = Daemon(settings, transport)
+    with contextlib.ExitStack() as dashboard:
+
+        def start_dashboard() -> None:
+            if web_port is not None:
+                from rota.cli.web import beside_daemon
+
+                dashboard.enter_context(beside_daemon(daemon.addresses[0], web_port))
+
+        await daemon.serve(start_dashboard)
 
 
 def _print_unit(options: Options) -> None:

@@ -74,8 +74,9 @@ def _keys(report: UsageReport) -> list[str]:
 
 def _print(report: UsageReport) -> None:
     from rota.cli.output import print_table
+    from rota.model import main_measure
 
-    keys, (measure, measured_in) = _keys(report), _measure(report.total)
+    keys, (measure, measured_in) = _keys(report), main_measure(report.total)
     whole = getattr(report.total, measure)
     rows = [(*(_key(line, key) for key in keys), *_numbers(line, measure, whole)) for line in report.lines]
     if keys and rows:
@@ -85,12 +86,6 @@ def _print(report: UsageReport) -> None:
     print_table((*headings, *numbers), rows, empty="nothing was used in these days")
     if report.left_out:
         say(f"{report.left_out:,} more lines are only in the total: group by less, or give --since")
-
-
-def _measure(total: UsageLine) -> tuple[str, str]:
-    """Return what the share column is a share of: cost, else tokens, else CPU time, else runs."""
-    named = {"cost_micro": "cost", "tokens": "tokens", "cpu_ms": "CPU"}
-    return next(((field, name) for field, name in named.items() if getattr(total, field) > 0), ("runs", "runs"))
 
 
 def _key(line: UsageLine, field: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -13,7 +15,7 @@ from rota.errors import NotEnabled
 if TYPE_CHECKING:
     from rota.web import DashboardApi, Opener
 
-__all__ = ["web"]
+__all__ = ["beside_daemon", "web"]
 
 CALL_RETRY_S = 1.0  # how long a page's call waits for a daemon that is away; the page says so meanwhile
 CALL_TIMEOUT_S = 15.0
@@ -30,6 +32,9 @@ def web(  # noqa: PLR0917  # each is an option
     allow_host: Annotated[
         list[str] | None, typer.Option(help="A name by which browsers may address it; repeatable.")
     ] = None,
+    while_stdin: Annotated[
+        bool, typer.Option("--while-stdin", hidden=True, help="End when standard input is closed.")
+    ] = False,
 ) -> None:
     """Serve the dashboard: the fleet live, in a browser.
 
@@ -37,10 +42,8 @@ def web(  # noqa: PLR0917  # each is an option
     a daemon, people also sign in with an access token, and see and do what that token may. It needs the extra `web`.
     """
     import logging
-    from importlib.util import find_spec
 
-    if find_spec("nicegui") is None:
-        raise NotEnabled("the dashboard is not installed", hint="Install it: pip install 'rota[web]'.")
+    _check_installed()
     from rota.cli.connection import is_file
     from rota.rpc import is_remote
     from rota.web import WebSettings, run_server
@@ -56,7 +59,47 @@ def web(  # noqa: PLR0917  # each is an option
         with_tokens=is_remote(store),
         with_link=is_file(store) or not store.startswith(("http:", "https:")),
     )
+    if while_stdin:
+        _end_with_stdin()
     run_server(settings, _opener(store), say)
+
+
+def _end_with_stdin() -> None:
+    """End like at a signal when the process that started this one is gone: a killed daemon leaves no dashboard."""
+    import os
+    import signal
+    import sys
+    import threading
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def beside_daemon(address: str, port: int) -> Iterator[None]:
+    """Run the dashboard of a daemon in a process of its own; it ends when the block does, and with this process."""
+    import subprocess
+    import sys
+
+    _check_installed()
+    ca_file = [] if access.ca_file is None else ["--ca-file", access.ca_file]
+    command = [sys.executable, "-m", "rota", *ca_file, "web", "--store", address, "--port", str(port), "--while-stdin"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603  # this program itself
+    try:
+        yield
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def _check_installed() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("nicegui") is None:
+        raise NotEnabled("the dashboard is not installed", hint="Install it: pip install 'rota[web]'.")
 
 
 def _opener(store: str) -> Opener:

@@ -40,7 +40,14 @@ if TYPE_CHECKING:
     from rota.model.policy_setting import PolicyInForce
     from rota.model.prices import ModelPrice, priced
     from rota.model.reasons import BlockingReason, OrderingReason, PickReason
-    from rota.model.report_text import attempt_heading, attempt_lines, related_text, report_fields, shown_result
+    from rota.model.report_text import (
+        attempt_heading,
+        attempt_lines,
+        name_agent,
+        related_text,
+        report_fields,
+        shown_result,
+    )
     from rota.model.retention import RetentionSetting, RetentionStatus
     from rota.model.run_logs import LogPart
     from rota.model.snapshot import Account, Candidate, Decision, Decisions, Slot, Snapshot
@@ -145,6 +152,7 @@ __all__ = [
     "hide_env",
     "main_measure",
     "micro_of",
+    "name_agent",
     "parse_cores",
     "priced",
     "read_cpu",
@@ -188,7 +196,14 @@ __getattr__ = exports(
         "money": ("COST_DIM", "USD", "amount_text", "amounts_text", "dim_text", "dollars", "micro_of"),
         "policy_setting": ("PolicyInForce",),
         "prices": ("ModelPrice", "priced"),
-        "report_text": ("attempt_heading", "attempt_lines", "related_text", "report_fields", "shown_result"),
+        "report_text": (
+            "attempt_heading",
+            "attempt_lines",
+            "name_agent",
+            "related_text",
+            "report_fields",
+            "shown_result",
+        ),
         "retention": ("RetentionSetting", "RetentionStatus"),
         "reasons": (
             "BlockingReason",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from rota.model.entry_report import AttemptReport, EntryReport, RelatedEntry
 from rota.model.money import COST_DIM, dollars
 from rota.time_text import local_time, moment, span, when
 
-__all__ = ["attempt_heading", "attempt_lines", "related_text", "report_fields", "shown_result"]
+__all__ = ["attempt_heading", "attempt_lines", "name_agent", "related_text", "report_fields", "shown_result"]
 
 _ENDED = {
     "completed": "succeeded",
@@ -18,6 +19,11 @@ _ENDED = {
     "preempt": "preempted by more urgent work; counts no attempt",
     "yield": "yielded its slot; counts no attempt",
 }
+
+
+def name_agent(text: str, pid: int, name: str) -> str:
+    """Return a sentence that names the agent, where it has its pid."""
+    return re.sub(rf"\bagent {pid}\b", lambda _: f"agent {name} (pid {pid})", text) if name else text
 
 
 def report_fields(found: EntryReport) -> Iterator[tuple[str, str | None]]:

@@ -24,14 +24,15 @@ async def draw_page(page: Page, session: PageSession, pages: Sequence[Page]) -> 
     """Build the frame, then the page in it, and follow the feed."""
     ui.add_head_html(HEAD)
     shown = [each for each in pages if each.icon and (not each.needs or session.may(each.needs))]
-    drawer = _navigation(page, shown, session)
-    _header(drawer, session)
+    _header(session)
     _keys(shown)
-    with ui.element("main").classes("page") as content:
-        ui.label(page.title).classes("page-title").props("role=heading aria-level=1")
-        problem = ui.label("").classes("problem").props("role=alert")
-        problem.set_visibility(False)
-        await page.build(session)
+    with ui.element("div").classes("frame"):
+        _navigation(page, shown, session)
+        with ui.element("main").classes("page") as content:
+            ui.label(page.title).classes("page-title").props("role=heading aria-level=1")
+            problem = ui.label("").classes("problem").props("role=alert")
+            problem.set_visibility(False)
+            await page.build(session)
     ui.skip_link(target=content)
 
     def show_problem(text: str) -> None:
@@ -41,9 +42,8 @@ async def draw_page(page: Page, session: PageSession, pages: Sequence[Page]) -> 
     await session.start(show_problem)
 
 
-def _header(drawer: ui.left_drawer, session: PageSession) -> None:
-    with ui.header().classes("header"):
-        labelled(ui.button(icon="menu", on_click=drawer.toggle).props("flat dense round"), "Navigation")
+def _header(session: PageSession) -> None:
+    with ui.element("header").classes("header"):
         with ui.element("a").props('href="/"').classes("brand"):
             ui.label("rota")
         ui.label(session.store).classes("store")
@@ -66,21 +66,19 @@ def _header(drawer: ui.left_drawer, session: PageSession) -> None:
     session.live(show_status)
 
 
-def _navigation(page: Page, shown: Sequence[Page], session: PageSession) -> ui.left_drawer:
-    with ui.left_drawer(bordered=True).classes("drawer").props("width=190 breakpoint=800") as drawer:
-        with ui.element("nav") as nav:
-            labelled(nav, "Pages")
-            for each in shown:
-                with ui.element("a").classes("nav-link") as link:
-                    ui.icon(each.icon).props("aria-hidden=true")
-                    ui.label(each.title)
-                link.props["href"] = each.path
-                if each is page:
-                    link.props["aria-current"] = "page"
+def _navigation(page: Page, shown: Sequence[Page], session: PageSession) -> None:
+    with ui.element("nav").classes("nav") as nav:
+        for each in shown:
+            with ui.element("a").classes("nav-link") as link:
+                ui.icon(each.icon).props("aria-hidden=true")
+                ui.label(each.title)
+            link.props["href"] = each.path
+            if each is page:
+                link.props["aria-current"] = "page"
         scope = session.access.rights.scope
         if scope in ("read", "enqueue"):
-            ui.label(f"This token has scope {scope}: it sees, and does not operate.").classes("drawer-note")
-    return drawer
+            ui.label(f"This token has scope {scope}: it sees, and does not operate.").classes("nav-note")
+    labelled(nav, "Pages")
 
 
 def _dark_switch(session: PageSession) -> None:

@@ -12,14 +12,11 @@ from typing import Any, Generic, TypeVar
 from nicegui import ui
 from nicegui.element import Element
 
-from rota.model import COST_DIM, dollars
-
 __all__ = [
     "TONES",
     "Meter",
     "Rows",
     "Stat",
-    "amounts_text",
     "confirm",
     "empty",
     "fields_table",
@@ -149,9 +146,3 @@ async def confirm(title: str, text: str, action: str) -> bool:
     answer: Any = await dialog
     dialog.delete()
     return bool(answer)
-
-
-def amounts_text(amounts: dict[str, int]) -> str:
-    """Return amounts by dimension as a text; a cost is in dollars."""
-    known = ((dim, amount) for dim, amount in amounts.items() if amount)
-    return ", ".join(dollars(amount) if dim == COST_DIM else f"{amount:,} {dim}" for dim, amount in known)
