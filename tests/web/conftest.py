@@ -22,6 +22,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A daemon with its dashboard for tests that look only at what they have made themselves."""
+    with a_world(tmp_path_factory.mktemp("web-shared")) as made:
+        yield made
+
+
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A page of a browser that is not signed in; at the end, nothing must have gone wrong in it."""
@@ -36,4 +43,11 @@ def page(browser: Browser) -> Iterator[Page]:
 def signed_in(page: Page, world: World) -> Page:
     """A page of a browser that is signed in with all rights."""
     world.board.sign_in(page)
+    return page
+
+
+@pytest.fixture
+def operator(page: Page, shared: World) -> Page:
+    """A page of the shared dashboard, signed in with all rights."""
+    shared.board.sign_in(page)
     return page

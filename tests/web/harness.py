@@ -89,14 +89,16 @@ class Board:
             found = self.process.until(_LINK)
             self.url, self._key = found[1], found[2]
 
-    def link(self) -> str:
-        """The one-time link; using it makes the process print the next one."""
-        return f"{self.url}/open/{self._key}"
+    def take_link(self) -> str:
+        """Return the one-time link; when it is used, the process prints the next one."""
+        if not self._key:
+            self._key = self.process.until(_LINK)[2]
+        link, self._key = f"{self.url}/open/{self._key}", ""
+        return link
 
     def sign_in(self, page: Page) -> None:
         """Sign in with the one-time link."""
-        page.goto(self.link())
-        self._key = self.process.until(_LINK)[2]
+        page.goto(self.take_link())
         page.wait_for_url(f"{self.url}/")
 
     def sign_in_with(self, page: Page, token: str) -> None:
