@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 
-__all__ = ["local_time", "moment", "span", "when"]
+__all__ = ["fine_span", "local_time", "moment", "span", "when"]
 
+MINUTE_S = 60
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -37,3 +38,10 @@ def span(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def fine_span(seconds: float) -> str:
+    """Format a duration that may be short: milliseconds below a second, a decimal below a minute."""
+    if seconds < 1:
+        return f"{seconds * 1_000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < MINUTE_S else span(seconds)

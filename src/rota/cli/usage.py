@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["usage"]
 
-MINUTE_S = 60
 _NOT_KNOWN = {"project_id": "no project", "agent": "removed", "model": "no model"}  # for an empty text
 
 
@@ -95,6 +94,7 @@ def _key(line: UsageLine, field: str) -> str:
 
 def _numbers(line: UsageLine, measure: str, whole: int) -> tuple[str, ...]:
     from rota.model import dollars
+    from rota.time_text import fine_span
 
     share = f"{100 * getattr(line, measure) / whole:.1f} %" if whole > 0 else ""
     waits = (line.wait_mean_ms, line.wait_p95_ms, line.wait_max_ms) if line.waits else (None, None, None)
@@ -104,18 +104,9 @@ def _numbers(line: UsageLine, measure: str, whole: int) -> tuple[str, ...]:
         f"{line.tokens:,}",
         dollars(line.cost_micro) if line.cost_micro else "",
         share,
-        _span_ms(line.cpu_ms) if line.cpu_ms else "",
-        *("" if wait is None else _span_ms(wait) for wait in waits),
+        fine_span(line.cpu_ms / 1_000) if line.cpu_ms else "",
+        *("" if wait is None else fine_span(wait / 1_000) for wait in waits),
     )
-
-
-def _span_ms(milliseconds: int) -> str:
-    from rota.cli.output import span
-
-    seconds = milliseconds / 1_000
-    if seconds < 1:
-        return f"{milliseconds} ms"
-    return f"{seconds:.1f} s" if seconds < MINUTE_S else span(seconds)
 
 
 def _print_csv(report: UsageReport) -> None:

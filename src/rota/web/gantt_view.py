@@ -18,7 +18,7 @@ import msgspec
 
 from rota.observe import ChartRow, RunEnding, RunSpan
 from rota.svg import document, element, link, picture, printable, text
-from rota.time_text import local_time, span
+from rota.time_text import fine_span, local_time
 
 __all__ = ["ROWS_MAX", "WINDOWS_S", "Bar", "GanttRow", "GanttView", "gantt_view", "step_s", "to_csv", "to_svg"]
 
@@ -145,7 +145,7 @@ def _bar(runs: Sequence[RunSpan], name: Callable[[int], str], since_at: float, u
     if len(runs) > 1:
         tip = f"{len(runs):,} runs of {project}" + (f", at least one {ending}" if ending in _BAD else "")
     else:
-        took = span_text(_end_at(last, now) - last.start_at)
+        took = fine_span(_end_at(last, now) - last.start_at)
         tip = f"{name(last.pid)} #{last.sched_id} of {project}: {_ENDING_WORDS[ending]}, {took}"
         tip += f" from {local_time(last.start_at, now)}"
     width = max(0.0, right - left)
@@ -155,11 +155,6 @@ def _bar(runs: Sequence[RunSpan], name: Callable[[int], str], since_at: float, u
 def _ticks(since_at: float, until_at: float, now: float) -> Iterator[tuple[float, str]]:
     for at in range(TICKS + 1):
         yield at / TICKS, local_time(since_at + (until_at - since_at) * at / TICKS, now)
-
-
-def span_text(seconds: float) -> str:
-    """Format the duration of a run: short ones with a decimal."""
-    return f"{seconds:.1f} s" if seconds < 60 else span(seconds)  # noqa: PLR2004  # a minute
 
 
 # --- drawings ------------------------------------------------------------------------------------

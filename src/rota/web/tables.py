@@ -1,4 +1,4 @@
-"""Tables of texts. A cell is shown as text, whatever it contains; a cell may lead to another page of the dashboard."""
+"""Tables and lists of texts. What a cell contains is shown as text; it may lead to another page of the dashboard."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import msgspec
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-__all__ = ["Column", "TextTable"]
+__all__ = ["Column", "FieldList", "TextTable"]
 
-_LINK_CELL = (  # a constant: Vue compiles it, and shows values as text
-    '<q-td :props="props"><a v-if="props.row.links[props.col.name]" :href="props.row.links[props.col.name]">'
-    "{{ props.value }}</a><template v-else>{{ props.value }}</template></q-td>"
-)
-_BUTTONS_CELL = (
-    '<q-td :props="props"><q-btn v-for="word in props.row.actions" :key="word" :label="word" flat dense no-caps '
-    'size="sm" :aria-label="word + \' \' + props.row.id" @click="() => $parent.$emit(\'act\', props.row.id, word)" />'
-    "</q-td>"
-)
+# constants: Vue compiles them, and shows values as text
+_LINK_CELL = """<q-td :props="props">
+  <a v-if="props.row.links[props.col.name]" :href="props.row.links[props.col.name]">{{ props.value }}</a>
+  <template v-else>{{ props.value }}</template>
+</q-td>"""
+_TONE_CELL = """<q-td :props="props" :class="'tone-' + props.row.tone">{{ props.value }}</q-td>"""
+_BUTTONS_CELL = """<q-td :props="props">
+  <button v-for="word in props.row.actions" :key="word" type="button" class="cell-button"
+    :aria-label="word + ' ' + (props.row.label || props.row.id)"
+    @click="() => $parent.$emit('act', props.row.id, word)">{{ word }}</button>
+</q-td>"""
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -40,11 +42,17 @@ class TextTable:
         label: str,
         *,
         links: Sequence[str] = (),
+        tones: Sequence[str] = (),
         on_act: Callable[[str, str], Any] | None = None,
         rows_shown: int = 0,
     ) -> None:
-        """Make a table; `links` are the columns that may lead elsewhere, `on_act` gets a row's id and an action."""
+        """Make a table.
+
+        `links` are the columns that may lead elsewhere, `tones` those that have the colour of their row's `tone`.
+        `on_act` gets a row's id and one of its `actions`.
+        """
         self._rows: list[dict[str, Any]] = []
+        self._rows_shown = rows_shown
         shown: list[dict[str, Any]] = [
             {
                 "name": each.name,
@@ -63,6 +71,8 @@ class TextTable:
         self.table.props("flat dense")
         for name in links:
             self.table.add_slot(f"body-cell-{name}", _LINK_CELL)
+        for name in tones:
+            self.table.add_slot(f"body-cell-{name}", _TONE_CELL)
         if on_act is not None:
             self.table.add_slot("body-cell-actions", _BUTTONS_CELL)
 
@@ -80,3 +90,29 @@ class TextTable:
         if new != self._rows:
             self._rows = new
             self.table.rows = new
+            self.table.props["hide-pagination"] = not self._rows_shown or len(new) <= self._rows_shown
+
+
+class FieldList:
+    """Names and texts as a list of definitions; texts are changed in place."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._texts: list[ui.label] = []
+        self._list = ui.element("dl").classes("fields")
+
+    def show(self, fields: Sequence[tuple[str, str]]) -> None:
+        """Show names and their texts."""
+        if [name for name, _ in fields] != self._names:
+            self._names = [name for name, _ in fields]
+            self._texts = []
+            self._list.clear()
+            with self._list:
+                for name in self._names:
+                    with ui.element("dt"):
+                        ui.label(name)
+                    with ui.element("dd"):
+                        self._texts.append(ui.label(""))
+        for label, (_, words) in zip(self._texts, fields, strict=True):
+            if label.text != words:
+                label.set_text(words)

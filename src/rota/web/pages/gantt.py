@@ -11,9 +11,9 @@ import msgspec
 from nicegui import ui
 
 from rota.observe import WINDOW_S, ChartRow, read_runs
-from rota.time_text import local_time, span
+from rota.time_text import fine_span, local_time, span
 from rota.web.feed import Feed
-from rota.web.gantt_view import COLOURS, WINDOWS_S, GanttView, gantt_view, span_text, step_s, to_csv, to_svg
+from rota.web.gantt_view import COLOURS, WINDOWS_S, GanttView, gantt_view, step_s, to_csv, to_svg
 from rota.web.page_session import PageSession
 from rota.web.pictures import legend, picture_frame
 from rota.web.tables import Column, TextTable
@@ -195,7 +195,7 @@ def _rows(drawn: Drawn, now: float) -> list[dict[str, object]]:
             "project": run.project_id or "–",
             "slot": f"{worker_id} · {number}",
             "began": local_time(run.start_at, now),
-            "took": span_text((run.end_at or drawn.view.until_at) - run.start_at),
+            "took": fine_span((run.end_at or drawn.view.until_at) - run.start_at),
             "ending": run.ending or "runs",
             "links": {"entry": f"/entry/{run.sched_id}"},
         }
