@@ -65,9 +65,10 @@ class TextTable:
         ]
         if on_act is not None:
             shown.append({"name": "actions", "label": "Actions", "field": "id", "align": "left"})
-        with ui.element("div").classes("table-wrap").props("tabindex=0 role=region") as wrap:
+        with ui.element("div").classes("table-wrap").props("tabindex=0 role=group") as self._wrap:
             self.table = ui.table(columns=shown, rows=[], row_key="id", pagination=rows_shown or None)
-        wrap.props["aria-label"] = label
+        self._wrap.props["aria-label"] = label
+        self._wrap.set_visibility(False)
         self.table.props("flat dense")
         for name in links:
             self.table.add_slot(f"body-cell-{name}", _LINK_CELL)
@@ -89,6 +90,7 @@ class TextTable:
         new = [{"links": {}, **row} for row in rows]
         if new != self._rows:
             self._rows = new
+            self._wrap.set_visibility(bool(new))
             self.table.rows = new
             self.table.props["hide-pagination"] = not self._rows_shown or len(new) <= self._rows_shown
 

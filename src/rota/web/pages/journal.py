@@ -88,6 +88,7 @@ class JournalPage:
     async def _toggle(self) -> None:
         self._is_paused = not self._is_paused
         self._pause.set_text("Go on" if self._is_paused else "Pause")
+        self._draw()
         await self._session.refresh()
 
     async def _pid(self) -> int | None:
