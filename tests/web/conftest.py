@@ -33,6 +33,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def page(browser: Browser) -> Iterator[Page]:
     """A page of a browser that is not signed in; at the end, nothing must have gone wrong in it."""
     context = browser.new_context()
+    context.set_default_timeout(20_000)
     problems = no_problems(context)
     yield context.new_page()
     context.close()

@@ -23,6 +23,7 @@ _STATUS_WORDS = {"connecting": "connecting", "live": "live", "lost": "not connec
 async def draw_page(page: Page, session: PageSession, pages: Sequence[Page]) -> None:
     """Build the frame, then the page in it, and follow the feed."""
     ui.add_head_html(HEAD)
+    _one_main_landmark(session)
     shown = [each for each in pages if each.icon and (not each.needs or session.may(each.needs))]
     _header(session)
     _keys(shown)
@@ -40,6 +41,13 @@ async def draw_page(page: Page, session: PageSession, pages: Sequence[Page]) -> 
         problem.set_visibility(bool(text))
 
     await session.start(show_problem)
+
+
+def _one_main_landmark(session: PageSession) -> None:
+    """Take the role from the toolkit's own <main>, which is around everything, also around the navigation."""
+    slot = session.client.content.parent_slot
+    if slot is not None:
+        slot.parent.props["role"] = "presentation"
 
 
 def _header(session: PageSession) -> None:
