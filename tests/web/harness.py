@@ -63,6 +63,7 @@ class Process:
         """End it at once, as `kill -9` does."""
         self._child.kill()
         self._child.wait(PATIENCE_S)
+        self.stop()
 
     def stop(self) -> None:
         """Ask it to end, and wait."""
@@ -75,7 +76,7 @@ class Process:
                 self._child.wait(PATIENCE_S)
         self._reader.join(PATIENCE_S)
         assert self._child.stdout is not None
-        self._child.stdout.close()
+        self._child.stdout.close()  # a second time does nothing
 
 
 class Board:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from rota.errors import Conflict
@@ -15,10 +16,8 @@ WORKER = "web-test-worker"
 def agent(client: Client, name: str, project: str | None = None) -> int:
     """Create an agent, and its project."""
     if project is not None:
-        try:
+        with contextlib.suppress(Conflict):
             client.projects.create(project)
-        except Conflict:
-            pass
     return client.agents.create(name, project_id=project)
 
 

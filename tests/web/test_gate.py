@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
@@ -29,7 +30,7 @@ class Answer:
         return str(self.headers["set-cookie"]).split(";")[0]
 
 
-def ask(world: World, path: str, *, method: str = "GET", form: dict[str, str] | None = None, **headers: str) -> Answer:
+def ask(world: World, path: str, *, method: str = "GET", form: Any = None, **headers: str) -> Answer:
     authority = urlsplit(world.board.url).netloc
     connection = http.client.HTTPConnection(authority, timeout=30)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}

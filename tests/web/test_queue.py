@@ -134,7 +134,7 @@ def test_the_agents_of_selected_entries_are_paused(operator: Page, shared: World
 def test_why_entries_wait_is_counted(operator: Page, shared: World) -> None:
     with shared.client() as client:
         pid = agent(client, "waits-for-time", "counted")
-        sched_id = [queued(client, pid, runnable_at=4e9) for _ in range(2)][0]
+        sched_id, _ = (queued(client, pid, runnable_at=4e9) for _ in range(2))
     operator.goto(f"{shared.board.url}/queue?project=counted")
     operator.get_by_role("button", name="Why do they wait?").click()
     dialog = operator.get_by_role("dialog")

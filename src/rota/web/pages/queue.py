@@ -93,7 +93,7 @@ class _QueuePage:
         with ui.element("div").classes("table-wrap"):
             self._table = ui.table(rows=[], columns=_COLUMNS, row_key="id", pagination=0)
             self._table.set_selection("multiple" if self._actions.has_any else None)
-            self._table.props("flat bordered dense hide-pagination").classes("entries")
+            self._table.props("flat bordered dense hide-pagination role=region").classes("entries")
             self._table.on_select(lambda _: self._actions.show_selection(len(self._table.selected)))
         labelled(self._table, "Entries")
         for name, template in (("id", _ID_CELL), ("status", _STATUS_CELL), ("detail", _DETAIL_CELL)):
