@@ -33,7 +33,7 @@ def web(  # noqa: PLR0917  # each is an option
         list[str] | None, typer.Option(help="A name by which browsers may address it; repeatable.")
     ] = None,
     while_stdin: Annotated[
-        bool, typer.Option("--while-stdin", hidden=True, help="End when standard input is closed.")
+        bool, typer.Option("--while-stdin", help="End when standard input is closed: for programs that start it.")
     ] = False,
 ) -> None:
     """Serve the dashboard: the fleet live, in a browser.
