@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -41,6 +42,7 @@ RESPONSE_S = 15.0  # how long a page may take to be built
 RECONNECT_S = 10.0  # how long the elements of a page are kept when its browser is away
 BACKLOG = 128
 HISTORY_MAX = 50  # messages that are sent again to a browser that was away; beyond, it loads the page again
+NICENESS = 5  # where cores are scarce, scheduling and runs go before drawing
 _log = logging.getLogger("rota.web")
 
 
@@ -183,6 +185,7 @@ def _listen(settings: WebSettings) -> socket.socket:
 
 def run_server(settings: WebSettings, open_api: Opener, say: Callable[[str], None] = print) -> None:
     """Serve the dashboard until a signal; `open_api` opens the store with a token, or with this process's rights."""
+    os.nice(NICENESS)
     sys.setswitchinterval(0.001)  # the loop draws; threads only wait for the store
     logging.getLogger("nicegui").setLevel(logging.WARNING)
     asyncio.set_event_loop_policy(None)
