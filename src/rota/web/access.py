@@ -22,7 +22,7 @@ from rota.service import SchedulerApi, SystemApi
 from rota.store.author import process_user
 from rota.web.feed import Feed
 
-__all__ = ["Access", "DashboardApi", "Opener", "Rights", "rights_of"]
+__all__ = ["CallerAccess", "DashboardApi", "Opener", "Rights", "rights_of"]
 
 READERS_MAX = 8  # calls of one access at the same time
 CACHED_MAX = 512  # answers that are kept until the next update
@@ -65,7 +65,7 @@ def rights_of(api: Any) -> Rights:
     return Rights(hello.caller, hello.scope, hello.projects)
 
 
-class Access:
+class CallerAccess:
     """The scheduler API with the rights of one caller, for all pages of that caller."""
 
     def __init__(self, api: DashboardApi, rights: Rights, name: str) -> None:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rota.errors import Forbidden
 from rota.rpc.daemon.hosts import AllowedHosts
-from rota.web.sessions import Session, Sessions
+from rota.web.sessions import Sessions, WebSession
 
 __all__ = ["LOGIN", "OPEN_PATHS", "Gate", "policy_header"]
 
@@ -65,7 +65,7 @@ class Gate:
         app: ASGIApp,
         sessions: Sessions,
         hosts: AllowedHosts,
-        owner_of_page: Callable[[str], Session | None],
+        owner_of_page: Callable[[str], WebSession | None],
         cookie: str,
     ) -> None:
         self._app = app
@@ -109,7 +109,7 @@ class Gate:
         if is_foreign and (is_socket or headers.get("sec-fetch-mode") != "navigate"):  # following a link is fine
             raise Forbidden("requests from other sites are not served", header="Sec-Fetch-Site")
 
-    async def _socket(self, scope: Scope, receive: Receive, send: Send, session: Session | None, path: str) -> None:
+    async def _socket(self, scope: Scope, receive: Receive, send: Send, session: WebSession | None, path: str) -> None:
         """Let a web socket through if its page was opened by the same session."""
         page_id = (parse_qs(scope["query_string"].decode("latin-1")).get("client_id") or [""])[0]
         if session is None or not path.startswith(SOCKET_PATH) or self._owner_of_page(page_id) is not session:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from nicegui import ui
 from nicegui.events import KeyEventArguments
 
-from rota.web.page_session import Page, PageSession
+from rota.web.page_session import PageSession, WebPage
 from rota.web.widgets import labelled
 
 __all__ = ["HEAD", "draw_page"]
@@ -20,7 +20,7 @@ FOCUS_SEARCH = 'document.querySelector("[data-search] input, input[data-search]"
 _STATUS_WORDS = {"connecting": "connecting", "live": "live", "lost": "not connected", "ended": "signed out"}
 
 
-async def draw_page(page: Page, session: PageSession, pages: Sequence[Page]) -> None:
+async def draw_page(page: WebPage, session: PageSession, pages: Sequence[WebPage]) -> None:
     """Build the frame, then the page in it, and follow the feed."""
     ui.add_head_html(HEAD)
     _one_main_landmark(session)
@@ -74,7 +74,7 @@ def _header(session: PageSession) -> None:
     session.live(show_status)
 
 
-def _navigation(page: Page, shown: Sequence[Page], session: PageSession) -> None:
+def _navigation(page: WebPage, shown: Sequence[WebPage], session: PageSession) -> None:
     with ui.element("nav").classes("nav") as nav:
         for each in shown:
             with ui.element("a").classes("nav-link") as link:
@@ -103,7 +103,7 @@ def _dark_switch(session: PageSession) -> None:
     labelled(button, "Dark, light or as the system")
 
 
-def _keys(shown: Sequence[Page]) -> None:
+def _keys(shown: Sequence[WebPage]) -> None:
     by_key = {page.key: page.path for page in shown if page.key}
     with ui.dialog() as help_dialog, ui.card().classes("dialog"):
         ui.label("Keys").classes("card-title").props("role=heading aria-level=2")

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from rota.errors import Forbidden, RotaError, StoreUnavailable
 from rota.web.access import DashboardApi
 from rota.web.feed import Feed
-from rota.web.sessions import Session
+from rota.web.sessions import WebSession
 
-__all__ = ["Build", "Page", "PageSession", "Refresh"]
+__all__ = ["Build", "PageSession", "Refresh", "WebPage"]
 
 T = TypeVar("T")
 Refresh: TypeAlias = Callable[[], Awaitable[None]]
@@ -24,7 +24,7 @@ Refresh: TypeAlias = Callable[[], Awaitable[None]]
 class PageSession:
     """One open page of one signed-in browser."""
 
-    def __init__(self, session: Session, client: Client, request: Request, store: str) -> None:
+    def __init__(self, session: WebSession, client: Client, request: Request, store: str) -> None:
         self.session = session
         self.access = session.access
         self.client = client
@@ -158,7 +158,7 @@ def _ignore(_text: str) -> None:
 Build: TypeAlias = Callable[[PageSession], Awaitable[None]]
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class WebPage(msgspec.Struct, frozen=True, kw_only=True):
     """A page: its address, and the function that builds it."""
 
     path: str

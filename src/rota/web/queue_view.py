@@ -13,13 +13,13 @@ from rota.model import STATUSES, ReadyEntry
 from rota.time_text import local_time
 from rota.web.widgets import TONES
 
-__all__ = ["PAGE_SIZE", "QueueView", "Window", "row_of"]
+__all__ = ["PAGE_SIZE", "QueueView", "QueueWindow", "row_of"]
 
 PAGE_SIZE = 50
 TEXT_MAX = 200  # characters of an error or of tags in a row
 
 
-class Window(msgspec.Struct, frozen=True):
+class QueueWindow(msgspec.Struct, frozen=True):
     """The part of a list that a page shows. The list is by id; the newest come first on the page."""
 
     offset: int
@@ -68,13 +68,13 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
         """Return the conditions for a bulk change."""
         return EntryFilter(**self.conditions(pid))
 
-    def window(self, total: int) -> Window:
+    def window(self, total: int) -> QueueWindow:
         """Return which part of `total` entries this page shows, newest first."""
         pages = max(1, -(-total // PAGE_SIZE))
         page = min(self.page, pages)
         skipped = (page - 1) * PAGE_SIZE
         limit = max(0, min(PAGE_SIZE, total - skipped))
-        return Window(total - skipped - limit, limit, skipped + 1 if limit else 0, skipped + limit, pages)
+        return QueueWindow(total - skipped - limit, limit, skipped + 1 if limit else 0, skipped + limit, pages)
 
 
 def row_of(entry: ReadyEntry, agents: Mapping[int, str], now: float) -> dict[str, Any]:

@@ -29,9 +29,9 @@ from rota.rpc.daemon.hosts import AllowedHosts
 from rota.web.access import Opener
 from rota.web.gate import LOGIN, Gate
 from rota.web.layout import HEAD, draw_page
-from rota.web.page_session import Page, PageSession
+from rota.web.page_session import PageSession, WebPage
 from rota.web.pages import PAGES
-from rota.web.sessions import Session, Sessions
+from rota.web.sessions import Sessions, WebSession
 from rota.web.settings import WebSettings
 from rota.web.sign_in import SignIn
 
@@ -122,9 +122,9 @@ class WebServer:
         hosts = AllowedHosts(self.settings.host, self.settings.allowed_hosts, is_tls=self.settings.is_tls)
         return Gate(outer, self.sessions, hosts, _owner_of, self._cookie)
 
-    def _add_page(self, page: Page) -> None:
+    def _add_page(self, page: WebPage) -> None:
         async def show(request: Request, client: Client) -> None:
-            session: Session = request.scope["state"]["session"]
+            session: WebSession = request.scope["state"]["session"]
             await draw_page(page, PageSession(session, client, request, self.settings.store), PAGES)
 
         ui.page(page.path, title=f"{page.title} · rota", response_timeout=RESPONSE_S)(show)
@@ -135,10 +135,10 @@ class WebServer:
         return session is not None and self.sessions.find(session.session_id) is session
 
 
-def _owner_of(page_id: str) -> Session | None:
+def _owner_of(page_id: str) -> WebSession | None:
     """Return the session that has opened a page, if the page is still open."""
     client = Client.instances.get(page_id)
-    session: Session | None = None if client is None else client.request.scope["state"]["session"]
+    session: WebSession | None = None if client is None else client.request.scope["state"]["session"]
     return session
 
 

@@ -18,9 +18,9 @@ from collections.abc import Callable
 
 from rota.clock import Clock, SystemClock
 from rota.errors import LockedOut, Unauthenticated
-from rota.web.access import Access, DashboardApi, Opener, Rights, rights_of
+from rota.web.access import CallerAccess, DashboardApi, Opener, Rights, rights_of
 
-__all__ = ["FAILURES_MAX", "FAILURES_S", "SESSIONS_MAX", "SESSION_S", "Session", "Sessions"]
+__all__ = ["FAILURES_MAX", "FAILURES_S", "SESSIONS_MAX", "SESSION_S", "Sessions", "WebSession"]
 
 SESSION_S = 12 * 3_600.0  # how long a session lasts
 SESSIONS_MAX = 1_000  # the oldest ends when there are more
@@ -30,10 +30,10 @@ ADDRESSES_MAX = 1_000  # addresses whose wrong sign-ins are counted
 SECRET_BYTES = 32
 
 
-class Session:
+class WebSession:
     """One browser that is signed in."""
 
-    def __init__(self, access: Access, ends_at: float) -> None:
+    def __init__(self, access: CallerAccess, ends_at: float) -> None:
         self.session_id = secrets.token_urlsafe(SECRET_BYTES)
         self.csrf = secrets.token_urlsafe(SECRET_BYTES)
         self.access = access
@@ -48,8 +48,8 @@ class Sessions:
         self._open_api = open_api
         self._announce = announce  # prints a one-time key
         self._clock = clock or SystemClock()
-        self._sessions: dict[str, Session] = {}
-        self._accesses: dict[str, Access] = {}  # by the hash of their token; "" is the process's own
+        self._sessions: dict[str, WebSession] = {}
+        self._accesses: dict[str, CallerAccess] = {}  # by the hash of their token; "" is the process's own
         self._key: str | None = None
         self._failures: dict[str, list[float]] = {}
 
@@ -60,7 +60,7 @@ class Sessions:
         self._key = secrets.token_urlsafe(SECRET_BYTES)
         self._announce(self._key)
 
-    async def open_link(self, key: str, address: str) -> Session:
+    async def open_link(self, key: str, address: str) -> WebSession:
         """Sign in with the one-time key, or raise `Unauthenticated`."""
         self._check_failures(address)
         if self._key is None or not hmac.compare_digest(key.encode(), self._key.encode()):
@@ -77,7 +77,7 @@ class Sessions:
 
     # --- tokens ----------------------------------------------------------------------------------
 
-    async def sign_in(self, token: str, address: str) -> Session:
+    async def sign_in(self, token: str, address: str) -> WebSession:
         """Sign in with an access token of the daemon, or raise the daemon's error."""
         self._check_failures(address)
         try:
@@ -87,7 +87,7 @@ class Sessions:
             raise
         return self._begin(access)
 
-    async def _access(self, name: str, token: str | None) -> Access:
+    async def _access(self, name: str, token: str | None) -> CallerAccess:
         """Return the access of a token. The daemon is asked each time: the token may have been revoked."""
         known = self._accesses.get(name)
         if known is not None:
@@ -95,7 +95,7 @@ class Sessions:
             return known
         api, rights = await asyncio.to_thread(self._open, token)
         if name not in self._accesses:
-            self._accesses[name] = Access(api, rights, name[:8] or "own")
+            self._accesses[name] = CallerAccess(api, rights, name[:8] or "own")
         return self._accesses[name]
 
     def _open(self, token: str | None) -> tuple[DashboardApi, Rights]:
@@ -120,14 +120,14 @@ class Sessions:
 
     # --- sessions --------------------------------------------------------------------------------
 
-    def _begin(self, access: Access) -> Session:
+    def _begin(self, access: CallerAccess) -> WebSession:
         while len(self._sessions) >= SESSIONS_MAX:
             self.end(next(iter(self._sessions.values())))
-        session = Session(access, self._clock.monotonic() + SESSION_S)
+        session = WebSession(access, self._clock.monotonic() + SESSION_S)
         self._sessions[session.session_id] = session
         return session
 
-    def find(self, session_id: str | None) -> Session | None:
+    def find(self, session_id: str | None) -> WebSession | None:
         """Return the session of a cookie, unless it has ended."""
         session = self._sessions.get(session_id or "")
         if session is None:
@@ -137,7 +137,7 @@ class Sessions:
             return None
         return session
 
-    def end(self, session: Session) -> None:
+    def end(self, session: WebSession) -> None:
         """End a session; the connection of its token closes with the last one."""
         self._sessions.pop(session.session_id, None)
         if any(other.access is session.access for other in self._sessions.values()):

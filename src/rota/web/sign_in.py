@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from rota.errors import Forbidden, RotaError
 from rota.web.gate import LOGIN
-from rota.web.sessions import SESSION_S, Session, Sessions
+from rota.web.sessions import SESSION_S, Sessions, WebSession
 from rota.web.settings import WebSettings
 
 __all__ = ["SignIn"]
@@ -72,7 +72,7 @@ class SignIn:
 
     async def logout(self, request: Request) -> Response:
         """End the session."""
-        session: Session | None = request.scope["state"]["session"]
+        session: WebSession | None = request.scope["state"]["session"]
         response = RedirectResponse(LOGIN, status_code=303)
         if session is not None:
             try:
@@ -93,7 +93,7 @@ class SignIn:
         self._set_cookie(response, self._form_cookie, csrf, LOGIN)
         return response
 
-    def _with_session(self, response: Response, session: Session) -> Response:
+    def _with_session(self, response: Response, session: WebSession) -> Response:
         self._set_cookie(response, self._cookie, session.session_id, "/")
         return response
 
