@@ -45,11 +45,12 @@ class TextTable:
         tones: Sequence[str] = (),
         on_act: Callable[[str, str], Any] | None = None,
         rows_shown: int = 0,
+        is_feed: bool = False,
     ) -> None:
         """Make a table.
 
         `links` are the columns that may lead elsewhere, `tones` those that have the colour of their row's `tone`.
-        `on_act` gets a row's id and one of its `actions`.
+        `on_act` gets a row's id and one of its `actions`. The browser draws of a feed only the rows in sight.
         """
         self._rows: list[dict[str, Any]] = []
         self._rows_shown = rows_shown
@@ -70,6 +71,8 @@ class TextTable:
         self._wrap.props["aria-label"] = label
         self._wrap.set_visibility(False)
         self.table.props("flat dense")
+        if is_feed:
+            self.table.props("virtual-scroll virtual-scroll-item-size=34 virtual-scroll-slice-size=20")
         for name in links:
             self.table.add_slot(f"body-cell-{name}", _LINK_CELL)
         for name in tones:

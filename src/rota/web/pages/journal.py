@@ -72,7 +72,7 @@ class JournalPage:
             self._place = ui.label("").classes("soft small").mark("place")
             with ui.element("div").classes("feed-table"):
                 self._table = TextTable(
-                    _COLUMNS, "Events", links=("entry", "project"), tones=("what",), on_act=self._act
+                    _COLUMNS, "Events", links=("entry", "project"), tones=("what",), on_act=self._act, is_feed=True
                 )
             self._empty = empty("Nothing has happened that matches. To see the same in a terminal:", "rota tail -f")
 
