@@ -1,4 +1,4 @@
-"""One browser for all tests of a process; a daemon with its dashboard for each module."""
+"""One browser for all tests of this package; a daemon with its dashboard for each module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page
 from tests.web.harness import World, a_browser, a_world, no_problems
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # while it is open, an event loop runs in this thread: other packages need it closed
 def browser() -> Iterator[Browser]:
     with a_browser() as found:
         yield found
@@ -22,7 +22,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A daemon with its dashboard for tests that look only at what they have made themselves."""
     with a_world(tmp_path_factory.mktemp("web-shared")) as made:

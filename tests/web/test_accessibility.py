@@ -53,7 +53,7 @@ def test_every_page_is_readable_in_light_and_dark(operator: Page, shared: World,
         operator.goto(f"{shared.board.url}{path}")
         expect(operator.locator("header [role=status]")).to_have_text("live")
         for scheme in ("light", "dark"):
-            operator.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of the two
+            operator.emulate_media(color_scheme=scheme)
             expect(operator.locator(f"body.body--{scheme}")).to_have_count(1)
             if problems := [*operator.evaluate(LOOK), *nameless(operator)]:
                 found[f"{path} {scheme}"] = problems
@@ -63,7 +63,7 @@ def test_every_page_is_readable_in_light_and_dark(operator: Page, shared: World,
 
 def test_the_sign_in_is_readable(page: Page, shared: World) -> None:
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of the two
+        page.emulate_media(color_scheme=scheme)
         page.goto(f"{shared.board.url}/login")
         assert [*page.evaluate(LOOK), *nameless(page)] == []
     picture(page, "sign-in")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,6 +22,8 @@ from rota.web.feed import EVENTS_KEPT, Feed
 from rota.web.sessions import FAILURES_MAX, Sessions
 from tests.web.harness import PATIENCE_S
 
+T = TypeVar("T")
+
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Dispatcher]:
@@ -27,6 +31,12 @@ def api(tmp_path: Path) -> Iterator[Dispatcher]:
     dispatcher = Dispatcher(kernel)
     yield dispatcher
     dispatcher.close()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a thread of its own: playwright's event loop may be open in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result(PATIENCE_S)
 
 
 async def until(happened: asyncio.Event) -> None:
@@ -58,7 +68,7 @@ def test_a_burst_of_events_is_a_few_updates_and_all_of_them_are_folded(api: Disp
         assert feed.state is not None
         return feed.state.enqueued, updates, len(feed.events)
 
-    enqueued, updates, kept = asyncio.run(watch())
+    enqueued, updates, kept = run(watch())
     assert enqueued == burst
     assert updates < burst // 100, "updates are per moment, not per event"
     assert kept <= EVENTS_KEPT
@@ -80,7 +90,7 @@ def test_a_page_that_fails_does_not_end_the_updates_of_others(api: Dispatcher) -
         await until(done)
         feed.stop()
 
-    asyncio.run(watch())
+    run(watch())
 
 
 def test_pages_share_one_answer_within_an_update_and_ask_again_after_a_change(api: Dispatcher) -> None:
@@ -104,7 +114,7 @@ def test_pages_share_one_answer_within_an_update_and_ask_again_after_a_change(ap
         assert calls.count(3) == 1
         access.feed.stop()
 
-    asyncio.run(read())
+    run(read())
 
 
 def test_an_error_is_not_kept(api: Dispatcher) -> None:
@@ -121,7 +131,7 @@ def test_an_error_is_not_kept(api: Dispatcher) -> None:
             await access.read_every(3_600.0, ask)
         assert await access.read_every(3_600.0, ask) == "yes"
 
-    asyncio.run(read())
+    run(read())
 
 
 @pytest.mark.parametrize("projects", [None, ("mine",)], ids=["all projects", "one project"])
@@ -166,4 +176,4 @@ def test_wrong_links_are_slowed_down_and_the_right_one_works_once() -> None:
         assert sessions.find(session.session_id) is None
         sessions.close()
 
-    asyncio.run(sign_in())
+    run(sign_in())
