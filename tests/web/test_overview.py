@@ -36,4 +36,4 @@ def test_the_fleet_is_paused_and_resumed(operator: Page, shared: World) -> None:
     expect(operator.get_by_role("button", name="Pause the fleet")).to_be_visible()
     with shared.client() as client:
         assert client.projects.fleet_paused_by() is None
-    assert authors(shared, "")[-1] == f"uid:{os.getuid()}"
+    assert authors(shared, "kernel.pause.set")[-1] == f"uid:{os.getuid()}"
