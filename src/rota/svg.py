@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from html import escape
 
-__all__ = ["INK", "document", "element", "printable", "text"]
+__all__ = ["INK", "document", "element", "link", "picture", "printable", "text"]
 
 INK = "#334155"  # of lines and borders
 TITLE_Y = 34
@@ -34,6 +34,18 @@ def document(width: float, height: float, title: str, parts: Iterable[str], *, m
     ]
     size = _attributes({"viewBox": f"0 0 {width:g} {height:g}", "width": width, "height": height})
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg"{size} role="img">', *frame, *parts, "</svg>\n"])
+
+
+def picture(width: float, height: float, label: str, parts: Iterable[str]) -> str:
+    """Return an SVG element that is part of a page: the page's style sheet sets colours, below the class `picture`."""
+    size = _attributes({"viewBox": f"0 0 {width:g} {height:g}", "width": width, "height": height, "aria-label": label})
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" class="picture" role="group"{size}>', *parts, "</svg>"])
+
+
+def link(href: str, parts: Iterable[str], label: str, **attributes: str | float) -> str:
+    """Return parts that lead to another page of the same site."""
+    assert href.startswith("/"), href  # noqa: S101  # a name that is written by a user never decides the scheme
+    return f"<a{_attributes({'href': href, 'aria-label': label, **attributes})}>{''.join(parts)}</a>"
 
 
 def element(name: str, *, tip: str = "", **attributes: str | float) -> str:
@@ -59,5 +71,6 @@ def _word(name: str, words: str, **attributes: str | float) -> str:
 def _attributes(values: dict[str, str | float]) -> str:
     written = {name.rstrip("_").replace("_", "-"): value for name, value in values.items()}
     return "".join(
-        f' {name}="{escape(value) if isinstance(value, str) else f"{value:g}"}"' for name, value in written.items()
+        f' {name}="{escape(printable(value)) if isinstance(value, str) else f"{value:g}"}"'
+        for name, value in written.items()
     )

@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 
 from rota import store
-from rota.cli.tail import _Filter, _Reader
+from rota.cli.tail import _follow
 from rota.clock import ManualClock
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.work import Backoff
+from rota.observe import SentenceReader, TextFilter
 from rota.rpc import connect
 from rota.service.dispatcher import Dispatcher
 from tests.cli.shell import Shell
 from tests.daemon.harness import PATIENCE_S, make_token, serving
 
 START = 1_000_000.0
-EVERYTHING = _Filter(kind=None, pid=None, project_id=None, everything=True)
+EVERYTHING = TextFilter(everything=True)
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_since_begins_that_long_ago_and_knows_the_runs_of_before() -> None:
     (entry,) = kernel.queue.claim(worker_id="box")
     clock.advance(700.0)
     kernel.queue.complete(entry.sched_id, "completed", token=entry.token)
-    reader = _Reader(Dispatcher(kernel), EVERYTHING)
+    reader = SentenceReader(Dispatcher(kernel), EVERYTHING)
     said = [text.text for _, text in reader.history(20, 600.0)]
     assert said[0] == "coder #1 completed after 700.0 s"
     assert reader.history(20, 1_000.0)[0][1].text.startswith("agent coder was created")
@@ -133,16 +134,16 @@ def test_since_begins_that_long_ago_and_knows_the_runs_of_before() -> None:
 
 def test_it_goes_on_when_the_daemon_is_restarted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    monkeypatch.setattr(sys.modules[_Reader.__module__], "say", lambda text, **_: log.append(str(text)))
+    monkeypatch.setattr(sys.modules[_follow.__module__], "say", lambda text, **_: log.append(str(text)))
     heard: list[str] = []
     changed = threading.Condition()
     with serving(path) as served:
         client = connect(served.unix, retry_s=0.0)
         pid = client.agents.create("coder")
-        reader = _Reader(client, EVERYTHING)
+        reader = SentenceReader(client, EVERYTHING)
 
         def follow() -> None:
-            for _, text in reader.follow(None):
+            for _, text in _follow(client, reader):
                 with changed:
                     heard.append(text.text)
                     changed.notify_all()

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.live import Live
 
 from rota import store
-from rota.cli import overview as overviews
-from rota.cli.overview import read_overview, recent_state, report_of
 from rota.cli.view import LiveView
 from rota.clock import ManualClock
 from rota.errors import StoreUnavailable
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.workers import SlotPool
+from rota.observe import overview as overviews
+from rota.observe.overview import read_overview, recent_state, report_of
 from rota.observe.run_chart import WINDOW_S
 from rota.rpc import connect
 from rota.service.dispatcher import Dispatcher

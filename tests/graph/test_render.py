@@ -144,3 +144,13 @@ def test_control_characters_in_the_name_of_a_type_or_port_cannot_break_a_drawing
     drawn = ET.fromstring(to_svg(plan))
     assert any("demo.\ufffd\ufffd" in (text.text or "") for text in drawn.iter(f"{SVG}text"))
     assert '|"in\ufffd\ufffd"|' in to_mermaid(plan)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_on_a_page_boxes_lead_to_entries_and_no_name_breaks_out_of_a_link(name: str) -> None:
+    drawn = ET.fromstring(to_svg(named(name), {name: "running"}, links={name: "/entry/7"}))
+    assert (drawn.get("class"), drawn.find(f"{SVG}style")) == ("picture", None)
+    (link,) = drawn.iter(f"{SVG}a")
+    assert link.get("href") == "/entry/7"
+    assert (link.get("aria-label") or "").startswith(name)
+    assert link.find(f"{SVG}text") is not None

@@ -26,6 +26,7 @@ FACES = {
     "rota.decoding",
     "rota.errors",
     "rota.policy.fair_share",
+    "rota.time_text",
     *(f"rota.{name}" for name in PACKAGES),
 }
 

@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help; after a colon, the 
     "doctor": "doctor",
     "serve": "serve",
     "mcp": "mcp",
+    "web": "web",
     "charge": "own_run",
     "checkpoint": "own_run",
     "progress": "own_run",
@@ -72,9 +73,8 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help; after a colon, the 
     "help": "about:help_of",
 }
 
-LONG = frozenset(
-    ("run", "serve", "mcp", "demo", "top", "tail", "events", "logs", "graph", "cpu", "otel")
-)  # they may run for long
+# they may run for long
+LONG = frozenset(("run", "serve", "mcp", "web", "demo", "top", "tail", "events", "logs", "graph", "cpu", "otel"))
 
 app = typer.Typer(
     name="rota",

@@ -8,8 +8,6 @@ from rota.cli.connection import open_api
 from rota.cli.output import now, print_json, print_table, when
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rota.model import CoreGrant, CoreRefusal, SchedulingContext
 
 __all__ = ["show_status"]
@@ -32,22 +30,8 @@ def show_status(store: str, *, as_json: bool) -> None:
 
 
 def _grant_row(grant: CoreGrant) -> tuple[object, ...]:
-    what = "; ".join(_granted(grant))
+    what = "; ".join(grant.sentences())
     return grant.host_name, grant.sched_id, grant.owner, what, when(grant.granted_at, now())
-
-
-def _granted(grant: CoreGrant) -> Iterator[str]:
-    if grant.island is not None:
-        yield f"island {grant.island}"
-    if grant.leased:
-        yield f"core{'s' * (len(grant.leased) > 1)} {', '.join(map(str, grant.leased))} for itself"
-    for one in grant.reserved:
-        share = f"{one.budget_ns / 1e6:g} ms in {one.period_ns / 1e6:g} ms"
-        yield f"{one.name}: {share} of core {one.core}"
-    if grant.quota_us is not None and grant.quota_period_us is not None:
-        yield f"at most {grant.quota_us / 1e3:g} ms in {grant.quota_period_us / 1e3:g} ms"
-    if grant.latency_class != "normal":
-        yield f"class {grant.latency_class}"
 
 
 def _refusal_row(refusal: CoreRefusal) -> tuple[object, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -12,6 +11,7 @@ import msgspec
 from rota.cli.plain_console import PlainConsole, escape
 from rota.cli.terminal_text import harmless
 from rota.clock import SystemClock
+from rota.time_text import local_time, moment, span, when
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,8 +30,6 @@ __all__ = [
     "span",
     "when",
 ]
-
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def now() -> float:
@@ -110,36 +108,6 @@ def cell(value: Any) -> str:
     if isinstance(value, dict | msgspec.Struct):
         value = msgspec.json.encode(value).decode()
     return escape(harmless(str(value)))
-
-
-def when(at: float | None, now_at: float) -> str:
-    """Format an instant relative to now."""
-    if at is None:
-        return "–"
-    if not at:
-        return "now"
-    return f"in {span(at - now_at)}" if at > now_at else f"{span(now_at - at)} ago"
-
-
-def local_time(at: float, now_at: float) -> str:
-    """Format an instant in this machine's zone: the time of day, with the date if it is not today's."""
-    moment = dt.datetime.fromtimestamp(at).astimezone()
-    if moment.date() == dt.datetime.fromtimestamp(now_at).astimezone().date():
-        return f"{moment:%H:%M:%S}"
-    return f"{moment:%Y-%m-%d %H:%M:%S}"
-
-
-def moment(at: float | None, now_at: float) -> str:
-    """Format an instant as a local time and relative to now."""
-    return f"{local_time(at, now_at)} ({when(at, now_at)})" if at else when(at, now_at)
-
-
-def span(seconds: float) -> str:
-    """Format a duration in the largest unit that fits."""
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def print_fields(thing: Any) -> None:

@@ -20,21 +20,13 @@ policy = typer.Typer(help="The policies that decide which entry runs next.", no_
 def list_(as_json: AsJson = False) -> None:
     """List the policies with their order and waiting bound."""
     from rota.cli.output import print_json, print_table
-    from rota.errors import PolicyInvalid
-    from rota.policy import make, names
+    from rota.policy import descriptions
 
-    rows: list[tuple[str, str, str | None]] = []
-    for name in names():
-        try:
-            made = make(name)
-        except PolicyInvalid as problem:  # of another package
-            rows.append((name, problem.message, "it cannot be used"))
-        else:
-            rows.append((name, made.sentence, made.bound.sentence if made.bound else None))
+    found = descriptions()
     if as_json:
-        print_json([{"name": name, "sentence": sentence, "bound": bound} for name, sentence, bound in rows])
+        print_json([{"name": each.name, "sentence": each.sentence, "bound": each.bound} for each in found])
         return
-    table = [(name, sentence, bound or "none: it can starve") for name, sentence, bound in rows]
+    table = [(each.name, each.sentence, each.bound or "none: it can starve") for each in found]
     print_table(("policy", "order", "waiting bound"), table, empty="no policies")
 
 

@@ -55,6 +55,10 @@ def serve(  # noqa: PLR0917  # each is an option
     mcp_allow_write: Annotated[
         bool, typer.Option("--mcp-allow-write", help="Offer MCP tools that change something to all, not only to runs.")
     ] = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="Also serve the dashboard, in a process of its own; see `rota web`.")
+    ] = False,
+    web_port: Annotated[int, typer.Option(min=0, max=65_535, help="The dashboard's port; 0: any free one.")] = 8417,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     print_unit: Annotated[bool, typer.Option("--print-unit", help="Print a systemd unit instead.")] = False,
 ) -> None:
@@ -76,6 +80,8 @@ def serve(  # noqa: PLR0917  # each is an option
         mcp_listen=mcp_listen,
         mcp_allow_write=mcp_allow_write,
         log_level=log_level,
+        web=web,
+        web_port=web_port,
     )
     _print_unit(options) if print_unit else run(options)
 
@@ -100,6 +106,8 @@ class Options:
     mcp_listen: str = MCP_LISTEN
     mcp_allow_write: bool = False
     log_level: str = "info"
+    web: bool = False
+    web_port: int = 8417
 
     def settings(self) -> DaemonSettings:
         """Return the daemon's settings, or raise an error for an invalid option."""
@@ -199,29 +207,37 @@ def run(options: Options) -> None:
         with open_file(options.store, create=True) as kernel:
             start_tracing(kernel.journal, options.store, asked=True)
     with exporting(options.store, asked=options.otel):
-        uvloop.run(_serve(settings, transport, mcp_settings, allow_write=options.mcp_allow_write))
+        uvloop.run(_serve(options, settings, transport, mcp_settings))
 
 
 async def _serve(
+    options: Options,
     settings: DaemonSettings,
     transport: TransportFactory | None,
     mcp_settings: HttpSettings | None,
-    *,
-    allow_write: bool,
 ) -> None:
+    """Serve until a signal; what was asked for beside the daemon starts with it and ends with it."""
+    import contextlib
+
     from rota.rpc import Daemon
 
     daemon = Daemon(settings, transport)
-    if mcp_settings is None:
-        await daemon.serve()
-        return
-    from rota.cli.mcp import http_server
+    with contextlib.ExitStack() as beside:
 
-    server = http_server(mcp_settings, lambda: daemon.addresses[0], allow_write=allow_write or None)
-    try:
-        await daemon.serve(lambda: say(f"MCP at {server.start()}", err=True))
-    finally:
-        server.stop()
+        def start_others() -> None:
+            if mcp_settings is not None:
+                from rota.cli.mcp import http_server
+
+                allow_write = options.mcp_allow_write or None
+                server = http_server(mcp_settings, lambda: daemon.addresses[0], allow_write=allow_write)
+                beside.callback(server.stop)
+                say(f"MCP at {server.start()}", err=True)
+            if options.web:
+                from rota.cli.web import beside_daemon
+
+                beside.enter_context(beside_daemon(daemon.addresses[0], options.web_port))
+
+        await daemon.serve(start_others)
 
 
 def _print_unit(options: Options) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +10,7 @@ import typer
 from rota.cli.options import STORE, AsJson, Store, complete_entry
 
 if TYPE_CHECKING:
-    from rota.model import AttemptReport, EntryReport, LogPart, RelatedEntry
+    from rota.model import AttemptReport, EntryReport, LogPart
     from rota.service import SchedulerApi
 
 __all__ = ["show"]
@@ -19,13 +19,6 @@ LOG_LINES = 20  # of the output of the last attempt
 LOG_BYTES = 16 * 1024  # that are read for them
 JSON_CHARS_MAX = 2_000  # of a payload or a result
 _COLORS = {"succeeded": "green", "failed": "bold red", "running": "cyan", "expired": "yellow", "cancelled": "yellow"}
-_ENDED = {
-    "completed": "succeeded",
-    "retry": "failed, tried again",
-    "reclaim": "lost: its claim expired",
-    "preempt": "preempted by more urgent work; counts no attempt",
-    "yield": "yielded its slot; counts no attempt",
-}
 
 
 def show(
@@ -75,24 +68,26 @@ def _log_fields(log: LogPart) -> dict[str, Any]:
 
 def _print_report(found: EntryReport, log: LogPart | None) -> None:
     from rota.cli.output import cell, console
+    from rota.model import attempt_heading, attempt_lines, related_text, report_fields, shown_result
 
     out, entry = console(), found.entry
     color = _COLORS.get(entry.status, "bold")
     verb = "was " if entry.status == "cancelled" else "is " if entry.status in ("waiting", "ready", "running") else ""
     out.print(f"[bold]{cell(found.agent)} #{entry.sched_id}[/] {verb}[{color}]{entry.status}[/]")
-    fields = [(name, text) for name, text in _fields(found) if text]
+    fields = [(name, text) for name, text in report_fields(found) if text]
     width = max(len(name) for name, _ in fields)
     for name, text in fields:
         out.print(f"  {name:{width}}  {text}", markup=False, soft_wrap=True)
     for number, attempt in enumerate(found.attempts, 1):
         is_last = number == len(found.attempts)
-        _print_section(_attempt_heading(attempt, found), _attempt_lines(attempt, found, log if is_last else None))
-    _print_section("result", _json_lines(_shown_result(found)))
+        output = _output(attempt, found, log if is_last else None)
+        _print_section(attempt_heading(attempt, found), (*attempt_lines(attempt, found), *output))
+    _print_section("result", _json_lines(shown_result(found)))
     _print_section("payload", _json_lines(entry.payload))
-    _print_section("children", [_related(each) for each in found.children])
+    _print_section("children", [related_text(each) for each in found.children])
     if not found.children_are_complete:
         out.print("  … and more", style="dim")
-    _print_section("after", [*map(_related, found.after), *(f"#{each} (pruned)" for each in found.after_gone)])
+    _print_section("after", [*map(related_text, found.after), *(f"#{each} (pruned)" for each in found.after_gone)])
     heading = "history" if found.history_is_complete else "history (incomplete: a part of the journal is not kept)"
     _print_section(heading, _history(found))
     if entry.status == "failed":
@@ -112,146 +107,7 @@ def _print_section(heading: str, lines: Iterable[str]) -> None:
             out.print(f"  {line}", markup=False, soft_wrap=True)
 
 
-def _fields(found: EntryReport) -> Iterator[tuple[str, str | None]]:
-    """Yield the name and the text of each fact; a fact without a text is left out."""
-    from rota.cli.output import moment
-
-    entry, at = found.entry, found.now
-    yield "agent", f"{found.agent} (pid {entry.pid})"
-    named = found.project if found.project in (None, entry.project_id) else f"{found.project} ({entry.project_id})"
-    yield "project", named
-    yield "status", _status(found)
-    yield "progress", None if found.progress is None else f"{found.progress.fraction:.0%} {found.progress.text}".strip()
-    yield "attempts", f"{entry.attempt} of {entry.max_attempts}" + _not_retried(found)
-    yield "priority", str(entry.priority)
-    yield "enqueued", moment(entry.created_at, at)
-    times = {
-        "runs from": entry.runnable_at if entry.state == "queued" else None,
-        "started": entry.dispatched_at,
-        "ended": entry.completed_at,
-        "deadline": entry.deadline,
-        "claim expires": entry.claim_expires_at,
-    }
-    yield from ((name, moment(instant, at) if instant else None) for name, instant in times.items())
-    yield "worker", entry.worker_id
-    yield "used", _amounts(found.usage)
-    yield "at most", _amounts(entry.ceiling)
-    yield "lent by parent", _amounts(found.lent)
-    yield "limits", "; ".join(_limits(found))
-    path = "" if found.workspace_path is None else f" ({found.workspace_path})"
-    yield "workspace", None if entry.workspace is None else f"{entry.workspace}{path}"
-    yield "trigger", entry.trigger
-    yield "key", entry.key
-    yield "tags", ", ".join(entry.tags)
-    yield "kind", entry.kind
-    yield "correlation", entry.correlation_id
-    yield "parent", None if found.parent is None else _related(found.parent)
-    yield "graph", _graph(found)
-    yield "unreadable", entry.unreadable
-
-
-_WAITS = {"time": "for its time", "after": "for others", "backoff": "for its next attempt", "worker": "for its worker"}
-
-
-def _status(found: EntryReport) -> str:
-    entry = found.entry
-    detail = entry.outcome if entry.state in ("completed", "cancelled") else _WAITS.get(entry.hold or "")
-    if entry.cancel_requested:
-        detail = "asked to stop"
-    return f"{entry.status} ({detail})" if detail else entry.status
-
-
-def _not_retried(found: EntryReport) -> str:
-    entry = found.entry
-    if entry.status != "failed" or found.not_retried is None or entry.attempt >= entry.max_attempts:
-        return ""
-    return f"; not tried again: {found.not_retried}"
-
-
-def _amounts(amounts: Mapping[str, int]) -> str:
-    """Amounts by dimension as a text; a cost is in dollars."""
-    from rota.model import COST_DIM, dollars
-
-    known = ((dim, amount) for dim, amount in amounts.items() if amount)
-    return ", ".join(dollars(amount) if dim == COST_DIM else f"{amount:,} {dim}" for dim, amount in known)
-
-
-def _limits(found: EntryReport) -> Iterator[str]:
-    from rota.cli.output import when
-
-    held = {use.name for use in found.limits}
-    yield from (name for name in found.entry.draws_on if name not in held)
-    for use in found.limits:
-        state = f"waits, asked {when(use.asked_at, found.now)}" if use.granted_at is None else "holds"
-        yield f"{use.name}: {state} {_amounts(use.amounts)}".rstrip()
-
-
-def _graph(found: EntryReport) -> str | None:
-    return None if found.graph is None else found.graph.sentence()
-
-
-def _related(other: RelatedEntry) -> str:
-    return f"{other.agent} #{other.sched_id} {other.status}"
-
-
 # --- attempts --------------------------------------------------------------------------------------
-
-
-def _attempt_heading(attempt: AttemptReport, found: EntryReport) -> str:
-    how = attempt.ended or ("running" if found.entry.status == "running" else "end unknown")
-    ended = _ENDED.get(how, how)
-    return f"attempt {attempt.attempt} of {found.entry.max_attempts}: {ended}" + (
-        f" ({attempt.outcome})" if attempt.outcome else ""
-    )
-
-
-def _attempt_lines(attempt: AttemptReport, found: EntryReport, log: LogPart | None) -> Iterator[str]:
-    yield from filter(None, (_where(attempt), _when(attempt, found.now)))
-    if used := _amounts(attempt.usage):
-        yield f"used {used}"
-    if attempt.error is not None:
-        yield from _block("error", attempt.error)
-    error = attempt.error or ""
-    if attempt.exit_code is not None and attempt.exit_kind != "completed" and f"code {attempt.exit_code}" not in error:
-        yield f"exit code {attempt.exit_code}"
-    if attempt.signal is not None and attempt.signal not in error:
-        yield f"signal {attempt.signal}"
-    if attempt.stopped_by is not None:
-        yield f"stopped by {attempt.stopped_by}"
-    yield from attempt.enforced
-    yield from (f"advisory: {each}" for each in attempt.advisories)
-    if attempt.traceback is not None:
-        yield "traceback"
-        yield from (f"  {line}" for line in attempt.traceback.rstrip().splitlines())
-    yield from _output(attempt, found, log)
-
-
-def _where(attempt: AttemptReport) -> str:
-    parts = (
-        attempt.worker_id and f"worker {attempt.worker_id}",
-        attempt.slot and f"slot {attempt.slot}",
-        attempt.runner and f"runner {attempt.runner}",
-        attempt.os_pid and f"process {attempt.os_pid}",
-        attempt.workspace and f"workspace {attempt.workspace}",
-    )
-    return ", ".join(part for part in parts if part)
-
-
-def _when(attempt: AttemptReport, now_at: float) -> str:
-    from rota.cli.output import local_time, span
-
-    start = attempt.started_at or attempt.claimed_at
-    parts = []
-    if start is not None:
-        parts.append(f"started {local_time(start, now_at)}")
-    if attempt.ended_at is not None:
-        parts.append(f"ended {local_time(attempt.ended_at, now_at)}")
-        if start is not None:
-            took_s = attempt.ended_at - start if attempt.wall_ms is None else attempt.wall_ms / 1000
-            parts.append(f"took {span(took_s)}" if took_s >= 10 else f"took {took_s:.1f} s")  # noqa: PLR2004  # then tenths do not matter
-    if attempt.cpu_ms:
-        parts.append(f"CPU {attempt.cpu_ms / 1000:.1f} s")
-    return ", ".join(parts)
 
 
 def _output(attempt: AttemptReport, found: EntryReport, log: LogPart | None) -> Iterator[str]:
@@ -269,24 +125,7 @@ def _output(attempt: AttemptReport, found: EntryReport, log: LogPart | None) -> 
         yield from (f"  {line}" for line in lines[-LOG_LINES:])
 
 
-def _block(name: str, text: str) -> Iterator[str]:
-    first, *rest = text.rstrip().splitlines() or [""]
-    yield f"{name}: {first}"
-    yield from (f"  {line}" for line in rest)
-
-
 # --- the rest --------------------------------------------------------------------------------------
-
-_SHOWN_ABOVE = ("error", "type", "traceback", "exit_code", "signal", "output_tail", "advisories")
-
-
-def _shown_result(found: EntryReport) -> Any:
-    """The result without what the last attempt shows of it; while the entry has not ended, it is a checkpoint."""
-    result = found.entry.result
-    if found.entry.state != "completed" or not isinstance(result, dict):
-        return result
-    shown = _SHOWN_ABOVE if found.entry.exit_kind != "completed" else ("output_tail", "advisories")
-    return {name: value for name, value in result.items() if name not in shown} or None
 
 
 def _json_lines(value: Any) -> list[str]:

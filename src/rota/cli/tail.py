@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,16 +14,12 @@ from rota.cli.terminal_text import say
 if TYPE_CHECKING:
     from rota.errors import StoreUnavailable
     from rota.model import Event
-    from rota.observe import EventText, FleetState
+    from rota.observe import EventText, FleetState, SentenceReader
     from rota.service import SchedulerApi
 
 __all__ = ["tail"]
 
-READ_BACK = (500, 2_000, 10_000)  # events before the last one that are read, until enough of them match
-WARM_UP = 500  # events before the first one shown: they say which runs were going on
 POLL_S = 20.0  # how long one request waits for events
-LOOKUPS_MAX = 500  # entries looked up for one page of events
-_PROJECT_FIELDS = ("project_id", "owner", "key")
 
 
 def tail(
@@ -47,11 +43,12 @@ def tail(
     """
     from rota.cli.arguments import pid_of, seconds
     from rota.cli.connection import open_api
+    from rota.observe import SentenceReader, TextFilter
 
     since_s = None if since is None else seconds(since, "since")
     idle_s = None if idle is None else seconds(idle, "idle")
     with open_api(store) as api:
-        wanted = _Filter(
+        wanted = TextFilter(
             kind=kind,
             pid=None if agent is None else pid_of(api, agent),
             project_id=project,
@@ -59,129 +56,38 @@ def tail(
         )
         printer = _Printer(as_json=as_json)
         try:
-            reader = _Reader(api, wanted)
+            reader = SentenceReader(api, wanted)
             for event, text in reader.history(count, since_s):
                 printer.print(event, text, reader.state)
-            for event, text in reader.follow(idle_s) if follow else ():
+            for event, text in _follow(api, reader, idle_s) if follow else ():
                 printer.print(event, text, reader.state)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 
 
-class _Filter:
-    """Which sentences are shown."""
+def _follow(
+    api: SchedulerApi, reader: SentenceReader, idle_s: float | None = None
+) -> Iterator[tuple[Event, EventText]]:
+    """Yield what happens from now on, also after the daemon was away; end after `idle_s` without an event."""
+    from functools import partial
 
-    def __init__(self, *, kind: str | None, pid: int | None, project_id: str | None, everything: bool) -> None:
-        self._kind = kind
-        self._pid = pid
-        self._project_id = project_id
-        self._everything = everything
+    from rota.service import call_through_outage
 
-    def __call__(self, event: Event, text: EventText, state: FleetState, find: Callable[[int], int | None]) -> bool:
-        """Return whether a sentence is shown; `find` returns the agent of an entry."""
-        from fnmatch import fnmatchcase
-
-        if text.tone == "detail" and not self._everything:
-            return False
-        if self._kind is not None and not fnmatchcase(event.kind, self._kind):
-            return False
-        if self._pid is None and self._project_id is None:
-            return True
-        pid = find(text.sched_id) if text.pid is None and text.sched_id is not None else text.pid
-        if self._pid is not None and pid != self._pid:
-            return False
-        return self._project_id is None or self._project_id in (state.project_of(pid), _project_named(event))
-
-
-def _project_named(event: Event) -> str | None:
-    """Return the project that an event is about without an agent."""
-    payload = event.payload
-    if payload.get("level", "project") != "project":
-        return None
-    return next((payload[field] for field in _PROJECT_FIELDS if isinstance(payload.get(field), str)), None)
-
-
-class _Reader:
-    """Reads events and makes sentences of them."""
-
-    def __init__(self, api: SchedulerApi, wanted: _Filter) -> None:
-        from rota.cli.overview import EntryLookup, read_agents
-
-        self._api = api
-        self._wanted = wanted
-        self._lookup = EntryLookup(api, LOOKUPS_MAX)
-        self._agents = read_agents(api)
-        self._cursor = api.journal.cursor()
-        self.state = self._state_after(self._cursor)
-
-    def _state_after(self, event_id: int) -> FleetState:
-        from rota.observe import FleetState, StartingState
-
-        start = StartingState(through_id=event_id, at=self._api.clock.now(), agents=self._agents)
-        return FleetState(start, lookup=self._lookup)
-
-    def history(self, count: int, since_s: float | None) -> list[tuple[Event, EventText]]:
-        """Return what was said last: `count` sentences, or all of the last `since_s`."""
-        if since_s is not None:
-            first = self._first_after(self._api.clock.now() - since_s)
-            return self._shown_between(max(0, first - WARM_UP), first)
-        for size in READ_BACK:
-            begin = max(0, self._cursor - size)
-            shown = self._shown_between(max(0, begin - WARM_UP), begin)
-            if len(shown) >= count or not begin:
-                break
-        return shown[len(shown) - count :] if count < len(shown) else shown
-
-    def _shown_between(self, warm_up: int, first: int) -> list[tuple[Event, EventText]]:
-        """Return the sentences about events after `first` up to the cursor; those after `warm_up` are folded too."""
-        self.state = self._state_after(warm_up)
-        shown: list[tuple[Event, EventText]] = []
-        while self.state.through_id < self._cursor:
-            page = [event for event in self._api.journal.tail(self.state.through_id) if event.event_id <= self._cursor]
-            shown += [each for each in self._sentences(page) if each[0].event_id > first]
-            if not page:
-                break
-        self.state.through_id = self._cursor
-        return shown
-
-    def _first_after(self, at: float) -> int:
-        """Return the id of the last event before an instant."""
-        from rota.cli.journal_times import last_event_before
-
-        return last_event_before(self._api.journal, at, self._cursor)
-
-    def follow(self, idle_s: float | None) -> Iterator[tuple[Event, EventText]]:
-        """Yield what happens from now on, also after the daemon was away; end after `idle_s` without an event."""
-        from functools import partial
-
-        from rota.service import call_through_outage
-
-        left_s = idle_s
-        while left_s is None or left_s > 0:
-            poll_s = POLL_S if left_s is None else min(left_s, POLL_S)
-            outage = _Outage()
-            page = call_through_outage(
-                self._api.clock,
-                partial(self._api.journal.tail, self.state.through_id, wait_s=poll_s),
-                lambda: False,
-                limit_s=float("inf"),
-                repeats=True,
-                say=outage.begin,
-            )
-            outage.end()
-            yield from self._sentences(page)
-            left_s = idle_s if page else None if left_s is None else left_s - poll_s
-
-    def _sentences(self, page: list[Event]) -> Iterator[tuple[Event, EventText]]:
-        self._lookup.refill()
-        for event in page:
-            for text in self.state.fold(event):
-                if self._wanted(event, text, self.state, self._agent_of):
-                    yield event, text
-
-    def _agent_of(self, sched_id: int) -> int | None:
-        entry = self._lookup(sched_id)
-        return None if entry is None else entry.pid
+    left_s = idle_s
+    while left_s is None or left_s > 0:
+        poll_s = POLL_S if left_s is None else min(left_s, POLL_S)
+        outage = _Outage()
+        page = call_through_outage(
+            api.clock,
+            partial(api.journal.tail, reader.state.through_id, wait_s=poll_s),
+            lambda: False,
+            limit_s=float("inf"),
+            repeats=True,
+            say=outage.begin,
+        )
+        outage.end()
+        yield from reader.sentences(page)
+        left_s = idle_s if page else None if left_s is None else left_s - poll_s
 
 
 class _Outage:
@@ -227,6 +133,8 @@ class _Printer:
 
 
 def _fields(event: Event, text: EventText, state: FleetState) -> dict[str, Any]:
+    from rota.observe import project_named
+
     pid = text.pid
     return {
         "event_id": text.event_id,
@@ -236,7 +144,7 @@ def _fields(event: Event, text: EventText, state: FleetState) -> dict[str, Any]:
         "text": text.text,
         "pid": pid,
         "agent": None if pid is None else state.agent(pid),
-        "project_id": state.project_of(pid) or _project_named(event),
+        "project_id": state.project_of(pid) or project_named(event),
         "sched_id": text.sched_id,
         "author": event.author,
     }

@@ -26,8 +26,8 @@ def top(
 
     from rota.cli.connection import open_api
     from rota.cli.output import console, print_json
-    from rota.cli.overview import read_overview, recent_state, report_of
     from rota.cli.view import LiveView
+    from rota.observe import read_overview, recent_state, report_of
 
     with open_api(store) as api:
         state = recent_state(api)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["usage"]
 
-MINUTE_S = 60
 _NOT_KNOWN = {"project_id": "no project", "agent": "removed", "model": "no model"}  # for an empty text
 
 
@@ -74,8 +73,9 @@ def _keys(report: UsageReport) -> list[str]:
 
 def _print(report: UsageReport) -> None:
     from rota.cli.output import print_table
+    from rota.model import main_measure
 
-    keys, (measure, measured_in) = _keys(report), _measure(report.total)
+    keys, (measure, measured_in) = _keys(report), main_measure(report.total)
     whole = getattr(report.total, measure)
     rows = [(*(_key(line, key) for key in keys), *_numbers(line, measure, whole)) for line in report.lines]
     if keys and rows:
@@ -87,12 +87,6 @@ def _print(report: UsageReport) -> None:
         say(f"{report.left_out:,} more lines are only in the total: group by less, or give --since")
 
 
-def _measure(total: UsageLine) -> tuple[str, str]:
-    """Return what the share column is a share of: cost, else tokens, else CPU time, else runs."""
-    named = {"cost_micro": "cost", "tokens": "tokens", "cpu_ms": "CPU"}
-    return next(((field, name) for field, name in named.items() if getattr(total, field) > 0), ("runs", "runs"))
-
-
 def _key(line: UsageLine, field: str) -> str:
     value: str = getattr(line, field) or ""
     return value or _NOT_KNOWN.get(field, "")
@@ -100,6 +94,7 @@ def _key(line: UsageLine, field: str) -> str:
 
 def _numbers(line: UsageLine, measure: str, whole: int) -> tuple[str, ...]:
     from rota.model import dollars
+    from rota.time_text import fine_span
 
     share = f"{100 * getattr(line, measure) / whole:.1f} %" if whole > 0 else ""
     waits = (line.wait_mean_ms, line.wait_p95_ms, line.wait_max_ms) if line.waits else (None, None, None)
@@ -109,18 +104,9 @@ def _numbers(line: UsageLine, measure: str, whole: int) -> tuple[str, ...]:
         f"{line.tokens:,}",
         dollars(line.cost_micro) if line.cost_micro else "",
         share,
-        _span_ms(line.cpu_ms) if line.cpu_ms else "",
-        *("" if wait is None else _span_ms(wait) for wait in waits),
+        fine_span(line.cpu_ms / 1_000) if line.cpu_ms else "",
+        *("" if wait is None else fine_span(wait / 1_000) for wait in waits),
     )
-
-
-def _span_ms(milliseconds: int) -> str:
-    from rota.cli.output import span
-
-    seconds = milliseconds / 1_000
-    if seconds < 1:
-        return f"{milliseconds} ms"
-    return f"{seconds:.1f} s" if seconds < MINUTE_S else span(seconds)
 
 
 def _print_csv(report: UsageReport) -> None:

@@ -21,13 +21,24 @@ from rich.live import Live
 from rich.text import Text
 
 from rota.cli import output
-from rota.cli.overview import EntryLookup, Overview, read_agents, read_counts, read_overview, read_weights
 from rota.cli.panels import SNAPSHOT_MAX, Look, Scene, column_s, scene_view, snapshot_view, window_s_for
 from rota.cli.terminal_text import harmless
 from rota.errors import StoreReplaced, StoreUnavailable
 from rota.fleet import Supervisor
 from rota.model import BudgetLine, SchedulingContext
-from rota.observe import ChartRow, EventText, FleetState, RunSpan, StartingState
+from rota.observe import (
+    ChartRow,
+    EntryLookup,
+    EventText,
+    FleetState,
+    Overview,
+    RunSpan,
+    StartingState,
+    read_agents,
+    read_counts,
+    read_overview,
+    read_weights,
+)
 from rota.service import SchedulerApi
 
 __all__ = ["LiveView", "log_line", "look_of", "start_of", "table_facts"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -149,7 +148,9 @@ def _print_reason(console: Console, found: Explanation, reason: Any) -> None:
 
 def _named(text: str, pid: int, name: str) -> str:
     """Return a sentence that names the agent, where it has its pid."""
-    return re.sub(rf"\bagent {pid}\b", lambda _: f"agent {name} (pid {pid})", text) if name else text
+    from rota.model import name_agent
+
+    return name_agent(text, pid, name)
 
 
 def _instants(reason: object, now_at: float) -> str:

@@ -2,7 +2,7 @@
 
 Each box is a component, coloured by lane and numbered with the position of its region in the epoch. A frame around
 boxes is a composite loop. Lines are edges: solid for immediate edges, dashed for edges that deliver in a later epoch.
-Of a run, boxes have the colours of their nodes' states instead of those of lanes.
+Of a run, boxes have the colours of their nodes' states instead of those of lanes. On a page, boxes lead to entries.
 
 *Layout.* Columns run from left to right, and the components of a region stand below each other. A region is one column
 to the right of its predecessors, so an epoch reads from left to right. A region without immediate edges that receives
@@ -21,7 +21,7 @@ from typing import Any
 from rota.graph.mermaid import COLOURS, STATE_COLOURS
 from rota.graph.plan import Edge, Plan, Region
 from rota.model.graph_runs import NodeState
-from rota.svg import INK, document, element, text
+from rota.svg import INK, document, element, link, picture, text
 
 __all__ = ["Box", "Layout", "place_boxes", "to_svg"]
 
@@ -40,8 +40,11 @@ _ARROW_TIP = (
 )
 
 
-def to_svg(plan: Plan, states: Mapping[str, NodeState] | None = None) -> str:
-    """Return the plan as an SVG document; with the `states` of the nodes of a run, in their colours."""
+def to_svg(plan: Plan, states: Mapping[str, NodeState] | None = None, *, links: Mapping[str, str] | None = None) -> str:
+    """Return the plan as an SVG document; with the `states` of the nodes of a run, in their colours.
+
+    With `links`, by component, it is a part of a page instead of a document: `picture`.
+    """
     layout = place_boxes(plan)
     colours = _lane_legend(plan) if states is None else [(state, STATE_COLOURS[state]) for state in STATE_COLOURS]
     legend = LEGEND_ROW * (max(len(colours), len(_DASHES)) + 1)
@@ -50,10 +53,13 @@ def to_svg(plan: Plan, states: Mapping[str, NodeState] | None = None) -> str:
         _ARROW_TIP,
         *_loops(plan, layout),
         *_edges(plan, layout),
-        *_components(plan, layout, states),
+        *_components(plan, layout, states, links or {}),
         *_legend(colours, top),
     ]
-    return document(max(layout.width, 560), top + legend + MARGIN, plan.name, parts, margin=MARGIN)
+    width, height = max(layout.width, 560), top + legend + MARGIN
+    if links is not None:
+        return picture(width, height, f"The graph {plan.name}", parts)
+    return document(width, height, plan.name, parts, margin=MARGIN)
 
 
 def _loops(plan: Plan, layout: Layout) -> Iterator[str]:
@@ -91,7 +97,9 @@ def _edge_text(edge: Edge) -> str:
     return f"{edge.id}: {edge.spec.source} → {edge.spec.target}, {edge.spec.kind}, {policy.mode} of {policy.capacity}"
 
 
-def _components(plan: Plan, layout: Layout, states: Mapping[str, NodeState] | None) -> Iterator[str]:
+def _components(
+    plan: Plan, layout: Layout, states: Mapping[str, NodeState] | None, links: Mapping[str, str]
+) -> Iterator[str]:
     position = {name: str(at) for at, name in enumerate(plan.region_order, 1)}
     colour = {lane: COLOURS[at % len(COLOURS)] for at, lane in enumerate(plan.lanes)}
     for name, spec in plan.components.items():
@@ -100,11 +108,14 @@ def _components(plan: Plan, layout: Layout, states: Mapping[str, NodeState] | No
         state = None if states is None else states.get(name, "pending")
         fill = colour[lane] if state is None else STATE_COLOURS[state]
         tip = f"{name} ({spec.type}) on {lane}" + (f": {state}" if state else "")
-        yield _rect(box, rx=radius, fill=fill, stroke=INK, tip=tip)
-        yield text(box.x + 12, box.y + 20, _short(name))
-        yield text(box.x + 12, box.y + 35, _short(state or spec.type), class_="small")
         number = position.get(plan.component_region[name], "–")  # an independent lane is not part of the epoch
-        yield text(box.x + box.width - 10, box.y + 18, number, class_="small", text_anchor="end")
+        parts = (
+            _rect(box, rx=radius, fill=fill, stroke=INK, tip=tip),
+            text(box.x + 12, box.y + 20, _short(name)),
+            text(box.x + 12, box.y + 35, _short(state or spec.type), class_="small"),
+            text(box.x + box.width - 10, box.y + 18, number, class_="small", text_anchor="end"),
+        )
+        yield from (link(links[name], parts, tip),) if name in links else parts
 
 
 def _lane_legend(plan: Plan) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ tokens and devices. `service/core_grants.py` decides, `kernel/core_grants.py` ke
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -135,6 +136,19 @@ class CoreGrant(msgspec.Struct, frozen=True, kw_only=True):
             core = each.core or 0
             found[core] = found.get(core, 0) + -(-each.budget_ns * PPM // each.period_ns)
         return found
+
+    def sentences(self) -> Iterator[str]:
+        """Yield what was granted, in words."""
+        if self.island is not None:
+            yield f"island {self.island}"
+        if self.leased:
+            yield f"core{'s' * (len(self.leased) > 1)} {', '.join(map(str, self.leased))} for itself"
+        for one in self.reserved:
+            yield f"{one.name}: {one.budget_ns / 1e6:g} ms in {one.period_ns / 1e6:g} ms of core {one.core}"
+        if self.quota_us is not None and self.quota_period_us is not None:
+            yield f"at most {self.quota_us / 1e3:g} ms in {self.quota_period_us / 1e3:g} ms"
+        if self.latency_class != "normal":
+            yield f"class {self.latency_class}"
 
 
 class CoreRefusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ __all__ = [
     "UsageLine",
     "UsageReport",
     "add_sizes",
+    "main_measure",
     "percentile_ms",
 ]
 
@@ -79,6 +80,12 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[UsageLine]
     total: UsageLine
     left_out: int = 0  # lines beyond the maximum; they are in the total
+
+
+def main_measure(total: UsageLine) -> tuple[str, str]:
+    """Return what shares of a report are shares of, as a field and in words: cost, else tokens, CPU time or runs."""
+    named = {"cost_micro": "cost", "tokens": "tokens", "cpu_ms": "CPU"}
+    return next(((field, name) for field, name in named.items() if getattr(total, field) > 0), ("runs", "runs"))
 
 
 def add_sizes(first: Sequence[int], second: Sequence[int]) -> list[int]:

@@ -31,6 +31,7 @@ from rota.model.policy_setting import DEFAULT_SHARE_BY, SHARE_DIMS, PolicySettin
 from rota.model.work import WEIGHT_UNIT, ReadyEntry
 from rota.observe.event_text import EventText, describe, describe_own
 from rota.observe.fleet_report import FleetReport, ProjectReport, WaitTimes, jain
+from rota.observe.recent_rates import RecentRates
 from rota.observe.recent_usage import OTHERS, AgentName, RecentShares, RecentUsage, Used, shares_of
 from rota.observe.run_chart import WINDOW_S, ChartRow, ChartRows, RunEnding, RunSpan
 from rota.observe.run_names import NO_PROJECT, Lookup, RunNames, ShownRun
@@ -75,7 +76,9 @@ class ProjectTotals(msgspec.Struct):
 class FleetState(RunNames):
     """The state of a fleet. `fold` every event in order; read it at any time between two."""
 
-    def __init__(self, start: StartingState | None = None, *, lookup: Lookup | None = None) -> None:
+    def __init__(
+        self, start: StartingState | None = None, *, lookup: Lookup | None = None, chart: ChartRows | None = None
+    ) -> None:
         initial = start or StartingState(through_id=0, at=0.0)
         super().__init__(initial.agents, lookup)
         self.through_id = initial.through_id
@@ -101,8 +104,9 @@ class FleetState(RunNames):
         self._waits: deque[float] = deque(maxlen=WAITS_MAX)
         self._waits_count = 0
         self._wait_max_s = 0.0
-        self._chart = ChartRows()
+        self._chart = ChartRows() if chart is None else chart
         self._recent = RecentUsage(WINDOW_S)
+        self.rates = RecentRates()
         self._folds: Mapping[type[EventData], Callable[[Any, Event], None]] = {
             events.ProcessCreated: self._fold_agent,
             events.ProcessUpdated: self._fold_agent_weight,
@@ -185,6 +189,7 @@ class FleetState(RunNames):
     def _fold_enqueued(self, data: events.EntriesEnqueued, event: Event) -> None:
         self.enqueued += data.count
         self.queued += data.count
+        self.rates.add(event.ts, enqueued=data.count)
         held = {sched_id: hold for hold, sched_ids in data.held.items() for sched_id in sched_ids}
         capacity = max(0, TRACKED_MAX - len(self._ready) - len(self._held))
         self.untracked += max(0, data.count - capacity)
@@ -231,8 +236,11 @@ class FleetState(RunNames):
         self.running += len(data.entries)
         for entry in data.entries:
             self._held.pop(entry.sched_id, None)
-            if (ready_at := self._ready.pop(entry.sched_id, None)) is not None:
-                self._add_wait(max(0.0, event.ts - ready_at))
+            ready_at = self._ready.pop(entry.sched_id, None)
+            wait_s = None if ready_at is None else max(0.0, event.ts - ready_at)
+            if wait_s is not None:
+                self._add_wait(wait_s)
+            self.rates.add_start(event.ts, wait_s)
             if len(self._runs) < TRACKED_MAX:
                 project_id = self._project_of(entry.pid)
                 span = RunSpan(entry.sched_id, entry.pid, project_id or None, event.ts)
@@ -252,6 +260,8 @@ class FleetState(RunNames):
 
     def _fold_completed(self, data: events.EntriesCompleted, event: Event) -> None:
         self.running -= len(data.entries)
+        wrong = sum(entry.exit_kind != "completed" for entry in data.entries)
+        self.rates.add(event.ts, ended=len(data.entries), failed=wrong)
         for entry in data.entries:
             self.finished[entry.exit_kind] += 1
             lost = entry.outcome == "claim_expired"
@@ -267,6 +277,8 @@ class FleetState(RunNames):
         self.queued += len(data.sched_ids)
         self.retries += len(data.sched_ids) if data.verb == "retry" else 0
         self.reclaimed += len(data.sched_ids) if data.verb == "reclaim" else 0
+        if data.verb in ("retry", "reclaim"):
+            self.rates.add(event.ts, failed=len(data.sched_ids))
         hold = "backoff" if data.verb in ("retry", "reclaim") else "time"
         waits = data.runnable_at is not None and data.runnable_at > event.ts
         for sched_id in data.sched_ids:

@@ -49,8 +49,9 @@ class ChartRow(msgspec.Struct, frozen=True):
 class ChartRows:
     """The rows with recent runs."""
 
-    def __init__(self, window_s: float = WINDOW_S) -> None:
+    def __init__(self, window_s: float = WINDOW_S, spans_max: int = SPANS_MAX) -> None:
         self._window_s = window_s
+        self._spans_max = spans_max
         self._workers: dict[str, list[ChartRow]] = {}
         self._count = 0
         self._prune_at = 0.0
@@ -65,7 +66,7 @@ class ChartRows:
         if row is None:
             if self._count >= ROWS_MAX:
                 return None
-            row = ChartRow(worker_id, len(rows) + 1, deque(maxlen=SPANS_MAX))
+            row = ChartRow(worker_id, len(rows) + 1, deque(maxlen=self._spans_max))
             rows.append(row)
             self._count += 1
         row.spans.append(span)

@@ -40,6 +40,10 @@ class RunNames:
         self._runs: dict[int, ShownRun] = {}
         self._lookup = lookup
 
+    def look_up_with(self, lookup: Lookup | None) -> None:
+        """From now on, read entries with this function; None: do not read any."""
+        self._lookup = lookup
+
     def agent(self, pid: int | None) -> str:
         """The name of an agent; its pid if the name is unknown."""
         tag = self._agents.get(pid) if pid is not None else None

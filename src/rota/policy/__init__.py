@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from rota.policy.deadline import edf
     from rota.policy.flow_tree import FlowTree, eevdf, wfq
     from rota.policy.ranking import intent_weighted, round_robin, strict, weighted_priority
-    from rota.policy.registry import make, names
+    from rota.policy.registry import PolicyDescription, descriptions, make, names
 
 __all__ = [
     "Bound",
     "FlowTree",
     "IncrementalOrder",
     "Policy",
+    "PolicyDescription",
     "PolicyIsolation",
     "assign_slots",
+    "descriptions",
     "edf",
     "eevdf",
     "intent_weighted",
@@ -49,6 +51,6 @@ __getattr__ = exports(
         "deadline": ("edf",),
         "flow_tree": ("FlowTree", "eevdf", "wfq"),
         "ranking": ("intent_weighted", "round_robin", "strict", "weighted_priority"),
-        "registry": ("make", "names"),
+        "registry": ("PolicyDescription", "descriptions", "make", "names"),
     },
 )

@@ -17,6 +17,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, TypeAlias
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from rota.errors import PolicyInvalid, UnknownPolicy
@@ -30,7 +31,9 @@ __all__ = [
     "DEFAULT_PARAMS",
     "GROUP",
     "MAKE_TIMEOUT_S",
+    "PolicyDescription",
     "default_policy",
+    "descriptions",
     "is_built_in_name",
     "make",
     "names",
@@ -110,6 +113,28 @@ class _Lazy:
 def names() -> tuple[str, ...]:
     """Return the names of all registered policies."""
     return tuple(_factories())
+
+
+class PolicyDescription(Struct, frozen=True):
+    """A policy in words, for people who choose one."""
+
+    name: str
+    sentence: str  # its order, or why it cannot be made
+    bound: str | None  # on waiting; None: it can starve
+    can_be_made: bool = True
+
+
+def descriptions() -> list[PolicyDescription]:
+    """Return all registered policies in words; one of another package may not be usable."""
+    found = []
+    for name in names():
+        try:
+            made = make(name)
+        except PolicyInvalid as problem:
+            found.append(PolicyDescription(name, problem.message, "it cannot be used", can_be_made=False))
+        else:
+            found.append(PolicyDescription(name, made.sentence, made.bound.sentence if made.bound else None))
+    return found
 
 
 def is_built_in_name(name: str) -> bool:

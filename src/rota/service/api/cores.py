@@ -17,7 +17,7 @@ class CoresApi(Protocol):
     @method(
         "kernel.cores.grant",
         scope="work",
-        execution="write",
+        execution="multi_commit",  # a refusal is recorded, too: it is raised after the commit
         bound=REFUSED,
         run="refused",
         retry_safe=True,

@@ -1,4 +1,4 @@
-"""What `rota top` reads: the facts of the tables at one moment, and what the journal says about the last minutes.
+"""What `rota top` and the dashboard read: the tables at one moment, and what the journal says about the last minutes.
 
 All of it goes through the scheduler API, so it is the same beside a running fleet and at a daemon. A token that is
 bound to projects sees its own projects; what is refused to it is left out.
@@ -6,14 +6,20 @@ bound to projects sees its own projects; what is refused to it is left out.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rota.errors import Forbidden, RotaError
 from rota.model import BudgetLine, Event, PolicyInForce, ReadyEntry, SchedulingContext, WorkerInfo
-from rota.observe import WINDOW_S, AgentName, AgentShare, EventText, FleetState, ProjectReport, StartingState
-from rota.service import SchedulerApi
+from rota.observe.event_text import EventText
+from rota.observe.fleet_report import ProjectReport
+from rota.observe.fleet_state import AgentName, FleetState, StartingState
+from rota.observe.recent_usage import AgentShare
+from rota.observe.run_chart import WINDOW_S
+
+if TYPE_CHECKING:
+    from rota.service import SchedulerApi
 
 __all__ = [
     "HISTORY_EVENTS_MAX",

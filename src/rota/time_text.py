@@ -1,0 +1,47 @@
+"""Instants and durations as people read them: local times, "3 min ago", "2.5 h"."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+__all__ = ["fine_span", "local_time", "moment", "span", "when"]
+
+MINUTE_S = 60
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+def when(at: float | None, now_at: float) -> str:
+    """Format an instant relative to now."""
+    if at is None:
+        return "–"
+    if not at:
+        return "now"
+    return f"in {span(at - now_at)}" if at > now_at else f"{span(now_at - at)} ago"
+
+
+def local_time(at: float, now_at: float) -> str:
+    """Format an instant in this machine's zone: the time of day, with the date if it is not today's."""
+    moment = dt.datetime.fromtimestamp(at).astimezone()
+    if moment.date() == dt.datetime.fromtimestamp(now_at).astimezone().date():
+        return f"{moment:%H:%M:%S}"
+    return f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def moment(at: float | None, now_at: float) -> str:
+    """Format an instant as a local time and relative to now."""
+    return f"{local_time(at, now_at)} ({when(at, now_at)})" if at else when(at, now_at)
+
+
+def span(seconds: float) -> str:
+    """Format a duration in the largest unit that fits."""
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def fine_span(seconds: float) -> str:
+    """Format a duration that may be short: milliseconds below a second, a decimal below a minute."""
+    if seconds < 1:
+        return f"{seconds * 1_000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < MINUTE_S else span(seconds)

@@ -1,0 +1,99 @@
+"""The log of a run on a page: what it printed last, then what it prints."""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+from nicegui import ui
+
+from rota.errors import StoreUnavailable
+from rota.model import LogPart
+from rota.web.page_session import PageSession
+from rota.web.widgets import labelled
+
+__all__ = ["LiveLog", "LogLines"]
+
+FIRST_BYTES = 64 * 1024  # of the end of a log that are shown at first
+LINES_MAX = 1_000
+LINE_MAX = 2_000  # characters
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class LogLines:
+    """Cuts what was printed into lines; what is not a whole line yet is kept. No I/O."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+
+    def add(self, data: bytes, *, is_last: bool = False) -> list[str]:
+        """Return the lines that are complete; at the end also the last one. Codes for terminals are left out."""
+        self._rest += self._decoder.decode(data, final=is_last).replace("\r\n", "\n").replace("\r", "\n")
+        *lines, self._rest = self._rest.split("\n")
+        if is_last and self._rest:
+            lines.append(self._rest)
+            self._rest = ""
+        return [_ESCAPES.sub("", line)[:LINE_MAX] for line in lines]
+
+
+class LiveLog:
+    """What one attempt of an entry prints."""
+
+    def __init__(self, session: PageSession, sched_id: int) -> None:
+        self._session = session
+        self._sched_id = sched_id
+        self._attempt: int | None = None  # None: the last one
+        self._shown_attempt = 0
+        self._offset: int | None = None  # of the next byte; None: nothing was read
+        self._lines = LogLines()
+        self._is_reading = False
+        self._note = ui.label("").classes("soft small")
+        self._log = labelled(ui.log(max_lines=LINES_MAX).classes("log").props("tabindex=0 role=log"), "Output")
+
+    async def show_attempt(self, attempt: int | None) -> None:
+        """Show another attempt; None is the last one, also when a new one begins."""
+        self._attempt = attempt
+        self._start_again()
+        await self.refresh()
+
+    def _start_again(self) -> None:
+        self._offset, self._lines = None, LogLines()
+        self._log.clear()
+
+    async def refresh(self) -> None:
+        """Read what was printed since."""
+        if self._is_reading:
+            return
+        self._is_reading = True
+        try:
+            part = await self._read()
+            if part.attempt != self._shown_attempt and self._offset is not None:
+                self._start_again()
+                part = await self._read()
+            self._show(part)
+        except StoreUnavailable:
+            pass  # the page says so
+        finally:
+            self._is_reading = False
+
+    async def _read(self) -> LogPart:
+        offset = -FIRST_BYTES if self._offset is None else self._offset
+        return await self._session.access.call(
+            self._session.api.logs.read, self._sched_id, self._attempt, offset=offset, limit_bytes=FIRST_BYTES
+        )
+
+    def _show(self, part: LogPart) -> None:
+        if self._offset is None:
+            skipped = f", from byte {part.offset:,} of {part.total_bytes:,}" if part.offset else ""
+            self._note.set_text(f"attempt {part.attempt}{skipped}" if part.total_bytes else "Nothing was printed yet.")
+        elif part.data:
+            self._note.set_text(f"attempt {part.attempt}")
+        self._shown_attempt = part.attempt
+        is_new = bool(part.data)
+        self._offset = part.offset + len(part.data)
+        for line in self._lines.add(part.data, is_last=part.ended and self._offset >= part.total_bytes):
+            self._log.push(line)
+            is_new = True
+        if is_new:
+            self._log.update()
