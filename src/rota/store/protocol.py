@@ -20,11 +20,15 @@ Row = tuple[Any, ...]
 
 
 class Statement(NamedTuple):
-    """An SQL text with a name, for plans and traces, and a description, for readers."""
+    """An SQL text with a name, for plans and traces, and a description, for readers.
+
+    `postgres` is the same statement for PostgreSQL, where `store/postgres_text.py` cannot derive it from `sql`.
+    """
 
     name: str
     about: str
     sql: str
+    postgres: str | None = None
 
 
 class TransactionEffects(msgspec.Struct, eq=False):
