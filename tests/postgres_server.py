@@ -218,9 +218,15 @@ def _join(folder: Path) -> str:
         # waits while a keeper that saw its last user go stops its server
         _held.append(_lock(Path(f"{folder}.users"), lambda file: fcntl.lockf(file, fcntl.LOCK_SH)))
         ready = folder / "ready"
-        if not ready.exists():
+        if not _answers(folder):
+            ready.unlink(missing_ok=True)
             _start_keeper(folder)
         return ready.read_text()
+
+
+def _answers(folder: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(folder / f".s.PGSQL.{PORT}")) == 0
 
 
 def _start_keeper(folder: Path) -> None:
