@@ -1,13 +1,13 @@
 """The schema on PostgreSQL: the same tables, columns and indexes as SQLite has at `POSTGRES_BASE`, created at once.
 
-Versions are shared with SQLite: the setting `schema_version` has the number, every turn reads it, and each later step of
-`migrations.STEPS` has a twin in `migrations.POSTGRES_STEPS`. Other than on SQLite:
+Versions are shared with SQLite: the setting `schema_version` has the number, every turn reads it, and each later step
+of `migrations.STEPS` has a twin in `migrations.POSTGRES_STEPS`. Other than on SQLite:
 
 - Text is compared byte by byte (COLLATE "C"), whatever the database's own collation is.
-- There is no foreign key from an entry to its agent: PostgreSQL would lock the agent's row for every enqueued entry. The
-  kernel has read that row in the same turn, and agents are never deleted.
-- Ids of events and entries are given by the holder of the turn. Those of agents and contexts follow the highest, because
-  these rows are never deleted. Places and asks have sequences (`SEQUENCES`), because theirs are.
+- There is no foreign key from an entry to its agent: PostgreSQL would lock the agent's row for every enqueued entry.
+  The kernel has read that row in the same turn, and agents are never deleted.
+- Ids of events and entries are given by the holder of the turn. Those of agents and contexts follow the highest,
+  because these rows are never deleted. Places and asks have sequences (`SEQUENCES`), because theirs are.
 - An index cannot find rows by `IS NOT DISTINCT FROM`, so where NULL is one of the values, the index has `coalesce`.
 - `rota_json_…` read a value of a JSON text and return NULL where the text is damaged: a cast would fail the statement.
 - Rows that change often leave space in their pages, and vacuum comes after a number of changes, not after a share of
@@ -49,6 +49,13 @@ _FUNCTIONS = r"""
         RETURN CASE WHEN json_typeof(body::json -> field) = 'number' THEN (body::json -> field)::text END;
     EXCEPTION WHEN others THEN
         RETURN NULL;
+    END $$;
+    CREATE FUNCTION rota_json_without(body text, field text) RETURNS text IMMUTABLE STRICT LANGUAGE plpgsql AS $$
+    BEGIN
+        RETURN (SELECT '{' || coalesce(string_agg(to_json(e.key)::text || ':' || e.value::text, ',' ORDER BY e.place),
+            '') || '}' FROM json_each(body::json) WITH ORDINALITY AS e(key, value, place) WHERE e.key != field);
+    EXCEPTION WHEN others THEN
+        RETURN body;
     END $$;
     CREATE FUNCTION rota_json_length(body text, field text) RETURNS bigint IMMUTABLE STRICT LANGUAGE plpgsql AS $$
     BEGIN
@@ -471,18 +478,18 @@ STORAGE = {
 
 
 def creation() -> Iterator[str]:
-    """Yield the commands that create the schema of this rota in the first schema of the search path, and its version."""
+    """Yield the commands that create the tables in the first schema of the search path, and record the version."""
     yield _FUNCTIONS
     yield re.sub(rf"\b(?:{'|'.join(_TYPES)})\b", lambda found: _TYPES[found[0]], _TABLES)
     for table, options in STORAGE.items():
         yield f"ALTER TABLE {table} SET ({options})"
     for version in sorted(POSTGRES_STEPS):
         yield POSTGRES_STEPS[version]
-    yield f"INSERT INTO kernel_meta (key, value) VALUES ('schema_version', '{LATEST}')"
+    yield f"INSERT INTO kernel_meta (key, value) VALUES ('schema_version', '{LATEST}')"  # noqa: S608  # a number
 
 
 def plan(stamp: str) -> list[int]:
-    """Return the steps that a schema with this version needs, oldest first; raises SchemaMismatch if there is no way."""
+    """Return the steps that a schema of this version needs, oldest first; raises SchemaMismatch if it is unknown."""
     version = int(stamp) if stamp.isascii() and stamp.isdecimal() else -1
     if version != POSTGRES_BASE and version not in POSTGRES_STEPS:
         origin = "a newer rota" if version > LATEST else "another program"

@@ -2,8 +2,9 @@
 
 What is derived, and nothing else:
 
-- parameters: `?` and `?3` become `$1` and `$3`; the plus of `+?` and of `+column` is left out, and so are `INDEXED BY`
-  and `NOT INDEXED`: they steer SQLite's planner only;
+- parameters: `?` and `?3` become `$1` and `$3`; the plus of `+?`, `INDEXED BY` and `NOT INDEXED` are left out, because
+  they steer SQLite's planner only. The plus of `+column` keeps an index from being used in both, of text as `|| ''`;
+- `(?1 IS NULL OR x = ?1)` is turned round, because PostgreSQL wants to see first where the type comes from;
 - `a CROSS JOIN b ON …` becomes a `JOIN` (in SQLite the word CROSS only fixes the order of the tables);
 - `IS` beside a column or a parameter becomes `IS NOT DISTINCT FROM`, `IS NOT` becomes `IS DISTINCT FROM`;
 - `x IN (SELECT value FROM json_each(?1))` becomes `x = ANY (ARRAY(…))`, so that the list is read once and the rows are
@@ -11,9 +12,11 @@ What is derived, and nothing else:
 - `GLOB 'prefix*'` becomes `LIKE 'prefix%'`; `instr` becomes `strpos`; `max` and `min` of two values become `greatest`
   and `least`.
 
+A second text goes through the same rules, so that it can share its fragments with the first one.
+
 Parameters are sent as text without a type and PostgreSQL infers their types: 1, 1.5, 'a' and a JSON list all fit the
-column they meet, and so does True as 1. A statement that the store runs by `insert` or `insert_many` takes the new
-row's id as one more parameter, the first: the holder of the turn gives the ids (`gives_id`).
+column they meet, and so does True as 1. A statement that inserts an event or an entry takes the new row's id as one
+more parameter, the first: the holder of the turn gives these ids (`id_table`).
 """
 
 from __future__ import annotations
@@ -23,50 +26,57 @@ from functools import cache
 
 from rota.store.protocol import Statement
 
-__all__ = ["gives_id", "postgres_text"]
+__all__ = ["id_table", "postgres_text"]
 
-# The columns that a list of numbers is compared with; every other list is one of texts.
-_NUMBERS = frozenset({"pid", "sched_id", "waits_for", "place"})
+# The columns that lists of numbers are compared with, or that have a plus; every other one is of text.
+_NUMBERS = frozenset({"pid", "sched_id", "event_id", "waits_for", "place"})
 
 _SQLITE_ONLY = re.compile(  # what no rule below translates: such a statement needs a second text
-    r"json_|pragma|sqlite_|INSERT OR|rowid|unixepoch|typeof|\bAS INTEGER\b|\bLIKE\b|RECURSIVE|INDEX IF NOT EXISTS",
+    r"\bjson_|pragma|sqlite_|INSERT OR|rowid|unixepoch|typeof|\bAS INTEGER\b|ESCAPE|RECURSIVE|INDEX IF NOT EXISTS",
     re.IGNORECASE,
 )
 _INDEX_HINT = re.compile(r" (?:NOT INDEXED|INDEXED BY \w+)")
-_UNARY_PLUS = re.compile(r"\+(?=[\w?])")
+_UNARY_PLUS = re.compile(r"\+(?=[\w?])(?P<column>[\w.]*)")
 _CROSS_JOIN = re.compile(r"CROSS JOIN (\w+(?: \w+)?) ON\b")
 _IS_NOT = re.compile(r"\bIS NOT (?!NULL\b|DISTINCT\b)")
 _IS = re.compile(r"\bIS (?!NULL\b|NOT\b|DISTINCT\b)")
 _LIST = re.compile(r"(?P<column>[\w.]*)(?P<end>\)*) (?P<no>NOT )?IN \(SELECT value FROM json_each\((?P<list>\?\d*)\)\)")
+_UNTYPED = re.compile(r"\((\?\d+ IS NULL) OR ")
+_FOUND = re.compile(r"AND instr\((\?\d+), ('[^']*')\)(?! >)")
 _GLOB = re.compile(r"\bGLOB '([\w.]+)\*'")
 _SCALAR = re.compile(r"\b(max|min)\((?=[^()]*(?:\([^()]*\)[^()]*)*,)")
-_INSERT = re.compile(r"INSERT INTO (agent_events|agent_schedule_queue) \([^)]*\) VALUES \([^)]*\)")
+_INSERT = re.compile(r"INSERT INTO (agent_events|agent_schedule_queue) \(")
 _ID_COLUMN = {"agent_events": "event_id", "agent_schedule_queue": "sched_id"}
 _PARAMETER = re.compile(r"\?(\d*)")
 
 
-def gives_id(statement: Statement) -> bool:
-    """Whether the statement's text for PostgreSQL takes the new row's id as its first parameter."""
-    return _INSERT.fullmatch(statement.sql) is not None
+def id_table(statement: Statement) -> str | None:
+    """The table for whose new row the statement's text takes an id, before its other parameters; None if for none."""
+    found = _INSERT.match(statement.sql)
+    return found[1] if found is not None else None
 
 
 @cache
 def postgres_text(statement: Statement) -> str:
     """Return the text of a statement for PostgreSQL."""
     if statement.postgres is not None:
-        return _numbered(statement.postgres)
-    text = _LIST.sub(_list, _INDEX_HINT.sub("", statement.sql))
-    given = _INSERT.fullmatch(text)
-    if given is not None:
-        text = text.replace("(", f"({_ID_COLUMN[given[1]]}, ", 1).replace("VALUES (", "VALUES (?, ", 1)
-    text = _CROSS_JOIN.sub(r"JOIN \1 ON", _UNARY_PLUS.sub("", text))
-    text = _IS.sub("IS NOT DISTINCT FROM ", _IS_NOT.sub("IS DISTINCT FROM ", text))
-    text = text.replace("instr(", "strpos(")
-    text = _SCALAR.sub(lambda found: "greatest(" if found[1] == "max" else "least(", text)
+        return _derived(statement.postgres)
+    text, table = statement.sql, id_table(statement)
+    if table is not None:
+        text = text.replace("(", f"({_ID_COLUMN[table]}, ", 1).replace("VALUES (", "VALUES (?, ", 1)
+    text = _derived(text)
     if _SQLITE_ONLY.search(text):
         unknown = f"statement {statement.name} has no text for PostgreSQL, and none can be derived"
         raise AssertionError(unknown)
-    return _numbered(_GLOB.sub(r"LIKE '\1%'", text))
+    return text
+
+
+def _derived(text: str) -> str:
+    text = _FOUND.sub(r"AND strpos(\1::text, \2) > 0", _INDEX_HINT.sub("", text))
+    text = _typed(_UNARY_PLUS.sub(_plus, _LIST.sub(_list, text)))
+    text = _IS.sub("IS NOT DISTINCT FROM ", _IS_NOT.sub("IS DISTINCT FROM ", _CROSS_JOIN.sub(r"JOIN \1 ON", text)))
+    text = _SCALAR.sub(lambda found: "greatest(" if found[1] == "max" else "least(", text)
+    return _numbered(_GLOB.sub(r"LIKE '\1%'", text).replace("instr(", "strpos("))
 
 
 def _list(found: re.Match[str]) -> str:
@@ -75,6 +85,31 @@ def _list(found: re.Match[str]) -> str:
     values = f"SELECT jsonb_array_elements_text({found['list']}::jsonb){'::bigint' if is_number else ''}"
     left = f"{found['column']}{found['end']}"
     return f"{left} NOT IN ({values})" if found["no"] else f"{left} = ANY (ARRAY({values}))"
+
+
+def _plus(found: re.Match[str]) -> str:
+    column = found["column"]
+    if not column:  # a parameter
+        return ""
+    return f"+{column}" if column.rsplit(".", 1)[-1] in _NUMBERS else f"{column} || ''"
+
+
+def _typed(text: str) -> str:
+    """Turn `(?1 IS NULL OR …)` round, each up to its own closing parenthesis."""
+    while (found := _UNTYPED.search(text)) is not None:
+        end = _closing(text, found.end())
+        text = f"{text[: found.start()]}({text[found.end() : end]} OR {found[1]}{text[end:]}"
+    return text
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the parenthesis ends in which the text at `start` stands."""
+    depth = 1
+    for position in range(start, len(text)):
+        depth += (text[position] == "(") - (text[position] == ")")
+        if depth == 0:
+            return position
+    raise AssertionError(text)
 
 
 def _numbered(text: str) -> str:

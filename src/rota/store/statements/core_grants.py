@@ -57,12 +57,17 @@ STATES = Statement(
     "SELECT g.sched_id, g.token, g.host, "
     "(SELECT json_group_array(core) FROM (SELECT l.core FROM core_leases l WHERE l.sched_id = g.sched_id "
     "ORDER BY l.core)) FROM core_grants g ORDER BY g.sched_id",
+    postgres="SELECT g.sched_id, g.token, g.host, (SELECT '[' || coalesce(string_agg(l.core::text, ',' ORDER "
+    "BY l.core), '') "
+    "|| ']' FROM core_leases l WHERE l.sched_id = g.sched_id) FROM core_grants g ORDER BY g.sched_id",
 )
 REFUSED_LATELY = Statement(
     "core_refusals_lately",
     "Refusals among the latest events, newest first.",
     "SELECT ts, payload FROM agent_events WHERE event_id > (SELECT max(event_id) FROM agent_events) - +?1 "
     "AND kind = 'kernel.cores.refused' ORDER BY event_id DESC LIMIT +?2",
+    postgres="SELECT ts, payload FROM agent_events WHERE event_id > (SELECT event_id FROM agent_events "
+    "ORDER BY event_id DESC LIMIT 1) - ?1 AND kind = 'kernel.cores.refused' ORDER BY event_id DESC LIMIT ?2",
 )
 QUEUED = Statement(
     "core_refusals_queued",

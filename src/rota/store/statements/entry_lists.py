@@ -148,6 +148,8 @@ NEWEST_OF_STATUS = Statement(
     "The newest entries of some statuses, not succeeded; the first six parameters are not used.",
     f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) "
     "ORDER BY q.sched_id DESC LIMIT +?8",
+    postgres=f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) "
+    "AND (true OR coalesce(?1, ?2, ?3, ?4, ?5, ?6::text) = '') ORDER BY q.sched_id DESC LIMIT ?8",
 )
 _ERRORS = (
     "CASE WHEN instr(q.options, '\"errors\":') AND json_valid(q.options) THEN json_extract(q.options, '$.errors') END"
@@ -155,17 +157,23 @@ _ERRORS = (
 _HOLDS_TEXT = " OR ".join(  # ?8 and ?9 are the text as it is, and as JSON has it
     f"{column} LIKE {pattern} ESCAPE '\\'" for column in ("q.payload", "q.result", _ERRORS) for pattern in ("?8", "?9")
 )
+_ERRORS_POSTGRES = "CASE WHEN strpos(q.options, '\"errors\":') > 0 THEN rota_json_text(q.options, 'errors') END"
+_HOLDS_TEXT_POSTGRES = _HOLDS_TEXT.replace(_ERRORS, _ERRORS_POSTGRES).replace(" LIKE ", " ILIKE ")
 SEARCHED = Statement(
     "entries_searched",
     "Those of some entries that match a filter and hold a text, newest first.",
     f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.sched_id IN (SELECT value FROM json_each(?10)) "
     f"AND {_MATCHES} AND ({_HOLDS_TEXT}) ORDER BY q.sched_id DESC LIMIT +?11",
+    postgres=f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.sched_id IN (SELECT value FROM json_each(?10)) "
+    f"AND {_MATCHES} AND ({_HOLDS_TEXT_POSTGRES}) ORDER BY q.sched_id DESC LIMIT ?11",
 )
 SEARCHED_WITHIN = Statement(
     "entries_searched_within",
     "Those of some entries that are of some projects, match a filter and hold a text, newest first.",
     f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.sched_id IN (SELECT value FROM json_each(?10)) "
     f"AND {_MATCHES_WITHIN} AND ({_HOLDS_TEXT}) ORDER BY q.sched_id DESC LIMIT +?11",
+    postgres=f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.sched_id IN (SELECT value FROM json_each(?10)) "
+    f"AND {_MATCHES_WITHIN} AND ({_HOLDS_TEXT_POSTGRES}) ORDER BY q.sched_id DESC LIMIT ?11",
 )
 
 # --- counts and groups ---------------------------------------------------------------------------
@@ -217,6 +225,8 @@ CHILDREN = Statement(
     f"SELECT {_RELATIVE} FROM agent_schedule_queue q WHERE instr(q.options, '\"parent_id\":') > 0 "
     "AND CASE WHEN json_valid(q.options) THEN json_extract(q.options, '$.parent_id') END = ? "
     "ORDER BY q.sched_id LIMIT +?",
+    postgres=f"SELECT {_RELATIVE} FROM agent_schedule_queue q WHERE strpos(q.options, '\"parent_id\":') > 0 "
+    "AND rota_json_text(q.options, 'parent_id') = ? ORDER BY q.sched_id LIMIT ?",
 )
 RELATIVES = Statement(
     "entry_relatives",

@@ -32,6 +32,10 @@ COPY = Statement(
     "needs, options) SELECT pid, priority, trigger, payload, ?, project_id, max_attempts, kind, "
     "json_remove(needs, '$.lender'), json_remove(options, '$.errors') "  # nothing is lent to the copy
     "FROM agent_schedule_queue WHERE sched_id = ? RETURNING sched_id",
+    postgres="INSERT INTO agent_schedule_queue (sched_id, pid, priority, trigger, payload, created_at, project_id, "
+    "max_attempts, kind, needs, options) SELECT ?, pid, priority, trigger, payload, ?, project_id, max_attempts, kind, "
+    "rota_json_without(needs, 'lender'), rota_json_without(options, 'errors') "
+    "FROM agent_schedule_queue WHERE sched_id = ? RETURNING sched_id",
 )
 COPY_TAGS = Statement(
     "entry_copy_tags",
@@ -190,6 +194,10 @@ AFFINITY_ADD = Statement(
     "Hold an entry for a worker until a time, with its place in strict order, to find the first of many.",
     "INSERT OR REPLACE INTO kept_entries (sched_id, worker_id, kind, priority, runnable_at, until_at) "
     "VALUES (?, ?, ?, ?, ?, ?)",
+    postgres="INSERT INTO kept_entries (sched_id, worker_id, kind, priority, runnable_at, until_at) "
+    "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (sched_id) DO UPDATE SET worker_id = excluded.worker_id, "
+    "kind = excluded.kind, priority = excluded.priority, runnable_at = excluded.runnable_at, "
+    "until_at = excluded.until_at",
 )
 AFFINITY_REORDER = Statement(
     "affinity_reorder",
@@ -220,6 +228,8 @@ AFFINITY_FIRST = Statement(
     "affinity_first",
     "The first entries of a kind held for a worker, in strict order.",
     f"{_HELD} WHERE k.worker_id = +?1 AND k.kind IS +?2 ORDER BY k.priority DESC, k.runnable_at, k.sched_id LIMIT +?3",
+    postgres=f"{_HELD} WHERE k.worker_id = ?1 AND coalesce(k.kind, '') = coalesce(?2, '') "
+    "ORDER BY k.priority DESC, k.runnable_at, k.sched_id LIMIT ?3",
 )
 AFFINITY_DUE = Statement(
     "affinity_due",

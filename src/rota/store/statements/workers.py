@@ -49,6 +49,7 @@ FIRST_SEEN_AT = Statement(
     "worker_first_seen_at",
     "When the worker was seen that was seen longest ago.",
     "SELECT min(seen_at) FROM workers",
+    postgres="SELECT (SELECT seen_at FROM workers ORDER BY seen_at LIMIT 1)",
 )
 UNSEEN = Statement(
     "workers_unseen",
