@@ -67,6 +67,7 @@ _FUNCTIONS = r"""
 """
 
 _TABLES = """
+    CREATE SEQUENCE news; -- one number for each transaction that wrote, so that processes notice those of others
     CREATE TABLE kernel_meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 
     CREATE TABLE agent_processes (

@@ -15,8 +15,8 @@ What is derived, and nothing else:
 A second text goes through the same rules, so that it can share its fragments with the first one.
 
 Parameters are sent as text without a type and PostgreSQL infers their types: 1, 1.5, 'a' and a JSON list all fit the
-column they meet, and so does True as 1. A statement that inserts an event or an entry takes the new row's id as one
-more parameter, the first: the holder of the turn gives these ids (`id_table`).
+column they meet, and so does True as 1. A statement that inserts the values of an event or an entry takes the new row's
+id as one more parameter, the first: the holder of the turn gives these ids (`gives_id`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from functools import cache
 
 from rota.store.protocol import Statement
 
-__all__ = ["id_table", "postgres_text"]
+__all__ = ["gives_id", "postgres_text"]
 
 # The columns that lists of numbers are compared with, or that have a plus; every other one is of text.
 _NUMBERS = frozenset({"pid", "sched_id", "event_id", "waits_for", "place"})
@@ -45,15 +45,14 @@ _UNTYPED = re.compile(r"\((\?\d+ IS NULL) OR ")
 _FOUND = re.compile(r"AND instr\((\?\d+), ('[^']*')\)(?! >)")
 _GLOB = re.compile(r"\bGLOB '([\w.]+)\*'")
 _SCALAR = re.compile(r"\b(max|min)\((?=[^()]*(?:\([^()]*\)[^()]*)*,)")
-_INSERT = re.compile(r"INSERT INTO (agent_events|agent_schedule_queue) \(")
+_INSERT = re.compile(r"INSERT INTO (agent_events|agent_schedule_queue) \([^)]*\) VALUES \([^)]*\)")
 _ID_COLUMN = {"agent_events": "event_id", "agent_schedule_queue": "sched_id"}
 _PARAMETER = re.compile(r"\?(\d*)")
 
 
-def id_table(statement: Statement) -> str | None:
-    """The table for whose new row the statement's text takes an id, before its other parameters; None if for none."""
-    found = _INSERT.match(statement.sql)
-    return found[1] if found is not None else None
+def gives_id(statement: Statement) -> bool:
+    """Whether the statement's text for PostgreSQL takes the new row's id before its other parameters."""
+    return _INSERT.fullmatch(statement.sql) is not None
 
 
 @cache
@@ -61,9 +60,9 @@ def postgres_text(statement: Statement) -> str:
     """Return the text of a statement for PostgreSQL."""
     if statement.postgres is not None:
         return _derived(statement.postgres)
-    text, table = statement.sql, id_table(statement)
-    if table is not None:
-        text = text.replace("(", f"({_ID_COLUMN[table]}, ", 1).replace("VALUES (", "VALUES (?, ", 1)
+    text = statement.sql
+    if (inserted := _INSERT.fullmatch(text)) is not None:
+        text = text.replace("(", f"({_ID_COLUMN[inserted[1]]}, ", 1).replace("VALUES (", "VALUES (?, ", 1)
     text = _derived(text)
     if _SQLITE_ONLY.search(text):
         unknown = f"statement {statement.name} has no text for PostgreSQL, and none can be derived"
