@@ -33,8 +33,8 @@ COPY = Statement(
     "json_remove(needs, '$.lender'), json_remove(options, '$.errors') "  # nothing is lent to the copy
     "FROM agent_schedule_queue WHERE sched_id = ? RETURNING sched_id",
     postgres="INSERT INTO agent_schedule_queue (sched_id, pid, priority, trigger, payload, created_at, project_id, "
-    "max_attempts, kind, needs, options) SELECT (SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1) + 1, "
-    "pid, priority, trigger, payload, ?, project_id, max_attempts, kind, "
+    "max_attempts, kind, needs, options) "
+    "SELECT (SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1) + 1, pid, priority, trigger, payload, ?, project_id, max_attempts, kind, "
     "rota_json_without(needs, 'lender'), rota_json_without(options, 'errors') "
     "FROM agent_schedule_queue WHERE sched_id = ? RETURNING sched_id",
 )
