@@ -8,6 +8,7 @@ of `migrations.STEPS` has a twin in `migrations.POSTGRES_STEPS`. Other than on S
   The kernel has read that row in the same turn, and agents are never deleted.
 - Ids of events and entries are given by the holder of the turn. Those of agents and contexts follow the highest,
   because these rows are never deleted. Places and asks have sequences (`SEQUENCES`), because theirs are.
+- Rows that are equal in the order of a statement come by id, as on SQLite: the id is part of the index.
 - An index cannot find rows by `IS NOT DISTINCT FROM`, so where NULL is one of the values, the index has `coalesce`.
 - `rota_json_…` read a value of a JSON text and return NULL where the text is damaged: a cast would fail the statement.
 - Rows that change often leave space in their pages, and vacuum comes after a number of changes, not after a share of
@@ -174,10 +175,10 @@ _TABLES = """
         WHERE state = 'queued' AND (hold = 'time' OR hold = 'backoff');
     CREATE INDEX idx_sched_queue_held_by_priority ON agent_schedule_queue (priority DESC, runnable_at, sched_id)
         WHERE state = 'queued' AND (hold = 'time' OR hold = 'backoff');
-    CREATE INDEX idx_sched_queue_live ON agent_schedule_queue (claim_expires_at) WHERE state = 'dispatched';
+    CREATE INDEX idx_sched_queue_live ON agent_schedule_queue (claim_expires_at, sched_id) WHERE state = 'dispatched';
     CREATE INDEX idx_sched_queue_workspace ON agent_schedule_queue (held_workspace)
         WHERE state = 'dispatched' AND held_workspace IS NOT NULL;
-    CREATE INDEX idx_sched_queue_deadline ON agent_schedule_queue (deadline)
+    CREATE INDEX idx_sched_queue_deadline ON agent_schedule_queue (deadline, sched_id)
         WHERE deadline IS NOT NULL AND state = 'queued';
     CREATE UNIQUE INDEX idx_sched_queue_key ON agent_schedule_queue (key, coalesce(project_id, ''))
         WHERE key IS NOT NULL;
@@ -294,7 +295,7 @@ _TABLES = """
         clock INTEGER NOT NULL DEFAULT 0,
         stamp INTEGER NOT NULL DEFAULT 0
     );
-    CREATE INDEX idx_project_flow_stamp ON project_flows (stamp);
+    CREATE INDEX idx_project_flow_stamp ON project_flows (stamp, project_id);
     CREATE TABLE agent_flows (
         pid INTEGER PRIMARY KEY,
         virtual_time INTEGER NOT NULL DEFAULT 0,
@@ -303,7 +304,7 @@ _TABLES = """
         stamp INTEGER NOT NULL DEFAULT 0,
         project_id TEXT NOT NULL DEFAULT ''
     );
-    CREATE INDEX idx_agent_flow_stamp ON agent_flows (stamp);
+    CREATE INDEX idx_agent_flow_stamp ON agent_flows (stamp, pid);
 
     CREATE TABLE contexts (
         context_id INTEGER PRIMARY KEY,
@@ -322,7 +323,7 @@ _TABLES = """
     );
     CREATE UNIQUE INDEX idx_context_bound ON contexts (bound_to, bound_id, unit, coalesce(project_id, ''))
         WHERE state != 'revoked';
-    CREATE INDEX idx_context_refill ON contexts (refill_at) WHERE refill_at IS NOT NULL;
+    CREATE INDEX idx_context_refill ON contexts (refill_at, context_id) WHERE refill_at IS NOT NULL;
     CREATE INDEX idx_context_cpu ON contexts (context_id) WHERE unit = 'cpu_ms' AND state != 'revoked';
 
     CREATE TABLE limit_asks (
@@ -484,6 +485,7 @@ def creation() -> Iterator[str]:
     yield re.sub(rf"\b(?:{'|'.join(_TYPES)})\b", lambda found: _TYPES[found[0]], _TABLES)
     for table, options in STORAGE.items():
         yield f"ALTER TABLE {table} SET ({options})"
+    yield "INSERT INTO kernel_meta (key, value) VALUES ('finished_cursor', '0')"  # as step 111 leaves a new file
     for version in sorted(POSTGRES_STEPS):
         yield POSTGRES_STEPS[version]
     yield f"INSERT INTO kernel_meta (key, value) VALUES ('schema_version', '{LATEST}')"  # noqa: S608  # a number

@@ -232,6 +232,8 @@ WINDOWS_DUE = Statement(
     "windows_due",
     "Windows with a bucket that is due to leave.",
     "SELECT owner, dim, window_s FROM usage_windows WHERE edge_at <= +? ORDER BY edge_at LIMIT +?",
+    postgres="SELECT owner, dim, window_s FROM usage_windows WHERE edge_at <= ? "
+    "ORDER BY edge_at, owner, dim, window_s LIMIT ?",
 )
 BUCKETS_LEAVE = Statement(
     "buckets_leave",

@@ -330,7 +330,7 @@ EXPIRED_CLAIMS = Statement(
     f"WHERE state = 'dispatched' AND {_IS_LIVE} AND claim_expires_at <= +? "
     "ORDER BY claim_expires_at LIMIT +?",
     postgres="SELECT sched_id, worker_id, incarnation FROM agent_schedule_queue "
-    "WHERE state = 'dispatched' AND claim_expires_at <= ? ORDER BY claim_expires_at LIMIT ?",
+    "WHERE state = 'dispatched' AND claim_expires_at <= ? ORDER BY claim_expires_at, sched_id LIMIT ?",
 )
 STALE_CLAIMS = Statement(
     "claims_stale",
@@ -338,7 +338,7 @@ STALE_CLAIMS = Statement(
     f"SELECT sched_id, token FROM agent_schedule_queue INDEXED BY idx_sched_queue_live WHERE state = 'dispatched' "
     f"AND {_IS_LIVE} AND coalesce(heartbeat_at, dispatched_at) < +? ORDER BY claim_expires_at LIMIT +?",
     postgres="SELECT sched_id, token FROM agent_schedule_queue WHERE state = 'dispatched' "
-    "AND coalesce(heartbeat_at, dispatched_at) < ? ORDER BY claim_expires_at LIMIT ?",
+    "AND coalesce(heartbeat_at, dispatched_at) < ? ORDER BY claim_expires_at, sched_id LIMIT ?",
 )
 PAST_DEADLINE = Statement(
     "entries_past_deadline",
@@ -346,7 +346,7 @@ PAST_DEADLINE = Statement(
     "SELECT sched_id, pid, project_id FROM agent_schedule_queue "
     f"WHERE deadline IS NOT NULL AND state = 'queued' AND {_IS_QUEUED} AND deadline < +? ORDER BY deadline LIMIT +?",
     postgres="SELECT sched_id, pid, project_id FROM agent_schedule_queue "
-    "WHERE deadline IS NOT NULL AND state = 'queued' AND deadline < ? ORDER BY deadline LIMIT ?",
+    "WHERE deadline IS NOT NULL AND state = 'queued' AND deadline < ? ORDER BY deadline, sched_id LIMIT ?",
 )
 EXPIRE = Statement(
     "entry_expire",
@@ -365,5 +365,5 @@ CLAIMS_OF_WORKER = Statement(
     "SELECT sched_id, token FROM agent_schedule_queue INDEXED BY idx_sched_queue_live WHERE state = 'dispatched' "
     f"AND {_IS_LIVE} AND worker_id = +? AND incarnation != ? ORDER BY claim_expires_at LIMIT +?",
     postgres="SELECT sched_id, token FROM agent_schedule_queue WHERE state = 'dispatched' "
-    "AND worker_id = ? AND incarnation != ? ORDER BY claim_expires_at LIMIT ?",
+    "AND worker_id = ? AND incarnation != ? ORDER BY claim_expires_at, sched_id LIMIT ?",
 )

@@ -86,6 +86,7 @@ DUE = Statement(
     "context_due",
     "Contexts with a refill that is due.",
     f"SELECT {_CONTEXT} FROM contexts WHERE refill_at <= +? ORDER BY refill_at LIMIT +?",
+    postgres=f"SELECT {_CONTEXT} FROM contexts WHERE refill_at <= ? ORDER BY refill_at, context_id LIMIT ?",
 )
 ANY_OF_CPU = Statement(
     "contexts_of_cpu_any",

@@ -51,6 +51,8 @@ AGENTS_SINCE = Statement(
     "Agents' flows that changed after an event.",
     "SELECT f.pid, f.project_id, f.virtual_time, f.last_run_at, p.weight, p.intent, p.created_at, f.in_line, f.stamp "
     "FROM agent_flows f JOIN agent_processes p ON p.pid = f.pid WHERE f.stamp > +? ORDER BY f.stamp",
+    postgres="SELECT f.pid, f.project_id, f.virtual_time, f.last_run_at, p.weight, p.intent, p.created_at, f.in_line, "
+    "f.stamp FROM agent_flows f JOIN agent_processes p ON p.pid = f.pid WHERE f.stamp > ? ORDER BY f.stamp, f.pid",
 )
 _FLOW = (
     "p.pid, coalesce(p.project_id, ''), coalesce(f.virtual_time, 0), coalesce(f.last_run_at, 0), p.weight, p.intent, "
@@ -136,6 +138,8 @@ PROJECTS_SINCE = Statement(
     "Projects' flows that changed after an event.",
     "SELECT f.project_id, f.virtual_time, f.clock, coalesce(p.weight, 1000), f.stamp FROM project_flows f "
     "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.stamp > +? ORDER BY f.stamp",
+    postgres="SELECT f.project_id, f.virtual_time, f.clock, coalesce(p.weight, 1000), f.stamp FROM project_flows f "
+    "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.stamp > ? ORDER BY f.stamp, f.project_id",
 )
 
 # --- when sharing begins to count something else ---------------------------------------------------

@@ -55,6 +55,8 @@ UNSEEN = Statement(
     "workers_unseen",
     "Workers that were last seen before a time, longest ago first.",
     "SELECT worker_id, incarnation, host, returned, pools FROM workers WHERE seen_at <= ?1 ORDER BY seen_at LIMIT +?2",
+    postgres="SELECT worker_id, incarnation, host, returned, pools FROM workers WHERE seen_at <= ?1 "
+    "ORDER BY seen_at, worker_id, incarnation LIMIT ?2",
 )
 RUNS = Statement(
     "worker_runs",
