@@ -34,7 +34,8 @@ COPY = Statement(
     "FROM agent_schedule_queue WHERE sched_id = ? RETURNING sched_id",
     postgres="INSERT INTO agent_schedule_queue (sched_id, pid, priority, trigger, payload, created_at, project_id, "
     "max_attempts, kind, needs, options) "
-    "SELECT (SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1) + 1, pid, priority, trigger, payload, ?, project_id, max_attempts, kind, "
+    "SELECT (SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1) + 1, pid, priority, "
+    "trigger, payload, ?, project_id, max_attempts, kind, "
     "rota_json_without(needs, 'lender'), rota_json_without(options, 'errors') "
     "FROM agent_schedule_queue WHERE sched_id = ? RETURNING sched_id",
 )
