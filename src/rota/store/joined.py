@@ -13,16 +13,47 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rota.errors import StoreReplaced
 from rota.store.protocol import Store, Transaction, WakeHandle
 from rota.store.requests import PostedWrite
-from rota.store.sqlite import SqliteStore
 
-__all__ = ["JoinedStore"]
+__all__ = ["JoinedStore", "PostingStore"]
 
 T = TypeVar("T")
+
+
+class PostingStore(Store, Protocol):
+    """What a joined store needs of the one below it: a `Writer` that can also read."""
+
+    lost: StoreReplaced | None
+
+    def post(self, writes: Sequence[PostedWrite[Any]]) -> None:
+        """Queue writes together, without waiting."""
+        ...
+
+    def try_run(self, writes: Sequence[PostedWrite[Any]]) -> bool:
+        """Run writes on this thread if no other writer is active."""
+        ...
+
+    def wait_delivered(self) -> None:
+        """Return when the batch whose results are being delivered has delivered all of them."""
+        ...
+
+    def withdraw(self, write: PostedWrite[Any]) -> None:
+        """End the wait of a posted write."""
+        ...
+
+    @property
+    def parked(self) -> int:
+        """The number of parked requests."""
+        ...
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether requests wait for the writer thread."""
+        ...
 
 
 class _OpenTransaction(threading.local):
@@ -34,7 +65,7 @@ class _OpenTransaction(threading.local):
 class JoinedStore(Store):
     """A store that also accepts posted writes."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: PostingStore) -> None:
         self.clock = store.clock
         self._store = store
         self._open = _OpenTransaction()

@@ -1,0 +1,438 @@
+"""The PostgreSQL connection that writes, as the writer sees it.
+
+**A turn.** All processes that share a schema take turns: a transaction begins with an advisory lock whose number is
+made from the schema's name, and the lock ends with the transaction. So write transactions run one after the other, as
+on a file, and everything that the kernel concludes from that holds: ids in the order of commits, exact caps and
+budgets, memory that is valid until another process has written.
+
+    trip 1      BEGIN · take the lock · read who wrote last, the last ids, the schema's version and the time
+    trips       statements with rows, each with the writes that were queued before it
+    last trip   the other writes · notify · COMMIT · flush
+
+The lock is a statement of its own: a statement sees what was committed when it began, and one that waits for the lock
+began too early. Writes that return no rows are queued and nobody waits for them. What is wrong with one is found out
+with the next result; then the whole transaction is undone, and the writer runs its requests one by one.
+
+**Who wrote last** is the sequence `news`: every transaction that writes takes a number of it just before it commits. A
+process that finds another number than its own last one knows that others have written. A sequence has no transactions,
+so a number may belong to a transaction that was undone; that costs a look and is otherwise harmless.
+
+**Early release.** A commit inside the lock is asynchronous: the lock ends and others see the rows, but the log may not
+be on disk. A second, tiny transaction follows in the same trip, outside the lock, and it is synchronous: the log is
+flushed in order, so with it everything before is on disk. Only then does the caller get its result. So others need not
+wait for the disk, and one flush serves many turns.
+
+**A lost connection.** The server undoes what was open, and the writer runs the request again on a new connection. If it
+was lost during the commit, the new connection looks for the last event of that transaction. Everything remembered of
+the database is dropped then (`foreign_version`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import psycopg
+
+from rota.clock import SystemClock
+from rota.errors import SchemaMismatch, StoreError, StoreUnavailable
+from rota.store.engine import RequestFailed, TransactionLost
+from rota.store.migrations import LATEST
+from rota.store.postgres_clock import DatabaseClock
+from rota.store.postgres_connection import TURN_S_MAX, PostgresAddress, connect, statement_error, unavailable
+from rota.store.postgres_pipeline import Pipeline
+from rota.store.postgres_text import gives_id, postgres_text
+from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
+from rota.store.statements.journal import EVENT_APPEND
+
+__all__ = ["PostgresEngine", "PostgresTransaction", "channel", "turn_key"]
+
+Durability = Literal["full", "normal"]
+_BEGIN = "BEGIN"
+_LOCK = "SELECT pg_advisory_xact_lock($1::bigint)"
+_TURN = """SELECT (SELECT last_value FROM news),
+    coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
+    coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0),
+    (SELECT value FROM kernel_meta WHERE key = 'schema_version'),
+    (SELECT value FROM kernel_meta WHERE key = 'clock_offset'),
+    extract(epoch FROM clock_timestamp())::double precision"""
+_TIME = "SELECT extract(epoch FROM clock_timestamp())::double precision"
+_LAST_IDS = """SELECT coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
+    coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0)"""
+_NEWS = "SELECT nextval('news'), pg_notify($1, currval('news')::text)"
+# the setting ends with its own transaction, which is over when the log is flushed
+_FLUSH = "SELECT set_config('synchronous_commit', $1, true), pg_logical_emit_message(true, 'rota', '')"
+_IS_THERE = """SELECT 1 FROM agent_events WHERE event_id = $1 AND ts = $2 AND kind = $3 AND payload = $4
+    AND author = $5"""
+_encode = msgspec.json.Encoder().encode
+_WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|CREATE|DROP|ALTER|ANALYZE|SET)\b|.*\b(nextval|setval)\b", re.DOTALL)
+_RETURNS = re.compile(r"\bRETURNING\b")
+_OF_ENTRIES = re.compile(r"INSERT INTO agent_schedule_queue\b")
+
+
+def turn_key(schema: str) -> int:
+    """Return the number of the advisory lock that is held during a turn."""
+    return int.from_bytes(hashlib.blake2b(f"rota {schema}".encode(), digest_size=8).digest(), signed=True)
+
+
+def channel(schema: str) -> str:
+    """Return the channel on which commits are announced."""
+    return f"rota_{schema}"
+
+
+class _Prepared(NamedTuple):
+    """What the engine has to know of a statement."""
+
+    text: str
+    writes: bool
+    returns_rows: bool
+    moves_ids: bool  # it inserts entries whose ids this process has not given
+
+
+_prepared: dict[Statement, _Prepared] = {}
+
+
+def _prepare(statement: Statement) -> _Prepared:
+    text = postgres_text(statement)
+    writes = _WRITES.match(text) is not None or (text.startswith("WITH") and _RETURNS.search(text) is not None)
+    returns_rows = not writes or not _WRITES.match(text) or _RETURNS.search(text) is not None
+    moves_ids = _OF_ENTRIES.search(text) is not None and not gives_id(statement)
+    found = _prepared[statement] = _Prepared(text, writes, returns_rows, moves_ids)
+    return found
+
+
+class PostgresTransaction:
+    """An open transaction, as one request sees it."""
+
+    __slots__ = ("_engine", "_pipeline", "effects", "foreign_version")
+
+    def __init__(
+        self, pipeline: Pipeline, effects: TransactionEffects, foreign_version: int = 0, engine: Any = None
+    ) -> None:
+        self._pipeline = pipeline
+        self._engine: PostgresEngine | None = engine  # None: it only reads
+        self.effects = effects
+        self.foreign_version = foreign_version
+
+    def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Run a statement and return its rows; one that returns none is only queued."""
+        text, writes, returns_rows, moves_ids = _prepared.get(statement) or _prepare(statement)
+        engine = self._engine
+        if engine is not None and writes:
+            engine.changed += 1
+            engine.ids_known = engine.ids_known and not moves_ids
+        try:
+            if not returns_rows:
+                self._pipeline.send(text, parameters)
+                return []
+            return self._pipeline.rows(text, parameters)
+        except psycopg.Error as problem:
+            raise self._failed(problem) from problem
+
+    def run_for(self, statement: Statement, keys: Collection[int | str]) -> list[Row]:
+        """Run a statement for a list of keys, as JSON."""
+        return self.run(statement, (_encode(list(keys)).decode(),))
+
+    def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
+        """Queue a statement that inserts one row, and return the id that the row gets."""
+        return self.insert_many(statement, (parameters,))
+
+    def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
+        """Insert one row for each row of parameters and return the first id; the other ids follow it."""
+        engine = self._engine
+        if engine is None or not gives_id(statement):
+            raise StoreError(f"statement {statement.name} inserts no row with an id, or the store is only read")
+        try:
+            first_id = engine.take_ids(statement, len(parameters))
+            self.run_many(statement, [(first_id + number, *row) for number, row in enumerate(parameters)])
+        except psycopg.Error as problem:
+            raise self._failed(problem) from problem
+        if statement is EVENT_APPEND:
+            engine.last_event = first_id + len(parameters) - 1, parameters[-1]
+        return first_id
+
+    def run_many(self, statement: Statement, parameters: Collection[Sequence[Any]]) -> None:
+        """Queue a statement once for each row of parameters."""
+        text, _, _, moves_ids = _prepared.get(statement) or _prepare(statement)
+        engine = self._engine
+        if engine is not None:
+            engine.changed += len(parameters)
+            engine.ids_known = engine.ids_known and not moves_ids
+        try:
+            for row in parameters:
+                self._pipeline.send(text, row)
+        except psycopg.Error as problem:
+            raise self._failed(problem) from problem
+
+    def _failed(self, problem: psycopg.Error) -> BaseException:
+        if self._engine is not None:
+            return self._engine.failed(problem)
+        return TransactionLost(str(problem)) if self._pipeline.is_broken else statement_error(problem)
+
+
+class PostgresEngine:
+    """The writing connection of a process."""
+
+    sole_user = False  # others are notified of every commit
+    has_savepoints = False
+    lost_hint = "See that the server runs and what it logs, then retry: rota doctor"
+
+    def __init__(
+        self,
+        address: PostgresAddress,
+        *,
+        durability: Durability = "full",
+        read_only: bool = False,
+        foreign_version: int = 0,
+        clock: DatabaseClock | None = None,
+    ) -> None:
+        self.address = address
+        self.read_only = read_only
+        self.durability = durability
+        self.foreign_version = foreign_version  # grows when a transaction finds that others have written
+        self.changed = 0  # writes since the connection was made
+        self.ids_known = False  # `_last_ids` are those of this transaction
+        self.last_event: tuple[int, Sequence[Any]] | None = None  # the last one of this transaction, to look for it
+        self.in_transaction = False
+        self._clock = clock  # it is set by the time of the server, in every turn
+        self._refusal = ("the store was opened read-only", "Open it without read_only.") if read_only else None
+        self._pipeline: Pipeline | None = None
+        self._key = turn_key(address.schema)
+        self._channel = channel(address.schema)
+        self._flush_mode = "on"
+        self._last_ids = {"event": 0, "entry": 0}
+        self._changed_before = 0  # `changed` when the transaction began
+        self._requests = 0  # of this transaction
+        self._aborted = False  # the server has undone it
+        self._durable = False  # COMMIT was answered
+        self._news: int | None = None  # the last number of `news` that this process knows of
+        self._foreign = False  # others have written, and `has_foreign_commit` has not reported it
+        if not read_only:
+            self._connect()
+
+    # --- connecting ------------------------------------------------------------------------------
+
+    def _connect(self) -> Pipeline:
+        """Connect, and forget everything that was remembered of the database."""
+        self._drop()
+        # commits are asynchronous and flushed by a transaction of their own
+        connection = connect(self.address, "writer")
+        try:
+            row = connection.execute("SHOW synchronous_commit").fetchone()
+            self._flush_mode = "on" if row is None or row[0] == "off" else str(row[0])
+            connection.execute("SET synchronous_commit = off")
+            pipeline = Pipeline(connection)
+        except psycopg.Error as problem:
+            connection.close()
+            raise unavailable(self.address, problem) from None
+        self._pipeline = pipeline
+        self._news, self._foreign = None, True
+        return pipeline
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The connection; raises if it is lost."""
+        if self._pipeline is None:
+            raise TransactionLost("the connection to PostgreSQL was lost")
+        return self._pipeline
+
+    @property
+    def backend_pid(self) -> int:
+        """The server's process for this connection, 0 while there is none."""
+        return 0 if self._pipeline is None else self._pipeline.backend_pid
+
+    def _drop(self) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        self.in_transaction = False
+        if pipeline is not None:
+            with contextlib.suppress(psycopg.Error):
+                pipeline.close()
+
+    # --- transactions ----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Take the turn. A connection that broke while nobody used it is made again."""
+        if self._refusal is not None:
+            text, hint = self._refusal
+            raise StoreUnavailable(text, hint=hint)
+        self._durable = self._aborted = False
+        self.last_event = None
+        self._requests = 0
+        is_new = self._pipeline is None
+        if is_new:
+            self._connect()
+        try:
+            self._take_turn()
+        except psycopg.Error as problem:
+            broken = self.pipeline.is_broken
+            self.rollback()
+            if isinstance(problem, psycopg.errors.LockNotAvailable):
+                text = f"another process has kept the turn at {self.address.shown} for {TURN_S_MAX:g} s"
+                raise StoreUnavailable(text, hint="See who it is: rota doctor", address=self.address.shown) from problem
+            if is_new or not broken:
+                raise unavailable(self.address, problem) from problem
+            self.begin()
+        except BaseException:
+            self.rollback()
+            raise
+
+    def _take_turn(self) -> None:
+        pipeline = self.pipeline
+        self.in_transaction = True
+        self._changed_before = self.changed
+        pipeline.send(_BEGIN)
+        pipeline.send(_LOCK, (self._key,))
+        pipeline.send(_TURN)
+        asked_at = SystemClock.monotonic()
+        ((news, event_id, sched_id, version, clock_offset, time_s),) = pipeline.collect()[-1]
+        if version != str(LATEST):
+            text = f"schema_version is {version} now; this process writes {LATEST}"
+            raise SchemaMismatch(text, hint="Restart it with the version of rota that migrated the schema.")
+        self._last_ids = {"event": event_id, "entry": sched_id}
+        self.ids_known = True
+        if news != self._news:
+            self.foreign_version += 1
+            self._news, self._foreign = news, True
+        if self._clock is not None:
+            while not self._clock.set_by(asked_at, time_s, clock_offset):
+                asked_at = SystemClock.monotonic()
+                ((time_s,),) = pipeline.rows(_TIME)
+
+    def take_ids(self, statement: Statement, count: int) -> int:
+        """Return the first of so many new ids. The rows must be inserted in this transaction."""
+        if not self.ids_known:
+            ((event_id, sched_id),) = self.pipeline.rows(_LAST_IDS)
+            self._last_ids, self.ids_known = {"event": event_id, "entry": sched_id}, True
+        kind = "event" if statement is EVENT_APPEND else "entry"
+        first_id = self._last_ids[kind] + 1
+        self._last_ids[kind] += count
+        return first_id
+
+    def commit(self) -> None:
+        """Commit, release the turn, and return when it is durable."""
+        if self.changed == self._changed_before and not self._aborted:
+            self.rollback()
+            self._durable = True
+            return
+        pipeline = self.pipeline
+        if self._aborted:
+            raise TransactionLost("a statement of it failed")
+        try:
+            pipeline.send(_NEWS, (self._channel,))
+            pipeline.send("COMMIT")
+            if self.durability == "full":
+                pipeline.send(_FLUSH, (self._flush_mode,))
+            results = pipeline.collect()
+        except psycopg.Error as problem:
+            if not pipeline.is_broken:
+                raise self.failed(problem) from problem
+            self._find_out(problem)
+            return
+        except BaseException as interrupt:
+            self._find_out(interrupt)
+            raise
+        self._durable, self.in_transaction = True, False
+        self._news = results[-3 if self.durability == "full" else -2][0][0]
+
+    def _find_out(self, problem: BaseException) -> None:
+        """A commit was sent and its answer lost: return if it is durable, raise TransactionLost if it is not.
+
+        The lock is taken before the question, so the lost session has ended. A transaction without events may simply
+        run again.
+        """
+        event, self.last_event = self.last_event, None
+        try:
+            pipeline = self._connect()
+            pipeline.send(_BEGIN)
+            pipeline.send(_LOCK, (self._key,))
+            if event is None:
+                found: list[Row] = []
+            else:
+                event_id, (_, ts, kind, payload, _, _, author) = event
+                found = pipeline.rows(_IS_THERE, (event_id, ts, kind, payload, author))
+            pipeline.send("ROLLBACK")
+            pipeline.send(_FLUSH, (self._flush_mode,))
+            pipeline.collect()
+        except (psycopg.Error, StoreError) as worse:
+            self._drop()
+            raise unavailable(self.address, worse, may_be_executed=True) from problem
+        if not found:
+            raise TransactionLost(str(problem)) from problem
+        self._durable = True
+
+    def failed(self, problem: psycopg.Error) -> BaseException:
+        """Return rota's error for a statement that failed: the server has undone the transaction."""
+        self._aborted = True
+        self.changed += 1  # whatever raised it, the transaction cannot go on
+        if self._pipeline is None or self._pipeline.is_broken:
+            return TransactionLost(str(problem))
+        error = statement_error(problem)
+        # a queued write may be another request's than the one that learns of it: then each runs on its own
+        return RequestFailed(str(problem)) if self._requests > 1 and isinstance(error, Exception) else error
+
+    def rollback(self) -> bool:
+        """Roll back; return False if the transaction is already durable. The answer is read with the next turn's."""
+        if self._durable:
+            return False
+        if self.in_transaction and self._pipeline is not None:
+            self.in_transaction = False
+            try:
+                if not self._pipeline.is_broken:
+                    self._pipeline.post("ROLLBACK")
+                    return True
+            except psycopg.Error:
+                pass
+            self._drop()
+        return True
+
+    def changes(self) -> int:
+        """Return a number that grows with every write."""
+        return self.changed
+
+    def savepoint(self) -> None:
+        """Not offered: the writer runs the requests one by one."""
+        raise TransactionLost("no savepoints")
+
+    release = rollback_to = savepoint
+
+    def transaction(self, effects: TransactionEffects) -> Transaction:
+        """Return the open transaction as one request sees it."""
+        self._requests += 1
+        return PostgresTransaction(self.pipeline, effects, self.foreign_version, self)
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return the error: a column has values of its own type only."""
+        return error
+
+    def check_files(self) -> None:
+        """Nothing can be put in place of a database."""
+
+    # --- other processes -------------------------------------------------------------------------
+
+    def has_foreign_commit(self) -> bool:
+        """Whether another connection has committed since the last call."""
+        found, self._foreign = self._foreign, False
+        return found
+
+    def note_news(self, news: int) -> bool:
+        """Record a number that the listener has received; return whether it is another process's commit."""
+        if self._news is not None and news <= self._news:
+            return False
+        self._foreign = True
+        return True
+
+    def notify_listeners(self) -> None:
+        """Others are notified by the commit itself."""
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._refusal = "the store is closed", "Open it again."
+        self._drop()
+
+    def abandon(self) -> None:
+        """In a forked child: the connection is the parent's, so it is neither used nor closed."""
+        self._refusal = "this transaction belongs to the process that began it", "Fork outside of transactions."
