@@ -472,7 +472,7 @@ def test_an_invalid_value_in_any_parameter_is_refused_without_a_trace_or_does_no
 
 
 def _problem(
-    world: PopulatedWorld, before: bytes, call: Callable[[dict[str, Any]], object], changed: dict[str, Any]
+    world: PopulatedWorld, before: object, call: Callable[[dict[str, Any]], object], changed: dict[str, Any]
 ) -> str | None:
     """Return what is wrong with the outcome of a call, or None."""
     try:
