@@ -131,6 +131,7 @@ class Probe:
 
     def __init__(self, inner: WriteEngine) -> None:
         self.inner = inner
+        self.has_savepoints, self.lost_hint, self.cause_of = inner.has_savepoints, inner.lost_hint, inner.cause_of
         self.log: list[str] = []
         self.before: dict[str, Callable[[], object]] = {}
         self.after: dict[str, Callable[[], object]] = {}
