@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -208,8 +209,10 @@ def shared_dsn() -> str:
 
 def _run_folder() -> Path:
     """One folder for all workers of a run; a run without workers has one of its own."""
-    name = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"process-{os.getpid()}-{int(time.time())}"
-    return Path(tempfile.gettempdir(), f"rota-pg-{name[:32]}")
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"{os.getpid()} {time.monotonic_ns()}"
+    # letters only: tests look for numbers in what is printed
+    name = "".join(chr(ord("a") + byte % 26) for byte in hashlib.sha256(run.encode()).digest()[:12])
+    return Path(tempfile.gettempdir(), f"rota-pg-{name}")
 
 
 def _join(folder: Path) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
@@ -25,10 +26,18 @@ import pytest
 
 from rota import store
 from rota.clock import Clock
-from rota.store import Durability, Row, Statement, Store, Transaction
+from rota.store import Durability, JoinedStore, Row, Statement, Store, Transaction
 from tests.postgres_server import shared_dsn
 
-__all__ = ["KINDS", "PostgresSchemas", "drop_schemas", "everything", "pytest_generate_tests", "store_kind"]
+__all__ = [
+    "KINDS",
+    "PostgresSchemas",
+    "address_of",
+    "drop_schemas",
+    "everything",
+    "pytest_generate_tests",
+    "store_kind",
+]
 
 KINDS = ("memory", "file", "postgres")
 GATE = ("memory", "postgres")  # a file is the same engine as memory, and has the tests of tests/store and kernel_proof
@@ -71,14 +80,17 @@ def store_kind(
         folders = iter(range(1_000_000))
         folder = tmp_path_factory.mktemp("stores")
 
-        def open_file(url: str, **options: Any) -> Store:
+        def open_file(url: str, **options: Any) -> Any:
             return real_open(str(folder / f"{next(folders)}.db") if url == MEMORY else url, **options)
 
         monkeypatch.setattr(store, "open", open_file)
+        monkeypatch.setattr(store, "open_joined", lambda url, **options: JoinedStore(open_file(url, **options)))
         yield kind
     else:
         schemas = _schemas()
         monkeypatch.setattr(store, "open", schemas.open)
+        monkeypatch.setattr(store, "open_joined", schemas.open_joined)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield kind
         schemas.end_test()
 
@@ -109,18 +121,32 @@ class PostgresSchemas:
 
     def open(
         self, url: str, *, clock: Clock | None = None, durability: Durability = "full", read_only: bool = False
-    ) -> Store:
+    ) -> Any:
         """Open the store that a test names by ":memory:" or by a path."""
         if url.startswith("postgresql:"):
             return real_open(url, clock=clock, durability=durability, read_only=read_only)
+        found = self._find(url)
+        made: Any = real_open(self.url(found.schema), clock=clock, durability=durability, read_only=read_only)
+        found.stores.append(made)
+        if url != MEMORY:
+            made.host_path = os.path.realpath(url)  # files beside the store are where the test looks for them
+        return made
+
+    def open_joined(self, path: str, *, clock: Clock | None = None, durability: Durability = "full") -> JoinedStore:
+        """As `open`, for a store that accepts posted writes."""
+        return JoinedStore(self.open(path, clock=clock, durability=durability))
+
+    def address(self, path: str) -> str:
+        """The URL of the schema that stands for this path in this test."""
+        return self.url(self._find(path).schema)
+
+    def _find(self, url: str) -> _Used:
         found = next((used for used in self._used if used.address == url != MEMORY), None)
         if found is None:
             self._take_back(lambda used: used.address == MEMORY and all(each._closed for each in used.stores))
             found = _Used(self._take(), url, [])
             self._used.append(found)
-        made = real_open(self.url(found.schema), clock=clock, durability=durability, read_only=read_only)
-        found.stores.append(made)
-        return made
+        return found
 
     def end_test(self) -> None:
         """Close what the test left open, and take its schemas back."""
@@ -173,6 +199,12 @@ def _schemas() -> PostgresSchemas:
         worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
         made = _of_process[os.getpid()] = PostgresSchemas(shared_dsn(), f"rota_{worker}_{os.getpid()}")
     return made
+
+
+def address_of(path: Path | str) -> str:
+    """What a command names by --store to mean the store that `store.open(path)` opens in this test."""
+    opened_by = getattr(store.open, "__self__", None)
+    return opened_by.address(str(path)) if isinstance(opened_by, PostgresSchemas) else str(path)
 
 
 def drop_schemas() -> None:

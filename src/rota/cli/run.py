@@ -43,7 +43,7 @@ def run(path: Path | None, *, until_idle: bool, horizon: str | None, plain: bool
         fleet_run = FleetRun(api, fleet, **{name: value for name, value in overrides.items() if value is not None})
         for change in fleet_run.changes if not live else ():
             console.print(str(change), markup=False)
-        with LiveView(api, fleet_run.supervisor, console=console, store=fleet.store_path):
+        with LiveView(api, fleet_run.supervisor, console=console, store=fleet.shown_store):
             return fleet_run.run(until_idle=rule if until_idle else False, handles_signals=True)
     finally:
         api.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rota.clock import Clock
 from rota.errors import NotEnabled, StoreUnavailable
+from rota.store.addresses import host_path, is_postgres, shown_address
 from rota.store.joined import JoinedStore
 from rota.store.private_files import create_private, write_private
 from rota.store.protocol import Row, Statement, Store, Transaction, TransactionEffects, WakeHandle
@@ -31,9 +32,11 @@ __all__ = [
     "TransactionEffects",
     "WakeHandle",
     "create_private",
+    "host_path",
     "is_postgres",
     "open",
     "open_joined",
+    "shown_address",
     "write_private",
 ]
 
@@ -52,11 +55,6 @@ def open(  # noqa: A001  # callers write `store.open`; the bare name is never im
 def open_joined(path: str, *, clock: Clock | None = None, durability: Durability = "full") -> JoinedStore:
     """Open a store that accepts posted writes, as the daemon does."""
     return JoinedStore(_open(path, clock=clock, durability=durability, read_only=False))
-
-
-def is_postgres(url: str) -> bool:
-    """Whether a store's name is that of a schema on PostgreSQL, and not a path."""
-    return url.startswith(("postgresql://", "postgres://"))
 
 
 def _open(url: str, *, clock: Clock | None, durability: Durability, read_only: bool) -> SqliteStore | PostgresStore:

@@ -75,6 +75,11 @@ class JoinedStore(Store):
         """The file's path with links resolved; None of a store in memory."""
         return self._store.path
 
+    @property
+    def host_path(self) -> str | None:
+        """The path beside which this host keeps files for the store; None of a store in memory."""
+        return self._store.host_path
+
     # --- posted writes ---------------------------------------------------------------------------
 
     def posted_write(

@@ -16,6 +16,7 @@ import psycopg
 
 from rota.clock import Clock, SystemClock
 from rota.errors import InvalidInput, StoreError, StoreReplaced, StoreUnavailable
+from rota.store.addresses import host_path
 from rota.store.engine import TransactionLost
 from rota.store.forks import add_store
 from rota.store.migrations import TABLES
@@ -48,6 +49,7 @@ class PostgresStore(Writer):
         if durability not in ("full", "normal"):
             raise InvalidInput(f"durability must be full or normal, not {durability!r}", field="durability")
         self.address: PostgresAddress = parse_url(url)
+        self.host_path = host_path(url)
         self._durability: Durability = durability
         self._read_only = read_only
         self._database_clock = DatabaseClock() if clock is None else None

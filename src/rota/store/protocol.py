@@ -87,7 +87,12 @@ class Store(Protocol):
 
     @property
     def path(self) -> str | None:
-        """The file's path with links resolved; None of a store in memory."""
+        """The file's path with links resolved; None of a store in memory or on PostgreSQL."""
+        ...
+
+    @property
+    def host_path(self) -> str | None:
+        """The path beside which this host keeps files for the store, such as logs; None of a store in memory."""
         ...
 
     def write(self, work: Callable[[Transaction], T]) -> T:

@@ -92,6 +92,11 @@ class SqliteStore(Writer):
         """The file's path with links resolved; None of a store in memory."""
         return None if self._path == MEMORY else self._path
 
+    @property
+    def host_path(self) -> str | None:
+        """The path beside which this host keeps files for the store: the file's own."""
+        return self.path
+
     def _migrate(self) -> None:
         """Migrate the file, and say where the copy of a file of the first kernel is."""
         with translate_errors("migrate", self._path), foreign_keys_off(self._engine.connection):
