@@ -39,8 +39,9 @@ LEDGER_CHARGE = Statement(
     "Add usage to a ledger line, also past its limit; a refund is negative.",
     "UPDATE agent_ledgers SET used = used + ?1 WHERE pid = ?2 AND dim = ?3 AND used <= ?4 - ?1 "
     "RETURNING pid, dim, used, granted, hard_limit, warn_at, alerts",
-    postgres="UPDATE agent_ledgers SET used = used + ?1 WHERE pid = ?2 AND dim = ?3 AND used <= ?4::bigint - ?1 "
-    "RETURNING pid, dim, used, granted, hard_limit, warn_at, alerts",
+    # the sum of two whole numbers may not fit where PostgreSQL computes it
+    postgres="UPDATE agent_ledgers SET used = used + ?1 WHERE pid = ?2 AND dim = ?3 "
+    "AND used::numeric + ?1::bigint <= ?4::bigint RETURNING pid, dim, used, granted, hard_limit, warn_at, alerts",
 )
 LEDGER_GRANT = Statement(
     "ledger_grant",
