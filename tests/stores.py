@@ -183,7 +183,9 @@ class PostgresSchemas:
         tables = [name for name, kind in found if kind in ("r", "p")]
         sequences = [name for name, kind in found if kind == "S"]
         deletes = [f'DELETE FROM "{schema}"."{name}";' for name in tables if name != "kernel_meta"]
-        deletes.append(f"DELETE FROM \"{schema}\".kernel_meta WHERE key != 'schema_version';")
+        meta = f'"{schema}".kernel_meta'  # a new schema has these two rows
+        deletes.append(f"DELETE FROM {meta} WHERE key NOT IN ('schema_version', 'finished_cursor');")
+        deletes.append(f"UPDATE {meta} SET value = '0' WHERE key = 'finished_cursor';")
         restarts = [f'SELECT setval(\'"{schema}"."{name}"\', 1, false);' for name in sequences]
         # replica: no trigger checks the order of the deletes against the foreign keys
         return "BEGIN; SET LOCAL session_replication_role = replica;" + "".join([*deletes, *restarts]) + "COMMIT"
