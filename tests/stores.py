@@ -35,6 +35,7 @@ __all__ = [
     "address_of",
     "drop_schemas",
     "everything",
+    "open_kind",
     "pytest_generate_tests",
     "store_kind",
 ]
@@ -92,7 +93,8 @@ def store_kind(
         monkeypatch.setattr(store, "open_joined", schemas.open_joined)
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield kind
-        schemas.end_test()
+    if os.getpid() in _of_process:  # also if the test opened a store on PostgreSQL itself
+        _of_process[os.getpid()].end_test()
 
 
 # --- PostgreSQL ----------------------------------------------------------------------------------
@@ -201,6 +203,13 @@ def _schemas() -> PostgresSchemas:
         worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
         made = _of_process[os.getpid()] = PostgresSchemas(shared_dsn(), f"rota_{worker}_{os.getpid()}")
     return made
+
+
+def open_kind(kind: str, path: Path, *, clock: Clock | None = None) -> Any:
+    """Open a store of a kind that the test chooses itself."""
+    if kind == "postgres":
+        return _schemas().open(str(path), clock=clock)
+    return real_open(MEMORY if kind == "memory" else str(path), clock=clock)
 
 
 def address_of(path: Path | str) -> str:

@@ -114,10 +114,8 @@ def copy(
         say(f"{table:24} {rows:>12,} rows")
     say(f"copied and checked: {copied.entries:,} entries, journal up to event {copied.through_event_id:,}")
     if copied.live_claims:
-        say(
-            f"{copied.live_claims:,} entries were running at the source: their workers still work for the source",
-            err=True,
-        )
+        note = "entries were running at the source: their workers go on working for the source"
+        say(f"{copied.live_claims:,} {note}", err=True)
 
 
 @db.command()
