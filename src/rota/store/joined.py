@@ -12,11 +12,11 @@ failed commit or after it was parked; that is safe because it has no effect outs
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rota.errors import StoreReplaced
-from rota.store.protocol import Store, Transaction, WakeHandle
+from rota.store.protocol import Row, Statement, Store, Transaction, WakeHandle
 from rota.store.requests import PostedWrite
 
 __all__ = ["JoinedStore", "PostingStore"]
@@ -152,6 +152,10 @@ class JoinedStore(Store):
     def dry_run(self, work: Callable[[Transaction], T]) -> T:
         """Run work as `write` does and always roll back."""
         return self._store.dry_run(work)
+
+    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+        """Name reads that most transactions make after another process has written."""
+        self._store.foretell(reads)
 
     def read(self, work: Callable[[Transaction], T]) -> T:
         """Run work on one consistent view; inside a posted write, on what it has written so far."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import psycopg
@@ -26,7 +26,7 @@ from rota.store.postgres_engine import Durability, PostgresEngine, PostgresTrans
 from rota.store.postgres_listener import NewsListener
 from rota.store.postgres_opening import open_schema
 from rota.store.postgres_pipeline import Pipeline
-from rota.store.protocol import Transaction, TransactionEffects
+from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.writer import Writer
 
 __all__ = ["PostgresStore"]
@@ -60,19 +60,22 @@ class PostgresStore(Writer):
         self._reader_slots = threading.BoundedSemaphore(READERS_MAX)
         self._foreign_listeners: tuple[Callable[[], None], ...] = ()  # called when another process has written
         self._listener: NewsListener | None = None
+        self._foretold: list[tuple[Statement, Row]] = []
         open_schema(self.address, self._database_clock, read_only=read_only)
         self._engine = self._open_engine()
         super().__init__(self._engine, clock or self._database_clock or SystemClock())
         add_store(self)
 
     def _open_engine(self, foreign_version: int = 0) -> PostgresEngine:
-        return PostgresEngine(
+        engine = PostgresEngine(
             self.address,
             durability=self._durability,
             read_only=self._read_only,
             foreign_version=foreign_version,
             clock=self._database_clock,
         )
+        engine.foretell(self._foretold)
+        return engine
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -112,6 +115,11 @@ class PostgresStore(Writer):
                 self._readers.append(pipeline)
                 return
         pipeline.close()
+
+    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+        """Name reads that most transactions make after another process has written: they come with the first trip."""
+        self._foretold += reads
+        self._engine.foretell(self._foretold)
 
     def dry_run(self, work: Callable[[Transaction], T]) -> T:
         """Run work as `write` does and always roll back. It holds the turn and notifies no listener."""

@@ -30,7 +30,16 @@ from psycopg.types.numeric import NumericBinaryLoader
 from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreError, StoreUnavailable
 from rota.store.engine import TransactionLost
 
-__all__ = ["IDLE_S_MAX", "TURN_S_MAX", "PostgresAddress", "connect", "parse_url", "statement_error", "unavailable"]
+__all__ = [
+    "IDLE_S_MAX",
+    "PLANNER",
+    "TURN_S_MAX",
+    "PostgresAddress",
+    "connect",
+    "parse_url",
+    "statement_error",
+    "unavailable",
+]
 
 DEFAULT_SCHEMA = "rota"
 OLDEST_SERVER = 150_000  # PostgreSQL 15
@@ -45,6 +54,18 @@ KEEPALIVE = {
     "keepalives_interval": 1,
     "keepalives_count": 3,
     "tcp_user_timeout": 4_000,
+}
+# A statement is planned once, often while its tables are empty, and the plan is used when they hold a million rows. So
+# no plan may depend on what the planner believes about sizes: rows are found by indexes, in the order of the index, and
+# joined by keys. What is switched off is still done where there is no other way (kernel_proof/test_postgres_plans.py).
+PLANNER = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_sort": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "max_parallel_workers_per_gather": "0",
 }
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _PLAIN = re.compile(r"[\w.-]+")
@@ -82,7 +103,10 @@ def parse_url(url: str) -> PostgresAddress:
 def connect(
     address: PostgresAddress, role: str, *, read_only: bool = False, waits: bool = False
 ) -> psycopg.Connection[Any]:
-    """Connect, or raise StoreUnavailable. `role` is shown by the server; a connection that `waits` has no time limits."""
+    """Connect, or raise StoreUnavailable.
+
+    The server shows the `role` in its list of sessions. A connection that `waits` has no time limits.
+    """
     known = conninfo.conninfo_to_dict(address.conninfo)
     limits = {
         "lock_timeout": TURN_S_MAX,
@@ -92,7 +116,7 @@ def connect(
     session = {
         "search_path": address.schema,
         "jit": "off",
-        "plan_cache_mode": "force_generic_plan",
+        **PLANNER,
         "client_encoding": "UTF8",
         **{name: "0" if waits else f"{limit_s * 1000:.0f}" for name, limit_s in limits.items()},
     }
@@ -178,14 +202,15 @@ def _read_as_sqlite(connection: psycopg.Connection[Any]) -> None:
 
 # --- errors --------------------------------------------------------------------------------------
 
-_LOST_CLASSES = ("08", "53", "57", "58")  # connection, resources, operator intervention, system
+# connection (but not 08P01, which is this program's fault), resources, operator intervention, system
+_LOST_CLASSES = ("08", "53", "57", "58")
 _LOST_STATES = ("25P03", "25P04", "40001", "40P01", "55P03")  # session ended by a time limit; deadlock; no turn
 
 
 def statement_error(problem: psycopg.Error) -> BaseException:
     """Return rota's error for a failed statement: `TransactionLost` if the statement is not the cause."""
     state = problem.sqlstate
-    if state is None or state[:2] in _LOST_CLASSES or state in _LOST_STATES:
+    if state is None or (state[:2] in _LOST_CLASSES and state != "08P01") or state in _LOST_STATES:
         return TransactionLost(_one_line(problem))
     if state.startswith("22"):  # the last resort, if an earlier check missed it
         return InvalidInput(f"a value cannot be stored: {_one_line(problem)}")

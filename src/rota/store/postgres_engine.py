@@ -6,6 +6,7 @@ on a file, and everything that the kernel concludes from that holds: ids in the 
 budgets, memory that is valid until another process has written.
 
     trip 1      BEGIN · take the lock · read who wrote last, the last ids, the schema's version and the time
+                · and what the kernel foretells that it reads after others have written
     trips       statements with rows, each with the writes that were queued before it
     last trip   the other writes · notify · COMMIT · flush
 
@@ -32,7 +33,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -47,6 +48,7 @@ from rota.store.postgres_connection import TURN_S_MAX, PostgresAddress, connect,
 from rota.store.postgres_pipeline import Pipeline
 from rota.store.postgres_text import gives_id, postgres_text
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
+from rota.store.statements.file import META_GET
 from rota.store.statements.journal import EVENT_APPEND
 
 __all__ = ["PostgresEngine", "PostgresTransaction", "channel", "turn_key"]
@@ -90,6 +92,7 @@ class _Prepared(NamedTuple):
     text: str
     writes: bool
     returns_rows: bool
+    gives_id: bool  # the id of the new row is its first parameter
     moves_ids: bool  # it inserts entries whose ids this process has not given
 
 
@@ -100,8 +103,9 @@ def _prepare(statement: Statement) -> _Prepared:
     text = postgres_text(statement)
     writes = _WRITES.match(text) is not None or (text.startswith("WITH") and _RETURNS.search(text) is not None)
     returns_rows = not writes or not _WRITES.match(text) or _RETURNS.search(text) is not None
-    moves_ids = _OF_ENTRIES.search(text) is not None and not gives_id(statement)
-    found = _prepared[statement] = _Prepared(text, writes, returns_rows, moves_ids)
+    with_id = gives_id(statement)
+    moves_ids = _OF_ENTRIES.search(text) is not None and not with_id
+    found = _prepared[statement] = _Prepared(text, writes, returns_rows, with_id, moves_ids)
     return found
 
 
@@ -120,11 +124,16 @@ class PostgresTransaction:
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows; one that returns none is only queued."""
-        text, writes, returns_rows, moves_ids = _prepared.get(statement) or _prepare(statement)
+        text, writes, returns_rows, with_id, moves_ids = _prepared.get(statement) or _prepare(statement)
+        if with_id:
+            self.insert_many(statement, (parameters,))
+            return []
         engine = self._engine
-        if engine is not None and writes:
-            engine.changed += 1
-            engine.ids_known = engine.ids_known and not moves_ids
+        if engine is not None:
+            if writes:
+                engine.changing(text, 1, moves_ids=moves_ids)
+            elif engine.foretold and (rows := engine.foretold.get((statement, tuple(parameters)))) is not None:
+                return rows
         try:
             if not returns_rows:
                 self._pipeline.send(text, parameters)
@@ -148,23 +157,28 @@ class PostgresTransaction:
             raise StoreError(f"statement {statement.name} inserts no row with an id, or the store is only read")
         try:
             first_id = engine.take_ids(statement, len(parameters))
-            self.run_many(statement, [(first_id + number, *row) for number, row in enumerate(parameters)])
         except psycopg.Error as problem:
             raise self._failed(problem) from problem
+        self._queue(statement, [(first_id + number, *row) for number, row in enumerate(parameters)])
         if statement is EVENT_APPEND:
             engine.last_event = first_id + len(parameters) - 1, parameters[-1]
         return first_id
 
     def run_many(self, statement: Statement, parameters: Collection[Sequence[Any]]) -> None:
         """Queue a statement once for each row of parameters."""
-        text, _, _, moves_ids = _prepared.get(statement) or _prepare(statement)
+        if gives_id(statement):
+            self.insert_many(statement, tuple(parameters))
+        else:
+            self._queue(statement, parameters)
+
+    def _queue(self, statement: Statement, parameters: Collection[Sequence[Any]]) -> None:
+        prepared = _prepared.get(statement) or _prepare(statement)
         engine = self._engine
         if engine is not None:
-            engine.changed += len(parameters)
-            engine.ids_known = engine.ids_known and not moves_ids
+            engine.changing(prepared.text, len(parameters), moves_ids=prepared.moves_ids)
         try:
             for row in parameters:
-                self._pipeline.send(text, row)
+                self._pipeline.send(prepared.text, row)
         except psycopg.Error as problem:
             raise self._failed(problem) from problem
 
@@ -198,6 +212,8 @@ class PostgresEngine:
         self.ids_known = False  # `_last_ids` are those of this transaction
         self.last_event: tuple[int, Sequence[Any]] | None = None  # the last one of this transaction, to look for it
         self.in_transaction = False
+        self.foretold: dict[tuple[Statement, Row], list[Row]] = {}  # read with the first trip of this transaction
+        self._foretold: dict[tuple[Statement, Row], str] = {}  # what is read so, and the text for it
         self._clock = clock  # it is set by the time of the server, in every turn
         self._refusal = ("the store was opened read-only", "Open it without read_only.") if read_only else None
         self._pipeline: Pipeline | None = None
@@ -287,8 +303,11 @@ class PostgresEngine:
         pipeline.send(_BEGIN)
         pipeline.send(_LOCK, (self._key,))
         pipeline.send(_TURN)
+        for (_, parameters), text in self._foretold.items():
+            pipeline.send(text, (*parameters, -1 if self._news is None else self._news))
         asked_at = SystemClock.monotonic()
-        ((news, event_id, sched_id, version, clock_offset, time_s),) = pipeline.collect()[-1]
+        ((news, event_id, sched_id, version, clock_offset, time_s),), *foretold = pipeline.collect()[2:]
+        self.foretold = {}
         if version != str(LATEST):
             text = f"schema_version is {version} now; this process writes {LATEST}"
             raise SchemaMismatch(text, hint="Restart it with the version of rota that migrated the schema.")
@@ -297,10 +316,26 @@ class PostgresEngine:
         if news != self._news:
             self.foreign_version += 1
             self._news, self._foreign = news, True
+            self.foretold = dict(zip(self._foretold, foretold, strict=True))
         if self._clock is not None:
             while not self._clock.set_by(asked_at, time_s, clock_offset):
                 asked_at = SystemClock.monotonic()
                 ((time_s,),) = pipeline.rows(_TIME)
+
+    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+        """Read these with the first trip of a transaction, if others have written since the last one."""
+        for statement, parameters in reads:
+            text = f"SELECT * FROM ({postgres_text(statement)}) foretold WHERE (SELECT last_value FROM news) <> "  # noqa: S608  # a statement of rota
+            self._foretold[statement, parameters] = f"{text}${len(parameters) + 1}::bigint"  # else it is not run
+
+    def changing(self, text: str, count: int, *, moves_ids: bool) -> None:
+        """Note that writes are sent: what was foretold may no longer be so."""
+        self.changed += count
+        if moves_ids:
+            self.ids_known = False
+        if self.foretold:  # settings are in a table of their own
+            keep = "kernel_meta" not in text
+            self.foretold = {read: rows for read, rows in self.foretold.items() if keep and read[0] is META_GET}
 
     def take_ids(self, statement: Statement, count: int) -> int:
         """Return the first of so many new ids. The rows must be inserted in this transaction."""

@@ -6,7 +6,7 @@ requests share its commit. A call returns only after its commit is durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -115,6 +115,13 @@ class Store(Protocol):
 
     def interrupt(self, handle: WakeHandle) -> None:
         """Wake the request parked on this handle; if none is parked, the next wait returns immediately."""
+        ...
+
+    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+        """Name reads that most transactions make after another process has written.
+
+        A store across a network reads them in its first round trip; others ignore it.
+        """
         ...
 
     def read(self, work: Callable[[Transaction], T]) -> T:
