@@ -22,7 +22,7 @@ from rota.store.forks import add_store
 from rota.store.migrations import TABLES
 from rota.store.postgres_clock import DatabaseClock
 from rota.store.postgres_connection import PostgresAddress, connect, parse_url, unavailable
-from rota.store.postgres_engine import Durability, PostgresEngine, PostgresTransaction
+from rota.store.postgres_engine import FLUSH, Durability, PostgresEngine, PostgresTransaction
 from rota.store.postgres_listener import NewsListener
 from rota.store.postgres_opening import open_schema
 from rota.store.postgres_pipeline import Pipeline
@@ -82,20 +82,37 @@ class PostgresStore(Writer):
     def read(self, work: Callable[[Transaction], T]) -> T:
         """Run work on one consistent view, without writing and without waiting for writers."""
         self._check_open()
-        with self._reader() as pipeline:
-            try:
-                pipeline.send("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                return work(PostgresTransaction(pipeline, TransactionEffects()))
-            except TransactionLost as problem:
-                raise unavailable(self.address, problem) from problem
+        while True:
+            with self._reader() as pipeline:
+                is_new = not pipeline.trips
+                tx = PostgresTransaction(pipeline, TransactionEffects())
+                try:
+                    pipeline.send("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                    result = work(tx)
+                    if tx.has_read_journal and not self._read_only:
+                        self._flush_seen(pipeline)
+                except (TransactionLost, psycopg.Error) as problem:
+                    if is_new or not pipeline.is_broken:
+                        raise unavailable(self.address, problem) from problem
+                else:
+                    return result
+            self._drop_readers()  # they broke while nobody used them
+
+    def _flush_seen(self, pipeline: Pipeline) -> None:
+        """Return when what this view shows is on disk: a reader of the journal must not see an event that can be lost.
+
+        Commits are seen a moment before they are flushed (postgres_engine.py).
+        """
+        if pipeline.rows("SELECT pg_current_wal_insert_lsn() > pg_current_wal_flush_lsn()")[0][0]:
+            pipeline.post("ROLLBACK")
+            pipeline.rows(FLUSH, (self._engine.flush_mode,))
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[Pipeline]:
-        """A connection to read with. One that broke while nobody used it is found out and made again."""
         with self._reader_slots:
             with self._guard:
                 pipeline = self._readers.pop() if self._readers else None
-            if pipeline is None or pipeline.is_broken:
+            if pipeline is None:
                 pipeline = self._connect_reader()
             try:
                 yield pipeline
@@ -120,6 +137,12 @@ class PostgresStore(Writer):
         """Name reads that most transactions make after another process has written: they come with the first trip."""
         self._foretold += reads
         self._engine.foretell(self._foretold)
+
+    def _drop_readers(self) -> None:
+        with self._guard:
+            readers, self._readers = self._readers, []
+        for pipeline in readers:
+            pipeline.close()
 
     def dry_run(self, work: Callable[[Transaction], T]) -> T:
         """Run work as `write` does and always roll back. It holds the turn and notifies no listener."""
@@ -218,11 +241,9 @@ class PostgresStore(Writer):
         super().close()  # first: it refuses to close inside a write, and then nothing is closed
         with self._guard:
             listener, self._listener = self._listener, None
-            readers, self._readers = self._readers, []
         if listener is not None:
             listener.stop()
-        for pipeline in readers:
-            pipeline.close()
+        self._drop_readers()
         self._engine.close()
 
     # --- forks (forks.py) ------------------------------------------------------------------------

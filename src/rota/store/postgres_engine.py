@@ -51,7 +51,7 @@ from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.statements.file import META_GET
 from rota.store.statements.journal import EVENT_APPEND
 
-__all__ = ["PostgresEngine", "PostgresTransaction", "channel", "turn_key"]
+__all__ = ["FLUSH", "PostgresEngine", "PostgresTransaction", "channel", "turn_key"]
 
 Durability = Literal["full", "normal"]
 _BEGIN = "BEGIN"
@@ -67,7 +67,7 @@ _LAST_IDS = """SELECT coalesce((SELECT event_id FROM agent_events ORDER BY event
     coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0)"""
 _NEWS = "SELECT nextval('news'), pg_notify($1, currval('news')::text)"
 # the setting ends with its own transaction, which is over when the log is flushed
-_FLUSH = "SELECT set_config('synchronous_commit', $1, true), pg_logical_emit_message(true, 'rota', '')"
+FLUSH = "SELECT set_config('synchronous_commit', $1, true), pg_logical_emit_message(true, 'rota', '')"
 _IS_THERE = """SELECT 1 FROM agent_events WHERE event_id = $1 AND ts = $2 AND kind = $3 AND payload = $4
     AND author = $5"""
 _encode = msgspec.json.Encoder().encode
@@ -112,7 +112,7 @@ def _prepare(statement: Statement) -> _Prepared:
 class PostgresTransaction:
     """An open transaction, as one request sees it."""
 
-    __slots__ = ("_engine", "_pipeline", "effects", "foreign_version")
+    __slots__ = ("_engine", "_pipeline", "effects", "foreign_version", "has_read_journal")
 
     def __init__(
         self, pipeline: Pipeline, effects: TransactionEffects, foreign_version: int = 0, engine: Any = None
@@ -121,6 +121,7 @@ class PostgresTransaction:
         self._engine: PostgresEngine | None = engine  # None: it only reads
         self.effects = effects
         self.foreign_version = foreign_version
+        self.has_read_journal = False
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows; one that returns none is only queued."""
@@ -134,6 +135,8 @@ class PostgresTransaction:
                 engine.changing(text, 1, moves_ids=moves_ids)
             elif engine.foretold and (rows := engine.foretold.get((statement, tuple(parameters)))) is not None:
                 return rows
+        elif "agent_events" in text:
+            self.has_read_journal = True
         try:
             if not returns_rows:
                 self._pipeline.send(text, parameters)
@@ -219,7 +222,7 @@ class PostgresEngine:
         self._pipeline: Pipeline | None = None
         self._key = turn_key(address.schema)
         self._channel = channel(address.schema)
-        self._flush_mode = "on"
+        self.flush_mode = "on"  # the synchronous_commit that the server's administrator has chosen
         self._last_ids = {"event": 0, "entry": 0}
         self._changed_before = 0  # `changed` when the transaction began
         self._requests = 0  # of this transaction
@@ -239,7 +242,7 @@ class PostgresEngine:
         connection = connect(self.address, "writer")
         try:
             row = connection.execute("SHOW synchronous_commit").fetchone()
-            self._flush_mode = "on" if row is None or row[0] == "off" else str(row[0])
+            self.flush_mode = "on" if row is None or row[0] == "off" else str(row[0])
             connection.execute("SET synchronous_commit = off")
             pipeline = Pipeline(connection)
         except psycopg.Error as problem:
@@ -360,7 +363,7 @@ class PostgresEngine:
             pipeline.send(_NEWS, (self._channel,))
             pipeline.send("COMMIT")
             if self.durability == "full":
-                pipeline.send(_FLUSH, (self._flush_mode,))
+                pipeline.send(FLUSH, (self.flush_mode,))
             results = pipeline.collect()
         except psycopg.Error as problem:
             if not pipeline.is_broken:
@@ -390,7 +393,7 @@ class PostgresEngine:
                 event_id, (_, ts, kind, payload, _, _, author) = event
                 found = pipeline.rows(_IS_THERE, (event_id, ts, kind, payload, author))
             pipeline.send("ROLLBACK")
-            pipeline.send(_FLUSH, (self._flush_mode,))
+            pipeline.send(FLUSH, (self.flush_mode,))
             pipeline.collect()
         except (psycopg.Error, StoreError) as worse:
             self._drop()
