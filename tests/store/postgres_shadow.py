@@ -126,7 +126,7 @@ class Shadow:
 
     def __init__(self, dsn: str, schema: str) -> None:
         address = parse_url(f"{dsn}{'&' if '?' in dsn else '?'}schema={schema}")
-        connection, self._plain = connect(address, "test"), connect(address, "test")
+        connection, self.plain = connect(address, "test"), connect(address, "test")
         connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
         connection.execute(f'CREATE SCHEMA "{schema}"')
         with connection.transaction():
@@ -141,7 +141,7 @@ class Shadow:
 
     def types(self, text: str) -> list[int]:
         """The types of a statement's parameters, as PostgreSQL infers them; raises if it cannot prepare it."""
-        link = self._plain.pgconn
+        link = self.plain.pgconn
         result = link.prepare(b"", text.encode())
         if result.status != ExecStatus.COMMAND_OK:
             raise psycopg.errors.error_from_result(result)
@@ -152,7 +152,7 @@ class Shadow:
         """Delete the schema."""
         self.run(f'DROP SCHEMA "{self.schema}" CASCADE')
         self.pipeline.close()
-        self._plain.close()
+        self.plain.close()
 
     def empty(self) -> None:
         """Delete every row but those of a new schema."""

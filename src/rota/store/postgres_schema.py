@@ -96,9 +96,9 @@ _TABLES = """
     );
     CREATE INDEX idx_process_stopped ON agent_processes (pid) WHERE paused_by IS NOT NULL OR max_concurrent = 0;
     CREATE INDEX idx_process_capped ON agent_processes (pid, max_concurrent) WHERE max_concurrent IS NOT NULL;
-    CREATE INDEX idx_process_live ON agent_processes (state) WHERE state IN ('RUNNING','WAITING');
+    CREATE INDEX idx_process_live ON agent_processes (pid) WHERE state IN ('RUNNING','WAITING');
     CREATE INDEX idx_process_project ON agent_processes (project_id) WHERE project_id IS NOT NULL;
-    CREATE INDEX idx_process_name ON agent_processes (name);
+    CREATE INDEX idx_process_name ON agent_processes (name, pid);
 
     CREATE TABLE agent_events (
         event_id INTEGER PRIMARY KEY,
@@ -174,7 +174,7 @@ _TABLES = """
     CREATE INDEX idx_sched_queue_held ON agent_schedule_queue (runnable_at, sched_id)
         WHERE state = 'queued' AND (hold = 'time' OR hold = 'backoff');
     CREATE INDEX idx_sched_queue_held_by_priority ON agent_schedule_queue (priority DESC, runnable_at, sched_id)
-        WHERE state = 'queued' AND (hold = 'time' OR hold = 'backoff');
+        WHERE state = 'queued' AND coalesce(hold, '') IN ('time', 'backoff'); -- see postgres_text.NAMED
     CREATE INDEX idx_sched_queue_live ON agent_schedule_queue (claim_expires_at, sched_id) WHERE state = 'dispatched';
     CREATE INDEX idx_sched_queue_workspace ON agent_schedule_queue (held_workspace)
         WHERE state = 'dispatched' AND held_workspace IS NOT NULL;

@@ -2,9 +2,11 @@
 
 What is derived, and nothing else:
 
-- parameters: `?` and `?3` become `$1` and `$3`; the plus of `+?`, `INDEXED BY` and `NOT INDEXED` are left out, because
-  they steer SQLite's planner only. The plus of `+column` keeps an index from being used in both, of text as `|| ''`;
+- parameters: `?` and `?3` become `$1` and `$3`; the plus of `+?` and `NOT INDEXED` are left out, because they steer
+  SQLite's planner only. The plus of `+column` keeps an index from being used in both, of text as `|| ''`;
 - `(?1 IS NULL OR x = ?1)` is turned round, because PostgreSQL wants to see first where the type comes from;
+- `INDEXED BY` is left out too. Where several indexes fit, and an empty one is as good as another, the index that a
+  statement names has a condition in other words (`NAMED`), and the statement gets these words;
 - `a CROSS JOIN b ON …` becomes a `JOIN` (in SQLite the word CROSS only fixes the order of the tables);
 - `IS` beside a column or a parameter becomes `IS NOT DISTINCT FROM`, `IS NOT` becomes `IS DISTINCT FROM`;
 - `x IN (SELECT value FROM json_each(?1))` becomes `x = ANY (ARRAY(…))`, so that the list is read once and the rows are
@@ -26,7 +28,7 @@ from functools import cache
 
 from rota.store.protocol import Statement
 
-__all__ = ["gives_id", "postgres_text"]
+__all__ = ["NAMED", "gives_id", "postgres_text"]
 
 # The columns that lists of numbers are compared with, or that have a plus; every other one is of text.
 _NUMBERS = frozenset({"pid", "sched_id", "event_id", "waits_for", "place"})
@@ -36,6 +38,13 @@ _SQLITE_ONLY = re.compile(  # what no rule below translates: such a statement ne
     re.IGNORECASE,
 )
 _INDEX_HINT = re.compile(r" (?:NOT INDEXED|INDEXED BY \w+)")
+_READY = re.compile(r"\b(\w+\.)?hold IS NULL")
+_HELD = re.compile(r"\((\w+\.)?hold = 'time' OR (?:\w+\.)?hold = 'backoff'\)")
+NAMED = {  # index: what stands in the statement, and in the condition of the index
+    "idx_sched_queue_pickable_by_agent": (_READY, r"coalesce(\1hold, '') = ''"),
+    "idx_sched_queue_pickable_by_project": (_READY, r"coalesce(\1hold, 'none') = 'none'"),
+    "idx_sched_queue_held_by_priority": (_HELD, r"coalesce(\1hold, '') IN ('time', 'backoff')"),
+}
 _UNARY_PLUS = re.compile(r"\+(?=[\w?])(?P<column>[\w.]*)")
 _CROSS_JOIN = re.compile(r"CROSS JOIN (\w+(?: \w+)?) ON\b")
 _IS_NOT = re.compile(r"\bIS NOT (?!NULL\b|DISTINCT\b)")
@@ -71,6 +80,10 @@ def postgres_text(statement: Statement) -> str:
 
 
 def _derived(text: str) -> str:
+    """Apply the rules."""
+    for index, (words, others) in NAMED.items():
+        if f"INDEXED BY {index}" in text:
+            text = words.sub(others, text)
     text = _FOUND.sub(r"AND strpos(\1::text, \2) > 0", _INDEX_HINT.sub("", text))
     text = _typed(_UNARY_PLUS.sub(_plus, _LIST.sub(_list, text)))
     text = _IS.sub("IS NOT DISTINCT FROM ", _IS_NOT.sub("IS DISTINCT FROM ", _CROSS_JOIN.sub(r"JOIN \1 ON", text)))

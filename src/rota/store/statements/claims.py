@@ -96,7 +96,8 @@ INDEX_BY_AGENT = Statement(
     "CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_agent "
     "ON agent_schedule_queue (pid, priority DESC, runnable_at, sched_id) WHERE state = 'queued' AND hold IS NULL",
     postgres="CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_agent "
-    "ON agent_schedule_queue (pid, priority DESC, runnable_at, sched_id) WHERE state = 'queued' AND hold IS NULL",
+    "ON agent_schedule_queue (pid, priority DESC, runnable_at, sched_id) "
+    "WHERE state = 'queued' AND coalesce(hold, '') = ''",
 )
 INDEX_BY_PROJECT = Statement(
     "index_by_project",
@@ -106,7 +107,7 @@ INDEX_BY_PROJECT = Statement(
     "WHERE state = 'queued' AND hold IS NULL",
     postgres="CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_project "
     "ON agent_schedule_queue (coalesce(project_id, ''), priority DESC, runnable_at, sched_id) "
-    "WHERE state = 'queued' AND hold IS NULL",
+    "WHERE state = 'queued' AND coalesce(hold, 'none') = 'none'",
 )
 INDEX_BY_DEADLINE = Statement(
     "index_by_deadline",
@@ -145,7 +146,7 @@ NEXT_OF_AGENTS = Statement(
     f"EXISTS (SELECT 1 {_OF_AGENT} LIMIT 1 OFFSET +?2) FROM json_each(?1) k CROSS JOIN agent_schedule_queue q "
     f"WHERE q.sched_id IN (SELECT sched_id {_OF_AGENT} {_STRICT} LIMIT +?2)",
     postgres=f"SELECT {', '.join(f'q.{column}' for column in READY_COLUMNS.split(', '))}, "
-    f"EXISTS (SELECT 1 {_OF_AGENT} LIMIT 1 OFFSET ?2) "
+    f"(SELECT true {_OF_AGENT} {_STRICT} LIMIT 1 OFFSET ?2) IS NOT NULL "
     "FROM (SELECT jsonb_array_elements_text(?1::jsonb)::bigint AS value) k "
     f"CROSS JOIN LATERAL (SELECT {READY_COLUMNS} {_OF_AGENT} {_STRICT} LIMIT ?2) q",
 )
@@ -154,7 +155,8 @@ NEXT_OF_PROJECT = Statement(
     "The next entries of a project, or of none, without a hold, in strict order, also those that are blocked.",
     f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
     f"WHERE project_id IS +?1 AND state = 'queued' AND hold IS NULL {_STRICT} LIMIT +?2 OFFSET +?3",
-    postgres=f"SELECT {READY_COLUMNS} FROM agent_schedule_queue WHERE coalesce(project_id, '') = coalesce(?1, '') "
+    postgres=f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
+    "WHERE coalesce(project_id, '') = coalesce(?1, '') "
     f"AND state = 'queued' AND hold IS NULL {_STRICT} LIMIT ?2 OFFSET ?3",
 )
 READY_IDS = Statement(
@@ -162,7 +164,8 @@ READY_IDS = Statement(
     "The first entries of an agent without a hold, also those that are blocked.",
     "SELECT sched_id FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
     "WHERE pid = +? AND state = 'queued' AND hold IS NULL LIMIT +?",
-    postgres="SELECT sched_id FROM agent_schedule_queue WHERE pid = ? AND state = 'queued' AND hold IS NULL "
+    postgres="SELECT sched_id FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
+    "WHERE pid = ? AND state = 'queued' AND hold IS NULL "
     f"{_STRICT} LIMIT ?",
 )
 READY_OF_PROJECT = Statement(
@@ -170,7 +173,8 @@ READY_OF_PROJECT = Statement(
     "The first ready entries of a project, or of none, in strict order that are not known to be blocked.",
     f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
     f"WHERE project_id IS +?10 AND {_READY} AND {_UNBLOCKED} {_STRICT} LIMIT +?3",
-    postgres=f"SELECT {READY_COLUMNS} FROM agent_schedule_queue WHERE coalesce(project_id, '') = coalesce(?10, '') "
+    postgres=f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
+    "WHERE coalesce(project_id, '') = coalesce(?10, '') "
     f"AND {_READY} AND {_UNBLOCKED} {_STRICT} LIMIT ?3",
 )
 READY_BY_DEADLINE = Statement(
@@ -320,7 +324,7 @@ HELD_DUE = Statement(
     f"WHERE {_HELD} AND q.priority < line.priority ORDER BY q.priority DESC LIMIT 1) FROM line "
     "WHERE line.priority IS NOT NULL) "
     "SELECT q.sched_id, q.pid, q.project_id, q.hold, q.options, q.attempt, q.kind, q.priority, q.runnable_at "
-    "FROM line CROSS JOIN LATERAL (SELECT * FROM agent_schedule_queue e WHERE e.priority = line.priority "
+    f"FROM line CROSS JOIN LATERAL (SELECT * FROM {_HELD_QUEUE.replace(' q ', ' e ')} WHERE e.priority = line.priority "
     f"AND {_HELD} AND e.runnable_at <= ?1 ORDER BY e.priority DESC, e.runnable_at, e.sched_id LIMIT ?2) q LIMIT ?2",
 )
 EXPIRED_CLAIMS = Statement(

@@ -71,8 +71,9 @@ AGENTS_CHANGED = Statement(
     "WHERE q.pid = p.pid AND q.state = 'queued' AND q.hold IS NULL), "
     "(SELECT max(sched_id) FROM agent_schedule_queue) FROM agent_processes p "
     "LEFT JOIN agent_flows f ON f.pid = p.pid WHERE p.pid IN (SELECT value FROM json_each(?))",
-    postgres=f"SELECT {_FLOW}, (SELECT true FROM agent_schedule_queue q WHERE q.pid = p.pid AND q.state = 'queued' "
-    "AND q.hold IS NULL LIMIT 1) IS NOT NULL, "  # EXISTS can become a hash of all ready entries
+    postgres=f"SELECT {_FLOW}, (SELECT true FROM agent_schedule_queue q INDEXED BY idx_sched_queue_pickable_by_agent "
+    "WHERE q.pid = p.pid AND q.state = 'queued' AND q.hold IS NULL "  # EXISTS can become a hash of all ready entries
+    "ORDER BY q.priority DESC LIMIT 1) IS NOT NULL, "
     "(SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1) FROM agent_processes p "
     "LEFT JOIN agent_flows f ON f.pid = p.pid WHERE p.pid IN (SELECT value FROM json_each(?))",
 )
@@ -85,10 +86,11 @@ AGENTS_READY = Statement(
     "AND q.pid > owner.pid) FROM owner WHERE owner.pid IS NOT NULL) "
     f"SELECT {_FLOW} FROM owner CROSS JOIN agent_processes p ON p.pid = owner.pid "
     "LEFT JOIN agent_flows f ON f.pid = p.pid",
-    postgres="WITH RECURSIVE owner(pid) AS ((SELECT pid FROM agent_schedule_queue WHERE state = 'queued' AND "
-    "hold IS NULL "
-    "ORDER BY pid LIMIT 1) UNION ALL SELECT (SELECT q.pid FROM agent_schedule_queue q WHERE q.state = 'queued' "
-    "AND q.hold IS NULL AND q.pid > owner.pid ORDER BY q.pid LIMIT 1) FROM owner WHERE owner.pid IS NOT NULL) "
+    postgres="WITH RECURSIVE owner(pid) AS ((SELECT pid FROM agent_schedule_queue "
+    "INDEXED BY idx_sched_queue_pickable_by_agent WHERE state = 'queued' AND hold IS NULL "
+    "ORDER BY pid, priority DESC LIMIT 1) UNION ALL SELECT (SELECT q.pid FROM agent_schedule_queue q "
+    "WHERE q.state = 'queued' AND q.hold IS NULL AND q.pid > owner.pid ORDER BY q.pid, q.priority DESC LIMIT 1) "
+    "FROM owner WHERE owner.pid IS NOT NULL) "
     f"SELECT {_FLOW} FROM owner JOIN agent_processes p ON p.pid = owner.pid "
     "LEFT JOIN agent_flows f ON f.pid = p.pid",
 )
@@ -99,7 +101,8 @@ FIRST_PRIORITIES = Statement(
     "WHERE q.pid = k.value AND q.state = 'queued' AND q.hold IS NULL ORDER BY q.priority DESC LIMIT 1) "
     "FROM json_each(?) k",
     postgres="SELECT k.value, (SELECT q.priority FROM agent_schedule_queue q "
-    "WHERE q.pid = k.value AND q.state = 'queued' AND q.hold IS NULL ORDER BY q.priority DESC LIMIT 1) "
+    "INDEXED BY idx_sched_queue_pickable_by_agent WHERE q.pid = k.value AND q.state = 'queued' AND q.hold IS NULL "
+    "ORDER BY q.priority DESC LIMIT 1) "
     "FROM (SELECT jsonb_array_elements_text(?::jsonb)::bigint AS value) k",
 )
 OWNERS_NEW = Statement(
@@ -108,7 +111,9 @@ OWNERS_NEW = Statement(
     # by id: every index that matches the conditions would be scanned from its start
     "SELECT DISTINCT pid FROM agent_schedule_queue NOT INDEXED "
     "WHERE sched_id > ? AND state = 'queued' AND hold IS NULL",
-    postgres="SELECT DISTINCT pid FROM agent_schedule_queue WHERE sched_id > ? AND +state = 'queued' AND hold IS NULL",
+    # ordered by id: else the order of an index by pid may seem useful for DISTINCT
+    postgres="SELECT DISTINCT pid FROM (SELECT pid FROM agent_schedule_queue WHERE sched_id > ? AND +state = 'queued' "
+    "AND hold IS NULL ORDER BY sched_id) q",
 )
 LAST_ENTRY = Statement(
     "last_entry",

@@ -148,6 +148,8 @@ AWAITED = Statement(
     "Those of some entries that have dependents which wait now.",
     f"SELECT DISTINCT a.waits_for FROM entry_after a CROSS JOIN agent_schedule_queue q ON q.sched_id = a.sched_id "
     f"WHERE a.waits_for IN {IDS} AND q.state = 'queued' AND q.hold IS NOT NULL",
+    postgres=f"SELECT DISTINCT a.waits_for FROM entry_after a WHERE a.waits_for IN {IDS} AND (SELECT true FROM "
+    "agent_schedule_queue q WHERE q.sched_id = a.sched_id AND +q.state = 'queued' AND q.hold IS NOT NULL)",
 )
 DEPENDENTS = Statement(
     "entry_dependents",

@@ -26,7 +26,8 @@ OF_AGENTS = Statement(
     "SELECT e.sched_id FROM agent_schedule_queue e INDEXED BY idx_sched_queue_pickable_by_agent "
     f"WHERE e.pid = k.value AND {_FITS} {_FIRST})",
     postgres=f"SELECT k.value, {_COLUMNS} FROM (SELECT jsonb_array_elements_text(?1::jsonb)::bigint AS value) k "
-    f"CROSS JOIN LATERAL (SELECT * FROM agent_schedule_queue e WHERE e.pid = k.value AND {_FITS} {_FIRST}) q",
+    f"CROSS JOIN LATERAL (SELECT * FROM agent_schedule_queue e INDEXED BY idx_sched_queue_pickable_by_agent "
+    f"WHERE e.pid = k.value AND {_FITS} {_FIRST}) q",
 )
 # ?6: agents whose entries are left out
 OF_PROJECTS = Statement(
@@ -38,7 +39,8 @@ OF_PROJECTS = Statement(
     f"{_FIRST}) AND NOT EXISTS (SELECT 1 FROM projects p WHERE p.project_id = k.value "
     f"AND (p.status != 'ACTIVE' OR p.paused_by IS NOT NULL))",
     postgres=f"SELECT k.value, {_COLUMNS} FROM (SELECT jsonb_array_elements_text(?1::jsonb) AS value) k "
-    "CROSS JOIN LATERAL (SELECT * FROM agent_schedule_queue e WHERE coalesce(e.project_id, '') = k.value "
+    "CROSS JOIN LATERAL (SELECT * FROM agent_schedule_queue e INDEXED BY idx_sched_queue_pickable_by_project "
+    "WHERE coalesce(e.project_id, '') = k.value "
     f"AND {_FITS} AND e.pid NOT IN (SELECT value FROM json_each(?6)) {_FIRST}) q "
     "WHERE NOT EXISTS (SELECT 1 FROM projects p WHERE p.project_id = k.value "
     "AND (p.status != 'ACTIVE' OR p.paused_by IS NOT NULL))",
@@ -51,11 +53,11 @@ PROJECTS = Statement(
     f"SELECT (SELECT min(project_id) FROM {_OF_ANY} AND project_id > line.name) FROM line WHERE line.name IS NOT NULL) "
     f"SELECT name FROM line WHERE name > '' UNION ALL SELECT '' "
     f"WHERE EXISTS (SELECT 1 FROM {_OF_ANY} AND project_id IS NULL)",
-    postgres="WITH RECURSIVE line(name) AS ((SELECT coalesce(project_id, '') FROM agent_schedule_queue "
-    f"WHERE {_IS_READY} ORDER BY coalesce(project_id, '') LIMIT 1) UNION ALL "
-    f"SELECT (SELECT coalesce(project_id, '') FROM agent_schedule_queue WHERE {_IS_READY} "
-    "AND coalesce(project_id, '') > line.name ORDER BY coalesce(project_id, '') LIMIT 1) FROM line "
-    "WHERE line.name IS NOT NULL) SELECT name FROM line WHERE name IS NOT NULL ORDER BY name = '', name",
+    postgres=f"WITH RECURSIVE line(name) AS ((SELECT coalesce(project_id, '') FROM {_OF_ANY} "
+    "ORDER BY coalesce(project_id, ''), priority DESC LIMIT 1) UNION ALL SELECT (SELECT coalesce(project_id, '') "
+    f"FROM {_OF_ANY} AND coalesce(project_id, '') > line.name ORDER BY coalesce(project_id, ''), priority DESC "
+    "LIMIT 1) FROM line WHERE line.name IS NOT NULL) "
+    "SELECT name FROM line WHERE name IS NOT NULL ORDER BY name = '', name",
 )
 AGENTS = Statement(
     "agents_ready_of",
@@ -63,7 +65,8 @@ AGENTS = Statement(
     "SELECT k.value FROM json_each(?) k WHERE EXISTS (SELECT 1 FROM agent_schedule_queue e "
     f"INDEXED BY idx_sched_queue_pickable_by_agent WHERE e.pid = k.value AND e.{_IS_READY})",
     postgres="SELECT k.value FROM (SELECT jsonb_array_elements_text(?::jsonb)::bigint AS value) k "
-    f"WHERE (SELECT true FROM agent_schedule_queue e WHERE e.pid = k.value AND e.{_IS_READY} LIMIT 1)",
+    f"WHERE (SELECT true FROM agent_schedule_queue e INDEXED BY idx_sched_queue_pickable_by_agent "
+    f"WHERE e.pid = k.value AND e.{_IS_READY} ORDER BY e.priority DESC LIMIT 1)",
 )
 ENTRIES = Statement(
     "entries_still_ready",
