@@ -104,6 +104,9 @@ class PostgresServer:
         )  # fmt: skip
         if made.returncode != 0:
             raise ServerMissing(f"initdb failed: {made.stderr or made.stdout}")
+        if self.namespace is not None:  # only hosts of the test's own network can reach it
+            with Path(self.data, "pg_hba.conf").open("a") as rules:
+                rules.write("host all all 10.0.0.0/8 trust\n")
 
     def start(self) -> None:
         """Start it on the data folder and wait until it answers."""
