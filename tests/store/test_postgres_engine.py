@@ -21,6 +21,7 @@ import pytest
 from rota import store
 from rota.errors import InvalidInput, SchemaMismatch, StoreUnavailable
 from rota.kernel import Kernel, ScheduleSpec
+from rota.service.outages import call_through_outage
 from rota.store import Transaction, postgres_connection
 from rota.store.postgres import PostgresStore
 from rota.store.statements.file import META_GET, META_SET
@@ -320,7 +321,8 @@ def test_a_server_that_is_away_is_said_and_used_again_when_it_is_back(tmp_path: 
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
             kernel.queue.list()
         server.restart(signal.SIGKILL)
-        sched_id = kernel.queue.enqueue(ScheduleSpec(pid))
+        # as a worker does it: the server is not asked again at once
+        sched_id = call_through_outage(opened.clock, lambda: kernel.queue.enqueue(ScheduleSpec(pid)), lambda: False)
         assert [entry.sched_id for entry in parked.outcome()] == [sched_id]
         opened.close()
 

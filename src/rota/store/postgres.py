@@ -61,18 +61,23 @@ class PostgresStore(Writer):
         self._foreign_listeners: tuple[Callable[[], None], ...] = ()  # called when another process has written
         self._listener: NewsListener | None = None
         self._foretold: list[tuple[Statement, Row]] = []
-        open_schema(self.address, self._database_clock, read_only=read_only)
-        self._engine = self._open_engine()
+        connection = open_schema(self.address, self._database_clock, read_only=read_only)
+        if read_only:
+            self._readers.append(Pipeline(connection))
+        self._engine = self._open_engine(None if read_only else connection)
         super().__init__(self._engine, clock or self._database_clock or SystemClock())
         add_store(self)
 
-    def _open_engine(self, foreign_version: int = 0) -> PostgresEngine:
+    def _open_engine(
+        self, connection: psycopg.Connection[Any] | None = None, foreign_version: int = 0
+    ) -> PostgresEngine:
         engine = PostgresEngine(
             self.address,
             durability=self._durability,
             read_only=self._read_only,
             foreign_version=foreign_version,
             clock=self._database_clock,
+            connection=connection,
         )
         engine.foretell(self._foretold)
         return engine
@@ -283,7 +288,7 @@ class PostgresStore(Writer):
         if self._inherited:
             with self._reopening:
                 if self._inherited:
-                    self._engine = self._open_engine(self._engine.foreign_version + 1)
+                    self._engine = self._open_engine(foreign_version=self._engine.foreign_version + 1)
                     self._batches.use(self._engine)
                     self._inherited = self._closed = False
                     if self._foreign_listeners:

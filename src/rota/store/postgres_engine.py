@@ -54,6 +54,7 @@ from rota.store.statements.journal import EVENT_APPEND
 __all__ = ["FLUSH", "PostgresEngine", "PostgresTransaction", "channel", "turn_key"]
 
 Durability = Literal["full", "normal"]
+ABSENT_S = 0.5  # how long a server that could not be reached is not asked again
 _BEGIN = "BEGIN"
 _LOCK = "SELECT pg_advisory_xact_lock($1::bigint)"
 _TURN = """SELECT (SELECT last_value FROM news),
@@ -206,6 +207,7 @@ class PostgresEngine:
         read_only: bool = False,
         foreign_version: int = 0,
         clock: DatabaseClock | None = None,
+        connection: psycopg.Connection[Any] | None = None,
     ) -> None:
         self.address = address
         self.read_only = read_only
@@ -230,19 +232,21 @@ class PostgresEngine:
         self._durable = False  # COMMIT was answered
         self._news: int | None = None  # the last number of `news` that this process knows of
         self._foreign = False  # others have written, and `has_foreign_commit` has not reported it
+        self._absent: StoreError | None = None  # the server could not be reached a moment ago
+        self._absent_until = 0.0
         if not read_only:
-            self._connect()
+            self._connect(connection)
 
     # --- connecting ------------------------------------------------------------------------------
 
-    def _connect(self) -> Pipeline:
+    def _connect(self, connection: psycopg.Connection[Any] | None = None) -> Pipeline:
         """Connect, and forget everything that was remembered of the database."""
         self._drop()
-        # commits are asynchronous and flushed by a transaction of their own
-        connection = connect(self.address, "writer")
+        connection = connection or self._reach()
         try:
             row = connection.execute("SHOW synchronous_commit").fetchone()
             self.flush_mode = "on" if row is None or row[0] == "off" else str(row[0])
+            # commits are asynchronous, and flushed by a transaction of their own
             connection.execute("SET synchronous_commit = off")
             pipeline = Pipeline(connection)
         except psycopg.Error as problem:
@@ -251,6 +255,18 @@ class PostgresEngine:
         self._pipeline = pipeline
         self._news, self._foreign = None, True
         return pipeline
+
+    def _reach(self) -> psycopg.Connection[Any]:
+        """Connect. Many requests may fail at the same time: not each of them waits for a server that is away."""
+        if self._absent is not None and SystemClock.monotonic() < self._absent_until:
+            raise self._absent
+        try:
+            connection = connect(self.address, "writer")
+        except StoreError as problem:
+            self._absent, self._absent_until = problem, SystemClock.monotonic() + ABSENT_S
+            raise
+        self._absent = None
+        return connection
 
     @property
     def pipeline(self) -> Pipeline:
