@@ -21,6 +21,7 @@ import pytest
 
 from rota.graph.compiler import compile_graph
 from rota.graph.loader import load_text
+from tests.postgres_server import shared_dsn
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -51,6 +52,11 @@ def of(*languages: str) -> list[Block]:
     return [block for block in blocks() if block.language in languages]
 
 
+def _database(block: Block) -> dict[str, str]:
+    """What a page calls STORE: a new schema on PostgreSQL."""
+    return {"STORE": f"{shared_dsn()}&schema=docs_{block.line}"} if block.page.stem == "postgres" else {}
+
+
 def test_every_block_is_of_a_kind_that_something_checks() -> None:
     known = DRAWINGS | {"python", "bash", "toml", "json", "yaml"}
     strangers = [f"{block}: {block.language!r}" for block in blocks() if block.language not in known]
@@ -59,16 +65,20 @@ def test_every_block_is_of_a_kind_that_something_checks() -> None:
 
 @pytest.mark.parametrize("block", of("python"), ids=str)
 def test_a_python_block_runs_after_the_ones_above_it(block: Block, tmp_path: Path) -> None:
+    environment = {**os.environ, **_database(block)}
     story = [each.text for each in of("python") if each.page == block.page and each.line <= block.line]
     code = "\n".join(story)
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("block", of("bash"), ids=str)
 def test_the_commands_of_a_shell_block_run(block: Block, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    environment = {**os.environ, "NO_COLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "NO_COLOR": "1", "PATH": path, **_database(block)}
     for line in block.text.splitlines():
         command = line.split("#")[0].strip()
         command = SHORTER.get(command, command)
