@@ -12,7 +12,7 @@ import pytest
 
 from rota.cli.database_checks import _findings, examine_server
 from rota.store.postgres_engine import turn_key
-from rota.store.postgres_health import DeadRows, ServerHealth, Session
+from rota.store.postgres_health import DeadRows, ServerHealth, ServerSession
 from tests.cli.shell import Shell, make_shell
 from tests.postgres_server import shared_dsn
 
@@ -52,9 +52,9 @@ def test_a_server_without_trouble_has_no_note() -> None:
         ({"round_trip_s": 0.02}, "note", "20.00 ms", "near"),
         ({"clock_ahead_s": -7_200.0}, "note", "7200.000 s behind", "time service"),
         ({"listen_s": None}, "bad", "LISTEN does not reach", "pooler=session"),
-        ({"turn": Session(77, "rota writer", "10.0.0.9", 12.5), "waiting": 3}, "bad",
+        ({"turn": ServerSession(77, "rota writer", "10.0.0.9", 12.5), "waiting": 3}, "bad",
          "held by process 77 (rota writer, 10.0.0.9) since 12.500 s, 3 wait", "pg_terminate_backend(77)"),
-        ({"oldest": Session(78, "psql", "this host", 4_000.0)}, "note", "process 78 (psql", "pg_terminate_backend(78)"),
+        ({"oldest": ServerSession(78, "psql", "this host", 4_000.0)}, "note", "process 78 (psql", "backend(78)"),
         ({"dead_rows": DeadRows("agent_events", 90_000, 10)}, "note", "90,000 in agent_events", "VACUUM (ANALYZE)"),
         ({"inactive_slots": {"old": 2**30}}, "note", "not in use and keeps 1,024.0 MiB", "drop_replication"),
         ({"connections": 95}, "bad", "2 left", "max_connections"),
@@ -68,7 +68,7 @@ def test_each_trouble_is_named_with_what_to_do(changed: dict[str, Any], verdict:
 
 
 def test_a_short_turn_is_no_trouble() -> None:
-    health = msgspec.structs.replace(GOOD, turn=Session(77, "rota writer", "10.0.0.9", 0.002))
+    health = msgspec.structs.replace(GOOD, turn=ServerSession(77, "rota writer", "10.0.0.9", 0.002))
     assert {finding.verdict for finding in _findings(health)} == {"good"}
 
 

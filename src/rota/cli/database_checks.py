@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rota.cli.health_finding import Finding
 from rota.cli.output import span
-from rota.store.postgres_health import ServerHealth, Session, server_health
+from rota.store import ServerHealth, ServerSession, server_health
 
 __all__ = ["examine_server"]
 
@@ -75,7 +75,7 @@ def _times(health: ServerHealth) -> Iterator[Finding]:
 
 def _turn(health: ServerHealth) -> Iterator[Finding]:
     if health.turn is None:
-        yield Finding(PART, "good", "nobody holds the turn")
+        yield Finding(PART, "good", "no process holds the turn")
         return
     waiting = f", {health.waiting:,} wait for it" if health.waiting else ""
     words = f"the turn is held by {_session(health.turn)} since {health.turn.open_s:.3f} s{waiting}"
@@ -99,7 +99,7 @@ def _upkeep(health: ServerHealth) -> Iterator[Finding]:
         yield Finding(PART, "note" if is_much else "good", words, fix)
     for name, size in health.inactive_slots.items():
         words = f"replication slot {name} is not in use and keeps {size / 2**20:,.1f} MiB of the log"
-        yield Finding(PART, "note", words, f"If nobody needs it: SELECT pg_drop_replication_slot('{name}')")
+        yield Finding(PART, "note", words, f"If it is not needed: SELECT pg_drop_replication_slot('{name}')")
 
 
 def _connections(health: ServerHealth) -> Iterator[Finding]:
@@ -110,5 +110,5 @@ def _connections(health: ServerHealth) -> Iterator[Finding]:
     yield Finding(PART, "bad" if is_low else "good", f"{words}; {left:,} left", fix)
 
 
-def _session(session: Session) -> str:
+def _session(session: ServerSession) -> str:
     return f"process {session.pid} ({session.name or 'unnamed'}, {session.host})"

@@ -98,7 +98,7 @@ def copy(
     from rota.cli.connection import is_store, open_file
     from rota.cli.output import print_json
     from rota.errors import InvalidInput
-    from rota.kernel.copying import copy_store
+    from rota.kernel import copy_store
 
     for field, address in (("source", source), ("target", target)):
         if not is_store(address):

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from itertools import islice
 from pkgutil import resolve_name
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rota.clock import Clock
 from rota.errors import (
@@ -44,6 +44,7 @@ from rota.kernel.supervision import Supervision
 from rota.kernel.turn import TurnRequest, TurnResult
 from rota.kernel.usage import Usage
 from rota.kernel.workers import Workers
+from rota.lazy import exports
 from rota.model.work import Agent, ReadyEntry, ScheduleSpec
 from rota.store import NORMAL_DURABILITY_KEY, Store, Transaction
 from rota.store.forks import in_child
@@ -51,9 +52,13 @@ from rota.store.statements import agents as agent_sql
 from rota.store.statements import file as file_sql
 from rota.store.statements import journal as journal_sql
 
+if TYPE_CHECKING:
+    from rota.kernel.copying import CopiedStore, copy_store
+
 __all__ = [
     "BulkResult",
     "Completion",
+    "CopiedStore",
     "EntryFilter",
     "EntryGroup",
     "HeartbeatReply",
@@ -67,8 +72,10 @@ __all__ = [
     "SchedUnknownId",
     "ScheduleSpec",
     "TurnResult",
+    "copy_store",
 ]
 
+__getattr__ = exports("rota.kernel", {"copying": ("CopiedStore", "copy_store")})  # one command needs it
 
 _DISPATCHER = "rota.service.dispatcher:Dispatcher"
 T = TypeVar("T")

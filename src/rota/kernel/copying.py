@@ -136,7 +136,7 @@ def _refuse_other_tables(tables: dict[str, _Table], targets: dict[str, _Table]) 
         missing = sorted(set(target.columns) ^ set(tables[name].columns if name in tables else ()))
         if missing or not target.key:
             text = f"table {name} is not the same in both stores: {', '.join(missing) or 'it has no key'}"
-            raise StoreError(text, hint="Open both with this version of rota first: rota db migrate --store …")
+            raise StoreError(text, hint="Open both with this version of rota first: `rota db migrate`.")
 
 
 def _refuse_data(new: Transaction, targets: dict[str, _Table]) -> None:
@@ -145,7 +145,7 @@ def _refuse_data(new: Transaction, targets: dict[str, _Table]) -> None:
         rows = new.run(Statement("copy_any_row", "Whether a table has rows.", text))
         if any(table.name != _META or row[0] not in _IN_NEW_STORES for row in rows):
             text = f"the target has data already: table {table.name} has rows"
-            raise InvalidInput(text, field="target", hint="Name a new file, or a new schema: …?schema=rota2")
+            raise InvalidInput(text, field="target", hint="Name a new file, or a new schema: `…?schema=rota2`.")
 
 
 def _in_order_of_references(new: Transaction, targets: dict[str, _Table]) -> Iterator[str]:
@@ -198,9 +198,9 @@ def _checked(old: Transaction, new: Transaction, now: float, copied: dict[str, i
             raise StoreError(f"table {name} of the copy has {found:,} rows instead of {expected:,}")
     tables, journal = KernelState.from_tables(new), KernelState.from_journal(new)
     if tables != KernelState.from_tables(old):
-        raise StoreError("the copy is not equal to the source", hint="Check the source: rota db check")
+        raise StoreError("the copy is not equal to the source", hint="Check the source: `rota db check`.")
     if tables.at(now) != journal.at(now):
-        raise StoreCorrupt("the source's journal does not give its tables", hint="Check the source: rota db check")
+        raise StoreCorrupt("the source's journal does not give its tables", hint="Check the source: `rota db check`.")
     running = sum(state == EntryState.DISPATCHED for state in tables.entries.values())
     rows = {name: copied[name] for name in sorted(copied) if copied[name]}
     return CopiedStore(rows=rows, through_event_id=tables.through_id, entries=len(tables.entries), live_claims=running)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rota.clock import Clock
 from rota.errors import NotEnabled, StoreUnavailable
+from rota.lazy import exports
 from rota.store.addresses import host_path, is_postgres, shown_address
 from rota.store.joined import JoinedStore
 from rota.store.private_files import create_private, write_private
@@ -18,6 +19,7 @@ from rota.store.sqlite import NORMAL_DURABILITY_KEY, SQLITE_OLDEST, Durability, 
 
 if TYPE_CHECKING:
     from rota.store.postgres import PostgresStore
+    from rota.store.postgres_health import ServerHealth, ServerSession, server_health
 
 __all__ = [
     "NORMAL_DURABILITY_KEY",
@@ -26,6 +28,8 @@ __all__ = [
     "JoinedStore",
     "PostedWrite",
     "Row",
+    "ServerHealth",
+    "ServerSession",
     "Statement",
     "Store",
     "Transaction",
@@ -36,9 +40,16 @@ __all__ = [
     "is_postgres",
     "open",
     "open_joined",
+    "server_health",
     "shown_address",
     "write_private",
 ]
+
+# psycopg is loaded where a store on PostgreSQL is used
+__getattr__ = _load = exports(
+    "rota.store",
+    {"postgres": ("PostgresStore",), "postgres_health": ("ServerHealth", "ServerSession", "server_health")},
+)
 
 
 def open(  # noqa: A001  # callers write `store.open`; the bare name is never imported
@@ -60,11 +71,11 @@ def open_joined(path: str, *, clock: Clock | None = None, durability: Durability
 def _open(url: str, *, clock: Clock | None, durability: Durability, read_only: bool) -> SqliteStore | PostgresStore:
     if is_postgres(url):
         try:
-            from rota.store.postgres import PostgresStore  # noqa: PLC0415  # psycopg is needed here only
+            make: type[PostgresStore] = _load("PostgresStore")
         except ModuleNotFoundError as problem:
             text = f"a store on PostgreSQL needs {problem.name}"
-            raise NotEnabled(text, hint="Install it: pip install 'rota[postgres]'") from problem
-        return PostgresStore(url, clock=clock, durability=durability, read_only=read_only)
+            raise NotEnabled(text, hint="Install it: pip install 'rota[postgres]'.") from problem
+        return make(url, clock=clock, durability=durability, read_only=read_only)
     if "://" in url:
         hint = "Give the path of a file, `:memory:`, or postgresql://user@host/database?schema=rota."
         raise StoreUnavailable(f"no store for {url.partition('://')[0]}://", hint=hint)

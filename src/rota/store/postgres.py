@@ -101,7 +101,7 @@ class PostgresStore(Writer):
                         raise unavailable(self.address, problem) from problem
                 else:
                     return result
-            self._drop_readers()  # they broke while nobody used them
+            self._drop_readers()  # they broke while they were not in use
 
     def _flush_seen(self, pipeline: Pipeline) -> None:
         """Return when what this view shows is on disk: a reader of the journal must not see an event that can be lost.
@@ -202,7 +202,7 @@ class PostgresStore(Writer):
 
     def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None:  # noqa: ARG002
         """Refuse: PostgreSQL has its own tools for that."""
-        hint = f"Use pg_dump --schema={self.address.schema}, or copy it to a file: rota db copy URL {path}"
+        hint = f"Use pg_dump --schema={self.address.schema}, or copy it to a file: `rota db copy URL {path}`."
         raise StoreError("a store on PostgreSQL is not backed up by rota", hint=hint)
 
     def check(self) -> list[str]:
@@ -222,7 +222,7 @@ class PostgresStore(Writer):
         return frozenset(name for name in TABLES if not name.rpartition("_")[2].isdigit())
 
     def vacuum(self) -> None:
-        """Have PostgreSQL reuse the space of deleted rows and look at its statistics again. Nobody waits for it."""
+        """Have PostgreSQL reuse the space of deleted rows and look at its statistics again. No writer waits for it."""
         with self._maintenance() as connection:
             rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = current_schema").fetchall()
             for (name,) in rows:

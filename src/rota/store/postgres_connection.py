@@ -226,7 +226,7 @@ def statement_error(problem: psycopg.Error) -> BaseException:
 def unavailable(address: PostgresAddress, problem: BaseException, *, may_be_executed: bool = False) -> RotaError:
     """Return the error of a call that could not reach the server."""
     text = f"PostgreSQL at {address.shown} cannot be reached: {_one_line(problem)}"
-    hint = f"Check that it runs and accepts you: psql '{_without_password(address)}' -c 'SELECT 1'"
+    hint = f"Check that it runs and accepts you: psql '{_without_password(address)}' -c 'SELECT 1'."
     if may_be_executed:
         text = f"the connection to {address.shown} was lost during a commit: {_one_line(problem)}"
         return StoreUnavailable(text, hint=hint, address=address.shown, may_be_executed=True)

@@ -12,7 +12,7 @@ from rota.clock import SystemClock
 from rota.store.postgres_connection import connect, parse_url, unavailable
 from rota.store.postgres_engine import turn_key
 
-__all__ = ["DeadRows", "ServerHealth", "Session", "server_health"]
+__all__ = ["DeadRows", "ServerHealth", "ServerSession", "server_health"]
 
 ROUND_TRIPS = 9  # of which the shortest counts
 LISTEN_S_MAX = 2.0  # how long a notification may take
@@ -42,7 +42,7 @@ _SLOTS = """SELECT slot_name::text, coalesce(pg_wal_lsn_diff(
     ::bigint FROM pg_replication_slots WHERE NOT active ORDER BY slot_name"""
 
 
-class Session(msgspec.Struct, frozen=True):
+class ServerSession(msgspec.Struct, frozen=True):
     """A session of the server, and how long its transaction is open."""
 
     pid: int
@@ -77,9 +77,9 @@ class ServerHealth(msgspec.Struct, frozen=True, kw_only=True):
     connections: int
     connections_of_rota: int
     connections_max: int
-    turn: Session | None  # who holds the turn now
+    turn: ServerSession | None  # who holds the turn now
     waiting: int  # how many wait for it
-    oldest: Session | None  # the longest open transaction
+    oldest: ServerSession | None  # the longest open transaction
     dead_rows: DeadRows | None
     inactive_slots: dict[str, int]  # name → bytes of the log that they keep
     listen_s: float | None  # how long a notification took; None: it did not arrive
@@ -98,7 +98,7 @@ def server_health(url: str) -> ServerHealth:
 def _examine(connection: psycopg.Connection[Any], shown: str, schema: str) -> ServerHealth:
     round_trip_s, clock_ahead_s = _times(connection)
     found = _row(connection, _SETTINGS)
-    turn = [(row[0], Session(*row[1:])) for row in connection.execute(_TURN, (turn_key(schema),))]
+    turn = [(row[0], ServerSession(*row[1:])) for row in connection.execute(_TURN, (turn_key(schema),))]
     oldest, dead = _row(connection, _OLDEST), _row(connection, _DEAD, (schema,))
     return ServerHealth(
         shown=shown,
@@ -118,7 +118,7 @@ def _examine(connection: psycopg.Connection[Any], shown: str, schema: str) -> Se
         clock_ahead_s=clock_ahead_s,
         turn=next((session for granted, session in turn if granted), None),
         waiting=sum(not granted for granted, _ in turn),
-        oldest=Session(*oldest[1:]) if oldest else None,
+        oldest=ServerSession(*oldest[1:]) if oldest else None,
         dead_rows=DeadRows(*dead) if dead else None,
         inactive_slots={name: int(size) for name, size in connection.execute(_SLOTS)},
         listen_s=None if found[1] else _listen(connection),

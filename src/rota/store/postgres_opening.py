@@ -40,7 +40,7 @@ def _open(connection: Connection, address: PostgresAddress, clock: DatabaseClock
         if clock is not None:
             _set(clock, connection)
     except psycopg.errors.InsufficientPrivilege as problem:
-        hint = f'Have its owner run: CREATE SCHEMA "{address.schema}" AUTHORIZATION "your role"'
+        hint = f'Have its owner run: CREATE SCHEMA "{address.schema}" AUTHORIZATION "your role".'
         raise StoreUnavailable(f"no right to create the tables: {problem}".strip(), hint=hint) from problem
     except psycopg.Error as problem:
         if problem.sqlstate is None:
@@ -58,7 +58,7 @@ def _create_or_migrate(connection: Connection, address: PostgresAddress) -> None
         if version is None:
             if _is_used(connection, address.schema):
                 text = f"the schema {address.schema} has tables of another program"
-                raise SchemaMismatch(text, hint="Name another one: …?schema=rota")
+                raise SchemaMismatch(text, hint="Name another one: `…?schema=rota`.")
             connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{address.schema}"')
             for text in postgres_schema.creation():
                 connection.execute(text)
