@@ -7,8 +7,9 @@ import os
 import pkgutil
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import apsw
 import psycopg
@@ -18,8 +19,9 @@ from rota import store
 from rota.errors import SchemaMismatch
 from rota.kernel import Kernel, ScheduleSpec
 from rota.service.dispatcher import Dispatcher
-from rota.store import Statement, postgres_schema, statements
+from rota.store import Row, Statement, postgres_schema, statements
 from rota.store.migrations import LATEST, POSTGRES_BASE, POSTGRES_STEPS, STEPS
+from rota.store.postgres_batches import BATCH_ROWS_MAX, BATCH_ROWS_MIN, arrays, batch_of, commands
 from rota.store.postgres_text import gives_id, postgres_text
 from tests.kernel.populated_world import PopulatedWorld
 from tests.postgres_server import shared_dsn
@@ -165,6 +167,75 @@ def test_a_statement_returns_and_writes_the_same_rows(filled: Shadow, connection
             filled.run("ROLLBACK")
             connection.execute("ROLLBACK TO attempt; RELEASE attempt")
     assert worked
+
+
+# --- many rows at once -----------------------------------------------------------------------------
+
+BATCHED = {name: batch for name, each in STATEMENTS.items() if (batch := batch_of(each)) is not None}
+
+
+WRITTEN_FOR_MANY = {  # what a turn writes for many entries or agents
+    "entry_enqueue", "entry_claim", "entry_complete", "entry_requeue", "entry_release", "entry_cancel", "entry_expire",
+    "entry_tag", "after_add", "finished_append", "agent_flow_move", "agent_flow_served", "agent_flow_enter",
+    "agent_flow_leave", "agent_flow_touch", "project_flow_move",
+}  # fmt: skip
+
+
+def test_what_a_turn_writes_for_many_entries_or_agents_is_one_statement() -> None:
+    assert set(BATCHED) >= WRITTEN_FOR_MANY
+
+
+@pytest.mark.parametrize("name", sorted(BATCHED))
+def test_a_batch_does_what_its_rows_do_one_by_one(filled: Shadow, connection: apsw.Connection, name: str) -> None:
+    statement, text, batch = STATEMENTS[name], postgres_text(STATEMENTS[name]), BATCHED[name]
+    types, generator = filled.types(text), random.Random(name)
+    table = re.match(r"(?:INSERT INTO|UPDATE|DELETE FROM) (\w+)", text)
+    assert table is not None
+    read = tables(connection).get(table[1])
+    worked = 0
+    for _ in range(TRIES * 2):
+        rows = [parameters(text, types, generator) for _ in range(2)]
+        if gives_id(statement):
+            rows = [(LAST_ID + number, *row[1:]) for number, row in enumerate(rows, 1)]
+        given = arrays(batch, rows)
+        if read is None or given is None or worked == 2:
+            continue
+        after = [_written(filled, read, [(text, row) for row in rows]), _written(filled, read, [(batch.text, given)])]
+        assert (after[0] is None) == (after[1] is None), rows
+        if after[0] is not None and after[1] is not None:
+            assert same(read, after[0], after[1]), rows
+            worked += 1
+    assert worked or name not in WRITTEN_FOR_MANY
+
+
+def _written(filled: Shadow, read: Statement, commands: list[tuple[str, Sequence[Any]]]) -> list[Row] | None:
+    """All rows of a table after some commands, which are undone; None if one failed."""
+    filled.run("BEGIN")
+    filled.restart_sequences(LAST_ID)
+    try:
+        for command in commands:
+            filled.run(*command)
+        return filled.run(read.sql)
+    except psycopg.errors.IntegrityError:
+        return None
+    finally:
+        filled.run("ROLLBACK")
+
+
+def test_many_rows_are_sent_in_few_commands() -> None:
+    release, text = STATEMENTS["entry_release"], postgres_text(STATEMENTS["entry_release"])
+    rows = [(None, sched_id) for sched_id in range(1, BATCH_ROWS_MAX + 2)]
+    assert [len(values[1].split(",")) for _, values in commands(release, rows)] == [BATCH_ROWS_MAX, 1]
+    assert list(commands(release, rows[: BATCH_ROWS_MIN - 1])) == [(text, row) for row in rows[: BATCH_ROWS_MIN - 1]]
+    assert list(commands(release, [rows[0]] * 3)) == [(text, rows[0])] * 3  # the same key again
+    moved = STATEMENTS["bucket_add"]  # inserts what it selects: no batch
+    assert [each for each, _ in commands(moved, [()] * 3)] == [postgres_text(moved)] * 3
+
+
+def test_rows_with_the_same_key_and_difficult_texts() -> None:
+    batch = BATCHED["entry_release"]
+    assert arrays(batch, [("time", 1), (None, 1)]) is None
+    assert arrays(batch, [('a"b\\c,{}', 1), (None, 2)]) == ['{"a\\"b\\\\c,{}",NULL}', "{1,2}"]
 
 
 # --- a kernel at work ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ budgets, memory that is valid until another process has written.
     last trip   the other writes · notify · COMMIT · flush
 
 The lock is a statement of its own: a statement sees what was committed when it began, and one that waits for the lock
-began too early. Writes that return no rows are queued and nobody waits for them. What is wrong with one is found out
+began too early. Writes that return no rows are queued and not awaited. What is wrong with one is found out
 with the next result; then the whole transaction is undone, and the writer runs its requests one by one.
 
 **Who wrote last** is the sequence `news`: every transaction that writes takes a number of it just before it commits. A
@@ -43,6 +43,7 @@ from rota.clock import SystemClock
 from rota.errors import SchemaMismatch, StoreError, StoreUnavailable
 from rota.store.engine import RequestFailed, TransactionLost
 from rota.store.migrations import LATEST
+from rota.store.postgres_batches import commands
 from rota.store.postgres_clock import DatabaseClock
 from rota.store.postgres_connection import TURN_S_MAX, PostgresAddress, connect, statement_error, unavailable
 from rota.store.postgres_pipeline import Pipeline
@@ -181,8 +182,8 @@ class PostgresTransaction:
         if engine is not None:
             engine.changing(prepared.text, len(parameters), moves_ids=prepared.moves_ids)
         try:
-            for row in parameters:
-                self._pipeline.send(prepared.text, row)
+            for text, values in commands(statement, parameters):
+                self._pipeline.send(text, values)
         except psycopg.Error as problem:
             raise self._failed(problem) from problem
 
@@ -290,7 +291,7 @@ class PostgresEngine:
     # --- transactions ----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Take the turn. A connection that broke while nobody used it is made again."""
+        """Take the turn. A connection that broke while it was not in use is made again."""
         if self._refusal is not None:
             text, hint = self._refusal
             raise StoreUnavailable(text, hint=hint)
@@ -307,7 +308,7 @@ class PostgresEngine:
             self.rollback()
             if isinstance(problem, psycopg.errors.LockNotAvailable):
                 text = f"another process has kept the turn at {self.address.shown} for {TURN_S_MAX:g} s"
-                raise StoreUnavailable(text, hint="See who it is: rota doctor", address=self.address.shown) from problem
+                raise StoreUnavailable(text, hint="See who: `rota doctor`.", address=self.address.shown) from problem
             if is_new or not broken:
                 raise unavailable(self.address, problem) from problem
             self.begin()
@@ -429,7 +430,7 @@ class PostgresEngine:
         return RequestFailed(str(problem)) if self._requests > 1 and isinstance(error, Exception) else error
 
     def rollback(self) -> bool:
-        """Roll back; return False if the transaction is already durable. The answer is read with the next turn's."""
+        """Roll back; return False if the transaction is already durable. Its answer is read with the next turn's."""
         if self._durable:
             return False
         if self.in_transaction and self._pipeline is not None:

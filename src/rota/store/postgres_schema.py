@@ -24,7 +24,7 @@ from rota.errors import SchemaMismatch
 from rota.store.migrations import LATEST, POSTGRES_BASE, POSTGRES_STEPS
 from rota.store.protocol import Statement
 
-__all__ = ["SEQUENCES", "STORAGE", "creation", "plan", "step"]
+__all__ = ["COLUMNS", "SEQUENCES", "STORAGE", "creation", "plan", "step"]
 
 SEQUENCES = {"finished_entries": "place", "limit_asks": "ask_id"}  # tables whose ids PostgreSQL gives
 
@@ -441,6 +441,14 @@ _TABLES = """
     );
 """
 _TYPES = {"INTEGER": "bigint", "REAL": "double precision", "TEXT": 'text COLLATE "C"'}
+
+COLUMNS = {  # table: the type of each column; later steps may add to it
+    table: {
+        name: {"INTEGER": "bigint", "REAL": "double precision", "TEXT": "text"}[kind]
+        for name, kind in re.findall(r"^ {8}(\w+) (INTEGER|REAL|TEXT)\b", body, re.MULTILINE)
+    }
+    for table, body in re.findall(r"CREATE TABLE (\w+) \((.*?)\n? *\);", _TABLES, re.DOTALL)
+}
 
 # A vacuum after so many changed rows, whatever the size of the table, without pauses: the tables of this list are read
 # or written in every turn, and a claim that steps over dead rows takes longer.
