@@ -27,6 +27,7 @@ import pytest
 from rota import store
 from rota.clock import Clock
 from rota.store import Durability, JoinedStore, Row, Statement, Store, Transaction
+from rota.store.sqlite import SqliteStore
 from tests.postgres_server import shared_dsn
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "address_of",
     "drop_schemas",
     "everything",
+    "fingerprint",
     "open_kind",
     "pytest_generate_tests",
     "store_kind",
@@ -235,13 +237,25 @@ TABLES = Statement(
 )
 
 
+def fingerprint(opened: Store) -> object:
+    """What must be the same when nothing was written; on PostgreSQL in one statement."""
+    if not isinstance(opened, SqliteStore):
+        return opened.read(lambda tx: tx.run(_fingerprints([str(row[0]) for row in tx.run(TABLES)])))
+    return everything(opened)
+
+
+def _fingerprints(tables: list[str]) -> Statement:
+    rows = "md5(coalesce(string_agg(t::text, chr(10) ORDER BY t::text), ''))"
+    text = " UNION ALL ".join(f"SELECT '{name}', {rows} FROM \"{name}\" t" for name in tables)
+    return Statement("test_fingerprints", "For a test.", text, postgres=text)
+
+
 def everything(opened: Store) -> dict[str, list[Row]]:
     """Every row of every table: what must be the same when nothing was written."""
 
     def read(tx: Transaction) -> dict[str, list[Row]]:
         names = [str(row[0]) for row in tx.run(TABLES)]
-        return {
-            name: tx.run(Statement(f"test_{name}", "Made for a test.", f'SELECT * FROM "{name}"')) for name in names
-        }
+        asks = {name: Statement(f"test_{name}", "For a test.", f'SELECT * FROM "{name}"') for name in names}
+        return {name: sorted(tx.run(ask), key=repr) for name, ask in asks.items()}
 
     return opened.read(read)

@@ -7,6 +7,7 @@ from typing import Any
 from rota.kernel import Kernel
 from rota.store.sqlite import SqliteStore
 from tests.kernel.world import World
+from tests.stores import fingerprint
 
 NAN, INF = float("nan"), float("inf")
 SURROGATE = "\ud800"  # half a character, which cannot be encoded
@@ -41,16 +42,17 @@ class PopulatedWorld(World):
         """Return the whole store, to compare: in memory as bytes, which is faster than its rows."""
         if (connection := self._memory()) is not None:
             return bytes(connection.serialize("main"))
-        return self.everything()
+        return fingerprint(self.store)
 
-    def restore(self, image: Any) -> None:
-        """Restore an image of the populated world, as it was at first."""
+    def restore(self, image: Any) -> object:
+        """Restore an image of the populated world, as it was at first; returns its image now."""
         if (connection := self._memory()) is not None:
             connection.deserialize("main", image)
             self.begin(Kernel(self.store, rng=self.rng))
         else:
             self.close()
-            self.__init__()  # type: ignore[misc]  # the same rows, in a new store
+            self.__init__()  # type: ignore[misc]  # the same rows, in a new store with an id of its own
+        return self.image()
 
     def _memory(self) -> Any:
         """The connection to a store in memory: there is one."""

@@ -61,6 +61,7 @@ def test_an_agent_terminated_by_another_store_on_the_file_is_refused(kernel: Ker
     other.store.close()
 
 
+@pytest.mark.only_on("file", reason="another program writes to the file")
 def test_an_agent_terminated_by_a_foreign_program_is_refused(kernel: Kernel, path: str) -> None:
     pid = kernel.agents.create("a")
     kernel.queue.enqueue(ScheduleSpec(pid))
