@@ -110,13 +110,11 @@ def recorded() -> Iterator[dict[apsw.Connection, list[Step]]]:
         yield steps
 
 
-def _noted(
-    steps: dict[apsw.Connection, list[Step]], name: str, plain: Callable[[SqliteEngine], Any]
-) -> Callable[[SqliteEngine], Any]:
-    def noted(self: SqliteEngine) -> Any:
+def _noted(steps: dict[apsw.Connection, list[Step]], name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(self: SqliteEngine, *given: Any, **named: Any) -> Any:
         if not self.connection.filename and (name != "rollback" or self.connection.in_transaction):
             steps[self.connection].append(Step(name))
-        return plain(self)
+        return plain(self, *given, **named)
 
     return noted
 
