@@ -145,8 +145,8 @@ class Probe:
         self.after.get(verb, _nothing)()
         return answer
 
-    def begin(self) -> None:
-        self._do("begin", self.inner.begin)
+    def begin(self, *, alone: bool = False) -> None:
+        self._do("begin", lambda: self.inner.begin(alone=alone))
 
     def commit(self) -> None:
         self._do("commit", self.inner.commit)

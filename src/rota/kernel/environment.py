@@ -105,10 +105,10 @@ class KernelEnvironment(NamedTuple):
         A transaction that writes an instant a duration from now, or acts on one, has to use it (see clock_jumps.py).
         Without `writes` it may write nothing; it then calls `note_time` if it does.
         """
-        known = self.clock_offset
+        known, version = self.clock_offset, tx.foreign_version  # before the clock: this may wait for other processes
         now = self.clock.now()
         ahead_s = now - self.clock.monotonic()
-        if known.foreign_version != tx.foreign_version or not -JUMP_MIN_S <= ahead_s - known.offset_s <= JUMP_MIN_S:
+        if known.foreign_version != version or not -JUMP_MIN_S <= ahead_s - known.offset_s <= JUMP_MIN_S:
             now = known.compare(tx, self, now, ahead_s)
         if writes and not known.seen_at <= now < known.seen_at + SEEN_EVERY_S:
             self.note_time(tx, now)

@@ -27,8 +27,8 @@ class WriteEngine(Protocol):
     lost_hint: str  # what to do when transactions are lost again and again
     sole_user: bool  # no other connection had the file open when the last transaction began: no notifications
 
-    def begin(self) -> None:
-        """Begin a write transaction."""
+    def begin(self, *, alone: bool = False) -> None:
+        """Begin a write transaction. For one request `alone` it may be that the first statement waits for it."""
         ...
 
     def commit(self) -> None:

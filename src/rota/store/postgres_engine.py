@@ -114,16 +114,23 @@ def _prepare(statement: Statement) -> _Prepared:
 class PostgresTransaction:
     """An open transaction, as one request sees it."""
 
-    __slots__ = ("_engine", "_pipeline", "effects", "foreign_version", "has_read_journal")
+    __slots__ = ("_engine", "_pipeline", "effects", "has_read_journal")
 
-    def __init__(
-        self, pipeline: Pipeline, effects: TransactionEffects, foreign_version: int = 0, engine: Any = None
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, effects: TransactionEffects, engine: PostgresEngine | None = None) -> None:
         self._pipeline = pipeline
-        self._engine: PostgresEngine | None = engine  # None: it only reads
+        self._engine = engine  # None: it only reads
         self.effects = effects
-        self.foreign_version = foreign_version
         self.has_read_journal = False
+
+    @property
+    def foreign_version(self) -> int:
+        """A number that grows when another process has written."""
+        engine = self._engine
+        if engine is None:
+            return 0
+        if engine.is_pending:
+            engine.take_turn()
+        return engine.foreign_version
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows; one that returns none is only queued."""
@@ -133,6 +140,8 @@ class PostgresTransaction:
             return []
         engine = self._engine
         if engine is not None:
+            if engine.is_pending:
+                engine.take_turn()
             if writes:
                 engine.changing(text, 1, moves_ids=moves_ids)
             elif engine.foretold and (rows := engine.foretold.get((statement, tuple(parameters)))) is not None:
@@ -151,6 +160,16 @@ class PostgresTransaction:
         """Run a statement for a list of keys, as JSON."""
         return self.run(statement, (_encode(list(keys)).decode(),))
 
+    def foretell_for(self, statement: Statement, keys: Collection[int | str]) -> None:
+        """Read this with the first trip, if that has not begun."""
+        if self._engine is not None and self._engine.is_pending:
+            parameters = (_encode(list(keys)).decode(),)
+            try:
+                self._pipeline.send(postgres_text(statement), parameters)
+            except psycopg.Error as problem:
+                raise self._failed(problem) from problem
+            self._engine.also_foretold.append((statement, parameters))
+
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
         """Queue a statement that inserts one row, and return the id that the row gets."""
         return self.insert_many(statement, (parameters,))
@@ -160,6 +179,8 @@ class PostgresTransaction:
         engine = self._engine
         if engine is None or not gives_id(statement):
             raise StoreError(f"statement {statement.name} inserts no row with an id, or the store is only read")
+        if engine.is_pending:
+            engine.take_turn()
         try:
             first_id = engine.take_ids(statement, len(parameters))
         except psycopg.Error as problem:
@@ -180,6 +201,8 @@ class PostgresTransaction:
         prepared = _prepared.get(statement) or _prepare(statement)
         engine = self._engine
         if engine is not None:
+            if engine.is_pending:
+                engine.take_turn()
             engine.changing(prepared.text, len(parameters), moves_ids=prepared.moves_ids)
         try:
             for text, values in commands(statement, parameters):
@@ -219,6 +242,8 @@ class PostgresEngine:
         self.last_event: tuple[int, Sequence[Any]] | None = None  # the last one of this transaction, to look for it
         self.in_transaction = False
         self.foretold: dict[tuple[Statement, Row], list[Row]] = {}  # read with the first trip of this transaction
+        self.also_foretold: list[tuple[Statement, Row]] = []  # by this transaction itself
+        self.is_pending = False  # the turn is asked for, and the answer not read
         self._foretold: dict[tuple[Statement, Row], str] = {}  # what is read so, and the text for it
         self._clock = clock  # it is set by the time of the server, in every turn
         self._refusal = ("the store was opened read-only", "Open it without read_only.") if read_only else None
@@ -290,8 +315,11 @@ class PostgresEngine:
 
     # --- transactions ----------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Take the turn. A connection that broke while it was not in use is made again."""
+    def begin(self, *, alone: bool = False) -> None:
+        """Take the turn; if `alone`, ask for it, and wait for it in the first statement, with what is foretold.
+
+        A connection that broke while it was not in use is made again.
+        """
         if self._refusal is not None:
             text, hint = self._refusal
             raise StoreUnavailable(text, hint=hint)
@@ -302,32 +330,51 @@ class PostgresEngine:
         if is_new:
             self._connect()
         try:
-            self._take_turn()
+            self._ask_for_turn()
+            if not alone:
+                self._take_turn()
         except psycopg.Error as problem:
             broken = self.pipeline.is_broken
             self.rollback()
             if isinstance(problem, psycopg.errors.LockNotAvailable):
-                text = f"another process has kept the turn at {self.address.shown} for {TURN_S_MAX:g} s"
-                raise StoreUnavailable(text, hint="See who: `rota doctor`.", address=self.address.shown) from problem
+                raise self._kept_out() from problem
             if is_new or not broken:
                 raise unavailable(self.address, problem) from problem
-            self.begin()
+            self.begin(alone=alone)
         except BaseException:
             self.rollback()
             raise
 
-    def _take_turn(self) -> None:
+    def take_turn(self) -> None:
+        """Wait for the turn inside the first statement of a request."""
+        try:
+            self._take_turn()
+        except psycopg.errors.LockNotAvailable as problem:
+            self._aborted = True
+            raise self._kept_out() from problem
+        except psycopg.Error as problem:
+            raise self.failed(problem) from problem
+
+    def _kept_out(self) -> StoreUnavailable:
+        text = f"another process has kept the turn at {self.address.shown} for {TURN_S_MAX:g} s"
+        return StoreUnavailable(text, hint="See who: `rota doctor`.", address=self.address.shown)
+
+    def _ask_for_turn(self) -> None:
         pipeline = self.pipeline
-        self.in_transaction = True
+        self.in_transaction = self.is_pending = True
+        self.foretold, self.also_foretold = {}, []
         self._changed_before = self.changed
         pipeline.send(_BEGIN)
         pipeline.send(_LOCK, (self._key,))
         pipeline.send(_TURN)
         for (_, parameters), text in self._foretold.items():
             pipeline.send(text, (*parameters, -1 if self._news is None else self._news))
+
+    def _take_turn(self) -> None:
+        pipeline = self.pipeline
+        self.is_pending = False
         asked_at = SystemClock.monotonic()
         ((news, event_id, sched_id, version, clock_offset, time_s),), *foretold = pipeline.collect()[2:]
-        self.foretold = {}
         if version != str(LATEST):
             text = f"schema_version is {version} now; this process writes {LATEST}"
             raise SchemaMismatch(text, hint="Restart it with the version of rota that migrated the schema.")
@@ -336,7 +383,9 @@ class PostgresEngine:
         if news != self._news:
             self.foreign_version += 1
             self._news, self._foreign = news, True
-            self.foretold = dict(zip(self._foretold, foretold, strict=True))
+            self.foretold = dict(zip(self._foretold, foretold, strict=False))
+        for read, rows in zip(self.also_foretold, foretold[len(self._foretold) :], strict=True):
+            self.foretold[read] = rows
         if self._clock is not None:
             while not self._clock.set_by(asked_at, time_s, clock_offset):
                 asked_at = SystemClock.monotonic()
@@ -433,6 +482,7 @@ class PostgresEngine:
         """Roll back; return False if the transaction is already durable. Its answer is read with the next turn's."""
         if self._durable:
             return False
+        self.is_pending = False
         if self.in_transaction and self._pipeline is not None:
             self.in_transaction = False
             try:
@@ -457,7 +507,7 @@ class PostgresEngine:
     def transaction(self, effects: TransactionEffects) -> Transaction:
         """Return the open transaction as one request sees it."""
         self._requests += 1
-        return PostgresTransaction(self.pipeline, effects, self.foreign_version, self)
+        return PostgresTransaction(self.pipeline, effects, self)
 
     def cause_of(self, error: BaseException) -> BaseException:
         """Return the error: a column has values of its own type only."""

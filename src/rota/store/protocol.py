@@ -48,7 +48,11 @@ class Transaction(Protocol):
     """
 
     effects: TransactionEffects
-    foreign_version: int  # grows when another connection has written to the file, in this process or in another one
+
+    @property
+    def foreign_version(self) -> int:
+        """A number that grows when another connection has written, in this process or in another one."""
+        ...
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""
@@ -56,6 +60,13 @@ class Transaction(Protocol):
 
     def run_for(self, statement: Statement, keys: Collection[int | str]) -> list[Row]:
         """Run a statement whose one parameter is a list of keys (`statements.queue.IDS`) and return its rows."""
+        ...
+
+    def foretell_for(self, statement: Statement, keys: Collection[int | str]) -> None:
+        """Say that `run_for` will be called with these before anything is written; best as the first call.
+
+        Across a network both are then read in one round trip; otherwise it does nothing.
+        """
         ...
 
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:

@@ -97,6 +97,9 @@ class SqliteTransaction:
             return self.run(_for_one(statement), tuple(keys))
         return self.run(statement, (_encode(list(keys)).decode(),))
 
+    def foretell_for(self, statement: Statement, keys: Collection[int | str]) -> None:
+        """Do nothing: a read costs no round trip here."""
+
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
         """Run a statement that inserts one row and return the row's id."""
         try:
@@ -226,7 +229,7 @@ class SqliteEngine:
 
     # --- transactions ----------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, *, alone: bool = False) -> None:  # noqa: ARG002  # it begins the same way
         """Take the lock between processes, then SQLite's own, which no rota process holds by then."""
         self._committing = False
         if self._refusal is not None:
