@@ -74,11 +74,11 @@ def _inserted(found: re.Match[str]) -> Batch | None:
 
 def _updated(found: re.Match[str]) -> Batch | None:
     places = {place: column for column, place in _EQUAL.findall(found["condition"])}
-    keys = tuple(int(place) - 1 for place in places)
+    keys, types = tuple(int(place) - 1 for place in places), COLUMNS[found["table"]]
     for change in _COMMA.split(found["changes"]):
         column = change.split(" = ")[0]
         for place in _PARAMETER.findall(change):
-            if COLUMNS[found["table"]].get(places.setdefault(place, column)) != COLUMNS[found["table"]][column]:
+            if types.get(places.setdefault(place, column)) != types.get(column):
                 return None  # one parameter of two types
     made = _rows(found["table"], places)
     if made is None or not keys or set(_PARAMETER.findall(found["condition"])) - places.keys():
