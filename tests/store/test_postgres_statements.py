@@ -132,6 +132,9 @@ def test_what_is_derived(sql: str, expected: str) -> None:
 def test_the_holder_of_the_turn_gives_the_ids_of_events_and_entries() -> None:
     assert {name for name, each in STATEMENTS.items() if gives_id(each)} == {"event_append", "entry_enqueue"}
     assert postgres_text(STATEMENTS["event_append"]).startswith("INSERT INTO agent_events (event_id, pid, ")
+    assert not gives_id(
+        Statement("mine", "A row with its id.", "INSERT INTO agent_events (event_id, ts) VALUES (?, ?)")
+    )
 
 
 @pytest.mark.parametrize("name", sorted(set(STATEMENTS) - OF_THE_FILE - set(INDEXES)))

@@ -54,7 +54,9 @@ _UNTYPED = re.compile(r"\((\?\d+ IS NULL) OR ")
 _FOUND = re.compile(r"AND instr\((\?\d+), ('[^']*')\)(?! >)")
 _GLOB = re.compile(r"\bGLOB '([\w.]+)\*'")
 _SCALAR = re.compile(r"\b(max|min)\((?=[^()]*(?:\([^()]*\)[^()]*)*,)")
-_INSERT = re.compile(r"INSERT INTO (agent_events|agent_schedule_queue) \([^)]*\) VALUES \([^)]*\)")
+_INSERT = re.compile(  # without an id
+    r"INSERT INTO (agent_events|agent_schedule_queue) \((?!event_id|sched_id)[^)]*\) VALUES \([^)]*\)"
+)
 _ID_COLUMN = {"agent_events": "event_id", "agent_schedule_queue": "sched_id"}
 _PARAMETER = re.compile(r"\?(\d*)")
 
