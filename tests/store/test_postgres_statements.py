@@ -235,6 +235,11 @@ def test_many_rows_are_sent_in_few_commands() -> None:
     assert [each for each, _ in commands(moved, [()] * 3)] == [postgres_text(moved)] * 3
 
 
+def test_a_copy_of_rows_is_a_batch_too() -> None:
+    copy = Statement("copy", "A copied row.", 'INSERT INTO "entry_tags" ("tag", "sched_id") VALUES (?, ?)')
+    assert batch_of(copy) == BATCHED["entry_tag"]
+
+
 def test_rows_with_the_same_key_and_difficult_texts() -> None:
     batch = BATCHED["entry_release"]
     assert arrays(batch, [("time", 1), (None, 1)]) is None

@@ -46,6 +46,8 @@ class Batch(NamedTuple):
 def batch_of(statement: Statement) -> Batch | None:
     """Return the text for many rows of parameters; None if none can be derived."""
     text = postgres_text(statement)
+    if text.startswith('INSERT INTO "'):  # as copies do; no name of the schema needs quotes
+        text = text.replace('"', "")
     if any(word in text for word in ("RETURNING", "SELECT", " OR ")):
         return None
     for pattern, derive in ((_INSERT, _inserted), (_UPDATE, _updated), (_DELETE, _deleted)):
