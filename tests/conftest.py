@@ -27,6 +27,7 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "only_on(*kinds, reason): a test that can run on these kinds of store only")
+    config.addinivalue_line("markers", "long_on_postgres: a test that runs on PostgreSQL in ./dev soak only")
 
 
 def pytest_unconfigure() -> None:

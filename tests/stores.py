@@ -10,6 +10,7 @@ What cannot be so is marked, with the reason:
 
     @pytest.mark.only_on("memory", "file", reason="a file of the first kernel is an SQLite file")
 
+A test that takes many seconds on PostgreSQL is marked `long_on_postgres`: `./dev soak` runs it there, `./dev test` not.
 `tests/house/test_stores.py` counts the marks. `./dev soak` runs all three kinds, `./dev test` those of `GATE`, and
 `ROTA_TEST_STORES=postgres ./dev test` this one (or several, with commas).
 """
@@ -66,6 +67,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     marks = list(metafunc.definition.iter_markers("only_on"))
     able = [kind for kind in kinds() if all(kind in mark.args for mark in marks)]
+    if not (os.environ.get("ROTA_TEST_STORES") or os.environ.get("ROTA_SOAK")):
+        is_long = metafunc.definition.get_closest_marker("long_on_postgres") is not None
+        able = [kind for kind in able if kind != "postgres" or not is_long]
     if not able and marks:  # this run leaves its store out; it still runs, on the first that it can
         able = [kind for kind in KINDS if all(kind in mark.args for mark in marks)][:1]
     metafunc.parametrize("store_kind", able, indirect=True)
@@ -108,6 +112,12 @@ class _Used(NamedTuple):
     stores: list[Any]
 
 
+def _is_over(used: _Used) -> bool:
+    """Whether a schema can be given away within a test: its stores are closed, and no path means it any more."""
+    is_gone = used.address == MEMORY or not Path(used.address).parent.exists()
+    return is_gone and all(each._closed for each in used.stores)
+
+
 class PostgresSchemas:
     """Schemas of this process on the server of the run. A schema is made once and emptied before each use."""
 
@@ -147,7 +157,7 @@ class PostgresSchemas:
     def _find(self, url: str) -> _Used:
         found = next((used for used in self._used if used.address == url != MEMORY), None)
         if found is None:
-            self._take_back(lambda used: used.address == MEMORY and all(each._closed for each in used.stores))
+            self._take_back(_is_over)
             found = _Used(self._take(), url, [])
             self._used.append(found)
         return found

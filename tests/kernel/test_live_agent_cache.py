@@ -15,8 +15,6 @@ from rota.kernel import Kernel, RunReport, ScheduleSpec, environment
 from rota.kernel.environment import KernelCache
 from rota.service import Dispatcher
 from rota.store import Transaction
-from rota.store.joined import JoinedStore
-from rota.store.sqlite import SqliteStore
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ def test_a_one_shot_agent_is_refused_after_its_run(kernel: Kernel) -> None:
 
 
 def test_an_agent_whose_creation_was_rolled_back_is_unknown(path: str) -> None:
-    joint = JoinedStore(SqliteStore(path))
+    joint = store.open_joined(path)
     inside = Kernel(joint)
 
     def make_and_fail(pids: list[int]) -> None:

@@ -22,10 +22,11 @@ from rota.store.forks import add_store
 from rota.store.migrations import TABLES
 from rota.store.postgres_clock import DatabaseClock
 from rota.store.postgres_connection import PostgresAddress, connect, parse_url, unavailable
-from rota.store.postgres_engine import FLUSH, Durability, PostgresEngine, PostgresTransaction
+from rota.store.postgres_engine import FLUSH, Durability, PostgresEngine
 from rota.store.postgres_listener import NewsListener
 from rota.store.postgres_opening import open_schema
 from rota.store.postgres_pipeline import Pipeline
+from rota.store.postgres_transaction import PostgresTransaction
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.writer import Writer
 
@@ -194,7 +195,11 @@ class PostgresStore(Writer):
 
     def _hear(self, news: int) -> None:
         """A commit was announced: if it is another process's, try the parked requests and call the listeners."""
-        if (self._foreign_listeners or self.parked) and self._engine.note_news(news) and self.check_foreign_commit():
+        if not (self._foreign_listeners or self.parked):
+            return
+        with self._write_lock:  # a commit of this process may be announced before it is answered
+            is_foreign = self._engine.note_news(news)
+        if is_foreign and self.check_foreign_commit():
             for call in self._foreign_listeners:
                 call()
 
