@@ -32,27 +32,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
-import msgspec
 import psycopg
 
 from rota.clock import SystemClock
 from rota.errors import SchemaMismatch, StoreError, StoreUnavailable
 from rota.store.engine import RequestFailed, TransactionLost
 from rota.store.migrations import LATEST
-from rota.store.postgres_batches import commands
 from rota.store.postgres_clock import DatabaseClock
 from rota.store.postgres_connection import TURN_S_MAX, PostgresAddress, connect, statement_error, unavailable
 from rota.store.postgres_pipeline import Pipeline
-from rota.store.postgres_text import gives_id, postgres_text
+from rota.store.postgres_text import postgres_text
+from rota.store.postgres_transaction import PostgresTransaction
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.statements.file import META_GET
 from rota.store.statements.journal import EVENT_APPEND
 
-__all__ = ["FLUSH", "PostgresEngine", "PostgresTransaction", "channel", "turn_key"]
+__all__ = ["FLUSH", "Durability", "PostgresEngine", "channel", "turn_key"]
 
 Durability = Literal["full", "normal"]
 ABSENT_S = 0.5  # how long a server that could not be reached is not asked again
@@ -72,10 +70,6 @@ _NEWS = "SELECT nextval('news'), pg_notify($1, currval('news')::text)"
 FLUSH = "SELECT set_config('synchronous_commit', $1, true), pg_logical_emit_message(true, 'rota', '')"
 _IS_THERE = """SELECT 1 FROM agent_events WHERE event_id = $1 AND ts = $2 AND kind = $3 AND payload = $4
     AND author = $5"""
-_encode = msgspec.json.Encoder().encode
-_WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|CREATE|DROP|ALTER|ANALYZE|SET)\b|.*\b(nextval|setval)\b", re.DOTALL)
-_RETURNS = re.compile(r"\bRETURNING\b")
-_OF_ENTRIES = re.compile(r"INSERT INTO agent_schedule_queue\b")
 
 
 def turn_key(schema: str) -> int:
@@ -86,134 +80,6 @@ def turn_key(schema: str) -> int:
 def channel(schema: str) -> str:
     """Return the channel on which commits are announced."""
     return f"rota_{schema}"
-
-
-class _Prepared(NamedTuple):
-    """What the engine has to know of a statement."""
-
-    text: str
-    writes: bool
-    returns_rows: bool
-    gives_id: bool  # the id of the new row is its first parameter
-    moves_ids: bool  # it inserts entries whose ids this process has not given
-
-
-_prepared: dict[Statement, _Prepared] = {}
-
-
-def _prepare(statement: Statement) -> _Prepared:
-    text = postgres_text(statement)
-    writes = _WRITES.match(text) is not None or (text.startswith("WITH") and _RETURNS.search(text) is not None)
-    returns_rows = not writes or not _WRITES.match(text) or _RETURNS.search(text) is not None
-    with_id = gives_id(statement)
-    moves_ids = _OF_ENTRIES.search(text) is not None and not with_id
-    found = _prepared[statement] = _Prepared(text, writes, returns_rows, with_id, moves_ids)
-    return found
-
-
-class PostgresTransaction:
-    """An open transaction, as one request sees it."""
-
-    __slots__ = ("_engine", "_pipeline", "effects", "has_read_journal")
-
-    def __init__(self, pipeline: Pipeline, effects: TransactionEffects, engine: PostgresEngine | None = None) -> None:
-        self._pipeline = pipeline
-        self._engine = engine  # None: it only reads
-        self.effects = effects
-        self.has_read_journal = False
-
-    @property
-    def foreign_version(self) -> int:
-        """A number that grows when another process has written."""
-        engine = self._engine
-        if engine is None:
-            return 0
-        if engine.is_pending:
-            engine.take_turn()
-        return engine.foreign_version
-
-    def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Run a statement and return its rows; one that returns none is only queued."""
-        text, writes, returns_rows, with_id, moves_ids = _prepared.get(statement) or _prepare(statement)
-        if with_id:
-            self.insert_many(statement, (parameters,))
-            return []
-        engine = self._engine
-        if engine is not None:
-            if engine.is_pending:
-                engine.take_turn()
-            if writes:
-                engine.changing(text, 1, moves_ids=moves_ids)
-            elif engine.foretold and (rows := engine.foretold.get((statement, tuple(parameters)))) is not None:
-                return rows
-        elif "agent_events" in text:
-            self.has_read_journal = True
-        try:
-            if not returns_rows:
-                self._pipeline.send(text, parameters)
-                return []
-            return self._pipeline.rows(text, parameters)
-        except psycopg.Error as problem:
-            raise self._failed(problem) from problem
-
-    def run_for(self, statement: Statement, keys: Collection[int | str]) -> list[Row]:
-        """Run a statement for a list of keys, as JSON."""
-        return self.run(statement, (_encode(list(keys)).decode(),))
-
-    def foretell_for(self, statement: Statement, keys: Collection[int | str]) -> None:
-        """Read this with the first trip, if that has not begun."""
-        if self._engine is not None and self._engine.is_pending:
-            parameters = (_encode(list(keys)).decode(),)
-            try:
-                self._pipeline.send(postgres_text(statement), parameters)
-            except psycopg.Error as problem:
-                raise self._failed(problem) from problem
-            self._engine.also_foretold.append((statement, parameters))
-
-    def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
-        """Queue a statement that inserts one row, and return the id that the row gets."""
-        return self.insert_many(statement, (parameters,))
-
-    def insert_many(self, statement: Statement, parameters: Sequence[Sequence[Any]]) -> int:
-        """Insert one row for each row of parameters and return the first id; the other ids follow it."""
-        engine = self._engine
-        if engine is None or not gives_id(statement):
-            raise StoreError(f"statement {statement.name} inserts no row with an id, or the store is only read")
-        if engine.is_pending:
-            engine.take_turn()
-        try:
-            first_id = engine.take_ids(statement, len(parameters))
-        except psycopg.Error as problem:
-            raise self._failed(problem) from problem
-        self._queue(statement, [(first_id + number, *row) for number, row in enumerate(parameters)])
-        if statement is EVENT_APPEND:
-            engine.last_event = first_id + len(parameters) - 1, parameters[-1]
-        return first_id
-
-    def run_many(self, statement: Statement, parameters: Collection[Sequence[Any]]) -> None:
-        """Queue a statement once for each row of parameters."""
-        if gives_id(statement):
-            self.insert_many(statement, tuple(parameters))
-        else:
-            self._queue(statement, parameters)
-
-    def _queue(self, statement: Statement, parameters: Collection[Sequence[Any]]) -> None:
-        prepared = _prepared.get(statement) or _prepare(statement)
-        engine = self._engine
-        if engine is not None:
-            if engine.is_pending:
-                engine.take_turn()
-            engine.changing(prepared.text, len(parameters), moves_ids=prepared.moves_ids)
-        try:
-            for text, values in commands(statement, parameters):
-                self._pipeline.send(text, values)
-        except psycopg.Error as problem:
-            raise self._failed(problem) from problem
-
-    def _failed(self, problem: psycopg.Error) -> BaseException:
-        if self._engine is not None:
-            return self._engine.failed(problem)
-        return TransactionLost(str(problem)) if self._pipeline.is_broken else statement_error(problem)
 
 
 class PostgresEngine:
