@@ -35,6 +35,7 @@ __all__ = [
     "KINDS",
     "PostgresSchemas",
     "address_of",
+    "database_url",
     "drop_schemas",
     "everything",
     "fingerprint",
@@ -222,6 +223,11 @@ def open_kind(kind: str, path: Path, *, clock: Clock | None = None) -> Any:
     if kind == "postgres":
         return _schemas().open(str(path), clock=clock)
     return real_open(MEMORY if kind == "memory" else str(path), clock=clock)
+
+
+def database_url(path: Path) -> str:
+    """The URL of an empty schema that stands for this path in this test."""
+    return _schemas().address(str(path))
 
 
 def address_of(path: Path | str) -> str:

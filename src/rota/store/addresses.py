@@ -31,7 +31,9 @@ def shown_address(url: str) -> str:
     user, at, place = parts.netloc.rpartition("@")
     kept = [(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRET]
     netloc = f"{user.partition(':')[0]}{at}{place}"
-    return parts._replace(netloc=netloc, query=urlencode(kept, quote_via=quote, safe="/")).geturl()
+    query = urlencode(kept, quote_via=quote, safe="/")
+    # not by `geturl`: it would leave the slashes out where there is no host
+    return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{query}"
 
 
 def host_path(url: str) -> str:

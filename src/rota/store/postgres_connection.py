@@ -91,7 +91,9 @@ def parse_url(url: str) -> PostgresAddress:
     if pooler not in ("", "session"):
         raise InvalidInput(f"pooler must be session, not {pooler!r}", field="pooler")
     try:
-        settings: dict[str, Any] = conninfo.conninfo_to_dict(parts._replace(query=urlencode(given)).geturl())
+        settings: dict[str, Any] = conninfo.conninfo_to_dict(
+            f"{parts.scheme}://{parts.netloc}{parts.path}{'?' if given else ''}{urlencode(given)}"
+        )
     except psycopg.Error as problem:
         text = f"the URL of the store cannot be read: {_one_line(problem)}"
         raise InvalidInput(text, field="url", hint="Write postgresql://user@host/database?schema=rota.") from None
