@@ -1,10 +1,15 @@
-"""How hard the generated tests look: quickly in ./dev test, long in ./dev soak. And which signals tests begin with."""
+"""How hard the generated tests look: quickly in ./dev test, long in ./dev soak. And which signals tests begin with.
+
+And the mark of tests that can run on some kinds of store only.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("test", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -18,3 +23,13 @@ os.environ.pop("PYTHONUNBUFFERED", None)  # with it a line is two writes, and th
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "only_on(*kinds, reason): a test that can run on these kinds of store only")
+    config.addinivalue_line("markers", "long_on_postgres: a test that runs on PostgreSQL in ./dev soak only")
+
+
+def pytest_unconfigure() -> None:
+    if (stores := sys.modules.get("tests.stores")) is not None:
+        stores.drop_schemas()

@@ -21,6 +21,7 @@ import pytest
 
 from rota.graph.compiler import compile_graph
 from rota.graph.loader import load_text
+from tests.postgres_server import shared_dsn
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -51,6 +52,11 @@ def of(*languages: str) -> list[Block]:
     return [block for block in blocks() if block.language in languages]
 
 
+def _database(block: Block) -> dict[str, str]:
+    """What a page calls STORE: a new schema on PostgreSQL."""
+    return {"STORE": f"{shared_dsn()}&schema=docs_{block.line}"} if block.page.stem == "postgres" else {}
+
+
 def test_every_block_is_of_a_kind_that_something_checks() -> None:
     known = DRAWINGS | {"python", "bash", "toml", "json", "yaml"}
     strangers = [f"{block}: {block.language!r}" for block in blocks() if block.language not in known]
@@ -59,18 +65,22 @@ def test_every_block_is_of_a_kind_that_something_checks() -> None:
 
 @pytest.mark.parametrize("page", sorted({block.page for block in of("python")}), ids=lambda page: page.name)
 def test_the_python_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    code = ""
+    code, environment = "", dict(os.environ)
     for block in of("python"):
         if block.page == page:  # on its line of the page, so that a traceback names it
             code += "\n" * (block.line - code.count("\n")) + block.text
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+            environment |= _database(block)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"{page}: {done.stderr}"
 
 
 @pytest.mark.parametrize("block", of("bash"), ids=str)
 def test_the_commands_of_a_shell_block_run(block: Block, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    environment = {**os.environ, "NO_COLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "NO_COLOR": "1", "PATH": path, **_database(block)}
     for line in block.text.splitlines():
         command = line.split("#")[0].strip()
         command = SHORTER.get(command, command)

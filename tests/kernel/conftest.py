@@ -8,6 +8,9 @@ import pytest
 
 from rota.service.dispatcher import Dispatcher
 from tests.kernel.world import POLICIES, World
+from tests.stores import pytest_generate_tests, store_kind
+
+__all__ = ["pytest_generate_tests", "store_kind"]  # every test of this folder runs on each kind of store
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rota.kernel import Kernel
+from rota.store.sqlite import SqliteStore
 from tests.kernel.world import World
+from tests.stores import fingerprint
 
 NAN, INF = float("nan"), float("inf")
 SURROGATE = "\ud800"  # half a character, which cannot be encoded
@@ -36,13 +38,24 @@ class PopulatedWorld(World):
         self.queue.complete(BACKED_OFF, "crashed", token=self.queue.get(BACKED_OFF).token)
         assert self.put(PID, after=(RUNNING,), on_failed="hold") == AFTER
 
-    def image(self) -> bytes:
-        """Return the whole store as bytes: faster to compare and to restore than its rows."""
-        connection: Any = self.store._engine.connection  # type: ignore[attr-defined]  # in memory there is one
-        return bytes(connection.serialize("main"))
+    def image(self) -> object:
+        """Return the whole store, to compare: in memory as bytes, which is faster than its rows."""
+        if (connection := self._memory()) is not None:
+            return bytes(connection.serialize("main"))
+        return fingerprint(self.store)
 
-    def restore(self, image: bytes) -> None:
-        """Restore an image."""
-        connection: Any = self.store._engine.connection  # type: ignore[attr-defined]
-        connection.deserialize("main", image)
-        self.begin(Kernel(self.store, rng=self.rng))
+    def restore(self, image: Any) -> object:
+        """Restore an image of the populated world, as it was at first; returns its image now."""
+        if (connection := self._memory()) is not None:
+            connection.deserialize("main", image)
+            self.begin(Kernel(self.store, rng=self.rng))
+        else:
+            self.close()
+            self.__init__()  # type: ignore[misc]  # the same rows, in a new store with an id of its own
+        return self.image()
+
+    def _memory(self) -> Any:
+        """The connection to a store in memory: there is one."""
+        if not isinstance(self.store, SqliteStore) or self.store.path is not None:
+            return None
+        return self.store._engine.connection

@@ -112,6 +112,7 @@ def test_an_agent_has_the_settings_it_was_given(world: World) -> None:
     assert (agent.rerunnable, agent.max_concurrent, agent.paused_by) == (False, 0, None)
 
 
+@pytest.mark.only_on("file", reason="on PostgreSQL no agent's row is ever deleted")
 def test_a_pid_is_never_given_twice_also_after_the_file_was_opened_again(tmp_path: Path) -> None:
     world = World(str(tmp_path / "rota.db"))
     pids = [world.agent() for _ in range(3)]

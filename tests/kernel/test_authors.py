@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import apsw
+import pytest
 
 from rota import store
 from rota.kernel import Kernel, ScheduleSpec
@@ -108,6 +109,7 @@ def test_a_refused_call_leaves_no_author_behind(world: World) -> None:
     assert [event.author for event in world.events(since)] == [current_author()]
 
 
+@pytest.mark.only_on("file", reason="PostgreSQL has no earlier version")
 def test_the_events_and_keys_of_an_earlier_version_are_kept(tmp_path: Path) -> None:
     path = str(tmp_path / "rota.db")
     connection = apsw.Connection(path)

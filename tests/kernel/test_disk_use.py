@@ -42,6 +42,7 @@ def run_one_by_one(kernel: Kernel, payload_bytes: int) -> float:
     return (used_bytes(kernel) - before) / COUNT
 
 
+@pytest.mark.only_on("memory", reason="it measures the pages of SQLite")
 def test_the_page_has_the_measured_bytes_per_entry(kernel: Kernel) -> None:
     small = run_one_by_one(kernel, 100)
     large = run_one_by_one(kernel, 1_100)

@@ -13,6 +13,7 @@ from tests.kernel.world import POLICIES, World
 from tests.store.first_kernel_files import VERSIONS, make_first_kernel
 
 NOW = 10_000.0  # after everything in the file
+pytestmark = pytest.mark.only_on("file", reason="a file of the first kernel is an SQLite file")
 
 
 @pytest.fixture(params=VERSIONS)

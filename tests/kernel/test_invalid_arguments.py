@@ -455,24 +455,30 @@ def test_every_method_of_the_kernel_is_covered(populated: PopulatedWorld) -> Non
     assert public - WITHOUT_INPUT - VERBS.keys() == set()
 
 
+# where a store may differ from another: types, ranges and characters; a test with all of them takes minutes there
+HARDEST: list[Any] = [None, True, -1, 2**63, NAN, SURROGATE]
+
+
 @pytest.mark.parametrize("verb", VERBS)
-def test_an_invalid_value_in_any_parameter_is_refused_without_a_trace_or_does_no_harm(verb: str) -> None:
+def test_an_invalid_value_in_any_parameter_is_refused_without_a_trace_or_does_no_harm(
+    verb: str, store_kind: str
+) -> None:
     bind, good = VERBS[verb]
     world = PopulatedWorld()
     before = world.image()
     wrong = []
-    for parameter, value in itertools.product(good, INVALID):
+    for parameter, value in itertools.product(good, INVALID if store_kind == "memory" else HARDEST):
         problem = _problem(world, before, lambda changed: bind(world)(**(good | changed)), {parameter: value})
         if problem is not None:
             wrong.append(f"{parameter}={value!r:.30}: {problem}")
         if world.image() != before:
-            world.restore(before)
+            before = world.restore(before)
     world.close()
     assert wrong == []
 
 
 def _problem(
-    world: PopulatedWorld, before: bytes, call: Callable[[dict[str, Any]], object], changed: dict[str, Any]
+    world: PopulatedWorld, before: object, call: Callable[[dict[str, Any]], object], changed: dict[str, Any]
 ) -> str | None:
     """Return what is wrong with the outcome of a call, or None."""
     try:

@@ -370,6 +370,7 @@ class History:
                 assert sum(amounts.get(unit, 0) for amounts in inside) <= budget
 
 
+@pytest.mark.long_on_postgres
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_runs_do_no_window_has_more_than_the_limit(office: Office, seed: int) -> None:
     history = History(office, seed)
@@ -388,6 +389,7 @@ def test_whatever_runs_do_no_window_has_more_than_the_limit(office: Office, seed
 # --- shares --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long_on_postgres
 def test_projects_are_served_by_weight_and_no_window_has_more_than_the_limit(office: Office) -> None:
     """Two projects, 3 to 1, with two and three agents that ask again half a second after each answer."""
     office.projects.create("lab", weight=3_000)

@@ -15,8 +15,6 @@ from rota.kernel import Kernel, RunReport, ScheduleSpec, environment
 from rota.kernel.environment import KernelCache
 from rota.service import Dispatcher
 from rota.store import Transaction
-from rota.store.joined import JoinedStore
-from rota.store.sqlite import SqliteStore
 
 
 @pytest.fixture
@@ -61,6 +59,7 @@ def test_an_agent_terminated_by_another_store_on_the_file_is_refused(kernel: Ker
     other.store.close()
 
 
+@pytest.mark.only_on("file", reason="another program writes to the file")
 def test_an_agent_terminated_by_a_foreign_program_is_refused(kernel: Kernel, path: str) -> None:
     pid = kernel.agents.create("a")
     kernel.queue.enqueue(ScheduleSpec(pid))
@@ -80,7 +79,7 @@ def test_a_one_shot_agent_is_refused_after_its_run(kernel: Kernel) -> None:
 
 
 def test_an_agent_whose_creation_was_rolled_back_is_unknown(path: str) -> None:
-    joint = JoinedStore(SqliteStore(path))
+    joint = store.open_joined(path)
     inside = Kernel(joint)
 
     def make_and_fail(pids: list[int]) -> None:

@@ -63,6 +63,7 @@ def test_a_dependent_that_is_released_before_its_time_wakes_a_waiter_at_its_time
     assert waiter.outcome() == [second]
 
 
+@pytest.mark.long_on_postgres
 def test_a_waiter_sees_an_end_through_that_concerns_more_than_one_batch(world: World) -> None:
     """2,001 dependents are cancelled in three batches, and only the last batch frees an entry."""
     pid = world.agent()

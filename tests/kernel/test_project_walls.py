@@ -134,7 +134,7 @@ def test_a_note_needs_a_project_that_exists(walls: Walls) -> None:
 
 def test_a_damaged_note_of_a_project_is_found(walls: Walls) -> None:
     walls.journal.remember("x", {}, project_id="red")
-    walls.store.write(lambda tx: tx.run(sql("UPDATE kernel_meta SET value = '{' WHERE key GLOB 'project_note:*'")))
+    walls.store.write(lambda tx: tx.run(sql("UPDATE kernel_meta SET value = '{' WHERE key LIKE 'project_note:%'")))
     (problem,) = walls.kernel.check()
     assert "project_note" in problem
 

@@ -16,6 +16,7 @@ from rota.service.dispatcher import Dispatcher
 from tests.kernel.blocked_entries import CHANGES
 from tests.kernel.world import START, World
 from tests.store.world import PATIENCE_S, Caller, WatchedParking
+from tests.stores import address_of
 
 # --- several kernels -----------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ def test_a_waiter_in_another_process_is_woken_and_its_result_wakes_this_one(tmp_
     pid = kernel.agents.create("agent")
     spawn = multiprocessing.get_context("spawn")
     pipe, end = spawn.Pipe()
-    process = spawn.Process(target=_worker, args=(path, end), daemon=True)
+    process = spawn.Process(target=_worker, args=(address_of(path), end), daemon=True)
     process.start()
     try:
         assert pipe.poll(PATIENCE_S)

@@ -20,6 +20,7 @@ from rota.model.work import ReadyEntry
 from rota.service.dispatcher import Dispatcher
 from rota.store import Row, Statement, Store
 from tests.store.world import Caller, WatchedParking
+from tests.stores import everything
 
 _REASONS = {str(kind.__struct_config__.tag): kind for kind in BLOCKING}
 START = 1_000.0  # when every world begins
@@ -138,8 +139,7 @@ class World:
 
     def everything(self) -> dict[str, list[Row]]:
         """Every row of every table: what must be the same when nothing was written."""
-        tables = [row[0] for row in self.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")]
-        return {name: self.rows(f'SELECT * FROM "{name}"') for name in tables}
+        return everything(self.store)
 
     def close(self) -> None:
         self.store.close()

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rota import store
 from rota.clock import ManualClock
 from rota.errors import RotaError
 from rota.kernel import Completion, Kernel, ReadyEntry, ScheduleSpec
@@ -28,7 +29,6 @@ from rota.policy.registry import make
 from rota.service import candidate_windows
 from rota.service.dispatcher import Dispatcher
 from rota.store import Statement, Transaction
-from rota.store.sqlite import SqliteStore
 
 START_AT = 1_000.0
 PROJECTS = ("heavy", "light", None)
@@ -40,17 +40,20 @@ class RolledBack(Exception):
     """Raised instead of a commit."""
 
 
-class Store(SqliteStore):
-    """The real store, which can roll back the next write."""
+def open_undoing(path: str, clock: ManualClock) -> Any:
+    """Open a store that can roll back the next write: while its `undoes` is True."""
+    opened: Any = store.open(path, clock=clock)
+    write, opened.undoes = opened.write, False
 
-    undoes = False
-
-    def write(self, work: Callable[[Transaction], Any]) -> Any:
+    def write_or_undo(work: Callable[[Transaction], Any]) -> Any:
         def undone(tx: Transaction) -> None:
             work(tx)
             raise RolledBack
 
-        return super().write(undone if self.undoes else work)
+        return write(undone if opened.undoes else work)
+
+    opened.write = write_or_undo
+    return opened
 
 
 # --- policies ------------------------------------------------------------------------------------
@@ -106,7 +109,7 @@ class World:
 
     def __init__(self, path: Path, policy: Policy, *, keeps: bool) -> None:
         self.clock = ManualClock(START_AT)
-        self.here = Kernel(Store(str(path), clock=self.clock), rng=random.Random(1))
+        self.here = Kernel(open_undoing(str(path), self.clock), rng=random.Random(1))
         self.there: Kernel | None = None
         self._path = path
         self._policy = policy
@@ -150,14 +153,14 @@ class World:
         return self.claim(op, now=self.clock.now() + op.number)
 
     def claim_undone(self, op: Op) -> None:
-        assert isinstance(self.here.store, Store)
         live = len(self.live)
-        self.here.store.undoes = True
+        undoing: Any = self.here.store
+        undoing.undoes = True
         try:
             with suppress(RolledBack):
                 self.claim(op)
         finally:
-            self.here.store.undoes = False
+            undoing.undoes = False
             del self.live[live:]
 
     def enqueue(self, op: Op) -> int:
@@ -233,7 +236,7 @@ class World:
     def elsewhere(self, op: Op) -> object:
         """Another process enqueues, or claims in strict order and completes."""
         if self.there is None:
-            self.there = Kernel(SqliteStore(str(self._path), clock=self.clock))
+            self.there = Kernel(store.open(str(self._path), clock=self.clock))
         if op.number % 2:
             return self.there.queue.enqueue(self._spec(op.which, op.number))
         runs = self.there.queue.claim(worker_id="elsewhere", max_n=1 + op.which % 2)
@@ -274,6 +277,7 @@ operations = st.builds(Op, st.sampled_from(OFTEN * 2 + SELDOM), st.integers(0, 1
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
 @settings(max_examples=settings().max_examples // 4, deadline=None)
+@pytest.mark.long_on_postgres
 @given(history=st.lists(operations, min_size=12, max_size=50))
 def test_a_kept_pass_claims_what_a_new_one_claims(policy: Policy, history: list[Op]) -> None:
     start = [Op("enqueue_many", number, number + 3) for number in range(4)]

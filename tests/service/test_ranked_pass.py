@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from rota import store
 from rota.clock import ManualClock
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.reasons import PickReason
 from rota.model.snapshot import Decisions, Snapshot
 from rota.policy.contract import Policy, assign_slots
 from rota.service.dispatcher import Dispatcher
-from rota.store.sqlite import SqliteStore
 
 AGENTS = 20
 
@@ -27,7 +27,7 @@ class Counted:
 
 def claim_all(entries_each: int, *, max_n: int) -> tuple[list[int], int]:
     """Claim from agents that run one entry at a time; return the entries and how often the policy was asked."""
-    kernel = Kernel(SqliteStore(":memory:", clock=ManualClock(1_000.0)))
+    kernel = Kernel(store.open(":memory:", clock=ManualClock(1_000.0)))
     rank = Counted()
     dispatcher = Dispatcher(kernel, Policy(name="by_id", rank=rank, sentence="The lowest id."))
     for _ in range(AGENTS):

@@ -150,6 +150,7 @@ def test_a_log_folder_that_vanished_is_created_again(api: Dispatcher, tmp_path: 
     assert (part.offset, part.data, part.dropped_bytes) == (4, b"here", 4)
 
 
+@pytest.mark.only_on("memory", "file", reason="it deletes the file")
 def test_the_log_of_a_deleted_store_is_not_this_stores(api: Dispatcher, tmp_path: Path) -> None:
     append(api, claim(api, priority=1), 0, b"of the first store")
     api.close()
@@ -180,6 +181,7 @@ def test_the_logs_of_live_runs_stay_and_the_oldest_others_go(api: Dispatcher) ->
     assert read(api, live.sched_id).data == b"live"
 
 
+@pytest.mark.only_on("memory", reason="it is about a store in memory")
 def test_a_store_in_memory_keeps_no_logs() -> None:
     api = Dispatcher(Kernel(store.open(":memory:")))
     api.agents.create("printer")

@@ -131,6 +131,7 @@ class Probe:
 
     def __init__(self, inner: WriteEngine) -> None:
         self.inner = inner
+        self.has_savepoints, self.lost_hint, self.cause_of = inner.has_savepoints, inner.lost_hint, inner.cause_of
         self.log: list[str] = []
         self.before: dict[str, Callable[[], object]] = {}
         self.after: dict[str, Callable[[], object]] = {}
@@ -144,8 +145,8 @@ class Probe:
         self.after.get(verb, _nothing)()
         return answer
 
-    def begin(self) -> None:
-        self._do("begin", self.inner.begin)
+    def begin(self, *, alone: bool = False) -> None:
+        self._do("begin", lambda: self.inner.begin(alone=alone))
 
     def commit(self) -> None:
         self._do("commit", self.inner.commit)

@@ -40,6 +40,7 @@ def measured(count: int) -> dict[str, int]:
     return counted
 
 
+@pytest.mark.only_on("memory", "file", reason="it counts SQLite's steps")
 def test_the_cost_does_not_grow_with_the_number_of_entries() -> None:
     few, many = measured(3_000), measured(100_000)
     assert {policy: (few[policy], many[policy]) for policy in few if many[policy] > 1.25 * few[policy] + 25} == {}

@@ -20,6 +20,7 @@ from rota.service.dispatcher import Dispatcher
 from rota.service.explanation_summary import explain_many
 from tests.cli.shell import make_shell
 from tests.daemon.harness import make_token, serving
+from tests.stores import address_of
 
 NOW = 1_000.0
 
@@ -140,7 +141,7 @@ def test_a_bound_caller_sees_one_of_its_projects_and_no_workers(
 def test_the_command_line_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ROTA_STORE", str(tmp_path / "rota.db"))
+    monkeypatch.setenv("ROTA_STORE", address_of(tmp_path / "rota.db"))
     monkeypatch.setenv("COLUMNS", "200")
     rota = make_shell(monkeypatch, capsys)
     rota("projects", "create", "lab")

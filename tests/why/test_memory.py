@@ -67,6 +67,7 @@ ONLY_IN_MEMORY = [
 operations = st.tuples(st.sampled_from(VERBS), st.integers(0, 11), st.integers(1, 20))
 
 
+@pytest.mark.long_on_postgres
 @pytest.mark.parametrize("policy", registry.names())
 @settings(max_examples=settings().max_examples // 3)
 @example(history=ONLY_IN_MEMORY, looks=[1])

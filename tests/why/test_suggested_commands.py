@@ -22,13 +22,14 @@ from rota.model.graph_budgets import GraphAccount
 from rota.model.work import ProjectConstraint
 from rota.service.suggestions import DEADLINE_S
 from tests.cli.shell import Shell, make_shell
+from tests.stores import address_of
 
 SOURCE = Path(__file__).parents[2] / "src" / "rota" / "service"
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "a store.db"  # a name that a shell would split
+def path(tmp_path: Path) -> str:
+    return address_of(tmp_path / "a store.db")  # a name that a shell would split
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ def rota(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.fixture
-def kernel(path: Path) -> Iterator[Kernel]:
-    made = Kernel(store.open(str(path)))
+def kernel(path: str) -> Iterator[Kernel]:
+    made = Kernel(store.open(path))
     made.projects.create("lab")
     yield made
     made.store.close()
@@ -232,14 +233,14 @@ SITUATIONS: dict[Callable[[Kernel], int], Expected] = {
 
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.__name__)
 def test_what_is_printed_can_be_pasted_and_then_the_entry_can_start(
-    situation: Callable[[Kernel], int], kernel: Kernel, path: Path, rota: Shell
+    situation: Callable[[Kernel], int], kernel: Kernel, path: str, rota: Shell
 ) -> None:
     expected, sched_id = SITUATIONS[situation], situation(kernel)
     asked = ("--store", path, "--policy", "strict")
     told = rota("why", sched_id, *asked, "--json").json
     assert told["blocking"] or told["ordering"]
     assert [change["verb"] for change in told["changes"]] == expected.verbs
-    at_store = f" --store {shlex.quote(str(path))}"
+    at_store = f" --store {shlex.quote(path)}"
     commands = [f"{command.format(id=sched_id)}{at_store}" for command in expected.commands]
     assert [change["command"] for change in told["changes"]] == commands
     lines = [line.strip() for line in rota("why", sched_id, *asked).out.splitlines()]
@@ -258,7 +259,7 @@ def test_every_method_that_is_suggested_has_a_situation() -> None:
     assert suggested == {verb for expected in SITUATIONS.values() for verb in expected.verbs} | {"queue.force_claim"}
 
 
-def test_a_claim_is_not_forced_by_a_command(kernel: Kernel, path: Path, rota: Shell) -> None:
+def test_a_claim_is_not_forced_by_a_command(kernel: Kernel, path: str, rota: Shell) -> None:
     """Nothing on the command line runs an entry out of turn where projects share; the text says what remains."""
     kernel.projects.create("other")
     mine, other = coder(kernel), kernel.agents.create("writer", project_id="other")
@@ -283,7 +284,7 @@ def test_the_default_store_is_not_named(verb: str | None, arguments: dict[str, A
     assert command_of(Suggestion("words", verb, arguments), agent="coder", store=STORE) == command
 
 
-def test_no_sentence_has_epoch_seconds(kernel: Kernel, path: Path, rota: Shell) -> None:
+def test_no_sentence_has_epoch_seconds(kernel: Kernel, path: str, rota: Shell) -> None:
     pid = coder(kernel)
     kernel.contexts.create(bound_to="name", bound_id="openai", budget=10, period_s=60)
     kernel.contexts.throttle("openai", 600.0)
@@ -293,7 +294,7 @@ def test_no_sentence_has_epoch_seconds(kernel: Kernel, path: Path, rota: Shell) 
 
 @pytest.mark.parametrize("policy", ["strict", "edf", "round_robin", "fair_share"])
 def test_the_words_of_a_policy_have_no_epoch_seconds_either(
-    policy: str, kernel: Kernel, path: Path, rota: Shell
+    policy: str, kernel: Kernel, path: str, rota: Shell
 ) -> None:
     pid, now = coder(kernel), kernel.clock.now()
     kernel.queue.enqueue(ScheduleSpec(pid))

@@ -1,4 +1,4 @@
-"""Open the scheduler API at an address: a file in this process, or a daemon.
+"""Open the scheduler API at an address: a store in this process (a file, or PostgreSQL), or a daemon.
 
 Commands use only the API's attributes and functions, which are the same for both.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rota.rpc import Client
     from rota.service import GraphRunVerbs, RunLogs
 
-__all__ = ["is_file", "open_api", "open_client", "open_file"]
+__all__ = ["is_file", "is_store", "open_api", "open_client", "open_file"]
 
 RETRY_S = 2.0  # how long a command retries to connect: enough for a daemon that is starting
 _REMOTE = ("unix:", "http:", "https:", "postgres:", "postgresql:")
@@ -129,7 +129,7 @@ class _FileQueue(EntryReads):
 
 def open_api(address: str, *, create: bool = False) -> EmbeddedApi | Client:
     """Open the scheduler API at an address; a missing file is created only with `create`."""
-    if not is_file(address):
+    if not is_store(address):
         return open_client(address)
     return cast("EmbeddedApi", FileApi(_open(address, create=create)))
 
@@ -145,7 +145,7 @@ def open_client(address: str, *, retry_s: float = RETRY_S) -> Client:
 
 @contextmanager
 def open_file(address: str, *, create: bool = False, read_only: bool = False) -> Iterator[Kernel]:
-    """Open a file and yield its kernel."""
+    """Open a store in this process and yield its kernel."""
     from rota.kernel import Kernel
 
     opened = _open(address, create=create, read_only=read_only)
@@ -156,6 +156,8 @@ def open_file(address: str, *, create: bool = False, read_only: bool = False) ->
 
 
 def _open(address: str, *, create: bool = False, read_only: bool = False) -> store.Store:
+    if store.is_postgres(address):
+        return store.open(address, read_only=read_only)
     if not is_file(address):
         raise _not_a_file(address)
     if not create and not Path(address).exists():
@@ -172,6 +174,11 @@ def _creates_one() -> str:
 
 def _not_a_file(address: str) -> InvalidInput:
     return InvalidInput(f"{address} is not a file", field="store", hint="Give the store's file with --store.")
+
+
+def is_store(address: str) -> bool:
+    """Return whether this process opens the store at an address itself: a file, or a schema on PostgreSQL."""
+    return is_file(address) or store.is_postgres(address)
 
 
 def is_file(address: str) -> bool:

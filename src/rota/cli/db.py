@@ -1,4 +1,4 @@
-"""`rota db`: maintain the store's file. All but `retention` need the file itself, not a daemon's address."""
+"""`rota db`: maintain the store. All but `retention` need the store itself, not a daemon's address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rota.cli.terminal_text import say
 
 __all__ = ["db"]
 
-db = typer.Typer(help="Back up, check, prune and migrate the store's file.", no_args_is_help=True)
+db = typer.Typer(help="Back up, copy, check, prune and migrate the store.", no_args_is_help=True)
 
 
 @db.command()
@@ -82,6 +82,40 @@ def prune(
     say(f"{pruned.events:,} events and {pruned.entries:,} entries removed, {pruned.freed_bytes:,} bytes freed")
     if pruned.free_bytes:
         say(f"{pruned.free_bytes:,} bytes are free in the file for new rows; --vacuum frees them, writers wait")
+
+
+@db.command()
+def copy(
+    source: Annotated[str, typer.Argument(help="The store to read: a file, or postgresql://….")],
+    target: Annotated[str, typer.Argument(help="The store to fill: a new file, or postgresql://…?schema=NAME.")],
+    as_json: AsJson = False,
+) -> None:
+    """Copy a whole store into an empty one, and check the copy: from a file to PostgreSQL, or back.
+
+    The copy is of one moment. Processes that go on writing to the source do not disturb it and are not in it.
+    """
+    from rota import store as stores
+    from rota.cli.connection import is_store, open_file
+    from rota.cli.output import print_json
+    from rota.errors import InvalidInput
+    from rota.kernel import copy_store
+
+    for field, address in (("source", source), ("target", target)):
+        if not is_store(address):
+            raise InvalidInput(f"{address} is not a store but a daemon's address", field=field)
+    if stores.host_path(source) == stores.host_path(target):
+        raise InvalidInput("the source and the target are the same store", field="target")
+    with open_file(source, read_only=True) as kernel, open_file(target, create=True) as filled:
+        copied = copy_store(kernel.store, filled.store)
+    if as_json:
+        print_json(copied)
+        return
+    for table, rows in copied.rows.items():
+        say(f"{table:24} {rows:>12,} rows")
+    say(f"copied and checked: {copied.entries:,} entries, journal up to event {copied.through_event_id:,}")
+    if copied.live_claims:
+        note = "entries were running at the source: their workers go on working for the source"
+        say(f"{copied.live_claims:,} {note}", err=True)
 
 
 @db.command()

@@ -15,6 +15,7 @@ from rota import store
 from rota.cli import output
 from rota.cli.terminal_text import harmless
 from rota.clock import Clock, SystemClock, local_time
+from rota.errors import SchemaMismatch
 from rota.fleet import Fleet, FleetPlan, fleet_schema, load_fleet, plan_fleet
 from rota.kernel import Kernel
 from rota.model import amount_text, dim_text, dollars
@@ -46,10 +47,16 @@ def print_plan(
 
 @contextmanager
 def _read_only(fleet: Fleet) -> Iterator[Kernel | None]:
-    if not Path(fleet.store_path).is_file():
+    if not store.is_postgres(fleet.store_path) and not Path(fleet.store_path).is_file():
         yield None
         return
-    opened = store.open(fleet.store_path, read_only=True)
+    try:
+        opened = store.open(fleet.store_path, read_only=True)
+    except SchemaMismatch:
+        if not store.is_postgres(fleet.store_path):
+            raise
+        yield None  # the schema is created by the first run
+        return
     try:
         yield Kernel(opened)
     finally:

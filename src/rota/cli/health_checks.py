@@ -9,12 +9,11 @@ import stat
 from collections.abc import Callable, Iterator
 from importlib import metadata, util
 from pathlib import Path
-from typing import Literal
 
 import apsw
-import msgspec
 
 from rota.cli.connection import is_file, open_file
+from rota.cli.health_finding import Finding, Verdict
 from rota.cli.output import now, span
 from rota.cli.retention_text import retention_lines
 from rota.errors import RotaError
@@ -23,7 +22,7 @@ from rota.kernel import Kernel
 from rota.model import CpuSettings, Event
 from rota.policy import make, names
 from rota.service import RunLogs, StorePolicies, make_policy
-from rota.store import SQLITE_OLDEST
+from rota.store import SQLITE_OLDEST, is_postgres
 
 __all__ = ["Finding", "examine"]
 
@@ -33,19 +32,7 @@ LOGS_SURPLUS = 1.1  # how far the logs of runs may be over their maxima before t
 RECENT_S = 3_600.0  # how long trouble that is over is mentioned
 RECENT_EVENTS = 100_000  # events that are searched for it
 WORKERS_NAMED_MAX = 5  # workers that are named in one line
-EXTRAS = {"fast": "numpy", "testing": "hypothesis"}
-
-Verdict = Literal["good", "note", "bad"]
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """The result of one check."""
-
-    part: str
-    verdict: Verdict
-    words: str
-    fix: str = ""
-
+EXTRAS = {"fast": "numpy", "postgres": "psycopg", "testing": "hypothesis"}
 
 Part = Callable[[str], Iterator[Finding]]
 
@@ -89,6 +76,9 @@ def _policies(part: str) -> Iterator[Finding]:
 
 def _store(address: str) -> Iterator[Finding]:
     part = "store"
+    if is_postgres(address):
+        yield from _database(part, address)
+        return
     if not is_file(address):
         yield Finding(part, "note", f"{address} is a daemon's address: run `rota doctor` where its file is")
         return
@@ -104,6 +94,24 @@ def _store(address: str) -> Iterator[Finding]:
             yield from _inside(part, kernel)
     except RotaError as problem:
         yield Finding(part, "bad", problem.message, problem.hint)
+
+
+def _database(part: str, address: str) -> Iterator[Finding]:
+    try:
+        from rota.cli.database_checks import examine_server
+
+        health, findings = examine_server(address)
+        yield from findings
+        if health.schema_version is None:
+            words = f"the schema {health.schema} has no rota"
+            yield Finding(part, "note", words, "Create it: rota agents create NAME.")
+        else:
+            with open_file(address, read_only=health.is_standby) as kernel:
+                yield from _inside(part, kernel)
+    except RotaError as problem:
+        yield Finding(part, "bad", problem.message, problem.hint)
+    except ModuleNotFoundError as problem:
+        yield Finding(part, "bad", f"a store on PostgreSQL needs {problem.name}", "pip install 'rota[postgres]'")
 
 
 def _room(part: str, path: Path) -> Iterator[Finding]:

@@ -52,7 +52,10 @@ FLEET_FILE = "fleet.toml"  # the default fleet file
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Store = Annotated[
-    str, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The store: a file or a daemon's address.")
+    str,
+    typer.Option(
+        "--store", "-s", envvar="ROTA_STORE", help="The store: a file, postgresql://…, or a daemon's address."
+    ),
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of rows.")]
 Offset = Annotated[int, typer.Option("--offset", min=0, help="Skip this many rows.")]

@@ -18,7 +18,10 @@ from rota.cli.terminal_text import say
 __all__ = ["OwnStore", "charge", "checkpoint", "complete", "emit", "heartbeat", "own_run", "progress"]
 
 OwnStore = Annotated[
-    str | None, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The store: a file or a daemon's address.")
+    str | None,
+    typer.Option(
+        "--store", "-s", envvar="ROTA_STORE", help="The store: a file, postgresql://…, or a daemon's address."
+    ),
 ]
 STOP = 1  # exit code of `heartbeat`: the run was asked to stop
 

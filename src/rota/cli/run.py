@@ -47,7 +47,7 @@ def run(
         fleet_run = FleetRun(api, fleet, **{name: value for name, value in overrides.items() if value is not None})
         for change in fleet_run.changes if not live else ():
             console.print(str(change), markup=False)
-        view = LiveView(api, fleet_run.supervisor, console=console, store=fleet.store_path)
+        view = LiveView(api, fleet_run.supervisor, console=console, store=fleet.shown_store)
         with exporting(fleet.store_path, asked=otel, is_quiet=live), view:
             return fleet_run.run(until_idle=rule if until_idle else False, handles_signals=True)
     finally:

@@ -25,8 +25,12 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 def serve(  # noqa: PLR0917  # each is an option
-    store: Annotated[str, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The file to serve.")] = STORE,
-    socket: Annotated[str | None, typer.Option(help="The unix socket. Default: beside the file.")] = None,
+    store: Annotated[
+        str, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The store to serve: a file, or postgresql://….")
+    ] = STORE,
+    socket: Annotated[
+        str | None, typer.Option(help="The unix socket. Default: beside the store's other files.")
+    ] = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT for HTTP. Default: no HTTP.")] = None,
     tls_cert: Annotated[
         str | None, typer.Option(help="TLS certificate (PEM); required unless HOST is a loopback address.")

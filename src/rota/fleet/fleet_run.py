@@ -30,6 +30,7 @@ from rota.model.events import Event
 from rota.service.api import SchedulerApi
 from rota.service.outages import call_through_outage
 from rota.service.store_policies import FORGET
+from rota.store.addresses import host_path, is_postgres
 
 __all__ = ["RELOAD_KIND", "FleetRun", "request_reload", "use_policy"]
 
@@ -151,6 +152,8 @@ def _hook_pids(api: SchedulerApi, fleet: Fleet) -> list[int]:
 
 def _folder_beside_store(fleet: Fleet, suffix: str) -> str:
     """A folder beside the store; beside the fleet file if the store is at a daemon."""
+    if is_postgres(fleet.store_path):
+        return f"{host_path(fleet.store_path)}-{suffix}"
     return fleet.resolve(f"rota-{suffix}") if ":" in fleet.store_path else f"{fleet.store_path}-{suffix}"
 
 

@@ -16,6 +16,7 @@ from rota.model.work import ReadyEntry, ScheduleSpec
 if TYPE_CHECKING:
     from rota.kernel.agent_reads import AgentReads
     from rota.kernel.bulk import BulkResult
+    from rota.kernel.copying import CopiedStore, copy_store
     from rota.kernel.entry_reads import EntryFilter, EntryGroup, EntryReads
     from rota.kernel.kernel import Kernel
     from rota.kernel.replay import KernelState
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from rota.kernel.runs import HeartbeatReply
     from rota.kernel.turn import TurnResult
 
+
 __all__ = [
     "AgentReads",
     "BulkResult",
     "Completion",
+    "CopiedStore",
     "EntryFilter",
     "EntryGroup",
     "EntryReads",
@@ -41,6 +44,7 @@ __all__ = [
     "SchedUnknownId",
     "ScheduleSpec",
     "TurnResult",
+    "copy_store",
 ]
 
 __getattr__ = exports(
@@ -50,6 +54,7 @@ __getattr__ = exports(
         "agent_reads": ("AgentReads",),
         "entry_reads": ("EntryFilter", "EntryGroup", "EntryReads"),
         "bulk": ("BulkResult",),
+        "copying": ("CopiedStore", "copy_store"),
         "run_reports": ("Completion", "RunReport"),
         "runs": ("HeartbeatReply",),
         "turn": ("TurnResult",),

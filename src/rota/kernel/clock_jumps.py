@@ -49,7 +49,7 @@ import msgspec
 
 from rota.clock import JUMP_MIN_S, Clock
 from rota.decoding import decode_json
-from rota.kernel.environment import SEEN_EVERY_S, SEEN_KEY, KernelEnvironment
+from rota.kernel.environment import OFFSET_KEY, SEEN_EVERY_S, SEEN_KEY, KernelEnvironment
 from rota.kernel.journal import append
 from rota.kernel.rows import DECODE_ERRORS
 from rota.kernel.settings import read_setting, write_setting
@@ -65,7 +65,6 @@ __all__ = ["ROUNDED_S", "compare_clocks", "jump_ms", "now_as_stored"]
 READINGS = 5  # of both clocks, before a jump is believed
 ROUNDED_S = 0.002  # after a jump and this time, whatever was due before it is due
 NOISE_MS = 0.01  # what floating-point numbers may add to a difference of epoch seconds
-_OFFSET_KEY = "clock_offset"  # setting in the store: the boot, and wall minus advancing clock
 
 
 def jump_ms(by_s: float) -> int:
@@ -77,13 +76,13 @@ def compare_clocks(tx: Transaction, env: KernelEnvironment, now: float, ahead_s:
     """Compare the clocks with what the store has, and move what has to move; returns the time."""
     known = env.clock_offset
     known.foreign_version = -1  # until all of it is done
-    boot_id, _, text = (read_setting(tx, _OFFSET_KEY) or "").partition(" ")
+    boot_id, _, text = (read_setting(tx, OFFSET_KEY) or "").partition(" ")
     stored_s = _number(text) if boot_id == known.boot_id else None
     if stored_s is None:  # the first transaction on this file or since the boot
         seen_at = _last_seen_at(tx)
         by_s = 0.0 if seen_at is None or now >= seen_at else -_whole_ms(seen_at - now)
         stored_s = ahead_s
-        write_setting(tx, _OFFSET_KEY, f"{known.boot_id} {ahead_s!r}")
+        write_setting(tx, OFFSET_KEY, f"{known.boot_id} {ahead_s!r}")
         _keep_ready(tx, by_s, now)  # the clock may have been put back since the stored time
     elif abs(ahead_s - stored_s) <= JUMP_MIN_S:  # no jump, or another process was first
         by_s = 0.0
@@ -92,7 +91,7 @@ def compare_clocks(tx: Transaction, env: KernelEnvironment, now: float, ahead_s:
         by_s = _whole_ms(ahead_s - stored_s) if abs(ahead_s - stored_s) > JUMP_MIN_S else 0.0
         stored_s += by_s
         if by_s:
-            write_setting(tx, _OFFSET_KEY, f"{known.boot_id} {stored_s!r}")
+            write_setting(tx, OFFSET_KEY, f"{known.boot_id} {stored_s!r}")
     if by_s:
         _move(tx, env, by_s, now)
         write_setting(tx, SEEN_KEY, repr(now))
@@ -106,7 +105,7 @@ def now_as_stored(tx: Transaction, env: KernelEnvironment) -> float:
 
     If the wall clock has jumped, the next write moves them; until then this is the time without the jump.
     """
-    boot_id, _, text = (read_setting(tx, _OFFSET_KEY) or "").partition(" ")
+    boot_id, _, text = (read_setting(tx, OFFSET_KEY) or "").partition(" ")
     ahead_s = _number(text) if boot_id == env.clock_offset.boot_id else None
     return env.clock.now() if ahead_s is None else env.clock.monotonic() + ahead_s
 

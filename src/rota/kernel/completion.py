@@ -55,6 +55,7 @@ __all__ = [
     "backoff_s",
     "charge_run",
     "end_runs",
+    "foretell_runs",
     "read_runs",
     "return_to_queue",
     "stale_claim_error",
@@ -119,6 +120,11 @@ class EndedRuns(NamedTuple):
     answers: list[CompletionAnswer]
     runs: dict[int, RunRow]
     final: dict[int, str]  # agents whose entry ended for good, with the reported exit kind
+
+
+def foretell_runs(tx: Transaction, run_ends: Sequence[RunEnd]) -> None:
+    """Say, first of all in a transaction, that these runs will be ended in it."""
+    tx.foretell_for(sql.RUNS, [run_end.sched_id for run_end in run_ends])
 
 
 def read_runs(tx: Transaction, sched_ids: Sequence[int]) -> dict[int, RunRow]:

@@ -30,16 +30,18 @@ from rota.errors import InvalidPayload
 from rota.kernel.entry_waiters import EntryWaiters
 from rota.kernel.rows import decode_constraint
 from rota.kernel.settings import write_setting
-from rota.kernel.store_policy import StorePolicy, read_store_policy
+from rota.kernel.store_policy import POLICY_KEY, SHARE_BY_KEY, StorePolicy, read_store_policy
 from rota.model.checks import Checks
 from rota.model.policy_setting import SHARE_DIMS
 from rota.model.work import ProjectConstraint
 from rota.store import Store, Transaction
 from rota.store.forks import in_child
 from rota.store.statements import claims as sql
+from rota.store.statements.file import META_GET
 
 __all__ = [
     "ALIVE_S",
+    "OFFSET_KEY",
     "OWNERS_MAX",
     "SEEN_EVERY_S",
     "SEEN_KEY",
@@ -64,6 +66,7 @@ WORKERS_MAX = 10_000  # workers remembered; the one first seen is dropped first
 OWNERS_MAX = 20_000  # agents cached, and projects cached
 SEEN_EVERY_S = 10.0  # how old the stored wall-clock time may become while there is work
 SEEN_KEY = "clock_seen_at"  # the setting in the store that holds it
+OFFSET_KEY = "clock_offset"  # the setting that holds the boot, and wall minus advancing clock (clock_jumps.py)
 TOUCHED_MAX = 100_000  # touched owners recorded in one generation
 _GONE = -math.inf
 T = TypeVar("T")
@@ -102,10 +105,10 @@ class KernelEnvironment(NamedTuple):
         A transaction that writes an instant a duration from now, or acts on one, has to use it (see clock_jumps.py).
         Without `writes` it may write nothing; it then calls `note_time` if it does.
         """
-        known = self.clock_offset
+        known, version = self.clock_offset, tx.foreign_version  # before the clock: this may wait for other processes
         now = self.clock.now()
         ahead_s = now - self.clock.monotonic()
-        if known.foreign_version != tx.foreign_version or not -JUMP_MIN_S <= ahead_s - known.offset_s <= JUMP_MIN_S:
+        if known.foreign_version != version or not -JUMP_MIN_S <= ahead_s - known.offset_s <= JUMP_MIN_S:
             now = known.compare(tx, self, now, ahead_s)
         if writes and not known.seen_at <= now < known.seen_at + SEEN_EVERY_S:
             self.note_time(tx, now)
@@ -473,5 +476,8 @@ def kernel_environment(store: Store, clock: Clock, rng: random.Random, compare: 
     if remembered is None:
         remembered = _REMEMBERED[store] = KernelCache(), WorkersSeen(clock.monotonic), ClockOffset(clock, compare)
         in_child(remembered[1].forget)
+        # what nearly every transaction reads when nothing remembered is valid any more
+        store.foretell([(META_GET, (key,)) for key in (OFFSET_KEY, POLICY_KEY, SHARE_BY_KEY)])
+        store.foretell([(sql.DUE_SUMMARY, ())])
     cache, workers_seen, clock_offset = remembered
     return KernelEnvironment(store, clock, rng, cache, workers_seen, EntryWaiters(store, clock), clock_offset)

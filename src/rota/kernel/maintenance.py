@@ -78,6 +78,11 @@ class Maintenance:
             self._env.cache.invalidate()
         return due
 
+    def remember_due(self, tx: Transaction) -> None:
+        """Read the due summary unless it is cached: before runs end, whose changes adjust it."""
+        if self._env.cache.due_summary(tx) is None:
+            self._env.cache.set_due_summary(tx, read_due_summary(tx))
+
     def _do_due(self, tx: Transaction, due: DueSummary, now: float, sweeps: bool) -> None:
         env = self._env
         expired: list[int] = []

@@ -30,7 +30,7 @@ from typing import Any, Protocol, Unpack
 from rota.errors import PolicyFailed, RotaError, StoreCorrupt
 from rota.kernel import Completion, Kernel, RunReport
 from rota.kernel.claim_pass import ClaimPass, begin_claim
-from rota.kernel.completion import EndedRuns, end_runs
+from rota.kernel.completion import EndedRuns, end_runs, foretell_runs
 from rota.kernel.flows import ServedFlows
 from rota.kernel.journal import append
 from rota.kernel.progress import NoRepeats
@@ -218,8 +218,12 @@ class Dispatcher:
 
     def run_turn(self, request: TurnRequest, policy: Policy | None, tx: Transaction) -> TurnResult:
         """The scheduling transaction: end runs, claim the next entries, settle the agents."""
+        if request.run_ends:
+            foretell_runs(tx, request.run_ends)
         policy = self._in_force(tx, policy, is_turn=request.moves_agents)
         kernel, now = self.kernel, self.kernel.env.read_clock(tx, writes=False)
+        if request.run_ends and request.max_n:
+            kernel.queue.maintenance.remember_due(tx)
         ended = end_runs(tx, kernel.env, request.run_ends, now) if request.run_ends else EndedRuns([], {}, {})
         if tx.effects.wake_parked:  # a run has ended
             kernel.env.note_time(tx, now)

@@ -35,7 +35,7 @@ class RetentionThread:
 
     def start(self) -> None:
         """Start the thread, unless the store is in memory."""
-        if self._kernel.store.path is not None:
+        if self._kernel.store.host_path is not None:
             self._thread.start()
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class RunLogs:
         self._kernel = kernel
         self._store_id: str | None = None
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
-        path = kernel.store.path
+        path = kernel.store.host_path
         self.folder = None if path is None else LogFolder(Path(f"{path}-logs"), self._live_among)
 
     # --- reading ---------------------------------------------------------------------------------

@@ -1,17 +1,25 @@
-"""The store: transactions on one SQLite file or in memory (layer 1).
+"""The store: transactions on one SQLite file, in memory, or on PostgreSQL (layer 1).
 
 `open` and `open_joined` are the only places that name a concrete store.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rota.clock import Clock
-from rota.errors import StoreUnavailable
+from rota.errors import NotEnabled, StoreUnavailable
+from rota.lazy import exports
+from rota.store.addresses import host_path, is_postgres, shown_address
 from rota.store.joined import JoinedStore
 from rota.store.private_files import create_private, write_private
 from rota.store.protocol import Row, Statement, Store, Transaction, TransactionEffects, WakeHandle
 from rota.store.requests import PostedWrite
 from rota.store.sqlite import NORMAL_DURABILITY_KEY, SQLITE_OLDEST, Durability, SqliteStore
+
+if TYPE_CHECKING:
+    from rota.store.postgres import PostgresStore
+    from rota.store.postgres_health import ServerHealth, ServerSession, server_health
 
 __all__ = [
     "NORMAL_DURABILITY_KEY",
@@ -20,36 +28,55 @@ __all__ = [
     "JoinedStore",
     "PostedWrite",
     "Row",
+    "ServerHealth",
+    "ServerSession",
     "Statement",
     "Store",
     "Transaction",
     "TransactionEffects",
     "WakeHandle",
     "create_private",
+    "host_path",
+    "is_postgres",
     "open",
     "open_joined",
+    "server_health",
+    "shown_address",
     "write_private",
 ]
+
+# psycopg is loaded where a store on PostgreSQL is used
+__getattr__ = _load = exports(
+    "rota.store",
+    {"postgres": ("PostgresStore",), "postgres_health": ("ServerHealth", "ServerSession", "server_health")},
+)
 
 
 def open(  # noqa: A001  # callers write `store.open`; the bare name is never imported
     url: str, *, clock: Clock | None = None, durability: Durability = "full", read_only: bool = False
 ) -> Store:
-    """Open a store: the path of a file, or `:memory:` for one that lives in this process.
+    """Open a store: the path of a file, `:memory:` for one that lives in this process, or `postgresql://…?schema=rota`.
 
     With durability "normal" no commit is flushed to disk: a power cut or a crash of the system loses acknowledged
     work of the last seconds or minutes. A crash of the process loses nothing in either case.
     """
-    _check_url(url)
-    return SqliteStore(url, clock=clock, durability=durability, read_only=read_only)
+    return _open(url, clock=clock, durability=durability, read_only=read_only)
 
 
 def open_joined(path: str, *, clock: Clock | None = None, durability: Durability = "full") -> JoinedStore:
     """Open a store that accepts posted writes, as the daemon does."""
-    _check_url(path)
-    return JoinedStore(SqliteStore(path, clock=clock, durability=durability))
+    return JoinedStore(_open(path, clock=clock, durability=durability, read_only=False))
 
 
-def _check_url(url: str) -> None:
+def _open(url: str, *, clock: Clock | None, durability: Durability, read_only: bool) -> SqliteStore | PostgresStore:
+    if is_postgres(url):
+        try:
+            make: type[PostgresStore] = _load("PostgresStore")
+        except ModuleNotFoundError as problem:
+            text = f"a store on PostgreSQL needs {problem.name}"
+            raise NotEnabled(text, hint="Install it: pip install 'rota[postgres]'.") from problem
+        return make(url, clock=clock, durability=durability, read_only=read_only)
     if "://" in url:
-        raise StoreUnavailable(f"no store for {url!r}", hint="Give the path of a file, or `:memory:`.")
+        hint = "Give the path of a file, `:memory:`, or postgresql://user@host/database?schema=rota."
+        raise StoreUnavailable(f"no store for {url.partition('://')[0]}://", hint=hint)
+    return SqliteStore(url, clock=clock, durability=durability, read_only=read_only)

@@ -10,7 +10,7 @@ longer. Of equivalent parked requests only the first is tried when it finds noth
 
 If the commit fails (a full disk, an I/O error), the whole batch is rolled back. Its requests then run again one by one,
 without the parked ones, so that each gets its own true result. The parked ones are tried after them, and again every
-`RETRY_S` while that fails.
+`RETRY_S` while that fails. An engine without savepoints goes the same way where others return to a savepoint.
 
 Results are delivered after the commit. The caller of this module holds the write lock throughout. Code that runs under
 it (the work, `on_commit`, `on_rollback` and the listeners) may read but not write: a write would wait for itself.
@@ -24,11 +24,10 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from rota.errors import StoreError, StoreReplaced, StoreUnavailable
-from rota.store.engine import TransactionLost, WriteEngine
+from rota.store.engine import RequestFailed, TransactionLost, WriteEngine
 from rota.store.parking import ParkedRequests
 from rota.store.protocol import Transaction, TransactionEffects
 from rota.store.requests import Request, RequestState
-from rota.store.stored_values import cause_of
 
 __all__ = ["RETRY_S", "BatchRunner", "call_each"]
 
@@ -107,8 +106,14 @@ class BatchRunner:
         try:
             try:
                 return self._commit(batch)
-            except _UndoNeeded:  # rolled back, and no request has a result yet
+            except _UndoNeeded as undone:  # rolled back, and no request has a result yet
+                if not self._engine.has_savepoints:
+                    raise RequestFailed from undone
                 return self._commit(batch, savepoints=True)
+        except RequestFailed:  # it may be a parked one, which would fail every later transaction too
+            with self._mutex:
+                batch = [*batch, *self._parked.take_all()]
+            done = [self._run_again(request) for request in batch]
         except TransactionLost:
             done = [self._run_again(request) for request in batch]
         except BaseException as error:  # it could not even begin, or the program is being stopped
@@ -172,8 +177,8 @@ class BatchRunner:
         try:
             self._commit([request], with_parked=False)
         except TransactionLost as failure:
-            hint = "Free disk space or repair the disk, then retry."
-            return self._fail(request, StoreUnavailable(f"nothing was written: {failure}", hint=hint))
+            lost = StoreUnavailable(f"nothing was written: {failure}", hint=self._engine.lost_hint)
+            return self._fail(request, lost)
         except BaseException as error:  # whatever it is, the other requests still need their results
             return self._fail(request, error)
         return request
@@ -218,7 +223,7 @@ class BatchRunner:
 
     def _fail(self, request: Request[Any], error: BaseException) -> Request[Any]:
         """Make an error the result of a request whose changes are undone."""
-        error = cause_of(self._engine.transaction(TransactionEffects()), error)
+        error = self._engine.cause_of(error)
         if isinstance(error, StoreError):
             try:
                 self._engine.check_files()

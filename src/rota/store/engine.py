@@ -6,7 +6,7 @@ from typing import Protocol
 
 from rota.store.protocol import Transaction, TransactionEffects
 
-__all__ = ["TransactionLost", "WriteEngine"]
+__all__ = ["RequestFailed", "TransactionLost", "WriteEngine"]
 
 
 class TransactionLost(BaseException):
@@ -16,13 +16,19 @@ class TransactionLost(BaseException):
     """
 
 
+class RequestFailed(TransactionLost):
+    """One request of a shared transaction has ended it for all: each of them has to run in a transaction of its own."""
+
+
 class WriteEngine(Protocol):
     """The database as the writer sees it. Any method may raise `TransactionLost`."""
 
+    has_savepoints: bool  # otherwise requests of a batch that has to be undone run one by one
+    lost_hint: str  # what to do when transactions are lost again and again
     sole_user: bool  # no other connection had the file open when the last transaction began: no notifications
 
-    def begin(self) -> None:
-        """Begin a write transaction."""
+    def begin(self, *, alone: bool = False) -> None:
+        """Begin a write transaction. For one request `alone` it may be that the first statement waits for it."""
         ...
 
     def commit(self) -> None:
@@ -51,6 +57,10 @@ class WriteEngine(Protocol):
 
     def transaction(self, effects: TransactionEffects) -> Transaction:
         """Return the open transaction as one request sees it."""
+        ...
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return what to report for work that ended with this error: damage to the database, or the error itself."""
         ...
 
     def check_files(self) -> None:

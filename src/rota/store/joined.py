@@ -12,17 +12,48 @@ failed commit or after it was parked; that is safe because it has no effect outs
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from rota.errors import StoreReplaced
-from rota.store.protocol import Store, Transaction, WakeHandle
+from rota.store.protocol import Row, Statement, Store, Transaction, WakeHandle
 from rota.store.requests import PostedWrite
-from rota.store.sqlite import SqliteStore
 
-__all__ = ["JoinedStore"]
+__all__ = ["JoinedStore", "PostingStore"]
 
 T = TypeVar("T")
+
+
+class PostingStore(Store, Protocol):
+    """What a joined store needs of the one below it: a `Writer` that can also read."""
+
+    lost: StoreReplaced | None
+
+    def post(self, writes: Sequence[PostedWrite[Any]]) -> None:
+        """Queue writes together, without waiting."""
+        ...
+
+    def try_run(self, writes: Sequence[PostedWrite[Any]]) -> bool:
+        """Run writes on this thread if no other writer is active."""
+        ...
+
+    def wait_delivered(self) -> None:
+        """Return when the batch whose results are being delivered has delivered all of them."""
+        ...
+
+    def withdraw(self, write: PostedWrite[Any]) -> None:
+        """End the wait of a posted write."""
+        ...
+
+    @property
+    def parked(self) -> int:
+        """The number of parked requests."""
+        ...
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether requests wait for the writer thread."""
+        ...
 
 
 class _OpenTransaction(threading.local):
@@ -34,7 +65,7 @@ class _OpenTransaction(threading.local):
 class JoinedStore(Store):
     """A store that also accepts posted writes."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: PostingStore) -> None:
         self.clock = store.clock
         self._store = store
         self._open = _OpenTransaction()
@@ -43,6 +74,11 @@ class JoinedStore(Store):
     def path(self) -> str | None:
         """The file's path with links resolved; None of a store in memory."""
         return self._store.path
+
+    @property
+    def host_path(self) -> str | None:
+        """The path beside which this host keeps files for the store; None of a store in memory."""
+        return self._store.host_path
 
     # --- posted writes ---------------------------------------------------------------------------
 
@@ -116,6 +152,10 @@ class JoinedStore(Store):
     def dry_run(self, work: Callable[[Transaction], T]) -> T:
         """Run work as `write` does and always roll back."""
         return self._store.dry_run(work)
+
+    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+        """Name reads that most transactions make after another process has written."""
+        self._store.foretell(reads)
 
     def read(self, work: Callable[[Transaction], T]) -> T:
         """Run work on one consistent view; inside a posted write, on what it has written so far."""

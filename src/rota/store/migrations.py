@@ -18,7 +18,7 @@ import re
 from rota.errors import SchemaMismatch
 from rota.store.protocol import Statement
 
-__all__ = ["FIRST_KERNEL", "LATEST", "STEPS", "TABLES", "plan", "step"]
+__all__ = ["FIRST_KERNEL", "LATEST", "POSTGRES_BASE", "POSTGRES_STEPS", "STEPS", "TABLES", "plan", "step"]
 
 FIRST_KERNEL = range(1, 6)  # the versions of the first kernel
 
@@ -531,6 +531,11 @@ STEPS: dict[int, str] = {
         ) WITHOUT ROWID;
     """,
 }
+# The same steps for PostgreSQL, from the version on that postgres_schema.py creates at once. Each later step of STEPS
+# has its twin here, in the types of PostgreSQL (bigint, double precision, text COLLATE "C").
+POSTGRES_BASE = 115
+POSTGRES_STEPS: dict[int, str] = {}
+
 LATEST = max(STEPS)
 TABLES = frozenset(re.findall(r"CREATE TABLE (\w+)", "".join(STEPS.values())))  # and their names while they are rebuilt
 

@@ -6,7 +6,7 @@ requests share its commit. A call returns only after its commit is durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -20,11 +20,15 @@ Row = tuple[Any, ...]
 
 
 class Statement(NamedTuple):
-    """An SQL text with a name, for plans and traces, and a description, for readers."""
+    """An SQL text with a name, for plans and traces, and a description, for readers.
+
+    `postgres` is the same statement for PostgreSQL, where `store/postgres_text.py` cannot derive it from `sql`.
+    """
 
     name: str
     about: str
     sql: str
+    postgres: str | None = None
 
 
 class TransactionEffects(msgspec.Struct, eq=False):
@@ -44,7 +48,11 @@ class Transaction(Protocol):
     """
 
     effects: TransactionEffects
-    foreign_version: int  # grows when another connection has written to the file, in this process or in another one
+
+    @property
+    def foreign_version(self) -> int:
+        """A number that grows when another connection has written, in this process or in another one."""
+        ...
 
     def run(self, statement: Statement, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""
@@ -52,6 +60,13 @@ class Transaction(Protocol):
 
     def run_for(self, statement: Statement, keys: Collection[int | str]) -> list[Row]:
         """Run a statement whose one parameter is a list of keys (`statements.queue.IDS`) and return its rows."""
+        ...
+
+    def foretell_for(self, statement: Statement, keys: Collection[int | str]) -> None:
+        """Say that `run_for` will be called with these before anything is written; best as the first call.
+
+        Across a network both are then read in one round trip; otherwise it does nothing.
+        """
         ...
 
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
@@ -83,7 +98,12 @@ class Store(Protocol):
 
     @property
     def path(self) -> str | None:
-        """The file's path with links resolved; None of a store in memory."""
+        """The file's path with links resolved; None of a store in memory or on PostgreSQL."""
+        ...
+
+    @property
+    def host_path(self) -> str | None:
+        """The path beside which this host keeps files for the store, such as logs; None of a store in memory."""
         ...
 
     def write(self, work: Callable[[Transaction], T]) -> T:
@@ -106,6 +126,13 @@ class Store(Protocol):
 
     def interrupt(self, handle: WakeHandle) -> None:
         """Wake the request parked on this handle; if none is parked, the next wait returns immediately."""
+        ...
+
+    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+        """Name reads that most transactions make after another process has written.
+
+        A store across a network reads them in its first round trip; others ignore it.
+        """
         ...
 
     def read(self, work: Callable[[Transaction], T]) -> T:

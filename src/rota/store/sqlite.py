@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ from rota.store.forks import abandon, add_store, sqlite_calls
 from rota.store.ipc_notify import CommitListener
 from rota.store.migrations import TABLES
 from rota.store.private_files import create_private, refuse_link
-from rota.store.protocol import Statement, Transaction, TransactionEffects
+from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.sqlite_connection import configure, connect, foreign_keys_off, migrate, translate_errors
 from rota.store.sqlite_engine import MEMORY, Durability, SqliteEngine, SqliteTransaction, open_engine
 from rota.store.statements import file as sql
@@ -92,6 +92,11 @@ class SqliteStore(Writer):
         """The file's path with links resolved; None of a store in memory."""
         return None if self._path == MEMORY else self._path
 
+    @property
+    def host_path(self) -> str | None:
+        """The path beside which this host keeps files for the store: the file's own."""
+        return self.path
+
     def _migrate(self) -> None:
         """Migrate the file, and say where the copy of a file of the first kernel is."""
         with translate_errors("migrate", self._path), foreign_keys_off(self._engine.connection):
@@ -132,6 +137,9 @@ class SqliteStore(Writer):
             return self._read_memory(work)
         with self._reader() as connection:
             return self._read_view(connection, work)
+
+    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+        """Do nothing: a read costs no round trip here."""
 
     def dry_run(self, work: Callable[[Transaction], T]) -> T:
         """Run work as `write` does and always roll back. It holds the write lock and notifies no listener."""

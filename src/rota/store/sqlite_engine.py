@@ -40,7 +40,7 @@ from rota.store.private_files import create_private, open_private, refuse_link
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
 from rota.store.sqlite_connection import DAMAGED, check_file, check_folder, configure, connect
 from rota.store.statements.queue import IDS
-from rota.store.stored_values import read_with_bytes
+from rota.store.stored_values import cause_of, read_with_bytes
 
 __all__ = ["MEMORY", "Durability", "SqliteEngine", "SqliteTransaction", "open_engine"]
 
@@ -97,6 +97,9 @@ class SqliteTransaction:
             return self.run(_for_one(statement), tuple(keys))
         return self.run(statement, (_encode(list(keys)).decode(),))
 
+    def foretell_for(self, statement: Statement, keys: Collection[int | str]) -> None:
+        """Do nothing: a read costs no round trip here."""
+
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
         """Run a statement that inserts one row and return the row's id."""
         try:
@@ -140,6 +143,9 @@ def _translated(problem: BaseException) -> BaseException:
 
 class SqliteEngine:
     """The writing connection."""
+
+    has_savepoints = True
+    lost_hint = "Free disk space or repair the disk, then retry."
 
     def __init__(
         self, connection: apsw.Connection, path: str, *, read_only: bool = False, foreign_version: int = 0
@@ -223,7 +229,7 @@ class SqliteEngine:
 
     # --- transactions ----------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, *, alone: bool = False) -> None:  # noqa: ARG002  # it begins the same way
         """Take the lock between processes, then SQLite's own, which no rota process holds by then."""
         self._committing = False
         if self._refusal is not None:
@@ -322,6 +328,10 @@ class SqliteEngine:
     def transaction(self, effects: TransactionEffects) -> Transaction:
         """Return the open transaction as one request sees it."""
         return SqliteTransaction(self._cursor, effects, self.foreign_version)
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return StoreCorrupt if work failed because of a stored value of the wrong type; else the error itself."""
+        return cause_of(self.transaction(TransactionEffects()), error)
 
     def vacuum(self) -> None:
         """Rewrite the file without its free pages, outside of a transaction, and empty its log."""

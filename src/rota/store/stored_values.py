@@ -32,6 +32,7 @@ _TABLES = Statement(
     "The tables, and whether each has a rowid.",
     "SELECT name, NOT wr FROM pragma_table_list WHERE schema = 'main' AND type = 'table' AND name NOT GLOB 'sqlite_*' "
     "ORDER BY name",
+    postgres="SELECT '', false WHERE false",  # it stores no value of another type
 )
 _COLUMNS = Statement(
     "columns",

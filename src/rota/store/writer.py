@@ -85,7 +85,7 @@ class Writer:
         batches.lock_owner = threading.get_ident()
         try:
             try:
-                engine.begin()
+                engine.begin(alone=True)
                 value = work(engine.transaction(effects))
                 engine.commit()
             except BaseException as problem:

@@ -159,7 +159,7 @@ def plan_fleet(fleet: Fleet, now: float, api: KernelApi | None = None) -> FleetP
     return FleetPlan(
         fleet=fleet.title,
         file=fleet.path,
-        store=fleet.store_path,
+        store=fleet.shown_store,
         store_exists=api is not None,
         policy=policy.name,
         policy_sentence=policy.sentence,

@@ -15,6 +15,7 @@ from rota.model.struct_reader import join_key
 from rota.policy.contract import Policy
 from rota.service.api import KernelApi
 from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX
+from rota.store.addresses import is_postgres
 
 __all__ = ["find_warnings"]
 
@@ -61,7 +62,8 @@ def _about_scheduling(fleet: Fleet, policy: Policy) -> Iterator[str]:
 
 def _about_logs(fleet: Fleet) -> Iterator[str]:
     is_remote = fleet.store_path.startswith("unix:") or "://" in fleet.store_path
-    if is_remote and fleet.logs is None:  # the daemon keeps the logs, within its own limits
+    is_served = is_remote and not is_postgres(fleet.store_path)
+    if is_served and fleet.logs is None:  # the daemon keeps the logs, within its own limits
         for key, kept, default in (
             ("logs_max", fleet.logs_max, LOGS_MAX),
             ("logs_bytes_max", int(fleet.logs_bytes_max), LOGS_BYTES_MAX),

@@ -55,6 +55,7 @@ from rota.model.work import WEIGHT_UNIT
 from rota.policy.contract import PolicyIsolation
 from rota.policy.registry import DEFAULT_NAME, DEFAULT_PARAMS
 from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX
+from rota.store.addresses import is_postgres, shown_address
 
 __all__ = [
     "AGENTS_MAX",
@@ -397,6 +398,11 @@ class Fleet(FleetFile, frozen=True, kw_only=True):
         if self.store == ":memory:" or "://" in self.store or self.store.startswith("unix:"):
             return self.store
         return self.resolve(self.store)
+
+    @property
+    def shown_store(self) -> str:
+        """The store's address for people: without a password."""
+        return shown_address(self.store_path) if is_postgres(self.store_path) else self.store_path
 
     def resolve(self, path: str) -> str:
         """Return a path of the file as an absolute path."""

@@ -18,6 +18,7 @@ import msgspec
 
 from rota.decoding import decode_json
 from rota.errors import StoreUnavailable, UnsafePath
+from rota.store.addresses import host_path
 from rota.store.private_files import create_private, make_private_folder, open_private
 
 __all__ = ["SOCKET_PATH_BYTES_MAX", "DaemonInfo", "RuntimeDirectory", "daemon_address", "find_daemon"]
@@ -37,7 +38,7 @@ class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _directory(store: str) -> Path:
-    return Path(f"{os.path.realpath(store)}-daemon")
+    return Path(f"{host_path(store)}-daemon")
 
 
 def find_daemon(store: str) -> DaemonInfo | None:
@@ -71,7 +72,7 @@ def daemon_address(store: str) -> str | None:
 def _is_trusted(directory: Path, store: str) -> bool:
     found, owners = directory.lstat(), {os.geteuid(), 0}
     with contextlib.suppress(FileNotFoundError):
-        owners.add(Path(store).stat().st_uid)
+        owners.add(Path(host_path(store)).stat().st_uid)
     return stat.S_ISDIR(found.st_mode) and found.st_uid in owners
 
 

@@ -119,7 +119,7 @@ class Daemon:
         dispatcher.logs.set_maxima(settings.limits.logs_max, settings.limits.logs_bytes_max)
         self.store = joined
         self.handlers = handlers = RpcHandlers(
-            kernel, dispatcher, store=os.path.realpath(settings.store), rota_version=settings.rota_version
+            kernel, dispatcher, store=store.shown_address(settings.store), rota_version=settings.rota_version
         )
         self._limits = limits = fit_open_files(settings.limits, transports=1 if self._make_transport is None else 2)
         self._connections = Connections(limits, loop.time)
@@ -144,7 +144,7 @@ class Daemon:
             joined.on_change(partial(self._stop_without_store, loop), foreign_only=True)
             self._notifier.ready()
             self._notifier.keep_alive(loop)
-            _log.info("serving %s at %s", settings.store, ", ".join(self.addresses))
+            _log.info("serving %s at %s", store.shown_address(settings.store), ", ".join(self.addresses))
             started()
             await self._stop.wait()
             await self._finish(listener, transport, executor)

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rota.store.addresses import host_path, shown_address
+
 __all__ = ["SystemdNotifier", "unit_file"]
 
 _log = logging.getLogger("rota.daemon")
@@ -44,9 +46,11 @@ WantedBy=multi-user.target
 
 def unit_file(store: str, options: Sequence[str]) -> str:
     """Return a unit file for a daemon that serves this file with these options."""
-    path = os.path.realpath(store)
+    path = shown_address(store)  # without a password: libpq reads it from ~/.pgpass
     words = [sys.executable, "-m", "rota", "serve", "--store", path, *options]
-    return _UNIT.format(store=path, command=shlex.join(words), folder=str(Path(path).parent), watchdog_s=WATCHDOG_S)
+    return _UNIT.format(
+        store=path, command=shlex.join(words), folder=str(Path(host_path(store)).parent), watchdog_s=WATCHDOG_S
+    )
 
 
 class SystemdNotifier:

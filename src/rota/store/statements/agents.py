@@ -15,6 +15,9 @@ CREATE = Statement(
     "INSERT INTO agent_processes (parent_pid, name, template, state, created_at, updated_at, metadata, project_id, "
     "priority, weight, intent, rerunnable, max_concurrent) VALUES (?, ?, ?, 'READY', ?, ?, ?, ?, ?, ?, ?, ?, ?) "
     "RETURNING pid",
+    postgres="INSERT INTO agent_processes (pid, parent_pid, name, template, state, created_at, updated_at, metadata, "
+    "project_id, priority, weight, intent, rerunnable, max_concurrent) VALUES (coalesce((SELECT pid FROM "
+    "agent_processes ORDER BY pid DESC LIMIT 1), 0) + 1, ?, ?, ?, 'READY', ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING pid",
 )
 GET = Statement(
     "agent_get",
@@ -86,6 +89,7 @@ LAST_PID = Statement(
     "agent_last_pid",
     "The highest pid given so far.",
     "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'agent_processes'), 0)",
+    postgres="SELECT coalesce((SELECT pid FROM agent_processes ORDER BY pid DESC LIMIT 1), 0)",
 )
 MOVE = Statement(
     "agent_move",

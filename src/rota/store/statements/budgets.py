@@ -39,6 +39,9 @@ LEDGER_CHARGE = Statement(
     "Add usage to a ledger line, also past its limit; a refund is negative.",
     "UPDATE agent_ledgers SET used = used + ?1 WHERE pid = ?2 AND dim = ?3 AND used <= ?4 - ?1 "
     "RETURNING pid, dim, used, granted, hard_limit, warn_at, alerts",
+    # the sum of two whole numbers may not fit where PostgreSQL computes it
+    postgres="UPDATE agent_ledgers SET used = used + ?1 WHERE pid = ?2 AND dim = ?3 "
+    "AND used::numeric + ?1::bigint <= ?4::bigint RETURNING pid, dim, used, granted, hard_limit, warn_at, alerts",
 )
 LEDGER_GRANT = Statement(
     "ledger_grant",
@@ -102,6 +105,11 @@ BUDGETS_ALL = Statement(
     "AND u.leaves_at <= +?1), 0), b.alerts FROM budgets b "
     "LEFT JOIN usage_windows w ON w.owner = b.owner AND w.dim = b.dim AND w.window_s = b.window_s "
     "ORDER BY b.owner, b.dim",
+    postgres="SELECT b.owner, b.dim, b.amount, b.window_s, coalesce(w.used, 0) - coalesce((SELECT sum(u.amount) "
+    "FROM usage_buckets u WHERE u.owner = b.owner AND u.dim = b.dim AND u.window_s = b.window_s "
+    "AND u.leaves_at <= ?1), 0)::bigint, b.alerts FROM budgets b "
+    "LEFT JOIN usage_windows w ON w.owner = b.owner AND w.dim = b.dim AND w.window_s = b.window_s "
+    "ORDER BY b.owner, b.dim",
 )
 
 # --- rolling windows -----------------------------------------------------------------------------
@@ -132,10 +140,20 @@ SHARES = Statement(
     "SELECT coalesce(project_id, '') AS name, count(*) AS live, sum(max(estimate, 1)) AS reserved "
     "FROM agent_schedule_queue WHERE state = 'dispatched' GROUP BY project_id) l ON l.name = n.value "
     "WHERE n.value = '' OR p.project_id IS NOT NULL",
+    postgres="SELECT n.value, coalesce(p.weight, 1000), coalesce(f.virtual_time, 0), coalesce(w.used, 0), "
+    "coalesce(l.reserved, 0), coalesce(l.live, 0), coalesce(w.ended, 0) FROM ("
+    "SELECT jsonb_array_elements_text(?1::jsonb) AS value UNION ALL SELECT project_id FROM projects WHERE ?1 IS NULL "
+    "UNION ALL SELECT '' WHERE ?1 IS NULL) n "
+    "LEFT JOIN projects p ON p.project_id = n.value LEFT JOIN project_flows f ON f.project_id = n.value "
+    "LEFT JOIN usage_windows w ON w.owner = n.value AND w.dim = 'share' LEFT JOIN ("
+    "SELECT coalesce(project_id, '') AS name, count(*) AS live, sum(greatest(estimate, 1))::bigint AS reserved "
+    "FROM agent_schedule_queue WHERE state = 'dispatched' GROUP BY project_id) l ON l.name = n.value "
+    "WHERE n.value = '' OR p.project_id IS NOT NULL",
 )
 # ?1 owner, ?2 dim, ?3 amount, ?4 runs that ended, ?5 now, ?6 buckets in a window. A bucket leaves when
 # its whole span is older than the window.
 _LEAVES_AT = "(CAST(?5 / (window_s / ?6) AS INTEGER) + 1) * (window_s / ?6) + window_s"
+_LEAVES_AT_POSTGRES = "(trunc(?5 / (window_s / ?6))::bigint + 1) * (window_s / ?6) + window_s"  # a cast would round
 BUCKET_ADD = Statement(
     "bucket_add",
     "Add usage to the current bucket of every window of its owner.",
@@ -143,17 +161,24 @@ BUCKET_ADD = Statement(
     f"SELECT owner, dim, window_s, {_LEAVES_AT}, ?3, ?4 FROM usage_windows WHERE owner = ?1 AND dim = ?2 "
     "ON CONFLICT (owner, dim, window_s, leaves_at) "
     "DO UPDATE SET amount = amount + excluded.amount, ended = ended + excluded.ended",
+    postgres="INSERT INTO usage_buckets AS b (owner, dim, window_s, leaves_at, amount, ended) "
+    f"SELECT owner, dim, window_s, {_LEAVES_AT_POSTGRES}, ?3::bigint, ?4::bigint FROM usage_windows WHERE owner = ?1 "
+    "AND dim = ?2 ON CONFLICT (owner, dim, window_s, leaves_at) "
+    "DO UPDATE SET amount = b.amount + excluded.amount, ended = b.ended + excluded.ended",
 )
 WINDOW_ADD = Statement(
     "window_add",
     "Add usage to every window of its owner.",
     f"UPDATE usage_windows SET used = used + ?3, ended = ended + ?4, edge_at = coalesce(edge_at, {_LEAVES_AT}) "
     "WHERE owner = ?1 AND dim = ?2",
+    postgres="UPDATE usage_windows SET used = used + ?3, ended = ended + ?4, "
+    f"edge_at = coalesce(edge_at, {_LEAVES_AT_POSTGRES}) WHERE owner = ?1 AND dim = ?2",
 )
 WINDOW_CHARGE = Statement(
     "window_charge",
     "Add usage to every window of its owner; returns the sum, and the sum at which an alert is due.",
     f"{WINDOW_ADD.sql} RETURNING owner, dim, window_s, used, alert_at",
+    postgres=f"{WINDOW_ADD.postgres} RETURNING owner, dim, window_s, used, alert_at",
 )
 WINDOW_ALERT = Statement(
     "window_alert",
@@ -164,6 +189,7 @@ WINDOW_EDGE = Statement(
     "window_edge",
     "When usage first leaves a window.",
     "SELECT min(edge_at) FROM usage_windows WHERE edge_at IS NOT NULL",
+    postgres="SELECT (SELECT edge_at FROM usage_windows WHERE edge_at IS NOT NULL ORDER BY edge_at LIMIT 1)",
 )
 BUCKETS_OLDEST = Statement(
     "buckets_oldest",
@@ -198,11 +224,17 @@ BUCKET_PUT = Statement(
     "INSERT INTO usage_buckets (owner, dim, window_s, leaves_at, amount, ended) VALUES (?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (owner, dim, window_s, leaves_at) "
     "DO UPDATE SET amount = amount + excluded.amount, ended = ended + excluded.ended",
+    postgres="INSERT INTO usage_buckets AS b (owner, dim, window_s, leaves_at, amount, ended) VALUES (?, ?, "
+    "?, ?, ?, ?) "
+    "ON CONFLICT (owner, dim, window_s, leaves_at) "
+    "DO UPDATE SET amount = b.amount + excluded.amount, ended = b.ended + excluded.ended",
 )
 WINDOWS_DUE = Statement(
     "windows_due",
     "Windows with a bucket that is due to leave.",
     "SELECT owner, dim, window_s FROM usage_windows WHERE edge_at <= +? ORDER BY edge_at LIMIT +?",
+    postgres="SELECT owner, dim, window_s FROM usage_windows WHERE edge_at <= ? "
+    "ORDER BY edge_at, owner, dim, window_s LIMIT ?",
 )
 BUCKETS_LEAVE = Statement(
     "buckets_leave",

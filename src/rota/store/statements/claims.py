@@ -27,6 +27,25 @@ DUE_SUMMARY = Statement(
     "EXISTS (SELECT 1 FROM budgets WHERE owner = '*'), "
     "EXISTS (SELECT 1 FROM budgets WHERE owner != '*'), "
     "EXISTS (SELECT 1 FROM contexts)",
+    postgres="SELECT "
+    "(SELECT runnable_at FROM agent_schedule_queue "
+    "WHERE state = 'queued' AND (hold = 'time' OR hold = 'backoff') ORDER BY runnable_at LIMIT 1), "
+    "(SELECT claim_expires_at FROM agent_schedule_queue WHERE state = 'dispatched' "
+    "ORDER BY claim_expires_at LIMIT 1), "
+    "(SELECT deadline FROM agent_schedule_queue WHERE deadline IS NOT NULL AND state = 'queued' "
+    "ORDER BY deadline LIMIT 1), "
+    "(SELECT edge_at FROM usage_windows WHERE edge_at IS NOT NULL ORDER BY edge_at LIMIT 1), "
+    "(SELECT refill_at FROM contexts WHERE refill_at IS NOT NULL ORDER BY refill_at LIMIT 1), "
+    "(SELECT until_at FROM kept_entries ORDER BY until_at LIMIT 1), "
+    "EXISTS (SELECT 1 FROM entry_fallout), "
+    "EXISTS (SELECT 1 FROM entry_loans), "
+    "(SELECT value FROM kernel_meta WHERE key = 'fleet_paused_by'), "
+    "EXISTS (SELECT 1 FROM agent_processes WHERE paused_by IS NOT NULL OR max_concurrent = 0), "
+    "EXISTS (SELECT 1 FROM agent_processes WHERE max_concurrent IS NOT NULL), "
+    "EXISTS (SELECT 1 FROM agent_ledgers), "
+    "EXISTS (SELECT 1 FROM budgets WHERE owner = '*'), "
+    "EXISTS (SELECT 1 FROM budgets WHERE owner != '*'), "
+    "EXISTS (SELECT 1 FROM contexts)",
 )
 
 # --- eligible entries ----------------------------------------------------------------------------
@@ -76,6 +95,9 @@ INDEX_BY_AGENT = Statement(
     "Index the ready entries of each agent in strict order.",
     "CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_agent "
     "ON agent_schedule_queue (pid, priority DESC, runnable_at, sched_id) WHERE state = 'queued' AND hold IS NULL",
+    postgres="CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_agent "
+    "ON agent_schedule_queue (pid, priority DESC, runnable_at, sched_id) "
+    "WHERE state = 'queued' AND coalesce(hold, '') = ''",
 )
 INDEX_BY_PROJECT = Statement(
     "index_by_project",
@@ -83,11 +105,17 @@ INDEX_BY_PROJECT = Statement(
     "CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_project "
     "ON agent_schedule_queue (project_id, priority DESC, runnable_at, sched_id) "
     "WHERE state = 'queued' AND hold IS NULL",
+    postgres="CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_project "
+    "ON agent_schedule_queue (coalesce(project_id, ''), priority DESC, runnable_at, sched_id) "
+    "WHERE state = 'queued' AND coalesce(hold, 'none') = 'none'",
 )
 INDEX_BY_DEADLINE = Statement(
     "index_by_deadline",
     "Index the ready entries by deadline.",
     "CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_deadline "
+    "ON agent_schedule_queue (deadline, priority DESC, sched_id) "
+    "WHERE state = 'queued' AND hold IS NULL AND deadline IS NOT NULL",
+    postgres="CREATE INDEX IF NOT EXISTS idx_sched_queue_pickable_by_deadline "
     "ON agent_schedule_queue (deadline, priority DESC, sched_id) "
     "WHERE state = 'queued' AND hold IS NULL AND deadline IS NOT NULL",
 )
@@ -96,6 +124,9 @@ COSTLY_INDEX = Statement(
     "Whether an index does not exist, and more ready entries than ?2 would have to be read to create it.",
     "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'index' AND name = ?1) AND EXISTS ("
     "SELECT 1 FROM agent_schedule_queue WHERE state = 'queued' AND hold IS NULL LIMIT 1 OFFSET +?2)",
+    postgres="SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM pg_indexes WHERE schemaname = current_schema() "
+    "AND indexname = ?1::name) AND EXISTS ("
+    "SELECT 1 FROM agent_schedule_queue WHERE state = 'queued' AND hold IS NULL LIMIT 1 OFFSET ?2)",
 )
 NEXT_OF_AGENT = Statement(
     "entries_next_of_agent",
@@ -114,24 +145,37 @@ NEXT_OF_AGENTS = Statement(
     f"SELECT {', '.join(f'q.{column}' for column in READY_COLUMNS.split(', '))}, "
     f"EXISTS (SELECT 1 {_OF_AGENT} LIMIT 1 OFFSET +?2) FROM json_each(?1) k CROSS JOIN agent_schedule_queue q "
     f"WHERE q.sched_id IN (SELECT sched_id {_OF_AGENT} {_STRICT} LIMIT +?2)",
+    postgres=f"SELECT {', '.join(f'q.{column}' for column in READY_COLUMNS.split(', '))}, "
+    f"(SELECT true {_OF_AGENT} {_STRICT} LIMIT 1 OFFSET ?2) IS NOT NULL "
+    "FROM (SELECT jsonb_array_elements_text(?1::jsonb)::bigint AS value) k "
+    f"CROSS JOIN LATERAL (SELECT {READY_COLUMNS} {_OF_AGENT} {_STRICT} LIMIT ?2) q",
 )
 NEXT_OF_PROJECT = Statement(
     "entries_next_of_project",
     "The next entries of a project, or of none, without a hold, in strict order, also those that are blocked.",
     f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
     f"WHERE project_id IS +?1 AND state = 'queued' AND hold IS NULL {_STRICT} LIMIT +?2 OFFSET +?3",
+    postgres=f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
+    "WHERE coalesce(project_id, '') = coalesce(?1, '') "
+    f"AND state = 'queued' AND hold IS NULL {_STRICT} LIMIT ?2 OFFSET ?3",
 )
 READY_IDS = Statement(
     "entries_ready_ids",
     "The first entries of an agent without a hold, also those that are blocked.",
     "SELECT sched_id FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
     "WHERE pid = +? AND state = 'queued' AND hold IS NULL LIMIT +?",
+    postgres="SELECT sched_id FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_agent "
+    "WHERE pid = ? AND state = 'queued' AND hold IS NULL "
+    f"{_STRICT} LIMIT ?",
 )
 READY_OF_PROJECT = Statement(
     "entries_ready_of_project",
     "The first ready entries of a project, or of none, in strict order that are not known to be blocked.",
     f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
     f"WHERE project_id IS +?10 AND {_READY} AND {_UNBLOCKED} {_STRICT} LIMIT +?3",
+    postgres=f"SELECT {READY_COLUMNS} FROM agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project "
+    "WHERE coalesce(project_id, '') = coalesce(?10, '') "
+    f"AND {_READY} AND {_UNBLOCKED} {_STRICT} LIMIT ?3",
 )
 READY_BY_DEADLINE = Statement(
     "entries_ready_by_deadline",
@@ -254,6 +298,7 @@ REQUEUE = Statement(
 
 # These statements find entries by an index of one state, and SQLite does not test again what an index implies. In a
 # damaged file it can name an entry of another state, which would come again and again; so the table decides, by id.
+# PostgreSQL tests the row in any case.
 _IN_TABLE = (
     "EXISTS (SELECT 1 FROM agent_schedule_queue t WHERE t.sched_id = agent_schedule_queue.sched_id AND t.state ="
 )
@@ -274,6 +319,13 @@ HELD_DUE = Statement(
     "SELECT q.sched_id, q.pid, q.project_id, q.hold, q.options, q.attempt, q.kind, q.priority, q.runnable_at "
     f"FROM line CROSS JOIN {_HELD_QUEUE} WHERE q.priority = line.priority AND {_HELD} AND {_HELD_IN_TABLE} "
     "AND q.runnable_at <= +?1 LIMIT +?2",
+    postgres="WITH RECURSIVE line(priority) AS ((SELECT priority FROM agent_schedule_queue "
+    f"WHERE {_HELD} ORDER BY priority DESC LIMIT 1) UNION ALL SELECT (SELECT q.priority FROM agent_schedule_queue q "
+    f"WHERE {_HELD} AND q.priority < line.priority ORDER BY q.priority DESC LIMIT 1) FROM line "
+    "WHERE line.priority IS NOT NULL) "
+    "SELECT q.sched_id, q.pid, q.project_id, q.hold, q.options, q.attempt, q.kind, q.priority, q.runnable_at "
+    f"FROM line CROSS JOIN LATERAL (SELECT * FROM {_HELD_QUEUE.replace(' q ', ' e ')} WHERE e.priority = line.priority "
+    f"AND {_HELD} AND e.runnable_at <= ?1 ORDER BY e.priority DESC, e.runnable_at, e.sched_id LIMIT ?2) q LIMIT ?2",
 )
 EXPIRED_CLAIMS = Statement(
     "claims_expired",
@@ -281,18 +333,24 @@ EXPIRED_CLAIMS = Statement(
     "SELECT sched_id, worker_id, incarnation FROM agent_schedule_queue "
     f"WHERE state = 'dispatched' AND {_IS_LIVE} AND claim_expires_at <= +? "
     "ORDER BY claim_expires_at LIMIT +?",
+    postgres="SELECT sched_id, worker_id, incarnation FROM agent_schedule_queue "
+    "WHERE state = 'dispatched' AND claim_expires_at <= ? ORDER BY claim_expires_at, sched_id LIMIT ?",
 )
 STALE_CLAIMS = Statement(
     "claims_stale",
     "Claims whose last heartbeat is older than a time.",
     f"SELECT sched_id, token FROM agent_schedule_queue INDEXED BY idx_sched_queue_live WHERE state = 'dispatched' "
     f"AND {_IS_LIVE} AND coalesce(heartbeat_at, dispatched_at) < +? ORDER BY claim_expires_at LIMIT +?",
+    postgres="SELECT sched_id, token FROM agent_schedule_queue WHERE state = 'dispatched' "
+    "AND coalesce(heartbeat_at, dispatched_at) < ? ORDER BY claim_expires_at, sched_id LIMIT ?",
 )
 PAST_DEADLINE = Statement(
     "entries_past_deadline",
     "Queued entries past their deadline.",
     "SELECT sched_id, pid, project_id FROM agent_schedule_queue "
     f"WHERE deadline IS NOT NULL AND state = 'queued' AND {_IS_QUEUED} AND deadline < +? ORDER BY deadline LIMIT +?",
+    postgres="SELECT sched_id, pid, project_id FROM agent_schedule_queue "
+    "WHERE deadline IS NOT NULL AND state = 'queued' AND deadline < ? ORDER BY deadline, sched_id LIMIT ?",
 )
 EXPIRE = Statement(
     "entry_expire",
@@ -310,4 +368,6 @@ CLAIMS_OF_WORKER = Statement(
     "The live claims of a worker's earlier incarnations.",
     "SELECT sched_id, token FROM agent_schedule_queue INDEXED BY idx_sched_queue_live WHERE state = 'dispatched' "
     f"AND {_IS_LIVE} AND worker_id = +? AND incarnation != ? ORDER BY claim_expires_at LIMIT +?",
+    postgres="SELECT sched_id, token FROM agent_schedule_queue WHERE state = 'dispatched' "
+    "AND worker_id = ? AND incarnation != ? ORDER BY claim_expires_at, sched_id LIMIT ?",
 )

@@ -117,4 +117,8 @@ MOVE_QUARANTINES = Statement(
     "json_extract(metadata, '$.quarantined_until') + ?1) WHERE paused_by = 'quarantine' AND CASE WHEN "
     "json_valid(metadata) THEN json_type(metadata, '$.quarantined_until') IN ('real', 'integer') ELSE 0 END "
     "RETURNING pid",
+    postgres="UPDATE agent_processes SET metadata = (SELECT '{' || string_agg(to_json(e.key)::text || ':' || "
+    "CASE e.key WHEN 'quarantined_until' THEN (rota_json_number(metadata, e.key) + ?1)::text ELSE e.value::text END, "
+    "',' ORDER BY e.place) || '}' FROM json_each(metadata::json) WITH ORDINALITY AS e(key, value, place)) "
+    "WHERE paused_by = 'quarantine' AND rota_json_number(metadata, 'quarantined_until') IS NOT NULL RETURNING pid",
 )

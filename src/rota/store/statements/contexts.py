@@ -14,6 +14,10 @@ CREATE = Statement(
     "Create a context.",
     "INSERT INTO contexts (bound_to, bound_id, unit, budget, period_ms, state, standing, project_id) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING context_id",
+    postgres="INSERT INTO contexts (context_id, bound_to, bound_id, unit, budget, period_ms, state, standing, "
+    "project_id) "
+    "VALUES (coalesce((SELECT context_id FROM contexts ORDER BY context_id DESC LIMIT 1), 0) + 1, "
+    "?, ?, ?, ?, ?, ?, ?, ?) RETURNING context_id",
 )
 GET = Statement(
     "context_get",
@@ -43,6 +47,10 @@ LIST_WITHIN = Statement(
     "OR (bound_to = 'name' AND project_id IN (SELECT value FROM json_each(?1))) "
     "OR (bound_to = 'agent' AND CAST(bound_id AS INTEGER) IN (SELECT pid FROM agent_processes "
     "WHERE coalesce(project_id, '') IN (SELECT value FROM json_each(?1)))) ORDER BY context_id LIMIT +?2 OFFSET ?3",
+    postgres=f"SELECT {_CONTEXT} FROM contexts WHERE (bound_to = 'project' AND bound_id IN (SELECT value FROM "
+    "json_each(?1))) OR (bound_to = 'name' AND project_id IN (SELECT value FROM json_each(?1))) "
+    "OR (bound_to = 'agent' AND bound_id IN (SELECT pid::text FROM agent_processes "
+    "WHERE coalesce(project_id, '') IN (SELECT value FROM json_each(?1)))) ORDER BY context_id LIMIT ?2 OFFSET ?3",
 )
 UPDATE = Statement(
     "context_update",
@@ -78,6 +86,7 @@ DUE = Statement(
     "context_due",
     "Contexts with a refill that is due.",
     f"SELECT {_CONTEXT} FROM contexts WHERE refill_at <= +? ORDER BY refill_at LIMIT +?",
+    postgres=f"SELECT {_CONTEXT} FROM contexts WHERE refill_at <= ? ORDER BY refill_at, context_id LIMIT ?",
 )
 ANY_OF_CPU = Statement(
     "contexts_of_cpu_any",

@@ -9,16 +9,23 @@ _LIVE = (
     "EXISTS (SELECT 1 FROM agent_schedule_queue q WHERE q.sched_id = g.sched_id AND q.state = 'dispatched' "
     "AND q.token = g.token)"
 )
+_LIVE_POSTGRES = (
+    "(SELECT true FROM agent_schedule_queue q WHERE q.sched_id = g.sched_id AND +q.state = 'dispatched' "
+    "AND q.token = g.token) IS NOT NULL"
+)
 LIVE = Statement(
     "core_grants_live",
     "The grants of live claims, on one host or on all, by entry.",
     f"SELECT g.sched_id, g.body FROM core_grants g WHERE (?1 IS NULL OR g.host = ?1) AND {_LIVE} "
     "ORDER BY g.sched_id LIMIT +?2",
+    postgres=f"SELECT g.sched_id, g.body FROM core_grants g WHERE (?1 IS NULL OR g.host = ?1) AND {_LIVE_POSTGRES} "
+    "ORDER BY g.sched_id LIMIT ?2",
 )
 ENDED = Statement(
     "core_grants_ended",
     "Grants whose claim has ended.",
     f"SELECT g.sched_id FROM core_grants g WHERE NOT {_LIVE} ORDER BY g.sched_id LIMIT +?",
+    postgres=f"SELECT g.sched_id FROM core_grants g WHERE NOT ({_LIVE_POSTGRES}) ORDER BY g.sched_id LIMIT ?",
 )
 CREATE = Statement(
     "core_grant_create",
@@ -50,6 +57,8 @@ LEASES = Statement(
     "The leased cores of a host, by core.",
     f"SELECT l.core, l.sched_id FROM core_leases l JOIN core_grants g ON g.sched_id = l.sched_id "
     f"WHERE l.host = ? AND {_LIVE} ORDER BY l.core",
+    postgres="SELECT l.core, l.sched_id FROM core_leases l JOIN core_grants g ON g.sched_id = l.sched_id "
+    f"WHERE l.host = ? AND {_LIVE_POSTGRES} ORDER BY l.core",
 )
 STATES = Statement(
     "core_grant_states",
@@ -57,12 +66,17 @@ STATES = Statement(
     "SELECT g.sched_id, g.token, g.host, "
     "(SELECT json_group_array(core) FROM (SELECT l.core FROM core_leases l WHERE l.sched_id = g.sched_id "
     "ORDER BY l.core)) FROM core_grants g ORDER BY g.sched_id",
+    postgres="SELECT g.sched_id, g.token, g.host, (SELECT '[' || coalesce(string_agg(l.core::text, ',' ORDER "
+    "BY l.core), '') "
+    "|| ']' FROM core_leases l WHERE l.sched_id = g.sched_id) FROM core_grants g ORDER BY g.sched_id",
 )
 REFUSED_LATELY = Statement(
     "core_refusals_lately",
     "Refusals among the latest events, newest first.",
     "SELECT ts, payload FROM agent_events WHERE event_id > (SELECT max(event_id) FROM agent_events) - +?1 "
     "AND kind = 'kernel.cores.refused' ORDER BY event_id DESC LIMIT +?2",
+    postgres="SELECT ts, payload FROM agent_events WHERE event_id > (SELECT event_id FROM agent_events "
+    "ORDER BY event_id DESC LIMIT 1) - ?1 AND kind = 'kernel.cores.refused' ORDER BY event_id DESC LIMIT ?2",
 )
 QUEUED = Statement(
     "core_refusals_queued",

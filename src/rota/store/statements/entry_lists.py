@@ -49,6 +49,19 @@ _OF_STATUS = " UNION ALL ".join(
     f"SELECT sched_id FROM {rows} AND instr(?7, '\"{status}\"')" for status, parts in _PARTS.items() for rows in parts
 )
 
+
+def _ids_first(sql: str) -> str:
+    """The same for PostgreSQL: the ids in their order, then each row by its key, until a LIMIT ends it."""
+    order = "DESC" if "DESC" in sql else ""
+    return (
+        sql.replace(
+            f"agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS})",
+            f"(SELECT DISTINCT sched_id AS id FROM ({_OF_STATUS}) u ORDER BY 1 {order}) i CROSS JOIN LATERAL "
+            "(SELECT * FROM agent_schedule_queue e WHERE e.sched_id = i.id OFFSET 0) q WHERE true",
+        )
+    ).replace("ORDER BY q.sched_id", "ORDER BY i.id")
+
+
 # --- pages: ?8 limit, ?9 offset, ?10 the id after which the page begins -----------------------------
 
 FILTERED = Statement(
@@ -75,12 +88,14 @@ FILTERED_OF_STATUS = Statement(
     f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) AND +q.sched_id > ?10 "
     f"AND {_MATCHES} ORDER BY q.sched_id LIMIT +?8 OFFSET ?9",
 )
+FILTERED_OF_STATUS = FILTERED_OF_STATUS._replace(postgres=_ids_first(FILTERED_OF_STATUS.sql))
 IDS_OF_STATUS = Statement(
     "entry_ids_of_status",
     "The first entries of some statuses, not succeeded, that match a filter, by id.",
     f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) AND {_MATCHES} "
     "ORDER BY q.sched_id LIMIT +?8",
 )
+IDS_OF_STATUS = IDS_OF_STATUS._replace(postgres=_ids_first(IDS_OF_STATUS.sql))
 FILTERED_COUNT = Statement(
     "entry_filtered_count",
     "The number of entries that match a filter.",
@@ -96,6 +111,7 @@ FILTERED_COUNT_OF_STATUS = Statement(
     "The number of entries of some statuses, not succeeded, that match a filter.",
     f"SELECT count(*) FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) AND {_MATCHES}",
 )
+FILTERED_COUNT_OF_STATUS = FILTERED_COUNT_OF_STATUS._replace(postgres=_ids_first(FILTERED_COUNT_OF_STATUS.sql))
 FILTERED_WITHIN = Statement(
     "entry_filtered_within",
     "A page of the entries of some projects that match a filter, by id; '' is no project.",
@@ -108,6 +124,7 @@ FILTERED_OF_STATUS_WITHIN = Statement(
     f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) AND +q.sched_id > ?10 "
     f"AND {_MATCHES_WITHIN} ORDER BY q.sched_id LIMIT +?8 OFFSET ?9",
 )
+FILTERED_OF_STATUS_WITHIN = FILTERED_OF_STATUS_WITHIN._replace(postgres=_ids_first(FILTERED_OF_STATUS_WITHIN.sql))
 FILTERED_COUNT_WITHIN = Statement(
     "entry_filtered_count_within",
     "The number of entries of some projects that match a filter.",
@@ -117,6 +134,9 @@ FILTERED_COUNT_OF_STATUS_WITHIN = Statement(
     "entry_filtered_count_of_status_within",
     "The number of entries of some projects and statuses, not succeeded, that match a filter.",
     f"SELECT count(*) FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) AND {_MATCHES_WITHIN}",
+)
+FILTERED_COUNT_OF_STATUS_WITHIN = FILTERED_COUNT_OF_STATUS_WITHIN._replace(
+    postgres=_ids_first(FILTERED_COUNT_OF_STATUS_WITHIN.sql)
 )
 MATCHING_IDS = Statement(
     "entry_matching_ids",
@@ -148,6 +168,10 @@ NEWEST_OF_STATUS = Statement(
     "The newest entries of some statuses, not succeeded; the first six parameters are not used.",
     f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) "
     "ORDER BY q.sched_id DESC LIMIT +?8",
+    postgres=_ids_first(
+        f"SELECT q.sched_id FROM agent_schedule_queue q WHERE q.sched_id IN ({_OF_STATUS}) "
+        "AND (true OR coalesce(?1, ?2, ?3, ?4, ?5, ?6::text) = '') ORDER BY q.sched_id DESC LIMIT ?8"
+    ),
 )
 _ERRORS = (
     "CASE WHEN instr(q.options, '\"errors\":') AND json_valid(q.options) THEN json_extract(q.options, '$.errors') END"
@@ -155,17 +179,23 @@ _ERRORS = (
 _HOLDS_TEXT = " OR ".join(  # ?8 and ?9 are the text as it is, and as JSON has it
     f"{column} LIKE {pattern} ESCAPE '\\'" for column in ("q.payload", "q.result", _ERRORS) for pattern in ("?8", "?9")
 )
+_ERRORS_POSTGRES = "CASE WHEN strpos(q.options, '\"errors\":') > 0 THEN rota_json_text(q.options, 'errors') END"
+_HOLDS_TEXT_POSTGRES = _HOLDS_TEXT.replace(_ERRORS, _ERRORS_POSTGRES).replace(" LIKE ", " ILIKE ")
 SEARCHED = Statement(
     "entries_searched",
     "Those of some entries that match a filter and hold a text, newest first.",
     f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.sched_id IN (SELECT value FROM json_each(?10)) "
     f"AND {_MATCHES} AND ({_HOLDS_TEXT}) ORDER BY q.sched_id DESC LIMIT +?11",
+    postgres=f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.sched_id IN (SELECT value FROM json_each(?10)) "
+    f"AND {_MATCHES} AND ({_HOLDS_TEXT_POSTGRES}) ORDER BY q.sched_id DESC LIMIT ?11",
 )
 SEARCHED_WITHIN = Statement(
     "entries_searched_within",
     "Those of some entries that are of some projects, match a filter and hold a text, newest first.",
     f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.sched_id IN (SELECT value FROM json_each(?10)) "
     f"AND {_MATCHES_WITHIN} AND ({_HOLDS_TEXT}) ORDER BY q.sched_id DESC LIMIT +?11",
+    postgres=f"SELECT {_COLUMNS} FROM agent_schedule_queue q WHERE q.sched_id IN (SELECT value FROM json_each(?10)) "
+    f"AND {_MATCHES_WITHIN} AND ({_HOLDS_TEXT_POSTGRES}) ORDER BY q.sched_id DESC LIMIT ?11",
 )
 
 # --- counts and groups ---------------------------------------------------------------------------
@@ -217,6 +247,8 @@ CHILDREN = Statement(
     f"SELECT {_RELATIVE} FROM agent_schedule_queue q WHERE instr(q.options, '\"parent_id\":') > 0 "
     "AND CASE WHEN json_valid(q.options) THEN json_extract(q.options, '$.parent_id') END = ? "
     "ORDER BY q.sched_id LIMIT +?",
+    postgres=f"SELECT {_RELATIVE} FROM agent_schedule_queue q WHERE strpos(q.options, '\"parent_id\":') > 0 "
+    "AND rota_json_text(q.options, 'parent_id') = ? ORDER BY q.sched_id LIMIT ?",
 )
 RELATIVES = Statement(
     "entry_relatives",

@@ -14,12 +14,19 @@ AGENT_MOVE = Statement(
     "Set an agent's virtual time, and record when it last ran.",
     "INSERT INTO agent_flows (pid, project_id, virtual_time, last_run_at, stamp) VALUES (?1, ?2, ?3, ?4, ?5) "
     "ON CONFLICT (pid) DO UPDATE SET virtual_time = ?3, last_run_at = max(last_run_at, ?4), stamp = ?5",
+    postgres="INSERT INTO agent_flows AS f (pid, project_id, virtual_time, last_run_at, stamp) VALUES (?1, "
+    "?2, ?3, ?4, ?5) "
+    "ON CONFLICT (pid) DO UPDATE SET virtual_time = excluded.virtual_time, "
+    "last_run_at = greatest(f.last_run_at, excluded.last_run_at), stamp = excluded.stamp",
 )
 AGENT_SERVED = Statement(
     "agent_flow_served",
     "Record when an agent last ran, under a policy without virtual time.",
     "INSERT INTO agent_flows (pid, project_id, last_run_at, stamp) VALUES (?1, ?2, ?3, ?4) "
     "ON CONFLICT (pid) DO UPDATE SET last_run_at = max(last_run_at, ?3), stamp = ?4",
+    postgres="INSERT INTO agent_flows AS f (pid, project_id, last_run_at, stamp) VALUES (?1, ?2, ?3, ?4) ON "
+    "CONFLICT (pid) "
+    "DO UPDATE SET last_run_at = greatest(f.last_run_at, excluded.last_run_at), stamp = excluded.stamp",
 )
 AGENT_TOUCH = Statement(
     "agent_flow_touch",
@@ -31,6 +38,8 @@ AGENT_ENTER = Statement(
     "Record that an agent has ready entries; writes nothing if that is recorded already.",
     "INSERT INTO agent_flows (pid, project_id, in_line, stamp) VALUES (?1, ?2, 1, ?3) "
     "ON CONFLICT (pid) DO UPDATE SET in_line = 1 WHERE in_line = 0",
+    postgres="INSERT INTO agent_flows AS f (pid, project_id, in_line, stamp) VALUES (?1, ?2, 1, ?3) "
+    "ON CONFLICT (pid) DO UPDATE SET in_line = 1 WHERE f.in_line = 0",
 )
 AGENT_LEAVE = Statement(
     "agent_flow_leave",
@@ -42,6 +51,8 @@ AGENTS_SINCE = Statement(
     "Agents' flows that changed after an event.",
     "SELECT f.pid, f.project_id, f.virtual_time, f.last_run_at, p.weight, p.intent, p.created_at, f.in_line, f.stamp "
     "FROM agent_flows f JOIN agent_processes p ON p.pid = f.pid WHERE f.stamp > +? ORDER BY f.stamp",
+    postgres="SELECT f.pid, f.project_id, f.virtual_time, f.last_run_at, p.weight, p.intent, p.created_at, f.in_line, "
+    "f.stamp FROM agent_flows f JOIN agent_processes p ON p.pid = f.pid WHERE f.stamp > ? ORDER BY f.stamp, f.pid",
 )
 _FLOW = (
     "p.pid, coalesce(p.project_id, ''), coalesce(f.virtual_time, 0), coalesce(f.last_run_at, 0), p.weight, p.intent, "
@@ -60,6 +71,11 @@ AGENTS_CHANGED = Statement(
     "WHERE q.pid = p.pid AND q.state = 'queued' AND q.hold IS NULL), "
     "(SELECT max(sched_id) FROM agent_schedule_queue) FROM agent_processes p "
     "LEFT JOIN agent_flows f ON f.pid = p.pid WHERE p.pid IN (SELECT value FROM json_each(?))",
+    postgres=f"SELECT {_FLOW}, (SELECT true FROM agent_schedule_queue q INDEXED BY idx_sched_queue_pickable_by_agent "
+    "WHERE q.pid = p.pid AND q.state = 'queued' AND q.hold IS NULL "  # EXISTS can become a hash of all ready entries
+    "ORDER BY q.priority DESC LIMIT 1) IS NOT NULL, "
+    "(SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1) FROM agent_processes p "
+    "LEFT JOIN agent_flows f ON f.pid = p.pid WHERE p.pid IN (SELECT value FROM json_each(?))",
 )
 AGENTS_READY = Statement(
     "agent_flows_ready",
@@ -70,6 +86,13 @@ AGENTS_READY = Statement(
     "AND q.pid > owner.pid) FROM owner WHERE owner.pid IS NOT NULL) "
     f"SELECT {_FLOW} FROM owner CROSS JOIN agent_processes p ON p.pid = owner.pid "
     "LEFT JOIN agent_flows f ON f.pid = p.pid",
+    postgres="WITH RECURSIVE owner(pid) AS ((SELECT pid FROM agent_schedule_queue "
+    "INDEXED BY idx_sched_queue_pickable_by_agent WHERE state = 'queued' AND hold IS NULL "
+    "ORDER BY pid, priority DESC LIMIT 1) UNION ALL SELECT (SELECT q.pid FROM agent_schedule_queue q "
+    "WHERE q.state = 'queued' AND q.hold IS NULL AND q.pid > owner.pid ORDER BY q.pid, q.priority DESC LIMIT 1) "
+    "FROM owner WHERE owner.pid IS NOT NULL) "
+    f"SELECT {_FLOW} FROM owner JOIN agent_processes p ON p.pid = owner.pid "
+    "LEFT JOIN agent_flows f ON f.pid = p.pid",
 )
 FIRST_PRIORITIES = Statement(
     "first_priorities",
@@ -77,6 +100,10 @@ FIRST_PRIORITIES = Statement(
     "SELECT k.value, (SELECT q.priority FROM agent_schedule_queue q INDEXED BY idx_sched_queue_pickable_by_agent "
     "WHERE q.pid = k.value AND q.state = 'queued' AND q.hold IS NULL ORDER BY q.priority DESC LIMIT 1) "
     "FROM json_each(?) k",
+    postgres="SELECT k.value, (SELECT q.priority FROM agent_schedule_queue q "
+    "INDEXED BY idx_sched_queue_pickable_by_agent WHERE q.pid = k.value AND q.state = 'queued' AND q.hold IS NULL "
+    "ORDER BY q.priority DESC LIMIT 1) "
+    "FROM (SELECT jsonb_array_elements_text(?::jsonb)::bigint AS value) k",
 )
 OWNERS_NEW = Statement(
     "owners_new",
@@ -84,11 +111,15 @@ OWNERS_NEW = Statement(
     # by id: every index that matches the conditions would be scanned from its start
     "SELECT DISTINCT pid FROM agent_schedule_queue NOT INDEXED "
     "WHERE sched_id > ? AND state = 'queued' AND hold IS NULL",
+    # ordered by id: else the order of an index by pid may seem useful for DISTINCT
+    postgres="SELECT DISTINCT pid FROM (SELECT pid FROM agent_schedule_queue WHERE sched_id > ? AND +state = 'queued' "
+    "AND hold IS NULL ORDER BY sched_id) q",
 )
 LAST_ENTRY = Statement(
     "last_entry",
     "The highest sched_id.",
     "SELECT coalesce(max(sched_id), 0) FROM agent_schedule_queue",
+    postgres="SELECT coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0)",
 )
 PROJECT_MOVE = Statement(
     "project_flow_move",
@@ -112,6 +143,8 @@ PROJECTS_SINCE = Statement(
     "Projects' flows that changed after an event.",
     "SELECT f.project_id, f.virtual_time, f.clock, coalesce(p.weight, 1000), f.stamp FROM project_flows f "
     "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.stamp > +? ORDER BY f.stamp",
+    postgres="SELECT f.project_id, f.virtual_time, f.clock, coalesce(p.weight, 1000), f.stamp FROM project_flows f "
+    "LEFT JOIN projects p ON p.project_id = f.project_id WHERE f.stamp > ? ORDER BY f.stamp, f.project_id",
 )
 
 # --- when sharing begins to count something else ---------------------------------------------------

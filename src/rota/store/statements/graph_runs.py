@@ -63,6 +63,10 @@ RUN_COMMIT = Statement(
     "waits_since = CASE WHEN ?6 IS NULL THEN NULL ELSE coalesce(waits_since, ?3) END, waits = ?6, "
     "status = CASE WHEN ?6 IS NULL THEN 'running' ELSE 'waiting' END "
     "WHERE run_id = ?4 AND fence = ?5 AND ended_at IS NULL RETURNING pid",
+    postgres="UPDATE graph_runs SET next_epoch_id = ?1, checkpoint = ?2, updated_at = ?3, waits = ?6, "
+    "waits_since = CASE WHEN ?6::text IS NULL THEN NULL ELSE coalesce(waits_since, ?3) END, "
+    "status = CASE WHEN ?6 IS NULL THEN 'running' ELSE 'waiting' END "
+    "WHERE run_id = ?4 AND fence = ?5 AND ended_at IS NULL RETURNING pid",
 )
 RUN_HELD = Statement(
     "graph_run_held",
@@ -111,6 +115,7 @@ NEXT_ENTRY = Statement(
     "graph_run_next_entry",
     "The id that the next entry gets.",
     "SELECT coalesce(max(sched_id), 0) + 1 FROM agent_schedule_queue",
+    postgres="SELECT coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0) + 1",
 )
 
 # --- the entries of a run ------------------------------------------------------------------------
@@ -124,10 +129,16 @@ RUN_ENTRIES = Statement(
     "SELECT q.key, q.sched_id, q.pid, q.project_id, q.state, q.hold, q.exit_kind, q.spent, q.created_at, "
     "q.dispatched_at, q.completed_at FROM agent_schedule_queue q WHERE q.key IS NOT NULL AND q.key > ?1 "
     f"AND q.key < ?2 AND {_CORRELATION} = ?3 ORDER BY q.key LIMIT +?4",
+    postgres="SELECT q.key, q.sched_id, q.pid, q.project_id, q.state, q.hold, q.exit_kind, q.spent, q.created_at, "
+    "q.dispatched_at, q.completed_at FROM agent_schedule_queue q WHERE q.key IS NOT NULL AND q.key > ?1 "
+    "AND q.key < ?2 AND rota_json_text(q.options, 'correlation_id') = ?3 ORDER BY q.key LIMIT ?4",
 )
 CHILDREN_OF = Statement(
     "graph_run_children",
     "The entries that some entries have spawned, by id.",
     "SELECT q.sched_id, q.state FROM agent_schedule_queue q WHERE instr(q.options, '\"parent_id\":') > 0 "
     f"AND {_PARENT} IN (SELECT value FROM json_each(?1)) AND q.sched_id > +?2 ORDER BY q.sched_id LIMIT +?3",
+    postgres="SELECT q.sched_id, q.state FROM agent_schedule_queue q WHERE strpos(q.options, '\"parent_id\":') > 0 "
+    "AND rota_json_text(q.options, 'parent_id') IN (SELECT value FROM json_each(?1)) AND q.sched_id > ?2 "
+    "ORDER BY q.sched_id LIMIT ?3",
 )

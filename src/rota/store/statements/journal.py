@@ -48,11 +48,16 @@ LAST_PROGRESS = Statement(
     "SELECT ts, payload FROM (SELECT event_id, ts, kind, payload FROM agent_events WHERE pid = +?1 "
     "AND pid IS NOT NULL AND kind NOT GLOB 'kernel.sched.*' AND event_id > +?2 ORDER BY event_id DESC LIMIT +?3) "
     f"WHERE kind = ?4 AND json_extract({_BODY}, '$.sched_id') = ?5 ORDER BY event_id DESC LIMIT 1",
+    postgres="SELECT ts, payload FROM (SELECT event_id, ts, kind, payload FROM agent_events WHERE pid = ?1 "
+    "AND pid IS NOT NULL AND kind NOT GLOB 'kernel.sched.*' AND event_id > ?2 ORDER BY event_id DESC LIMIT ?3) e "
+    "WHERE kind = ?4 AND rota_json_number(payload, 'sched_id') = ?5 ORDER BY event_id DESC LIMIT 1",
 )
 EVENT_ENDS = Statement(
     "event_ends",
     "The first and the last event id.",
     "SELECT (SELECT min(event_id) FROM agent_events), (SELECT max(event_id) FROM agent_events)",
+    postgres="SELECT (SELECT event_id FROM agent_events ORDER BY event_id LIMIT 1), "
+    "(SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1)",
 )
 EVENT_FROM = Statement(
     "event_from",
@@ -66,12 +71,18 @@ EVENTS_NAMING = Statement(
     f"(kind = 'kernel.sched.enqueued' AND json_extract({_BODY}, '$.first_id') <= ?3 "
     f"AND json_extract({_BODY}, '$.first_id') + coalesce(json_extract({_BODY}, '$.count'), 1) > ?3) "
     "OR (kind GLOB 'kernel.*' AND kind != 'kernel.sched.enqueued' AND instr(payload, ?4))) ORDER BY event_id",
+    postgres=f"SELECT {_EVENT} FROM agent_events WHERE event_id >= ?1 AND event_id <= ?2 AND ("
+    "(kind = 'kernel.sched.enqueued' AND rota_json_number(payload, 'first_id') <= ?3 "
+    "AND rota_json_number(payload, 'first_id') + coalesce(rota_json_number(payload, 'count'), 1) > ?3) "
+    "OR (kind GLOB 'kernel.*' AND kind != 'kernel.sched.enqueued' AND strpos(payload, ?4) > 0)) ORDER BY event_id",
 )
 RECENT_CLAIMS = Statement(
     "recent_claims",
     "The number of entries claimed in a range of the journal, and the time of the first claim.",
     f"SELECT coalesce(sum(json_array_length({_BODY}, '$.entries')), 0), min(ts) FROM agent_events "
     "WHERE event_id > +?1 AND event_id <= +?2 AND kind = 'kernel.sched.claimed'",
+    postgres="SELECT coalesce(sum(rota_json_length(payload, 'entries')), 0)::bigint, min(ts) FROM agent_events "
+    "WHERE event_id > ?1 AND event_id <= ?2 AND kind = 'kernel.sched.claimed'",
 )
 LAST_CLAIM = Statement(
     "last_claim",
@@ -79,12 +90,18 @@ LAST_CLAIM = Statement(
     f"SELECT event_id, json_extract({_BODY}, '$.policy') FROM agent_events WHERE event_id > +?1 AND event_id <= +?2 "
     f"AND kind = 'kernel.sched.claimed' AND json_valid(payload) AND json_extract({_BODY}, '$.forced_by') IS NULL "
     "ORDER BY event_id DESC LIMIT 1",
+    postgres="SELECT event_id, rota_json_text(payload, 'policy') FROM agent_events WHERE event_id > ?1 AND "
+    "event_id <= ?2 "
+    "AND kind = 'kernel.sched.claimed' AND rota_json_valid(payload) AND rota_json_text(payload, 'forced_by') IS NULL "
+    "ORDER BY event_id DESC LIMIT 1",
 )
 LAST_FAILURE = Statement(
     "last_failure",
     "The policy that failed last in a range of the journal.",
     f"SELECT json_extract({_BODY}, '$.policy') FROM agent_events WHERE event_id > +?1 AND event_id <= +?2 "
     "AND kind = 'kernel.policy.fell_back' AND json_valid(payload) ORDER BY event_id DESC LIMIT 1",
+    postgres="SELECT rota_json_text(payload, 'policy') FROM agent_events WHERE event_id > ?1 AND event_id <= ?2 "
+    "AND kind = 'kernel.policy.fell_back' AND rota_json_valid(payload) ORDER BY event_id DESC LIMIT 1",
 )
 EVENT_COUNT = Statement(
     "event_count",
@@ -97,6 +114,10 @@ EVENTS_PRUNE = Statement(
     # the last event stays, so that its id is never reused
     "DELETE FROM agent_events WHERE event_id IN (SELECT event_id FROM agent_events WHERE event_id <= +?1 AND ts < +?2 "
     "AND event_id < (SELECT max(event_id) FROM agent_events) ORDER BY event_id LIMIT +?3) RETURNING event_id",
+    postgres="DELETE FROM agent_events WHERE event_id = ANY (ARRAY(SELECT event_id FROM agent_events "
+    "WHERE event_id <= ?1 AND ts < ?2 AND event_id < (SELECT event_id FROM agent_events ORDER BY event_id "
+    "DESC LIMIT 1) "
+    "ORDER BY event_id LIMIT ?3)) RETURNING event_id",
 )
 CHECKPOINT_PUT = Statement(
     "checkpoint_put",

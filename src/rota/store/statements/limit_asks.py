@@ -30,6 +30,13 @@ WAITING = Statement(
     f"FROM limit_asks a {_LIVE} CROSS JOIN agent_processes g ON g.pid = q.pid "
     "LEFT JOIN projects p ON p.project_id = q.project_id WHERE a.name = +?1 AND a.granted_at IS NULL "
     "AND (?2 IS NULL OR q.project_id = ?2) ORDER BY a.ask_id LIMIT +?3",
+    postgres="SELECT a.ask_id, coalesce(q.project_id, ''), q.pid, coalesce(p.weight, 1000), g.weight, a.cost, "
+    "a.sched_id, "
+    "a.asked, a.asked_at, a.name, q.needs, q.spent, (SELECT sum(rota_json_number(h.rest, 'tokens'))::bigint "
+    "FROM limit_asks h WHERE h.sched_id = a.sched_id AND h.name = a.name AND h.token = a.token "
+    f"AND h.granted_at IS NOT NULL) FROM limit_asks a {_LIVE} CROSS JOIN agent_processes g ON g.pid = q.pid "
+    "LEFT JOIN projects p ON p.project_id = q.project_id WHERE a.name = ?1 AND a.granted_at IS NULL "
+    "AND (?2 IS NULL OR q.project_id = ?2) ORDER BY a.ask_id LIMIT ?3",
 )
 LIVE = Statement(
     "limit_asks_live",

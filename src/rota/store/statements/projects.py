@@ -79,6 +79,9 @@ WORKSPACE_HOLDERS = Statement(
     "SELECT q.held_workspace, q.sched_id, q.needs, q.dispatched_at FROM workspaces w "
     "JOIN agent_schedule_queue q ON q.held_workspace = w.workspace_id AND q.state = 'dispatched' "
     "WHERE w.project_id = +? ORDER BY q.sched_id",
+    postgres="SELECT q.held_workspace, q.sched_id, q.needs, q.dispatched_at FROM workspaces w "
+    "JOIN agent_schedule_queue q ON q.held_workspace = w.workspace_id AND q.state = 'dispatched' "
+    "WHERE w.project_id = ? ORDER BY +q.sched_id",
 )
 
 # --- grants: '' is no project --------------------------------------------------------------------

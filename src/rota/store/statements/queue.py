@@ -32,6 +32,12 @@ COPY = Statement(
     "needs, options) SELECT pid, priority, trigger, payload, ?, project_id, max_attempts, kind, "
     "json_remove(needs, '$.lender'), json_remove(options, '$.errors') "  # nothing is lent to the copy
     "FROM agent_schedule_queue WHERE sched_id = ? RETURNING sched_id",
+    postgres="INSERT INTO agent_schedule_queue (sched_id, pid, priority, trigger, payload, created_at, project_id, "
+    "max_attempts, kind, needs, options) "
+    "SELECT (SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1) + 1, pid, priority, "
+    "trigger, payload, ?, project_id, max_attempts, kind, "
+    "rota_json_without(needs, 'lender'), rota_json_without(options, 'errors') "
+    "FROM agent_schedule_queue WHERE sched_id = ? RETURNING sched_id",
 )
 COPY_TAGS = Statement(
     "entry_copy_tags",
@@ -142,6 +148,8 @@ AWAITED = Statement(
     "Those of some entries that have dependents which wait now.",
     f"SELECT DISTINCT a.waits_for FROM entry_after a CROSS JOIN agent_schedule_queue q ON q.sched_id = a.sched_id "
     f"WHERE a.waits_for IN {IDS} AND q.state = 'queued' AND q.hold IS NOT NULL",
+    postgres=f"SELECT DISTINCT a.waits_for FROM entry_after a WHERE a.waits_for IN {IDS} AND (SELECT true FROM "
+    "agent_schedule_queue q WHERE q.sched_id = a.sched_id AND +q.state = 'queued' AND q.hold IS NOT NULL)",
 )
 DEPENDENTS = Statement(
     "entry_dependents",
@@ -190,6 +198,10 @@ AFFINITY_ADD = Statement(
     "Hold an entry for a worker until a time, with its place in strict order, to find the first of many.",
     "INSERT OR REPLACE INTO kept_entries (sched_id, worker_id, kind, priority, runnable_at, until_at) "
     "VALUES (?, ?, ?, ?, ?, ?)",
+    postgres="INSERT INTO kept_entries (sched_id, worker_id, kind, priority, runnable_at, until_at) "
+    "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (sched_id) DO UPDATE SET worker_id = excluded.worker_id, "
+    "kind = excluded.kind, priority = excluded.priority, runnable_at = excluded.runnable_at, "
+    "until_at = excluded.until_at",
 )
 AFFINITY_REORDER = Statement(
     "affinity_reorder",
@@ -220,6 +232,8 @@ AFFINITY_FIRST = Statement(
     "affinity_first",
     "The first entries of a kind held for a worker, in strict order.",
     f"{_HELD} WHERE k.worker_id = +?1 AND k.kind IS +?2 ORDER BY k.priority DESC, k.runnable_at, k.sched_id LIMIT +?3",
+    postgres=f"{_HELD} WHERE k.worker_id = ?1 AND coalesce(k.kind, '') = coalesce(?2, '') "
+    "ORDER BY k.priority DESC, k.runnable_at, k.sched_id LIMIT ?3",
 )
 AFFINITY_DUE = Statement(
     "affinity_due",

@@ -25,6 +25,9 @@ OF_AGENTS = Statement(
     f"SELECT k.value, {_COLUMNS} FROM json_each(?1) k CROSS JOIN agent_schedule_queue q WHERE q.sched_id IN ("
     "SELECT e.sched_id FROM agent_schedule_queue e INDEXED BY idx_sched_queue_pickable_by_agent "
     f"WHERE e.pid = k.value AND {_FITS} {_FIRST})",
+    postgres=f"SELECT k.value, {_COLUMNS} FROM (SELECT jsonb_array_elements_text(?1::jsonb)::bigint AS value) k "
+    f"CROSS JOIN LATERAL (SELECT * FROM agent_schedule_queue e INDEXED BY idx_sched_queue_pickable_by_agent "
+    f"WHERE e.pid = k.value AND {_FITS} {_FIRST}) q",
 )
 # ?6: agents whose entries are left out
 OF_PROJECTS = Statement(
@@ -35,6 +38,12 @@ OF_PROJECTS = Statement(
     f"WHERE e.project_id IS nullif(k.value, '') AND {_FITS} AND e.pid NOT IN (SELECT value FROM json_each(?6)) "
     f"{_FIRST}) AND NOT EXISTS (SELECT 1 FROM projects p WHERE p.project_id = k.value "
     f"AND (p.status != 'ACTIVE' OR p.paused_by IS NOT NULL))",
+    postgres=f"SELECT k.value, {_COLUMNS} FROM (SELECT jsonb_array_elements_text(?1::jsonb) AS value) k "
+    "CROSS JOIN LATERAL (SELECT * FROM agent_schedule_queue e INDEXED BY idx_sched_queue_pickable_by_project "
+    "WHERE coalesce(e.project_id, '') = k.value "
+    f"AND {_FITS} AND e.pid NOT IN (SELECT value FROM json_each(?6)) {_FIRST}) q "
+    "WHERE NOT EXISTS (SELECT 1 FROM projects p WHERE p.project_id = k.value "
+    "AND (p.status != 'ACTIVE' OR p.paused_by IS NOT NULL))",
 )
 _OF_ANY = f"agent_schedule_queue INDEXED BY idx_sched_queue_pickable_by_project WHERE {_IS_READY}"
 PROJECTS = Statement(
@@ -44,12 +53,20 @@ PROJECTS = Statement(
     f"SELECT (SELECT min(project_id) FROM {_OF_ANY} AND project_id > line.name) FROM line WHERE line.name IS NOT NULL) "
     f"SELECT name FROM line WHERE name > '' UNION ALL SELECT '' "
     f"WHERE EXISTS (SELECT 1 FROM {_OF_ANY} AND project_id IS NULL)",
+    postgres=f"WITH RECURSIVE line(name) AS ((SELECT coalesce(project_id, '') FROM {_OF_ANY} "
+    "ORDER BY coalesce(project_id, ''), priority DESC LIMIT 1) UNION ALL SELECT (SELECT coalesce(project_id, '') "
+    f"FROM {_OF_ANY} AND coalesce(project_id, '') > line.name ORDER BY coalesce(project_id, ''), priority DESC "
+    "LIMIT 1) FROM line WHERE line.name IS NOT NULL) "
+    "SELECT name FROM line WHERE name IS NOT NULL ORDER BY name = '', name",
 )
 AGENTS = Statement(
     "agents_ready_of",
     "Those of some agents that have an entry without a hold.",
     "SELECT k.value FROM json_each(?) k WHERE EXISTS (SELECT 1 FROM agent_schedule_queue e "
     f"INDEXED BY idx_sched_queue_pickable_by_agent WHERE e.pid = k.value AND e.{_IS_READY})",
+    postgres="SELECT k.value FROM (SELECT jsonb_array_elements_text(?::jsonb)::bigint AS value) k "
+    f"WHERE (SELECT true FROM agent_schedule_queue e INDEXED BY idx_sched_queue_pickable_by_agent "
+    f"WHERE e.pid = k.value AND e.{_IS_READY} ORDER BY e.priority DESC LIMIT 1)",
 )
 ENTRIES = Statement(
     "entries_still_ready",

@@ -41,6 +41,15 @@ FINISHED_DELETE = Statement(
     f"AND p.state IN ('queued','dispatched')) OR EXISTS (SELECT 1 FROM graph_runs r "
     f"WHERE r.run_id = {_RUN} AND r.ended_at IS NULL))) "
     "RETURNING sched_id",
+    postgres="DELETE FROM agent_schedule_queue AS q WHERE sched_id IN (SELECT value FROM json_each(?)) "
+    "AND state IN ('completed','expired','cancelled') "
+    "AND sched_id < (SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1) "
+    "AND NOT EXISTS (SELECT 1 FROM entry_after a JOIN agent_schedule_queue d ON d.sched_id = a.sched_id "
+    "WHERE a.waits_for = q.sched_id AND d.state IN ('queued','dispatched')) "
+    "AND NOT (options IS NOT NULL AND ((SELECT true FROM agent_schedule_queue p "  # EXISTS may be a hash of all
+    "WHERE p.sched_id = rota_json_number(q.options, 'parent_id')::bigint AND p.state IN ('queued','dispatched')) "
+    "IS NOT NULL OR (SELECT true FROM graph_runs r WHERE r.run_id = rota_json_text(q.options, 'correlation_id') "
+    "AND r.ended_at IS NULL) IS NOT NULL)) RETURNING sched_id",
 )
 FINISHED_TO_END = Statement(
     "finished_to_end",

@@ -31,6 +31,9 @@ NOTE_PUT = Statement(
     "usage_note_put",
     "Keep what the fold knows of an entry.",
     "INSERT OR REPLACE INTO usage_entries (sched_id, model, released_at, waited_ms) VALUES (?, ?, ?, ?)",
+    postgres="INSERT INTO usage_entries (sched_id, model, released_at, waited_ms) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (sched_id) DO UPDATE SET model = excluded.model, released_at = excluded.released_at, "
+    "waited_ms = excluded.waited_ms",
 )
 NOTE_DROP = Statement(
     "usage_note_drop",
@@ -47,6 +50,9 @@ DAY_PUT = Statement(
     "Store a row of a day, an agent and a model.",
     f"INSERT OR REPLACE INTO usage_daily (day, pid, model, project_id, {SUMS}) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    postgres=f"INSERT INTO usage_daily (day, pid, model, project_id, {SUMS}) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (day, pid, model) DO UPDATE SET "
+    + ", ".join(f"{column} = excluded.{column}" for column in ["project_id", *SUMS.split(", ")]),
 )
 AGENTS = Statement(
     "usage_agents",

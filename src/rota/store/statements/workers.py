@@ -49,11 +49,14 @@ FIRST_SEEN_AT = Statement(
     "worker_first_seen_at",
     "When the worker was seen that was seen longest ago.",
     "SELECT min(seen_at) FROM workers",
+    postgres="SELECT (SELECT seen_at FROM workers ORDER BY seen_at LIMIT 1)",
 )
 UNSEEN = Statement(
     "workers_unseen",
     "Workers that were last seen before a time, longest ago first.",
     "SELECT worker_id, incarnation, host, returned, pools FROM workers WHERE seen_at <= ?1 ORDER BY seen_at LIMIT +?2",
+    postgres="SELECT worker_id, incarnation, host, returned, pools FROM workers WHERE seen_at <= ?1 "
+    "ORDER BY seen_at, worker_id, incarnation LIMIT ?2",
 )
 RUNS = Statement(
     "worker_runs",

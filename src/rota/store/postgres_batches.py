@@ -1,0 +1,146 @@
+"""A statement for many rows of parameters at once: each parameter is an array, and `unnest` makes rows of them.
+
+A hundred rows in one statement take the server less than half the time of a hundred statements, even if these are sent
+together. The text is derived for a statement that inserts values, and for one that updates or deletes rows by the
+equality of columns with parameters; for any other there is none, and it runs once for each row.
+
+One statement changes a row at most once. So rows of parameters that name the same key twice run one by one, and the
+last one counts, as it should (`Batch.keys`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from rota.store.postgres_schema import COLUMNS
+from rota.store.postgres_text import postgres_text
+from rota.store.protocol import Statement
+
+__all__ = ["BATCH_ROWS_MAX", "BATCH_ROWS_MIN", "Batch", "arrays", "batch_of", "commands"]
+
+BATCH_ROWS_MIN = 3  # fewer rows are sent one by one
+BATCH_ROWS_MAX = 1_000  # in one statement, so that no array becomes too large to hold
+
+_INSERT = re.compile(
+    r"INSERT INTO (?P<table>\w+)(?: AS \w+)? \((?P<columns>[\w, ]+)\) VALUES \((?P<values>[^()]+)\)"
+    r"(?: ON CONFLICT \((?P<conflict>[\w, ]+)\) (?P<action>.*))?"
+)
+_UPDATE = re.compile(r"UPDATE (?P<table>\w+) SET (?P<changes>.*?) WHERE (?P<condition>.*)")
+_DELETE = re.compile(r"DELETE FROM (?P<table>\w+) WHERE (?P<condition>.*)")
+_PARAMETER = re.compile(r"\$(\d+)")
+_EQUAL = re.compile(r"(\w+) = \$(\d+)")
+_COMMA = re.compile(r", (?=\w+ = )")  # between two changes
+
+
+class Batch(NamedTuple):
+    """A statement for many rows of parameters."""
+
+    text: str
+    keys: tuple[int, ...]  # the parameters that together name a row, from 0; empty: rows may be equal
+
+
+@cache
+def batch_of(statement: Statement) -> Batch | None:
+    """Return the text for many rows of parameters; None if none can be derived."""
+    text = postgres_text(statement)
+    if text.startswith('INSERT INTO "'):  # as copies do; no name of the schema needs quotes
+        text = text.replace('"', "")
+    if any(word in text for word in ("RETURNING", "SELECT", " OR ")):
+        return None
+    for pattern, derive in ((_INSERT, _inserted), (_UPDATE, _updated), (_DELETE, _deleted)):
+        found = pattern.fullmatch(text)
+        if found is not None and found["table"] in COLUMNS:
+            return derive(found)
+    return None
+
+
+def _inserted(found: re.Match[str]) -> Batch | None:
+    columns, values = found["columns"].split(", "), found["values"].split(", ")
+    if len(columns) != len(values):
+        return None
+    places = {value[1:]: column for column, value in zip(columns, values, strict=True) if value.startswith("$")}
+    made = _rows(found["table"], places)
+    if made is None:
+        return None
+    text = f"INSERT INTO {found['table']} AS t ({found['columns']}) SELECT {_named(found['values'])} FROM {made}"  # noqa: S608  # names of the schema
+    if found["conflict"] is None:
+        return Batch(text, ())
+    action = _PARAMETER.sub(lambda each: f"excluded.{places[each[1]]}", found["action"])
+    action = re.sub(r"\b(?:b|f)\.", "t.", action)  # how the statements call the row that is there
+    keys = tuple(int(place) - 1 for place, column in places.items() if column in found["conflict"].split(", "))
+    return Batch(f"{text} ON CONFLICT ({found['conflict']}) {action}", keys)
+
+
+def _updated(found: re.Match[str]) -> Batch | None:
+    places = {place: column for column, place in _EQUAL.findall(found["condition"])}
+    keys, types = tuple(int(place) - 1 for place in places), COLUMNS[found["table"]]
+    for change in _COMMA.split(found["changes"]):
+        column = change.split(" = ")[0]
+        for place in _PARAMETER.findall(change):
+            if types.get(places.setdefault(place, column)) != types.get(column):
+                return None  # one parameter of two types
+    made = _rows(found["table"], places)
+    if made is None or not keys or set(_PARAMETER.findall(found["condition"])) - places.keys():
+        return None
+    changes, condition = _named(found["changes"]), _named(found["condition"])
+    return Batch(f"UPDATE {found['table']} AS t SET {changes} FROM {made} WHERE {condition}", keys)  # noqa: S608
+
+
+def _deleted(found: re.Match[str]) -> Batch | None:
+    places = {place: column for column, place in _EQUAL.findall(found["condition"])}
+    made = _rows(found["table"], places)
+    if made is None or set(_PARAMETER.findall(found["condition"])) - places.keys():
+        return None
+    return Batch(f"DELETE FROM {found['table']} AS t USING {made} WHERE {_named(found['condition'])}", ())  # noqa: S608
+
+
+def _rows(table: str, places: dict[str, str]) -> str | None:
+    """The parameters as rows: `u.p1` is the first one. None if the type of one is not known."""
+    types = COLUMNS[table]
+    count = len(places)
+    if not count or sorted(map(int, places)) != list(range(1, count + 1)) or not set(places.values()) <= types.keys():
+        return None
+    given = ", ".join(f"${place}::{types[places[str(place)]]}[]" for place in range(1, count + 1))
+    return f"unnest({given}) AS u({', '.join(f'p{place}' for place in range(1, count + 1))})"
+
+
+def _named(text: str) -> str:
+    return _PARAMETER.sub(r"u.p\1", text)
+
+
+def commands(statement: Statement, rows: Collection[Sequence[Any]]) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield what runs a statement for all rows: a command for many of them where that is possible, else for each."""
+    batch = batch_of(statement) if len(rows) >= BATCH_ROWS_MIN else None
+    if batch is None:
+        text = postgres_text(statement)
+        yield from ((text, row) for row in rows)
+        return
+    all_rows = list(rows)
+    for first in range(0, len(all_rows), BATCH_ROWS_MAX):
+        some = all_rows[first : first + BATCH_ROWS_MAX]
+        given = arrays(batch, some)
+        if given is not None:
+            yield batch.text, given
+        else:
+            yield from ((postgres_text(statement), row) for row in some)
+
+
+def arrays(batch: Batch, rows: Collection[Sequence[Any]]) -> list[str] | None:
+    """Return the parameters of a batch; None if two rows have the same key."""
+    if batch.keys and len({tuple(row[key] for key in batch.keys) for row in rows}) < len(rows):
+        return None
+    return [f"{{{','.join(_elements(values))}}}" for values in zip(*rows, strict=True)]
+
+
+def _elements(values: Sequence[Any]) -> Iterator[str]:
+    for value in values:
+        if value is None:
+            yield "NULL"
+        elif isinstance(value, str):
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+            yield f'"{escaped}"'
+        else:
+            yield repr(float(value)) if isinstance(value, float) else str(int(value))

@@ -1,0 +1,245 @@
+"""PostgreSQL connections: what a URL means, how a connection is made, and rota's errors for what goes wrong.
+
+    postgresql://user@host/database?schema=rota
+
+is one rota: a schema of that name holds its tables. `schema` (default `rota`) and `pooler` are rota's own parameters;
+all others go to libpq, so several hosts, TLS and password files work as in any other client.
+
+**Time limits.** A holder of the turn keeps all others waiting, so no failure may last long. The server ends a session
+that does nothing inside a transaction (a stopped process), a statement that runs too long, and a wait for the turn. The
+kernel ends a connection whose peer does not answer (keepalives; `tcp_user_timeout` while data is on its way), so a cut
+network is noticed after about four seconds on both sides.
+
+**Poolers.** A pooler that gives each transaction another session breaks prepared statements, LISTEN and locks of
+sessions. A pooler is noticed by the number of the server process, which it makes up; then the URL has to say
+`pooler=session`, which is the one mode that works.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import psycopg
+from psycopg import conninfo
+from psycopg.adapt import Loader
+from psycopg.pq import Format
+from psycopg.types.numeric import NumericBinaryLoader
+
+from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreError, StoreUnavailable
+from rota.store.engine import TransactionLost
+
+__all__ = [
+    "IDLE_S_MAX",
+    "PLANNER",
+    "TURN_S_MAX",
+    "PostgresAddress",
+    "connect",
+    "parse_url",
+    "statement_error",
+    "unavailable",
+]
+
+DEFAULT_SCHEMA = "rota"
+OLDEST_SERVER = 150_000  # PostgreSQL 15
+CONNECT_S_MAX = 5  # for each host
+TURN_S_MAX = 30.0  # how long a process waits for its turn
+STATEMENT_S_MAX = 60.0
+IDLE_S_MAX = 10.0  # how long a session may do nothing inside a transaction
+# noticed after 2 + 3 * 1 s without an answer; 4 s while data is on its way
+KEEPALIVE = {
+    "keepalives": 1,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 4_000,
+}
+# A statement is planned once, often while its tables are empty, and the plan is used when they hold a million rows. So
+# no plan may depend on what the planner believes about sizes: rows are found by indexes, in the order of the index, and
+# joined by keys. What is switched off is still done where there is no other way (kernel_proof/test_postgres_plans.py).
+PLANNER = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_sort": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "max_parallel_workers_per_gather": "0",
+}
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_PLAIN = re.compile(r"[\w.-]+")
+
+
+class PostgresAddress(NamedTuple):
+    """Where a rota is: how to connect, its schema, and its name for people, without a password."""
+
+    conninfo: str
+    schema: str
+    shown: str
+    pooled: bool = False  # a pooler in session mode is between
+
+
+def parse_url(url: str) -> PostgresAddress:
+    """Split rota's own parameters from those of libpq, and check them."""
+    parts = urlsplit(url)
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    schema, pooler = given.pop("schema", DEFAULT_SCHEMA), given.pop("pooler", "")
+    if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
+        text = f"{schema!r} cannot be a schema: lower-case letters, digits and _ only, at most 63, not pg_…"
+        raise InvalidInput(text, field="schema", hint=f"Write ?schema={DEFAULT_SCHEMA} at the end of the URL.")
+    if pooler not in ("", "session"):
+        raise InvalidInput(f"pooler must be session, not {pooler!r}", field="pooler")
+    try:
+        settings: dict[str, Any] = conninfo.conninfo_to_dict(
+            f"{parts.scheme}://{parts.netloc}{parts.path}{'?' if given else ''}{urlencode(given)}"
+        )
+    except psycopg.Error as problem:
+        text = f"the URL of the store cannot be read: {_one_line(problem)}"
+        raise InvalidInput(text, field="url", hint="Write postgresql://user@host/database?schema=rota.") from None
+    host = str(settings.get("host") or settings.get("hostaddr") or "local")
+    shown = f"{host if _PLAIN.fullmatch(host) else 'local'}/{settings.get('dbname') or settings.get('user') or ''}"
+    return PostgresAddress(conninfo.make_conninfo(**settings), schema, f"{shown}?schema={schema}", pooler == "session")
+
+
+def connect(
+    address: PostgresAddress, role: str, *, read_only: bool = False, waits: bool = False
+) -> psycopg.Connection[Any]:
+    """Connect, or raise StoreUnavailable.
+
+    The server shows the `role` in its list of sessions. A connection that `waits` has no time limits.
+    """
+    known = conninfo.conninfo_to_dict(address.conninfo)
+    limits = {
+        "lock_timeout": TURN_S_MAX,
+        "statement_timeout": STATEMENT_S_MAX,
+        "idle_in_transaction_session_timeout": IDLE_S_MAX,
+    }
+    session = {
+        "search_path": address.schema,
+        "jit": "off",
+        **PLANNER,
+        "client_encoding": "UTF8",
+        **{name: "0" if waits else f"{limit_s * 1000:.0f}" for name, limit_s in limits.items()},
+    }
+    options = " ".join(f"-c {name}={value}" for name, value in session.items())
+    defaults: dict[str, Any] = {
+        "connect_timeout": CONNECT_S_MAX,
+        "target_session_attrs": "any" if read_only else "read-write",
+        "application_name": f"rota {role}",
+        **KEEPALIVE,
+    }
+    try:
+        connection = psycopg.Connection.connect(
+            address.conninfo,
+            autocommit=True,
+            prepare_threshold=None,
+            **{name: value for name, value in defaults.items() if name not in known},
+            options=f"{known.get('options') or ''} {options}".strip(),
+        )
+    except psycopg.Error as problem:
+        raise unavailable(address, problem) from None
+    try:
+        _check_server(address, connection)
+        _read_as_sqlite(connection)
+    except psycopg.Error as problem:
+        connection.close()
+        raise unavailable(address, problem) from None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_server(address: PostgresAddress, connection: psycopg.Connection[Any]) -> None:
+    """Refuse a server that is too old, and a pooler that the URL does not name."""
+    if connection.info.server_version < OLDEST_SERVER:
+        text = f"{address.shown} is PostgreSQL {connection.info.server_version // 10_000}; rota needs 15 or newer"
+        raise StoreUnavailable(text, hint="Upgrade the server, or use a file.", address=address.shown)
+    if address.pooled:
+        return
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    if row is not None and row[0] != connection.info.backend_pid:
+        text = f"a connection pooler stands in front of {address.shown}"
+        hint = "Connect to PostgreSQL itself; for a pooler in session mode, add &pooler=session to the URL."
+        raise StoreUnavailable(text, hint=hint, address=address.shown)
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+class _BoolAsInt(Loader):
+    """Truth values are 1 and 0, as SQLite has them."""
+
+    format = Format.BINARY
+
+    def load(self, data: Any) -> int:
+        return int(bytes(data)[0])
+
+
+class _NumericAsNumber(NumericBinaryLoader):
+    """A sum of whole numbers is a whole number, any other a float."""
+
+    def load(self, data: Any) -> Any:
+        value = super().load(data)
+        return int(value) if value.is_finite() and value.as_tuple().exponent == 0 else float(value)
+
+
+class _JsonAsText(Loader):
+    """JSON is text: the kernel decodes it."""
+
+    format = Format.BINARY
+
+    def load(self, data: Any) -> str:
+        return bytes(data).removeprefix(b"\x01").decode()  # jsonb begins with its version
+
+
+def _read_as_sqlite(connection: psycopg.Connection[Any]) -> None:
+    """Have rows hold what the same rows of SQLite hold."""
+    connection.adapters.register_loader("bool", _BoolAsInt)
+    connection.adapters.register_loader("numeric", _NumericAsNumber)
+    connection.adapters.register_loader("json", _JsonAsText)
+    connection.adapters.register_loader("jsonb", _JsonAsText)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+# connection (but not 08P01, which is this program's fault), resources, operator intervention, system
+_LOST_CLASSES = ("08", "53", "57", "58")
+_LOST_STATES = ("25P03", "25P04", "40001", "40P01", "55P03")  # session ended by a time limit; deadlock; no turn
+
+
+def statement_error(problem: psycopg.Error) -> BaseException:
+    """Return rota's error for a failed statement: `TransactionLost` if the statement is not the cause."""
+    state = problem.sqlstate
+    if state is None or (state[:2] in _LOST_CLASSES and state != "08P01") or state in _LOST_STATES:
+        return TransactionLost(_one_line(problem))
+    if state.startswith("22"):  # the last resort, if an earlier check missed it
+        return InvalidInput(f"a value cannot be stored: {_one_line(problem)}")
+    if state.startswith("XX"):
+        return StoreCorrupt(f"the database is damaged: {_one_line(problem)}")
+    if state == "25006":
+        text = "the server accepts no writes: it is a standby, or the store was opened read-only"
+        return StoreUnavailable(text, hint="Name the primary in the URL, or all hosts: postgresql://a,b/database.")
+    hint = "Run `rota db check`; if it finds nothing, this is a defect of rota."
+    return StoreError(f"a statement failed: {_one_line(problem)}", hint=hint)
+
+
+def unavailable(address: PostgresAddress, problem: BaseException, *, may_be_executed: bool = False) -> RotaError:
+    """Return the error of a call that could not reach the server."""
+    text = f"PostgreSQL at {address.shown} cannot be reached: {_one_line(problem)}"
+    hint = f"Check that it runs and accepts you: psql '{_without_password(address)}' -c 'SELECT 1'."
+    if may_be_executed:
+        text = f"the connection to {address.shown} was lost during a commit: {_one_line(problem)}"
+        return StoreUnavailable(text, hint=hint, address=address.shown, may_be_executed=True)
+    return StoreUnavailable(text, hint=hint, address=address.shown)
+
+
+def _without_password(address: PostgresAddress) -> str:
+    settings: dict[str, Any] = conninfo.conninfo_to_dict(address.conninfo)
+    kept = {name: value for name, value in settings.items() if name not in ("password", "sslpassword", "passfile")}
+    return conninfo.make_conninfo(**kept)
+
+
+def _one_line(problem: BaseException) -> str:
+    return " ".join(str(problem).split()) or type(problem).__name__

@@ -1,0 +1,409 @@
+"""The PostgreSQL connection that writes, as the writer sees it.
+
+**A turn.** All processes that share a schema take turns: a transaction begins with an advisory lock whose number is
+made from the schema's name, and the lock ends with the transaction. So write transactions run one after the other, as
+on a file, and everything that the kernel concludes from that holds: ids in the order of commits, exact caps and
+budgets, memory that is valid until another process has written.
+
+    trip 1      BEGIN · take the lock · read who wrote last, the last ids, the schema's version and the time
+                · and what the kernel foretells that it reads after others have written
+    trips       statements with rows, each with the writes that were queued before it
+    last trip   the other writes · notify · COMMIT · flush
+
+The lock is a statement of its own: a statement sees what was committed when it began, and one that waits for the lock
+began too early. Writes that return no rows are queued and not awaited. What is wrong with one is found out
+with the next result; then the whole transaction is undone, and the writer runs its requests one by one.
+
+**Who wrote last** is the sequence `news`: every transaction that writes takes a number of it just before it commits. A
+process that finds another number than its own last one knows that others have written. A sequence has no transactions,
+so a number may belong to a transaction that was undone; that costs a look and is otherwise harmless.
+
+**Early release.** A commit inside the lock is asynchronous: the lock ends and others see the rows, but the log may not
+be on disk. A second, tiny transaction follows in the same trip, outside the lock, and it is synchronous: the log is
+flushed in order, so with it everything before is on disk. Only then does the caller get its result. So others need not
+wait for the disk, and one flush serves many turns.
+
+**A lost connection.** The server undoes what was open, and the writer runs the request again on a new connection. If it
+was lost during the commit, the new connection looks for the last event of that transaction. Everything remembered of
+the database is dropped then (`foreign_version`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import psycopg
+
+from rota.clock import SystemClock
+from rota.errors import SchemaMismatch, StoreError, StoreUnavailable
+from rota.store.engine import RequestFailed, TransactionLost
+from rota.store.migrations import LATEST
+from rota.store.postgres_clock import DatabaseClock
+from rota.store.postgres_connection import TURN_S_MAX, PostgresAddress, connect, statement_error, unavailable
+from rota.store.postgres_pipeline import Pipeline
+from rota.store.postgres_text import postgres_text
+from rota.store.postgres_transaction import PostgresTransaction
+from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
+from rota.store.statements.file import META_GET
+from rota.store.statements.journal import EVENT_APPEND
+
+__all__ = ["FLUSH", "Durability", "PostgresEngine", "channel", "turn_key"]
+
+Durability = Literal["full", "normal"]
+ABSENT_S = 0.5  # how long a server that could not be reached is not asked again
+_BEGIN = "BEGIN"
+_LOCK = "SELECT pg_advisory_xact_lock($1::bigint)"
+_TURN = """SELECT (SELECT last_value FROM news),
+    coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
+    coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0),
+    (SELECT value FROM kernel_meta WHERE key = 'schema_version'),
+    (SELECT value FROM kernel_meta WHERE key = 'clock_offset'),
+    extract(epoch FROM clock_timestamp())::double precision"""
+_TIME = "SELECT extract(epoch FROM clock_timestamp())::double precision"
+_LAST_IDS = """SELECT coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
+    coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0)"""
+_NEWS = "SELECT nextval('news'), pg_notify($1, currval('news')::text)"
+# the setting ends with its own transaction, which is over when the log is flushed
+FLUSH = "SELECT set_config('synchronous_commit', $1, true), pg_logical_emit_message(true, 'rota', '')"
+_IS_THERE = """SELECT 1 FROM agent_events WHERE event_id = $1 AND ts = $2 AND kind = $3 AND payload = $4
+    AND author = $5"""
+
+
+def turn_key(schema: str) -> int:
+    """Return the number of the advisory lock that is held during a turn."""
+    return int.from_bytes(hashlib.blake2b(f"rota {schema}".encode(), digest_size=8).digest(), signed=True)
+
+
+def channel(schema: str) -> str:
+    """Return the channel on which commits are announced."""
+    return f"rota_{schema}"
+
+
+class PostgresEngine:
+    """The writing connection of a process."""
+
+    sole_user = False  # others are notified of every commit
+    has_savepoints = False
+    lost_hint = "See that the server runs and what it logs, then retry: `rota doctor`."
+
+    def __init__(
+        self,
+        address: PostgresAddress,
+        *,
+        durability: Durability = "full",
+        read_only: bool = False,
+        foreign_version: int = 0,
+        clock: DatabaseClock | None = None,
+        connection: psycopg.Connection[Any] | None = None,
+    ) -> None:
+        self.address = address
+        self.read_only = read_only
+        self.durability = durability
+        self.foreign_version = foreign_version  # grows when a transaction finds that others have written
+        self.changed = 0  # writes since the connection was made
+        self.ids_known = False  # `_last_ids` are those of this transaction
+        self.last_event: tuple[int, Sequence[Any]] | None = None  # the last one of this transaction, to look for it
+        self.in_transaction = False
+        self.foretold: dict[tuple[Statement, Row], list[Row]] = {}  # read with the first trip of this transaction
+        self.also_foretold: list[tuple[Statement, Row]] = []  # by this transaction itself
+        self.is_pending = False  # the turn is asked for, and the answer not read
+        self._foretold: dict[tuple[Statement, Row], str] = {}  # what is read so, and the text for it
+        self._clock = clock  # it is set by the time of the server, in every turn
+        self._refusal = ("the store was opened read-only", "Open it without read_only.") if read_only else None
+        self._pipeline: Pipeline | None = None
+        self._key = turn_key(address.schema)
+        self._channel = channel(address.schema)
+        self.flush_mode = "on"  # the synchronous_commit that the server's administrator has chosen
+        self._last_ids = {"event": 0, "entry": 0}
+        self._changed_before = 0  # `changed` when the transaction began
+        self._requests = 0  # of this transaction
+        self._aborted = False  # the server has undone it
+        self._durable = False  # COMMIT was answered
+        self._news: int | None = None  # the last number of `news` that this process knows of
+        self._foreign = False  # others have written, and `has_foreign_commit` has not reported it
+        self._absent: StoreError | None = None  # the server could not be reached a moment ago
+        self._absent_until = 0.0
+        if not read_only:
+            self._connect(connection)
+
+    # --- connecting ------------------------------------------------------------------------------
+
+    def _connect(self, connection: psycopg.Connection[Any] | None = None) -> Pipeline:
+        """Connect, and forget everything that was remembered of the database."""
+        self._drop()
+        connection = connection or self._reach()
+        try:
+            row = connection.execute("SHOW synchronous_commit").fetchone()
+            self.flush_mode = "on" if row is None or row[0] == "off" else str(row[0])
+            # commits are asynchronous, and flushed by a transaction of their own
+            connection.execute("SET synchronous_commit = off")
+            pipeline = Pipeline(connection)
+        except psycopg.Error as problem:
+            connection.close()
+            raise unavailable(self.address, problem) from None
+        self._pipeline = pipeline
+        self._news, self._foreign = None, True
+        return pipeline
+
+    def _reach(self) -> psycopg.Connection[Any]:
+        """Connect. Many requests may fail at the same time: not each of them waits for a server that is away."""
+        if self._absent is not None and SystemClock.monotonic() < self._absent_until:
+            raise self._absent
+        try:
+            connection = connect(self.address, "writer")
+        except StoreError as problem:
+            self._absent, self._absent_until = problem, SystemClock.monotonic() + ABSENT_S
+            raise
+        self._absent = None
+        return connection
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The connection; raises if it is lost."""
+        if self._pipeline is None:
+            raise TransactionLost("the connection to PostgreSQL was lost")
+        return self._pipeline
+
+    @property
+    def backend_pid(self) -> int:
+        """The server's process for this connection, 0 while there is none."""
+        return 0 if self._pipeline is None else self._pipeline.backend_pid
+
+    def _drop(self) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        self.in_transaction = False
+        if pipeline is not None:
+            with contextlib.suppress(psycopg.Error):
+                pipeline.close()
+
+    # --- transactions ----------------------------------------------------------------------------
+
+    def begin(self, *, alone: bool = False) -> None:
+        """Take the turn; if `alone`, ask for it, and wait for it in the first statement, with what is foretold.
+
+        A connection that broke while it was not in use is made again.
+        """
+        if self._refusal is not None:
+            text, hint = self._refusal
+            raise StoreUnavailable(text, hint=hint)
+        self._durable = self._aborted = False
+        self.last_event = None
+        self._requests = 0
+        is_new = self._pipeline is None
+        if is_new:
+            self._connect()
+        try:
+            self._ask_for_turn()
+            if not alone:
+                self._take_turn()
+        except psycopg.Error as problem:
+            broken = self.pipeline.is_broken
+            self.rollback()
+            if isinstance(problem, psycopg.errors.LockNotAvailable):
+                raise self._kept_out() from problem
+            if is_new or not broken:
+                raise unavailable(self.address, problem) from problem
+            self.begin(alone=alone)
+        except BaseException:
+            self.rollback()
+            raise
+
+    def take_turn(self) -> None:
+        """Wait for the turn inside the first statement of a request."""
+        try:
+            self._take_turn()
+        except psycopg.errors.LockNotAvailable as problem:
+            self._aborted = True
+            raise self._kept_out() from problem
+        except psycopg.Error as problem:
+            raise self.failed(problem) from problem
+
+    def _kept_out(self) -> StoreUnavailable:
+        text = f"another process has kept the turn at {self.address.shown} for {TURN_S_MAX:g} s"
+        return StoreUnavailable(text, hint="See who: `rota doctor`.", address=self.address.shown)
+
+    def _ask_for_turn(self) -> None:
+        pipeline = self.pipeline
+        self.in_transaction = self.is_pending = True
+        self.foretold, self.also_foretold = {}, []
+        self._changed_before = self.changed
+        pipeline.send(_BEGIN)
+        pipeline.send(_LOCK, (self._key,))
+        pipeline.send(_TURN)
+        for (_, parameters), text in self._foretold.items():
+            pipeline.send(text, (*parameters, -1 if self._news is None else self._news))
+
+    def _take_turn(self) -> None:
+        pipeline = self.pipeline
+        self.is_pending = False
+        asked_at = SystemClock.monotonic()
+        ((news, event_id, sched_id, version, clock_offset, time_s),), *foretold = pipeline.collect()[2:]
+        if version != str(LATEST):
+            text = f"schema_version is {version} now; this process writes {LATEST}"
+            raise SchemaMismatch(text, hint="Restart it with the version of rota that migrated the schema.")
+        self._last_ids = {"event": event_id, "entry": sched_id}
+        self.ids_known = True
+        if news != self._news:
+            self.foreign_version += 1
+            self._news, self._foreign = news, True
+            self.foretold = dict(zip(self._foretold, foretold, strict=False))
+        for read, rows in zip(self.also_foretold, foretold[len(self._foretold) :], strict=True):
+            self.foretold[read] = rows
+        if self._clock is not None:
+            while not self._clock.set_by(asked_at, time_s, clock_offset):
+                asked_at = SystemClock.monotonic()
+                ((time_s,),) = pipeline.rows(_TIME)
+
+    def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
+        """Read these with the first trip of a transaction, if others have written since the last one."""
+        for statement, parameters in reads:
+            text = f"SELECT * FROM ({postgres_text(statement)}) foretold WHERE (SELECT last_value FROM news) <> "  # noqa: S608  # a statement of rota
+            self._foretold[statement, parameters] = f"{text}${len(parameters) + 1}::bigint"  # else it is not run
+
+    def changing(self, text: str, count: int, *, moves_ids: bool) -> None:
+        """Note that writes are sent: what was foretold may no longer be so."""
+        self.changed += count
+        if moves_ids:
+            self.ids_known = False
+        if self.foretold:  # settings are in a table of their own
+            keep = "kernel_meta" not in text
+            self.foretold = {read: rows for read, rows in self.foretold.items() if keep and read[0] is META_GET}
+
+    def take_ids(self, statement: Statement, count: int) -> int:
+        """Return the first of so many new ids. The rows must be inserted in this transaction."""
+        if not self.ids_known:
+            ((event_id, sched_id),) = self.pipeline.rows(_LAST_IDS)
+            self._last_ids, self.ids_known = {"event": event_id, "entry": sched_id}, True
+        kind = "event" if statement is EVENT_APPEND else "entry"
+        first_id = self._last_ids[kind] + 1
+        self._last_ids[kind] += count
+        return first_id
+
+    def commit(self) -> None:
+        """Commit, release the turn, and return when it is durable."""
+        if self.changed == self._changed_before and not self._aborted:
+            self.rollback()
+            self._durable = True
+            return
+        pipeline = self.pipeline
+        if self._aborted:
+            raise TransactionLost("a statement of it failed")
+        try:
+            pipeline.send(_NEWS, (self._channel,))
+            pipeline.send("COMMIT")
+            if self.durability == "full":
+                pipeline.send(FLUSH, (self.flush_mode,))
+            results = pipeline.collect()
+        except psycopg.Error as problem:
+            if not pipeline.is_broken:
+                raise self.failed(problem) from problem
+            self._find_out(problem)
+            return
+        except BaseException as interrupt:
+            self._find_out(interrupt)
+            raise
+        self._durable, self.in_transaction = True, False
+        self._news = results[-3 if self.durability == "full" else -2][0][0]
+
+    def _find_out(self, problem: BaseException) -> None:
+        """A commit was sent and its answer lost: return if it is durable, raise TransactionLost if it is not.
+
+        The lock is taken before the question, so the lost session has ended. A transaction without events may simply
+        run again.
+        """
+        event, self.last_event = self.last_event, None
+        try:
+            pipeline = self._connect()
+            pipeline.send(_BEGIN)
+            pipeline.send(_LOCK, (self._key,))
+            if event is None:
+                found: list[Row] = []
+            else:
+                event_id, (_, ts, kind, payload, _, _, author) = event
+                found = pipeline.rows(_IS_THERE, (event_id, ts, kind, payload, author))
+            pipeline.send("ROLLBACK")
+            pipeline.send(FLUSH, (self.flush_mode,))
+            pipeline.collect()
+        except (psycopg.Error, StoreError) as worse:
+            self._drop()
+            raise unavailable(self.address, worse, may_be_executed=True) from problem
+        if not found:
+            raise TransactionLost(str(problem)) from problem
+        self._durable = True
+
+    def failed(self, problem: psycopg.Error) -> BaseException:
+        """Return rota's error for a statement that failed: the server has undone the transaction."""
+        self._aborted = True
+        self.changed += 1  # whatever raised it, the transaction cannot go on
+        if self._pipeline is None or self._pipeline.is_broken:
+            return TransactionLost(str(problem))
+        error = statement_error(problem)
+        # a queued write may be another request's than the one that learns of it: then each runs on its own
+        return RequestFailed(str(problem)) if self._requests > 1 and isinstance(error, Exception) else error
+
+    def rollback(self) -> bool:
+        """Roll back; return False if the transaction is already durable. Its answer is read with the next turn's."""
+        if self._durable:
+            return False
+        self.is_pending = False
+        if self.in_transaction and self._pipeline is not None:
+            self.in_transaction = False
+            try:
+                if not self._pipeline.is_broken:
+                    self._pipeline.post("ROLLBACK")
+                    return True
+            except psycopg.Error:
+                pass
+            self._drop()
+        return True
+
+    def changes(self) -> int:
+        """Return a number that grows with every write."""
+        return self.changed
+
+    def savepoint(self) -> None:
+        """Not offered: the writer runs the requests one by one."""
+        raise TransactionLost("no savepoints")
+
+    release = rollback_to = savepoint
+
+    def transaction(self, effects: TransactionEffects) -> Transaction:
+        """Return the open transaction as one request sees it."""
+        self._requests += 1
+        return PostgresTransaction(self.pipeline, effects, self)
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return the error: a column has values of its own type only."""
+        return error
+
+    def check_files(self) -> None:
+        """Nothing can be put in place of a database."""
+
+    # --- other processes -------------------------------------------------------------------------
+
+    def has_foreign_commit(self) -> bool:
+        """Whether another connection has committed since the last call."""
+        found, self._foreign = self._foreign, False
+        return found
+
+    def note_news(self, news: int) -> bool:
+        """Record a number that the listener has received; return whether it is another process's commit."""
+        if self._news is not None and news <= self._news:
+            return False
+        self._foreign = True
+        return True
+
+    def notify_listeners(self) -> None:
+        """Others are notified by the commit itself."""
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._refusal = "the store is closed", "Open it again."
+        self._drop()
+
+    def abandon(self) -> None:
+        """In a forked child: the connection is the parent's, so it is neither used nor closed."""
+        self._refusal = "this transaction belongs to the process that began it", "Fork outside of transactions."

@@ -1,0 +1,121 @@
+"""How a process hears of the commits of others on PostgreSQL.
+
+Every commit notifies the channel of its schema with its number (`news`, see postgres_engine.py). A process in which a
+request waits has one connection that listens. Notifications are hints that can be lost, with the connection or with a
+server that is replaced; so every `POLL_S` the listener also asks for the last number. A number that no notification has
+announced may belong to a transaction that is not committed yet; the listener waits for the turn, and after it the
+transaction is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from rota.errors import RotaError
+from rota.store.postgres_connection import PostgresAddress, connect
+from rota.store.postgres_engine import channel, turn_key
+
+__all__ = ["POLL_S", "NewsListener"]
+
+POLL_S = 1.0  # how late a lost notification, or a server that is back, is noticed
+_log = logging.getLogger(__name__)
+
+
+class NewsListener:
+    """A thread that calls `on_news` with the number of every commit, in order, but not with each of them."""
+
+    def __init__(self, address: PostgresAddress, on_news: Callable[[int], None], *, read_only: bool = False) -> None:
+        self._address = address
+        self._on_news = on_news
+        self._read_only = read_only
+        self._seen: int | None = None
+        self._stop_in, self._stop_out = os.pipe()
+        self._listening = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rota-watch", daemon=True)
+        self._thread.start()
+        self._listening.wait(POLL_S)  # so that a commit right after this is announced, not found by the poll
+
+    def stop(self) -> None:
+        """End the thread."""
+        os.write(self._stop_out, b"!")
+        os.close(self._stop_out)
+        if self._thread is not threading.current_thread():  # a change listener may close the store
+            self._thread.join()
+
+    def forget(self) -> None:
+        """In a forked child, which does not have the thread: close the descriptors."""
+        os.close(self._stop_in)
+        os.close(self._stop_out)
+
+    def _run(self) -> None:
+        reported = False
+        while True:
+            try:
+                with contextlib.closing(self._connect()) as connection:
+                    reported = False
+                    self._listen(connection)
+                break
+            except (psycopg.Error, RotaError, OSError) as problem:
+                if not reported:
+                    _log.warning("commits of other processes are not heard of: %s", problem)
+                reported = True
+            self._listening.set()
+            if self._is_stopped(POLL_S):
+                break
+        os.close(self._stop_in)
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        connection = connect(self._address, "listener", read_only=self._read_only)
+        connection.execute(f'LISTEN "{channel(self._address.schema)}"')
+        self._seen = None  # what was committed meanwhile is not known: report once
+        return connection
+
+    def _listen(self, connection: psycopg.Connection[Any]) -> None:
+        poll = select.poll()
+        poll.register(self._stop_in, select.POLLIN)
+        poll.register(connection.fileno(), select.POLLIN)
+        heard: list[int] = []
+        connection.add_notify_handler(lambda notice: heard.append(int(notice.payload or 0)))
+        self._ask(connection)
+        self._listening.set()
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll(POLL_S * 1_000)]
+            if self._stop_in in ready:
+                return
+            if ready:
+                connection.pgconn.consume_input()
+                while notice := connection.pgconn.notifies():
+                    heard.append(int(notice.extra or b"0"))
+                if heard:
+                    self._report(max(heard))
+                    heard.clear()
+            else:
+                self._ask(connection)
+
+    def _ask(self, connection: psycopg.Connection[Any]) -> None:
+        """Ask for the last number; if it is new, wait until its transaction is over."""
+        row = connection.execute("SELECT last_value FROM news").fetchone()
+        news = int(row[0]) if row else 0
+        if news != self._seen:
+            if not self._read_only:  # a standby has no turns, and shows what is committed
+                key = turn_key(self._address.schema)
+                connection.execute("SELECT pg_advisory_lock_shared(%s), pg_advisory_unlock_shared(%s)", (key, key))
+            self._report(news)
+
+    def _report(self, news: int) -> None:
+        self._seen = news
+        try:
+            self._on_news(news)
+        except Exception:  # the thread must survive: parked requests depend on the next commit
+            _log.exception("the check for commits of other processes failed")
+
+    def _is_stopped(self, wait_s: float) -> bool:
+        return bool(select.select([self._stop_in], [], [], wait_s)[0])

@@ -1,0 +1,91 @@
+"""Opening a schema: create it if it is new, migrate it if it is old, refuse it if it is another program's."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import psycopg
+
+from rota.clock import SystemClock
+from rota.errors import SchemaMismatch, StoreError, StoreUnavailable
+from rota.store import postgres_schema
+from rota.store.migrations import LATEST
+from rota.store.postgres_clock import DatabaseClock
+from rota.store.postgres_connection import PostgresAddress, connect, unavailable
+from rota.store.postgres_engine import turn_key
+
+__all__ = ["open_schema"]
+
+Connection: TypeAlias = psycopg.Connection[Any]
+
+
+def open_schema(address: PostgresAddress, clock: DatabaseClock | None, *, read_only: bool) -> Connection:
+    """Create or migrate the schema in a turn, if it needs that, and set the clock; returns the connection."""
+    connection = connect(address, "reader" if read_only else "writer", read_only=read_only)
+    try:
+        _open(connection, address, clock, read_only=read_only)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _open(connection: Connection, address: PostgresAddress, clock: DatabaseClock | None, *, read_only: bool) -> None:
+    try:
+        if _version(connection) != str(LATEST):
+            if read_only:
+                text = f"{address.shown} has an older schema or none, and a read-only connection never changes it"
+                raise SchemaMismatch(text, hint="Open it once without read_only.")
+            _create_or_migrate(connection, address)
+        if clock is not None:
+            _set(clock, connection)
+    except psycopg.errors.InsufficientPrivilege as problem:
+        hint = f'Have its owner run: CREATE SCHEMA "{address.schema}" AUTHORIZATION "your role".'
+        raise StoreUnavailable(f"no right to create the tables: {problem}".strip(), hint=hint) from problem
+    except psycopg.Error as problem:
+        if problem.sqlstate is None:
+            raise unavailable(address, problem) from problem
+        raise StoreError(f"the schema {address.schema} cannot be opened: {problem}") from problem
+
+
+def _create_or_migrate(connection: Connection, address: PostgresAddress) -> None:
+    with connection.transaction():
+        for limit in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+            connection.execute(f"SET LOCAL {limit} = 0")  # it may take long
+        # of the first process that opens it; the others find it done
+        connection.execute("SELECT pg_advisory_xact_lock(%s::bigint)", (turn_key(address.schema),))
+        version = _version(connection)
+        if version is None:
+            if _is_used(connection, address.schema):
+                text = f"the schema {address.schema} has tables of another program"
+                raise SchemaMismatch(text, hint="Name another one: `…?schema=rota`.")
+            connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{address.schema}"')
+            for text in postgres_schema.creation():
+                connection.execute(text)
+            return
+        for step in postgres_schema.plan(version):
+            connection.execute(postgres_schema.step(step).sql)
+            connection.execute("UPDATE kernel_meta SET value = %s WHERE key = 'schema_version'", (str(step),))
+
+
+def _version(connection: Connection) -> str | None:
+    """Return the version of the schema; None if rota's tables are not there."""
+    if connection.execute("SELECT to_regclass(current_schema || '.kernel_meta')").fetchone() in (None, (None,)):
+        return None
+    row = connection.execute("SELECT value FROM kernel_meta WHERE key = 'schema_version'").fetchone()
+    return str(row[0]) if row else ""
+
+
+def _is_used(connection: Connection, schema: str) -> bool:
+    row = connection.execute("SELECT EXISTS (SELECT 1 FROM pg_tables WHERE schemaname = %s)", (schema,)).fetchone()
+    return row is not None and bool(row[0])
+
+
+def _set(clock: DatabaseClock, connection: Connection) -> None:
+    asked_at = SystemClock.monotonic()
+    row = connection.execute(
+        "SELECT extract(epoch FROM clock_timestamp())::double precision, "
+        "(SELECT value FROM kernel_meta WHERE key = 'clock_offset')"
+    ).fetchone()
+    if row is not None:
+        clock.set_by(asked_at, row[0], row[1], in_turn=False)

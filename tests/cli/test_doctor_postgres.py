@@ -1,0 +1,116 @@
+"""`rota doctor` at a store on PostgreSQL: what a real server says, and what is made of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+
+from rota.cli.database_checks import _findings, examine_server
+from rota.store.postgres_engine import turn_key
+from rota.store.postgres_health import DeadRows, ServerHealth, ServerSession
+from tests.cli.shell import Shell, make_shell
+from tests.postgres_server import shared_dsn
+
+GOOD = ServerHealth(
+    shown="db/fleet?schema=rota", schema="rota", schema_version="115", version="17.2", is_standby=False, fsync=True,
+    full_page_writes=True, synchronous_commit="on", encoding="UTF8", collation="en_US.utf8", round_trip_s=0.0004,
+    clock_ahead_s=-0.01, connections=20, connections_of_rota=6, connections_max=97, turn=None, waiting=0,
+    oldest=None, dead_rows=DeadRows("agent_events", 3, 900), inactive_slots={}, listen_s=0.001,
+)  # fmt: skip
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    dsn = shared_dsn()
+    schema = "rota_doctor"
+    yield f"{dsn}{'&' if '?' in dsn else '?'}schema={schema}"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+
+
+@pytest.fixture
+def rota(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    monkeypatch.setenv("COLUMNS", "200")
+    return make_shell(monkeypatch, capsys)
+
+
+def test_a_server_without_trouble_has_no_note() -> None:
+    assert {finding.verdict for finding in _findings(GOOD)} == {"good"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict", "words", "fix"),
+    [
+        ({"is_standby": True}, "bad", "a standby, which cannot be written", "primary"),
+        ({"fsync": False}, "bad", "fsync off", "ALTER SYSTEM SET fsync = on"),
+        ({"encoding": "SQL_ASCII"}, "bad", "encoding SQL_ASCII", "UTF8"),
+        ({"round_trip_s": 0.02}, "note", "20.00 ms", "near"),
+        ({"clock_ahead_s": -7_200.0}, "note", "7200.000 s behind", "time service"),
+        ({"listen_s": None}, "bad", "LISTEN does not reach", "pooler=session"),
+        ({"turn": ServerSession(77, "rota writer", "10.0.0.9", 12.5), "waiting": 3}, "bad",
+         "held by process 77 (rota writer, 10.0.0.9) since 12.500 s, 3 wait", "pg_terminate_backend(77)"),
+        ({"oldest": ServerSession(78, "psql", "this host", 4_000.0)}, "note", "process 78 (psql", "backend(78)"),
+        ({"dead_rows": DeadRows("agent_events", 90_000, 10)}, "note", "90,000 in agent_events", "VACUUM (ANALYZE)"),
+        ({"inactive_slots": {"old": 2**30}}, "note", "not in use and keeps 1,024.0 MiB", "drop_replication"),
+        ({"connections": 95}, "bad", "2 left", "max_connections"),
+    ],
+)  # fmt: skip
+def test_each_trouble_is_named_with_what_to_do(changed: dict[str, Any], verdict: str, words: str, fix: str) -> None:
+    (found,) = [each for each in _findings(msgspec.structs.replace(GOOD, **changed)) if each.verdict != "good"]
+    assert found.verdict == verdict
+    assert words in found.words
+    assert fix in found.fix
+
+
+def test_a_short_turn_is_no_trouble() -> None:
+    health = msgspec.structs.replace(GOOD, turn=ServerSession(77, "rota writer", "10.0.0.9", 0.002))
+    assert {finding.verdict for finding in _findings(health)} == {"good"}
+
+
+def test_a_real_server_is_examined_and_the_holder_of_the_turn_is_named(url: str) -> None:
+    with contextlib.closing(psycopg.connect(shared_dsn(), application_name="a stuck one")) as stuck:
+        stuck.execute("SELECT pg_advisory_xact_lock(%s::bigint)", (turn_key("rota_doctor"),))
+        health, _ = examine_server(url)
+        assert health.turn is not None
+        assert (health.turn.pid, health.turn.name) == (stuck.info.backend_pid, "a stuck one")
+        assert health.oldest is not None
+        stuck.rollback()
+    health, _ = examine_server(url)
+    assert health.turn is None
+    assert (health.is_standby, health.schema_version, health.encoding) == (False, None, "UTF8")
+    assert health.listen_s is not None
+    assert health.connections_of_rota >= 1
+    assert abs(health.clock_ahead_s) < 60
+
+
+def test_an_inactive_slot_is_found(url: str) -> None:
+    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+        connection.execute("SELECT pg_create_physical_replication_slot('left_behind', true)")
+        try:
+            health, _ = examine_server(url)
+        finally:
+            connection.execute("SELECT pg_drop_replication_slot('left_behind')")
+    assert "left_behind" in health.inactive_slots
+
+
+def test_the_command_shows_server_store_and_work(rota: Shell, url: str) -> None:
+    before = rota("doctor", "--store", url)
+    assert "the schema rota_doctor has no rota" in before.out
+    assert rota("agents", "create", "coder", "--store", url).code == 0
+    told = rota("doctor", "--store", url)
+    assert "PostgreSQL 1" in told.out
+    assert "the primary" in told.out
+    assert "no damage found" in told.out
+    found = {each["words"] for each in rota("doctor", "--store", url, "--json").json["findings"]}
+    assert any(words.startswith("a round trip takes") for words in found)
+
+
+def test_a_server_that_does_not_answer_is_a_finding(rota: Shell) -> None:
+    told = rota("doctor", "--store", "postgresql://nobody@127.0.0.1:1/none?schema=rota")
+    assert told.code == 1
+    assert "✗" in told.out

@@ -1,0 +1,57 @@
+"""Addresses of stores: what people see of them, and where this host keeps files for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rota.store import host_path, is_postgres, shown_address
+from rota.store.postgres_connection import parse_url
+
+URL = "postgresql://ann:secret@db:5433/fleet?sslmode=require&password=other&schema=rota"
+
+
+def test_a_path_is_shown_and_used_with_links_resolved(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    path = str(tmp_path / "link" / "rota.db")
+    assert shown_address(path) == host_path(path) == str(tmp_path / "rota.db")
+    assert not is_postgres(path)
+
+
+def test_no_password_is_shown_and_the_rest_stays() -> None:
+    assert shown_address(URL) == "postgresql://ann@db:5433/fleet?sslmode=require&schema=rota"
+    assert shown_address("postgres:///fleet") == "postgres:///fleet"
+
+
+@pytest.mark.parametrize("same", [
+    "postgresql://bob@db:5433/fleet?schema=rota",
+    "postgres://db:5433/fleet",
+    "postgresql://db:5433/fleet?sslmode=disable",
+])  # fmt: skip
+def test_all_users_of_a_schema_on_a_host_share_its_files(monkeypatch: pytest.MonkeyPatch, same: str) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert host_path(same) == host_path(URL)
+    assert host_path(URL).startswith("/state/rota/rota-")
+    assert "secret" not in host_path(URL)
+
+
+@pytest.mark.parametrize("other", [
+    "postgresql://db:5433/fleet?schema=rota2",
+    "postgresql://db:5433/other?schema=rota",
+    "postgresql://db2:5433/fleet?schema=rota",
+    "postgresql://ann@/fleet?host=%2Ftmp%2Fa&schema=rota",
+])  # fmt: skip
+def test_another_store_has_other_files(other: str) -> None:
+    assert host_path(other) != host_path(URL)
+
+
+def test_without_a_setting_the_state_folder_is_in_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Path(host_path(URL)).parent == tmp_path / ".local" / "state" / "rota"
+
+
+def test_a_url_without_a_host_means_the_local_socket() -> None:
+    assert "dbname=fleet" in parse_url("postgresql:///fleet?schema=one").conninfo
+    assert "dbname=fleet" in parse_url("postgresql:///fleet").conninfo

@@ -1,0 +1,187 @@
+"""What a PostgreSQL URL means, which servers are refused, and the database's clock.
+
+Specific, because files have neither addresses nor clocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from rota import store
+from rota.clock import SystemClock
+from rota.errors import InvalidInput, SchemaMismatch, StoreUnavailable
+from rota.store.postgres_clock import DRIFT_S, JUMP_S, DatabaseClock
+from rota.store.postgres_connection import connect, parse_url, unavailable
+from tests.postgres_server import PostgresServer, free_port, shared_dsn
+
+KEY_DATA = b"K\x00\x00\x00"  # the message with the number of the server's process
+
+
+def test_own_parameters_are_split_from_those_of_libpq() -> None:
+    address = parse_url("postgresql://ann:secret@a,b:5433/work?schema=fleet_2&sslmode=require")
+    assert address.schema == "fleet_2"
+    assert "schema" not in address.conninfo
+    assert "sslmode=require" in address.conninfo
+    assert "host=a,b" in address.conninfo
+    assert parse_url("postgres://host/work").schema == "rota"
+
+
+def test_no_message_shows_the_password() -> None:
+    address = parse_url("postgresql://ann:secret@127.0.0.1:1/work")
+    problem = unavailable(address, psycopg.OperationalError("refused"))
+    assert "ann" in str(problem)
+    assert "secret" not in f"{problem}{address.shown}{problem.data}"
+
+
+@pytest.mark.parametrize("schema", ["", "pg_rota", "Rota", "a-b", "a b", "1a", "x" * 64])
+def test_a_name_that_cannot_be_a_schema_is_refused(schema: str) -> None:
+    with pytest.raises(InvalidInput, match="schema"):
+        parse_url(f"postgresql://host/work?schema={schema}")
+
+
+@pytest.mark.parametrize("rest", ["pooler=transaction", "no_such_option=1"])
+def test_a_parameter_that_nobody_knows_is_refused(rest: str) -> None:
+    with pytest.raises(InvalidInput):
+        parse_url(f"postgresql://host/work?{rest}")
+
+
+def test_a_server_that_is_not_there_is_said_with_a_command_to_paste() -> None:
+    with pytest.raises(StoreUnavailable, match="cannot be reached") as refused:
+        store.open("postgresql://rota@127.0.0.1:1/postgres?schema=rota")
+    assert "psql" in str(refused.value)
+    assert refused.value.data["address"] == "127.0.0.1/postgres?schema=rota"
+
+
+def test_a_schema_of_another_program_is_refused_and_left_alone() -> None:
+    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA of_another")
+        connection.execute("CREATE TABLE of_another.things (id int)")
+        try:
+            with pytest.raises(SchemaMismatch, match="another program"):
+                store.open(f"{shared_dsn()}&schema=of_another")
+            found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'of_another'").fetchall()
+            assert found == [("things",)]
+        finally:
+            connection.execute("DROP SCHEMA of_another CASCADE")
+
+
+def test_a_read_only_store_creates_nothing() -> None:
+    with pytest.raises(SchemaMismatch, match="read-only"):
+        store.open(f"{shared_dsn()}&schema=never_made", read_only=True)
+    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+        assert connection.execute("SELECT to_regnamespace('never_made')").fetchone() == (None,)
+
+
+# --- poolers -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def pooler(server: Path, port: int) -> Iterator[int]:
+    """A proxy that names a server process of its own, as PgBouncer does."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ends: list[socket.socket] = [listener]
+
+    def pump(source: socket.socket, target: socket.socket, *, from_server: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                at = data.find(KEY_DATA) if from_server else -1
+                if at >= 0:  # the length, then the number
+                    data = data[: at + 5] + b"\x00\x00\x00\x07" + data[at + 9 :]
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                upstream = socket.socket(socket.AF_UNIX)
+                upstream.connect(str(server / f".s.PGSQL.{port}"))
+                ends.extend((client, upstream))
+                threading.Thread(target=pump, args=(client, upstream), kwargs={"from_server": False}).start()
+                threading.Thread(target=pump, args=(upstream, client), kwargs={"from_server": True}).start()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        thread.join()
+
+
+def test_a_pooler_is_refused_unless_the_url_says_that_it_keeps_sessions(tmp_path: Path) -> None:
+    with PostgresServer(tmp_path / "server", port=free_port()) as server, pooler(server.folder, server.port) as port:
+        url = f"postgresql://rota@127.0.0.1:{port}/postgres?sslmode=disable&gssencmode=disable"
+        with pytest.raises(StoreUnavailable, match="pooler") as refused:
+            connect(parse_url(url), "test")
+        assert "pooler=session" in str(refused.value)
+        connect(parse_url(f"{url}&pooler=session"), "test").close()
+
+
+# --- the clock -----------------------------------------------------------------------------------
+
+
+class Server:
+    """The answers of a server, whose clock a test sets."""
+
+    def __init__(self, clock: DatabaseClock, stored: str | None = None) -> None:
+        self.clock, self.stored, self.ahead_s = clock, stored, 1_000_000.0
+        self.answer()
+
+    def answer(self, took_s: float = 0.0) -> bool:
+        now = SystemClock.monotonic()
+        return self.clock.set_by(now - took_s, now + self.ahead_s, self.stored)
+
+    def ahead(self) -> float:
+        """How far the clock's wall time is ahead of its advancing time: what the kernel compares."""
+        return round(self.clock.now() - self.clock.monotonic(), 3)
+
+
+def test_the_clock_shows_the_servers_time() -> None:
+    server = Server(DatabaseClock())
+    assert server.clock.now() == pytest.approx(SystemClock.monotonic() + 1_000_000, abs=0.5)
+    assert server.ahead() == 0.0
+
+
+def test_drift_is_followed_by_both_readings() -> None:
+    server = Server(DatabaseClock())
+    server.ahead_s += JUMP_S / 2
+    assert server.answer()
+    assert server.clock.now() == pytest.approx(SystemClock.monotonic() + server.ahead_s, abs=0.2)
+    assert server.ahead() == 0.0
+
+
+def test_a_jump_is_followed_by_the_wall_clock_alone() -> None:
+    server = Server(DatabaseClock())
+    server.ahead_s -= 3_600
+    assert server.answer()
+    assert server.ahead() == pytest.approx(-3_600, abs=0.5)
+
+
+def test_a_late_answer_is_asked_for_again() -> None:
+    server = Server(DatabaseClock())
+    server.ahead_s -= 3.0  # or the answer was on its way for three seconds
+    assert not server.answer(took_s=3.0)
+    assert server.ahead() == 0.0
+    server.ahead_s += 3.0 + DRIFT_S / 4
+    assert server.answer(took_s=3.0)
+    assert server.ahead() == 0.0
+
+
+def test_a_process_that_comes_after_a_jump_agrees_with_the_others() -> None:
+    first = Server(DatabaseClock())
+    first.ahead_s += 7_200
+    first.answer()
+    later = Server(DatabaseClock(), stored=f"postgresql {first.ahead()!r}")
+    assert later.ahead() == pytest.approx(first.ahead(), abs=0.01)
+    assert later.clock.boot_id() == first.clock.boot_id()

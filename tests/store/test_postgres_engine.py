@@ -1,0 +1,462 @@
+"""The PostgreSQL engine: turns, round trips, failures of single requests, lost connections, other processes.
+
+Specific, because it is about what other stores do not have: a network, and a server that ends sessions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from rota import store
+from rota.errors import InvalidInput, SchemaMismatch, StoreUnavailable
+from rota.kernel import Completion, Kernel, ReadyEntry, ScheduleSpec
+from rota.service.dispatcher import Dispatcher
+from rota.service.outages import call_through_outage
+from rota.store import Transaction, postgres_connection
+from rota.store.postgres import PostgresStore
+from rota.store.statements.file import META_GET, META_SET
+from tests.postgres_server import PostgresServer, shared_dsn
+from tests.store import postgres_children as children
+from tests.store.world import PATIENCE_S, Caller
+
+processes = multiprocessing.get_context("spawn")
+FAILING = store.Statement(
+    "test_failing", "It fails on the server.", "UPDATE kernel_meta SET value = 1 / 0 WHERE key = ?"
+)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A new schema on the server of this run."""
+    schema = f"engine_{uuid.uuid4().hex[:12]}"
+    yield f"{shared_dsn()}&schema={schema}"
+    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE".encode())
+
+
+@pytest.fixture
+def opened(url: str) -> Iterator[PostgresStore]:
+    made = open_postgres(url)
+    yield made
+    made.close()
+
+
+def open_postgres(url: str) -> PostgresStore:
+    made = store.open(url)
+    assert isinstance(made, PostgresStore)
+    return made
+
+
+def put(key: str, value: str) -> Callable[[Transaction], None]:
+    def work(tx: Transaction) -> None:
+        tx.run(META_SET, (key, value))
+
+    return work
+
+
+def value_of(opened: store.Store, key: str) -> str | None:
+    rows = opened.read(lambda tx: tx.run(META_GET, (key,)))
+    return rows[0][0] if rows else None
+
+
+def end_sessions(opened: PostgresStore) -> None:
+    """Have the server end every session of this store, as an administrator or a restart does."""
+    with psycopg.connect(shared_dsn(), autocommit=True) as connection:
+        for pipeline in (opened._engine.pipeline, *opened._readers):
+            connection.execute("SELECT pg_terminate_backend(%s, 10000)", (pipeline.backend_pid,))
+
+
+def trips_of(opened: PostgresStore, call: Callable[[], object]) -> int:
+    before = opened._engine.pipeline.trips
+    call()
+    return opened._engine.pipeline.trips - before
+
+
+# --- turns ---------------------------------------------------------------------------------------
+
+
+def test_a_claim_after_commits_of_another_process_takes_three_round_trips(url: str, opened: PostgresStore) -> None:
+    with contextlib.closing(open_postgres(url)) as other:
+        kernel, foreign = Kernel(opened), Kernel(other)
+        pid = kernel.agents.create("coder")
+        for _ in range(2):
+            foreign.queue.enqueue_many([ScheduleSpec(pid)] * 30)
+            kernel.queue.claim(worker_id="worker", max_n=10)
+        foreign.queue.enqueue(ScheduleSpec(pid))
+        assert trips_of(opened, lambda: kernel.queue.claim(worker_id="worker", max_n=10)) == 3
+        (entry,) = kernel.queue.claim(worker_id="worker")
+        assert trips_of(opened, lambda: kernel.queue.complete(entry.sched_id, "completed", token=entry.token)) == 2
+        assert trips_of(opened, lambda: kernel.queue.enqueue_many([ScheduleSpec(pid)] * 30)) <= 3
+
+
+@pytest.mark.parametrize(("policy", "trips"), [("strict", 3), ("eevdf", 6)])
+def test_a_turn_that_ends_runs_and_claims_has_few_round_trips(
+    url: str, opened: PostgresStore, policy: str, trips: int
+) -> None:
+    """Two processes take turns, so that nothing a process remembers is valid."""
+    with contextlib.closing(open_postgres(url)) as other:
+        ours, theirs = Dispatcher(Kernel(opened)), Dispatcher(Kernel(other))
+        pids = [ours.kernel.agents.create(f"agent {number}") for number in range(5)]
+        ours.kernel.queue.enqueue_many([ScheduleSpec(pid) for pid in pids * 20])
+        held: dict[Dispatcher, list[ReadyEntry]] = {ours: [], theirs: []}
+
+        def turn(of: Dispatcher) -> None:
+            ended = [Completion(entry.sched_id, "completed", token=entry.token) for entry in held[of]]
+            held[of] = of.complete_and_claim(ended, "worker", 10, policy=policy).entries
+            assert len(held[of]) == 10
+
+        for _ in range(2):
+            turn(ours)
+            turn(theirs)
+        assert trips_of(opened, lambda: turn(ours)) == trips
+
+
+def test_what_was_foretold_is_not_used_after_a_write(url: str, opened: PostgresStore) -> None:
+    opened.foretell([(META_GET, ("word",))])
+    with contextlib.closing(open_postgres(url)) as other:
+        for number in range(3):
+            other.write(put("word", f"foreign {number}"))
+
+            def work(tx: Transaction, number: int = number) -> list[Any]:
+                before = tx.run(META_GET, ("word",))
+                tx.run(META_SET, ("word", f"own {number}"))
+                return [*before, *tx.run(META_GET, ("word",))]
+
+            assert opened.write(work) == [(f"foreign {number}",), (f"own {number}",)]
+
+
+def test_what_another_process_wrote_is_noticed_in_the_next_turn(url: str, opened: PostgresStore) -> None:
+    version = opened.write(lambda tx: tx.foreign_version)
+    opened.write(put("word", "own"))
+    assert opened.write(lambda tx: tx.foreign_version) == version
+    with contextlib.closing(open_postgres(url)) as other:
+        other.write(put("word", "foreign"))
+    assert opened.write(lambda tx: tx.foreign_version) == version + 1
+
+
+def test_a_reader_does_not_wait_for_the_holder_of_the_turn(opened: PostgresStore) -> None:
+    opened.write(put("word", "before"))
+    seen: list[str | None] = []
+
+    def work(tx: Transaction) -> None:
+        tx.run(META_SET, ("word", "after"))
+        tx.run(META_GET, ("word",))  # the write is at the server now
+        seen.append(value_of(opened, "word"))
+
+    opened.write(work)
+    assert [*seen, value_of(opened, "word")] == ["before", "after"]
+
+
+def test_ids_follow_one_another_in_the_order_of_commits(url: str, opened: PostgresStore) -> None:
+    with contextlib.closing(open_postgres(url)) as other:
+        kernels = Kernel(opened), Kernel(other)
+        pid = kernels[0].agents.create("coder")
+        found = [kernels[number % 2].queue.enqueue(ScheduleSpec(pid)) for number in range(6)]
+        assert found == [1, 2, 3, 4, 5, 6]
+        kernels[0].queue.cancel(6)
+        assert kernels[1].queue.retry(6) == 7  # a copy, whose id the database gives
+        assert kernels[1].queue.enqueue(ScheduleSpec(pid)) == 8
+    events = kernels[0].journal.tail()
+    assert [event.event_id for event in events] == list(range(1, len(events) + 1))
+
+
+def test_a_process_does_not_write_after_another_has_migrated_the_schema(opened: PostgresStore) -> None:
+    opened.write(put("word", "before"))
+    with psycopg.connect(opened.address.conninfo, autocommit=True) as connection:
+        schema = opened.address.schema
+        connection.execute(f"UPDATE {schema}.kernel_meta SET value = '9999' WHERE key = 'schema_version'".encode())
+    with pytest.raises(SchemaMismatch, match="9999"):
+        opened.write(put("word", "after"))
+    assert value_of(opened, "word") == "before"
+
+
+# --- failures of a request -----------------------------------------------------------------------
+
+
+def test_a_request_that_fails_on_the_server_fails_alone(opened: PostgresStore) -> None:
+    """The write that fails is only queued: whoever waits for the next result must not be blamed for it."""
+
+    def failing(tx: Transaction) -> None:
+        tx.run(FAILING, ("schema_version",))
+
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(tx: Transaction) -> str:
+        started.set()
+        assert go_on.wait(PATIENCE_S)
+        tx.run(META_SET, ("first", "1"))
+        return "first"
+
+    first = Caller(lambda: opened.write(slow))
+    assert started.wait(PATIENCE_S)
+    calls = [Caller(lambda work=work: opened.write(work)) for work in (put("a", "1"), failing, put("b", "2"))]  # type: ignore[misc]
+    while len(opened._queue) < 3:
+        started.wait(0)
+    go_on.set()
+    assert first.outcome() == "first"
+    assert isinstance(calls[1].error(), InvalidInput)
+    assert calls[0].outcome() is calls[2].outcome() is None
+    assert (value_of(opened, "a"), value_of(opened, "b")) == ("1", "2")
+
+
+def test_a_request_that_raises_after_a_write_is_undone_alone(opened: PostgresStore) -> None:
+    class Refused(Exception):
+        pass
+
+    def refused(tx: Transaction) -> None:
+        tx.run(META_SET, ("refused", "1"))
+        raise Refused
+
+    with pytest.raises(Refused):
+        opened.write(refused)
+    joined = store.JoinedStore(opened)
+    done = threading.Semaphore(0)
+    works = [put("a", "1"), refused, put("b", "2")]
+    writes = [joined.posted_write(lambda work=work: joined.write(work), done.release) for work in works]  # type: ignore[misc]
+    joined.post(writes)
+    for _ in writes:
+        assert done.acquire(timeout=PATIENCE_S)
+    assert [type(write.error) for write in writes] == [type(None), Refused, type(None)]
+    assert [value_of(opened, key) for key in ("a", "refused", "b")] == ["1", None, "2"]
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800", 2**63, b"bytes"])
+def test_a_value_that_cannot_be_stored_is_refused(opened: PostgresStore, value: Any) -> None:
+    with pytest.raises(InvalidInput, match="cannot be stored"):
+        opened.write(put("word", value))
+    opened.write(put("word", "x" * 100_000))
+    assert len(value_of(opened, "word") or "") == 100_000
+
+
+def test_more_writes_than_the_buffers_hold_go_through(opened: PostgresStore) -> None:
+    opened.write(lambda tx: tx.run_many(META_SET, [(f"key {number}", "x" * 200) for number in range(5_000)]))
+    assert value_of(opened, "key 4999") == "x" * 200
+
+
+# --- lost connections ----------------------------------------------------------------------------
+
+
+def test_a_session_that_ended_while_nobody_used_it_is_made_again(opened: PostgresStore) -> None:
+    opened.write(put("word", "before"))
+    version = opened.write(lambda tx: tx.foreign_version)
+    assert value_of(opened, "word") == "before"
+    end_sessions(opened)
+    opened.write(put("word", "after"))
+    assert value_of(opened, "word") == "after"
+    assert opened.write(lambda tx: tx.foreign_version) > version  # nothing remembered is used any more
+
+
+def test_a_session_that_ends_inside_a_transaction_costs_nothing(opened: PostgresStore) -> None:
+    runs: list[int] = []
+
+    def work(tx: Transaction) -> None:
+        runs.append(1)
+        tx.run(META_SET, ("runs", str(len(runs))))
+        if len(runs) == 1:
+            end_sessions(opened)
+        tx.run(META_GET, ("runs",))
+
+    opened.write(work)
+    assert value_of(opened, "runs") == "2"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_connection_lost_during_the_commit_writes_once(
+    opened: PostgresStore, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the server has committed is not known then; what was committed must not be written again."""
+    kernel = Kernel(opened)
+    pid = kernel.agents.create("coder")
+    pipeline = opened._engine.pipeline
+    collect = pipeline.collect
+    lost: list[str] = []
+
+    def collect_and_lose() -> Any:
+        is_commit = any(text == "COMMIT" for text in sent)
+        if not is_commit or lost:
+            return collect()
+        lost.append(when)
+        if when == "after":
+            collect()
+        pipeline.connection.pgconn.finish()
+        raise psycopg.OperationalError("the connection is lost")
+
+    sent: list[str] = []
+    send = pipeline.send
+    monkeypatch.setattr(pipeline, "collect", collect_and_lose)
+
+    def send_and_note(text: str, parameters: Any = ()) -> None:
+        sent.append(text)
+        send(text, parameters)
+
+    monkeypatch.setattr(pipeline, "send", send_and_note)
+    sched_id = kernel.queue.enqueue(ScheduleSpec(pid))
+    assert lost == [when]
+    assert [entry.sched_id for entry in kernel.queue.list()[0]] == [sched_id]
+    assert [event.kind for event in kernel.journal.tail()].count("kernel.sched.enqueued") == 1
+
+
+def test_a_holder_that_does_nothing_loses_its_turn(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a stopped process does. It runs its work again when it goes on."""
+    monkeypatch.setattr(postgres_connection, "IDLE_S_MAX", 0.2)
+    with contextlib.closing(open_postgres(url)) as holder, contextlib.closing(open_postgres(url)) as other:
+        holds, go_on, runs = threading.Event(), threading.Event(), []
+
+        def work(tx: Transaction) -> int:
+            runs.append(1)
+            tx.run(META_GET, ("word",))
+            holds.set()
+            assert go_on.wait(PATIENCE_S)
+            tx.run(META_SET, ("holder", str(len(runs))))
+            return len(runs)
+
+        held = Caller(lambda: holder.write(work))
+        assert holds.wait(PATIENCE_S)
+        other.write(put("other", "1"))
+        go_on.set()
+        assert held.outcome() == 2
+        assert (value_of(other, "holder"), value_of(other, "other")) == ("2", "1")
+
+
+def test_a_server_that_is_away_is_said_and_used_again_when_it_is_back(tmp_path: Path) -> None:
+    with PostgresServer(tmp_path / "server") as server:
+        opened = open_postgres(f"{server.dsn()}&schema=rota")
+        kernel = Kernel(opened)
+        pid = kernel.agents.create("coder")
+        parked = Caller(lambda: kernel.queue.claim(worker_id="worker", wait_s=PATIENCE_S))
+        while not opened.parked:
+            threading.Event().wait(0.01)
+        server.stop(signal.SIGKILL)
+        with pytest.raises(StoreUnavailable, match="cannot be reached") as refused:
+            kernel.queue.enqueue(ScheduleSpec(pid))
+        assert "psql" in str(refused.value)
+        with pytest.raises(StoreUnavailable, match="cannot be reached"):
+            kernel.queue.list()
+        server.restart(signal.SIGKILL)
+        # as a worker does it: the server is not asked again at once
+        sched_id = call_through_outage(opened.clock, lambda: kernel.queue.enqueue(ScheduleSpec(pid)), lambda: False)
+        assert [entry.sched_id for entry in parked.outcome()] == [sched_id]
+        opened.close()
+
+
+# --- other processes -----------------------------------------------------------------------------
+
+
+def test_a_claim_that_waits_in_another_process_gets_what_is_enqueued(url: str, opened: PostgresStore) -> None:
+    kernel = Kernel(opened)
+    pid = kernel.agents.create("coder")
+    parked, claimed = processes.Event(), processes.Queue()
+    child = processes.Process(target=children.claim_one, args=(url, parked, claimed))
+    child.start()
+    assert parked.wait(PATIENCE_S)
+    sched_id = kernel.queue.enqueue(ScheduleSpec(pid))
+    assert claimed.get(timeout=PATIENCE_S) == [sched_id]
+    child.join(PATIENCE_S)
+    assert kernel.queue.get(sched_id).worker_id == "child"
+
+
+def test_a_cap_is_exact_and_nothing_is_claimed_twice_with_three_processes(url: str, opened: PostgresStore) -> None:
+    kernel = Kernel(opened)
+    pid = kernel.agents.create("coder", max_concurrent=5)
+    ids = kernel.queue.enqueue_many([ScheduleSpec(pid)] * 60)
+    together, claimed = processes.Barrier(3), processes.Queue()
+    workers = [
+        processes.Process(target=children.drain, args=(url, together, claimed, f"worker-{number}"))
+        for number in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    found = [claimed.get(timeout=PATIENCE_S) for _ in workers]
+    for worker in workers:
+        worker.join(PATIENCE_S)
+    rest = [entry.sched_id for entry in kernel.queue.claim(worker_id="last", max_n=100)]
+    assert sorted([sched_id for mine, _ in found for sched_id in mine] + rest) == sorted(ids)
+    assert max(live for _, live in found) <= 5
+
+
+def test_a_listener_hears_of_commits_of_others_and_a_lost_notification_is_found(
+    url: str, opened: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = threading.Semaphore(0)
+    opened.on_change(heard.release, foreign_only=True)
+    with contextlib.closing(open_postgres(url)) as other:
+        other.write(put("word", "1"))
+        assert heard.acquire(timeout=PATIENCE_S)
+        while heard.acquire(blocking=False):
+            pass
+        monkeypatch.setattr(other._engine, "_channel", "nobody_listens_here")
+        other.write(put("word", "2"))
+        assert heard.acquire(timeout=PATIENCE_S)
+
+
+def test_a_forked_child_has_connections_of_its_own(opened: PostgresStore) -> None:
+    opened.write(put("word", "parent"))
+    value_of(opened, "word")
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            opened.write(put("child", str(value_of(opened, "word"))))
+            code = 0
+        os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    opened.write(put("word", "parent again"))
+    assert (value_of(opened, "child"), value_of(opened, "word")) == ("parent", "parent again")
+
+
+# --- early release -------------------------------------------------------------------------------
+
+
+def test_nothing_that_was_acknowledged_is_lost_when_the_server_is_killed(tmp_path: Path) -> None:
+    """Commits are asynchronous inside the turn: without the flush behind it, the last of them are lost here."""
+    with PostgresServer(tmp_path / "server", settings={"wal_writer_delay": "10000"}) as server:
+        url = f"{server.dsn()}&schema=rota"
+        opened = open_postgres(url)
+        pid = Kernel(opened).agents.create("coder")
+        opened.close()
+        started, acknowledged = processes.Semaphore(0), processes.Queue()
+        names = ("a", "b")
+        children_ = [
+            processes.Process(target=children.enqueue_until_lost, args=(url, started, acknowledged, pid, name))
+            for name in names
+        ]
+        for child in children_:
+            child.start()
+        for _ in names:
+            assert started.acquire(timeout=PATIENCE_S)
+        server.stop(signal.SIGQUIT)
+        keys = [key for _ in names for key in acknowledged.get(timeout=PATIENCE_S)]
+        for child in children_:
+            child.join(PATIENCE_S)
+        server.start()
+        opened = open_postgres(url)
+        found = [entry.key for entry in Kernel(opened).queue.list(limit=10_000)[0]]
+        opened.close()
+    assert len(found) == len(set(found))
+    assert set(keys) <= set(found)
+    assert len(found) <= len(keys) + len(names)  # of each process, at most the one that was not answered
+
+
+def test_an_event_that_a_reader_was_shown_is_not_lost_when_the_server_is_killed(tmp_path: Path) -> None:
+    """Its writer has not flushed it: with durability "normal" it never does."""
+    with PostgresServer(tmp_path / "server", settings={"wal_writer_delay": "10000"}) as server:
+        url = f"{server.dsn()}&schema=rota"
+        reader, writer = open_postgres(url), store.open(url, durability="normal")
+        Kernel(writer).journal.append(None, "seen")
+        seen = [event.kind for event in Kernel(reader).journal.tail()]
+        server.restart(signal.SIGQUIT)
+        after = [event.kind for event in Kernel(reader).journal.tail()]
+        reader.close()
+        writer.close()
+    assert seen == after == ["seen"]
