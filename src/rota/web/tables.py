@@ -11,7 +11,7 @@ from nicegui.events import GenericEventArguments
 
 __all__ = ["Column", "FieldList", "TextTable"]
 
-# constants: Vue compiles them, and shows values as text
+# constants: Vue compiles them, and shows values as text; a button tells the table, which may be several levels up
 _LINK_CELL = """<q-td :props="props">
   <a v-if="props.row.links[props.col.name]" :href="props.row.links[props.col.name]">{{ props.value }}</a>
   <template v-else>{{ props.value }}</template>
@@ -20,7 +20,8 @@ _TONE_CELL = """<q-td :props="props" :class="'tone-' + props.row.tone">{{ props.
 _BUTTONS_CELL = """<q-td :props="props">
   <button v-for="word in props.row.actions" :key="word" type="button" class="cell-button"
     :aria-label="word + ' ' + (props.row.label || props.row.id)"
-    @click="() => $parent.$emit('act', props.row.id, word)">{{ word }}</button>
+    @click="() => { let up = $parent; while (up && !up.$.vnode.props?.onAct) up = up.$parent;
+      up?.$emit('act', props.row.id, word) }">{{ word }}</button>
 </q-td>"""
 
 

@@ -35,6 +35,8 @@ _COLUMNS = [
 # Templates of the browser: constants, in which {{ … }} and :name="…" are texts and never markup.
 _ID_CELL = """<q-td :props="props"><a :href="'/entry/' + props.row.id">#{{ props.row.id }}</a></q-td>"""
 _STATUS_CELL = """<q-td :props="props"><span :class="'chip ' + props.row.tone">{{ props.row.status }}</span></q-td>"""
+_SELECT_ALL = """<q-checkbox v-model="props.selected" dense aria-label="Select all entries of this page" />"""
+_SELECT_ONE = """<q-checkbox v-model="props.selected" dense :aria-label="'Select entry ' + props.row.id" />"""
 _DETAIL_CELL = """<q-td :props="props"><span class="soft small clip">{{ props.row.detail }}</span></q-td>"""
 
 
@@ -98,6 +100,8 @@ class _QueuePage:
         labelled(self._table, "Entries")
         for name, template in (("id", _ID_CELL), ("status", _STATUS_CELL), ("detail", _DETAIL_CELL)):
             self._table.add_slot(f"body-cell-{name}", template)
+        self._table.add_slot("header-selection", _SELECT_ALL)
+        self._table.add_slot("body-selection", _SELECT_ONE)
         with ui.element("div").classes("toolbar"):
             self._newer = ui.button("Newer", icon="chevron_left", on_click=lambda: self._turn(-1))
             self._place = ui.label("").props("role=status")
