@@ -226,6 +226,7 @@ def _take_report(
         stopped_by=report.stopped_by,
         cpu_ms=report.cpu_ms,
         failure=None if is_final or report.back is not None else failure_in(report.result),
+        node=report.node,
     )
     append(tx, event, now=now, pid=run.pid)
     return run

@@ -51,6 +51,7 @@ from rota.model.checks import AMOUNT_MAX
 from rota.model.cpu import CpuSettings
 from rota.model.policy_setting import PolicySetting, ShareBy
 from rota.model.prices import PRICES_MAX, ModelPrice
+from rota.model.ray import RayCluster
 from rota.model.work import WEIGHT_UNIT
 from rota.policy.contract import PolicyIsolation
 from rota.policy.registry import DEFAULT_NAME, DEFAULT_PARAMS
@@ -325,6 +326,9 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         Meta(description="Programs and addresses that are told when something happens, by name.", max_length=HOOKS_MAX),
     ] = {}
 
+    ray: Annotated[
+        RayCluster, Meta(description='The Ray cluster for agents with `runner = "ray"`. It is connected when one runs.')
+    ] = RayCluster()
     retention: Annotated[
         RetentionTable | None,
         Meta(description="What the store keeps, for every process. Default: the store's setting stays."),

@@ -1,0 +1,40 @@
+"""What runs on a cluster have used: CPU and GPU seconds that they held, whether or not they kept them busy.
+
+Ray gives a run its CPUs and GPUs for as long as it lasts; nobody else can use them. So a run uses `cpu_s` = its CPUs ×
+its seconds, and `gpu_s` likewise. Budgets and shares count whole seconds. What a run leaves over is carried to the next
+run of its agent: rounding each run by itself would count a run of 0.1 s as much as one of 1 s.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from rota.model.ray import RayShape
+
+__all__ = ["HeldUsage"]
+
+AGENTS_MAX = 10_000  # whose remainders are kept
+
+
+class HeldUsage:
+    """Turns resources and milliseconds into whole seconds."""
+
+    def __init__(self) -> None:
+        self._left_ms: dict[tuple[int, str], int] = {}  # by agent and dimension
+        self._lock = threading.Lock()
+
+    def of(self, pid: int, shape: RayShape, wall_ms: int) -> dict[str, int]:
+        """Return what one run of an agent has used."""
+        needs = shape.needs
+        amounts = {"wall_s": 1.0, "cpu_s": needs.get("CPU", 0.0), "gpu_s": needs.get("GPU", 0.0)}
+        with self._lock:
+            if len(self._left_ms) > AGENTS_MAX:
+                self._left_ms.clear()
+            return {
+                dim: seconds for dim, amount in amounts.items() if (seconds := self._whole(pid, dim, amount * wall_ms))
+            }
+
+    def _whole(self, pid: int, dim: str, used_ms: float) -> int:
+        total_ms = self._left_ms.get((pid, dim), 0) + round(used_ms)
+        seconds, self._left_ms[pid, dim] = divmod(total_ms, 1000)
+        return seconds
