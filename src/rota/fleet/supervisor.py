@@ -145,7 +145,7 @@ class Supervisor:
         self._advisories = RunAdvisories()
         self.ended_runs = 0
         self._api = api
-        self._functions = functions or {}
+        self._functions = {} if functions is None else functions  # the caller may add to them later
         self._watchdog = Watchdog(api.clock, "rota-watchdog")
         self._runners: dict[str, Runner] = {}
         self._agents: dict[int, tuple[Agent, AgentSettings | None, RunCpu | None]] = {}  # a cache, by pid
@@ -155,7 +155,12 @@ class Supervisor:
         self._shipping = None if isinstance(api, Dispatcher) else LogShipping(api)
         self._cores = SupervisedCores(api)
         self._ray = SupervisedRay(
-            api, self.settings.ray, self.resources, self._functions, self._ray_loop, self._renew_registration
+            api,
+            self.settings.ray,
+            self.resources,
+            self._functions,
+            make_loop=self._ray_loop,
+            on_problems=self._renew_registration,
         )
         self._tasks: list[BackgroundTask] = [
             _ChangedAgents(self.forget_agent, self.forget_project),
@@ -218,12 +223,13 @@ class Supervisor:
         return self._summary(check, self._expired() - expired if rule is not None else 0)
 
     def _summary(self, check: IdleCheck | None, expired: int) -> RunSummary:
-        ended = sum((loop.ended for loop in self.slot_loops), start=Counter[str]())
+        loops = [loop for loop in self._loops if loop is not self._hook_loop]
+        ended = sum((loop.ended for loop in loops), start=Counter[str]())
         return RunSummary(
             runs=self.ended_runs,
             completed=ended["completed"],
             failed=ended["failed"] + ended["crashed"],
-            last_failed=next((loop.last_failed for loop in self.slot_loops if loop.last_failed is not None), None),
+            last_failed=next((loop.last_failed for loop in loops if loop.last_failed is not None), None),
             cancelled=ended["cancelled"],
             expired=max(0, expired),
             waiting=() if check is None else check.waiting,

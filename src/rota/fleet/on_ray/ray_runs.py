@@ -141,7 +141,7 @@ class RayRuns:
         run = _Run(live, shape_of(live.entry.kind) or settings.shape, end)
         problem = self._pickle(live)
         if problem is not None:
-            end(RunOutcome(exit_kind="failed", outcome="unpicklable", result={"error": problem}))
+            end(problem)
             return
         live.started(_RayStopHandle(self, run))
         with self._lock:
@@ -249,20 +249,22 @@ class RayRuns:
             options["node"] = next(node.id for node in self._room.nodes if node.is_named(run.shape.node))
         return options
 
-    def _pickle(self, live: LiveRun) -> str | None:
-        """Pickle a registered function, once; return what is wrong with it."""
+    def _pickle(self, live: LiveRun) -> RunOutcome | None:
+        """Pickle a registered function, once; if that cannot be done, return how the run ends."""
         settings, name = live.assignment.settings, live.assignment.agent.name
         if settings.executes != "callable" or settings.function is not None or name in self._pickled:
             return None
         function = self._functions.get(name)
         if function is None:
-            return f"no function is registered for agent {name!r}"
+            error = f"no function is registered for agent {name!r}"
+            return RunOutcome(exit_kind="failed", outcome="not_found", result={"error": error})
         try:
             from ray import cloudpickle  # noqa: PLC0415  # only for functions that nodes cannot import
 
-            self._pickled[name] = cloudpickle.dumps(function)
+            self._pickled[name] = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]  # Ray's
         except Exception as problem:  # whatever a function refers to
-            return f"agent {name!r} cannot run on Ray: its function cannot be pickled: {problem}"
+            error = f"agent {name!r} cannot run on Ray: its function cannot be pickled: {problem}"
+            return RunOutcome(exit_kind="failed", outcome="unpicklable", result={"error": error})
         return None
 
     # --- stopping --------------------------------------------------------------------------------

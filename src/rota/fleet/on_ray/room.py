@@ -106,16 +106,17 @@ class Room:
         total = self._total()
         aside = _sum(shape.needs for shape in held)
         return {
-            name: amount
-            - min((sample.get(name, 0.0) for sample in self._others), default=0.0)
-            - self._ours.get(name, 0.0)
-            - aside.get(name, 0.0)
+            name: amount - self._used_by_others(name) - self._ours.get(name, 0.0) - aside.get(name, 0.0)
             for name, amount in total.items()
         }
 
     def fits(self, shape: RayShape) -> bool:
         """Whether a run of this shape fits now."""
         return bool(self.nodes) and _covers(self.free(), shape.needs)
+
+    def is_used_by_others(self, shape: RayShape) -> bool:
+        """Whether other programs use something of what this shape needs, so that it may wait for them."""
+        return any(self._used_by_others(name) > TOLERANCE for name, _ in shape.resources)
 
     def claimable(
         self, shapes: Collection[RayShape], held: Collection[RayShape], most: int
@@ -127,6 +128,9 @@ class Room:
         if not held and len(fitting) < len(possible):
             return possible, min(most, 1)  # it may be one that is held then
         return fitting, min(most, _times(free, fitting))
+
+    def _used_by_others(self, name: str) -> float:
+        return min((sample.get(name, 0.0) for sample in self._others), default=0.0)
 
     def _total(self) -> dict[str, float]:
         return _sum(node.total for node in self.nodes)

@@ -46,6 +46,7 @@ class SupervisedRay:
         cluster: RayCluster,
         resources: RunnerResources,
         functions: Mapping[str, Callable[..., Any]],
+        *,
         make_loop: Callable[[int], RayLoop],
         on_problems: Callable[[], None],
     ) -> None:

@@ -66,10 +66,12 @@ def run_task(
     started_at = _clock.monotonic()
     _import_from(folders)
     assignment = decode_json(spec, Assignment)
+    is_program = assignment.settings.executes != "callable"
     channel = NodeChannel(f"{assignment.entry.sched_id}:{assignment.entry.token}", mailbox, node_id())
+    channel.tells_start = not is_program
     _companion.accompany(channel)
     try:
-        execute = _call_function if assignment.settings.executes == "callable" else _run_program
+        execute = _run_program if is_program else _call_function
         outcome = execute(assignment, function, channel)
     finally:
         _companion.leave(channel)
@@ -179,13 +181,13 @@ class NodeChannel:
     def __init__(self, run: str, mailbox: Any, node: str) -> None:
         self.node = node
         self.sent = 0  # messages so far
+        self.tells_start = True  # the supervisor was not told yet; a program's runner tells it itself
         self.advisories: Sequence[str] = ()
         self._run = run
         self._mailbox = mailbox
         self._lock = threading.Lock()  # guards all below, and the order of messages
         self._unsent = bytearray()  # output
         self._tail = bytearray()
-        self._has_started = False  # and the supervisor was told
         self._numbers = itertools.count(1)
         self._stopped = threading.Event()
         self._reason: str | None = None
@@ -197,7 +199,7 @@ class NodeChannel:
 
     def look(self) -> None:
         """Tell that the run has started, send what was printed, and wait a little for a stop request."""
-        if not self._has_started and self._handle is None:
+        if self.tells_start:
             self._tell_started(None, self.advisories, ())
         self._flush()
         if self._reason is not None:
@@ -333,7 +335,7 @@ class NodeChannel:
         return value
 
     def _tell_started(self, os_pid: int | None, advisories: Sequence[str], enforced: Sequence[str]) -> None:
-        self._has_started = True
+        self.tells_start = False
         self._post("started", msgspec.json.encode((self.node, os_pid, list(advisories), list(enforced))))
 
     def _flush(self) -> None:
