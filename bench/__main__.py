@@ -20,6 +20,7 @@ BENCHES = {
     "daemon": ["bench.daemon"],
     "queue": ["bench.queue", "bench.queue_drain", "bench.queue_size", "bench.queue_processes", "bench.queue_owners"],
     "cpu": ["bench.cpu", "bench.cpu_live"],
+    "ray": ["bench.ray_runs"],
 }
 
 

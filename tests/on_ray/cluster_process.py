@@ -6,9 +6,13 @@ It prints `up ADDRESS` when both nodes are up, and `done` after each command: `k
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import sys
+from pathlib import Path
 from typing import Any
 
+from ray._private import services
 from ray.cluster_utils import Cluster
 
 COMMON: dict[str, Any] = {
@@ -19,13 +23,30 @@ COMMON: dict[str, Any] = {
 }
 
 
-def head(port: int) -> Cluster:
+_start_raylet = services.start_raylet
+_ports = itertools.count(20_000)
+
+
+def start_raylet(*args: Any, **options: Any) -> Any:
+    """Start a node without waiting for its dashboard agent: on a busy machine that takes longer than Ray waits."""
+    given = inspect.signature(_start_raylet).bind(*args, **options).arguments
+    for name in ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port"):
+        Path(given["session_dir"], f"{name}_{given['node_id']}").write_text("-1")  # as without a dashboard
+    return _start_raylet(*args, **options)
+
+
+services.start_raylet = start_raylet
+
+
+def head(port: int) -> Any:
     arguments = {**COMMON, "num_cpus": 2, "node_name": "head", "include_dashboard": False, "gcs_server_port": port}
+    arguments["runtime_env_agent_port"] = next(_ports)
     return Cluster(initialize_head=True, head_node_args=arguments)
 
 
-def add_second(cluster: Cluster) -> Any:
-    return cluster.add_node(num_cpus=2, node_name="second", resources={"left": 2}, **COMMON)
+def add_second(cluster: Any) -> Any:
+    more = {**COMMON, "runtime_env_agent_port": next(_ports)}
+    return cluster.add_node(num_cpus=2, node_name="second", resources={"left": 2}, **more)
 
 
 def main(port: int) -> None:

@@ -14,6 +14,7 @@ import pytest
 from rota import Rota
 from rota.clock import SystemClock
 from rota.model.events import RunEnded, RunStarted
+from rota.service.explanation import explain
 from tests.on_ray import functions
 from tests.on_ray.conftest import TestCluster, running
 
@@ -22,10 +23,11 @@ WAIT_S = 240.0  # much longer than anything takes: a machine may be busy
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    clock, give_up_at = SystemClock(), SystemClock().monotonic() + WAIT_S
+    clock, pause = SystemClock(), threading.Event()
+    give_up_at = clock.monotonic() + WAIT_S
     while not is_true():
         assert clock.monotonic() < give_up_at, "it did not happen"
-        clock.wait(threading.Condition(), 0.05)
+        pause.wait(0.05)
 
 
 class World:
@@ -125,7 +127,7 @@ def test_a_missing_resource_a_missing_node_and_a_function_that_cannot_be_sent(wo
     lock = threading.Lock()
     gpu = world.agent("gpu", functions.busy, resources={"GPU": 1})
     nowhere = world.agent("nowhere", functions.busy, node="third")
-    
+
     def locked() -> bool:
         return lock.locked()
 
@@ -136,7 +138,7 @@ def test_a_missing_resource_a_missing_node_and_a_function_that_cannot_be_sent(wo
     assert "agent 'unsendable' cannot run on Ray: its function cannot be pickled" in entry.result["error"]
 
     def why(sched_id: int) -> Any:
-        return world.rota.api.explain(sched_id).worker  # type: ignore[attr-defined]
+        return explain(world.rota.api, sched_id).workers
 
     wait_until(lambda: all(getattr(why(job.sched_id), "problem", None) for job in jobs))
     found = [why(job.sched_id) for job in jobs]
@@ -145,6 +147,50 @@ def test_a_missing_resource_a_missing_node_and_a_function_that_cannot_be_sent(wo
     assert found[1].sentence() == "the cluster has no node 'third'; its nodes: head, second"
     for job in jobs:
         world.rota.api.queue.cancel(job.sched_id)
+
+
+def test_what_other_programs_keep_waiting_is_withdrawn_and_says_so(
+    world: World, cluster: TestCluster, tmp_path: Path
+) -> None:
+    with Rota(tmp_path / "other.db") as other, running(other, cluster):  # it holds one CPU of each node
+        jobs = [
+            other.agent(f"on-{node}", runner="ray", node=node)(functions.until_stopped).enqueue(file=str(world.path()))
+            for node in ("head", "second")
+        ]
+        wait_until(lambda: len(other.api.journal.tail(0, 100, kinds=(RunStarted.kind,))) == len(jobs))
+        with Rota(tmp_path / "ours.db") as ours, running(ours, cluster, pending_s=1.0):
+            agent = ours.agent("large", runner="ray", resources={"CPU": 2})(functions.busy)
+            job = agent.enqueue(seconds=0.0)
+            wait_until(lambda: getattr(explain(ours.api, job.sched_id).workers, "problem", None) == "withdrawn")
+            entry = ours.api.queue.get(job.sched_id)
+            assert (entry.state, entry.attempt) == ("queued", 1)
+            for each in jobs:
+                other.api.queue.request_cancel(each.sched_id)
+            job.result(WAIT_S)
+
+
+@pytest.mark.soak
+def test_shares_of_cpu_seconds_follow_the_weights_whatever_the_sizes(cluster: TestCluster, tmp_path: Path) -> None:
+    with Rota(tmp_path / "shares.db", share_by="cpu") as rota:
+        heavy = rota.agent("heavy", runner="ray", project="three", project_weight=3.0, resources={"CPU": 2})
+        light = rota.agent("light", runner="ray", project="one", project_weight=1.0)
+        agents = heavy(functions.busy), light(functions.busy)
+        for agent, seconds in zip(agents, (0.4, 0.3), strict=True):
+            agent.enqueue_many([{"seconds": seconds}] * 400)
+        used = {agent.pid: 0 for agent in agents}
+        with running(rota, cluster):
+
+            def measure() -> float:
+                events = rota.api.journal.tail(0, 1_000, kinds=(RunEnded.kind,))
+                for agent in agents:
+                    used[agent.pid] = sum(
+                        each.payload.get("usage", {}).get("cpu_s", 0) for each in events if each.pid == agent.pid
+                    )
+                return sum(used.values())
+
+            wait_until(lambda: measure() >= 120)  # CPU seconds
+        share = used[agents[0].pid] / sum(used.values())
+        assert share == pytest.approx(0.75, abs=0.02)
 
 
 def test_a_node_dies_and_its_run_is_retried_on_the_other(world: World, cluster: TestCluster) -> None:
@@ -169,7 +215,8 @@ def test_a_node_dies_and_its_run_is_retried_on_the_other(world: World, cluster: 
     wait_until(lambda: any(each.get("outcome") == "node_died" for each in world.events(RunEnded)))
     world.rota.api.queue.request_cancel(survivor.sched_id)
     assert victim.result(WAIT_S) == "attempt 2"
-    assert started()[victim.sched_id] == "head"
+    ended = [each for each in world.events(RunEnded) if each["sched_id"] == victim.sched_id]
+    assert [(each["exit_kind"], each.get("node")) for each in ended] == [("crashed", None), ("completed", "head")]
 
 
 def test_the_cluster_goes_away_and_returns(world: World, cluster: TestCluster) -> None:
@@ -185,7 +232,10 @@ def test_the_cluster_goes_away_and_returns(world: World, cluster: TestCluster) -
     job = agent.enqueue(file=str(file))
     wait_until(file.exists)
     cluster.do("kill all")
-    lost = lambda: [each for each in world.events(RunEnded) if each["sched_id"] == job.sched_id]  # noqa: E731
+
+    def lost() -> list[dict[str, Any]]:
+        return [each for each in world.events(RunEnded) if each["sched_id"] == job.sched_id]
+
     wait_until(lambda: bool(lost()))
     cluster.do("restart")
     assert job.result(WAIT_S) == 2

@@ -115,7 +115,7 @@ class FleetRun:
             "logs_max": fleet.logs_max,
             "logs_bytes_max": int(fleet.logs_bytes_max),
             "logs": None if fleet.logs is None else fleet.resolve(fleet.logs),
-            "ray": fleet.ray,
+            "ray": fleet.ray.cluster,
         }
         return SupervisorSettings(**(settings | self._overrides))
 

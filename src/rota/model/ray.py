@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from rota.errors import FleetInvalid
 from rota.model.checks import ID_CHARS_MAX, Checks
@@ -133,33 +132,20 @@ def _text(amount: float) -> str:
     return str(int(amount)) if amount == int(amount) else repr(amount)
 
 
-class RayCluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class RayCluster(msgspec.Struct, frozen=True, kw_only=True):
     """The Ray cluster of a supervisor; in the fleet file, the table `[ray]`."""
 
-    address: Annotated[
-        str | None,
-        Meta(
-            description="Address of the cluster's head, `host:port`. Default: the variable `RAY_ADDRESS`; without it, "
-            "the cluster that runs on this machine, or else a new one for this supervisor.",
-            min_length=1,
-        ),
-    ] = None
-    pending_s: Annotated[
-        float,
-        Meta(description="How long a task may wait inside the cluster before it is withdrawn and queued again.", gt=0),
-    ] = PENDING_S
-    in_flight: Annotated[
-        int, Meta(description="Maximum number of runs on the cluster at a time.", ge=1, le=100_000)
-    ] = IN_FLIGHT_MAX
-    tell_demand: Annotated[
-        bool,
-        Meta(description="Whether the cluster's autoscaler is told what waits here, so that the cluster can grow."),
-    ] = False
+    address: str | None = None  # of its head; None: RAY_ADDRESS, else a cluster of this machine, else a new one
+    pending_s: float = PENDING_S  # how long a task may wait for other programs on the cluster
+    in_flight: int = IN_FLIGHT_MAX  # runs at a time
+    tell_demand: bool = False  # whether the autoscaler is told what waits here
 
     def __post_init__(self) -> None:
+        _checks.duration("pending_s", self.pending_s)
+        _checks.whole("in_flight", self.in_flight, 1)
         problem = None if self.address is None else address_problem(self.address)
         if problem is not None:
-            raise FleetInvalid(f"RayCluster.address {problem}", field="ray.address")
+            raise _checks.refuse("address", problem)
 
 
 def address_problem(address: str) -> str | None:

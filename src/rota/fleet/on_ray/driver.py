@@ -31,6 +31,8 @@ from typing import Any
 
 import msgspec
 
+from rota.fleet.on_ray.mailbox import Mailbox
+
 __all__ = ["main"]
 
 VIEW_S = 1.0  # how often the nodes are reported
@@ -95,13 +97,9 @@ class _Driver:
         self._events.put(["ready", ray.__version__])
 
     def _start_mailbox(self) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
-
-        from rota.fleet.on_ray.mailbox import Mailbox  # noqa: PLC0415
-        from rota.fleet.on_ray.task import run_task  # noqa: PLC0415
-
-        self._on_node = NodeAffinitySchedulingStrategy
-        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
+        self._on_node: Any = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        run_task = import_module("rota.fleet.on_ray.task").run_task  # it loads Ray
+        here = self._on_node(self._ray.get_runtime_context().get_node_id(), soft=False)
         actor: Any = self._ray.remote(Mailbox).options(num_cpus=0, max_concurrency=100_000, scheduling_strategy=here)
         self._mailbox: Any = actor.remote()
         self._remote = self._ray.remote(run_task)
@@ -203,9 +201,7 @@ class _Driver:
         self._mailbox.deliver.remote(parcels)
 
     def _demand(self, bundles: list[dict[str, float]]) -> None:
-        from ray.autoscaler.sdk import request_resources  # noqa: PLC0415
-
-        request_resources(bundles=bundles)
+        import_module("ray.autoscaler.sdk").request_resources(bundles=bundles)
 
 
 def _probe(address: str | None) -> None:
@@ -217,8 +213,7 @@ def _probe(address: str | None) -> None:
 
 def _classified(problem: BaseException) -> tuple[str, str | None, str]:  # noqa: PLR0911  # one for each case
     """Return exit kind, outcome and error of a task that did not return."""
-    from ray import exceptions  # noqa: PLC0415
-
+    exceptions: Any = import_module("ray.exceptions")
     line = _line(problem)
     if isinstance(problem, exceptions.TaskCancelledError):
         return "cancelled", None, "cancelled"

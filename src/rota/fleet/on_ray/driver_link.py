@@ -75,8 +75,8 @@ class DriverLink:
         """End the process: it disconnects by itself, or is killed."""
         self._commands.put(None)
         self._writer.join(DISCONNECT_S)
-        with suppress(OSError):
-            socket.socket(fileno=os.dup(self._connection.fileno())).shutdown(socket.SHUT_RDWR)
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
+            ours.shutdown(socket.SHUT_RDWR)
         try:
             self._session.wait(DISCONNECT_S)
         except (RotaError, TimeoutError):

@@ -23,6 +23,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ class RayRuns:
         self._submitted: dict[str, _Run] = {}
         self._link: DriverLink | None = None
         self._is_ready = False
+        self._is_doubtful = False  # a node has died, and the cluster has reported nothing since
         self._is_closed = False
         self._sent_functions: dict[str, int] = {}
         self._pickled: dict[str, bytes] = {}
@@ -132,6 +134,8 @@ class RayRuns:
             if not self._is_ready:
                 asleep = not self._held and not self._is_closed and self._clock.monotonic() >= self._retry_at
                 return (tuple(sorted(map(kind_of, self._shapes))), min(most, 1)) if asleep else ((), 0)
+            if self._is_doubtful:
+                return (), 0
             shapes, count = self._room.claimable(self._shapes, [run.shape for run in self._held], most)
             return (tuple(sorted(map(kind_of, shapes))), count) if count > 0 else ((), 0)
 
@@ -202,7 +206,7 @@ class RayRuns:
         """Submit the first held runs that fit; the first one that does not keeps its place."""
         while True:
             with self._lock:
-                if not self._held or not self._is_ready or self._link is None:
+                if not self._held or not self._is_ready or self._is_doubtful or self._link is None:
                     return
                 run = self._held[0]
                 missing = lack(run.shape, self._room.nodes)
@@ -259,9 +263,8 @@ class RayRuns:
             error = f"no function is registered for agent {name!r}"
             return RunOutcome(exit_kind="failed", outcome="not_found", result={"error": error})
         try:
-            from ray import cloudpickle  # noqa: PLC0415  # only for functions that nodes cannot import
-
-            self._pickled[name] = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]  # Ray's
+            # only for functions that nodes cannot import: this loads Ray here, too
+            self._pickled[name] = import_module("ray.cloudpickle").dumps(function)
         except Exception as problem:  # whatever a function refers to
             error = f"agent {name!r} cannot run on Ray: its function cannot be pickled: {problem}"
             return RunOutcome(exit_kind="failed", outcome="unpicklable", result={"error": error})
@@ -355,7 +358,7 @@ class RayRuns:
     def _see(self, nodes: Sequence[Node]) -> None:
         with self._lock:
             self._room.see(nodes)
-            self._is_ready, self._unreachable = True, None
+            self._is_ready, self._is_doubtful, self._unreachable = True, False, None
         self._withdraw()
         self._submit_held()
         self._tell_problems()
@@ -470,6 +473,7 @@ class RayRuns:
     def _broke(self, key: str, exit_kind: Any, outcome: str | None, error: str) -> None:
         with self._lock:
             run = self._submitted.get(key)
+            self._is_doubtful = self._is_doubtful or outcome == "node_died"  # perhaps the whole cluster is gone
         if run is not None:
             self._end(run, RunOutcome(exit_kind=exit_kind, outcome=outcome, result={"error": error}))
 

@@ -58,6 +58,7 @@ class SupervisedRay:
         self._on_problems = on_problems
         self._thread: threading.Thread | None = None
         self._is_serving = False
+        self._follows = False  # the journal
         self._demand_at = 0.0
 
     # --- for the supervisor ----------------------------------------------------------------------
@@ -115,7 +116,10 @@ class SupervisedRay:
     # --- background ------------------------------------------------------------------------------
 
     def on_events(self, events: Sequence[Event]) -> None:
-        """Learn the shapes of agents that are new or were changed."""
+        """Learn the shapes of agents that are new or were changed; at the first call, of all."""
+        if not self._follows:  # what was created since `find_shapes` and before this thread follows the journal
+            self._follows = True
+            self.find_shapes()
         for event in events:
             if event.kind in self.kinds and event.pid is not None:
                 try:
