@@ -63,12 +63,23 @@ def test_what_is_held_is_set_aside_and_the_rest_goes_on() -> None:
 def test_what_others_use_is_not_ours_and_what_we_use_is_not_theirs() -> None:
     room = seen(node("a", used=3, CPU=4))
     assert room.claimable([ONE], [], 100) == ([ONE], 1)
-    assert room.is_used_by_others(ONE)
+    assert room.keeps_waiting(ONE)
     room = seen(node("a", CPU=4))
     room.take(ONE)
     room.see([node("a", used=1, CPU=4)])
-    assert not room.is_used_by_others(ONE)
+    assert not room.keeps_waiting(ONE)  # it is starting
     assert room.claimable([ONE], [], 100) == ([ONE], 3)
+
+
+def test_a_run_that_no_node_can_have_waits_for_others() -> None:
+    room = seen(node("a", used=2, CPU=4), node("b", used=2, CPU=4))
+    room.take(FOUR)
+    room.see(room.nodes)
+    room.see(room.nodes)
+    room.see(room.nodes)
+    assert room.keeps_waiting(FOUR)
+    room.see([node("a", used=4, CPU=4), node("b", CPU=4)])
+    assert not room.keeps_waiting(FOUR)
 
 
 def test_a_report_that_lags_behind_counts_nobody_twice() -> None:

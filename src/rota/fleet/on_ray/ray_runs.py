@@ -374,7 +374,7 @@ class RayRuns:
                 if not run.is_placed
                 and not run.is_withdrawn
                 and (run.submitted_at or 0.0) <= oldest_at
-                and self._room.is_used_by_others(run.shape)
+                and self._room.keeps_waiting(run.shape)
             ]
             for run in late:
                 run.is_withdrawn = True

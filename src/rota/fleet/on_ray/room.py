@@ -114,9 +114,18 @@ class Room:
         """Whether a run of this shape fits now."""
         return bool(self.nodes) and _covers(self.free(), shape.needs)
 
-    def is_used_by_others(self, shape: RayShape) -> bool:
-        """Whether other programs use something of what this shape needs, so that it may wait for them."""
-        return any(self._used_by_others(name) > TOLERANCE for name, _ in shape.resources)
+    def keeps_waiting(self, shape: RayShape) -> bool:
+        """Whether a submitted run of this shape waits for other programs, and not for its own process to start.
+
+        It waits if more is used than our runs need, or if no node has so much in use that the run could be there.
+        """
+        needs = shape.needs
+        if any(self._used_by_others(name) > TOLERANCE for name in needs):
+            return True
+        used = (
+            {name: node.total.get(name, 0.0) - node.available.get(name, 0.0) for name in needs} for node in self.nodes
+        )
+        return not any(_covers(each, needs) for each in used)
 
     def claimable(
         self, shapes: Collection[RayShape], held: Collection[RayShape], most: int
