@@ -174,7 +174,7 @@ def test_shares_of_cpu_seconds_follow_the_weights_whatever_the_sizes(cluster: Te
         heavy = rota.agent("heavy", runner="ray", project="three", project_weight=3.0, resources={"CPU": 2})
         light = rota.agent("light", runner="ray", project="one", project_weight=1.0)
         agents = heavy(functions.busy), light(functions.busy)
-        for agent, seconds in zip(agents, (0.4, 0.3), strict=True):
+        for agent, seconds in zip(agents, (0.9, 1.3), strict=True):
             agent.enqueue_many([{"seconds": seconds}] * 400)
         used = {agent.pid: 0 for agent in agents}
         with running(rota, cluster):
@@ -187,7 +187,7 @@ def test_shares_of_cpu_seconds_follow_the_weights_whatever_the_sizes(cluster: Te
                     )
                 return sum(used.values())
 
-            wait_until(lambda: measure() >= 120)  # CPU seconds
+            wait_until(lambda: measure() >= 160)  # CPU seconds
         share = used[agents[0].pid] / sum(used.values())
         assert share == pytest.approx(0.75, abs=0.02)
 

@@ -1,8 +1,8 @@
 """What runs on a cluster have used: CPU and GPU seconds that they held, whether or not they kept them busy.
 
 Ray gives a run its CPUs and GPUs for as long as it lasts; nobody else can use them. So a run uses `cpu_s` = its CPUs ×
-its seconds, and `gpu_s` likewise. Budgets and shares count whole seconds. What a run leaves over is carried to the next
-run of its agent: rounding each run by itself would count a run of 0.1 s as much as one of 1 s.
+its seconds, and `gpu_s` likewise. Budgets and shares count whole seconds, at least one for each run. What rounding adds
+or leaves over is carried to the next run of the agent: rounded up one by one, runs of 1.1 s would count as runs of 2 s.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from rota.model.ray import RayShape
 __all__ = ["HeldUsage"]
 
 AGENTS_MAX = 10_000  # whose remainders are kept
+OWED_MS_MIN = -1_000  # how much too much short runs may have counted before that is forgotten
 
 
 class HeldUsage:
@@ -35,6 +36,9 @@ class HeldUsage:
             }
 
     def _whole(self, pid: int, dim: str, used_ms: float) -> int:
+        if not used_ms:
+            return 0
         total_ms = self._left_ms.get((pid, dim), 0) + round(used_ms)
-        seconds, self._left_ms[pid, dim] = divmod(total_ms, 1000)
+        seconds = max(1, total_ms // 1000)
+        self._left_ms[pid, dim] = max(total_ms - 1000 * seconds, OWED_MS_MIN)
         return seconds
