@@ -14,6 +14,7 @@ import pytest
 from rota import Rota
 from rota.clock import SystemClock
 from rota.model.events import RunEnded, RunStarted
+from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
 from tests.on_ray import functions
 from tests.on_ray.conftest import TestCluster, running
@@ -28,6 +29,11 @@ def wait_until(is_true: Callable[[], bool]) -> None:
     while not is_true():
         assert clock.monotonic() < give_up_at, "it did not happen"
         pause.wait(0.05)
+
+
+def why_not(rota: Rota, sched_id: int) -> Any:
+    assert isinstance(rota.api, Dispatcher)
+    return explain(rota.api, sched_id).workers
 
 
 class World:
@@ -138,7 +144,7 @@ def test_a_missing_resource_a_missing_node_and_a_function_that_cannot_be_sent(wo
     assert "agent 'unsendable' cannot run on Ray: its function cannot be pickled" in entry.result["error"]
 
     def why(sched_id: int) -> Any:
-        return explain(world.rota.api, sched_id).workers
+        return why_not(world.rota, sched_id)
 
     wait_until(lambda: all(getattr(why(job.sched_id), "problem", None) for job in jobs))
     found = [why(job.sched_id) for job in jobs]
@@ -161,7 +167,7 @@ def test_what_other_programs_keep_waiting_is_withdrawn_and_says_so(
         with Rota(tmp_path / "ours.db") as ours, running(ours, cluster, pending_s=1.0):
             agent = ours.agent("large", runner="ray", resources={"CPU": 2})(functions.busy)
             job = agent.enqueue(seconds=0.0)
-            wait_until(lambda: getattr(explain(ours.api, job.sched_id).workers, "problem", None) == "withdrawn")
+            wait_until(lambda: getattr(why_not(ours, job.sched_id), "problem", None) == "withdrawn")
             for each in jobs:
                 other.api.queue.request_cancel(each.sched_id)
             job.result(WAIT_S)
