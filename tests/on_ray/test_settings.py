@@ -55,7 +55,7 @@ def test_the_python_door_says_what_is_missing() -> None:
         with pytest.raises(InvalidInput, match="resources is only for runs on Ray: add runner='ray'"):
             rota.agent("a", resources={"CPU": 1})(print)
         with pytest.raises(InvalidInput, match="runner must be 'ray'"):
-            rota.agent("a", runner="command")(print)  # type: ignore[arg-type]
+            rota.agent("a", runner="command")(print)  # type: ignore[call-overload]
         agent = rota.agent("a", runner="ray", resources={"GPU": 1}, node="big")(print)
         assert agent.enqueue().entry().kind == "ray:CPU=1,GPU=1@big"
 
