@@ -23,6 +23,7 @@ BENCHES = {
     "cpu": ["bench.cpu", "bench.cpu_live"],
     "telemetry": ["bench.telemetry"],
     "web": ["bench.web"],
+    "ray": ["bench.ray_runs"],
 }
 
 

@@ -13,6 +13,7 @@ from rota.errors import InvalidInput
 from rota.fleet.runners.calling import error_name
 from rota.model.cpu import CpuSettings, read_cpu
 from rota.model.money import in_micro
+from rota.model.ray import RAY
 from rota.model.value_types import closest
 from rota.model.work import WEIGHT_MAX, WEIGHT_UNIT, Limits, RestartPolicy
 from rota.model.worktrees import WorktreeSettings
@@ -36,6 +37,10 @@ class AgentOptions(TypedDict, total=False):
     zone: str  # of `cron`; default: UTC
     # how it runs: fields of `AgentSettings`
     isolation: Literal["thread", "process"]
+    runner: Literal["ray"] | None  # on a Ray cluster, instead of this machine
+    resources: Mapping[str, float]  # ray: what a run needs, by Ray's names: {"CPU": 4, "GPU": 1}
+    node: str | None  # ray: the name, address or id of the node to run on
+    runtime_env: Mapping[str, Any]  # ray: Ray's environment of its runs
     limits: Limits
     restart: RestartPolicy
     expected: Mapping[str, float]
@@ -78,11 +83,28 @@ def split_options(settings: AgentOptions) -> tuple[dict[str, Any], dict[str, Any
             raise InvalidInput("worktree requires project=: workspaces belong to projects", field="worktree")
         folders = {field: os.path.realpath(getattr(worktree, field)) for field in ("repository", "folder")}
         run["worktree"] = msgspec.structs.replace(worktree, **folders)
+    _gather_ray(run)
     if "cpu" in run:
         run["cpu"] = cpu_of(run["cpu"])
     if "non_retryable" in run:
         run["non_retryable"] = tuple(_error_name(each) for each in run["non_retryable"])
     return row, run
+
+
+def _gather_ray(run: dict[str, Any]) -> None:
+    """Make what was given for runs on Ray one field, without the part that only the caller knows."""
+    given = {field: run.pop(field) for field in ("resources", "node", "runtime_env") if field in run}
+    runner = run.pop("runner", None)
+    if runner not in (None, RAY):
+        raise InvalidInput(f"runner must be {RAY!r}, not {runner!r}", field="runner")
+    if runner is None:
+        if given:
+            field = next(iter(given))
+            raise InvalidInput(f"{field} is only for runs on Ray: add runner={RAY!r}", field=field)
+        return
+    for field in ("resources", "runtime_env"):
+        given[field] = dict(given.get(field) or {})
+    run["ray"] = given
 
 
 def cpu_of(given: CpuSettings | Mapping[str, Any] | None) -> CpuSettings | None:

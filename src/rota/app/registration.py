@@ -16,6 +16,7 @@ from rota.app.agent_options import AgentOptions, split_options, thousandths
 from rota.errors import InvalidInput, LedgerExists, NotFound, ProjectExists, WorkspaceExists
 from rota.fleet.agent_settings import SETTINGS_KEY, AgentSettings
 from rota.model.agent_names import agent_in_project, agent_named
+from rota.model.ray import RAY, RaySettings
 from rota.model.work import WEIGHT_UNIT, Agent
 from rota.model.worktrees import WorktreeSettings
 from rota.service.api import SchedulerApi
@@ -26,6 +27,8 @@ __all__ = ["ensure_agent"]
 def ensure_agent(api: SchedulerApi, name: str, runner: str, how: dict[str, Any], settings: AgentOptions) -> Agent:
     """Return the agent of this name in its project, created or updated; write nothing if nothing changes."""
     row, run = split_options(settings)
+    if (on_ray := run.pop("ray", None)) is not None:
+        run["ray"], runner = RaySettings(executes=cast("Any", runner), **on_ray), RAY
     body = {SETTINGS_KEY: msgspec.to_builtins(AgentSettings(runner=runner, **how, **run))}
     project = settings.get("project")
     if project is None and "project_weight" in settings:

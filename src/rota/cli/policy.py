@@ -49,7 +49,7 @@ def set_(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A parameter of the policy, in JSON; repeatable.")
     ] = None,
     share_by: Annotated[
-        Literal["tokens", "cost", "cpu", "seconds"] | None,
+        Literal["tokens", "cost", "cpu", "gpu", "seconds"] | None,
         typer.Option(help="What sharing counts. A new choice restarts all shares."),
     ] = None,
     isolation: Annotated[

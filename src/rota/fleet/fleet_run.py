@@ -116,6 +116,7 @@ class FleetRun:
             "logs_max": fleet.logs_max,
             "logs_bytes_max": int(fleet.logs_bytes_max),
             "logs": None if fleet.logs is None else fleet.resolve(fleet.logs),
+            "ray": fleet.ray.cluster,
         }
         return SupervisorSettings(**(settings | self._overrides))
 
@@ -173,6 +174,7 @@ def _supervisor_changes(before: Fleet, after: Fleet) -> Iterator[str]:
         "logs_max": before.logs_max != after.logs_max,
         "logs_bytes_max": before.logs_bytes_max != after.logs_bytes_max,
         "logs": before.logs != after.logs,
+        "ray": before.ray != after.ray,
     }
     yield from (f"{field} (takes effect at the next start)" for field, differs in at_next_start.items() if differs)
 

@@ -165,6 +165,7 @@ class LiveRun:
             model=outcome.model,
             wall_ms=wall_ms,
             cpu_ms=outcome.cpu_ms,
+            node=outcome.node,
             **ended,
         )
 
@@ -220,7 +221,19 @@ class LiveRun:
         """A command that prepares the work has started; None: it has ended, and the work has not started."""
         self.escalation.forget_handle() if stop_handle is None else self.escalation.start(stop_handle)
 
-    def _record_start(self, advisories: Sequence[str], enforced: Sequence[str]) -> None:
+    def placed(
+        self, node: str, *, os_pid: int | None, advisories: Sequence[str] = (), enforced: Sequence[str] = ()
+    ) -> None:
+        """The work runs on a node of a cluster."""
+        for advisory in advisories:
+            self.log(f"rota: {advisory}\n".encode())
+        self.os_pid = os_pid
+        try:
+            self._call(partial(self._record_start, advisories, enforced, node))
+        except RotaError as problem:  # only the record is missing
+            _log.warning("cannot record where entry %s runs: %s", self.entry.sched_id, problem)
+
+    def _record_start(self, advisories: Sequence[str], enforced: Sequence[str], node: str | None = None) -> None:
         self._api.supervision.began(
             self.entry.sched_id,
             self.token,
@@ -229,6 +242,7 @@ class LiveRun:
             os_pid=self.os_pid,
             advisories=[each[:NOTE_CHARS_MAX] for each in advisories],
             enforced=[each[:NOTE_CHARS_MAX] for each in enforced],
+            node=node,
         )
 
     def log(self, data: bytes) -> None:

@@ -1,10 +1,11 @@
 """The loop that keeps a number of equal slots busy.
 
-A slot holds one run at a time; each run has its own thread. The loop runs on one thread and is the only one that
-reports ends and claims entries. It collects the reports of all runs that have ended and, in one commit, writes them and
-claims as many entries as slots are free. So the commit that ends a run also refills its slot, and runs that end
-together share a commit. Without work the loop waits inside the claim instead of polling. A run that ends during that
-wait interrupts it.
+A slot holds one run at a time; each run has its own thread, except those that are only started here, because they are
+executed elsewhere: whoever started such a run calls `end` when it has ended. The loop runs on one thread and is the
+only one that reports ends and claims entries. It collects the reports of all runs that have ended and, in one commit,
+writes them and claims as many entries as slots are free. So the commit that ends a run also refills its slot, and runs
+that end together share a commit. Without work the loop waits inside the claim instead of polling. A run that ends
+during that wait interrupts it.
 
     run ends → pending report → (interrupt) → end 3 runs and claim up to 3 entries → start them → …
 
@@ -53,10 +54,10 @@ Pending: TypeAlias = tuple[LiveRun | None, RunReport]  # None: the run could not
 
 
 class PreparedRun(NamedTuple):
-    """A run, and the function that executes it."""
+    """A run, and the function that executes it; or, if it returns None, that starts it: `SlotLoop.end` ends it."""
 
     run: LiveRun
-    execute: Callable[[], RunOutcome]
+    execute: Callable[[], RunOutcome | None]
 
 
 def run_key(entry: ReadyEntry) -> RunKey:
@@ -220,7 +221,7 @@ class SlotLoop:
             self._grant_slots()
             self._wait_for_quick_runs()
             reports, self._pending = self._pending[: self._batch_max], self._pending[self._batch_max :]
-            wanted = len(self._free) if self._is_claiming else 0
+            wanted = self._wanted() if self._is_claiming else 0
             if not reports and not wanted:
                 if not self._is_claiming and not self._active:
                     return False
@@ -237,6 +238,10 @@ class SlotLoop:
         for entry in entries:
             self._start(entry)
         return True if entries or waits or reports else None
+
+    def _wanted(self) -> int:
+        """The number of entries to claim. The lock is held."""
+        return len(self._free)
 
     def _wait_for_quick_runs(self) -> None:
         """If runs are shorter than a commit, wait briefly so that those just started share it. The lock is held."""
@@ -341,14 +346,35 @@ class SlotLoop:
                     stop = self._stops.pop(key, None)
                 if stop is not None:
                     stop(run)
-                report = run.report(prepared.execute())
-                if report is not None:
-                    self._before_report(run, report)
+                outcome = prepared.execute()
+                if outcome is None:
+                    return  # it has started
+                report = self._report_of(run, outcome)
             else:
                 report = prepared
         except BaseException as problem:  # a defect: the slot and the entry must not be lost with it
             _log.exception("run of entry %s: unexpected error", entry.sched_id)
             report = report or _crashed(entry, problem)
+        self._end(key, run, report)
+
+    def end(self, run: LiveRun, outcome: RunOutcome) -> None:
+        """Queue the report of a run that was only started. Any thread may call it, once."""
+        report = None
+        try:
+            report = self._report_of(run, outcome)
+        except BaseException as problem:  # see above
+            _log.exception("end of entry %s: unexpected error", run.entry.sched_id)
+            report = report or _crashed(run.entry, problem)
+        self._end(run_key(run.entry), run, report)
+
+    def _report_of(self, run: LiveRun, outcome: RunOutcome) -> RunReport | None:
+        report = run.report(outcome)
+        if report is not None:
+            self._before_report(run, report)
+        return report
+
+    def _end(self, key: RunKey, run: LiveRun | None, report: RunReport | None) -> None:
+        """Free the slot of a run that has ended, and queue its report."""
         with self._changed:
             self._active.discard(key)
             self._stops.pop(key, None)

@@ -46,6 +46,8 @@ from rota.fleet.hook_rules import HOOK_KIND
 from rota.fleet.idle import IdleCheck, IdleRule
 from rota.fleet.live_run import LiveRun
 from rota.fleet.log_shipping import LogShipping
+from rota.fleet.on_ray.ray_loop import RayLoop
+from rota.fleet.on_ray.supervised_ray import SupervisedRay
 from rota.fleet.preemption import Preemptible, Preemption
 from rota.fleet.restarts import Restarts
 from rota.fleet.run_advisories import RunAdvisories
@@ -66,6 +68,7 @@ from rota.kernel.agents import QUARANTINED_FOR
 from rota.kernel.run_reports import RunReport
 from rota.model.checks import NOTE_CHARS_MAX
 from rota.model.events import Event, ProcessTerminated, ProcessUpdated, ProjectUpdated
+from rota.model.ray import RAY, RayCluster
 from rota.model.work import Agent, ReadyEntry
 from rota.model.workers import SlotPool
 from rota.service.api import SchedulerApi
@@ -117,6 +120,7 @@ class SupervisorSettings(msgspec.Struct, frozen=True, kw_only=True):
     logs_max: int = LOGS_MAX  # runs whose output is kept, beside the store's file and in `logs`; 0 keeps none
     logs_bytes_max: int = LOGS_BYTES_MAX  # bytes of them together; the oldest are removed first
     echo: bool = False  # also write what functions print to standard output, besides the run's log
+    ray: RayCluster = RayCluster()  # where agents with the runner `ray` run
 
     def __post_init__(self) -> None:
         check_slots(self.slots)
@@ -143,7 +147,7 @@ class Supervisor:
         self.ended_runs = 0
         self._api = api
         self._traces = RunTraces(api, os.environ)
-        self._functions = functions or {}
+        self._functions = {} if functions is None else functions  # the caller may add to them later
         self._watchdog = Watchdog(api.clock, "rota-watchdog")
         self._runners: dict[str, Runner] = {}
         self._agents: dict[int, tuple[Agent, AgentSettings | None, RunCpu | None]] = {}  # a cache, by pid
@@ -152,10 +156,19 @@ class Supervisor:
         self._log_folder = self._bounded_log_folder()
         self._shipping = None if isinstance(api, Dispatcher) else LogShipping(api)
         self._cores = SupervisedCores(api)
+        self._ray = SupervisedRay(
+            api,
+            self.settings.ray,
+            self.resources,
+            self._functions,
+            make_loop=self._ray_loop,
+            on_problems=self._renew_registration,
+        )
         self._tasks: list[BackgroundTask] = [
             _ChangedAgents(self.forget_agent, self.forget_project),
             self.worktrees,
             self._cores,
+            self._ray,
             GraphTidy(api),
         ]
         self._lock = threading.Lock()  # guards what the threads share above
@@ -212,12 +225,13 @@ class Supervisor:
         return self._summary(check, self._expired() - expired if rule is not None else 0)
 
     def _summary(self, check: IdleCheck | None, expired: int) -> RunSummary:
-        ended = sum((loop.ended for loop in self.slot_loops), start=Counter[str]())
+        loops = [loop for loop in self._loops if loop is not self._hook_loop]
+        ended = sum((loop.ended for loop in loops), start=Counter[str]())
         return RunSummary(
             runs=self.ended_runs,
             completed=ended["completed"],
             failed=ended["failed"] + ended["crashed"],
-            last_failed=next((loop.last_failed for loop in self.slot_loops if loop.last_failed is not None), None),
+            last_failed=next((loop.last_failed for loop in loops if loop.last_failed is not None), None),
             cancelled=ended["cancelled"],
             expired=max(0, expired),
             waiting=() if check is None else check.waiting,
@@ -232,7 +246,7 @@ class Supervisor:
             self._api,
             rule,
             workers=[loop.worker_id for loop in self._loops],
-            kinds={kind for loop in self._loops for kind in loop.kinds},
+            kinds={*(kind for loop in self._loops for kind in loop.kinds), *self._ray.slot_kinds},
             not_runnable=lambda: self._unrunnable,
         )
 
@@ -260,6 +274,7 @@ class Supervisor:
             self._is_draining = True
         for loop in self.slot_loops:
             loop.stop_claiming()
+        self._ray.stop_claiming()
         _stop_log.log(level, "%s", told_drain(self._run_names(), by_signal=level > logging.INFO))
         self._record("draining")
         self._registration.drain()
@@ -299,7 +314,8 @@ class Supervisor:
     @property
     def _loops(self) -> list[SlotLoop]:
         """All slot loops, also the one for hooks, which goes on while the others drain."""
-        return [*self.slot_loops, *([] if self._hook_loop is None else [self._hook_loop])]
+        others = (self._hook_loop, self._ray.loop)
+        return [*self.slot_loops, *(loop for loop in others if loop is not None)]
 
     def _start(self) -> None:
         self._wait_out(self._api.journal.cursor)  # its daemon may be started after it
@@ -307,6 +323,7 @@ class Supervisor:
             self._record("took_over")
             _log.info("recovered %s entries from the previous process", count)
         self._api.supervision.recover()
+        self._ray.find_shapes()
         self._registration.start()
         self._record("started")
         self._restarts.resume_quarantined()
@@ -319,7 +336,7 @@ class Supervisor:
                 settings = settings_of(agent)
             except FleetInvalid:
                 continue
-            if settings is None or settings.runner in registry.names():
+            if settings is None or settings.runner in (*registry.names(), RAY):
                 self._api.agents.resume(agent.pid, "settings")
 
     def _take_over(self) -> int:
@@ -330,6 +347,7 @@ class Supervisor:
         if self._hook_loop is not None:
             self._hook_thread = threading.Thread(target=keeping_author(self._hook_loop.serve), daemon=True)
             self._hook_thread.start()
+        self._ray.serve()
         first, *others = self.slot_loops
         threads = [threading.Thread(target=keeping_author(loop.serve), daemon=True) for loop in others]
         for thread in threads:
@@ -339,8 +357,11 @@ class Supervisor:
         finally:
             for loop in others if on_idle is not None else ():
                 loop.stop_claiming()
+            if on_idle is not None:
+                self._ray.stop_claiming()
         for thread in threads:
             thread.join()
+        self._ray.join()
 
     def _deliver_last(self, heartbeats: Heartbeats) -> None:
         """All runs have ended: record that, and let hooks tell of it before this supervisor stops."""
@@ -362,6 +383,7 @@ class Supervisor:
     def _close(self, heartbeats: Heartbeats) -> None:
         self.worktrees.close()
         self._cores.close()
+        self._ray.close()
         heartbeats.close(partial(self._record, "stopped"))
         if self._shipping is not None:
             self._shipping.close()
@@ -397,7 +419,12 @@ class Supervisor:
         return names + [f"#{sched_id}" for loop in self._loops for sched_id in loop.preparing]
 
     def _slot_pools(self) -> list[SlotPool]:
-        return [SlotPool(loop.worker_id, loop.slots, loop.kinds) for loop in self.slot_loops]
+        pools = [SlotPool(loop.worker_id, loop.slots, loop.kinds) for loop in self.slot_loops]
+        on_ray = self._ray.pool
+        return pools if on_ray is None else [*pools, on_ray]
+
+    def _renew_registration(self) -> None:
+        self._registration.renew()
 
     # --- runs ------------------------------------------------------------------------------------
 
@@ -411,6 +438,9 @@ class Supervisor:
             kinds=kinds,
             **self._loop_options(),
         )
+
+    def _ray_loop(self, slots: int) -> RayLoop:
+        return RayLoop(self._api, f"{self.worker_id}/{RAY}", self.incarnation, slots, **self._loop_options())
 
     def _loop_options(self) -> dict[str, Any]:
         return {
@@ -458,7 +488,7 @@ class Supervisor:
     def _assignment(self, entry: ReadyEntry, slot: str) -> tuple[Assignment, bool]:
         """Read what a run needs; also return whether its agent has settings."""
         agent, settings, cpu = self._agent(entry.pid)
-        is_program = settings is not None and settings.runner != "callable"  # a function asks when it needs to know
+        is_program = settings is not None and settings.executes != "callable"  # a function asks when it needs to know
         assignment = Assignment(
             entry=entry,
             agent=agent,
@@ -478,6 +508,8 @@ class Supervisor:
         variables = self._api.program_variables()
         if not variables or not _ACCESS_VARIABLES.isdisjoint(settings.env):
             return None
+        if settings.ray is not None and not variables.get("ROTA_STORE", "").startswith("http"):
+            return None  # a node does not reach a socket of this machine
         assert entry.token is not None  # noqa: S101  # it was claimed
         access_token = self._api.supervision.access_token(entry.sched_id, entry.token)
         return RunAccess(variables=variables, access_token=access_token)
@@ -499,13 +531,15 @@ class Supervisor:
         except RotaError as refusal:
             _log.warning("cannot quarantine agent %s: %s", pid, refusal)
 
-    def _execute(self, run: LiveRun, *, has_settings: bool) -> RunOutcome:
-        """Execute a run on its own thread. Any error becomes its outcome."""
+    def _execute(self, run: LiveRun, *, has_settings: bool) -> RunOutcome | None:
+        """Execute a run on its own thread, or start it on a cluster (None). Any error becomes its outcome."""
         agent, name = run.assignment.agent, run.assignment.settings.runner
         if agent.state == "DEAD":
             return RunOutcome(exit_kind="cancelled", outcome="owner_dead")
         if not has_settings and agent.name not in self._functions:
             return self._leave_to_others(agent)
+        if name == RAY:
+            return self._ray.execute(run)
         try:
             runner = self._runner(name)
         except FleetInvalid as problem:  # it is not installed here

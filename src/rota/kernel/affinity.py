@@ -26,6 +26,7 @@ from rota.kernel.settings import read_number, write_setting
 from rota.kernel.turn import TurnRequest
 from rota.model.checks import Checks
 from rota.model.events import AffinityWaitSet, EntriesReleased
+from rota.model.workers import takes_no_kind
 from rota.store import Row, Transaction
 from rota.store.statements import queue as sql
 
@@ -85,7 +86,8 @@ def hold_for_worker(
 def release_for_claim(tx: Transaction, env: KernelEnvironment, request: TurnRequest, now: float) -> None:
     """Release the first entries that are held for the claiming worker, at most as many as it requests."""
     names = worker_names(request.worker.worker_id)
-    queries = [(name, kind, request.max_n) for name in names for kind in (None, *request.kinds)]
+    none = (None,) if takes_no_kind(request.kinds) else ()
+    queries = [(name, kind, request.max_n) for name in names for kind in (*none, *request.kinds)]
     rows = [row for query in queries for row in tx.run(sql.AFFINITY_FIRST, query)]
     rows.sort(key=lambda row: (-row[3], row[4], row[0]))  # strict order
     release(tx, env, rows[: request.max_n], now)

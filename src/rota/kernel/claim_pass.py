@@ -54,6 +54,7 @@ from rota.model.events import ClaimedEntry, EntriesClaimed
 from rota.model.lifecycle import EntryState
 from rota.model.reasons import BlockingBase
 from rota.model.work import ReadyEntry
+from rota.model.workers import takes_no_kind
 from rota.store import Row, Statement, Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import projects as project_sql
@@ -410,7 +411,7 @@ class ClaimPass:
         """Whether an entry without a hold is runnable now, before its deadline, on a slot of this worker."""
         now, kind, deadline = self.now, row[KIND], row[DEADLINE]
         return (
-            (kind is None or kind in self.request.kinds)
+            (kind in self.request.kinds if kind is not None else takes_no_kind(self.request.kinds))
             and row[RUNNABLE_AT] <= now
             and (deadline is None or deadline > now)
         )

@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 # measured for every run, and charged only where a budget exists or sharing counts it
-METERED = frozenset({"cpu_s", "wall_s"})
+METERED = frozenset({"cpu_s", "gpu_s", "wall_s"})
 UNREADABLE = "unreadable"  # the outcome of an entry whose stored row cannot be read
 ERROR_CHARS_MAX = 1_000  # of the error of an attempt that is retried
 _sched_id = itemgetter(4)  # of the parameters of `COMPLETE`
@@ -232,6 +232,7 @@ def _take_report(
         stopped_by=report.stopped_by,
         cpu_ms=report.cpu_ms,
         failure=None if is_final or report.back is not None else failure_in(report.result),
+        node=report.node,
     )
     append(tx, event, now=now, pid=run.pid)
     return run

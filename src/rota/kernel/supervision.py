@@ -67,6 +67,7 @@ class Supervision(LimitGrants):
         os_pid: int | None = None,
         advisories: Sequence[str] = (),
         enforced: Sequence[str] = (),
+        node: str | None = None,
     ) -> None:
         """Record that a runner started an entry, and what of its settings is enforced and what is not as it reads."""
         told = tuple(_run.text("advisories", each, NOTE_CHARS_MAX) for each in advisories[:ADVISORIES_MAX])
@@ -75,6 +76,7 @@ class Supervision(LimitGrants):
         _run.name("runner", runner)
         if os_pid is not None:
             _run.whole("os_pid", os_pid, 1)
+        _run.optional_name("node", node)
         now = self._env.now()
 
         def work(tx: Transaction) -> None:
@@ -88,6 +90,7 @@ class Supervision(LimitGrants):
                 os_pid=os_pid,
                 advisories=told,
                 enforced=held,
+                node=node,
             )
             append(tx, event, now=now, pid=run.pid)
 

@@ -27,9 +27,9 @@ from rota.kernel.journal import append
 from rota.kernel.paging import LIST_MAX
 from rota.kernel.rows import DECODE_ERRORS
 from rota.kernel.turn import check_worker
-from rota.model.checks import ID_CHARS_MAX, Checks
+from rota.model.checks import ID_CHARS_MAX, NOTE_CHARS_MAX, Checks
 from rota.model.events import WorkerLost
-from rota.model.workers import WORKER_ALIVE_S, SlotPool, WorkerInfo, WorkerKind
+from rota.model.workers import ONLY_KINDS, WORKER_ALIVE_S, SlotPool, WorkerInfo, WorkerKind
 from rota.store import Row, Transaction
 from rota.store.statements import workers as sql
 
@@ -143,7 +143,7 @@ def _registered(row: Row, live: _Live, now: float) -> WorkerInfo:
         host=host,
         os_pid=os_pid,
         slots=sum(pool.slots for pool in pools),
-        kinds=tuple(dict.fromkeys(kind for pool in pools for kind in pool.kinds)),
+        kinds=tuple(dict.fromkeys(kind for pool in pools for kind in pool.kinds if kind != ONLY_KINDS)),
         started_at=started_at,
         seen_at=seen_at,
         draining=bool(draining),
@@ -189,6 +189,11 @@ def _pools_text(pools: Sequence[SlotPool]) -> str:
         _worker.whole("pools.slots", pool.slots, 0, SLOTS_MAX)
         _worker.names("pools.kinds", pool.kinds, POOLS_MAX)
         _worker.whole("pools.running", pool.running, 0)
+        if len(pool.problems) > POOLS_MAX:
+            raise _worker.refuse("pools.problems", f"may be at most {POOLS_MAX}, not {len(pool.problems)}")
+        for problem in pool.problems:
+            _worker.name("pools.problems.kind", problem.kind, ID_CHARS_MAX)
+            _worker.text("pools.problems.text", problem.text, NOTE_CHARS_MAX)
     return msgspec.json.encode([msgspec.structs.replace(pool, running=0) for pool in pools]).decode()
 
 

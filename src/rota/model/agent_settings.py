@@ -21,6 +21,7 @@ from rota.decoding import convert
 from rota.errors import FleetInvalid
 from rota.model.checks import ID_CHARS_MAX, INTEGER_MAX, NOTE_CHARS_MAX, SECONDS_MAX, Checks
 from rota.model.cpu import CpuSettings
+from rota.model.ray import RAY, RaySettings
 from rota.model.struct_reader import first_problem
 from rota.model.usage_shapes import compile_shapes
 from rota.model.work import ATTEMPTS_MAX, Limits, RestartPolicy
@@ -47,6 +48,15 @@ ENTRIES_MAX = 1_000  # arguments of a program, and variables of its environment
 ARGUMENT_CHARS_MAX = 128 * 1024  # of one argument or variable: the kernel of the operating system accepts no more
 HIDDEN = "(hidden)"  # in place of the value of a variable
 SecretText = Annotated[str, Meta(extra={"secret": True})]  # messages do not quote it
+_NOT_ON_RAY = {  # and what to use instead
+    "kind": "resources and node say where they run",
+    "affinity": "node names where they run",
+    "isolation": "each has a process of its own",
+    "workspace": "it is a folder of the supervisor's machine; name a folder that all nodes have in cwd",
+    "workspace_mode": "it is a folder of the supervisor's machine; name a folder that all nodes have in cwd",
+    "worktree": "it is a folder of the supervisor's machine; name a folder that all nodes have in cwd",
+    "cpu": "resources = {CPU = …} says what they get",
+}
 _checks = Checks("AgentSettings", FleetInvalid)
 
 
@@ -77,6 +87,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     workspace_mode: Literal["exclusive", "shared"] | None = None
     worktree: WorktreeSettings | None = None  # the git worktrees of its runs
     cpu: CpuSettings | None = None  # CPU time and cores of its runs
+    ray: RaySettings | None = None  # ray: what its runs need of the cluster
     max_attempts: int = 3
     non_retryable: tuple[str, ...] = ()  # callable: errors after which an entry is not retried, by name
 
@@ -90,16 +101,37 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         _checks.duration("stop_grace_s", self.stop_grace_s)
         if self.usage is not None:
             compile_shapes(self.usage)  # raises FleetInvalid for an unknown preset or an invalid path
-        if self.runner in ("command", "ndjson") and not self.argv:
-            raise _checks.refuse("argv", f"is required: the program that the {self.runner} runner starts")
+        self._check_ray()
+        if self.executes in ("command", "ndjson") and not self.argv:
+            raise _checks.refuse("argv", f"is required: the program that the {self.executes} runner starts")
         for field in ("env", "pass_env"):
-            if self.runner == "callable" and getattr(self, field):
+            if self.executes == "callable" and getattr(self, field):
                 raise _checks.refuse(
                     field, "is only for programs: a function runs with the environment of the supervisor"
                 )
         self._check_program()
         self._check_limits()
         self._check_entry_defaults()
+
+    @property
+    def executes(self) -> str:
+        """The runner that executes it; on a cluster, the one on the node."""
+        return self.runner if self.ray is None else self.ray.executes
+
+    @property
+    def slot_kind(self) -> str | None:
+        """The kind of slot that its entries need."""
+        return self.kind if self.ray is None else self.ray.kind
+
+    def _check_ray(self) -> None:
+        """A run on a cluster has no slot, folder or core of the supervisor's machine."""
+        if (self.runner == RAY) != (self.ray is not None):
+            raise _checks.refuse("ray", f"is for the runner {RAY}, which requires it; the runner is {self.runner}")
+        if self.ray is None:
+            return
+        for field, instead in _NOT_ON_RAY.items():
+            if getattr(self, field) not in (None, "thread"):
+                raise _checks.refuse(field, f"is not for runs on Ray: {instead}")
 
     def _check_program(self) -> None:
         for field in ("argv", "env", "pass_env"):
@@ -142,7 +174,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             _checks.optional_text(field, getattr(self, field), ID_CHARS_MAX)
         _checks.whole("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
         _checks.texts("non_retryable", self.non_retryable)
-        if self.non_retryable and self.runner != "callable":
+        if self.non_retryable and self.executes != "callable":
             raise _checks.refuse("non_retryable", "is only for functions: a program has an exit code, not an error")
 
 

@@ -57,6 +57,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     slot: str | None = None
     runner: str | None = None
     os_pid: int | None = None
+    node: str | None = None  # of a cluster
     workspace: str | None = None
     ended: str | None = None  # completed, failed, crashed, cancelled; or retry, reclaim, preempt, yield
     exit_kind: str | None = None

@@ -745,6 +745,7 @@ class RunStarted(EventData, frozen=True, kw_only=True):
     os_pid: int | None = None
     advisories: tuple[str, ...] = ()  # what of its settings is not enforced as it reads
     enforced: tuple[str, ...] = ()  # what of its `cpu` settings is enforced, and how
+    node: str | None = None  # of a cluster, on which it runs
 
 
 class RunEnded(EventData, frozen=True, kw_only=True):
@@ -760,6 +761,7 @@ class RunEnded(EventData, frozen=True, kw_only=True):
     stopped_by: Literal["message", "TERM", "KILL"] | None = None
     cpu_ms: int = 0  # measured, also if no budget counts it
     failure: RunFailure | None = None  # if it failed and is tried again
+    node: str | None = None  # of a cluster, on which it ran
 
 
 class RunOverBudget(EventData, frozen=True, kw_only=True):

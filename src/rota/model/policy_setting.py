@@ -17,12 +17,13 @@ import msgspec
 
 __all__ = ["DEFAULT_SHARE_BY", "SHARE_DIMS", "PolicyInForce", "PolicySetting", "ShareBy"]
 
-ShareBy: TypeAlias = Literal["tokens", "cost", "cpu", "seconds"]
+ShareBy: TypeAlias = Literal["tokens", "cost", "cpu", "gpu", "seconds"]
 DEFAULT_SHARE_BY: ShareBy = "tokens"
 SHARE_DIMS: Mapping[ShareBy, str] = {  # the dimension of usage that is counted
     "tokens": "tokens",
     "cost": "cost_micro",
     "cpu": "cpu_s",
+    "gpu": "gpu_s",
     "seconds": "wall_s",
 }
 

@@ -14,6 +14,7 @@ import msgspec
 
 from rota.clock import local_time
 from rota.model.money import amount_text, dim_text
+from rota.model.workers import PlacementCode
 
 __all__ = [
     "BLOCKING",
@@ -418,7 +419,20 @@ class CoresRefused(WorkerBase, frozen=True, kw_only=True, tag="cores_refused"):
         return f"the cores that it asks for are refused{f': {self.refusal}' if self.refusal else ''}"
 
 
-WorkerReason: TypeAlias = NoWorker | NoWorkerForKind | WorkersDraining | SlotsBusy | CoresRefused
+class NotPlaced(WorkerBase, frozen=True, kw_only=True, tag="not_placed"):
+    """The worker that would run it elsewhere, on a cluster, cannot place it there now."""
+
+    remedy = "give the cluster what is missing, or let the agent ask for less"
+    kind: str
+    problem: PlacementCode
+    text: str = ""
+
+    def sentence(self) -> str:
+        """Return the reason as text."""
+        return self.text or f"the cluster cannot run it: {self.problem}"
+
+
+WorkerReason: TypeAlias = NoWorker | NoWorkerForKind | WorkersDraining | SlotsBusy | CoresRefused | NotPlaced
 
 
 def _start(command: str) -> str:

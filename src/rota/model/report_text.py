@@ -138,6 +138,7 @@ def _where(attempt: AttemptReport) -> str:
         attempt.worker_id and f"worker {attempt.worker_id}",
         attempt.slot and f"slot {attempt.slot}",
         attempt.runner and f"runner {attempt.runner}",
+        attempt.node and f"node {attempt.node}",
         attempt.os_pid and f"process {attempt.os_pid}",
         attempt.workspace and f"workspace {attempt.workspace}",
     )

@@ -50,7 +50,7 @@ ExitKind = Literal["completed", "cancelled", "failed", "crashed"]
 EXIT_KINDS: tuple[ExitKind, ...] = ("completed", "cancelled", "failed", "crashed")
 
 # Suggested dimensions of usage; any non-empty name is allowed. cost_micro is 10^-6 of a currency unit.
-DIMENSIONS = ("tokens", "cost_micro", "cpu_s", "wall_s", "tool_calls", "fs_w_bytes")
+DIMENSIONS = ("tokens", "cost_micro", "cpu_s", "gpu_s", "wall_s", "tool_calls", "fs_w_bytes")
 
 
 class Intent(StrEnum):

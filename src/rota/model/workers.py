@@ -7,29 +7,57 @@ it is known by its claims.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal, TypeAlias
 
 import msgspec
 
-__all__ = ["WORKER_ALIVE_S", "WORKER_REFRESH_S", "SlotPool", "WorkerInfo", "WorkerKind"]
+__all__ = [
+    "ONLY_KINDS",
+    "WORKER_ALIVE_S",
+    "WORKER_REFRESH_S",
+    "PlacementCode",
+    "PlacementProblem",
+    "SlotPool",
+    "WorkerInfo",
+    "WorkerKind",
+    "takes_no_kind",
+]
 
 WORKER_REFRESH_S = 15.0  # how often a worker repeats its registration
 WORKER_ALIVE_S = 60.0  # how long after it was last seen a worker without claims counts as alive
 
+ONLY_KINDS = "!"  # among the kinds of a claim or a pool: it takes no entries that have no kind
+
+PlacementCode: TypeAlias = Literal["resource_missing", "node_missing", "cluster_unreachable", "withdrawn"]
 WorkerKind: TypeAlias = Literal["supervisor", "entry_worker", "graph"]
 
 
+def takes_no_kind(kinds: Collection[str]) -> bool:
+    """Whether slots of these kinds also run entries that have no kind."""
+    return ONLY_KINDS not in kinds
+
+
+class PlacementProblem(msgspec.Struct, frozen=True):
+    """Why a worker that places runs elsewhere, on a cluster, does not place those of one kind now."""
+
+    kind: str
+    code: PlacementCode
+    text: str  # with the names and numbers
+
+
 class SlotPool(msgspec.Struct, frozen=True):
-    """The equal slots of a worker: they run entries of no kind and of these kinds."""
+    """The equal slots of a worker: they run entries of these kinds and, without `ONLY_KINDS`, of no kind."""
 
     worker_id: str  # the name under which it claims for these slots: the worker's own, or `worker/kind`
     slots: int
     kinds: tuple[str, ...] = ()
     running: int = 0  # live claims under that name
+    problems: tuple[PlacementProblem, ...] = ()  # of kinds that it does not run now
 
     def takes(self, kind: str | None) -> bool:
         """Whether these slots run entries of this kind."""
-        return kind is None or kind in self.kinds
+        return kind in self.kinds if kind is not None else takes_no_kind(self.kinds)
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):

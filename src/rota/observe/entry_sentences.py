@@ -157,6 +157,7 @@ def _about(sched_ids: list[int]) -> tuple[()] | tuple[About]:
 
 def _run_started(data: events.RunStarted, _event: Event, names: EntityNames) -> Iterator[Line]:
     process = f" as process {data.os_pid}" if data.os_pid is not None else ""
+    process += f" on node {data.node}" if data.node is not None else ""
     yield (
         "detail",
         f"{names.run(data.sched_id)} runs in slot {data.slot} ({data.runner}){process}",

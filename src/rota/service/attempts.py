@@ -57,7 +57,8 @@ def _add(attempts: list[dict[str, Any]], data: EventData, event: Event, sched_id
                 if each.sched_id == sched_id
             ]
         case events.RunStarted(sched_id=run) if run == sched_id:
-            known = {name: getattr(data, name) for name in ("slot", "runner", "os_pid", "advisories", "enforced")}
+            names = ("slot", "runner", "os_pid", "node", "advisories", "enforced")
+            known = {name: getattr(data, name) for name in names}
             _current(attempts, data.attempt).update(known, started_at=event.ts)
         case events.LedgerCharged(sched_id=run) if run == sched_id and attempts:
             _sum_up(attempts[-1].setdefault("usage", {}), data.amounts)
@@ -84,6 +85,8 @@ def _current(attempts: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 def _end_run(attempt: dict[str, Any], data: events.RunEnded, at: float) -> None:
     attempt.update(wall_ms=data.wall_ms, cpu_ms=data.cpu_ms, stopped_by=data.stopped_by, ended_at=at)
+    if data.node is not None:
+        attempt.update(node=data.node)
     if data.outcome not in _NOT_COUNTED:
         attempt.update(exit_kind=data.exit_kind, outcome=data.outcome)
     if data.failure is not None:

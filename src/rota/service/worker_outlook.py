@@ -20,7 +20,7 @@ from rota.model import reasons
 from rota.model.agent_settings import FLEET_KEY, SETTINGS_KEY
 from rota.model.reasons import WorkerReason
 from rota.model.work import Agent
-from rota.model.workers import SlotPool, WorkerInfo
+from rota.model.workers import PlacementProblem, SlotPool, WorkerInfo
 from rota.store import Transaction
 
 __all__ = ["NAMED_MAX", "WorkerOutlook", "start_command"]
@@ -39,7 +39,7 @@ class WorkerOutlook:
         self._refused = {refusal.sched_id: refusal for refusal in refusals(tx)} if self._alive else {}
         self._busy = Counter((worker_id, incarnation) for _, worker_id, incarnation in self._runs)
 
-    def reason_against(
+    def reason_against(  # noqa: PLR0911  # one for each reason
         self, kind: str | None, start: Callable[[], str], sched_id: int | None = None
     ) -> WorkerReason | None:
         """Return why no worker would claim an entry of this kind, or start this one, now; None if one could."""
@@ -53,6 +53,9 @@ class WorkerOutlook:
                 held_by=refusal.held_by[:NAMED_MAX],
                 refused_at=refusal.at,
             )
+        problem = self._problem(kind)
+        if problem is not None:
+            return reasons.NotPlaced(kind=problem.kind, problem=problem.code, text=problem.text)
         if any(worker.kind == "unregistered" for worker in self._alive):
             return None
         fitting = [(worker, pool) for worker in self._alive for pool in worker.pools if pool.slots and pool.takes(kind)]
@@ -63,6 +66,12 @@ class WorkerOutlook:
             names = tuple(dict.fromkeys(worker.worker_id for worker, _ in fitting))
             return reasons.WorkersDraining(workers=names[:NAMED_MAX], start=start())
         return self._busy_reason(claiming)
+
+    def _problem(self, kind: str | None) -> PlacementProblem | None:
+        """Return why no worker places runs of this kind; None if one does, or none has tried."""
+        pools = [pool for worker in self._alive for pool in worker.pools if kind is not None and pool.takes(kind)]
+        found = [next((each for each in pool.problems if each.kind == kind), None) for pool in pools]
+        return found[0] if found and all(found) else None
 
     def _busy_reason(self, claiming: Sequence[tuple[WorkerInfo, SlotPool]]) -> WorkerReason | None:
         if any(self._busy[pool.worker_id, worker.incarnation] < pool.slots for worker, pool in claiming):

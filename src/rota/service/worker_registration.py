@@ -59,6 +59,11 @@ class WorkerRegistration:
         if self.due_in_s <= 0:
             self._write()
 
+    def renew(self) -> None:
+        """Write the registration again: its slots have changed."""
+        if self._renew_at:
+            self._write()
+
     def leave(self) -> None:
         """Remove the worker from the register."""
         with self._lock:

@@ -16,6 +16,7 @@ from rota.model.agent_settings import SecretText
 from rota.model.budgets import ALERTS, ALERTS_MAX
 from rota.model.checks import AMOUNT_MAX
 from rota.model.cpu import CpuSettings
+from rota.model.ray import RAY, RaySettings
 from rota.model.work import WEIGHT_UNIT, Backoff, Intent, Limits, RestartPolicy, Trigger, TriggerKind
 
 __all__ = ["NAME_CHARS_MAX", "AgentTable", "RestartTable", "RunLimitsTable", "TriggerTable"]
@@ -178,6 +179,7 @@ _VALID_WITH: tuple[tuple[str, Any, tuple[str, ...]], ...] = (  # a key, its defa
     ("stdin", "payload", ("command",)),
     ("usage", None, ("command",)),
 )
+_RAY_KEYS: dict[str, Any] = {"resources": {}, "node": None, "runtime_env": {}}  # and their defaults
 Argv = str | tuple[str, ...]
 
 
@@ -193,8 +195,27 @@ class AgentTable(_Table, frozen=True, kw_only=True):
     ] = None
     function: Annotated[str | None, Meta(description="A Python function, as `module:name`.")] = None
     runner: Annotated[
-        str | None, Meta(description="A runner of another package, instead of the one that the key above selects.")
+        str | None,
+        Meta(
+            description="`ray`: runs on a Ray cluster; or a runner of another package, instead of the one that the key "
+            "above selects."
+        ),
     ] = None
+    resources: Annotated[
+        dict[str, float],
+        Meta(
+            description='`runner = "ray"`: what a run needs, by Ray\'s names: `{CPU = 4, GPU = 1}`; `CPU` is 1 unless '
+            "it is given.",
+            max_length=16,
+        ),
+    ] = {}
+    node: Annotated[
+        Name | None, Meta(description='`runner = "ray"`: the name, address or id of the node to run on.')
+    ] = None
+    runtime_env: Annotated[
+        dict[str, Any],
+        Meta(description='`runner = "ray"`: Ray\'s environment of its runs. A relative `working_dir` starts here.'),
+    ] = {}
     isolation: Annotated[
         Literal["thread", "process"] | None,
         Meta(description="`function`: where it runs. A function in a process can be killed."),
@@ -290,7 +311,11 @@ class AgentTable(_Table, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         given = [name for name in _RUN_KEYS if getattr(self, name) is not None]
         _require_one(given, _RUN_KEYS)
-        if self.runner is not None:
+        if self.runner != RAY:
+            for field, default in _RAY_KEYS.items():
+                if getattr(self, field) != default:
+                    raise ValueError(f'{field} is only valid with runner = "{RAY}"')
+        if self.runner not in (None, RAY):
             return  # that runner decides which keys it uses
         for field, default, run_keys in _VALID_WITH:
             if getattr(self, field) != default and given[0] not in run_keys:
@@ -307,6 +332,18 @@ class AgentTable(_Table, frozen=True, kw_only=True):
         written = self.command if self.command is not None else self.ndjson
         return tuple(shlex.split(written)) if isinstance(written, str) else written or ()
 
+    def _cwd(self, folder: str) -> str | None:
+        """The working directory; on a node of a cluster, where this machine's folders mean nothing, as it is given."""
+        if self.runner == RAY:
+            return self.cwd
+        return os.path.normpath(Path(folder, self.cwd)) if self.cwd is not None else folder
+
+    def _ray(self, executes: Any, folder: str) -> RaySettings:
+        runtime_env = dict(self.runtime_env)
+        if isinstance(runtime_env.get("working_dir"), str):
+            runtime_env["working_dir"] = _uri_or_path(runtime_env["working_dir"], folder)
+        return RaySettings(executes=executes, resources=self.resources, node=self.node, runtime_env=runtime_env)
+
     def settings(self, folder: str) -> AgentSettings:
         """Return the settings that are stored with the agent; relative paths start at `folder`."""
         runner = next(runner for key, runner in _RUN_KEYS.items() if getattr(self, key) is not None)
@@ -317,7 +354,8 @@ class AgentTable(_Table, frozen=True, kw_only=True):
             isolation=self.isolation or "thread",
             env=self.env,
             pass_env=self.pass_env,
-            cwd=os.path.normpath(Path(folder, self.cwd)) if self.cwd is not None else folder,
+            cwd=self._cwd(folder),
+            ray=self._ray(runner, folder) if self.runner == RAY else None,
             stdin=self.stdin,
             usage=self.usage,
             payload=self.payload,
@@ -336,6 +374,10 @@ class AgentTable(_Table, frozen=True, kw_only=True):
             max_attempts=self.restart.attempts,
             non_retryable=self.non_retryable,
         )
+
+
+def _uri_or_path(text: str, folder: str) -> str:
+    return text if "://" in text else os.path.normpath(Path(folder, text))
 
 
 def _require_one(given: list[str], keys: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from rota.fleet.config.apply import PAUSED_BY, all_rows
 from rota.fleet.config.cpu_plan import cpu_warnings
 from rota.fleet.config.functions import import_problem
 from rota.fleet.config.graph_checks import graph_warnings
+from rota.fleet.config.ray_plan import ray_warnings
 from rota.fleet.config.tables import AgentTable, Fleet, SchedulingTable
 from rota.fleet.trigger_rules import matches_kind
 from rota.model.lifecycle import ProjectStatus
@@ -48,6 +49,7 @@ def find_warnings(fleet: Fleet, policy: Policy, api: KernelApi | None = None) ->
         ),
         *(graph_warnings(fleet) if fleet.graph_agents else ()),
         *cpu_warnings(fleet),
+        *ray_warnings(fleet),
         *_about_cycles(fleet),
     ]
 

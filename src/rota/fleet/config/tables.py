@@ -51,6 +51,7 @@ from rota.model.checks import AMOUNT_MAX
 from rota.model.cpu import CpuSettings
 from rota.model.policy_setting import PolicySetting, ShareBy
 from rota.model.prices import PRICES_MAX, ModelPrice
+from rota.model.ray import IN_FLIGHT_MAX, PENDING_S, RayCluster, address_problem
 from rota.model.work import WEIGHT_UNIT
 from rota.policy.contract import PolicyIsolation
 from rota.policy.registry import DEFAULT_NAME, DEFAULT_PARAMS
@@ -72,6 +73,7 @@ __all__ = [
     "PreemptionTable",
     "PriceTable",
     "ProjectTable",
+    "RayTable",
     "RestartTable",
     "RetentionTable",
     "RunLimitsTable",
@@ -133,7 +135,8 @@ class SchedulingTable(_Table, frozen=True, kw_only=True):
         ShareBy | None,
         Meta(
             description="What sharing counts, for the whole store: `tokens`, `cost` (cost_micro), `cpu` (seconds of "
-            "CPU time) or `seconds`. A run that charged nothing of it counts its expected usage, else its seconds. "
+            "CPU time), `gpu` (seconds of GPUs, on Ray) or `seconds`. A run that charged nothing of it counts its "
+            "expected usage, else its seconds. "
             "Default: the store's; without one, tokens."
         ),
     ] = None
@@ -248,6 +251,47 @@ class PriceTable(_Table, frozen=True, kw_only=True):
         )
 
 
+class RayTable(_Table, frozen=True, kw_only=True):
+    """The Ray cluster for agents with `runner = "ray"`."""
+
+    address: Annotated[
+        Text | None,
+        Meta(
+            description="Address of the cluster's head, `host:port`. Default: the variable `RAY_ADDRESS`; without it, "
+            "the cluster that runs on this machine, or else a new one for this supervisor."
+        ),
+    ] = None
+    pending_s: Annotated[
+        Seconds,
+        Meta(
+            description="How long other programs on the cluster may keep a task waiting before it is withdrawn and "
+            "queued again."
+        ),
+    ] = default_seconds(PENDING_S)
+    in_flight: Annotated[
+        int, Meta(description="Maximum number of runs on the cluster at a time.", ge=1, le=SLOTS_MAX)
+    ] = IN_FLIGHT_MAX
+    tell_demand: Annotated[
+        bool,
+        Meta(description="Whether the cluster's autoscaler is told what waits here, so that the cluster can grow."),
+    ] = False
+
+    def __post_init__(self) -> None:
+        problem = None if self.address is None else address_problem(self.address)
+        if problem is not None:
+            raise ValueError(f"address {problem}")
+
+    @property
+    def cluster(self) -> RayCluster:
+        """The cluster as the supervisor's settings have it."""
+        return RayCluster(
+            address=self.address,
+            pending_s=float(self.pending_s),
+            in_flight=self.in_flight,
+            tell_demand=self.tell_demand,
+        )
+
+
 class FleetFile(_Table, frozen=True, kw_only=True):
     """A fleet: its store, slots, policy, projects, limits and agents."""
 
@@ -301,7 +345,7 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         tuple[Text, ...],
         Meta(
             description="Dimensions of your own that budgets may name, besides `tokens`, `cost_micro`, `cpu_s`, "
-            "`wall_s`, `tool_calls` and `fs_w_bytes`; an agent charges them by their names.",
+            "`gpu_s`, `wall_s`, `tool_calls` and `fs_w_bytes`; an agent charges them by their names.",
             max_length=DIMENSIONS_MAX,
         ),
     ] = ()
@@ -326,6 +370,9 @@ class FleetFile(_Table, frozen=True, kw_only=True):
         Meta(description="Programs and addresses that are told when something happens, by name.", max_length=HOOKS_MAX),
     ] = {}
 
+    ray: Annotated[
+        RayTable, Meta(description='The Ray cluster for agents with `runner = "ray"`. It is connected when one runs.')
+    ] = RayTable()
     retention: Annotated[
         RetentionTable | None,
         Meta(description="What the store keeps, for every process. Default: the store's setting stays."),

@@ -64,6 +64,7 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, int] = {}  # measured at the end, in addition to what was charged during the run
     model: str | None = None  # that this usage is of
     cpu_ms: int = 0
+    node: str | None = None  # of a cluster, on which it ran
     yield_after_s: float | None = None  # not an end: the agent gives up its slot and runs again after this delay
     awaits: tuple[int, ...] = ()  # not an end: it runs again when the first of these entries has ended, or before that
 

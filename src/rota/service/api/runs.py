@@ -117,6 +117,7 @@ class SupervisionApi(Protocol):
         os_pid: int | None = None,
         advisories: Sequence[str] = (),
         enforced: Sequence[str] = (),
+        node: str | None = None,
     ) -> None:
         """Record that a runner started an entry, and what of its settings is enforced and what is not as it reads."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rota.store.protocol import Statement
-from rota.store.statements.queue import IDS, READY_COLUMNS
+from rota.store.statements.queue import IDS, READY_COLUMNS, without_kind
 
 # --- what is due ---------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ DUE_SUMMARY = Statement(
 
 _READY = (
     "state = 'queued' AND hold IS NULL AND runnable_at <= +?1 AND (deadline IS NULL OR deadline > +?1) "
-    "AND (kind IS NULL OR kind IN (SELECT value FROM json_each(?2)))"
+    f"AND ({without_kind('kind', '?2')} OR kind IN (SELECT value FROM json_each(?2)))"
 )
 _STRICT = "ORDER BY priority DESC, runnable_at, sched_id"
 

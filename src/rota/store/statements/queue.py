@@ -16,6 +16,12 @@ ENTRY = (
 )
 IDS = "(SELECT value FROM json_each(?))"
 
+
+def without_kind(column: str, kinds: str) -> str:
+    """Return the condition for entries that have no kind: a list of kinds that begins with `!` takes none of them."""
+    return f"({column} IS NULL AND substr({kinds}, 3, 1) IS NOT '!')"
+
+
 # --- enqueue -------------------------------------------------------------------------------------
 
 ENQUEUE = Statement(

@@ -1,0 +1,79 @@
+"""The mailbox: an actor beside the driver through which runs and their supervisor exchange messages.
+
+A run calls `post` (a message without an answer), `ask` (it waits for the reply) and `stop` (it waits until it is asked
+to stop). The driver has one `take` waiting at any time, and sends replies and stop requests with `deliver`. Messages of
+one run arrive in the order in which it sent them. Everything is bytes here: what they mean is the two ends' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+__all__ = ["TAKE_MAX", "Mailbox"]
+
+TAKE_MAX = 500  # messages in one answer
+Message = tuple[str, int, str, bytes]  # run, number of the request (0: no reply), operation, body
+
+
+class Mailbox:
+    """The messages of one driver's runs."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._arrived = asyncio.Event()
+        self._replies: dict[tuple[str, int], asyncio.Future[bytes]] = {}
+        self._stops: dict[str, asyncio.Future[str]] = {}
+
+    async def post(self, run: str, operation: str, body: bytes) -> None:
+        """Take a message of a run."""
+        self._messages.append((run, 0, operation, body))
+        self._arrived.set()
+
+    async def ask(self, run: str, number: int, operation: str, body: bytes) -> bytes:
+        """Take a request of a run and wait for its reply."""
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._replies[run, number] = reply
+        self._messages.append((run, number, operation, body))
+        self._arrived.set()
+        try:
+            return await reply
+        finally:
+            self._replies.pop((run, number), None)
+
+    async def stop(self, run: str) -> str:
+        """Wait until a run is asked to stop; return why. The empty text: it has ended."""
+        return await self._stop_of(run)
+
+    async def take(self) -> list[Message]:
+        """Wait for messages and return them, at most `TAKE_MAX`."""
+        await self._arrived.wait()
+        taken, self._messages = self._messages[:TAKE_MAX], self._messages[TAKE_MAX:]
+        if not self._messages:
+            self._arrived.clear()
+        return taken
+
+    async def deliver(self, parcels: list[tuple[Any, ...]]) -> None:
+        """Pass on replies (run, number, body), stop requests (run, reason) and the ends of runs (run,)."""
+        for run, *rest in parcels:
+            if not rest:
+                self._end(run)
+            elif len(rest) == 1:
+                _resolve(self._stop_of(run), rest[0])
+            else:
+                _resolve(self._replies.get((run, rest[0])), rest[1])
+
+    def _stop_of(self, run: str) -> asyncio.Future[str]:
+        if run not in self._stops:
+            self._stops[run] = asyncio.get_running_loop().create_future()
+        return self._stops[run]
+
+    def _end(self, run: str) -> None:
+        _resolve(self._stops.pop(run, None), "")
+        for key in [key for key in self._replies if key[0] == run]:
+            self._replies.pop(key).cancel()
+
+
+def _resolve(future: asyncio.Future[Any] | None, value: Any) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)

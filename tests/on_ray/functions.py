@@ -1,0 +1,38 @@
+"""Functions that the tests run on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from rota.fleet.runners.context import RunContext
+
+
+def busy(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def until_stopped(ctx: RunContext, file: str) -> dict[str, Any]:
+    Path(file).write_text(ctx.key)
+    ctx.wait_for_stop()
+    ctx.checkpoint(stopped=ctx.stop_reason)
+    ctx.raise_if_stopped()
+    return {}
+
+
+def deaf(file: str) -> None:
+    """Takes no message; only force ends it, because it never runs Python code again."""
+    Path(file).write_text("here")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    time.sleep(3_600)
+
+
+def die_once(marker: str) -> str:
+    """Kills its own process at the first attempt."""
+    if not Path(marker).exists():
+        Path(marker).write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"

@@ -1,0 +1,124 @@
+"""What fits on a cluster: pure arithmetic, without a cluster."""
+
+from __future__ import annotations
+
+from rota.fleet.on_ray.held_usage import HeldUsage
+from rota.fleet.on_ray.room import Node, Room, lack
+from rota.model.ray import RaySettings, RayShape, kind_of, shape_of
+
+ONE, FOUR = RaySettings().shape, RaySettings(resources={"CPU": 4}).shape
+GPU = RaySettings(resources={"GPU": 1}).shape
+
+
+def node(name: str, used: float = 0.0, **total: float) -> Node:
+    free = {resource: amount - (used if resource == "CPU" else 0.0) for resource, amount in total.items()}
+    return Node(f"id-{name}", name, f"10.0.0.{len(name)}", total, free)
+
+
+def seen(*nodes: Node) -> Room:
+    room = Room()
+    room.see(nodes)
+    return room
+
+
+def test_a_kind_names_its_shape() -> None:
+    settings = RaySettings(resources={"GPU": 1, "CPU": 0.5}, node="big")
+    assert settings.kind == "ray:CPU=0.5,GPU=1@big"
+    assert shape_of(settings.kind) == settings.shape
+    assert settings.shape.sentence() == "CPU 0.5, GPU 1 on node big"
+    assert kind_of(RaySettings(resources={"CPU": 0}).shape) == "ray:"
+    assert shape_of("ray:") == RayShape(())
+    assert shape_of("gpu") is None
+    assert shape_of(None) is None
+
+
+def test_as_many_are_claimed_as_fit() -> None:
+    room = seen(node("a", CPU=4), node("b", CPU=4))
+    assert room.claimable([ONE], [], 100) == ([ONE], 8)
+    assert room.claimable([ONE], [], 3) == ([ONE], 3)
+    for _ in range(6):
+        room.take(ONE)
+    assert room.claimable([ONE], [], 100) == ([ONE], 2)
+    assert room.claimable([ONE, FOUR], [], 100) == ([ONE, FOUR], 1)  # one that does not fit is held
+    room.give(ONE)
+    assert room.claimable([ONE], [], 100) == ([ONE], 3)
+
+
+def test_any_mix_of_what_is_claimed_fits() -> None:
+    room = seen(node("a", CPU=8))
+    assert room.claimable([ONE, FOUR], [], 100) == ([ONE, FOUR], 2)
+
+
+def test_what_is_held_is_set_aside_and_the_rest_goes_on() -> None:
+    room = seen(node("a", CPU=4, GPU=1), node("b", CPU=4))
+    for _ in range(6):
+        room.take(ONE)
+    assert room.claimable([ONE, FOUR], [FOUR], 100) == ([], 0)  # small ones must not pass the large one for ever
+    room = seen(node("a", CPU=4, GPU=1))
+    room.take(GPU)
+    assert not room.fits(GPU)
+    assert room.claimable([ONE, GPU], [GPU], 100) == ([ONE], 2)  # three CPUs are free, one of them for the held run
+
+
+def test_what_others_use_is_not_ours_and_what_we_use_is_not_theirs() -> None:
+    room = seen(node("a", used=3, CPU=4))
+    assert room.claimable([ONE], [], 100) == ([ONE], 1)
+    assert room.keeps_waiting(ONE)
+    room = seen(node("a", CPU=4))
+    room.take(ONE)
+    room.see([node("a", used=1, CPU=4)])
+    assert not room.keeps_waiting(ONE)  # it is starting
+    assert room.claimable([ONE], [], 100) == ([ONE], 3)
+
+
+def test_a_run_that_no_node_can_have_waits_for_others() -> None:
+    room = seen(node("a", used=2, CPU=4), node("b", used=2, CPU=4))
+    room.take(FOUR)
+    room.see(room.nodes)
+    room.see(room.nodes)
+    room.see(room.nodes)
+    assert room.keeps_waiting(FOUR)
+    room.see([node("a", used=4, CPU=4), node("b", CPU=4)])
+    assert not room.keeps_waiting(FOUR)
+
+
+def test_a_report_that_lags_behind_counts_nobody_twice() -> None:
+    room = seen(node("a", CPU=4))
+    room.see([node("a", used=2, CPU=4)])  # of our two runs, which have just ended
+    assert room.claimable([ONE], [], 100) == ([ONE], 4)
+
+
+def test_what_is_missing_is_named() -> None:
+    nodes = [node("a", CPU=4), node("bb", CPU=2, left=1)]
+    assert lack(ONE, nodes) is None
+    assert lack(FOUR, nodes) is None
+    assert lack(RayShape((("CPU", 4.0),), "bb"), nodes) == (
+        "resource_missing",
+        "it needs CPU 4, and no node of the cluster has more than 2",
+    )
+    assert lack(RayShape((("CPU", 4.0), ("left", 1.0))), nodes) == (
+        "resource_missing",
+        "no node of the cluster has CPU 4, left 1 together",
+    )
+    assert lack(RayShape((("cpu", 1.0),)), nodes) == (
+        "resource_missing",
+        "no node of the cluster has the resource cpu; it has CPU 6, left 1; did you mean CPU?",
+    )
+    assert lack(RayShape((), "third"), nodes) == ("node_missing", "the cluster has no node 'third'; its nodes: a, bb")
+    assert lack(RayShape((), "10.0.0.2"), nodes) is None
+    assert lack(RayShape((), "id-a"), nodes) is None
+
+
+def test_without_a_cluster_nothing_fits() -> None:
+    assert not Room().fits(ONE)
+    room = seen(node("a", CPU=4))
+    room.forget()
+    assert not room.fits(ONE)
+
+
+def test_seconds_that_are_held_are_carried_from_run_to_run() -> None:
+    usage = HeldUsage()
+    runs = [usage.of(1, FOUR, 350) for _ in range(10)]  # 1.4 CPU seconds each
+    assert sum(each["cpu_s"] for each in runs) == 14
+    assert {each["wall_s"] for each in runs} == {1}  # at least one
+    assert usage.of(2, GPU, 2_000) == {"wall_s": 2, "cpu_s": 2, "gpu_s": 2}

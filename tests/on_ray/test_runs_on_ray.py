@@ -1,0 +1,247 @@
+"""Runs on a real cluster of two nodes: functions and programs, messages, stops, deaths, places, the cluster's end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rota import Rota
+from rota.clock import SystemClock
+from rota.model.events import RunEnded, RunStarted
+from rota.service.dispatcher import Dispatcher
+from rota.service.explanation import explain
+from tests.on_ray import functions
+from tests.on_ray.conftest import TestCluster, running
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("ray")]
+WAIT_S = 240.0  # much longer than anything takes: a machine may be busy
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    clock, pause = SystemClock(), threading.Event()
+    give_up_at = clock.monotonic() + WAIT_S
+    while not is_true():
+        assert clock.monotonic() < give_up_at, "it did not happen"
+        pause.wait(0.05)
+
+
+def why_not(rota: Rota, sched_id: int) -> Any:
+    assert isinstance(rota.api, Dispatcher)
+    return explain(rota.api, sched_id).workers
+
+
+class World:
+    """A store with a supervisor that is connected to the cluster, for all tests of this file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rota = Rota(folder / "rota.db")
+        self.number = 0
+
+    def path(self) -> Path:
+        self.number += 1
+        return self.folder / f"file-{self.number}"
+
+    def events(self, kind: type) -> list[dict[str, Any]]:
+        return [event.payload for event in self.rota.api.journal.tail(0, 1_000, kinds=(kind.kind,))]  # type: ignore[attr-defined]
+
+    def agent(self, name: str, function: Callable[..., Any], **settings: Any) -> Any:
+        return self.rota.agent(name, runner="ray", **settings)(function)
+
+
+@pytest.fixture(scope="module")
+def world(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("ray"))
+    with running(world.rota, cluster):
+        yield world
+    world.rota.close()
+
+
+def test_a_function_streams_its_log_charges_checkpoint_progress_and_result(world: World) -> None:
+    def work(ctx: Any, x: int) -> dict[str, Any]:
+        print("working on", x)
+        left = ctx.charge(tokens=7)
+        ctx.checkpoint(at=x)
+        ctx.progress(0.5, "half")
+        return {"x": x, "left": left, "attempt": ctx.attempt, "key": ctx.key}
+
+    agent = world.agent("worker", work, budget={"tokens": 100})
+    job = agent.enqueue(x=3)
+    result = job.result(WAIT_S)
+    entry = world.rota.api.queue.get(job.sched_id)
+    assert result == {"x": 3, "left": {"tokens": 93}, "attempt": 1, "key": result["key"]}
+    assert result["key"].startswith(f"{job.sched_id}:1:")
+    assert world.rota.api.ledger.get(agent.pid)[0].used == 7
+    assert b"working on 3" in world.rota.api.logs.read(job.sched_id).data
+    ended = [each for each in world.events(RunEnded) if each["sched_id"] == job.sched_id]
+    assert [each["node"] in ("head", "second") for each in ended] == [True]
+    assert entry.exit_kind == "completed"
+
+
+def test_programs_run_by_command_and_ndjson_on_the_node_that_is_named(world: World) -> None:
+    code = "import os, sys; print('attempt', os.environ['ROTA_ATTEMPT'], sys.stdin.read())"
+    command = world.rota.command("program", [sys.executable, "-c", code], runner="ray", node="second")
+    talk = (
+        "from rota.agent import run\n"
+        "@run\n"
+        "def main(run):\n"
+        "    run.charge(tokens=2)\n"
+        "    return {'got': run.payload['y']}\n"
+    )
+    ndjson = world.rota.command("talker", [sys.executable, "-c", talk], ndjson=True, runner="ray", node="second")
+    jobs = command.enqueue(x=1), ndjson.enqueue(y=5)
+    assert jobs[0].result(WAIT_S) == {"exit_code": 0, "output_tail": 'attempt 1 {"x":1}\n'}
+    started = [each for each in world.events(RunStarted) if each["sched_id"] == jobs[0].sched_id]
+    assert [each["node"] for each in started] == ["second"]
+    assert started[0]["os_pid"] > 0
+
+
+def test_a_message_a_cancel_and_force_stop_a_run(world: World) -> None:
+    asked, forced = world.path(), world.path()
+    polite = world.agent("polite", functions.until_stopped, max_attempts=1)
+    deaf = world.agent("deaf", functions.deaf, max_attempts=1, stop_grace_s=0.5)
+    jobs = polite.enqueue(file=str(asked)), deaf.enqueue(file=str(forced))
+    started: Callable[[], set[int]] = lambda: {each["sched_id"] for each in world.events(RunStarted)}  # noqa: E731
+    wait_until(lambda: {job.sched_id for job in jobs} <= started())
+    for job in jobs:
+        world.rota.api.queue.request_cancel(job.sched_id)
+    entries = [world.rota.api.queue.wait(job.sched_id, WAIT_S) for job in jobs]
+    assert [entry.exit_kind for entry in entries] == ["cancelled", "cancelled"]
+    assert entries[0].result["partial"] == {"stopped": "cancelled"}
+    ended = {each["sched_id"]: each["stopped_by"] for each in world.events(RunEnded) if each.get("stopped_by")}
+    assert [ended[job.sched_id] for job in jobs] == ["message", "KILL"]
+
+
+def test_a_process_that_dies_is_a_crash_and_is_retried(world: World) -> None:
+    agent = world.agent("mortal", functions.die_once)
+    job = agent.enqueue(marker=str(world.path()))
+    assert job.result(WAIT_S) == "alive"
+    ended = [each for each in world.events(RunEnded) if each["sched_id"] == job.sched_id]
+    assert [(each["exit_kind"], each.get("outcome")) for each in ended] == [
+        ("crashed", "worker_died"),
+        ("completed", None),
+    ]
+
+
+def test_a_missing_resource_a_missing_node_and_a_function_that_cannot_be_sent(world: World) -> None:
+    lock = threading.Lock()
+    gpu = world.agent("gpu", functions.busy, resources={"GPU": 1})
+    nowhere = world.agent("nowhere", functions.busy, node="third")
+
+    def locked() -> bool:
+        return lock.locked()
+
+    unsendable = world.agent("unsendable", locked, max_attempts=1)
+    jobs = gpu.enqueue(seconds=0), nowhere.enqueue(seconds=0)
+    entry = world.rota.api.queue.wait(unsendable.enqueue().sched_id, WAIT_S)
+    assert entry.outcome == "unpicklable"
+    assert "agent 'unsendable' cannot run on Ray: its function cannot be pickled" in entry.result["error"]
+
+    def why(sched_id: int) -> Any:
+        return why_not(world.rota, sched_id)
+
+    wait_until(lambda: all(getattr(why(job.sched_id), "problem", None) for job in jobs))
+    found = [why(job.sched_id) for job in jobs]
+    assert [each.problem for each in found] == ["resource_missing", "node_missing"]
+    assert "no node of the cluster has the resource GPU" in found[0].sentence()
+    assert found[1].sentence() == "the cluster has no node 'third'; its nodes: head, second"
+    for job in jobs:
+        world.rota.api.queue.cancel(job.sched_id)
+
+
+def test_what_other_programs_keep_waiting_is_withdrawn_and_says_so(
+    world: World, cluster: TestCluster, tmp_path: Path
+) -> None:
+    with Rota(tmp_path / "other.db") as other, running(other, cluster):  # it holds one CPU of each node
+        jobs = [
+            other.agent(f"on-{node}", runner="ray", node=node)(functions.until_stopped).enqueue(file=str(world.path()))
+            for node in ("head", "second")
+        ]
+        wait_until(lambda: len(other.api.journal.tail(0, 100, kinds=(RunStarted.kind,))) == len(jobs))
+        with Rota(tmp_path / "ours.db") as ours, running(ours, cluster, pending_s=1.0):
+            agent = ours.agent("large", runner="ray", resources={"CPU": 2})(functions.busy)
+            job = agent.enqueue(seconds=0.0)
+            wait_until(lambda: getattr(why_not(ours, job.sched_id), "problem", None) == "withdrawn")
+            for each in jobs:
+                other.api.queue.request_cancel(each.sched_id)
+            job.result(WAIT_S)
+            assert ours.api.queue.get(job.sched_id).attempt == 1  # a withdrawal counts none
+
+
+@pytest.mark.soak
+def test_shares_of_cpu_seconds_follow_the_weights_whatever_the_sizes(cluster: TestCluster, tmp_path: Path) -> None:
+    with Rota(tmp_path / "shares.db", share_by="cpu") as rota:
+        heavy = rota.agent("heavy", runner="ray", project="three", project_weight=3.0, resources={"CPU": 2})
+        light = rota.agent("light", runner="ray", project="one", project_weight=1.0)
+        agents = heavy(functions.busy), light(functions.busy)
+        for agent, seconds in zip(agents, (0.9, 1.3), strict=True):
+            agent.enqueue_many([{"seconds": seconds}] * 400)
+        used = {agent.pid: 0 for agent in agents}
+        with running(rota, cluster):
+
+            def measure() -> float:
+                events = rota.api.journal.tail(0, 1_000, kinds=(RunEnded.kind,))
+                for agent in agents:
+                    used[agent.pid] = sum(
+                        each.payload.get("usage", {}).get("cpu_s", 0) for each in events if each.pid == agent.pid
+                    )
+                return sum(used.values())
+
+            wait_until(lambda: measure() >= 160)  # CPU seconds
+        share = used[agents[0].pid] / sum(used.values())
+        assert share == pytest.approx(0.75, abs=0.02)
+
+
+def test_a_node_dies_and_its_run_is_retried_on_the_other(world: World, cluster: TestCluster) -> None:
+    first = world.path()
+
+    def long(ctx: Any, file: str) -> str:
+        here = Path(file)
+        if ctx.attempt == 1:
+            here.write_text("started")
+            time.sleep(3_600)
+        return f"attempt {ctx.attempt}"
+
+    agent = world.agent("long", long, resources={"CPU": 2})
+    jobs = [agent.enqueue(file=str(first)) for _ in range(2)]  # one on each node
+    started: Callable[[], dict[int, str]] = lambda: {  # noqa: E731
+        each["sched_id"]: each["node"] for each in world.events(RunStarted)
+    }
+    wait_until(lambda: {job.sched_id for job in jobs} <= started().keys())
+    (victim,) = [job for job in jobs if started()[job.sched_id] == "second"]
+    (survivor,) = [job for job in jobs if job is not victim]
+    cluster.do("kill second")
+    wait_until(lambda: any(each.get("outcome") == "node_died" for each in world.events(RunEnded)))
+    world.rota.api.queue.request_cancel(survivor.sched_id)
+    assert victim.result(WAIT_S) == "attempt 2"
+    ended = [each for each in world.events(RunEnded) if each["sched_id"] == victim.sched_id]
+    assert [(each["exit_kind"], each.get("node")) for each in ended] == [("crashed", None), ("completed", "head")]
+
+
+def test_the_cluster_goes_away_and_returns(world: World, cluster: TestCluster) -> None:
+    file = world.path()
+
+    def patient(ctx: Any, file: str) -> int:
+        Path(file).write_text("started")
+        while ctx.attempt == 1:
+            time.sleep(0.1)
+        return int(ctx.attempt)
+
+    agent = world.agent("patient", patient)
+    job = agent.enqueue(file=str(file))
+    wait_until(file.exists)
+    cluster.do("kill all")
+
+    def lost() -> list[dict[str, Any]]:
+        return [each for each in world.events(RunEnded) if each["sched_id"] == job.sched_id]
+
+    wait_until(lambda: bool(lost()))
+    cluster.do("restart")
+    assert job.result(WAIT_S) == 2
+    assert [each["exit_kind"] for each in lost()] == ["crashed", "completed"]

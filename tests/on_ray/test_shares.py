@@ -1,0 +1,103 @@
+"""Shares on a simulated cluster of two nodes: the real store, policy and room; only the nodes and time are made up."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+
+import pytest
+
+from rota import Rota
+from rota.fleet.on_ray.held_usage import HeldUsage
+from rota.fleet.on_ray.room import Node, Room
+from rota.kernel.run_reports import RunReport
+from rota.model.ray import RayShape, kind_of, shape_of
+from rota.model.work import ReadyEntry
+from rota.model.workers import ONLY_KINDS
+
+NODE_CPUS = 2.0
+TIME_S = 120.0
+
+
+class SimulatedCluster:
+    """Two nodes, on which a submitted run starts as soon as one of them has what it needs."""
+
+    def __init__(self, rota: Rota, seconds: dict[int, float], shapes: list[RayShape]) -> None:
+        self.used: Counter[int] = Counter()  # thousandths of CPU seconds, by agent
+        self._rota, self._seconds, self._shapes = rota, seconds, shapes
+        self._room, self._usage = Room(), HeldUsage()
+        self._free = [NODE_CPUS, NODE_CPUS]
+        self._held: deque[tuple[ReadyEntry, RayShape]] = deque()
+        self._pending: list[tuple[ReadyEntry, RayShape]] = []
+        self._running: list[tuple[float, int, ReadyEntry, RayShape, int]] = []
+        self._now = 0.0
+
+    def run(self) -> None:
+        """Run until `TIME_S`, with a report of the nodes every second."""
+        report_at = 0.0
+        while self._now < TIME_S:
+            if not self._running or report_at < self._running[0][0]:
+                self._now, report_at = report_at, report_at + 1.0
+                self._room.see(
+                    Node(str(at), str(at), "", {"CPU": NODE_CPUS}, {"CPU": free}) for at, free in enumerate(self._free)
+                )
+                self._turn([])
+            else:
+                self._turn([self._end_first()])
+
+    def _end_first(self) -> RunReport:
+        self._now, _, entry, shape, node = heapq.heappop(self._running)
+        cpus, wall_ms = shape.needs["CPU"], round(self._seconds[entry.pid] * 1000)
+        self._free[node] += cpus
+        self._room.give(shape)
+        self.used[entry.pid] += round(cpus * wall_ms)
+        assert entry.token is not None
+        usage = self._usage.of(entry.pid, shape, wall_ms)
+        return RunReport(sched_id=entry.sched_id, token=entry.token, usage=usage, wall_ms=wall_ms)
+
+    def _turn(self, reports: list[RunReport]) -> None:
+        self._submit()
+        while True:
+            shapes, count = self._room.claimable(self._shapes, [shape for _, shape in self._held], 100)
+            if not reports and not count:
+                return
+            entries = self._rota.api.turn(reports, "w", count, kinds=(ONLY_KINDS, *map(kind_of, shapes))).entries
+            reports = []
+            for entry in entries:
+                shape = shape_of(entry.kind)
+                assert shape is not None
+                self._held.append((entry, shape))
+            self._submit()
+            if not entries:
+                return
+
+    def _submit(self) -> None:
+        while self._held and self._room.fits(self._held[0][1]):
+            entry, shape = self._held.popleft()
+            self._room.take(shape)
+            self._pending.append((entry, shape))
+        for entry, shape in list(self._pending):
+            cpus = shape.needs["CPU"]
+            fitting = [at for at, free in enumerate(self._free) if free >= cpus]
+            if fitting:
+                node = min(fitting, key=lambda at: self._free[at])
+                self._free[node] -= cpus
+                self._pending.remove((entry, shape))
+                ends_at = self._now + self._seconds[entry.pid]
+                heapq.heappush(self._running, (ends_at, entry.sched_id, entry, shape, node))
+
+
+@pytest.mark.parametrize("seconds", [(0.9, 1.3), (1.7, 1.1), (2.0, 2.0)])
+def test_two_projects_share_cpu_seconds_three_to_one_whatever_the_sizes(seconds: tuple[float, float]) -> None:
+    with Rota(":memory:", share_by="cpu") as rota:
+        heavy = rota.agent("heavy", runner="ray", project="three", project_weight=3.0, resources={"CPU": 2})
+        light = rota.agent("light", runner="ray", project="one", project_weight=1.0)
+        agents = heavy(print), light(print)
+        for agent in agents:
+            agent.enqueue_many([{}] * 400)
+        shapes = [shape for agent in agents if (shape := shape_of(agent.enqueue().entry().kind)) is not None]
+        cluster = SimulatedCluster(rota, dict(zip([agent.pid for agent in agents], seconds, strict=True)), shapes)
+        cluster.run()
+        total = sum(cluster.used.values())
+        assert cluster.used[agents[0].pid] / total == pytest.approx(0.75, abs=0.02)
+        assert total > 0.8 * 1000 * TIME_S * 2 * NODE_CPUS  # the nodes are busy
