@@ -1,6 +1,7 @@
-"""How hard the generated tests look: quickly in ./dev test, long in ./dev soak. And which signals tests begin with.
+"""How hard the generated tests look, which signals tests begin with, and the mark of tests for some stores only.
 
-And the mark of tests that can run on some kinds of store only.
+In ./dev test they look at a few cases, the same ones each time: what fails there fails for whoever broke it. ./dev soak
+looks at many, and at new ones each time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("test", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "test", max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("soak", max_examples=2_000, deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 

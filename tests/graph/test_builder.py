@@ -316,6 +316,13 @@ def graphs(draw: st.DrawFn) -> Graph:
     return graph
 
 
+@pytest.mark.parametrize("name", ["0E0", "1e5", ".5", "0o7", "0x1F", "-.inf", ".nan", "12", "~", "True", "null", "on"])
+def test_a_name_that_looks_like_something_else_is_written_as_text(name: str) -> None:
+    graph = Graph(name)
+    graph.output(graph.node(parts.double, name=f"{name} ")(graph.input("number", default=name)))
+    assert Graph.from_yaml(graph.to_yaml()).spec == graph.spec
+
+
 @settings(max_examples=40, deadline=None)
 @given(graphs())
 def test_yaml_and_back_is_the_identity(graph: Graph) -> None:

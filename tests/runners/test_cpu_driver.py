@@ -87,6 +87,16 @@ def test_commands_run_to_their_end_and_their_exit_codes_are_reported(groups: boo
     assert sum(one.share_ppm for one in report.processes) in range(999_990, 1_000_001)
 
 
+@needs_groups
+def test_what_was_made_for_a_command_is_removed_also_if_its_exit_is_reported_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CpuDriver, "_on_exit", lambda *_: None)  # so late that it is never reported
+    with driver() as cpu:
+        cpu.launch("a", python(HOG))
+    assert [one.name for one in cpu.report().processes] == ["a"]
+
+
 @both_ways
 def test_two_hogs_on_one_core_get_time_by_their_weights(groups: bool) -> None:
     with driver(groups=groups) as cpu:

@@ -6,7 +6,7 @@ Commands use only the API's attributes and functions, which are the same for bot
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -55,8 +55,8 @@ class FileApi:
     def __init__(self, opened: store.Store) -> None:
         self._store = opened
         self._whole: EmbeddedApi | None = None
-        self.agents = _FileAgents(opened, self)
-        self.queue = _FileQueue(opened, self)
+        self.agents = _FilePart(AgentReads(opened), lambda: self.kernel.agents)
+        self.queue = _FilePart(EntryReads(opened), lambda: self.kernel.queue)
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -105,26 +105,14 @@ class FileApi:
         self.close()
 
 
-class _FileAgents(AgentReads):
-    """The agents of a file: reads them itself, and has every other method of the kernel's agents."""
+class _FilePart:
+    """A part of the kernel: what reads is there at once, every other method loads the whole kernel."""
 
-    def __init__(self, opened: store.Store, api: FileApi) -> None:
-        super().__init__(opened)
-        self._api = api
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._api.kernel.agents, name)
-
-
-class _FileQueue(EntryReads):
-    """The queue of a file, likewise."""
-
-    def __init__(self, opened: store.Store, api: FileApi) -> None:
-        super().__init__(opened)
-        self._api = api
+    def __init__(self, reads: AgentReads | EntryReads, whole: Callable[[], Any]) -> None:
+        self._reads, self._whole = reads, whole
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._api.kernel.queue, name)
+        return getattr(self._reads if hasattr(self._reads, name) else self._whole(), name)
 
 
 def open_api(address: str, *, create: bool = False) -> EmbeddedApi | Client:

@@ -252,7 +252,7 @@ class CpuDriver:
         until = self._clock.monotonic() + GRACE_S
         for running in list(self._running.values()):
             running.session.terminate(max(0.0, until - self._clock.monotonic()))
-        self._collect_exits()
+            self._end(running.name)  # now: `_on_exit` may be called only later
 
     def close(self) -> None:
         """End the commands that still run, and remove what was made for them."""
@@ -303,17 +303,21 @@ class CpuDriver:
 
     def _collect_exits(self) -> None:
         while self._exits:
-            running = self._running.pop(self._exits.popleft(), None)
-            if running is None:
-                continue  # its launch failed, and the caller of `launch` got the error
-            self._done.append(self._row(running))
-            if self._quotas is not None:
-                self._quotas.release(running.session)
-            self._guard.remove(running.session.pid)
-            if running.group is not None:
-                self._groups.leave(running.group)
-            self._confinement.end(running.session.pid)
-            self._confine()
+            self._end(self._exits.popleft())
+
+    def _end(self, name: str) -> None:
+        """Remove what was made for a command that has ended, once."""
+        running = self._running.pop(name, None)
+        if running is None:  # done already; or its launch failed, and the caller of `launch` got the error
+            return
+        self._done.append(self._row(running))
+        if self._quotas is not None:
+            self._quotas.release(running.session)
+        self._guard.remove(running.session.pid)
+        if running.group is not None:
+            self._groups.leave(running.group)
+        self._confinement.end(running.session.pid)
+        self._confine()
 
     def _row(self, running: _Running) -> ProcessReport:
         ended = running.session.exit

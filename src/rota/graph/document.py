@@ -48,7 +48,7 @@ from rota.errors import GraphInvalid
 from rota.graph.diagnostics import Diagnostic
 from rota.graph.spec import ID_BYTES_MAX, STRING_BYTES_MAX
 
-__all__ = ["Format", "InputLimits", "Section", "invalid_file", "read_document"]
+__all__ = ["Format", "InputLimits", "Section", "invalid_file", "is_plain_text", "read_document"]
 
 Format: TypeAlias = Literal["yaml", "json"]
 INTEGER_MAX = 2**63 - 1  # JSON readers may lose larger integers
@@ -219,6 +219,14 @@ def _plain_scalar(text: str) -> Any:
     if _NOT_FINITE.match(text):
         _refuse_constant(text)
     return text
+
+
+def is_plain_text(text: str) -> bool:
+    """Return whether an unquoted YAML scalar is read as this text, and not as a number, true, false or null."""
+    try:
+        return isinstance(_plain_scalar(text), str)
+    except GraphInvalid:
+        return False
 
 
 # --- YAML ----------------------------------------------------------------------------------------

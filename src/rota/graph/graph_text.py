@@ -13,17 +13,29 @@ import msgspec
 import yaml
 
 from rota.graph.agent_components import completed
+from rota.graph.document import is_plain_text
 from rota.graph.spec import AGENT_TYPE, FLEET_LANE, ComponentSpec, EventSource, GraphSpec, LaneSpec, TriggerPolicy
 
 __all__ = ["graph_document", "graph_to_yaml"]
 
-_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_BASE: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Dumper(_BASE):  # type: ignore[misc]  # which base depends on the build of PyYAML
+    """Quotes every text that the reader would take for something else: PyYAML writes 1e5 as it is."""
+
+
+def _text(dumper: Any, text: str) -> Any:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain_text(text) else "'")
+
+
+_Dumper.add_representer(str, _text)
 
 
 def graph_to_yaml(spec: GraphSpec) -> str:
     """Return the text of a graph file that loads as this graph."""
     text = yaml.dump(
-        graph_document(spec), Dumper=_DUMPER, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
+        graph_document(spec), Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120
     )
     return str(text)
 

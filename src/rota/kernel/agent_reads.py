@@ -15,7 +15,7 @@ from rota.model.work import Agent
 from rota.store import Store, Transaction
 from rota.store.statements import agents as sql
 
-__all__ = ["AgentReads", "check_pids"]
+__all__ = ["AgentReads", "check_filter", "check_pids"]
 
 _agent = Checks("Agent", InvalidPayload)
 
@@ -26,6 +26,15 @@ def check_pids(pids: Sequence[int]) -> set[int]:
     if len(pids) > LIST_MAX:
         raise _agent.refuse("pids", f"may be at most {LIST_MAX:,}, not {len(pids):,}")
     return {_agent.whole("pids", pid) for pid in pids}
+
+
+def check_filter(state: str | None, project_id: str | None, parent_pid: int | None) -> None:
+    """Check by what a list of agents is filtered."""
+    if state is not None:
+        _agent.one_of("state", state, AGENT.states)
+    _agent.optional_text("project_id", project_id)
+    if parent_pid is not None:
+        _agent.whole("parent_pid", parent_pid)
 
 
 class AgentReads:
@@ -58,11 +67,7 @@ class AgentReads:
         offset: int = 0,
     ) -> tuple[list[Agent], int]:
         """Return a page of agents by pid, and the total number."""
-        if state is not None:
-            _agent.one_of("state", state, AGENT.states)
-        _agent.optional_text("project_id", project_id)
-        if parent_pid is not None:
-            _agent.whole("parent_pid", parent_pid)
+        check_filter(state, project_id, parent_pid)
         at, wanted = page(limit, offset), (state, project_id, parent_pid)
 
         def work(tx: Transaction) -> tuple[list[Agent], int]:

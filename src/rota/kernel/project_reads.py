@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from rota.errors import InvalidPayload, ProjectInvalid, SchedInvalidPayload
-from rota.kernel.agent_reads import check_pids
+from rota.kernel.agent_reads import check_filter, check_pids
 from rota.kernel.contexts import contexts_from_rows
 from rota.kernel.entry_reads import (
     CountBy,
@@ -35,7 +35,7 @@ from rota.kernel.usage import Usage
 from rota.model.budgets import SchedulingContext
 from rota.model.checks import ID_CHARS_MAX, Checks
 from rota.model.graph_runs import GraphRunInfo
-from rota.model.lifecycle import AGENT, PROJECT
+from rota.model.lifecycle import PROJECT
 from rota.model.usage import UsageKey, UsageReport
 from rota.model.work import Agent, Project, ReadyEntry
 from rota.store import Transaction
@@ -117,11 +117,7 @@ class ProjectReads:
         offset: int = 0,
     ) -> tuple[list[Agent], int]:
         """Return a page of agents by pid, and the number of matches."""
-        if state is not None:
-            _agent.one_of("state", state, AGENT.states)
-        _agent.optional_text("project_id", project_id)
-        if parent_pid is not None:
-            _agent.whole("parent_pid", parent_pid)
+        check_filter(state, project_id, parent_pid)
         names, at = _names(within, project_id), page(limit, offset)
 
         def work(tx: Transaction) -> tuple[list[Agent], int]:
