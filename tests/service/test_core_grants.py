@@ -16,7 +16,7 @@ from rota.model.core_grants import CoreAsk, CoreGrant, CoreHost, ReservedTime
 from rota.model.cpu import CpuSettings
 from rota.model.events import CoresGranted, CoresRefused, CoresReturned, LeaseChanged, ProfileMapped
 from rota.model.workers import SlotPool
-from rota.service.core_grants import CoreGrants, needs_grant, open_cores, this_host
+from rota.service.core_grants import CoreGrants, needs_grant, open_cores, refused_delay_s, this_host
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
 from tests.kernel.world import World
@@ -52,6 +52,10 @@ def check_replay(world: World) -> None:
     """What the journal says equals what the tables say."""
     tables, journal = world.store.read(lambda tx: (KernelState.from_tables(tx), KernelState.from_journal(tx)))
     assert journal.at(world.now) == tables.at(world.now)
+
+
+def test_an_entry_that_was_refused_is_tried_again_ever_more_seldom_but_never_later_than_after_ten_seconds() -> None:
+    assert [refused_delay_s(waited_s) for waited_s in (-3.0, 0.0, 10.0, 25.0, 60.0, 86_400.0)] == [1, 1, 1, 2.5, 6, 10]
 
 
 # --- leases --------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from rota.host.confinement import Confinement
 from rota.model.core_grants import CoreHost
 from rota.model.events import CoresGranted, CoresReturned, Event
 from rota.service.api import SchedulerApi
-from rota.service.core_grants import REFUSED_DELAY_S, grant, needs_grant, open_cores, release, this_host
+from rota.service.core_grants import grant, needs_grant, open_cores, refused_delay_s, release, this_host
 
 __all__ = ["SupervisedCores"]
 
@@ -58,7 +58,7 @@ class SupervisedCores:
             granted = grant(self._api, host, entry.sched_id, entry.token, cpu.own)
         except Refused as refusal:
             self._tell(run, refusal.message)
-            return RunOutcome(yield_after_s=REFUSED_DELAY_S)
+            return RunOutcome(yield_after_s=refused_delay_s(self._api.clock.now() - entry.created_at))
         self._told.pop(entry.sched_id, None)
         try:
             if granted.leased:

@@ -44,16 +44,17 @@ if TYPE_CHECKING:
     from rota.service.core_admission import Asker
 
 __all__ = [
-    "REFUSED_DELAY_S",
     "CoreGrants",
     "grant",
     "needs_grant",
     "open_cores",
+    "refused_delay_s",
     "release",
     "this_host",
 ]
 
-REFUSED_DELAY_S = 1.0  # after which an entry that was refused is claimed again
+REFUSED_DELAY_MIN_S, REFUSED_DELAY_MAX_S = 1.0, 10.0  # after which an entry that was refused is claimed again
+REFUSED_DELAY_PART = 10  # one part in so many of the time that it has waited
 _ADMISSION = "rota.service.core_admission"
 
 
@@ -162,6 +163,11 @@ def this_host(*, memory_bytes: int = 0, slots: int = 0) -> CoreHost:
     boot, _, _ = SystemClock().boot_id().partition("/")  # without the time namespace, which a container may have
     key = name if boot.startswith("process-") else boot
     return CoreHost(key=key, name=name, cores=tuple(cores), memory_bytes=memory_bytes, slots=slots)
+
+
+def refused_delay_s(waited_s: float) -> float:
+    """Return when an entry that was refused is tried again: each time is two events, so a long wait is asked seldom."""
+    return min(max(REFUSED_DELAY_MIN_S, waited_s / REFUSED_DELAY_PART), REFUSED_DELAY_MAX_S)
 
 
 def needs_grant(settings: CpuSettings | None) -> bool:

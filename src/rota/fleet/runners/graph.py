@@ -51,7 +51,7 @@ from rota.host.process_cpu import thread_cpu_s
 from rota.model.graph_runs import ENDED, GraphRun
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
-from rota.service.core_grants import REFUSED_DELAY_S, this_host
+from rota.service.core_grants import refused_delay_s, this_host
 
 __all__ = ["GraphRunner"]
 
@@ -125,7 +125,7 @@ class GraphRunner:
                 api.cores.grant(entry.sched_id, entry.token or 0, this_host(), island_ask(plan))
             except (IslandRefused, LeaseRefused, ContextRefused) as refusal:  # recorded; `rota why` shows it
                 channel.log(f"rota: {refusal.message}\n".encode())
-                return RunOutcome(yield_after_s=REFUSED_DELAY_S)
+                return RunOutcome(yield_after_s=refused_delay_s(api.clock.now() - entry.created_at))
         account = _account(api, run, plan, channel)
         fails_closed = plan.spec.graph.island is not None
         options = self._options(api, run, account, stop, fails_closed=fails_closed)
