@@ -232,7 +232,7 @@ def test_work_that_raises_gets_on_rollback_only(world: World) -> None:
 
 def test_listeners_are_called_for_commits_only(world: World) -> None:
     calls = []
-    world.writer.add_listener(lambda: calls.append(words_now(world)))
+    world.writer.on_change(lambda: calls.append(words_now(world)))
     world.writer.write(put("one"))
     with pytest.raises(KeyError):
         world.writer.write(put_and_raise("two", KeyError()))
@@ -258,7 +258,7 @@ def test_a_listener_that_raises_is_logged_and_affects_no_request(
         tx.effects.on_commit += [fall, lambda: log.append("called")]
         return "written"
 
-    world.writer.add_listener(fall)
+    world.writer.on_change(fall)
     with world.busy():
         callers = [world.write(work) for _ in range(3)]
         world.queue.until(3)

@@ -59,7 +59,6 @@ class PostgresStore(Writer):
         self._guard = threading.Lock()  # guards all that follows
         self._readers: list[Pipeline] = []
         self._reader_slots = threading.BoundedSemaphore(READERS_MAX)
-        self._foreign_listeners: tuple[Callable[[], None], ...] = ()  # called when another process has written
         self._listener: NewsListener | None = None
         self._foretold: list[tuple[Statement, Row]] = []
         connection = open_schema(self.address, self._database_clock, read_only=read_only)
@@ -167,21 +166,6 @@ class PostgresStore(Writer):
                     call()
 
     # --- other processes -------------------------------------------------------------------------
-
-    def on_change(self, call: Callable[[], None], *, foreign_only: bool = False) -> Callable[[], None]:
-        """Call this after every commit, or only after commits of other processes; returns a function that stops it."""
-        with self._guard:
-            self._foreign_listeners = (*self._foreign_listeners, call)
-            if not foreign_only:
-                self.add_listener(call)
-        self._start_listening()
-
-        def stop() -> None:
-            with self._guard:
-                self._foreign_listeners = tuple(each for each in self._foreign_listeners if each is not call)
-                self.remove_listener(call)
-
-        return stop
 
     def _start_listening(self) -> None:
         """Listen for commits of other processes: a parked request or a listener here waits for them."""

@@ -71,7 +71,6 @@ class SqliteStore(Writer):
         self._readers: list[apsw.Connection] = []
         self._readers_in_use: set[apsw.Connection] = set()
         self._guard = threading.Lock()  # guards the readers and all that follows
-        self._foreign_listeners: tuple[Callable[[], None], ...] = ()  # called when another process has written
         self._commit_listener: CommitListener | None = None
         self.lost: StoreReplaced | None = None  # as reported to the listeners
         self.migration: Migration | None = None  # what became of a file of the first kernel when it was opened here
@@ -235,21 +234,6 @@ class SqliteStore(Writer):
             self._check_open()
 
     # --- other processes -------------------------------------------------------------------------
-
-    def on_change(self, call: Callable[[], None], *, foreign_only: bool = False) -> Callable[[], None]:
-        """Call this after every commit, or only after commits of other processes; returns a function that stops it."""
-        with self._guard:
-            self._foreign_listeners = (*self._foreign_listeners, call)
-            if not foreign_only:
-                self.add_listener(call)
-        self._start_listening()
-
-        def stop() -> None:
-            with self._guard:
-                self._foreign_listeners = tuple(each for each in self._foreign_listeners if each is not call)
-                self.remove_listener(call)
-
-        return stop
 
     def _start_listening(self) -> None:
         """Listen for commits of other processes: a parked request or a listener here waits for them."""

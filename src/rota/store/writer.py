@@ -60,6 +60,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._closed_because = "the store is closed", "Open it again."
+        self._foreign_listeners: tuple[Callable[[], None], ...] = ()  # called when another process has written
         self._batches = BatchRunner(engine, self._mutex, self._parked, self._is_writer_thread)
 
     # --- for callers -----------------------------------------------------------------------------
@@ -196,13 +197,23 @@ class Writer:
         """Whether requests wait for the writer thread."""
         return bool(self._queue)
 
-    def add_listener(self, call: Callable[[], None]) -> None:
-        """Call this after every commit. It must not write."""
-        self._batches.listeners = (*self._batches.listeners, call)
+    def on_change(self, call: Callable[[], None], *, foreign_only: bool = False) -> Callable[[], None]:
+        """Call this after every commit, or only after commits of other processes; returns a function that stops it.
 
-    def remove_listener(self, call: Callable[[], None]) -> None:
-        """Stop calling this after commits."""
-        self._batches.listeners = tuple(each for each in self._batches.listeners if each is not call)
+        It must not write.
+        """
+        with self._mutex:
+            self._foreign_listeners = (*self._foreign_listeners, call)
+            if not foreign_only:
+                self._batches.listeners = (*self._batches.listeners, call)
+        self._start_listening()
+
+        def stop() -> None:
+            with self._mutex:
+                self._foreign_listeners = tuple(each for each in self._foreign_listeners if each is not call)
+                self._batches.listeners = tuple(each for each in self._batches.listeners if each is not call)
+
+        return stop
 
     def close(self) -> None:
         """Accept no more requests. Those that are queued or parked get StoreUnavailable."""
@@ -220,7 +231,7 @@ class Writer:
             pass
 
     def _start_listening(self) -> None:
-        """Called before a request may park. A store that other processes write to starts listening to them here."""
+        """Called before a request may park or a listener is added: a store with other writers listens to them here."""
 
     def _submit(self, request: Request[Any], give_up_at: float | None = None) -> None:
         try:
