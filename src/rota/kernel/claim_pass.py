@@ -54,7 +54,7 @@ from rota.model.events import ClaimedEntry, EntriesClaimed
 from rota.model.lifecycle import EntryState
 from rota.model.reasons import BlockingBase
 from rota.model.work import ReadyEntry
-from rota.model.workers import takes_no_kind
+from rota.model.workers import ONLY_KINDS
 from rota.store import Row, Statement, Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import projects as project_sql
@@ -125,6 +125,7 @@ class ClaimPass:
         self.request = request
         self.claimed_at = now
         self.now = now if request.now is None else request.now
+        self._kinds = request.kinds if ONLY_KINDS in request.kinds else (None, *request.kinds)  # that it takes
         self.lifted: list[Row] = []  # held entries that only this claim sees
         self.has_unreleased = due.held_at is not None and due.held_at <= now  # held entries that are due
         self._due = due
@@ -410,11 +411,7 @@ class ClaimPass:
     def _matches_request(self, row: Row) -> bool:
         """Whether an entry without a hold is runnable now, before its deadline, on a slot of this worker."""
         now, kind, deadline = self.now, row[KIND], row[DEADLINE]
-        return (
-            (kind in self.request.kinds if kind is not None else takes_no_kind(self.request.kinds))
-            and row[RUNNABLE_AT] <= now
-            and (deadline is None or deadline > now)
-        )
+        return kind in self._kinds and row[RUNNABLE_AT] <= now and (deadline is None or deadline > now)
 
     def ready_entries_of_agent(self, pid: int, limit: int) -> list[Row]:
         """Return an agent's next entries in strict order that are not excluded."""

@@ -133,7 +133,8 @@ class Runs:
         run_ends = check_completions(completions)
 
         def work(tx: Transaction) -> list[CompletionAnswer]:
-            foretell_runs(tx, run_ends)
+            if tx.foretells:
+                foretell_runs(tx, run_ends)
             now = self._env.read_clock(tx, writes=False)
             answers = end_runs(tx, self._env, run_ends, now).answers
             if tx.effects.wake_parked:  # a run has ended

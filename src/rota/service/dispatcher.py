@@ -218,11 +218,12 @@ class Dispatcher:
 
     def run_turn(self, request: TurnRequest, policy: Policy | None, tx: Transaction) -> TurnResult:
         """The scheduling transaction: end runs, claim the next entries, settle the agents."""
-        if request.run_ends:
+        ends_some = tx.foretells and bool(request.run_ends)
+        if ends_some:
             foretell_runs(tx, request.run_ends)
         policy = self._in_force(tx, policy, is_turn=request.moves_agents)
         kernel, now = self.kernel, self.kernel.env.read_clock(tx, writes=False)
-        if request.run_ends and request.max_n:
+        if ends_some and request.max_n:
             kernel.queue.maintenance.remember_due(tx)
         ended = end_runs(tx, kernel.env, request.run_ends, now) if request.run_ends else EndedRuns([], {}, {})
         if tx.effects.wake_parked:  # a run has ended

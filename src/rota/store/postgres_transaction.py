@@ -84,6 +84,7 @@ class PostgresTransaction:
     """An open transaction, as one request sees it."""
 
     __slots__ = ("_pipeline", "_turn", "effects", "has_read_journal")
+    foretells = True
 
     def __init__(self, pipeline: Pipeline, effects: TransactionEffects, turn: Turn | None = None) -> None:
         self._pipeline = pipeline

@@ -48,6 +48,7 @@ class Transaction(Protocol):
     """
 
     effects: TransactionEffects
+    foretells: bool  # whether it saves a round trip to say early what will be read (`foretell_for`)
 
     @property
     def foreign_version(self) -> int:
@@ -63,10 +64,7 @@ class Transaction(Protocol):
         ...
 
     def foretell_for(self, statement: Statement, keys: Collection[int | str]) -> None:
-        """Say that `run_for` will be called with these before anything is written; best as the first call.
-
-        Across a network both are then read in one round trip; otherwise it does nothing.
-        """
+        """Say that `run_for` will be called with these before anything is written; best as the first call."""
         ...
 
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:

@@ -71,6 +71,7 @@ class SqliteTransaction:
     """An open transaction, as one request sees it."""
 
     __slots__ = ("_cursor", "effects", "foreign_version")
+    foretells = False  # a read costs no round trip
 
     def __init__(self, cursor: apsw.Cursor, effects: TransactionEffects, foreign_version: int = 0) -> None:
         self._cursor = cursor
@@ -98,7 +99,7 @@ class SqliteTransaction:
         return self.run(statement, (_encode(list(keys)).decode(),))
 
     def foretell_for(self, statement: Statement, keys: Collection[int | str]) -> None:
-        """Do nothing: a read costs no round trip here."""
+        """Do nothing."""
 
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
         """Run a statement that inserts one row and return the row's id."""

@@ -60,6 +60,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._closed_because = "the store is closed", "Open it again."
+        self._listeners_lock = threading.Lock()  # guards the listeners; a callback under the mutex may end one
         self._foreign_listeners: tuple[Callable[[], None], ...] = ()  # called when another process has written
         self._batches = BatchRunner(engine, self._mutex, self._parked, self._is_writer_thread)
 
@@ -202,14 +203,14 @@ class Writer:
 
         It must not write.
         """
-        with self._mutex:
+        with self._listeners_lock:
             self._foreign_listeners = (*self._foreign_listeners, call)
             if not foreign_only:
                 self._batches.listeners = (*self._batches.listeners, call)
         self._start_listening()
 
         def stop() -> None:
-            with self._mutex:
+            with self._listeners_lock:
                 self._foreign_listeners = tuple(each for each in self._foreign_listeners if each is not call)
                 self._batches.listeners = tuple(each for each in self._batches.listeners if each is not call)
 
@@ -355,7 +356,7 @@ class Writer:
 
     def _forget_writers(self) -> None:
         """In a forked child: forget the threads of the parent, their requests and the locks that they may hold."""
-        self._mutex = threading.Lock()
+        self._mutex, self._listeners_lock = threading.Lock(), threading.Lock()
         self._thread_wakeup = threading.Condition(self._mutex)
         self._queue.clear()
         self._parked.forget(self._mutex)
