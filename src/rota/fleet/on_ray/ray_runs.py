@@ -9,8 +9,8 @@ crashed, the held ones go back to the queue, and the next one that is claimed co
 on the cluster keep waiting for longer than `pending_s` is withdrawn and goes back to the queue, too. Nothing is
 submitted twice within a claim.
 
-A run is stopped like any other: by a message, then by Ray's cancel, then by force. One that is not placed has no process
-to read a message: it begins with the cancel.
+A run is stopped like any other: by a message, then by Ray's cancel, then by force. One that is not placed has no
+process to read a message: it begins with the cancel.
 """
 
 from __future__ import annotations
