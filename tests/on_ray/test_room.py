@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from rota.fleet.on_ray.held_usage import HeldUsage
-from rota.fleet.on_ray.room import Node, Room, lack
+from rota.fleet.on_ray.room import ClusterNode, Room, lack
 from rota.model.ray import RaySettings, RayShape, kind_of, shape_of
 
 ONE, FOUR = RaySettings().shape, RaySettings(resources={"CPU": 4}).shape
 GPU = RaySettings(resources={"GPU": 1}).shape
 
 
-def node(name: str, used: float = 0.0, **total: float) -> Node:
+def node(name: str, used: float = 0.0, **total: float) -> ClusterNode:
     free = {resource: amount - (used if resource == "CPU" else 0.0) for resource, amount in total.items()}
-    return Node(f"id-{name}", name, f"10.0.0.{len(name)}", total, free)
+    return ClusterNode(f"id-{name}", name, f"10.0.0.{len(name)}", total, free)
 
 
-def seen(*nodes: Node) -> Room:
+def seen(*nodes: ClusterNode) -> Room:
     room = Room()
     room.see(nodes)
     return room

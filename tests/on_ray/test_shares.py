@@ -9,7 +9,7 @@ import pytest
 
 from rota import Rota
 from rota.fleet.on_ray.held_usage import HeldUsage
-from rota.fleet.on_ray.room import Node, Room
+from rota.fleet.on_ray.room import ClusterNode, Room
 from rota.kernel.run_reports import RunReport
 from rota.model.ray import RayShape, kind_of, shape_of
 from rota.model.work import ReadyEntry
@@ -39,7 +39,8 @@ class SimulatedCluster:
             if not self._running or report_at < self._running[0][0]:
                 self._now, report_at = report_at, report_at + 1.0
                 self._room.see(
-                    Node(str(at), str(at), "", {"CPU": NODE_CPUS}, {"CPU": free}) for at, free in enumerate(self._free)
+                    ClusterNode(str(at), str(at), "", {"CPU": NODE_CPUS}, {"CPU": free})
+                    for at, free in enumerate(self._free)
                 )
                 self._turn([])
             else:

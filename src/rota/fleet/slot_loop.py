@@ -1,11 +1,11 @@
 """The loop that keeps a number of equal slots busy.
 
 A slot holds one run at a time; each run has its own thread, except those that are only started here, because they are
-executed elsewhere: whoever started such a run calls `end` when it has ended. The loop runs on one thread and is the
-only one that reports ends and claims entries. It collects the reports of all runs that have ended and, in one commit,
-writes them and claims as many entries as slots are free. So the commit that ends a run also refills its slot, and runs
-that end together share a commit. Without work the loop waits inside the claim instead of polling. A run that ends
-during that wait interrupts it.
+executed elsewhere: the code that started such a run calls `end` when it has ended. The loop runs on one thread and is
+the only one that reports ends and claims entries. It collects the reports of all runs that have ended and, in one
+commit, writes them and claims as many entries as slots are free. So the commit that ends a run also refills its slot,
+and runs that end together share a commit. Without work the loop waits inside the claim instead of polling. A run that
+ends during that wait interrupts it.
 
     run ends → pending report → (interrupt) → end 3 runs and claim up to 3 entries → start them → …
 

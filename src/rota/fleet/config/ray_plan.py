@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from rota.errors import RotaError
 from rota.fleet.config.tables import Fleet
 from rota.fleet.on_ray.driver_link import DriverLink
-from rota.fleet.on_ray.room import Node, lack
+from rota.fleet.on_ray.room import ClusterNode, lack
 from rota.fleet.runners.resources import RunnerResources
 from rota.model.ray import RAY
 from rota.model.struct_reader import join_key
@@ -44,7 +44,7 @@ def ray_warnings(fleet: Fleet) -> Iterator[str]:
             yield f"{join_key('agents', name)}.{field}: {missing[1]}, so its runs wait"
 
 
-def look_at_cluster(address: str) -> Sequence[Node] | str:
+def look_at_cluster(address: str) -> Sequence[ClusterNode] | str:
     """Return the nodes of a cluster, or why it cannot be reached."""
     with RunnerResources() as resources:
         try:
@@ -57,7 +57,7 @@ def look_at_cluster(address: str) -> Sequence[Node] | str:
                     case ["failed", str() as told]:
                         return told
                     case ["view", list() as nodes]:
-                        return [Node(*each) for each in nodes]
+                        return [ClusterNode(*each) for each in nodes]
                     case _:
                         continue
         finally:

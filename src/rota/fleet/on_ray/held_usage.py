@@ -1,8 +1,9 @@
 """What runs on a cluster have used: CPU and GPU seconds that they held, whether or not they kept them busy.
 
-Ray gives a run its CPUs and GPUs for as long as it lasts; nobody else can use them. So a run uses `cpu_s` = its CPUs ×
-its seconds, and `gpu_s` likewise. Budgets and shares count whole seconds, at least one for each run. What rounding adds
-or leaves over is carried to the next run of the agent: rounded up one by one, runs of 1.1 s would count as runs of 2 s.
+Ray gives a run its CPUs and GPUs for as long as it lasts; no other program can use them. So a run uses `cpu_s` = its
+CPUs × its seconds, and `gpu_s` likewise. Budgets and shares count whole seconds, at least one for each run. What
+rounding adds or leaves over is carried to the next run of the agent: rounded up one by one, runs of 1.1 s would count
+as runs of 2 s.
 """
 
 from __future__ import annotations

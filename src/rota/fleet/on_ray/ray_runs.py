@@ -9,8 +9,8 @@ crashed, the held ones go back to the queue, and the next one that is claimed co
 on the cluster keep waiting for longer than `pending_s` is withdrawn and goes back to the queue, too. Nothing is
 submitted twice within a claim.
 
-A run is stopped like any other: by a message, then by Ray's cancel, then by force. One that is not placed has nobody to
-read a message: it begins with the cancel.
+A run is stopped like any other: by a message, then by Ray's cancel, then by force. One that is not placed has no
+process to read a message: it begins with the cancel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rota.errors import LimitExceeded, RotaError
 from rota.fleet.live_run import LiveRun
 from rota.fleet.on_ray.driver_link import DriverLink
 from rota.fleet.on_ray.held_usage import HeldUsage
-from rota.fleet.on_ray.room import Node, Room, lack
+from rota.fleet.on_ray.room import ClusterNode, Room, lack
 from rota.fleet.runners.context import answer_request
 from rota.fleet.runners.contract import RunOutcome
 from rota.fleet.runners.resources import RunnerResources
@@ -345,7 +345,7 @@ class RayRuns:
             case None:
                 self._withdraw()
             case ["view", nodes]:
-                self._see([Node(*each) for each in nodes])
+                self._see([ClusterNode(*each) for each in nodes])
             case ["message", key, number, operation, body]:
                 self._message(key, number, operation, body)
             case ["ended", key, body, node, sent, output]:
@@ -355,7 +355,7 @@ class RayRuns:
             case _:
                 pass  # ready: the nodes follow
 
-    def _see(self, nodes: Sequence[Node]) -> None:
+    def _see(self, nodes: Sequence[ClusterNode]) -> None:
         with self._lock:
             self._room.see(nodes)
             self._is_ready, self._is_doubtful, self._unreachable = True, False, None
@@ -530,7 +530,7 @@ class _RayStopHandle:
         self._runs, self._run = runs, run
 
     def request_stop(self, reason: str) -> bool:
-        """Send a message to the run's node; a run that is not placed yet has nobody to read it."""
+        """Send a message to the run's node; a run that is not placed yet has no process to read it."""
         return self._runs.stop(self._run, reason)
 
     def terminate(self) -> bool:

@@ -22,14 +22,14 @@ from rota.model.ray import RayShape, amounts_text
 from rota.model.value_types import closest
 from rota.model.workers import PlacementCode
 
-__all__ = ["Node", "Room", "lack"]
+__all__ = ["ClusterNode", "Room", "lack"]
 
 SAMPLES = 3  # reports of the cluster that are remembered
 TOLERANCE = 1e-6  # of sums of fractions
 Amounts = Mapping[str, float]
 
 
-class Node(NamedTuple):
+class ClusterNode(NamedTuple):
     """A node of the cluster that is up."""
 
     id: str
@@ -43,7 +43,7 @@ class Node(NamedTuple):
         return name in (self.name, self.address, self.id)
 
 
-def lack(shape: RayShape, nodes: Collection[Node]) -> tuple[PlacementCode, str] | None:
+def lack(shape: RayShape, nodes: Collection[ClusterNode]) -> tuple[PlacementCode, str] | None:
     """Return why no node could ever run this shape, as a code and a sentence; None if one could."""
     fitting = [node for node in nodes if shape.node is None or node.is_named(shape.node)]
     if not fitting:
@@ -59,7 +59,7 @@ def lack(shape: RayShape, nodes: Collection[Node]) -> tuple[PlacementCode, str] 
     return "resource_missing", f"no node of the cluster has {shape.sentence()} together"
 
 
-def _missing_text(name: str, amount: float, most: float, nodes: Collection[Node]) -> str:
+def _missing_text(name: str, amount: float, most: float, nodes: Collection[ClusterNode]) -> str:
     known = {each for node in nodes for each in node.total if not each.startswith("node:")}
     if most:
         return f"it needs {name} {amount:,.10g}, and no node of the cluster has more than {most:,.10g}"
@@ -73,11 +73,11 @@ class Room:
     """The resources of a cluster as one supervisor sees them. Not safe for threads by itself."""
 
     def __init__(self) -> None:
-        self.nodes: tuple[Node, ...] = ()
+        self.nodes: tuple[ClusterNode, ...] = ()
         self._ours: dict[str, float] = {}  # needs of our runs that are submitted
         self._others: deque[dict[str, float]] = deque(maxlen=SAMPLES)
 
-    def see(self, nodes: Iterable[Node]) -> None:
+    def see(self, nodes: Iterable[ClusterNode]) -> None:
         """Take a report of the cluster."""
         self.nodes = tuple(nodes)
         total, available = self._total(), _sum(node.available for node in self.nodes)
