@@ -9,7 +9,7 @@ import pytest
 
 from mcp import MCPError
 from rota.kernel import ScheduleSpec
-from rota.mcp.callers import Rights
+from rota.mcp.callers import CallerRights
 from rota.mcp.tools import TOOLS
 from rota.rpc import METHODS, Principal
 from rota.rpc.authorization import RunIdentity, authorize
@@ -73,13 +73,13 @@ def test_a_run_is_offered_what_a_run_may_do_and_may_write_by_default(office: Off
 
 @pytest.mark.parametrize("name", METHODS)
 def test_rights_that_are_not_offered_are_refused_by_the_daemon_too(name: str) -> None:
-    """What `Rights` says about a method is what the daemon's own check says, before it looks at parameters."""
+    """What `CallerRights` says about a method is what the daemon's own check says, before it looks at parameters."""
     run = RunIdentity(sched_id=1, pid=1, project_id="red", claim_token=1)
-    callers: list[tuple[Rights, Principal]] = [
-        (Rights("read", ("red",)), Principal(name="t", scope="read", projects=frozenset({"red"}))),
-        (Rights("enqueue"), Principal(name="t", scope="enqueue")),
-        (Rights("operate"), Principal(name="t", scope="operate")),
-        (Rights("work", ("red",), is_run=True), Principal.of_run(run, name="run 1", peer="local")),
+    callers: list[tuple[CallerRights, Principal]] = [
+        (CallerRights("read", ("red",)), Principal(name="t", scope="read", projects=frozenset({"red"}))),
+        (CallerRights("enqueue"), Principal(name="t", scope="enqueue")),
+        (CallerRights("operate"), Principal(name="t", scope="operate")),
+        (CallerRights("work", ("red",), is_run=True), Principal.of_run(run, name="run 1", peer="local")),
     ]
     for rights, principal in callers:
         if not rights.allow(name):
