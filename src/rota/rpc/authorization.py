@@ -115,7 +115,7 @@ def _check_run(run: RunIdentity, principal: Principal, method: Method, params: A
     rule = method.run or "refused"
     if rule == "refused" or (rule == "view" and (method.bound is None or not method.bound.allowed)):
         raise Forbidden(f"{method.name} is refused to runs, as {principal.name} is", hint=_RUN_HINT)
-    if rule in ("view", "child"):  # whether it is a child, `bound_calls.py` reads in the transaction of the call
+    if rule in ("view", "own_or_child"):  # whether it is a child, `bound_calls.py` reads in the transaction of the call
         return
     for field, own in _identity(run, method, params).items():
         if (given := getattr(params, field)) is not None and given != own:
