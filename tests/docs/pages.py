@@ -449,11 +449,6 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def glossary() -> Iterator[str]:
-    """src/rota/mcp/glossary.md: the page as it is, where an installed package finds it."""
-    yield (ROOT / "docs" / "glossary.md").read_text()
-
-
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/state-machines.md": state_machines,
     "docs/reference/errors.md": errors,
@@ -467,7 +462,6 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/reference/rest.md": rest,
     "docs/reference/rights.md": rights,
     "docs/reference/mcp.md": mcp_tools,
-    "src/rota/mcp/glossary.md": glossary,
     "src/rota/rpc/client/parts.py": client_parts,
 }
 

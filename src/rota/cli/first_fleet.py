@@ -20,7 +20,7 @@ FLEET = """\
 # A fleet: what runs, how often, and on what share of the slots.
 #
 # `rota run --plan` prints what the file means; `rota reload` applies a change while the fleet runs.
-# Every key is in docs/reference/fleet.md; `rota run --schema` prints them as a JSON Schema, for editors.
+# `rota docs reference/fleet` has every key; `rota run --schema` prints them as a JSON Schema, for editors.
 
 store = "rota.db"                  # one SQLite file, beside this one
 slots = 2                          # how many runs at a time

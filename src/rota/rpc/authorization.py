@@ -22,8 +22,8 @@ __all__ = ["BOUND_SCOPES", "Principal", "RunIdentity", "authorize", "for_own_run
 BOUND_SCOPES: tuple[Scope, ...] = ("read", "enqueue")  # the scopes that can be bound to projects
 _RANK = {scope: rank for rank, scope in enumerate(SCOPES)}
 _FLEET_HINT = "A fleet creates agents and writes notes: at a daemon, `rota run` needs a token of scope operate."
-_BOUND_HINT = "Use a token that is not bound to projects; docs/reference/rights.md lists what each may do."
-_RUN_HINT = "A run acts for itself only; docs/reference/rights.md lists what it may do."
+_BOUND_HINT = "Use a token that is not bound to projects; `rota docs rights` lists what each may do."
+_RUN_HINT = "A run acts for itself only; `rota docs rights` lists what it may do."
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
