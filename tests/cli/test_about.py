@@ -106,6 +106,27 @@ def test_a_unit_of_a_fleet(rota: Shell, tmp_path: Path) -> None:
     assert rota("run", "--print-unit").code == 2
 
 
+def test_a_unit_of_a_dashboard(rota: Shell, tmp_path: Path) -> None:
+    def unit(*words: object) -> dict[str, str]:
+        printed = rota("web", "--print-unit", *words)
+        assert printed.code == 0, printed.err
+        return dict(line.split("=", 1) for line in printed.out.splitlines() if "=" in line)
+
+    of_file = unit("--store", "100%.db", "--port", 9000, "--tls-cert", "c.pem", "--tls-key", "k.pem")
+    words = ("--host", "127.0.0.1", "--port", "9000", "--tls-cert", str(tmp_path / "c.pem"))
+    assert shlex.split(of_file["ExecStart"])[1:] == [
+        *("-m", "rota", "web", "--store", str(tmp_path / "100%%.db"), *words, "--tls-key", str(tmp_path / "k.pem"))
+    ]
+    assert of_file["ReadWritePaths"] == str(tmp_path)
+    assert not (tmp_path / "100%.db").exists(), "no store is opened"
+    of_socket = unit("--store", "unix:made/rota.sock", "--allow-host", "fleet.example")
+    assert f"--store unix:{tmp_path}/made/rota.sock --host" in of_socket["ExecStart"]
+    assert of_socket["ExecStart"].endswith("--allow-host fleet.example")
+    of_database = unit("--store", "postgresql://rota:secret@db/rota")
+    assert "secret" not in of_database["ExecStart"]
+    assert "--store postgresql://rota@db/rota " in of_database["ExecStart"]
+
+
 def test_the_documented_exit_codes_are_those_of_the_table() -> None:
     text = (DOCS / "cli.md").read_text()
     assert {int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| (.*) \|$", text, re.MULTILINE)} == EXITS
