@@ -27,6 +27,7 @@ __all__ = ["EVENTS_MAX", "FlowArrow", "Instant", "Slice", "Timeline", "Track", "
 
 EVENTS_MAX = 1_000_000  # events of one export
 WAITING, GRAPH_RUNS, BUDGETS = "waiting", "graph runs", "budgets and limits"
+RUNS = "runs"  # of a worker that said no slot: one that is no supervisor, and a function that gave its slot back
 _SHARED = (WAITING, GRAPH_RUNS)  # groups in which slices of one track overlap
 _Lanes: TypeAlias = dict[tuple[str, str], list[int]]  # by group and name: until when each lane is taken
 
@@ -149,8 +150,7 @@ def _place(span: SpanRecord) -> tuple[str, str] | None:
     if verb == "invoke_workflow":
         return GRAPH_RUNS, name
     if verb == "process":
-        slot = str(span.attributes.get("rota.slot") or "slot")
-        return f"worker {span.attributes['messaging.client.id']}", slot
+        return f"worker {span.attributes['messaging.client.id']}", str(span.attributes.get("rota.slot", RUNS))
     return None
 
 
