@@ -776,7 +776,7 @@ class MinderLost(HostError, code=-32243, name="host_minder_lost"):
 class HostUnsupported(HostError, code=-32244, name="host_unsupported"):
     """This machine does not offer the requested feature."""
 
-    hint = "docs/caveats.md says what each platform offers."
+    hint = "`rota docs caveats` says what each platform offers."
 
 
 class WorkersUnavailable(HostError, code=-32245, name="host_workers_unavailable"):
@@ -791,7 +791,7 @@ class WorkersUnavailable(HostError, code=-32245, name="host_workers_unavailable"
 class RunnerHandshakeFailed(RotaError, code=-32172, name="kernel_runner_handshake_failed"):
     """The subprocess did not complete the runner handshake."""
 
-    hint = "It must answer init with ready before anything else; docs/agents.md has every message."
+    hint = "It must answer init with ready before anything else; `rota docs agents` has every message."
 
 
 class RunnerIpcTimeout(RotaError, code=-32174, name="kernel_runner_ipc_timeout"):
@@ -803,7 +803,7 @@ class RunnerIpcTimeout(RotaError, code=-32174, name="kernel_runner_ipc_timeout")
 class RunnerProtocolBroken(RotaError, code=-32175, name="kernel_runner_protocol_broken"):
     """The subprocess sent a line that is not a message."""
 
-    hint = "docs/agents.md has every message; print text for people to standard error."
+    hint = "`rota docs agents` has every message; print text for people to standard error."
     line: str | None
 
 

@@ -13,11 +13,13 @@ from typer.main import get_command
 from rota import errors
 from rota.cli import COMMANDS, app
 from rota.cli.exit_codes import EXITS, code_of
+from rota.doc_pages import read_page
 from rota.errors import RotaError
 from rota.fleet import load_fleet
 from tests.cli.shell import Shell, make_shell
 
 DOCS = Path(__file__).parents[2] / "docs"
+SOURCE = Path(__file__).parents[2] / "src" / "rota"
 
 
 @pytest.fixture
@@ -30,6 +32,24 @@ def rota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_the_version(rota: Shell) -> None:
     assert rota("--version").out == rota("version").out == f"{version('rota')}\n"
     assert rota("version", "--json").json == {"version": version("rota")}
+
+
+def test_pages_are_listed_and_printed(rota: Shell) -> None:
+    listed = rota("docs").out.split()
+    assert {"agents", "glossary", "reference/rights"} <= set(listed)
+    assert rota("docs", "--json").json == {"pages": listed}
+    assert rota("docs", "rights").out == rota("docs", "docs/reference/rights.md").out
+    assert rota("docs", "rights").out == (DOCS / "reference" / "rights.md").read_text()
+    assert rota("docs", "graph").out == (DOCS / "graph.md").read_text(), "a name in full comes first"
+    unknown = rota("docs", "../README")
+    assert (unknown.code, unknown.err) == (3, "rota: there is no page ../README. rota docs\n")
+
+
+def test_pages_that_messages_name_exist() -> None:
+    sources = [path.read_text() for path in SOURCE.rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r"`rota docs ([a-z/-]+)`", text)}
+    assert named >= {"agents", "caveats", "graph", "mcp", "rights"}
+    assert not {name for name in named if read_page(name) is None}
 
 
 def test_help_of_a_command_is_the_same_in_both_ways(rota: Shell) -> None:
@@ -84,6 +104,27 @@ def test_a_unit_of_a_fleet(rota: Shell, tmp_path: Path) -> None:
     assert fields["WorkingDirectory"] == str(tmp_path / "100%% mine")
     (tmp_path / "fleet.toml").write_text("slots = 'many'\n")
     assert rota("run", "--print-unit").code == 2
+
+
+def test_a_unit_of_a_dashboard(rota: Shell, tmp_path: Path) -> None:
+    def unit(*words: object) -> dict[str, str]:
+        printed = rota("web", "--print-unit", *words)
+        assert printed.code == 0, printed.err
+        return dict(line.split("=", 1) for line in printed.out.splitlines() if "=" in line)
+
+    of_file = unit("--store", "100%.db", "--port", 9000, "--tls-cert", "c.pem", "--tls-key", "k.pem")
+    words = ("--host", "127.0.0.1", "--port", "9000", "--tls-cert", str(tmp_path / "c.pem"))
+    assert shlex.split(of_file["ExecStart"])[1:] == [
+        *("-m", "rota", "web", "--store", str(tmp_path / "100%%.db"), *words, "--tls-key", str(tmp_path / "k.pem"))
+    ]
+    assert of_file["ReadWritePaths"] == str(tmp_path)
+    assert not (tmp_path / "100%.db").exists(), "no store is opened"
+    of_socket = unit("--store", "unix:made/rota.sock", "--allow-host", "fleet.example")
+    assert f"--store unix:{tmp_path}/made/rota.sock --host" in of_socket["ExecStart"]
+    assert of_socket["ExecStart"].endswith("--allow-host fleet.example")
+    of_database = unit("--store", "postgresql://rota:secret@db/rota")
+    assert "secret" not in of_database["ExecStart"]
+    assert "--store postgresql://rota@db/rota " in of_database["ExecStart"]
 
 
 def test_the_documented_exit_codes_are_those_of_the_table() -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +17,8 @@ from rota import store
 from rota.cli import app
 from rota.kernel import Kernel, ScheduleSpec
 from tests.daemon.harness import serving
+
+PATIENCE_S = 30.0
 
 
 @pytest.fixture
@@ -76,3 +84,54 @@ def test_without_a_store_nothing_is_offered_and_nothing_is_made(tmp_path: Path, 
     where = address if address.startswith("unix:") else str(tmp_path / address)
     assert offered("rota enqueue co", where) == []
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+
+# --- a real shell --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bash(path: Path, tmp_path: Path) -> Iterator[Callable[[str, str], str]]:
+    """Type a line into an interactive bash that `rota --install-completion bash` has set up, up to an expected end."""
+    home = tmp_path / "home"
+    home.mkdir()
+    programs = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {"HOME": str(home), "PATH": programs, "PS1": "> ", "TERM": "dumb", "ROTA_STORE": str(path)}
+    set_up = [sys.executable, "-m", "rota", "--install-completion", "bash"]
+    subprocess.run(set_up, env=environment, check=True, capture_output=True)
+    ours, its = pty.openpty()
+    shell = subprocess.Popen(
+        ["bash", "--norc", "-i"],
+        env=environment,
+        cwd=tmp_path,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        start_new_session=True,
+    )
+
+    def typed(line: str, end: str) -> str:
+        os.write(ours, line.encode())
+        seen = ""
+        while not seen.endswith(end):
+            ready, _, _ = select.select([ours], [], [], PATIENCE_S)
+            assert ready, f"after {line!r} bash shows {seen!r}, not {end!r}"
+            seen += os.read(ours, 4_096).decode()
+        return seen
+
+    yield typed
+    shell.kill()
+    shell.wait()
+    os.close(ours)
+    os.close(its)
+
+
+def test_bash_completes_agents_projects_and_entries(bash: Callable[[str, str], str]) -> None:
+    bash(". ~/.bashrc; echo ready\n", "ready\r\n> ")
+    for line, completed in (
+        ("rota enqueue co", "rota enqueue coder "),
+        ("rota queue --project l", "rota queue --project lab "),
+        ("rota why 11", "rota why 11 "),
+        ("rota docto", "rota doctor "),
+    ):
+        bash(f"{line}\t", completed)
+        bash("\x01: \n", "\r\n> ")  # to the start of the line: make it a command that does nothing

@@ -213,7 +213,7 @@ def test_a_watchdog_of_another_process_is_ignored() -> None:
 
 
 def test_print_unit(tmp_path: Path) -> None:
-    path = tmp_path / "my rota.db"
+    path = tmp_path / "my 100% rota.db"
     command = [
         sys.executable,
         "-m",
@@ -229,7 +229,7 @@ def test_print_unit(tmp_path: Path) -> None:
     assert "Type=notify" in made
     assert "WatchdogSec=" in made
     start = next(line for line in made.splitlines() if line.startswith("ExecStart="))
-    assert start.endswith(f"-m rota serve --store '{path}' --listen 127.0.0.1:9000")
+    assert start.endswith(f"-m rota serve --store '{tmp_path}/my 100%% rota.db' --listen 127.0.0.1:9000")
     assert not path.exists(), "no store is opened"
 
 

@@ -345,7 +345,13 @@ ROLES: Mapping[str, Scope] = {  # unbound tokens
     "operator": "operate",
     "admin": "admin",
 }
-RUNS = {"refused": "–", "own": "own run", "children": "own children", "child": "own child", "view": "as project"}
+RUNS = {
+    "refused": "–",
+    "own": "own run",
+    "children": "own children",
+    "own_or_child": "own entries",
+    "view": "as project",
+}
 
 
 def rights() -> Iterator[str]:
@@ -368,7 +374,7 @@ def rights() -> Iterator[str]:
     yield "| all | nothing is taken out: the result holds nothing of a project |"
     yield "| own run | `sched_id`, `pid` and `token` must be those of the run; omitted ones are filled in |"
     yield "| own children | `parent_id` is the run's entry |"
-    yield "| own child | `sched_id` names an entry that the run has enqueued |"
+    yield "| own entries | `sched_id` names the run's entry, or one that the run has enqueued |"
     yield "| as project | what a token that is bound to its project may |\n"
     yield "`/events` shows what `kernel.event.tail` shows. `/metrics` needs a token that is not bound to projects.\n"
     yield f"| method | {' | '.join(ROLES)} | project | run |\n|---|{'---|' * (len(ROLES) + 2)}"
@@ -443,11 +449,6 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def glossary() -> Iterator[str]:
-    """src/rota/mcp/glossary.md: the page as it is, where an installed package finds it."""
-    yield (ROOT / "docs" / "glossary.md").read_text()
-
-
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/state-machines.md": state_machines,
     "docs/reference/errors.md": errors,
@@ -461,7 +462,6 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/reference/rest.md": rest,
     "docs/reference/rights.md": rights,
     "docs/reference/mcp.md": mcp_tools,
-    "src/rota/mcp/glossary.md": glossary,
     "src/rota/rpc/client/parts.py": client_parts,
 }
 

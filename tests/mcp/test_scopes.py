@@ -9,7 +9,7 @@ import pytest
 
 from mcp import MCPError
 from rota.kernel import ScheduleSpec
-from rota.mcp.callers import Rights
+from rota.mcp.callers import CallerRights
 from rota.mcp.tools import TOOLS
 from rota.rpc import METHODS, Principal
 from rota.rpc.authorization import RunIdentity, authorize
@@ -73,13 +73,13 @@ def test_a_run_is_offered_what_a_run_may_do_and_may_write_by_default(office: Off
 
 @pytest.mark.parametrize("name", METHODS)
 def test_rights_that_are_not_offered_are_refused_by_the_daemon_too(name: str) -> None:
-    """What `Rights` says about a method is what the daemon's own check says, before it looks at parameters."""
+    """What `CallerRights` says about a method is what the daemon's own check says, before it looks at parameters."""
     run = RunIdentity(sched_id=1, pid=1, project_id="red", claim_token=1)
-    callers: list[tuple[Rights, Principal]] = [
-        (Rights("read", ("red",)), Principal(name="t", scope="read", projects=frozenset({"red"}))),
-        (Rights("enqueue"), Principal(name="t", scope="enqueue")),
-        (Rights("operate"), Principal(name="t", scope="operate")),
-        (Rights("work", ("red",), is_run=True), Principal.of_run(run, name="run 1", peer="local")),
+    callers: list[tuple[CallerRights, Principal]] = [
+        (CallerRights("read", ("red",)), Principal(name="t", scope="read", projects=frozenset({"red"}))),
+        (CallerRights("enqueue"), Principal(name="t", scope="enqueue")),
+        (CallerRights("operate"), Principal(name="t", scope="operate")),
+        (CallerRights("work", ("red",), is_run=True), Principal.of_run(run, name="run 1", peer="local")),
     ]
     for rights, principal in callers:
         if not rights.allow(name):
@@ -155,13 +155,14 @@ def test_a_run_acts_for_itself_and_its_children(office: Office) -> None:
         assert desk("cancel", sched_id=child)["is_cancelled"]
         assert desk("wait_for_work", sched_ids=[child], wait_s=0)["returned"] == {"tokens": 400}
         assert desk("remaining_budget")["left"] == {"tokens": 900}
-        for other in (neighbour, run.sched_id):
-            refused = error_of(desk, "cancel", sched_id=other)
-            assert (refused["name"], "not a child" in refused["message"]) == ("forbidden", True)
+        refused = error_of(desk, "cancel", sched_id=neighbour)
+        assert (refused["name"], "nor a child" in refused["message"]) == ("forbidden", True)
         assert error_of(desk, "cancel", sched_id=office.secret)["name"] == "kernel_sched_unknown_id"
         assert error_of(desk, "enqueue_child", agent="far")["name"] == "kernel_unknown_agent"
         too_much = error_of(desk, "enqueue_child", agent="near", lent={"tokens": 5_000})
         assert too_much["name"] == "kernel_ledger_invalid_amount"
+        assert not desk("cancel", sched_id=run.sched_id)["is_cancelled"], "it is asked to stop, as any run"
+    assert office.client.heartbeat(run.sched_id, run.token).cancel_requested
     entry, (event,) = office.client.get(child), office.client.journal.tail(event_id - 1, 1)
     assert (entry.parent_id, entry.payload) == (run.sched_id, {"part": 1})
     assert (event.pid, event.author) == (office.own, f"run:{run.sched_id}")

@@ -79,7 +79,8 @@ def test_a_run_acts_for_itself_only() -> None:
     assert not {name for name in extra if not name.startswith("kernel.run.")}, extra
     assert {name for name, rule in rules.items() if rule == "own"} >= OWN
     assert {name for name, rule in rules.items() if rule == "children"} == CHILDREN
-    assert {name for name, rule in rules.items() if rule == "child"} == {"kernel.sched.request_cancel"}
+    cancels = {"kernel.sched.cancel", "kernel.sched.request_cancel"}
+    assert {name for name, rule in rules.items() if rule == "own_or_child"} == cancels
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.run == "own"])

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ set -e
 {ROTA} progress 40% 'reading'
 key=$({ROTA} acquire model requests=1)
 {ROTA} settle $key requests=1
+{ROTA} cancel $({ROTA} enqueue child --in 1h)
 if {ROTA} cancel 2; then exit 9; fi
 """
 
@@ -67,9 +69,10 @@ def test_commands_in_a_run_act_for_it_without_a_daemon(temporary_folder: Path) -
         rota.limit("model", requests_per_minute=60)
         rota.command("child", ["true"])
         job = rota.command("parent", ["sh", "-c", COMMANDS]).enqueue()
+        rota.command("neighbour", ["true"]).enqueue(delay=timedelta(hours=1))
         assert rota.run(until_idle=True).ok
         result = job.result(PATIENCE_S)
-        child = rota.api.queue.get(2)
+        neighbour, child, spare = (rota.api.queue.get(sched_id) for sched_id in (2, 3, 4))
         events = {event.kind: event for event in rota.api.journal.tail(limit=500)}
         assert (child.parent_id, child.payload, child.exit_kind) == (job.sched_id, {"n": 1}, "completed")
         assert events["kernel.run.progressed"].payload == {
@@ -78,7 +81,8 @@ def test_commands_in_a_run_act_for_it_without_a_daemon(temporary_folder: Path) -
             "fraction": 0.4,
             "text": "reading",
         }
-        assert "kernel.sched.cancel is refused to runs" in result["output_tail"]
+        assert (spare.parent_id, spare.status, neighbour.status) == (job.sched_id, "cancelled", "waiting")
+        assert "entry 2 is neither entry 1 nor a child of it" in result["output_tail"]
         (folder,) = sockets(temporary_folder)
         assert folder.stat().st_mode & 0o777 == 0o700
     assert sockets(temporary_folder) == []

@@ -69,6 +69,7 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help; after a colon, the 
     "cpu": "cpu",
     "token": "tokens",
     "db": "db",
+    "docs": "about",
     "version": "about",
     "help": "about:help_of",
 }

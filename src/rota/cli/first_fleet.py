@@ -1,10 +1,8 @@
-"""`rota init` writes a first fleet file; `rota run --print-unit` prints a systemd unit for a fleet."""
+"""`rota init` writes a first fleet file."""
 
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,14 +11,13 @@ import typer
 from rota.cli.options import FLEET_FILE, AsJson
 from rota.cli.terminal_text import say
 
-__all__ = ["init", "print_unit"]
+__all__ = ["init"]
 
-STOP_MARGIN_S = 30  # that systemd waits longer than the supervisor waits for its runs
 FLEET = """\
 # A fleet: what runs, how often, and on what share of the slots.
 #
 # `rota run --plan` prints what the file means; `rota reload` applies a change while the fleet runs.
-# Every key is in docs/reference/fleet.md; `rota run --schema` prints them as a JSON Schema, for editors.
+# `rota docs reference/fleet` has every key; `rota run --schema` prints them as a JSON Schema, for editors.
 
 store = "rota.db"                  # one SQLite file, beside this one
 slots = 2                          # how many runs at a time
@@ -42,24 +39,6 @@ triggers = [{on = "start"}]        # also: {every = "10m"}, {cron = "0 7 * * *"}
 # project = "example"
 # command = ["python", "worker.py"]  # it reads the payload from standard input
 # budget = {tokens = 100_000}        # a total; then it waits for `rota ledger grant worker tokens 200000`
-"""
-UNIT = """\
-[Unit]
-Description=rota fleet {fleet}
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-Type=exec
-ExecStart={start}
-ExecReload={reload}
-WorkingDirectory={folder}
-Restart=on-failure
-KillMode=mixed
-TimeoutStopSec={stop_s:.0f}
-
-[Install]
-WantedBy=multi-user.target
 """
 
 
@@ -100,30 +79,3 @@ def _next_commands(folder: Path) -> list[str]:
         return ["rota run --until-idle", "rota logs 1"]
     fleet, store = shlex.quote(str(folder / FLEET_FILE)), shlex.quote(str(folder / "rota.db"))
     return [f"rota run --until-idle {fleet}", f"rota logs 1 --store {store}"]
-
-
-def print_unit(path: Path, options: Sequence[str], *, as_json: bool) -> None:
-    """Print a systemd unit that runs a fleet with these options."""
-    from rota.cli.output import print_json
-    from rota.fleet import SupervisorSettings, load_fleet
-
-    load_fleet(path)  # a file that is refused is refused here, not by systemd later
-    file = path.resolve()
-    drain_s = SupervisorSettings().drain_s
-    unit = UNIT.format(
-        fleet=_escaped(str(file)),
-        start=_words([sys.executable, "-m", "rota", "run", "--plain", *options, str(file)]),
-        reload=_words([sys.executable, "-m", "rota", "reload", str(file)]),
-        folder=_escaped(str(file.parent)),
-        stop_s=drain_s + STOP_MARGIN_S,
-    )
-    print_json({"unit": unit}) if as_json else say(unit, nl=False)
-
-
-def _words(words: Sequence[str]) -> str:
-    return _escaped(shlex.join(words))
-
-
-def _escaped(text: str) -> str:
-    """Return text in which systemd finds no placeholders."""
-    return text.replace("%", "%%")

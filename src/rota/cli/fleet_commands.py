@@ -39,8 +39,8 @@ def run(
 
         print_schema()
     elif print_unit:
-        from rota.cli.first_fleet import print_unit as print_fleet_unit
         from rota.cli.run import find_fleet_file
+        from rota.cli.systemd_units import print_fleet_unit
 
         given = {"--slots": slots, "--worker-id": worker_id}
         options = [word for name, value in given.items() if value is not None for word in (name, str(value))]

@@ -44,7 +44,7 @@ def mcp(
 ) -> None:
     """Serve agents as clients over MCP: one over standard input and output, or many over HTTP.
 
-    A coding agent starts it by itself; docs/mcp.md has the settings. It reads only, unless --allow-write is given.
+    A coding agent starts it by itself; `rota docs mcp` has the settings. It reads only, unless --allow-write is given.
     Inside a run it has exactly the run's rights.
     """
     import logging

@@ -13,7 +13,7 @@ from rota.cli.terminal_text import say
 from rota.errors import NotEnabled
 
 if TYPE_CHECKING:
-    from rota.web import DashboardApi, Opener
+    from rota.web import DashboardApi, Opener, WebSettings
 
 __all__ = ["beside_daemon", "web"]
 
@@ -35,6 +35,7 @@ def web(  # noqa: PLR0917  # each is an option
     while_stdin: Annotated[
         bool, typer.Option("--while-stdin", help="End when standard input is closed: for programs that start it.")
     ] = False,
+    print_unit: Annotated[bool, typer.Option("--print-unit", help="Print a systemd unit instead.")] = False,
 ) -> None:
     """Serve the dashboard: the fleet live, in a browser.
 
@@ -59,9 +60,25 @@ def web(  # noqa: PLR0917  # each is an option
         with_tokens=is_remote(store),
         with_link=is_file(store) or not store.startswith(("http:", "https:")),
     )
+    if print_unit:
+        _print_unit(settings)
+        return
     if while_stdin:
         _end_with_stdin()
     run_server(settings, _opener(store), say)
+
+
+def _print_unit(settings: WebSettings) -> None:
+    """Print a systemd unit for a dashboard with these settings."""
+    from pathlib import Path
+
+    from rota.cli.systemd_units import print_web_unit
+
+    words = ["--host", settings.host, "--port", str(settings.port)]
+    for name, file in (("--tls-cert", settings.certificate), ("--tls-key", settings.key)):
+        words += [] if file is None else [name, str(Path(file).resolve())]
+    words += [word for name in settings.allowed_hosts for word in ("--allow-host", name)]
+    print_web_unit(settings.store, words, ca_file=access.ca_file)
 
 
 def _end_with_stdin() -> None:

@@ -166,6 +166,7 @@ class LiveRun:
             wall_ms=wall_ms,
             cpu_ms=outcome.cpu_ms,
             node=outcome.node,
+            slot=self.assignment.slot if self.os_pid is None else None,  # else it was said when the process started
             **ended,
         )
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from rota.errors import RotaError
 from rota.kernel.traced_entries import traced
 from rota.model.trace_context import sampling_ratio, telemetry_is_on
-from rota.model.trace_lineage import Origin, run_span, trace_of
+from rota.model.trace_lineage import TraceOrigin, run_span, trace_of
 from rota.model.work import ReadyEntry
 from rota.service.api import SchedulerApi
 
@@ -42,7 +42,7 @@ class RunTraces:
         trace = trace_of(entry, _graph_run(entry), self._find, self._coordinator, self._ratio)
         return trace.at(run_span(entry.sched_id, entry.token)).traceparent
 
-    def _find(self, sched_id: int) -> tuple[Origin, str | None] | None:
+    def _find(self, sched_id: int) -> tuple[TraceOrigin, str | None] | None:
         with suppress(RotaError):  # it was pruned, or another project's
             entry = self._api.queue.get(sched_id)
             return entry, _graph_run(entry)

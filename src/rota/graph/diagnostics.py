@@ -118,7 +118,7 @@ CODES: Mapping[str, CodeInfo] = {
         "error",
         "channel",
         "an edge's policy contradicts itself, its kind or its lane",
-        "Change the field; docs/graph.md lists which modes and overflows can be combined.",
+        "Change the field; `rota docs graph` lists which modes and overflows can be combined.",
     ),
     "multi_state_writer": CodeInfo(
         "error",

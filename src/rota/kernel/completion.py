@@ -233,6 +233,7 @@ def _take_report(
         cpu_ms=report.cpu_ms,
         failure=None if is_final or report.back is not None else failure_in(report.result),
         node=report.node,
+        slot=report.slot,
     )
     append(tx, event, now=now, pid=run.pid)
     return run

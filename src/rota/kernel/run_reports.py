@@ -72,6 +72,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     wall_ms: int = 0
     cpu_ms: int = 0
     node: str | None = None  # of a cluster, on which it ran
+    slot: str | None = None  # of its worker, unless `kernel.run.started` has it
     stopped_by: Literal["message", "TERM", "KILL"] | None = None
     back: Literal["yield", "preempt"] | None = None  # the run returns to the queue instead of ending
     back_at: float | None = None  # the date from which it may run again
@@ -143,6 +144,7 @@ def _check_report(report: RunReport) -> RunEnd:
     _report.amounts("usage", report.usage)
     _report.optional_name("model", report.model)
     _report.optional_name("node", report.node)
+    _report.optional_name("slot", report.slot)
     _report.whole("wall_ms", report.wall_ms, 0)
     _report.whole("cpu_ms", report.cpu_ms, 0)
     if report.back is not None:
@@ -185,6 +187,7 @@ def storable(report: RunReport) -> RunReport:
         "usage": {dim: amount for dim, amount in _items(report.usage) if _is_valid("amounts", {dim: amount})},
         "model": report.model if report.model is None or _is_valid("name", report.model) else None,
         "node": report.node if report.node is None or _is_valid("name", report.node) else None,
+        "slot": report.slot if report.slot is None or _is_valid("name", report.slot) else None,
         "wall_ms": _duration_ms(report.wall_ms),
         "cpu_ms": _duration_ms(report.cpu_ms),
         "outcome": report.outcome if report.outcome is None or _is_valid("text", report.outcome) else INVALID_REPORT,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rota.lazy import exports
 
 if TYPE_CHECKING:
-    from rota.mcp.callers import AgentApi, Caller, Rights, caller_of
+    from rota.mcp.callers import AgentApi, Caller, CallerRights, caller_of
     from rota.mcp.http import McpHttpServer, McpLimits
     from rota.mcp.server import serve_stdio
     from rota.mcp.tools import TOOLS
@@ -24,9 +24,9 @@ __all__ = [
     "TOOLS",
     "AgentApi",
     "Caller",
+    "CallerRights",
     "McpHttpServer",
     "McpLimits",
-    "Rights",
     "Upstream",
     "caller_of",
     "serve_stdio",
@@ -36,7 +36,7 @@ __all__ = [
 __getattr__ = exports(
     __name__,
     {
-        "callers": ("AgentApi", "Caller", "Rights", "caller_of"),
+        "callers": ("AgentApi", "Caller", "CallerRights", "caller_of"),
         "http": ("McpHttpServer", "McpLimits"),
         "server": ("serve_stdio",),
         "tools": ("TOOLS",),

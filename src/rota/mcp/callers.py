@@ -18,7 +18,7 @@ from rota.rpc.client.client import Client
 from rota.rpc.methods import METHODS, PROTOCOL, SCOPES, Scope
 from rota.service.api import SchedulerApi
 
-__all__ = ["AgentApi", "Caller", "Rights", "RunClaim", "caller_of"]
+__all__ = ["AgentApi", "Caller", "CallerRights", "RunClaim", "caller_of"]
 
 
 SLICE_S = 1.0  # of a wait: how long a client that has gone is waited for
@@ -44,7 +44,7 @@ class AgentApi(SchedulerApi, Protocol):
         ...
 
 
-class Rights(NamedTuple):
+class CallerRights(NamedTuple):
     """What a caller may do, as its server said when they met."""
 
     scope: Scope = "admin"
@@ -62,7 +62,7 @@ class Rights(NamedTuple):
         return bound or self.projects is None
 
 
-ALL_RIGHTS = Rights()  # of a program that opened the file itself
+ALL_RIGHTS = CallerRights()  # of a program that opened the file itself
 
 
 class RunClaim(NamedTuple):
@@ -81,7 +81,7 @@ class Caller:
     """An API with the rights of the caller, and its own run."""
 
     api: AgentApi
-    rights: Rights = ALL_RIGHTS
+    rights: CallerRights = ALL_RIGHTS
     run: RunClaim | None = None
     may_write: bool = True  # False: the server was started to read only
     check_wanted: Callable[[], None] = _is_wanted  # raises if the client no longer waits for the call
@@ -118,5 +118,5 @@ def caller_of(api: AgentApi, token: str | None = None, *, allow_write: bool | No
         return Caller(api, may_write=may_write)
     hello = api.server.hello(PROTOCOL, "rota mcp")
     scope: Scope = next(scope for scope in SCOPES if scope == hello.scope)
-    rights = Rights(scope, hello.projects, run is not None)
+    rights = CallerRights(scope, hello.projects, run is not None)
     return Caller(api, rights, None if run is None else RunClaim(*run), may_write)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from rota.doc_pages import read_page
 from rota.errors import InvalidInput, NotFound
 from rota.mcp.answers import detail_of
 from rota.mcp.callers import Caller
@@ -27,7 +27,6 @@ __all__ = ["PAGES", "TEMPLATES", "PageTemplate", "StaticPage", "page_text"]
 LINES_MAX = 50  # entries of each kind on a page
 MARKDOWN = "text/markdown"
 JSON = "application/json"
-_GLOSSARY = Path(__file__).with_name("glossary.md")  # a copy of the page that `./dev docs` makes
 
 
 class StaticPage(NamedTuple):
@@ -130,7 +129,7 @@ def _policy_page(name: str) -> str:
 
 
 def _glossary(_caller: Caller) -> str:
-    return _GLOSSARY.read_text(encoding="utf-8")
+    return read_page("glossary") or ""
 
 
 _pages = (

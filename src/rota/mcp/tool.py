@@ -25,7 +25,7 @@ __all__ = ["Tool", "refusal", "said", "tool"]
 
 Function = TypeVar("Function", bound=Callable[[Caller, Any], Any])
 _ALLOW = "Start the server with `rota mcp --allow-write`."
-_RIGHTS = "Use a token with more rights (`rota token create --help`); docs/reference/rights.md lists what each may do."
+_RIGHTS = "Use a token with more rights (`rota token create --help`); `rota docs rights` lists what each may do."
 
 
 def said(description: str) -> msgspec.Meta:

@@ -104,7 +104,7 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
 
 @tool(uses=("kernel.sched.request_cancel",), writes=True, is_idempotent=True)
 def cancel(caller: Caller, asked: Cancel) -> Cancelled:
-    """Cancel an entry that has not started; ask one that runs to stop. A run may cancel its own children only."""
+    """Cancel an entry that has not started; ask one that runs to stop. A run may cancel itself and its children."""
     state = caller.api.queue.request_cancel(asked.sched_id, by="mcp")
     return Cancelled(sched_id=asked.sched_id, is_cancelled=state == "cancelled")
 

@@ -762,6 +762,7 @@ class RunEnded(EventData, frozen=True, kw_only=True):
     cpu_ms: int = 0  # measured, also if no budget counts it
     failure: RunFailure | None = None  # if it failed and is tried again
     node: str | None = None  # of a cluster, on which it ran
+    slot: str | None = None  # of its worker; that of a command is in kernel.run.started
 
 
 class RunOverBudget(EventData, frozen=True, kw_only=True):

@@ -25,8 +25,8 @@ from rota.model.trace_context import (
 
 __all__ = [
     "GENERATIONS_MAX",
-    "Origin",
     "Trace",
+    "TraceOrigin",
     "enqueue_span",
     "graph_span",
     "new_trace",
@@ -38,7 +38,7 @@ __all__ = [
 GENERATIONS_MAX = 64  # entries that are looked up between an entry and the first of its trace
 
 
-class Origin(Protocol):
+class TraceOrigin(Protocol):
     """What says where an entry comes from."""
 
     @property
@@ -74,9 +74,9 @@ class Trace(NamedTuple):
 
 
 def trace_of(
-    entry: Origin,
+    entry: TraceOrigin,
     graph_run: str | None,
-    find: Callable[[int], tuple[Origin, str | None] | None],
+    find: Callable[[int], tuple[TraceOrigin, str | None] | None],
     coordinator: Callable[[str], int | None],
     ratio: float = 1.0,
 ) -> Trace:
@@ -106,7 +106,7 @@ def new_trace(trace_id: str, ratio: float) -> Trace:
 # --- spans ---------------------------------------------------------------------------------------
 
 
-def enqueue_span(entry: Origin) -> str:
+def enqueue_span(entry: TraceOrigin) -> str:
     """Return the span of putting an entry into the queue."""
     return span_id("enqueue", entry.sched_id, entry.created_at)
 

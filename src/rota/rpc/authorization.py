@@ -22,8 +22,8 @@ __all__ = ["BOUND_SCOPES", "Principal", "RunIdentity", "authorize", "for_own_run
 BOUND_SCOPES: tuple[Scope, ...] = ("read", "enqueue")  # the scopes that can be bound to projects
 _RANK = {scope: rank for rank, scope in enumerate(SCOPES)}
 _FLEET_HINT = "A fleet creates agents and writes notes: at a daemon, `rota run` needs a token of scope operate."
-_BOUND_HINT = "Use a token that is not bound to projects; docs/reference/rights.md lists what each may do."
-_RUN_HINT = "A run acts for itself only; docs/reference/rights.md lists what it may do."
+_BOUND_HINT = "Use a token that is not bound to projects; `rota docs rights` lists what each may do."
+_RUN_HINT = "A run acts for itself only; `rota docs rights` lists what it may do."
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +115,7 @@ def _check_run(run: RunIdentity, principal: Principal, method: Method, params: A
     rule = method.run or "refused"
     if rule == "refused" or (rule == "view" and (method.bound is None or not method.bound.allowed)):
         raise Forbidden(f"{method.name} is refused to runs, as {principal.name} is", hint=_RUN_HINT)
-    if rule in ("view", "child"):  # whether it is a child, `bound_calls.py` reads in the transaction of the call
+    if rule in ("view", "own_or_child"):  # whether it is a child, `bound_calls.py` reads in the transaction of the call
         return
     for field, own in _identity(run, method, params).items():
         if (given := getattr(params, field)) is not None and given != own:

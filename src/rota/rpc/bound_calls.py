@@ -61,8 +61,8 @@ class BoundCalls:
         assert projects is not None  # noqa: S101  # else it is not bound
         if principal.run is not None:
             params = for_own_run(principal.run, method, params)
-            if method.run == "child":
-                self._check_child(params.sched_id, principal.run)
+            if method.run == "own_or_child":
+                self._check_own_or_child(params.sched_id, principal.run)
         for name in rule.owned:
             self._checks[name](params if method.takes_struct else getattr(params, name), projects)
         if rule.reads == "events":
@@ -80,12 +80,12 @@ class BoundCalls:
         if self._kernel.queue.get(sched_id).project_id not in projects:
             raise SchedUnknownId(sched_id)
 
-    def _check_child(self, sched_id: int, run: RunIdentity) -> None:
-        """Check that a run has enqueued the entry itself; others of its project it can see, but not touch."""
+    def _check_own_or_child(self, sched_id: int, run: RunIdentity) -> None:
+        """Check that an entry is a run's own, or its child; others of its project it can see, but not touch."""
         entry = self._kernel.queue.get(sched_id)
-        if entry.project_id == run.project_id and entry.parent_id != run.sched_id:
-            text = f"entry {sched_id} is not a child of entry {run.sched_id}"
-            raise Forbidden(text, hint="A run may cancel what it has enqueued itself.")
+        if entry.project_id == run.project_id and run.sched_id not in (sched_id, entry.parent_id):
+            text = f"entry {sched_id} is neither entry {run.sched_id} nor a child of it"
+            raise Forbidden(text, hint="A run may cancel itself and what it has enqueued.")
 
     def _check_agent(self, pid: int, projects: Projects) -> None:
         if self._kernel.agents.get(pid).project_id not in projects:

@@ -22,7 +22,7 @@ from hashlib import blake2b
 from itertools import groupby
 
 from rota.telemetry.span_records import SpanAttributes
-from rota.telemetry.timeline import Flow, Instant, Slice, Timeline, Track
+from rota.telemetry.timeline import FlowArrow, Instant, Slice, Timeline, Track
 
 __all__ = ["timeline_to_perfetto"]
 
@@ -95,7 +95,7 @@ def _nested(
 
 
 def _flow_ids(
-    flows: Iterable[Flow],
+    flows: Iterable[FlowArrow],
 ) -> tuple[dict[tuple[Track, int], list[tuple[int, str]]], dict[tuple[Track, int], list[int]]]:
     """Return the ids of the arrows that begin, with their names, and that end, by track and time."""
     starts: dict[tuple[Track, int], list[tuple[int, str]]] = {}

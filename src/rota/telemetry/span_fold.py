@@ -53,6 +53,7 @@ class _Claimed(msgspec.Struct):
     is_supervised: bool  # a supervisor reports the end of the run; workers of others claim and complete only
     started: kinds.RunStarted | None = None
     started_at: float | None = None
+    slot: str | None = None
     invoked: bool = False  # its `invoke_agent` span was made
     model: str | None = None
     used: dict[str, int] = {}
@@ -207,7 +208,7 @@ class SpanFold:
     def _on_started(self, data: kinds.RunStarted, event: Event) -> Iterable[SpanRecord]:
         run = self._running(data.sched_id, event)
         if run is not None:
-            run.started, run.started_at = data, event.ts
+            run.started, run.started_at, run.slot = data, event.ts, data.slot
         return ()
 
     def _on_ended(self, data: kinds.RunEnded, event: Event) -> Iterable[SpanRecord]:
@@ -221,7 +222,7 @@ class SpanFold:
             more["rota.stopped_by"] = data.stopped_by
         if data.failure is not None and data.failure.error is not None:
             more["rota.error"] = data.failure.error
-        run.started_at, run.invoked = since, True
+        run.started_at, run.slot, run.invoked = since, run.slot or data.slot, True
         return (self._invocation(run, since, event.ts, more, error),)
 
     def _on_charged(self, data: kinds.LedgerCharged, _event: Event) -> Iterable[SpanRecord]:
@@ -339,7 +340,7 @@ class SpanFold:
                 **message_attributes(entry, "process", "process"),
                 "messaging.client.id": run.worker_id,
                 "rota.attempt": run.attempt,
-                "rota.slot": run.started.slot if run.started is not None else "",
+                **_slot(run),
                 **more,
                 **_error_type(error),
             },
@@ -361,7 +362,8 @@ class SpanFold:
             end_ns=nanoseconds(max(since, at)),
             attributes={
                 **agent_attributes(entry),
-                **({"rota.runner": started.runner, "rota.slot": started.slot} if started is not None else {}),
+                **({"rota.runner": started.runner} if started is not None else {}),
+                **_slot(run),
                 **({"process.pid": started.os_pid} if started is not None and started.os_pid is not None else {}),
                 "rota.attempt": run.attempt,
                 **usage_attributes(run.used, run.model),
@@ -430,3 +432,7 @@ def _claim_of(entry: TracedEntry) -> _Claimed:
 
 def _error_type(error: str | None) -> SpanAttributes:
     return {} if error is None else {"error.type": error.replace(" ", "_")}
+
+
+def _slot(run: _Claimed) -> SpanAttributes:
+    return {} if run.slot is None else {"rota.slot": run.slot}

@@ -23,10 +23,11 @@ from rota.telemetry.span_fold import SpanFold
 from rota.telemetry.span_records import SpanAttributes, SpanRecord, nanoseconds
 from rota.telemetry.trace_source import TraceSource
 
-__all__ = ["EVENTS_MAX", "Flow", "Instant", "Slice", "Timeline", "Track", "make_timeline", "read_spans"]
+__all__ = ["EVENTS_MAX", "FlowArrow", "Instant", "Slice", "Timeline", "Track", "make_timeline", "read_spans"]
 
 EVENTS_MAX = 1_000_000  # events of one export
 WAITING, GRAPH_RUNS, BUDGETS = "waiting", "graph runs", "budgets and limits"
+RUNS = "runs"  # of a worker that said no slot: one that is no supervisor, and a function that gave its slot back
 _SHARED = (WAITING, GRAPH_RUNS)  # groups in which slices of one track overlap
 _Lanes: TypeAlias = dict[tuple[str, str], list[int]]  # by group and name: until when each lane is taken
 
@@ -61,7 +62,7 @@ class Instant(msgspec.Struct, frozen=True, kw_only=True):
     details: SpanAttributes = {}
 
 
-class Flow(msgspec.Struct, frozen=True, kw_only=True):
+class FlowArrow(msgspec.Struct, frozen=True, kw_only=True):
     """An arrow from one slice to another."""
 
     name: str
@@ -76,7 +77,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     slices: list[Slice]
     instants: list[Instant]
-    flows: list[Flow]
+    flows: list[FlowArrow]
 
     @property
     def tracks(self) -> list[Track]:
@@ -149,8 +150,7 @@ def _place(span: SpanRecord) -> tuple[str, str] | None:
     if verb == "invoke_workflow":
         return GRAPH_RUNS, name
     if verb == "process":
-        slot = str(span.attributes.get("rota.slot") or "slot")
-        return f"worker {span.attributes['messaging.client.id']}", slot
+        return f"worker {span.attributes['messaging.client.id']}", str(span.attributes.get("rota.slot", RUNS))
     return None
 
 
@@ -184,7 +184,7 @@ def _slice(span: SpanRecord, track: Track) -> Slice:
 # --- arrows --------------------------------------------------------------------------------------
 
 
-def _flows(spans: Sequence[SpanRecord], slices: Sequence[Slice]) -> list[Flow]:
+def _flows(spans: Sequence[SpanRecord], slices: Sequence[Slice]) -> list[FlowArrow]:
     """Return an arrow for each entry that a run or a graph run of the stretch enqueued."""
     by_span = {each.span_id: each for each in slices}
     first: dict[str, Slice] = {}  # by enqueue span: the first run of the entry
@@ -193,14 +193,14 @@ def _flows(spans: Sequence[SpanRecord], slices: Sequence[Slice]) -> list[Flow]:
             place = by_span[span.ref.span_id]
             if span.parent not in first or place.start_ns < first[span.parent].start_ns:
                 first[span.parent] = place
-    found: list[Flow] = []
+    found: list[FlowArrow] = []
     for span in spans:
         source = by_span.get(span.parent or "")
         target = first.get(span.ref.span_id)
         if span.kind == "producer" and source is not None and target is not None:
             at_ns = min(max(span.start_ns, source.start_ns), source.end_ns)
             found.append(
-                Flow(
+                FlowArrow(
                     name=span.name,
                     source=source.track,
                     source_ns=at_ns,

@@ -40,7 +40,7 @@ DIGEST_CHARS = 8  # of a document, in messages
 class GraphTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A graph: each of its entries is a run of the whole graph."""
 
-    file: Annotated[Text, Meta(description="The graph file, YAML or JSON; `docs/graph.md` describes it.")]
+    file: Annotated[Text, Meta(description="The graph file, YAML or JSON; `rota docs graph` describes it.")]
     project: Annotated[
         str | None, Meta(description="The project of its runs; the agents of its nodes are looked for there first.")
     ] = None

@@ -3,7 +3,7 @@
 A method is declared once, as a function of a protocol:
 
     class QueueApi(Protocol):
-        @method("kernel.sched.cancel", scope="enqueue", execution="write", bound=owned("sched_id"), run="refused")
+        @method("kernel.sched.cancel", scope="enqueue", execution="write", bound=owned("sched_id"), run="own_or_child")
         def cancel(self, sched_id: int) -> tuple[str, str]:
             \"\"\"Cancel a queued entry.\"\"\"
             ...
@@ -61,8 +61,8 @@ SCOPES: tuple[Scope, ...] = ("read", "enqueue", "work", "operate", "admin")
 Execution: TypeAlias = Literal["read", "write", "claim", "park", "multi_commit", "dry_run", "wait", "inline"]
 
 # What a run may do with a method: nothing; what concerns its own run; enqueue children of its own run; what concerns
-# such a child; the same as other callers that are bound to its project.
-RunRule: TypeAlias = Literal["refused", "own", "children", "child", "view"]
+# its own entry or such a child; the same as other callers that are bound to its project.
+RunRule: TypeAlias = Literal["refused", "own", "children", "own_or_child", "view"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "__rota_method__"

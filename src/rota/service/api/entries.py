@@ -168,7 +168,7 @@ class QueueApi(Protocol):
         scope="enqueue",
         execution="write",
         bound=owned("sched_id"),
-        run="refused",
+        run="own_or_child",
         errors=(e.SchedIllegalTransition, *_ENTRY),
     )
     def cancel(self, sched_id: int) -> tuple[str, str]:
@@ -180,7 +180,7 @@ class QueueApi(Protocol):
         scope="enqueue",
         execution="write",
         bound=owned("sched_id"),
-        run="child",
+        run="own_or_child",
         result="state",
         errors=(e.SchedIllegalTransition, *_ENTRY),
     )
