@@ -283,7 +283,14 @@ def test_a_spanning_loop_that_does_not_converge(policy: dict[str, Any], status: 
 
 
 @pytest.mark.parametrize(
-    "policy", [{"budget_ms": 5}, {"min_interval_ms": 5}, {"residual_threshold": 0.1}, {"type": "coalesced_event"}]
+    "policy",
+    [
+        {"budget_ms": 5},
+        {"min_interval_ms": 5},
+        {"residual_threshold": 0.1},
+        {"residual_threshold": 0},
+        {"type": "coalesced_event"},
+    ],
 )
 def test_a_spanning_loop_refuses_what_only_others_have(policy: dict[str, Any]) -> None:
     (name,) = policy
