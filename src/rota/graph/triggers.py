@@ -45,6 +45,7 @@ class ComponentTrigger:
     ready_without_message = False  # whether it can be ready although no message waits
     every_iteration = False  # whether it is ready in every iteration
     holds_messages = False  # whether messages may wait although the component could take them
+    waits_for_room = False  # whether it is ready and kept back, because an edge behind the component is full
 
     def __init__(self, channels: Sequence[MessageChannel], listed: Sequence[int]) -> None:
         self.channels = tuple(channels)
