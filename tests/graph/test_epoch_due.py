@@ -12,7 +12,7 @@ from rota.graph.components import component
 from rota.graph.invocation import GraphContext
 from rota.graph.run_options import SchedulerStopReason
 from tests.graph.durable_worlds import DurableWorld, count_work_note
-from tests.graph.parts import Count, add, burst, log, note, note_many
+from tests.graph.parts import Count, add, burst, join, log, note, note_many
 from tests.graph.worlds import make_runner, node, run, wire
 
 DURATION = SchedulerStopReason.DURATION_BOUND
@@ -275,6 +275,62 @@ class TestUntilIdle:
         world.work()
         kinds = [each.kind for each in world.runner(steps=1).run().health_events]
         assert kinds == ["entries_outstanding"]  # of the third
+
+
+EPOCHS_MAX = 500  # ends a test that spins: on a clock that only waits move, it would never end
+
+
+class TestFullEdges:
+    """A durable edge is full, and what would make room for more is a time or an entry."""
+
+    @staticmethod
+    def run(nodes: list[Any], wires: list[Any], duration_ms: int) -> tuple[Any, list[int], Any]:
+        """Run them on a clock that leaps; return the result, when its epochs were in ms, and their world."""
+        clock, world, epochs = LeapingClock(), DurableWorld(nodes, wires), []
+        result = world.runner(
+            clock=clock,
+            duration_ms=duration_ms,
+            steps=EPOCHS_MAX,
+            on_epoch=lambda _: epochs.append(round(clock.monotonic() * 1000)),
+        ).run()
+        return result, epochs, world
+
+    def test_before_a_reader_with_a_rate_the_run_sleeps_until_the_rate_allows_more(self) -> None:
+        nodes = [
+            node(Count, "source", **timer(125)),
+            node(add, "work", on={"type": "rate_limit", "min_interval_ms": 1_000}, lane="far"),
+        ]
+        result, epochs, world = self.run(nodes, [wire("source.out > work.value", mode="queue", capacity=1)], 3_500)
+        assert result.scheduler_stop_reason == DURATION
+        assert len(world.entries()) == 4  # at 0, 1, 2 and 3 s
+        # one value is taken and one waits; the timer is held back once, and no epoch follows before the rate allows one
+        assert epochs == [0, 125, 250, 1_000, 1_000, 1_125, 2_000, 2_000, 2_125, 3_000, 3_000, 3_125]
+        assert [event.kind for event in result.health_events].count("backpressure") == 4
+
+    def test_a_source_of_every_epoch_is_held_back_too(self) -> None:
+        nodes = [
+            node(Count, "source"),
+            node(add, "work", on={"type": "rate_limit", "min_interval_ms": 1_000}, lane="far"),
+        ]
+        result, epochs, world = self.run(nodes, [wire("source.out > work.value", mode="queue", capacity=1)], 2_500)
+        assert result.scheduler_stop_reason == DURATION
+        assert len(world.entries()) == 3
+        assert epochs == [0] * 3 + [1_000] * 3 + [2_000] * 3  # one for a value, one for room, one that finds none
+
+    def test_a_batch_that_is_due_runs_no_epochs_while_an_entry_is_out(self) -> None:
+        nodes = [
+            node(Count, "source", **timer(1_000)),
+            node(join, "work", on={"type": "batch", "batch_size": 9, "batch_window_ms": 100}, lane="far"),
+            node(note, on="any_input"),
+        ]
+        wires = [
+            wire("source.out > work.values", mode="queue", capacity=9),
+            wire("work.out > parts.note.value", "async", mode="queue", capacity=1),
+        ]
+        result, epochs, world = self.run(nodes, wires, 3_500)
+        assert result.scheduler_stop_reason == DURATION
+        assert len(world.entries()) == 1
+        assert epochs == [0, 100, 1_000, 2_000, 3_000]
 
 
 class TestTimersBySteps:

@@ -113,6 +113,28 @@ def test_with_one_slot_nothing_waits_for_itself_and_waiting_counts_no_attempt() 
     assert {event.payload["verb"] for event in returned} == {"yield"}
 
 
+def test_a_timer_does_not_tick_whenever_the_coordinator_runs() -> None:
+    calls: list[int] = []
+
+    def work(value: int) -> int:
+        calls.append(value)
+        if len(calls) > 1:  # a run that does not come to an end
+            world.api.graphs.cancel("r1")
+        return value
+
+    world = FleetWorld({"worker": work})
+    tick = {
+        "id": "tick",
+        "type": "tests.graph.parts:Count",
+        "execution": {"lane": "main"},
+        "trigger_policy": {"type": "on_event"},
+        "event_sources": [{"type": "timer", "period_ms": 3_600_000}],
+    }
+    wires = ["tick.out > each.value", "each.out > result.value"]
+    run = world.run(document([tick, agent_node("each", "worker"), OUTPUT], wires))
+    assert (run.status, run.result, calls) == ("succeeded", {"result": 1}, [1])
+
+
 def test_an_agent_without_inputs_runs_once() -> None:
     world = FleetWorld({"planner": lambda: "plan"})
     graph = document([agent_node("plan", "planner"), OUTPUT], ["plan.out > result.value"])
@@ -283,7 +305,14 @@ def test_a_spanning_loop_that_does_not_converge(policy: dict[str, Any], status: 
 
 
 @pytest.mark.parametrize(
-    "policy", [{"budget_ms": 5}, {"min_interval_ms": 5}, {"residual_threshold": 0.1}, {"type": "coalesced_event"}]
+    "policy",
+    [
+        {"budget_ms": 5},
+        {"min_interval_ms": 5},
+        {"residual_threshold": 0.1},
+        {"residual_threshold": 0},
+        {"type": "coalesced_event"},
+    ],
 )
 def test_a_spanning_loop_refuses_what_only_others_have(policy: dict[str, Any]) -> None:
     (name,) = policy

@@ -16,7 +16,7 @@ from rota.graph.run import RuntimeRunner
 from rota.graph.run_options import SchedulerStopReason
 from rota.model.events import GraphRunCommitted, GraphRunTaken
 from tests.graph.durable_worlds import ASYNC, LANES, DurableWorld, count_work_note
-from tests.graph.parts import Count, add, log, note, note_many
+from tests.graph.parts import Count, add, burst, log, note, note_many
 from tests.graph.worlds import node, wire
 
 
@@ -244,6 +244,37 @@ class TestResuming:
         for _ in range(4):  # a new process for every epoch
             world.runner(steps=1).run()
         assert log == [10, 20]
+
+
+class TestTimes:
+    """A coordinator returns to the queue whenever its run waits: timers and rates go on in the process after it."""
+
+    @staticmethod
+    def limited() -> DurableWorld:
+        """Three values → work (in the queue), at most one per second."""
+        nodes = [
+            node(burst, "source", on="on_event", sources=[{"type": "timer", "period_ms": 3_600_000}]),
+            node(add, "work", on={"type": "rate_limit", "min_interval_ms": 1_000}, lane="far"),
+        ]
+        return DurableWorld(nodes, [wire("source.out > work.value", mode="queue", capacity=9)])
+
+    def test_the_time_in_which_a_run_waits_counts(self) -> None:
+        world, clock = self.limited(), ManualClock()
+        seen = []
+        for passed_s in (0.0, 0.0, 0.25, 0.75, 0.5):
+            clock.advance(passed_s)
+            runner = world.runner(run_until_idle=True, returns_when_waiting=True, clock=clock)
+            assert runner.run().scheduler_stop_reason is SchedulerStopReason.WAITING
+            seen.append((len(world.entries()), runner.due_in_s))
+        assert seen == [(1, 1.0), (1, 1.0), (1, 0.75), (2, 1.0), (2, 0.5)]
+
+    def test_the_time_after_a_crash_does_not_count(self) -> None:
+        world, clock = self.limited(), ManualClock()
+        world.runner(steps=1, clock=clock).run()
+        clock.advance(60.0)
+        runner = world.runner(run_until_idle=True, returns_when_waiting=True, clock=clock)
+        runner.run()
+        assert (len(world.entries()), runner.due_in_s) == (1, 1.0)
 
 
 def test_independent_lanes_in_a_durable_run_are_reported() -> None:

@@ -1,6 +1,7 @@
 """The agents of a report, as functions, and the process of the supervisor that runs them (story S4).
 
     topic → plan → three researchers → merge → loop ⇄ (critic → revise) → write → report
+    topic → list → search, for each item → join → report
 
 Every call is noted in a file that outlives the process. An agent charges what it costs before it returns.
 """
@@ -19,7 +20,18 @@ from rota.rpc import connect
 from rota.service.dispatcher import Dispatcher
 
 CLAIM_TIMEOUT_S = 0.5  # entries of a supervisor that was killed are taken back after this
-COSTS = {"planner": 5, "researcher": 10, "merger": 2, "critic": 3, "reviser": 4, "writer": 7, "other": 1}
+COSTS = {
+    "planner": 5,
+    "researcher": 10,
+    "merger": 2,
+    "critic": 3,
+    "reviser": 4,
+    "writer": 7,
+    "lister": 2,
+    "searcher": 3,
+    "joiner": 1,
+    "other": 1,
+}
 NOTES = "ROTA_TEST_NOTES"  # the variable that names the file
 
 
@@ -65,6 +77,34 @@ def writer(ctx: Any, draft: dict[str, Any]) -> str:
     return f"# {draft['text']}"
 
 
+ITEMS = 12  # that the map of `mapped_document` has
+FAILING = 5  # the item whose first entry fails
+
+
+def lister(ctx: Any, topic: str) -> list[str]:
+    """Many questions about a topic."""
+    _note(ctx, "lister")
+    return [f"{topic}?{number}" for number in range(ITEMS)]
+
+
+def searcher(ctx: Any, question: str) -> str:
+    """The answer to one of them. The first entry of one question fails, however often it is attempted."""
+    _note(ctx, "searcher")
+    if question.endswith(f"?{FAILING}"):
+        failed = Path(f"{os.environ[NOTES]}.failed")
+        if not failed.exists():
+            failed.write_text(str(ctx.sched_id))
+        if failed.read_text() in ("", str(ctx.sched_id)):
+            raise LookupError(question)
+    return f"{question}!"
+
+
+def joiner(ctx: Any, answers: list[str]) -> str:
+    """All answers, in the order of the questions."""
+    _note(ctx, "joiner")
+    return " ".join(answers)
+
+
 def other(ctx: Any) -> None:
     """Work of another project."""
     _note(ctx, "other")
@@ -78,12 +118,40 @@ def accepted(draft: dict[str, Any]) -> bool:
 RESULT = {"report": "# [[topic?0! topic?1! topic?2!]]"}
 
 
+MAPPED_RESULT = {"report": " ".join(f"topic?{number}!" for number in range(ITEMS))}
+
+
+def _node(name: str, agent: str, **config: Any) -> dict[str, Any]:
+    return {"id": name, "execution": {"agent": agent}, "config": config}
+
+
+def _document(components: list[dict[str, Any]], wires: list[str]) -> dict[str, Any]:
+    return {
+        "schema_version": 2,
+        "graph": {"name": "report"},
+        "lanes": {"main": {"type": "event_loop"}},
+        "components": [
+            {"id": "topic", "type": "rota.input", "execution": {"lane": "main"}},
+            *components,
+            {"id": "report", "type": "rota.output", "execution": {"lane": "main"}},
+        ],
+        "edges": [
+            {"id": f"e{number}", "kind": "async", "from": wire.split(" > ")[0], "to": wire.split(" > ")[1]}
+            for number, wire in enumerate(wires)
+        ],
+    }
+
+
+def mapped_document() -> dict[str, Any]:
+    """A graph that maps an agent over a list."""
+    search = {"agent": "searcher", "map_over": "question", "on_error": "retry", "max_attempts": 2}
+    components = [_node("list", "lister"), {"id": "search", "execution": search}, _node("join", "joiner")]
+    wires = ["topic.out > list.topic", "list.out > search.question", "search.out > join.answers"]
+    return _document(components, [*wires, "join.out > report.value"])
+
+
 def document() -> dict[str, Any]:
     """The graph of the story."""
-
-    def node(name: str, agent: str, **config: Any) -> dict[str, Any]:
-        return {"id": name, "execution": {"agent": agent}, "config": config}
-
     wires = [
         "topic.out > plan.topic",
         *(f"plan.out > r{number}.questions" for number in range(3)),
@@ -95,32 +163,22 @@ def document() -> dict[str, Any]:
         "loop.out > write.draft",
         "write.out > report.value",
     ]
-    return {
-        "schema_version": 2,
-        "graph": {"name": "report"},
-        "lanes": {"main": {"type": "event_loop"}},
-        "components": [
-            {"id": "topic", "type": "rota.input", "execution": {"lane": "main"}},
-            node("plan", "planner"),
-            *(node(f"r{number}", "researcher", number=number) for number in range(3)),
-            node("merge", "merger"),
-            {
-                "id": "loop",
-                "type": "rota.loop",
-                "config": {"until": "tests.stories.report_agents:accepted", "max_iterations": 5},
-                "trigger_policy": {"type": "any_input", "inputs": ["initial", "result"]},
-                "execution": {"lane": "main"},
-            },
-            node("critic", "critic"),
-            node("revise", "reviser"),
-            node("write", "writer"),
-            {"id": "report", "type": "rota.output", "execution": {"lane": "main"}},
-        ],
-        "edges": [
-            {"id": f"e{number}", "kind": "async", "from": wire.split(" > ")[0], "to": wire.split(" > ")[1]}
-            for number, wire in enumerate(wires)
-        ],
-    }
+    components = [
+        _node("plan", "planner"),
+        *(_node(f"r{number}", "researcher", number=number) for number in range(3)),
+        _node("merge", "merger"),
+        {
+            "id": "loop",
+            "type": "rota.loop",
+            "config": {"until": "tests.stories.report_agents:accepted", "max_iterations": 5},
+            "trigger_policy": {"type": "any_input", "inputs": ["initial", "result"]},
+            "execution": {"lane": "main"},
+        },
+        _node("critic", "critic"),
+        _node("revise", "reviser"),
+        _node("write", "writer"),
+    ]
+    return _document(components, wires)
 
 
 def supervise(address: str, notes: str, *, slots: int = 2) -> None:

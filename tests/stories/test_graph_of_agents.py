@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -29,7 +29,7 @@ from rota.model.work import ScheduleSpec
 from rota.service.dispatcher import Dispatcher
 from tests.adversity.conftest import Rounds
 from tests.daemon.harness import Process
-from tests.stories.report_agents import COSTS, RESULT, document, supervise
+from tests.stories.report_agents import COSTS, ITEMS, MAPPED_RESULT, RESULT, document, mapped_document, supervise
 
 PATIENCE_S = 60.0  # real time; it only ends a test that hangs
 PARTS = 3  # tests that share the seeds, so that they run side by side
@@ -43,7 +43,7 @@ _context.set_forkserver_preload(["tests.stories.report_agents"])
 class Desk:
     """A store with the agents of a report and a run of it, as this process sees it, and its supervisors."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, graph: Mapping[str, Any] | None = None) -> None:
         folder.mkdir(exist_ok=True)
         self.path, self.notes = str(folder / "rota.db"), folder / "notes"
         self.notes.touch()
@@ -53,7 +53,7 @@ class Desk:
             self.api.projects.create(project)
         self.pids = {name: self._agent(name) for name in COSTS}
         self.api.queue.enqueue_many([ScheduleSpec(self.pids["other"], retry_on=("crashed",))] * OTHERS)
-        self.run_id = self.api.graphs.start(document(), {"topic": "topic"}, project="desk").run_id
+        self.run_id = self.api.graphs.start(graph or document(), {"topic": "topic"}, project="desk").run_id
 
     def _agent(self, name: str) -> int:
         backoff = {"base_s": 0.01, "factor": 1.0, "cap_s": 0.01}
@@ -166,6 +166,27 @@ def test_supervisors_that_are_killed_change_nothing(tmp_path: Path, rounds: Roun
         run = desk.run()
         assert (run.status, run.result) == ("succeeded", RESULT), f"seed {seed}: {run.error}"
         assert nodes(desk) == ENTRIES, f"seed {seed}"
+        desk.check()
+        desk.close()
+
+
+def test_supervisors_that_are_killed_during_a_map_change_nothing(tmp_path: Path, rounds: Rounds) -> None:
+    """Each item has one entry (one of them a second, because its first fails), and the results keep their order."""
+    for seed in rounds(3):
+        desk = Desk(tmp_path / str(seed), mapped_document())
+        rng, last = random.Random(seed), 0
+        while not nodes(desk)["search"]:
+            with desk.supervisor():
+                last = desk.watch(last, rng.randint(3, 20))
+        for _ in range(2):  # in the middle of the map
+            with desk.supervisor(slots=rng.choice((1, 2, 3))):
+                last = desk.watch(last, rng.randint(2, 12))
+        if not desk.is_over():
+            with desk.supervisor():
+                desk.watch(last)
+        run = desk.run()
+        assert (run.status, run.result) == ("succeeded", MAPPED_RESULT), f"seed {seed}: {run.error}"
+        assert nodes(desk) == {"list": 1, "search": ITEMS + 1, "join": 1}, f"seed {seed}"
         desk.check()
         desk.close()
 

@@ -54,9 +54,9 @@ class BackPressure(WrappedTrigger):
         """Return what the inner trigger returns, if there is room for one more result."""
         if iteration_id != self._iteration_id:
             self._iteration_id, self._granted = iteration_id, 0
-        full = self._full_edge()
+        full = self._full_edge(self._granted + self.in_flight())
         if full is not None:
-            self._hold_back(full)
+            self._hold_back(full, now_s)
             return None
         self._is_held_back = False
         inputs = self._inner.next(now_s, iteration_id)
@@ -65,21 +65,37 @@ class BackPressure(WrappedTrigger):
         return inputs
 
     def due_at_s(self, now_s: float, *, timers: bool = True) -> float:
-        """Return now if it was held back and there is room, else when the inner trigger is due."""
-        if self._is_held_back and self._full_edge() is None:
-            return -math.inf
+        """Return now if it was held back and there is room, never if there is none, else when the inner trigger is due.
+
+        Time gives no room: while an edge is full, an epoch for a timer that is due would execute nothing, again and
+        again. This is asked between epochs, when what the last one published is on the edges.
+        """
+        if self._is_held_back:
+            return math.inf if self.waits_for_room else -math.inf
         return self._inner.due_at_s(now_s, timers=timers)
 
-    def _full_edge(self) -> MessageChannel | None:
-        coming = self._granted + self.in_flight()
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether it was held back and there is no room yet."""
+        return self._is_held_back and self._full_edge(self.in_flight()) is not None
+
+    def _has_more(self, now_s: float) -> bool:
+        """Whether the inner trigger may be ready: by a message, by a timer, or because an iteration begins."""
+        inner = self._inner
+        if not inner.ready_without_message or any(channel.items for channel in inner.woken_by):
+            return inner.may_be_ready
+        return (inner.every_iteration and not self._granted) or inner.due_at_s(now_s) <= now_s
+
+    def _full_edge(self, coming: int) -> MessageChannel | None:
+        """Return an edge that has no room for one more result than these."""
         for channel in self._outgoing:
             room = channel.room()
             if room is not None and room <= coming:
                 return channel
         return None
 
-    def _hold_back(self, full: MessageChannel) -> None:
-        if self._is_held_back or not self._inner.may_be_ready:
+    def _hold_back(self, full: MessageChannel, now_s: float) -> None:
+        if self._is_held_back or not self._has_more(now_s):
             return
         self._is_held_back = True
         self.held_back += 1

@@ -8,9 +8,9 @@ id begins there:
     started again            epoch 4 from the checkpoint; both entries exist under their keys and are not added again
 
 So an entry runs once (as far as the queue guarantees that), while a component of the run's own process may execute the
-interrupted epoch a second time. The time in between does not count: a message keeps the age it had when the checkpoint
-was written. A checkpoint does not include: background tasks, independent lanes with their components, configuration
-that was changed during the run, and when timers and rate limits last triggered.
+interrupted epoch a second time. Messages keep their age, timers and rate limits what is left of their time: the time
+after a crash does not count, the time in which the run waited in the queue does. A checkpoint does not include:
+background tasks, independent lanes with their components, and configuration that was changed during the run.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rota.graph.lanes.queue_lane import PendingInvocation
 from rota.graph.messages import Message, Origin
 from rota.graph.nodes import DeferredPublication
 from rota.graph.timed_triggers import Watermark, WatermarkState
+from rota.graph.triggers import Times
 from rota.graph.wiring import Wiring
 
 __all__ = ["RunCheckpoint", "decode_checkpoint", "encode_checkpoint", "restore_checkpoint"]
@@ -57,6 +58,8 @@ class RunCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     pending: tuple[PendingInvocation, ...]
     state: dict[str, Any]
     snapshots: dict[str, Any]
+    times: dict[str, Times] = {}  # of triggers, by component, on the clock of `at_s`
+    waits_since: float | None = None  # if the run waits in the queue from now on: the time of day
 
 
 def encode_checkpoint(
@@ -67,6 +70,7 @@ def encode_checkpoint(
     at_s: float,
     state: Mapping[str, Any],
     snapshots: Mapping[str, Any],
+    waits_since: float | None = None,
 ) -> bytes:
     """Return the checkpoint of a run as JSON; raises if a value in it is not JSON."""
     channels = {channel.id: channel.contents() for channel in _channels(wiring)}
@@ -83,6 +87,8 @@ def encode_checkpoint(
         pending=tuple(pending),
         state=json_value("the shared state", dict(state)),
         snapshots={name: json_value(f"the snapshot of {name}", value) for name, value in snapshots.items()},
+        times=_times(wiring),
+        waits_since=waits_since,
     )
     return msgspec.json.encode(checkpoint)
 
@@ -102,12 +108,14 @@ def _unreadable(reason: str) -> GraphRunFailed:
     return GraphRunFailed(f"the run's checkpoint cannot be read: {reason}", hint=NEW_RUN_HINT)
 
 
-def restore_checkpoint(wiring: Wiring, checkpoint: RunCheckpoint, now_s: float) -> None:
-    """Put all messages back into the channels, with the age they had."""
+def restore_checkpoint(wiring: Wiring, checkpoint: RunCheckpoint, now_s: float, now: float) -> None:
+    """Put all messages back into the channels, and go on with timers. `now` is the time of day."""
+    waited_s = 0.0 if checkpoint.waits_since is None else max(0.0, now - checkpoint.waits_since)
+    later_s = now_s - checkpoint.at_s - waited_s  # from a time on the clock of the checkpoint to one on this clock
     for origin in _origins(checkpoint):
-        origin.published_at_s += now_s - checkpoint.at_s
+        origin.published_at_s += later_s
     known = {channel.id: channel for channel in _channels(wiring)}
-    components = {*checkpoint.watermarks, *checkpoint.isolated}
+    components = {*checkpoint.watermarks, *checkpoint.isolated, *checkpoint.times}
     unknown = (set(checkpoint.channels) - set(known)) | (components - set(wiring.nodes))
     if unknown:
         raise _changed(", ".join(sorted(unknown)))
@@ -120,6 +128,9 @@ def restore_checkpoint(wiring: Wiring, checkpoint: RunCheckpoint, now_s: float) 
                 trigger.restore(state)
             except LookupError as problem:  # another domain, or fewer edges
                 raise _changed(f"an input of {component_id}") from problem
+    for component_id, times in checkpoint.times.items():
+        shifted = tuple(None if at_s is None else at_s + later_s for at_s in times)
+        wiring.nodes[component_id].trigger.restore_times(shifted)
     for component_id in checkpoint.isolated:
         wiring.nodes[component_id].isolate()
     for each in checkpoint.deferred:
@@ -167,3 +178,8 @@ def _watermarks(wiring: Wiring) -> dict[str, WatermarkState]:
     for name, state in states.items():
         _check(name, [message for _, message in state.held])
     return states
+
+
+def _times(wiring: Wiring) -> dict[str, Times]:
+    triggers = {node.id: node.trigger for node in wiring.nodes.values() if not node.lane.independent}
+    return {name: times for name, trigger in triggers.items() if (times := trigger.times())}

@@ -198,7 +198,7 @@ class GraphEngine:
             self.lanes.queue.open(run, ())
             return {}
         checkpoint = decode_checkpoint(run.checkpoint)
-        restore_checkpoint(self.wiring, checkpoint, self.clock.monotonic())
+        restore_checkpoint(self.wiring, checkpoint, self.clock.monotonic(), self.clock.now())
         self.shared.restore(checkpoint.state)
         self.epoch_id = checkpoint.next_epoch_id - 1
         self.lanes.queue.open(run, checkpoint.pending)
@@ -306,6 +306,7 @@ class GraphEngine:
                 at_s=self.clock.monotonic(),
                 state=values,
                 snapshots=present,
+                waits_since=None if waits is None else self.clock.now(),
             )
             run.commit(next_epoch_id, data, waits)
         except COMPONENT_FAILURES as problem:  # a value that is not JSON, a failing snapshot(), the store

@@ -45,7 +45,7 @@ class EpochDue:
         """
         if any(channel.waits_for_epoch for channel in self._epoch_channels):
             return -math.inf
-        if manual and (self._is_paced or any(not node.is_isolated for node in self._every_epoch)):
+        if manual and (self._is_paced or any(map(_may_run, self._every_epoch))):
             return -math.inf
         times = [loop.due_at_s(now_s, manual=manual, timers=timers) for loop in self._loops]
         times += _trigger_times(self._timed, now_s, timers=timers)
@@ -54,6 +54,10 @@ class EpochDue:
                 with lane.lock:
                     times += _trigger_times(nodes, now_s, timers=timers)
         return min(times, default=math.inf)
+
+
+def _may_run(node: Node) -> bool:
+    return not node.is_isolated and not node.trigger.waits_for_room
 
 
 def _trigger_times(nodes: Sequence[Node], now_s: float, *, timers: bool) -> list[float]:

@@ -158,5 +158,6 @@ def _config(policy: LoopPolicy) -> Mapping[str, Any]:
 
 def fields_refused(policy: LoopPolicy) -> list[str]:
     """Return the fields of a loop that have no meaning if it spans epochs."""
-    refused = [name for name in REFUSED if getattr(policy, name)]
+    usual = LoopPolicy(type=policy.type)  # a threshold of 0 is one
+    refused = [name for name in REFUSED if getattr(policy, name) != getattr(usual, name)]
     return [*refused, *(["type: coalesced_event"] if policy.type == "coalesced_event" else [])]

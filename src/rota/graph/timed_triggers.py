@@ -30,6 +30,7 @@ from rota.graph.triggers import (
     ComponentTrigger,
     OnEvent,
     SimulatedTime,
+    Times,
     TimestampedOnly,
     WrappedTrigger,
 )
@@ -264,6 +265,16 @@ class LimitedTrigger(WrappedTrigger):
         if inputs is not None and self._min_interval_s:
             self._triggered_at_s = now_s
         return inputs
+
+    def times(self) -> Times:
+        """Return when its interval began, and the times of the inner trigger."""
+        return (None if self._triggered_at_s == -math.inf else self._triggered_at_s, *self._inner.times())
+
+    def restore_times(self, times: Times) -> None:
+        """Go on with its interval."""
+        began_at_s, *inner = times or (None,)
+        self._triggered_at_s = -math.inf if began_at_s is None else began_at_s
+        self._inner.restore_times(tuple(inner))
 
     def _total(self, count: str) -> int:
         return sum(getattr(channel, count) for channel in self.woken_by)

@@ -29,12 +29,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from rota.graph.channels import MessageChannel
 from rota.graph.messages import Inputs, Message
 from rota.graph.spec import EventSource
 
-__all__ = ["AllInputs", "AnyInput", "ComponentTrigger", "OnEvent", "PeriodicTimer", "SimulatedTime", "TimestampedOnly"]
+__all__ = [
+    "AllInputs",
+    "AnyInput",
+    "ComponentTrigger",
+    "OnEvent",
+    "PeriodicTimer",
+    "SimulatedTime",
+    "Times",
+    "TimestampedOnly",
+]
+
+
+Times: TypeAlias = tuple[float | None, ...]  # on a monotonic clock; None: not yet
 
 
 class ComponentTrigger:
@@ -75,9 +88,21 @@ class ComponentTrigger:
         """Whether calling `next` can have a result; False only if it would certainly return None."""
         return self.ready_without_message or any(channel.items for channel in self.woken_by)
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether it is ready and held back, because an edge behind the component is full."""
+        return False
+
     def due_at_s(self, _now_s: float, *, timers: bool = True) -> float:  # noqa: ARG002  # for triggers with a timer
         """Return from when on time alone makes it ready: `-math.inf` for now, `math.inf` for never."""
         return math.inf
+
+    def times(self) -> Times:
+        """Return the times that it goes by, for a checkpoint: when its timers are due, when its rate began to count."""
+        return ()
+
+    def restore_times(self, times: Times) -> None:
+        """Go on by the times of a checkpoint, on the clock of this process."""
 
     def counts(self) -> dict[str, int]:
         """Return what the trigger did to messages, by the name of the metric: only what its kind can do."""
@@ -120,6 +145,19 @@ class WrappedTrigger(ComponentTrigger):
     def may_be_ready(self) -> bool:
         """Whether the inner trigger may be ready."""
         return self._inner.may_be_ready
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether the inner trigger waits for room."""
+        return self._inner.waits_for_room
+
+    def times(self) -> Times:
+        """Return the times that the inner trigger goes by."""
+        return self._inner.times()
+
+    def restore_times(self, times: Times) -> None:
+        """Let the inner trigger go on by the times of a checkpoint."""
+        self._inner.restore_times(times)
 
     def counts(self) -> dict[str, int]:
         """Return what the inner trigger did to messages."""
@@ -215,6 +253,10 @@ class PeriodicTimer:
         """When the next tick is due; `-math.inf` before the first."""
         return -math.inf if self._due_at_s is None else self._due_at_s
 
+    def restore(self, due_at_s: float | None) -> None:
+        """Go on with the next tick at this time."""
+        self._due_at_s = due_at_s
+
     def is_due(self, now_s: float) -> bool:
         """Return whether a tick is due, and consume it."""
         if self._due_at_s is None:
@@ -286,3 +328,12 @@ class OnEvent(AnyInput):
     def due_at_s(self, _now_s: float, *, timers: bool = True) -> float:
         """Return when its next timer is due."""
         return min((timer.due_at_s for timer in self._timers if timers), default=math.inf)
+
+    def times(self) -> Times:
+        """Return when its timers are due."""
+        return tuple(None if timer.due_at_s == -math.inf else timer.due_at_s for timer in self._timers)
+
+    def restore_times(self, times: Times) -> None:
+        """Go on with its timers; one that the checkpoint does not know begins now."""
+        for timer, due_at_s in zip(self._timers, times, strict=False):
+            timer.restore(due_at_s)

@@ -181,13 +181,11 @@ class QueueLane:
                 self._held_back.setdefault(pending.component_id, (entry_id, published))
                 continue
             self._remove(pending)
-            if self._is_of_earlier_life(pending, outcome):
+            if self._is_tried_again(pending, outcome):
                 retries.append(msgspec.structs.replace(pending, attempt=pending.attempt + 1))
             elif self.budgets is not None and self._is_over_budget(node, outcome):
                 inputs, epoch_id = pending.inputs, pending.epoch_id
                 may_continue = self.budgets.commit_stopped(node, inputs, epoch_id, outcome.error) and may_continue
-            elif self._should_retry(pending, outcome):
-                retries.append(msgspec.structs.replace(pending, attempt=pending.attempt + 1))
             else:
                 may_continue = self._commit_outcome(node, pending, staged) and may_continue
             if node.map_over is not None:
@@ -233,8 +231,9 @@ class QueueLane:
 
     def _is_over_budget(self, node: Node, outcome: EntryOutcome) -> bool:
         """Whether an entry was stopped over budget, or cancelled because there was none left for it."""
-        is_cancelled = outcome.cancelled and self.budgets is not None and self.budgets.must_cancel(node)
-        return not outcome.succeeded and (outcome.over_budget or is_cancelled)
+        if self.budgets is None or outcome.succeeded:
+            return False
+        return outcome.over_budget or (outcome.cancelled and self.budgets.must_cancel(node))
 
     def _committable(self, ended: Mapping[int, EntryOutcome]) -> list[int]:
         """Return the ended entries that no earlier invocation of the same component holds up, oldest first."""
@@ -254,9 +253,11 @@ class QueueLane:
     def _committable_items(
         self, node: Node, line: Mapping[int, PendingInvocation], ended: Mapping[int, EntryOutcome]
     ) -> list[int]:
-        """Return the ended entries of each list whose items have all ended, and those that failed for good.
+        """Return the ended entries of each list that is complete, and those that failed.
 
-        Entries that failed are not waited with, unless the component continues without them.
+        A list is complete when all of its items have ended and none is tried again. Until then the results stay in the
+        queue: what was committed for an incomplete list would be gone when the run goes on elsewhere. Entries that
+        failed are not waited with, unless the component continues without them.
         """
         lists: dict[str, list[int]] = {}
         for entry_id, pending in line.items():
@@ -266,9 +267,11 @@ class QueueLane:
             self._last_item[node.id] = still[-1]
         else:
             self._last_item.pop(node.id, None)
-        complete = [each for name, ids in lists.items() if not running[name] for each in ids]
+        again = {each for each in line if each in ended and self._is_tried_again(line[each], ended[each])}
+        complete = [each for name, ids in lists.items() if not running[name] and again.isdisjoint(ids) for each in ids]
         failed = [each for each in line if each in ended and not ended[each].succeeded]
-        return complete if node.on_error == "continue" else list(dict.fromkeys([*complete, *failed]))
+        early = again if node.on_error == "continue" else failed
+        return list(dict.fromkeys([*complete, *early]))
 
     def _add(self, pending: PendingInvocation) -> None:
         """Remember an invocation; one that is retried comes before the later ones."""
@@ -366,9 +369,14 @@ class QueueLane:
             "inputs": _checked_inputs(node, pending.inputs),
         }
 
-    def _should_retry(self, pending: PendingInvocation, outcome: EntryOutcome) -> bool:
-        attempts_max = self._nodes[pending.component_id].component.attempts_max
-        return not outcome.succeeded and pending.attempt < attempts_max and not self._committer.stop_token.is_set
+    def _is_tried_again(self, pending: PendingInvocation, outcome: EntryOutcome) -> bool:
+        """Whether an invocation whose entry ended like this is enqueued again."""
+        if outcome.succeeded or self._is_of_earlier_life(pending, outcome):
+            return not outcome.succeeded
+        node = self._nodes[pending.component_id]
+        if self._is_over_budget(node, outcome):
+            return False
+        return pending.attempt < node.component.attempts_max and not self._committer.stop_token.is_set
 
     def _commit_outcome(self, node: Node, pending: PendingInvocation, staged: EntryResult | RotaError) -> bool:
         invocation = Invocation(node.component, self._scope, pending.inputs, pending.epoch_id)
