@@ -27,7 +27,7 @@ import pytest
 
 from rota import store
 from rota.clock import Clock
-from rota.store import Durability, JoinedStore, Row, Statement, Store, Transaction
+from rota.store import JoinedStore, Row, Statement, Store, Transaction
 from rota.store.sqlite import SqliteStore
 from tests.postgres_server import shared_dsn
 
@@ -134,22 +134,20 @@ class PostgresSchemas:
         """The URL of a rota in this schema."""
         return f"{self.dsn}{'&' if '?' in self.dsn else '?'}schema={schema}"
 
-    def open(
-        self, url: str, *, clock: Clock | None = None, durability: Durability = "full", read_only: bool = False
-    ) -> Any:
+    def open(self, url: str, **options: Any) -> Any:
         """Open the store that a test names by ":memory:" or by a path."""
         if url.startswith("postgresql:"):
-            return real_open(url, clock=clock, durability=durability, read_only=read_only)
+            return real_open(url, **options)
         found = self._find(url)
-        made: Any = real_open(self.url(found.schema), clock=clock, durability=durability, read_only=read_only)
+        made: Any = real_open(self.url(found.schema), **options)
         found.stores.append(made)
         if url != MEMORY:
             made.host_path = os.path.realpath(url)  # files beside the store are where the test looks for them
         return made
 
-    def open_joined(self, path: str, *, clock: Clock | None = None, durability: Durability = "full") -> JoinedStore:
+    def open_joined(self, path: str, **options: Any) -> JoinedStore:
         """As `open`, for a store that accepts posted writes."""
-        return JoinedStore(self.open(path, clock=clock, durability=durability))
+        return JoinedStore(self.open(path, **options))
 
     def address(self, path: str) -> str:
         """The URL of the schema that stands for this path in this test."""
@@ -172,8 +170,8 @@ class PostgresSchemas:
 
     def close(self) -> None:
         """Drop the schemas of this process: the server may be one that stays."""
-        for schema in self._emptying:
-            self._connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'.encode())
+        for number in range(1, self._made + 1):
+            self._connection.execute(f'DROP SCHEMA IF EXISTS "{self._prefix}_{number}" CASCADE'.encode())
         self._connection.close()
 
     def _take(self) -> str:
@@ -181,9 +179,10 @@ class PostgresSchemas:
             self._made += 1
             return f"{self._prefix}_{self._made}"
         schema = self._free.pop()
-        if schema not in self._emptying:  # since its first use it has its tables
-            self._emptying[schema] = self._text_to_empty(schema)
-        self._connection.execute(self._emptying[schema].encode())
+        if schema not in self._emptying and (text := self._text_to_empty(schema)):
+            self._emptying[schema] = text
+        if schema in self._emptying:
+            self._connection.execute(self._emptying[schema].encode())
         return schema
 
     def _take_back(self, ended: Callable[[_Used], bool]) -> None:
@@ -196,6 +195,8 @@ class PostgresSchemas:
         ask = "SELECT relname, relkind::text FROM pg_class WHERE relnamespace = to_regnamespace(%s)"
         found = self._connection.execute(ask, (schema,)).fetchall()
         tables = [name for name, kind in found if kind in ("r", "p")]
+        if not tables:  # it was named, and never opened
+            return ""
         sequences = [name for name, kind in found if kind == "S"]
         deletes = [f'DELETE FROM "{schema}"."{name}";' for name in tables if name != "kernel_meta"]
         meta = f'"{schema}".kernel_meta'  # a new schema has these two rows

@@ -68,6 +68,7 @@ def _export(
 
     check_installed()
     from rota.errors import InvalidInput
+    from rota.store import without_password
     from rota.telemetry import Exporter  # only now: it needs what is installed
 
     # a server has no file to lock
@@ -75,7 +76,7 @@ def _export(
     with open_file(store) as kernel, lock as is_held:
         if not is_held and once:
             hint = "It sends what is in the journal: nothing is to be done."
-            raise InvalidInput(f"another process exports {store}", field="store", hint=hint)
+            raise InvalidInput(f"another process exports {without_password(store)}", field="store", hint=hint)
         if not is_held:
             return None
         lower_priority()

@@ -49,10 +49,11 @@ class ExporterProcess:
     """A running exporter. It is closed with `close`, or when this process ends."""
 
     def __init__(self, store: str, *, is_quiet: bool = False) -> None:
-        command = [sys.executable, "-m", "rota", "otel", "--store", store, "--until-eof"]
+        command = [sys.executable, "-m", "rota", "otel", "--until-eof"]
+        environment = {**os.environ, "ROTA_STORE": store}  # others may read a command: a URL may have a password
         errors = subprocess.DEVNULL if is_quiet else None
         self._process = subprocess.Popen(  # noqa: S603  # this program itself; a Ctrl-C is not for it
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, process_group=0
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, process_group=0, env=environment
         )
 
     @property
