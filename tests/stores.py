@@ -11,8 +11,11 @@ What cannot be so is marked, with the reason:
     @pytest.mark.only_on("memory", "file", reason="a file of the first kernel is an SQLite file")
 
 A test that takes many seconds on PostgreSQL is marked `long_on_postgres`: `./dev soak` runs it there, `./dev test` not.
-`tests/house/test_stores.py` counts the marks. `./dev soak` runs all three kinds, `./dev test` those of `GATE`, and
-`ROTA_TEST_STORES=postgres ./dev test` this one (or several, with commas).
+The same holds for the modules of `ONCE`, each with its reason: hundreds of cases whose answer is given before the store
+is asked. `tests/house/test_stores.py` counts the marks and checks the lists.
+
+`./dev soak` runs all three kinds, `./dev test` those of `GATE`, and `ROTA_TEST_STORES=postgres ./dev test` this one (or
+several, with commas).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import pytest
 
 from rota import store
 from rota.clock import Clock
+from rota.errors import StoreMissing
 from rota.store import JoinedStore, Row, Statement, Store, Transaction
 from rota.store.sqlite import SqliteStore
 from tests.postgres_server import shared_dsn
@@ -48,8 +52,16 @@ KINDS = ("memory", "file", "postgres")
 GATE = ("memory", "postgres")  # a file is the same engine as memory, and has the tests of tests/store and kernel_proof
 NO_STORE = {  # modules of the suites that open no store: they run once
     "test_admission", "test_candidate_windows", "test_core_policy", "test_log_files", "test_policy_link",
-    "test_profiles", "test_laws", "test_level_copy",
+    "test_profiles", "test_laws", "test_level_copy", "test_wrong_files", "test_trigger_rules", "test_log_shipping",
+    "test_signals",
 }  # fmt: skip
+ONCE = {  # modules that ./dev test runs on the first kind only: what they test happens before the store is asked
+    "test_access": "tokens, scopes and walls, checked for each method of the API in front of the store",
+    "test_limits": "limits of connections, bytes and calls of the daemon's two transports",
+    "test_rest": "paths and fields of HTTP, translated to the same calls",
+    "test_tls": "certificates of the daemon",
+    "test_worktrees": "folders and git; the store has a row for each, which tests/kernel checks",
+}
 MEMORY = ":memory:"
 real_open = store.open
 
@@ -64,12 +76,13 @@ def kinds() -> tuple[str, ...]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test once for each kind of store that it can run on."""
-    if metafunc.module.__name__.rpartition(".")[2] in NO_STORE:
+    module = metafunc.module.__name__.rpartition(".")[2]
+    if module in NO_STORE:
         return
     marks = list(metafunc.definition.iter_markers("only_on"))
     able = [kind for kind in kinds() if all(kind in mark.args for mark in marks)]
     if not (os.environ.get("ROTA_TEST_STORES") or os.environ.get("ROTA_SOAK")):
-        is_long = metafunc.definition.get_closest_marker("long_on_postgres") is not None
+        is_long = metafunc.definition.get_closest_marker("long_on_postgres") is not None or module in ONCE
         able = [kind for kind in able if kind != "postgres" or not is_long]
     if not able and marks:  # this run leaves its store out; it still runs, on the first that it can
         able = [kind for kind in KINDS if all(kind in mark.args for mark in marks)][:1]
@@ -138,6 +151,8 @@ class PostgresSchemas:
         """Open the store that a test names by ":memory:" or by a path."""
         if url.startswith("postgresql:"):
             return real_open(url, **options)
+        if not options.get("create", True) and not any(used.address == url for used in self._used):
+            raise StoreMissing(f"there is no store at {url}")  # the schema that would be its is an earlier test's
         found = self._find(url)
         made: Any = real_open(self.url(found.schema), **options)
         found.stores.append(made)
