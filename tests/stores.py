@@ -11,8 +11,11 @@ What cannot be so is marked, with the reason:
     @pytest.mark.only_on("memory", "file", reason="a file of the first kernel is an SQLite file")
 
 A test that takes many seconds on PostgreSQL is marked `long_on_postgres`: `./dev soak` runs it there, `./dev test` not.
-`tests/house/test_stores.py` counts the marks. `./dev soak` runs all three kinds, `./dev test` those of `GATE`, and
-`ROTA_TEST_STORES=postgres ./dev test` this one (or several, with commas).
+The same holds for the modules of `ONCE`, each with its reason: hundreds of cases whose answer is given before the store
+is asked. `tests/house/test_stores.py` counts the marks and checks the lists.
+
+`./dev soak` runs all three kinds, `./dev test` those of `GATE`, and `ROTA_TEST_STORES=postgres ./dev test` this one (or
+several, with commas).
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ import pytest
 
 from rota import store
 from rota.clock import Clock
-from rota.store import Durability, JoinedStore, Row, Statement, Store, Transaction
+from rota.errors import StoreMissing
+from rota.store import JoinedStore, Row, Statement, Store, Transaction
 from rota.store.sqlite import SqliteStore
 from tests.postgres_server import shared_dsn
 
@@ -48,8 +52,16 @@ KINDS = ("memory", "file", "postgres")
 GATE = ("memory", "postgres")  # a file is the same engine as memory, and has the tests of tests/store and kernel_proof
 NO_STORE = {  # modules of the suites that open no store: they run once
     "test_admission", "test_candidate_windows", "test_core_policy", "test_log_files", "test_policy_link",
-    "test_profiles", "test_laws", "test_level_copy",
+    "test_profiles", "test_laws", "test_level_copy", "test_wrong_files", "test_trigger_rules", "test_log_shipping",
+    "test_signals",
 }  # fmt: skip
+ONCE = {  # modules that ./dev test runs on the first kind only: what they test happens before the store is asked
+    "test_access": "tokens, scopes and walls, checked for each method of the API in front of the store",
+    "test_limits": "limits of connections, bytes and calls of the daemon's two transports",
+    "test_rest": "paths and fields of HTTP, translated to the same calls",
+    "test_tls": "certificates of the daemon",
+    "test_worktrees": "folders and git; the store has a row for each, which tests/kernel checks",
+}
 MEMORY = ":memory:"
 real_open = store.open
 
@@ -64,12 +76,13 @@ def kinds() -> tuple[str, ...]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test once for each kind of store that it can run on."""
-    if metafunc.module.__name__.rpartition(".")[2] in NO_STORE:
+    module = metafunc.module.__name__.rpartition(".")[2]
+    if module in NO_STORE:
         return
     marks = list(metafunc.definition.iter_markers("only_on"))
     able = [kind for kind in kinds() if all(kind in mark.args for mark in marks)]
     if not (os.environ.get("ROTA_TEST_STORES") or os.environ.get("ROTA_SOAK")):
-        is_long = metafunc.definition.get_closest_marker("long_on_postgres") is not None
+        is_long = metafunc.definition.get_closest_marker("long_on_postgres") is not None or module in ONCE
         able = [kind for kind in able if kind != "postgres" or not is_long]
     if not able and marks:  # this run leaves its store out; it still runs, on the first that it can
         able = [kind for kind in KINDS if all(kind in mark.args for mark in marks)][:1]
@@ -134,22 +147,22 @@ class PostgresSchemas:
         """The URL of a rota in this schema."""
         return f"{self.dsn}{'&' if '?' in self.dsn else '?'}schema={schema}"
 
-    def open(
-        self, url: str, *, clock: Clock | None = None, durability: Durability = "full", read_only: bool = False
-    ) -> Any:
+    def open(self, url: str, **options: Any) -> Any:
         """Open the store that a test names by ":memory:" or by a path."""
         if url.startswith("postgresql:"):
-            return real_open(url, clock=clock, durability=durability, read_only=read_only)
+            return real_open(url, **options)
+        if not options.get("create", True) and not any(used.address == url for used in self._used):
+            raise StoreMissing(f"there is no store at {url}")  # the schema that would be its is an earlier test's
         found = self._find(url)
-        made: Any = real_open(self.url(found.schema), clock=clock, durability=durability, read_only=read_only)
+        made: Any = real_open(self.url(found.schema), **options)
         found.stores.append(made)
         if url != MEMORY:
             made.host_path = os.path.realpath(url)  # files beside the store are where the test looks for them
         return made
 
-    def open_joined(self, path: str, *, clock: Clock | None = None, durability: Durability = "full") -> JoinedStore:
+    def open_joined(self, path: str, **options: Any) -> JoinedStore:
         """As `open`, for a store that accepts posted writes."""
-        return JoinedStore(self.open(path, clock=clock, durability=durability))
+        return JoinedStore(self.open(path, **options))
 
     def address(self, path: str) -> str:
         """The URL of the schema that stands for this path in this test."""
@@ -172,8 +185,8 @@ class PostgresSchemas:
 
     def close(self) -> None:
         """Drop the schemas of this process: the server may be one that stays."""
-        for schema in self._emptying:
-            self._connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'.encode())
+        for number in range(1, self._made + 1):
+            self._connection.execute(f'DROP SCHEMA IF EXISTS "{self._prefix}_{number}" CASCADE'.encode())
         self._connection.close()
 
     def _take(self) -> str:
@@ -181,9 +194,10 @@ class PostgresSchemas:
             self._made += 1
             return f"{self._prefix}_{self._made}"
         schema = self._free.pop()
-        if schema not in self._emptying:  # since its first use it has its tables
-            self._emptying[schema] = self._text_to_empty(schema)
-        self._connection.execute(self._emptying[schema].encode())
+        if schema not in self._emptying and (text := self._text_to_empty(schema)):
+            self._emptying[schema] = text
+        if schema in self._emptying:
+            self._connection.execute(self._emptying[schema].encode())
         return schema
 
     def _take_back(self, ended: Callable[[_Used], bool]) -> None:
@@ -196,6 +210,8 @@ class PostgresSchemas:
         ask = "SELECT relname, relkind::text FROM pg_class WHERE relnamespace = to_regnamespace(%s)"
         found = self._connection.execute(ask, (schema,)).fetchall()
         tables = [name for name, kind in found if kind in ("r", "p")]
+        if not tables:  # it was named, and never opened
+            return ""
         sequences = [name for name, kind in found if kind == "S"]
         deletes = [f'DELETE FROM "{schema}"."{name}";' for name in tables if name != "kernel_meta"]
         meta = f'"{schema}".kernel_meta'  # a new schema has these two rows

@@ -37,7 +37,9 @@
     ├── NotAllowed                       authentication and authorization
     │   └── NotOriginator, Unauthenticated, Forbidden, LockedOut, DaemonUntrusted
     ├── StoreError                       the database file
-    │   └── SchemaMismatch, StoreUnavailable, StoreCorrupt, StoreReplaced, UnsafePath, NotEnabled
+    │   ├── StoreUnavailable             it cannot be reached or written now
+    │   │   └── StoreMissing             there is none at the address
+    │   └── SchemaMismatch, StoreCorrupt, StoreReplaced, UnsafePath, NotEnabled
     ├── HostError                        the operating system refused a request
     │   ├── SpawnFailed                  the command was not started: the reason and the errno
     │   ├── MinderLost                   the reaper process has died, and its commands with it
@@ -718,6 +720,12 @@ class StoreUnavailable(StoreError, code=-32110, name="kernel_store_unavailable")
     address: str | None
     may_be_executed: bool | None
     closed: bool | None
+
+
+class StoreMissing(StoreUnavailable, code=-32120, name="kernel_store_missing"):
+    """There is no store at the address: no such file, or no rota in the schema."""
+
+    hint = "Correct the address, or create the store: `rota agents create NAME`."
 
 
 class StoreCorrupt(StoreError, code=-32115, name="kernel_store_corrupt"):

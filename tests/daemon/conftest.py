@@ -1,4 +1,4 @@
-"""A daemon with default settings, and a client of it."""
+"""A daemon with default settings, and a client of it. Every test of this folder runs on each kind of store."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 
 from rota.rpc import Client, connect
 from tests.daemon.harness import Served, make_token, serving
+from tests.stores import pytest_generate_tests, store_kind
+
+__all__ = ["pytest_generate_tests", "store_kind"]
 
 
 @pytest.fixture

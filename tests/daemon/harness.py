@@ -29,6 +29,7 @@ from rota.rpc.daemon.tcp import HttpSettings
 from rota.rpc.daemon.transport import DaemonLimits
 from rota.rpc.handlers import RpcHandlers
 from rota.service.dispatcher import Dispatcher
+from tests.stores import address_of
 
 PATIENCE_S = 30.0
 
@@ -145,7 +146,7 @@ class Process:
 
     def __init__(self, path: str, *options: str) -> None:
         self.path = path
-        command = [sys.executable, "-m", "rota", "serve", "--store", path, "--log-level", "info", *options]
+        command = [sys.executable, "-m", "rota", "serve", "--store", address_of(path), "--log-level", "info", *options]
         self._child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         assert self._child.stderr is not None

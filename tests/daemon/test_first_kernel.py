@@ -18,6 +18,7 @@ from tests.daemon.harness import Raw, serving
 from tests.daemon.test_fuzz import LEFT_OUT, Maker, check
 from tests.store.first_kernel_files import VERSIONS, make_first_kernel
 
+pytestmark = pytest.mark.only_on("memory", "file", reason="a file of the first kernel is an SQLite file")
 CALLS = 4  # of each method, with values that fit
 VALUES: dict[str, list[Any]] = {
     "pid": [1, 2, 3, 4, 5, 9, 10],

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of fleet files."""
+"""Fixtures for the tests of fleet files. Every test of this folder runs on each kind of store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.support import FleetHarness
+from tests.stores import pytest_generate_tests, store_kind
+
+__all__ = ["pytest_generate_tests", "store_kind"]
 
 
 @pytest.fixture

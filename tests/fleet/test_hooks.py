@@ -34,6 +34,7 @@ from tests.daemon.harness import serving
 from tests.fleet.receiver import Receiver, receiving
 from tests.fleet.support import FleetHarness
 from tests.host.support import PATIENCE_S, until
+from tests.stores import address_of
 
 FLEET = """
 [projects.lab]
@@ -492,14 +493,12 @@ def test_a_supervisor_at_a_daemon_delivers_too(tmp_path: Path) -> None:
 
 def test_a_killed_supervisor_delivers_after_its_restart_under_the_same_id(tmp_path: Path) -> None:
     with receiving(0) as receiver:
-        text = 'worker_id = "box"\n' + REAL.replace("URL", receiver.url)
+        text = f'worker_id = "box"\nstore = "{address_of(tmp_path / "rota.db")}"\n' + REAL.replace("URL", receiver.url)
         (tmp_path / "fleet.toml").write_text(text)
+        kernel = Kernel(store.open(str(tmp_path / "rota.db")))
         argv = [sys.executable, "-m", "rota", "run", "--plain", str(tmp_path / "fleet.toml")]
         first = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            kernel = None
-            until((tmp_path / "rota.db").exists)
-            kernel = Kernel(store.open(str(tmp_path / "rota.db")))
             until(
                 lambda: any(
                     each.payload["verb"] == "started"

@@ -24,6 +24,7 @@ from rota.host.thread_settings import allowed_cores
 from rota.kernel import Kernel
 from rota.model.cpu import core_list
 from tests.fleet.support import START, FleetHarness
+from tests.stores import everything
 
 ROOT = Path(__file__).parents[2]
 THREE = """
@@ -311,13 +312,13 @@ def test_the_plan_reads_a_store_and_does_not_change_it(tmp_path: Path) -> None:
     (tmp_path / "fleet.toml").write_text(BUDGETED)
     opened = store.open(str(tmp_path / "rota.db"))
     apply_fleet(Kernel(opened), load_fleet(tmp_path / "fleet.toml"))
-    opened.close()
-    before = (tmp_path / "rota.db").read_bytes()
+    before = everything(opened)
     (tmp_path / "fleet.toml").write_text(BUDGETED.replace("[agents.nightly]", '[agents."[bold]"]'))
     text = printed(tmp_path / "fleet.toml", as_json=False)
     assert "agent [bold] created" in text
     assert "agent nightly paused: no longer in the fleet file" in text
-    assert (tmp_path / "rota.db").read_bytes() == before
+    assert everything(opened) == before
+    opened.close()
 
 
 def test_the_json_output_is_the_whole_plan(harness: FleetHarness) -> None:

@@ -49,6 +49,7 @@ def test_dimensions_that_nothing_charges() -> None:
             rota.project("p", budget={"miles": 5})
 
 
+@pytest.mark.only_on("memory", "file", reason="only a file is in a folder")
 def test_a_store_in_a_folder_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match=r"there is no folder .*missing"):
         Rota(tmp_path / "missing" / "rota.db")

@@ -21,6 +21,7 @@ from rota.fleet.fleet_run import FleetRun, request_reload
 from rota.kernel import Kernel, ScheduleSpec
 from rota.service.dispatcher import Dispatcher
 from tests.host.support import PATIENCE_S, until
+from tests.stores import address_of
 
 ONE = """
 slots = 2
@@ -167,12 +168,13 @@ def test_fewer_slots_take_effect_as_runs_end(tmp_path: Path) -> None:
 
 
 def test_sighup_reloads_the_first_sigterm_drains_and_the_second_kills(tmp_path: Path) -> None:
-    (tmp_path / "fleet.toml").write_text(ONE)
+    named = f'store = "{address_of(tmp_path / "rota.db")}"\n'
+    (tmp_path / "fleet.toml").write_text(named + ONE)
     rota = str(Path(sys.executable).with_name("rota"))
     process = subprocess.Popen([rota, "run", "--plain"], cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
         until((tmp_path / "greeted").exists)
-        (tmp_path / "fleet.toml").write_text(TWO)
+        (tmp_path / "fleet.toml").write_text(named + TWO)
         process.send_signal(signal.SIGHUP)
         until(lambda: bool(events(tmp_path, "kernel.fleet.reloaded")[1:]))
         kernel = Kernel(store.open(str(tmp_path / "rota.db")))
@@ -194,7 +196,7 @@ def test_sighup_reloads_the_first_sigterm_drains_and_the_second_kills(tmp_path: 
 
 def test_the_reload_command_reloads_a_running_fleet(tmp_path: Path) -> None:
     with fleet_in(tmp_path) as fleet, running(fleet):
-        (tmp_path / "fleet.toml").write_text(TWO)
+        (tmp_path / "fleet.toml").write_text(f'store = "{address_of(tmp_path / "rota.db")}"\n' + TWO)
         rota = str(Path(sys.executable).with_name("rota"))
         done = subprocess.run([rota, "reload"], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.stores import KINDS, NO_STORE
+from tests.stores import KINDS, NO_STORE, ONCE
 
 ROOT = Path(__file__).parents[1]
-SUITES = ("kernel", "service", "why")
+SUITES = ("kernel", "service", "why", "fleet", "daemon")
 BOUND_MAX = 0.03  # of all test functions
+ONCE_MAX = 0.10  # of all test functions: those that ./dev test leaves out on PostgreSQL with their whole module
 
 
 class Mark(NamedTuple):
@@ -75,3 +76,10 @@ def test_a_module_without_a_store_opens_none() -> None:
     paths = [ROOT / suite / f"{name}.py" for suite in SUITES for name in NO_STORE]
     opening = [path.name for path in paths if path.exists() and "store.open(" in path.read_text()]
     assert opening == []
+
+
+def test_few_modules_run_once_and_each_says_why() -> None:
+    found = [(path.stem, len(functions_of(module))) for path, module in modules()]
+    assert {name for name, _ in found} >= set(ONCE)
+    assert all(len(reason) >= 20 for reason in ONCE.values())
+    assert sum(tests for name, tests in found if name in ONCE) < ONCE_MAX * sum(tests for _, tests in found)

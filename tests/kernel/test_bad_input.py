@@ -59,6 +59,7 @@ SPECS: list[tuple[str, dict[str, Any]]] = [("pid", {"pid": value}) for value in 
 SPECS += [("priority", {"priority": value}) for value in (True, "1", 1.0, None, NAN, 2**63, -(2**63) - 1)]
 SPECS += [("runnable_at", {"runnable_at": value}) for value in (-0.001, -1, NAN, INF, -INF, True, "0", None)]
 SPECS += [("deadline", {"deadline": value}) for value in (-1.0, NAN, INF, False, "soon")]
+SPECS += [(field, {field: "a\0b"}) for field in ("trigger", "key", "kind", "workspace", "affinity", "correlation_id")]
 SPECS += [
     ("deadline", {"runnable_at": 10.0, "deadline": 9.999}),
     ("trigger", {"trigger": ""}),

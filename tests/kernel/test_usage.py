@@ -150,11 +150,18 @@ def test_a_report_beyond_its_lines_says_so(world: World, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     "bad",
-    [{"by": ("color",)}, {"by": "day"}, {"since_at": "x"}, {"until_at": -1}, {"agent": 5}, {"agent": ""}],
+    [
+        *({"by": ("color",)}, {"by": "day"}, {"since_at": "x"}, {"until_at": -1}, {"agent": 5}, {"agent": ""}),
+        *({"agent": "a\0b"}, {"project_id": "a\0b"}),
+    ],
 )
-def test_what_is_not_a_question_is_refused(world: World, bad: dict[str, Any]) -> None:
+def test_what_is_not_a_question_is_refused_and_nothing_is_folded(world: World, pid: int, bad: dict[str, Any]) -> None:
+    world.put(pid)
+    run(world)
+    before = world.store.read(usage.usage_cursor)
     with pytest.raises(InvalidPayload):
         world.kernel.usage.report(**bad)
+    assert world.store.read(usage.usage_cursor) == before
 
 
 def test_what_is_not_folded_yet_is_in_the_report(world: World, lab: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,11 @@ from rota.service import Dispatcher
 from rota.telemetry import ApiSource, StoreSource, hold_exporter_lock
 from tests.cli.conftest import path, rota
 from tests.cli.shell import Shell
+from tests.stores import database_url, store_kind
 from tests.telemetry.perfetto_messages import BEGIN, read_trace
 from tests.telemetry.receiver import Collector, attributes, collector
 
-__all__ = ["path", "rota"]
+__all__ = ["path", "rota", "store_kind"]  # the last takes schemas back
 
 
 @pytest.fixture
@@ -37,8 +38,22 @@ def receiver() -> Iterator[Collector]:
 @pytest.fixture
 def journal(path: Path) -> Path:
     """A store in which two entries ran, ten seconds after each other."""
+    _fill(str(path))
+    return path
+
+
+@pytest.fixture(params=["file", "postgres"])
+def address(request: pytest.FixtureRequest, path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same on a file and on PostgreSQL."""
+    found = str(path) if request.param == "file" else database_url(path)
+    monkeypatch.setenv("ROTA_STORE", found)
+    _fill(found)
+    return found
+
+
+def _fill(address: str) -> None:
     clock = ManualClock(1_000.0)
-    kernel = Kernel(store.open(str(path), clock=clock))
+    kernel = Kernel(store.open(address, clock=clock))
     pid = kernel.agents.create("coder")
     for _ in range(2):
         kernel.queue.enqueue(ScheduleSpec(pid))
@@ -47,10 +62,9 @@ def journal(path: Path) -> Path:
         clock.advance(5.0)
         kernel.queue.complete(entry.sched_id, "completed", token=entry.token)
     kernel.store.close()
-    return path
 
 
-@pytest.mark.usefixtures("journal")
+@pytest.mark.usefixtures("address")
 def test_a_trace_is_written_in_every_format(rota: Shell, tmp_path: Path) -> None:
     found = rota("trace", "export", "--format", "chrome", "-o", tmp_path / "trace.json")
     assert found.code == 0, found.err
@@ -104,9 +118,8 @@ def test_a_daemon_shows_the_same_as_its_file(journal: Path) -> None:
     api.close()
 
 
-@pytest.mark.usefixtures("journal")
 def test_what_is_in_the_journal_is_sent_once(
-    rota: Shell, path: Path, receiver: Collector, monkeypatch: pytest.MonkeyPatch
+    rota: Shell, address: str, receiver: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "nice", lambda _: 0)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
@@ -117,7 +130,7 @@ def test_what_is_in_the_journal_is_sent_once(
     assert again.json["spans"] == 0
     assert len(receiver.spans) == 6
     assert "exclude each other" in rota("otel", "--from-start", "--from-now").err
-    with hold_exporter_lock(str(path), threading.Event()):
+    with hold_exporter_lock(address, threading.Event()):
         assert "another process exports" in rota("otel", "--once").err
 
 

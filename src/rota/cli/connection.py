@@ -5,7 +5,6 @@ Commands use only the API's attributes and functions, which are the same for bot
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rota import store
 from rota.cli.options import FLEET_FILE, access
-from rota.errors import InvalidInput, StoreUnavailable
+from rota.errors import InvalidInput, StoreMissing
 from rota.kernel import AgentReads, EntryReads
 
 if TYPE_CHECKING:
@@ -144,16 +143,14 @@ def open_file(address: str, *, create: bool = False, read_only: bool = False) ->
 
 
 def _open(address: str, *, create: bool = False, read_only: bool = False) -> store.Store:
-    if store.is_postgres(address):
-        return store.open(address, read_only=read_only)
-    if not is_file(address):
+    if not is_store(address):
         raise _not_a_file(address)
-    if not create and not Path(address).exists():
-        raise StoreUnavailable(
-            f"there is no store at {os.path.abspath(address)}",  # noqa: PTH100  # a link is named as it was given
-            hint=f"Give one with --store or ROTA_STORE, or create one: {_creates_one()}.",
-        )
-    return store.open(address, read_only=read_only)
+    try:
+        return store.open(address, read_only=read_only, create=create)
+    except StoreMissing as problem:
+        if is_file(address):
+            problem.hint = f"Give one with --store or ROTA_STORE, or create one: {_creates_one()}."
+        raise
 
 
 def _creates_one() -> str:
@@ -161,7 +158,8 @@ def _creates_one() -> str:
 
 
 def _not_a_file(address: str) -> InvalidInput:
-    return InvalidInput(f"{address} is not a file", field="store", hint="Give the store's file with --store.")
+    hint = "Give the store's file with --store, or postgresql://user@host/database?schema=rota."
+    return InvalidInput(f"{store.without_password(address)} is not a file", field="store", hint=hint)
 
 
 def is_store(address: str) -> bool:

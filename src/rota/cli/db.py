@@ -102,7 +102,8 @@ def copy(
 
     for field, address in (("source", source), ("target", target)):
         if not is_store(address):
-            raise InvalidInput(f"{address} is not a store but a daemon's address", field=field)
+            shown = stores.without_password(address)
+            raise InvalidInput(f"{shown} is not a store but a daemon's address", field=field)
     if stores.host_path(source) == stores.host_path(target):
         raise InvalidInput("the source and the target are the same store", field="target")
     with open_file(source, read_only=True) as kernel, open_file(target, create=True) as filled:

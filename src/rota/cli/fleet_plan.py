@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,7 +14,7 @@ from rota import store
 from rota.cli import output
 from rota.cli.terminal_text import harmless
 from rota.clock import Clock, SystemClock, local_time
-from rota.errors import SchemaMismatch
+from rota.errors import StoreMissing
 from rota.fleet import Fleet, FleetPlan, fleet_schema, load_fleet, plan_fleet
 from rota.kernel import Kernel
 from rota.model import amount_text, dim_text, dollars
@@ -47,15 +46,10 @@ def print_plan(
 
 @contextmanager
 def _read_only(fleet: Fleet) -> Iterator[Kernel | None]:
-    if not store.is_postgres(fleet.store_path) and not Path(fleet.store_path).is_file():
-        yield None
-        return
     try:
-        opened = store.open(fleet.store_path, read_only=True)
-    except SchemaMismatch:
-        if not store.is_postgres(fleet.store_path):
-            raise
-        yield None  # the schema is created by the first run
+        opened = store.open(fleet.store_path, read_only=True, create=False)
+    except StoreMissing:
+        yield None  # the first run creates it
         return
     try:
         yield Kernel(opened)

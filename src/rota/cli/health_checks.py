@@ -22,7 +22,7 @@ from rota.kernel import Kernel
 from rota.model import CpuSettings, Event
 from rota.policy import make, names
 from rota.service import RunLogs, StorePolicies, make_policy
-from rota.store import SQLITE_OLDEST, is_postgres
+from rota.store import SQLITE_OLDEST, is_postgres, without_password
 
 __all__ = ["Finding", "examine"]
 
@@ -80,7 +80,8 @@ def _store(address: str) -> Iterator[Finding]:
         yield from _database(part, address)
         return
     if not is_file(address):
-        yield Finding(part, "note", f"{address} is a daemon's address: run `rota doctor` where its file is")
+        shown = without_password(address)
+        yield Finding(part, "note", f"{shown} is a daemon's address: run `rota doctor` where its file is")
         return
     path = Path(address)
     if not path.exists():

@@ -82,7 +82,7 @@ def _store_address(store: str | None) -> str:
 def _serve_stdio(address: str, allow_write: bool | None) -> None:
     import signal
 
-    from rota.cli.connection import is_file, open_api
+    from rota.cli.connection import is_store, open_api
 
     try:
         from rota.mcp import caller_of, serve_stdio
@@ -92,7 +92,7 @@ def _serve_stdio(address: str, allow_write: bool | None) -> None:
 
     def open_caller() -> Caller:
         api = open_api(address)
-        token = None if is_file(address) else shown_token(address, token_file=access.token_file)
+        token = None if is_store(address) else shown_token(address, token_file=access.token_file)
         return caller_of(api, token, allow_write=allow_write)
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once: a thread waits for the next line of input

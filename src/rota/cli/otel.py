@@ -26,7 +26,9 @@ def otel(
     ] = False,
     from_start: Annotated[bool, typer.Option("--from-start", help="Send the whole journal again.")] = False,
     until_eof: Annotated[bool, typer.Option("--until-eof", help="End when standard input ends.")] = False,
-    store: Annotated[str, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The file.")] = STORE,
+    store: Annotated[
+        str, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The file, or postgresql://….")
+    ] = STORE,
     as_json: AsJson = False,
 ) -> None:
     """Send traces, metrics and logs to an OpenTelemetry collector, until stopped.
@@ -61,21 +63,19 @@ def _export(
     store: str, stop: threading.Event, *, once: bool, begin: Literal["saved", "now", "start"]
 ) -> ExportReport | None:
     import os
-    from contextlib import nullcontext
 
-    from rota.cli.connection import is_file, open_file
+    from rota.cli.connection import open_file
     from rota.telemetry import check_installed, hold_exporter_lock, lower_priority
 
     check_installed()
     from rota.errors import InvalidInput
+    from rota.store import without_password
     from rota.telemetry import Exporter  # only now: it needs what is installed
 
-    # a server has no file to lock
-    lock = hold_exporter_lock(store, stop, waits=not once) if is_file(store) else nullcontext(True)
-    with open_file(store) as kernel, lock as is_held:
+    with open_file(store) as kernel, hold_exporter_lock(store, stop, waits=not once) as is_held:
         if not is_held and once:
             hint = "It sends what is in the journal: nothing is to be done."
-            raise InvalidInput(f"another process exports {store}", field="store", hint=hint)
+            raise InvalidInput(f"another process exports {without_password(store)}", field="store", hint=hint)
         if not is_held:
             return None
         lower_priority()

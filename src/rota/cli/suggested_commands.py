@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rota.cli.options import STORE, access
+from rota.store import without_password
 
 if TYPE_CHECKING:
     from rota.model import Suggestion
@@ -111,4 +112,4 @@ def _access_options() -> Iterator[str]:
 
 def _store_option(store: str) -> list[str]:
     """Return the option that names the store; none if the same shell finds it without."""
-    return [] if store == os.environ.get("ROTA_STORE", STORE) else ["--store", store]
+    return [] if store == os.environ.get("ROTA_STORE", STORE) else ["--store", without_password(store)]

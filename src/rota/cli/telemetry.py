@@ -22,7 +22,7 @@ def start_tracing(journal: Any, store: str, *, asked: bool) -> None:
 
 @contextmanager
 def exporting(store: str, *, asked: bool, is_quiet: bool = False) -> Iterator[None]:
-    """Run an exporter of a file during the block, if asked for; the daemon of a remote store has its own."""
+    """Run an exporter of a store during the block, if asked for; a daemon has its own."""
     if not asked or not _has_exporter(store):
         yield
         return
@@ -34,10 +34,10 @@ def exporting(store: str, *, asked: bool, is_quiet: bool = False) -> Iterator[No
 
 def _has_exporter(store: str) -> bool:
     """Whether this process starts an exporter; raises `NotEnabled` if the extra is missing."""
-    from rota.cli.connection import is_file
+    from rota.cli.connection import is_store
     from rota.telemetry import check_installed
 
-    if not is_file(store) or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    if not is_store(store) or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     check_installed()
     return True

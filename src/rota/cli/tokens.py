@@ -144,13 +144,14 @@ def _methods(address: str, *, create: bool = False) -> Iterator[Callable[..., An
     from rota.cli.connection import open_client, open_file
     from rota.rpc import RpcHandlers, is_remote
     from rota.service import Dispatcher
+    from rota.store import without_password
 
     if is_remote(address):
         with open_client(address) as client:
             yield client.call
         return
     with open_file(address, create=create) as kernel:
-        handlers = RpcHandlers(kernel, Dispatcher(kernel), store=address)
+        handlers = RpcHandlers(kernel, Dispatcher(kernel), store=without_password(address))
         try:
             yield handlers.call
         finally:

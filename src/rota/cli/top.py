@@ -28,6 +28,7 @@ def top(
     from rota.cli.output import console, print_json
     from rota.cli.view import LiveView
     from rota.observe import read_overview, recent_state, report_of
+    from rota.store import without_password
 
     with open_api(store) as api:
         state = recent_state(api)
@@ -36,7 +37,7 @@ def top(
             print_json(report_of(overview, state))
             return
         output = console(force_terminal=None)  # what the view paints on
-        view = partial(LiveView, api, store=store, state=state, overview=overview)
+        view = partial(LiveView, api, store=without_password(store), state=state, overview=overview)
         if once or not output.is_terminal or output.is_dumb_terminal:
             view(console=console(force_terminal=False, color_system=None)).print_once()
             return

@@ -118,8 +118,9 @@ def _write(form: str, pages: Iterator[list[Event]], source: TraceSource, store: 
 
     if form == "otlp":
         from rota.cli.about import installed_version
+        from rota.store import without_password
 
-        resource = {"service.name": "rota", "rota.store": store}
+        resource = {"service.name": "rota", "rota.store": without_password(store)}
         lines = telemetry.spans_to_otlp(telemetry.read_spans(pages, source, end_at), resource, installed_version())
         return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
     timeline = telemetry.make_timeline(pages, source, end_at)

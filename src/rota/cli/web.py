@@ -47,11 +47,12 @@ def web(  # noqa: PLR0917  # each is an option
     _check_installed()
     from rota.cli.connection import is_file
     from rota.rpc import is_remote
+    from rota.store import without_password
     from rota.web import WebSettings, run_server
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     settings = WebSettings(
-        store=store,
+        store=without_password(store),
         host=host,
         port=port,
         certificate=tls_cert,

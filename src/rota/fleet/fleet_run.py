@@ -60,7 +60,7 @@ class FleetRun:
         self._watch_worktrees(fleet)
         self._hook_pids = _hook_pids(api, fleet)
         self._hook_loop = self.supervisor.serve_hooks(lambda: self._hook_pids)
-        self._triggers = Triggers(api, api.clock, fleet, fleet.store_path)
+        self._triggers = Triggers(api, api.clock, fleet, fleet.shown_store)
         self.supervisor.add_background_task(
             _FleetTask(api, self._triggers, self._reload_on_request, self._hook_loop.nudge)
         )

@@ -32,7 +32,7 @@ def upstream_of(path: str) -> Upstream:
     found = path if is_remote(path) else daemon_address(path)
     if found is not None:
         return Upstream(found, lambda: None)
-    joined = store.open_joined(path)
+    joined = store.open_joined(path, create=False)
     try:
         dispatcher = Dispatcher(Kernel(joined))
         socket = RunSocket(dispatcher, joined, runs_only=False)

@@ -104,13 +104,15 @@ class Checks:
         return self.number(field, value, 0, SECONDS_MAX)
 
     def text(self, field: str, value: Any, chars_max: int = ID_CHARS_MAX) -> str:
-        """Check text that is not empty and not too long."""
+        """Check text that is not empty and not too long, and that every store can hold."""
         if type(value) is not str:
             raise self.refuse(field, f"must be text, not {value!r}")
         if not value:
             raise self.refuse(field, "must not be empty")
         if len(value) > chars_max:
             raise self.refuse(field, f"must be at most {chars_max:,} characters, not {len(value):,}")
+        if "\0" in value:  # PostgreSQL has no such text; a file refuses it too, so that what it holds can be copied
+            raise self.refuse(field, "must not contain the character U+0000")
         if not value.isascii():
             try:
                 value.encode()

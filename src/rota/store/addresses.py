@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-__all__ = ["host_path", "is_postgres", "shown_address"]
+__all__ = ["has_raw_password", "host_path", "is_postgres", "shown_address", "without_password"]
 
 _DIGEST_CHARS = 10
 _SECRET = ("password", "sslpassword")
@@ -25,15 +26,32 @@ def is_postgres(url: str) -> bool:
 
 def shown_address(url: str) -> str:
     """Return an address for people and logs: a path with links resolved, a URL without its password."""
-    if not is_postgres(url):
-        return os.path.realpath(url)
-    parts = urlsplit(url)
+    return without_password(url) if is_postgres(url) else os.path.realpath(url)
+
+
+def without_password(address: str) -> str:
+    """Return an address as it was given, without the password of PostgreSQL: all that is printed goes through this."""
+    if not address.startswith(("postgres:", "postgresql:")):
+        return address
+    if not is_postgres(address) or has_raw_password(address):  # mistyped: there is no saying where the password is
+        return f"{address.partition(':')[0]}://…"
+    parts = urlsplit(address)
     user, at, place = parts.netloc.rpartition("@")
     kept = [(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRET]
     netloc = f"{user.partition(':')[0]}{at}{place}"
     query = urlencode(kept, quote_via=quote, safe="/")
     # not by `geturl`: it would leave the slashes out where there is no host
     return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{query}"
+
+
+def has_raw_password(url: str) -> bool:
+    """Whether a URL seems to have a password with one of `/?#`, which must be percent-encoded: `ann:pass/word@host`."""
+    rest = url.partition("://")[2]
+    host = re.sub(r"\[[^]]*\]", "", re.split(r"[/?#]", rest, maxsplit=1)[0])  # without IPv6
+    if "@" in host or ":" not in host:
+        return False
+    has_port = re.search(r":[0-9]*[^0-9,]", host) is None
+    return "@" in (re.split(r"[?#]", rest, maxsplit=1)[0] if has_port else rest)
 
 
 def host_path(url: str) -> str:

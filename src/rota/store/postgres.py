@@ -45,7 +45,13 @@ class PostgresStore(Writer):
     lost: StoreReplaced | None = None  # a database cannot be replaced by another one at its path
 
     def __init__(
-        self, url: str, *, clock: Clock | None = None, durability: Durability = "full", read_only: bool = False
+        self,
+        url: str,
+        *,
+        clock: Clock | None = None,
+        durability: Durability = "full",
+        read_only: bool = False,
+        create: bool = True,
     ) -> None:
         if durability not in ("full", "normal"):
             raise InvalidInput(f"durability must be full or normal, not {durability!r}", field="durability")
@@ -61,7 +67,7 @@ class PostgresStore(Writer):
         self._reader_slots = threading.BoundedSemaphore(READERS_MAX)
         self._listener: NewsListener | None = None
         self._foretold: list[tuple[Statement, Row]] = []
-        connection = open_schema(self.address, self._database_clock, read_only=read_only)
+        connection = open_schema(self.address, self._database_clock, read_only=read_only, create=create)
         if read_only:
             self._readers.append(Pipeline(connection))
         self._engine = self._open_engine(None if read_only else connection)

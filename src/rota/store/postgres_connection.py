@@ -28,6 +28,7 @@ from psycopg.pq import Format
 from psycopg.types.numeric import NumericBinaryLoader
 
 from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreError, StoreUnavailable
+from rota.store.addresses import has_raw_password
 from rota.store.engine import TransactionLost
 
 __all__ = [
@@ -82,6 +83,9 @@ class PostgresAddress(NamedTuple):
 
 def parse_url(url: str) -> PostgresAddress:
     """Split rota's own parameters from those of libpq, and check them."""
+    if has_raw_password(url):
+        text = "the URL of the store cannot be read: it seems to have a password with / or ?"
+        raise InvalidInput(text, field="url", hint="Leave the password out: use ~/.pgpass, or write / as %2F.")
     parts = urlsplit(url)
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     schema, pooler = given.pop("schema", DEFAULT_SCHEMA), given.pop("pooler", "")
@@ -95,7 +99,8 @@ def parse_url(url: str) -> PostgresAddress:
             f"{parts.scheme}://{parts.netloc}{parts.path}{'?' if given else ''}{urlencode(given)}"
         )
     except psycopg.Error as problem:
-        text = f"the URL of the store cannot be read: {_one_line(problem)}"
+        has_password = ":" in parts.netloc.rpartition("@")[0]  # then the reason may quote it
+        text = f"the URL of the store cannot be read{'' if has_password else f': {_one_line(problem)}'}"
         raise InvalidInput(text, field="url", hint="Write postgresql://user@host/database?schema=rota.") from None
     host = str(settings.get("host") or settings.get("hostaddr") or "local")
     shown = f"{host if _PLAIN.fullmatch(host) else 'local'}/{settings.get('dbname') or settings.get('user') or ''}"

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import psycopg
 
 from rota.clock import SystemClock
-from rota.errors import SchemaMismatch, StoreError, StoreUnavailable
+from rota.errors import SchemaMismatch, StoreError, StoreMissing, StoreUnavailable
 from rota.store import postgres_schema
 from rota.store.migrations import LATEST
 from rota.store.postgres_clock import DatabaseClock
@@ -16,25 +16,33 @@ from rota.store.postgres_engine import turn_key
 
 __all__ = ["open_schema"]
 
+NAMED_MAX = 5  # other schemas that a message names
 Connection: TypeAlias = psycopg.Connection[Any]
 
 
-def open_schema(address: PostgresAddress, clock: DatabaseClock | None, *, read_only: bool) -> Connection:
+def open_schema(
+    address: PostgresAddress, clock: DatabaseClock | None, *, read_only: bool, create: bool = True
+) -> Connection:
     """Create or migrate the schema in a turn, if it needs that, and set the clock; returns the connection."""
     connection = connect(address, "reader" if read_only else "writer", read_only=read_only)
     try:
-        _open(connection, address, clock, read_only=read_only)
+        _open(connection, address, clock, read_only=read_only, create=create)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _open(connection: Connection, address: PostgresAddress, clock: DatabaseClock | None, *, read_only: bool) -> None:
+def _open(
+    connection: Connection, address: PostgresAddress, clock: DatabaseClock | None, *, read_only: bool, create: bool
+) -> None:
     try:
-        if _version(connection) != str(LATEST):
+        version = _version(connection)
+        if version is None and (read_only or not create):
+            raise _missing(connection, address)
+        if version != str(LATEST):
             if read_only:
-                text = f"{address.shown} has an older schema or none, and a read-only connection never changes it"
+                text = f"{address.shown} has an older schema, and a read-only connection never changes it"
                 raise SchemaMismatch(text, hint="Open it once without read_only.")
             _create_or_migrate(connection, address)
         if clock is not None:
@@ -46,6 +54,18 @@ def _open(connection: Connection, address: PostgresAddress, clock: DatabaseClock
         if problem.sqlstate is None:
             raise unavailable(address, problem) from problem
         raise StoreError(f"the schema {address.schema} cannot be opened: {problem}") from problem
+
+
+def _missing(connection: Connection, address: PostgresAddress) -> StoreMissing:
+    """Return the error of a schema without a rota: most often its name is mistyped, so others are named."""
+    rows = connection.execute(
+        "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE c.relname = 'kernel_meta' AND has_schema_privilege(n.oid, 'USAGE') ORDER BY n.nspname LIMIT %s",
+        (NAMED_MAX,),
+    ).fetchall()
+    text = f"there is no rota in the schema {address.schema} of {address.shown.partition('?')[0]}"
+    others = f"There is one in: {', '.join(str(row[0]) for row in rows)}. " if rows else ""
+    return StoreMissing(text, hint=f"{others}{StoreMissing.hint}", address=address.shown)
 
 
 def _create_or_migrate(connection: Connection, address: PostgresAddress) -> None:

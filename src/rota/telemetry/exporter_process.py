@@ -2,8 +2,8 @@
 
 Making and encoding a span takes longer than scheduling an entry, which has three of them. In a process of its own,
 with a lower priority, it takes none of the scheduler's time. It ends when the process that started it
-closes its standard input, or is killed. One exporter works for a store at a time: it holds a lock beside the file, and
-the others wait for it.
+closes its standard input, or is killed. One exporter works for a store at a time: it holds a lock beside the file, or
+at the server, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
 from rota.errors import NotEnabled
+from rota.lazy import exports
+from rota.store.addresses import is_postgres, without_password
 from rota.store.forks import owned
 from rota.store.private_files import open_private
 
@@ -30,6 +32,7 @@ LOCK_SUFFIX = "-otel"
 LOCK_POLL_S = 1.0
 CLOSE_S = 30.0  # for the last pages, at the end
 NICENESS = 5
+_load = exports("rota.store", {"postgres_locks": ("session_lock",)})  # psycopg is not always there
 _log = logging.getLogger("rota.telemetry")
 
 
@@ -49,10 +52,11 @@ class ExporterProcess:
     """A running exporter. It is closed with `close`, or when this process ends."""
 
     def __init__(self, store: str, *, is_quiet: bool = False) -> None:
-        command = [sys.executable, "-m", "rota", "otel", "--store", store, "--until-eof"]
+        command = [sys.executable, "-m", "rota", "otel", "--until-eof"]
+        environment = {**os.environ, "ROTA_STORE": store}  # others may read a command: a URL may have a password
         errors = subprocess.DEVNULL if is_quiet else None
         self._process = subprocess.Popen(  # noqa: S603  # this program itself; a Ctrl-C is not for it
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, process_group=0
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, process_group=0, env=environment
         )
 
     @property
@@ -84,15 +88,26 @@ class ExporterProcess:
 
 @contextmanager
 def hold_exporter_lock(store: str, stop: threading.Event, *, waits: bool = True) -> Iterator[bool]:
-    """Hold the lock of a file's exporter during the block; yields False if another one has it until told to stop."""
+    """Hold the lock of a store's exporter during the block; yields False if another one has it until told to stop."""
+    with _lock_of(store) as take:
+        is_held = take()  # also if it is told to stop already: what is in the journal is still to be sent
+        if not is_held and waits:
+            _log.info("another process exports %s; waiting for it", without_password(store))
+        while not is_held and waits and not stop.wait(LOCK_POLL_S):
+            is_held = take()
+        yield is_held
+
+
+@contextmanager
+def _lock_of(store: str) -> Iterator[Callable[[], bool]]:
+    """Yield a function that tries to take the lock: beside a file, or at the server, for all hosts."""
+    if is_postgres(store):
+        with _load("session_lock")(store, NOTE) as take:
+            yield take
+        return
     descriptor = open_private(f"{os.path.realpath(store)}{LOCK_SUFFIX}")  # one file, whichever path leads to it
     with owned(descriptor):
-        is_held = _lock(descriptor)  # also if it is told to stop already: what is in the journal is still to be sent
-        if not is_held and waits:
-            _log.info("another process exports %s; waiting for it", store)
-        while not is_held and waits and not stop.wait(LOCK_POLL_S):
-            is_held = _lock(descriptor)
-        yield is_held
+        yield lambda: _lock(descriptor)
 
 
 def _lock(descriptor: int) -> bool:

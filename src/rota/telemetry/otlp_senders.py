@@ -33,6 +33,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.status import Status, StatusCode
 
 from rota.model.trace_context import SpanRef
+from rota.store import without_password
 from rota.telemetry.event_logs import EventLog
 from rota.telemetry.span_records import SpanRecord
 
@@ -57,7 +58,7 @@ class OtlpSenders:
     """Sends what a reader of the journal has made. Every method returns whether the collector has taken all of it."""
 
     def __init__(self, store: str, environ: Mapping[str, str]) -> None:
-        own = {"service.version": version("rota"), "rota.store": store}
+        own = {"service.version": version("rota"), "rota.store": without_password(store)}
         if "OTEL_SERVICE_NAME" not in environ and "service.name=" not in environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
             own["service.name"] = "rota"
         self._resource = Resource.create(own)

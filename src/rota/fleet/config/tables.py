@@ -56,7 +56,7 @@ from rota.model.work import WEIGHT_UNIT
 from rota.policy.contract import PolicyIsolation
 from rota.policy.registry import DEFAULT_NAME, DEFAULT_PARAMS
 from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX
-from rota.store.addresses import is_postgres, shown_address
+from rota.store.addresses import without_password
 
 __all__ = [
     "AGENTS_MAX",
@@ -449,7 +449,7 @@ class Fleet(FleetFile, frozen=True, kw_only=True):
     @property
     def shown_store(self) -> str:
         """The store's address for people: without a password."""
-        return shown_address(self.store_path) if is_postgres(self.store_path) else self.store_path
+        return without_password(self.store_path)
 
     def resolve(self, path: str) -> str:
         """Return a path of the file as an absolute path."""

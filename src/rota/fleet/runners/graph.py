@@ -185,6 +185,8 @@ class GraphRunner:
         self, api: SchedulerApi, run: GraphRun, status: Any, *, result: Any = None, error: str | None = None
     ) -> RunOutcome:
         """End a run in the store; whatever it left in the queue is cancelled there."""
+        if error is not None:  # a component's own words, and a store holds text only
+            error = error.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
         try:
             api.graphs.finish(run.run_id, run.fence, status, result=result, error=error)
         except StoreUnavailable as problem:

@@ -13,6 +13,7 @@ from rota.kernel.run_tokens import is_run_token
 from rota.rpc.client.async_client import AsyncClient
 from rota.rpc.client.client import Client
 from rota.rpc.client.connections import Connection, HttpConnection, UnixConnection, tls_context
+from rota.store import without_password
 
 __all__ = ["connect", "connect_async", "is_remote", "shown_token"]
 
@@ -80,7 +81,8 @@ def _opener(
         tls = tls_context(ca_file) if address.startswith("https") else None
         return partial(HttpConnection, address, secret, timeout_s, tls)
     hint = "Give unix:/path, http://host:port or https://host:port."
-    raise InvalidInput(f"{address!r} is not the address of a daemon", field="address", hint=hint)
+    text = f"{without_password(address)!r} is not the address of a daemon"
+    raise InvalidInput(text, field="address", hint=hint)
 
 
 def _local_token(token: str | None, token_file: str | None) -> str | None:
