@@ -8,8 +8,9 @@ all others go to libpq, so several hosts, TLS and password files work as in any 
 **Time limits.** A holder of the turn keeps all others waiting, so no failure may last long. The server ends a session
 that does nothing inside a transaction (a stopped process), a statement that runs too long, and a wait for the turn. The
 operating system ends a connection whose peer does not answer (`tcp_user_timeout`, and probes while nothing is on its
-way), so a cut network is noticed after `CUT_S_MAX` on both sides. The server's side counts for all other hosts: its session holds the
-turn. So each session asks the server for the same limits as it sets itself; the server's own default is two hours.
+way), so a cut network is noticed after `CUT_S_MAX` on both sides. The server's side is what counts for other hosts,
+because its session holds the turn: so each session asks the server for the limits that its own end has. Without that,
+only `IDLE_S_MAX` ends the session.
 
 **Poolers.** A pooler that gives each transaction another session breaks prepared statements, LISTEN and locks of
 sessions. A pooler is noticed by the number of the server process, which it makes up; then the URL has to say
@@ -50,7 +51,7 @@ TURN_S_MAX = 30.0  # how long a process waits for its turn
 STATEMENT_S_MAX = 60.0
 IDLE_S_MAX = 10.0  # how long a session may do nothing inside a transaction
 CUT_S_MAX = 4  # how long a connection may be without an answer, seen from either side
-# the first probe after 2 s of silence, then one a second; Linux gives up after `tcp_user_timeout`, others after 3 probes
+# a probe after 2 s of silence, then one a second; Linux gives up after `tcp_user_timeout`, others after 3 probes
 KEEPALIVE = {
     "keepalives": 1,
     "keepalives_idle": 2,
