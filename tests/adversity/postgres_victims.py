@@ -1,14 +1,17 @@
 """Processes on PostgreSQL that are killed, and whose server is killed: they say what they begin and what was answered.
 
 They do what workers do while the server is away: wait, and make the call again. A call that may have been executed is
-made again only if it has a key (an enqueue) or a token (a completion). A claim has neither: it is given up, and expires.
+made again only if it has a key (an enqueue) or a token (a completion). A claim has neither: it is given up and expires.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 from rota import store
 from rota.clock import ManualClock, SystemClock
@@ -20,12 +23,17 @@ from rota.service.outages import call_through_outage
 from tests.kernel_proof.workers import AT_ONCE, CLAIM_TIMEOUT_S
 
 _real = SystemClock()
+T = TypeVar("T")
 
 
 def _opened(url: str, now: float) -> Kernel:
     """Open the store; the server may be away."""
     opened = call_through_outage(_real, lambda: store.open(url, clock=ManualClock(now)), lambda: False)
     return Kernel(opened, rng=random.Random(1))
+
+
+def _repeated(call: Callable[[], T]) -> T:
+    return call_through_outage(_real, call, lambda: False, repeats=True)
 
 
 def write_for_ever(tell: Connection, *, path: str, now: float, pid: int, name: str, seed: int) -> None:
@@ -37,9 +45,7 @@ def write_for_ever(tell: Connection, *, path: str, now: float, pid: int, name: s
         keys = [f"{name}-{next(numbers)}" for _ in range(rng.choice([1, 1, 1, 5, 40]))]
         tell.send(("enqueue", keys))
         specs = [ScheduleSpec(pid, key=key, payload={"key": key}, max_attempts=50, backoff=AT_ONCE) for key in keys]
-        ids = call_through_outage(
-            _real, lambda specs=specs: kernel.queue.enqueue_many(specs), lambda: False, repeats=True
-        )  # type: ignore[misc]  # its own specs
+        ids = _repeated(partial(kernel.queue.enqueue_many, specs))
         tell.send(("enqueued", dict(zip(keys, ids, strict=True))))
 
 
@@ -52,9 +58,7 @@ def work_for_ever(tell: Connection, *, path: str, now: float, worker_id: str, po
         runs = _claimed(api, worker_id, rng.choice([1, 2, 10]))
         tell.send(("claimed", [(run.sched_id, run.token) for run in runs]))
         ends = [Completion(run.sched_id, "completed", run.token) for run in runs]
-        answers = call_through_outage(
-            _real, lambda ends=ends: kernel.queue.complete_many(ends), lambda: False, repeats=True
-        )  # type: ignore[misc]  # its own ends
+        answers = _repeated(partial(kernel.queue.complete_many, ends))
         done = [end.sched_id for end, answer in zip(ends, answers, strict=True) if isinstance(answer, tuple)]
         tell.send(("completed", done))
 

@@ -9,22 +9,26 @@ that are stopped.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from rota import store
 from rota.clock import SystemClock
-from rota.kernel import Kernel
+from rota.kernel import Kernel, KernelState, ScheduleSpec
+from rota.model.events import Event
 from rota.store.postgres_connection import CONNECT_S_MAX, CUT_S_MAX, IDLE_S_MAX
 from rota.store.statements.file import META_GET
+from tests.adversity.draining_host import TOKENS, draining_host
 from tests.adversity.remote_host import RemoteHost
 from tests.postgres_server import PostgresServer
-from tests.stories.two_hosts import Network
+from tests.stories.two_hosts import Network, until
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None, reason="only root can make network namespaces, with the tool ip"
@@ -93,6 +97,74 @@ def test_others_go_on_when_the_server_gives_up_the_connection_of_a_holder_that_i
     log = hosts.log()
     assert "could not receive data from client" in log
     assert "idle-in-transaction timeout" not in log, "the network's limit has to be the shorter one"
+
+
+# --- caps, budgets and limits of many processes ----------------------------------------------------
+
+PROCESSES = 4  # on each of the two hosts
+PROJECT_CAP, AGENT_CAP = 5, 3
+
+
+def check_caps(hosts: World, schema: str, runs: int) -> None:
+    """Of twice as many entries, let `runs` run by a budget and as many by a limit; look at every moment of it."""
+    with contextlib.ExitStack() as stack:
+        opened = store.open(f"{hosts.server.dsn()}&schema={schema}")
+        stack.callback(opened.close)
+        kernel = Kernel(opened)
+        kernel.projects.create("lab", max_concurrent=PROJECT_CAP)
+        kernel.ledger.set_budget("project", "lab", "tokens", runs * TOKENS)
+        kernel.contexts.create(bound_to="name", bound_id="api", budget=runs, period_s=86_400, unit="requests")
+        capped = kernel.agents.create("capped", project_id="lab", max_concurrent=AGENT_CAP)
+        free, limited = kernel.agents.create("free", project_id="lab"), kernel.agents.create("limited")
+        for host in hosts.network.hosts:
+            url = f"postgresql://rota@{hosts.network.address(host)}/postgres?schema={schema}"
+            stack.enter_context(draining_host(hosts.network.namespace(host), url, host, PROCESSES))
+        asks = {pid: ScheduleSpec(pid, ceiling={"tokens": TOKENS}) for pid in (capped, free)}
+        asks[limited] = ScheduleSpec(limited, draws_on=("api",))
+        specs = [asks[pid] for _ in range(runs) for pid in (capped, free, limited, limited)]
+        pids = dict(zip(kernel.queue.enqueue_many(specs), [spec.pid for spec in specs], strict=True))
+        until(lambda: kernel.queue.counts().get("completed", 0) >= 2 * runs)
+        assert kernel.queue.claim(worker_id="test", max_n=10) == [], "more than budget and limit allow"
+        events = kernel.journal.tail(0, 100_000, kinds=("kernel.sched.claimed", "kernel.sched.completed"))
+        most, ended = history(events, pids)
+        assert (most[capped] <= AGENT_CAP, most[capped, free] <= PROJECT_CAP) == (True, True), most
+        assert (ended[capped] + ended[free], ended[limited]) == (runs, runs)
+        (budget,) = [each for each in kernel.ledger.budgets() if each.dim == "tokens" and each.limit is not None]
+        assert budget.used == runs * TOKENS
+        tables, journal = opened.read(lambda tx: (KernelState.from_tables(tx), KernelState.from_journal(tx)))
+        assert tables.at(kernel.clock.now()) == journal.at(kernel.clock.now())
+        print(f"{8} processes, {2 * runs} runs: at most {most}")
+
+
+def history(events: list[Event], pids: dict[int, int]) -> tuple[Counter[Any], Counter[int]]:
+    """How many entries of each agent, and of each two, were claimed at the same time at most; how many ended."""
+    live: Counter[int] = Counter()
+    most: Counter[Any] = Counter()
+    ended: Counter[int] = Counter()
+    claimed: set[int] = set()
+    for event in events:
+        ids = [entry[0] for entry in event.payload["entries"]]
+        if event.kind.endswith("claimed"):
+            assert not claimed & set(ids), "claimed twice"
+            claimed.update(ids)
+            live.update(pids[sched_id] for sched_id in ids)
+        else:
+            live.subtract(pids[sched_id] for sched_id in ids)
+            ended.update(pids[sched_id] for sched_id in ids)
+        for pid in list(live):
+            most[pid] = max(most[pid], live[pid])
+        for pair in itertools.combinations(sorted(live), 2):
+            most[pair] = max(most[pair], live[pair[0]] + live[pair[1]])
+    return most, ended
+
+
+def test_caps_budgets_and_limits_are_exact_with_eight_processes_on_two_hosts(hosts: World) -> None:
+    check_caps(hosts, "few", 12)
+
+
+@pytest.mark.soak
+def test_caps_budgets_and_limits_are_exact_with_eight_processes_and_many_runs(hosts: World) -> None:
+    check_caps(hosts, "many", int(os.environ.get("ROTA_SOAK_RUNS", "2000")))
 
 
 @pytest.mark.soak

@@ -62,6 +62,7 @@ class PostgresStore(Writer):
         self._foreign_listeners: tuple[Callable[[], None], ...] = ()  # called when another process has written
         self._listener: NewsListener | None = None
         self._foretold: list[tuple[Statement, Row]] = []
+        self._on_failover: Callable[[Transaction, str, str], None] | None = None
         connection = open_schema(self.address, self._database_clock, read_only=read_only)
         if read_only:
             self._readers.append(Pipeline(connection))
@@ -81,6 +82,7 @@ class PostgresStore(Writer):
             connection=connection,
         )
         engine.foretell(self._foretold)
+        engine.on_failover = self._on_failover
         return engine
 
     # --- reading ---------------------------------------------------------------------------------
@@ -143,6 +145,10 @@ class PostgresStore(Writer):
         """Name reads that most transactions make after another process has written: they come with the first trip."""
         self._foretold += reads
         self._engine.foretell(self._foretold)
+
+    def on_failover(self, call: Callable[[Transaction, str, str], None]) -> None:
+        """Call this, in a transaction of its own, when a new connection finds the database on another timeline."""
+        self._on_failover = self._engine.on_failover = call
 
     def _drop_readers(self) -> None:
         with self._guard:
