@@ -38,6 +38,7 @@ PORT = 5432  # with a socket in a folder of its own the number is only part of t
 START_S_MAX = 60.0
 STOP_S_MAX = 20.0
 NEWEST = ("pginstall18", "pginstall")  # the wheel holds PostgreSQL 18 and 16
+READY = ("ready", "standby")  # what a server writes when it answers
 SETTINGS = {
     "fsync": "off",  # the machine does not lose power in a test; a killed server loses nothing
     "full_page_writes": "off",
@@ -107,6 +108,17 @@ class PostgresServer:
         if self.namespace is not None:  # only hosts of the test's own network can reach it
             with Path(self.data, "pg_hba.conf").open("a") as rules:
                 rules.write("host all all 10.0.0.0/8 trust\n")
+
+    def copy(self, primary: PostgresServer) -> None:
+        """Make the data folder as that of a standby of a running server."""
+        made = subprocess.run(
+            [*self._before(), str(self.bin / "pg_basebackup"), "--pgdata", str(self.data), "--write-recovery-conf",
+             "--wal-method=stream", "--checkpoint=fast", "--no-sync", f"--host={primary.folder}",
+             f"--port={primary.port}", f"--username={USER}"],
+            capture_output=True, text=True, check=False, env=_environment(), cwd=self.folder,
+        )  # fmt: skip
+        if made.returncode != 0:
+            raise ServerMissing(f"pg_basebackup failed: {made.stderr or made.stdout}")
 
     def start(self) -> None:
         """Start it on the data folder and wait until it answers."""
@@ -181,7 +193,7 @@ class PostgresServer:
         while time.monotonic() < give_up_at:
             with contextlib.suppress(FileNotFoundError):
                 lines = Path(self.data, "postmaster.pid").read_text().splitlines()
-                if len(lines) > 7 and lines[0] == str(self.process.pid) and lines[7].strip() == "ready":
+                if len(lines) > 7 and lines[0] == str(self.process.pid) and lines[7].strip() in READY:
                     return
             if self.process.poll() is not None:
                 log = Path(self.folder, "log").read_text()[-2_000:]

@@ -17,7 +17,7 @@ from tests.kernel.populated_world import AFTER, PID, PopulatedWorld
 from tests.kernel.world import World
 from tests.stores import everything, open_kind
 
-OF_THE_STORE = ("schema_version", "clock_offset")
+OF_THE_STORE = ("schema_version", "clock_offset", "timeline")
 OTHER = {"memory": "postgres", "file": "postgres", "postgres": "file"}
 
 

@@ -201,6 +201,16 @@ EXAMPLES: list[tuple[EventData, int | None, list[tuple[str, str]]]] = [
         None,
         [("bad", "policy mine raised: strict order replaces it (KeyError)")],
     ),
+    (
+        events.StoreFailedOver(before="1/00000001", after="1/00000002"),
+        None,
+        [
+            (
+                "bad",
+                "the database was replaced by a standby or a backup: live claims are taken back, commits may be lost",
+            )
+        ],
+    ),
     (events.ClockJumped(by_s=-7.25), None, [("warn", "the wall clock jumped by -7.2 s")]),
     (
         events.ProcessCreated(name="coder", template="command", project_id="lab"),

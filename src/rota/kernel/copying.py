@@ -28,7 +28,7 @@ __all__ = ["COPIED_AT_A_TIME", "CopiedStore", "copy_store"]
 
 COPIED_AT_A_TIME = 1_000  # rows
 _META = "kernel_meta"
-_OF_THE_STORE = frozenset({"schema_version", "clock_offset", "daemon_probe", NORMAL_DURABILITY_KEY})
+_OF_THE_STORE = frozenset({"schema_version", "clock_offset", "daemon_probe", "timeline", NORMAL_DURABILITY_KEY})
 _IN_NEW_STORES = frozenset({*_OF_THE_STORE, "finished_cursor"})  # settings that a store has before its first use
 
 _COLUMNS = Statement(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pkgutil import resolve_name
 from typing import Any, Literal, TypeVar
@@ -17,6 +18,7 @@ from rota.kernel.contexts import Contexts
 from rota.kernel.dry_run import DryRun, dry_run
 from rota.kernel.entry_reads import EntryFilter
 from rota.kernel.environment import kernel_environment
+from rota.kernel.failover import fence_claims
 from rota.kernel.graph_runs import GraphRuns
 from rota.kernel.integrity import PROBLEMS_MAX, find_problems
 from rota.kernel.journal import Journal
@@ -67,6 +69,7 @@ class Kernel:
         self.workers = Workers(env)
         self.project_reads = ProjectReads(env)
         self.queue.claim_by_policy = self._claim_by_policy
+        store.on_failover(partial(fence_claims, env))
 
     def _claim_by_policy(self, request: TurnRequest, tx: Transaction) -> list[ReadyEntry]:
         """Claim by the policy of the store, for a program that uses the kernel without a dispatcher.

@@ -597,6 +597,14 @@ class ClockJumped(EventData, frozen=True, kw_only=True):
     moved: dict[str, int] = {}  # how many claims, delays, affinity holds, contexts, windows and quarantines
 
 
+class StoreFailedOver(EventData, frozen=True, kw_only=True):
+    """The database is on another timeline: a standby was promoted, or a backup restored. Live claims are taken back."""
+
+    kind = "kernel.store.failed_over"
+    before: str  # system identifier and timeline
+    after: str
+
+
 # --- the policy service --------------------------------------------------------------------------
 
 

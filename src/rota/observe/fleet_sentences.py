@@ -261,6 +261,10 @@ def _jumped(data: events.ClockJumped, _event: Event, _names: EntityNames) -> Ite
     yield "warn", f"the wall clock jumped by {data.by_s:+.1f} s"
 
 
+def _failed_over(_data: events.StoreFailedOver, _event: Event, _names: EntityNames) -> Iterator[Line]:
+    yield "bad", "the database was replaced by a standby or a backup: live claims are taken back, commits may be lost"
+
+
 def _reloaded(_data: events.FleetReloaded, _event: Event, _names: EntityNames) -> Iterator[Line]:
     yield "plain", "the fleet file was reloaded"
 
@@ -436,6 +440,7 @@ FLEET_SENTENCES: Describers = {
     events.CoresReturned: _cores_returned,
     events.RowUnreadable: _unreadable,
     events.ClockJumped: _jumped,
+    events.StoreFailedOver: _failed_over,
     events.FleetReloaded: _reloaded,
     events.StoreMigrated: _migrated,
     events.JournalCheckpointed: _checkpointed,

@@ -157,6 +157,10 @@ class JoinedStore(Store):
         """Name reads that most transactions make after another process has written."""
         self._store.foretell(reads)
 
+    def on_failover(self, call: Callable[[Transaction, str, str], None]) -> None:
+        """Call this when the database may have lost commits."""
+        self._store.on_failover(call)
+
     def read(self, work: Callable[[Transaction], T]) -> T:
         """Run work on one consistent view; inside a posted write, on what it has written so far."""
         tx = self._open.tx

@@ -67,6 +67,7 @@ class PostgresStore(Writer):
         self._reader_slots = threading.BoundedSemaphore(READERS_MAX)
         self._listener: NewsListener | None = None
         self._foretold: list[tuple[Statement, Row]] = []
+        self._on_failover: Callable[[Transaction, str, str], None] | None = None
         connection = open_schema(self.address, self._database_clock, read_only=read_only, create=create)
         if read_only:
             self._readers.append(Pipeline(connection))
@@ -86,6 +87,7 @@ class PostgresStore(Writer):
             connection=connection,
         )
         engine.foretell(self._foretold)
+        engine.on_failover = self._on_failover
         return engine
 
     # --- reading ---------------------------------------------------------------------------------
@@ -148,6 +150,10 @@ class PostgresStore(Writer):
         """Name reads that most transactions make after another process has written: they come with the first trip."""
         self._foretold += reads
         self._engine.foretell(self._foretold)
+
+    def on_failover(self, call: Callable[[Transaction, str, str], None]) -> None:
+        """Call this, in a transaction of its own, when a new connection finds the database on another timeline."""
+        self._on_failover = self._engine.on_failover = call
 
     def _drop_readers(self) -> None:
         with self._guard:

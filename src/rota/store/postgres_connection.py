@@ -7,8 +7,10 @@ all others go to libpq, so several hosts, TLS and password files work as in any 
 
 **Time limits.** A holder of the turn keeps all others waiting, so no failure may last long. The server ends a session
 that does nothing inside a transaction (a stopped process), a statement that runs too long, and a wait for the turn. The
-kernel ends a connection whose peer does not answer (keepalives; `tcp_user_timeout` while data is on its way), so a cut
-network is noticed after about four seconds on both sides.
+operating system ends a connection whose peer does not answer (`tcp_user_timeout`, and probes while nothing is on its
+way), so a cut network is noticed after `CUT_S_MAX` on both sides. The server's side is what counts for other hosts,
+because its session holds the turn: so each session asks the server for the limits that its own end has. Without that,
+only `IDLE_S_MAX` ends the session.
 
 **Poolers.** A pooler that gives each transaction another session breaks prepared statements, LISTEN and locks of
 sessions. A pooler is noticed by the number of the server process, which it makes up; then the URL has to say
@@ -32,6 +34,7 @@ from rota.store.addresses import has_raw_password
 from rota.store.engine import TransactionLost
 
 __all__ = [
+    "CUT_S_MAX",
     "IDLE_S_MAX",
     "PLANNER",
     "TURN_S_MAX",
@@ -48,13 +51,20 @@ CONNECT_S_MAX = 5  # for each host
 TURN_S_MAX = 30.0  # how long a process waits for its turn
 STATEMENT_S_MAX = 60.0
 IDLE_S_MAX = 10.0  # how long a session may do nothing inside a transaction
-# noticed after 2 + 3 * 1 s without an answer; 4 s while data is on its way
+CUT_S_MAX = 4  # how long a connection may be without an answer, seen from either side
+# a probe after 2 s of silence, then one a second; Linux gives up after `tcp_user_timeout`, others after 3 probes
 KEEPALIVE = {
     "keepalives": 1,
     "keepalives_idle": 2,
     "keepalives_interval": 1,
     "keepalives_count": 3,
-    "tcp_user_timeout": 4_000,
+    "tcp_user_timeout": CUT_S_MAX * 1_000,
+}
+SERVER_KEEPALIVE = {  # the same for the server's end of the connection
+    "tcp_keepalives_idle": "2",
+    "tcp_keepalives_interval": "1",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": str(CUT_S_MAX * 1_000),
 }
 # A statement is planned once, often while its tables are empty, and the plan is used when they hold a million rows. So
 # no plan may depend on what the planner believes about sizes: rows are found by indexes, in the order of the index, and
@@ -124,6 +134,7 @@ def connect(
         "search_path": address.schema,
         "jit": "off",
         **PLANNER,
+        **SERVER_KEEPALIVE,
         "client_encoding": "UTF8",
         **{name: "0" if waits else f"{limit_s * 1000:.0f}" for name, limit_s in limits.items()},
     }

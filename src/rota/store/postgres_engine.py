@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import psycopg
@@ -45,9 +45,10 @@ from rota.store.postgres_clock import DatabaseClock
 from rota.store.postgres_connection import TURN_S_MAX, PostgresAddress, connect, statement_error, unavailable
 from rota.store.postgres_pipeline import Pipeline
 from rota.store.postgres_text import postgres_text
+from rota.store.postgres_timeline import EVENT_ID_GAP, TIMELINE_KEY, read_timeline
 from rota.store.postgres_transaction import PostgresTransaction
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
-from rota.store.statements.file import META_GET
+from rota.store.statements.file import META_GET, META_SET
 from rota.store.statements.journal import EVENT_APPEND
 
 __all__ = ["FLUSH", "Durability", "PostgresEngine", "channel", "turn_key"]
@@ -126,6 +127,9 @@ class PostgresEngine:
         self._foreign = False  # others have written, and `has_foreign_commit` has not reported it
         self._absent: StoreError | None = None  # the server could not be reached a moment ago
         self._absent_until = 0.0
+        self.on_failover: Callable[[Transaction, str, str], None] | None = None
+        self._timeline: str | None = None  # of the server, None if it does not say
+        self._fence_due = False  # the store remembers another one
         if not read_only:
             self._connect(connection)
 
@@ -140,12 +144,14 @@ class PostgresEngine:
             self.flush_mode = "on" if row is None or row[0] == "off" else str(row[0])
             # commits are asynchronous, and flushed by a transaction of their own
             connection.execute("SET synchronous_commit = off")
+            self._timeline, known = read_timeline(connection)
             pipeline = Pipeline(connection)
         except psycopg.Error as problem:
             connection.close()
             raise unavailable(self.address, problem) from None
         self._pipeline = pipeline
         self._news, self._foreign = None, True
+        self._fence_due = self._timeline is not None and self._timeline != known
         return pipeline
 
     def _reach(self) -> psycopg.Connection[Any]:
@@ -196,6 +202,8 @@ class PostgresEngine:
         if is_new:
             self._connect()
         try:
+            if self._fence_due and self.on_failover is not None:
+                self._fence(self.on_failover)
             self._ask_for_turn()
             if not alone:
                 self._take_turn()
@@ -210,6 +218,29 @@ class PostgresEngine:
         except BaseException:
             self.rollback()
             raise
+
+    def _fence(self, on_failover: Callable[[Transaction, str, str], None]) -> None:
+        """Remember the timeline in a turn of its own; if it is not the one that the store knows, fence all claims."""
+        self._ask_for_turn()
+        self._take_turn()
+        effects = TransactionEffects()
+        try:
+            tx = self.transaction(effects)
+            known = tx.run(META_GET, (TIMELINE_KEY,))
+            if known != [(self._timeline,)]:  # else another process was first
+                if known:
+                    self._last_ids["event"] += EVENT_ID_GAP
+                    on_failover(tx, str(known[0][0]), str(self._timeline))
+                tx.run(META_SET, (TIMELINE_KEY, self._timeline))
+            self.commit()
+        except BaseException:
+            for call in effects.on_rollback:
+                call()
+            raise
+        self._fence_due = self._durable = False
+        self.last_event, self._requests = None, 0
+        for call in effects.on_commit:
+            call()
 
     def take_turn(self) -> None:
         """Wait for the turn inside the first statement of a request."""

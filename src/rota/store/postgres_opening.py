@@ -9,9 +9,10 @@ import psycopg
 from rota.clock import SystemClock
 from rota.errors import SchemaMismatch, StoreError, StoreMissing, StoreUnavailable
 from rota.store import postgres_schema
+from rota.store.engine import TransactionLost
 from rota.store.migrations import LATEST
 from rota.store.postgres_clock import DatabaseClock
-from rota.store.postgres_connection import PostgresAddress, connect, unavailable
+from rota.store.postgres_connection import PostgresAddress, connect, statement_error, unavailable
 from rota.store.postgres_engine import turn_key
 
 __all__ = ["open_schema"]
@@ -51,7 +52,7 @@ def _open(
         hint = f'Have its owner run: CREATE SCHEMA "{address.schema}" AUTHORIZATION "your role".'
         raise StoreUnavailable(f"no right to create the tables: {problem}".strip(), hint=hint) from problem
     except psycopg.Error as problem:
-        if problem.sqlstate is None:
+        if isinstance(statement_error(problem), TransactionLost):  # the server is being stopped, or the network is
             raise unavailable(address, problem) from problem
         raise StoreError(f"the schema {address.schema} cannot be opened: {problem}") from problem
 

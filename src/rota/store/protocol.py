@@ -133,6 +133,13 @@ class Store(Protocol):
         """
         ...
 
+    def on_failover(self, call: Callable[[Transaction, str, str], None]) -> None:
+        """Call this, in a transaction of its own, when the database may have lost commits: a standby was promoted.
+
+        It gets the names of the two histories. A file has only one.
+        """
+        ...
+
     def read(self, work: Callable[[Transaction], T]) -> T:
         """Run work on one consistent view, without writing and without waiting for writers."""
         ...

@@ -140,6 +140,9 @@ class SqliteStore(Writer):
     def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
         """Do nothing: a read costs no round trip here."""
 
+    def on_failover(self, call: Callable[[Transaction, str, str], None]) -> None:
+        """Do nothing: a file has no standby."""
+
     def dry_run(self, work: Callable[[Transaction], T]) -> T:
         """Run work as `write` does and always roll back. It holds the write lock and notifies no listener."""
         effects = TransactionEffects()

@@ -1,0 +1,121 @@
+"""A standby is promoted: nothing acknowledged is lost if it was synchronous, and all claims are fenced in any case.
+
+Specific, because a file has no standby.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pytest
+
+from rota import store
+from rota.clock import SystemClock
+from rota.errors import StaleClaim
+from rota.kernel import Kernel, KernelState, ScheduleSpec
+from rota.service.outages import call_through_outage
+from rota.store.postgres_timeline import EVENT_ID_GAP
+from rota.store.statements.file import META_GET
+from tests.postgres_server import PORT, USER, PostgresServer
+
+SYSTEM = SystemClock()
+
+
+class Pair:
+    """A primary and its standby, and a kernel on whichever of them accepts writes."""
+
+    def __init__(self, primary: PostgresServer, standby: PostgresServer) -> None:
+        self.primary, self.standby = primary, standby
+        hosts = ",".join(quote(str(server.folder), safe="") for server in (primary, standby))
+        self.url = f"postgresql://{USER}@/postgres?host={hosts}&port={PORT},{PORT}&schema=rota"
+
+    def kernel(self) -> Kernel:
+        return call_through_outage(SYSTEM, lambda: Kernel(store.open(self.url)), lambda: False)
+
+    def wait_for_standby(self) -> None:
+        """Commits are answered from now on when the standby has them."""
+        with psycopg.connect(self.primary.dsn(), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            connection.execute("SELECT pg_reload_conf()")
+
+    def promote(self) -> None:
+        self.primary.stop(signal.SIGKILL)
+        with psycopg.connect(self.standby.dsn(), autocommit=True) as connection:
+            assert connection.execute("SELECT pg_promote(true, 60)").fetchone() == (True,)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with contextlib.ExitStack() as stack:
+        primary = stack.enter_context(PostgresServer(tmp_path / "a"))
+        standby = PostgresServer(tmp_path / "b")
+        standby.copy(primary)
+        yield Pair(primary, stack.enter_context(standby))
+
+
+def timeline(kernel: Kernel) -> str:
+    return str(kernel.store.read(lambda tx: tx.run(META_GET, ("timeline",)))[0][0])
+
+
+def completes(kernel: Kernel, sched_id: int, token: int | None) -> None:
+    kernel.queue.complete(sched_id, "completed", token=token)
+
+
+def test_a_synchronous_standby_has_everything_and_fences_the_claims(pair: Pair) -> None:
+    pair.wait_for_standby()
+    worker, other = pair.kernel(), pair.kernel()
+    pid = worker.agents.create("coder")
+    ids = worker.queue.enqueue_many([ScheduleSpec(pid, max_attempts=5)] * 3)
+    first, second = worker.queue.claim(worker_id="worker", max_n=2)
+    worker.queue.complete(first.sched_id, "completed", token=first.token)
+    before = timeline(worker)
+    pair.promote()
+
+    (third,) = call_through_outage(other.clock, lambda: other.queue.claim(worker_id="other"), lambda: False)
+    assert timeline(other) != before
+    assert [entry.sched_id for entry in other.queue.list()[0]] == ids
+    assert other.queue.get(first.sched_id).state == "completed"
+    assert third.sched_id == ids[2], "the fenced entry is behind: it backs off"
+    with pytest.raises(StaleClaim):
+        completes(worker, second.sched_id, second.token)
+    completes(other, third.sched_id, third.token)  # a claim of the new timeline is good
+
+    kinds = [event.kind for event in other.journal.tail()]
+    assert kinds.count("kernel.store.failed_over") == 1, "every process connects again, one of them fences"
+    tables, journal = other.store.read(lambda tx: (KernelState.from_tables(tx), KernelState.from_journal(tx)))
+    assert tables.at(other.clock.now()) == journal.at(other.clock.now())
+    worker.store.close()
+    other.store.close()
+
+
+def test_the_token_of_a_claim_that_an_asynchronous_standby_has_lost_is_not_given_again(pair: Pair) -> None:
+    worker = pair.kernel()
+    pid = worker.agents.create("coder")
+    worker.queue.enqueue(ScheduleSpec(pid, max_attempts=5))
+    with psycopg.connect(pair.primary.dsn(), autocommit=True) as connection:
+        connection.execute("SELECT pg_switch_wal()")
+        text = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn) FROM pg_stat_replication"
+        while connection.execute(text).fetchone() != (0,):
+            pass
+    pair.standby.stop()
+    (lost,) = worker.queue.claim(worker_id="worker")
+    pair.primary.stop(signal.SIGKILL)
+    pair.standby.start()
+    pair.promote()
+
+    other = pair.kernel()
+    (entry,) = other.queue.claim(worker_id="other")
+    assert entry.sched_id == lost.sched_id
+    assert entry.token is not None
+    assert lost.token is not None
+    assert entry.token > lost.token + EVENT_ID_GAP // 2
+    with pytest.raises(StaleClaim):
+        completes(worker, lost.sched_id, lost.token)
+    completes(other, entry.sched_id, entry.token)
+    worker.store.close()
+    other.store.close()
