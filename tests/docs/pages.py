@@ -32,6 +32,7 @@ from rota.policy import registry
 from rota.rpc.methods import ANY_METHOD, METHODS, PROTOCOLS, Method
 from rota.rpc.rest import ROUTES
 from rota.service.api.declaration import SCOPES, Scope, declarations
+from tests.docs.plots import PLOTS
 
 ROOT = Path(__file__).parents[2]
 LINE_MAX = 120  # of source code
@@ -463,6 +464,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "docs/reference/rights.md": rights,
     "docs/reference/mcp.md": mcp_tools,
     "src/rota/rpc/client/parts.py": client_parts,
+    **PLOTS,
 }
 
 

@@ -1,7 +1,8 @@
 """Every command and code block in the README and the docs is run.
 
 The Python blocks of a page run one after the other, as a reader would type them, in a process and a folder of their
-own. Shell blocks run beside a copy of the examples, `./dev` in the checkout.
+own. Shell blocks run beside a copy of the examples, `./dev` in the checkout. A block whose first line is a comment
+with the name of a file is that file: then all shell blocks of the page run in one folder, in the order of the page.
 The two commands that run this very test are held against .ci/run instead of being run inside themselves.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +20,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from rota.cli import app
 from rota.graph.compiler import compile_graph
 from rota.graph.loader import load_text
 from tests.postgres_server import shared_dsn
@@ -39,6 +43,12 @@ class Block(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
+    @property
+    def file(self) -> str:
+        """The name of the file that the block is, else nothing."""
+        found = re.match(r"# ([\w-]+\.(?:py|toml|yaml|json|sh))\n", self.text)
+        return found[1] if found else ""
+
 
 def blocks() -> Iterator[Block]:
     for page in PAGES:
@@ -52,6 +62,11 @@ def of(*languages: str) -> list[Block]:
     return [block for block in blocks() if block.language in languages]
 
 
+def walks() -> list[Path]:
+    """The pages that a reader follows from top to bottom in one folder."""
+    return sorted({block.page for block in blocks() if block.file})
+
+
 def _database(block: Block) -> dict[str, str]:
     """What a page calls STORE: a new schema on PostgreSQL."""
     return {"STORE": f"{shared_dsn()}&schema=docs_{block.line}"} if block.page.stem == "postgres" else {}
@@ -63,11 +78,13 @@ def test_every_block_is_of_a_kind_that_something_checks() -> None:
     assert not strangers
 
 
-@pytest.mark.parametrize("page", sorted({block.page for block in of("python")}), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted({block.page for block in of("python") if not block.file}), ids=lambda page: page.name
+)
 def test_the_python_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     code, environment = "", dict(os.environ)
     for block in of("python"):
-        if block.page == page:  # on its line of the page, so that a traceback names it
+        if block.page == page and not block.file:  # on its line of the page, so that a traceback names it
             code += "\n" * (block.line - code.count("\n")) + block.text
             environment |= _database(block)
     done = subprocess.run(
@@ -76,11 +93,31 @@ def test_the_python_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{page}: {done.stderr}"
 
 
-@pytest.mark.parametrize("block", of("bash"), ids=str)
+@pytest.mark.parametrize("block", [block for block in of("bash") if block.page not in walks()], ids=str)
 def test_the_commands_of_a_shell_block_run(block: Block, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "NO_COLOR": "1", "PATH": path, **_database(block)}
+    run_commands(block, tmp_path)
+
+
+@pytest.mark.parametrize("page", walks(), ids=lambda page: page.name)
+def test_a_page_with_files_can_be_followed_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    for block in blocks():
+        if block.page == page and block.file:
+            (tmp_path / block.file).write_text(block.text)
+        elif block.page == page and block.language == "bash":
+            run_commands(block, tmp_path, here=True)
+
+
+ENVIRONMENT = {"NO_COLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def run_commands(block: Block, folder: Path, *, here: bool = False) -> None:
+    """Run each line of a block; `here`: commands of rota in this process, which saves it half a second each."""
     for line in block.text.splitlines():
         command = line.split("#")[0].strip()
         command = SHORTER.get(command, command)
@@ -89,15 +126,19 @@ def test_the_commands_of_a_shell_block_run(block: Block, tmp_path: Path) -> None
         if command in GATE:
             assert command in (ROOT / ".ci" / "run").read_text().splitlines()
             continue
-        done = subprocess.run(
+        if here and command.startswith("rota ") and not re.search(r"[|&;<>$]", command):
+            done = CliRunner().invoke(app, shlex.split(command)[1:])
+            assert done.exit_code == 0, f"{block}: {command}\n{done.output}{done.exception}"
+            continue
+        ended = subprocess.run(
             ["bash", "-c", command],
-            cwd=ROOT if command.startswith("./dev") else tmp_path,  # what a command makes is not left in the checkout
-            env=environment,
+            cwd=ROOT if command.startswith("./dev") else folder,  # what a command makes is not left in the checkout
+            env={**os.environ, **ENVIRONMENT, **_database(block)},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        assert ended.returncode == 0, f"{block}: {command}\n{ended.stdout}{ended.stderr}"
 
 
 def test_data_blocks_can_be_read() -> None:
