@@ -9,7 +9,7 @@ import pytest
 from rota import store
 from rota.clock import ManualClock
 from rota.kernel import Kernel, ScheduleSpec
-from rota.observe import first_after, read_runs, run_history
+from rota.observe import last_event_before, read_runs, run_history
 from rota.service.dispatcher import Dispatcher
 
 START = 1_000_000.0
@@ -83,4 +83,4 @@ def test_an_instant_is_found_in_the_journal(api: Dispatcher, clock: ManualClock)
     cursor = api.journal.cursor()
     for at in (START - 1, START + 35, START + 1_000):
         before = [event.event_id for event in api.journal.tail(0) if event.ts < at]
-        assert first_after(api, at, cursor) == max(before, default=0)
+        assert last_event_before(api.journal, at, cursor) == max(before, default=0)

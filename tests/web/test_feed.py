@@ -17,7 +17,7 @@ from rota.model.work import ScheduleSpec
 from rota.rpc import METHODS, SCOPES
 from rota.rpc.authorization import Principal, authorize
 from rota.service import Dispatcher
-from rota.web.access import CallerAccess, Rights
+from rota.web.access import CallerAccess, CallerRights
 from rota.web.feed import EVENTS_KEPT, Feed
 from rota.web.sessions import FAILURES_MAX, Sessions
 from tests.web.harness import PATIENCE_S
@@ -101,7 +101,7 @@ def test_pages_share_one_answer_within_an_update_and_ask_again_after_a_change(ap
         return number
 
     async def read() -> None:
-        access = CallerAccess(api, Rights("test", "admin"), "test")  # type: ignore[arg-type]  # it reads nothing of it
+        access = CallerAccess(api, CallerRights("test", "admin"), "test")  # type: ignore[arg-type]  # it reads nothing of it
         answers = await asyncio.gather(*(access.read(ask, 1) for _ in range(20)), access.read(ask, 2))
         assert answers == [*[1] * 20, 2]
         assert sorted(calls) == [1, 2]
@@ -119,7 +119,7 @@ def test_pages_share_one_answer_within_an_update_and_ask_again_after_a_change(ap
 
 def test_an_error_is_not_kept(api: Dispatcher) -> None:
     async def read() -> None:
-        access = CallerAccess(api, Rights("test", "admin"), "test")  # type: ignore[arg-type]  # it reads nothing of it
+        access = CallerAccess(api, CallerRights("test", "admin"), "test")  # type: ignore[arg-type]  # it reads nothing of it
         failures = iter((Forbidden("no"), None))
 
         def ask() -> str:
@@ -138,7 +138,7 @@ def test_an_error_is_not_kept(api: Dispatcher) -> None:
 @pytest.mark.parametrize("scope", SCOPES)
 def test_buttons_follow_the_same_rules_as_the_daemon(scope: str, projects: tuple[str, ...] | None) -> None:
     """For every method: a page offers it exactly if the daemon would accept the call of this caller."""
-    rights = Rights("someone", scope, projects)
+    rights = CallerRights("someone", scope, projects)
     bound = None if projects is None else frozenset(projects)
     principal = Principal(name="someone", scope=scope, projects=bound)  # type: ignore[arg-type]  # one of the scopes
     for name, method in METHODS.items():

@@ -76,8 +76,8 @@ def export(
 def _stretch(api: Any, since: str | None, until: str | None, after: int | None, through: int | None) -> tuple[int, int]:
     """Return the event after which to begin, and the last one."""
     from rota.cli.arguments import seconds
-    from rota.cli.journal_times import last_event_before
     from rota.errors import LimitExceeded
+    from rota.observe import last_event_before
     from rota.telemetry import EVENTS_MAX
 
     end = api.journal.cursor()

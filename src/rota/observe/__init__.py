@@ -9,6 +9,7 @@ from rota.observe.event_text import EventText, TextTone, describe
 from rota.observe.fleet_report import FleetReport, ProjectReport, WaitTimes, jain
 from rota.observe.fleet_state import AgentName, FleetState, ProjectTotals, StartingState
 from rota.observe.graph_trace import to_chrome, to_ndjson
+from rota.observe.journal_times import last_event_before
 from rota.observe.overview import (
     EntryLookup,
     Overview,
@@ -22,7 +23,7 @@ from rota.observe.overview import (
 from rota.observe.recent_rates import BUCKET_S, RatePoint, RecentRates
 from rota.observe.recent_usage import AgentShare, RecentShares
 from rota.observe.run_chart import WINDOW_S, ChartRow, RunEnding, RunSpan
-from rota.observe.run_history import RunHistory, first_after, read_runs
+from rota.observe.run_history import RunHistory, read_runs
 from rota.observe.sentence_reader import SentenceReader
 from rota.observe.text_filter import TextFilter, project_named
 
@@ -51,8 +52,8 @@ __all__ = [
     "TextTone",
     "WaitTimes",
     "describe",
-    "first_after",
     "jain",
+    "last_event_before",
     "project_named",
     "read_agents",
     "read_counts",

@@ -14,13 +14,14 @@ import msgspec
 
 from rota.model.events import EntriesClaimed, EntriesCompleted, EntriesReturned, Event, RunEnded
 from rota.observe.fleet_state import FleetState, StartingState
+from rota.observe.journal_times import last_event_before
 from rota.observe.overview import RUNNING_MAX, read_agents
 from rota.observe.run_chart import ChartRow, ChartRows
 
 if TYPE_CHECKING:
     from rota.service import SchedulerApi
 
-__all__ = ["EVENTS_READ_MAX", "RunHistory", "first_after", "read_runs"]
+__all__ = ["EVENTS_READ_MAX", "RunHistory", "read_runs"]
 
 EVENTS_READ_MAX = 50_000  # events of all kinds between the first and the last one that is read
 SPANS_MAX = 20_000  # runs in one row
@@ -38,24 +39,11 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
     is_whole: bool
 
 
-def first_after(api: SchedulerApi, at: float, cursor: int) -> int:
-    """Return the id of the last event before an instant, at most the cursor: ids grow with time."""
-    low, high = 0, cursor
-    while low < high:
-        middle = (low + high) // 2
-        found = api.journal.tail(middle, 1)
-        if found and found[0].ts < at:
-            low = max(found[0].event_id, middle + 1)
-        else:
-            high = middle
-    return low
-
-
 def read_runs(api: SchedulerApi, since_at: float, until_at: float) -> RunHistory:
     """Read the runs between two instants; of too many events, the last `EVENTS_READ_MAX`."""
     cursor = api.journal.cursor()
-    last = first_after(api, until_at, cursor)
-    wanted = first_after(api, since_at - (until_at - since_at), last)
+    last = last_event_before(api.journal, until_at, cursor)
+    wanted = last_event_before(api.journal, since_at - (until_at - since_at), last)
     first = max(wanted, last - EVENTS_READ_MAX)
     events = _between(api, first, last)
     begin_at = since_at if first == wanted or not events else max(since_at, events[0].ts)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rota.model.events import Event
 from rota.observe.event_text import EventText
 from rota.observe.fleet_state import FleetState, StartingState
+from rota.observe.journal_times import last_event_before
 from rota.observe.overview import EntryLookup, read_agents
-from rota.observe.run_history import first_after
 from rota.observe.text_filter import TextFilter
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SentenceReader:
     def history(self, count: int, since_s: float | None = None) -> list[tuple[Event, EventText]]:
         """Return what was said last: `count` sentences, or all of the last `since_s`."""
         if since_s is not None:
-            first = first_after(self._api, self._api.clock.now() - since_s, self._cursor)
+            first = last_event_before(self._api.journal, self._api.clock.now() - since_s, self._cursor)
             return self._shown_between(max(0, first - WARM_UP), first)
         for size in READ_BACK:
             begin = max(0, self._cursor - size)

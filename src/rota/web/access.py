@@ -22,10 +22,11 @@ from rota.service import SchedulerApi, SystemApi
 from rota.store.author import process_user
 from rota.web.feed import Feed
 
-__all__ = ["CallerAccess", "DashboardApi", "Opener", "Rights", "rights_of"]
+__all__ = ["CallerAccess", "CallerRights", "DashboardApi", "Opener", "rights_of"]
 
 READERS_MAX = 8  # calls of one access at the same time
 CACHED_MAX = 512  # answers that are kept until the next update
+SLOW_MAX = 64  # answers that are used for a while; beyond, old ones are dropped
 T = TypeVar("T")
 
 
@@ -36,7 +37,7 @@ class DashboardApi(SchedulerApi, SystemApi, Protocol):
 Opener: TypeAlias = Callable[[str | None], DashboardApi]  # opens the API with a token, or with the process's own rights
 
 
-class Rights:
+class CallerRights:
     """What a caller may do, as the declarations of the methods say it."""
 
     def __init__(self, caller: str, scope: str, projects: tuple[str, ...] | None = None) -> None:
@@ -57,22 +58,21 @@ class Rights:
         return self._principal.may(scope) and (not is_bound or (declared.bound is not None and declared.bound.allowed))
 
 
-def rights_of(api: Any) -> Rights:
+def rights_of(api: Any) -> CallerRights:
     """Ask a daemon what this caller may do; a program that opened the store itself may do everything."""
     if not hasattr(api, "server"):
-        return Rights(process_user(), "admin")
+        return CallerRights(process_user(), "admin")
     hello: Hello = api.server.hello(PROTOCOL, "rota web")
-    return Rights(hello.caller, hello.scope, hello.projects)
+    return CallerRights(hello.caller, hello.scope, hello.projects)
 
 
 class CallerAccess:
     """The scheduler API with the rights of one caller, for all pages of that caller."""
 
-    def __init__(self, api: DashboardApi, rights: Rights, name: str) -> None:
+    def __init__(self, api: DashboardApi, rights: CallerRights, name: str) -> None:
         self.api = api
         self.rights = rights
         self.name = name
-        self.pages = 0  # open ones
         self.feed = Feed(api, name)
         self._threads = ThreadPoolExecutor(READERS_MAX, thread_name_prefix=f"rota-web-{name}")
         self._answers: dict[Any, asyncio.Future[Any]] = {}
@@ -82,6 +82,7 @@ class CallerAccess:
 
     async def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Make a call on another thread, so that no page waits for another page's call."""
+        self.feed.calls += 1
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
 
@@ -99,8 +100,8 @@ class CallerAccess:
     async def read_every(self, age_s: float, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Like `read`, for what costs more or changes slowly: an answer is used for `age_s`."""
         key, now = _key(function, args, kwargs), self._clock.monotonic()
-        if len(self._slow) >= CACHED_MAX:
-            self._slow.clear()
+        if len(self._slow) >= SLOW_MAX:
+            self._slow = {known: kept for known, kept in self._slow.items() if kept[0] > now}
         until, found = self._slow.get(key, (0.0, None))
         if found is None or now >= until or (found.done() and found.exception() is not None):
             found = self._begin(function, args, kwargs)

@@ -3,10 +3,11 @@
     a thread      asks for the events after a cursor and waits for them; at most once per `PACE_S`, however many come
     the loop      folds them into one `FleetState`, and calls the open pages at most once per `TICK_S`
 
-So a page costs the store nothing by being open, and a burst of a thousand events is one update. If drawing takes long,
-updates become rarer: between two of them the loop rests at least as long as the last one took. A follower that falls
-behind by more than `BEHIND_MAX` events does not read them one by one: it starts again from the tables, and counts what
-it skipped. Without events, pages are called every `IDLE_S`, because durations and refills change by time alone.
+So a page costs the store nothing by being open, and a burst of a thousand events is one update. With many pages updates
+become rarer (`rest_s`): drawing takes a fifth of one core at most, and all pages together make at most `CALLS_S_MAX`
+calls a second, however many are open and whatever they show. A follower that falls behind by more than `BEHIND_MAX`
+events does not read them one by one: it starts again from the tables, and counts what it skipped. Without events, pages
+are called every `IDLE_S`, because durations and refills change by time alone.
 
 While the daemon cannot be reached the thread tries again every `RETRY_S`, and pages say so. It begins where it was.
 """
@@ -20,15 +21,17 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Literal, TypeAlias
+from weakref import WeakSet
 
 from rota.clock import SystemClock
 from rota.errors import Forbidden, NotFound, RotaError, StoreError, Unauthenticated
+from rota.host.process_cpu import thread_cpu_s
 from rota.model import Event, ReadyEntry
 from rota.model.events import EntriesCompleted, EntriesReturned
 from rota.observe import EntryLookup, EventText, FleetState, recent_state
 from rota.service import SchedulerApi
 
-__all__ = ["EVENTS_KEPT", "IDLE_S", "TICK_S", "Feed", "FeedStatus", "Listener", "SeenEvent"]
+__all__ = ["EVENTS_KEPT", "IDLE_S", "TICK_S", "Feed", "FeedStatus", "Listener", "SeenEvent", "rest_s"]
 
 PACE_S = 0.2  # between two requests for events
 TICK_S = 0.4  # between two updates of the pages
@@ -40,10 +43,20 @@ BEHIND_MAX = 20_000  # events that are read one by one
 EVENTS_KEPT = 2_000  # for the journal page
 FAILED_MAX = 20  # failed entries of one request that are read, to say why
 DRAWING_MAX = 8  # pages that are drawn at the same time
+REST_PER_CPU = 4.0  # seconds of rest for each second of CPU time that pages took
+CALLS_S_MAX = 50.0  # calls that all pages make, per second
+FEEDS_OF_FULL_PACE = 4  # with more callers signed in, each follows the journal more slowly
 _log = logging.getLogger("rota.web")
 
 FeedStatus: TypeAlias = Literal["connecting", "live", "lost", "ended"]
 Listener: TypeAlias = Callable[[], Awaitable[None]]
+_following: WeakSet[Feed] = WeakSet()  # the feeds of this process whose threads run
+
+
+def rest_s(took_s: float, cpu_s: float, calls: int, feeds: int = 1) -> float:
+    """Return how long to wait before the next update, from what the last one took and cost."""
+    crowd = max(1.0, feeds / FEEDS_OF_FULL_PACE)
+    return max(TICK_S * crowd, took_s, min(IDLE_S, REST_PER_CPU * cpu_s), calls * crowd / CALLS_S_MAX)
 
 
 class SeenEvent:
@@ -66,6 +79,7 @@ class Feed:
         self.events: deque[SeenEvent] = deque(maxlen=EVENTS_KEPT)
         self.cursor = 0  # the last event that was read
         self.generation = 0  # counts updates; answers of one generation are shared
+        self.calls = 0  # that pages have made
         self.folded = 0  # events since the start
         self.skipped = 0  # events that were not read one by one
         self._api = api
@@ -89,12 +103,18 @@ class Feed:
         if self._thread is None and not self._stopped:
             self._loop = asyncio.get_running_loop()
             self._ticker = asyncio.create_task(self._tick())
+            _following.add(self)
             self._thread = threading.Thread(target=self._follow, name=f"rota-web-feed-{self._name}", daemon=True)
             self._thread.start()
 
     def unsubscribe(self, listener: Listener) -> None:
         """Call a page no longer."""
         self._listeners.pop(listener, None)
+
+    @property
+    def open_pages(self) -> int:
+        """How many pages follow it."""
+        return len(self._listeners)
 
     def touch(self) -> None:
         """Update the pages now: this caller has just changed something."""
@@ -104,20 +124,24 @@ class Feed:
     def stop(self) -> None:
         """Stop following. The thread ends with its request."""
         self._stopped = True
+        _following.discard(self)
         if self._ticker is not None:
             self._ticker.cancel()
         with self._pause:
             self._pause.notify_all()
 
     async def _tick(self) -> None:
+        cpu_s = thread_cpu_s()
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), IDLE_S)
             self._changed.clear()
             self.generation += 1
-            began = self._clock.monotonic()
+            began, calls = self._clock.monotonic(), self.calls
             await asyncio.gather(*(self._draw(listener) for listener in tuple(self._listeners)))
-            await asyncio.sleep(max(TICK_S, self._clock.monotonic() - began))
+            took_s, cpu_before_s = self._clock.monotonic() - began, cpu_s
+            cpu_s = thread_cpu_s()  # what was sent after the update before this one counts as well
+            await asyncio.sleep(rest_s(took_s, cpu_s - cpu_before_s, self.calls - calls, len(_following)))
 
     async def _draw(self, listener: Listener) -> None:
         async with self._drawing:
@@ -132,7 +156,7 @@ class Feed:
         while not self._stopped:
             try:
                 self._read_once()
-                rest_s = PACE_S
+                pause_s = PACE_S * max(1.0, len(_following) / FEEDS_OF_FULL_PACE)
             except (Unauthenticated, Forbidden) as problem:
                 self._post(self._fail, "ended", problem.message)
                 return
@@ -141,10 +165,10 @@ class Feed:
                 lost = isinstance(problem, StoreError | NotFound)
                 _log.log(logging.DEBUG if lost else logging.WARNING, "the journal cannot be read: %s", problem)
                 self._post(self._fail, "lost", problem.message)
-                rest_s = RETRY_S
+                pause_s = RETRY_S
             with self._pause:
                 if not self._stopped:
-                    self._clock.wait(self._pause, rest_s)
+                    self._clock.wait(self._pause, pause_s)
 
     def _read_once(self) -> None:
         if not self._is_reading:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections import deque
 
+import msgspec
 from nicegui import ui
 
 from rota.errors import StoreUnavailable
@@ -12,10 +14,13 @@ from rota.model import LogPart
 from rota.web.page_session import PageSession
 from rota.web.widgets import labelled
 
-__all__ = ["LiveLog", "LogLines"]
+__all__ = ["LOG_S", "LiveLog", "LogLines"]
 
 FIRST_BYTES = 64 * 1024  # of the end of a log that are shown at first
+BLOCK_BYTES = 16 * 1024
 LINES_MAX = 1_000
+LOG_S = 1.0  # between two reads of what a run prints
+PAGES_OF_FULL_PACE = 20  # with more open pages, logs are read more rarely
 LINE_MAX = 2_000  # characters
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -48,8 +53,13 @@ class LiveLog:
         self._offset: int | None = None  # of the next byte; None: nothing was read
         self._lines = LogLines()
         self._is_reading = False
+        self.is_whole = False  # whether the run has ended and all that it printed is shown
         self._note = ui.label("").classes("soft small")
-        self._log = labelled(ui.log(max_lines=LINES_MAX).classes("log").props("tabindex=0 role=log"), "Output")
+        # drawn from the end, so that the newest lines stay in sight
+        with labelled(ui.element("div").classes("log log-end").props("tabindex=0 role=log"), "Output") as self._log:
+            self._parts = ui.element("div")
+        self._counts: deque[int] = deque()  # lines of the parts
+        self._log.set_visibility(False)
 
     async def show_attempt(self, attempt: int | None) -> None:
         """Show another attempt; None is the last one, also when a new one begins."""
@@ -59,7 +69,9 @@ class LiveLog:
 
     def _start_again(self) -> None:
         self._offset, self._lines = None, LogLines()
-        self._log.clear()
+        self._parts.clear()
+        self._counts.clear()
+        self._log.set_visibility(False)
 
     async def refresh(self) -> None:
         """Read what was printed since."""
@@ -78,10 +90,18 @@ class LiveLog:
             self._is_reading = False
 
     async def _read(self) -> LogPart:
-        offset = -FIRST_BYTES if self._offset is None else self._offset
-        return await self._session.access.call(
-            self._session.api.logs.read, self._sched_id, self._attempt, offset=offset, limit_bytes=FIRST_BYTES
+        """Read from the start of a block: pages that are in the same block make one call."""
+        access = self._session.access
+        begin = -FIRST_BYTES if self._offset is None else self._offset // BLOCK_BYTES * BLOCK_BYTES
+        age_s = LOG_S * max(1.0, access.feed.open_pages / PAGES_OF_FULL_PACE)
+        read = access.api.logs.read
+        part = await access.read_every(
+            age_s, read, self._sched_id, self._attempt, offset=begin, limit_bytes=FIRST_BYTES
         )
+        if self._offset is None or part.attempt != self._shown_attempt:
+            return part
+        known = max(0, self._offset - part.offset)
+        return msgspec.structs.replace(part, offset=part.offset + known, data=part.data[known:])
 
     def _show(self, part: LogPart) -> None:
         if self._offset is None:
@@ -90,10 +110,13 @@ class LiveLog:
         elif part.data:
             self._note.set_text(f"attempt {part.attempt}")
         self._shown_attempt = part.attempt
-        is_new = bool(part.data)
         self._offset = part.offset + len(part.data)
-        for line in self._lines.add(part.data, is_last=part.ended and self._offset >= part.total_bytes):
-            self._log.push(line)
-            is_new = True
-        if is_new:
-            self._log.update()
+        self.is_whole = part.ended and self._offset >= part.total_bytes
+        if lines := self._lines.add(part.data, is_last=self.is_whole)[-LINES_MAX:]:
+            with self._parts:
+                ui.label("\n".join(lines))
+            self._counts.append(len(lines))
+            self._log.set_visibility(True)
+        while sum(self._counts) > LINES_MAX:
+            self._counts.popleft()
+            self._parts.remove(0)

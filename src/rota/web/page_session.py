@@ -143,12 +143,15 @@ class PageSession:
     def say(self, words: str) -> None:
         """Show a short message."""
         with self.client:
-            ui.notify(words, type="positive", position="top", timeout=4_000)
+            ui.notify(words, position="bottom", timeout=4_000, classes="note tone-good")
 
     def say_problem(self, problem: RotaError) -> None:
         """Show an error with what to do about it."""
         with self.client:
-            ui.notify(str(problem), type="negative", position="top", timeout=10_000, multi_line=True, close_button="OK")
+            text = str(problem)
+            ui.notify(
+                text, position="bottom", timeout=10_000, multi_line=True, close_button="OK", classes="note tone-bad"
+            )
 
 
 def _ignore(_text: str) -> None:

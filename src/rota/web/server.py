@@ -42,7 +42,7 @@ RESPONSE_S = 15.0  # how long a page may take to be built
 RECONNECT_S = 10.0  # how long the elements of a page are kept when its browser is away
 BACKLOG = 128
 HISTORY_MAX = 50  # messages that are sent again to a browser that was away; beyond, it loads the page again
-NICENESS = 5  # where cores are scarce, scheduling and runs go before drawing
+NICENESS = 10  # where cores are scarce, scheduling and runs go before drawing
 _log = logging.getLogger("rota.web")
 
 
@@ -77,7 +77,7 @@ class WebServer:
             ws="websockets-sansio",
             ws_max_size=1 << 20,
             ws_per_message_deflate=False,
-            timeout_graceful_shutdown=1,
+            timeout_graceful_shutdown=0,  # open pages are closed at once; their browsers connect again
             ssl_certfile=self.settings.certificate,
             ssl_keyfile=self.settings.key,
         )
@@ -183,10 +183,16 @@ def _listen(settings: WebSettings) -> socket.socket:
     return listener
 
 
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """Return whether a message of the web server is for people: that open pages are closed at the end is not."""
+    return "graceful shutdown" not in str(record.msg)
+
+
 def run_server(settings: WebSettings, open_api: Opener, say: Callable[[str], None] = print) -> None:
     """Serve the dashboard until a signal; `open_api` opens the store with a token, or with this process's rights."""
     os.nice(NICENESS)
     sys.setswitchinterval(0.001)  # the loop draws; threads only wait for the store
     logging.getLogger("nicegui").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)
     asyncio.set_event_loop_policy(None)
     WebServer(settings, open_api, say).run()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from rota.clock import Clock, SystemClock
 from rota.errors import LockedOut, Unauthenticated
-from rota.web.access import CallerAccess, DashboardApi, Opener, Rights, rights_of
+from rota.web.access import CallerAccess, CallerRights, DashboardApi, Opener, rights_of
 
 __all__ = ["FAILURES_MAX", "FAILURES_S", "SESSIONS_MAX", "SESSION_S", "Sessions", "WebSession"]
 
@@ -98,7 +98,7 @@ class Sessions:
             self._accesses[name] = CallerAccess(api, rights, name[:8] or "own")
         return self._accesses[name]
 
-    def _open(self, token: str | None) -> tuple[DashboardApi, Rights]:
+    def _open(self, token: str | None) -> tuple[DashboardApi, CallerRights]:
         api = self._open_api(token)
         try:
             return api, rights_of(api)

@@ -100,10 +100,16 @@ class Meter:
             with ui.element("div").classes("meter-head"):
                 ui.label(name).classes("meter-name")
                 self._text = ui.label("").classes("soft small")
-            self._bar = labelled(ui.element("meter").props("min=0 max=1"), name)
+            with ui.element("div").classes("meter-box"):
+                self._bar = labelled(ui.element("meter").props("min=0 max=1"), name)
+                self._mark = ui.element("div").classes("meter-mark").props("aria-hidden=true")
+                self._mark.set_visibility(False)
 
-    def set(self, share: float, text: str, *, is_high: bool = False) -> None:
-        """Show a share from 0 to 1."""
+    def set(self, share: float, text: str, *, is_high: bool = False, target: float | None = None) -> None:
+        """Show a share from 0 to 1, and a mark where it should be."""
+        self._mark.set_visibility(target is not None)
+        if target is not None:
+            self._mark.style(f"left: {round(100 * max(0.0, min(1.0, target))):d}%")
         self._bar.props["value"] = round(max(0.0, min(1.0, share)), 3)
         self._bar.classes(add="meter-high" if is_high else "", remove="" if is_high else "meter-high")
         self._text.set_text(text)

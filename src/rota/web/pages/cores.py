@@ -65,7 +65,6 @@ class CoresPage:
 
     def __init__(self, session: PageSession) -> None:
         self._session = session
-        self._shares_at = float("-inf")
 
     def build(self) -> None:
         """Make the elements."""
@@ -105,13 +104,12 @@ class CoresPage:
         self._refused.set_visibility(bool(status.refused))
         self._budgets.show([budget_row(each, now) for each in status.contexts])
         self._no_budgets.set_visibility(not status.contexts)
-        if now >= self._shares_at + SHARES_EVERY_S:
-            self._shares_at = now
-            await self._show_shares(now)
+        await self._show_shares(now)
 
     async def _show_shares(self, now: float) -> None:
         session = self._session
-        report = await session.read(session.api.usage.report, ("project",), now // _DAY_S * _DAY_S)
+        since_at = now // _DAY_S * _DAY_S
+        report = await session.read_every(SHARES_EVERY_S, session.api.usage.report, ("project",), since_at)
         projects, _ = await session.read(session.api.projects.list, limit=200)
         rows = share_rows(report.lines, projects)
         self._shares.show(rows)

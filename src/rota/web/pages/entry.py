@@ -22,7 +22,7 @@ from rota.model import (
     shown_result,
 )
 from rota.time_text import local_time, when
-from rota.web.live_log import LiveLog
+from rota.web.live_log import LOG_S, LiveLog
 from rota.web.page_session import PageSession
 from rota.web.suggestions import call_of, function_of
 from rota.web.widgets import Meter, confirm, empty, fields_table, labelled, section, status_chip
@@ -30,7 +30,6 @@ from rota.web.widgets import Meter, confirm, empty, fields_table, labelled, sect
 __all__ = ["build"]
 
 EXPLAIN_S = 2.0  # how often why it waits is asked, at most: each time is a rehearsal of a claim
-LOG_S = 1.0  # between two reads of the log of a running entry
 JSON_CHARS_MAX = 20_000  # of a payload or a result
 AHEAD_MAX = 10
 QUEUED = ("waiting", "ready")
@@ -126,7 +125,7 @@ class _EntryPage:
         await self._log.refresh()
 
     async def _follow_log(self) -> None:
-        if self._found.entry.status == "running":
+        if self._found.attempts and not self._log.is_whole:
             await self._log.refresh()
 
     # --- the head --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from rota.web.widgets import Meter, Rows, Stat, confirm, labelled, section
 
 __all__ = ["build"]
 
-SLOW_S = 5.0  # how long what changes slowly, or costs more, is used
+WAITING_S = 15.0  # how long the list of projects with ready entries is used: it costs a call for each project
 PROJECTS_MAX = 50  # whose waiting entries are counted
 LIMITS_MAX = 200
 EVENTS_SHOWN = 12
@@ -47,8 +47,8 @@ async def build(session: PageSession) -> None:
 def _pause(session: PageSession) -> None:
     """Say that the fleet is paused, with the button that changes it."""
     with ui.element("div").classes("toolbar"):
-        words = ui.label("").classes("tone-warn").props("role=status")
         buttons = _pause_buttons(session) if session.may("kernel.project.pause_fleet") else ()
+        words = ui.label("").classes("tone-warn").props("role=status")
 
     async def refresh() -> None:
         by = await session.read(session.api.projects.fleet_paused_by)
@@ -94,7 +94,8 @@ def _numbers(session: PageSession) -> None:
         if slots is not None:
             workers = await session.read(session.api.workers.list)
             total = sum(worker.slots for worker in workers)
-            slots.set(f"{sum(worker.running for worker in workers)} of {total}", _count(len(workers), "worker"))
+            busy = sum(worker.running for worker in workers if worker.slots)
+            slots.set(f"{busy} of {total}" if total else "–", _count(len(workers), "worker"))
         running.set(f"{statuses.get('running', 0):,}")
         ready, waiting = statuses.get("ready", 0), statuses.get("waiting", 0)
         queued.set(f"{ready + waiting:,}", f"{ready:,} ready, {waiting:,} waiting")
@@ -102,7 +103,7 @@ def _numbers(session: PageSession) -> None:
         points = [] if state is None else state.rates.points(session.api.clock.now())
         recent = sum(point.failed for point in points)
         ended = statuses.get("failed", 0)
-        failed.set(f"{ended:,}", f"{recent:,} runs in 10 min", is_bad=recent > 0)
+        failed.set(f"{ended:,}", f"{_count(recent, 'run')} in 10 min", is_bad=recent > 0)
         minute = points[-MINUTE_BUCKETS:]
         throughput.set(f"{sum(point.ended for point in minute):,}/min", "runs that ended in the last minute")
         if state is not None:
@@ -205,9 +206,9 @@ def _shares(session: PageSession) -> None:
         state = session.feed.state
         if state is None:
             return
-        waiting = await session.read_every(SLOW_S, _waiting_projects, session.api)
+        waiting = await session.read_every(WAITING_S, _waiting_projects, session.api)
         shares = state.recent_shares(session.api.clock.now(), waiting)
-        words.set_text(f"of {shares.measure}, last {span(shares.window_s)}")
+        words.set_text(f"of {shares.measure}, last {_period(shares.window_s)}")
         rows.show({project.project_id: project for project in shares.projects[:PROJECTS_MAX]})
 
     session.live(refresh)
@@ -226,7 +227,7 @@ def _share_row(project: ProjectReport) -> Callable[[ProjectReport], None]:
 
     def update(now: ProjectReport) -> None:
         weight = f"weight {now.weight / WEIGHT_UNIT:g}, {_count(now.runs, 'run')}"
-        meter.set(now.share, f"{now.share:.0%} of {now.target:.0%} target · {weight}")
+        meter.set(now.share, f"{now.share:.0%} of {now.target:.0%} target · {weight}", target=now.target)
 
     return update
 
@@ -256,10 +257,15 @@ def _budget_row(line: BudgetLine) -> Callable[[BudgetLine], None]:
     def update(now: BudgetLine) -> None:
         used = now.used / now.limit if now.limit else 1.0
         reserved = f", {_amount(now.dim, now.reserved)} reserved" if now.reserved else ""
-        text = f"{_amount(now.dim, now.used)} of {_amount(now.dim, now.limit)} per {span(now.window_s)}{reserved}"
+        text = f"{_amount(now.dim, now.used)} of {_amount(now.dim, now.limit)} per {_period(now.window_s)}{reserved}"
         meter.set(used, text, is_high=used >= HIGH)
 
     return update
+
+
+def _period(seconds: float) -> str:
+    """Return a duration without a needless fraction: "1 min"."""
+    return span(seconds).replace(".0 ", " ")
 
 
 def _amount(dim: str, amount: int) -> str:
@@ -304,7 +310,7 @@ def _limit_row(limit: _Limit) -> Callable[[_Limit], None]:
     def update(now: _Limit) -> None:
         context = now.context
         used = 1.0 - max(0, context.remaining) / context.budget
-        text = f"{max(0, context.remaining):,} left of {context.budget:,} per {span(context.period / 1000)}"
+        text = f"{max(0, context.remaining):,} left of {context.budget:,} per {_period(context.period / 1000)}"
         meter.set(used, text + _refill_text(now), is_high=used >= HIGH)
 
     return update
@@ -344,7 +350,8 @@ def _worker_row(worker: WorkerInfo) -> Callable[[WorkerInfo], None]:
     def update(now: WorkerInfo) -> None:
         where = f" on {now.host}" if now.host else ""
         draining = ", draining" if now.draining else ""
-        text = f"{now.running} of {_count(now.slots, 'slot')} busy · {now.kind.replace('_', ' ')}{where}{draining}"
+        busy = f"{now.running} of {_count(now.slots, 'slot')} busy" if now.slots else f"{_count(now.running, 'run')}"
+        text = f"{busy} · {now.kind.replace('_', ' ')}{where}{draining}"
         meter.set(now.running / now.slots if now.slots else 0.0, text)
 
     return update

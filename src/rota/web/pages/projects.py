@@ -8,7 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from rota.errors import InvalidInput
-from rota.model import Agent, Project
+from rota.model import Agent, Project, UsageReport
 from rota.web.page_session import PageSession
 from rota.web.pictures import legend, picture_frame
 from rota.web.project_view import COLOURS, agent_row, changes, day_chart, project_row, projects_of, usage_row
@@ -217,7 +217,7 @@ class UsageSection:
 
     def __init__(self, session: PageSession) -> None:
         self._session = session
-        self._read_at = float("-inf")
+        self._shown: UsageReport | None = None
 
     def build(self) -> None:
         """Make the elements."""
@@ -230,12 +230,11 @@ class UsageSection:
     async def refresh(self) -> None:
         """Read the days again, at most once in a while."""
         session = self._session
-        now = session.api.clock.now()
-        if now < self._read_at + USAGE_EVERY_S:
+        since_at = (session.api.clock.now() // _DAY_S - DAYS + 1) * _DAY_S
+        report = await session.read_every(USAGE_EVERY_S, session.api.usage.report, ("project", "day"), since_at)
+        if report is self._shown:
             return
-        self._read_at = now
-        since_at = (now // _DAY_S - DAYS + 1) * _DAY_S
-        report = await session.read(session.api.usage.report, ("project", "day"), since_at)
+        self._shown = report
         days = [_day(since_at + number * _DAY_S) for number in range(DAYS)]
         drawing, _ = day_chart(report, days)
         self._picture.set_content(drawing if report.lines else "")
