@@ -57,6 +57,7 @@ def test_a_server_without_trouble_has_no_note() -> None:
         ({"oldest": ServerSession(78, "psql", "this host", 4_000.0)}, "note", "process 78 (psql", "backend(78)"),
         ({"dead_rows": DeadRows("agent_events", 90_000, 10)}, "note", "90,000 in agent_events", "VACUUM (ANALYZE)"),
         ({"inactive_slots": {"old": 2**30}}, "note", "not in use and keeps 1,024.0 MiB", "drop_replication"),
+        ({"inbox": 3, "inbox_s": 4_000.0}, "note", "3 rows of the inbox wait to be taken in", "rota run"),
         ({"connections": 95}, "bad", "2 left", "max_connections"),
     ],
 )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 from rota import store
@@ -56,3 +58,18 @@ LIVE = store.Statement(
     "The number of running entries.",
     "SELECT count(*) FROM agent_schedule_queue WHERE state = 'dispatched'",
 )
+
+
+def take_in_and_die(url: str, stage: str) -> None:
+    """Claim one entry, and be killed when the inbox is taken in, before or after the commit."""
+    opened: Any = store.open(url)
+    kernel = Kernel(opened)
+    commit = opened._engine.commit
+
+    def die() -> None:
+        if stage == "committed":
+            commit()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    opened._engine.commit = die
+    kernel.queue.claim(worker_id="child")

@@ -16,6 +16,7 @@ TURN_S_MAX = 1.0  # a turn takes milliseconds
 TRANSACTION_S_MAX = 300.0  # an older one keeps vacuum from its work
 DEAD_ROWS_MIN = 50_000
 CONNECTIONS_LEFT_MIN = 10
+INBOX_S_MAX = 60.0  # the next claim takes in what programs have enqueued
 PART = "server"
 
 
@@ -97,6 +98,11 @@ def _upkeep(health: ServerHealth) -> Iterator[Finding]:
         fix = f"VACUUM (ANALYZE) {health.schema}.{rows.table}" if is_much else ""
         words = f"most dead rows: {rows.dead:,} in {rows.table}, beside {rows.live:,} live ones"
         yield Finding(PART, "note" if is_much else "good", words, fix)
+    if health.inbox:
+        is_old = health.inbox_s > INBOX_S_MAX
+        words = f"{health.inbox:,} rows of the inbox wait to be taken in, the oldest for {span(health.inbox_s)}"
+        fix = "The next claim takes them in. Start a worker: `rota run fleet.toml`" if is_old else ""
+        yield Finding(PART, "note" if is_old else "good", words, fix)
     for name, size in health.inactive_slots.items():
         words = f"replication slot {name} is not in use and keeps {size / 2**20:,.1f} MiB of the log"
         yield Finding(PART, "note", words, f"If it is not needed: SELECT pg_drop_replication_slot('{name}')")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rota.kernel.bulk import BulkResult
     from rota.kernel.copying import CopiedStore, copy_store
     from rota.kernel.entry_reads import EntryFilter, EntryGroup, EntryReads
+    from rota.kernel.inbox_statement import EnqueueStatement, enqueue_statement
     from rota.kernel.kernel import Kernel
     from rota.kernel.replay import KernelState
     from rota.kernel.run_reports import Completion, RunReport
@@ -30,6 +31,7 @@ __all__ = [
     "BulkResult",
     "Completion",
     "CopiedStore",
+    "EnqueueStatement",
     "EntryFilter",
     "EntryGroup",
     "EntryReads",
@@ -45,6 +47,7 @@ __all__ = [
     "ScheduleSpec",
     "TurnResult",
     "copy_store",
+    "enqueue_statement",
 ]
 
 __getattr__ = exports(
@@ -54,6 +57,7 @@ __getattr__ = exports(
         "agent_reads": ("AgentReads",),
         "entry_reads": ("EntryFilter", "EntryGroup", "EntryReads"),
         "bulk": ("BulkResult",),
+        "inbox_statement": ("EnqueueStatement", "enqueue_statement"),
         "copying": ("CopiedStore", "copy_store"),
         "run_reports": ("Completion", "RunReport"),
         "runs": ("HeartbeatReply",),

@@ -51,7 +51,7 @@ _REFERENCES = Statement(
         WHERE c.contype = 'f' AND c.connamespace = current_schema()::regnamespace""",
 )
 # ids of these tables are never given again, also when their rows are gone
-_COUNTED = {"finished_entries": "place", "limit_asks": "ask_id"}
+_COUNTED = {"finished_entries": "place", "limit_asks": "ask_id", "enqueue_inbox": "inbox_id"}
 _COUNTER = {
     table: Statement(
         "copy_counter",

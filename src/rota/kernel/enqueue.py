@@ -98,6 +98,22 @@ class Enqueuing(Entries):
         """Put an entry into the queue inside a transaction."""
         return self._enqueue(tx, (_checked(spec),), now)[0]
 
+    def enqueue_each_in(self, tx: Transaction, specs: Sequence[ScheduleSpec], now: float) -> list[int | RotaError]:
+        """Put entries into the queue inside a transaction, each for itself: one that is refused yields its error."""
+        try:
+            batch = _checked_batch(specs)
+            if not batch or not any(new.refers for new in batch):
+                return list(self._enqueue(tx, batch, now)) if batch else []
+        except RotaError:  # found before anything was written
+            pass
+        return [self._enqueue_or_error(tx, spec, now) for spec in specs]
+
+    def _enqueue_or_error(self, tx: Transaction, spec: ScheduleSpec, now: float) -> int | RotaError:
+        try:
+            return self.enqueue_in(tx, spec, now)
+        except RotaError as problem:
+            return problem
+
     def spawn_in(self, tx: Transaction, spec: ScheduleSpec, from_project: str | None, now: float) -> int:
         """Put the child of a run of a project into the queue inside a transaction."""
         agent = self._env.cache.agents(tx, {spec.pid}).get(spec.pid)

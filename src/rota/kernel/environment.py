@@ -155,6 +155,7 @@ class DueSummary(NamedTuple):
     refill_at: float | None  # a context gets budget back
     affinity_until: float | None  # the next affinity hold ends
     dependents_pending: int  # dependents of ended entries are still to be released or cancelled
+    inbox_pending: int  # programs have enqueued in transactions of their own
     any_loan: int  # runs have lent budget to their children
     fleet_paused_by: str | None
     any_stopped: int  # agents that are paused or have a cap of 0
@@ -174,7 +175,7 @@ class DueSummary(NamedTuple):
             or (self.window_edge_at is not None and self.window_edge_at <= now)
             or (self.refill_at is not None and self.refill_at <= now)
             or (self.affinity_until is not None and self.affinity_until <= now)
-            or bool(self.dependents_pending)
+            or bool(self.dependents_pending or self.inbox_pending)
         )
 
     @property
@@ -188,7 +189,8 @@ class DueSummary(NamedTuple):
             self.refill_at,
             self.affinity_until,
         )
-        return 0.0 if self.dependents_pending else min((at for at in instants if at is not None), default=None)
+        pending = self.dependents_pending or self.inbox_pending
+        return 0.0 if pending else min((at for at in instants if at is not None), default=None)
 
     @property
     def retry_at(self) -> float | None:

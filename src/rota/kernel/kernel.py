@@ -20,6 +20,7 @@ from rota.kernel.entry_reads import EntryFilter
 from rota.kernel.environment import kernel_environment
 from rota.kernel.failover import fence_claims
 from rota.kernel.graph_runs import GraphRuns
+from rota.kernel.inbox import Inbox
 from rota.kernel.integrity import PROBLEMS_MAX, find_problems
 from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
@@ -70,6 +71,7 @@ class Kernel:
         self.project_reads = ProjectReads(env)
         self.queue.claim_by_policy = self._claim_by_policy
         store.on_failover(partial(fence_claims, env))
+        self.queue.maintenance.take_in = Inbox(env, self.agents, self.queue).take_in
 
     def _claim_by_policy(self, request: TurnRequest, tx: Transaction) -> list[ReadyEntry]:
         """Claim by the policy of the store, for a program that uses the kernel without a dispatcher.

@@ -2,8 +2,9 @@
 
 No separate janitor process is needed: every claim first does what is due, in bounded batches, and a parked claim is
 woken when the next thing falls due. Held entries are released, expired claims taken back, passed deadlines swept,
-usage that left its window subtracted, contexts refilled, affinity holds ended, dependents processed. When the wall
-clock jumps, what is due moves with it, before maintenance looks at it (clock_jumps.py).
+usage that left its window subtracted, contexts refilled, affinity holds ended, dependents processed, and what programs
+enqueued in transactions of their own is taken in (inbox.py). When the wall clock jumps, what is due moves with it,
+before maintenance looks at it (clock_jumps.py).
 
 **What is due together.** A transaction releases at most `PROMOTE_MAX` held entries, those of the highest priority. A
 claim in strict order goes on when it comes to an entry that is not ahead of all that are left (claim_pass.py), so the
@@ -17,7 +18,7 @@ be before them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from rota.kernel import affinity, contexts, dependencies, usage_windows, workers
 from rota.kernel.completion import end_runs
@@ -55,6 +56,7 @@ class Maintenance:
 
     def __init__(self, env: KernelEnvironment) -> None:
         self._env = env
+        self.take_in: Callable[[Transaction, float], None] = lambda _tx, _now: None  # the inbox; set by the kernel
 
     def run_due(self, tx: Transaction, now: float, *, now_from_clock: bool, sweeps: bool = True) -> DueSummary:
         """Do what is due; returns the due summary afterwards.
@@ -86,6 +88,8 @@ class Maintenance:
     def _do_due(self, tx: Transaction, due: DueSummary, now: float, sweeps: bool) -> None:
         env = self._env
         expired: list[int] = []
+        if due.inbox_pending:
+            self.take_in(tx, now)
         if due.held_at is not None and due.held_at <= now:
             promote(tx, env, now)
         if due.expires_at is not None and due.expires_at <= now:

@@ -189,7 +189,7 @@ class PostgresStore(Writer):
             if not self._closed and self._listener is None:
                 self._listener = NewsListener(self.address, self._hear, read_only=self._read_only)
 
-    def _hear(self, news: int) -> None:
+    def _hear(self, news: int | None) -> None:
         """A commit was announced: if it is another process's, try the parked requests and call the listeners."""
         if not (self._foreign_listeners or self.parked):
             return

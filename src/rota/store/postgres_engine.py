@@ -57,12 +57,14 @@ Durability = Literal["full", "normal"]
 ABSENT_S = 0.5  # how long a server that could not be reached is not asked again
 _BEGIN = "BEGIN"
 _LOCK = "SELECT pg_advisory_xact_lock($1::bigint)"
-_TURN = """SELECT (SELECT last_value FROM news),
+_INBOX = "(SELECT true FROM enqueue_inbox ORDER BY inbox_id LIMIT 1) IS NOT NULL"  # a program has enqueued
+_TURN = f"""SELECT (SELECT last_value FROM news),
     coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
     coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0),
     (SELECT value FROM kernel_meta WHERE key = 'schema_version'),
     (SELECT value FROM kernel_meta WHERE key = 'clock_offset'),
-    extract(epoch FROM clock_timestamp())::double precision"""
+    extract(epoch FROM clock_timestamp())::double precision,
+    {_INBOX}"""  # noqa: S608  # a constant
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::double precision"
 _LAST_IDS = """SELECT coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
     coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0)"""
@@ -271,13 +273,13 @@ class PostgresEngine:
         pipeline = self.pipeline
         self.is_pending = False
         asked_at = SystemClock.monotonic()
-        ((news, event_id, sched_id, version, clock_offset, time_s),), *foretold = pipeline.collect()[2:]
+        ((news, event_id, sched_id, version, clock_offset, time_s, inbox),), *foretold = pipeline.collect()[2:]
         if version != str(LATEST):
             text = f"schema_version is {version} now; this process writes {LATEST}"
             raise SchemaMismatch(text, hint="Restart it with the version of rota that migrated the schema.")
         self._last_ids = {"event": event_id, "entry": sched_id}
         self.ids_known = True
-        if news != self._news:
+        if inbox or news != self._news:  # a program's own transaction takes no number
             self.foreign_version += 1
             self._news, self._foreign = news, True
             self.foretold = dict(zip(self._foretold, foretold, strict=False))
@@ -289,10 +291,10 @@ class PostgresEngine:
                 ((time_s,),) = pipeline.rows(_TIME)
 
     def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
-        """Read these with the first trip of a transaction, if others have written since the last one."""
+        """Read these with the first trip of a transaction, if others have written since the last one, or enqueued."""
         for statement, parameters in reads:
             text = f"SELECT * FROM ({postgres_text(statement)}) foretold WHERE (SELECT last_value FROM news) <> "  # noqa: S608  # a statement of rota
-            self._foretold[statement, parameters] = f"{text}${len(parameters) + 1}::bigint"  # else it is not run
+            self._foretold[statement, parameters] = f"{text}${len(parameters) + 1}::bigint OR {_INBOX}"  # else not run
 
     def changing(self, text: str, count: int, *, moves_ids: bool) -> None:
         """Note that writes are sent: what was foretold may no longer be so."""
@@ -420,9 +422,9 @@ class PostgresEngine:
         found, self._foreign = self._foreign, False
         return found
 
-    def note_news(self, news: int) -> bool:
-        """Record a number that the listener has received; return whether it is another process's commit."""
-        if self._news is not None and news <= self._news:
+    def note_news(self, news: int | None) -> bool:
+        """Record what the listener has received; return whether it is another's commit. None is one of the inbox."""
+        if news is not None and self._news is not None and news <= self._news:
             return False
         self._foreign = True
         return True

@@ -17,6 +17,7 @@ __all__ = ["DeadRows", "ServerHealth", "ServerSession", "server_health"]
 ROUND_TRIPS = 9  # of which the shortest counts
 LISTEN_S_MAX = 2.0  # how long a notification may take
 CHANNEL = "rota_doctor"
+INBOX_MAX = 100_000  # rows of the inbox that are counted
 
 _SETTINGS = """SELECT current_setting('server_version'), pg_is_in_recovery(), current_setting('fsync'),
     current_setting('full_page_writes'), current_setting('synchronous_commit'),
@@ -37,6 +38,8 @@ _OLDEST = """SELECT true, pid, coalesce(application_name, ''), coalesce(host(cli
     ORDER BY xact_start LIMIT 1"""
 _DEAD = """SELECT relname::text, n_dead_tup, n_live_tup FROM pg_stat_user_tables
     WHERE schemaname = %s ORDER BY n_dead_tup DESC, relname LIMIT 1"""
+_INBOX = """SELECT count(*), coalesce(extract(epoch FROM clock_timestamp()) - min(created_at), 0)::double precision
+    FROM (SELECT created_at FROM enqueue_inbox LIMIT %s) counted"""
 _SLOTS = """SELECT slot_name::text, coalesce(pg_wal_lsn_diff(
         CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END, restart_lsn), 0)
     ::bigint FROM pg_replication_slots WHERE NOT active ORDER BY slot_name"""
@@ -83,6 +86,8 @@ class ServerHealth(msgspec.Struct, frozen=True, kw_only=True):
     dead_rows: DeadRows | None
     inactive_slots: dict[str, int]  # name → bytes of the log that they keep
     listen_s: float | None  # how long a notification took; None: it did not arrive
+    inbox: int = 0  # what programs have enqueued and no claim has taken in
+    inbox_s: float = 0.0  # how long the oldest of it waits
 
 
 def server_health(url: str) -> ServerHealth:
@@ -100,6 +105,7 @@ def _examine(connection: psycopg.Connection[Any], shown: str, schema: str) -> Se
     found = _row(connection, _SETTINGS)
     turn = [(row[0], ServerSession(*row[1:])) for row in connection.execute(_TURN, (turn_key(schema),))]
     oldest, dead = _row(connection, _OLDEST), _row(connection, _DEAD, (schema,))
+    inbox = _inbox(connection)
     return ServerHealth(
         shown=shown,
         schema=schema,
@@ -122,6 +128,8 @@ def _examine(connection: psycopg.Connection[Any], shown: str, schema: str) -> Se
         dead_rows=DeadRows(*dead) if dead else None,
         inactive_slots={name: int(size) for name, size in connection.execute(_SLOTS)},
         listen_s=None if found[1] else _listen(connection),
+        inbox=inbox[0],
+        inbox_s=inbox[1],
     )
 
 
@@ -134,6 +142,11 @@ def _version(connection: psycopg.Connection[Any]) -> str | None:
     exists = _row(connection, "SELECT to_regclass(current_schema() || '.kernel_meta') IS NOT NULL")
     found = _row(connection, _VERSION) if exists and exists[0] else ()
     return str(found[0]) if found else None
+
+
+def _inbox(connection: psycopg.Connection[Any]) -> tuple[Any, ...]:
+    exists = _row(connection, "SELECT to_regclass(current_schema() || '.enqueue_inbox') IS NOT NULL")
+    return _row(connection, _INBOX, (INBOX_MAX,)) if exists and exists[0] else (0, 0.0)
 
 
 def _times(connection: psycopg.Connection[Any]) -> tuple[float, float]:

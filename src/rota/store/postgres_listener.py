@@ -5,6 +5,8 @@ request waits has one connection that listens. Notifications are hints that can 
 server that is replaced; so every `POLL_S` the listener also asks for the last number. A number that no notification has
 announced may belong to a transaction that is not committed yet; the listener waits for the turn, and after it the
 transaction is over.
+
+A program that enqueues in a transaction of its own has no number; its commit notifies with the word `inbox`.
 """
 
 from __future__ import annotations
@@ -25,18 +27,26 @@ from rota.store.postgres_engine import channel, turn_key
 
 __all__ = ["POLL_S", "NewsListener"]
 
+INBOX = "inbox"  # what the schema's function `enqueue` notifies with
 POLL_S = 1.0  # how late a lost notification, or a server that is back, is noticed
+_ASK = "SELECT last_value, (SELECT inbox_id FROM enqueue_inbox ORDER BY inbox_id LIMIT 1) FROM news"
 _log = logging.getLogger(__name__)
 
 
 class NewsListener:
-    """A thread that calls `on_news` with the number of every commit, in order, but not with each of them."""
+    """A thread that calls `on_news` with the number of every commit, in order, but not with each of them.
 
-    def __init__(self, address: PostgresAddress, on_news: Callable[[int], None], *, read_only: bool = False) -> None:
+    None stands for commits of programs that have enqueued in a transaction of their own.
+    """
+
+    def __init__(
+        self, address: PostgresAddress, on_news: Callable[[int | None], None], *, read_only: bool = False
+    ) -> None:
         self._address = address
         self._on_news = on_news
         self._read_only = read_only
         self._seen: int | None = None
+        self._seen_inbox: int | None = None  # the first row that the poll has found there
         self._stop_in, self._stop_out = os.pipe()
         self._listening = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rota-watch", daemon=True)
@@ -82,8 +92,8 @@ class NewsListener:
         poll = select.poll()
         poll.register(self._stop_in, select.POLLIN)
         poll.register(connection.fileno(), select.POLLIN)
-        heard: list[int] = []
-        connection.add_notify_handler(lambda notice: heard.append(int(notice.payload or 0)))
+        heard: set[str] = set()
+        connection.add_notify_handler(lambda notice: heard.add(notice.payload))
         self._ask(connection)
         self._listening.set()
         while True:
@@ -93,17 +103,23 @@ class NewsListener:
             if ready:
                 connection.pgconn.consume_input()
                 while notice := connection.pgconn.notifies():
-                    heard.append(int(notice.extra or b"0"))
-                if heard:
-                    self._report(max(heard))
-                    heard.clear()
+                    heard.add(notice.extra.decode())
+                if INBOX in heard:
+                    self._tell(None)
+                if numbers := [int(text) for text in heard if text.isdecimal()]:
+                    self._report(max(numbers))
+                heard.clear()
             else:
                 self._ask(connection)
 
     def _ask(self, connection: psycopg.Connection[Any]) -> None:
         """Ask for the last number; if it is new, wait until its transaction is over."""
-        row = connection.execute("SELECT last_value FROM news").fetchone()
-        news = int(row[0]) if row else 0
+        row = connection.execute(_ASK).fetchone()
+        news, inbox = (int(row[0]), row[1]) if row else (0, None)
+        if inbox != self._seen_inbox:
+            self._seen_inbox = inbox
+            if inbox is not None:
+                self._tell(None)
         if news != self._seen:
             if not self._read_only:  # a standby has no turns, and shows what is committed
                 key = turn_key(self._address.schema)
@@ -112,6 +128,9 @@ class NewsListener:
 
     def _report(self, news: int) -> None:
         self._seen = news
+        self._tell(news)
+
+    def _tell(self, news: int | None) -> None:
         try:
             self._on_news(news)
         except Exception:  # the thread must survive: parked requests depend on the next commit

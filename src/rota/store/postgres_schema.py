@@ -26,7 +26,11 @@ from rota.store.protocol import Statement
 
 __all__ = ["COLUMNS", "SEQUENCES", "STORAGE", "creation", "plan", "step"]
 
-SEQUENCES = {"finished_entries": "place", "limit_asks": "ask_id"}  # tables whose ids PostgreSQL gives
+SEQUENCES = {
+    "finished_entries": "place",
+    "limit_asks": "ask_id",
+    "enqueue_inbox": "inbox_id",
+}  # tables whose ids PostgreSQL gives
 
 _FUNCTIONS = r"""
     CREATE FUNCTION rota_json_valid(body text) RETURNS boolean IMMUTABLE STRICT LANGUAGE plpgsql AS $$
@@ -442,12 +446,16 @@ _TABLES = """
 """
 _TYPES = {"INTEGER": "bigint", "REAL": "double precision", "TEXT": 'text COLLATE "C"'}
 
-COLUMNS = {  # table: the type of each column; later steps may add to it
+COLUMNS = {  # table: the type of each column; below, those of the later steps
     table: {
         name: {"INTEGER": "bigint", "REAL": "double precision", "TEXT": "text"}[kind]
         for name, kind in re.findall(r"^ {8}(\w+) (INTEGER|REAL|TEXT)\b", body, re.MULTILINE)
     }
     for table, body in re.findall(r"CREATE TABLE (\w+) \((.*?)\n? *\);", _TABLES, re.DOTALL)
+}
+COLUMNS |= {
+    table: dict(re.findall(r"^ +(\w+) (bigint|double precision|text)\b", body, re.MULTILINE))
+    for table, body in re.findall(r"CREATE TABLE (\w+) \((.*?)\n? *\);", "".join(POSTGRES_STEPS.values()), re.DOTALL)
 }
 
 # A vacuum after so many changed rows, whatever the size of the table, without pauses: the tables of this list are read
