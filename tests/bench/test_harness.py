@@ -118,6 +118,8 @@ CASES = {
         "fair-share-1000x100k",
     ],
     "mcp": ["first-answer", "clients-100"],
+    "ray": ["in-flight-64", "start-p50", "memory-1000"],
+    "web": ["events-shown", "memory-100-pages", "daemon-under-100-pages"],
     "daemon": [
         *("enqueue-1c", "enqueue-16c", "claim-complete-16c", "http-enqueue-16c"),
         *("wake-p50", "wake-p99", "memory"),

@@ -108,7 +108,7 @@ def test_every_command_speaks_json_and_has_a_sentence_for_everything() -> None:
         options = {option for param in command.params for option in param.opts}
         # graph commands have several forms, JSON among them; a schema is JSON anyway
         of_graphs = words.startswith("graph ") and ("--format" in options or words == "graph schema")
-        assert "--json" in options or of_graphs or words in ("serve", "mcp", "help"), words
+        assert "--json" in options or of_graphs or words in ("serve", "web", "mcp", "help"), words
         assert command.help.endswith("."), words
         assert all(param.help for param in command.params), words
 

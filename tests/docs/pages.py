@@ -163,6 +163,7 @@ FLEET_TABLES: Mapping[str, type[msgspec.Struct]] = {
     "`agents.NAME.triggers`, each": fleet_tables.TriggerTable,
     "`[graphs.NAME]`": fleet_tables.GraphTable,
     "`[hooks.NAME]`": fleet_tables.HookTable,
+    "`[ray]`": fleet_tables.RayTable,
     "`[retention]`": fleet_tables.RetentionTable,
 }
 

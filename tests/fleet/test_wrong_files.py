@@ -26,7 +26,7 @@ WRONG = {
     "[agent.reader]\ncommand = 'ls'": "agent: unknown key; did you mean 'agents'?",
     "colour = 'red'": (
         "colour: unknown key; valid keys: name, store, policy, slots, worker_id, logs_max, logs_bytes_max, logs, "
-        "dimensions, scheduling, projects, limits, prices, agents, graphs, hooks, retention"
+        "dimensions, scheduling, projects, limits, prices, agents, graphs, hooks, ray, retention"
     ),
     A + "prioriy = 3": "agents.reader.prioriy: unknown key; did you mean 'priority'?",
     A + "limits = {wall = 3}": "agents.reader.limits.wall: unknown key; did you mean 'wall_s'?",
