@@ -170,7 +170,8 @@ def test_an_agents_variables_are_shown_without_values(rota: Shell, path: Path) -
 
 CLI = Path(output.__file__).parent
 DOORS = ("output.py", "terminal_text.py")
-STREAMS_MAX = {"__init__.py": 2, "logs.py": 1, "graph_runs.py": 2, "trace.py": 1}  # uses of sys.stdout and sys.stderr, looked at
+# uses of sys.stdout and sys.stderr, looked at
+STREAMS_MAX = {"__init__.py": 2, "logs.py": 1, "graph_runs.py": 2, "trace.py": 1}
 
 
 def calls_past_the_door(tree: ast.AST) -> list[str]:

@@ -23,6 +23,7 @@ FACES = {
     "rota.agent",
     "rota.app",
     "rota.clock",
+    "rota.doc_pages",
     "rota.decoding",
     "rota.errors",
     "rota.policy.fair_share",
