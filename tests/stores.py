@@ -21,6 +21,7 @@ several, with commas).
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,8 +112,10 @@ def store_kind(
         schemas = _schemas()
         monkeypatch.setattr(store, "open", schemas.open)
         monkeypatch.setattr(store, "open_joined", schemas.open_joined)
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield kind
+        # a short path: sockets are in it
+        with tempfile.TemporaryDirectory(prefix="rota-", ignore_cleanup_errors=True) as state:
+            monkeypatch.setenv("XDG_STATE_HOME", state)
+            yield kind
     if os.getpid() in _of_process:  # also if the test opened a store on PostgreSQL itself
         _of_process[os.getpid()].end_test()
 

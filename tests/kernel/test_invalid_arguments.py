@@ -414,6 +414,7 @@ WITHOUT_INPUT = {
     "agents.set_pause_in",
     "agents.terminate_in",
     "agents.update_in",
+    "queue.enqueue_in",  # inside the caller's transaction, as the others with this ending
     "journal.cursor",
     "journal.ends",
     "journal.notify_followers",

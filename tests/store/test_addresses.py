@@ -46,6 +46,13 @@ def test_another_store_has_other_files(other: str) -> None:
     assert host_path(other) != host_path(URL)
 
 
+def test_the_socket_of_a_long_schema_has_a_path_that_the_system_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/somebody/.local/state")
+    one, two = (host_path(f"postgresql://db/fleet?schema={'s' * 62}{end}") for end in "ab")
+    assert one != two
+    assert len(f"{one}-daemon/rota.sock") < 100
+
+
 def test_without_a_setting_the_state_folder_is_in_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -16,7 +16,7 @@ import pytest
 
 from rota import store
 from rota.clock import SystemClock
-from rota.errors import InvalidInput, SchemaMismatch, StoreUnavailable
+from rota.errors import InvalidInput, SchemaMismatch, StoreMissing, StoreUnavailable
 from rota.store.postgres_clock import DRIFT_S, JUMP_S, DatabaseClock
 from rota.store.postgres_connection import connect, parse_url, unavailable
 from tests.postgres_server import PostgresServer, free_port, shared_dsn
@@ -73,7 +73,7 @@ def test_a_schema_of_another_program_is_refused_and_left_alone() -> None:
 
 
 def test_a_read_only_store_creates_nothing() -> None:
-    with pytest.raises(SchemaMismatch, match="read-only"):
+    with pytest.raises(StoreMissing, match="no rota in the schema never_made"):
         store.open(f"{shared_dsn()}&schema=never_made", read_only=True)
     with psycopg.connect(shared_dsn(), autocommit=True) as connection:
         assert connection.execute("SELECT to_regnamespace('never_made')").fetchone() == (None,)

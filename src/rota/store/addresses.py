@@ -10,12 +10,13 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
 
-__all__ = ["has_raw_password", "host_path", "is_postgres", "shown_address", "without_password"]
+__all__ = ["SECRET", "has_raw_password", "host_path", "is_postgres", "shown_address", "without_password"]
 
 _DIGEST_CHARS = 10
-_SECRET = ("password", "sslpassword")
+_SHOWN_CHARS = 24  # of the schema, for people: the path of a socket may have 107 bytes, and a schema 63
+SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")  # of libpq
 _DEFAULT_SCHEMA = "rota"
 
 
@@ -35,13 +36,11 @@ def without_password(address: str) -> str:
         return address
     if not is_postgres(address) or has_raw_password(address):  # mistyped: there is no saying where the password is
         return f"{address.partition(':')[0]}://…"
-    parts = urlsplit(address)
+    parts = urlsplit(address)  # put together by hand: the rest stays as it was written
     user, at, place = parts.netloc.rpartition("@")
-    kept = [(name, value) for name, value in parse_qsl(parts.query) if name not in _SECRET]
-    netloc = f"{user.partition(':')[0]}{at}{place}"
-    query = urlencode(kept, quote_via=quote, safe="/")
-    # not by `geturl`: it would leave the slashes out where there is no host
-    return f"{parts.scheme}://{netloc}{parts.path}{'?' if query else ''}{query}"
+    kept = [each for each in parts.query.split("&") if unquote_plus(each.partition("=")[0]) not in SECRET]
+    query = "&".join(kept)
+    return f"{parts.scheme}://{user.partition(':')[0]}{at}{place}{parts.path}{'?' if query else ''}{query}"
 
 
 def has_raw_password(url: str) -> bool:
@@ -70,4 +69,4 @@ def host_path(url: str) -> str:
     ]
     digest = hashlib.sha256("\0".join(place).encode()).hexdigest()[:_DIGEST_CHARS]
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return str(Path(state, "rota", f"{quote(schema, safe='')}-{digest}"))
+    return str(Path(state, "rota", f"{quote(schema, safe='')[:_SHOWN_CHARS]}-{digest}"))

@@ -30,7 +30,7 @@ from psycopg.pq import Format
 from psycopg.types.numeric import NumericBinaryLoader
 
 from rota.errors import InvalidInput, RotaError, StoreCorrupt, StoreError, StoreUnavailable
-from rota.store.addresses import has_raw_password
+from rota.store.addresses import SECRET, has_raw_password
 from rota.store.engine import TransactionLost
 
 __all__ = [
@@ -253,7 +253,7 @@ def unavailable(address: PostgresAddress, problem: BaseException, *, may_be_exec
 
 def _without_password(address: PostgresAddress) -> str:
     settings: dict[str, Any] = conninfo.conninfo_to_dict(address.conninfo)
-    kept = {name: value for name, value in settings.items() if name not in ("password", "sslpassword", "passfile")}
+    kept = {name: value for name, value in settings.items() if name not in (*SECRET, "passfile")}
     return conninfo.make_conninfo(**kept)
 
 

@@ -48,9 +48,9 @@ def unit_file(store: str, options: Sequence[str]) -> str:
     """Return a unit file for a daemon that serves this file with these options."""
     path = shown_address(store)  # without a password: libpq reads it from ~/.pgpass
     words = [sys.executable, "-m", "rota", "serve", "--store", path, *options]
-    folder = str(Path(host_path(store)).parent)
-    filled = {"store": path, "command": shlex.join(words), "folder": folder, "watchdog_s": str(WATCHDOG_S)}
-    return _UNIT.format(**{name: text.replace("%", "%%") for name, text in filled.items()})  # no placeholders
+    values = {"store": path, "command": shlex.join(words), "folder": str(Path(host_path(store)).parent)}
+    doubled = {name: value.replace("%", "%%") for name, value in values.items()}  # systemd would replace a single one
+    return _UNIT.format(**doubled, watchdog_s=WATCHDOG_S)
 
 
 class SystemdNotifier:

@@ -10,17 +10,21 @@ _TRACED = (
     "q.sched_id, q.pid, p.name, q.project_id, q.created_at, q.priority, q.trigger, q.key, q.options, q.attempt, "
     "q.token, q.dispatched_at, q.worker_id, q.incarnation"
 )
-_FROM = "FROM agent_schedule_queue q LEFT JOIN agent_processes p ON p.pid = q.pid"
+_AGENT = "LEFT JOIN agent_processes p ON p.pid = q.pid"
 
 TRACED = Statement(
     "traced_entries",
     "What a trace shows of some entries.",
-    f"SELECT {_TRACED} {_FROM} WHERE q.sched_id IN {IDS}",
+    f"SELECT {_TRACED} FROM agent_schedule_queue q {_AGENT} WHERE q.sched_id IN {IDS}",
 )
 TRACED_LIVE = Statement(
     "traced_live_entries",
     "What a trace shows of the entries that run now.",
-    f"SELECT {_TRACED} {_FROM} WHERE q.state = 'dispatched' ORDER BY q.sched_id LIMIT +?",
+    # by its id, the planner would look at every entry that ever was
+    f"SELECT {_TRACED} FROM agent_schedule_queue q INDEXED BY idx_sched_queue_live {_AGENT} "
+    "WHERE q.state = 'dispatched' ORDER BY q.sched_id LIMIT +?",
+    postgres=f"SELECT {_TRACED} FROM agent_schedule_queue q {_AGENT} "
+    "WHERE q.state = 'dispatched' ORDER BY q.sched_id + 0 LIMIT ?",
 )
 TRACED_RUNS = Statement(
     "traced_graph_runs",
