@@ -70,13 +70,12 @@ def test_a_pooler_in_transaction_mode_is_refused(server: PostgresServer, extra: 
 
 
 def test_a_pooler_in_session_mode_works_if_the_url_says_so(server: PostgresServer) -> None:
-    with pgbouncer(server, "session") as url:
-        with contextlib.closing(store.open(f"{url}&pooler=session")) as opened:
-            kernel = Kernel(opened)
-            pid = kernel.agents.create("coder")
-            waiting = Caller(lambda: kernel.queue.claim(worker_id="worker", wait_s=PATIENCE_S))
-            with contextlib.closing(store.open(f"{server.dsn()}&schema=behind")) as direct:  # the same schema
-                sched_id = Kernel(direct).queue.enqueue(ScheduleSpec(pid))
-            assert [entry.sched_id for entry in waiting.outcome()] == [sched_id]
-            limit = opened._engine.pipeline.rows("SHOW idle_in_transaction_session_timeout")  # type: ignore[attr-defined]
-            assert limit == [("10s",)]
+    with pgbouncer(server, "session") as url, contextlib.closing(store.open(f"{url}&pooler=session")) as opened:
+        kernel = Kernel(opened)
+        pid = kernel.agents.create("coder")
+        waiting = Caller(lambda: kernel.queue.claim(worker_id="worker", wait_s=PATIENCE_S))
+        with contextlib.closing(store.open(f"{server.dsn()}&schema=behind")) as direct:  # the same schema
+            sched_id = Kernel(direct).queue.enqueue(ScheduleSpec(pid))
+        assert [entry.sched_id for entry in waiting.outcome()] == [sched_id]
+        limit = opened._engine.pipeline.rows("SHOW idle_in_transaction_session_timeout")  # type: ignore[attr-defined]
+        assert limit == [("10s",)]

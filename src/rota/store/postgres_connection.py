@@ -140,14 +140,11 @@ def connect(
         "application_name": f"rota {role}",
         **KEEPALIVE,
     }
+    given = {name: value for name, value in defaults.items() if name not in known}
+    if not address.pooled:
+        given["options"] = f"{known.get('options') or ''} {options}".strip()
     try:
-        connection = psycopg.Connection.connect(
-            address.conninfo,
-            autocommit=True,
-            prepare_threshold=None,
-            **{name: value for name, value in defaults.items() if name not in known},
-            **({} if address.pooled else {"options": f"{known.get('options') or ''} {options}".strip()}),
-        )
+        connection = psycopg.Connection.connect(address.conninfo, autocommit=True, prepare_threshold=None, **given)
     except psycopg.Error as problem:
         if "unsupported startup parameter" in str(problem):  # as PgBouncer says it
             raise _pooler_refused(address) from None
