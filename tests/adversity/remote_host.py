@@ -6,6 +6,7 @@ answers each with one line: {"value": …} or {"error": the type, "text": …}.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -59,6 +60,7 @@ class _Commands:
 
     def __init__(self, url: str, name: str) -> None:
         self.name = name
+        self.held = contextlib.ExitStack()
         self.kernel = Kernel(store.open(url))
 
     def enqueue(self, pid: int) -> int:
@@ -77,6 +79,11 @@ class _Commands:
         """As a worker does it: the call is made again while the server cannot be reached."""
         clock = self.kernel.clock
         return call_through_outage(clock, lambda: self.complete(sched_id, token), lambda: False, repeats=True)
+
+    def hold_worker_id(self, worker_id: str) -> str:
+        """Hold an id until this process ends."""
+        self.held.enter_context(self.kernel.store.hold_worker_id(worker_id))
+        return "held"
 
     def hold_turn(self) -> int:
         """Take the turn, say so, wait for a line, then write; returns how often that had to be begun."""

@@ -99,6 +99,12 @@ def test_others_go_on_when_the_server_gives_up_the_connection_of_a_holder_that_i
     assert "idle-in-transaction timeout" not in log, "the network's limit has to be the shorter one"
 
 
+def test_a_worker_id_in_use_on_one_host_is_refused_on_another(hosts: World) -> None:
+    assert hosts.a("hold_worker_id", "box") == "held"
+    assert hosts.b("hold_worker_id", "box") == "WorkerExists"
+    assert hosts.b("hold_worker_id", "another box") == "held"
+
+
 # --- caps, budgets and limits of many processes ----------------------------------------------------
 
 PROCESSES = 4  # on each of the two hosts

@@ -28,6 +28,7 @@ from rota.fleet.worker_lock import hold_worker_id
 from rota.model.agent_names import agent_in_project
 from rota.model.events import Event
 from rota.service.api import SchedulerApi
+from rota.service.dispatcher import Dispatcher
 from rota.service.outages import call_through_outage
 from rota.service.store_policies import FORGET
 from rota.store.addresses import host_path, is_postgres
@@ -50,7 +51,7 @@ class FleetRun:
         self.api = api
         self.fleet = fleet
         self._overrides = overrides  # settings of the command line; they stay in force after a reload
-        with self._worker_lock():
+        with self._worker_lock(), self._worker_id_on_hosts():
             pass  # a fleet that is started twice by mistake is refused before it changes the store
         call_through_outage(api.clock, api.journal.cursor, lambda: False)  # its daemon may be started after it
         put_on_path(fleet.folder)
@@ -73,6 +74,13 @@ class FleetRun:
 
     def _worker_lock(self) -> AbstractContextManager[None]:
         return hold_worker_id(_folder_beside_store(self.fleet, "workers"), self._settings(self.fleet).worker_id)
+
+    def _worker_id_on_hosts(self) -> AbstractContextManager[None]:
+        """Hold the id over all hosts of the store; while it runs, the supervisor does."""
+        worker_id = self._settings(self.fleet).worker_id
+        if worker_id is None or not isinstance(self.api, Dispatcher):
+            return nullcontext()
+        return self.api.kernel.store.hold_worker_id(worker_id)
 
     def reload(self) -> FleetChanges | None:
         """Read the file again and apply the differences; None, with an error in the log, if it is invalid."""

@@ -29,7 +29,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -197,7 +197,7 @@ class Supervisor:
 
     def run(self, *, until_idle: bool | IdleRule = False, handles_signals: bool = False) -> RunSummary:
         """Run entries until `drain`, or with `until_idle` until nothing is left to wait for; return what was done."""
-        with acting_as(f"worker:{self.worker_id}"):
+        with acting_as(f"worker:{self.worker_id}"), self._held_worker_id():
             return self._run(until_idle=until_idle, handles_signals=handles_signals)
 
     def _run(self, *, until_idle: bool | IdleRule, handles_signals: bool) -> RunSummary:
@@ -223,6 +223,13 @@ class Supervisor:
         if self._replaced is not None:
             raise self._replaced
         return self._summary(check, self._expired() - expired if rule is not None else 0)
+
+    def _held_worker_id(self) -> AbstractContextManager[None]:
+        """Hold the id over all hosts of the store: who starts under it takes over the claims of an earlier process."""
+        if self.settings.worker_id is None or not isinstance(self._api, Dispatcher):
+            return nullcontext()
+        self._wait_out(self._api.journal.cursor)  # its server may be started after it
+        return self._api.kernel.store.hold_worker_id(self.worker_id)
 
     def _summary(self, check: IdleCheck | None, expired: int) -> RunSummary:
         loops = [loop for loop in self._loops if loop is not self._hook_loop]

@@ -1,4 +1,4 @@
-"""After a failover: every live claim is taken back, because the database may have forgotten any of them.
+"""After a failover: every live claim is taken back, because the database may have forgotten some of them.
 
 The store calls this in a transaction of its own when it finds itself on another timeline (store/postgres_timeline.py).
 A claim that is taken back counts as expired: its run is told at its next heartbeat or report, the entry is retried if

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from rota.errors import StoreReplaced
@@ -160,6 +161,10 @@ class JoinedStore(Store):
     def on_failover(self, call: Callable[[Transaction, str, str], None]) -> None:
         """Call this when the database may have lost commits."""
         self._store.on_failover(call)
+
+    def hold_worker_id(self, worker_id: str) -> AbstractContextManager[None]:
+        """Hold a worker's id over all hosts during the block."""
+        return self._store.hold_worker_id(worker_id)
 
     def read(self, work: Callable[[Transaction], T]) -> T:
         """Run work on one consistent view; inside a posted write, on what it has written so far."""

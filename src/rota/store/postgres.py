@@ -199,6 +199,17 @@ class PostgresStore(Writer):
             for call in self._foreign_listeners:
                 call()
 
+    @contextlib.contextmanager
+    def hold_worker_id(self, worker_id: str) -> Iterator[None]:
+        """Hold a worker's id over all hosts during the block; raises WorkerExists if another process has it."""
+        with self.exclusive():
+            self._engine.take_name(worker_id)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(StoreUnavailable), self.exclusive():  # a store that was closed has released it
+                self._engine.give_name(worker_id)
+
     # --- backup, check, close --------------------------------------------------------------------
 
     def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None:  # noqa: ARG002

@@ -145,18 +145,19 @@ def connect(
         "application_name": f"rota {role}",
         **KEEPALIVE,
     }
+    given = {name: value for name, value in defaults.items() if name not in known}
+    if not address.pooled:
+        given["options"] = f"{known.get('options') or ''} {options}".strip()
     try:
-        connection = psycopg.Connection.connect(
-            address.conninfo,
-            autocommit=True,
-            prepare_threshold=None,
-            **{name: value for name, value in defaults.items() if name not in known},
-            options=f"{known.get('options') or ''} {options}".strip(),
-        )
+        connection = psycopg.Connection.connect(address.conninfo, autocommit=True, prepare_threshold=None, **given)
     except psycopg.Error as problem:
+        if "unsupported startup parameter" in str(problem):  # as PgBouncer says it
+            raise _pooler_refused(address) from None
         raise unavailable(address, problem) from None
     try:
         _check_server(address, connection)
+        if address.pooled:
+            _set(connection, session)
         _read_as_sqlite(connection)
     except psycopg.Error as problem:
         connection.close()
@@ -176,9 +177,20 @@ def _check_server(address: PostgresAddress, connection: psycopg.Connection[Any])
         return
     row = connection.execute("SELECT pg_backend_pid()").fetchone()
     if row is not None and row[0] != connection.info.backend_pid:
-        text = f"a connection pooler stands in front of {address.shown}"
-        hint = "Connect to PostgreSQL itself; for a pooler in session mode, add &pooler=session to the URL."
-        raise StoreUnavailable(text, hint=hint, address=address.shown)
+        raise _pooler_refused(address)
+
+
+def _pooler_refused(address: PostgresAddress) -> StoreUnavailable:
+    text = f"a connection pooler stands in front of {address.shown}"
+    hint = "Connect to PostgreSQL itself; for a pooler in session mode, add &pooler=session to the URL."
+    return StoreUnavailable(text, hint=hint, address=address.shown)
+
+
+def _set(connection: psycopg.Connection[Any], session: dict[str, str]) -> None:
+    """Make the settings after connecting: a pooler accepts none with the connection."""
+    names = [name for name in session if name != "client_encoding"]  # psycopg has sent that
+    parts = ", ".join(["set_config(%s, %s, false)"] * len(names))
+    connection.execute(f"SELECT {parts}".encode(), [text for name in names for text in (name, session[name])])
 
 
 # --- values --------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from rota.store.engine import RequestFailed, TransactionLost
 from rota.store.migrations import LATEST
 from rota.store.postgres_clock import DatabaseClock
 from rota.store.postgres_connection import TURN_S_MAX, PostgresAddress, connect, statement_error, unavailable
+from rota.store.postgres_names import SessionNames
 from rota.store.postgres_pipeline import Pipeline
 from rota.store.postgres_text import postgres_text
 from rota.store.postgres_timeline import EVENT_ID_GAP, TIMELINE_KEY, read_timeline
@@ -132,6 +133,8 @@ class PostgresEngine:
         self.on_failover: Callable[[Transaction, str, str], None] | None = None
         self._timeline: str | None = None  # of the server, None if it does not say
         self._fence_due = False  # the store remembers another one
+        self._names = SessionNames(address.schema)  # worker ids of this process
+        self._lost_pid = 0  # the server's process for the connection before this one
         if not read_only:
             self._connect(connection)
 
@@ -147,6 +150,7 @@ class PostgresEngine:
             # commits are asynchronous, and flushed by a transaction of their own
             connection.execute("SET synchronous_commit = off")
             self._timeline, known = read_timeline(connection)
+            self._names.take_again(connection, self._lost_pid)
             pipeline = Pipeline(connection)
         except psycopg.Error as problem:
             connection.close()
@@ -184,8 +188,29 @@ class PostgresEngine:
         pipeline, self._pipeline = self._pipeline, None
         self.in_transaction = False
         if pipeline is not None:
+            self._lost_pid = pipeline.backend_pid
             with contextlib.suppress(psycopg.Error):
                 pipeline.close()
+
+    def take_name(self, worker_id: str) -> None:
+        """Hold a worker's id over all hosts, or raise WorkerExists."""
+        if self._refusal is not None:
+            text, hint = self._refusal
+            raise StoreUnavailable(text, hint=hint)
+        pipeline = self._pipeline
+        if pipeline is None or pipeline.is_broken:
+            pipeline = self._connect()
+        try:
+            self._names.take(pipeline.rows, worker_id)
+        except psycopg.Error as problem:
+            raise unavailable(self.address, problem) from problem
+
+    def give_name(self, worker_id: str) -> None:
+        """Release a worker's id."""
+        pipeline = self._pipeline
+        is_connected = pipeline is not None and not pipeline.is_broken
+        with contextlib.suppress(psycopg.Error):  # the server has ended the session, and with it the lock
+            self._names.give(pipeline.rows if pipeline is not None and is_connected else None, worker_id)
 
     # --- transactions ----------------------------------------------------------------------------
 

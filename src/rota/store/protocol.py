@@ -7,6 +7,7 @@ requests share its commit. A call returns only after its commit is durable.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -137,6 +138,13 @@ class Store(Protocol):
         """Call this, in a transaction of its own, when the database may have lost commits: a standby was promoted.
 
         It gets the names of the two histories. A file has only one.
+        """
+        ...
+
+    def hold_worker_id(self, worker_id: str) -> AbstractContextManager[None]:
+        """Hold a worker's id over all hosts during the block; raises WorkerExists if another process has it.
+
+        A file does nothing: it has one host, which locks ids by files (fleet/worker_lock.py).
         """
         ...
 

@@ -143,6 +143,10 @@ class SqliteStore(Writer):
     def on_failover(self, call: Callable[[Transaction, str, str], None]) -> None:
         """Do nothing: a file has no standby."""
 
+    def hold_worker_id(self, worker_id: str) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
+        """Do nothing: a file has one host, which locks ids by files."""
+        return contextlib.nullcontext()
+
     def dry_run(self, work: Callable[[Transaction], T]) -> T:
         """Run work as `write` does and always roll back. It holds the write lock and notifies no listener."""
         effects = TransactionEffects()
