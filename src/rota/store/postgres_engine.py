@@ -32,7 +32,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import psycopg
@@ -44,15 +46,16 @@ from rota.store.migrations import LATEST
 from rota.store.postgres_clock import DatabaseClock
 from rota.store.postgres_connection import TURN_S_MAX, PostgresAddress, connect, statement_error, unavailable
 from rota.store.postgres_pipeline import Pipeline
+from rota.store.postgres_schema import COLUMNS
 from rota.store.postgres_text import postgres_text
 from rota.store.postgres_transaction import PostgresTransaction
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
-from rota.store.statements.file import META_GET
 from rota.store.statements.journal import EVENT_APPEND
 
 __all__ = ["FLUSH", "Durability", "PostgresEngine", "channel", "turn_key"]
 
 Durability = Literal["full", "normal"]
+_WORD = re.compile(r"\w+")
 ABSENT_S = 0.5  # how long a server that could not be reached is not asked again
 _BEGIN = "BEGIN"
 _LOCK = "SELECT pg_advisory_xact_lock($1::bigint)"
@@ -72,6 +75,12 @@ _NEWS = "SELECT nextval('news'), pg_notify($1, currval('news')::text)"
 FLUSH = "SELECT set_config('synchronous_commit', $1, true), pg_logical_emit_message(true, 'rota', '')"
 _IS_THERE = """SELECT 1 FROM agent_events WHERE event_id = $1 AND ts = $2 AND kind = $3 AND payload = $4
     AND author = $5"""
+
+
+@cache
+def _tables_in(text: str) -> frozenset[str]:
+    """Return the tables that a statement names."""
+    return frozenset(_WORD.findall(text)) & COLUMNS.keys()
 
 
 def turn_key(schema: str) -> int:
@@ -270,9 +279,11 @@ class PostgresEngine:
         self.changed += count
         if moves_ids:
             self.ids_known = False
-        if self.foretold:  # settings are in a table of their own
-            keep = "kernel_meta" not in text
-            self.foretold = {read: rows for read, rows in self.foretold.items() if keep and read[0] is META_GET}
+        if self.foretold:
+            written = _tables_in(text)
+            self.foretold = {
+                read: rows for read, rows in self.foretold.items() if written.isdisjoint(_tables_in(read[0].sql))
+            }
 
     def take_ids(self, statement: Statement, count: int) -> int:
         """Return the first of so many new ids. The rows must be inserted in this transaction."""
