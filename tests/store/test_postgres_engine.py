@@ -100,14 +100,19 @@ def test_a_claim_after_commits_of_another_process_takes_three_round_trips(url: s
         assert trips_of(opened, lambda: kernel.queue.enqueue_many([ScheduleSpec(pid)] * 30)) <= 3
 
 
-@pytest.mark.parametrize(("policy", "trips"), [("strict", 3), ("eevdf", 6)])
+@pytest.mark.parametrize("projects", [0, 3])
+@pytest.mark.parametrize(("policy", "trips"), [("strict", 3), ("eevdf", 5)])  # the bars are 3 and 6
 def test_a_turn_that_ends_runs_and_claims_has_few_round_trips(
-    url: str, opened: PostgresStore, policy: str, trips: int
+    url: str, opened: PostgresStore, policy: str, trips: int, projects: int
 ) -> None:
     """Two processes take turns, so that nothing a process remembers is valid."""
     with contextlib.closing(open_postgres(url)) as other:
         ours, theirs = Dispatcher(Kernel(opened)), Dispatcher(Kernel(other))
-        pids = [ours.kernel.agents.create(f"agent {number}") for number in range(5)]
+        names = [f"project {number}" for number in range(projects)]
+        for name in names:
+            ours.kernel.projects.create(name)
+        owners = [names[number % projects] if names else None for number in range(5)]
+        pids = [ours.kernel.agents.create(f"agent {number}", project_id=owners[number]) for number in range(5)]
         ours.kernel.queue.enqueue_many([ScheduleSpec(pid) for pid in pids * 20])
         held: dict[Dispatcher, list[ReadyEntry]] = {ours: [], theirs: []}
 
@@ -119,7 +124,7 @@ def test_a_turn_that_ends_runs_and_claims_has_few_round_trips(
         for _ in range(2):
             turn(ours)
             turn(theirs)
-        assert trips_of(opened, lambda: turn(ours)) == trips
+        assert trips_of(opened, lambda: turn(ours)) <= trips
 
 
 def test_what_was_foretold_is_not_used_after_a_write(url: str, opened: PostgresStore) -> None:
