@@ -25,6 +25,7 @@ from rota.service.dispatcher import Dispatcher
 from rota.service.outages import call_through_outage
 from rota.store import Transaction, postgres_connection
 from rota.store.postgres import PostgresStore
+from rota.store.postgres_pipeline import UNREAD_MAX
 from rota.store.statements.file import META_GET, META_SET
 from tests.postgres_server import PostgresServer, shared_dsn
 from tests.store import postgres_children as children
@@ -247,6 +248,18 @@ def test_a_value_that_cannot_be_stored_is_refused(opened: PostgresStore, value: 
 def test_more_writes_than_the_buffers_hold_go_through(opened: PostgresStore) -> None:
     opened.write(lambda tx: tx.run_many(META_SET, [(f"key {number}", "x" * 200) for number in range(5_000)]))
     assert value_of(opened, "key 4999") == "x" * 200
+
+
+def test_a_result_that_comes_when_the_buffers_are_full_is_not_lost(opened: PostgresStore) -> None:
+    for count in range(UNREAD_MAX - 6, UNREAD_MAX + 2):
+
+        def work(tx: Transaction, count: int = count) -> list[Any]:
+            for number in range(count):
+                tx.run(META_SET, ("number", str(number)))
+            tx.read_together([(META_GET, ("number",)), (META_GET, ("none",))])
+            return [*tx.run(META_GET, ("number",)), *tx.run(META_GET, ("none",))]
+
+        assert opened.write(work) == [(str(count - 1),)]
 
 
 # --- lost connections ----------------------------------------------------------------------------
