@@ -193,7 +193,7 @@ def _add_finished(url: str) -> None:
         connection.execute(f"SET search_path = {schema}".encode())
         connection.execute(
             "INSERT INTO agent_schedule_queue (sched_id, pid, priority, created_at, completed_at, state, exit_kind, "
-            "attempt) SELECT -id, 1 + id % %s, 0, 1, 2, 'completed', 'completed', 1 FROM generate_series(1, %s) id",
+            "attempt) SELECT -id, 1 + id %% %s, 0, 1, 2, 'completed', 'completed', 1 FROM generate_series(1, %s) id",
             (AGENTS, FINISHED),
         )
     _settle(url)

@@ -50,6 +50,7 @@ from rota.store.postgres_schema import COLUMNS
 from rota.store.postgres_text import postgres_text
 from rota.store.postgres_transaction import PostgresTransaction
 from rota.store.protocol import Row, Statement, Transaction, TransactionEffects
+from rota.store.statements.file import META_GET
 from rota.store.statements.journal import EVENT_APPEND
 
 __all__ = ["FLUSH", "Durability", "PostgresEngine", "channel", "turn_key"]
@@ -67,6 +68,8 @@ _TURN = f"""SELECT (SELECT last_value FROM news),
     (SELECT value FROM kernel_meta WHERE key = 'clock_offset'),
     extract(epoch FROM clock_timestamp())::double precision,
     {_INBOX}"""  # noqa: S608  # a constant
+_SINCE = f"(SELECT last_value FROM news) <> $%d::bigint OR {_INBOX}"  # noqa: S608  # others have written, or enqueued
+_SETTINGS = f"SELECT key, value FROM kernel_meta WHERE key = ANY ($1::text[]) AND ({_SINCE % 2})"  # noqa: S608  # as above
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::double precision"
 _LAST_IDS = """SELECT coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
     coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0)"""
@@ -122,6 +125,7 @@ class PostgresEngine:
         self.also_foretold: list[tuple[Statement, Row]] = []  # by this transaction itself
         self.is_pending = False  # the turn is asked for, and the answer not read
         self._foretold: dict[tuple[Statement, Row], str] = {}  # what is read so, and the text for it
+        self._settings: dict[str, None] = {}  # the settings that are read so
         self._clock = clock  # it is set by the time of the server, in every turn
         self._refusal = ("the store was opened read-only", "Open it without read_only.") if read_only else None
         self._pipeline: Pipeline | None = None
@@ -244,14 +248,18 @@ class PostgresEngine:
         pipeline.send(_BEGIN)
         pipeline.send(_LOCK, (self._key,))
         pipeline.send(_TURN)
+        known = -1 if self._news is None else self._news
+        pipeline.send(_SETTINGS, (f"{{{','.join(self._settings)}}}", known))
         for (_, parameters), text in self._foretold.items():
-            pipeline.send(text, (*parameters, -1 if self._news is None else self._news))
+            pipeline.send(text, (*parameters, known))
 
     def _take_turn(self) -> None:
         pipeline = self.pipeline
         self.is_pending = False
         asked_at = SystemClock.monotonic()
-        ((news, event_id, sched_id, version, clock_offset, time_s, inbox),), *foretold = pipeline.collect()[2:]
+        ((news, event_id, sched_id, version, clock_offset, time_s, inbox),), settings, *foretold = pipeline.collect()[
+            2:
+        ]
         if version != str(LATEST):
             text = f"schema_version is {version} now; this process writes {LATEST}"
             raise SchemaMismatch(text, hint="Restart it with the version of rota that migrated the schema.")
@@ -261,6 +269,9 @@ class PostgresEngine:
             self.foreign_version += 1
             self._news, self._foreign = news, True
             self.foretold = dict(zip(self._foretold, foretold, strict=False))
+            values: dict[str, Any] = dict(settings)
+            for key in self._settings:
+                self.foretold[META_GET, (key,)] = [(values[key],)] if key in values else []
         for read, rows in zip(self.also_foretold, foretold[len(self._foretold) :], strict=True):
             self.foretold[read] = rows
         if self._clock is not None:
@@ -271,8 +282,11 @@ class PostgresEngine:
     def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
         """Read these with the first trip of a transaction, if others have written since the last one, or enqueued."""
         for statement, parameters in reads:
-            text = f"SELECT * FROM ({postgres_text(statement)}) foretold WHERE (SELECT last_value FROM news) <> "  # noqa: S608  # a statement of rota
-            self._foretold[statement, parameters] = f"{text}${len(parameters) + 1}::bigint OR {_INBOX}"  # else not run
+            if statement is META_GET and str(parameters[0]).isidentifier():  # together, in one statement
+                self._settings[str(parameters[0])] = None
+                continue
+            text = f"SELECT * FROM ({postgres_text(statement)}) foretold WHERE "  # noqa: S608  # a statement of rota
+            self._foretold[statement, parameters] = text + _SINCE % (len(parameters) + 1)  # else it is not run
 
     def changing(self, text: str, count: int, *, moves_ids: bool) -> None:
         """Note that writes are sent: what was foretold may no longer be so."""
