@@ -19,6 +19,7 @@ BENCHES = {
     "policy": ["bench.policy_queue", "bench.policy_eevdf", "bench.policy_fair_share"],
     "daemon": ["bench.daemon"],
     "mcp": ["bench.mcp"],
+    "postgres": ["bench.postgres"],
     "queue": ["bench.queue", "bench.queue_drain", "bench.queue_size", "bench.queue_processes", "bench.queue_owners"],
     "cpu": ["bench.cpu", "bench.cpu_live"],
     "telemetry": ["bench.telemetry"],

@@ -42,7 +42,7 @@ class Case:
 
     name: str
     n: int
-    unit: Literal["ops/s", "ms", "us", "MiB", "%"]
+    unit: Literal["ops/s", "ms", "us", "MiB", "%", "trips"]
     baseline: str
     arena: Callable[[], Arena]
     ops: int = 1  # operations in one round, for rates

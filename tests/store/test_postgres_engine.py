@@ -25,6 +25,7 @@ from rota.service.outages import call_through_outage
 from rota.store import Transaction, postgres_connection
 from rota.store.migrations import LATEST
 from rota.store.postgres import PostgresStore
+from rota.store.postgres_pipeline import UNREAD_MAX
 from rota.store.statements.file import META_GET, META_SET
 from tests.postgres_server import PostgresServer, shared_dsn
 from tests.store import postgres_children as children
@@ -100,14 +101,19 @@ def test_a_claim_after_commits_of_another_process_takes_three_round_trips(url: s
         assert trips_of(opened, lambda: kernel.queue.enqueue_many([ScheduleSpec(pid)] * 30)) <= 3
 
 
-@pytest.mark.parametrize(("policy", "trips"), [("strict", 3), ("eevdf", 6)])
+@pytest.mark.parametrize("projects", [0, 3])
+@pytest.mark.parametrize(("policy", "trips"), [("strict", 3), ("eevdf", 5)])  # the bars are 3 and 6
 def test_a_turn_that_ends_runs_and_claims_has_few_round_trips(
-    url: str, opened: PostgresStore, policy: str, trips: int
+    url: str, opened: PostgresStore, policy: str, trips: int, projects: int
 ) -> None:
     """Two processes take turns, so that nothing a process remembers is valid."""
     with contextlib.closing(open_postgres(url)) as other:
         ours, theirs = Dispatcher(Kernel(opened)), Dispatcher(Kernel(other))
-        pids = [ours.kernel.agents.create(f"agent {number}") for number in range(5)]
+        names = [f"project {number}" for number in range(projects)]
+        for name in names:
+            ours.kernel.projects.create(name)
+        owners = [names[number % projects] if names else None for number in range(5)]
+        pids = [ours.kernel.agents.create(f"agent {number}", project_id=owners[number]) for number in range(5)]
         ours.kernel.queue.enqueue_many([ScheduleSpec(pid) for pid in pids * 20])
         held: dict[Dispatcher, list[ReadyEntry]] = {ours: [], theirs: []}
 
@@ -119,7 +125,7 @@ def test_a_turn_that_ends_runs_and_claims_has_few_round_trips(
         for _ in range(2):
             turn(ours)
             turn(theirs)
-        assert trips_of(opened, lambda: turn(ours)) == trips
+        assert trips_of(opened, lambda: turn(ours)) <= trips
 
 
 def test_what_was_foretold_is_not_used_after_a_write(url: str, opened: PostgresStore) -> None:
@@ -244,6 +250,18 @@ def test_a_value_that_cannot_be_stored_is_refused(opened: PostgresStore, value: 
 def test_more_writes_than_the_buffers_hold_go_through(opened: PostgresStore) -> None:
     opened.write(lambda tx: tx.run_many(META_SET, [(f"key {number}", "x" * 200) for number in range(5_000)]))
     assert value_of(opened, "key 4999") == "x" * 200
+
+
+def test_a_result_that_comes_when_the_buffers_are_full_is_not_lost(opened: PostgresStore) -> None:
+    for count in range(UNREAD_MAX - 6, UNREAD_MAX + 2):
+
+        def work(tx: Transaction, count: int = count) -> list[Any]:
+            for number in range(count):
+                tx.run(META_SET, ("number", str(number)))
+            tx.read_together([(META_GET, ("number",)), (META_GET, ("none",))])
+            return [*tx.run(META_GET, ("number",)), *tx.run(META_GET, ("none",))]
+
+        assert opened.write(work) == [(str(count - 1),)]
 
 
 # --- lost connections ----------------------------------------------------------------------------

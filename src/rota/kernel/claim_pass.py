@@ -66,6 +66,7 @@ CLAIM_BYTES_MAX = 16 * 1024 * 1024  # payload bytes after which a claim takes no
 
 _sched_id = itemgetter(-1)
 READY_WITHOUT_INDEX_MAX = 10_000  # ready entries for which a dry run creates an index that is rolled back
+REFILL_MAX = 8  # entries of an agent that are read together when those read ahead are used up
 _NONE = "[]"
 _NO_FLOWS = ServedFlows()
 _DISPATCHED = str(EntryState.DISPATCHED)
@@ -405,7 +406,10 @@ class ClaimPass:
         ahead, has_more = self._ahead.get(pid, ((), False))
         if offset < len(ahead):
             return ahead[offset], has_more or offset + 1 < len(ahead)
-        rows = self.tx.run(sql.NEXT_OF_AGENT, (pid, 2, offset))
+        depth = max(1, min(self.remaining, REFILL_MAX))  # one by one would cost a round trip for each
+        rows = self.tx.run(sql.NEXT_OF_AGENT, (pid, depth + 1, offset))
+        if depth > 1 and offset == len(ahead):
+            self._ahead[pid] = [*ahead, *rows[:depth]], len(rows) > depth
         return (rows[0], len(rows) > 1) if rows else (None, False)
 
     def _matches_request(self, row: Row) -> bool:

@@ -336,8 +336,8 @@ def _write(
     if retried:
         _write_retries(tx, env, retried, moves if not completed else [], now)
     if shares:
-        edge_at = usage_windows.add_runs(tx, [(owner, *share) for owner, share in shares.items()], now)
-        env.cache.lower_due_summary(window_edge_at=edge_at)
+        usage_windows.add_runs(tx, [(owner, *share) for owner, share in shares.items()], now)
+        env.cache.lower_due_summary(window_edge_at=now + env.cache.share_window_s(tx))
     tx.effects.wake_parked = True
 
 

@@ -9,8 +9,8 @@ and the project of the entry.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -36,6 +36,7 @@ ENQUEUE_MAX = 10_000  # entries in one enqueue_many
 _DEDUPE_BY = ("pid", "trigger", "payload", "key")
 _CAUSED_BY = "entry:"  # the beginning of a causation_id that names an entry
 _queue = Checks("Queue", SchedInvalidPayload)
+_Keys: TypeAlias = dict[tuple[str, str | None], int]  # key and project: the entry that has it
 
 
 class _NewEntry(msgspec.Struct, frozen=True, gc=False):
@@ -106,11 +107,12 @@ class Enqueuing(Entries):
                 return list(self._enqueue(tx, batch, now)) if batch else []
         except RotaError:  # found before anything was written
             pass
-        return [self._enqueue_or_error(tx, spec, now) for spec in specs]
+        keys = _known_keys(tx, specs, self._env.cache.agents(tx, {spec.pid for spec in specs}))
+        return [self._enqueue_or_error(tx, spec, keys) for spec in specs]
 
-    def _enqueue_or_error(self, tx: Transaction, spec: ScheduleSpec, now: float) -> int | RotaError:
+    def _enqueue_or_error(self, tx: Transaction, spec: ScheduleSpec, keys: _Keys) -> int | RotaError:
         try:
-            return self.enqueue_in(tx, spec, now)
+            return self._enqueue_each(tx, (_checked(spec),), indexed=False, keys=keys)[0]
         except RotaError as problem:
             return problem
 
@@ -180,19 +182,25 @@ class Enqueuing(Entries):
         cache.touch_all(owners)
         return ids
 
-    def _enqueue_each(self, tx: Transaction, batch: Sequence[_NewEntry], *, indexed: bool) -> list[int]:
-        """Write entries of which some have a delay or refer to a key, a predecessor, a parent, a worker or tags."""
+    def _enqueue_each(
+        self, tx: Transaction, batch: Sequence[_NewEntry], *, indexed: bool, keys: _Keys | None = None
+    ) -> list[int]:
+        """Write entries of which some have a delay or refer to a key, a predecessor, a parent, a worker or tags.
+
+        `keys` are those of the batch that exist, if the caller has read them; new ones are added.
+        """
         now = self._env.read_clock(tx, writes=False)  # delays and affinity holds end a time from now
         cache, written = self._env.cache, _Written([], [], {}, [])
         limits: set[tuple[str, str | None]] = set()
         agents = cache.agents(tx, {new.spec.pid for new in batch})
+        keys = _known_keys(tx, [new.spec for new in batch], agents) if keys is None else keys
         for index, new in enumerate(batch):
             pid = new.spec.pid
             try:
                 agent = agents.get(pid)
                 if agent is None:
                     raise _not_alive(agent, pid, None)
-                known = None if new.spec.key is None else _by_key(tx, new.spec.key, agent.project_id)
+                known = None if new.spec.key is None else keys.get((new.spec.key, agent.project_id))
                 if known is not None:
                     written.ids.append(known)
                     continue
@@ -200,6 +208,8 @@ class Enqueuing(Entries):
                     raise _not_alive(agent, pid, None)
                 _check_limits(tx, new.spec, agent.project_id, limits, None)
                 self._insert(tx, new, agent.project_id, written, now)
+                if new.spec.key is not None:
+                    keys[new.spec.key, agent.project_id] = written.ids[-1]
             except RotaError as error:
                 raise (with_index(error, index) if indexed else error) from None
             cache.touch(pid, agent.project_id)
@@ -322,6 +332,15 @@ def with_index(error: RotaError, index: int) -> RotaError:
     error.message = f"specs[{index}]: {error.message}"
     error.data["index"] = index
     return error
+
+
+def _known_keys(tx: Transaction, specs: Sequence[ScheduleSpec], agents: Mapping[int, CachedAgent]) -> _Keys:
+    """Return the entries that have the keys of some specs, in the projects of their agents."""
+    wanted = {(spec.key, agents[spec.pid].project_id) for spec in specs if spec.key is not None and spec.pid in agents}
+    if len(wanted) > 1:
+        tx.read_together([(sql.BY_KEY, each) for each in wanted])
+    found = {(key, project_id): _by_key(tx, key, project_id) for key, project_id in wanted}
+    return {each: sched_id for each, sched_id in found.items() if sched_id is not None}
 
 
 def _by_key(tx: Transaction, key: str, project_id: str | None) -> int | None:

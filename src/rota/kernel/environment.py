@@ -31,12 +31,14 @@ from rota.kernel.entry_waiters import EntryWaiters
 from rota.kernel.rows import decode_constraint
 from rota.kernel.settings import write_setting
 from rota.kernel.store_policy import POLICY_KEY, SHARE_BY_KEY, StorePolicy, read_store_policy
+from rota.kernel.usage_windows import SHARE_WINDOW_KEY, share_window_s
 from rota.model.checks import Checks
 from rota.model.policy_setting import SHARE_DIMS
 from rota.model.work import ProjectConstraint
-from rota.store import Store, Transaction
+from rota.store import Row, Store, Transaction
 from rota.store.forks import in_child
 from rota.store.statements import claims as sql
+from rota.store.statements.claims import FEW_PROJECTS
 from rota.store.statements.file import META_GET
 
 __all__ = [
@@ -244,12 +246,15 @@ class KernelCache:
     late.
     """
 
-    __slots__ = ("_agents", "_due", "_foreign_version", "_generation", "_policy", "_projects", "_touched")
+    __slots__ = (
+        "_agents", "_due", "_foreign_version", "_generation", "_policy", "_projects", "_share_window_s", "_touched",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._foreign_version = -1  # of the transaction in which the cache was last used
         self._due: DueSummary | None = None
         self._policy: StorePolicy | None = None
+        self._share_window_s: float | None = None
         self._agents: dict[int, CachedAgent] = {}
         self._projects: dict[str, CachedProject] = {}
         self._generation = 0
@@ -257,7 +262,7 @@ class KernelCache:
 
     def invalidate(self) -> None:
         """Drop everything, so that it is read again."""
-        self._due = self._policy = None
+        self._due = self._policy = self._share_window_s = None
         self._agents, self._projects = {}, {}
         self._start_generation()
 
@@ -326,6 +331,15 @@ class KernelCache:
             tx.effects.on_rollback.append(self.invalidate)
         return self._policy
 
+    def share_window_s(self, tx: Transaction) -> float:
+        """Return how long a run counts in the share of its project."""
+        if self._foreign_version != tx.foreign_version:
+            self._start_over(tx)
+        if self._share_window_s is None:
+            self._share_window_s = share_window_s(tx)
+            tx.effects.on_rollback.append(self.invalidate)
+        return self._share_window_s
+
     # --- the rows of agents and projects
 
     def cached_agents(self, tx: Transaction) -> dict[int, CachedAgent]:
@@ -359,14 +373,21 @@ class KernelCache:
         if self._foreign_version != tx.foreign_version:
             self._start_over(tx)
         wanted = [project_id for project_id in project_ids if project_id not in self._projects]
+        if wanted and not self._projects:
+            found = tx.run(sql.FIRST_PROJECTS)
+            self._add_projects(tx, found)
+            wanted = [] if len(found) < FEW_PROJECTS else [each for each in wanted if each not in self._projects]
         if wanted:
             if len(self._projects) + len(wanted) > OWNERS_MAX:
                 self._projects = {}
                 wanted = list(project_ids)
-            for project_id, status, paused_by, cap, constraint in tx.run_for(sql.PROJECT_FACTS, wanted):
-                self._projects[project_id] = CachedProject(status, paused_by, cap, decode_constraint(constraint))
-            tx.effects.on_rollback.append(self.invalidate)
+            self._add_projects(tx, tx.run_for(sql.PROJECT_FACTS, wanted))
         return self._projects
+
+    def _add_projects(self, tx: Transaction, rows: Iterable[Row]) -> None:
+        for project_id, status, paused_by, cap, constraint in rows:
+            self._projects[project_id] = CachedProject(status, paused_by, cap, decode_constraint(constraint))
+        tx.effects.on_rollback.append(self.invalidate)
 
     # --- what changed
 
@@ -479,7 +500,8 @@ def kernel_environment(store: Store, clock: Clock, rng: random.Random, compare: 
         remembered = _REMEMBERED[store] = KernelCache(), WorkersSeen(clock.monotonic), ClockOffset(clock, compare)
         in_child(remembered[1].forget)
         # what nearly every transaction reads when nothing remembered is valid any more
-        store.foretell([(META_GET, (key,)) for key in (OFFSET_KEY, POLICY_KEY, SHARE_BY_KEY)])
-        store.foretell([(sql.DUE_SUMMARY, ())])
+        settings = (OFFSET_KEY, POLICY_KEY, SHARE_BY_KEY, SHARE_WINDOW_KEY)
+        store.foretell([(META_GET, (key,)) for key in settings])
+        store.foretell([(sql.DUE_SUMMARY, ()), (sql.FIRST_PROJECTS, ())])
     cache, workers_seen, clock_offset = remembered
     return KernelEnvironment(store, clock, rng, cache, workers_seen, EntryWaiters(store, clock), clock_offset)

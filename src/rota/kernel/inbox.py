@@ -12,7 +12,7 @@ row names; if there is no such agent, to one of the name `inbox`, which is creat
 The agent's settings fill in what the program left out, as for an entry enqueued by name. A delay counts from the call
 of the function. The author is the database role that called it.
 
-A row that cannot be written for an unforeseen reason must not fail every claim. After a rollback fewer rows are
+A row that cannot be written, for a reason not foreseen here, must not fail every claim. After a rollback fewer rows are
 taken in together, at last one; if that one is undone again and again, it is refused.
 """
 

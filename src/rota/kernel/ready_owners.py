@@ -104,6 +104,13 @@ class ReadyOwners:
         """Read what has changed about projects, before `sync_agents`. Return those that are new or have changed."""
         touched = self._touched(tx, cache)
         if touched is None:
+            if self._loaded:  # with what `sync_agents` reads next
+                agents = (
+                    (sql.LAST_ENTRY, ()),
+                    (sql.OWNERS_NEW, (self._entry,)),
+                    (sql.AGENTS_SINCE, (self._agent_stamp,)),
+                )
+                tx.read_together([(sql.PROJECTS_SINCE, (self._project_stamp,)), *agents])
             rows = tx.run(sql.PROJECTS_SINCE, (self._project_stamp,))
         else:
             names = {project_id or NO_PROJECT for _, project_id in touched}

@@ -95,21 +95,14 @@ def add(tx: Transaction, usage: Iterable[tuple[str, Mapping[str, int]]], now: fl
     return [window[:4] for window in windows if window[4] is not None and window[3] >= window[4]]
 
 
-def add_runs(tx: Transaction, ended: Iterable[tuple[str, int, int]], now: float) -> float | None:
+def add_runs(tx: Transaction, ended: Iterable[tuple[str, int, int]], now: float) -> None:
     """Add ended runs (owner, usage, number) to the share windows of their projects.
 
-    Returns when usage first leaves any window.
+    They leave these windows no earlier than `share_window_s` from now.
     """
-    _add(tx, [(owner, SHARE, used, runs) for owner, used, runs in ended], now)
-    edge_at: float | None = tx.run(sql.WINDOW_EDGE)[0][0]
-    return edge_at
-
-
-def _add(tx: Transaction, rows: list[tuple[str, str, int, int]], now: float) -> None:
-    if rows:
-        parameters = [(*row, now, BUCKETS) for row in rows]
-        tx.run_many(sql.BUCKET_ADD, parameters)
-        tx.run_many(sql.WINDOW_ADD, parameters)
+    parameters = [(owner, SHARE, used, runs, now, BUCKETS) for owner, used, runs in ended]
+    tx.run_many(sql.BUCKET_ADD, parameters)
+    tx.run_many(sql.WINDOW_ADD, parameters)
 
 
 def subtract(tx: Transaction, owner: str, dim: str, used_since: Callable[[float], int], now: float) -> None:

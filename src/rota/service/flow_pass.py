@@ -198,12 +198,14 @@ class FlowPass:
         projects = root.upcoming(count)
         weight = sum(root.weight_of(project_id) for project_id in projects)
         pids: list[int] = []
+        depth = 1
         for project_id in projects:
             share = -(-count * root.weight_of(project_id) // weight)  # of the picks, rounded up
-            likely = self._levels[str(project_id)].upcoming(share)
-            pids += [pid for pid in likely if isinstance(pid, int) and pid not in blocked]
+            likely = [pid for pid in self._levels[str(project_id)].upcoming(share) if pid not in blocked]
+            pids += [pid for pid in likely if isinstance(pid, int)]
+            depth = max(depth, -(-share // len(likely)) if likely else 1)
         if pids:
-            claim.read_ahead(pids, min(AHEAD_MAX, -(-count // len(pids))))
+            claim.read_ahead(pids, min(AHEAD_MAX, depth))
 
     # --- one pick --------------------------------------------------------------------------------
 

@@ -32,7 +32,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import psycopg
@@ -45,6 +47,7 @@ from rota.store.postgres_clock import DatabaseClock
 from rota.store.postgres_connection import TURN_S_MAX, PostgresAddress, connect, statement_error, unavailable
 from rota.store.postgres_names import SessionNames
 from rota.store.postgres_pipeline import Pipeline
+from rota.store.postgres_schema import COLUMNS
 from rota.store.postgres_text import postgres_text
 from rota.store.postgres_timeline import EVENT_ID_GAP, TIMELINE_KEY, read_timeline
 from rota.store.postgres_transaction import PostgresTransaction
@@ -55,6 +58,7 @@ from rota.store.statements.journal import EVENT_APPEND
 __all__ = ["FLUSH", "Durability", "PostgresEngine", "channel", "turn_key"]
 
 Durability = Literal["full", "normal"]
+_WORD = re.compile(r"\w+")
 ABSENT_S = 0.5  # how long a server that could not be reached is not asked again
 _BEGIN = "BEGIN"
 _LOCK = "SELECT pg_advisory_xact_lock($1::bigint)"
@@ -66,6 +70,8 @@ _TURN = f"""SELECT (SELECT last_value FROM news),
     (SELECT value FROM kernel_meta WHERE key = 'clock_offset'),
     extract(epoch FROM clock_timestamp())::double precision,
     {_INBOX}"""  # noqa: S608  # a constant
+_SINCE = f"(SELECT last_value FROM news) <> $%d::bigint OR {_INBOX}"  # noqa: S608  # others have written, or enqueued
+_SETTINGS = f"SELECT key, value FROM kernel_meta WHERE key = ANY ($1::text[]) AND ({_SINCE % 2})"  # noqa: S608  # as above
 _TIME = "SELECT extract(epoch FROM clock_timestamp())::double precision"
 _LAST_IDS = """SELECT coalesce((SELECT event_id FROM agent_events ORDER BY event_id DESC LIMIT 1), 0),
     coalesce((SELECT sched_id FROM agent_schedule_queue ORDER BY sched_id DESC LIMIT 1), 0)"""
@@ -74,6 +80,12 @@ _NEWS = "SELECT nextval('news'), pg_notify($1, currval('news')::text)"
 FLUSH = "SELECT set_config('synchronous_commit', $1, true), pg_logical_emit_message(true, 'rota', '')"
 _IS_THERE = """SELECT 1 FROM agent_events WHERE event_id = $1 AND ts = $2 AND kind = $3 AND payload = $4
     AND author = $5"""
+
+
+@cache
+def _tables_in(text: str) -> frozenset[str]:
+    """Return the tables that a statement names."""
+    return frozenset(_WORD.findall(text)) & COLUMNS.keys()
 
 
 def turn_key(schema: str) -> int:
@@ -115,6 +127,7 @@ class PostgresEngine:
         self.also_foretold: list[tuple[Statement, Row]] = []  # by this transaction itself
         self.is_pending = False  # the turn is asked for, and the answer not read
         self._foretold: dict[tuple[Statement, Row], str] = {}  # what is read so, and the text for it
+        self._settings: dict[str, None] = {}  # the settings that are read so
         self._clock = clock  # it is set by the time of the server, in every turn
         self._refusal = ("the store was opened read-only", "Open it without read_only.") if read_only else None
         self._pipeline: Pipeline | None = None
@@ -291,14 +304,18 @@ class PostgresEngine:
         pipeline.send(_BEGIN)
         pipeline.send(_LOCK, (self._key,))
         pipeline.send(_TURN)
+        known = -1 if self._news is None else self._news
+        pipeline.send(_SETTINGS, (f"{{{','.join(self._settings)}}}", known))
         for (_, parameters), text in self._foretold.items():
-            pipeline.send(text, (*parameters, -1 if self._news is None else self._news))
+            pipeline.send(text, (*parameters, known))
 
     def _take_turn(self) -> None:
         pipeline = self.pipeline
         self.is_pending = False
         asked_at = SystemClock.monotonic()
-        ((news, event_id, sched_id, version, clock_offset, time_s, inbox),), *foretold = pipeline.collect()[2:]
+        ((news, event_id, sched_id, version, clock_offset, time_s, inbox),), settings, *foretold = pipeline.collect()[
+            2:
+        ]
         if version != str(LATEST):
             text = f"schema_version is {version} now; this process writes {LATEST}"
             raise SchemaMismatch(text, hint="Restart it with the version of rota that migrated the schema.")
@@ -308,6 +325,9 @@ class PostgresEngine:
             self.foreign_version += 1
             self._news, self._foreign = news, True
             self.foretold = dict(zip(self._foretold, foretold, strict=False))
+            values: dict[str, Any] = dict(settings)
+            for key in self._settings:
+                self.foretold[META_GET, (key,)] = [(values[key],)] if key in values else []
         for read, rows in zip(self.also_foretold, foretold[len(self._foretold) :], strict=True):
             self.foretold[read] = rows
         if self._clock is not None:
@@ -318,17 +338,22 @@ class PostgresEngine:
     def foretell(self, reads: Iterable[tuple[Statement, Row]]) -> None:
         """Read these with the first trip of a transaction, if others have written since the last one, or enqueued."""
         for statement, parameters in reads:
-            text = f"SELECT * FROM ({postgres_text(statement)}) foretold WHERE (SELECT last_value FROM news) <> "  # noqa: S608  # a statement of rota
-            self._foretold[statement, parameters] = f"{text}${len(parameters) + 1}::bigint OR {_INBOX}"  # else not run
+            if statement is META_GET and str(parameters[0]).isidentifier():  # together, in one statement
+                self._settings[str(parameters[0])] = None
+                continue
+            text = f"SELECT * FROM ({postgres_text(statement)}) foretold WHERE "  # noqa: S608  # a statement of rota
+            self._foretold[statement, parameters] = text + _SINCE % (len(parameters) + 1)  # else it is not run
 
     def changing(self, text: str, count: int, *, moves_ids: bool) -> None:
         """Note that writes are sent: what was foretold may no longer be so."""
         self.changed += count
         if moves_ids:
             self.ids_known = False
-        if self.foretold:  # settings are in a table of their own
-            keep = "kernel_meta" not in text
-            self.foretold = {read: rows for read, rows in self.foretold.items() if keep and read[0] is META_GET}
+        if self.foretold:
+            written = _tables_in(text)
+            self.foretold = {
+                read: rows for read, rows in self.foretold.items() if written.isdisjoint(_tables_in(read[0].sql))
+            }
 
     def take_ids(self, statement: Statement, count: int) -> int:
         """Return the first of so many new ids. The rows must be inserted in this transaction."""

@@ -48,6 +48,7 @@ class Pipeline:
         self._names: dict[str, bytes] = {}  # text → name of the prepared statement
         self._prepared = 0
         self._owed: deque[str | None] = deque()  # one for each result to come: `_SENT`, `_SYNCED`, or a text to prepare
+        self._found: list[list[Row]] = []  # the results that were read since the last sync
         self._problem: psycopg.Error | None = None  # of the first statement that failed
         self._entered = False  # a call is in progress, or was interrupted
 
@@ -96,7 +97,8 @@ class Pipeline:
         """Send the buffer and return the rows of each statement in it; raises what the first failed one raised."""
         self._entered = True
         self._link.pipeline_sync()
-        found = self._read()
+        self._read()
+        found, self._found = self._found, []
         self._result()  # of the sync
         self._entered = False
         problem, self._problem = self._problem, None
@@ -104,23 +106,21 @@ class Pipeline:
             raise problem
         return found
 
-    def _read(self) -> list[list[Row]]:
-        """Read all results that are owed; return the rows of the statements since the last sync."""
+    def _read(self) -> None:
+        """Read all results that are owed; keep the rows of the statements since the last sync."""
         self.trips += 1
-        found: list[list[Row]] = []
         while self._owed:
             kind = self._owed.popleft()
             result = self._result()
             if kind is _SYNCED:
-                found, self._problem = [], None
+                self._found, self._problem = [], None
                 continue
             self._result()  # each statement's results end with None
             if kind is _SENT:
-                found.append(self._load(result))
+                self._found.append(self._load(result))
             elif result.status != _DONE:
                 del self._names[kind]
                 self._load(result)
-        return found
 
     def _load(self, result: Any) -> list[Row]:
         status = result.status

@@ -140,6 +140,22 @@ class PostgresTransaction:
                 raise self._failed(problem) from problem
             self._turn.also_foretold.append((statement, parameters))
 
+    def read_together(self, reads: Sequence[tuple[Statement, Row]]) -> None:
+        """Read these in one trip, for the calls of `run` that follow."""
+        turn = self._turn
+        if turn is None:
+            return
+        if turn.is_pending:
+            turn.take_turn()
+        missing = [read for read in reads if read not in turn.foretold]
+        try:
+            for statement, parameters in missing:
+                self._pipeline.send((_prepared.get(statement) or _prepare(statement)).text, parameters)
+            if missing:
+                turn.foretold.update(zip(missing, self._pipeline.collect()[-len(missing) :], strict=True))
+        except psycopg.Error as problem:
+            raise self._failed(problem) from problem
+
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
         """Queue a statement that inserts one row, and return the id that the row gets."""
         return self.insert_many(statement, (parameters,))

@@ -68,6 +68,13 @@ class Transaction(Protocol):
         """Say that `run_for` will be called with these before anything is written; best as the first call."""
         ...
 
+    def read_together(self, reads: Sequence[tuple[Statement, Row]]) -> None:
+        """Say that these are run next, before anything is written.
+
+        Across a network they are then read in one round trip; otherwise it does nothing.
+        """
+        ...
+
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
         """Run a statement that inserts one row and return the row's id."""
         ...

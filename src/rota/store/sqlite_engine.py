@@ -101,6 +101,9 @@ class SqliteTransaction:
     def foretell_for(self, statement: Statement, keys: Collection[int | str]) -> None:
         """Do nothing."""
 
+    def read_together(self, reads: Sequence[tuple[Statement, Row]]) -> None:
+        """Do nothing: a read costs no round trip here."""
+
     def insert(self, statement: Statement, parameters: Sequence[Any]) -> int:
         """Run a statement that inserts one row and return the row's id."""
         try:

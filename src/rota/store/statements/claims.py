@@ -223,6 +223,12 @@ PROJECT_FACTS = Statement(
     "Status, pause, cap and constraint of some projects.",
     f"SELECT project_id, status, paused_by, max_concurrent, restraint FROM projects WHERE project_id IN {IDS}",
 )
+FEW_PROJECTS = 50
+FIRST_PROJECTS = Statement(
+    "project_facts_first",
+    "Status, pause, cap and constraint of the first projects: all of them, if there are few.",
+    f"SELECT project_id, status, paused_by, max_concurrent, restraint FROM projects LIMIT {FEW_PROJECTS}",
+)
 BUDGET_FACTS = Statement(
     "budget_facts",
     "The usage and amount of some owners' budgets.",
