@@ -135,6 +135,7 @@ class ClaimPass:
         self._skipped_ids: set[int] = set()  # claimed ones that came again: a damaged index may have an entry twice
         self.token: int | None = None  # of the claims, once they are written
         self.claimed_by_agent: dict[int, list[PendingClaim]] = {}  # those that went through try_claim
+        self.agents_elsewhere: set[int] = set()  # agents whose first entry needs a slot of another kind
         self._blocked_heads: set[int | str] = set()  # agents and projects whose first entry this claim cannot take
         self._ahead: dict[int, tuple[list[Row], bool]] = {}  # by agent: entries read ahead, and whether more exist
         self._bytes = 0  # of the payloads claimed so far
@@ -396,6 +397,8 @@ class ClaimPass:
             if self._matches_request(row):
                 return row, has_more
             self._blocked_heads.add(pid)
+            if not self._is_for_slot(row):
+                self.agents_elsewhere.add(pid)
         rows = self.ready_entries_of_agent(pid, 1)
         return (rows[0], self.has_more_ready(pid, claimed + 1)) if rows else (None, self.has_more_ready(pid, claimed))
 
@@ -409,12 +412,12 @@ class ClaimPass:
 
     def _matches_request(self, row: Row) -> bool:
         """Whether an entry without a hold is runnable now, before its deadline, on a slot of this worker."""
-        now, kind, deadline = self.now, row[KIND], row[DEADLINE]
-        return (
-            (kind in self.request.kinds if kind is not None else takes_no_kind(self.request.kinds))
-            and row[RUNNABLE_AT] <= now
-            and (deadline is None or deadline > now)
-        )
+        now, deadline = self.now, row[DEADLINE]
+        return self._is_for_slot(row) and row[RUNNABLE_AT] <= now and (deadline is None or deadline > now)
+
+    def _is_for_slot(self, row: Row) -> bool:
+        kind = row[KIND]
+        return kind in self.request.kinds if kind is not None else takes_no_kind(self.request.kinds)
 
     def ready_entries_of_agent(self, pid: int, limit: int) -> list[Row]:
         """Return an agent's next entries in strict order that are not excluded."""
