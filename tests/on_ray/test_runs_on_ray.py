@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,45 +13,11 @@ import pytest
 
 from rota import Rota
 from rota.model.events import RunEnded, RunStarted
-from rota.service.dispatcher import Dispatcher
-from rota.service.explanation import explain
 from tests.on_ray import functions
-from tests.on_ray.conftest import WAIT_S, running, wait_until
+from tests.on_ray.conftest import WAIT_S, World, running, wait_until, why_not
 from tests.on_ray.shared_cluster import TestCluster, own_cluster
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def why_not(rota: Rota, sched_id: int) -> Any:
-    assert isinstance(rota.api, Dispatcher)
-    return explain(rota.api, sched_id).workers
-
-
-class World:
-    """A store with a supervisor that is connected to the cluster, for all tests of this file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.rota = Rota(folder / "rota.db")
-        self.number = 0
-
-    def path(self) -> Path:
-        self.number += 1
-        return self.folder / f"file-{self.number}"
-
-    def events(self, kind: type) -> list[dict[str, Any]]:
-        return [event.payload for event in self.rota.api.journal.tail(0, 1_000, kinds=(kind.kind,))]  # type: ignore[attr-defined]
-
-    def agent(self, name: str, function: Callable[..., Any], **settings: Any) -> Any:
-        return self.rota.agent(name, runner="ray", **settings)(function)
-
-
-@pytest.fixture(scope="module")
-def world(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world = World(tmp_path_factory.mktemp("ray"))
-    with running(world.rota, cluster):
-        yield world
-    world.rota.close()
 
 
 def test_a_function_streams_its_log_charges_checkpoint_progress_and_result(world: World) -> None:
