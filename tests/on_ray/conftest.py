@@ -1,111 +1,29 @@
-"""One cluster of two nodes for all tests of this folder, in a network namespace of its own.
-
-Ray looks for its own address on public servers, writes into the home folder and may send statistics. So the tests move
-into a new network namespace with nothing but the loopback device, and give Ray a home of its own. A namespace needs
-root; without it the tests are skipped.
-"""
+"""One cluster of two nodes for all tests of a run (shared_cluster.py)."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rota import Rota
+from rota.clock import SystemClock
 from rota.model.ray import RayCluster
+from rota.service.dispatcher import Dispatcher
+from rota.service.explanation import explain
+from tests.on_ray.shared_cluster import TestCluster, shared_cluster
 
-CLONE_NEWNET = 0x40000000
-PORT = 6379
-START_TRIES = 3  # a node that does not start within Ray's own limits, on a busy machine, is tried again
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _call(name: str, *arguments: int) -> None:
-    if getattr(_libc, name)(*arguments) != 0:
-        raise OSError(ctypes.get_errno(), f"{name} failed")
-
-
-@contextmanager
-def own_network() -> Iterator[None]:
-    """Move this thread, and what it starts, into a network namespace with loopback only."""
-    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _call("unshare", CLONE_NEWNET)
-    except OSError:
-        os.close(before)
-        pytest.skip("a network namespace needs root")
-    try:
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-        yield
-    finally:
-        _call("setns", before, CLONE_NEWNET)
-        os.close(before)
-
-
-class TestCluster:
-    """The cluster process."""
-
-    __test__ = False
-
-    def __init__(self, env: dict[str, str]) -> None:
-        self.address = f"127.0.0.1:{PORT}"
-        command = [sys.executable, str(Path(__file__).with_name("cluster_process.py")), str(PORT)]
-        self._process = subprocess.Popen(
-            command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        if not self._read().startswith("up"):
-            self.close()
-            raise RuntimeError("the cluster did not start")
-
-    def do(self, command: str) -> None:
-        """Have a command done."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{command}\n")
-        self._process.stdin.flush()
-        assert self._read() == "done\n"
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
-
-    def close(self) -> None:
-        self._process.communicate()  # the end of its input
+WAIT_S = 240.0  # much longer than anything takes: a machine may be busy
 
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[TestCluster]:
-    with own_network(), tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        own = {
-            "HOME": folder,
-            "RAY_TMPDIR": folder,
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_raylet_start_wait_time_s": "120",
-            "RAY_prestart_worker_first_driver": "0",
-        }
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in own.items():
-                patch.setenv(name, value)
-            patch.delenv("RAY_ADDRESS", raising=False)
-            patch.delenv("PYTHONPYCACHEPREFIX", raising=False)
-            for tries_left in reversed(range(START_TRIES)):
-                try:
-                    started = TestCluster(dict(os.environ))
-                    break
-                except RuntimeError:
-                    if not tries_left:
-                        raise
-            try:
-                yield started
-            finally:
-                started.close()
+    with shared_cluster() as joined:
+        yield joined
 
 
 @contextmanager
@@ -120,3 +38,43 @@ def running(rota: Rota, cluster: TestCluster, **options: object) -> Iterator[Non
     finally:
         supervisor.kill()
         thread.join()
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    clock, pause = SystemClock(), threading.Event()
+    give_up_at = clock.monotonic() + WAIT_S
+    while not is_true():
+        assert clock.monotonic() < give_up_at, "it did not happen"
+        pause.wait(0.05)
+
+
+def why_not(rota: Rota, sched_id: int) -> Any:
+    assert isinstance(rota.api, Dispatcher)
+    return explain(rota.api, sched_id).workers
+
+
+class World:
+    """A store with a supervisor that is connected to the cluster, for all tests that need no other one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rota = Rota(folder / "rota.db")
+        self.number = 0
+
+    def path(self) -> Path:
+        self.number += 1
+        return self.folder / f"file-{self.number}"
+
+    def events(self, kind: type) -> list[dict[str, Any]]:
+        return [event.payload for event in self.rota.api.journal.tail(0, 1_000, kinds=(kind.kind,))]  # type: ignore[attr-defined]
+
+    def agent(self, name: str, function: Callable[..., Any], **settings: Any) -> Any:
+        return self.rota.agent(name, runner="ray", **settings)(function)
+
+
+@pytest.fixture(scope="package")
+def world(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    world = World(tmp_path_factory.mktemp("ray"))
+    with running(world.rota, cluster):
+        yield world
+    world.rota.close()

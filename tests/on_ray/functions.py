@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -36,3 +37,15 @@ def die_once(marker: str) -> str:
         Path(marker).write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGKILL)
     return "alive"
+
+
+def told_demand(wanted: int) -> list[dict[str, float]]:
+    """What the autoscaler was told: at least so many of its parts."""
+    from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL as CHANNEL  # noqa: PLC0415
+    from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415
+
+    while True:
+        told = json.loads(_internal_kv_get(CHANNEL) or "[]")
+        if len(told) >= wanted:
+            return list(told)
+        time.sleep(0.1)

@@ -6,7 +6,7 @@ from rota.fleet.on_ray.held_usage import HeldUsage
 from rota.fleet.on_ray.room import ClusterNode, Room, lack
 from rota.model.ray import RaySettings, RayShape, kind_of, shape_of
 
-ONE, FOUR = RaySettings().shape, RaySettings(resources={"CPU": 4}).shape
+ONE, TWO, FOUR = RaySettings().shape, RaySettings(resources={"CPU": 2}).shape, RaySettings(resources={"CPU": 4}).shape
 GPU = RaySettings(resources={"GPU": 1}).shape
 
 
@@ -36,11 +36,11 @@ def test_as_many_are_claimed_as_fit() -> None:
     room = seen(node("a", CPU=4), node("b", CPU=4))
     assert room.claimable([ONE], [], 100) == ([ONE], 8)
     assert room.claimable([ONE], [], 3) == ([ONE], 3)
-    for _ in range(6):
-        room.take(ONE)
+    for at in ("id-a", "id-a", "id-a", "id-b", "id-b", "id-b"):
+        room.take(ONE, at)
     assert room.claimable([ONE], [], 100) == ([ONE], 2)
     assert room.claimable([ONE, FOUR], [], 100) == ([ONE, FOUR], 1)  # one that does not fit is held
-    room.give(ONE)
+    room.give(ONE, "id-a")
     assert room.claimable([ONE], [], 100) == ([ONE], 3)
 
 
@@ -49,37 +49,61 @@ def test_any_mix_of_what_is_claimed_fits() -> None:
     assert room.claimable([ONE, FOUR], [], 100) == ([ONE, FOUR], 2)
 
 
-def test_what_is_held_is_set_aside_and_the_rest_goes_on() -> None:
-    room = seen(node("a", CPU=4, GPU=1), node("b", CPU=4))
-    for _ in range(6):
-        room.take(ONE)
-    assert room.claimable([ONE, FOUR], [FOUR], 100) == ([], 0)  # small ones must not pass the large one for ever
+def test_a_run_is_placed_on_the_node_that_it_fills_best() -> None:
+    room = seen(node("a", CPU=4), node("b", CPU=4), node("g", CPU=1, GPU=1))
+    assert room.places([ONE]) == ["id-a"]  # not where the GPUs are
+    room.take(ONE, "id-b")
+    assert room.places([ONE, FOUR, ONE]) == ["id-b", "id-a", "id-b"]
+    assert room.places([GPU, GPU]) == ["id-g", None]
+
+
+def test_free_cpus_of_two_nodes_are_no_room_for_one_run() -> None:
+    room = seen(node("a", CPU=4), node("b", CPU=4))
+    for at in ("id-a", "id-b"):
+        room.take(TWO, at)
+    assert room.places([FOUR]) == [None]
+    assert room.claimable([FOUR], [FOUR], 100) == ([], 0)
+    assert room.claimable([TWO, FOUR], [FOUR], 100) == ([TWO], 1)  # what is free on a is set aside
+
+
+def test_what_is_held_waits_where_it_will_fit_first_and_the_rest_goes_on() -> None:
+    room = seen(node("a", CPU=4), node("b", CPU=4))
+    for at in ("id-a", "id-a", "id-b"):
+        room.take(ONE, at)
+    assert room.claimable([ONE, FOUR], [FOUR], 100) == ([ONE], 2)  # small ones must not pass the large one for ever
+    assert room.places([FOUR, ONE, ONE, ONE]) == [None, "id-a", "id-a", None]
+    room.give(ONE, "id-b")
+    assert room.places([FOUR, ONE]) == ["id-b", "id-a"]
     room = seen(node("a", CPU=4, GPU=1))
-    room.take(GPU)
-    assert not room.fits(GPU)
+    room.take(GPU, "id-a")
+    assert room.places([GPU]) == [None]
     assert room.claimable([ONE, GPU], [GPU], 100) == ([ONE], 2)  # three CPUs are free, one of them for the held run
 
 
 def test_what_others_use_is_not_ours_and_what_we_use_is_not_theirs() -> None:
     room = seen(node("a", used=3, CPU=4))
     assert room.claimable([ONE], [], 100) == ([ONE], 1)
-    assert room.keeps_waiting(ONE)
+    assert not room.keeps_waiting(ONE, "id-a")  # Ray has a CPU for it
+    for _ in range(3):
+        room.see([node("a", used=4, CPU=4)])
+    assert room.keeps_waiting(ONE, "id-a")
     room = seen(node("a", CPU=4))
-    room.take(ONE)
+    room.take(ONE, "id-a")
     room.see([node("a", used=1, CPU=4)])
-    assert not room.keeps_waiting(ONE)  # it is starting
+    assert not room.keeps_waiting(ONE, "id-a")  # it is starting
     assert room.claimable([ONE], [], 100) == ([ONE], 3)
 
 
 def test_a_run_that_no_node_can_have_waits_for_others() -> None:
     room = seen(node("a", used=2, CPU=4), node("b", used=2, CPU=4))
-    room.take(FOUR)
-    room.see(room.nodes)
-    room.see(room.nodes)
-    room.see(room.nodes)
-    assert room.keeps_waiting(FOUR)
+    assert room.is_kept_by_others(FOUR)
+    assert not room.is_kept_by_others(ONE)
+    room.take(FOUR, "id-a")
+    assert room.keeps_waiting(FOUR, "id-a")
     room.see([node("a", used=4, CPU=4), node("b", CPU=4)])
-    assert not room.keeps_waiting(FOUR)
+    assert not room.keeps_waiting(FOUR, "id-a")
+    assert not room.is_kept_by_others(FOUR)
+    assert not room.keeps_waiting(FOUR, "id-gone")
 
 
 def test_a_report_that_lags_behind_counts_nobody_twice() -> None:
@@ -110,10 +134,26 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_without_a_cluster_nothing_fits() -> None:
-    assert not Room().fits(ONE)
+    assert Room().places([ONE]) == [None]
     room = seen(node("a", CPU=4))
     room.forget()
-    assert not room.fits(ONE)
+    assert room.places([ONE]) == [None]
+    assert room.claimable([ONE], [], 100) == ([], 0)
+
+
+def test_a_run_that_needs_nothing_always_fits() -> None:
+    room = seen(node("a", used=4, CPU=4))
+    nothing = RayShape(())
+    assert room.places([nothing]) == ["id-a"]
+    assert room.claimable([nothing], [], 7) == ([nothing], 7)
+
+
+def test_shapes_of_different_nodes_are_claimed_one_by_one() -> None:
+    on_a, on_b = RayShape((("CPU", 1.0),), "a"), RayShape((("CPU", 1.0),), "b")
+    room = seen(node("a", CPU=4), node("b", CPU=4))
+    assert room.claimable([on_a], [], 100) == ([on_a], 4)
+    assert room.claimable([on_a, on_b], [], 100) == ([on_a, on_b], 1)
+    assert room.claimable([on_a, ONE], [], 100) == ([on_a, ONE], 4)
 
 
 def test_seconds_that_are_held_are_carried_from_run_to_run() -> None:

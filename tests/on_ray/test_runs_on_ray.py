@@ -5,62 +5,19 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rota import Rota
-from rota.clock import SystemClock
 from rota.model.events import RunEnded, RunStarted
-from rota.service.dispatcher import Dispatcher
-from rota.service.explanation import explain
 from tests.on_ray import functions
-from tests.on_ray.conftest import TestCluster, running
+from tests.on_ray.conftest import WAIT_S, World, running, wait_until, why_not
+from tests.on_ray.shared_cluster import TestCluster, own_cluster
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("ray")]
-WAIT_S = 240.0  # much longer than anything takes: a machine may be busy
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    clock, pause = SystemClock(), threading.Event()
-    give_up_at = clock.monotonic() + WAIT_S
-    while not is_true():
-        assert clock.monotonic() < give_up_at, "it did not happen"
-        pause.wait(0.05)
-
-
-def why_not(rota: Rota, sched_id: int) -> Any:
-    assert isinstance(rota.api, Dispatcher)
-    return explain(rota.api, sched_id).workers
-
-
-class World:
-    """A store with a supervisor that is connected to the cluster, for all tests of this file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.rota = Rota(folder / "rota.db")
-        self.number = 0
-
-    def path(self) -> Path:
-        self.number += 1
-        return self.folder / f"file-{self.number}"
-
-    def events(self, kind: type) -> list[dict[str, Any]]:
-        return [event.payload for event in self.rota.api.journal.tail(0, 1_000, kinds=(kind.kind,))]  # type: ignore[attr-defined]
-
-    def agent(self, name: str, function: Callable[..., Any], **settings: Any) -> Any:
-        return self.rota.agent(name, runner="ray", **settings)(function)
-
-
-@pytest.fixture(scope="module")
-def world(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    world = World(tmp_path_factory.mktemp("ray"))
-    with running(world.rota, cluster):
-        yield world
-    world.rota.close()
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_a_function_streams_its_log_charges_checkpoint_progress_and_result(world: World) -> None:
@@ -131,8 +88,8 @@ def test_a_process_that_dies_is_a_crash_and_is_retried(world: World) -> None:
 
 def test_a_missing_resource_a_missing_node_and_a_function_that_cannot_be_sent(world: World) -> None:
     lock = threading.Lock()
-    gpu = world.agent("gpu", functions.busy, resources={"GPU": 1})
-    nowhere = world.agent("nowhere", functions.busy, node="third")
+    gpu = world.agent("gpu", functions.busy, resources={"gpu": 1})
+    nowhere = world.agent("nowhere", functions.busy, node="fourth")
 
     def locked() -> bool:
         return lock.locked()
@@ -149,8 +106,9 @@ def test_a_missing_resource_a_missing_node_and_a_function_that_cannot_be_sent(wo
     wait_until(lambda: all(getattr(why(job.sched_id), "problem", None) for job in jobs))
     found = [why(job.sched_id) for job in jobs]
     assert [each.problem for each in found] == ["resource_missing", "node_missing"]
-    assert "no node of the cluster has the resource GPU" in found[0].sentence()
-    assert found[1].sentence() == "the cluster has no node 'third'; its nodes: head, second"
+    assert "no node of the cluster has the resource gpu" in found[0].sentence()
+    assert "did you mean GPU?" in found[0].sentence()
+    assert found[1].sentence().startswith("the cluster has no node 'fourth'; its nodes: head, second")
     for job in jobs:
         world.rota.api.queue.cancel(job.sched_id)
 
@@ -208,15 +166,16 @@ def test_a_node_dies_and_its_run_is_retried_on_the_other(world: World, cluster: 
             time.sleep(3_600)
         return f"attempt {ctx.attempt}"
 
-    agent = world.agent("long", long, resources={"CPU": 2})
-    jobs = [agent.enqueue(file=str(first)) for _ in range(2)]  # one on each node
+    cluster.do("add third")
+    agent = world.agent("long", long, resources={"CPU": 0, "doomed": 1})
+    jobs = [agent.enqueue(file=str(first)) for _ in range(2)]  # one on each of two nodes
     started: Callable[[], dict[int, str]] = lambda: {  # noqa: E731
         each["sched_id"]: each["node"] for each in world.events(RunStarted)
     }
     wait_until(lambda: {job.sched_id for job in jobs} <= started().keys())
-    (victim,) = [job for job in jobs if started()[job.sched_id] == "second"]
+    (victim,) = [job for job in jobs if started()[job.sched_id] == "third"]
     (survivor,) = [job for job in jobs if job is not victim]
-    cluster.do("kill second")
+    cluster.do("kill third")
     wait_until(lambda: any(each.get("outcome") == "node_died" for each in world.events(RunEnded)))
     world.rota.api.queue.request_cancel(survivor.sched_id)
     assert victim.result(WAIT_S) == "attempt 2"
@@ -224,24 +183,30 @@ def test_a_node_dies_and_its_run_is_retried_on_the_other(world: World, cluster: 
     assert [(each["exit_kind"], each.get("node")) for each in ended] == [("crashed", None), ("completed", "head")]
 
 
-def test_the_cluster_goes_away_and_returns(world: World, cluster: TestCluster) -> None:
-    file = world.path()
+def test_the_cluster_goes_away_and_returns(tmp_path: Path) -> None:
+    begun, other = tmp_path / "begun", tmp_path / "other"
 
     def patient(ctx: Any, file: str) -> int:
-        Path(file).write_text("started")
+        with Path(file).open("a") as lines:  # one line for each time that it runs
+            lines.write(f"{ctx.key}\n")
         while ctx.attempt == 1:
             time.sleep(0.1)
         return int(ctx.attempt)
 
-    agent = world.agent("patient", patient)
-    job = agent.enqueue(file=str(file))
-    wait_until(file.exists)
-    cluster.do("kill all")
+    with own_cluster() as cluster, Rota(tmp_path / "rota.db") as rota, running(rota, cluster):
+        agent = rota.agent("patient", runner="ray")(patient)
+        jobs = [agent.enqueue(file=str(file)) for file in (begun, other)]
+        wait_until(lambda: begun.exists() and other.exists())
+        cluster.do("kill all")
 
-    def lost() -> list[dict[str, Any]]:
-        return [each for each in world.events(RunEnded) if each["sched_id"] == job.sched_id]
+        def ends() -> list[tuple[int, str]]:
+            events = rota.api.journal.tail(0, 100, kinds=(RunEnded.kind,))
+            return [(event.payload["sched_id"], event.payload["exit_kind"]) for event in events]
 
-    wait_until(lambda: bool(lost()))
-    cluster.do("restart")
-    assert job.result(WAIT_S) == 2
-    assert [each["exit_kind"] for each in lost()] == ["crashed", "completed"]
+        wait_until(lambda: len(ends()) == len(jobs))
+        cluster.do("restart")
+        assert [job.result(WAIT_S) for job in jobs] == [2, 2]
+        for job, file in zip(jobs, (begun, other), strict=True):
+            assert [kind for sched_id, kind in ends() if sched_id == job.sched_id] == ["crashed", "completed"]
+            keys = file.read_text().split()
+            assert len(keys) == len(set(keys)) == 2  # once in each claim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rota.fleet.config.ray_plan import ray_warnings
 from rota.model.agent_settings import AgentSettings
 from rota.model.ray import RayCluster, RaySettings
 from rota.model.work import ScheduleSpec
+from tests.on_ray.conftest import WAIT_S, wait_until, why_not
 
 FLEET = """
 [ray]
@@ -85,3 +87,21 @@ def test_an_entry_may_have_a_kind_of_its_own() -> None:
         agent = rota.agent("a", runner="ray")(print)
         sched_id = rota.api.queue.enqueue(ScheduleSpec(agent.pid, kind="ray:CPU=4"))
         assert rota.api.queue.get(sched_id).kind == "ray:CPU=4"
+
+
+def test_a_head_that_cannot_be_reached_is_named_and_other_work_goes_on() -> None:
+    with Rota(":memory:") as rota:
+        away = rota.agent("away", runner="ray")(print).enqueue()
+        here = rota.agent("here")(lambda: "done").enqueue()
+        supervisor = rota.supervisor(1, ray=RayCluster(address="127.0.0.1:1"))
+        thread = threading.Thread(target=supervisor.run)
+        thread.start()
+        try:
+            assert here.result(WAIT_S) == "done"
+            wait_until(lambda: getattr(why_not(rota, away.sched_id), "problem", None) == "cluster_unreachable")
+            sentence = why_not(rota, away.sched_id).sentence()
+            assert sentence.startswith("the Ray cluster at 127.0.0.1:1 cannot be reached: [Errno 111]")
+            assert rota.api.queue.get(away.sched_id).attempt <= 1  # it is not an attempt
+        finally:
+            supervisor.kill()
+            thread.join()

@@ -490,7 +490,7 @@ class Supervisor:
             return self._unprepared(entry, exit_kind="failed", outcome=outcome, result={"error": problem.message})
         log, slot_hold = self._open_log(assignment), _SlotHold(loop, run_key(entry))
         run = LiveRun(self._api, assignment, self._watchdog, log, slot_hold)
-        return PreparedRun(run, partial(self._execute, run, has_settings=has_settings))
+        return PreparedRun(run, partial(self._execute, run, loop, has_settings=has_settings))
 
     def _assignment(self, entry: ReadyEntry, slot: str) -> tuple[Assignment, bool]:
         """Read what a run needs; also return whether its agent has settings."""
@@ -538,7 +538,7 @@ class Supervisor:
         except RotaError as refusal:
             _log.warning("cannot quarantine agent %s: %s", pid, refusal)
 
-    def _execute(self, run: LiveRun, *, has_settings: bool) -> RunOutcome | None:
+    def _execute(self, run: LiveRun, loop: SlotLoop, *, has_settings: bool) -> RunOutcome | None:
         """Execute a run on its own thread, or start it on a cluster (None). Any error becomes its outcome."""
         agent, name = run.assignment.agent, run.assignment.settings.runner
         if agent.state == "DEAD":
@@ -546,7 +546,12 @@ class Supervisor:
         if not has_settings and agent.name not in self._functions:
             return self._leave_to_others(agent)
         if name == RAY:
-            return self._ray.execute(run)
+            self._ray.execute(run, loop)
+            return None
+        return self._ray.execute_here(run, loop, partial(self._execute_here, run, name))
+
+    def _execute_here(self, run: LiveRun, name: str) -> RunOutcome:
+        agent = run.assignment.agent
         try:
             runner = self._runner(name)
         except FleetInvalid as problem:  # it is not installed here

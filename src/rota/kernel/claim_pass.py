@@ -137,6 +137,7 @@ class ClaimPass:
         self._skipped_ids: set[int] = set()  # claimed ones that came again: a damaged index may have an entry twice
         self.token: int | None = None  # of the claims, once they are written
         self.claimed_by_agent: dict[int, list[PendingClaim]] = {}  # those that went through try_claim
+        self.agents_elsewhere: set[int] = set()  # agents whose first entry needs a slot of another kind
         self._blocked_heads: set[int | str] = set()  # agents and projects whose first entry this claim cannot take
         self._ahead: dict[int, tuple[list[Row], bool]] = {}  # by agent: entries read ahead, and whether more exist
         self._bytes = 0  # of the payloads claimed so far
@@ -398,6 +399,8 @@ class ClaimPass:
             if self._matches_request(row):
                 return row, has_more
             self._blocked_heads.add(pid)
+            if row[KIND] not in self._kinds:
+                self.agents_elsewhere.add(pid)
         rows = self.ready_entries_of_agent(pid, 1)
         return (rows[0], self.has_more_ready(pid, claimed + 1)) if rows else (None, self.has_more_ready(pid, claimed))
 

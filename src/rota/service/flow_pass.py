@@ -10,7 +10,10 @@ policy/priority_level.py). The first priorities of agents with new entries are r
 statement. An agent whose next entry has a lower priority than its band is moved when it is picked.
 
 An agent whose entries are refused is left out for the rest of the pass. It returns like any agent that was not ready:
-with its debt, without credit.
+with its debt, without credit. A project whose entries need another kind of slot than this worker has is ready: other
+workers serve it. It keeps its credit, up to `CREDIT_RUNS_MAX` of the largest runs, or workers with nothing for it would
+wipe out, whenever they look for work, what it is owed where it can run. Why there is a maximum: perhaps no worker has
+slots of that kind.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from rota.model.events import FlowMove
 from rota.model.snapshot import Account, Key
 from rota.policy.level import Level
 from rota.policy.priority_level import PriorityLevel
-from rota.policy.virtual_time import charged
+from rota.policy.virtual_time import SCALE, charged
 from rota.service.policy_guard import PolicyGuard
 from rota.store import Transaction
 
@@ -33,6 +36,7 @@ __all__ = ["FlowPass"]
 
 
 AHEAD_MAX = 16  # entries of an agent that are read together
+CREDIT_RUNS_MAX = 64  # of the largest runs so far: the credit of a project while only other workers can serve it
 _OTHER_BAND = -1  # instead of a cost: nothing was claimed, and the agent competes in another band
 
 
@@ -53,6 +57,7 @@ class FlowPass:
         self._competing: dict[int, str | None] = {}  # agents that began to compete, with their project; None: ceased
         self._ready = ReadyOwners()
         self._root = Level(eligibility=self._eligibility)
+        self._largest_run = SCALE  # in virtual time at weight one thousandth
         self._levels: dict[str, Level | PriorityLevel] = {}  # by project
         self._priorities: dict[int, int] = {}  # of the first entry of each agent, as last read
         self._served: set[int] = set()  # agents whose first entry the last pass has claimed
@@ -65,6 +70,7 @@ class FlowPass:
         copied._unsaved, copied._unsaved_projects = self._unsaved.copy(), self._unsaved_projects.copy()
         copied._competing = self._competing.copy()
         copied._ready, copied._root = self._ready.copy(), self._root.copy()
+        copied._largest_run = self._largest_run
         copied._levels = {project_id: level.copy() for project_id, level in self._levels.items()}
         return copied
 
@@ -103,6 +109,9 @@ class FlowPass:
         for project in projects:
             if project.now.project_id in self._root:
                 _apply_change(self._root, project.now.project_id, project)
+                if project.before is not None:
+                    moved = abs(project.now.virtual_time - project.before.virtual_time)
+                    self._largest_run = max(self._largest_run, moved * project.now.weight)
         new: dict[str, dict[int, ReadyAgent]] = {}  # by project and pid
         for agent in agents:
             if agent.now.pid in self._level(agent.now.project_id):
@@ -226,7 +235,12 @@ class FlowPass:
             return
         level.charge_and_remove(pid, cost)
         (state.left_out if more else state.drained).append(pid)
+        if not cost and pid in claim.agents_elsewhere:
+            state.elsewhere.add(project_id)
         if not len(level):
+            if project_id in state.elsewhere:
+                weight, time = self._root.weight_of(project_id), self._root.virtual_time_of(project_id)
+                state.kept[project_id] = Account(weight=weight, virtual_time=time)
             self._root.remove(project_id)
         elif project_id in claim.blocked_projects:
             self._root.remove(project_id)  # its other agents stay on its level for the next pass
@@ -288,6 +302,13 @@ class FlowPass:
             self._unsaved.pop(pid, None)
             self._priorities.pop(pid, None)
             self._competing[pid] = None
+        returning = {agents[pid].project_id for pid in state.left_out if pid in agents}
+        for project_id, account in state.kept.items():
+            if project_id not in returning:
+                continue
+            earliest = self._root.time.whole - CREDIT_RUNS_MAX * self._largest_run // account.weight
+            kept = replace(account, virtual_time=max(account.virtual_time, earliest))
+            self._root.add(project_id, kept, keep_credit=True)
         for pid in state.left_out:
             agent = agents.get(pid)
             if agent is not None:
@@ -300,7 +321,16 @@ class FlowPass:
 class _PassState:
     """What happened in one pass."""
 
-    __slots__ = ("agent_times", "blocked", "drained", "left_out", "left_out_projects", "project_times")
+    __slots__ = (
+        "agent_times",
+        "blocked",
+        "drained",
+        "elsewhere",
+        "kept",
+        "left_out",
+        "left_out_projects",
+        "project_times",
+    )
 
     def __init__(self, blocked: set[int]) -> None:
         self.blocked = blocked
@@ -309,6 +339,8 @@ class _PassState:
         self.left_out: list[int] = []  # agents that were removed and have more ready entries
         self.drained: list[int] = []  # agents that were removed and have no ready entries
         self.left_out_projects: list[str] = []  # projects that were removed with all their agents
+        self.elsewhere: set[str] = set()  # projects with agents that need slots of another kind
+        self.kept: dict[str, Account] = {}  # of them, those that were removed, with what they had
 
 
 def _apply_change(

@@ -185,9 +185,8 @@ class _Driver:
         key = _encode(options)
         if key not in self._forms:
             given = dict(options)
-            node = given.pop("node", None)
-            if node is not None:
-                given["scheduling_strategy"] = self._on_node(node, soft=False)
+            node, may_be_elsewhere = given.pop("node")
+            given["scheduling_strategy"] = self._on_node(node, soft=may_be_elsewhere)
             self._forms[key] = self._remote.options(max_retries=0, retry_exceptions=False, **given)
         return self._forms[key]
 

@@ -57,18 +57,38 @@ _log = logging.getLogger("rota.fleet")
 class _Run:
     """One run on the cluster."""
 
-    __slots__ = ("end", "is_placed", "is_withdrawn", "key", "live", "received", "result", "shape", "submitted_at")
+    __slots__ = (
+        "end",
+        "is_placed",
+        "is_withdrawn",
+        "key",
+        "live",
+        "node",
+        "received",
+        "result",
+        "shape",
+        "since",
+        "waits",
+    )
 
     def __init__(self, live: LiveRun, shape: RayShape, end: Callable[[RunOutcome], None]) -> None:
         self.live = live
         self.shape = shape
         self.end = end
         self.key = f"{live.entry.sched_id}:{live.token}"
-        self.submitted_at: float | None = None
+        self.since = 0.0  # on the advancing clock: when it was held, then when it was submitted
+        self.node = ""  # the id of the node for which it was submitted
         self.is_placed = False
         self.is_withdrawn = False
+        self.waits = 0  # requests that wait: meanwhile Ray lets others use its CPUs
         self.received = 0  # messages
         self.result: tuple[int, RunOutcome, bytes] | None = None  # how many messages it sent, outcome, last output
+
+    @property
+    def needs(self) -> RayShape:
+        """What it uses of its node now."""
+        resources = self.shape.resources
+        return RayShape(tuple(each for each in resources if each[0] != "CPU")) if self.waits else self.shape
 
 
 class RayRuns:
@@ -151,6 +171,7 @@ class RayRuns:
         with self._lock:
             is_over = live.stop_reason is not None or self._is_closed
             if not is_over:
+                run.since = self._clock.monotonic()
                 self._held.append(run)
                 if not self._is_ready and self._collector is None:
                     self._collector = threading.Thread(
@@ -203,27 +224,29 @@ class RayRuns:
     # --- submitting ------------------------------------------------------------------------------
 
     def _submit_held(self) -> None:
-        """Submit the first held runs that fit; the first one that does not keeps its place."""
-        while True:
-            with self._lock:
-                if not self._held or not self._is_ready or self._is_doubtful or self._link is None:
-                    return
-                run = self._held[0]
-                missing = lack(run.shape, self._room.nodes)
-                if missing is None and not self._room.fits(run.shape):
-                    return
-                self._held.popleft()
-                if missing is None:
-                    self._submit(run, self._link)
-                    continue
-            run.end(RunOutcome(yield_after_s=RECONNECT_S))  # a node has left the cluster
+        """Submit the held runs that fit beside what is set aside for those before them."""
+        with self._lock:
+            if not self._held or not self._is_ready or self._is_doubtful or self._link is None:
+                return
+            held, self._held = self._held, deque()
+            impossible = []
+            for run, node_id in zip(held, self._room.places([run.shape for run in held]), strict=True):
+                if node_id is not None:
+                    self._submit(run, node_id, self._link)
+                elif lack(run.shape, self._room.nodes) is None:
+                    self._held.append(run)
+                else:
+                    impossible.append(run)  # a node has left the cluster
+        for run in impossible:
+            run.end(RunOutcome(yield_after_s=RECONNECT_S))
+        if impossible:
             self._tell_problems()
 
-    def _submit(self, run: _Run, link: DriverLink) -> None:
-        """Submit a run. The lock is held."""
-        self._room.take(run.shape)
+    def _submit(self, run: _Run, node_id: str, link: DriverLink) -> None:
+        """Submit a run for a node. The lock is held."""
+        self._room.take(run.shape, node_id)
         self._submitted[run.key] = run
-        run.submitted_at = self._clock.monotonic()
+        run.node, run.since = node_id, self._clock.monotonic()
         assignment = run.live.assignment
         name = assignment.agent.name
         function = None
@@ -249,8 +272,7 @@ class RayRuns:
         settings = run.live.assignment.settings.ray
         if settings is not None and settings.runtime_env:
             options["runtime_env"] = settings.runtime_env
-        if run.shape.node is not None:
-            options["node"] = next(node.id for node in self._room.nodes if node.is_named(run.shape.node))
+        options["node"] = run.node, run.shape.node is None  # if the node leaves now, may it run on another?
         return options
 
     def _pickle(self, live: LiveRun) -> RunOutcome | None:
@@ -365,25 +387,38 @@ class RayRuns:
         self._on_room()
 
     def _withdraw(self) -> None:
-        """Cancel what has waited inside the cluster for too long."""
+        """Return to the queue what other programs on the cluster have kept waiting for too long."""
         with self._lock:
+            if not self._is_ready:
+                return
             oldest_at = self._clock.monotonic() - self._cluster.pending_s
-            late = [
+            submitted = [
                 run
                 for run in self._submitted.values()
                 if not run.is_placed
                 and not run.is_withdrawn
-                and (run.submitted_at or 0.0) <= oldest_at
-                and self._room.keeps_waiting(run.shape)
+                and run.since <= oldest_at
+                and self._room.keeps_waiting(run.shape, run.node)
             ]
-            for run in late:
+            held = [run for run in self._held if run.since <= oldest_at and self._room.is_kept_by_others(run.shape)]
+            for run in (*submitted, *held):
                 run.is_withdrawn = True
                 self._withdrawn[kind_of(run.shape)] = (
-                    f"the last one was withdrawn after {self._cluster.pending_s:g} s in the cluster, where other "
-                    f"programs use what it needs: {run.shape.sentence()}"
+                    f"the last one was withdrawn after {self._cluster.pending_s:g} s, because other programs on the "
+                    f"cluster use what it needs: {run.shape.sentence()}"
                 )
+            for run in held:
+                self._held.remove(run)
+            for run in submitted:
                 if self._link is not None:
                     self._link.send("cancel", run.key, False)
+        for run in held:
+            self._end_withdrawn(run)
+
+    def _end_withdrawn(self, run: _Run) -> None:
+        run.live.log(f"rota: {self._withdrawn.get(kind_of(run.shape), 'withdrawn')}\n".encode())
+        self._tell_problems()
+        run.end(RunOutcome(yield_after_s=WITHDRAWN_S))
 
     # --- what runs send --------------------------------------------------------------------------
 
@@ -396,7 +431,7 @@ class RayRuns:
             run.live.log(body)
         elif operation == "started":
             node, os_pid, advisories, enforced = msgspec.json.decode(body)
-            self._placed(run)
+            self._placed(run, node)
             run.live.placed(self._node_name(node), os_pid=os_pid, advisories=advisories, enforced=enforced)
         elif operation == "progress":
             run.live.progress(*msgspec.json.decode(body))
@@ -407,9 +442,13 @@ class RayRuns:
         run.received += 1
         self._end_if_complete(run)
 
-    def _placed(self, run: _Run) -> None:
+    def _placed(self, run: _Run, node_id: str) -> None:
         with self._lock:
             run.is_placed = True
+            if node_id != run.node:  # its node had left the cluster
+                self._room.give(run.needs, run.node)
+                self._room.take(run.needs, node_id)
+                run.node = node_id
             was_withdrawn = self._withdrawn.pop(kind_of(run.shape), None)
         if was_withdrawn is not None:
             self._tell_problems()
@@ -433,20 +472,29 @@ class RayRuns:
                 if self._link is not None:
                     self._link.send("parcels", [[run.key, number, _pickled_error(problem)]])
             return
-        cpus = RayShape(tuple((name, amount) for name, amount in run.shape.resources if name == "CPU"))
 
         def answer() -> None:
             try:
-                with self._lock:
-                    self._room.give(cpus)
+                self._change_waits(run, 1)
                 self._on_room()
                 self._answer(run, number, method, body)
             finally:
                 self._waits.release()
-                with self._lock:
-                    self._room.take(cpus)
+                self._change_waits(run, -1)
 
         threading.Thread(target=keeping_author(answer), name="rota-ray-wait", daemon=True).start()
+
+    def _change_waits(self, run: _Run, change: int) -> None:
+        """Count a request that waits. The first one frees the run's CPUs; they are taken again after the last."""
+        with self._lock:
+            before, run.waits = run.waits, run.waits + change
+            if run.key not in self._submitted:
+                return  # it has ended
+            cpus = RayShape(tuple((name, amount) for name, amount in run.shape.resources if name == "CPU"))
+            if not before:
+                self._room.give(cpus, run.node)
+            elif not run.waits:
+                self._room.take(cpus, run.node)
 
     # --- how runs end ----------------------------------------------------------------------------
 
@@ -455,7 +503,7 @@ class RayRuns:
             run = self._submitted.get(key)
         if run is None:
             return
-        self._placed(run)
+        self._placed(run, node)
         usage = dict(outcome.usage)
         held = self._usage.of(run.live.entry.pid, run.shape, usage.pop("wall_ms", 0))
         outcome = msgspec.structs.replace(outcome, usage={**usage, **held}, node=self._node_name(node))
@@ -481,14 +529,13 @@ class RayRuns:
         with self._lock:
             if self._submitted.pop(run.key, None) is None:
                 return
-            self._room.give(run.shape)
+            self._room.give(run.needs, run.node)
             if run.received and self._link is not None:
                 self._link.send("parcels", [[run.key]])
         if run.is_withdrawn and outcome.exit_kind != "completed" and run.live.stop_reason is None:
-            run.live.log(f"rota: {self._withdrawn.get(kind_of(run.shape), 'withdrawn')}\n".encode())
-            outcome = RunOutcome(yield_after_s=WITHDRAWN_S)
-            self._tell_problems()
-        run.end(outcome)
+            self._end_withdrawn(run)
+        else:
+            run.end(outcome)
         self._submit_held()
 
     # --- what people see -------------------------------------------------------------------------

@@ -1,22 +1,27 @@
-"""What fits on a cluster now: pure arithmetic over what its nodes report and what this supervisor has submitted.
+"""What fits on which node now: pure arithmetic over what the nodes report and what this supervisor has submitted.
 
-    free = what the nodes that are up have − what others use − what our runs need
+    free on a node = what it has − what others use there − what our runs there need
 
-Others are the other programs on the cluster: what the nodes report as used, less what our own runs use. The reports lag
+Others are the other programs on the cluster: what a node reports as used, less what our own runs use. The reports lag
 behind by some tenths of a second, so the smallest of the last `SAMPLES` counts.
 
-An entry that was claimed and does not fit is *held*: its need is set aside, and only what fits into the rest is claimed
-meanwhile. So a large run gets its turn although small ones keep arriving, and what does not compete with it goes on.
-While nothing is held, one entry of any shape may be claimed even if it does not fit: otherwise the policy would never
-see the large ones. Fragmentation is left to Ray: a task of two CPUs waits there until one node has both free.
+A run is submitted for one node: the one that it fills best, so that large runs find whole nodes free. Left to Ray, runs
+of one CPU spread over all nodes, and a run of two CPUs waits inside Ray while small ones that were submitted later
+start: the shares of projects would follow the sizes of their runs.
+
+Whenever something fits, the policy chooses among all shapes, one entry at a time, and not only among those that fit:
+otherwise it would never see the large ones. An entry that was claimed and does not fit is *held*: its need is set aside
+on the node where it will fit first. So a large run gets its turn although small ones keep arriving, and what fits
+beside it goes on. On each node at most one held run waits: a long queue of large ones must not keep everything else
+from resources that they do not use yet.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from rota.model.ray import RayShape, amounts_text
 from rota.model.value_types import closest
@@ -26,7 +31,9 @@ __all__ = ["ClusterNode", "Room", "lack"]
 
 SAMPLES = 3  # reports of the cluster that are remembered
 TOLERANCE = 1e-6  # of sums of fractions
-Amounts = Mapping[str, float]
+UNLIMITED = 2**31  # runs that need nothing
+Amounts: TypeAlias = Mapping[str, float]
+FreeByNode: TypeAlias = dict[str, dict[str, float]]
 
 
 class ClusterNode(NamedTuple):
@@ -45,7 +52,7 @@ class ClusterNode(NamedTuple):
 
 def lack(shape: RayShape, nodes: Collection[ClusterNode]) -> tuple[PlacementCode, str] | None:
     """Return why no node could ever run this shape, as a code and a sentence; None if one could."""
-    fitting = [node for node in nodes if shape.node is None or node.is_named(shape.node)]
+    fitting = [node for node in nodes if _may_be_on(shape, node)]
     if not fitting:
         names = ", ".join(sorted(node.name for node in nodes)) or "none"
         return "node_missing", f"the cluster has no node {shape.node!r}; its nodes: {names}"
@@ -74,96 +81,176 @@ class Room:
 
     def __init__(self) -> None:
         self.nodes: tuple[ClusterNode, ...] = ()
-        self._ours: dict[str, float] = {}  # needs of our runs that are submitted
-        self._others: deque[dict[str, float]] = deque(maxlen=SAMPLES)
+        self._free: FreeByNode = {}
+        self._ours: dict[str, dict[str, float]] = {}  # needs of our runs that are submitted, by node
+        self._others: dict[str, deque[dict[str, float]]] = {}  # what others use there, in the last reports
 
     def see(self, nodes: Iterable[ClusterNode]) -> None:
         """Take a report of the cluster."""
         self.nodes = tuple(nodes)
-        total, available = self._total(), _sum(node.available for node in self.nodes)
-        others = {name: amount - available.get(name, 0.0) - self._ours.get(name, 0.0) for name, amount in total.items()}
-        self._others.append({name: max(0.0, amount) for name, amount in others.items()})
+        before, self._others = self._others, {}
+        for node in self.nodes:
+            ours = self._ours.get(node.id, {})
+            samples = self._others[node.id] = before.get(node.id) or deque(maxlen=SAMPLES)
+            samples.append(
+                {
+                    name: max(0.0, amount - node.available.get(name, 0.0) - ours.get(name, 0.0))
+                    for name, amount in node.total.items()
+                }
+            )
+        self._free = {
+            node.id: {
+                name: amount - self._used_by_others(node.id, name) - self._ours.get(node.id, {}).get(name, 0.0)
+                for name, amount in node.total.items()
+            }
+            for node in self.nodes
+        }
 
     def forget(self) -> None:
         """The cluster is gone."""
         self.nodes = ()
-        self._ours.clear()
-        self._others.clear()
+        self._free, self._ours, self._others = {}, {}, {}
 
-    def take(self, shape: RayShape) -> None:
-        """A run of this shape is submitted."""
-        for name, amount in shape.resources:
-            self._ours[name] = self._ours.get(name, 0.0) + amount
+    def take(self, shape: RayShape, node_id: str) -> None:
+        """A run of this shape is submitted for a node."""
+        self._change(shape, node_id, 1)
 
-    def give(self, shape: RayShape) -> None:
+    def give(self, shape: RayShape, node_id: str) -> None:
         """A run of this shape has ended."""
+        self._change(shape, node_id, -1)
+
+    def _change(self, shape: RayShape, node_id: str, sign: int) -> None:
+        ours, free = self._ours.setdefault(node_id, {}), self._free.get(node_id)
         for name, amount in shape.resources:
-            left = self._ours.get(name, 0.0) - amount
-            self._ours[name] = left if left > TOLERANCE else 0.0
+            left = ours.get(name, 0.0) + sign * amount
+            ours[name] = 0.0 if abs(left) < TOLERANCE else left
+            if free is not None:
+                free[name] = free.get(name, 0.0) - sign * amount
 
-    def free(self, held: Collection[RayShape] = ()) -> dict[str, float]:
-        """Return what is free, less what is set aside for entries that wait."""
-        total = self._total()
-        aside = _sum(shape.needs for shape in held)
-        return {
-            name: amount - self._used_by_others(name) - self._ours.get(name, 0.0) - aside.get(name, 0.0)
-            for name, amount in total.items()
-        }
+    def places(self, held: Sequence[RayShape]) -> list[str | None]:
+        """Return the node on which each run that is held can start now; None for those that wait."""
+        return self._plan(held)[0]
 
-    def fits(self, shape: RayShape) -> bool:
-        """Whether a run of this shape fits now."""
-        return bool(self.nodes) and _covers(self.free(), shape.needs)
+    def keeps_waiting(self, shape: RayShape, node_id: str) -> bool:
+        """Whether a run that is submitted for a node waits for other programs, not for its own process to start.
 
-    def keeps_waiting(self, shape: RayShape) -> bool:
-        """Whether a submitted run of this shape waits for other programs, and not for its own process to start.
-
-        It waits if more is used than our runs need, or if no node has so much in use that the run could be there.
+        It waits if the node has less in use than the run needs, or if others use what it needs and nothing is left.
         """
-        needs = shape.needs
-        if any(self._used_by_others(name) > TOLERANCE for name in needs):
-            return True
-        used = (
-            {name: node.total.get(name, 0.0) - node.available.get(name, 0.0) for name in needs} for node in self.nodes
+        node = next((node for node in self.nodes if node.id == node_id), None)
+        if node is None:
+            return False  # Ray reports that it is gone
+        return any(
+            node.total.get(name, 0.0) - available + TOLERANCE < amount
+            or (available + TOLERANCE < amount and self._used_by_others(node_id, name) > TOLERANCE)
+            for name, amount in shape.resources
+            for available in [node.available.get(name, 0.0)]
         )
-        return not any(_covers(each, needs) for each in used)
+
+    def is_kept_by_others(self, shape: RayShape) -> bool:
+        """Whether a run of this shape would not fit even if all of our runs had ended."""
+        return not any(self._fits_beside_others(shape, node) for node in self.nodes if _may_be_on(shape, node))
 
     def claimable(
-        self, shapes: Collection[RayShape], held: Collection[RayShape], most: int
+        self, shapes: Collection[RayShape], held: Sequence[RayShape], most: int
     ) -> tuple[list[RayShape], int]:
         """Return the shapes to claim now and how many entries: any mix of that many fits."""
+        _, free, waited_for = self._plan(held)
         possible = [shape for shape in shapes if lack(shape, self.nodes) is None]
-        free = self.free(held)
-        fitting = [shape for shape in possible if _covers(free, shape.needs)]
-        if not held and len(fitting) < len(possible):
-            return possible, min(most, 1)  # it may be one that is held then
-        return fitting, min(most, _times(free, fitting))
+        fitting = [shape for shape in possible if self._best_node(shape, free) is not None]
+        others = [
+            shape
+            for shape in possible
+            if shape not in fitting
+            and (fitting or self.is_kept_by_others(shape))
+            and any(node.id not in waited_for for node in self._able(shape))
+        ]
+        if others:
+            return [*fitting, *others], min(most, 1)  # it may be one that is held then
+        return fitting, min(most, self._times(fitting, free))
 
-    def _used_by_others(self, name: str) -> float:
-        return min((sample.get(name, 0.0) for sample in self._others), default=0.0)
+    def _plan(self, held: Sequence[RayShape]) -> tuple[list[str | None], FreeByNode, set[str]]:
+        """Place what is held, in order.
 
-    def _total(self) -> dict[str, float]:
-        return _sum(node.total for node in self.nodes)
+        Return the node of each, what is free then, less what is set aside, and the nodes where something is.
+        """
+        free = dict(self._free)
+        places, waited_for = [], set[str]()
+        for shape in held:
+            node_id = self._best_node(shape, free)
+            places.append(node_id)
+            if node_id is None:
+                node_id = self._soonest_node(shape, free, waited_for)
+                if node_id is None:
+                    continue  # no node can have it any more
+                waited_for.add(node_id)
+            needs = shape.needs
+            free[node_id] = {name: amount - needs.get(name, 0.0) for name, amount in free[node_id].items()}
+        return places, free, waited_for
+
+    def _best_node(self, shape: RayShape, free: FreeByNode) -> str | None:
+        """Return the node that a run fills best; one without GPUs if the run needs none."""
+        needs = shape.needs
+        fitting = [node for node in self.nodes if _may_be_on(shape, node) and _covers(free[node.id], needs)]
+        spares_gpus = "GPU" not in needs
+        return min(
+            ((spares_gpus and "GPU" in node.total, free[node.id].get("CPU", 0.0), node.id) for node in fitting),
+            default=(False, 0.0, None),
+        )[2]
+
+    def _able(self, shape: RayShape) -> list[ClusterNode]:
+        """Return the nodes that have enough for a run, if nothing else were there."""
+        return [node for node in self.nodes if _may_be_on(shape, node) and _covers(node.total, shape.needs)]
+
+    def _soonest_node(self, shape: RayShape, free: FreeByNode, waited_for: Collection[str]) -> str | None:
+        """Return the node on which a run will fit first.
+
+        It is one that no earlier run waits for, where others leave room, and where the least is missing.
+        """
+        needs = shape.needs
+        return min(
+            (
+                (
+                    node.id in waited_for,
+                    not self._fits_beside_others(shape, node),
+                    sum(max(0.0, amount - free[node.id].get(name, 0.0)) / amount for name, amount in needs.items()),
+                    node.id,
+                )
+                for node in self._able(shape)
+            ),
+            default=(False, False, 0.0, None),
+        )[3]
+
+    def _times(self, shapes: Collection[RayShape], free: FreeByNode) -> int:
+        """Return how many runs fit, whichever of these shapes they have."""
+        if not shapes:
+            return 0
+        largest: dict[str, float] = {}
+        for shape in shapes:
+            for name, amount in shape.resources:
+                largest[name] = max(largest.get(name, 0.0), amount)
+        if not largest:
+            return UNLIMITED
+        shared = [node for node in self.nodes if all(_may_be_on(shape, node) for shape in shapes)]
+        counts = [
+            min((free[node.id].get(name, 0.0) + TOLERANCE) / amount for name, amount in largest.items())
+            for node in shared
+        ]
+        return max(1, sum(math.floor(max(0.0, count)) for count in counts))  # each shape alone fits
+
+    def _fits_beside_others(self, shape: RayShape, node: ClusterNode) -> bool:
+        return all(
+            node.total.get(name, 0.0) - self._used_by_others(node.id, name) + TOLERANCE >= amount
+            for name, amount in shape.resources
+        )
+
+    def _used_by_others(self, node_id: str, name: str) -> float:
+        return min((sample.get(name, 0.0) for sample in self._others.get(node_id, ())), default=0.0)
 
 
-def _times(free: Amounts, shapes: Collection[RayShape]) -> int:
-    """Return how often the largest needs of some shapes, taken together, fit."""
-    largest: dict[str, float] = {}
-    for shape in shapes:
-        for name, amount in shape.resources:
-            largest[name] = max(largest.get(name, 0.0), amount)
-    if not shapes:
-        return 0
-    counts = [(free.get(name, 0.0) + TOLERANCE) / amount for name, amount in largest.items()]
-    return math.floor(min(counts, default=math.inf)) if counts else 2**31
+def _may_be_on(shape: RayShape, node: ClusterNode) -> bool:
+    """Whether a run of this shape may be on a node, as far as its name goes."""
+    return shape.node is None or node.is_named(shape.node)
 
 
 def _covers(amounts: Amounts, needs: Amounts) -> bool:
     return all(amounts.get(name, 0.0) + TOLERANCE >= amount for name, amount in needs.items())
-
-
-def _sum(parts: Iterable[Amounts]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for part in parts:
-        for name, amount in part.items():
-            total[name] = total.get(name, 0.0) + amount
-    return total

@@ -20,6 +20,7 @@ from rota.fleet.on_ray.ray_loop import RayLoop
 from rota.fleet.on_ray.ray_runs import RayRuns
 from rota.fleet.runners.contract import RunOutcome
 from rota.fleet.runners.resources import RunnerResources
+from rota.fleet.slot_loop import SlotLoop
 from rota.model.events import Event, ProcessCreated, ProcessUpdated
 from rota.model.ray import RAY, RayCluster, RayShape, shape_of
 from rota.model.work import Agent
@@ -75,12 +76,24 @@ class SupervisedRay:
         self._is_serving = True
         self._start()
 
-    def execute(self, run: LiveRun) -> RunOutcome | None:
-        """Start a run; the loop ends it."""
-        loop = self.loop
-        if loop is None:  # it was claimed by slots of another kind
-            return RunOutcome(exit_kind="failed", outcome="runner_failed", result={"error": "it has no slot of Ray's"})
+    def execute(self, run: LiveRun, loop: SlotLoop) -> None:
+        """Start a run; it ends in the loop that has claimed it.
+
+        That may be one of the supervisor's own slots: the entry was queued before its agent ran on Ray.
+        """
         self._runs.start(run, lambda outcome: loop.end(run, outcome))
+
+    def execute_here(self, run: LiveRun, loop: SlotLoop, execute: Callable[[], RunOutcome]) -> RunOutcome | None:
+        """Execute a run of another runner: at once, or on a thread if the loop of runs on Ray has claimed it.
+
+        The entry was queued while its agent ran on Ray. That loop starts runs on its own thread, which must not wait.
+        """
+        if loop is not self.loop:
+            return execute()
+        thread = threading.Thread(
+            target=keeping_author(lambda: loop.end(run, execute())), name="rota-ray-other", daemon=True
+        )
+        thread.start()
         return None
 
     @property
