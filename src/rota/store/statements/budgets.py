@@ -185,12 +185,6 @@ WINDOW_ALERT = Statement(
     "Set the sum of a window at which the next alert is due.",
     "UPDATE usage_windows SET alert_at = ? WHERE owner = ? AND dim = ? AND window_s = ?",
 )
-WINDOW_EDGE = Statement(
-    "window_edge",
-    "When usage first leaves a window.",
-    "SELECT min(edge_at) FROM usage_windows WHERE edge_at IS NOT NULL",
-    postgres="SELECT (SELECT edge_at FROM usage_windows WHERE edge_at IS NOT NULL ORDER BY edge_at LIMIT 1)",
-)
 BUCKETS_OLDEST = Statement(
     "buckets_oldest",
     "An owner's buckets of one dimension, oldest first.",
