@@ -32,6 +32,9 @@ def web(  # noqa: PLR0917  # each is an option
     allow_host: Annotated[
         list[str] | None, typer.Option(help="A name by which browsers may address it; repeatable.")
     ] = None,
+    nice: Annotated[
+        int, typer.Option(min=0, max=19, help="Lower its priority by this, so that scheduling goes first; 0: do not.")
+    ] = 10,
     while_stdin: Annotated[
         bool, typer.Option("--while-stdin", help="End when standard input is closed: for programs that start it.")
     ] = False,
@@ -46,17 +49,19 @@ def web(  # noqa: PLR0917  # each is an option
     _check_installed()
     from rota.cli.connection import is_file
     from rota.rpc import is_remote
+    from rota.store.addresses import is_postgres, shown_address
     from rota.web import WebSettings, run_server
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     settings = WebSettings(
-        store=store,
+        store=shown_address(store) if is_postgres(store) else store,  # pages show it: no password
         host=host,
         port=port,
         certificate=tls_cert,
         key=tls_key,
         allowed_hosts=tuple(allow_host or ()),
         with_tokens=is_remote(store),
+        nice=nice,
         with_link=is_file(store) or not store.startswith(("http:", "https:")),
     )
     if while_stdin:
