@@ -72,16 +72,17 @@ def authors(world: World, kind: str) -> list[str]:
 
 
 def start_graph(
-    world: World, run_id: str, document: dict[str, Any] = GRAPH, node: str = GRAPH_NODE, project: str = "graphs"
+    world: World, run_id: str, document: dict[str, Any] = GRAPH, node: str = GRAPH_NODE, worker: str = WORKER
 ) -> int:
     """Start a run and coordinate it up to the entry of its agent, which runs; return that entry."""
     name = next(each["execution"]["agent"] for each in document["components"] if each["id"] == node)
     with world.client() as client:
         found = client.agents.find(name)
-        pid = found[0].pid if found else agent(client, name, project)
+        project = found[0].project_id if found else "graphs"
+        pid = found[0].pid if found else agent(client, name, "graphs")
         run = client.graphs.start(document, {"topic": "tides"}, run_id, project, {"tokens": 500})
         assert run.sched_id is not None
-        token = client.queue.force_claim(run.sched_id, worker_id=WORKER).token or 0
+        token = client.queue.force_claim(run.sched_id, worker_id=worker).token or 0
         fence = client.graphs.take_entry(run.sched_id, token).fence
         spec = ScheduleSpec(
             pid,

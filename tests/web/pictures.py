@@ -26,10 +26,10 @@ __all__ = ["PICTURES", "SIZE_MAX", "write"]
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 SIZE_MAX = 150_000  # bytes of a picture
-NAMES = ("overview", "entry", "gantt", "graph")
+NAMES = ("graph", "overview", "gantt", "entry")
 SLOTS = 4
 BOX = "box"
-WORK_S = 75.0  # so that the chart of a minute is full
+WORK_S = 65.0  # so that the chart of a minute is full
 SEED = 3
 FLEET = {  # project: its weight, and its agents
     "research": (3_000, ("reader", "summariser", "writer")),
@@ -75,12 +75,18 @@ def set_up(client: Client) -> int:
     return client.enqueue(ScheduleSpec(pid=pid, payload={"topic": "tides", "words": 800}, priority=3))
 
 
-def work(client: Client, number: int, end_at: float) -> None:
+def register(client: Client) -> None:
+    """Register the worker, whose slots are threads of this process."""
+    pools = [SlotPool(BOX, SLOTS)]
+    client.workers.register(BOX, "1", kind="supervisor", host="box", os_pid=os.getpid(), pools=pools)
+
+
+def work(client: Client, number: int, end: threading.Event) -> None:
     """Be one slot: claim, take a while, charge, complete."""
     chance = random.Random(f"{SEED} {number}")
-    while time.monotonic() < end_at:
-        for entry in client.claim(BOX, wait_s=1.0):
-            time.sleep(chance.uniform(0.6, 5.0))
+    while not end.is_set():
+        for entry in client.claim(BOX, wait_s=1.0, incarnation="1"):
+            end.wait(chance.uniform(0.6, 5.0))
             client.queue.charge(entry.sched_id, {"tokens": chance.randrange(100, 900)}, token=entry.token)
             result = "failed" if chance.random() < 0.08 else "completed"
             client.complete(entry.sched_id, result, token=entry.token)
@@ -93,18 +99,21 @@ def write(folder: Path = PICTURES) -> list[Path]:
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)  # pages show the address of the daemon: a short one
         with a_world(Path()) as world, world.client() as client, a_browser() as browser:
-            client.contexts.create(bound_to="name", bound_id="provider", budget=90, period_s=60.0, unit="requests")
+            client.contexts.create(bound_to="name", bound_id="provider", budget=120, period_s=60.0, unit="requests")
             waits = set_up(client)
-            client.workers.register(
-                BOX, "1", kind="supervisor", host="box", os_pid=os.getpid(), pools=[SlotPool(BOX, SLOTS)]
-            )
-            end_at = time.monotonic() + WORK_S
-            slots = [threading.Thread(target=work, args=(client, number, end_at)) for number in range(SLOTS)]
+            register(client)
+            client.policies.set("eevdf", {"priority_first": True})
+            end = threading.Event()
+            slots = [threading.Thread(target=work, args=(client, number, end)) for number in range(SLOTS)]
             for slot in slots:
                 slot.start()
-            time.sleep(WORK_S - 20)
+            time.sleep(WORK_S)
             page = browser.new_context(viewport={"width": 1200, "height": 760}, color_scheme="light").new_page()
-            found = _look(world, page, waits, folder)
+            try:
+                register(client)
+                found = _look(world, page, waits, folder)
+            finally:
+                end.set()
             for slot in slots:
                 slot.join()
         os.chdir(folder)
@@ -112,8 +121,8 @@ def write(folder: Path = PICTURES) -> list[Path]:
 
 
 def _look(world: World, page: Page, waits: int, folder: Path) -> list[Path]:
-    start_graph(world, "report-7", GRAPH, node="research", project="research")
-    addresses = dict(zip(NAMES, ("/", f"/entry/{waits}", "/gantt?window=60", "/graph/report-7"), strict=True))
+    start_graph(world, "report-7", GRAPH, node="research", worker=BOX)
+    addresses = dict(zip(NAMES, ("/graph/report-7", "/", "/gantt?window=60", f"/entry/{waits}"), strict=True))
     world.board.sign_in(page)
     for name, address in addresses.items():
         page.goto(f"{world.board.url}{address}")
