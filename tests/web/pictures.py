@@ -22,7 +22,7 @@ from rota.rpc import Client
 from tests.web.harness import World, a_browser, a_world
 from tests.web.made import start_graph
 
-__all__ = ["PICTURES", "SIZE_MAX", "write"]
+__all__ = ["NAMES", "PICTURES", "SIZE_MAX", "write"]
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 SIZE_MAX = 150_000  # bytes of a picture
