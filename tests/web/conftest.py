@@ -1,11 +1,11 @@
-"""One browser for all tests of this package; a daemon with its dashboard for each module."""
+"""One browser for all tests of this package, and two daemons with their dashboards, each started on first use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.web.harness import World, a_browser, a_world, no_problems
 
@@ -16,8 +16,9 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A daemon with its dashboard for tests that disturb it: they pause the fleet, or kill the daemon."""
     with a_world(tmp_path_factory.mktemp("web")) as made:
         yield made
 
@@ -29,14 +30,24 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield made
 
 
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page of a browser that is not signed in; at the end, nothing must have gone wrong in it."""
+@pytest.fixture(scope="package")
+def profile(browser: Browser) -> Iterator[tuple[BrowserContext, list[str]]]:
+    """A profile of the browser, with what went wrong in it: one for all tests, so that scripts are fetched once."""
     context = browser.new_context()
     context.set_default_timeout(20_000)
-    problems = no_problems(context)
-    yield context.new_page()
+    yield context, no_problems(context)
     context.close()
+
+
+@pytest.fixture
+def page(profile: tuple[BrowserContext, list[str]]) -> Iterator[Page]:
+    """A page of a browser that is not signed in; at the end, nothing must have gone wrong in it."""
+    context, problems = profile
+    problems.clear()
+    context.clear_cookies()
+    found = context.new_page()
+    yield found
+    found.close()
     assert problems == []
 
 

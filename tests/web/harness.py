@@ -1,7 +1,7 @@
 """A daemon and a web process, and a real browser that looks at them.
 
-The browser is Debian's Chromium, driven by playwright. Both processes are started once for a module. A test waits for
-what it expects to see (`expect`), with a deadline; nothing sleeps.
+The browser is Debian's Chromium, driven by playwright. A test waits for what it expects to see (`expect`), with a
+deadline; nothing sleeps.
 """
 
 from __future__ import annotations
@@ -59,6 +59,15 @@ class Process:
     def pid(self) -> int:
         return self._child.pid
 
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal, wait until it has ended, and return its exit code; what it printed is in `seen`."""
+        self._child.send_signal(number)
+        code = self._child.wait(PATIENCE_S)
+        self.stop()
+        while not self.lines.empty():
+            self.seen.append(self.lines.get())
+        return code
+
     def kill(self) -> None:
         """End it at once, as `kill -9` does."""
         self._child.kill()
@@ -82,8 +91,10 @@ class Process:
 class Board:
     """A web process of a store or a daemon."""
 
-    def __init__(self, store: str, *options: str) -> None:
-        self.process = Process("web", "--store", store, "--port", "0", *options)
+    def __init__(self, store: str, *options: str, ca_file: str = "") -> None:
+        trusted = ("--ca-file", ca_file) if ca_file else ()
+        # as important as the test that waits for it
+        self.process = Process(*trusted, "web", "--store", store, "--port", "0", "--nice", "0", *options)
         if store.startswith("http"):
             self.url = self.process.until(r"rota web: (\S+)")[1]
         else:

@@ -6,11 +6,28 @@ import contextlib
 from typing import Any
 
 from rota.errors import Conflict
+from rota.kernel.graph_entries import key_prefix
+from rota.model.graph_budgets import GraphAccount
 from rota.model.work import ScheduleSpec
 from rota.rpc import Client
 from tests.web.harness import World
 
 WORKER = "web-test-worker"
+GRAPH: dict[str, Any] = {
+    "schema_version": 2,
+    "graph": {"name": "web-report"},
+    "lanes": {"main": {"type": "event_loop"}},
+    "components": [
+        {"id": "topic", "type": "rota.input", "execution": {"lane": "main"}},
+        {"id": "<b>found</b>", "execution": {"agent": "web-researcher", "budget": {"tokens": 300}}},
+        {"id": "text", "type": "rota.output", "execution": {"lane": "main"}},
+    ],
+    "edges": [
+        {"id": "ask", "kind": "async", "from": "topic.out", "to": "<b>found</b>.topic"},
+        {"id": "answer", "kind": "async", "from": "<b>found</b>.out", "to": "text.value"},
+    ],
+}
+GRAPH_NODE = "<b>found</b>"
 
 
 def agent(client: Client, name: str, project: str | None = None) -> int:
@@ -52,3 +69,28 @@ def authors(world: World, kind: str) -> list[str]:
     """Return the authors of the events of a kind."""
     with world.client() as client:
         return [event.author for event in client.journal.tail(0, 100_000, kinds=(kind,))]
+
+
+def start_graph(
+    world: World, run_id: str, document: dict[str, Any] = GRAPH, node: str = GRAPH_NODE, worker: str = WORKER
+) -> int:
+    """Start a run and coordinate it up to the entry of its agent, which runs; return that entry."""
+    name = next(each["execution"]["agent"] for each in document["components"] if each["id"] == node)
+    with world.client() as client:
+        found = client.agents.find(name)
+        project = found[0].project_id if found else "graphs"
+        pid = found[0].pid if found else agent(client, name, "graphs")
+        run = client.graphs.start(document, {"topic": "tides"}, run_id, project, {"tokens": 500})
+        assert run.sched_id is not None
+        token = client.queue.force_claim(run.sched_id, worker_id=worker).token or 0
+        fence = client.graphs.take_entry(run.sched_id, token).fence
+        spec = ScheduleSpec(
+            pid,
+            trigger="graph",
+            correlation_id=run_id,
+            key=f"{key_prefix(run_id)}2/{node}/1",
+            account=GraphAccount(run_id, node),
+            max_attempts=1,
+        )
+        (sched_id,) = client.graphs.enqueue(run_id, fence, [spec])
+        return sched_id

@@ -109,9 +109,12 @@ def test_pages_share_one_answer_within_an_update_and_ask_again_after_a_change(ap
         await access.read(ask, 1)
         assert sorted(calls) == [1, 1, 2]
         await access.read_every(3_600.0, ask, 3)
-        access.feed.touch()
+        access.feed.generation += 1  # another update
         await access.read_every(3_600.0, ask, 3)
         assert calls.count(3) == 1
+        access.feed.touch()
+        await access.read_every(3_600.0, ask, 3)
+        assert calls.count(3) == 2
         access.feed.stop()
 
     run(read())

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from rota.errors import Forbidden
+from rota.rpc import Client
 from rota.web.pages import PAGES
 from tests.web.harness import World, picture
-from tests.web.made import agent, authors, failed, queued, running, token_of
+from tests.web.made import agent, authors, failed, queued, running, start_graph, token_of
 
 PATHS = [page.path for page in PAGES if "{" not in page.path]
 SignIn = Callable[[str], Page]
@@ -26,29 +28,94 @@ def sign_in(page: Page, shared: World) -> SignIn:
     return with_token
 
 
-def test_a_viewer_sees_and_cannot_act(sign_in: SignIn, shared: World) -> None:
-    token, _ = token_of(shared, "read")
+class Fleet(NamedTuple):
+    """What all of them look at: entries of one project in three states, and a run of a graph."""
+
+    queued: int
+    failed: int
+    running: int
+
+
+@pytest.fixture(scope="module")
+def fleet(shared: World) -> Fleet:
     with shared.client() as client:
-        pid = agent(client, "seen-by-viewer", "viewed")
-        sched_ids = failed(client, pid), queued(client, pid, runnable_at=4e9), running(client, pid)[0]
-    page = sign_in(token)
-    expect(page.get_by_text("it sees, and does not operate")).to_be_visible()
-    page.goto(f"{shared.board.url}/queue?project=viewed")
-    expect(page.get_by_role("link", name=f"#{sched_ids[0]}", exact=True)).to_be_visible()
-    assert _buttons(page) == ["Clear", "Why do they wait?"]
-    expect(page.get_by_role("checkbox")).to_have_count(0)
-    for sched_id in sched_ids:
-        page.goto(f"{shared.board.url}/entry/{sched_id}")
-        expect(page.get_by_text(f"seen-by-viewer #{sched_id}")).to_be_visible()
-        assert _buttons(page) == []
-    picture(page, "viewer-entry")
-    with shared.client(token) as viewer, pytest.raises(Forbidden):
-        viewer.queue.retry(sched_ids[0])
+        pid = agent(client, "seen-agent", "seen")
+        made = Fleet(queued(client, pid, runnable_at=4e9), failed(client, pid), running(client, pid)[0])
+    start_graph(shared, "seen-run")
+    return made
+
+
+# the buttons on each page for an operator; for others, those that are left
+QUEUE_OPERATE = ("Retry", "Change …", "Pause their agents")
+OPERATE = {
+    "/": ("Pause the fleet",),
+    "/queue?project=seen": ("Clear", "Why do they wait?", "Cancel", *QUEUE_OPERATE),
+    "/entry/{queued}": ("Cancel", "Change priority …", "Pause its agent", "make it runnable now"),
+    "/entry/{failed}": ("Retry",),
+    "/entry/{running}": ("Stop", "Pause its agent"),
+    "/projects?project=seen": ("Change", "Pause"),
+    "/policies": ("Set",),
+    "/graph/seen-run": ("Cancel the run", "Raise"),
+}
+READ = dict.fromkeys(OPERATE, ()) | {"/queue?project=seen": ("Clear", "Why do they wait?")}
+ENQUEUE = READ | {
+    "/queue?project=seen": ("Clear", "Why do they wait?", "Cancel"),
+    "/entry/{queued}": ("Cancel",),
+    "/entry/{running}": ("Stop",),
+}
+
+
+ROLES: dict[str, Mapping[str, Any]] = {"read": READ, "enqueue:seen": ENQUEUE, "operate": OPERATE}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_page_has_the_buttons_of_its_scope_and_no_other(
+    sign_in: SignIn, shared: World, fleet: Fleet, role: str
+) -> None:
+    scope, _, project = role.partition(":")
+    page, expected = sign_in(token_of(shared, scope, *filter(None, [project]))[0]), ROLES[role]
+    found = {}
+    for path in expected:
+        page.goto(shared.board.url + path.format(**fleet._asdict()))
+        expect(page.locator("header [role=status]")).to_have_text("live")
+        found[path] = set(_buttons(page))
+    assert found == {path: set(buttons) for path, buttons in expected.items()}
+    note = page.get_by_text("it sees, and does not operate")
+    expect(note).to_have_count(0 if scope == "operate" else 1)
+    picture(page, f"scope-{scope}")
+
+
+ACTIONS: dict[str, Callable[[Client, Fleet], object]] = {
+    "retry": lambda client, fleet: client.queue.retry(fleet.failed),
+    "cancel": lambda client, fleet: client.queue.request_cancel(fleet.queued),
+    "stop": lambda client, fleet: client.queue.request_cancel(fleet.running),
+    "change": lambda client, fleet: client.queue.change(fleet.queued, priority=7),
+    "pause an agent": lambda client, fleet: client.agents.pause(client.get(fleet.queued).pid, "x"),
+    "pause the fleet": lambda client, _: client.projects.pause_fleet("x"),
+    "weight": lambda client, _: client.projects.update("seen", weight=5),
+    "policy": lambda client, _: client.policies.set("wfq", {}),
+    "cancel a graph": lambda client, _: client.graphs.cancel("seen-run"),
+    "raise a budget": lambda client, _: client.ledger.set_graph_budget("seen-run", "tokens", 9),
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_the_daemon_refuses_each_action_to_a_viewer_as_well(fleet: Fleet, viewer: Client, name: str) -> None:
+    """A page without the button is not what protects it."""
+    with pytest.raises(Forbidden):
+        ACTIONS[name](viewer, fleet)
+
+
+@pytest.fixture(scope="module")
+def viewer(shared: World) -> Iterator[Client]:
+    with shared.client(token_of(shared, "read")[0]) as client:
+        yield client
 
 
 def _buttons(page: Page) -> list[str]:
     """The buttons of a page, without those of the frame; an icon is a word before the label."""
-    return [text.split("\n")[-1] for text in page.locator(".page button:visible").all_inner_texts() if text.split()]
+    texts = page.locator(".page button:visible").all_inner_texts()
+    return [text.split("\n")[-1] for text in texts if text.split() and not text.endswith(("_up", "_down"))]
 
 
 def test_events_for_the_page_of_another_session_are_ignored(sign_in: SignIn, browser: Browser, shared: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,10 @@ def test_a_file_is_opened_with_the_rights_of_its_user(page: Page, tmp_path: Path
         assert event.author == process_user()
         page.goto(f"{board.url}/login")
         expect(page.get_by_label("Access token")).to_have_count(0)
+        page.goto(f"{board.url}/queue")
+        expect(page.locator("header [role=status]")).to_have_text("live")
+        code = board.process.end(signal.SIGINT)  # with the page open, by Ctrl-C
+        assert (code, [line for line in board.process.seen if "works once" not in line]) == (130, [])
     finally:
         board.process.stop()
         kernel.store.close()

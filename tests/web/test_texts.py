@@ -56,10 +56,31 @@ def plant(client: Client) -> tuple[int, int]:
     return runs, failed
 
 
+def plant_graph(client: Client) -> str:
+    """Start a graph whose names are such texts; return its run."""
+    lane = {"execution": {"lane": "main"}}
+    document = {
+        "schema_version": 2,
+        "graph": {"name": PLANTED},
+        "lanes": {"main": {"type": "event_loop"}},
+        "components": [
+            {"id": PLANTED, "type": "rota.input", **lane},
+            {"id": "worker", "execution": {"agent": PLANTED, "budget": {"tokens": 300}}},
+            {"id": "text", "type": "rota.output", **lane},
+        ],
+        "edges": [
+            {"id": "ask", "kind": "async", "from": f"{PLANTED}.out", "to": "worker.topic"},
+            {"id": "answer", "kind": "async", "from": "worker.out", "to": "text.value"},
+        ],
+    }
+    return client.graphs.start(document, {PLANTED: PLANTED}, "planted-run", PLANTED, {"tokens": 500}).run_id
+
+
 def test_planted_html_and_scripts_are_shown_as_text_on_every_page(signed_in: Page, world: World) -> None:
     with world.client() as client:
         ids = plant(client)
-    paths = [page.path for page in PAGES if "{" not in page.path]
+        graph = f"/graph/{plant_graph(client)}"
+    paths = [*(page.path for page in PAGES if "{" not in page.path), graph]
     shown: dict[str, bool] = {}
     for path in (*paths, *(f"/entry/{sched_id}" for sched_id in ids), "/queue?text=onerror", f"/queue?tag={PLANTED}"):
         signed_in.goto(f"{world.board.url}{path}")
@@ -70,6 +91,8 @@ def test_planted_html_and_scripts_are_shown_as_text_on_every_page(signed_in: Pag
         assert signed_in.evaluate("window.planted") is None, path
     assert shown["/"]
     assert shown["/queue"]
+    assert shown["/graphs"]
+    assert shown[graph]
     assert all(shown[f"/entry/{sched_id}"] for sched_id in ids)
 
 

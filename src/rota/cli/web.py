@@ -32,6 +32,9 @@ def web(  # noqa: PLR0917  # each is an option
     allow_host: Annotated[
         list[str] | None, typer.Option(help="A name by which browsers may address it; repeatable.")
     ] = None,
+    nice: Annotated[
+        int, typer.Option(min=0, max=19, help="Lower its priority by this, so that scheduling goes first; 0: do not.")
+    ] = 10,
     while_stdin: Annotated[
         bool, typer.Option("--while-stdin", help="End when standard input is closed: for programs that start it.")
     ] = False,
@@ -59,6 +62,7 @@ def web(  # noqa: PLR0917  # each is an option
         key=tls_key,
         allowed_hosts=tuple(allow_host or ()),
         with_tokens=is_remote(store),
+        nice=nice,
         with_link=is_file(store) or not store.startswith(("http:", "https:")),
     )
     if print_unit:

@@ -77,7 +77,7 @@ class CallerAccess:
         self._threads = ThreadPoolExecutor(READERS_MAX, thread_name_prefix=f"rota-web-{name}")
         self._answers: dict[Any, asyncio.Future[Any]] = {}
         self._answers_of = -1  # the update that they belong to
-        self._slow: dict[Any, tuple[float, asyncio.Future[Any]]] = {}  # with the time until which they are used
+        self._slow: dict[Any, tuple[float, int, asyncio.Future[Any]]] = {}  # with the end of their use, and their update
         self._clock = SystemClock()
 
     async def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -98,14 +98,15 @@ class CallerAccess:
         return answer
 
     async def read_every(self, age_s: float, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Like `read`, for what costs more or changes slowly: an answer is used for `age_s`."""
-        key, now = _key(function, args, kwargs), self._clock.monotonic()
+        """Like `read`, for what costs more or changes slowly: an answer is used for `age_s`, or until a `touch`."""
+        key, now = (self.feed.touches, _key(function, args, kwargs)), self._clock.monotonic()
         if len(self._slow) >= SLOW_MAX:
             self._slow = {known: kept for known, kept in self._slow.items() if kept[0] > now}
-        until, found = self._slow.get(key, (0.0, None))
-        if found is None or now >= until or (found.done() and found.exception() is not None):
+        until, update, found = self._slow.get(key, (0.0, -1, None))
+        is_old = now >= until and update != self.feed.generation
+        if found is None or is_old or (found.done() and found.exception() is not None):
             found = self._begin(function, args, kwargs)
-            self._slow[key] = (now + age_s, found)
+            self._slow[key] = (now + age_s, self.feed.generation, found)
         answer: T = await asyncio.shield(found)
         return answer
 

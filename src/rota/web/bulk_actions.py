@@ -12,7 +12,7 @@ from rota.kernel import EntryFilter
 from rota.kernel.bulk import BulkResult, BulkVerb
 from rota.web.page_session import PageSession
 from rota.web.queue_view import QueueView
-from rota.web.widgets import confirm, labelled
+from rota.web.widgets import answer_of, confirm, labelled
 
 __all__ = ["BulkActions"]
 
@@ -111,8 +111,7 @@ class BulkActions:
                 ui.button("Back", on_click=lambda: dialog.submit(False)).props("flat no-caps")
                 ui.button("Continue", on_click=lambda: dialog.submit(True)).props("no-caps")
         labelled(dialog, "Change entries")
-        agreed = await dialog
-        dialog.delete()
+        agreed = await answer_of(dialog)
         if not agreed:
             return
         now = self._session.api.clock.now()

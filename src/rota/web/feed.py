@@ -79,6 +79,7 @@ class Feed:
         self.events: deque[SeenEvent] = deque(maxlen=EVENTS_KEPT)
         self.cursor = 0  # the last event that was read
         self.generation = 0  # counts updates; answers of one generation are shared
+        self.touches = 0  # counts what this caller has changed here; older answers are not used after it
         self.calls = 0  # that pages have made
         self.folded = 0  # events since the start
         self.skipped = 0  # events that were not read one by one
@@ -119,6 +120,7 @@ class Feed:
     def touch(self) -> None:
         """Update the pages now: this caller has just changed something."""
         self.generation += 1
+        self.touches += 1
         self._changed.set()
 
     def stop(self) -> None:

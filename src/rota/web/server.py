@@ -42,7 +42,6 @@ RESPONSE_S = 15.0  # how long a page may take to be built
 RECONNECT_S = 10.0  # how long the elements of a page are kept when its browser is away
 BACKLOG = 128
 HISTORY_MAX = 50  # messages that are sent again to a browser that was away; beyond, it loads the page again
-NICENESS = 10  # where cores are scarce, scheduling and runs go before drawing
 _log = logging.getLogger("rota.web")
 
 
@@ -190,7 +189,7 @@ def _is_worth_saying(record: logging.LogRecord) -> bool:
 
 def run_server(settings: WebSettings, open_api: Opener, say: Callable[[str], None] = print) -> None:
     """Serve the dashboard until a signal; `open_api` opens the store with a token, or with this process's rights."""
-    os.nice(NICENESS)
+    os.nice(settings.nice)
     sys.setswitchinterval(0.001)  # the loop draws; threads only wait for the store
     logging.getLogger("nicegui").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)

@@ -8,9 +8,10 @@ import msgspec
 
 from rota.errors import InvalidInput
 
-__all__ = ["PORT", "WebSettings", "is_loopback"]
+__all__ = ["NICE", "PORT", "WebSettings", "is_loopback"]
 
 PORT = 8417  # the default port
+NICE = 10  # by how much the priority of the process is lowered
 
 
 class WebSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +24,7 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     allowed_hosts: tuple[str, ...] = ()  # names by which browsers may address it
     with_tokens: bool = False  # whether people may sign in with an access token
+    nice: int = NICE  # how far scheduling and runs go before drawing, where cores are scarce
     with_link: bool = True  # whether a one-time link signs in with the rights of this process
 
     def __post_init__(self) -> None:

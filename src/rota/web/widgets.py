@@ -17,6 +17,7 @@ __all__ = [
     "Meter",
     "Rows",
     "Stat",
+    "answer_of",
     "confirm",
     "empty",
     "fields_table",
@@ -140,6 +141,12 @@ def fields_table(fields: Sequence[tuple[str, str]]) -> Element:
     return table
 
 
+async def answer_of(dialog: ui.dialog) -> Any:
+    """Open a dialog and return its answer; it is removed when it has closed, and the focus is back where it was."""
+    dialog.on("hide", dialog.delete)
+    return await dialog
+
+
 async def confirm(title: str, text: str, action: str) -> bool:
     """Ask before something is changed; Escape and a click beside the dialog mean no."""
     with ui.dialog().props("role=alertdialog") as dialog, ui.card().classes("dialog"):
@@ -149,6 +156,5 @@ async def confirm(title: str, text: str, action: str) -> bool:
             ui.button("Back", on_click=lambda: dialog.submit(False)).props("flat autofocus no-caps")
             ui.button(action, on_click=lambda: dialog.submit(True)).props("no-caps").mark("confirm")
     dialog.props["aria-label"] = title
-    answer: Any = await dialog
-    dialog.delete()
+    answer: Any = await answer_of(dialog)
     return bool(answer)

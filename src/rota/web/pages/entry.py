@@ -25,7 +25,7 @@ from rota.time_text import local_time, when
 from rota.web.live_log import LOG_S, LiveLog
 from rota.web.page_session import PageSession
 from rota.web.suggestions import call_of, function_of
-from rota.web.widgets import Meter, confirm, empty, fields_table, labelled, section, status_chip
+from rota.web.widgets import Meter, answer_of, confirm, empty, fields_table, labelled, section, status_chip
 
 __all__ = ["build"]
 
@@ -183,8 +183,7 @@ class _EntryPage:
                 ui.button("Back", on_click=lambda: dialog.submit(None)).props("flat no-caps")
                 ui.button("Change", on_click=lambda: dialog.submit(field.value)).props("no-caps")
         labelled(dialog, "Change the priority")
-        value = await dialog
-        dialog.delete()
+        value = await answer_of(dialog)
         if value is not None:
             words = f"entry {self._sched_id} has priority {int(value)}"
             call = self._session.api.queue.change

@@ -15,7 +15,7 @@ from rota.web.graph_view import budget_row, facts, node_row, plan_of, raised, ru
 from rota.web.page_session import PageSession
 from rota.web.pictures import add_style, picture_frame
 from rota.web.tables import Column, FieldList, TextTable
-from rota.web.widgets import confirm, empty, section
+from rota.web.widgets import answer_of, confirm, empty, section
 
 __all__ = ["build", "build_run"]
 
@@ -209,8 +209,7 @@ class RunPage:
                 ui.button("Back", on_click=lambda: dialog.submit(None)).props("flat no-caps")
                 ui.button("Save", on_click=lambda: dialog.submit(limit.value)).props("no-caps")
         dialog.props["aria-label"] = title
-        answer: Any = await dialog
-        dialog.delete()
+        answer: Any = await answer_of(dialog)
         if answer is None:
             return
         if not str(answer).isdecimal():

@@ -15,7 +15,7 @@ from rota.web.journal_view import KINDS, ROWS_MAX, filter_of, has_words, row
 from rota.web.page_session import PageSession
 from rota.web.pictures import add_style
 from rota.web.tables import Column, TextTable
-from rota.web.widgets import empty, labelled, section
+from rota.web.widgets import answer_of, empty, labelled, section
 
 __all__ = ["build"]
 
@@ -172,5 +172,4 @@ class JournalPage:
             labelled(ui.label(payload[:PAYLOAD_CHARS_MAX]).classes("log").props("tabindex=0 role=region"), "Payload")
             ui.button("Close", on_click=dialog.close).props("flat no-caps autofocus")
         dialog.props["aria-label"] = f"Event {event.event_id}"
-        await dialog
-        dialog.delete()
+        await answer_of(dialog)

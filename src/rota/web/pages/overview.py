@@ -144,7 +144,7 @@ _WAITS = (
 
 def _charts(session: PageSession) -> None:
     _chart(session, f"Runs per {BUCKET_S:g} s, last 10 minutes", _THROUGHPUT)
-    _chart(session, "Seconds that entries were ready before they ran", _WAITS)
+    _chart(session, "Seconds from ready to running", _WAITS)
 
 
 def _chart(session: PageSession, title: str, lines: tuple[_Line, ...]) -> None:

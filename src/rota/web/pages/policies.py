@@ -19,6 +19,7 @@ from rota.web.widgets import confirm, empty, section
 
 __all__ = ["build"]
 
+OLDEST_S = 5.0  # how long the oldest ready entry is used: with it, all ready ones are counted
 READ_BACK = 100_000  # events before the last one in which changes of policies are searched
 PAGE = 1_000
 DEFAULT = "default"
@@ -104,7 +105,7 @@ class PoliciesPage:
         in_force = await session.read(session.api.policies.get)
         self._facts.show(facts(in_force))
         self._policies.show(policy_rows(self._known, in_force))
-        oldest, _ = await session.read(session.api.queue.list, status="ready", limit=1)
+        oldest, _ = await session.read_every(OLDEST_S, session.api.queue.list, status="ready", limit=1)
         now = session.api.clock.now()
         waited_s = max(0.0, now - max(oldest[0].created_at, oldest[0].runnable_at)) if oldest else None
         state = session.feed.state

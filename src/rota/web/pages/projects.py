@@ -13,7 +13,7 @@ from rota.web.page_session import PageSession
 from rota.web.pictures import legend, picture_frame
 from rota.web.project_view import COLOURS, agent_row, changes, day_chart, project_row, projects_of, usage_row
 from rota.web.tables import Column, TextTable
-from rota.web.widgets import empty, section
+from rota.web.widgets import answer_of, empty, section
 
 __all__ = ["build"]
 
@@ -189,8 +189,7 @@ async def change(session: PageSession, thing: Project | Agent, name: str) -> Non
             ui.button("Back", on_click=lambda: dialog.submit(None)).props("flat no-caps")
             ui.button("Save", on_click=lambda: dialog.submit((weight.value, cap.value))).props("no-caps")
     dialog.props["aria-label"] = f"Change {name}"
-    answer: Any = await dialog
-    dialog.delete()
+    answer: Any = await answer_of(dialog)
     if answer is None:
         return
     try:

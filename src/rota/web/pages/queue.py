@@ -20,6 +20,8 @@ from rota.web.widgets import empty, labelled, section
 __all__ = ["build"]
 
 SEARCH_MAX = 200  # entries that a search shows
+ENTRIES_PER_S = 20_000  # of a list that are passed over per second: a long one is read more rarely
+AGE_S_MAX = 5.0
 WAIT_S = 5.0  # how often why entries wait is asked again, at most
 _COLUMNS = [
     {"name": "id", "label": "Entry", "field": "id", "align": "left"},
@@ -133,12 +135,13 @@ class _QueuePage:
             rest = "" if found.is_complete else "; older entries were not looked at"
             await self._show_entries(found.entries, len(found.entries), f"{len(found.entries)} found{rest}")
             return
-        _, total = await self._session.read(api.queue.list, limit=1, **conditions)
+        age_s = min(AGE_S_MAX, self._total / ENTRIES_PER_S)
+        _, total = await self._session.read_every(age_s, api.queue.list, limit=1, **conditions)
         window = view.window(total)
         entries: list[ReadyEntry] = []
         if window.limit:
-            entries, total = await self._session.read(
-                api.queue.list, limit=window.limit, offset=window.offset, **conditions
+            entries, total = await self._session.read_every(
+                age_s, api.queue.list, limit=window.limit, offset=window.offset, **conditions
             )
         place = f"{window.first:,} to {window.last:,} of {total:,}" if entries else ""
         await self._show_entries(entries[::-1], total, place)
