@@ -52,12 +52,16 @@ def build(into: Path = SITE) -> Path:
     return into / "html"
 
 
+class SiteBroken(Exception):
+    """The tool found problems in the pages, such as a link that leads nowhere."""
+
+
 def _zensical(folder: Path) -> None:
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
-    environment = {**os.environ, "NO_COLOR": "1"}
-    built = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if built.returncode:
-        raise SystemExit(f"zensical found problems:\n{built.stdout}{built.stderr}")
+        said = re.sub(r"\x1b\[[0-9;]*m", "", built.stdout + built.stderr)  # it colours each letter
+        raise SiteBroken(said.split("Traceback (most recent call last)")[0])
 
 
 def _mermaid() -> Path | None:
@@ -140,10 +144,13 @@ def main() -> None:
     what.add_argument("--site", action="store_true", help="build the site into .cache/site/html")
     what.add_argument("--serve", nargs="?", type=int, const=PORT, metavar="PORT", help="build it and serve it")
     arguments = parser.parse_args()
-    if arguments.site:
-        print(build() / "index.html")
-    else:
-        serve(arguments.serve)
+    try:
+        if arguments.site:
+            print(build() / "index.html")
+        else:
+            serve(arguments.serve)
+    except SiteBroken as broken:
+        raise SystemExit(str(broken)) from None
 
 
 if __name__ == "__main__":
