@@ -88,6 +88,8 @@ CASES = {
         "epoch-idle",
     ],
     "telemetry": ["otel-on", "otel-off"],
+    "web": ["events-shown", "memory-100-pages", "daemon-under-100-pages", "otel-on", "otel-off"],
+    "ray": ["in-flight-64", "start-p50", "memory-1000"],
     "cpu": [
         "step-1k",
         "step-10k",
