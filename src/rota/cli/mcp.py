@@ -21,7 +21,10 @@ __all__ = ["http_server", "mcp"]
 
 def mcp(
     store: Annotated[
-        str | None, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The store: a file or a daemon's address.")
+        str | None,
+        typer.Option(
+            "--store", "-s", envvar="ROTA_STORE", help="The store: a file, postgresql://…, or a daemon's address."
+        ),
     ] = None,
     *,
     allow_write: Annotated[
