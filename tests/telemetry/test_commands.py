@@ -65,6 +65,8 @@ def test_a_trace_is_written_in_every_format(rota: Shell, tmp_path: Path) -> None
     packets = read_trace((tmp_path / "trace.pb").read_bytes()).packet
     assert sum(packet.track_event.type == BEGIN for packet in packets) == 4
     assert rota("trace", "export", "--format", "otlp", "-o", tmp_path / "trace.jsonl").code == 0
+    refused = rota("trace", "export", "-o", tmp_path / "nowhere" / "trace.pb")
+    assert (refused.code, "trace.pb cannot be written: No such file" in refused.err) == (2, True)
     (line,) = (tmp_path / "trace.jsonl").read_text().splitlines()
     spans = json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"]
     assert [span["name"] for span in spans].count("process coder") == 2
