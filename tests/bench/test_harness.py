@@ -119,7 +119,7 @@ CASES = {
         *(f"eevdf-{size}" for size in ("1k", "10k", "100k", "1m")),
         "fair-share-1000x100k",
     ],
-    "mcp": ["first-answer", "clients-100"],
+    "mcp": ["first-answer", "first-answer-cpu", "clients-100"],
     "daemon": [
         *("enqueue-1c", "enqueue-16c", "claim-complete-16c", "http-enqueue-16c"),
         *("wake-p50", "wake-p99", "memory"),
