@@ -5,11 +5,13 @@
 #   docker run --rm --volume rota:/data rota token create laptop --scope read  # any other command
 #
 # The store is /data/rota.db. The daemon listens on loopback only: an address that others can reach needs TLS
-# (--tls-cert, --tls-key), so the container shares the network of its host. compose.yaml has a fleet and the dashboard.
+# (--tls-cert, --tls-key), so the container shares the network of its host. compose.yaml has a fleet on PostgreSQL and
+# the dashboard.
 
 FROM python:3.13-slim AS build
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
+COPY docs docs
 COPY src src
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

@@ -23,7 +23,7 @@ BENCHES = {
     "queue": ["bench.queue", "bench.queue_drain", "bench.queue_size", "bench.queue_processes", "bench.queue_owners"],
     "cpu": ["bench.cpu", "bench.cpu_live"],
     "telemetry": ["bench.telemetry"],
-    "web": ["bench.web"],
+    "web": ["bench.web", "bench.telemetry"],  # what a fleet pays for being watched
     "ray": ["bench.ray_runs"],
 }
 

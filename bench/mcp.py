@@ -1,14 +1,16 @@
 """The MCP server: how long an agent waits for its first answer, and what a hundred clients get.
 
 `first-answer` is from starting `rota mcp` to the answer of its first tool, over standard input and output; the baseline
-only loads the official package, which is most of it. It should stay below two seconds. `clients-100` is a hundred
-connections over HTTP that each call a tool; the baseline is one connection that calls it as often.
+only loads the official package, which is most of it. `first-answer-cpu` is the CPU time of the same, which does not
+depend on what else the machine does, against the two seconds in which the answer is asked for. `clients-100` is a
+hundred connections over HTTP that each call a tool; the baseline is one connection that calls it as often.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,7 @@ from typing import Any
 
 import httpx2
 
-from bench.harness import Arena, Case
+from bench.harness import Arena, Case, Measured
 from rota import store
 from rota.kernel import Kernel, ScheduleSpec
 from rota.mcp import McpHttpServer, caller_of, upstream_of
@@ -29,6 +31,7 @@ __all__ = ["cases"]
 
 CLIENTS = 100
 ENTRIES = 50
+ANSWER_MS_MAX = 2_000.0
 HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
 CALL = {"name": "list_work", "arguments": {"limit": 20}}
 HEADERS = {"accept": "application/json, text/event-stream"}
@@ -36,6 +39,8 @@ HEADERS = {"accept": "application/json, text/event-stream"}
 
 def cases() -> Iterator[Case]:
     yield Case("first-answer", 1, "ms", "import mcp", _first_answer, rounds=5)
+    baseline = "the 2 s that are asked for"
+    yield Case("first-answer-cpu", 1, "ms", baseline, _first_answer_cpu, goal=1.0, rounds=5)
     yield Case("clients-100", CLIENTS, "ops/s", "1 client", _clients, ops=CLIENTS, rounds=5)
 
 
@@ -80,6 +85,23 @@ def _first_answer() -> Arena:
         return subprocess.run([sys.executable, "-c", "import mcp.server.lowlevel"], check=True).returncode == 0
 
     return Arena(ask, load, close=folder.cleanup)
+
+
+def _first_answer_cpu() -> Arena:
+    arena = _first_answer()
+
+    def ask() -> Measured:
+        before = _cpu_ms()
+        answer = arena.rota()
+        return Measured(_cpu_ms() - before, answer)
+
+    return Arena(ask, lambda: Measured(ANSWER_MS_MAX, True), close=arena.close)
+
+
+def _cpu_ms() -> float:
+    """The CPU time of the programs that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (used.ru_utime + used.ru_stime) * 1_000
 
 
 def _clients() -> Arena:

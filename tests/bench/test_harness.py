@@ -88,6 +88,8 @@ CASES = {
         "epoch-idle",
     ],
     "telemetry": ["otel-on", "otel-off"],
+    "web": ["events-shown", "memory-100-pages", "daemon-under-100-pages", "otel-on", "otel-off"],
+    "ray": ["in-flight-64", "start-p50", "memory-1000"],
     "cpu": [
         "step-1k",
         "step-10k",
@@ -117,9 +119,7 @@ CASES = {
         *(f"eevdf-{size}" for size in ("1k", "10k", "100k", "1m")),
         "fair-share-1000x100k",
     ],
-    "mcp": ["first-answer", "clients-100"],
-    "ray": ["in-flight-64", "start-p50", "memory-1000"],
-    "web": ["events-shown", "memory-100-pages", "daemon-under-100-pages"],
+    "mcp": ["first-answer", "first-answer-cpu", "clients-100"],
     "daemon": [
         *("enqueue-1c", "enqueue-16c", "claim-complete-16c", "http-enqueue-16c"),
         *("wake-p50", "wake-p99", "memory"),

@@ -79,6 +79,9 @@ def test_what_is_copied_exists_and_is_sent_to_the_builder() -> None:
     for source in (each for sources in copied for each in sources):
         assert (ROOT / source).exists()
         assert source in sent
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {"docs", "src"} == {*wheel["force-include"], *(each.split("/")[0] for each in wheel["packages"])}
+    assert {"docs", "src"} <= {each for sources in copied for each in sources}, "what the wheel is made of"
 
 
 def test_the_extras_of_the_image_exist() -> None:
@@ -115,9 +118,18 @@ def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
 def test_services_refer_to_what_is_declared() -> None:
     for service in COMPOSE["services"].values():
         assert set(service.get("depends_on", ())) <= set(COMPOSE["services"])
-        assert set(service.get("secrets", ())) <= set(COMPOSE["secrets"])
         named = [volume.split(":")[0] for volume in service.get("volumes", ())]
         assert {volume for volume in named if not volume.startswith((".", "/"))} <= set(COMPOSE["volumes"])
+
+
+def test_the_daemon_serves_the_database_and_the_others_meet_at_its_socket() -> None:
+    words = shlex.split(OURS["daemon"]["command"])
+    given = dict(zip(words[1::2], words[2::2], strict=False))
+    database = COMPOSE["services"]["postgres"]["environment"]
+    assert given["--store"] == f"postgresql://{database['POSTGRES_USER']}@127.0.0.1/{database['POSTGRES_DB']}"
+    assert OURS["daemon"]["environment"]["PGPASSWORD"] == database["POSTGRES_PASSWORD"], "one password, from .env"
+    assert {service["environment"]["ROTA_STORE"] for service in OURS.values()} == {f"unix:{given['--socket']}"}
+    assert "PGPASSWORD" not in OURS["fleet"]["environment"], "agents do not get the password"
 
 
 def test_nothing_is_reachable_from_other_machines() -> None:

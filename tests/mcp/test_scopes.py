@@ -162,7 +162,7 @@ def test_a_run_acts_for_itself_and_its_children(office: Office) -> None:
         too_much = error_of(desk, "enqueue_child", agent="near", lent={"tokens": 5_000})
         assert too_much["name"] == "kernel_ledger_invalid_amount"
         assert not desk("cancel", sched_id=run.sched_id)["is_cancelled"], "it is asked to stop, as any run"
-    assert office.client.heartbeat(run.sched_id, run.token).cancel_requested
+    assert office.client.get(run.sched_id).cancel_requested
     entry, (event,) = office.client.get(child), office.client.journal.tail(event_id - 1, 1)
     assert (entry.parent_id, entry.payload) == (run.sched_id, {"part": 1})
     assert (event.pid, event.author) == (office.own, f"run:{run.sched_id}")

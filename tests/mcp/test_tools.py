@@ -78,13 +78,20 @@ def test_work_is_listed_by_status_agent_project_and_tag(desk: Desk) -> None:
     assert [entry["sched_id"] for entry in desk("list_work", tag="urgent")["entries"]] == [first]
 
 
-def test_work_is_found_by_a_text_and_says_if_there_is_more(desk: Desk) -> None:
+def test_work_is_found_by_a_text_in_pages(desk: Desk) -> None:
     enqueue(desk.caller, payload={"url": "https://example.org/a"})
-    wanted = enqueue(desk.caller, 2, payload={"url": "https://example.org/b"})
+    wanted = enqueue(desk.caller, 5, payload={"url": "https://example.org/b"})
     found = desk("find_work", text="example.org/b")
     assert [entry["sched_id"] for entry in found["entries"]] == wanted[::-1]
-    assert found["is_complete"]
-    assert not desk("find_work", text="example.org/b", limit=1)["is_complete"]
+    assert (found["is_complete"], found["next_offset"]) == (True, None)
+    seen: list[int] = []
+    offset: int | None = 0
+    while offset is not None:
+        page = desk("find_work", text="example.org/b", limit=2, offset=offset)
+        seen += [entry["sched_id"] for entry in page["entries"]]
+        offset = page["next_offset"]
+    assert seen == wanted[::-1]
+    assert page["is_complete"]
 
 
 def test_agents_are_listed_in_pages(desk: Desk) -> None:
@@ -117,6 +124,20 @@ def test_a_long_payload_is_left_out_and_read_in_parts(desk: Desk) -> None:
     assert part["total"] == len(text)
     assert desk("read_work", sched_id=sched_id, part="payload", offset=-2)["text"] == '"}'
     assert desk("read_work", sched_id=sched_id, part="result")["text"] == "null"
+
+
+def test_a_log_is_read_in_parts_that_split_no_character(desk: Desk) -> None:
+    (sched_id,) = enqueue(desk.caller)
+    api, printed = desk.caller.api, "größer → kleiner\n" * 3
+    (entry,) = api.claim("box")
+    api.logs.append(sched_id, entry.attempt, entry.token or 0, 0, printed.encode())
+    text = ""
+    offset: int | None = 0
+    while offset is not None:
+        part = desk("read_work", sched_id=sched_id, part="log", offset=offset, limit=7)
+        text, offset = text + part["text"], part["next_offset"]
+    assert text == printed
+    assert part["total"] == len(printed.encode())
 
 
 def test_why_says_what_blocks_and_what_would_start_it(desk: Desk) -> None:

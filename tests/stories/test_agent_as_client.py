@@ -3,7 +3,7 @@
 Inside a run, an agent starts the MCP server as coding agents do. It estimates, enqueues a child with part of its own
 budget, asks why it waits, reports progress, saves a checkpoint, asks a provider's limit, emits an event, waits for the
 child and gets the rest of the budget back. It can neither see nor spend outside its rights, and the parent and the
-child are linked in `show` and in the journal.
+child are linked in `show`, in traces and in the journal.
 """
 
 from __future__ import annotations
@@ -86,6 +86,12 @@ def rota(*words: str) -> str:
     return done.output
 
 
+def arrows(store: str, file: Path) -> list[dict[str, Any]]:
+    """The arrows of a trace, from a run to what it enqueued."""
+    rota("trace", "export", "--format", "chrome", "-o", str(file), "--store", store)
+    return [row for row in msgspec.json.decode(file.read_bytes())["traceEvents"] if row["ph"] == "s"]
+
+
 def test_an_agent_as_a_client(tmp_path: Path) -> None:
     store = str(tmp_path / "rota.db")
     (tmp_path / "fleet.toml").write_text(FLEET.replace("{folder}", str(tmp_path)))
@@ -127,6 +133,7 @@ def test_an_agent_as_a_client(tmp_path: Path) -> None:
     assert (shown["parent"]["sched_id"], shown["lent"]) == (parent, {"tokens": 400})
     shown = msgspec.json.decode(rota("show", str(parent), "--json", "--store", store))
     assert [each["sched_id"] for each in shown["children"]] == [child]
+    assert "enqueue researcher" in {arrow["name"] for arrow in arrows(store, tmp_path / "trace.json")}
     with open_api(store) as api:
         entry = api.queue.get(parent)
         assert entry.status == "succeeded", done.stdout + done.stderr

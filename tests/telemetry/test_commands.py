@@ -18,13 +18,16 @@ from rota.clock import ManualClock
 from rota.fleet import load_fleet
 from rota.fleet.config.apply import apply_fleet
 from rota.kernel import Kernel, ScheduleSpec
+from rota.rpc import connect
 from rota.service import Dispatcher
 from rota.telemetry import ApiSource, StoreSource, hold_exporter_lock
 from tests.cli.conftest import path, rota
 from tests.cli.shell import Shell
+from tests.daemon.harness import Process
 from tests.stores import database_url, store_kind
 from tests.telemetry.perfetto_messages import BEGIN, read_trace
 from tests.telemetry.receiver import Collector, attributes, collector
+from tests.telemetry.world import CALLER
 
 __all__ = ["path", "rota", "store_kind"]  # the last takes schemas back
 
@@ -76,6 +79,8 @@ def test_a_trace_is_written_in_every_format(rota: Shell, tmp_path: Path) -> None
     packets = read_trace((tmp_path / "trace.pb").read_bytes()).packet
     assert sum(packet.track_event.type == BEGIN for packet in packets) == 4
     assert rota("trace", "export", "--format", "otlp", "-o", tmp_path / "trace.jsonl").code == 0
+    refused = rota("trace", "export", "-o", tmp_path / "nowhere" / "trace.pb")
+    assert (refused.code, "trace.pb cannot be written: No such file" in refused.err) == (2, True)
     (line,) = (tmp_path / "trace.jsonl").read_text().splitlines()
     spans = json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"]
     assert [span["name"] for span in spans].count("process coder") == 2
@@ -166,3 +171,26 @@ def test_a_fleet_with_otel_exports_its_runs_and_a_program_knows_its_span(
     assert attributes(run)["rota.slot"] == "slot-1"
     assert attributes(run)["process.pid"] > 1
     assert any("hello #1 completed" in log.body.string_value for log in receiver.logs)
+
+
+def test_a_daemon_with_otel_exports_what_its_clients_do(
+    path: Path, receiver: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real processes: the daemon and its exporter, which ends with it and sends the rest first."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    daemon = Process(str(path), "--otel")
+    with connect(daemon.addresses[0]) as client:
+        pid = client.agents.create("coder", "callable")
+        sched_id = client.queue.enqueue(ScheduleSpec(pid, traceparent=CALLER))
+        (entry,) = client.claim("box")
+        client.complete(entry.sched_id, "completed", token=entry.token)
+    assert daemon.stop() == 0
+    assert sorted(span.name for span in receiver.spans) == ["enqueue coder", "process coder", "wait coder"]
+    assert {span.trace_id.hex() for span in receiver.spans} == {CALLER.split("-")[1]}
+    (process,) = [span for span in receiver.spans if span.name == "process coder"]
+    assert attributes(process)["messaging.message.id"] == str(sched_id)
+    found = {attributes(each)["state"]: each.as_double for each in receiver.metrics["rota_entries"].gauge.data_points}
+    assert found["completed"] == 1, "the last values are sent at the end"
+    with hold_exporter_lock(str(path), threading.Event(), waits=False) as is_free:
+        assert is_free, "no exporter is left"

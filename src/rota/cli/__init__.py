@@ -74,8 +74,8 @@ COMMANDS: Mapping[str, str] = {  # in the order of the help; after a colon, the 
     "help": "about:help_of",
 }
 
-# they may run for long
-LONG = frozenset(("run", "serve", "mcp", "web", "demo", "top", "tail", "events", "logs", "graph", "cpu", "otel"))
+# they may run for long; so may mcp, which loads a large package first and says itself when it has
+LONG = frozenset(("run", "serve", "web", "demo", "top", "tail", "events", "logs", "graph", "cpu", "otel"))
 
 app = typer.Typer(
     name="rota",

@@ -21,7 +21,10 @@ __all__ = ["http_server", "mcp"]
 
 def mcp(
     store: Annotated[
-        str | None, typer.Option("--store", "-s", envvar="ROTA_STORE", help="The store: a file or a daemon's address.")
+        str | None,
+        typer.Option(
+            "--store", "-s", envvar="ROTA_STORE", help="The store: a file, postgresql://…, or a daemon's address."
+        ),
     ] = None,
     *,
     allow_write: Annotated[
@@ -83,6 +86,7 @@ def _serve_stdio(address: str, allow_write: bool | None) -> None:
     import signal
 
     from rota.cli.connection import is_store, open_api
+    from rota.cli.quick_start import end_of_start
 
     try:
         from rota.mcp import caller_of, serve_stdio
@@ -93,7 +97,9 @@ def _serve_stdio(address: str, allow_write: bool | None) -> None:
     def open_caller() -> Caller:
         api = open_api(address)
         token = None if is_store(address) else shown_token(address, token_file=access.token_file)
-        return caller_of(api, token, allow_write=allow_write)
+        caller = caller_of(api, token, allow_write=allow_write)
+        end_of_start()
+        return caller
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once: a thread waits for the next line of input
     serve_stdio(open_caller)
@@ -103,6 +109,7 @@ def _serve_http(address: str, settings: HttpSettings, allow_write: bool | None) 
     import signal
     import threading
 
+    from rota.cli.quick_start import end_of_start
     from rota.fleet import acting_on
 
     try:
@@ -115,6 +122,7 @@ def _serve_http(address: str, settings: HttpSettings, allow_write: bool | None) 
         stop = threading.Event()
         with acting_on((signal.SIGINT, signal.SIGTERM), lambda _number: stop.set()):
             say(f"MCP at {server.start()}", err=True)
+            end_of_start()
             stop.wait()
             server.stop()
     finally:

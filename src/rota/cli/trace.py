@@ -66,7 +66,12 @@ def export(
         sys.stdout.buffer.write(body)
         sys.stdout.flush()
     else:
-        output.write_bytes(body)
+        try:
+            output.write_bytes(body)
+        except OSError as problem:
+            text = f"{output} cannot be written: {problem.strerror}"
+            hint = "Give another file: rota trace export -o rota.perfetto-trace."
+            raise InvalidInput(text, field="output", hint=hint) from problem
         if as_json:
             print_json({"file": str(output), "first_event": first + 1, "last_event": last, "bytes": len(body)})
             return

@@ -131,6 +131,7 @@ class EntryDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     not_retried: str | None = None
     parent: Related | None = None
     children: tuple[Related, ...] = ()
+    has_more_children: Annotated[bool, said("Only the first ones are listed.")] = False
     after: tuple[Related, ...] = ()
     history: Annotated[tuple[str, ...], said("The last steps, oldest first.")] = ()
 
@@ -170,6 +171,7 @@ def detail_of(found: EntryReport) -> EntryDetail:
         not_retried=found.not_retried,
         parent=None if found.parent is None else _related(found.parent),
         children=tuple(map(_related, found.children[:RELATED_MAX])),
+        has_more_children=len(found.children) > RELATED_MAX or not found.children_are_complete,
         after=tuple(map(_related, found.after[:RELATED_MAX])),
         history=tuple(f"{iso_time(step.at)} {step.words}" for step in found.history[-HISTORY_MAX:]),
     )

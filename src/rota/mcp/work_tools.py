@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -17,6 +18,7 @@ from rota.model.work import ReadyEntry
 __all__ = ["WORK_TOOLS"]
 
 PAGE_MAX = 100  # lines of one answer
+FOUND_MAX = 800  # entries before the last page of a search
 PART_CHARS_MAX = 20_000  # of one part of a payload, result or log
 WAIT_S_MAX = 50.0  # of one call: clients give up after a minute
 AWAITED_MAX = 20  # entries in one wait
@@ -68,6 +70,9 @@ class FindWork(Asked, frozen=True, kw_only=True):
     status: OfStatus = None
     agent: OfAgent = None
     project: OfProject = None
+    offset: Annotated[
+        int, msgspec.Meta(ge=0, le=FOUND_MAX, description="Continue here: next_offset of the last page.")
+    ] = 0
     limit: Limit = 20
 
 
@@ -75,18 +80,21 @@ class FoundWork(msgspec.Struct, frozen=True, kw_only=True):
     """The entries that hold a text, newest first."""
 
     entries: tuple[EntryLine, ...]
-    is_complete: Annotated[bool, said("False: there may be more; narrow the search by agent, project or status.")]
+    next_offset: Annotated[int | None, said("Give this as `offset` for the next page; null on the last one.")]
+    is_complete: Annotated[bool, said("False on the last page: older entries were not searched; narrow the search.")]
 
 
 @tool(uses=("kernel.sched.search", "kernel.agent.names"))
 def find_work(caller: Caller, asked: FindWork) -> FoundWork:
     """Find entries by a text in their payload, result or errors, newest first."""
     pid = None if asked.agent is None else agent_named(caller, asked.agent).pid
+    end = asked.offset + asked.limit
     found = caller.api.queue.search(
-        asked.text, limit=asked.limit, pid=pid, project_id=asked.project, status=asked.status
-    )
-    is_complete = found.is_complete and len(found.entries) < asked.limit
-    return FoundWork(entries=lines_of(caller, found.entries), is_complete=is_complete)
+        asked.text, limit=end + 1, pid=pid, project_id=asked.project, status=asked.status
+    )  # one more than asked for: is there another page?
+    next_offset = end if len(found.entries) > end and end <= FOUND_MAX else None
+    entries = lines_of(caller, found.entries[asked.offset : end])
+    return FoundWork(entries=entries, next_offset=next_offset, is_complete=found.is_complete)
 
 
 class ListAgents(Asked, frozen=True, kw_only=True):
@@ -154,9 +162,10 @@ def read_work(caller: Caller, asked: ReadWork) -> WorkPart:
     """Read a long payload, result or log of an entry in parts."""
     if asked.part == "log":
         part = caller.api.logs.read(asked.sched_id, asked.attempt, offset=asked.offset, limit_bytes=asked.limit)
-        end = part.offset + len(part.data)
+        text, length = _decoded(part.data, is_last=part.offset + len(part.data) >= part.total_bytes)
+        end = part.offset + length
         return WorkPart(
-            text=part.data.decode("utf-8", "replace"),
+            text=text,
             next_offset=end if end < part.total_bytes else None,
             total=part.total_bytes,
             has_ended=part.ended,
@@ -166,6 +175,12 @@ def read_work(caller: Caller, asked: ReadWork) -> WorkPart:
     start = max(0, asked.offset if asked.offset >= 0 else len(text) + asked.offset)
     end = start + asked.limit
     return WorkPart(text=text[start:end], next_offset=end if end < len(text) else None, total=len(text))
+
+
+def _decoded(data: bytes, *, is_last: bool) -> tuple[str, int]:
+    """Return a part of a log as text, and its length: a character that goes on in the next part is left to that."""
+    text, length = codecs.utf_8_decode(data, "replace", is_last)
+    return (text, length) if length else codecs.utf_8_decode(data, "replace", True)
 
 
 class WaitForWork(Asked, frozen=True, kw_only=True):

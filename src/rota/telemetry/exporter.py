@@ -107,6 +107,8 @@ class Exporter:
                 stop.wait(self._delay_s)
         while self.step(stop):
             pass
+        if self.report.events > self.report.left_out and self._kernel.journal.cursor() <= self._cursor:
+            self.send_metrics()  # the collector takes what it is sent: the last values too
         self.close()
         return self.report
 
