@@ -67,6 +67,7 @@ class Kernel:
         self.workers = Workers(env)
         self.project_reads = ProjectReads(env)
         self.queue.claim_by_policy = self._claim_by_policy
+        self.queue.begin_graph_run = self.graphs.begin_in
 
     def _claim_by_policy(self, request: TurnRequest, tx: Transaction) -> list[ReadyEntry]:
         """Claim by the policy of the store, for a program that uses the kernel without a dispatcher.

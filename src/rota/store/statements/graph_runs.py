@@ -68,6 +68,11 @@ RUN_COMMIT = Statement(
     "status = CASE WHEN ?6 IS NULL THEN 'running' ELSE 'waiting' END "
     "WHERE run_id = ?4 AND fence = ?5 AND ended_at IS NULL RETURNING pid",
 )
+RUN_WAITS = Statement(
+    "graph_run_waits",
+    "Record what a new run waits for.",
+    "UPDATE graph_runs SET status = 'waiting', waits = ?2, waits_since = ?3 WHERE run_id = ?1",
+)
 RUN_HELD = Statement(
     "graph_run_held",
     "The project of a live run, if no other process has taken it over.",
