@@ -20,6 +20,7 @@ from rota.errors import (
     ProjectUnknown,
     StaleClaim,
 )
+from rota.fleet import Supervisor, SupervisorSettings
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.graph_runs import TEMPLATE, GraphNodeReport, GraphRun, GraphRunReport, coordinator_settings
 from rota.model.work import ReadyEntry
@@ -419,3 +420,37 @@ def test_a_run_is_in_the_project_of_its_agents(api: Any) -> None:
         api.graphs.start(document("writer"))  # two projects have one
     api.agents.create("writer", unique=True)
     assert api.graphs.start(document("writer")).project_id is None
+
+
+def test_a_supervisor_runs_a_graph_of_agents_by_each_door(api: Any) -> None:
+    """A fleet lane over the wire: the coordinator, the entries of its nodes, their charges and results."""
+
+    def search(ctx: Any, topic: str) -> str:
+        ctx.charge(tokens=2)
+        return f"all about {topic}"
+
+    def write(parts: list[str]) -> str:
+        return " and ".join(parts)
+
+    functions: dict[str, Callable[..., Any]] = {
+        "planner": lambda: ["owls", "eels"],
+        "searcher": search,
+        "writer": write,
+    }
+    for name in functions:
+        api.agents.create(name)
+    components: list[dict[str, Any]] = [
+        {"id": "plan", "execution": {"agent": "planner"}},
+        {"id": "search", "execution": {"agent": "searcher", "map_over": "topic"}},
+        {"id": "write", "execution": {"agent": "writer"}},
+        {"id": "report", "type": "rota.output", "execution": {"lane": "main"}},
+    ]
+    wires = [("plan.out", "search.topic"), ("search.out", "write.parts"), ("write.out", "report.value")]
+    edges = [{"id": target, "kind": "async", "from": source, "to": target} for source, target in wires]
+    api.graphs.start({**document(), "components": components, "edges": edges}, run_id="r1", budget={"tokens": 9})
+    Supervisor(api, SupervisorSettings(slots=2), functions=functions).run(until_idle=True)
+    report = api.graphs.show("r1")
+    assert (report.run.status, report.run.error) == ("succeeded", None)
+    assert report.run.result == {"report": "all about owls and all about eels"}
+    assert {node.node: node.entries.get("succeeded") for node in nodes(report)} == {"plan": 1, "search": 2, "write": 1}
+    assert [(line.limit, line.used) for line in report.budgets] == [(9, 4)]
