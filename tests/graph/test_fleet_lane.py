@@ -135,6 +135,45 @@ def test_a_timer_does_not_tick_whenever_the_coordinator_runs() -> None:
     assert (run.status, run.result, calls) == ("succeeded", {"result": 1}, [1])
 
 
+SET_CALLS: list[int] = []
+
+
+def a_set(value: int) -> set[int]:
+    """A value that cannot be stored as JSON."""
+    SET_CALLS.append(value)
+    return {value}
+
+
+def test_a_value_that_cannot_be_stored_fails_the_run_at_once() -> None:
+    """Trying it again would fail again, and call the functions of the graph again."""
+    SET_CALLS.clear()
+    world = FleetWorld({"worker": lambda value: value})
+    function = {
+        "id": "f",
+        "type": f"{__name__}:a_set",
+        "execution": {"lane": "main"},
+        "trigger_policy": {"type": "any_input", "inputs": ["value"]},
+    }
+    wires = ["topic.out > f.value", "f.out > each.value", "each.out > result.value"]
+    run = world.run(document([INPUT, function, agent_node("each", "worker"), OUTPUT], wires), topic=7)
+    assert (run.status, SET_CALLS) == ("failed", [7])
+    assert "cannot be stored as JSON" in run.error
+
+
+def test_an_agent_that_is_gone_fails_the_run_at_once() -> None:
+    def first(topic: str) -> str:
+        world.kernel.terminate(world.kernel.agents.find("second")[0].pid, "failed")
+        return topic
+
+    world = FleetWorld({"first": first, "second": lambda value: value}, {"first": {"max_attempts": 1}})
+    nodes = [INPUT, agent_node("a", "first"), agent_node("b", "second"), OUTPUT]
+    run = world.run(document(nodes, ["topic.out > a.topic", "a.out > b.value", "b.out > result.value"]), topic="owls")
+    assert run.status == "failed"
+    assert "there is no agent named 'second'" in run.error
+    (coordinator,) = world.entries("world")
+    assert coordinator.attempt == 1
+
+
 def test_an_agent_without_inputs_runs_once() -> None:
     world = FleetWorld({"planner": lambda: "plan"})
     graph = document([agent_node("plan", "planner"), OUTPUT], ["plan.out > result.value"])

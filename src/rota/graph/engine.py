@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from rota.errors import InvalidInput
+from rota.errors import InvalidInput, LimitExceeded
 from rota.graph.accounts import MemoryAccount, RunAccount, StoreAccount
 from rota.graph.budgets import lines_of
 from rota.graph.channels import ChannelFull, MessageChannel
@@ -24,7 +24,7 @@ from rota.graph.checkpoint import decode_checkpoint, encode_checkpoint, restore_
 from rota.graph.commit import Committer
 from rota.graph.component_registry import ComponentRegistry
 from rota.graph.epoch_due import EpochDue
-from rota.graph.lanes.durable import DurableRun, DurableRuns
+from rota.graph.lanes.durable import DurableRun, DurableRuns, is_interruption
 from rota.graph.lanes.independent import IndependentLaneBase
 from rota.graph.lifecycle import Lifecycle, Reconfiguration
 from rota.graph.messages import Origin
@@ -309,8 +309,14 @@ class GraphEngine:
                 waits_since=None if waits is None else self.clock.now(),
             )
             run.commit(next_epoch_id, data, waits)
+        except LimitExceeded as problem:  # of the kernel, or of a request to a daemon
+            advice = "publish references to large values, or run the supervisor on the store itself, not at a daemon"
+            text = f"the checkpoint of the run is too large: {problem.message}; {advice}"
+            self.reports.error("runtime", "checkpoint_too_large", text)
+            raise RunStopped from problem
         except COMPONENT_FAILURES as problem:  # a value that is not JSON, a failing snapshot(), the store
-            self.reports.error("runtime", "checkpoint_failed", error_text(problem))
+            code = "checkpoint_interrupted" if is_interruption(problem) else "checkpoint_failed"
+            self.reports.error("runtime", code, error_text(problem))
             raise RunStopped from problem
 
     def _trace_health(self, event: HealthEvent) -> None:
