@@ -148,8 +148,12 @@ class GraphRuns(GraphRunProgress):
 
     # --- operating -------------------------------------------------------------------------------
 
-    def get(self, run_id: str) -> GraphRun:
-        """Return a run without its checkpoint; raises `GraphRunUnknown`."""
+    def get(self, run_id: str) -> GraphRunInfo:
+        """Return a run; raises `GraphRunUnknown`."""
+        return shown_run(self.stored(run_id))
+
+    def stored(self, run_id: str) -> GraphRun:
+        """Return a run with its document, without its checkpoint."""
         check_run_id(run_id)
         return self._env.read(lambda tx: run_from_row(find_row(tx, run_id)))
 
