@@ -322,6 +322,7 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "graph_run_end": ("graph_runs by sqlite_autoindex_graph_runs_1",),
     "graph_run_entries": ("agent_schedule_queue by idx_sched_queue_key",),
     "graph_run_fence": ("graph_runs by sqlite_autoindex_graph_runs_1",),
+    "graph_run_counts": ("graph_runs by sqlite_autoindex_graph_runs_1",),
     "graph_run_graph": ("graph_runs by sqlite_autoindex_graph_runs_1",),
     "graph_run_held": ("graph_runs by sqlite_autoindex_graph_runs_1",),
     "graph_run_waits": ("graph_runs by sqlite_autoindex_graph_runs_1",),

@@ -98,6 +98,7 @@ class GraphEngine:
             self.lanes.queue.budgets = self._budgets
         self._durable = self._durable_runs()
         self._run: DurableRun | None = None  # set when the run is acquired
+        self._earlier: Mapping[str, tuple[int, int]] = {}  # how often components succeeded and failed before a resume
         nodes = self.wiring.nodes
         self.lifecycle = Lifecycle(
             [nodes[name] for name in plan.lifecycle_order], self.lanes.remotes, self.reports, self.lanes.coroutines
@@ -200,6 +201,7 @@ class GraphEngine:
         checkpoint = decode_checkpoint(run.checkpoint)
         restore_checkpoint(self.wiring, checkpoint, self.clock.monotonic(), self.clock.now())
         self.shared.restore(checkpoint.state)
+        self._earlier = checkpoint.counts
         self.epoch_id = checkpoint.next_epoch_id - 1
         self.lanes.queue.open(run, checkpoint.pending)
         return checkpoint.snapshots
@@ -306,6 +308,7 @@ class GraphEngine:
                 at_s=self.clock.monotonic(),
                 state=values,
                 snapshots=present,
+                counts=self._counts(),
                 waits_since=None if waits is None else self.clock.now(),
             )
             run.commit(next_epoch_id, data, waits)
@@ -318,6 +321,15 @@ class GraphEngine:
             code = "checkpoint_interrupted" if is_interruption(problem) else "checkpoint_failed"
             self.reports.error("runtime", code, error_text(problem))
             raise RunStopped from problem
+
+    def _counts(self) -> dict[str, tuple[int, int]]:
+        """Return how often each component that has run succeeded and failed, since the run began."""
+        found: dict[str, tuple[int, int]] = {}
+        for node in self.wiring.nodes.values():
+            completed, failed = self._earlier.get(node.id, (0, 0))
+            if any(counts := (completed + node.completed, failed + node.failed)):
+                found[node.id] = counts
+        return found
 
     def _trace_health(self, event: HealthEvent) -> None:
         """Write a health event to the trace; any thread may report one."""

@@ -46,6 +46,13 @@ RUN_INFO = Statement(
     "One graph run, without its checkpoint.",
     f"SELECT {_INFO}, result, fence, document, NULL FROM graph_runs WHERE run_id = ?",
 )
+RUN_COUNTS = Statement(
+    "graph_run_counts",
+    "How often each node of a run has succeeded and failed, as its checkpoint has it.",
+    "SELECT CASE WHEN json_valid(checkpoint) THEN json_extract(checkpoint, '$.counts') END FROM graph_runs "
+    "WHERE run_id = ?",
+    postgres="SELECT rota_json_text(checkpoint, 'counts') FROM graph_runs WHERE run_id = ?",
+)
 RUN_GRAPH = Statement(
     "graph_run_graph",
     "The graph of a run.",
