@@ -20,10 +20,14 @@ from rota.errors import (
     ProjectUnknown,
     StaleClaim,
 )
+from rota.fleet import Supervisor, SupervisorSettings
+from rota.graph import DurableRuns
+from rota.graph.lanes.fleet_lane import EntryRequest
 from rota.kernel import Kernel, ScheduleSpec
 from rota.model.graph_runs import TEMPLATE, GraphNodeReport, GraphRun, GraphRunReport, coordinator_settings
 from rota.model.work import ReadyEntry
 from rota.rpc import connect
+from rota.rpc.jsonrpc import BODY_BYTES_MAX
 from rota.service import Dispatcher
 from tests.daemon.harness import Served, make_token
 
@@ -419,3 +423,82 @@ def test_a_run_is_in_the_project_of_its_agents(api: Any) -> None:
         api.graphs.start(document("writer"))  # two projects have one
     api.agents.create("writer", unique=True)
     assert api.graphs.start(document("writer")).project_id is None
+
+
+def test_a_supervisor_runs_a_graph_of_agents_by_each_door(api: Any) -> None:
+    """A fleet lane over the wire: the coordinator, the entries of its nodes, their charges and results."""
+
+    def search(ctx: Any, topic: str) -> str:
+        ctx.charge(tokens=2)
+        return f"all about {topic}"
+
+    def write(parts: list[str]) -> str:
+        return " and ".join(parts)
+
+    functions: dict[str, Callable[..., Any]] = {
+        "planner": lambda: ["owls", "eels"],
+        "searcher": search,
+        "writer": write,
+    }
+    for name in functions:
+        api.agents.create(name)
+    components: list[dict[str, Any]] = [
+        {"id": "plan", "execution": {"agent": "planner"}},
+        {"id": "search", "execution": {"agent": "searcher", "map_over": "topic"}},
+        {"id": "write", "execution": {"agent": "writer"}},
+        {"id": "report", "type": "rota.output", "execution": {"lane": "main"}},
+    ]
+    wires = [("plan.out", "search.topic"), ("search.out", "write.parts"), ("write.out", "report.value")]
+    edges = [{"id": target, "kind": "async", "from": source, "to": target} for source, target in wires]
+    api.graphs.start({**document(), "components": components, "edges": edges}, run_id="r1", budget={"tokens": 9})
+    Supervisor(api, SupervisorSettings(slots=2), functions=functions).run(until_idle=True)
+    report = api.graphs.show("r1")
+    assert (report.run.status, report.run.error) == ("succeeded", None)
+    assert report.run.result == {"report": "all about owls and all about eels"}
+    assert {node.node: node.entries.get("succeeded") for node in nodes(report)} == {"plan": 1, "search": 2, "write": 1}
+    assert [(line.limit, line.used) for line in report.budgets] == [(9, 4)]
+
+
+def large(topic: str) -> str:
+    """More than a request to a daemon may have."""
+    return topic * BODY_BYTES_MAX
+
+
+def test_a_checkpoint_that_is_too_large_for_a_daemon_fails_the_run_with_advice(served: Served) -> None:
+    function = {
+        "id": "large",
+        "type": f"{__name__}:large",
+        "execution": {"lane": "main"},
+        "trigger_policy": {"type": "any_input", "inputs": ["topic"]},
+    }
+    with served.client() as api:
+        api.agents.create("writer")
+        given = document("writer")
+        edges = [
+            {"id": "ask", "kind": "async", "from": "topic.out", "to": "large.topic"},
+            {"id": "use", "kind": "async", "from": "large.out", "to": "n0.text"},
+        ]
+        components = [*given["components"], function]
+        api.graphs.start({**given, "components": components, "edges": edges}, {"topic": "x"}, run_id="r1")
+        Supervisor(api, SupervisorSettings(slots=1)).run(until_idle=True)
+        run = api.graphs.show("r1").run
+    assert run.status == "failed"
+    assert "the checkpoint of the run is too large: body_bytes_max is 4,194,304" in str(run.error)
+    assert "publish references to large values" in str(run.error)
+
+
+def test_a_fan_out_of_large_items_fits_into_the_requests_to_a_daemon(served: Served) -> None:
+    """Thirty items of 200 KB: neither the entries nor their results fit into one request."""
+    made = 30
+    items = ["x" * 200_000] * made
+    with served.client() as api:
+        taken = Taken(api)
+        run = DurableRuns(api, taken=taken.run).acquire("r1", "report")
+        requests = [EntryRequest(f"graph/r1/1/n0/{at}", {"text": each}, 2, "writer") for at, each in enumerate(items)]
+        ids = run.enqueue(requests)
+        assert len(set(ids)) == made
+        assert run.enqueue(requests) == ids
+        for entry in api.claim("worker", made):
+            api.complete(entry.sched_id, "completed", token=entry.token, result=entry.payload)
+        ended = run.ended(ids)
+        assert [ended[each].result for each in ids] == [{"text": each} for each in items]

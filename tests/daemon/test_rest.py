@@ -155,6 +155,39 @@ def test_entries_are_read_listed_cancelled_retried_and_explained(client: Client,
     assert client.journal.tail(appended.json["event_id"] - 1)[0].payload == {"score": 9}
 
 
+GRAPH = {
+    "schema_version": 2,
+    "graph": {"name": "review"},
+    "lanes": {},
+    "components": [{"id": "read", "execution": {"agent": "coder"}}],
+    "edges": [],
+}
+
+
+def test_graph_runs_are_started_listed_shown_cancelled_resumed_and_forgotten(client: Client, ask: Ask) -> None:
+    furnish(client)
+    body = {"document": GRAPH, "run_id": "a run", "project": "lab", "budget": {"tokens": 9}}
+    made = ask("POST", "/v1/graph-runs", body)
+    assert (made.status, made.headers["location"]) == (201, "/v1/graph-runs/a%20run")
+    assert (made.json["run_id"], made.json["status"], made.json["project_id"]) == ("a run", "running", "lab")
+    assert ask("POST", "/v1/graph-runs", body).json == made.json
+    other = ask("POST", "/v1/graph-runs", {**body, "document": {**GRAPH, "graph": {"name": "other"}}})
+    assert (other.status, other.json["name"]) == (409, "graph_run_exists")
+    listed = ask("GET", "/v1/graph-runs?graph=review&limit=5").json
+    assert (listed["total"], listed["runs"][0]["run_id"]) == (1, "a run")
+    shown = ask("GET", "/v1/graph-runs/a%20run").json
+    assert [(node["node"], node["agent"]) for node in shown["nodes"]] == [("read", "coder")]
+    assert [line["limit"] for line in shown["budgets"]] == [9]
+    refused = ask("POST", "/v1/graph-runs/a%20run/resume")
+    assert (refused.status, refused.json["name"]) == (409, "graph_run_refused")
+    cancelled = ask("POST", "/v1/graph-runs/a%20run/cancel", {"by": "me"}).json
+    assert (cancelled["run"]["status"], cancelled["cancelled"]) == ("cancelled", 1)
+    assert ask("POST", "/v1/graph-runs/a%20run/resume").json["resumes"] == 1
+    assert ask("DELETE", "/v1/graph-runs/a%20run").status == 409
+    assert ask("DELETE", "/v1/graph-runs/a%20run?cancel=true").json == {"existed": True}
+    assert ask("GET", "/v1/graph-runs/a%20run").status == 404
+
+
 def test_events_have_the_caller_as_their_author(served: Served, client: Client, ask: Ask) -> None:
     furnish(client)
     before = client.journal.cursor()
@@ -182,6 +215,11 @@ REFUSED: list[tuple[str, str, Any, int, str]] = [
     ("POST", "/v1/agents/99/entries", {}, 404, "kernel_unknown_pid"),
     ("POST", "/v1/entries/1/retry", None, 409, "kernel_sched_illegal_transition"),
     ("POST", "/v1/events", {"pid": None, "kind": "kernel.mine"}, 422, "kernel_invalid_payload"),
+    ("POST", "/v1/graph-runs", {"document": {"graph": {}}}, 422, "graph_invalid"),
+    ("POST", "/v1/graph-runs", {"inputs": {}}, 400, "invalid_params"),
+    ("GET", "/v1/graph-runs?status=bogus", None, 422, "kernel_invalid_payload"),
+    ("GET", "/v1/graph-runs/never", None, 404, "graph_run_unknown"),
+    ("POST", "/v1/graph-runs/never/resume", None, 404, "graph_run_unknown"),
     ("GET", "/v1/nowhere", None, 404, "invalid_params"),
     ("DELETE", "/v1/entries/1", None, 405, "invalid_params"),
 ]
@@ -249,8 +287,14 @@ def test_for_a_token_of_one_project_another_does_not_exist(served: Served, clien
         for other in (name, "never-used" if name == "secret-agent" else "987654"):
             assert ask("POST", path.format(other), {}).status == 404
     assert ask("POST", "/v1/agents/coder/entries?project=shop", {}).status == 404
+    client.graphs.start(GRAPH, run_id="hidden-run", project="shop")
+    shown = [ask("GET", f"/v1/graph-runs/{run}") for run in ("hidden-run", "unused-run")]
+    assert [answer.status for answer in shown] == [404, 404]
+    for verb in ("cancel", "resume"):
+        assert ask("POST", f"/v1/graph-runs/hidden-run/{verb}").status == 404
+    assert ask("POST", "/v1/graph-runs", {"document": GRAPH}).status == 403
     pages = ("/v1/agents", "/v1/projects", "/v1/entries", "/v1/entries?project=shop", "/v1/usage?by=project,agent")
-    for path in pages:
+    for path in (*pages, "/v1/graph-runs"):
         answer = ask("GET", path)
         assert answer.status == 200
         assert b"shop" not in answer.body.replace(b"project=shop", b"")
@@ -330,8 +374,12 @@ def test_what_a_route_returns_fits_the_document(client: Client, ask: Ask) -> Non
         ("GET", "/v1/agents", None),
         ("GET", "/v1/projects", None),
         ("POST", "/v1/agents/coder/entries", {}),
+        ("POST", "/v1/graph-runs", {"document": GRAPH, "run_id": "r", "project": "lab"}),
+        ("GET", "/v1/graph-runs", None),
+        ("GET", "/v1/graph-runs/r", None),
     ):
-        declared = path.replace("/1", "/{sched_id}").replace("/coder", "/{agent}")
+        declared = path.replace("-runs/r", "-runs/{run_id}")
+        declared = declared.replace("/1", "/{sched_id}").replace("/coder", "/{agent}")
         answer = ask(verb, path, body)
         success = document["paths"][declared][verb.lower()]["responses"][str(answer.status)]
         schema = success["content"]["application/json"]["schema"]

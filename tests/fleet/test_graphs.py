@@ -13,6 +13,7 @@ from rota import store
 from rota.cli import fleet_plan
 from rota.clock import ManualClock
 from rota.errors import FleetInvalid
+from rota.fleet.agent_settings import settings_of, spec_for
 from rota.fleet.config.apply import apply_fleet
 from rota.fleet.config.loader import load_fleet
 from rota.fleet.config.plan import plan_fleet
@@ -21,6 +22,7 @@ from rota.fleet.graph_tidy import TIDY_S, GraphTidy
 from rota.fleet.triggers import Triggers
 from rota.graph import read_mapping
 from rota.kernel import Kernel, ScheduleSpec
+from rota.kernel.replay import KernelState
 from rota.model.graph_runs import GraphRun
 from rota.service import Dispatcher
 from tests.fleet.support import START, FleetHarness
@@ -197,11 +199,30 @@ def test_every_kind_of_trigger_starts_a_run(graphs: FleetHarness, trigger: str, 
         triggers.fire_for(events)
     graphs.fire_due(triggers, START - START % 60 + 60)
     (entry,) = graphs.entries("report")
+    (listed,), _ = graphs.api.graphs.list()  # before its coordinator has run
+    assert (listed.run_id, listed.status, listed.sched_id) == (entry.correlation_id, "running", entry.sched_id)
     run = take(graphs, entry.sched_id)
+    assert graphs.api.graphs.list()[1] == 1
     assert (run.graph, run.project_id, run.run_id) == ("report", "lab", entry.correlation_id)
     given = run.inputs["topic"]
     assert given == inputs["topic"] if "topic" in inputs else inputs.items() <= given.items()
     assert run.budget == {"tokens": 900}
+
+
+def test_a_run_that_is_enqueued_for_later_is_listed_and_can_be_cancelled(graphs: FleetHarness) -> None:
+    graphs.apply(FLEET)
+    agent = graphs.agent("report")
+    sched_id = graphs.api.queue.enqueue(spec_for(agent, settings_of(agent), {"topic": "wind"}, delay_s=60.0))
+    (run,), _ = graphs.api.graphs.list(status="waiting")
+    assert (run.inputs, run.waits) == ({"topic": "wind"}, f"the start of its coordinator, entry {sched_id}")
+    assert {line.limit for line in graphs.api.ledger.graph_budgets(run.run_id)} == {900, 300}
+    done = graphs.api.graphs.cancel(run.run_id)
+    assert (done.run.status, done.cancelled) == ("cancelled", 1)
+    copy = graphs.api.queue.retry(sched_id)
+    assert graphs.api.graphs.list()[1] == 1
+    assert take(graphs, copy).run_id == run.run_id
+    tables, journal = graphs.store.read(lambda tx: (KernelState.from_tables(tx), KernelState.from_journal(tx)))
+    assert tables.at(START) == journal.at(START)
 
 
 # --- a running fleet -----------------------------------------------------------------------------

@@ -135,6 +135,73 @@ def test_a_timer_does_not_tick_whenever_the_coordinator_runs() -> None:
     assert (run.status, run.result, calls) == ("succeeded", {"result": 1}, [1])
 
 
+def function_node(name: str, function: str, port: str = "value") -> dict[str, Any]:
+    """A component that runs in the coordinator: a function of this module."""
+    return {
+        "id": name,
+        "type": f"{__name__}:{function}",
+        "execution": {"lane": "main"},
+        "trigger_policy": {"type": "any_input", "inputs": [port]},
+    }
+
+
+def nothing(value: Any) -> None:
+    """Publish nothing: what comes after it never runs."""
+
+
+def fails(value: Any) -> None:
+    """Fail."""
+    raise LookupError(value)
+
+
+@pytest.mark.parametrize(("last", "state"), [("nothing", "succeeded"), ("fails", "failed")])
+def test_the_states_of_nodes_in_the_coordinator_are_those_that_were_recorded(last: str, state: str) -> None:
+    world = FleetWorld({"worker": lambda value: value})
+    nodes = [INPUT, agent_node("each", "worker"), function_node("last", last), function_node("never", "nothing")]
+    wires = ["topic.out > each.value", "each.out > last.value", "last.out > never.value"]
+    run = world.run(document([*nodes, OUTPUT], [*wires, "never.out > result.value"]), topic=7)
+    assert run.status == state
+    states = {node.node: node.state for node in world.api.graphs.show("r1").nodes}
+    assert states == {
+        "topic": "succeeded", "each": "succeeded", "last": state, "never": "pending", "result": "pending",
+    }  # fmt: skip
+
+
+SET_CALLS: list[int] = []
+
+
+def a_set(value: int) -> set[int]:
+    """A value that cannot be stored as JSON."""
+    SET_CALLS.append(value)
+    return {value}
+
+
+def test_a_value_that_cannot_be_stored_fails_the_run_at_once() -> None:
+    """Trying it again would fail again, and call the functions of the graph again."""
+    SET_CALLS.clear()
+    world = FleetWorld({"worker": lambda value: value})
+    wires = ["topic.out > f.value", "f.out > each.value", "each.out > result.value"]
+    run = world.run(
+        document([INPUT, function_node("f", "a_set"), agent_node("each", "worker"), OUTPUT], wires), topic=7
+    )
+    assert (run.status, SET_CALLS) == ("failed", [7])
+    assert "cannot be stored as JSON" in run.error
+
+
+def test_an_agent_that_is_gone_fails_the_run_at_once() -> None:
+    def first(topic: str) -> str:
+        world.kernel.terminate(world.kernel.agents.find("second")[0].pid, "failed")
+        return topic
+
+    world = FleetWorld({"first": first, "second": lambda value: value}, {"first": {"max_attempts": 1}})
+    nodes = [INPUT, agent_node("a", "first"), agent_node("b", "second"), OUTPUT]
+    run = world.run(document(nodes, ["topic.out > a.topic", "a.out > b.value", "b.out > result.value"]), topic="owls")
+    assert run.status == "failed"
+    assert "there is no agent named 'second'" in run.error
+    (coordinator,) = world.entries("world")
+    assert coordinator.attempt == 1
+
+
 def test_an_agent_without_inputs_runs_once() -> None:
     world = FleetWorld({"planner": lambda: "plan"})
     graph = document([agent_node("plan", "planner"), OUTPUT], ["plan.out > result.value"])

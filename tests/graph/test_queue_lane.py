@@ -314,7 +314,7 @@ class TestFailures:
     def test_a_checkpoint_that_is_too_large_ends_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(graph_run_progress, "CHECKPOINT_BYTES_MAX", 10)
         result = count_work_note().runner(steps=3).run()
-        assert result.runtime_errors[0].code == "checkpoint_failed"
+        assert result.runtime_errors[0].code == "checkpoint_too_large"
         assert "CHECKPOINT_BYTES_MAX is 10" in result.errors[0]
         assert log == []
 

@@ -293,7 +293,7 @@ class TestFencing:
             with world.runner() as second:
                 second.step()
                 assert first.step() == 0
-        assert first.result.runtime_errors[0].code == "checkpoint_failed"
+        assert first.result.runtime_errors[0].code == "checkpoint_interrupted"
         assert "run r1 was taken by another process" in first.result.errors[0]
         assert second.result.ok
         assert world.entry_keys() == ["graph/r1/1/work/0"]  # both ran epoch 1, and it has one entry

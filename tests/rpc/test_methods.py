@@ -64,7 +64,7 @@ NOT_REMOTE = {
     "queue.enqueue_in": "runs inside the caller's transaction",
     "agents.create_in": "runs inside the caller's transaction",
     "graphs.create": "takes a document without a check: `start` is the method",
-    "graphs.get": "a part of `show`",
+    "graphs.stored": "a part of `show`",
     "graphs.reachable_agents": "a part of `start`",
     "queue.cancel_batch_in": "runs inside the caller's transaction",
     "queue.entry_with_key": "runs inside the caller's transaction",

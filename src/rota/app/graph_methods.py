@@ -84,7 +84,7 @@ class GraphMethods:
 
     def graph_run(self, run_id: str) -> GraphRunHandle:
         """Return a handle on a stored graph run, whichever program started it."""
-        info = self._link.api.graphs.show(run_id).run
+        info = self._link.api.graphs.get(run_id)
         run: GraphRunHandle = resolve_name("rota.app.graph_runs:StoredGraphRun")(self._link, info, self._working)
         return run
 

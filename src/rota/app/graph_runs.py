@@ -206,11 +206,11 @@ class StoredGraphRun(GraphRunHandle):
     def __init__(self, link: StoreLink, info: GraphRunInfo, worker: Worker) -> None:
         super().__init__(info.graph, info.run_id, link.api.clock, worker)
         self._link = link
-        self._found = info  # as `_wait` saw it last: a report reads all entries of the run
+        self._found = info  # as `_wait` saw it last
 
     def info(self) -> GraphRunInfo:
         """Return the run as it is stored now."""
-        return self._link.api.graphs.show(self.run_id).run
+        return self._link.api.graphs.get(self.run_id)
 
     @property
     def status(self) -> GraphRunStatus:

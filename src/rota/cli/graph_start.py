@@ -84,7 +84,7 @@ def _wait(api: SchedulerApi, run: GraphRunInfo, cursor: int) -> GraphRunInfo:
         while run.ended_at is None:
             for event in api.journal.tail(cursor, kinds=(ENDED,), wait_s=LOOK_S):
                 cursor = event.event_id
-            run = api.graphs.show(run.run_id).run
+            run = api.graphs.get(run.run_id)
     except KeyboardInterrupt:
         say(f"\nrun {run.run_id} goes on; to stop it: rota graph cancel {run.run_id}", err=True)
         raise

@@ -54,7 +54,7 @@ class RunTraces:
                 self._coordinators.clear()
             self._coordinators[run_id] = None
             with suppress(RotaError):
-                self._coordinators[run_id] = self._api.graphs.show(run_id).run.sched_id
+                self._coordinators[run_id] = self._api.graphs.get(run_id).sched_id
         return self._coordinators[run_id]
 
 

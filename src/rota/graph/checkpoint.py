@@ -59,6 +59,7 @@ class RunCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     state: dict[str, Any]
     snapshots: dict[str, Any]
     times: dict[str, Times] = {}  # of triggers, by component, on the clock of `at_s`
+    counts: dict[str, tuple[int, int]] = {}  # by component: how often it has succeeded and failed since the run began
     waits_since: float | None = None  # if the run waits in the queue from now on: the time of day
 
 
@@ -70,6 +71,7 @@ def encode_checkpoint(
     at_s: float,
     state: Mapping[str, Any],
     snapshots: Mapping[str, Any],
+    counts: Mapping[str, tuple[int, int]],
     waits_since: float | None = None,
 ) -> bytes:
     """Return the checkpoint of a run as JSON; raises if a value in it is not JSON."""
@@ -88,6 +90,7 @@ def encode_checkpoint(
         state=json_value("the shared state", dict(state)),
         snapshots={name: json_value(f"the snapshot of {name}", value) for name, value in snapshots.items()},
         times=_times(wiring),
+        counts=dict(counts),
         waits_since=waits_since,
     )
     return msgspec.json.encode(checkpoint)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from rota.errors import InvalidInput
+from rota.errors import InvalidInput, LimitExceeded
 from rota.graph.accounts import MemoryAccount, RunAccount, StoreAccount
 from rota.graph.budgets import lines_of
 from rota.graph.channels import ChannelFull, MessageChannel
@@ -24,7 +24,7 @@ from rota.graph.checkpoint import decode_checkpoint, encode_checkpoint, restore_
 from rota.graph.commit import Committer
 from rota.graph.component_registry import ComponentRegistry
 from rota.graph.epoch_due import EpochDue
-from rota.graph.lanes.durable import DurableRun, DurableRuns
+from rota.graph.lanes.durable import DurableRun, DurableRuns, is_interruption
 from rota.graph.lanes.independent import IndependentLaneBase
 from rota.graph.lifecycle import Lifecycle, Reconfiguration
 from rota.graph.messages import Origin
@@ -98,6 +98,7 @@ class GraphEngine:
             self.lanes.queue.budgets = self._budgets
         self._durable = self._durable_runs()
         self._run: DurableRun | None = None  # set when the run is acquired
+        self._earlier: Mapping[str, tuple[int, int]] = {}  # how often components succeeded and failed before a resume
         nodes = self.wiring.nodes
         self.lifecycle = Lifecycle(
             [nodes[name] for name in plan.lifecycle_order], self.lanes.remotes, self.reports, self.lanes.coroutines
@@ -200,6 +201,7 @@ class GraphEngine:
         checkpoint = decode_checkpoint(run.checkpoint)
         restore_checkpoint(self.wiring, checkpoint, self.clock.monotonic(), self.clock.now())
         self.shared.restore(checkpoint.state)
+        self._earlier = checkpoint.counts
         self.epoch_id = checkpoint.next_epoch_id - 1
         self.lanes.queue.open(run, checkpoint.pending)
         return checkpoint.snapshots
@@ -306,12 +308,28 @@ class GraphEngine:
                 at_s=self.clock.monotonic(),
                 state=values,
                 snapshots=present,
+                counts=self._counts(),
                 waits_since=None if waits is None else self.clock.now(),
             )
             run.commit(next_epoch_id, data, waits)
-        except COMPONENT_FAILURES as problem:  # a value that is not JSON, a failing snapshot(), the store
-            self.reports.error("runtime", "checkpoint_failed", error_text(problem))
+        except LimitExceeded as problem:  # of the kernel, or of a request to a daemon
+            advice = "publish references to large values, or run the supervisor on the store itself, not at a daemon"
+            text = f"the checkpoint of the run is too large: {problem.message}; {advice}"
+            self.reports.error("runtime", "checkpoint_too_large", text)
             raise RunStopped from problem
+        except COMPONENT_FAILURES as problem:  # a value that is not JSON, a failing snapshot(), the store
+            code = "checkpoint_interrupted" if is_interruption(problem) else "checkpoint_failed"
+            self.reports.error("runtime", code, error_text(problem))
+            raise RunStopped from problem
+
+    def _counts(self) -> dict[str, tuple[int, int]]:
+        """Return how often each component that has run succeeded and failed, since the run began."""
+        found: dict[str, tuple[int, int]] = {}
+        for node in self.wiring.nodes.values():
+            completed, failed = self._earlier.get(node.id, (0, 0))
+            if any(counts := (completed + node.completed, failed + node.failed)):
+                found[node.id] = counts
+        return found
 
     def _trace_health(self, event: HealthEvent) -> None:
         """Write a health event to the trace; any thread may report one."""

@@ -19,7 +19,7 @@ from rota.graph.diagnostics import Diagnostic, worst_first
 from rota.graph.document import InputLimits, read_document
 from rota.graph.loader import load_mapping
 from rota.graph.run_values import INPUT_TYPE, check_inputs
-from rota.graph.spec import Endpoint, GraphSpec
+from rota.graph.spec import GraphSpec
 
 __all__ = ["StoredGraph", "missing_functions", "outline", "read_mapping", "read_stored"]
 
@@ -123,12 +123,10 @@ def _refuse(name: str, diagnostics: tuple[Diagnostic, ...]) -> None:
         raise GraphInvalid(text, diagnostics=worst_first(diagnostics), hint=errors[0].suggested_fix)
 
 
-def outline(document: Mapping[str, Any]) -> tuple[list[tuple[str, str | None]], list[tuple[str, str]]]:
-    """Return the nodes of a document, with their agents, and the pairs of nodes that edges connect."""
+def outline(document: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """Return the nodes of a document, with their agents."""
     try:
         spec = load_mapping(document)
     except GraphInvalid:  # stored by another version
-        return [], []
-    nodes = [(each.id, each.execution.agent or None) for each in spec.components]
-    edges = [(Endpoint.parse(edge.source).component, Endpoint.parse(edge.target).component) for edge in spec.edges]
-    return nodes, edges
+        return []
+    return [(each.id, each.execution.agent or None) for each in spec.components]

@@ -9,7 +9,7 @@ and the project of the entry.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -51,6 +51,8 @@ class _NewEntry(msgspec.Struct, frozen=True, gc=False):
 
 class Enqueuing(Entries):
     """Methods that put entries into the queue."""
+
+    begin_graph_run: Callable[[Transaction, int, float], None]  # of an entry that coordinates one; the kernel sets it
 
     def enqueue(self, spec: ScheduleSpec) -> int:
         """Put an entry into the queue; returns its sched_id once it is durable."""
@@ -190,7 +192,7 @@ class Enqueuing(Entries):
         `keys` are those of the batch that exist, if the caller has read them; new ones are added.
         """
         now = self._env.read_clock(tx, writes=False)  # delays and affinity holds end a time from now
-        cache, written = self._env.cache, _Written([], [], {}, [])
+        cache, written = self._env.cache, _Written([], [], {}, [], [])
         limits: set[tuple[str, str | None]] = set()
         agents = cache.agents(tx, {new.spec.pid for new in batch})
         keys = _known_keys(tx, [new.spec for new in batch], agents) if keys is None else keys
@@ -220,6 +222,8 @@ class Enqueuing(Entries):
                 first_id=written.new_ids[0], count=count, held=written.held, deduped=len(batch) - count
             )
             _record(tx, batch, event, now)
+            for sched_id in written.coordinators:
+                self.begin_graph_run(tx, sched_id, now)
             cache.drop_due_summary()  # the hold or the deadline of one of them may be the next to fall due
         if written.to_cancel:
             cache.invalidate()
@@ -250,6 +254,8 @@ class Enqueuing(Entries):
             tx.run_many(sql.TAG, [(tag, sched_id) for tag in dict.fromkeys(spec.tags)])
         written.ids.append(sched_id)
         written.new_ids.append(sched_id)
+        if spec.account is not None and not spec.account.node:
+            written.coordinators.append(sched_id)
         if verdict == "cancel":
             written.to_cancel.append(sched_id)
         elif hold is not None:
@@ -271,6 +277,7 @@ class _Written(NamedTuple):
     new_ids: list[int]
     held: dict[str, list[int]]  # by hold
     to_cancel: list[int]  # a predecessor has already failed
+    coordinators: list[int]  # of graph runs
 
 
 def _record(tx: Transaction, batch: Sequence[_NewEntry], event: EntriesEnqueued, now: float) -> None:

@@ -7,9 +7,12 @@ the run's name as its `correlation_id`. What such entries spawn belongs to the r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
+from rota.decoding import decode_json
 from rota.kernel.completion import read_runs
 from rota.kernel.entries import BATCH_MAX, EntryFilter
 from rota.kernel.environment import KernelEnvironment
@@ -126,6 +129,14 @@ class GraphEntries:
                 break
         return found[:REPORT_MAX]
 
+    def counts(self, run_id: str) -> dict[str, tuple[int, int]]:
+        """Return how often each node of a run succeeded and failed, as of its last checkpoint."""
+        rows = self._env.read(lambda tx: tx.run(sql.RUN_COUNTS, (run_id,)))
+        try:
+            return decode_json(rows[0][0] or "{}", dict[str, tuple[int, int]]) if rows else {}
+        except msgspec.MsgspecError:  # a checkpoint that was damaged must not hide the run
+            return {}
+
     def coordinator(self, sched_id: int) -> tuple[str | None, dict[str, int]]:
         """Return the status of a coordinator, None if it was pruned, and what it used itself."""
         run = self._env.read(lambda tx: read_runs(tx, [sched_id])).get(sched_id)
@@ -154,45 +165,35 @@ _FIRST: tuple[NodeState, ...] = ("running", "ready", "waiting")
 
 def node_reports(
     nodes: Sequence[tuple[str, str | None]],
-    edges: Iterable[tuple[str, str]],
     entries: Sequence[NodeEntry],
+    counts: Mapping[str, tuple[int, int]],
     *,
-    has_succeeded: bool,
+    error: str | None = None,
 ) -> tuple[GraphNodeReport, ...]:
-    """Return how each node of a run is. `nodes` are names with agents, `edges` lead from node to node.
+    """Return how each node of a run is. `nodes` are names with agents.
 
-    A node without entries runs in the coordinator, which keeps no record of it: it has run if a node behind it has
-    entries, or if the run has succeeded.
+    A node without entries runs in the coordinator: `counts` says how often it succeeded and failed, as of the last
+    checkpoint. An epoch that failed has none; the `error` of the run names the node.
     """
     by_node: dict[str, list[NodeEntry]] = {name: [] for name, _ in nodes}
     for entry in entries:
         by_node.setdefault(entry.node, []).append(entry)
     agents = dict(nodes)
-    before = _before(edges, {name for name, found in by_node.items() if found})
+    states: dict[str, NodeState] = {
+        name: "succeeded" if completed else "failed" for name, (completed, _) in counts.items() if name in by_node
+    }
+    if (
+        failing := next((name for name in by_node if (error or "").startswith(f"component {name} failed")), None)
+    ) is not None:
+        states[failing] = "failed"
     return tuple(
-        _node_report(name, agents.get(name), found, is_over=has_succeeded or name in before)
-        for name, found in by_node.items()
+        _node_report(name, agents.get(name), found, states.get(name, "pending")) for name, found in by_node.items()
     )
 
 
-def _before(edges: Iterable[tuple[str, str]], started: set[str]) -> set[str]:
-    """Return the nodes from which edges lead, directly or not, to one that was started."""
-    sources: dict[str, list[str]] = {}
-    for source, target in edges:
-        sources.setdefault(target, []).append(source)
-    found: set[str] = set()
-    pending = list(started)
-    while pending:
-        for source in sources.get(pending.pop(), ()):
-            if source not in found:
-                found.add(source)
-                pending.append(source)
-    return found
-
-
-def _node_report(name: str, agent: str | None, entries: list[NodeEntry], *, is_over: bool) -> GraphNodeReport:
+def _node_report(name: str, agent: str | None, entries: list[NodeEntry], without_entries: NodeState) -> GraphNodeReport:
     if not entries:
-        return GraphNodeReport(node=name, agent=agent, state="succeeded" if is_over and agent is None else "pending")
+        return GraphNodeReport(node=name, agent=agent, state=without_entries)
     by_age = sorted(entries, key=lambda entry: entry.sched_id)
     counts = Counter(entry.status for entry in entries)
     newest = by_age[-1]

@@ -53,7 +53,7 @@ from rota.model.graph_runs import (
     GraphRunStatus,
 )
 from rota.model.lifecycle import ENTRY
-from rota.model.work import ReadyEntry, ScheduleSpec
+from rota.model.work import Agent, ReadyEntry, ScheduleSpec
 from rota.store import Transaction
 from rota.store.statements import graph_runs as sql
 from rota.store.statements import queue as queue_sql
@@ -132,11 +132,26 @@ class GraphRunProgress:
         states = tx.run_for(queue_sql.STATES_OF, [run.sched_id])
         return None if any(row[1] not in ENTRY.final for row in states) else run
 
+    def begin_in(self, tx: Transaction, sched_id: int, now: float) -> None:
+        """Begin the run of a new entry that coordinates one, so that it is listed before the entry is claimed.
+
+        A run that exists, because it was started or resumed with its document, began before.
+        """
+        entry = entry_from_row(tx.run(queue_sql.GET, (sched_id,))[0])
+        is_known = entry.correlation_id is not None and tx.run(sql.RUN_INFO, (entry.correlation_id,))
+        if is_known or _document(find_agent(tx, entry.pid)) is None:
+            return
+        run = self._begin(tx, entry, now)
+        if entry.hold is not None:
+            waits = f"the start of its coordinator, entry {sched_id}"
+            tx.run(sql.RUN_WAITS, (run.run_id, waits, now))
+            append(tx, GraphRunWaits(run_id=run.run_id, waits=waits), now=now, pid=run.pid, correlation_id=run.run_id)
+
     def _begin(self, tx: Transaction, entry: ReadyEntry, now: float) -> GraphRun:
         """Store a run of the graph that an agent of a fleet file is."""
         agent = find_agent(tx, entry.pid)
-        document = agent.metadata.get(DOCUMENT_KEY)
-        if agent.template != TEMPLATE or not isinstance(document, dict):
+        document = _document(agent)
+        if document is None:
             raise GraphInvalid(
                 f"agent {agent.pid} ({agent.name}) has no graph of its own",
                 hint="Start a run with its document: `rota graph run FILE`.",
@@ -253,6 +268,12 @@ class GraphRunProgress:
             shown = None if error is None else error[:NOTE_CHARS_MAX]
             event = GraphRunEnded(run_id=run_id, graph=graph, status=status, error=shown)  # type: ignore[arg-type]  # checked
             append(tx, event, now=now, pid=pid, correlation_id=run_id)
+
+
+def _document(agent: Agent) -> dict[str, Any] | None:
+    """Return the graph that an agent of a fleet file is; None if it is another agent."""
+    document = agent.metadata.get(DOCUMENT_KEY)
+    return document if agent.template == TEMPLATE and isinstance(document, dict) else None
 
 
 def free_name(tx: Transaction, graph: str, number: int) -> str:

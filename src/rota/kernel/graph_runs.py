@@ -2,8 +2,8 @@
 
 A graph run is one row: its document, its inputs, what became of it, and a *checkpoint* that only the graph runtime
 reads. A run that the product executes has a *coordinator*, an entry of the agent that has the graph's name: `start`
-writes both in one transaction. An entry of such an agent that was enqueued in another way (by a trigger, by `rota
-enqueue`) becomes a run when it first runs: its document is in the agent's metadata, its payload holds the inputs.
+writes both in one transaction. An entry of such an agent that is enqueued in another way (by a trigger, by `rota
+enqueue`) is a run from then on: its document is in the agent's metadata, its payload holds the inputs.
 
 Executing a run is in graph_run_progress.py; what becomes of its entries when it ends, in graph_entries.py.
 """
@@ -148,8 +148,12 @@ class GraphRuns(GraphRunProgress):
 
     # --- operating -------------------------------------------------------------------------------
 
-    def get(self, run_id: str) -> GraphRun:
-        """Return a run without its checkpoint; raises `GraphRunUnknown`."""
+    def get(self, run_id: str) -> GraphRunInfo:
+        """Return a run; raises `GraphRunUnknown`."""
+        return shown_run(self.stored(run_id))
+
+    def stored(self, run_id: str) -> GraphRun:
+        """Return a run with its document, without its checkpoint."""
         check_run_id(run_id)
         return self._env.read(lambda tx: run_from_row(find_row(tx, run_id)))
 

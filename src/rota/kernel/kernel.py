@@ -72,6 +72,7 @@ class Kernel:
         self.queue.claim_by_policy = self._claim_by_policy
         store.on_failover(partial(fence_claims, env))
         self.queue.maintenance.take_in = Inbox(env, self.agents, self.queue).take_in
+        self.queue.begin_graph_run = self.graphs.begin_in
 
     def _claim_by_policy(self, request: TurnRequest, tx: Transaction) -> list[ReadyEntry]:
         """Claim by the policy of the store, for a program that uses the kernel without a dispatcher.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
@@ -66,6 +66,7 @@ class Route:
     agent_as: str = ""  # the parameter that gets the pid of the agent in the path or query
     has_body: bool = False  # the other parameters are fields of a JSON object in the body
     status: int = 200
+    location: str = ""  # of what was created: a path with {fields} of the result
 
     @cached_property
     def segments(self) -> tuple[str, ...]:
@@ -83,6 +84,12 @@ class Route:
         taken = {self.agent_as, *self.query.values(), *(name.strip("{}") for name in self.segments)}
         return tuple(name for name in self.types if name not in taken) if self.has_body else ()
 
+    def location_of(self, result: Any) -> str | None:
+        """Return the path of what was created; None if it has none."""
+        parts = (part.strip("{}") if part.startswith("{") else None for part in self.location.split("/"))
+        fields = {name: quote(str(getattr(result, name)), safe="") for name in parts if name is not None}
+        return self.location.format(**fields) or None
+
     @property
     def takes_project(self) -> bool:
         """Whether `project` in the query only says which agent is meant."""
@@ -96,6 +103,7 @@ def _route(verb: str, path: str, method: str, **more: Any) -> Route:
 
 _PAGE = ("limit", "offset")
 _ENTRY = "/v1/entries/{sched_id}"
+_RUN = "/v1/graph-runs/{run_id}"
 ROUTES: tuple[Route, ...] = (
     _route(
         "POST",
@@ -105,6 +113,7 @@ ROUTES: tuple[Route, ...] = (
         headers={"idempotency-key": "key"},
         has_body=True,
         status=201,
+        location=_ENTRY,
     ),
     _route("GET", "/v1/agents", "kernel.agent.list", same=("state", *_PAGE), query={PROJECT: "project_id"}),
     _route("GET", "/v1/projects", "kernel.project.list", same=("status", *_PAGE)),
@@ -129,6 +138,12 @@ ROUTES: tuple[Route, ...] = (
         query={"since": "since_at", "until": "until_at", PROJECT: "project_id"},
     ),
     _route("POST", "/v1/events", "kernel.event.append", has_body=True, status=201),
+    _route("POST", "/v1/graph-runs", "kernel.graph.start", has_body=True, status=201, location=_RUN),
+    _route("GET", "/v1/graph-runs", "kernel.graph.list", same=("status", "graph", *_PAGE)),
+    _route("GET", _RUN, "kernel.graph.show"),
+    _route("POST", f"{_RUN}/cancel", "kernel.graph.cancel", has_body=True),
+    _route("POST", f"{_RUN}/resume", "kernel.graph.resume"),
+    _route("DELETE", _RUN, "kernel.graph.forget", same=("cancel",)),
 )
 
 
@@ -291,6 +306,7 @@ STATUSES: tuple[tuple[type[RotaError], int], ...] = (  # the first that matches
     (e.LedgerInvalidAmount, 422),
     (e.ProjectInvalid, 422),
     (e.FleetInvalid, 422),
+    (e.GraphInvalid, 422),
     (e.InvalidInput, 400),  # a parameter that is missing, unknown or of another type
     (e.StoreUnavailable, 503),
     (e.StoreReplaced, 503),

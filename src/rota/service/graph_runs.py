@@ -55,10 +55,10 @@ class GraphRunVerbs(GraphRuns):
 
     def show(self, run_id: str) -> GraphRunReport:
         """Return everything about a graph run."""
-        run = self.get(run_id)
+        run = self.stored(run_id)
         entries = self.entries.of_run(run_id)
-        outline = ([], []) if run.document is None else resolve_name(_OUTLINE)(run.document)
-        nodes = node_reports(outline[0], outline[1], entries, has_succeeded=run.status == "succeeded")
+        outline = [] if run.document is None else resolve_name(_OUTLINE)(run.document)
+        nodes = node_reports(outline, entries, self.entries.counts(run_id), error=run.error)
         status, own = (None, {}) if run.sched_id is None else self.entries.coordinator(run.sched_id)
         usage: Counter[str] = Counter(own)
         for entry in entries:

@@ -71,7 +71,7 @@ class ApiSource:
         found: dict[str, TracedRun] = {}
         for run_id in sorted(set(run_ids)):
             with suppress(RotaError):
-                run = self._api.graphs.show(run_id).run
+                run = self._api.graphs.get(run_id)
                 found[run_id] = TracedRun(run_id, run.graph, run.sched_id, run.started_at)
         return found
 

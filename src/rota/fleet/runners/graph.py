@@ -58,7 +58,7 @@ __all__ = ["GraphRunner"]
 PLANS_MAX = 32  # compiled graphs that are kept
 ERROR_CHARS_MAX = 4_000
 # what ended a run, if it was not the graph: the store was away, or another process has taken the run
-_INTERRUPTED = ("queue_unavailable", "checkpoint_failed")
+_INTERRUPTED = ("queue_unavailable", "checkpoint_interrupted")
 _log = logging.getLogger("rota.fleet")
 
 

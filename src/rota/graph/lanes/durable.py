@@ -12,29 +12,39 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from rota.clock import Clock, SystemClock
-from rota.errors import ComponentInvalid, IllegalTransition, RotaError, SchedUnknownId
+from rota.errors import ComponentInvalid, IllegalTransition, RotaError, SchedUnknownId, StaleClaim, StoreError
 from rota.graph.invocation import Publication
 from rota.graph.lanes.fleet_lane import EntryRequest, EntrySpecs
 from rota.graph.reports import error_text
 from rota.kernel.enqueue import ENQUEUE_MAX
 from rota.model.agent_settings import SETTINGS_KEY
 from rota.model.graph_runs import TEMPLATE, GraphRun, coordinator_settings
-from rota.model.work import Agent, ReadyEntry
+from rota.model.work import Agent, ReadyEntry, ScheduleSpec
 from rota.service.outages import call_through_outage
 from rota.store.author import keeping_author
 
-__all__ = ["NEW_RUN_HINT", "DurableRun", "DurableRuns", "EntryOutcome", "EntryResult", "json_value"]
+__all__ = ["NEW_RUN_HINT", "DurableRun", "DurableRuns", "EntryOutcome", "EntryResult", "is_interruption", "json_value"]
 
 NEW_RUN_HINT = "Start a new run with another run_id (--run-id)."
+REQUEST_BYTES = 2 * 1024 * 1024  # of entries that are sent to a daemon together; it takes 4 MiB in a request
+ENDED_MAX = 64  # entries whose results are asked from a daemon together: of 256 KiB each, and it sends 32 MiB at most
 WATCH_S = 30.0  # one wait for events of a store in another process
 T = TypeVar("T")
+
+
+def is_interruption(problem: BaseException) -> bool:
+    """Whether a call failed for a reason that is not the graph's: the store is away, or another process has the run.
+
+    Anything else would fail again, however often the run is tried.
+    """
+    return isinstance(problem, StoreError | StaleClaim)
 
 
 class EntryResult(msgspec.Struct, frozen=True):
@@ -109,6 +119,8 @@ class DurableRun:
         self._run = run
         self._specs = EntrySpecs(api, run)
         self._is_stopping = is_stopping
+        self._store = getattr(getattr(api, "kernel", api), "store", None)  # None: in another process
+        self._is_remote = self._store is None
 
     @property
     def checkpoint(self) -> bytes | None:
@@ -121,17 +133,19 @@ class DurableRun:
         return self._run.sched_id or 0
 
     def enqueue(self, requests: Sequence[EntryRequest]) -> list[int]:
-        """Enqueue entries, in one commit per `ENQUEUE_MAX`, and return their ids; a known key returns the old entry."""
+        """Enqueue entries, in few commits, and return their ids; a known key returns the old entry."""
         specs = [self._specs.make(request) for request in requests]
         ids: list[int] = []
-        for start in range(0, len(specs), ENQUEUE_MAX):
-            batch = specs[start : start + ENQUEUE_MAX]
+        for batch in _batches(specs, REQUEST_BYTES if self._is_remote else None):
             ids += self._call(partial(self._api.graphs.enqueue, self._run.run_id, self._run.fence, batch))
         return ids
 
     def ended(self, entry_ids: Sequence[int]) -> dict[int, EntryOutcome]:
         """Return the outcomes of those of these entries that have ended."""
-        found = self._call(lambda: self._api.graphs.ended(list(entry_ids)))
+        found: dict[int, ReadyEntry | None] = {}
+        step = ENDED_MAX if self._is_remote else max(1, len(entry_ids))
+        for start in range(0, len(entry_ids), step):
+            found |= self._call(partial(self._api.graphs.ended, list(entry_ids[start : start + step])))
         return {entry_id: _outcome(entry) for entry_id, entry in found.items()}
 
     def cancel_queued(self, entry_ids: Sequence[int]) -> None:
@@ -147,15 +161,29 @@ class DurableRun:
 
     def on_change(self, notify: Callable[[], None]) -> Callable[[], None]:
         """Call `notify` after every commit of any process, when an entry may have ended; return an unsubscriber."""
-        store = getattr(getattr(self._api, "kernel", self._api), "store", None)
-        if store is not None:
-            return store.on_change(notify)  # type: ignore[no-any-return]
+        if self._store is not None:
+            return self._store.on_change(notify)  # type: ignore[no-any-return]
         watch = _JournalWatch(self._api, notify)
         return watch.close
 
     def _call(self, call: Callable[[], T]) -> T:
         clock: Clock = getattr(self._api, "clock", None) or SystemClock()
         return call_through_outage(clock, call, self._is_stopping, repeats=True)
+
+
+def _batches(specs: Sequence[ScheduleSpec], bytes_max: int | None) -> Iterator[list[ScheduleSpec]]:
+    """Yield specs in order, in batches of at most `ENQUEUE_MAX`, and of at most `bytes_max` unless one is larger."""
+    batch: list[ScheduleSpec] = []
+    used = 0
+    for spec in specs:
+        size = 0 if bytes_max is None else len(msgspec.json.encode(spec))
+        if batch and (len(batch) == ENQUEUE_MAX or (bytes_max is not None and used + size > bytes_max)):
+            yield batch
+            batch, used = [], 0
+        batch.append(spec)
+        used += size
+    if batch:
+        yield batch
 
 
 class _JournalWatch:

@@ -34,7 +34,7 @@ from rota.graph.commit import Committer
 from rota.graph.components import DEFAULT_OUTPUT
 from rota.graph.fan_out import collect_ready, publish_lists
 from rota.graph.invocation import Invocation, Publication, Scope
-from rota.graph.lanes.durable import NEW_RUN_HINT, DurableRun, EntryOutcome, EntryResult, json_value
+from rota.graph.lanes.durable import NEW_RUN_HINT, DurableRun, EntryOutcome, EntryResult, is_interruption, json_value
 from rota.graph.lanes.fleet_lane import EntryRequest, agent_payload
 from rota.graph.messages import Inputs
 from rota.graph.metrics import LaneMeter
@@ -400,7 +400,8 @@ class QueueLane:
         try:
             return call(self._durable_run)
         except RotaError as problem:
-            self._committer.reports.error("runtime", "queue_unavailable", error_text(problem))
+            code = "queue_unavailable" if is_interruption(problem) else "queue_refused"
+            self._committer.reports.error("runtime", code, error_text(problem))
             raise RunStopped from problem
 
 

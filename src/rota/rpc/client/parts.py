@@ -96,6 +96,7 @@ class GraphsPart(RemotePart):
 
     start = sent(GraphsApi.start)
     list = sent(GraphsApi.list)
+    get = sent(GraphsApi.get)
     show = sent(GraphsApi.show)
     cancel = sent(GraphsApi.cancel)
     resume = sent(GraphsApi.resume)
@@ -337,6 +338,7 @@ class AsyncGraphsPart(AsyncRemotePart):
 
     start = sent_async(GraphsApi.start)
     list = sent_async(GraphsApi.list)
+    get = sent_async(GraphsApi.get)
     show = sent_async(GraphsApi.show)
     cancel = sent_async(GraphsApi.cancel)
     resume = sent_async(GraphsApi.resume)

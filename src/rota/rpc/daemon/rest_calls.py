@@ -131,6 +131,7 @@ class _RestRequest:
         self._route = route
         self._limit = limit
         self._too_large: LimitExceeded | None = None
+        self._location: str | None = None
 
     def may_run(self) -> bool:
         """Whether a read may run now, or waits until the client reads its responses."""
@@ -139,6 +140,7 @@ class _RestRequest:
     def encode(self, result: Any) -> bytes:
         """Encode a result, on any thread."""
         body = _encode(result)
+        self._location = self._route.location_of(result)
         try:
             self._limit.use(len(body))
         except LimitExceeded as too_large:
@@ -155,8 +157,7 @@ class _RestRequest:
         if self._too_large is not None:
             _respond(self._connection, self._route.method, self._too_large)
             return
-        location = getattr(result, "sched_id", None) if self._route.status == 201 else None  # noqa: PLR2004  # created
-        headers = b"" if location is None else b"location: /v1/entries/%d\r\n" % location
+        headers = b"" if self._location is None else f"location: {self._location}\r\n".encode()
         self._connection.respond(self._route.status, body, headers=headers)
 
 

@@ -64,6 +64,18 @@ class GraphsApi(Protocol):
         ...
 
     @method(
+        "kernel.graph.get",
+        scope="read",
+        execution="read",
+        bound=owned("run_id"),
+        run="view",
+        errors=_RUN,
+    )
+    def get(self, run_id: str) -> GraphRunInfo:
+        """Return a graph run without its nodes: how it is, its result, what it waits for. `show` reads its entries."""
+        ...
+
+    @method(
         "kernel.graph.show",
         scope="read",
         execution="read",

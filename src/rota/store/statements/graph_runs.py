@@ -46,6 +46,13 @@ RUN_INFO = Statement(
     "One graph run, without its checkpoint.",
     f"SELECT {_INFO}, result, fence, document, NULL FROM graph_runs WHERE run_id = ?",
 )
+RUN_COUNTS = Statement(
+    "graph_run_counts",
+    "How often each node of a run has succeeded and failed, as its checkpoint has it.",
+    "SELECT CASE WHEN json_valid(checkpoint) THEN json_extract(checkpoint, '$.counts') END FROM graph_runs "
+    "WHERE run_id = ?",
+    postgres="SELECT rota_json_text(checkpoint, 'counts') FROM graph_runs WHERE run_id = ?",
+)
 RUN_GRAPH = Statement(
     "graph_run_graph",
     "The graph of a run.",
@@ -67,6 +74,11 @@ RUN_COMMIT = Statement(
     "waits_since = CASE WHEN ?6::text IS NULL THEN NULL ELSE coalesce(waits_since, ?3) END, "
     "status = CASE WHEN ?6 IS NULL THEN 'running' ELSE 'waiting' END "
     "WHERE run_id = ?4 AND fence = ?5 AND ended_at IS NULL RETURNING pid",
+)
+RUN_WAITS = Statement(
+    "graph_run_waits",
+    "Record what a new run waits for.",
+    "UPDATE graph_runs SET status = 'waiting', waits = ?2, waits_since = ?3 WHERE run_id = ?1",
 )
 RUN_HELD = Statement(
     "graph_run_held",
