@@ -436,7 +436,6 @@ WITHOUT_INPUT = {
     "queue.cancel_batch_in",
     "queue.checked_batch",
     "queue.enqueue_batch_in",
-    "queue.enqueue_in",
     "queue.entry_with_key",
     "queue.spawn_in",
     "queue.live_run",
