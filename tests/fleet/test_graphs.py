@@ -58,7 +58,7 @@ import pathlib
 
 def research(ctx, topic):
     if topic == "nothing" and not pathlib.Path("repaired").exists():
-        raise LookupError("no such page")
+        raise LookupError("no such page: \\0")  # no store holds it as text
     ctx.charge(tokens=10)
     return f"all about {topic}"
 """
@@ -258,7 +258,7 @@ def test_a_failed_run_that_is_resumed_repeats_what_failed(
     FleetRun(api, load_fleet(path)).run(until_idle=True)
     failed = api.graphs.show("r1").run
     assert failed.status == "failed"
-    assert "no such page" in (failed.error or "")
+    assert "no such page: \ufffd" in (failed.error or "")
     (tmp_path / "repaired").touch()
     api.graphs.resume("r1")
     FleetRun(api, load_fleet(path)).run(until_idle=True)

@@ -34,7 +34,8 @@ from tests.stores import database_url, store_kind
 
 __all__ = ["store_kind"]  # it takes the schemas of a test back
 
-processes = multiprocessing.get_context("spawn")
+processes = multiprocessing.get_context("forkserver")  # one process imports rota, the children are its copies
+processes.set_forkserver_preload([children.__name__])
 FAILING = store.Statement(
     "test_failing", "It fails on the server.", "UPDATE kernel_meta SET value = 1 / 0 WHERE key = ?"
 )
@@ -51,6 +52,13 @@ def opened(url: str) -> Iterator[PostgresStore]:
     made = open_postgres(url)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A server that a test may kill; it has to run again at the end. Its log is written only where somebody waits."""
+    with PostgresServer(tmp_path_factory.mktemp("server"), settings={"wal_writer_delay": "10000"}) as server:
+        yield server
 
 
 def open_postgres(url: str) -> PostgresStore:
@@ -349,25 +357,24 @@ def test_a_holder_that_does_nothing_loses_its_turn(url: str, monkeypatch: pytest
         assert (value_of(other, "holder"), value_of(other, "other")) == ("2", "1")
 
 
-def test_a_server_that_is_away_is_said_and_used_again_when_it_is_back(tmp_path: Path) -> None:
-    with PostgresServer(tmp_path / "server") as server:
-        opened = open_postgres(f"{server.dsn()}&schema=rota")
-        kernel = Kernel(opened)
-        pid = kernel.agents.create("coder")
-        parked = Caller(lambda: kernel.queue.claim(worker_id="worker", wait_s=PATIENCE_S))
-        while not opened.parked:
-            threading.Event().wait(0.01)
-        server.stop(signal.SIGKILL)
-        with pytest.raises(StoreUnavailable, match="cannot be reached") as refused:
-            kernel.queue.enqueue(ScheduleSpec(pid))
-        assert "psql" in str(refused.value)
-        with pytest.raises(StoreUnavailable, match="cannot be reached"):
-            kernel.queue.list()
-        server.restart(signal.SIGKILL)
-        # as a worker does it: the server is not asked again at once
-        sched_id = call_through_outage(opened.clock, lambda: kernel.queue.enqueue(ScheduleSpec(pid)), lambda: False)
-        assert [entry.sched_id for entry in parked.outcome()] == [sched_id]
-        opened.close()
+def test_a_server_that_is_away_is_said_and_used_again_when_it_is_back(own_server: PostgresServer) -> None:
+    opened = open_postgres(f"{own_server.dsn()}&schema=away")
+    kernel = Kernel(opened)
+    pid = kernel.agents.create("coder")
+    parked = Caller(lambda: kernel.queue.claim(worker_id="worker", wait_s=PATIENCE_S))
+    while not opened.parked:
+        threading.Event().wait(0.01)
+    own_server.stop(signal.SIGKILL)
+    with pytest.raises(StoreUnavailable, match="cannot be reached") as refused:
+        kernel.queue.enqueue(ScheduleSpec(pid))
+    assert "psql" in str(refused.value)
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        kernel.queue.list()
+    own_server.restart(signal.SIGKILL)
+    # as a worker does it: the server is not asked again at once
+    sched_id = call_through_outage(opened.clock, lambda: kernel.queue.enqueue(ScheduleSpec(pid)), lambda: False)
+    assert [entry.sched_id for entry in parked.outcome()] == [sched_id]
+    opened.close()
 
 
 # --- other processes -----------------------------------------------------------------------------
@@ -438,45 +445,43 @@ def test_a_forked_child_has_connections_of_its_own(opened: PostgresStore) -> Non
 # --- early release -------------------------------------------------------------------------------
 
 
-def test_nothing_that_was_acknowledged_is_lost_when_the_server_is_killed(tmp_path: Path) -> None:
+def test_nothing_that_was_acknowledged_is_lost_when_the_server_is_killed(own_server: PostgresServer) -> None:
     """Commits are asynchronous inside the turn: without the flush behind it, the last of them are lost here."""
-    with PostgresServer(tmp_path / "server", settings={"wal_writer_delay": "10000"}) as server:
-        url = f"{server.dsn()}&schema=rota"
-        opened = open_postgres(url)
-        pid = Kernel(opened).agents.create("coder")
-        opened.close()
-        started, acknowledged = processes.Semaphore(0), processes.Queue()
-        names = ("a", "b")
-        children_ = [
-            processes.Process(target=children.enqueue_until_lost, args=(url, started, acknowledged, pid, name))
-            for name in names
-        ]
-        for child in children_:
-            child.start()
-        for _ in names:
-            assert started.acquire(timeout=PATIENCE_S)
-        server.stop(signal.SIGQUIT)
-        keys = [key for _ in names for key in acknowledged.get(timeout=PATIENCE_S)]
-        for child in children_:
-            child.join(PATIENCE_S)
-        server.start()
-        opened = open_postgres(url)
-        found = [entry.key for entry in Kernel(opened).queue.list(limit=10_000)[0]]
-        opened.close()
+    url = f"{own_server.dsn()}&schema=acknowledged"
+    opened = open_postgres(url)
+    pid = Kernel(opened).agents.create("coder")
+    opened.close()
+    started, acknowledged = processes.Semaphore(0), processes.Queue()
+    names = ("a", "b")
+    children_ = [
+        processes.Process(target=children.enqueue_until_lost, args=(url, started, acknowledged, pid, name))
+        for name in names
+    ]
+    for child in children_:
+        child.start()
+    for _ in names:
+        assert started.acquire(timeout=PATIENCE_S)
+    own_server.stop(signal.SIGQUIT)
+    keys = [key for _ in names for key in acknowledged.get(timeout=PATIENCE_S)]
+    for child in children_:
+        child.join(PATIENCE_S)
+    own_server.start()
+    opened = open_postgres(url)
+    found = [entry.key for entry in Kernel(opened).queue.list(limit=10_000)[0]]
+    opened.close()
     assert len(found) == len(set(found))
     assert set(keys) <= set(found)
     assert len(found) <= len(keys) + len(names)  # of each process, at most the one that was not answered
 
 
-def test_an_event_that_a_reader_was_shown_is_not_lost_when_the_server_is_killed(tmp_path: Path) -> None:
+def test_an_event_that_a_reader_was_shown_is_not_lost_when_the_server_is_killed(own_server: PostgresServer) -> None:
     """Its writer has not flushed it: with durability "normal" it never does."""
-    with PostgresServer(tmp_path / "server", settings={"wal_writer_delay": "10000"}) as server:
-        url = f"{server.dsn()}&schema=rota"
-        reader, writer = open_postgres(url), store.open(url, durability="normal")
-        Kernel(writer).journal.append(None, "seen")
-        seen = [event.kind for event in Kernel(reader).journal.tail()]
-        server.restart(signal.SIGQUIT)
-        after = [event.kind for event in Kernel(reader).journal.tail()]
-        reader.close()
-        writer.close()
+    url = f"{own_server.dsn()}&schema=seen"
+    reader, writer = open_postgres(url), store.open(url, durability="normal")
+    Kernel(writer).journal.append(None, "seen")
+    seen = [event.kind for event in Kernel(reader).journal.tail()]
+    own_server.restart(signal.SIGQUIT)
+    after = [event.kind for event in Kernel(reader).journal.tail()]
+    reader.close()
+    writer.close()
     assert seen == after == ["seen"]
