@@ -129,7 +129,8 @@ def check_caps(hosts: World, schema: str, runs: int) -> None:
         asks[limited] = ScheduleSpec(limited, draws_on=("api",))
         specs = [asks[pid] for _ in range(runs) for pid in (capped, free, limited, limited)]
         pids = dict(zip(kernel.queue.enqueue_many(specs), [spec.pid for spec in specs], strict=True))
-        until(lambda: kernel.queue.counts().get("completed", 0) >= 2 * runs)
+        for count in range(10, 2 * runs + 10, 10):  # so that a slow machine has time, and one that hangs has not
+            until(lambda count=count: kernel.queue.counts().get("completed", 0) >= min(count, 2 * runs))  # type: ignore[misc]
         assert kernel.queue.claim(worker_id="test", max_n=10) == [], "more than budget and limit allow"
         events = kernel.journal.tail(0, 100_000, kinds=("kernel.sched.claimed", "kernel.sched.completed"))
         most, ended = history(events, pids)
@@ -139,7 +140,7 @@ def check_caps(hosts: World, schema: str, runs: int) -> None:
         assert budget.used == runs * TOKENS
         tables, journal = opened.read(lambda tx: (KernelState.from_tables(tx), KernelState.from_journal(tx)))
         assert tables.at(kernel.clock.now()) == journal.at(kernel.clock.now())
-        print(f"{8} processes, {2 * runs} runs: at most {most}")
+        print(f"{2 * PROCESSES} processes, {2 * runs} runs: at most {most}")
 
 
 def history(events: list[Event], pids: dict[int, int]) -> tuple[Counter[Any], Counter[int]]:
@@ -165,12 +166,12 @@ def history(events: list[Event], pids: dict[int, int]) -> tuple[Counter[Any], Co
 
 
 def test_caps_budgets_and_limits_are_exact_with_eight_processes_on_two_hosts(hosts: World) -> None:
-    check_caps(hosts, "few", 12)
+    check_caps(hosts, "few", 8)
 
 
 @pytest.mark.soak
 def test_caps_budgets_and_limits_are_exact_with_eight_processes_and_many_runs(hosts: World) -> None:
-    check_caps(hosts, "many", int(os.environ.get("ROTA_SOAK_RUNS", "2000")))
+    check_caps(hosts, "many", int(os.environ.get("ROTA_SOAK_RUNS", "500")))
 
 
 @pytest.mark.soak

@@ -5,7 +5,8 @@ If the earlier process still runs (the same fleet was started twice by mistake),
 time. So a supervisor with a worker id locks a file of that name. The operating system releases the lock when the
 process ends, however it ends; until then a second supervisor is refused before it changes anything.
 
-The lock covers one machine, or machines that share a file system with locks. Elsewhere, choose distinct worker ids.
+The lock covers one machine, or machines that share a file system with locks. Hosts that share a store on PostgreSQL are
+covered by the store (`Store.hold_worker_id`). Elsewhere, choose distinct worker ids.
 """
 
 from __future__ import annotations
