@@ -132,7 +132,6 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "window_take": ("usage_windows by key",),
     "windows_due": ("usage_windows by idx_window_edge",),
     "buckets_leave": ("usage_buckets by key",),
-    "window_edge": ("usage_windows by idx_window_edge",),
     "window_roll": ("usage_windows by key", "usage_buckets by key"),
     "due_summary": (
         "agent_schedule_queue by idx_sched_queue_held",
@@ -142,6 +141,7 @@ HOT: Mapping[str, tuple[str, ...]] = {
         "contexts by idx_context_refill",
         "kept_entries by idx_kept_until",
         "entry_fallout whole",
+        "enqueue_inbox whole",
         "entry_loans whole",
         "kernel_meta by key",
         "agent_processes along idx_process_stopped",
@@ -199,6 +199,8 @@ HOT: Mapping[str, tuple[str, ...]] = {
     "agent_facts": ("agent_processes by key",),
     "ledger_facts": ("agent_ledgers by key",),
     "project_facts": ("projects by key",),
+    "project_facts_first": ("projects whole",),  # the first fifty
+    "inbox_take": ("enqueue_inbox by key", "enqueue_inbox whole"),
     "budget_facts": ("budgets by key", "usage_windows by key"),
     "entry_claim": ("agent_schedule_queue by key",),
     "claim_heartbeat": ("agent_schedule_queue by key",),

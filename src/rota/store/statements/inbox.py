@@ -9,6 +9,6 @@ __all__ = ["TAKE"]
 TAKE = Statement(
     "inbox_take",
     "Remove the oldest rows of the inbox and return them, in no order.",
-    "DELETE FROM enqueue_inbox WHERE inbox_id IN (SELECT inbox_id FROM enqueue_inbox ORDER BY inbox_id LIMIT ?) "
+    "DELETE FROM enqueue_inbox WHERE inbox_id IN (SELECT inbox_id FROM enqueue_inbox ORDER BY inbox_id LIMIT +?) "
     "RETURNING inbox_id, agent, payload, options, author, created_at",
 )
