@@ -123,6 +123,7 @@ def test_the_autoscaler_is_told_what_waits_only_if_it_is_wanted(
         waiting.enqueue_many([{"seconds": 0}] * 3)
         told = demand.enqueue(wanted=4).result(WAIT_S)
     assert sorted(told, key=len) == [{"CPU": 1.0}, *[{"CPU": 1.0, "GPU": 8.0}] * 3]
+    assert world.agent("demand", functions.told_demand).enqueue(wanted=0).result(WAIT_S) == []  # it has left
 
 
 FLEET = """
