@@ -83,12 +83,18 @@ def _wait(supervisor: Supervisor, ended: int) -> None:
         time.sleep(0.001)
 
 
-def _nothing() -> None:
-    pass
+def _functions() -> tuple[Any, Any]:
+    """Functions that are sent to the nodes, where this package cannot be imported: one does nothing, one tells when."""
 
+    def nothing() -> None:
+        pass
 
-def _first_line() -> float:
-    return time.monotonic()
+    def first_line() -> float:
+        import time  # noqa: PLC0415  # on the node
+
+        return time.monotonic()
+
+    return nothing, first_line
 
 
 # --- many small runs -----------------------------------------------------------------------------
@@ -97,9 +103,9 @@ def _first_line() -> float:
 def _flight_arena() -> Arena:
     stack, folder = contextlib.ExitStack(), Folder()
     ray, address = stack.enter_context(_cluster())
-    remote = ray.remote(max_retries=0, num_cpus=NEEDS["CPU"])(_nothing)
+    remote = ray.remote(max_retries=0, num_cpus=NEEDS["CPU"])(_functions()[0])
     rota = stack.enter_context(Rota(folder.file("rota.db")))
-    agent = rota.agent("nothing", runner="ray", resources=NEEDS)(_nothing)
+    agent = rota.agent("nothing", runner="ray", resources=NEEDS)(_functions()[0])
     supervisor = stack.enter_context(_running(rota, address, IN_FLIGHT))
 
     def ours(runs: int = RUNS) -> Measured:
@@ -132,9 +138,9 @@ def _flight_arena() -> Arena:
 def _start_arena() -> Arena:
     stack, folder = contextlib.ExitStack(), Folder()
     ray, address = stack.enter_context(_cluster())
-    remote = ray.remote(max_retries=0)(_first_line)
+    remote = ray.remote(max_retries=0)(_functions()[1])
     rota = stack.enter_context(Rota(folder.file("rota.db")))
-    agent = rota.agent("first", runner="ray")(_first_line)
+    agent = rota.agent("first", runner="ray")(_functions()[1])
     stack.enter_context(_running(rota, address, IN_FLIGHT))
 
     def starts(start: Any) -> Measured:
@@ -158,7 +164,7 @@ def _memory_arena() -> Arena:
     stack, folder = contextlib.ExitStack(), Folder()
     _, address = stack.enter_context(_cluster())
     rota = stack.enter_context(Rota(folder.file("rota.db")))
-    agent = rota.agent("nothing", runner="ray", resources={"CPU": 0.001})(_nothing)
+    agent = rota.agent("nothing", runner="ray", resources={"CPU": 0.001})(_functions()[0])
     supervisor = stack.enter_context(_running(rota, address, MANY))
 
     def ours() -> Measured:

@@ -12,6 +12,7 @@ import pytest
 
 from rota import Rota
 from rota.clock import SystemClock
+from rota.fleet.on_ray import ray_runs, supervised_ray
 from rota.model.ray import RayCluster
 from rota.service.dispatcher import Dispatcher
 from rota.service.explanation import explain
@@ -29,15 +30,25 @@ def cluster() -> Iterator[TestCluster]:
 @contextmanager
 def running(rota: Rota, cluster: TestCluster, **options: object) -> Iterator[None]:
     """Run a supervisor that is connected to the cluster, until the block ends."""
-    on_ray = RayCluster(address=cluster.address, **options)  # type: ignore[arg-type]
-    supervisor = rota.supervisor(1, ray=on_ray, drain_s=1.0)
-    thread = threading.Thread(target=supervisor.run)
-    thread.start()
-    try:
+    with supervised(rota, RayCluster(address=cluster.address, **options)):  # type: ignore[arg-type]
         yield
-    finally:
-        supervisor.kill()
-        thread.join()
+
+
+@contextmanager
+def supervised(rota: Rota, on_ray: RayCluster) -> Iterator[None]:
+    """Run a supervisor until the block ends; it tries things again soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_runs, "RECONNECT_S", 1.0)
+        patch.setattr(ray_runs, "WITHDRAWN_S", 0.5)
+        patch.setattr(supervised_ray, "DEMAND_S", 0.5)
+        supervisor = rota.supervisor(1, ray=on_ray, drain_s=1.0)
+        thread = threading.Thread(target=supervisor.run)
+        thread.start()
+        try:
+            yield
+        finally:
+            supervisor.kill()
+            thread.join()
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,11 @@ from rota.fleet.config.loader import load_fleet
 from rota.fleet.config.ray_plan import look_at_cluster, ray_warnings
 from rota.fleet.fleet_run import FleetRun
 from rota.model.events import RunEnded
+from rota.model.ray import RayCluster
 from rota.model.work import ScheduleSpec
 from tests.daemon.harness import serving
 from tests.on_ray import functions
-from tests.on_ray.conftest import WAIT_S, World, running, wait_until
+from tests.on_ray.conftest import WAIT_S, World, running, supervised, wait_until
 from tests.on_ray.shared_cluster import TestCluster
 
 pytestmark = pytest.mark.timeout(600)
@@ -119,7 +122,8 @@ def test_the_autoscaler_is_told_what_waits_only_if_it_is_wanted(
         waiting = rota.agent("waiting", runner="ray", resources={"GPU": 8})(functions.busy)
         waiting.enqueue_many([{"seconds": 0}] * 3)
         told = demand.enqueue(wanted=4).result(WAIT_S)
-    assert sorted(told, key=str) == [{"CPU": 1.0}, *[{"CPU": 1.0, "GPU": 8.0}] * 3]
+    assert sorted(told, key=len) == [{"CPU": 1.0}, *[{"CPU": 1.0, "GPU": 8.0}] * 3]
+    assert world.agent("demand", functions.told_demand).enqueue(wanted=0).result(WAIT_S) == []  # it has left
 
 
 FLEET = """
@@ -179,3 +183,27 @@ def test_a_cluster_of_another_version_is_named(
     assert isinstance(found, str)
     assert found.startswith(f"the Ray cluster at {cluster.address} has another version: Version mismatch")
     assert "1.2.3" in found
+
+
+@pytest.mark.soak
+def test_a_local_cluster_is_started_where_none_is_named_and_ends_with_the_supervisor(
+    cluster: TestCluster,  # noqa: ARG001  # for its network
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="rl", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("HOME", folder)
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        with Rota(Path(folder, "rota.db")) as rota, supervised(rota, RayCluster()):
+            job = rota.agent("local", runner="ray")(functions.busy).enqueue(seconds=0)
+            assert job.result(WAIT_S) is None
+            assert _processes_of(folder)
+        wait_until(lambda: not _processes_of(folder))
+
+
+def _processes_of(folder: str) -> list[str]:
+    """The commands that name a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
+    return [each for each in found if folder in each]

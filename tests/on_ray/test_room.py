@@ -62,16 +62,17 @@ def test_free_cpus_of_two_nodes_are_no_room_for_one_run() -> None:
     for at in ("id-a", "id-b"):
         room.take(TWO, at)
     assert room.places([FOUR]) == [None]
-    assert room.claimable([FOUR], [FOUR], 100) == ([], 0)
-    assert room.claimable([TWO, FOUR], [FOUR], 100) == ([TWO], 1)  # what is free on a is set aside
+    assert room.claimable([FOUR], [], 100) == ([], 0)  # nothing is free for it, so nothing is decided yet
+    assert room.claimable([TWO, FOUR], [FOUR], 100) == ([TWO, FOUR], 1)  # one waits for a; b may have another
+    assert room.claimable([TWO, FOUR], [FOUR, FOUR], 100) == ([], 0)
 
 
 def test_what_is_held_waits_where_it_will_fit_first_and_the_rest_goes_on() -> None:
     room = seen(node("a", CPU=4), node("b", CPU=4))
     for at in ("id-a", "id-a", "id-b"):
         room.take(ONE, at)
-    assert room.claimable([ONE, FOUR], [FOUR], 100) == ([ONE], 2)  # small ones must not pass the large one for ever
-    assert room.places([FOUR, ONE, ONE, ONE]) == [None, "id-a", "id-a", None]
+    assert room.places([FOUR, ONE, ONE, ONE]) == [None, "id-a", "id-a", None]  # b is for the large one
+    assert room.claimable([ONE, FOUR], [FOUR, ONE, ONE], 100) == ([], 0)  # small ones must not pass it for ever
     room.give(ONE, "id-b")
     assert room.places([FOUR, ONE]) == ["id-b", "id-a"]
     room = seen(node("a", CPU=4, GPU=1))

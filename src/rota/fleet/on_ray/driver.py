@@ -28,16 +28,18 @@ from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 
-from rota.fleet.on_ray.mailbox import Mailbox
+from rota.fleet.on_ray.mailbox import MAILBOX_NAMESPACE, Mailbox
 
 __all__ = ["main"]
 
 VIEW_S = 1.0  # how often the nodes are reported
 CONNECT_S = 5.0  # for the first connection to the head
 ERROR_CHARS_MAX = 2_000
+INLINE_BYTES_MAX = 16 * 1024  # a function of this size is sent with each run; a larger one is stored once
 LOOPBACK = ("127.", "localhost")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -68,7 +70,8 @@ class _Driver:
         self._connection = connection
         self._events: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
         self._tasks: dict[str, Any] = {}  # references by run
-        self._functions: dict[int, Any] = {}  # references to pickled functions
+        self._functions: dict[int, Any] = {}  # pickled functions, or references to large ones
+        self._places: dict[tuple[str, ...], bytes] = {}
         self._forms: dict[bytes, Any] = {}  # the remote function with options, by these options
         self._handlers: dict[str, Callable[..., None]] = {
             "run": self._run,
@@ -100,7 +103,14 @@ class _Driver:
         self._on_node: Any = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         run_task = import_module("rota.fleet.on_ray.task").run_task  # it loads Ray
         here = self._on_node(self._ray.get_runtime_context().get_node_id(), soft=False)
-        actor: Any = self._ray.remote(Mailbox).options(num_cpus=0, max_concurrency=100_000, scheduling_strategy=here)
+        self._mailbox_name = f"rota-{uuid4().hex}"
+        actor: Any = self._ray.remote(Mailbox).options(
+            num_cpus=0,
+            max_concurrency=100_000,
+            scheduling_strategy=here,
+            name=self._mailbox_name,
+            namespace=MAILBOX_NAMESPACE,
+        )
         self._mailbox: Any = actor.remote()
         self._remote = self._ray.remote(run_task)
         self._take()
@@ -156,7 +166,7 @@ class _Driver:
             return
         problem = future.exception()
         if problem is None:
-            self._events.put(["ended", run, *future.result()])
+            self._events.put(["ended", run, *msgspec.msgpack.decode(future.result())])
         else:
             self._events.put(["broke", run, *_classified(problem)])
 
@@ -168,17 +178,23 @@ class _Driver:
             self._handlers[name](*arguments)
 
     def _function(self, number: int, pickled: bytes) -> None:
-        self._functions[number] = self._ray.put(pickled)
+        self._functions[number] = pickled if len(pickled) <= INLINE_BYTES_MAX else self._ray.put(pickled)
 
     def _run(self, run: str, spec: bytes, function: int | None, folders: list[str], options: dict[str, Any]) -> None:
         try:
-            pickled = None if function is None else self._functions[function]
-            task = self._form(options).remote(spec, pickled, tuple(folders), self._mailbox)
+            pickled = b"" if function is None else self._functions[function]
+            task = self._form(options).remote(spec, pickled, self._place_bytes(tuple(folders)))
         except Exception as problem:  # an invalid runtime_env, for example
             self._events.put(["broke", run, "failed", "spawn_failed", _line(problem)])
             return
         self._tasks[run] = task
         task.future().add_done_callback(partial(self._ended, run))
+
+    def _place_bytes(self, folders: tuple[str, ...]) -> bytes:
+        """Return what every run of this driver is told. As bytes, arguments cost Ray nothing but a copy."""
+        if folders not in self._places:
+            self._places[folders] = _encode((self._mailbox_name, folders))
+        return self._places[folders]
 
     def _form(self, options: dict[str, Any]) -> Any:
         """Return the remote function with these options. Retries are the kernel's."""

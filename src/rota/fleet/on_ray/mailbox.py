@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-__all__ = ["TAKE_MAX", "Mailbox"]
+__all__ = ["MAILBOX_NAMESPACE", "TAKE_MAX", "Mailbox"]
 
+MAILBOX_NAMESPACE = "rota"  # of Ray: a run finds the mailbox by its name, and only if it has a message
 TAKE_MAX = 500  # messages in one answer
 Message = tuple[str, int, str, bytes]  # run, number of the request (0: no reply), operation, body
 

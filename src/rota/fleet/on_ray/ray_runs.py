@@ -217,6 +217,8 @@ class RayRuns:
             self._is_closed = True
             link, collector = self._link, self._collector
         if link is not None:
+            if self._cluster.tell_demand and self._is_ready:
+                link.send("demand", [])  # Ray keeps what it was told: the cluster would never shrink
             link.close()
         if collector is not None:
             collector.join()

@@ -31,8 +31,9 @@ import msgspec
 import ray
 
 from rota.clock import SystemClock
-from rota.decoding import decode_json
+from rota.decoding import convert, decode_json
 from rota.errors import RotaError
+from rota.fleet.on_ray.mailbox import MAILBOX_NAMESPACE
 from rota.fleet.runners.calling import call, load_function
 from rota.fleet.runners.command import CommandRunner
 from rota.fleet.runners.context import RunContext, facts_of
@@ -56,15 +57,14 @@ _clock = SystemClock()
 _PAUSE = threading.Event()  # never set: to wait for some time
 
 
-def run_task(
-    spec: bytes, function: bytes | None, folders: tuple[str, ...], mailbox: Any
-) -> tuple[bytes, str, int, bytes]:
+def run_task(spec: bytes, function: bytes, place: bytes) -> bytes:
     """Execute an assignment; return its outcome as JSON, the node's id, the number of messages and the last output.
 
-    `folders` are those from which the supervisor imports; where the node has them, it imports from there, too.
+    `place` has the name of the mailbox, and the folders from which the supervisor imports; where the node has them, it
+    imports from there, too. All arguments and the result are bytes, which Ray passes on without pickling.
     """
     started_at = _clock.monotonic()
-    _import_from(folders)
+    mailbox = _prepared(place)
     assignment = decode_json(spec, Assignment)
     is_program = assignment.settings.executes != "callable"
     channel = NodeChannel(f"{assignment.entry.sched_id}:{assignment.entry.token}", mailbox, node_id())
@@ -72,17 +72,25 @@ def run_task(
     _companion.accompany(channel)
     try:
         execute = _run_program if is_program else _call_function
-        outcome = execute(assignment, function, channel)
+        outcome = execute(assignment, function or None, channel)
     finally:
         _companion.leave(channel)
     wall_ms = round((_clock.monotonic() - started_at) * 1000)
     outcome = msgspec.structs.replace(outcome, usage={**outcome.usage, "wall_ms": wall_ms})
-    return msgspec.json.encode(outcome), channel.node, channel.sent, channel.rest()
+    return msgspec.msgpack.encode((msgspec.json.encode(outcome), channel.node, channel.sent, channel.rest()))
 
 
 @cache
-def _import_from(folders: tuple[str, ...]) -> None:
+def _prepared(place: bytes) -> str:
+    """Import from the supervisor's folders from now on; return the name of the mailbox."""
+    mailbox, folders = convert(msgspec.msgpack.decode(place), tuple[str, list[str]])
     sys.path.extend(folder for folder in folders if folder not in sys.path and Path(folder).is_dir())
+    return mailbox
+
+
+@cache
+def _mailbox_named(name: str) -> Any:
+    return ray.get_actor(name, namespace=MAILBOX_NAMESPACE)
 
 
 @cache
@@ -178,13 +186,13 @@ def _run_program(assignment: Assignment, _function: bytes | None, channel: NodeC
 class NodeChannel:
     """The run channel on a node: what a run tells its supervisor, and asks of it, through the mailbox."""
 
-    def __init__(self, run: str, mailbox: Any, node: str) -> None:
+    def __init__(self, run: str, mailbox: str, node: str) -> None:
         self.node = node
         self.sent = 0  # messages so far
         self.tells_start = True  # the supervisor was not told yet; a program's runner tells it itself
         self.advisories: Sequence[str] = ()
         self._run = run
-        self._mailbox = mailbox
+        self._mailbox_name = mailbox
         self._lock = threading.Lock()  # guards all below, and the order of messages
         self._unsent = bytearray()  # output
         self._tail = bytearray()
@@ -194,6 +202,10 @@ class NodeChannel:
         self._handle: StopHandle | None = None
         self._cancel: Callable[[], None] | None = None
         self._stop_request: Any = None  # a reference to the reason for which the run is to stop
+
+    @property
+    def _mailbox(self) -> Any:
+        return _mailbox_named(self._mailbox_name)
 
     # --- for the companion and the task ----------------------------------------------------------
 
