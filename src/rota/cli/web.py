@@ -49,7 +49,7 @@ def web(  # noqa: PLR0917  # each is an option
     _check_installed()
     from rota.cli.connection import is_file
     from rota.rpc import is_remote
-    from rota.store.addresses import is_postgres, shown_address
+    from rota.store import is_postgres, shown_address
     from rota.web import WebSettings, run_server
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
