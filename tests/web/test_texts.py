@@ -65,7 +65,7 @@ def plant_graph(client: Client) -> str:
     lane = {"execution": {"lane": "main"}}
     document = {
         "schema_version": 2,
-        "graph": {"name": PLANTED},
+        "graph": {"name": f"{PLANTED} graph"},
         "lanes": {"main": {"type": "event_loop"}},
         "components": [
             {"id": PLANTED, "type": "rota.input", **lane},
