@@ -67,8 +67,13 @@ def token_of(world: World, scope: str, *projects: str) -> tuple[str, str]:
 
 def authors(world: World, kind: str) -> list[str]:
     """Return the authors of the events of a kind."""
+    found: list[str] = []
     with world.client() as client:
-        return [event.author for event in client.journal.tail(0, 100_000, kinds=(kind,))]
+        last = 0
+        while events := client.journal.tail(last, 1_000, kinds=(kind,)):
+            found += [event.author for event in events]
+            last = events[-1].event_id
+    return found
 
 
 def start_graph(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -11,11 +12,9 @@ from playwright.sync_api import Browser, Page, expect
 
 from rota.errors import Forbidden
 from rota.rpc import Client
-from rota.web.pages import PAGES
 from tests.web.harness import World, picture
 from tests.web.made import agent, authors, failed, queued, running, start_graph, token_of
 
-PATHS = [page.path for page in PAGES if "{" not in page.path]
 SignIn = Callable[[str], Page]
 
 
@@ -41,6 +40,7 @@ def fleet(shared: World) -> Fleet:
     with shared.client() as client:
         pid = agent(client, "seen-agent", "seen")
         made = Fleet(queued(client, pid, runnable_at=4e9), failed(client, pid), running(client, pid)[0])
+        failed(client, agent(client, "foreign-agent", "foreign-project"), "foreign-error")
     start_graph(shared, "seen-run")
     return made
 
@@ -79,6 +79,8 @@ def test_every_page_has_the_buttons_of_its_scope_and_no_other(
         page.goto(shared.board.url + path.format(**fleet._asdict()))
         expect(page.locator("header [role=status]")).to_have_text("live")
         found[path] = set(_buttons(page))
+        if project:
+            assert not re.search("foreign-(agent|project|error)", page.content()), path
     assert found == {path: set(buttons) for path, buttons in expected.items()}
     note = page.get_by_text("it sees, and does not operate")
     expect(note).to_have_count(0 if scope == "operate" else 1)
@@ -142,20 +144,20 @@ def test_events_for_the_page_of_another_session_are_ignored(sign_in: SignIn, bro
 
 
 def test_a_token_of_one_project_sees_that_project_only(sign_in: SignIn, shared: World) -> None:
+    """On the pages that are not in the table above; on those it is checked there."""
     token, _ = token_of(shared, "read", "mine")
     with shared.client() as client:
         mine = failed(client, agent(client, "own-agent", "mine"), "own-error")
-        other = failed(client, agent(client, "foreign-agent", "foreign-project"), "foreign-error")
+        other = failed(client, agent(client, "other-agent", "other-project"), "other-error")
     page = sign_in(token)
     page.goto(f"{shared.board.url}/queue")
     expect(page.get_by_role("link", name=f"#{mine}", exact=True)).to_be_visible()
-    for path in (*PATHS, f"/entry/{other}", "/queue?project=foreign-project"):
+    for path in ("/gantt", "/graphs", "/cores", "/journal", "/queue?project=other-project", f"/entry/{other}"):
         page.goto(f"{shared.board.url}{path}")
         expect(page.get_by_role("status").first).to_be_visible()
         expect(page.get_by_role("heading", level=1)).to_be_visible()
-        for secret in ("foreign-agent", "foreign-error"):
+        for secret in ("other-agent", "other-error"):
             expect(page.get_by_text(secret)).to_have_count(0)
-    page.goto(f"{shared.board.url}/entry/{other}")
     expect(page.get_by_text("There is no such entry")).to_be_visible()
 
 

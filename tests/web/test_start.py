@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, expect
 from typer.testing import CliRunner
 
 from rota import store
@@ -21,7 +21,8 @@ from rota.store.author import process_user
 from tests.web.harness import PATIENCE_S, Board, Process, picture
 
 
-def test_a_file_is_opened_with_the_rights_of_its_user(page: Page, tmp_path: Path) -> None:
+def test_a_file_is_opened_with_the_rights_of_its_user(browser: Browser, tmp_path: Path) -> None:
+    page = browser.new_context().new_page()  # its own: it sees the server go
     path = str(tmp_path / "rota.db")
     kernel = Kernel(store.open(path))
     sched_id = kernel.queue.enqueue(ScheduleSpec(kernel.agents.create("filed"), runnable_at=4e9))
@@ -43,6 +44,7 @@ def test_a_file_is_opened_with_the_rights_of_its_user(page: Page, tmp_path: Path
         code = board.process.end(signal.SIGINT)  # with the page open, by Ctrl-C
         assert (code, [line for line in board.process.seen if "works once" not in line]) == (130, [])
     finally:
+        page.context.close()
         board.process.stop()
         kernel.store.close()
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from playwright.sync_api import Page, expect
 
 import rota.web
+from rota.cli import app
 from rota.model.work import ScheduleSpec
 from rota.rpc import Client
 from rota.web.pages import PAGES
+from rota.web.pages.graphs import START
 from tests.web.harness import World
 from tests.web.made import WORKER
 
@@ -61,7 +65,7 @@ def plant_graph(client: Client) -> str:
     lane = {"execution": {"lane": "main"}}
     document = {
         "schema_version": 2,
-        "graph": {"name": PLANTED},
+        "graph": {"name": f"{PLANTED} graph"},
         "lanes": {"main": {"type": "event_loop"}},
         "components": [
             {"id": PLANTED, "type": "rota.input", **lane},
@@ -118,6 +122,21 @@ def is_constant(node: ast.expr, path: Path) -> bool:
     if isinstance(node, ast.Call):  # TONES.get(status, "…"): a choice between constants
         return isinstance(node.func, ast.Attribute) and node.func.attr == "get" and "TONES" in ast.unparse(node.func)
     return isinstance(node, ast.Constant)
+
+
+def test_every_command_that_a_page_teaches_exists_and_takes_a_store() -> None:
+    taught = [
+        str(call.args[0].value).split()
+        for path in SOURCE.rglob("*.py")
+        for call in source_calls(path)
+        if ast.unparse(call.func).endswith("ession.command") and isinstance(call.args[0], ast.Constant)
+    ]
+    assert len(taught) > 8
+    for _rota, *words in [*taught, START.split()]:
+        found: Any = typer.main.get_command(app)
+        while hasattr(found, "commands"):
+            found = found.commands[words.pop(0)]
+        assert "store" in {param.name for param in found.params}, (found.name, words)
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.relative_to(SOURCE).as_posix())

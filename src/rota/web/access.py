@@ -77,9 +77,7 @@ class CallerAccess:
         self._threads = ThreadPoolExecutor(READERS_MAX, thread_name_prefix=f"rota-web-{name}")
         self._answers: dict[Any, asyncio.Future[Any]] = {}
         self._answers_of = -1  # the update that they belong to
-        self._slow: dict[
-            Any, tuple[float, int, asyncio.Future[Any]]
-        ] = {}  # with the end of their use, and their update
+        self._slow: dict[Any, tuple[float, int, asyncio.Future[Any]]] = {}  # with their end, and their update
         self._clock = SystemClock()
 
     async def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -58,6 +58,12 @@ class PageSession:
         """Return a command to paste, for this store."""
         return words if self.store == "rota.db" else f"{words} --store {shlex.quote(self.store)}"
 
+    @property
+    def fleet_command(self) -> str:
+        """The command that runs a fleet on this store, which is named in the fleet's file."""
+        command = "rota run fleet.toml"
+        return command if self.store == "rota.db" else f'{command}  # in it: store = "{self.store}"'
+
     def query(self, name: str, default: str = "") -> str:
         """Return a field of the page's address."""
         return self.request.query_params.get(name, default)

@@ -83,7 +83,8 @@ class CoresPage:
         with section("Budgets of CPU time"):
             self._budgets = TextTable(_BUDGETS, "Budgets of CPU time")
             self._no_budgets = empty(
-                "There is no budget of CPU time. Create one:", "rota limits create name NAME --unit cpu_ms --budget 500"
+                "There is no budget of CPU time. Create one:",
+                self._session.command("rota limits create name NAME --unit cpu_ms --budget 500"),
             )
         with section("Shares of CPU time, today"):
             self._shares = TextTable(_SHARES, "Shares of CPU time")

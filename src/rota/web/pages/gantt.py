@@ -82,7 +82,7 @@ class GanttPage:
             self._place = ui.label("").classes("soft small")
             self._picture = picture_frame()
             self._legend = ui.element("div").classes("legend")
-            self._empty = empty("Nothing ran in this time. Start a fleet:", "rota run fleet.toml")
+            self._empty = empty("Nothing ran in this time. Start a fleet:", self._session.fleet_command)
         with section("Newest runs"):
             self._table = TextTable(_COLUMNS, "Newest runs", links=("entry",), rows_shown=10)
 

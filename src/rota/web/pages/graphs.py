@@ -48,7 +48,7 @@ _BUDGETS = (
     Column("used", "Used", is_number=True),
     Column("reserved", "Reserved", is_number=True),
 )
-START = "rota graph run FILE --store STORE"
+START = "rota graph run FILE"
 
 
 async def build(session: PageSession) -> None:
@@ -85,7 +85,7 @@ class RunsPage:
             self._count = ui.label("").classes("soft small")
         with section("Runs"):
             self._table = TextTable(_RUNS, "Runs", links=("run", "entry"), tones=("status",))
-            self._empty = empty("No graph run matches. Start one:", START)
+            self._empty = empty("No graph run matches. Start one:", self._session.command(START))
 
     async def refresh(self) -> None:
         """Fill the table."""
@@ -126,7 +126,9 @@ class RunPage:
             ui.space()
             self._cancel = ui.button("Cancel the run", on_click=self._ask_cancel).props("flat dense no-caps")
             self._resume = ui.button("Resume", on_click=self._go_on).props("flat dense no-caps")
-        self._missing = empty("There is no such graph run, or it is of another project.", "rota graph ps")
+        self._missing = empty(
+            "There is no such graph run, or it is of another project.", self._session.command("rota graph ps")
+        )
         with ui.element("div") as self._content:
             with section("Run"):
                 self._facts = FieldList()

@@ -74,7 +74,10 @@ class JournalPage:
                 self._table = TextTable(
                     _COLUMNS, "Events", links=("entry", "project"), tones=("what",), on_act=self._act, is_feed=True
                 )
-            self._empty = empty("Nothing has happened that matches. To see the same in a terminal:", "rota tail -f")
+            self._empty = empty(
+                "Nothing has happened that matches. To see the same in a terminal:",
+                self._session.command("rota tail -f"),
+            )
 
     # --- what is wanted --------------------------------------------------------------------------
 

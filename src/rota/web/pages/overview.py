@@ -335,7 +335,7 @@ def _refill_text(limit: _Limit) -> str:
 def _workers(session: PageSession) -> None:
     with section("Workers"):
         nothing = "No worker is running, so nothing is claimed. Start one:"
-        rows = Rows(_worker_row, nothing=nothing, command=session.command("rota run fleet.toml"))
+        rows = Rows(_worker_row, nothing=nothing, command=session.fleet_command)
 
     async def refresh() -> None:
         workers = await session.read(session.api.workers.list)

@@ -54,12 +54,14 @@ class PoliciesPage:
                 self._facts = FieldList()
             with section("Waits"):
                 self._waits = FieldList()
-                self._no_waits = empty("No run has started yet: there is no wait to show.", "rota run fleet.toml")
+                self._no_waits = empty("No run has started yet: there is no wait to show.", self._session.fleet_command)
         if self._session.may("kernel.policy.set"):
             self._form()
         with section("Fallbacks and changes"):
             self._changes = TextTable(_CHANGES, "Fallbacks and changes", rows_shown=10)
-            self._no_changes = empty("No policy has failed, and none was set. Choose one:", "rota policy set NAME")
+            self._no_changes = empty(
+                "No policy has failed, and none was set. Choose one:", self._session.command("rota policy set NAME")
+            )
         with section("All policies"):
             self._policies = TextTable(_POLICIES, "All policies")
 

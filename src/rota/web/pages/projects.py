@@ -78,7 +78,10 @@ class ProjectsSection:
         with section("Projects"):
             self._table = TextTable(_PROJECT_COLUMNS, "Projects", links=("project",), on_act=acts)
             self._left = ui.label("").classes("soft small")
-            self._empty = empty("There is no project: all agents share alike. Create one:", "rota projects create NAME")
+            self._empty = empty(
+                "There is no project: all agents share alike. Create one:",
+                self._session.command("rota projects create NAME"),
+            )
 
     async def refresh(self) -> None:
         """Fill the table."""
@@ -131,7 +134,9 @@ class AgentsSection:
                 self._pages = ui.pagination(1, 1, value=1, on_change=self._turn).props("max-pages=7")
                 self._count = ui.label("").classes("soft small")
             self._table = TextTable(_AGENT_COLUMNS, "Agents", on_act=acts)
-            self._empty = empty("There is no agent here. Create one, or run a fleet:", "rota agents create NAME")
+            self._empty = empty(
+                "There is no agent here. Create one, or run a fleet:", self._session.command("rota agents create NAME")
+            )
 
     async def _choose(self) -> None:
         self._project = self._filter.value or None
@@ -224,7 +229,9 @@ class UsageSection:
             self._picture = picture_frame()
             self._legend = ui.element("div").classes("legend")
             self._table = TextTable(_USAGE_COLUMNS, "Usage by day and project", rows_shown=10)
-            self._empty = empty("Nothing was used in these days. Enqueue an entry:", "rota enqueue AGENT")
+            self._empty = empty(
+                "Nothing was used in these days. Enqueue an entry:", self._session.command("rota enqueue AGENT")
+            )
 
     async def refresh(self) -> None:
         """Read the days again, at most once in a while."""
