@@ -184,7 +184,8 @@ def _listen(settings: WebSettings) -> socket.socket:
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
     """Return whether a message of the web server is for people: that open pages are closed at the end is not."""
-    return "graceful shutdown" not in str(record.msg)
+    is_cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not is_cancelled and "graceful shutdown" not in str(record.msg)
 
 
 def run_server(settings: WebSettings, open_api: Opener, say: Callable[[str], None] = print) -> None:
