@@ -103,14 +103,29 @@ def test_the_commands_of_a_shell_block_run(block: Block, tmp_path: Path) -> None
 def test_a_page_with_files_can_be_followed_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    parts = [block for block in blocks() if block.page == page and (block.file or block.language == "bash")]
+    assert follow(page, tmp_path, monkeypatch) == len(parts) > 1
+
+
+def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, until: str = "") -> int:
+    """Do in a folder what a page says, to its end or up to the heading `until`; return how many blocks it were."""
+    monkeypatch.chdir(folder)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+    text = page.read_text()
+    last = text[: text.index(until) if until else None].count("\n")
+    done = 0
     for block in blocks():
-        if block.page == page and block.file:
-            (tmp_path / block.file).write_text(block.text)
-        elif block.page == page and block.language == "bash":
-            run_commands(block, tmp_path, here=True)
+        if block.page != page or block.line > last:
+            continue
+        if block.file:
+            (folder / block.file).write_text(block.text)
+        elif block.language == "bash":
+            run_commands(block, folder, here=True)
+        else:
+            continue
+        done += 1
+    return done
 
 
 ENVIRONMENT = {"NO_COLOR": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

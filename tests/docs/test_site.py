@@ -124,7 +124,7 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("opened", ["served", "as files"])
-def test_a_browser_without_a_network_searches_and_draws(
+def test_a_browser_searches_and_draws_without_another_origin(
     browser: Browser, site: Path, address: str, opened: str
 ) -> None:
     root = address if opened == "served" else site.as_uri()
