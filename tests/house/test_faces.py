@@ -24,6 +24,7 @@ FACES = {
     "rota.app",
     "rota.clock",
     "rota.decoding",
+    "rota.doc_pages",
     "rota.errors",
     "rota.policy.fair_share",
     "rota.time_text",

@@ -76,7 +76,7 @@ def print_fleet_unit(path: Path, options: Sequence[str], *, as_json: bool) -> No
 def print_web_unit(store: str, options: Sequence[str], *, ca_file: str | None) -> None:
     """Print a systemd unit that serves the dashboard of a store with these options."""
     from rota.cli.connection import is_file
-    from rota.store.addresses import host_path, shown_address
+    from rota.store import host_path, shown_address
 
     folder, address = Path.cwd(), store
     if store.startswith("unix:"):
