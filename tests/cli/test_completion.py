@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from rota import store
 from rota.cli import app
+from rota.cli.completion import mend_words
 from rota.kernel import Kernel, ScheduleSpec
 from tests.daemon.harness import serving
 
@@ -86,6 +87,23 @@ def test_without_a_store_nothing_is_offered_and_nothing_is_made(tmp_path: Path, 
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
 
 
+@pytest.mark.parametrize(
+    ("split", "whole"),
+    [
+        (["rota", "enqueue", "co"], ["rota", "enqueue", "co"]),
+        (["rota", "enqueue", "-s", "unix", ":", "/a/b", "co"], ["rota", "enqueue", "-s", "unix:/a/b", "co"]),
+        (["rota", "ps", "-s", "http", ":", "//a", ":", "80", ""], ["rota", "ps", "-s", "http://a:80", ""]),
+        (["rota", "queue", "--project", "=", "l"], ["rota", "queue", "--project", "l"]),
+        (["rota", "queue", "--project", "="], ["rota", "queue", "--project", ""]),
+        (["rota", "enqueue", "a", ":", "b"], ["rota", "enqueue", "a:", "b"]),
+    ],
+)
+def test_what_bash_has_split_is_put_together(split: list[str], whole: list[str]) -> None:
+    environ = {"COMP_WORDS": "\n".join(split), "COMP_CWORD": str(len(split) - 1)}
+    mend_words(environ)
+    assert environ == {"COMP_WORDS": "\n".join(whole), "COMP_CWORD": str(len(whole) - 1)}
+
+
 # --- a real shell --------------------------------------------------------------------------------
 
 
@@ -96,6 +114,7 @@ def bash(path: Path, tmp_path: Path) -> Iterator[Callable[[str, str], str]]:
     home.mkdir()
     programs = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     environment = {"HOME": str(home), "PATH": programs, "PS1": "> ", "TERM": "dumb", "ROTA_STORE": str(path)}
+    (tmp_path / "a:b.db").symlink_to(path)
     set_up = [sys.executable, "-m", "rota", "--install-completion", "bash"]
     subprocess.run(set_up, env=environment, check=True, capture_output=True)
     ours, its = pty.openpty()
@@ -129,9 +148,10 @@ def test_bash_completes_agents_projects_and_entries(bash: Callable[[str, str], s
     bash(". ~/.bashrc; echo ready\n", "ready\r\n> ")
     for line, completed in (
         ("rota enqueue co", "rota enqueue coder "),
-        ("rota queue --project l", "rota queue --project lab "),
+        ("rota queue --project=l", "rota queue --project=lab "),
         ("rota why 11", "rota why 11 "),
         ("rota docto", "rota doctor "),
+        ("rota enqueue -s ./a:b.db co", "rota enqueue -s ./a:b.db coder "),
     ):
         bash(f"{line}\t", completed)
         bash("\x01: \n", "\r\n> ")  # to the start of the line: make it a command that does nothing

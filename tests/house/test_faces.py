@@ -25,6 +25,7 @@ FACES = {
     "rota.clock",
     "rota.doc_pages",
     "rota.decoding",
+    "rota.doc_pages",
     "rota.errors",
     "rota.policy.fair_share",
     "rota.time_text",

@@ -6,6 +6,7 @@ need when they run. So a short command, and the help of one, load little.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Annotated, NoReturn
@@ -115,6 +116,10 @@ def set_access(
 
 def main() -> None:
     """Run the `rota` command; a rota error is printed as one sentence, without a traceback."""
+    if os.environ.get("_ROTA_COMPLETE") == "complete_bash":
+        from rota.cli.completion import mend_words
+
+        mend_words(os.environ)
     try:
         app(prog_name="rota")  # also for `python -m rota`
     except RotaError as error:

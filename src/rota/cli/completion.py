@@ -6,7 +6,7 @@ offer. `rota --install-completion` sets the shell up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,12 +19,30 @@ if TYPE_CHECKING:
     from rota.model import Agent
     from rota.rpc import Client
 
-__all__ = ["agents_in", "entries_in", "projects_in"]
+__all__ = ["agents_in", "entries_in", "mend_words", "projects_in"]
 
 LISTED_MAX = 1_000  # agents or projects that are looked at
 OFFERED_MAX = 50  # of each kind
 Offer: TypeAlias = tuple[str, str]  # what is inserted, and what it is
 Api: TypeAlias = "EmbeddedApi | Client"
+
+
+def mend_words(environ: MutableMapping[str, str]) -> None:
+    """Put together what bash has split: at the colon of `--store unix:/run/rota.sock`, at the sign of `--store=`."""
+    words, current = environ.get("COMP_WORDS", "").split("\n"), int(environ.get("COMP_CWORD") or 0)
+    whole: list[str] = []
+    removed = 0
+    for number, word in enumerate(words):
+        is_before = number < current
+        if word == "=" and number and words[number - 1].startswith("--"):
+            whole += [] if is_before else [""]
+            removed += is_before
+        elif whole and is_before and ":" in (word, words[number - 1]):
+            whole[-1] += word
+            removed += 1
+        else:
+            whole.append(word)
+    environ["COMP_WORDS"], environ["COMP_CWORD"] = "\n".join(whole), str(current - removed)
 
 
 def agents_in(ctx: typer.Context, start: str) -> list[Offer]:

@@ -12,11 +12,10 @@ from rota.cli.options import STORE, access
 from rota.cli.terminal_text import say
 
 if TYPE_CHECKING:
-    from rota.errors import NotEnabled
     from rota.mcp import Caller, McpHttpServer
     from rota.rpc import HttpSettings
 
-__all__ = ["http_server", "mcp"]
+__all__ = ["check_installed", "http_server", "mcp"]
 
 
 def mcp(
@@ -55,6 +54,7 @@ def mcp(
 
     from rota.cli.log_lines import HarmlessFormatter
 
+    check_installed()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(HarmlessFormatter("%(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level="WARNING", handlers=[handler])
@@ -87,11 +87,7 @@ def _serve_stdio(address: str, allow_write: bool | None) -> None:
 
     from rota.cli.connection import is_store, open_api
     from rota.cli.quick_start import end_of_start
-
-    try:
-        from rota.mcp import caller_of, serve_stdio
-    except ModuleNotFoundError as missing:
-        raise _not_installed() from missing
+    from rota.mcp import caller_of, serve_stdio
     from rota.rpc import shown_token
 
     def open_caller() -> Caller:
@@ -111,11 +107,8 @@ def _serve_http(address: str, settings: HttpSettings, allow_write: bool | None) 
 
     from rota.cli.quick_start import end_of_start
     from rota.fleet import acting_on
+    from rota.mcp import upstream_of
 
-    try:
-        from rota.mcp import upstream_of
-    except ModuleNotFoundError as missing:
-        raise _not_installed() from missing
     upstream = upstream_of(address)
     try:
         server = http_server(settings, lambda: upstream.address, allow_write=allow_write)
@@ -131,10 +124,7 @@ def _serve_http(address: str, settings: HttpSettings, allow_write: bool | None) 
 
 def http_server(settings: HttpSettings, upstream: Callable[[], str], *, allow_write: bool | None) -> McpHttpServer:
     """Return a server over HTTP that shows each client's token to the daemon at the upstream address."""
-    try:
-        from rota.mcp import McpHttpServer, caller_of
-    except ModuleNotFoundError as missing:
-        raise _not_installed() from missing
+    from rota.mcp import McpHttpServer, caller_of
     from rota.rpc import connect
 
     def open_caller(token: str) -> Caller:
@@ -144,7 +134,11 @@ def http_server(settings: HttpSettings, upstream: Callable[[], str], *, allow_wr
     return McpHttpServer(settings, open_caller)
 
 
-def _not_installed() -> NotEnabled:
+def check_installed() -> None:
+    """Raise `NotEnabled` unless the extra `mcp` is installed."""
+    from importlib.util import find_spec
+
     from rota.errors import NotEnabled
 
-    return NotEnabled("the package mcp is not installed", hint="pip install 'rota[mcp]'")
+    if find_spec("mcp") is None:
+        raise NotEnabled("the package mcp is not installed", hint="Install it: pip install 'rota[mcp]'.")

@@ -203,6 +203,10 @@ def run(options: Options) -> None:
     from rota.cli.telemetry import exporting, start_tracing
 
     settings, transport, mcp_settings = options.settings(), options.transport(), options.mcp_settings()
+    if mcp_settings is not None:
+        from rota.cli.mcp import check_installed
+
+        check_installed()  # now, and not when the daemon serves already
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
