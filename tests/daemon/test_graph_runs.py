@@ -495,9 +495,9 @@ def test_a_fan_out_of_large_items_fits_into_the_requests_to_a_daemon(served: Ser
         taken = Taken(api)
         run = DurableRuns(api, taken=taken.run).acquire("r1", "report")
         requests = [EntryRequest(f"graph/r1/1/n0/{at}", {"text": each}, 2, "writer") for at, each in enumerate(items)]
-        ids = run.enqueue(requests)
+        ids = run.enqueue(run.specs(requests))
         assert len(set(ids)) == made
-        assert run.enqueue(requests) == ids
+        assert run.enqueue(run.specs(requests)) == ids
         for entry in api.claim("worker", made):
             api.complete(entry.sched_id, "completed", token=entry.token, result=entry.payload)
         ended = run.ended(ids)

@@ -129,6 +129,34 @@ def test_entries_that_can_never_start_are_cancelled_and_the_run_fails() -> None:
     assert charged(fleet) == used(fleet)[""] == 80
 
 
+def asking(ask: int) -> FleetWorld:
+    """A worker of which each run uses 40 tokens and asks for so many."""
+    return FleetWorld({"worker": work}, {"worker": {"expected": {"tokens": ask}}})
+
+
+@pytest.mark.parametrize(("budget", "ran"), [(30, 0), (90, 1)])
+def test_entries_that_ask_for_more_than_is_left_are_cancelled_and_the_run_fails(budget: int, ran: int) -> None:
+    """Usage only grows, so they would wait without end."""
+    fleet = asking(60)
+    run = fleet.run(graph(budget={"tokens": budget}, charges=1, map_over="topic"), topic=["a", "b", "c"])
+    assert run.status == "failed"
+    text = f"component search is over budget: tokens of run r1: {40 * ran} of {budget} used, and 60 more are asked for"
+    assert text in run.error
+    assert [entry.state for entry in fleet.entries("worker")].count("cancelled") == 3 - ran
+    assert used(fleet) == {"": 40 * ran}
+
+
+def test_a_run_whose_entries_ask_for_more_than_is_left_waits_and_says_for_what() -> None:
+    fleet = asking(60)
+    waiting = graph(budget={"tokens": 90}, charges=1, map_over="topic", on_over_budget="wait")
+    run = fleet.run(waiting, topic=["a", "b", "c"])
+    assert run.status == "waiting"
+    assert "the end of search (3); budget (tokens of run r1: 40 of 90 used)" in str(run.waits)
+    fleet.api.ledger.set_graph_budget("r1", "tokens", 300)
+    fleet.supervise()
+    assert fleet.api.graphs.get("r1").result == {"result": ["a done", "b done", "c done"]}
+
+
 def test_a_run_started_with_a_budget_has_that_instead_of_the_graphs() -> None:
     fleet = world()
     fleet.api.graphs.start(graph(budget={"tokens": 10_000}), {"topic": "owls"}, run_id="r1", budget={"tokens": 100})

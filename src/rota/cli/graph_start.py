@@ -74,7 +74,7 @@ def start(file: Path, store: str | None, options: GraphStartOptions, *, as_json:
 
 
 def _warn_without_workers(api: SchedulerApi) -> None:
-    if not api.workers.list():
+    if not any(each.alive for each in api.workers.list()):
         say("no worker is running: start one with `rota run fleet.toml`", err=True)
 
 

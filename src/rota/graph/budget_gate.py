@@ -16,7 +16,7 @@ checked when each invocation starts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rota.graph.accounts import RunAccount, lines_for
@@ -35,18 +35,22 @@ __all__ = [
 ]
 
 
+NO_ASK: Mapping[str, int] = {}
 RECHECK_S = 5.0  # how late a run notices that a budget was raised for which it waits in its own process
 
 
-def over_budget_line(account: RunAccount, node: str, *, is_entry: bool) -> GraphBudgetLine | None:
-    """Return the line that holds up a component, if there is one."""
-    line = used_up(lines_for(account.lines, node))
+def over_budget_line(
+    account: RunAccount, node: str, *, is_entry: bool, ask: Mapping[str, int] = NO_ASK
+) -> GraphBudgetLine | None:
+    """Return the line that holds up a component, if there is one; `ask` is what its entry asks for."""
+    line = used_up(lines_for(account.lines, node), ask)
     return line if line is None or is_entry or line.left < 0 else None
 
 
-def over_budget_text(node: str, line: GraphBudgetLine) -> str:
+def over_budget_text(node: str, line: GraphBudgetLine, ask: Mapping[str, int] = NO_ASK) -> str:
     """Return why a component is over budget, with a command that changes it."""
-    return f"component {node} is over budget: {line.sentence()}; raise it: {line.command}"
+    asked = f", and {ask.get(line.dim, 1):,} more are asked for" if line.left > 0 else ""
+    return f"component {node} is over budget: {line.sentence()}{asked}; raise it: {line.command}"
 
 
 def over_budget_message(node: str, line: GraphBudgetLine | None, reason: str) -> dict[str, Any]:

@@ -285,10 +285,11 @@ class GraphEngine:
     def _waits_text(self) -> str:
         """Return what the run waits for, for people."""
         counts = Counter(each.component_id for each in self.lanes.queue.pending()) if self.lanes.queue else {}
+        asks = {each.component_id: each.ask for each in self.lanes.queue.pending()} if self.lanes.queue else {}
         named = [f"{name} ({count})" if count > 1 else name for name, count in sorted(counts.items())]
         more = f" and {len(named) - WAITS_NAMED_MAX} more nodes" if len(named) > WAITS_NAMED_MAX else ""
         ends = f"the end of {', '.join(named[:WAITS_NAMED_MAX])}{more}" if named else ""
-        return "; ".join(filter(None, (ends, *self._budgets.waits(counts))))
+        return "; ".join(filter(None, (ends, *self._budgets.waits(asks))))
 
     def _write_checkpoint(self, next_epoch_id: int, waits: str | None = None) -> None:
         """Write a checkpoint, if the run is durable."""

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from rota.graph.accounts import MemoryAccount, RunAccount, StoreAccount, lines_for
-from rota.graph.budget_gate import RECHECK_S, BudgetGate, over_budget_line, over_budget_text
+from rota.graph.budget_gate import NO_ASK, RECHECK_S, BudgetGate, over_budget_line, over_budget_text
 from rota.graph.commit import Committer
 from rota.graph.messages import Inputs
 from rota.graph.nodes import Node
@@ -76,20 +76,20 @@ class RunBudgets:
         """Whether a component of this process waits until a budget is raised."""
         return any(gate.waits_for is not None for gate in self._gates.values())
 
-    def waits(self, pending: Iterable[str]) -> Iterator[str]:
-        """Yield which budgets the run waits for: of components in this process, and of these with entries."""
+    def waits(self, pending: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+        """Yield which budgets the run waits for: of components in this process, and of these with entries' asks."""
         lines = [gate.waits_for for gate in self._gates.values()]
         if self._account.lines:
             waiting = (name for name in pending if self._nodes[name].spec.execution.on_over_budget == "wait")
-            lines += [self.over(self._nodes[name]) for name in waiting]
+            lines += [self.over(self._nodes[name], pending[name]) for name in waiting]
         for line in dict.fromkeys(filter(None, lines)):
             yield f"budget ({line.sentence()})"
 
     # --- components ------------------------------------------------------------------------------
 
-    def over(self, node: Node) -> GraphBudgetLine | None:
+    def over(self, node: Node, ask: Mapping[str, int] = NO_ASK) -> GraphBudgetLine | None:
         """Return the budget that holds up a component, if there is one."""
-        return over_budget_line(self._account, node.id, is_entry=node.lane.type in DURABLE_LANE_TYPES)
+        return over_budget_line(self._account, node.id, is_entry=node.lane.type in DURABLE_LANE_TYPES, ask=ask)
 
     def _refuse(self, node: Node, inputs: Inputs, line: GraphBudgetLine) -> None:
         may_continue = self._committer.over_budget(node, line, over_budget_text(node.id, line), inputs, self._epoch_id)
@@ -109,14 +109,23 @@ class RunBudgets:
         waits = node.spec.execution.on_over_budget == "wait"
         return {"account": GraphAccount(self._run_id, node.id, "wait" if waits else "fail")}
 
-    def must_cancel(self, node: Node) -> bool:
-        """Whether entries of a component that still wait in the queue can never start: it does not wait for budgets."""
+    def limits(self, node: Node) -> bool:
+        """Whether the entries of a component count in a budget of this run."""
+        return self._has_budgets and bool(lines_for(self._account.lines, node.id))
+
+    def must_cancel(self, node: Node, ask: Mapping[str, int]) -> bool:
+        """Whether an entry of a component that still waits in the queue can never start: it does not wait for budgets.
+
+        `ask` is what the entry asks for.
+        """
         if not self._has_budgets or node.spec.execution.on_over_budget == "wait":
             return False
-        return used_up(lines_for(self._account.lines, node.id)) is not None
+        return used_up(lines_for(self._account.lines, node.id), ask) is not None
 
-    def commit_stopped(self, node: Node, inputs: Inputs, epoch_id: int, error: str) -> bool:
+    def commit_stopped(self, node: Node, inputs: Inputs, epoch_id: int, error: str, *, ask: Mapping[str, int]) -> bool:
         """Apply `on_over_budget` to an entry that was stopped or cancelled over budget; False if the run must end."""
-        line = self.over(node)
-        reason = over_budget_text(node.id, line) if line is not None else f"component {node.id} is over budget: {error}"
+        line = self.over(node, ask)
+        reason = (
+            over_budget_text(node.id, line, ask) if line is not None else f"component {node.id} is over budget: {error}"
+        )
         return self._committer.over_budget(node, line, reason, inputs, epoch_id)

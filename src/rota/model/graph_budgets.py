@@ -8,7 +8,7 @@ the node "" is the run's own.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -19,6 +19,7 @@ from rota.model.money import amount_text, dim_text
 
 __all__ = ["NODE_CHARS_MAX", "GraphAccount", "GraphBudgetLine", "budget_owner", "left_of", "used_up"]
 
+_NOTHING: Mapping[str, int] = {}
 NODE_CHARS_MAX = 256  # of a node's name
 _account = Checks("GraphAccount", SchedInvalidPayload)
 
@@ -81,7 +82,10 @@ def left_of(lines: Iterable[GraphBudgetLine]) -> dict[str, int]:
     return left
 
 
-def used_up(lines: Iterable[GraphBudgetLine]) -> GraphBudgetLine | None:
-    """Return the line of which the least is left, if nothing is left of it: nothing more may start."""
-    found = [line for line in lines if line.left <= 0]
+def used_up(lines: Iterable[GraphBudgetLine], ask: Mapping[str, int] = _NOTHING) -> GraphBudgetLine | None:
+    """Return the line of which the least is left, if less is left than is asked for: nothing more may start.
+
+    Usage only grows, so what does not fit now fits when the budget is raised, not before. The least ask is 1.
+    """
+    found = [line for line in lines if line.left < max(1, ask.get(line.dim, 1))]
     return min(found, key=lambda line: (line.left, line.node, line.dim), default=None)

@@ -132,9 +132,12 @@ class DurableRun:
         """The lowest id that an entry may have which the run has enqueued since it was started or resumed."""
         return self._run.sched_id or 0
 
-    def enqueue(self, requests: Sequence[EntryRequest]) -> list[int]:
+    def specs(self, requests: Sequence[EntryRequest]) -> list[ScheduleSpec]:
+        """Return the specs of entries; raises if the agent of one does not exist."""
+        return [self._specs.make(request) for request in requests]
+
+    def enqueue(self, specs: Sequence[ScheduleSpec]) -> list[int]:
         """Enqueue entries, in few commits, and return their ids; a known key returns the old entry."""
-        specs = [self._specs.make(request) for request in requests]
         ids: list[int] = []
         for batch in _batches(specs, REQUEST_BYTES if self._is_remote else None):
             ids += self._call(partial(self._api.graphs.enqueue, self._run.run_id, self._run.fence, batch))

@@ -59,6 +59,7 @@ class PendingInvocation(msgspec.Struct, frozen=True, kw_only=True):
     inputs: Inputs
     attempt: int = 1
     number: int = 0  # in its epoch and component
+    ask: dict[str, int] = {}  # what its entry asks of the budgets of the run, where that is more than 1
 
     @property
     def key(self) -> str:
@@ -87,7 +88,7 @@ class QueueLane:
         self._unsubscribe: Callable[[], None] | None = None
         # by component: its first ended entry whose publications the edges have no room for
         self._held_back: dict[str, tuple[int, list[Publication]]] = {}
-        self._last_item: dict[str, int] = {}  # by component that maps over lists: the entry to wait for
+        self._running_items: dict[str, list[int]] = {}  # by component that maps over lists: what may still run
         self._store_changed = False  # since the last check
         self.budgets: RunBudgets | None = None  # set by the engine
 
@@ -108,7 +109,10 @@ class QueueLane:
             if component_id in self._held_back:
                 continue  # it waits for room on its edges, which no entry of its own gives
             if node.map_over is not None and line:
-                found.append(self._last_item.get(component_id, next(reversed(line))))
+                running = self._running_items[component_id]
+                # with a budget, the end of any of them may leave too little for the others
+                is_limited = self.budgets is not None and self.budgets.limits(node)
+                found += running if is_limited else running[-1:]
             else:
                 found += [next(iter(line))] if node.keeps_order and line else line
         return tuple(found)
@@ -183,9 +187,9 @@ class QueueLane:
             self._remove(pending)
             if self._is_tried_again(pending, outcome):
                 retries.append(msgspec.structs.replace(pending, attempt=pending.attempt + 1))
-            elif self.budgets is not None and self._is_over_budget(node, outcome):
-                inputs, epoch_id = pending.inputs, pending.epoch_id
-                may_continue = self.budgets.commit_stopped(node, inputs, epoch_id, outcome.error) and may_continue
+            elif self.budgets is not None and self._is_over_budget(node, pending, outcome):
+                place = (pending.inputs, pending.epoch_id, outcome.error)
+                may_continue = self.budgets.commit_stopped(node, *place, ask=pending.ask) and may_continue
             else:
                 may_continue = self._commit_outcome(node, pending, staged) and may_continue
             if node.map_over is not None:
@@ -217,10 +221,12 @@ class QueueLane:
 
     def _cancel_over_budget(self) -> None:
         """Cancel entries that no claim will take any more, because a budget is used up and they do not wait for it."""
-        if self.budgets is not None:
-            over = [name for name, line in self._lines.items() if line and self.budgets.must_cancel(self._nodes[name])]
-            for entry_ids in [tuple(self._lines[name]) for name in over]:
-                self._call_kernel(partial(DurableRun.cancel_queued, entry_ids=entry_ids))
+        budgets = self.budgets
+        if budgets is not None:
+            nodes, pending = self._nodes, self._pending.items()
+            over = [key for key, each in pending if budgets.must_cancel(nodes[each.component_id], each.ask)]
+            if over:
+                self._call_kernel(partial(DurableRun.cancel_queued, entry_ids=over))
 
     def _is_of_earlier_life(self, pending: PendingInvocation, outcome: EntryOutcome) -> bool:
         """Whether an entry ended otherwise than well before the run was resumed: it is enqueued again.
@@ -229,11 +235,11 @@ class QueueLane:
         """
         return not outcome.succeeded and pending.entry_id < self._durable_run.first_id
 
-    def _is_over_budget(self, node: Node, outcome: EntryOutcome) -> bool:
+    def _is_over_budget(self, node: Node, pending: PendingInvocation, outcome: EntryOutcome) -> bool:
         """Whether an entry was stopped over budget, or cancelled because there was none left for it."""
         if self.budgets is None or outcome.succeeded:
             return False
-        return outcome.over_budget or (outcome.cancelled and self.budgets.must_cancel(node))
+        return outcome.over_budget or (outcome.cancelled and self.budgets.must_cancel(node, pending.ask))
 
     def _committable(self, ended: Mapping[int, EntryOutcome]) -> list[int]:
         """Return the ended entries that no earlier invocation of the same component holds up, oldest first."""
@@ -263,10 +269,7 @@ class QueueLane:
         for entry_id, pending in line.items():
             lists.setdefault(_list_of(node, pending), []).append(entry_id)
         running = {name: [each for each in ids if each not in ended] for name, ids in lists.items()}
-        if still := [entry_id for ids in running.values() for entry_id in ids]:
-            self._last_item[node.id] = still[-1]
-        else:
-            self._last_item.pop(node.id, None)
+        self._running_items[node.id] = [entry_id for ids in running.values() for entry_id in ids]
         again = {each for each in line if each in ended and self._is_tried_again(line[each], ended[each])}
         complete = [each for name, ids in lists.items() if not running[name] and again.isdisjoint(ids) for each in ids]
         failed = [each for each in line if each in ended and not ended[each].succeeded]
@@ -279,6 +282,8 @@ class QueueLane:
         line = self._lines.setdefault(pending.component_id, {})
         is_last = not line or _place(line[next(reversed(line))]) < _place(pending)
         line[pending.entry_id] = pending
+        if self._nodes[pending.component_id].map_over is not None:
+            self._running_items.setdefault(pending.component_id, []).append(pending.entry_id)
         if not is_last:
             self._lines[pending.component_id] = dict(sorted(line.items(), key=lambda item: _place(item[1])))
 
@@ -322,8 +327,11 @@ class QueueLane:
                 if not self._committer.fail(node, problem):
                     raise RunStopped from problem
         if requests:
-            for pending, entry_id in zip(fitting, self._call_kernel(lambda run: run.enqueue(requests)), strict=True):
-                self._add(msgspec.structs.replace(pending, entry_id=entry_id))
+            specs = self._call_kernel(lambda run: run.specs(requests))
+            ids = self._call_kernel(lambda run: run.enqueue(specs))
+            for pending, entry_id, spec in zip(fitting, ids, specs, strict=True):
+                self._add(msgspec.structs.replace(pending, entry_id=entry_id, ask={**spec.expected, **spec.ceiling}))
+            self._cancel_over_budget()  # what can never start would be waited for without end
             self._measure()
             self._store_changed = True  # after a restart the entry of this key may have ended already
 
@@ -374,7 +382,7 @@ class QueueLane:
         if outcome.succeeded or self._is_of_earlier_life(pending, outcome):
             return not outcome.succeeded
         node = self._nodes[pending.component_id]
-        if self._is_over_budget(node, outcome):
+        if self._is_over_budget(node, pending, outcome):
             return False
         return pending.attempt < node.component.attempts_max and not self._committer.stop_token.is_set
 
