@@ -25,7 +25,6 @@ FACES = {
     "rota.clock",
     "rota.doc_pages",
     "rota.decoding",
-    "rota.doc_pages",
     "rota.errors",
     "rota.policy.fair_share",
     "rota.time_text",
