@@ -64,8 +64,11 @@ def _missing(connection: Connection, address: PostgresAddress) -> StoreMissing:
         (NAMED_MAX,),
     ).fetchall()
     text = f"there is no rota in the schema {address.schema} of {address.shown.partition('?')[0]}"
-    others = f"There is one in: {', '.join(str(row[0]) for row in rows)}. " if rows else ""
-    return StoreMissing(text, hint=f"{others}{StoreMissing.hint}", address=address.shown)
+    if not rows:
+        return StoreMissing(text, address=address.shown)
+    others = ", ".join(str(row[0]) for row in rows)
+    hint = f"Name a schema that has one ({others}), or create the store: `rota agents create NAME`."
+    return StoreMissing(text, hint=hint, address=address.shown)
 
 
 def _create_or_migrate(connection: Connection, address: PostgresAddress) -> None:
