@@ -75,7 +75,7 @@ def test_a_command_that_looks_creates_no_schema(rota: Shell, url: str, command: 
 def test_the_schemas_that_have_a_rota_are_named(rota: Shell, filled: str) -> None:
     told = rota("queue", "--store", mistyped(filled), "--json")
     assert '"kernel_store_missing"' in told.err
-    assert "There is one in: " in told.err
+    assert "Name a schema that has one (" in told.err
     with pytest.raises(StoreMissing):
         store.open(mistyped(filled), read_only=True)
 

@@ -94,7 +94,7 @@ class PostgresAddress(NamedTuple):
 def parse_url(url: str) -> PostgresAddress:
     """Split rota's own parameters from those of libpq, and check them."""
     if has_raw_password(url):
-        text = "the URL of the store cannot be read: its password seems to contain / or ? unescaped"
+        text = "the URL of the store cannot be read: it seems to have a password with a slash or a question mark"
         raise InvalidInput(text, field="url", hint="Leave the password out: use ~/.pgpass, or write / as %2F.")
     parts = urlsplit(url)
     given = dict(parse_qsl(parts.query, keep_blank_values=True))

@@ -67,7 +67,8 @@ def _missing(connection: Connection, address: PostgresAddress) -> StoreMissing:
     text = f"there is no rota in the schema {address.schema} of {address.shown.partition('?')[0]}"
     if not rows:
         return StoreMissing(text, address=address.shown)
-    hint = f"{StoreMissing.hint} There is one in: {', '.join(str(row[0]) for row in rows)}."
+    others = ", ".join(str(row[0]) for row in rows)
+    hint = f"Name a schema that has one ({others}), or create the store: `rota agents create NAME`."
     return StoreMissing(text, hint=hint, address=address.shown)
 
 
