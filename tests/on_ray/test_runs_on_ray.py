@@ -196,7 +196,7 @@ def test_the_cluster_goes_away_and_returns(tmp_path: Path) -> None:
     with own_cluster() as cluster, Rota(tmp_path / "rota.db") as rota, running(rota, cluster):
         agent = rota.agent("patient", runner="ray")(patient)
         jobs = [agent.enqueue(file=str(file)) for file in (begun, other)]
-        wait_until(lambda: begun.exists() and other.exists())
+        wait_until(lambda: all(file.exists() and file.read_text().endswith("\n") for file in (begun, other)))
         cluster.do("kill all")
 
         def ends() -> list[tuple[int, str]]:
