@@ -89,6 +89,10 @@ CASES = {
     ],
     "telemetry": ["otel-on", "otel-off"],
     "web": ["events-shown", "memory-100-pages", "daemon-under-100-pages", "otel-on", "otel-off"],
+    "postgres": [
+        *("drain-100x4", "drain-100x1", "drain-10x4", "eevdf-100x4", "finished-1m", "latency"),
+        *("round-trips-strict", "round-trips-eevdf", "early-release"),
+    ],
     "ray": ["in-flight-64", "start-p50", "memory-1000"],
     "cpu": [
         "step-1k",

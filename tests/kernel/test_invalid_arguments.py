@@ -435,7 +435,9 @@ WITHOUT_INPUT = {
     "agents.create_in",
     "queue.cancel_batch_in",
     "queue.checked_batch",
+    "queue.begin_graph_run",  # set by the kernel, called inside its transactions
     "queue.enqueue_batch_in",
+    "queue.enqueue_each_in",
     "queue.entry_with_key",
     "queue.spawn_in",
     "queue.live_run",
