@@ -9,9 +9,8 @@ import pytest
 
 from mcp import MCPError
 from rota.kernel import ScheduleSpec
-from rota.mcp.callers import CallerRights
 from rota.mcp.tools import TOOLS
-from rota.rpc import METHODS, Principal
+from rota.rpc import METHODS, CallerRights, Principal
 from rota.rpc.authorization import RunIdentity, authorize
 from tests.mcp.clients import Desk, ToolFailed, desk_at
 from tests.mcp.conftest import Office

@@ -14,10 +14,11 @@ from rota import store
 from rota.errors import Forbidden, RotaError
 from rota.kernel import Kernel
 from rota.model.work import ScheduleSpec
-from rota.rpc import METHODS, SCOPES
+from rota.rpc import METHODS, SCOPES, CallerRights
 from rota.rpc.authorization import Principal, authorize
+from rota.rpc.methods import Scope
 from rota.service import Dispatcher
-from rota.web.access import CallerAccess, CallerRights
+from rota.web.access import CallerAccess
 from rota.web.feed import EVENTS_KEPT, Feed
 from rota.web.sessions import FAILURES_MAX, Sessions
 from tests.web.harness import PATIENCE_S
@@ -101,7 +102,7 @@ def test_pages_share_one_answer_within_an_update_and_ask_again_after_a_change(ap
         return number
 
     async def read() -> None:
-        access = CallerAccess(api, CallerRights("test", "admin"), "test")  # type: ignore[arg-type]  # it reads nothing of it
+        access = CallerAccess(api, CallerRights(), "test")  # type: ignore[arg-type]  # it reads nothing of it
         answers = await asyncio.gather(*(access.read(ask, 1) for _ in range(20)), access.read(ask, 2))
         assert answers == [*[1] * 20, 2]
         assert sorted(calls) == [1, 2]
@@ -122,7 +123,7 @@ def test_pages_share_one_answer_within_an_update_and_ask_again_after_a_change(ap
 
 def test_an_error_is_not_kept(api: Dispatcher) -> None:
     async def read() -> None:
-        access = CallerAccess(api, CallerRights("test", "admin"), "test")  # type: ignore[arg-type]  # it reads nothing of it
+        access = CallerAccess(api, CallerRights(), "test")  # type: ignore[arg-type]  # it reads nothing of it
         failures = iter((Forbidden("no"), None))
 
         def ask() -> str:
@@ -139,11 +140,11 @@ def test_an_error_is_not_kept(api: Dispatcher) -> None:
 
 @pytest.mark.parametrize("projects", [None, ("mine",)], ids=["all projects", "one project"])
 @pytest.mark.parametrize("scope", SCOPES)
-def test_buttons_follow_the_same_rules_as_the_daemon(scope: str, projects: tuple[str, ...] | None) -> None:
+def test_buttons_follow_the_same_rules_as_the_daemon(scope: Scope, projects: tuple[str, ...] | None) -> None:
     """For every method: a page offers it exactly if the daemon would accept the call of this caller."""
-    rights = CallerRights("someone", scope, projects)
+    rights = CallerRights(scope, projects)
     bound = None if projects is None else frozenset(projects)
-    principal = Principal(name="someone", scope=scope, projects=bound)  # type: ignore[arg-type]  # one of the scopes
+    principal = Principal(name="someone", scope=scope, projects=bound)
     for name, method in METHODS.items():
         for field in (None, *method.operate_fields):
             defaults = {each: object() if each == field else value for each, value in method.operate_defaults.items()}
@@ -153,7 +154,7 @@ def test_buttons_follow_the_same_rules_as_the_daemon(scope: str, projects: tuple
                 accepted = True
             except RotaError:
                 accepted = False
-            assert rights.allows(name, *([] if field is None else [field])) is accepted, (name, field)
+            assert rights.allow(name, *([] if field is None else [field])) is accepted, (name, field)
 
 
 def test_wrong_links_are_slowed_down_and_the_right_one_works_once() -> None:

@@ -280,6 +280,11 @@ class SlotLoop:
         self._handle_answers(reports, answers)
         return entries
 
+    @property
+    def _kinds_now(self) -> tuple[str, ...]:
+        """The kinds of entries that the next claim takes."""
+        return self.kinds
+
     def _turn(
         self, reports: list[RunReport], wanted: int, wait_s: float
     ) -> tuple[list[CompletionAnswer], list[ReadyEntry]]:
@@ -290,7 +295,7 @@ class SlotLoop:
             wait_s=wait_s,
             claim_timeout_s=self._claim_timeout_s,
             incarnation=self._incarnation,
-            kinds=self.kinds,
+            kinds=self._kinds_now,
         )
 
     def _handle_answers(self, reports: list[Pending], answers: list[CompletionAnswer]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rota.lazy import exports
 
 if TYPE_CHECKING:
-    from rota.mcp.callers import AgentApi, Caller, CallerRights, caller_of
+    from rota.mcp.callers import AgentApi, Caller, caller_of
     from rota.mcp.http import McpHttpServer, McpLimits
     from rota.mcp.server import serve_stdio
     from rota.mcp.tools import TOOLS
@@ -24,7 +24,6 @@ __all__ = [
     "TOOLS",
     "AgentApi",
     "Caller",
-    "CallerRights",
     "McpHttpServer",
     "McpLimits",
     "Upstream",
@@ -36,7 +35,7 @@ __all__ = [
 __getattr__ = exports(
     __name__,
     {
-        "callers": ("AgentApi", "Caller", "CallerRights", "caller_of"),
+        "callers": ("AgentApi", "Caller", "caller_of"),
         "http": ("McpHttpServer", "McpLimits"),
         "server": ("serve_stdio",),
         "tools": ("TOOLS",),

@@ -14,12 +14,10 @@ from rota.kernel.run_tokens import run_of_token
 from rota.model.entry_report import EntryReport
 from rota.model.explanation import Explanation, ExplanationSummary
 from rota.model.work import ScheduleSpec
-from rota.rpc.client.client import Client
-from rota.rpc.methods import METHODS, PROTOCOL, SCOPES, Scope
+from rota.rpc.client.rights import CallerRights, rights_of
 from rota.service.api import SchedulerApi
 
-__all__ = ["AgentApi", "Caller", "CallerRights", "RunClaim", "caller_of"]
-
+__all__ = ["AgentApi", "Caller", "RunClaim", "caller_of"]
 
 SLICE_S = 1.0  # of a wait: how long a client that has gone is waited for
 
@@ -44,27 +42,6 @@ class AgentApi(SchedulerApi, Protocol):
         ...
 
 
-class CallerRights(NamedTuple):
-    """What a caller may do, as its server said when they met."""
-
-    scope: Scope = "admin"
-    projects: tuple[str, ...] | None = None  # None: all
-    is_run: bool = False
-
-    def allow(self, name: str) -> bool:
-        """Return whether they include a method; whether they include its parameters, only the call shows."""
-        method = METHODS[name]
-        bound = method.bound is not None and method.bound.allowed
-        if self.is_run:
-            return method.run not in (None, "refused") and (method.run != "view" or bound)
-        if SCOPES.index(self.scope) < SCOPES.index(method.scope):
-            return False
-        return bound or self.projects is None
-
-
-ALL_RIGHTS = CallerRights()  # of a program that opened the file itself
-
-
 class RunClaim(NamedTuple):
     """The run that the caller is."""
 
@@ -81,7 +58,7 @@ class Caller:
     """An API with the rights of the caller, and its own run."""
 
     api: AgentApi
-    rights: CallerRights = ALL_RIGHTS
+    rights: CallerRights
     run: RunClaim | None = None
     may_write: bool = True  # False: the server was started to read only
     check_wanted: Callable[[], None] = _is_wanted  # raises if the client no longer waits for the call
@@ -114,9 +91,5 @@ def caller_of(api: AgentApi, token: str | None = None, *, allow_write: bool | No
     """
     run = None if token is None else run_of_token(token)
     may_write = run is not None if allow_write is None else allow_write
-    if not isinstance(api, Client):
-        return Caller(api, may_write=may_write)
-    hello = api.server.hello(PROTOCOL, "rota mcp")
-    scope: Scope = next(scope for scope in SCOPES if scope == hello.scope)
-    rights = CallerRights(scope, hello.projects, run is not None)
+    rights = rights_of(api, "rota mcp", is_run=run is not None)
     return Caller(api, rights, None if run is None else RunClaim(*run), may_write)

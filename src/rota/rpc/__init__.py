@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rota.rpc.client.async_client import AsyncClient
     from rota.rpc.client.client import Client
     from rota.rpc.client.connect import connect, connect_async, is_remote, shown_token
+    from rota.rpc.client.rights import CallerRights, rights_of
     from rota.rpc.daemon.http import HttpServer
     from rota.rpc.daemon.runtime_dir import DaemonInfo, daemon_address, find_daemon
     from rota.rpc.daemon.server import Daemon, DaemonSettings, TransportFactory
@@ -31,6 +32,7 @@ __all__ = [
     "PROTOCOL",
     "SCOPES",
     "AsyncClient",
+    "CallerRights",
     "Client",
     "CreatedToken",
     "Daemon",
@@ -51,6 +53,7 @@ __all__ = [
     "give_programs_access",
     "is_remote",
     "openrpc_document",
+    "rights_of",
     "shown_token",
     "unit_file",
 ]
@@ -62,6 +65,7 @@ __getattr__ = exports(
         "client.async_client": ("AsyncClient",),
         "client.client": ("Client",),
         "client.connect": ("connect", "connect_async", "is_remote", "shown_token"),
+        "client.rights": ("CallerRights", "rights_of"),
         "daemon.http": ("HttpServer",),
         "daemon.runtime_dir": ("DaemonInfo", "daemon_address", "find_daemon"),
         "daemon.server": ("Daemon", "DaemonSettings", "TransportFactory"),

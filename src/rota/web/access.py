@@ -2,7 +2,7 @@
 
 People who sign in with the same token share one access: one connection pool, one follower of the journal, and one
 answer for what several of their pages ask in the same moment. Two tokens never share anything, so what a page shows is
-what the daemon gives to that token. `allows` decides which buttons a page has; the daemon decides again on every call.
+what the daemon gives to that token. `allow` decides which buttons a page has; the daemon decides again on every call.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from rota.clock import SystemClock
 from rota.errors import Forbidden
-from rota.rpc import METHODS, PROTOCOL, SCOPES
-from rota.rpc.authorization import Principal
-from rota.rpc.server_api import Hello
+from rota.rpc import CallerRights
 from rota.service import SchedulerApi, SystemApi
-from rota.store.author import process_user
 from rota.web.feed import Feed
 
-__all__ = ["CallerAccess", "CallerRights", "DashboardApi", "Opener", "rights_of"]
+__all__ = ["CallerAccess", "DashboardApi", "Opener"]
 
 READERS_MAX = 8  # calls of one access at the same time
 CACHED_MAX = 512  # answers that are kept until the next update
@@ -35,35 +32,6 @@ class DashboardApi(SchedulerApi, SystemApi, Protocol):
 
 
 Opener: TypeAlias = Callable[[str | None], DashboardApi]  # opens the API with a token, or with the process's own rights
-
-
-class CallerRights:
-    """What a caller may do, as the declarations of the methods say it."""
-
-    def __init__(self, caller: str, scope: str, projects: tuple[str, ...] | None = None) -> None:
-        self.caller = caller
-        self.scope = scope
-        self.projects = projects
-        self._principal = Principal(
-            name=caller,
-            scope=next(each for each in SCOPES if each == scope),
-            projects=None if projects is None else frozenset(projects),
-        )
-
-    def allows(self, method: str, *fields: str) -> bool:
-        """Return whether the caller may call a method, such as `kernel.sched.retry`, and set these of its fields."""
-        declared = METHODS[method]
-        scope = "operate" if set(fields) & set(declared.operate_fields) else declared.scope
-        is_bound = self.projects is not None
-        return self._principal.may(scope) and (not is_bound or (declared.bound is not None and declared.bound.allowed))
-
-
-def rights_of(api: Any) -> CallerRights:
-    """Ask a daemon what this caller may do; a program that opened the store itself may do everything."""
-    if not hasattr(api, "server"):
-        return CallerRights(process_user(), "admin")
-    hello: Hello = api.server.hello(PROTOCOL, "rota web")
-    return CallerRights(hello.caller, hello.scope, hello.projects)
 
 
 class CallerAccess:
@@ -117,7 +85,7 @@ class CallerAccess:
 
     async def read_if_allowed(self, method: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
         """Like `read`, but None where the method is refused to this caller."""
-        if not self.rights.allows(method):
+        if not self.rights.allow(method):
             return None
         try:
             return await self.read(function, *args, **kwargs)

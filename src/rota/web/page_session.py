@@ -52,7 +52,7 @@ class PageSession:
 
     def may(self, method: str, *fields: str) -> bool:
         """Return whether the caller may call a method and set these of its fields: no button without it."""
-        return self.access.rights.allows(method, *fields)
+        return self.access.rights.allow(method, *fields)
 
     def command(self, words: str) -> str:
         """Return a command to paste, for this store."""

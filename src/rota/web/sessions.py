@@ -18,7 +18,8 @@ from collections.abc import Callable
 
 from rota.clock import Clock, SystemClock
 from rota.errors import LockedOut, Unauthenticated
-from rota.web.access import CallerAccess, CallerRights, DashboardApi, Opener, rights_of
+from rota.rpc import CallerRights, rights_of
+from rota.web.access import CallerAccess, DashboardApi, Opener
 
 __all__ = ["FAILURES_MAX", "FAILURES_S", "SESSIONS_MAX", "SESSION_S", "Sessions", "WebSession"]
 
@@ -28,6 +29,7 @@ FAILURES_MAX = 10  # wrong sign-ins of one address within `FAILURES_S`; then fur
 FAILURES_S = 60.0
 ADDRESSES_MAX = 1_000  # addresses whose wrong sign-ins are counted
 SECRET_BYTES = 32
+CLIENT = "rota web"  # as the daemon knows it
 
 
 class WebSession:
@@ -91,17 +93,19 @@ class Sessions:
         """Return the access of a token. The daemon is asked each time: the token may have been revoked."""
         known = self._accesses.get(name)
         if known is not None:
-            await asyncio.to_thread(rights_of, known.api)
+            await asyncio.to_thread(rights_of, known.api, CLIENT)
             return known
         api, rights = await asyncio.to_thread(self._open, token)
-        if name not in self._accesses:
+        if name in self._accesses:  # another sign-in was first
+            api.close()
+        else:
             self._accesses[name] = CallerAccess(api, rights, name[:8] or "own")
         return self._accesses[name]
 
     def _open(self, token: str | None) -> tuple[DashboardApi, CallerRights]:
         api = self._open_api(token)
         try:
-            return api, rights_of(api)
+            return api, rights_of(api, CLIENT)
         except BaseException:
             api.close()
             raise

@@ -6,7 +6,6 @@ from typing import Any
 
 from rota.fleet.on_ray.ray_runs import RayRuns
 from rota.fleet.slot_loop import SlotLoop, run_key
-from rota.kernel.run_reports import CompletionAnswer, RunReport
 from rota.model.work import ReadyEntry
 from rota.model.workers import ONLY_KINDS
 from rota.service.api import SchedulerApi
@@ -21,33 +20,24 @@ class RayLoop(SlotLoop):
 
     def __init__(self, api: SchedulerApi, worker_id: str, incarnation: str, slots: int, **options: Any) -> None:
         super().__init__(api, worker_id, incarnation, slots, **options)
-        self._claimed_kinds: tuple[str, ...] = ()  # of the claim that is made now
+        self._fitting: tuple[str, ...] = ()  # kinds of the claim that is made now
 
     def look_again(self) -> None:
         """Claim again if other kinds of entries fit than those that the loop waits for."""
         with self._changed:
             kinds, count = self.runs_on_ray.claimable(len(self._free))
-            if kinds == self._claimed_kinds and (self._is_parked or not count):
+            if kinds == self._fitting and (self._is_parked or not count):
                 return
             was_parked = self._wake()
         self._interrupt_claim(was_parked)
 
     def _wanted(self) -> int:
-        self._claimed_kinds, count = self.runs_on_ray.claimable(len(self._free))
+        self._fitting, count = self.runs_on_ray.claimable(len(self._free))
         return count
 
-    def _turn(
-        self, reports: list[RunReport], wanted: int, wait_s: float
-    ) -> tuple[list[CompletionAnswer], list[ReadyEntry]]:
-        return self._api.turn(
-            reports,
-            self.worker_id,
-            wanted,
-            wait_s=wait_s,
-            claim_timeout_s=self._claim_timeout_s,
-            incarnation=self._incarnation,
-            kinds=(ONLY_KINDS, *self._claimed_kinds),
-        )
+    @property
+    def _kinds_now(self) -> tuple[str, ...]:
+        return (ONLY_KINDS, *self._fitting)
 
     def _start(self, entry: ReadyEntry) -> None:
         """Start a run on this thread: that takes less time than waking another."""
