@@ -83,6 +83,7 @@ def test_a_node_over_its_budget_is_stopped_and_fails_the_run_with_the_numbers() 
     run = fleet.run(found, topic="owls")
     assert run.status == "failed"
     assert "component search is over budget: tokens of node search: 120 of 100 used" in run.error
+    assert run.error.count("component search") == 1
     (entry,) = fleet.entries("worker")
     assert (entry.exit_kind, entry.outcome, entry.attempt) == ("failed", "over_budget", 1)
     assert used(fleet) == {"search": 120}
@@ -142,6 +143,7 @@ def test_entries_that_ask_for_more_than_is_left_are_cancelled_and_the_run_fails(
     assert run.status == "failed"
     text = f"component search is over budget: tokens of run r1: {40 * ran} of {budget} used, and 60 more are asked for"
     assert text in run.error
+    assert run.error.count("component search") == 1
     assert [entry.state for entry in fleet.entries("worker")].count("cancelled") == 3 - ran
     assert used(fleet) == {"": 40 * ran}
 

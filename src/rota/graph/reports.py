@@ -58,6 +58,8 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """Return one sentence that names the component and the phase, each once."""
         component_id, message = self.component_id, self.message
+        if component_id and message.startswith(f"component {component_id} "):
+            return message
         if component_id and self.phase in _LIFECYCLE:
             return f"component {component_id} failed to {self.phase}: {message}"
         is_named = not component_id or re.search(rf"\b{re.escape(component_id)}\b", message)
