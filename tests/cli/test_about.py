@@ -112,8 +112,8 @@ def test_a_unit_of_a_dashboard(rota: Shell, tmp_path: Path) -> None:
         assert printed.code == 0, printed.err
         return dict(line.split("=", 1) for line in printed.out.splitlines() if "=" in line)
 
-    of_file = unit("--store", "100%.db", "--port", 9000, "--tls-cert", "c.pem", "--tls-key", "k.pem")
-    words = ("--host", "127.0.0.1", "--port", "9000", "--tls-cert", str(tmp_path / "c.pem"))
+    of_file = unit("--store", "100%.db", "--port", 9000, "--nice", 3, "--tls-cert", "c.pem", "--tls-key", "k.pem")
+    words = ("--host", "127.0.0.1", "--port", "9000", "--nice", "3", "--tls-cert", str(tmp_path / "c.pem"))
     assert shlex.split(of_file["ExecStart"])[1:] == [
         *("-m", "rota", "web", "--store", str(tmp_path / "100%%.db"), *words, "--tls-key", str(tmp_path / "k.pem"))
     ]

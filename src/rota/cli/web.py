@@ -79,7 +79,7 @@ def _print_unit(settings: WebSettings) -> None:
 
     from rota.cli.systemd_units import print_web_unit
 
-    words = ["--host", settings.host, "--port", str(settings.port)]
+    words = ["--host", settings.host, "--port", str(settings.port), "--nice", str(settings.nice)]
     for name, file in (("--tls-cert", settings.certificate), ("--tls-key", settings.key)):
         words += [] if file is None else [name, str(Path(file).resolve())]
     words += [word for name in settings.allowed_hosts for word in ("--allow-host", name)]

@@ -185,4 +185,5 @@ def _milliseconds(environ: Mapping[str, str], name: str, default: int) -> float:
     try:
         return max(0.0, float(environ.get(name, default))) / 1000
     except ValueError:
+        _log.warning("%s=%s is no number of milliseconds; %s is used", name, environ[name], default)
         return default / 1000
