@@ -158,6 +158,11 @@ class Run:
         """The idempotency key of this attempt: pass it to a service that must not act twice."""
         return f"{self.sched_id}:{self.attempt}:{self.token}"
 
+    @property
+    def traceparent(self) -> str | None:
+        """The span of this run, for spans of the program's own; None if the run is not traced."""
+        return os.environ.get("TRACEPARENT")
+
     # --- stop requests ---------------------------------------------------------------------------
 
     @property

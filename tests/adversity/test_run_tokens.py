@@ -59,7 +59,7 @@ env > "$OUT/env"
 {ROTA} checkpoint '{{"next": 3}}'
 {ROTA} emit page.read --payload '{{"pages": 3}}' > "$OUT/event"
 {ROTA} heartbeat
-if {ROTA} cancel $(cat "$OUT/child") 2> "$OUT/refused"; then exit 9; fi
+if {ROTA} retry $(cat "$OUT/child") 2> "$OUT/refused"; then exit 9; fi
 exit 7
 """
 BY_CURL = """
@@ -80,7 +80,7 @@ ask '"kernel.run.checkpoint", "params": {'"$run"', "token": '$ROTA_TOKEN', "stat
 ask '"kernel.event.append", "params": {"pid": null, "kind": "page.read", "payload": {"pages": 3}}' > $OUT/event
 ask '"kernel.sched.heartbeat", "params": {'"$run"', "token": '$ROTA_TOKEN'}'
 ask '"kernel.sched.list"' > $OUT/queue
-ask '"kernel.sched.cancel", "params": {"sched_id": 2}' > $OUT/refused
+ask '"kernel.sched.retry", "params": {"sched_id": 2}' > $OUT/refused
 exit 7
 """
 
@@ -115,7 +115,7 @@ def test_a_shell_program_acts_for_its_run_and_for_nothing_else(tmp_path: Path, t
     assert str(noted.event_id) in (out / "event").read_text()
     if transport == "http":
         assert '"sched_id":2' in (out / "queue").read_text()
-    assert "kernel.sched.cancel is refused to runs" in (out / "refused").read_text()
+    assert "kernel.sched.retry needs scope operate, but run:1 has scope work" in (out / "refused").read_text()
     secret = TOKEN.search((out / "env").read_text())
     assert secret is not None
     assert holders(tmp_path, secret[1]) == {"env"}, "only the program has it: neither the store nor a log"

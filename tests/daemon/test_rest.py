@@ -311,7 +311,8 @@ def test_a_run_has_the_rights_of_its_own_token(served: Served, client: Client) -
     ask = asking(served, client.supervision.access_token(entry.sched_id, entry.token or 0))
     assert ask("GET", f"/v1/entries/{entry.sched_id}").status == 200
     assert ask("POST", "/v1/events", {"kind": "review.done", "pid": pid}).status == 201
-    assert ask("POST", f"/v1/entries/{entry.sched_id}/cancel").status == 403
+    assert ask("POST", f"/v1/entries/{entry.sched_id}/retry").status == 403
+    assert ask("POST", f"/v1/entries/{entry.sched_id}/cancel").json == {"state": "dispatched"}  # it is asked to stop
 
 
 # --- many at a time, and the document ------------------------------------------------------------

@@ -61,6 +61,7 @@ NOT_REMOTE = {
     "usage.report_within": "takes projects without a check: `report` is the method",
     "queue.checked_batch": "checks the specs of `enqueue_batch_in`",
     "queue.enqueue_batch_in": "runs inside the caller's transaction",
+    "queue.enqueue_each_in": "runs inside the caller's transaction",
     "queue.enqueue_in": "runs inside the caller's transaction",
     "agents.create_in": "runs inside the caller's transaction",
     "graphs.create": "takes a document without a check: `start` is the method",

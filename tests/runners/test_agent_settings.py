@@ -23,7 +23,10 @@ from rota.model.work import Limits, RestartPolicy
         ({"stop_grace_s": -1}, "stop_grace_s"),
         ({"env": {"KEY": "1"}}, "env is only for programs"),
         ({"pass_env": ("KEY",)}, "pass_env is only for programs"),
-        ({"runner": "command", "argv": ("/bin/true",), "env": {"A": "nul \0"}}, "env must not contain a NUL"),
+        (
+            {"runner": "command", "argv": ("/bin/true",), "env": {"A": "nul \0"}},
+            r"env must not contain the character U\+0000",
+        ),
         ({"runner": "command", "argv": ("/bin/true",), "env": {"A=B": "1"}}, "env has the invalid name"),
         ({"runner": "command", "argv": ("/bin/true",), "cwd": "\0"}, "cwd"),
         ({"runner": "command", "argv": ("x",) * 1_001}, "argv may have at most 1,000"),

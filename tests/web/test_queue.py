@@ -87,13 +87,13 @@ def test_selected_entries_are_retried_after_a_question(operator: Page, shared: W
         row = operator.locator("tbody tr").filter(has=operator.get_by_role("link", name=f"#{sched_id}", exact=True))
         row.get_by_role("checkbox").click()
     expect(operator.get_by_text("2 selected")).to_be_visible()
-    operator.get_by_role("button", name="Retry").click()
+    operator.get_by_role("button", name="Retry", exact=True).click()
     dialog = operator.get_by_role("alertdialog")
     expect(dialog).to_contain_text("Retry 2 entries?")
     dialog.get_by_role("button", name="Back").click()
     with shared.client() as client:
         assert client.queue.list(project_id="bulk-retry")[1] == 3
-    operator.get_by_role("button", name="Retry").click()
+    operator.get_by_role("button", name="Retry", exact=True).click()
     operator.get_by_role("alertdialog").get_by_role("button", name="Retry 2").click()
     expect(operator.get_by_text("1 to 5 of 5")).to_be_visible()
 

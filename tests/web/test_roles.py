@@ -78,6 +78,8 @@ def test_every_page_has_the_buttons_of_its_scope_and_no_other(
     for path in expected:
         page.goto(shared.board.url + path.format(**fleet._asdict()))
         expect(page.locator("header [role=status]")).to_have_text("live")
+        for name in expected[path]:
+            expect(page.get_by_role("button", name=name).first).to_be_visible()
         found[path] = set(_buttons(page))
         if project:
             assert not re.search("foreign-(agent|project|error)", page.content()), path
@@ -117,7 +119,11 @@ def viewer(shared: World) -> Iterator[Client]:
 def _buttons(page: Page) -> list[str]:
     """The buttons of a page, without those of the frame; an icon is a word before the label."""
     texts = page.locator(".page button:visible").all_inner_texts()
-    return [text.split("\n")[-1] for text in texts if text.split() and not text.endswith(("_up", "_down"))]
+    return [
+        text.split("\n")[-1]
+        for text in texts
+        if text.split() and not text.endswith(("_up", "_down", "_left", "_right"))
+    ]
 
 
 def test_events_for_the_page_of_another_session_are_ignored(sign_in: SignIn, browser: Browser, shared: World) -> None:

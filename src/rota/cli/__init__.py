@@ -126,6 +126,17 @@ def main() -> None:
         _report(error)
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
+    except RuntimeError as problem:  # Ctrl-C inside a wait for a lock: Python fails to release what it did not get
+        if not _is_interrupted(problem):
+            raise
+        raise SystemExit(INTERRUPTED) from None
+
+
+def _is_interrupted(problem: BaseException | None) -> bool:
+    """Return whether an exception came up while another one, Ctrl-C, was passed on."""
+    while problem is not None and not isinstance(problem, KeyboardInterrupt):
+        problem = problem.__context__
+    return problem is not None
 
 
 def _report(error: RotaError) -> NoReturn:

@@ -40,6 +40,7 @@ class Pipeline:
         self.connection = connection
         self.trips = 0  # how often it has waited for the server
         self._link = connection.pgconn
+        self.backend_pid = self._link.backend_pid  # the server's process for this connection, also when it is lost
         self._link.nonblocking = 1
         self._link.enter_pipeline_mode()
         self._poll = select.poll()  # select() refuses descriptors above 1,023
@@ -51,11 +52,6 @@ class Pipeline:
         self._found: list[list[Row]] = []  # the results that were read since the last sync
         self._problem: psycopg.Error | None = None  # of the first statement that failed
         self._entered = False  # a call is in progress, or was interrupted
-
-    @property
-    def backend_pid(self) -> int:
-        """The server's process for this connection."""
-        return self._link.backend_pid
 
     @property
     def is_broken(self) -> bool:
