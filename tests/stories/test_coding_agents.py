@@ -182,7 +182,7 @@ def test_coding_agents(office: Office) -> None:
             assert "slot" in office.command("why", str(waiting))
             for ended, outcome in ((hangs, "timed_out"), (spends, "over_budget")):
                 api.queue.wait(ended, PATIENCE_S)
-                assert api.queue.get(ended).outcome == outcome
+                assert api.queue.get(ended).outcome == outcome, api.queue.get(ended).result
             first.send_signal(signal.SIGKILL)
             first.wait()
         wait_for(lambda: not office.processes(), office)
