@@ -57,6 +57,8 @@ NO_STORE = {  # modules of the suites that open no store: they run once
     "test_signals",
 }  # fmt: skip
 ONCE = {  # modules that ./dev test runs on the first kind only: what they test happens before the store is asked
+    "test_bad_input": "input that is refused before the store is asked, or stored as it is on every kind",
+    "test_invalid_arguments": "wrong values in every parameter of every method, checked in front of the store",
     "test_access": "tokens, scopes and walls, checked for each method of the API in front of the store",
     "test_limits": "limits of connections, bytes and calls of the daemon's two transports",
     "test_rest": "paths and fields of HTTP, translated to the same calls",

@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
-from rota import store
+from rota import cli, store
 from rota.cli import app
 from rota.kernel import Kernel, ScheduleSpec
 
@@ -130,6 +131,21 @@ def test_the_real_command_ends_with_the_documented_number(tmp_path: Path) -> Non
     hint = "Check the id; `rota queue --state all` lists the entries."
     assert refused.stderr == f"rota: no entry has sched_id 7. {hint}\n"
     assert run("fly", path=path).returncode == 2
+
+
+def test_an_interrupt_inside_a_wait_for_a_lock_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python then raises what `release` says of a lock that the waiting thread did not get again."""
+
+    def interrupted(**_: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
 
 
 def test_following_prints_what_comes_and_ends_when_it_is_interrupted(tmp_path: Path) -> None:

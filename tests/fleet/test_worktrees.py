@@ -420,6 +420,28 @@ def test_git_is_repeated_while_another_git_holds_its_lock(repository: Path) -> N
     assert "rota" in git(repository, "branch", "--list", "rota")
 
 
+def test_git_is_repeated_while_another_git_makes_a_worktree(repository: Path, tmp_path: Path) -> None:
+    """Git reads all worktrees of a repository, and fails at one whose files are not written yet."""
+    half = repository / ".git" / "worktrees" / "half"
+    half.mkdir(parents=True)
+    (half / "gitdir").write_text(f"{tmp_path}/half/.git\n")
+    (half / "HEAD").write_text("ref: refs/heads/older\n")
+    (half / "commondir").touch()
+    waits: list[float] = []
+
+    def pause(seconds: float) -> bool:
+        if seconds:
+            waits.append(seconds)
+            (half / "commondir").write_text("../..\n")
+        return False
+
+    with RunnerResources() as resources:
+        add = ("worktree", "add", "--force", "--force", "--detach", str(tmp_path / "tree"), "main")
+        Git(resources, pause=pause).run(str(repository), *add)
+    assert waits == [0.05]
+    assert (tmp_path / "tree" / "file").read_text() == "two"
+
+
 @pytest.mark.parametrize(
     ("keep_on", "exit_kind", "unsaved", "kept"),
     [

@@ -1,6 +1,7 @@
 """Git commands, started by the reaper: a supervisor that is killed leaves no git behind.
 
-Git refuses what needs a lock that another git holds. That passes, so such a command is repeated.
+Git refuses what needs a lock that another git holds, and it fails when it finds the worktree that another one is just
+making. Both pass, so such a command is repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ OUTPUT_BYTES_MAX = 1024 * 1024  # of one command that are read
 CONTENTION_TRIES_MAX = 40
 CONTENTION_PAUSES_S = (0.05, 1.0)  # before the next try; twice as long each time
 _CONTENTION = re.compile(
-    r"\.lock': File exists|cannot lock ref|could not lock|unable to create '.*\.lock'", re.IGNORECASE
+    r"\.lock': File exists|cannot lock ref|could not lock|unable to create '.*\.lock'|failed to read .*worktrees/",
+    re.IGNORECASE,
 )
 _ENVIRONMENT = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
 
