@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rota import store
@@ -33,8 +33,9 @@ class DurableWorld:
         wires: Iterable[Any],
         lanes: Mapping[str, Any] = LANES,
         budget: Mapping[str, Any] | None = None,
+        loops: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        self.plan, self.registry = compile_world(nodes, wires, lanes=lanes, budget=budget)
+        self.plan, self.registry = compile_world(nodes, wires, lanes=lanes, budget=budget, loops=loops)
         self.kernel = Kernel(store.open(":memory:"))
         self.api = Dispatcher(self.kernel)
 

@@ -276,6 +276,27 @@ class TestTimes:
         runner.run()
         assert (len(world.entries()), runner.due_in_s) == (1, 1.0)
 
+    def test_a_loop_keeps_its_interval_in_the_next_process(self) -> None:
+        clock, seen = ManualClock(), []
+
+        @component("resume.left")
+        def left(value: int = 0) -> int:
+            seen.append(clock.monotonic())
+            return value
+
+        nodes = [node(left, "left"), node(add, "right", on="any_input"), node(add, "work", on="any_input", lane="far")]
+        wires = [
+            wire("left.out > right.value"),
+            wire("right.out > left.value"),
+            wire("right.out > work.value", **ASYNC),
+        ]
+        policy = {"type": "fixed_point", "max_iterations": 1, "min_interval_ms": 1_000}
+        world = DurableWorld(nodes, wires, loops=[{"id": "l", "components": ["left", "right"], "loop_policy": policy}])
+        for passed_s in (0.0, 0.0, 0.25, 0.75, 0.5):
+            clock.advance(passed_s)
+            world.runner(run_until_idle=True, returns_when_waiting=True, clock=clock).run()
+        assert seen == [0.0, 1.0]
+
 
 def test_independent_lanes_in_a_durable_run_are_reported() -> None:
     lanes = {**LANES, "ui": {"type": "manual_step"}}

@@ -38,8 +38,8 @@ COMMON: dict[str, Any] = {
     "no_monitor": True,
 }
 NODES: dict[str, dict[str, Any]] = {
-    "head": {"num_cpus": 2, "resources": {"doomed": 1}},
-    "second": {"num_cpus": 2, "num_gpus": 1, "resources": {"left": 2}},
+    "head": {"num_cpus": 2, "num_gpus": 2, "resources": {"doomed": 1}},
+    "second": {"num_cpus": 2, "num_gpus": 2, "resources": {"left": 2}},
     "third": {"num_cpus": 0, "resources": {"doomed": 1}},
 }
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -57,6 +57,12 @@ def test_a_run_is_placed_on_the_node_that_it_fills_best() -> None:
     assert room.places([GPU, GPU]) == ["id-g", None]
 
 
+def test_a_run_with_gpus_goes_where_the_fewest_of_them_are_free() -> None:
+    room = seen(node("a", CPU=1, GPU=2), node("b", CPU=8, GPU=2))
+    room.take(GPU, "id-b")
+    assert room.places([GPU, RaySettings(resources={"GPU": 2}).shape]) == ["id-b", "id-a"]
+
+
 def test_free_cpus_of_two_nodes_are_no_room_for_one_run() -> None:
     room = seen(node("a", CPU=4), node("b", CPU=4))
     for at in ("id-a", "id-b"):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -133,10 +133,14 @@ def test_what_other_programs_keep_waiting_is_withdrawn_and_says_so(
 
 
 @pytest.mark.soak
-def test_shares_of_cpu_seconds_follow_the_weights_whatever_the_sizes(cluster: TestCluster, tmp_path: Path) -> None:
-    with Rota(tmp_path / "shares.db", share_by="cpu") as rota:
-        heavy = rota.agent("heavy", runner="ray", project="three", project_weight=3.0, resources={"CPU": 2})
-        light = rota.agent("light", runner="ray", project="one", project_weight=1.0)
+@pytest.mark.parametrize(("scarce", "seconds_used"), [("CPU", 160), ("GPU", 80)])
+def test_shares_of_what_is_scarce_follow_the_weights_whatever_the_sizes(
+    cluster: TestCluster, tmp_path: Path, scarce: Literal["CPU", "GPU"], seconds_used: int
+) -> None:
+    dimension: Literal["cpu", "gpu"] = "cpu" if scarce == "CPU" else "gpu"
+    with Rota(tmp_path / "shares.db", share_by=dimension) as rota:
+        heavy = rota.agent("heavy", runner="ray", project="three", project_weight=3.0, resources={scarce: 2})
+        light = rota.agent("light", runner="ray", project="one", project_weight=1.0, resources={scarce: 1})
         agents = heavy(functions.busy), light(functions.busy)
         for agent, seconds in zip(agents, (0.9, 1.3), strict=True):
             agent.enqueue_many([{"seconds": seconds}] * 400)
@@ -147,11 +151,13 @@ def test_shares_of_cpu_seconds_follow_the_weights_whatever_the_sizes(cluster: Te
                 events = rota.api.journal.tail(0, 1_000, kinds=(RunEnded.kind,))
                 for agent in agents:
                     used[agent.pid] = sum(
-                        each.payload.get("usage", {}).get("cpu_s", 0) for each in events if each.pid == agent.pid
+                        each.payload.get("usage", {}).get(f"{dimension}_s", 0)
+                        for each in events
+                        if each.pid == agent.pid
                     )
                 return sum(used.values())
 
-            wait_until(lambda: measure() >= 160)  # CPU seconds
+            wait_until(lambda: measure() >= seconds_used)
         share = used[agents[0].pid] / sum(used.values())
         assert share == pytest.approx(0.75, abs=0.02)
 

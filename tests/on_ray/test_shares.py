@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from typing import Literal
 
 import pytest
 
@@ -15,18 +16,20 @@ from rota.model.ray import RayShape, kind_of, shape_of
 from rota.model.work import ReadyEntry
 from rota.model.workers import ONLY_KINDS
 
-NODE_CPUS = 2.0
+ON_A_NODE = 2.0  # CPUs, or GPUs
+PLENTY = {"CPU": 100.0}  # unless CPUs are what is scarce
 TIME_S = 60.0
 
 
 class SimulatedCluster:
     """Two nodes, on which a submitted run starts at once: nothing is submitted that does not fit."""
 
-    def __init__(self, rota: Rota, seconds: dict[int, float], shapes: list[RayShape]) -> None:
-        self.used: Counter[int] = Counter()  # thousandths of CPU seconds, by agent
+    def __init__(self, rota: Rota, scarce: str, seconds: dict[int, float], shapes: list[RayShape]) -> None:
+        self.used: Counter[int] = Counter()  # thousandths of seconds of the scarce resource, by agent
+        self._scarce = scarce
         self._rota, self._seconds, self._shapes = rota, seconds, shapes
         self._room, self._usage = Room(), HeldUsage()
-        self._free = {"a": NODE_CPUS, "b": NODE_CPUS}
+        self._free = {"a": ON_A_NODE, "b": ON_A_NODE}
         self._held: list[tuple[ReadyEntry, RayShape]] = []
         self._running: list[tuple[float, int, ReadyEntry, RayShape, str]] = []
         self._now = 0.0
@@ -38,7 +41,8 @@ class SimulatedCluster:
             if not self._running or report_at < self._running[0][0]:
                 self._now, report_at = report_at, report_at + 1.0
                 self._room.see(
-                    ClusterNode(node, node, "", {"CPU": NODE_CPUS}, {"CPU": free}) for node, free in self._free.items()
+                    ClusterNode(node, node, "", PLENTY | {self._scarce: ON_A_NODE}, PLENTY | {self._scarce: free})
+                    for node, free in self._free.items()
                 )
                 self._turn([])
             else:
@@ -46,10 +50,10 @@ class SimulatedCluster:
 
     def _end_first(self) -> RunReport:
         self._now, _, entry, shape, node = heapq.heappop(self._running)
-        cpus, wall_ms = shape.needs["CPU"], round(self._seconds[entry.pid] * 1000)
-        self._free[node] += cpus
+        amount, wall_ms = shape.needs[self._scarce], round(self._seconds[entry.pid] * 1000)
+        self._free[node] += amount
         self._room.give(shape, node)
-        self.used[entry.pid] += round(cpus * wall_ms)
+        self.used[entry.pid] += round(amount * wall_ms)
         assert entry.token is not None
         usage = self._usage.of(entry.pid, shape, wall_ms)
         return RunReport(sched_id=entry.sched_id, token=entry.token, usage=usage, wall_ms=wall_ms)
@@ -79,23 +83,28 @@ class SimulatedCluster:
                 self._held.append((entry, shape))
                 continue
             self._room.take(shape, node)
-            self._free[node] -= shape.needs["CPU"]
+            self._free[node] -= shape.needs[self._scarce]
             assert self._free[node] >= 0
             ends_at = self._now + self._seconds[entry.pid]
             heapq.heappush(self._running, (ends_at, entry.sched_id, entry, shape, node))
 
 
+@pytest.mark.parametrize("scarce", ["CPU", "GPU"])
 @pytest.mark.parametrize("seconds", [(0.9, 1.3), (1.7, 1.1), (2.0, 2.0), (0.5, 3.0)])
-def test_two_projects_share_cpu_seconds_three_to_one_whatever_the_sizes(seconds: tuple[float, float]) -> None:
-    with Rota(":memory:", share_by="cpu") as rota:
-        heavy = rota.agent("heavy", runner="ray", project="three", project_weight=3.0, resources={"CPU": 2})
-        light = rota.agent("light", runner="ray", project="one", project_weight=1.0)
+def test_two_projects_share_what_is_scarce_three_to_one_whatever_the_sizes(
+    scarce: Literal["CPU", "GPU"], seconds: tuple[float, float]
+) -> None:
+    with Rota(":memory:", share_by="cpu" if scarce == "CPU" else "gpu") as rota:
+        heavy = rota.agent("heavy", runner="ray", project="three", project_weight=3.0, resources={scarce: 2})
+        light = rota.agent("light", runner="ray", project="one", project_weight=1.0, resources={scarce: 1})
         agents = heavy(print), light(print)
         for agent in agents:
             agent.enqueue_many([{}] * 400)
         shapes = [shape for agent in agents if (shape := shape_of(agent.enqueue().entry().kind)) is not None]
-        cluster = SimulatedCluster(rota, dict(zip([agent.pid for agent in agents], seconds, strict=True)), shapes)
+        cluster = SimulatedCluster(
+            rota, scarce, dict(zip([agent.pid for agent in agents], seconds, strict=True)), shapes
+        )
         cluster.run()
         total = sum(cluster.used.values())
         assert cluster.used[agents[0].pid] / total == pytest.approx(0.75, abs=0.02)
-        assert total > 0.8 * 1000 * TIME_S * 2 * NODE_CPUS  # the nodes are busy
+        assert total > 0.8 * 1000 * TIME_S * 2 * ON_A_NODE  # the nodes are busy

@@ -8,13 +8,14 @@ id begins there:
     started again            epoch 4 from the checkpoint; both entries exist under their keys and are not added again
 
 So an entry runs once (as far as the queue guarantees that), while a component of the run's own process may execute the
-interrupted epoch a second time. Messages keep their age, timers and rate limits what is left of their time: the time
-after a crash does not count, the time in which the run waited in the queue does. A checkpoint does not include:
+interrupted epoch a second time. Messages keep their age, timers, rate limits and loops what is left of their time: the
+time after a crash does not count, the time in which the run waited in the queue does. A checkpoint does not include:
 background tasks, independent lanes with their components, and configuration that was changed during the run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from rota.errors import GraphRunFailed
 from rota.graph.channels import ChannelContents, MessageChannel
 from rota.graph.lanes.durable import NEW_RUN_HINT, json_value
 from rota.graph.lanes.queue_lane import PendingInvocation
+from rota.graph.loops import LoopStep
 from rota.graph.messages import Message, Origin
 from rota.graph.nodes import DeferredPublication
 from rota.graph.timed_triggers import Watermark, WatermarkState
@@ -59,12 +61,14 @@ class RunCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     state: dict[str, Any]
     snapshots: dict[str, Any]
     times: dict[str, Times] = {}  # of triggers, by component, on the clock of `at_s`
+    loops: dict[str, float] = {}  # when composite loops last ran, on the clock of `at_s`
     counts: dict[str, tuple[int, int]] = {}  # by component: how often it has succeeded and failed since the run began
     waits_since: float | None = None  # if the run waits in the queue from now on: the time of day
 
 
 def encode_checkpoint(
     wiring: Wiring,
+    loops: Sequence[LoopStep],
     next_epoch_id: int,
     pending: Sequence[PendingInvocation],
     *,
@@ -90,6 +94,7 @@ def encode_checkpoint(
         state=json_value("the shared state", dict(state)),
         snapshots={name: json_value(f"the snapshot of {name}", value) for name, value in snapshots.items()},
         times=_times(wiring),
+        loops={loop.id: loop.began_at_s for loop in loops if loop.began_at_s != -math.inf},
         counts=dict(counts),
         waits_since=waits_since,
     )
@@ -111,7 +116,9 @@ def _unreadable(reason: str) -> GraphRunFailed:
     return GraphRunFailed(f"the run's checkpoint cannot be read: {reason}", hint=NEW_RUN_HINT)
 
 
-def restore_checkpoint(wiring: Wiring, checkpoint: RunCheckpoint, now_s: float, now: float) -> None:
+def restore_checkpoint(
+    wiring: Wiring, loops: Sequence[LoopStep], checkpoint: RunCheckpoint, now_s: float, now: float
+) -> None:
     """Put all messages back into the channels, and go on with timers. `now` is the time of day."""
     waited_s = 0.0 if checkpoint.waits_since is None else max(0.0, now - checkpoint.waits_since)
     later_s = now_s - checkpoint.at_s - waited_s  # from a time on the clock of the checkpoint to one on this clock
@@ -134,6 +141,8 @@ def restore_checkpoint(wiring: Wiring, checkpoint: RunCheckpoint, now_s: float, 
     for component_id, times in checkpoint.times.items():
         shifted = tuple(None if at_s is None else at_s + later_s for at_s in times)
         wiring.nodes[component_id].trigger.restore_times(shifted)
+    for loop in loops:
+        loop.began_at_s = checkpoint.loops.get(loop.id, -math.inf) + later_s
     for component_id in checkpoint.isolated:
         wiring.nodes[component_id].isolate()
     for each in checkpoint.deferred:

@@ -199,7 +199,7 @@ class GraphEngine:
             self.lanes.queue.open(run, ())
             return {}
         checkpoint = decode_checkpoint(run.checkpoint)
-        restore_checkpoint(self.wiring, checkpoint, self.clock.monotonic(), self.clock.now())
+        restore_checkpoint(self.wiring, self.lanes.loops, checkpoint, self.clock.monotonic(), self.clock.now())
         self.shared.restore(checkpoint.state)
         self._earlier = checkpoint.counts
         self.epoch_id = checkpoint.next_epoch_id - 1
@@ -304,6 +304,7 @@ class GraphEngine:
             values = self.shared.values()
             data = encode_checkpoint(
                 self.wiring,
+                self.lanes.loops,
                 next_epoch_id,
                 lane.pending(),
                 at_s=self.clock.monotonic(),

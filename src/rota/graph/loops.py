@@ -104,7 +104,7 @@ class LoopStep:
         self._committer = committer
         self._iterations_max = max(1, policy.max_iterations)
         self._iteration_id = 0
-        self._began_at_s = -math.inf
+        self.began_at_s = -math.inf  # when it last ran; a checkpoint keeps it, for `min_interval_ms`
         self.outcome: LoopOutcome | None = None  # the latest
         self._may_continue = False  # whether it ended, or was not run, while members may be ready
         self.runs = self.iterations = self.converged = self.budget_overruns = self.cancelled = self.discarded = 0
@@ -123,7 +123,7 @@ class LoopStep:
     @property
     def _next_at_s(self) -> float:
         """When the loop may run again."""
-        return self._began_at_s + self._policy.min_interval_ms / 1000
+        return self.began_at_s + self._policy.min_interval_ms / 1000
 
     def due_at_s(self, now_s: float, *, manual: bool = True, timers: bool = True) -> float:
         """Return from when on the loop can run without a new message; `math.inf` for never."""
@@ -163,7 +163,7 @@ class LoopStep:
                 break
         self._may_continue = reason != "quiescent"
         if iteration:
-            self._began_at_s = began_at_s
+            self.began_at_s = began_at_s
             self._end(epoch_id, iteration, reason)
         return total_executed
 

@@ -191,10 +191,13 @@ class Room:
         """Return the node that a run fills best; one without GPUs if the run needs none."""
         needs = shape.needs
         fitting = [node for node in self.nodes if _may_be_on(shape, node) and _covers(free[node.id], needs)]
-        spares_gpus = "GPU" not in needs
+        scarce = ("GPU", "CPU") if "GPU" in needs else ("CPU",)
         return min(
-            ((spares_gpus and "GPU" in node.total, free[node.id].get("CPU", 0.0), node.id) for node in fitting),
-            default=(False, 0.0, None),
+            (
+                ("GPU" in node.total and "GPU" not in needs, [free[node.id].get(name, 0.0) for name in scarce], node.id)
+                for node in fitting
+            ),
+            default=(False, [], None),
         )[2]
 
     def _able(self, shape: RayShape) -> list[ClusterNode]:
