@@ -9,9 +9,10 @@ import apsw
 import pytest
 
 from rota import store
-from rota.errors import SchemaMismatch, StoreError
+from rota.errors import SchemaMismatch, StoreError, StoreReplaced
 from rota.store import Row, Transaction
 from rota.store.migrations import LATEST, STEPS, plan
+from rota.store.statements.file import META_SET
 from tests.store.files import CLEAN, children, contents, open_together, script
 from tests.store.world import sql
 
@@ -300,3 +301,21 @@ def test_processes_that_open_a_file_together_migrate_it_once(tmp_path: Path, ver
         assert opened.read(stamp) == str(LATEST)
         assert opened.check() == []
         opened.close()
+
+
+def test_a_process_notices_that_a_newer_rota_has_migrated_its_file(path: str) -> None:
+    opened = store.open(path)
+    opened.write(lambda tx: tx.run(META_SET, ("note", "1")))
+    newer = apsw.Connection(path)
+    newer.execute(f"UPDATE kernel_meta SET value = {LATEST + 1} WHERE key = 'schema_version'")
+    newer.close()
+    opened._engine.files.due_at = 0.0  # type: ignore[attr-defined]  # half a second later
+    with pytest.raises(
+        StoreReplaced, match=f"migrated .* to schema_version {LATEST + 1}; this process writes {LATEST}"
+    ):
+        opened.write(lambda tx: tx.run(META_SET, ("note", "2")))
+    with pytest.raises(StoreReplaced, match="with the version of rota that migrated the file"):
+        opened.read(stamp)
+    opened.close()
+    with pytest.raises(SchemaMismatch):
+        store.open(path)

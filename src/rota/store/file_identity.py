@@ -37,6 +37,9 @@ A process that ends gives its locks back one by one, SQLite's before the one tha
 process may have been the last one for SQLite and have deleted the log. So a user whose files are not those at the path
 may be one that is ending: it is given `LEAVING_S` before the path is refused.
 
+**A newer rota** that opens the file migrates it, while this process goes on with statements for the tables as they
+were. So every `CHECK_S` the version of the schema is read too.
+
 **When a check fails** the store is lost: every call raises `StoreReplaced` from then on, and closing does not
 checkpoint the log into a file that it may not belong to. Everything acknowledged stays where it was written, so a file
 that was moved away can be moved back. A deleted log is different, because only its descriptors keep it: the engine
@@ -66,7 +69,9 @@ import apsw
 from rota.clock import SystemClock
 from rota.errors import InvalidInput, StoreReplaced
 from rota.store.ipc_notify import FILES_AT, FILES_BYTES
+from rota.store.migrations import LATEST
 from rota.store.protocol import Row
+from rota.store.statements.file import META_GET
 
 __all__ = ["StoreFiles", "check_generation", "check_path", "check_users", "is_first_user", "new_generation", "unused"]
 
@@ -121,7 +126,7 @@ class StoreFiles:
         self._checks = 0
         self._advanced_changes = 0  # rows that the writing connection had changed when `advance` last looked
         self._watch: int | None = None
-        self._problem = ""
+        self._problem, self._hint = "", ""
         self.lost = False
         self.due_at = 0.0  # when the names have to be compared, whatever the events say
         self.advance_at = 0.0  # when a transaction has to look whether the next generation is due
@@ -161,7 +166,7 @@ class StoreFiles:
 
     def error(self) -> StoreReplaced:
         """The error of every call on a lost store."""
-        return StoreReplaced(self._problem, path=self._path)
+        return StoreReplaced(self._problem, hint=self._hint or None, path=self._path)
 
     def _compare(self, connection: apsw.Connection) -> str:
         """Return what has changed; empty if nothing has."""
@@ -181,14 +186,18 @@ class StoreFiles:
         try:
             with connection:  # one view: no checkpoint can pass what the log says in it
                 through_log, stored = _generations(connection)
+                version = _schema_version(connection)
         except apsw.IOError:
             return ""  # unknown now; the next check finds it
         except apsw.Error as problem:
             return f"the content of {self._path} was replaced or damaged while it was in use ({problem})"
-        if _fits(through_log, stored) and stored >= self._seen:
-            self._seen = stored
-            return ""
-        return f"the content of {self._path} was replaced while it was in use"
+        if not _fits(through_log, stored) or stored < self._seen:
+            return f"the content of {self._path} was replaced while it was in use"
+        self._seen = stored
+        if version > LATEST:
+            self._hint = "Start this process again with the version of rota that migrated the file."
+            return f"a newer rota migrated {self._path} to schema_version {version}; this process writes {LATEST}"
+        return ""
 
     def _compare_log(self, connection: apsw.Connection) -> str:
         """Return whether the log was cut; no transaction is open. SQLite itself never looks at its length."""
@@ -307,6 +316,15 @@ def _generations(connection: apsw.Connection) -> tuple[int, int]:
     rows: list[Row] = connection.execute("PRAGMA user_version").fetchall()
     complete, header = connection.read("main", 0, GENERATION_AT, 4)  # by SQLite's own descriptor, without its cache
     return int(rows[0][0]), int.from_bytes(header, "big", signed=True) if complete else -1
+
+
+def _schema_version(connection: apsw.Connection) -> int:
+    """Return the version of rota's tables; 0 before they are made."""
+    try:
+        rows: list[Row] = connection.execute(META_GET.sql, ("schema_version",)).fetchall()
+    except apsw.SQLError:
+        return 0
+    return int(rows[0][0]) if rows and str(rows[0][0]).isdecimal() else 0
 
 
 # --- before a file is opened ---------------------------------------------------------------------
