@@ -151,35 +151,45 @@ def _drain(batch: int, workers: int) -> Arena:
 
 
 def _eevdf() -> Arena:
-    server = BenchServer()
-    sides = RotaSide(4), RotaSide(4)
-    shared, strict = (_Stores(server, side) for side in sides)
-
-    def before(_round: int) -> None:
-        shared.renew(N)
-        strict.renew(N)
-
-    return Arena(
-        rota=lambda: shared.drain(100, "eevdf"),
-        base=lambda: strict.drain(100),
-        before=before,
-        verify=lambda us, them: us == them == (N, 0),
-        close=_closing(*sides, server),
-    )
+    return _beside_itself(N, lambda store: store.drain(100, "eevdf"), lambda store: store.drain(100))
 
 
 def _finished() -> Arena:
-    server, count = BenchServer(), N // 2
+    return _beside_itself(N // 2, lambda store: store.drain(100), lambda store: store.drain(100), prepare=_add_finished)
+
+
+def _early_release() -> Arena:
+    return _beside_itself(
+        ENTRIES_1,
+        lambda store: store.drain(1),
+        lambda store: store.drain(1),
+        server=BenchServer(**SLOW_FLUSH),
+        base_early_release=False,
+    )
+
+
+def _beside_itself(
+    count: int,
+    rota: Callable[[_Stores], Measured],
+    base: Callable[[_Stores], Measured],
+    *,
+    prepare: Callable[[str], None] = lambda _url: None,
+    server: BenchServer | None = None,
+    base_early_release: bool = True,
+) -> Arena:
+    """Two drains of rota's own, each by four workers. `prepare` changes a new store of the first one."""
+    server = server or BenchServer()
     sides = RotaSide(4), RotaSide(4)
-    old, fresh = (_Stores(server, side) for side in sides)
+    ours = _Stores(server, sides[0])
+    theirs = _Stores(server, sides[1], early_release=base_early_release)
 
     def before(_round: int) -> None:
-        old.renew(count, _add_finished)
-        fresh.renew(count)
+        ours.renew(count, prepare)
+        theirs.renew(count)
 
     return Arena(
-        rota=lambda: old.drain(100),
-        base=lambda: fresh.drain(100),
+        rota=lambda: rota(ours),
+        base=lambda: base(theirs),
         before=before,
         verify=lambda us, them: us == them == (count, 0),
         close=_closing(*sides, server),
@@ -197,25 +207,6 @@ def _add_finished(url: str) -> None:
             (AGENTS, FINISHED),
         )
     _settle(url)
-
-
-def _early_release() -> Arena:
-    server = BenchServer(**SLOW_FLUSH)
-    sides = RotaSide(4), RotaSide(4)
-    early = _Stores(server, sides[0])
-    late = _Stores(server, sides[1], early_release=False)
-
-    def before(_round: int) -> None:
-        early.renew(ENTRIES_1)
-        late.renew(ENTRIES_1)
-
-    return Arena(
-        rota=lambda: early.drain(1),
-        base=lambda: late.drain(1),
-        before=before,
-        verify=lambda us, them: us == them == (ENTRIES_1, 0),
-        close=_closing(*sides, server),
-    )
 
 
 def _closing(*parts: Any) -> Callable[[], None]:

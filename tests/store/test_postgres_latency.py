@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
@@ -27,10 +28,11 @@ __all__ = ["store_kind"]  # it takes the schemas of a test back
 
 DELAY_S = 0.003  # in each direction: a server in the same region
 HOSTS, CAP, ENTRIES = 4, 3, 24
+Far: TypeAlias = tuple[DelayingProxy, Callable[[], PostgresStore]]
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Iterator[tuple[DelayingProxy, Callable[[], PostgresStore]]]:
+def far(tmp_path: Path) -> Iterator[Far]:
     """The proxy, and what opens one and the same store through it, each time as another process would."""
     near = urlsplit(database_url(tmp_path / "store"))
     names = parse_qs(near.query)
@@ -51,7 +53,7 @@ def far(tmp_path: Path) -> Iterator[tuple[DelayingProxy, Callable[[], PostgresSt
 
 
 def test_as_many_trips_are_on_the_wire_as_the_engine_counts(
-    far: tuple[DelayingProxy, Callable[[], PostgresStore]],
+    far: Far,
 ) -> None:
     proxy, open_far = far
     opened = open_far()
@@ -67,7 +69,7 @@ def test_as_many_trips_are_on_the_wire_as_the_engine_counts(
     assert trips[0] == trips[1] <= 6  # two turns
 
 
-def test_a_cap_is_exact_and_nothing_runs_twice(far: tuple[DelayingProxy, Callable[[], PostgresStore]]) -> None:
+def test_a_cap_is_exact_and_nothing_runs_twice(far: Far) -> None:
     _, open_far = far
     kernel = Kernel(open_far())
     pid = kernel.agents.create("coder", max_concurrent=CAP)
@@ -98,7 +100,7 @@ def test_a_cap_is_exact_and_nothing_runs_twice(far: tuple[DelayingProxy, Callabl
     assert tables.at(now) == journal.at(now)
 
 
-def test_a_parked_claim_is_woken(far: tuple[DelayingProxy, Callable[[], PostgresStore]]) -> None:
+def test_a_parked_claim_is_woken(far: Far) -> None:
     _, open_far = far
     here, there = Kernel(open_far()), Kernel(open_far())
     pid = here.agents.create("coder")

@@ -61,10 +61,10 @@ KEEPALIVE = {
     "tcp_user_timeout": CUT_S_MAX * 1_000,
 }
 SERVER_KEEPALIVE = {  # the same for the server's end of the connection
-    "tcp_keepalives_idle": "2",
-    "tcp_keepalives_interval": "1",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": str(CUT_S_MAX * 1_000),
+    "tcp_keepalives_idle": str(KEEPALIVE["keepalives_idle"]),
+    "tcp_keepalives_interval": str(KEEPALIVE["keepalives_interval"]),
+    "tcp_keepalives_count": str(KEEPALIVE["keepalives_count"]),
+    "tcp_user_timeout": str(KEEPALIVE["tcp_user_timeout"]),
 }
 # A statement is planned once, often while its tables are empty, and the plan is used when they hold a million rows. So
 # no plan may depend on what the planner believes about sizes: rows are found by indexes, in the order of the index, and

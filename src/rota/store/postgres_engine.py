@@ -31,7 +31,6 @@ the database is dropped then (`foreign_version`).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -45,6 +44,7 @@ from rota.store.engine import RequestFailed, TransactionLost
 from rota.store.migrations import LATEST
 from rota.store.postgres_clock import DatabaseClock
 from rota.store.postgres_connection import TURN_S_MAX, PostgresAddress, connect, statement_error, unavailable
+from rota.store.postgres_locks import lock_number
 from rota.store.postgres_names import SessionNames
 from rota.store.postgres_pipeline import Pipeline
 from rota.store.postgres_schema import COLUMNS
@@ -90,7 +90,7 @@ def _tables_in(text: str) -> frozenset[str]:
 
 def turn_key(schema: str) -> int:
     """Return the number of the advisory lock that is held during a turn."""
-    return int.from_bytes(hashlib.blake2b(f"rota {schema}".encode(), digest_size=8).digest(), signed=True)
+    return lock_number(f"rota {schema}")
 
 
 def channel(schema: str) -> str:

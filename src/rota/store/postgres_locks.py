@@ -15,14 +15,19 @@ import psycopg
 
 from rota.store.postgres_connection import connect, parse_url, unavailable
 
-__all__ = ["session_lock"]
+__all__ = ["lock_number", "session_lock"]
+
+
+def lock_number(text: str) -> int:
+    """Return the number of the advisory lock that a text stands for."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
 @contextmanager
 def session_lock(url: str, name: str) -> Iterator[Callable[[], bool]]:
     """Yield a function that tries to take the lock of this name in a schema. What it took is held during the block."""
     address = parse_url(url)
-    key = int.from_bytes(hashlib.blake2b(f"rota {address.schema} {name}".encode(), digest_size=8).digest(), signed=True)
+    key = lock_number(f"rota {address.schema} {name}")
     with closing(connect(address, name, waits=True)) as connection:
 
         def take() -> bool:

@@ -7,7 +7,6 @@ meanwhile, that is logged, and both go on: tokens fence their claims.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import psycopg
 
 from rota.errors import WorkerExists
+from rota.store.postgres_locks import lock_number
 from rota.store.protocol import Row
 
 __all__ = ["SessionNames"]
@@ -72,8 +72,7 @@ class SessionNames:
 
 def _key(schema: str, worker_id: str) -> int:
     """Return the number of the lock. No text of rota's other locks begins like this one (postgres_engine.turn_key)."""
-    text = f"rota worker {schema} {worker_id}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
+    return lock_number(f"rota worker {schema} {worker_id}")
 
 
 def _host(holders: list[Row]) -> str:
