@@ -1,8 +1,8 @@
 """The supervisor's end of a driver process: starts it, sends commands, reads events.
 
 Commands are queued and written by a thread of their own, several to a frame, so that no caller waits for the driver.
-`events` is read by one thread, the collector. It ends when the process has ended, or has been silent for too long: a
-driver reports the nodes every second while its cluster answers.
+`events` is read by one thread, the collector, which also closes the connection. It ends when the process has ended, or
+has been silent for too long: a driver reports the nodes every second while its cluster answers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DriverLink:
     def events(self) -> Iterator[list[Any] | None]:
         """Yield the driver's events, and None whenever there was none for `LOOK_S`."""
         heard_at, patience_s = self._clock.monotonic(), CONNECT_S
-        with suppress(EOFError, OSError):
+        with self._connection, suppress(EOFError, OSError):
             while self._clock.monotonic() - heard_at < patience_s:
                 if not self._connection.poll(LOOK_S):
                     yield None
@@ -76,12 +76,11 @@ class DriverLink:
         self._commands.put(None)
         self._writer.join(DISCONNECT_S)
         with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
-            ours.shutdown(socket.SHUT_RDWR)
+            ours.shutdown(socket.SHUT_WR)  # it reads the last command before the end, and its events are still read
         try:
             self._session.wait(DISCONNECT_S)
         except (RotaError, TimeoutError):
             self.kill()
-        self._connection.close()
 
     def kill(self) -> None:
         """Kill the process now: its cluster is gone."""

@@ -194,7 +194,7 @@ class RayRuns:
             runs = [run.shape for run in (*self._submitted.values(), *self._held)]
             waiting = [shape for shape, count in queued.items() for _ in range(min(count, most))]
             bundles = [shape.needs for shape in (*runs, *waiting) if shape.resources][:most]
-            if self._is_ready and self._link is not None:
+            if self._is_ready and self._link is not None and not self._is_closed:
                 self._link.send("demand", bundles)
 
     def retry_in_s(self) -> float | None:
@@ -216,9 +216,11 @@ class RayRuns:
         with self._lock:
             self._is_closed = True
             link, collector = self._link, self._collector
-        if link is not None:
-            if self._cluster.tell_demand and self._is_ready:
+            if link is not None and self._cluster.tell_demand and self._is_ready:
                 link.send("demand", [])  # Ray keeps what it was told: the cluster would never shrink
+        if link is not None:
+            if not self._is_ready:
+                link.kill()  # it may be connecting for a long time
             link.close()
         if collector is not None:
             collector.join()
