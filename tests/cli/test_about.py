@@ -47,7 +47,7 @@ def test_pages_are_listed_and_printed(rota: Shell) -> None:
 
 def test_pages_that_messages_name_exist() -> None:
     sources = [path.read_text() for path in SOURCE.rglob("*.py")]
-    named = {name for text in sources for name in re.findall(r"`rota docs ([a-z/-]+)`", text)}
+    named = {name for text in sources for name in re.findall(r"\brota docs ([a-z/-]+)", text)}
     assert named >= {"agents", "caveats", "graph", "mcp", "rights"}
     assert not {name for name in named if read_page(name) is None}
 

@@ -170,4 +170,4 @@ _NEXT = """
   rota demo --policy fair_share    the same under another policy; strict lets projects starve
   rota demo --json                 the report for a program
   rota policy list                 every policy with its waiting bound
-  docs/demo.md                     what the screen and the report show"""
+  rota docs demo                   what the screen and the report show"""
