@@ -35,6 +35,23 @@ def test_a_signal_that_reaches_another_thread_does_not_wait_for_the_main_thread(
         sender.join()
 
 
+def test_the_block_ends_when_the_calls_have_ended() -> None:
+    """A supervisor without runs ends as soon as it is told to: what it says and records of that is not lost."""
+    acted = threading.Event()
+    told: list[str] = []
+
+    def act(_number: int) -> None:
+        acted.set()
+        while signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+            pass  # the block has not begun to end
+        told.append("told")
+
+    with acting_on([signal.SIGUSR1], act):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert acted.wait(PATIENCE_S)
+    assert told == ["told"]
+
+
 def test_each_of_two_users_gets_its_own_signals() -> None:
     counted: Counter[str] = Counter()
     changed = threading.Semaphore(0)

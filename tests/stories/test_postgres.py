@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,8 +153,13 @@ def test_a_fleet_file_names_a_database(tmp_path: Path, url: str) -> None:
     assert "exists" in run_rota("run", "fleet.toml", "--plan", cwd=tmp_path, env=at_store)
 
 
-def test_a_daemon(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))  # short: the path of a socket has room for 107 bytes
+def test_a_daemon(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # not tmp_path: the path of a socket has room for 107 bytes
+        monkeypatch.setenv("XDG_STATE_HOME", folder)
+        _use_a_daemon(url)
+
+
+def _use_a_daemon(url: str) -> None:
     with daemon_of(url) as info, connect(info.addresses[0]) as client:  # type: ignore[arg-type]  # a URL
         pid = client.agents.create("coder")
         sched_id = client.enqueue(ScheduleSpec(pid))

@@ -28,7 +28,11 @@ READ_BYTES = 256  # signals read at a time
 
 @contextmanager
 def acting_on(signals: Sequence[signal.Signals], act: Callable[[int], object]) -> Iterator[None]:
-    """Call a function with each of these signals, on a thread of its own: one that waits does not hold up the next."""
+    """Call a function with each of these signals, on a thread of its own: one that waits does not hold up the next.
+
+    The block ends when the calls have ended: what they tell and record is not lost if the process ends soon after.
+    """
+    acts: list[threading.Thread] = []
     read_end, write_end = socket.socketpair()
     write_end.setblocking(False)  # Python refuses one on which a handler could wait
     owner = signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
@@ -37,7 +41,8 @@ def acting_on(signals: Sequence[signal.Signals], act: Callable[[int], object]) -
         while numbers := read_end.recv(READ_BYTES):
             for number in numbers:
                 if number in signals:
-                    threading.Thread(target=keeping_author(act), args=(number,), daemon=True).start()
+                    acts.append(threading.Thread(target=keeping_author(act), args=(number,), daemon=True))
+                    acts[-1].start()
                 elif owner != -1:
                     with suppress(OSError):
                         os.write(owner, bytes([number]))
@@ -54,6 +59,8 @@ def acting_on(signals: Sequence[signal.Signals], act: Callable[[int], object]) -
         write_end.close()  # after what is written, the thread reads the end
         thread.join()
         read_end.close()
+        for each in acts:
+            each.join()
 
 
 def _written(_signal: int, _frame: object) -> None:
