@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from rota.host.command import Command
 from rota.host.reaper_client import ReaperClient
 from rota.host.session import Session
 
 PATIENCE_S = 60.0  # ends a test that hangs
+STOLEN_NS_MAX = 10_000_000  # a tick: less than the tolerance of any share that is measured here
+T = TypeVar("T")
 ENV = {"PATH": os.environ["PATH"]}
 
 
@@ -110,6 +113,43 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"
         os.sched_yield()
+
+
+def stolen_ns() -> int:
+    """How much CPU time the host of this machine has taken away, if this machine is a guest.
+
+    A core accounts for it when it runs again, so each is visited before the figure is read.
+    """
+    cores = os.sched_getaffinity(0)
+    try:
+        for core in cores:
+            os.sched_setaffinity(0, {core})
+    finally:
+        os.sched_setaffinity(0, cores)
+    return int(Path("/proc/stat").read_text().split()[8]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def cpu_measured(
+    read: Callable[[], T | None],
+    is_expected: Callable[[T], bool],
+    wait: Callable[[Callable[[], bool]], None] = until,
+) -> T:
+    """Return what `read` finds about the CPU time since this call, as soon as it finds something.
+
+    The time that a host takes away counts as used by whoever was running, and the kernel gives it back to the others
+    afterwards. So if it took some, and only then, `read` is called until it finds what is expected.
+    """
+    stolen = stolen_ns()
+    found: list[T] = []
+
+    def is_settled() -> bool:
+        if (value := read()) is None:
+            return False
+        found[:] = [value]
+        return is_expected(value) or stolen_ns() - stolen <= STOLEN_NS_MAX
+
+    wait(is_settled)
+    return found[0]
 
 
 def open_descriptors(reaper: ReaperClient) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,11 @@ from rota.host.quota_signals import QuotaSignals
 from rota.host.reaper_client import ReaperClient
 from rota.host.thread_settings import Scheduling, allowed_cores
 from rota.model.cpu import CpuQuota, CpuSettings
-from tests.host.support import PATIENCE_S, Pipe, output_of, py, running, sh, state_of, until
+from tests.host.support import PATIENCE_S, Pipe, cpu_measured, output_of, py, running, sh, state_of, until
 
 CORE = max(allowed_cores())
-MEASURED_NS = 600_000_000  # before that, the order of the first slices counts
+MEASURED_NS = 600_000_000  # of CPU time, from which shares are measured
+POINTS = 0.03
 HOG = "print('ready', flush=True)\nwhile True: pass"
 SUPPORT = Cgroups().support
 needs_groups = pytest.mark.skipif(
@@ -46,19 +48,15 @@ def owner(name: str, **fields: object) -> CpuOwner:
     return CpuOwner(name, name, CpuSettings(**fields))  # type: ignore[arg-type]
 
 
-def share_the_core(pids: list[int], shares: list[float]) -> None:
-    """Wait until some processes have divided the CPU time from now on like this.
-
-    Of the time together, not of a window: where the machine itself is a guest, the time that its host takes away counts
-    as used by whoever was running, and the kernel gives it back to the others afterwards.
-    """
+def shares_of(pids: list[int], expected: list[float]) -> list[float]:
+    """What each of some processes uses, of the CPU time that they use together from now on."""
     before = [tree_cpu_ns(pid) for pid in pids]
 
-    def as_expected() -> bool:
-        found = [tree_cpu_ns(pid) - start for pid, start in zip(pids, before, strict=True)]
-        return sum(found) >= MEASURED_NS and [each / sum(found) for each in found] == pytest.approx(shares, abs=0.03)
+    def shares() -> list[float] | None:
+        used = [tree_cpu_ns(pid) - start for pid, start in zip(pids, before, strict=True)]
+        return [each / sum(used) for each in used] if sum(used) >= MEASURED_NS else None
 
-    until(as_expected)
+    return cpu_measured(shares, lambda found: found == pytest.approx(expected, abs=POINTS))
 
 
 @needs_groups
@@ -72,9 +70,11 @@ def test_weights_compare_projects_first_and_then_the_agents_of_each(reaper: Reap
         running(reaper, py(HOG), group=entered[1]) as (b, _),
         running(reaper, py(HOG), group=entered[2]) as (c, _),
     ):
-        share_the_core([a.pid, b.pid, c.pid], [0.25, 0.5, 0.25])
+        pids, shares = [a.pid, b.pid, c.pid], [0.25, 0.5, 0.25]
+        assert shares_of(pids, shares) == pytest.approx(shares, abs=POINTS)
         groups.leave(groups.enter((owner("three", weight=1), owner("a", weight=1)), LIMITS))  # a project's new weight
-        share_the_core([a.pid, b.pid, c.pid], [1 / 6, 2 / 6, 3 / 6])
+        shares = [1 / 6, 2 / 6, 3 / 6]
+        assert shares_of(pids, shares) == pytest.approx(shares, abs=POINTS)
     for group in entered:
         groups.leave(group)
 
@@ -178,11 +178,13 @@ def test_a_niceness_is_in_force_for_the_whole_session(reaper: ReaperClient) -> N
     nice = Command(argv=starts.argv, env=starts.env, scheduling=Scheduling(nice=7))
     with Pipe() as pipe:
         session = reaper.spawn(nice, stdout=pipe.theirs)
-        child = int(pipe.line())
-        for pid in (session.pid, child):
-            until(lambda pid=pid: os.getpriority(os.PRIO_PROCESS, pid) == 7)  # type: ignore[misc]
-            autogroup = Path(f"/proc/{pid}/autogroup")
-            if Path("/proc/self/autogroup").exists():
-                until(lambda autogroup=autogroup: autogroup.read_text().endswith("nice 7\n"))  # type: ignore[misc]
+        for pid in (session.pid, int(pipe.line())):
+            until(partial(_has_niceness, pid, 7))
         session.kill()
         assert session.wait(PATIENCE_S) is not None
+
+
+def _has_niceness(pid: int, nice: int) -> bool:
+    autogroup = Path(f"/proc/{pid}/autogroup")
+    is_grouped = not autogroup.exists() or autogroup.read_text().endswith(f"nice {nice}\n")
+    return is_grouped and os.getpriority(os.PRIO_PROCESS, pid) == nice

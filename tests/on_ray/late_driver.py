@@ -1,6 +1,6 @@
 """A driver process that is late: it reads its commands only when the supervisor has closed its end.
 
-Before it reads them it reports once more, as the real one may do at any time. It prints the commands to a file.
+Before it reads them it reports once more, as the real one may do at any time. It writes the commands to a file.
 """
 
 from __future__ import annotations

@@ -52,9 +52,7 @@ def far(tmp_path: Path) -> Iterator[Far]:
         yield proxy, open_far
 
 
-def test_as_many_trips_are_on_the_wire_as_the_engine_counts(
-    far: Far,
-) -> None:
+def test_as_many_trips_are_on_the_wire_as_the_engine_counts(far: Far) -> None:
     proxy, open_far = far
     opened = open_far()
     kernel = Kernel(opened)

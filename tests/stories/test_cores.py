@@ -27,6 +27,7 @@ from rota.host.lineage import descendants_of, mark_of
 from rota.host.process_cpu import process_cpu_ns
 from rota.host.thread_settings import allowed_cores
 from rota.service.core_grants import this_host
+from tests.host.support import cpu_measured, stolen_ns
 from tests.stories.processes import PATIENCE_S, ROTA
 
 CGROUPS = Cgroups()
@@ -111,22 +112,16 @@ class Machine:
     def used_ns(self, agent: str) -> int:
         return sum(map(process_cpu_ns, self.pids(agent)))
 
-    def until_shares(self, **shares: float) -> None:
-        """Wait until some agents have divided what they use together from now on like this.
+    def shares(self, *agents: str, expected: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+        """What each of some agents uses, of what they use together from now on."""
+        before = {agent: self.used_ns(agent) for agent in agents}
 
-        All of it, not a window: the time that this machine's own host takes away counts as used by whoever was running,
-        and the kernel gives it back to the others afterwards.
-        """
-        before = {agent: self.used_ns(agent) for agent in shares}
-
-        def as_expected() -> bool:
-            used = {agent: self.used_ns(agent) - before[agent] for agent in shares}
+        def shares() -> dict[str, float] | None:
+            used = {agent: self.used_ns(agent) - before[agent] for agent in agents}
             total = sum(used.values())
-            return total >= ENOUGH_NS and all(
-                used[agent] / total == pytest.approx(share, abs=POINTS) for agent, share in shares.items()
-            )
+            return {agent: used[agent] / total for agent in agents} if total >= ENOUGH_NS else None
 
-        self.until(as_expected)
+        return cpu_measured(shares, expected, self.until)
 
     def groups(self) -> list[Path]:
         return [folder for each in hierarchies() for folder in each.base.glob(f"rota-{self.supervisor.pid}-*")]
@@ -142,6 +137,10 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         made.supervisor.wait()
 
 
+def three_to_one(shares: dict[str, float]) -> bool:
+    return shares["heavy"] == pytest.approx(0.75, abs=POINTS)
+
+
 def test_cores(machine: Machine) -> None:
     # a lease: its owner has one core, and nothing else that the supervisor runs is there
     leased = max(this_host().cores)
@@ -155,13 +154,13 @@ def test_cores(machine: Machine) -> None:
     # weights and a quota on the cores that are left
     began = time.monotonic()
     before = machine.used_ns("limited")
-    machine.until_shares(heavy=0.75, light=0.25)
-
-    def within_its_quota() -> bool:
-        periods = (time.monotonic() - began) / 0.1 + 1  # a window of n periods holds n + 1 budgets at most
-        return machine.used_ns("limited") - before <= periods * 20_000_000 * 1.1
-
-    machine.until(within_its_quota)
+    stolen = stolen_ns()
+    shares = machine.shares("heavy", "light", expected=three_to_one)
+    used = machine.used_ns("limited") - before
+    assert three_to_one(shares)
+    periods = (time.monotonic() - began) / 0.1 + 1  # a window of n periods holds n + 1 budgets at most
+    stolen = stolen_ns() - stolen  # by this machine's host: it counts as used by whoever was running
+    assert used - stolen <= periods * 20_000_000 * 1.1
 
     # the lease ends with its run: the core is there for all, and weights hold on every core
     with rota.Rota(machine.folder / "rota.db") as app:
@@ -174,7 +173,7 @@ def test_cores(machine: Machine) -> None:
     for agent in ("heavy", "light"):
         for pid, core in zip(machine.pids(agent), sorted(this_host().cores)[-2:], strict=True):
             os.sched_setaffinity(pid, {core})  # one of each on each core, so that nothing else decides
-    machine.until_shares(heavy=0.75, light=0.25)
+    assert three_to_one(machine.shares("heavy", "light", expected=three_to_one))
 
     # work-conserving: only a quota holds anyone back
     assert _throttled(machine.groups(), machine.pids("light")[0]) == 0

@@ -156,14 +156,10 @@ def test_a_fleet_file_names_a_database(tmp_path: Path, url: str) -> None:
 def test_a_daemon(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as folder:  # not tmp_path: the path of a socket has room for 107 bytes
         monkeypatch.setenv("XDG_STATE_HOME", folder)
-        _use_a_daemon(url)
-
-
-def _use_a_daemon(url: str) -> None:
-    with daemon_of(url) as info, connect(info.addresses[0]) as client:  # type: ignore[arg-type]  # a URL
-        pid = client.agents.create("coder")
-        sched_id = client.enqueue(ScheduleSpec(pid))
-        assert client.explain(sched_id).state == "queued"
+        with daemon_of(url) as info, connect(info.addresses[0]) as client:  # type: ignore[arg-type]  # a URL
+            pid = client.agents.create("coder")
+            sched_id = client.enqueue(ScheduleSpec(pid))
+            assert client.explain(sched_id).state == "queued"
     opened = store.open(url)
     assert Kernel(opened).queue.get(sched_id).pid == pid
     opened.close()

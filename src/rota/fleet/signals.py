@@ -41,6 +41,7 @@ def acting_on(signals: Sequence[signal.Signals], act: Callable[[int], object]) -
         while numbers := read_end.recv(READ_BYTES):
             for number in numbers:
                 if number in signals:
+                    acts[:] = [each for each in acts if each.is_alive()]
                     acts.append(threading.Thread(target=keeping_author(act), args=(number,), daemon=True))
                     acts[-1].start()
                 elif owner != -1:

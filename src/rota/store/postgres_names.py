@@ -71,7 +71,7 @@ class SessionNames:
 
 
 def _key(schema: str, worker_id: str) -> int:
-    """Return the number of the lock. No text of rota's other locks begins like this one (postgres_engine.turn_key)."""
+    """Return the number of the lock. Rota's other locks have texts of two or three words, and no schema has a space."""
     return lock_number(f"rota worker {schema} {worker_id}")
 
 

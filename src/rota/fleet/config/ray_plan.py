@@ -61,5 +61,5 @@ def look_at_cluster(address: str) -> Sequence[ClusterNode] | str:
                     case _:
                         continue
         finally:
-            link.kill()
+            link.release()
     return f"the Ray cluster at {address} does not answer"

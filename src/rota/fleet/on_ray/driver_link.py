@@ -1,8 +1,11 @@
 """The supervisor's end of a driver process: starts it, sends commands, reads events.
 
 Commands are queued and written by a thread of their own, several to a frame, so that no caller waits for the driver.
-`events` is read by one thread, the collector, which also closes the connection. It ends when the process has ended, or
-has been silent for too long: a driver reports the nodes every second while its cluster answers.
+`events` is read by one thread, the collector. It ends when the process has ended, or has been silent for too long: a
+driver reports the nodes every second while its cluster answers. The collector then releases the connection.
+
+A driver that is asked to end reads its last commands first: the writer shuts down its own direction only, and the
+collector goes on reading until the process has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from typing import Any
 import msgspec
 
 from rota.clock import Clock
-from rota.errors import RotaError
 from rota.fleet.runners.resources import RunnerResources
 from rota.host.command import Command, filter_environment
 
@@ -40,6 +42,7 @@ class DriverLink:
 
     def __init__(self, resources: RunnerResources, address: str | None) -> None:
         self._clock: Clock = resources.clock
+        self._is_connected = False  # to the cluster: the driver has reported something
         self._commands: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         ours, theirs = socket.socketpair()
         with theirs, open(os.devnull, "r+b") as null:  # noqa: PTH123  # a device, not a path of the user
@@ -63,30 +66,34 @@ class DriverLink:
     def events(self) -> Iterator[list[Any] | None]:
         """Yield the driver's events, and None whenever there was none for `LOOK_S`."""
         heard_at, patience_s = self._clock.monotonic(), CONNECT_S
-        with self._connection, suppress(EOFError, OSError):
+        with suppress(EOFError, OSError):
             while self._clock.monotonic() - heard_at < patience_s:
                 if not self._connection.poll(LOOK_S):
                     yield None
                     continue
-                heard_at, patience_s = self._clock.monotonic(), SILENT_S
+                heard_at, patience_s, self._is_connected = self._clock.monotonic(), SILENT_S, True
                 yield from msgspec.msgpack.decode(self._connection.recv_bytes())
 
     def close(self) -> None:
-        """End the process: it disconnects by itself, or is killed."""
+        """End the process: it disconnects by itself, or is killed, as one that may be connecting for a long time."""
         self._commands.put(None)
-        self._writer.join(DISCONNECT_S)
-        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
-            ours.shutdown(socket.SHUT_WR)  # it reads the last command before the end, and its events are still read
-        try:
-            self._session.wait(DISCONNECT_S)
-        except (RotaError, TimeoutError):
-            self.kill()
+        if not self._is_connected or self._session.wait(DISCONNECT_S) is None:
+            self._session.kill()
 
-    def kill(self) -> None:
-        """Kill the process now: its cluster is gone."""
+    def release(self) -> None:
+        """Kill the process if it has not ended, and close the connection: no event is read any more."""
         self._session.kill()
+        self._commands.put(None)
+        self._writer.join()
+        self._connection.close()
 
     def _write(self) -> None:
+        """Write commands until the last one, then nothing more."""
+        self._write_commands()
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
+            ours.shutdown(socket.SHUT_WR)
+
+    def _write_commands(self) -> None:
         while (command := self._commands.get()) is not None:
             commands = [command]
             ends = False

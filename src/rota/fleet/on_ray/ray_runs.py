@@ -219,8 +219,6 @@ class RayRuns:
             if link is not None and self._cluster.tell_demand and self._is_ready:
                 link.send("demand", [])  # Ray keeps what it was told: the cluster would never shrink
         if link is not None:
-            if not self._is_ready:
-                link.kill()  # it may be connecting for a long time
             link.close()
         if collector is not None:
             collector.join()
@@ -330,7 +328,7 @@ class RayRuns:
                 self._link = link
                 is_closed = self._is_closed
             if is_closed:
-                link.close()
+                link.release()
                 return
             for event in link.events():
                 if event is not None and event[0] in ("failed", "lost"):
@@ -340,7 +338,7 @@ class RayRuns:
                     self._handle(event)
                 except Exception:  # a defect: the other runs depend on this thread
                     _log.exception("runs on Ray: unexpected error; continuing")
-            link.kill()
+            link.release()
         except RotaError as problem:
             told = f"no driver process for Ray can be started: {problem.message}"
         self._disconnected(told)
