@@ -40,9 +40,9 @@ PATHS = ("/", "/queue", "/gantt", "/projects", "/graphs", "/cores", "/journal", 
 EVENTS = 6_000
 BATCH = 100  # events in one request
 EVENTS_ASKED = 1_000.0  # a second
-ROUND_S = 4.0  # of claims; long enough for several updates of the pages
+ROUND_S = 10.0  # of claims; with a hundred pages there are several seconds between two updates
 CLIENTS = 4
-STANDING = 20_000  # entries that wait when a round begins
+STANDING = 60_000  # entries that wait when a round begins
 MEMORY_MIB_MAX = 1_024.0
 PATIENCE_S = 120.0
 _LINK = re.compile(r"(http\S+)/open/(\S+) ")
@@ -106,9 +106,10 @@ class Pages:
         return found
 
     def wait(self) -> None:
-        """Wait until all are open: those that were stopped for long are opened again."""
+        """Wait until all are open and have been updated: those that were stopped for long are opened again."""
         give_up_at = time.perf_counter() + PATIENCE_S
-        while self.status()["open"] < PAGES:
+        seen = self.status()["updates"]
+        while (now := self.status())["open"] < PAGES or now["updates"] == seen:
             if time.perf_counter() > give_up_at:
                 raise RuntimeError("the pages were not opened again")
             time.sleep(0.2)

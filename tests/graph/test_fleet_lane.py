@@ -434,7 +434,7 @@ def test_why_and_show_name_run_node_and_epoch() -> None:
     node = explain(world.api, entry.sched_id).graph
     assert node is not None
     assert node.sentence() == expected
-    node = entry_report(world.kernel, entry.sched_id).graph
+    node = entry_report(world.kernel.store, world.kernel.clock, entry.sched_id).graph
     assert node is not None
     assert node.sentence() == expected
     place = explain(world.api, coordinator.sched_id).graph

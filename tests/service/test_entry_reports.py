@@ -35,7 +35,7 @@ def pid(world: World) -> int:
 
 
 def shown(world: World, sched_id: int) -> EntryReport:
-    return entry_report(world.kernel, sched_id)
+    return entry_report(world.kernel.store, world.kernel.clock, sched_id)
 
 
 def end(world: World, run: ReadyEntry, **report: Any) -> None:
@@ -188,7 +188,7 @@ def test_an_entry_of_a_graph_names_its_run_and_its_node() -> None:
     with world.runner("r7") as runner:
         runner.step()
         (entry,) = world.entries()
-        node = entry_report(world.kernel, entry.sched_id).graph
+        node = entry_report(world.kernel.store, world.kernel.clock, entry.sched_id).graph
         assert node is not None
         assert (node.run_id, node.graph, node.component, node.epoch_id) == (
             "r7",
@@ -203,7 +203,7 @@ def test_an_entry_that_is_not_there_is_an_error(world: World) -> None:
     with pytest.raises(SchedUnknownId):
         shown(world, 99)
     with pytest.raises(SchedInvalidPayload):
-        entry_report(world.kernel, "7")  # type: ignore[arg-type]
+        entry_report(world.kernel.store, world.kernel.clock, "7")  # type: ignore[arg-type]
 
 
 def test_what_is_kept_of_a_failure_is_bounded_and_says_what_was_cut() -> None:

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from rota.errors import Conflict
-from rota.kernel.graph_entries import key_prefix
+from rota.kernel.graph_places import key_prefix
 from rota.model.graph_budgets import GraphAccount
 from rota.model.work import ScheduleSpec
 from rota.rpc import Client

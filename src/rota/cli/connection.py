@@ -40,6 +40,7 @@ class FileApi:
         (
             "clock",
             "contexts",
+            "env",
             "info",
             "journal",
             "ledger",
@@ -52,7 +53,7 @@ class FileApi:
     )
 
     def __init__(self, opened: store.Store) -> None:
-        self._store = opened
+        self.store = opened
         self._whole: EmbeddedApi | None = None
         self.agents = _FilePart(AgentReads(opened), lambda: self.kernel.agents)
         self.queue = _FilePart(EntryReads(opened), lambda: self.kernel.queue)
@@ -62,7 +63,7 @@ class FileApi:
         """The whole kernel."""
         from rota.kernel import Kernel
 
-        return Kernel(self._store)
+        return Kernel(self.store)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._KERNEL:
@@ -85,17 +86,17 @@ class FileApi:
         """What runs have printed."""
         from rota.service import RunLogs
 
-        return RunLogs(self.kernel)
+        return RunLogs(cast("Kernel", self))  # reading them needs the entries only
 
     def show(self, sched_id: int) -> EntryReport:
         """Return everything about one entry."""
         from rota.service import entry_report
 
-        return entry_report(self.kernel, sched_id)
+        return entry_report(self.store, self.store.clock, sched_id)
 
     def close(self) -> None:
         """Close the store, and end what was started."""
-        self._store.close() if self._whole is None else self._whole.close()
+        self.store.close() if self._whole is None else self._whole.close()
 
     def __enter__(self) -> FileApi:
         return self

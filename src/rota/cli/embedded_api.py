@@ -48,7 +48,7 @@ class EmbeddedApi(Dispatcher):
 
     def show(self, sched_id: int) -> EntryReport:
         """Return everything about one entry."""
-        return entry_report(self.kernel, sched_id)
+        return entry_report(self.kernel.store, self.kernel.clock, sched_id)
 
     def __enter__(self) -> EmbeddedApi:
         return self

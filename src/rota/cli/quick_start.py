@@ -15,7 +15,7 @@ import sys
 
 __all__ = ["end_of_start", "usual_search"]
 
-OBJECTS = 50_000  # new ones between two searches
+OBJECTS = 500_000  # new ones between two searches: more than a short command makes
 _USUAL = gc.get_threshold()
 
 

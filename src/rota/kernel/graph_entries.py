@@ -16,6 +16,7 @@ from rota.decoding import decode_json
 from rota.kernel.completion import read_runs
 from rota.kernel.entries import BATCH_MAX, EntryFilter
 from rota.kernel.environment import KernelEnvironment
+from rota.kernel.graph_places import key_prefix, split_key
 from rota.kernel.queue import Queue
 from rota.kernel.rows import decode_spent, json_list
 from rota.model.entry_status import derive_status
@@ -24,7 +25,7 @@ from rota.model.lifecycle import ENTRY
 from rota.store import Row
 from rota.store.statements import graph_runs as sql
 
-__all__ = ["NEWEST_MAX", "GraphEntries", "NodeEntry", "StoppedEntries", "key_prefix", "node_reports", "split_key"]
+__all__ = ["NEWEST_MAX", "GraphEntries", "NodeEntry", "StoppedEntries", "node_reports"]
 
 NEWEST_MAX = 20  # ids of entries that a report lists for a node, and for what the run waits for
 REPORT_MAX = 100_000  # entries of a run that a report counts
@@ -141,20 +142,6 @@ class GraphEntries:
         """Return the status of a coordinator, None if it was pruned, and what it used itself."""
         run = self._env.read(lambda tx: read_runs(tx, [sched_id])).get(sched_id)
         return (None, {}) if run is None else (self._queue.get(sched_id).status, dict(decode_spent(run.spent_text)))
-
-
-def key_prefix(run_id: str) -> str:
-    """Return what the keys of a run's entries begin with."""
-    return f"graph/{run_id}/"
-
-
-def split_key(run_id: str, key: str) -> tuple[str, int] | None:
-    """Return the node and the epoch in the key of a run's entry; None if it is not such a key."""
-    epoch, _, rest = key.removeprefix(key_prefix(run_id)).partition("/")
-    node, _, _number = rest.rpartition("/")
-    if not key.startswith(key_prefix(run_id)) or not node or not (epoch.isascii() and epoch.isdecimal()):
-        return None
-    return node, int(epoch)
 
 
 # --- the report ----------------------------------------------------------------------------------

@@ -1,18 +1,31 @@
-"""Where an entry belongs in a graph run. `rota why` and `rota show` ask this one function.
+"""Where an entry belongs in a graph run. `rota why` and `rota show` ask `graph_node_of`.
 
-The key of an entry names its run, its epoch and its node (graph_entries.py); a coordinator is named by its run's row.
+The key of an entry names its run, its epoch and its node; a coordinator is named by its run's row.
 """
 
 from __future__ import annotations
 
-from rota.kernel.graph_entries import split_key
 from rota.model.graph_places import GraphNode
 from rota.model.graph_runs import TRIGGER
 from rota.model.work import ReadyEntry
 from rota.store import Transaction
 from rota.store.statements import graph_runs as sql
 
-__all__ = ["graph_node_of"]
+__all__ = ["graph_node_of", "key_prefix", "split_key"]
+
+
+def key_prefix(run_id: str) -> str:
+    """Return what the keys of a run's entries begin with."""
+    return f"graph/{run_id}/"
+
+
+def split_key(run_id: str, key: str) -> tuple[str, int] | None:
+    """Return the node and the epoch in the key of a run's entry; None if it is not such a key."""
+    epoch, _, rest = key.removeprefix(key_prefix(run_id)).partition("/")
+    node, _, _number = rest.rpartition("/")
+    if not key.startswith(key_prefix(run_id)) or not node or not (epoch.isascii() and epoch.isdecimal()):
+        return None
+    return node, int(epoch)
 
 
 def graph_node_of(tx: Transaction, entry: ReadyEntry) -> GraphNode | None:

@@ -1,38 +1,33 @@
-"""The kernel's parts over one store and one clock, and what concerns several of them."""
+"""The kernel's parts over one store and one clock, and what concerns several of them.
+
+Parts that most short commands do without are loaded when they are first used.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property
 from itertools import islice
 from pkgutil import resolve_name
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rota.clock import Clock
 from rota.errors import SchedInvalidPayload, StoreCorrupt
 from rota.kernel.agents import OWNER_TERMINATED, Agents
-from rota.kernel.automatic_retention import AutomaticRetention
 from rota.kernel.clock_jumps import compare_clocks
 from rota.kernel.contexts import Contexts
-from rota.kernel.dry_run import DryRun, dry_run
 from rota.kernel.entry_reads import EntryFilter
 from rota.kernel.environment import kernel_environment
-from rota.kernel.failover import fence_claims
-from rota.kernel.graph_runs import GraphRuns
-from rota.kernel.inbox import Inbox
-from rota.kernel.integrity import PROBLEMS_MAX, find_problems
 from rota.kernel.journal import Journal
 from rota.kernel.ledger import Ledger
 from rota.kernel.policies import Policies
-from rota.kernel.project_reads import ProjectReads
 from rota.kernel.projects import Projects
 from rota.kernel.queue import Queue
 from rota.kernel.settings import read_number
-from rota.kernel.supervision import Supervision
 from rota.kernel.turn import TurnRequest
-from rota.kernel.usage import Usage
 from rota.kernel.workers import Workers
+from rota.lazy import exports
 from rota.model.work import Agent, ReadyEntry
 from rota.store import NORMAL_DURABILITY_KEY, Store, Transaction
 from rota.store.forks import in_child
@@ -40,8 +35,31 @@ from rota.store.statements import agents as agent_sql
 from rota.store.statements import file as file_sql
 from rota.store.statements import journal as journal_sql
 
+if TYPE_CHECKING:
+    from rota.kernel.automatic_retention import AutomaticRetention
+    from rota.kernel.dry_run import DryRun
+    from rota.kernel.graph_runs import GraphRuns
+    from rota.kernel.inbox import Inbox
+    from rota.kernel.project_reads import ProjectReads
+    from rota.kernel.supervision import Supervision
+    from rota.kernel.usage import Usage
+
 __all__ = ["Kernel"]
 
+_load = exports(
+    "rota.kernel",
+    {
+        "automatic_retention": ("AutomaticRetention",),
+        "dry_run": ("dry_run",),
+        "failover": ("fence_claims",),
+        "graph_runs": ("GraphRuns",),
+        "inbox": ("Inbox",),
+        "integrity": ("PROBLEMS_MAX", "find_problems"),
+        "project_reads": ("ProjectReads",),
+        "supervision": ("Supervision",),
+        "usage": ("Usage",),
+    },
+)
 _DISPATCHER = "rota.service.dispatcher:Dispatcher"
 T = TypeVar("T")
 
@@ -58,21 +76,60 @@ class Kernel:
         self.env = env = kernel_environment(store, self.clock, jitter, compare_clocks)
         self.journal = Journal(env)
         self.ledger = Ledger(env)
-        self.usage = Usage(env)
         self.contexts = Contexts(env)
         self.projects = Projects(env)
         self.policies = Policies(env)
         self.queue = Queue(env)
         self.agents = Agents(env, self.queue)
-        self.graphs = GraphRuns(env, self.agents, self.queue)
-        self.retention = AutomaticRetention(env)
-        self.supervision = Supervision(env, self.agents, self.queue)
         self.workers = Workers(env)
-        self.project_reads = ProjectReads(env)
         self.queue.claim_by_policy = self._claim_by_policy
-        store.on_failover(partial(fence_claims, env))
-        self.queue.maintenance.take_in = Inbox(env, self.agents, self.queue).take_in
-        self.queue.begin_graph_run = self.graphs.begin_in
+        store.on_failover(self._fence_claims)
+        self.queue.maintenance.take_in = self._take_in
+        self.queue.begin_graph_run = self._begin_graph_run
+
+    @cached_property
+    def usage(self) -> Usage:
+        """What was used, per day."""
+        made: Usage = _load("Usage")(self.env)
+        return made
+
+    @cached_property
+    def graphs(self) -> GraphRuns:
+        """Graph runs."""
+        made: GraphRuns = _load("GraphRuns")(self.env, self.agents, self.queue)
+        return made
+
+    @cached_property
+    def retention(self) -> AutomaticRetention:
+        """What is removed, and when."""
+        made: AutomaticRetention = _load("AutomaticRetention")(self.env)
+        return made
+
+    @cached_property
+    def supervision(self) -> Supervision:
+        """What runs report."""
+        made: Supervision = _load("Supervision")(self.env, self.agents, self.queue)
+        return made
+
+    @cached_property
+    def project_reads(self) -> ProjectReads:
+        """What the callers of one project may read."""
+        made: ProjectReads = _load("ProjectReads")(self.env)
+        return made
+
+    @cached_property
+    def _inbox(self) -> Inbox:
+        made: Inbox = _load("Inbox")(self.env, self.agents, self.queue)
+        return made
+
+    def _fence_claims(self, tx: Transaction, before: str, after: str) -> None:
+        _load("fence_claims")(self.env, tx, before, after)
+
+    def _take_in(self, tx: Transaction, now: float) -> None:
+        self._inbox.take_in(tx, now)
+
+    def _begin_graph_run(self, tx: Transaction, sched_id: int, now: float) -> None:
+        self.graphs.begin_in(tx, sched_id, now)
 
     def _claim_by_policy(self, request: TurnRequest, tx: Transaction) -> list[ReadyEntry]:
         """Claim by the policy of the store, for a program that uses the kernel without a dispatcher.
@@ -109,13 +166,14 @@ class Kernel:
 
     def dry_run(self, work: Callable[[DryRun], T], *, now: float | None = None) -> T:
         """Do what is due, run the work, roll everything back and return the work's result."""
-        return dry_run(self.env, work, now=now)
+        answer: T = _load("dry_run")(self.env, work, now=now)
+        return answer
 
     def check(self) -> list[str]:
         """Return the problems found in the file and in its rows, one sentence each; empty if all of it can be used."""
         problems = self.store.check()
         try:
-            problems += self.env.read(lambda tx: list(islice(find_problems(tx), PROBLEMS_MAX)))
+            problems += self.env.read(lambda tx: list(islice(_load("find_problems")(tx), _load("PROBLEMS_MAX"))))
         except StoreCorrupt as problem:  # of the file itself: the store's check has described it, if it can
             problems = problems or [problem.message]
         return problems

@@ -12,20 +12,24 @@ can contain a token.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import os
 import re
-import secrets
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rota.errors import SchedInvalidPayload, SchedUnknownId, StaleClaim
 from rota.kernel.environment import KernelEnvironment
 from rota.kernel.settings import read_setting, write_setting
+from rota.lazy import late
 from rota.model.checks import Checks
 from rota.store import Transaction
 from rota.store.statements import claims as sql
 from rota.store.statements import queue as queue_sql
+
+if TYPE_CHECKING:
+    import hmac
+else:
+    hmac = late("hmac")
 
 __all__ = ["LiveClaim", "RunTokens", "is_run_token", "run_of_token"]
 
@@ -97,7 +101,7 @@ class RunTokens:
         """Return the key, and store it unless another process was first."""
         text = read_setting(tx, _KEY)
         if text is None:
-            text = secrets.token_hex(_KEY_BYTES)
+            text = os.urandom(_KEY_BYTES).hex()
             write_setting(tx, _KEY, text)
         return bytes.fromhex(text)
 
@@ -119,4 +123,4 @@ def run_of_token(text: str) -> tuple[int, int] | None:
 
 
 def _mac(key: bytes, sched_id: int, token: int) -> str:
-    return hmac.new(key, f"run {sched_id} {token}".encode(), hashlib.sha256).hexdigest()[:_MAC_HEX_CHARS]
+    return hmac.new(key, f"run {sched_id} {token}".encode(), "sha256").hexdigest()[:_MAC_HEX_CHARS]

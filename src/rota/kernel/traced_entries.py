@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rota.kernel.environment import KernelEnvironment
-from rota.kernel.graph_entries import split_key
+from rota.kernel.graph_places import split_key
 from rota.kernel.rows import decode_options, json_list
 from rota.model.graph_runs import TRIGGER
 from rota.model.work import ReadyEntry

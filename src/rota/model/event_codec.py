@@ -6,16 +6,21 @@ the new one. Stored rows are never rewritten; they are upgraded when they are re
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rota.decoding import convert
 from rota.errors import InvalidPayload, StoreCorrupt
+from rota.lazy import late
 from rota.model.checks import PAYLOAD_BYTES_MAX, Checks, check_finite
 from rota.model.events import EVENT_TYPES, RESERVED_PREFIX, EventData, RunCheckpointed
+
+if TYPE_CHECKING:
+    import hashlib
+else:
+    hashlib = late("hashlib")
 
 __all__ = ["UPGRADES", "check_user_event", "decode", "encode", "run_checkpointed"]
 

@@ -10,7 +10,7 @@ program that executes its graph itself (`rota graph run` without agents, `Runtim
 
 from __future__ import annotations
 
-import secrets
+import os
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -127,7 +127,7 @@ class GraphCancellation(msgspec.Struct, frozen=True, kw_only=True):
 
 def new_run_id(graph: str) -> str:
     """Return a name for a run of a graph that was given none."""
-    return f"{graph[:GRAPH_CHARS_SHOWN]}-{secrets.token_hex(RUN_ID_BYTES)}"
+    return f"{graph[:GRAPH_CHARS_SHOWN]}-{os.urandom(RUN_ID_BYTES).hex()}"
 
 
 def coordinator_settings(inputs: dict[str, Any] | None = None) -> AgentSettings:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["LogPart"]
+__all__ = ["READ_BYTES", "LogPart"]
+
+READ_BYTES = 256 * 1024  # of a part, unless more or less is asked for
 
 
 class LogPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,8 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from hashlib import blake2b
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from rota.lazy import late
+
+if TYPE_CHECKING:
+    import hashlib
+else:
+    hashlib = late("hashlib")
 
 __all__ = [
     "SAMPLED",
@@ -74,7 +80,7 @@ def span_id(kind: str, *names: object) -> str:
 
 def _digest(size: int, *parts: object) -> str:
     text = "\x00".join(map(repr, parts))
-    found = blake2b(text.encode("utf-8", "replace"), digest_size=size).hexdigest()
+    found = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=size).hexdigest()
     return found if int(found, 16) else "1".zfill(2 * size)  # all zeros means "no id"
 
 

@@ -10,15 +10,20 @@ here are pure; `fleet/worktrees` acts on them.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from string import Formatter
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from rota.errors import FleetInvalid
+from rota.lazy import late
 from rota.model.checks import Checks
+
+if TYPE_CHECKING:
+    import hashlib
+else:
+    hashlib = late("hashlib")
 
 __all__ = [
     "KEPT_MAX",

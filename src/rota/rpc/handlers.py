@@ -170,7 +170,7 @@ class RpcHandlers:
 
     def show(self, sched_id: int) -> EntryReport:
         """Return everything about one entry."""
-        return entry_report(self.kernel, sched_id)
+        return entry_report(self.kernel.store, self.kernel.clock, sched_id)
 
     def explain_many(self, *, pid: int | None = None, project_id: str | None = None) -> ExplanationSummary:
         """Count why queued entries wait."""

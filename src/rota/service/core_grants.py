@@ -13,7 +13,6 @@ stays open is part of every grant, and `open_cores` tells it at any time.
 from __future__ import annotations
 
 import os
-import socket
 from collections import Counter
 from collections.abc import Sequence
 from pkgutil import resolve_name
@@ -158,7 +157,7 @@ def _host_status(grants: list[CoreGrant]) -> HostStatus:
 
 def this_host(*, memory_bytes: int = 0, slots: int = 0) -> CoreHost:
     """Return this machine and the cores that this process may use. Its key is the same in every container."""
-    name = socket.gethostname() or "localhost"
+    name = os.uname().nodename or "localhost"
     cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     boot, _, _ = SystemClock().boot_id().partition("/")  # without the time namespace, which a container may have
     key = name if boot.startswith("process-") else boot

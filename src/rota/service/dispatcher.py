@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from rota.errors import PolicyFailed, RotaError, StoreCorrupt
 from rota.kernel import Completion, Kernel, RunReport
@@ -53,6 +53,11 @@ from rota.service.run_logs import RunLogs
 from rota.service.share_pass import SharePass
 from rota.service.store_policies import StorePolicies
 from rota.store import Transaction
+
+if TYPE_CHECKING:  # the kernel loads them on first use
+    from rota.kernel.automatic_retention import AutomaticRetention
+    from rota.kernel.supervision import Supervision
+    from rota.kernel.usage import Usage
 
 __all__ = ["ANSWER_WAIT_S", "NOTHING", "Dispatcher"]
 
@@ -105,13 +110,10 @@ class Dispatcher:
         self.agents = kernel.agents
         self.queue = kernel.queue
         self.ledger = kernel.ledger
-        self.usage = kernel.usage
         self.contexts = kernel.contexts
         self.projects = kernel.projects
         self.journal = kernel.journal
-        self.retention = kernel.retention
         self.policies = StorePolicies(kernel.policies)
-        self.supervision = kernel.supervision
         self.graphs = GraphRunVerbs(kernel)
         self.workers = kernel.workers
         self.cores = CoreGrants(kernel)
@@ -127,6 +129,21 @@ class Dispatcher:
         self._policies: dict[str, Policy] = {each.name: each for each in (self._own,) if each is not None}
         self._proposers: dict[str, _Proposer] = {}
         kernel.queue.claim_by_policy = self._claim_for_kernel
+
+    @property
+    def usage(self) -> Usage:
+        """What was used, per day."""
+        return self.kernel.usage
+
+    @property
+    def retention(self) -> AutomaticRetention:
+        """What is removed, and when."""
+        return self.kernel.retention
+
+    @property
+    def supervision(self) -> Supervision:
+        """What runs report."""
+        return self.kernel.supervision
 
     # --- turns -----------------------------------------------------------------------------------
 

@@ -15,18 +15,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rota.errors import InvalidPayload, LimitExceeded, RotaError, SchedInvalidPayload, SchedUnknownId, StaleClaim
-from rota.kernel import Kernel
 from rota.kernel.settings import STORE_ID, read_setting, store_id, write_setting
 from rota.model.agent_settings import read_settings
 from rota.model.checks import Checks
 from rota.model.events import EntriesClaimed
-from rota.model.run_logs import LogPart
+from rota.model.run_logs import READ_BYTES, LogPart
 from rota.model.work import Limits, ReadyEntry
-from rota.service.api.logs import READ_BYTES
 from rota.service.log_files import LogContent, LoggedRun, LogWriter, has_log, read_log
 from rota.service.log_folder import LOGS_BYTES_MAX, LOGS_MAX, FolderUsage, LogFolder, folder_usage
+
+if TYPE_CHECKING:
+    from rota.kernel import Kernel  # one that only reads logs is not loaded whole
 
 __all__ = ["PIECE_BYTES_MAX", "READ_BYTES_MAX", "RunLogs"]
 
@@ -150,7 +152,7 @@ class RunLogs:
 
     def maxima(self) -> tuple[int, int]:
         """Return how many runs have a log here, and how many bytes they have, at most, as a process last set it."""
-        text = self._kernel.env.read(lambda tx: read_setting(tx, MAXIMA))
+        text = self._kernel.store.read(lambda tx: read_setting(tx, MAXIMA))
         found = [int(word) for word in (text or "").split() if word.isascii() and word.isdecimal()]
         return (found[0], found[1]) if len(found) == 2 else (LOGS_MAX, LOGS_BYTES_MAX)  # noqa: PLR2004  # both
 
@@ -171,7 +173,7 @@ class RunLogs:
 
     def _known_store_id(self) -> str | None:
         if self._store_id is None:
-            self._store_id = self._kernel.env.read(lambda tx: read_setting(tx, STORE_ID))
+            self._store_id = self._kernel.store.read(lambda tx: read_setting(tx, STORE_ID))
         return self._store_id
 
     def _own_store_id(self) -> str:

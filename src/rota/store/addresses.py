@@ -6,11 +6,18 @@ them keeps the logs of its runs, the socket of its daemon and the locks of its w
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote_plus, urlsplit
+
+from rota.lazy import late
+
+if TYPE_CHECKING:
+    import hashlib
+else:
+    hashlib = late("hashlib")
 
 __all__ = ["SECRET", "has_raw_password", "host_path", "is_postgres", "shown_address", "without_password"]
 

@@ -49,11 +49,9 @@ copies it into the database, if that is still in place and no other process can 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import logging
 import os
-import random
 import select
 import stat
 import struct
@@ -62,16 +60,22 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import apsw
 
 from rota.clock import SystemClock
 from rota.errors import InvalidInput, StoreReplaced
+from rota.lazy import late
 from rota.store.ipc_notify import FILES_AT, FILES_BYTES
 from rota.store.migrations import LATEST
 from rota.store.protocol import Row
 from rota.store.statements.file import META_GET
+
+if TYPE_CHECKING:
+    import ctypes
+else:
+    ctypes = late("ctypes")
 
 __all__ = ["StoreFiles", "check_generation", "check_path", "check_users", "is_first_user", "new_generation", "unused"]
 
@@ -90,7 +94,6 @@ _IDENTITY = struct.Struct("=QQ")
 _LOG_BEGINS = b"\x37\x7f\x06"  # and another byte, for the order of the bytes in its checksums
 _LOG_HEADER_BYTES, _LOG_CHECKSUM_BYTES, _FRAME_HEADER_BYTES = 32, 8, 24
 _MOUNTS = Path("/proc/self/mountinfo")
-_random = random.SystemRandom()
 _monotonic = SystemClock.monotonic
 _pause = threading.Event().wait
 _log = logging.getLogger(__name__)
@@ -292,7 +295,7 @@ def _drain(watch: int) -> bool:
 
 def new_generation() -> int:
     """Return a random generation, from which a store counts on."""
-    return _random.randrange(1, GENERATION_MAX // 2)
+    return 1 + int.from_bytes(os.urandom(8)) % (GENERATION_MAX // 2 - 1)
 
 
 def check_generation(connection: apsw.Connection) -> None:

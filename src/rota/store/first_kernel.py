@@ -23,18 +23,23 @@ from __future__ import annotations
 
 import filecmp
 import itertools
-import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from rota.errors import SchemaMismatch
+from rota.lazy import late
 from rota.store.migrations import STEPS
 from rota.store.protocol import Statement, Transaction
+
+if TYPE_CHECKING:
+    import json
+else:
+    json = late("json")
 
 __all__ = ["EVENTS_KEY", "Migration", "adopt", "check_columns", "finish", "keep_copy"]
 

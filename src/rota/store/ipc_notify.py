@@ -23,13 +23,19 @@ import logging
 import mmap
 import os
 import select
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rota.errors import UnsafePath
+from rota.lazy import late
 from rota.store.private_files import make_private_folder
+
+if TYPE_CHECKING:
+    import socket
+else:
+    socket = late("socket")
 
 __all__ = ["FILES_AT", "FILES_BYTES", "POLL_S", "CommitListener", "CommitNotifier", "SharedWords"]
 

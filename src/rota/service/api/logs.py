@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from rota import errors as e
-from rota.model.run_logs import LogPart
+from rota.model.run_logs import READ_BYTES, LogPart
 from rota.service.api.declaration import REFUSED, method, owned
 
-__all__ = ["READ_BYTES", "LogsApi"]
+__all__ = ["LogsApi"]
 
-READ_BYTES = 256 * 1024  # of a part, unless more or less is asked for
 _ENTRY = (e.SchedUnknownId, e.SchedInvalidPayload, e.UnsafePath)
 
 
